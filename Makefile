@@ -1,0 +1,49 @@
+# `make test` and `make demo` do their own set-up (recipes/setup.sh) on a fresh machine.
+#   PYTHON=python3.12 make test      choose the interpreter (3.11 or 3.12) of a new environment
+#   VENV=.venv-3.12 make test        another place for the environment
+#   TORCH_SPEC='torch==2.5.1' make test   another torch
+#   make test ARGS='-k gates -x'     arguments for pytest (and, with `make demo`, for the demo)
+SHELL := bash
+.DEFAULT_GOAL := help
+VENV ?= .venv
+ARGS ?=
+export VENV
+# The environment is self-contained: a PYTHONPATH of other work could bring another fairseq in.
+unexport PYTHONPATH PYTHONHOME
+
+IN_VENV = PATH="$$(cd "$(VENV)/bin" && pwd):$$PATH"
+# The rooms that mypy checks: those that do not stand on fairseq's untyped classes.
+TYPED = $(wildcard $(addprefix fairseq_headgates/,heads.py gates.py freezing.py report.py cli.py))
+
+.PHONY: help setup test demo check format wheel clean distclean
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
+
+setup: ## make the environment (test, demo, check ... do this themselves)
+	@recipes/setup.sh
+
+test: setup ## run the tests
+	@$(IN_VENV) python -m pytest $(ARGS)
+
+demo: setup ## train, gate, prune and report on a small model; writes demo-out/
+	@$(IN_VENV) recipes/demo.sh $(ARGS)
+
+check: setup ## lint, formatting, types
+	@$(IN_VENV) ruff check .
+	@$(IN_VENV) ruff format --check .
+	@$(IN_VENV) mypy $(TYPED)
+
+format: setup ## rewrite the code in the project's format
+	@$(IN_VENV) ruff check --fix-only .
+	@$(IN_VENV) ruff format .
+
+wheel: setup ## build dist/*.whl and *.tar.gz
+	@$(IN_VENV) python -m build --no-isolation
+
+clean: ## remove caches and built packages (keeps the environment and the recipes' results)
+	@rm -rf build dist ./*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## remove the environment too
+	@if [[ -f "$(VENV)/pyvenv.cfg" ]]; then rm -rf "$(VENV)"; fi

@@ -1,0 +1,147 @@
+"""L = L_xent + lambda L_C (Voita et al. 2019, eq. 8): fairseq's criterions with the L0 penalty of the gates added."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq.criterions import register_criterion
+from fairseq.criterions.label_smoothed_cross_entropy import (
+    LabelSmoothedCrossEntropyCriterion,
+    LabelSmoothedCrossEntropyCriterionConfig,
+)
+from fairseq.dataclass import ChoiceEnum
+from fairseq.distributed import utils as distributed_utils
+from fairseq.logging import metrics
+from omegaconf import II
+
+from fairseq_headgates import report
+from fairseq_headgates.attention import L0_REDUCTIONS, gated_sites, open_probabilities, penalty_of, to_tables
+from fairseq_headgates.models import one_line_errors
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class LabelSmoothedCrossEntropyL0Config(LabelSmoothedCrossEntropyCriterionConfig):
+    l0_weight: float = field(
+        default=0.0, metadata={"help": "lambda: weight of the expected number of open heads against the loss per token"}
+    )
+    l0_reduction: ChoiceEnum(L0_REDUCTIONS) = field(  # type: ignore[valid-type]
+        default="sum",
+        metadata={"help": "sum over heads (Voita et al. 2019, the paper), or that divided by the number of gated layers (its code)"},
+    )
+    tensorboard_logdir: str | None = II("common.tensorboard_logdir")
+
+
+class L0Mixin:
+    """Adds lambda L_C to the loss of the criterion it is mixed into, in training only.
+
+    fairseq sums the loss over all tokens of an update and divides the gradient by their number, `sample_size`.
+    The penalty is multiplied by `sample_size` first, so that lambda weighs against the loss per token (per sentence
+    with --sentence-avg) whatever the batch size, --update-freq and number of workers. Validation adds nothing:
+    its loss compares with the baseline's.
+    """
+
+    l0_weight: float
+    l0_reduction: str
+    tensorboard_logdir: str | None
+
+    def set_l0(self, weight: float, reduction: str, tensorboard_logdir: str | None) -> None:
+        with one_line_errors():
+            if weight < 0:
+                raise ValueError(f"--l0-weight is {weight:g}: it must not be negative, or heads would be paid for staying open")
+        self.l0_weight, self.l0_reduction, self.tensorboard_logdir = weight, reduction, tensorboard_logdir
+        self._model: Any = None
+        self._trained_since_drawn = False
+
+    def forward(self, model, sample, reduce=True):
+        loss, sample_size, logs = super().forward(model, sample, reduce)  # type: ignore[misc]
+        sites = self._sites_of(model)
+        gates = [site.attention.gate for site in sites]
+        penalty = penalty_of(gates, self.l0_reduction)
+        if model.training:
+            loss = loss + self.l0_weight * sample_size * penalty
+            logs["loss"] = loss.data
+            self._trained_since_drawn = True
+        elif self._trained_since_drawn:
+            self._trained_since_drawn = False
+            self._report(model)
+        logs["l0"] = penalty.detach() * sample_size
+        logs.update({key: count * sample_size for key, count in open_heads(sites).items()})
+        return loss, sample_size, logs
+
+    def _sites_of(self, model):
+        if model is not self._model:  # finding them anew for every batch would cost more than the gates do
+            with one_line_errors():
+                sites = gated_sites(model)
+                penalty_of([site.attention.gate for site in sites], self.l0_reduction)
+            self._model, self._sites = model, sites
+        return self._sites
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs) -> None:
+        super().reduce_metrics(logging_outputs)  # type: ignore[misc]
+        weight = sum(log.get("sample_size", 0) for log in logging_outputs)
+        for key in sorted({key for log in logging_outputs for key in log if key == "l0" or key.startswith("heads_open")}):
+            metrics.log_scalar(key, sum(log.get(key, 0) for log in logging_outputs) / weight, weight, round=2)
+
+    def _report(self, model) -> None:
+        """Once for every validation, by the first worker: the heat map of P(gate = 0), and a look at the schedule."""
+        if distributed_utils.get_global_rank() != 0:
+            return
+        model = unwrap(model)
+        updates = getattr(model, "num_updates", 0)
+        if hasattr(model, "warn_from_first_epoch"):
+            model.warn_from_first_epoch()
+        if self.tensorboard_logdir and self._writer is not None:
+            closed = to_tables(open_probabilities(model), "P(open)").map(lambda p: 1 - p, "P(gate = 0)")
+            self._writer.add_figure("gates/P(gate = 0)", report.heat_map(closed), updates)
+            self._writer.flush()
+
+    @cached_property
+    def _writer(self):
+        try:
+            import matplotlib  # noqa: F401
+            from tensorboardX import SummaryWriter
+        except ImportError as error:
+            logger.warning(f"no heat map of the gates in TensorBoard: {error.name} is missing (pip install 'fairseq-headgates[plots]')")
+            return None
+        return SummaryWriter(str(Path(self.tensorboard_logdir) / "gates"))
+
+
+def open_heads(sites) -> dict[str, torch.Tensor]:
+    """How many gated heads have an evaluation gate above 0: `heads_open` in all, `heads_open_enc_self` and so on."""
+    with torch.no_grad():
+        log_alphas = torch.cat([site.attention.gate.log_alpha() for site in sites])
+        is_open = (log_alphas > sites[0].attention.gate.distribution.closes_at).split(
+            [site.attention.gate.theta.numel() for site in sites]
+        )
+        counts = {"heads_open": torch.cat(is_open).sum()}
+        for kind in dict.fromkeys(site.kind for site in sites):
+            group = [row for site, row in zip(sites, is_open, strict=True) if site.kind == kind]
+            counts["heads_open_" + kind.replace("-", "_")] = torch.cat(group).sum()
+    return counts
+
+
+def unwrap(model):
+    """The model inside fairseq's and torch's distributed wrappers."""
+    while hasattr(model, "module"):
+        model = model.module
+    return model
+
+
+@register_criterion("label_smoothed_cross_entropy_l0", dataclass=LabelSmoothedCrossEntropyL0Config)
+class LabelSmoothedCrossEntropyL0Criterion(L0Mixin, LabelSmoothedCrossEntropyCriterion):
+    """Label-smoothed cross-entropy + lambda L0."""
+
+    def __init__(
+        self, task, sentence_avg, label_smoothing, l0_weight, l0_reduction, tensorboard_logdir=None,
+        ignore_prefix_size=0, report_accuracy=False,
+    ):  # fmt: skip
+        super().__init__(task, sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy)
+        self.set_l0(l0_weight, str(l0_reduction), tensorboard_logdir)

@@ -1,0 +1,80 @@
+"""Which parameters train: freezing by name, and dropout off where nothing trains any more."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from torch import nn
+
+
+@dataclass
+class FrozenReport:
+    """What was frozen: tensors and parameters per group of names, and the dropouts that were turned off."""
+
+    tensors: Counter[str] = field(default_factory=Counter)
+    parameters: Counter[str] = field(default_factory=Counter)
+    trainable: int = 0
+    dropouts: int = 0
+
+    def lines(self) -> list[str]:
+        """The report in words: one line per group, then the totals."""
+        groups = [f"frozen: {name} ({self.tensors[name]} tensors, {self.parameters[name]:,} parameters)" for name in self.tensors]
+        total = f"frozen in all: {self.parameters.total():,} parameters; {self.trainable:,} still train"
+        return [*groups, total + (f"; {self.dropouts} dropouts turned off" if self.dropouts else "")]
+
+
+def freeze(model: nn.Module, pattern: str, freeze_dropout: bool = False) -> FrozenReport:
+    """Freezes every parameter one of whose names matches `pattern` (re.search); returns what was frozen.
+
+    A shared parameter has several names (with shared embeddings, `encoder.embed_tokens.weight` is also
+    `decoder.embed_tokens.weight`) and is frozen if any of them matches: `^decoder\\.` leaves nothing of the decoder
+    trainable. With `freeze_dropout`, dropout is off in every module all of whose parameters are frozen, so that
+    the frozen part computes in training what it computes at evaluation.
+
+    Raises ValueError if the pattern is no regular expression, or matches no parameter, or all of them.
+    """
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"--freeze-params {pattern!r} is not a regular expression: {error}") from None
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    chosen = {parameter: known for parameter, known in names.items() if any(map(expression.search, known))}
+    if not chosen:
+        raise ValueError(f"--freeze-params {pattern!r} matches no parameter: names look like {next(iter(names.values()))[0]!r}")
+    if len(chosen) == len(names):
+        raise ValueError(f"--freeze-params {pattern!r} matches every parameter: something must be left to train")
+    report = FrozenReport()
+    for parameter, known in chosen.items():
+        parameter.requires_grad = False
+        group = _group(next(filter(expression.search, known)))
+        report.tensors[group] += 1
+        report.parameters[group] += parameter.numel()
+    report.trainable = sum(parameter.numel() for parameter in names if parameter.requires_grad)
+    if freeze_dropout:
+        report.dropouts = _stop_dropout(model)
+    return report
+
+
+def _group(name: str) -> str:
+    """decoder.layers.3.fc1.weight -> decoder.layers.*.fc1: the layers of a stack are reported together."""
+    return re.sub(r"\.\d+\.", ".*.", name).rpartition(".")[0]
+
+
+def _stop_dropout(model: nn.Module) -> int:
+    stopped = set()
+    for module in model.modules():
+        parameters = list(module.parameters())
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            stopped |= {child for child in module.modules() if _is_dropout(child) and child.p > 0}
+    for dropout in stopped:
+        dropout.p = 0.0
+    return len(stopped)
+
+
+def _is_dropout(module: nn.Module) -> bool:
+    """torch's dropouts and fairseq's: leaf modules named so, with a probability `p`."""
+    return type(module).__name__.endswith("Dropout") and isinstance(getattr(module, "p", None), (int, float))

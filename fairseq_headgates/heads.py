@@ -1,0 +1,154 @@
+"""Attention heads by name: (attention type, layer, head) -> value.
+
+`HeadTable` is what everything that measures heads produces and everything that removes or prints them consumes.
+A mask is a table of 0 and 1. No torch here: a table is a small thing made of lists.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TYPES = ("enc-self", "dec-self", "dec-enc")  # encoder self-, decoder self-, decoder-encoder attention
+MASK_FORMAT = "headgates.heads/1"
+
+
+@dataclass(frozen=True)
+class HeadTable:
+    """A value for every head: `values[type][layer][head]`, types in the order of `TYPES`."""
+
+    values: Mapping[str, list[list[float]]]
+    name: str = ""
+    signature: str = ""
+
+    def __post_init__(self) -> None:
+        ordered = {kind: [list(layer) for layer in self.values[kind]] for kind in TYPES if kind in self.values}
+        object.__setattr__(self, "values", ordered)
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        return tuple(self.values)
+
+    def heads(self, kind: str) -> list[float]:
+        """All values of one type, layer after layer."""
+        return [value for layer in self.values[kind] for value in layer]
+
+    def map(self, function: Callable[[float], float], name: str = "") -> HeadTable:
+        """The table with `function` applied to every value."""
+        changed = {kind: [[function(v) for v in layer] for layer in rows] for kind, rows in self.values.items()}
+        return HeadTable(changed, name or self.name, self.signature)
+
+    def count(self, kind: str) -> tuple[int, int]:
+        """How many heads of a type have a value above 0, and how many heads there are."""
+        values = self.heads(kind)
+        return sum(value > 0 for value in values), len(values)
+
+    def to_tsv(self) -> str:
+        """One line per head: type, layer, head, value; a header line first."""
+        lines = ["type\tlayer\thead\t" + (self.name or "value")]
+        for kind, rows in self.values.items():
+            for i, row in enumerate(rows):
+                lines += [f"{kind}\t{i}\t{j}\t{value:g}" for j, value in enumerate(row)]
+        return "\n".join(lines) + "\n"
+
+
+def parse_types(text: str | None) -> tuple[str, ...]:
+    """'dec-enc,enc-self' -> ('enc-self', 'dec-enc'). Raises ValueError for an unknown or repeated type."""
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    for name in names:
+        if name not in TYPES:
+            raise ValueError(f"unknown attention type {name!r}: choose from {', '.join(TYPES)}")
+        if names.count(name) > 1:
+            raise ValueError(f"attention type {name!r} is named twice: name each type once")
+    return tuple(kind for kind in TYPES if kind in names)
+
+
+def parse_mask(text: str) -> HeadTable:
+    """Reads a mask: inline JSON, or the path of a JSON file.
+
+    The format is `{"format": "headgates.heads/1", "enc-self": [[1, 0, ...] for every layer], ...}`; 1 alive,
+    0 removed, a missing type is fully alive. Raises ValueError with the place and the rule.
+    """
+    inline = text.lstrip().startswith("{")
+    where = "the inline mask" if inline else text
+    try:
+        data = json.loads(text if inline else Path(text).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is not JSON ({error}): give a file or inline JSON as `headgates show --out` writes it") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read the mask {text!r} ({getattr(error, 'strerror', None) or error}): give the path of a JSON file, or the JSON itself") from None
+    if not isinstance(data, dict):
+        raise ValueError(f'{where} is not a JSON object: it must look like {{"enc-self": [[1, 0, 1, 1], ...]}}')
+    if data.get("format", MASK_FORMAT) != MASK_FORMAT:
+        raise ValueError(f"{where} has format {data['format']!r}: only {MASK_FORMAT!r} is known")
+    rows = {key: value for key, value in data.items() if key not in ("format", "signature")}
+    for key in rows:
+        if key not in TYPES:
+            raise ValueError(f"{where} has the unknown attention type {key!r}: choose from {', '.join(TYPES)}")
+    if not rows:
+        raise ValueError(f"{where} names no attention type: give at least one of {', '.join(TYPES)}")
+    for kind, layers in rows.items():
+        _check_zero_one(where, kind, layers)
+    return HeadTable(rows, name="alive", signature=str(data.get("signature", "")))
+
+
+def _check_zero_one(where: str, kind: str, layers: Any) -> None:
+    if not isinstance(layers, list) or not layers or not all(isinstance(layer, list) for layer in layers):
+        raise ValueError(f"{where}: {kind} must be a list with one list of 0/1 for every layer")
+    for i, layer in enumerate(layers):
+        for value in layer:
+            if isinstance(value, bool) or value not in (0, 1):
+                raise ValueError(f"{where}: {kind} layer {i} holds {value!r}: only 1 (alive) and 0 (removed) are allowed")
+
+
+def check_shape(mask: HeadTable, sizes: Mapping[str, tuple[int, int]]) -> None:
+    """Raises ValueError, with every reason at once, unless `mask` fits a model with `sizes[type] = (layers, heads)`."""
+    reasons = []
+    for kind, rows in mask.values.items():
+        if kind not in sizes:
+            reasons.append(f"the model has no {kind} attention")
+            continue
+        layers, heads = sizes[kind]
+        if len(rows) != layers:
+            reasons.append(f"{kind} has {len(rows)} layers, the model has {layers}")
+        reasons += [f"{kind} layer {i} has {len(row)} heads, the model has {heads}" for i, row in enumerate(rows) if len(row) != heads]
+    if reasons:
+        raise ValueError("the mask does not fit: " + "; ".join(reasons))
+
+
+def mask_to_json(mask: HeadTable, one_line: bool = False) -> str:
+    """A mask as the text of a mask file: one layer per line, or all in one line."""
+    rows = {kind: [[int(value) for value in layer] for layer in layers] for kind, layers in mask.values.items()}
+    head: dict[str, Any] = {"format": MASK_FORMAT}
+    if mask.signature:
+        head["signature"] = mask.signature
+    if one_line:
+        return json.dumps({**head, **rows})
+    entries = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
+    for kind, layers in rows.items():
+        entries.append(f'  "{kind}": [\n' + ",\n".join(f"    {json.dumps(layer)}" for layer in layers) + "\n  ]")
+    return "{\n" + ",\n".join(entries) + "\n}\n"
+
+
+def write_whole(path: str | os.PathLike[str], text: str, force: bool = False) -> None:
+    """Writes a file whole or not at all; an existing one only with `force` (else ValueError)."""
+    path = Path(path)
+    if path.exists() and not force:
+        raise ValueError(f"{path} exists: choose another name, or pass --force to overwrite it")
+    temporary = path.with_name(path.name + f".part{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ValueError(f"cannot write {path} ({error.strerror}): choose another place") from None
+
+
+def type_counts(table: HeadTable, types: Iterable[str] = TYPES) -> str:
+    """'10/24 enc-self, 48/48 dec-enc': heads above 0 of all heads, per type."""
+    counted = {kind: table.count(kind) for kind in types if kind in table.values}
+    return ", ".join(f"{open_}/{total} {kind}" for kind, (open_, total) in counted.items())

@@ -1,0 +1,318 @@
+"""The registered architectures: fairseq's models with head gates, fixed heads and frozen parameters as options."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY, register_model, register_model_architecture
+from fairseq.models.transformer import TransformerModel, base_architecture
+from fairseq.optim import FairseqOptimizer
+from fairseq.optim.lr_scheduler import build_lr_scheduler
+from torch import nn
+
+from fairseq_headgates.attention import (
+    fix_heads,
+    gated_sites,
+    insert_gates,
+    kind_and_layer,
+    site_order,
+    use_head_attention,
+)
+from fairseq_headgates.freezing import freeze
+from fairseq_headgates.gates import HardConcrete
+from fairseq_headgates.heads import TYPES, HeadTable, mask_to_json, parse_mask, parse_types
+
+logger = logging.getLogger(__name__)
+
+# The one place of every default. Temperature and stretch: Voita et al. 2019 (code). The first log_alpha is above
+# 2.398, where a gate is exactly 1 at evaluation: a warm-started model is the baseline at step 0.
+DEFAULTS: dict[str, Any] = {
+    "gate_heads": "",
+    "alive_heads": None,
+    "gate_temperature": 0.33,
+    "gate_stretch": "-0.1,1.1",
+    "gate_init": "2.5",
+    "gate_lr_scale": 10.0,
+    "freeze_params": None,
+    "freeze_dropout": False,
+}
+
+
+def add_head_gate_args(parser: Any) -> None:
+    """The options of this plugin, for any architecture. A bad value is reported by the command line itself."""
+    add = parser.add_argument
+    add("--gate-heads", metavar="TYPES", type=_checked(parse_types), default=DEFAULTS["gate_heads"],
+        help=f"attention types whose heads get stochastic gates: any of {','.join(TYPES)}, comma-separated (default: none)")  # fmt: skip
+    add("--alive-heads", metavar="JSON", type=_inline_mask, default=DEFAULTS["alive_heads"],
+        help="fixed heads: a mask file or the same JSON inline; 1 alive, 0 removed, a missing type is fully alive")  # fmt: skip
+    add("--gate-temperature", metavar="T", type=float, default=DEFAULTS["gate_temperature"],
+        help="temperature of the Hard Concrete distribution (default: %(default)s)")  # fmt: skip
+    add("--gate-stretch", metavar="LOW,HIGH", type=_checked(parse_stretch), default=DEFAULTS["gate_stretch"],
+        help="its stretch, LOW < 0 and HIGH > 1; write --gate-stretch=LOW,HIGH (default: %(default)s)")  # fmt: skip
+    add("--gate-init", metavar="LOG_ALPHA", type=_checked(parse_init), default=DEFAULTS["gate_init"],
+        help="first log_alpha of every gate, or 'glorot' as in the original code (default: %(default)s, open)")  # fmt: skip
+    add("--gate-lr-scale", metavar="S", type=float, default=DEFAULTS["gate_lr_scale"],
+        help="gates learn S times as fast as other parameters (default: %(default)s)")  # fmt: skip
+    add("--freeze-params", metavar="REGEX", default=DEFAULTS["freeze_params"],
+        help=r"freeze parameters whose name matches (re.search), e.g. '^decoder\.' (default: none)")  # fmt: skip
+    add("--freeze-dropout", action="store_true", default=DEFAULTS["freeze_dropout"],
+        help="no dropout inside fully frozen modules")  # fmt: skip
+
+
+def parse_stretch(text: str) -> tuple[float, float]:
+    """'-0.1,1.1' -> (-0.1, 1.1). Raises ValueError."""
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"the gate stretch is {text!r}: it must be two numbers LOW,HIGH, e.g. -0.1,1.1") from None
+    HardConcrete(low=low, high=high)
+    return low, high
+
+
+def parse_init(text: str) -> float | str:
+    """'2.5' -> 2.5, 'glorot' -> 'glorot'. Raises ValueError."""
+    if text == "glorot":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"the first log_alpha is {text!r}: it must be a number or 'glorot'") from None
+
+
+def _checked(parse: Callable[[str], Any]) -> Callable[[str], str]:
+    """An argparse type that checks a value and keeps its text: checkpoints store options as plain text."""
+
+    def check(text: str) -> str:
+        try:
+            parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return text
+
+    return check
+
+
+def _inline_mask(text: str) -> str:
+    """The mask as inline JSON: a checkpoint must not depend on a file."""
+    _checked(parse_mask)(text)
+    return mask_to_json(parse_mask(text), one_line=True)
+
+
+def option(args: Any, name: str) -> Any:
+    """An option of a model: a namespace from the command line, a config from hydra, or stored in a checkpoint."""
+    value = getattr(args, name, None)
+    return DEFAULTS[name] if value is None else value
+
+
+def equip(model: nn.Module, args: Any) -> nn.Module:
+    """Gates, fixes and freezes a freshly built stock model as its options say, in place.
+
+    Raises ValueError for options that contradict each other or the model.
+    """
+    use_head_attention(model)
+    types = parse_types(option(args, "gate_heads"))
+    alive = option(args, "alive_heads")
+    if alive:
+        mask = parse_mask(alive)
+        for kind in types:
+            if kind in mask.values:
+                raise ValueError(f"{kind} is in --gate-heads and in --alive-heads: a type has either gates or fixed heads")
+        fix_heads(model, mask)
+    if types:
+        low, high = parse_stretch(option(args, "gate_stretch"))
+        distribution = HardConcrete(float(option(args, "gate_temperature")), low, high)
+        init = parse_init(str(option(args, "gate_init")))
+        insert_gates(model, types, distribution, init, float(option(args, "gate_lr_scale")))
+    if option(args, "freeze_params"):
+        for line in freeze(model, option(args, "freeze_params"), bool(option(args, "freeze_dropout"))).lines():
+            logger.info(line)
+    return model
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """A mistake in the options ends one of fairseq's commands with one line and exit code 2, without a traceback."""
+    try:
+        yield
+    except ValueError as error:
+        print(f"fairseq-headgates: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+class HeadGatesMixin:
+    """What every registered model of this plugin adds to its stock model; comes first among the bases."""
+
+    args: Any
+    num_updates = 0
+    _started_at: int | None = None  # the update this process began with
+    _schedule_checked = False
+
+    @classmethod
+    def add_args(cls, parser):
+        super().add_args(parser)  # type: ignore[misc]
+        add_head_gate_args(parser)
+
+    @classmethod
+    def build_model(cls, args, task):
+        model = super().build_model(args, task)  # type: ignore[misc]
+        with one_line_errors():
+            equip(model, args)
+        model.args = args
+        model.warn_if_gates_cannot_close(getattr(args, "max_update", None))
+        return model
+
+    def set_num_updates(self, num_updates: int) -> None:
+        super().set_num_updates(num_updates)  # type: ignore[misc]
+        self.num_updates = num_updates
+        if self._started_at is None:
+            self._started_at = num_updates
+
+    def warn_from_first_epoch(self) -> None:
+        """`warn_if_gates_cannot_close` for a run whose length is given in epochs: to be called after the first."""
+        if self._started_at == 0 and not getattr(self.args, "validate_interval_updates", 0):
+            self.warn_if_gates_cannot_close(int(self.num_updates * (getattr(self.args, "max_epoch", None) or 0)))
+
+    def warn_if_gates_cannot_close(self, updates: int | None) -> None:
+        """Says before hours are spent that the planned number of updates is too small to close a gate."""
+        sites = gated_sites(self)  # type: ignore[arg-type]
+        reach = gate_reach(self.args, updates) if sites and updates and not self._schedule_checked else None
+        if reach is None:
+            return
+        self._schedule_checked = True
+        gate = sites[0].attention.gate
+        distance = float(gate.log_alpha().max()) - gate.distribution.closes_at
+        message = f"over {updates} updates a gate can move by {reach:.1f} in log_alpha; it closes after {distance:.1f}"
+        if reach < 2 * distance:  # the loss pulls the other way, and Adam's steps are shorter than the rate
+            logger.warning(f"{message}: expect few closed gates; raise --gate-lr-scale, --lr or the number of updates")
+        else:
+            logger.info(message)
+
+
+def gate_reach(args: Any, updates: int) -> float | None:
+    """How far a gate can move in log_alpha: lr_scale times the sum of the learning rates over `updates` updates.
+
+    None where the options hold no learning rate schedule (the model is not being trained from the command line).
+    """
+    if getattr(args, "lr_scheduler", None) is None or getattr(args, "lr", None) is None:
+        return None
+    optimizer = _RateRecorder()
+    try:
+        scheduler = build_lr_scheduler(args, optimizer)
+        total = 0.0
+        step = max(1, updates // 10_000)  # the schedules are smooth: 10,000 points are enough
+        for update in range(0, updates, step):
+            scheduler.step_update(update)
+            total += optimizer.get_lr() * min(step, updates - update)
+    except (AttributeError, TypeError, AssertionError):  # a schedule that needs more than its options
+        return None
+    return float(option(args, "gate_lr_scale")) * total
+
+
+class _RateRecorder(FairseqOptimizer):
+    """An optimiser that trains nothing: fairseq's schedulers set its learning rate."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self._optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+
+
+@register_model("transformer_head_gates")
+class TransformerHeadGatesModel(HeadGatesMixin, TransformerModel):
+    """fairseq's `transformer` with head gates; without any option of this plugin it is that model."""
+
+
+register_model_architecture("transformer_head_gates", "transformer_head_gates")(base_architecture)
+for _preset in ("tiny", "iwslt_de_en", "wmt_en_de", "vaswani_wmt_en_de_big"):
+    _stock_preset = ARCH_CONFIG_REGISTRY[f"transformer_{_preset}"]
+    register_model_architecture("transformer_head_gates", f"transformer_head_gates_{_preset}")(_stock_preset)
+
+
+@register_model_architecture("transformer_head_gates", "transformer_head_gates_acl19")
+def acl19(args: Any) -> None:
+    """The model of Voita et al. 2019: pre-norm transformer-base, dropout 0.1 on residuals, attention and ReLU."""
+    args.encoder_normalize_before = getattr(args, "encoder_normalize_before", True)
+    args.decoder_normalize_before = getattr(args, "decoder_normalize_before", True)
+    args.dropout = getattr(args, "dropout", 0.1)
+    args.attention_dropout = getattr(args, "attention_dropout", 0.1)
+    args.activation_dropout = getattr(args, "activation_dropout", 0.1)
+    base_architecture(args)
+
+
+@dataclass(frozen=True)
+class CheckpointHeads:
+    """The heads of a checkpoint: P(gate != 0) and the evaluation gate of every head, and which types are gated."""
+
+    open_probability: HeadTable
+    gate: HeadTable
+    gated: tuple[str, ...]
+
+
+def read_heads(path: str) -> CheckpointHeads:
+    """The heads of a fairseq checkpoint file, ours or stock, without building the model.
+
+    A head without a gate counts as 1, a fixed head as its 0 or 1. Raises ValueError for a file that is no
+    checkpoint of a transformer.
+    """
+    state = load_checkpoint(path)
+    args = model_args(state)
+    weights = state["model"]
+    low, high = parse_stretch(option(args, "gate_stretch"))
+    distribution = HardConcrete(float(option(args, "gate_temperature")), low, high)
+    alive = option(args, "alive_heads")
+    mask = parse_mask(alive).values if alive else {}
+    opened: dict[str, list[list[float]]] = {}
+    values: dict[str, list[list[float]]] = {}
+    gated = set()
+    names = [key.removesuffix(".out_proj.weight") for key in weights if key.endswith("attn.out_proj.weight")]
+    for kind, layer, name in sorted(((*kind_and_layer(name), name) for name in names), key=site_order):
+        log_alpha = weights.get(f"{name}.gate.log_alpha")
+        if log_alpha is not None:
+            gated.add(kind)
+            p, g = distribution.open_probability(log_alpha), distribution.evaluation_value(log_alpha)
+        elif kind in mask:
+            p = g = torch.tensor(mask[kind][layer])
+        else:
+            p = g = torch.ones(getattr(args, "encoder_attention_heads" if kind == "enc-self" else "decoder_attention_heads"))
+        opened.setdefault(kind, []).append(p.tolist())
+        values.setdefault(kind, []).append(g.tolist())
+    if not values:
+        raise ValueError(f"{path} holds no attention layer: give a checkpoint of a fairseq transformer")
+    signature = f"ckpt:{Path(path).name}|updates:{updates_of(state)}"
+    return CheckpointHeads(
+        HeadTable(opened, "P(open)", signature), HeadTable(values, "gate", signature), tuple(k for k in TYPES if k in gated)
+    )
+
+
+def load_checkpoint(path: str) -> dict[str, Any]:
+    """Loads a fairseq checkpoint on the CPU, weights and plain options only. Raises ValueError for anything else."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise ValueError(f"cannot read the checkpoint {path!r} ({error.strerror}): give the path of a .pt file") from None
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{path!r} is no checkpoint that can be loaded safely ({reason})") from None
+    if not isinstance(state, dict) or "model" not in state or not (state.get("args") or state.get("cfg")):
+        raise ValueError(f"{path!r} is not a fairseq checkpoint: it holds no model with its options")
+    return state
+
+
+def model_args(state: dict[str, Any]) -> Any:
+    """The options of the model stored in a checkpoint, as attributes."""
+    args = state.get("args") or state["cfg"]["model"]
+    return args if isinstance(args, argparse.Namespace) else argparse.Namespace(**args)
+
+
+def updates_of(state: dict[str, Any]) -> int | str:
+    """The number of updates a checkpoint was trained for, '?' if it does not say."""
+    history = state.get("optimizer_history") or [{}]
+    return history[-1].get("num_updates", "?")

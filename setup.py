@@ -1,0 +1,47 @@
+"""Packaging of fairseq-headgates; pyproject.toml only configures the tools."""
+
+from pathlib import Path
+
+from setuptools import setup
+
+readme = Path(__file__).with_name("README.md")
+
+setup(
+    name="fairseq-headgates",
+    version="0.1.0",
+    description="Learn which attention heads a trained fairseq transformer can do without, and take them out",
+    long_description=readme.read_text(encoding="utf-8") if readme.exists() else "",
+    long_description_content_type="text/markdown",
+    author="The fairseq-headgates authors",
+    license="MIT",
+    license_files=["LICENSE"],
+    classifiers=[
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+    packages=["fairseq_headgates"],
+    python_requires=">=3.11",
+    install_requires=["torch>=2.1", "numpy", "sacrebleu", "tensorboardX"],
+    extras_require={
+        # An extra, because the packages `fairseq` and `fairseq-fixed` own the same folder `fairseq/`:
+        # whoever has vanilla fairseq already must not get the fork installed over it.
+        "fairseq": ["fairseq-fixed==0.12.3.1"],
+        "recipes": ["sacremoses", "subword-nmt"],
+        "plots": ["matplotlib"],
+        "dev": [
+            "build",
+            "conllu",
+            "hypothesis",
+            "mypy",
+            "pytest",
+            "pytest-xdist",
+            "ruff",
+            "setuptools>=64",
+            "tensorboard",
+            "wheel",
+        ],
+    },
+    entry_points={"console_scripts": ["headgates = fairseq_headgates.cli:main"]},
+)
