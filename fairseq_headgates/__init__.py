@@ -27,7 +27,8 @@ if hasattr(torch.serialization, "add_safe_globals"):
         ]
     )
 
-from fairseq_headgates.attention import (  # noqa: E402  (fairseq loads checkpoints only after the line above)
+from fairseq_headgates import criterions, models  # noqa: F401  (registration)
+from fairseq_headgates.attention import (
     HeadAttention,
     fix_heads,
     gate_values,
@@ -38,10 +39,9 @@ from fairseq_headgates.attention import (  # noqa: E402  (fairseq loads checkpoi
     open_probabilities,
     use_head_attention,
 )
-from fairseq_headgates import criterions, models  # noqa: E402, F401  (registration)
-from fairseq_headgates.freezing import freeze  # noqa: E402
-from fairseq_headgates.gates import HardConcrete, HeadGates  # noqa: E402
-from fairseq_headgates.heads import HeadTable, parse_mask  # noqa: E402
+from fairseq_headgates.freezing import freeze
+from fairseq_headgates.gates import HardConcrete, HeadGates
+from fairseq_headgates.heads import HeadTable, parse_mask
 
 __all__ = [
     "HardConcrete",

@@ -39,7 +39,12 @@ class HeadAttention(MultiheadAttention):
         self.self_attention = stock.self_attention
         self.encoder_decoder_attention = stock.encoder_decoder_attention
         self.dropout_module = stock.dropout_module
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = stock.q_proj, stock.k_proj, stock.v_proj, stock.out_proj
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            stock.q_proj,
+            stock.k_proj,
+            stock.v_proj,
+            stock.out_proj,
+        )
         self.beam_size = stock.beam_size
         self.onnx_trace = False
         self.init_incremental_state()
@@ -289,7 +294,7 @@ def insert_gates(
 
 
 def fix_heads(model: nn.Module, mask: HeadTable) -> nn.Module:
-    """Multiplies each head by its value in `mask` (1 alive, 0 removed), in place. Raises ValueError on another shape."""
+    """Multiplies each head by its value in `mask` (1 alive, 0 removed), in place. ValueError for another shape."""
     use_head_attention(model)
     check_shape(mask, head_counts(model))
     for site in head_sites(model):
@@ -338,7 +343,11 @@ def _per_type(model: nn.Module, of_gate) -> dict[str, Tensor]:
         for site in head_sites(model):
             attention = site.attention
             gate, mask = getattr(attention, "gate", None), getattr(attention, "head_mask", None)
-            row = torch.ones(attention.num_heads, device=attention.out_proj.weight.device) if gate is None else of_gate(gate)
+            row = (
+                torch.ones(attention.num_heads, device=attention.out_proj.weight.device)
+                if gate is None
+                else of_gate(gate)
+            )
             rows.setdefault(site.kind, []).append(row if mask is None else row * mask)
     return {kind: torch.stack(group) for kind, group in rows.items()}
 

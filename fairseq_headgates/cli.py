@@ -24,7 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="headgates", description="Attention heads of fairseq models: see, choose, take out.")
+    parser = argparse.ArgumentParser(
+        prog="headgates", description="Attention heads of fairseq models: see, choose, take out."
+    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -56,7 +58,10 @@ def run_show(args: argparse.Namespace) -> int:
         return 0
     print(report.head_table(heads.open_probability, heads.gate))
     ungated = [kind for kind in heads.gate.types if kind not in heads.gated]
-    print(f"\nin total {counts['total'][0]} of {counts['total'][1]} heads open" + (f"; no gates on {', '.join(ungated)}" if ungated else ""))
+    print(
+        f"\nin total {counts['total'][0]} of {counts['total'][1]} heads open"
+        + (f"; no gates on {', '.join(ungated)}" if ungated else "")
+    )
     return 0
 
 

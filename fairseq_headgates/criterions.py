@@ -1,7 +1,5 @@
 """L = L_xent + lambda L_C (Voita et al. 2019, eq. 8): fairseq's criterions with the L0 penalty of the gates added."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,11 +27,12 @@ logger = logging.getLogger(__name__)
 @dataclass
 class LabelSmoothedCrossEntropyL0Config(LabelSmoothedCrossEntropyCriterionConfig):
     l0_weight: float = field(
-        default=0.0, metadata={"help": "lambda: weight of the expected number of open heads against the loss per token"}
+        default=0.0,
+        metadata={"help": "lambda: weight of the expected number of open heads against the loss per token"},
     )
     l0_reduction: ChoiceEnum(L0_REDUCTIONS) = field(  # type: ignore[valid-type]
         default="sum",
-        metadata={"help": "sum over heads (Voita et al. 2019, the paper), or that divided by the number of gated layers (its code)"},
+        metadata={"help": "sum over heads (the paper), or the mean over gated layers of it (its code)"},
     )
     tensorboard_logdir: str | None = II("common.tensorboard_logdir")
 
@@ -54,7 +53,9 @@ class L0Mixin:
     def set_l0(self, weight: float, reduction: str, tensorboard_logdir: str | None) -> None:
         with one_line_errors():
             if weight < 0:
-                raise ValueError(f"--l0-weight is {weight:g}: it must not be negative, or heads would be paid for staying open")
+                raise ValueError(
+                    f"--l0-weight is {weight:g}: it must not be negative, or heads would be paid for staying open"
+                )
         self.l0_weight, self.l0_reduction, self.tensorboard_logdir = weight, reduction, tensorboard_logdir
         self._model: Any = None
         self._trained_since_drawn = False
@@ -87,7 +88,9 @@ class L0Mixin:
     def reduce_metrics(cls, logging_outputs) -> None:
         super().reduce_metrics(logging_outputs)  # type: ignore[misc]
         weight = sum(log.get("sample_size", 0) for log in logging_outputs)
-        for key in sorted({key for log in logging_outputs for key in log if key == "l0" or key.startswith("heads_open")}):
+        for key in sorted(
+            {key for log in logging_outputs for key in log if key == "l0" or key.startswith("heads_open")}
+        ):
             metrics.log_scalar(key, sum(log.get(key, 0) for log in logging_outputs) / weight, weight, round=2)
 
     def _report(self, model) -> None:
@@ -109,7 +112,9 @@ class L0Mixin:
             import matplotlib  # noqa: F401
             from tensorboardX import SummaryWriter
         except ImportError as error:
-            logger.warning(f"no heat map of the gates in TensorBoard: {error.name} is missing (pip install 'fairseq-headgates[plots]')")
+            logger.warning(
+                f"no heat map of the gates: {error.name} is missing (pip install 'fairseq-headgates[plots]')"
+            )
             return None
         return SummaryWriter(str(Path(self.tensorboard_logdir) / "gates"))
 

@@ -20,7 +20,10 @@ class FrozenReport:
 
     def lines(self) -> list[str]:
         """The report in words: one line per group, then the totals."""
-        groups = [f"frozen: {name} ({self.tensors[name]} tensors, {self.parameters[name]:,} parameters)" for name in self.tensors]
+        groups = [
+            f"frozen: {name} ({self.tensors[name]} tensors, {self.parameters[name]:,} parameters)"
+            for name in self.tensors
+        ]
         total = f"frozen in all: {self.parameters.total():,} parameters; {self.trainable:,} still train"
         return [*groups, total + (f"; {self.dropouts} dropouts turned off" if self.dropouts else "")]
 
@@ -44,7 +47,9 @@ def freeze(model: nn.Module, pattern: str, freeze_dropout: bool = False) -> Froz
         names.setdefault(parameter, []).append(name)
     chosen = {parameter: known for parameter, known in names.items() if any(map(expression.search, known))}
     if not chosen:
-        raise ValueError(f"--freeze-params {pattern!r} matches no parameter: names look like {next(iter(names.values()))[0]!r}")
+        raise ValueError(
+            f"--freeze-params {pattern!r} matches no parameter: names look like {next(iter(names.values()))[0]!r}"
+        )
     if len(chosen) == len(names):
         raise ValueError(f"--freeze-params {pattern!r} matches every parameter: something must be left to train")
     report = FrozenReport()

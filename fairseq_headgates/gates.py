@@ -101,7 +101,8 @@ class HeadGates(nn.Module):
 
     def extra_repr(self) -> str:
         d = self.distribution
-        return f"{self.theta.numel()}, temperature={d.temperature:g}, stretch=({d.low:g}, {d.high:g}), lr_scale={self.lr_scale:g}"
+        shape = f"temperature={d.temperature:g}, stretch=({d.low:g}, {d.high:g})"
+        return f"{self.theta.numel()}, {shape}, lr_scale={self.lr_scale:g}"
 
     # The file format knows log_alpha only, whatever makes it learn faster. In double precision the way there and
     # back is exact, so a resumed run continues from the very same theta.

@@ -78,9 +78,14 @@ def parse_mask(text: str) -> HeadTable:
     try:
         data = json.loads(text if inline else Path(text).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON ({error}): give a file or inline JSON as `headgates show --out` writes it") from None
+        raise ValueError(
+            f"{where} is not JSON ({error}): give a file or inline JSON as `headgates show --out` writes it"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read the mask {text!r} ({getattr(error, 'strerror', None) or error}): give the path of a JSON file, or the JSON itself") from None
+        raise ValueError(
+            f"cannot read the mask {text!r} ({getattr(error, 'strerror', None) or error}): "
+            "give the path of a JSON file, or the JSON itself"
+        ) from None
     if not isinstance(data, dict):
         raise ValueError(f'{where} is not a JSON object: it must look like {{"enc-self": [[1, 0, 1, 1], ...]}}')
     if data.get("format", MASK_FORMAT) != MASK_FORMAT:
@@ -102,7 +107,9 @@ def _check_zero_one(where: str, kind: str, layers: Any) -> None:
     for i, layer in enumerate(layers):
         for value in layer:
             if isinstance(value, bool) or value not in (0, 1):
-                raise ValueError(f"{where}: {kind} layer {i} holds {value!r}: only 1 (alive) and 0 (removed) are allowed")
+                raise ValueError(
+                    f"{where}: {kind} layer {i} holds {value!r}: only 1 (alive) and 0 (removed) are allowed"
+                )
 
 
 def check_shape(mask: HeadTable, sizes: Mapping[str, tuple[int, int]]) -> None:
@@ -115,7 +122,11 @@ def check_shape(mask: HeadTable, sizes: Mapping[str, tuple[int, int]]) -> None:
         layers, heads = sizes[kind]
         if len(rows) != layers:
             reasons.append(f"{kind} has {len(rows)} layers, the model has {layers}")
-        reasons += [f"{kind} layer {i} has {len(row)} heads, the model has {heads}" for i, row in enumerate(rows) if len(row) != heads]
+        reasons += [
+            f"{kind} layer {i} has {len(row)} heads, the model has {heads}"
+            for i, row in enumerate(rows)
+            if len(row) != heads
+        ]
     if reasons:
         raise ValueError("the mask does not fit: " + "; ".join(reasons))
 

@@ -51,15 +51,15 @@ def add_head_gate_args(parser: Any) -> None:
     """The options of this plugin, for any architecture. A bad value is reported by the command line itself."""
     add = parser.add_argument
     add("--gate-heads", metavar="TYPES", type=_checked(parse_types), default=DEFAULTS["gate_heads"],
-        help=f"attention types whose heads get stochastic gates: any of {','.join(TYPES)}, comma-separated (default: none)")  # fmt: skip
+        help=f"attention types that get stochastic gates, comma-separated: {', '.join(TYPES)} (default: none)")  # fmt: skip
     add("--alive-heads", metavar="JSON", type=_inline_mask, default=DEFAULTS["alive_heads"],
-        help="fixed heads: a mask file or the same JSON inline; 1 alive, 0 removed, a missing type is fully alive")  # fmt: skip
+        help="fixed heads: a mask file or the same JSON inline; 1 alive, 0 removed")  # fmt: skip
     add("--gate-temperature", metavar="T", type=float, default=DEFAULTS["gate_temperature"],
         help="temperature of the Hard Concrete distribution (default: %(default)s)")  # fmt: skip
     add("--gate-stretch", metavar="LOW,HIGH", type=_checked(parse_stretch), default=DEFAULTS["gate_stretch"],
         help="its stretch, LOW < 0 and HIGH > 1; write --gate-stretch=LOW,HIGH (default: %(default)s)")  # fmt: skip
     add("--gate-init", metavar="LOG_ALPHA", type=_checked(parse_init), default=DEFAULTS["gate_init"],
-        help="first log_alpha of every gate, or 'glorot' as in the original code (default: %(default)s, open)")  # fmt: skip
+        help="first log_alpha of every gate, or 'glorot' as in Voita's code (default: %(default)s, open)")  # fmt: skip
     add("--gate-lr-scale", metavar="S", type=float, default=DEFAULTS["gate_lr_scale"],
         help="gates learn S times as fast as other parameters (default: %(default)s)")  # fmt: skip
     add("--freeze-params", metavar="REGEX", default=DEFAULTS["freeze_params"],
@@ -125,7 +125,9 @@ def equip(model: nn.Module, args: Any) -> nn.Module:
         mask = parse_mask(alive)
         for kind in types:
             if kind in mask.values:
-                raise ValueError(f"{kind} is in --gate-heads and in --alive-heads: a type has either gates or fixed heads")
+                raise ValueError(
+                    f"{kind} is in --gate-heads and in --alive-heads: a type has either gates or fixed heads"
+                )
         fix_heads(model, mask)
     if types:
         low, high = parse_stretch(option(args, "gate_stretch"))
@@ -281,14 +283,18 @@ def read_heads(path: str) -> CheckpointHeads:
         elif kind in mask:
             p = g = torch.tensor(mask[kind][layer])
         else:
-            p = g = torch.ones(getattr(args, "encoder_attention_heads" if kind == "enc-self" else "decoder_attention_heads"))
+            p = g = torch.ones(
+                getattr(args, "encoder_attention_heads" if kind == "enc-self" else "decoder_attention_heads")
+            )
         opened.setdefault(kind, []).append(p.tolist())
         values.setdefault(kind, []).append(g.tolist())
     if not values:
         raise ValueError(f"{path} holds no attention layer: give a checkpoint of a fairseq transformer")
     signature = f"ckpt:{Path(path).name}|updates:{updates_of(state)}"
     return CheckpointHeads(
-        HeadTable(opened, "P(open)", signature), HeadTable(values, "gate", signature), tuple(k for k in TYPES if k in gated)
+        HeadTable(opened, "P(open)", signature),
+        HeadTable(values, "gate", signature),
+        tuple(k for k in TYPES if k in gated),
     )
 
 
@@ -297,7 +303,9 @@ def load_checkpoint(path: str) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise ValueError(f"cannot read the checkpoint {path!r} ({error.strerror}): give the path of a .pt file") from None
+        raise ValueError(
+            f"cannot read the checkpoint {path!r} ({error.strerror}): give the path of a .pt file"
+        ) from None
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{path!r} is no checkpoint that can be loaded safely ({reason})") from None

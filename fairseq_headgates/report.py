@@ -22,7 +22,9 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
 
     def line(row: Sequence[str]) -> str:
-        first, *others = (cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        first, *others = (
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
         return "  ".join([first, *others]).rstrip()
 
     return "\n".join([line(header), "  ".join("-" * w for w in widths), *map(line, rows)])
@@ -35,7 +37,11 @@ def head_table(open_probability: HeadTable, gate: HeadTable) -> str:
         alive, total = gate.count(kind)
         heads = max(len(row) for row in rows)
         cells = [
-            [f"layer {i}", *(f"{p:.2f}/{g:.2f}" for p, g in zip(open_probability.values[kind][i], row, strict=True)), str(sum(g > 0 for g in row))]
+            [
+                f"layer {i}",
+                *(f"{p:.2f}/{g:.2f}" for p, g in zip(open_probability.values[kind][i], row, strict=True)),
+                str(sum(g > 0 for g in row)),
+            ]
             for i, row in enumerate(rows)
         ]
         title = f"{kind} ({TITLES[kind]}): {alive} of {total} heads open"
@@ -54,7 +60,9 @@ def heat_map(table: HeadTable, limits: tuple[float, float] = (0.0, 1.0)) -> Figu
     from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
     figure = Figure(figsize=(1 + 3 * len(table.types), 3), layout="constrained")
-    for axes, (kind, rows) in zip(figure.subplots(1, len(table.types), squeeze=False)[0], table.values.items(), strict=True):
+    for axes, (kind, rows) in zip(
+        figure.subplots(1, len(table.types), squeeze=False)[0], table.values.items(), strict=True
+    ):
         image = axes.imshow(rows, vmin=limits[0], vmax=limits[1], cmap="viridis", aspect="auto", origin="lower")
         axes.set(title=kind, xlabel="head", ylabel="layer", xticks=range(len(rows[0])), yticks=range(len(rows)))
     figure.colorbar(image, ax=figure.axes, label=table.name)

@@ -65,6 +65,28 @@ score() {
   into "$1/scores.json" sacrebleu "$2" -i "$1/test.hyp" -m bleu chrf "${sacrebleu_flags[@]}" --format json
 }
 
+# gated_run RUN_DIR DATA_BIN REFERENCE TARGET_LANGUAGE TYPES LAMBDA BASELINE_CHECKPOINT ARGUMENTS...: starts from the
+# baseline, learns the gates, translates and scores. With encoder gates alone the decoder is frozen, so that
+# functions cannot move there (Voita et al. 2019, section 6.2).
+gated_run() {
+  local model=$1 data=$2 reference=$3 target=$4 types=$5 lambda=$6 baseline=$7
+  shift 7
+  local frozen=()
+  [[ $types == enc-self ]] && frozen=(--freeze-params '^decoder\.' --freeze-dropout)
+  train "$model" "$data" --user-dir "$plugin" --arch transformer_head_gates --finetune-from-model "$baseline" \
+    --gate-heads "$types" --criterion label_smoothed_cross_entropy_l0 --l0-weight "$lambda" "${frozen[@]}" "$@"
+  evaluate "$model" checkpoint_last.pt "$data" "$reference" "$target" --user-dir "$plugin"
+}
+
+# evaluate RUN_DIR CHECKPOINT DATA_BIN REFERENCE TARGET_LANGUAGE ARGUMENTS...: what results.py reads.
+evaluate() {
+  local model=$1 checkpoint=$2 data=$3 reference=$4 target=$5
+  shift 5
+  translate "$model" "$checkpoint" "$data" "$target" "$@"
+  score "$model" "$reference"
+  into "$model/heads.json" headgates show "$model/$checkpoint" --json
+}
+
 # No GPU: say so to fairseq, and leave the number of threads to the caller (OMP_NUM_THREADS).
 device=()
 command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 || device=(--cpu)

@@ -147,12 +147,12 @@ need_space_for_builds() { need_space 1 "${TMPDIR:-/tmp}" "unpacking and compilin
 # The version of a torch that the interpreter already has and that a new environment may share; else nothing.
 #
 # Sharing (--system-site-packages) lets every package of that interpreter in, so it is done only where that is
-# sound: torch imports, is new enough and works with the numpy beside it (both are then pinned, so that pip does
-# not put another numpy under a torch built for this one); and no fairseq is there, because its folder would mix
-# with fairseq-fixed's. Whatever else pip finds unfit there it installs into the environment, which comes first
-# on the path. Worth it on a cluster or in a vendor's container, where that torch may be the only one that
-# fits the driver. An interpreter inside a virtual environment is left out: --system-site-packages would give
-# the packages of the Python behind it. TORCH_SPEC asks for a particular torch and so for an unshared one.
+# sound: torch imports, is new enough and works with the numpy beside it (both are pinned below); and no fairseq
+# is there, because its folder would mix with fairseq-fixed's. Whatever else pip finds unfit there it installs
+# into the environment, which comes first on the path. Worth it on a cluster or in a vendor's container, where
+# that torch may be the only one that fits the driver. An interpreter inside a virtual environment is left out:
+# --system-site-packages would give the packages of the Python behind it. TORCH_SPEC asks for a particular torch
+# and so for an unshared one.
 shared_torch() {
   [[ -z $torch_spec ]] || return 0
   "$base_python" -s - 2>/dev/null <<'PY' || true
@@ -218,8 +218,8 @@ cpu_index_has() {
 # The CPU build where there is no GPU: the ordinary one brings gigabytes of CUDA libraries.
 install_torch_for_cpu() {
   local build=$1+cpu
-  pip install "torch==$build" && return # a local folder or an index that pip is configured for
-  cpu_index_has "$build" && pip install "torch==$build" --extra-index-url "$torch_cpu_index" && return
+  pip install "torch==$build" numpy && return # a local folder or an index that pip is configured for
+  cpu_index_has "$build" && pip install "torch==$build" numpy --extra-index-url "$torch_cpu_index" && return
   say "      no CPU build of torch $1 can be reached ($torch_cpu_index); taking PyPI's, with CUDA: some GB"
   return 1
 }
@@ -229,8 +229,8 @@ install_torch() {
   if [[ -n $torch_spec ]]; then
     step 2 "installing $torch_spec (TORCH_SPEC)"
     read -r -a words <<<"$torch_spec" # words, so that it may hold options of pip too
-    pip install "${words[@]}" || die_with_log "TORCH_SPEC='$torch_spec' cannot be installed; it must be something that 'pip install' takes, such as 'torch==2.13.0'"
-    has_torch || die_with_log "TORCH_SPEC='$torch_spec' gave no torch >= 2.1 that imports; name another"
+    pip install "${words[@]}" numpy || die_with_log "TORCH_SPEC='$torch_spec' cannot be installed; it must be something that 'pip install' takes, such as 'torch==2.13.0' or 'torch==2.2.2 numpy<2'"
+    has_torch || die_with_log "TORCH_SPEC='$torch_spec' gave no torch >= 2.1 that imports and works with its numpy; name others, such as 'torch==2.2.2 numpy<2'"
     return
   fi
   if has_torch; then
@@ -245,18 +245,15 @@ install_torch() {
     if install_torch_for_cpu "$tested"; then return; fi
   fi
   if [[ $(uname -s) == Linux ]]; then need_space_for_venv 9 "torch with CUDA"; fi
-  pip install "torch==$tested" || die_with_log "torch $tested cannot be installed; check the network, or name another: TORCH_SPEC='torch==2.11.0' make test"
+  pip install "torch==$tested" numpy || die_with_log "torch $tested cannot be installed; check the network, or name another: TORCH_SPEC='torch==2.11.0' make test"
 }
 
-# From here on pip may not touch torch, nor the numpy that a shared torch was built for.
+# From here on pip may not touch torch, nor the numpy that it works with.
 pin_torch() {
-  "$python" - "$venv/constraints.txt" <<'PY'
-import importlib.metadata as metadata, os, sys
-pinned = ["torch"]
-if not os.path.realpath(__import__("torch").__file__).startswith(os.path.realpath(sys.prefix) + os.sep):
-    pinned.append("numpy")
-with open(sys.argv[1], "w") as f:
-    f.writelines(f"{name}=={metadata.version(name)}\n" for name in pinned)
+  "$python" - >"$venv/constraints.txt" <<'PY'
+from importlib.metadata import version
+for name in ("torch", "numpy"):
+    print(f"{name}=={version(name)}")
 PY
 }
 
@@ -282,8 +279,8 @@ install_fairseq() {
   if fairseq_is_compiled "$version"; then
     step 3 "installing $fairseq_spec (compiled from source: some minutes)"
     # Without build isolation, which would download a second torch; so what it builds with must be here.
-    pip install -c "$venv/constraints.txt" "setuptools>=64" wheel cython numpy ||
-      die_with_log "setuptools, wheel, cython and numpy cannot be installed; fairseq-fixed is built with them: check the network and run this again"
+    pip install -c "$venv/constraints.txt" "setuptools>=64" wheel cython ||
+      die_with_log "setuptools, wheel and cython cannot be installed; fairseq-fixed is built with them: check the network and run this again"
   else
     step 3 "installing $fairseq_spec"
     pip install -c "$venv/constraints.txt" "setuptools>=64" wheel ||

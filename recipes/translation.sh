@@ -19,7 +19,8 @@
 #   TRAIN_FLAGS=""              anything else for every fairseq-train, for example "--fp16"
 #   BEAM=4 LENPEN=0.6 SEED=1 HEADGATES=<folder of the plugin, default: headgates path>
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$recipes/common.sh"
 
 [[ $# -eq 4 ]] || fail "got $# arguments, needs four: translation.sh RAW_DIR OUT_DIR SRC TGT"
 raw=$1 out=$2 src=$3 tgt=$4
@@ -28,9 +29,11 @@ raw=$1 out=$2 src=$3 tgt=$4
 : "${MAX_TOKENS:=2500}" "${UPDATE_FREQ:=1}" "${EPOCHS:=16}" "${LR:=0.004}" "${WARMUP:=600}"
 : "${RUNS:=enc-self:0.05 enc-self:0.1 all:0.02 all:0.05}" "${TRAIN_FLAGS:=}"
 : "${PRUNE_EPOCHS:=6}" "${PRUNE_LR:=0.001}" "${PRUNE_WARMUP:=200}" "${GATE_LR_SCALE:=}"
+plugin=${HEADGATES:-}
 read -ra train_flags <<<"$TRAIN_FLAGS"
 
-need fairseq-preprocess fairseq-train fairseq-generate sacremoses subword-nmt sacrebleu
+need fairseq-preprocess fairseq-train fairseq-generate headgates sacremoses subword-nmt sacrebleu
+plugin=${plugin:-$(headgates path)}
 
 for split in train valid test; do
   for language in "$src" "$tgt"; do
@@ -64,6 +67,8 @@ reference() {
   if [[ $PRETOKENIZED == 1 ]]; then raw_text "test.$tgt" | sacremoses -q -l "$tgt" detokenize; else raw_text "test.$tgt"; fi
 }
 
+learn_bpe() { subword-nmt learn-bpe -s "$BPE" --input "$1" 2>>"$out/preprocess.log"; } # its progress bar fills a terminal
+
 say "tokenising and encoding the text"
 for split in train valid test; do
   for language in "$src" "$tgt"; do into "$text/$split.tok.$language" tokenised "$split" "$language"; done
@@ -72,12 +77,12 @@ for split in train valid test; do
 done
 into "$text/reference.$tgt" reference
 if [[ $JOINT == 1 ]]; then
-  into "$text/codes.$src" subword-nmt learn-bpe -s "$BPE" --input <(cat "$text/train.tok.$src" "$text/train.tok.$tgt")
+  into "$text/codes.$src" learn_bpe <(cat "$text/train.tok.$src" "$text/train.tok.$tgt")
   into "$text/codes.$tgt" cat "$text/codes.$src"
   dictionary=(--joined-dictionary) embeddings=(--share-all-embeddings)
 else
   for language in "$src" "$tgt"; do
-    into "$text/codes.$language" subword-nmt learn-bpe -s "$BPE" --input "$text/train.tok.$language"
+    into "$text/codes.$language" learn_bpe "$text/train.tok.$language"
   done
   dictionary=() embeddings=(--share-decoder-input-output-embed)
 fi
@@ -89,7 +94,7 @@ done
 if [[ ! -d $bin ]]; then
   rm -rf "$bin.part"
   fairseq-preprocess -s "$src" -t "$tgt" --trainpref "$text/train.bpe" --validpref "$text/valid.bpe" \
-    --testpref "$text/test.bpe" --destdir "$bin.part" --workers "$(nproc)" "${dictionary[@]}" >"$out/preprocess.log" 2>&1
+    --testpref "$text/test.bpe" --destdir "$bin.part" --workers "$(nproc)" "${dictionary[@]}" >>"$out/preprocess.log" 2>&1
   mv "$bin.part" "$bin"
 fi
 
@@ -105,7 +110,20 @@ common=(--task translation -s "$src" -t "$tgt" "${size[@]}" --dropout "$DROPOUT"
   --eval-bleu --eval-bleu-args '{"beam": 1}' --eval-bleu-detok moses --eval-bleu-remove-bpe
   --best-checkpoint-metric bleu --maximize-best-checkpoint-metric "${train_flags[@]}")
 
+reference=$text/reference.$tgt
 train "$out/baseline" "$bin" "${common[@]}" --arch "$ARCH" --criterion label_smoothed_cross_entropy \
   --lr "$LR" --warmup-updates "$WARMUP" --max-epoch "$EPOCHS"
-translate "$out/baseline" checkpoint_best.pt "$bin" "$tgt"
-score "$out/baseline" "$text/reference.$tgt"
+evaluate "$out/baseline" checkpoint_best.pt "$bin" "$reference" "$tgt"
+
+runs=("$out/baseline")
+for run in $RUNS; do
+  types=${run%:*} lambda=${run##*:}
+  name=${types//,/+}_lambda$lambda
+  [[ $types == all ]] && types=enc-self,dec-self,dec-enc
+  gated_run "$out/$name" "$bin" "$reference" "$tgt" "$types" "$lambda" "$out/baseline/checkpoint_best.pt" \
+    "${common[@]}" --lr "$PRUNE_LR" --warmup-updates "$PRUNE_WARMUP" --max-epoch "$PRUNE_EPOCHS" \
+    ${GATE_LR_SCALE:+--gate-lr-scale "$GATE_LR_SCALE"}
+  runs+=("$out/$name")
+done
+echo
+python3 "$recipes/results.py" "${runs[@]}" | tee "$out/results.txt"
