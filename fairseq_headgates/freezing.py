@@ -74,12 +74,12 @@ def _stop_dropout(model: nn.Module) -> int:
     for module in model.modules():
         parameters = list(module.parameters())
         if parameters and not any(parameter.requires_grad for parameter in parameters):
-            stopped |= {child for child in module.modules() if _is_dropout(child) and child.p > 0}
+            stopped |= {child for child in module.modules() if _dropout_of(child)}
     for dropout in stopped:
-        dropout.p = 0.0
+        dropout.p = 0.0  # type: ignore[assignment]
     return len(stopped)
 
 
-def _is_dropout(module: nn.Module) -> bool:
-    """torch's dropouts and fairseq's: leaf modules named so, with a probability `p`."""
-    return type(module).__name__.endswith("Dropout") and isinstance(getattr(module, "p", None), (int, float))
+def _dropout_of(module: nn.Module) -> float:
+    """The probability of torch's and fairseq's dropout modules, 0 for any other module."""
+    return float(getattr(module, "p", 0.0)) if type(module).__name__.endswith("Dropout") else 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -106,11 +107,11 @@ class HeadGates(nn.Module):
 
     # The file format knows log_alpha only, whatever makes it learn faster. In double precision the way there and
     # back is exact, so a resumed run continues from the very same theta.
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         theta = self.theta if keep_vars else self.theta.detach()
         destination[prefix + "log_alpha"] = theta.double() * self.lr_scale
 
-    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         key = prefix + "log_alpha"
         if key in state_dict:
             state_dict[prefix + "theta"] = state_dict.pop(key).double() / self.lr_scale

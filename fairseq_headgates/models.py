@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import pickle
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,7 +52,7 @@ def add_head_gate_args(parser: Any) -> None:
     """The options of this plugin, for any architecture. A bad value is reported by the command line itself."""
     add = parser.add_argument
     add("--gate-heads", metavar="TYPES", type=_checked(parse_types), default=DEFAULTS["gate_heads"],
-        help=f"attention types that get stochastic gates, comma-separated: {', '.join(TYPES)} (default: none)")  # fmt: skip
+        help=f"attention types with stochastic gates, comma-separated: {', '.join(TYPES)} (default: none)")  # fmt: skip
     add("--alive-heads", metavar="JSON", type=_inline_mask, default=DEFAULTS["alive_heads"],
         help="fixed heads: a mask file or the same JSON inline; 1 alive, 0 removed")  # fmt: skip
     add("--gate-temperature", metavar="T", type=float, default=DEFAULTS["gate_temperature"],
@@ -191,7 +192,7 @@ class HeadGatesMixin:
             return
         self._schedule_checked = True
         gate = sites[0].attention.gate
-        distance = float(gate.log_alpha().max()) - gate.distribution.closes_at
+        distance = float(gate.log_alpha().detach().max()) - gate.distribution.closes_at
         message = f"over {updates} updates a gate can move by {reach:.1f} in log_alpha; it closes after {distance:.1f}"
         if reach < 2 * distance:  # the loss pulls the other way, and Adam's steps are shorter than the rate
             logger.warning(f"{message}: expect few closed gates; raise --gate-lr-scale, --lr or the number of updates")
@@ -307,11 +308,18 @@ def load_checkpoint(path: str) -> dict[str, Any]:
             f"cannot read the checkpoint {path!r} ({error.strerror}): give the path of a .pt file"
         ) from None
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{path!r} is no checkpoint that can be loaded safely ({reason})") from None
+        raise ValueError(f"{path!r} is no checkpoint that can be loaded safely: {_first_reason(error)}") from None
     if not isinstance(state, dict) or "model" not in state or not (state.get("args") or state.get("cfg")):
         raise ValueError(f"{path!r} is not a fairseq checkpoint: it holds no model with its options")
     return state
+
+
+def _first_reason(error: Exception) -> str:
+    """One line of torch's long message: the forbidden object if it names one."""
+    forbidden = re.search(r"GLOBAL (\S+)", str(error))
+    if forbidden:
+        return f"it holds {forbidden.group(1)}, which is neither a weight nor a plain option"
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def model_args(state: dict[str, Any]) -> Any:

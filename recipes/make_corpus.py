@@ -297,6 +297,10 @@ def read_noun(row: list[str], proper: bool = False) -> Noun:
     return Noun(singular, plural or add_s(singular), ru, tags[0], tags[1], proper, **extra)
 
 
+def read_pronoun(row: list[str]) -> Noun:
+    return Noun(row[0], row[1], row[5], row[4], "p", pronoun=tuple(row))
+
+
 def read_verb(row: list[str]) -> Verb:
     en, past, ru, government, kinds, subjects = row + ["-", "pb"][len(row) - 4 :]
     infinitive, _, given = ru.partition("/")
@@ -333,9 +337,7 @@ COMMON = [read_noun(row) for row in rows(NOUN_TABLE)]
 NAMES = [read_noun(row, proper=True) for row in rows(NAME_TABLE)]
 RARE = rare_nouns()
 NOUNS = {noun.en: noun for noun in (*COMMON, *NAMES, *RARE)}
-PRONOUNS = {
-    row[0]: Noun(row[0], row[1], row[5], row[4], "p", pronoun=tuple(row)) for row in rows(PRONOUN_TABLE)
-}
+PRONOUNS = {row[0]: read_pronoun(row) for row in rows(PRONOUN_TABLE)}
 VERBS = {row[0]: read_verb(row) for row in rows(VERB_TABLE)}
 ADJECTIVES = {en: (ru, kinds) for en, ru, kinds in rows(ADJECTIVE_TABLE)}
 PREPOSITIONS = {en: (ru, case) for en, ru, case in rows(PREPOSITION_TABLE)}
@@ -348,7 +350,7 @@ TIME = {en: (ru, tense, upos) for en, ru, tense, upos in rows(TIME_TABLE)}
 # ------------------------------------------------------------------------------------------- grammar
 @dataclass
 class NP:
-    """A noun phrase: a pronoun, or a noun with at most one of ``owner``, ``pp``, ``rel`` and ``conj``."""
+    """A pronoun, or a noun with at most one of ``owner`` (then no ``det``), ``pp``, ``rel`` or ``conj``."""
 
     noun: Noun
     number: str = "sg"
@@ -560,7 +562,7 @@ def render(clause: Clause) -> tuple[Node, str]:
 
 
 # ------------------------------------------------------------------------------------------ sampling
-RARE_WORD = 0.05  # chance that a noun is drawn from the tail
+RARE_WORD = 0.06  # chance that a noun is drawn from the tail
 LENGTHS = range(4, 17)  # English tokens, the full stop included
 
 
@@ -576,7 +578,8 @@ class Sampler:
         self.rng = rng
         self.common = {kind: [noun for noun in COMMON if noun.kind == kind] for kind in "pbol"}
         self.common["p"][6:6] = NAMES
-        self.rare = {kind: [noun for noun in RARE if noun.kind == kind] for kind in "pbol"}
+        mixed = sorted(RARE, key=lambda noun: noun.en[1:])  # else all names of one ending would rank first
+        self.rare = {kind: [noun for noun in mixed if noun.kind == kind] for kind in "pbol"}
         self.verbs = list(VERBS.values())
 
     def chance(self, probability: float) -> bool:
@@ -633,24 +636,22 @@ class Sampler:
         clause.manner = self.zipf(MANNER) if self.chance(0.15) else ""
         return clause
 
-    def clause(
-        self, subject: NP | None = None, tense: str = "", rich: bool = True, end: bool = True
-    ) -> Clause:
-        """A clause, about ``subject`` if given; ``rich`` as in ``np``.
+    def clause(self, subj: NP | None = None, tense: str = "", rich: bool = True, end: bool = True) -> Clause:
+        """A clause, about ``subj`` if given; ``rich`` as in ``np``.
 
         Its object takes a relative clause only at the ``end`` of the sentence: more words would join that.
         """
-        kind = subject.noun.kind if subject else ""
+        kind = subj.noun.kind if subj else ""
         verb = self.zipf(v for v in self.verbs if kind in v.subjects and (rich or v.government != "that"))
-        clause = Clause(verb, subject, tense or self.zipf(("past", "pres", "fut")))
-        clause.subj = subject or self.np(verb.subjects, rich, rel=True, pronoun=0.25)
+        clause = Clause(verb, subj, tense or self.zipf(("past", "pres", "fut")))
+        clause.subj = subj or self.np(verb.subjects, rich, rel=True, pronoun=0.25)
         clause.negated = self.chance(0.12)
         if not clause.negated and self.chance(0.12):
             clause.frequency = self.zipf(FREQUENCY)
         self.complements(clause, rich, rel=end)
         phrases = [clause.obj, *(np for _, np in clause.pps)]
         if not clause.that and not any(np and np.rel for np in phrases):
-            self.adjuncts(clause, timed=not subject)
+            self.adjuncts(clause, timed=not subj)
         return clause
 
     def complements(self, clause: Clause, rich: bool, rel: bool) -> None:

@@ -202,7 +202,9 @@ drop_half_installed() {
 
 has_torch() {
   "$python" - >>"$log" 2>&1 <<'PY'
+from importlib.metadata import version
 import torch
+version("torch"), version("numpy")  # half installed, they have none
 assert tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 1), torch.__version__
 torch.zeros(1).numpy()
 PY
@@ -250,7 +252,7 @@ install_torch() {
 
 # From here on pip may not touch torch, nor the numpy that it works with.
 pin_torch() {
-  "$python" - >"$venv/constraints.txt" <<'PY'
+  "$python" - >"$venv/constraints.txt" 2>>"$log" <<'PY' || die_with_log "torch or numpy is half installed; make the environment anew with 'make distclean' and this again"
 from importlib.metadata import version
 for name in ("torch", "numpy"):
     print(f"{name}=={version(name)}")

@@ -1,0 +1,2 @@
+def test_a(checkpoints, run, toy):
+    print(checkpoints)

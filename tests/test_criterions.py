@@ -1,0 +1,105 @@
+"""The L0 criterion: what lambda weighs against, what is logged, what is refused."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.logging import metrics
+from models_for_tests import PAD, make_batch, make_gated, make_stock, make_task
+
+from fairseq_headgates import l0_penalty
+from fairseq_headgates.criterions import LabelSmoothedCrossEntropyL0Criterion, unwrap
+
+LAMBDA = 0.07
+
+
+def make_criterion(sentence_avg=False, l0_weight=LAMBDA, reduction="sum"):
+    task = make_task()
+    task.target_dictionary.pad_index = PAD
+    return LabelSmoothedCrossEntropyL0Criterion(task, sentence_avg, 0.1, l0_weight, reduction)
+
+
+def make_sample(rows=slice(None), seed=0):
+    batch = {key: value[rows] for key, value in make_batch(seed).items()}
+    target = batch["prev_output_tokens"].roll(-1, 1)
+    return {"net_input": batch, "target": target, "ntokens": int(target.ne(PAD).sum()), "nsentences": len(target)}
+
+
+def gate_gradient(model, samples, criterion):
+    """The gradient fairseq applies: summed over micro-batches, divided by the summed sample size."""
+    model.zero_grad()
+    total = 0
+    for sample in samples:
+        loss, sample_size, _ = criterion(model, sample)
+        loss.backward()
+        total += sample_size
+    return torch.cat([p.grad / total for name, p in model.named_parameters() if "gate" in name])
+
+
+@pytest.mark.parametrize("sentence_avg", [False, True])
+def test_lambda_is_independent_of_batch_size_and_update_freq(sentence_avg):
+    """With lambda and without: the difference of the gradients is lambda dL_C for any split of any data."""
+    model = make_gated(gate_heads="enc-self,dec-enc", gate_init="1", dropout=0.0).train()
+    penalty = l0_penalty(model)
+    expected = LAMBDA * torch.cat(torch.autograd.grad(penalty, [p for n, p in model.named_parameters() if "gate" in n]))
+    one_sentence, all_sentences = [make_sample(slice(0, 1))], [make_sample()]
+    split = [make_sample(slice(0, 1)), make_sample(slice(1, 3))]
+    many = [make_sample(seed=seed) for seed in range(4)]
+    for samples in (one_sentence, all_sentences, split, many):
+        gradients = []
+        for weight in (LAMBDA, 0.0):
+            torch.manual_seed(0)  # the same gates are drawn
+            gradients.append(gate_gradient(model, samples, make_criterion(sentence_avg, weight)))
+        torch.testing.assert_close(gradients[0] - gradients[1], expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "layer-mean"])
+def test_training_loss_has_the_penalty_and_validation_loss_has_not(reduction):
+    model = make_gated(gate_heads="enc-self", gate_init="20", dropout=0.0)  # open with certainty: no noise
+    sample, criterion = make_sample(), make_criterion(reduction=reduction)
+    plain, _, plain_log = criterion(model.eval(), sample)
+    trained, size, log = criterion(model.train(), sample)
+    penalty = l0_penalty(model, reduction)
+    assert penalty.item() == pytest.approx(8 if reduction == "sum" else 4)
+    torch.testing.assert_close(trained - plain, LAMBDA * size * penalty, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(log["nll_loss"], plain_log["nll_loss"])
+    assert log["loss"] == trained
+    stock = make_criterion().__class__.__mro__[2]  # fairseq's own label-smoothed cross-entropy
+    reference, _, _ = stock(make_task(), False, 0.1)(model.eval(), sample)
+    torch.testing.assert_close(plain, reference)
+
+
+def test_what_is_logged_is_averaged_over_workers():
+    model = make_gated(gate_heads="enc-self,dec-enc").eval()
+    with torch.no_grad():
+        model.encoder.layers[0].self_attn.gate.theta[:3] = -1
+    criterion = make_criterion()
+    logs = [criterion(model, make_sample(rows))[2] for rows in (slice(0, 1), slice(1, 3))]
+    assert {"l0", "heads_open", "heads_open_enc_self", "heads_open_dec_enc"} <= set(logs[0])
+    summed = {key: sum(log[key] for log in logs) for key in logs[0]}  # how fairseq's fast path hands them over
+    for outputs in (logs, [summed]):
+        with metrics.aggregate(new_root=True) as aggregator:
+            criterion.reduce_metrics(outputs)
+        values = aggregator.get_smoothed_values()
+        assert values["heads_open"] == 13 and values["heads_open_enc_self"] == 5 and values["heads_open_dec_enc"] == 8
+        assert values["l0"] == pytest.approx(l0_penalty(model).item(), abs=0.01)
+        assert values["loss"] > 0
+
+
+@pytest.mark.parametrize("model", [make_stock(), make_gated(alive_heads='{"enc-self": [[1,1,0,1],[1,1,1,1]]}')])
+def test_a_model_without_gates_is_refused(model, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        make_criterion()(model, make_sample())
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and "--gate-heads" in error and error.count("\n") == 1
+
+
+def test_a_negative_lambda_is_refused(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        make_criterion(l0_weight=-0.5)
+    assert exit_.value.code == 2 and "--l0-weight is -0.5: it must not be negative" in capsys.readouterr().err
+
+
+def test_the_model_is_found_inside_wrappers():
+    model = make_gated(gate_heads="enc-self")
+    assert unwrap(SimpleNamespace(module=SimpleNamespace(module=model))) is model

@@ -1,0 +1,138 @@
+"""Masks and tables: reading, writing, refusing."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairseq_headgates.heads import (
+    TYPES,
+    HeadTable,
+    check_shape,
+    mask_to_json,
+    parse_mask,
+    parse_types,
+    type_counts,
+    write_whole,
+)
+
+layers = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=1, max_size=3)
+masks = st.dictionaries(st.sampled_from(TYPES), layers, min_size=1)
+
+
+@given(masks, st.booleans())
+def test_a_mask_survives_its_file(values, one_line):
+    mask = HeadTable(values, "alive", "ckpt:x.pt")
+    text = mask_to_json(mask, one_line)
+    assert json.loads(text)["format"] == "headgates.heads/1"
+    assert parse_mask(text) == mask
+
+
+def test_a_mask_is_read_from_a_file_or_inline(tmp_path):
+    text = '{"enc-self": [[1, 0], [1, 1]]}'
+    (tmp_path / "heads.json").write_text(text)
+    assert parse_mask(str(tmp_path / "heads.json")) == parse_mask(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"enc-self": [[1, 0], [1, 2]]}', r"enc-self layer 1 holds 2: only 1 \(alive\) and 0"),
+        ('{"enc-self": [[1, 0.5]]}', "layer 0 holds 0.5"),
+        ('{"enc-self": [[true, 1]]}', "layer 0 holds True"),
+        ('{"enc-self": [1, 0]}', "one list of 0/1 for every layer"),
+        ('{"enc-self": []}', "one list of 0/1 for every layer"),
+        ('{"encoder": [[1]]}', "unknown attention type 'encoder': choose from enc-self, dec-self, dec-enc"),
+        ('{"format": "headgates.heads/9", "enc-self": [[1]]}', "format 'headgates.heads/9': only"),
+        ('{"enc-self": [[1, 0]', "is not JSON"),
+        ("{}", "names no attention type"),
+        ("no/such/file.json", "cannot read the mask 'no/such/file.json' .No such file"),
+    ],
+)
+def test_bad_masks_are_refused_in_one_line(text, message):
+    with pytest.raises(ValueError, match=message) as error:
+        parse_mask(text)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_a_json_list_is_refused(tmp_path):
+    (tmp_path / "list.json").write_text("[[1, 0]]")
+    with pytest.raises(ValueError, match="not a JSON object"):
+        parse_mask(str(tmp_path / "list.json"))
+
+
+def test_shape_errors_come_all_at_once():
+    mask = HeadTable({"enc-self": [[1, 1], [1]], "dec-enc": [[1]]})
+    check_shape(HeadTable({"enc-self": [[1, 1], [0, 1]]}), {"enc-self": (2, 2)})
+    with pytest.raises(ValueError, match=r"layer 1 has 1 heads, the model has 2; the model has no dec-enc attention"):
+        check_shape(mask, {"enc-self": (2, 2)})
+    with pytest.raises(ValueError, match="enc-self has 2 layers, the model has 6"):
+        check_shape(mask, {"enc-self": (6, 2), "dec-enc": (1, 1)})
+
+
+def test_types():
+    assert parse_types("dec-enc, enc-self") == ("enc-self", "dec-enc")
+    assert parse_types("") == parse_types(None) == ()
+    with pytest.raises(ValueError, match="unknown attention type 'encself': choose from enc-self"):
+        parse_types("encself")
+    with pytest.raises(ValueError, match="named twice"):
+        parse_types("enc-self,enc-self")
+
+
+def test_a_table_knows_its_counts_and_writes_tsv():
+    table = HeadTable({"dec-enc": [[0.5, 0.0]], "enc-self": [[1.0], [0.25]]}, "gate")
+    assert table.types == ("enc-self", "dec-enc")
+    assert (table.count("enc-self"), table.count("dec-enc")) == ((2, 2), (1, 2))
+    assert type_counts(table) == "2/2 enc-self, 1/2 dec-enc"
+    assert table.map(lambda v: 1 - v).heads("dec-enc") == [0.5, 1.0]
+    assert table.to_tsv().splitlines() == [
+        *["type\tlayer\thead\tgate", "enc-self\t0\t0\t1", "enc-self\t1\t0\t0.25"],
+        *["dec-enc\t0\t0\t0.5", "dec-enc\t0\t1\t0"],
+    ]  # fmt: skip
+
+
+def test_files_are_written_whole_and_never_by_accident(tmp_path):
+    path = tmp_path / "out.json"
+    write_whole(path, "first")
+    with pytest.raises(ValueError, match=r"exists: .*--force"):
+        write_whole(path, "second")
+    assert path.read_text() == "first"
+    write_whole(path, "second", force=True)
+    assert path.read_text() == "second"
+    with pytest.raises(ValueError, match="cannot write"):
+        write_whole(tmp_path / "no" / "folder.json", "x")
+    assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_imports_run_downward_only():
+    """The rooms of the house, lowest first, each with all that it may stand on."""
+    import ast
+    from pathlib import Path
+
+    import fairseq_headgates
+
+    stands_on = {
+        "heads": set(),
+        "gates": set(),
+        "freezing": set(),
+        "report": {"heads"},
+        "attention": {"heads", "gates"},
+        "models": {"heads", "gates", "freezing", "attention"},
+        "criterions": {"attention", "models", "report"},
+        "cli": {"heads", "models", "report"},
+    }
+    order = list(stands_on)
+    assert all(order.index(low) < order.index(room) for room, below in stands_on.items() for low in below)
+    folder = Path(fairseq_headgates.__file__).parent
+    assert {path.stem for path in folder.glob("*.py")} == {*order, "__init__"}
+    for room, allowed in stands_on.items():
+        tree = ast.parse((folder / f"{room}.py").read_text(encoding="utf-8"))
+        found = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fairseq_headgates"):
+                names = [node.module.partition(".")[2]] if "." in node.module else [a.name for a in node.names]
+                found |= {name for name in names if name in stands_on}
+            elif isinstance(node, ast.Import):
+                assert not any(a.name.startswith("fairseq_headgates") for a in node.names)
+        assert found <= allowed, f"{room}.py imports {found - allowed}"

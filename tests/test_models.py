@@ -1,0 +1,213 @@
+"""The registered architectures and their options."""
+
+import argparse
+import json
+import logging
+
+import pytest
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from models_for_tests import logits, make_args, make_batch, make_gated, make_stock
+
+from fairseq_headgates import gate_values, head_sites
+from fairseq_headgates.models import (
+    DEFAULTS,
+    TransformerHeadGatesModel,
+    add_head_gate_args,
+    gate_reach,
+    parse_stretch,
+    read_heads,
+)
+
+PRESETS = ["", "_tiny", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_are_those_of_fairseq(preset):
+    ours, stock = argparse.Namespace(), argparse.Namespace()
+    ARCH_CONFIG_REGISTRY["transformer_head_gates" + preset](ours)
+    ARCH_CONFIG_REGISTRY["transformer" + preset](stock)
+    assert vars(ours) == vars(stock)
+    assert ARCH_MODEL_REGISTRY["transformer_head_gates" + preset] is TransformerHeadGatesModel
+
+
+def test_the_preset_of_the_paper():
+    args = argparse.Namespace()
+    ARCH_CONFIG_REGISTRY["transformer_head_gates_acl19"](args)
+    assert args.encoder_normalize_before and args.decoder_normalize_before
+    assert (args.dropout, args.attention_dropout, args.activation_dropout) == (0.1, 0.1, 0.1)
+    assert (args.encoder_layers, args.encoder_attention_heads, args.encoder_embed_dim) == (6, 8, 512)
+
+
+def parse(*argv):
+    parser = argparse.ArgumentParser()
+    add_head_gate_args(parser)
+    return parser.parse_args(argv)
+
+
+def test_options_have_one_default():
+    assert vars(parse()) == DEFAULTS
+
+
+def test_a_mask_file_becomes_part_of_the_options(tmp_path):
+    mask = {"enc-self": [[1, 0, 1, 1], [1, 1, 1, 0]]}
+    (tmp_path / "heads.json").write_text(json.dumps(mask))
+    args = parse("--alive-heads", str(tmp_path / "heads.json"))
+    (tmp_path / "heads.json").unlink()
+    model = make_gated(alive_heads=args.alive_heads)
+    assert gate_values(model)["enc-self"].tolist() == mask["enc-self"]
+    assert gate_values(model)["dec-enc"].min() == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--gate-heads", "enc"], "unknown attention type 'enc': choose from enc-self, dec-self, dec-enc"),
+        (["--gate-stretch", "0,1.1"], "stretch is 0,1.1: it must have LOW < 0 and HIGH > 1"),
+        (["--gate-stretch", "wide"], "stretch is 'wide': it must be two numbers"),
+        (["--gate-init", "open"], "log_alpha is 'open': it must be a number or 'glorot'"),
+        (["--alive-heads", "nowhere.json"], "cannot read the mask 'nowhere.json'"),
+    ],
+)
+def test_the_command_line_refuses_bad_values(argv, message, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        parse(*argv)
+    assert exit_.value.code == 2 and message in capsys.readouterr().err
+
+
+MASK = '{"enc-self": [[1,1,1,1],[1,1,1,1]]}'
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gate_heads": "enc-self", "alive_heads": MASK}, "enc-self is in --gate-heads and in --alive-heads"),
+        ({"alive_heads": '{"enc-self": [[1,1,1,1]]}'}, "enc-self has 1 layers, the model has 2"),
+        ({"alive_heads": '{"dec-enc": [[1,1],[1,1]]}'}, "dec-enc layer 0 has 2 heads, the model has 4"),
+        ({"gate_heads": "enc-self", "gate_temperature": 0.0}, "temperature is 0: it must be above 0"),
+        ({"gate_heads": "enc-self", "gate_lr_scale": -1.0}, "scale of the gates is -1: it must be above 0"),
+        ({"gate_heads": "dec-enc", "no_cross_attention": True}, "no dec-enc attention to gate"),
+        ({"freeze_params": "nothing_like_it"}, "'nothing_like_it' matches no parameter"),
+        ({"freeze_params": "e"}, "'e' matches every parameter"),
+    ],
+)
+def test_options_that_do_not_fit_end_with_one_line_and_code_2(options, message, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        make_gated(**options)
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and message in error and error.count("\n") == 1
+
+
+def test_gates_and_fixed_heads_on_different_types():
+    model = make_gated(gate_heads="dec-enc", alive_heads=MASK.replace("[1,1,1,1]]", "[0,1,1,1]]"), gate_init="-9")
+    values = gate_values(model)
+    assert values["enc-self"].tolist() == [[1, 1, 1, 1], [0, 1, 1, 1]]
+    assert values["dec-enc"].max() == 0 and values["dec-self"].min() == 1
+
+
+def test_gate_options_reach_the_gates():
+    model = make_gated(
+        gate_heads="dec-self", gate_temperature=0.5, gate_stretch="-0.2,1.3", gate_init="1", gate_lr_scale=4.0
+    )
+    (gate,) = {site.attention.gate for site in head_sites(model) if site.kind == "dec-self" and site.layer == 0}
+    assert (gate.distribution.temperature, gate.distribution.low, gate.distribution.high) == (0.5, -0.2, 1.3)
+    assert gate.lr_scale == 4 and gate.log_alpha().tolist() == [1, 1, 1, 1]
+    assert parse_stretch("-0.2,1.3") == (-0.2, 1.3)
+
+
+def test_a_stock_checkpoint_loads_strictly_and_so_do_old_ones():
+    stock, ours = make_stock(seed=5), make_gated(seed=6, gate_heads="enc-self,dec-self,dec-enc")
+    old = stock.state_dict()
+    for name in [name.removesuffix("q_proj.weight") for name in old if name.endswith("q_proj.weight")]:
+        for part in ("weight", "bias"):  # as fairseq wrote them before 0.9
+            old[f"{name}in_proj_{part}"] = torch.cat([old.pop(f"{name}{p}_proj.{part}") for p in "qkv"])
+    ours.load_state_dict(old, strict=True)
+    torch.testing.assert_close(logits(ours, make_batch()), logits(stock, make_batch()))
+    with pytest.raises(RuntimeError, match="Unexpected key.*gate.log_alpha"):
+        make_stock().load_state_dict(ours.state_dict())
+
+
+def write_checkpoint(path, model, **extra):
+    torch.save({"args": model.args, "model": model.state_dict(), **extra}, path)
+
+
+def test_heads_are_read_from_a_checkpoint(tmp_path):
+    model = make_gated(gate_heads="enc-self", alive_heads='{"dec-enc": [[1,1,1,0],[1,1,1,1]]}', gate_lr_scale=7.0)
+    with torch.no_grad():
+        model.encoder.layers[1].self_attn.gate.theta[2] = -1
+    write_checkpoint(tmp_path / "c.pt", model, optimizer_history=[{"num_updates": 12}])
+    heads = read_heads(str(tmp_path / "c.pt"))
+    assert heads.gated == ("enc-self",)
+    for kind, values in gate_values(model).items():
+        assert heads.gate.values[kind] == values.tolist()
+    assert heads.gate.signature == "ckpt:c.pt|updates:12"
+    torch.save({"args": make_args(), "model": make_stock().state_dict()}, tmp_path / "stock.pt")
+    assert read_heads(str(tmp_path / "stock.pt")).gate.count("dec-self") == (8, 8)
+
+
+class Evil:
+    """A pickle that would run code."""
+
+    def __reduce__(self):
+        return (print, ("code was run",))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read the checkpoint .*No such file"),
+        (b"garbage", "no checkpoint that can be loaded safely"),
+        ({"model": Evil(), "args": 1}, "it holds print, which is neither"),
+        ({"weights": 1}, "is not a fairseq checkpoint"),
+        ({"model": {"w": torch.ones(1)}, "args": argparse.Namespace()}, "holds no attention layer"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused(tmp_path, content, message, capsys):
+    path = tmp_path / "c.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        torch.save(content, path)
+    with pytest.raises(ValueError, match=message) as error:
+        read_heads(str(path))
+    assert "\n" not in str(error.value) and "code was run" not in capsys.readouterr().out
+
+
+# --- the schedule --------------------------------------------------------------------------------------------------
+
+
+def schedule(**options):
+    defaults = {"lr_scheduler": "inverse_sqrt", "lr": [1e-3], "warmup_updates": 100, "warmup_init_lr": -1}
+    return make_args(gate_heads="enc-self", **{**defaults, **options})
+
+
+def test_reach_is_the_sum_of_the_learning_rates():
+    naive = sum(1e-3 * (t / 100 if t < 100 else (100 / t) ** 0.5) for t in range(400))
+    assert gate_reach(schedule(gate_lr_scale=10.0), 400) == pytest.approx(10 * naive, rel=1e-6)
+    assert gate_reach(schedule(lr_scheduler="fixed", warmup_updates=0, force_anneal=None), 50) == pytest.approx(0.5)
+    long = gate_reach(schedule(), 200_000)  # sampled, not summed one by one
+    assert long == pytest.approx(
+        10 * sum(1e-3 * min(t / 100, (100 / max(t, 1)) ** 0.5) for t in range(200_000)), rel=1e-3
+    )
+    assert gate_reach(make_args(), 100) is None
+
+
+@pytest.mark.parametrize(("max_update", "level"), [(100, logging.WARNING), (100_000, logging.INFO), (0, None)])
+def test_a_schedule_that_closes_no_gate_is_warned_about(max_update, level, caplog):
+    caplog.set_level(logging.INFO)
+    from models_for_tests import make_task
+
+    TransformerHeadGatesModel.build_model(schedule(max_update=max_update), make_task())
+    records = [record for record in caplog.records if "a gate can move by" in record.message]
+    assert [record.levelno for record in records] == ([] if level is None else [level])
+
+
+def test_a_run_counted_in_epochs_is_warned_after_the_first(caplog):
+    from models_for_tests import make_task
+
+    model = TransformerHeadGatesModel.build_model(schedule(max_update=0, max_epoch=3), make_task())
+    for update in range(51):
+        model.set_num_updates(update)
+    model.warn_from_first_epoch()
+    model.warn_from_first_epoch()
+    assert [record.message.split(" a gate")[0] for record in caplog.records] == ["over 150 updates"]
