@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from fairseq.criterions import register_criterion
@@ -34,7 +34,8 @@ class LabelSmoothedCrossEntropyL0Config(LabelSmoothedCrossEntropyCriterionConfig
         default="sum",
         metadata={"help": "sum over heads (the paper), or the mean over gated layers of it (its code)"},
     )
-    tensorboard_logdir: str | None = II("common.tensorboard_logdir")
+    # fairseq reads this type itself, and knows only this spelling
+    tensorboard_logdir: Optional[str] = II("common.tensorboard_logdir")  # noqa: UP045
 
 
 class L0Mixin:

@@ -46,14 +46,16 @@ train() {
 }
 
 # translate MODEL_DIR CHECKPOINT DATA_BIN TARGET_LANGUAGE ARGUMENTS...: detokenised translations of the test
-# set, in the order of the test set, as MODEL_DIR/test.hyp.
+# set, in the order of the test set, as MODEL_DIR/test.hyp. (fairseq-fixed 0.12.3.1 silently drops the last few
+# sentences where they fill no batch of --required-batch-size-multiple, 8 by default: hence 1.)
 translate() {
   local model=$1 checkpoint=$2 data=$3 target=$4
   shift 4
   [[ -s $model/test.hyp ]] && return
   say "translating the test set with $(basename "$model")"
   fairseq-generate "$data" --path "$model/$checkpoint" --gen-subset test --remove-bpe \
-    --beam "${BEAM:-4}" --lenpen "${LENPEN:-0.6}" --max-tokens "${GENERATION_TOKENS:-4000}" "${device[@]}" "$@" \
+    --beam "${BEAM:-4}" --lenpen "${LENPEN:-0.6}" --max-tokens "${GENERATION_TOKENS:-4000}" \
+    --required-batch-size-multiple 1 "${device[@]}" "$@" \
     >"$model/generate.log" 2>&1 || fail "translation with $model failed: $(tail -n 1 "$model/generate.log")"
   into "$model/test.hyp" detokenised "$target" "$model/generate.log"
 }
@@ -62,7 +64,7 @@ detokenised() { grep '^D-' "$2" | sort -t- -k2 -n | cut -f3 | sacremoses -q -l "
 
 # score MODEL_DIR REFERENCE: BLEU and chrF of test.hyp against detokenised text, with sacrebleu's signature.
 score() {
-  into "$1/scores.json" sacrebleu "$2" -i "$1/test.hyp" -m bleu chrf "${sacrebleu_flags[@]}" --format json
+  into "$1/scores.json" sacrebleu "$2" -i "$1/test.hyp" -m bleu chrf -w 2 "${sacrebleu_flags[@]}" --format json
 }
 
 # gated_run RUN_DIR DATA_BIN REFERENCE TARGET_LANGUAGE TYPES LAMBDA BASELINE_CHECKPOINT ARGUMENTS...: starts from the

@@ -39,7 +39,7 @@ die() {
 pip() { "$python" -m pip "$@" >>"$log" 2>&1; }
 die_with_log() {
   say "--- the last lines of $log"
-  tail -n 15 "$log" >&2 || true
+  { grep -v '^WARNING: ' "$log" | tail -n 12 | cut -c 1-240 >&2; } || true
   say "---"
   die "$* (see above; everything is in $log)."
 }
@@ -71,7 +71,7 @@ version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/de
 
 is_supported() { [[ $1 == 3.11 || $1 == 3.12 ]]; }
 
-install_hint='install one (Debian, Ubuntu: apt-get install python3.11 python3.11-venv python3.11-dev; conda: conda create -n py312 python=3.12), or name one: PYTHON=/path/to/python3.12 make test'
+install_hint='install one (Debian, Ubuntu: apt-get install python3.12-venv, or python3.11-venv python3.11-dev; conda: conda create -n py312 python=3.12), or name one: PYTHON=/path/to/python3.12 make test'
 
 # Sets base_python and base_version.
 find_python() {
@@ -333,12 +333,12 @@ main() {
 
   if venv_is_whole; then
     check_python_agrees
+    : >"$log" # of this run only: an old failure would only mislead
     step 1 "${venv#"$root"/} is there (Python $(version_of "$python"))"
   else
     make_venv
   fi
   rm -f "$stamp"
-  printf '\n=== setup, %s\n' "$(date)" >>"$log"
   drop_half_installed
   install_torch
   pin_torch

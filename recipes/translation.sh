@@ -27,7 +27,7 @@ raw=$1 out=$2 src=$3 tgt=$4
 : "${LOWERCASE:=0}" "${PRETOKENIZED:=0}" "${BPE:=6000}" "${JOINT:=1}"
 : "${ARCH:=transformer}" "${EMBED:=128}" "${FFN:=512}" "${LAYERS:=3}" "${HEADS:=8}" "${DROPOUT:=0.1}"
 : "${MAX_TOKENS:=2500}" "${UPDATE_FREQ:=1}" "${EPOCHS:=16}" "${LR:=0.004}" "${WARMUP:=600}"
-: "${RUNS:=enc-self:0.05 enc-self:0.1 all:0.02 all:0.05}" "${TRAIN_FLAGS:=}"
+: "${RUNS=enc-self:0.05 enc-self:0.1 all:0.02 all:0.05}" "${TRAIN_FLAGS:=}"
 : "${PRUNE_EPOCHS:=6}" "${PRUNE_LR:=0.001}" "${PRUNE_WARMUP:=200}" "${GATE_LR_SCALE:=}"
 plugin=${HEADGATES:-}
 read -ra train_flags <<<"$TRAIN_FLAGS"

@@ -39,8 +39,11 @@ TOY_MODEL = [
 ]
 TOY_TRAINING = (
     "--cpu --seed 1 --optimizer adam --lr 0.005 --dropout 0.1 --label-smoothing 0.1 --max-tokens 500"
-    " --log-format simple --log-interval 1 --num-workers 0"
+    " --log-format simple --log-interval 1 --num-workers 0 --required-batch-size-multiple 1"
 ).split()
+
+# How the evaluating commands read the toy data. Without the last option fairseq drops the rest after groups of 8.
+TOY_DATA = ["--user-dir", USER_DIR, "--cpu", "--num-workers", "0", "--required-batch-size-multiple", "1"]
 
 
 @dataclass(frozen=True)

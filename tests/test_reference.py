@@ -132,13 +132,13 @@ def test_gates_applied_to_heads():
     """With a single source position the context of every head is that position's value."""
     x = torch.tensor(GATES["apply/x"])  # [B, H, T, D]
     batch, heads, length, size = x.shape
-    attention = HeadAttention(MultiheadAttention(heads * size, heads, encoder_decoder_attention=True)).eval()
+    attention = HeadAttention(MultiheadAttention(heads * size, heads, encoder_decoder_attention=True))
     attention.v_proj = attention.out_proj = nn.Identity()  # the heads, side by side
     attention.out_proj.weight, attention.out_proj.bias = torch.eye(heads * size), None
     attention.gate = HeadGates(heads, HardConcrete())
     attention.gate.load_state_dict({"log_alpha": torch.tensor(GATES["apply/log_a"]).flatten()})
     values = x.transpose(1, 2).reshape(1, batch * length, heads * size)
-    output, _ = attention(values, values, values)
+    output, _ = attention.eval()(values, values, values)
     gated = output.view(batch, length, heads, size).transpose(1, 2)
     assert_close(gated, GATES["apply/y_eval"], 1e-6)
 
@@ -166,7 +166,7 @@ def test_monte_carlo():
 def test_glorot_initialisation(heads):
     theirs = torch.tensor(GATES[f"init/H{heads}"])  # [layers, H]
     torch.manual_seed(0)
-    ours = torch.stack([HeadGates(heads, HardConcrete(), init="glorot").log_alpha() for _ in range(500)])
+    ours = torch.stack([HeadGates(heads, HardConcrete(), init="glorot").log_alpha() for _ in range(500)]).detach()
     bound = math.sqrt(3 / heads)
     for first in (ours, theirs):
         assert 0.97 * bound < first.abs().max() <= bound
@@ -256,10 +256,10 @@ def make_task():
 
 def load(model):
     """Gives a model the original's weights, epsilon and positions."""
-    state = {name: torch.tensor(array) for name, array in mapped_weights().items()}
-    result = model.load_state_dict(state, strict=False)
-    assert not result.unexpected_keys
-    assert all(name.endswith((".gate.theta", ".version")) for name in result.missing_keys), result.missing_keys
+    state, mapped = model.state_dict(), mapped_weights()
+    left = set(state) ^ set(mapped)
+    assert all(name.endswith(("log_alpha", "version")) for name in left), f"not mapped: {left}"
+    model.load_state_dict({**state, **{name: torch.tensor(array) for name, array in mapped.items()}})
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
             module.eps = 1e-6
@@ -400,9 +400,9 @@ def test_attention_weights(case, dtype):
 @pytest.mark.parametrize("smoothing", [0, 0.1])
 def test_losses(case, dtype, smoothing):
     losses = token_losses(run(case, dtype).logits, smoothing)
-    assert_close(losses, MODEL[f"{case}/loss_per_token/ls{smoothing}"], 1e-6)
-    assert_close(losses.sum(1), MODEL[f"{case}/loss_per_sent/ls{smoothing}"], 1e-6)
-    assert_close(losses.sum() / MODEL["in/out_len"].sum(), MODEL[f"{case}/problem/loss_ls{smoothing}"], 1e-6)
+    assert_close(losses, MODEL[f"{case}/loss_per_token/ls{smoothing}"], 2e-6)
+    assert_close(losses.sum(1), MODEL[f"{case}/loss_per_sent/ls{smoothing}"], 2e-6)
+    assert_close(losses.sum() / MODEL["in/out_len"].sum(), MODEL[f"{case}/problem/loss_ls{smoothing}"], 2e-6)
 
 
 @dtypes
@@ -411,14 +411,17 @@ def test_gradients(case, dtype):
     expected = layer_parameters(arrays_of(f"{case}/grad_eval_loss_ls0.1/mod/"))
     parameters = dict(run(case, dtype).model.named_parameters())
     for name, gradient in expected.items():
-        assert_close(parameters[name].grad, gradient, 1e-5)
+        if name.endswith("k_proj.bias"):  # moves all scores of a query alike: 0, but for rounding
+            assert parameters[name].grad.abs().max() < 1e-7 > np.abs(gradient).max()
+        else:
+            assert_close(parameters[name].grad, gradient, 1e-5)
 
 
 @dtypes
 @models
 def test_gradients_of_embeddings(case, dtype):
     model, expected = run(case, dtype).model, arrays_of(f"{case}/grad_eval_loss_ls0.1/")
-    source, target = model.encoder.embed_tokens.weight.grad, model.decoder.embed_tokens.weight.grad
+    source, target = model.encoder.embed_tokens.weight.grad, model.decoder.embed_tokens.weight.grad.clone()
     assert_close(source, with_pad(expected["mod/emb_inp/mat"]), 1e-5)
     # The bias is in every row, divided by sqrt(D).
     assert_close(source.sum(0) / math.sqrt(D), expected["mod/emb_inp_bias"].flatten(), 1e-5)
