@@ -170,14 +170,14 @@ class HeadGatesMixin:
         with one_line_errors():
             equip(model, args)
         model.args = args
-        model.warn_if_gates_cannot_close(getattr(args, "max_update", None))
         return model
 
     def set_num_updates(self, num_updates: int) -> None:
         super().set_num_updates(num_updates)  # type: ignore[misc]
         self.num_updates = num_updates
-        if self._started_at is None:
+        if self._started_at is None:  # only training comes here
             self._started_at = num_updates
+            self.warn_if_gates_cannot_close(getattr(self.args, "max_update", None))
 
     def warn_from_first_epoch(self) -> None:
         """`warn_if_gates_cannot_close` for a run whose length is given in epochs: to be called after the first."""

@@ -21,5 +21,5 @@ def test_ddp(start, toy, train, tmp_path, run):
     print([r.code for r in rs],[l for r in rs for l in r.text.splitlines() if "train_inner" in l])
     r=train(tmp_path/"big",*closed,"--max-tokens",1000)
     a,b,c=[load(tmp_path/x/"checkpoint_last.pt")["model"] for x in ("one","two","big")]
-    for k in a:
+    for k in []:
         print(k,(a[k]-b[k]).abs().max().item(),(a[k]-c[k]).abs().max().item(), a[k].tolist() if "gate" in k else "")

@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-from models_for_tests import logits, make_args, make_batch, make_gated, make_stock
+from models_for_tests import logits, make_args, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import gate_values, head_sites
 from fairseq_headgates.models import (
@@ -195,16 +195,15 @@ def test_reach_is_the_sum_of_the_learning_rates():
 @pytest.mark.parametrize(("max_update", "level"), [(100, logging.WARNING), (100_000, logging.INFO), (0, None)])
 def test_a_schedule_that_closes_no_gate_is_warned_about(max_update, level, caplog):
     caplog.set_level(logging.INFO)
-    from models_for_tests import make_task
-
-    TransformerHeadGatesModel.build_model(schedule(max_update=max_update), make_task())
+    model = TransformerHeadGatesModel.build_model(schedule(max_update=max_update), make_task())
+    assert not caplog.records  # a checkpoint that is only loaded keeps quiet
+    for update in range(3):
+        model.set_num_updates(update)
     records = [record for record in caplog.records if "a gate can move by" in record.message]
     assert [record.levelno for record in records] == ([] if level is None else [level])
 
 
 def test_a_run_counted_in_epochs_is_warned_after_the_first(caplog):
-    from models_for_tests import make_task
-
     model = TransformerHeadGatesModel.build_model(schedule(max_update=0, max_epoch=3), make_task())
     for update in range(51):
         model.set_num_updates(update)
