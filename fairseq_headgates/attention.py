@@ -128,7 +128,7 @@ class HeadAttention(MultiheadAttention):
         """
         saved = self._get_input_buffer(incremental_state)
         if static_kv and "prev_key" in saved:
-            return saved["prev_key"], saved["prev_value"], _as_bool(saved["prev_key_padding_mask"])
+            return saved["prev_key"], saved["prev_value"], _as_bool(saved.get("prev_key_padding_mask"))
         if self.self_attention:
             key = value = query
         elif self.encoder_decoder_attention and incremental_state is not None and self.beam_size > 1:

@@ -191,12 +191,13 @@ make_venv() {
   venv_is_whole || die_with_log "$base_python -m venv left no pip in $venv; use another interpreter: PYTHON=/path/to/python3.12"
 }
 
-# A pip that was killed can leave a package whose description is there but whose list of files is not; pip would
-# take it for installed. Without the description it is installed again.
+# A pip that was killed can leave a package whose description is there but whose commands are not; pip would take
+# it for installed. pip signs a package (INSTALLER) after all else; without its description one that is not
+# signed is installed again.
 drop_half_installed() {
   local info
   for info in "$venv"/lib/python3.*/site-packages/*.dist-info; do
-    if [[ -d $info && ! -e $info/RECORD ]]; then rm -rf "$info"; fi
+    if [[ -d $info && ! -e $info/INSTALLER ]]; then rm -rf "$info"; fi
   done
 }
 

@@ -1,25 +1,516 @@
-import socket, time
-from conftest import *
+"""Integration: fairseq's own commands, and `headgates`, run as a user does (see commands_for_tests.py)."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
 import torch
-def load(p): return torch.load(p, weights_only=False)
-def port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1",0)); return s.getsockname()[1]
-def two(start, toy, save, *opts, updates=2):
-    p=port()
-    cs=[start("fairseq-train",*train_arguments(toy, save,*opts,"--distributed-init-method",f"tcp://127.0.0.1:{p}","--distributed-world-size",2,"--distributed-rank",r,"--distributed-no-spawn","--device-id",r,"--distributed-backend","gloo",updates=updates)) for r in (0,1)]
-    return [c.finish() for c in cs]
-def test_ddp(start, toy, train, tmp_path, run):
-    for b in ("legacy_ddp","pytorch_ddp","c10d","no_c10d"):
-        t=time.time()
-        rs=two(start,toy,tmp_path/b,*GATED,"--ddp-backend",b)
-        print(b,[r.code for r in rs],time.time()-t, rs[0].err[-1500:] if rs[0].code else "ok")
-    closed=["--optimizer","sgd","--lr",0.1,"--dropout",0,"--gate-heads",TYPES,"--gate-init=-15","--criterion","label_smoothed_cross_entropy_l0","--l0-weight","1e6", "--max-tokens",100]
-    r=train(tmp_path/"one",*closed,"--update-freq",2)
-    print([l for l in r.text.splitlines() if "train_inner" in l])
-    rs=two(start,toy,tmp_path/"two",*closed,"--ddp-backend","legacy_ddp")
-    print([r.code for r in rs],[l for r in rs for l in r.text.splitlines() if "train_inner" in l])
-    r=train(tmp_path/"big",*closed,"--max-tokens",1000)
-    a,b,c=[load(tmp_path/x/"checkpoint_last.pt")["model"] for x in ("one","two","big")]
-    for k in []:
-        print(k,(a[k]-b[k]).abs().max().item(),(a[k]-c[k]).abs().max().item(), a[k].tolist() if "gate" in k else "")
+from commands_for_tests import (
+    ALIVE,
+    EVALUATION,
+    GATED,
+    L0,
+    TOY_MODEL,
+    TYPES,
+    USER_DIR,
+    hypotheses,
+    logged,
+    run_program,
+    train_arguments,
+    valid_loss,
+    worker_arguments,
+)
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from fairseq.models.transformer import TransformerModel
+
+import fairseq_headgates
+from fairseq_headgates import gate_values
+
+GENERATE = [*EVALUATION, "--gen-subset", "test"]
+RESET = ["--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler"]
+KINDS = ("baseline", "gated", "fixed", "mixed")
+
+
+def read(path):
+    return torch.load(path, map_location="cpu", weights_only=False)
+
+
+def assert_same(a, b, where="checkpoint"):
+    """Nested containers with equal values; tensors equal to the last bit."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_same(a[key], b[key], f"{where}[{key!r}]")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), where
+        for i, pair in enumerate(zip(a, b, strict=True)):
+            assert_same(*pair, f"{where}[{i}]")
+    else:
+        assert torch.equal(a, b) if torch.is_tensor(a) else a == b, where
+
+
+def logits(path, split="valid"):
+    """What a checkpoint predicts for the first batch of the toy data, [B, T, V], and the task."""
+    (model,), _, task = load_model_ensemble_and_task([str(path)])
+    task.load_dataset(split)
+    batch = next(task.get_batch_iterator(task.dataset(split), max_tokens=500).next_epoch_itr(shuffle=False))
+    with torch.no_grad():
+        return model.eval()(**batch["net_input"])[0]
+
+
+# Train, resume, generate
+
+
+def test_plugin_is_the_tested_one():
+    """`--user-dir` must be the folder of the package that the tests import, or one of them tests something else."""
+    assert Path(fairseq_headgates.__file__).parent == USER_DIR
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trained_and_resumed_checkpoint_generates(kind, checkpoints, run, toy):
+    done = run("fairseq-generate", toy.data, *GENERATE, "--path", checkpoints[kind], "--beam", 2)
+    assert len(hypotheses(done)) == 10
+
+
+def test_without_options_it_trains_as_the_stock_model(tmp_path, train):
+    ours, stock = train(tmp_path / "ours", updates=4), train(tmp_path / "stock", arch="transformer", updates=4)
+    for key in ("loss", "gnorm"):
+        assert len(logged(ours, key)) == 4
+        assert logged(ours, key) == pytest.approx(logged(stock, key), abs=0.0011)  # 0.001: the last digit printed
+    assert valid_loss(ours) == pytest.approx(valid_loss(stock), abs=0.0011)
+
+
+def test_forked_and_installed_program_train_alike(tmp_path, train, toy, run):
+    train(tmp_path / "forked", *GATED)
+    run_program(tmp_path, "fairseq-train", *train_arguments(toy, tmp_path / "installed", *GATED))
+    forked, installed = (read(tmp_path / name / "checkpoint_last.pt") for name in ("forked", "installed"))
+    for part in ("model", "last_optimizer_state"):
+        assert_same(forked[part], installed[part], part)
+
+
+@pytest.mark.parametrize(("kind", "options"), [("baseline", []), ("gated", GATED)])
+def test_resuming_continues_exactly(kind, options, checkpoints, tmp_path, train):
+    """2 + 2 updates are 4 updates, with dropout and gate noise: fairseq seeds every update by its number."""
+    train(tmp_path, *options, updates=4)
+    at_once, resumed = read(tmp_path / "checkpoint_last.pt"), read(checkpoints[kind])
+    for part in ("model", "last_optimizer_state"):
+        assert_same(at_once[part], resumed[part], part)
+    assert at_once["optimizer_history"][-1]["num_updates"] == resumed["optimizer_history"][-1]["num_updates"] == 4
+
+
+def test_gates_are_trained_and_saved(gated_checkpoint):
+    log_alphas = {k: v for k, v in read(gated_checkpoint)["model"].items() if k.endswith("gate.log_alpha")}
+    assert len(log_alphas) == 6
+    assert all(v.shape == (4,) and not (v == 2.5).any() for v in log_alphas.values())
+
+
+def test_fixed_heads_are_stored_with_the_checkpoint(checkpoints):
+    (model,), _, _ = load_model_ensemble_and_task([str(checkpoints["fixed"])])
+    values = {kind: v.tolist() for kind, v in gate_values(model).items()}
+    assert values == {**ALIVE, "dec-self": [[1.0] * 4] * 2}
+
+
+# Warm start from a stock checkpoint
+
+
+@pytest.fixture(scope="module", params=["pre-norm, shared embeddings", "post-norm, separate embeddings"])
+def stock(request, tmp_path_factory, train):
+    """(path, options): a checkpoint of fairseq's `transformer` and the options of its architecture."""
+    pre_norm = ["--encoder-normalize-before", "--decoder-normalize-before", "--share-all-embeddings"]
+    options = pre_norm if request.param.startswith("pre") else []
+    folder = tmp_path_factory.mktemp("stock")
+    train(folder, *options, arch="transformer", updates=6)
+    return folder / "checkpoint_last.pt", options
+
+
+@pytest.mark.parametrize("route", ["finetune", "restore"])
+def test_warm_start_is_the_stock_model_at_step_0(stock, route, tmp_path, train, run, toy):
+    path, options = stock
+    start = ["--finetune-from-model", path] if route == "finetune" else ["--restore-file", path, *RESET]
+    train(tmp_path, *options, *GATED, *start, "--lr", 0, updates=1)  # one update that changes nothing
+    gated = tmp_path / "checkpoint_last.pt"
+
+    weights = read(gated)["model"]
+    log_alphas = {name: weights.pop(name) for name in list(weights) if name.endswith("gate.log_alpha")}
+    assert_same(weights, read(path)["model"])
+    assert len(log_alphas) == 6 and all((v == 2.5).all() for v in log_alphas.values())
+    torch.testing.assert_close(logits(gated), logits(path), atol=1e-5, rtol=1e-5)
+    # The validation loss of the gated model is that of the stock model, with no L0 penalty in it.
+    validate = ["fairseq-validate", toy.data, *EVALUATION, "--task", "translation", "--path"]
+    assert valid_loss(run(*validate, gated)) == valid_loss(run(*validate, path))
+
+
+def test_stock_weights_load_strictly(stock, checkpoints):
+    """As fairseq's trainer loads them, into a model whose gates have already moved: the gates stay as they are."""
+    path, options = stock
+    if options:
+        pytest.skip("the gated checkpoint is post-norm")
+    (model,), _, _ = load_model_ensemble_and_task([str(checkpoints["gated"])])
+    before = gate_values(model)
+    model.load_state_dict(read(path)["model"], strict=True)
+    assert_same(gate_values(model), before)
+    assert_same(model.state_dict()["encoder.layers.0.fc1.weight"], read(path)["model"]["encoder.layers.0.fc1.weight"])
+
+
+# Lambda against batch size, --update-freq and workers
+
+# Gates so far down that no noise (|logit(u)| < 13.82) opens one: what the model computes has no randomness left,
+# and the gates get no gradient but the penalty's. Plain SGD, because Adam would hide a wrong factor.
+CERTAIN = -15.0
+LAMBDA, RATE, SCALE = 1e6, 0.1, 10.0
+CLOSED = ["--gate-heads", "enc-self,dec-self", f"--gate-init={CERTAIN}", *L0, "--l0-weight", LAMBDA]
+CLOSED += ["--gate-lr-scale", SCALE, "--optimizer", "sgd", "--lr", RATE, "--dropout", 0, "--max-tokens", 100]
+
+
+def log_alpha_by_hand(updates):
+    """SGD on lambda * P(open) alone, scaled learning rate, default temperature and stretch."""
+    log_alpha = CERTAIN
+    for _ in range(updates):
+        p = 1 / (1 + math.exp(-(log_alpha - 0.33 * math.log(0.1 / 1.1))))
+        log_alpha -= RATE * SCALE * LAMBDA * p * (1 - p)
+    return log_alpha
+
+
+@pytest.fixture(scope="module")
+def closed_run(tmp_path_factory, train):
+    """Two updates on two batches each: (log, checkpoint)."""
+    folder = tmp_path_factory.mktemp("closed")
+    done = train(folder, *CLOSED, "--update-freq", 2)
+    return done, read(folder / "checkpoint_last.pt")["model"]
+
+
+def train_by_two(start, toy, save_dir, *options):
+    """fairseq-train by two workers on the CPU: the log of the first, which writes the checkpoint, and the weights."""
+    workers = [
+        start("fairseq-train", *train_arguments(toy, save_dir, *options, *own)) for own in worker_arguments(2)
+    ]
+    logs = [worker.finish().expect(0) for worker in workers]
+    return logs[0], read(save_dir / "checkpoint_last.pt")["model"]
+
+
+def test_penalty_moves_the_gates_as_computed_by_hand(closed_run):
+    _, weights = closed_run
+    for name in (n for n in weights if n.endswith("gate.log_alpha")):
+        torch.testing.assert_close(weights[name], torch.full_like(weights[name], log_alpha_by_hand(2)))
+        assert weights[name].max() < CERTAIN - 1  # they did move
+
+
+@pytest.mark.parametrize("options", [["--max-tokens", 1000], ["--sentence-avg"], ["--update-freq", 1]])
+def test_penalty_does_not_depend_on_the_batch(options, tmp_path, train):
+    train(tmp_path, *CLOSED, *options)
+    weights = read(tmp_path / "checkpoint_last.pt")["model"]
+    for name in (n for n in weights if n.endswith("gate.log_alpha")):
+        torch.testing.assert_close(weights[name], torch.full_like(weights[name], log_alpha_by_hand(2)))
+
+
+def test_two_workers_equal_two_batches_of_one(closed_run, tmp_path, start, toy):
+    one_log, one = closed_run
+    two_log, two = train_by_two(start, toy, tmp_path, *CLOSED)
+    assert one.keys() == two.keys()
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], atol=1e-5, rtol=1e-5, msg=name)
+    for key in ("loss", "nll_loss", "l0", "heads_open", "gnorm"):
+        assert logged(two_log, key) == pytest.approx(logged(one_log, key), abs=0.0011)
+
+
+def test_two_workers_log_the_gates_of_one_model(tmp_path, start, toy):
+    """`l0` and `heads_open` are properties of the model: no sum over workers or batches."""
+    log, _ = train_by_two(start, toy, tmp_path, *GATED, "--update-freq", 2, "--max-tokens", 100)
+    p = 1 / (1 + math.exp(-(2.5 - 0.33 * math.log(0.1 / 1.1))))
+    assert logged(log, "l0")[0] == pytest.approx(24 * p, abs=0.0051)
+    assert logged(log, "heads_open") == [24, 24]
+    assert [logged(log, f"heads_open_{kind}")[0] for kind in ("enc_self", "dec_self", "dec_enc")] == [8, 8, 8]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("stock", ["pre-norm, shared embeddings"], indirect=True)
+def test_frozen_parameters_stay_to_the_last_bit(workers, stock, tmp_path, start, toy, run):
+    path, options = stock
+    own = ["--gate-heads", "enc-self", "--freeze-params", r"^decoder\.", "--freeze-dropout", "--max-tokens", 100]
+    own = [*options, "--finetune-from-model", path, *L0, *own]
+    if workers == 1:
+        run("fairseq-train", *train_arguments(toy, tmp_path, *own, "--update-freq", 2))
+        weights = read(tmp_path / "checkpoint_last.pt")["model"]
+    else:
+        _, weights = train_by_two(start, toy, tmp_path, *own)
+    # encoder.version and the positions are constants; a shift of all keys does not change a softmax.
+    constant = ("version", "_float_tensor", "k_proj.bias")
+    for name, before in read(path)["model"].items():
+        frozen = name.startswith("decoder.") or name == "encoder.embed_tokens.weight"  # one tensor with the decoder's
+        if frozen or not name.endswith(constant):
+            assert torch.equal(weights[name], before) == frozen, name
+
+
+# The other commands
+
+
+def test_installed_generate_equals_the_forked_one(gated_checkpoint, tmp_path, run, toy):
+    command = ["fairseq-generate", toy.data, *GENERATE, "--path", gated_checkpoint, "--beam", 4]
+    assert hypotheses(run_program(tmp_path, *command)) == hypotheses(run(*command))
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_generate_interactive_and_hub_agree(beam, gated_checkpoint, run, toy):
+    options = ["--path", gated_checkpoint, "--beam", beam]
+    sources = (toy.text / "test.src").read_text()
+    generated = hypotheses(run("fairseq-generate", toy.data, *GENERATE, *options))
+    interactive = ["--buffer-size", 10, "--batch-size", 10]  # all sentences at once, as fairseq-generate does
+    typed = run("fairseq-interactive", toy.data, *EVALUATION, *options, *interactive, stdin=sources)
+    hub = TransformerModel.from_pretrained(
+        str(gated_checkpoint.parent), gated_checkpoint.name, data_name_or_path=str(toy.data), user_dir=str(USER_DIR)
+    )
+    assert len(generated) == 10
+    assert hypotheses(typed) == generated
+    assert hub.translate(sources.splitlines(), beam=beam) == generated
+
+
+def test_installed_interactive(gated_checkpoint, tmp_path, toy):
+    options = [*EVALUATION, "--path", gated_checkpoint]
+    done = run_program(tmp_path, "fairseq-interactive", toy.data, *options, stdin="a b c\nd d e f\n")
+    assert len(hypotheses(done)) == 2
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_ensemble(beam, checkpoints, run, toy):
+    path = f"{checkpoints['gated']}:{checkpoints['mixed']}"
+    assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, "--path", path, "--beam", beam))) == 10
+
+
+def test_ensemble_of_a_model_with_itself_is_that_model(gated_checkpoint, run, toy):
+    command = ["fairseq-generate", toy.data, *GENERATE, "--beam", 4, "--path"]
+    path = str(gated_checkpoint)
+    assert hypotheses(run(*command, f"{path}:{path}")) == hypotheses(run(*command, path))
+
+
+def test_validate_repeats_the_loss_of_training(tmp_path, train, toy):
+    trained = train(tmp_path, *GATED)
+    options = [*EVALUATION, "--task", "translation", "--path", tmp_path / "checkpoint_last.pt"]
+    validated = run_program(tmp_path, "fairseq-validate", toy.data, *options)
+    assert valid_loss(validated) == valid_loss(trained)
+
+
+def test_hydra_train(tmp_path, toy, run):
+    config = {
+        "common": {"cpu": True, "user_dir": str(USER_DIR), "seed": 1, "log_format": "simple", "log_interval": 1},
+        "task": {"_name": "translation", "data": str(toy.data)},
+        "model": {"_name": "transformer_head_gates", **TOY_MODEL, "gate_heads": "dec-enc", "alive_heads": None},
+        "criterion": {"_name": "label_smoothed_cross_entropy_l0", "l0_weight": 0.05, "label_smoothing": 0.1},
+        "optimizer": {"_name": "adam"},
+        "lr_scheduler": {"_name": "fixed"},
+        "dataset": {"max_tokens": 500, "num_workers": 0, "required_batch_size_multiple": 1},
+        "optimization": {"max_update": 2, "lr": [0.005]},
+        "checkpoint": {"save_dir": str(tmp_path / "save")},
+    }
+    config["model"]["alive_heads"] = json.dumps({"enc-self": ALIVE["enc-self"]})
+    (tmp_path / "toy.yaml").write_text(json.dumps(config))  # JSON is YAML
+    run_program(tmp_path, "fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "toy")
+    path = tmp_path / "save" / "checkpoint_last.pt"
+    assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, "--path", path))) == 10
+    shown = json.loads(run("headgates", "show", path, "--json").out)
+    assert shown["gated"] == ["dec-enc"]
+    assert shown["gate"]["enc-self"] == ALIVE["enc-self"]
+
+
+def test_eval_bleu(tmp_path, train, run, toy):
+    bleu = ["--eval-bleu", "--eval-bleu-args", '{"beam": 2}', "--eval-bleu-detok", "space"]
+    bleu += ["--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"]
+    train(tmp_path, *GATED, *bleu, updates=2)
+    assert "valid | epoch 001 | valid on 'valid' subset" in (second := train(tmp_path, *GATED, *bleu, updates=4)).text
+    assert "(epoch 1 @ 2 updates)" in second.text and "best_bleu" in second.text
+    best = tmp_path / "checkpoint_best.pt"
+    assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, "--path", best))) == 10
+    run("headgates", "show", best)
+
+
+def test_without_the_plugin_a_checkpoint_does_not_load(gated_checkpoint, run, toy):
+    """The symptom to document: torch >= 2.6 refuses the file, earlier ones let fairseq miss the architecture."""
+    options = [option for option in GENERATE if option not in ("--user-dir", USER_DIR)]
+    failed = run("fairseq-generate", toy.data, *options, "--path", gated_checkpoint, code=1)
+    assert "argparse.Namespace was not an allowed global" in failed.err or "IndexError: Replacement" in failed.err
+
+
+# TensorBoard
+
+
+def test_tensorboard(tmp_path, train):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    pytest.importorskip("matplotlib")
+    logs = tmp_path / "tensorboard"
+    log = train(tmp_path, *GATED, "--tensorboard-logdir", logs)
+
+    def events(folder):
+        return accumulator.EventAccumulator(str(logs / folder)).Reload()
+
+    kinds = ("enc_self", "dec_self", "dec_enc")
+    for folder in ("train_inner", "train", "valid"):
+        assert {"l0", "heads_open", *(f"heads_open_{kind}" for kind in kinds)} <= set(events(folder).Tags()["scalars"])
+    l0 = [event.value for event in events("train_inner").Scalars("l0")]
+    assert l0 == pytest.approx(logged(log, "l0"))
+    (image,) = events("gates").Images("gates/P(gate = 0)")
+    assert image.step == 2 and image.encoded_image_string.startswith(b"\x89PNG")
+
+
+# The `headgates` command
+
+
+def test_path_is_the_user_dir(tmp_path):
+    assert Path(run_program(tmp_path, "headgates", "path").out.rstrip("\n")) == USER_DIR.resolve()
+
+
+def test_show_prints_a_table_of_every_type(gated_checkpoint, run):
+    lines = run("headgates", "show", gated_checkpoint).out.splitlines()
+    for kind in TYPES.split(","):
+        (title,) = (i for i, line in enumerate(lines) if line.startswith(kind))
+        assert lines[title].endswith("8 of 8 heads open")
+        assert [line.split()[:2] for line in lines[title + 3 : title + 5]] == [["layer", "0"], ["layer", "1"]]
+    assert lines[-1] == "in total 24 of 24 heads open"
+
+
+def test_show_json_holds_the_gates_of_the_model(checkpoints, run):
+    shown = json.loads(run("headgates", "show", checkpoints["mixed"], "--json").out)
+    (model,), _, _ = load_model_ensemble_and_task([str(checkpoints["mixed"])])
+    assert shown["gated"] == ["dec-self", "dec-enc"]
+    assert shown["heads"] == {"enc-self": [3, 8], "dec-self": [8, 8], "dec-enc": [8, 8], "total": [19, 24]}
+    for kind, values in gate_values(model).items():
+        torch.testing.assert_close(torch.tensor(shown["gate"][kind]), values, atol=1e-6, rtol=0)
+
+
+def test_heads_from_show_are_accepted_by_alive_heads(tmp_path, train, run):
+    closed = train(tmp_path / "gated", *GATED, "--gate-heads", "dec-enc", "--gate-init=-3", "--dropout", 0)
+    assert logged(closed, "heads_open")[0] == 0
+    heads = tmp_path / "heads.json"
+    run("headgates", "show", tmp_path / "gated" / "checkpoint_last.pt", "--out", heads)
+    assert json.loads(heads.read_text())["dec-enc"] == [[0] * 4] * 2
+    own = ["--alive-heads", heads, "--finetune-from-model"]
+    train(tmp_path / "stock", arch="transformer")
+    train(tmp_path / "fixed", *own, tmp_path / "stock" / "checkpoint_last.pt")
+    shown = json.loads(run("headgates", "show", tmp_path / "fixed" / "checkpoint_last.pt", "--json").out)
+    assert shown["heads"] == {"enc-self": [8, 8], "dec-self": [8, 8], "dec-enc": [0, 8], "total": [16, 24]}
+
+
+def test_show_overwrites_only_with_force(gated_checkpoint, tmp_path, run):
+    heads = tmp_path / "heads.json"
+    heads.write_text("mine")
+    refused = run("headgates", "show", gated_checkpoint, "--out", heads, code=2)
+    assert_one_line_error(refused, [str(heads), "--force"])
+    assert heads.read_text() == "mine"
+    run("headgates", "show", gated_checkpoint, "--out", heads, "--force")
+    assert json.loads(heads.read_text())["enc-self"] == [[1] * 4] * 2
+    assert [file.name for file in tmp_path.iterdir()] == ["heads.json"]  # nothing temporary left
+
+
+# Bad input
+
+
+def assert_one_line_error(finished, words):
+    """Exit code 2 and one line that says what is wrong; no traceback."""
+    assert finished.code == 2, finished.text
+    assert "Traceback" not in finished.text
+    (line,) = (line for line in finished.err.splitlines() if "error:" in line)
+    assert [word for word in words if word not in line] == [], line
+
+
+def mask(**rows):
+    return json.dumps({kind.replace("_", "-"): layers for kind, layers in rows.items()})
+
+
+FOUR = [1, 1, 1, 1]
+BAD_OPTIONS = {
+    "a type in both options": (
+        ["--gate-heads", "enc-self", "--alive-heads", mask(enc_self=[FOUR, FOUR])],
+        ["enc-self", "--gate-heads", "--alive-heads"],
+    ),
+    "unknown type": (["--gate-heads", "enc-slef"], ["'enc-slef'", TYPES.replace(",", ", ")]),
+    "type named twice": (["--gate-heads", "enc-self,enc-self"], ["'enc-self'", "twice"]),
+    "unknown type in a mask": (["--alive-heads", mask(encoder=[FOUR, FOUR])], ["'encoder'", "enc-self"]),
+    "layers of a mask": (["--alive-heads", mask(enc_self=[FOUR])], ["enc-self", "1 layers", "has 2"]),
+    "heads of a mask": (["--alive-heads", mask(dec_enc=[FOUR, [1, 1]])], ["dec-enc layer 1", "2 heads", "has 4"]),
+    "a half": (["--alive-heads", mask(enc_self=[[1, 1, 1, 0.5], FOUR])], ["layer 0", "0.5", "1 (alive)"]),
+    "true": (["--alive-heads", mask(enc_self=[FOUR, [1, 1, 1, True]])], ["layer 1", "True", "1 (alive)"]),
+    "text": (["--alive-heads", mask(enc_self=[FOUR, [1, 1, 1, "1"]])], ["layer 1", "'1'", "1 (alive)"]),
+    "no list": (["--alive-heads", mask(enc_self=1)], ["enc-self", "list"]),
+    "an empty mask": (["--alive-heads", "{}"], ["enc-self"]),
+    "broken JSON": (["--alive-heads", '{"enc-self": [[1'], ["JSON", "column"]),
+    "another format": (["--alive-heads", '{"format": "x/9", "enc-self": [[1]]}'], ["'x/9'", "headgates.heads/1"]),
+    "missing mask file": (["--alive-heads", "no/such.json"], ["'no/such.json'", "No such file"]),
+    "stretch above 0": (["--gate-stretch=0.1,1.1"], ["0.1,1.1", "LOW < 0"]),
+    "stretch below 1": (["--gate-stretch=-0.1,0.9"], ["-0.1,0.9", "HIGH > 1"]),
+    "one number as stretch": (["--gate-stretch=-0.1"], ["-0.1", "LOW,HIGH"]),
+    "temperature 0": (["--gate-heads", "enc-self", "--gate-temperature", "0"], ["temperature", "0", "above 0"]),
+    "temperature below 0": (["--gate-heads", "enc-self", "--gate-temperature=-1"], ["-1", "above 0"]),
+    "first gate": (["--gate-init", "open"], ["'open'", "glorot"]),
+    "negative lambda": ([*GATED, "--l0-weight=-0.1"], ["--l0-weight", "-0.1", "negative"]),
+    "gate rate 0": (["--gate-heads", "enc-self", "--gate-lr-scale", "0"], ["0", "above 0"]),
+    "freezing nothing": (["--freeze-params", "decodr"], ["'decodr'", "no parameter"]),
+    "freezing everything": (["--freeze-params", "."], ["'.'", "every parameter"]),
+    "no regular expression": (["--freeze-params", "(enc"], ["'(enc'", "regular expression"]),
+    "gates on missing attention": (["--no-cross-attention", "--gate-heads", "dec-enc"], ["no dec-enc", "enc-self"]),
+    "mask on missing attention": (
+        ["--no-cross-attention", "--alive-heads", mask(dec_enc=[FOUR, FOUR])],
+        ["no dec-enc"],
+    ),
+    "L0 without gates": ([*L0, *RESET], ["--gate-heads", "no stochastic gates"]),
+    "L0 without gates on a stock model": ([*L0, *RESET, "--arch", "transformer"], ["--gate-heads"]),
+}
+
+
+@pytest.fixture
+def save_dir(checkpoints, tmp_path):
+    """A folder with a checkpoint that a mistake in the options must not cost."""
+    path = tmp_path / "checkpoint_last.pt"
+    shutil.copyfile(checkpoints["baseline"], path)
+    yield tmp_path
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    assert path.read_bytes() == checkpoints["baseline"].read_bytes()
+
+
+@pytest.mark.parametrize(("options", "words"), BAD_OPTIONS.values(), ids=BAD_OPTIONS)
+def test_bad_options_end_with_one_line(options, words, save_dir, train):
+    assert_one_line_error(train(save_dir, *options, updates=6, code=None), words)
+
+
+def test_bad_options_of_the_installed_program(save_dir, toy):
+    options, words = BAD_OPTIONS["a type in both options"]
+    command = ["fairseq-train", *train_arguments(toy, save_dir, *options)]
+    assert_one_line_error(run_program(save_dir, *command, code=None), words)
+
+
+def no_checkpoint(kind, path):
+    """A file that is no checkpoint of a fairseq transformer."""
+    writers = {
+        "text": lambda: path.write_text("not a checkpoint\n"),
+        "nothing": path.touch,
+        "a folder": path.mkdir,
+        "another torch file": lambda: torch.save({"weights": torch.ones(2)}, path),
+        "a list": lambda: torch.save([1, 2], path),
+        "a pickled object": lambda: torch.save({"model": {}, "args": Path("x")}, path),
+        "no attention": lambda: torch.save({"model": {}, "cfg": {"model": {"arch": "lstm"}}}, path),
+    }
+    if kind != "missing":
+        writers[kind]()
+    return path
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["missing", "text", "nothing", "a folder", "another torch file", "a list", "a pickled object", "no attention"],
+)
+def test_show_of_no_checkpoint_ends_with_one_line(kind, tmp_path, run):
+    path = no_checkpoint(kind, tmp_path / "x.pt")
+    assert_one_line_error(run("headgates", "show", path, code=None), [str(path)])
+
+
+def test_show_of_a_truncated_checkpoint(gated_checkpoint, tmp_path, run):
+    (tmp_path / "x.pt").write_bytes(gated_checkpoint.read_bytes()[:10_000])
+    assert_one_line_error(run("headgates", "show", tmp_path / "x.pt", code=None), [str(tmp_path / "x.pt")])
+
+
+def test_missing_checkpoint_with_the_installed_program(tmp_path):
+    assert_one_line_error(run_program(tmp_path, "headgates", "show", "no.pt", code=None), ["'no.pt'", "No such file"])
+
+
+def test_out_in_a_missing_folder(gated_checkpoint, tmp_path, run):
+    out = tmp_path / "no" / "heads.json"
+    assert_one_line_error(run("headgates", "show", gated_checkpoint, "--out", out, code=None), [str(out)])

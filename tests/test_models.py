@@ -184,8 +184,8 @@ def schedule(**options):
 def test_reach_is_the_sum_of_the_learning_rates():
     naive = sum(1e-3 * (t / 100 if t < 100 else (100 / t) ** 0.5) for t in range(400))
     assert gate_reach(schedule(gate_lr_scale=10.0), 400) == pytest.approx(10 * naive, rel=1e-6)
-    assert gate_reach(schedule(lr_scheduler="fixed", warmup_updates=0, force_anneal=None), 50) == pytest.approx(0.5)
-    long = gate_reach(schedule(), 200_000)  # sampled, not summed one by one
+    assert gate_reach(schedule(lr_scheduler="fixed", warmup_updates=0, force_anneal=None, gate_lr_scale=2.0), 50) == pytest.approx(0.1)
+    long = gate_reach(schedule(gate_lr_scale=10.0), 200_000)  # sampled, not summed one by one
     assert long == pytest.approx(
         10 * sum(1e-3 * min(t / 100, (100 / max(t, 1)) ** 0.5) for t in range(200_000)), rel=1e-3
     )
@@ -195,7 +195,7 @@ def test_reach_is_the_sum_of_the_learning_rates():
 @pytest.mark.parametrize(("max_update", "level"), [(100, logging.WARNING), (100_000, logging.INFO), (0, None)])
 def test_a_schedule_that_closes_no_gate_is_warned_about(max_update, level, caplog):
     caplog.set_level(logging.INFO)
-    model = TransformerHeadGatesModel.build_model(schedule(max_update=max_update), make_task())
+    model = TransformerHeadGatesModel.build_model(schedule(max_update=max_update, gate_lr_scale=10.0), make_task())
     assert not caplog.records  # a checkpoint that is only loaded keeps quiet
     for update in range(3):
         model.set_num_updates(update)
@@ -204,7 +204,7 @@ def test_a_schedule_that_closes_no_gate_is_warned_about(max_update, level, caplo
 
 
 def test_a_run_counted_in_epochs_is_warned_after_the_first(caplog):
-    model = TransformerHeadGatesModel.build_model(schedule(max_update=0, max_epoch=3), make_task())
+    model = TransformerHeadGatesModel.build_model(schedule(max_update=0, max_epoch=3, gate_lr_scale=10.0), make_task())
     for update in range(51):
         model.set_num_updates(update)
     model.warn_from_first_epoch()

@@ -1,0 +1,147 @@
+"""The set-up script on machines that lack something: one line that gives the value, the rule and the cure.
+
+Each test runs a copy of the script with a PATH that holds only the tools it uses and stubs of what it looks
+for, so nothing is installed and no network is needed.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLS = "awk bash cat cksum cut df dirname env flock grep head ls mkdir rm sed sh tail touch uname".split()
+
+# Answers what the script asks of an interpreter: its version, its compiler, its headers, its modules.
+PYTHON_STUB = """#!/bin/sh
+case "$2" in
+  *version_info*) echo {version} ;;
+  *get_config_var*) echo stub-cc ;;
+  *get_path*) echo /stub/include ;;
+  *"import venv"*) exit {venv_exit} ;;
+esac
+"""
+# A compiler that can do everything but find Python.h.
+CC_STUB = "#!/bin/sh\n! grep -q Python.h\n"
+FULL_DISK = "#!/bin/sh\necho Filesystem 1024-blocks Used Available Capacity Mounted\necho /dev/x 9 9 102400 99% /\n"
+
+
+def put(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def python_stub(version, venv_exit=0):
+    return PYTHON_STUB.format(version=version, venv_exit=venv_exit)
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A checkout in `main`, and a folder `bin` that is all of its PATH."""
+    for name in ("setup.py", "recipes/setup.sh"):
+        (tmp_path / "main" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / "main" / name)
+    (tmp_path / "bin").mkdir()
+    for tool in TOOLS:
+        if found := shutil.which(tool):
+            (tmp_path / "bin" / tool).symlink_to(found)
+    return tmp_path
+
+
+def refusal(machine, **environment):
+    """What the script says when it refuses: its only line."""
+    run = subprocess.run(
+        [machine / "main/recipes/setup.sh"],
+        env={"PATH": str(machine / "bin"), "HOME": str(machine), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    lines = run.stderr.splitlines()
+    assert run.returncode == 1, run.stderr
+    assert len(lines) == 1 and lines[0].startswith("setup: "), run.stderr
+    assert run.stdout == ""
+    return lines[0]
+
+
+def test_named_python_does_not_run(machine):
+    line = refusal(machine, PYTHON="python3.77")
+    assert "PYTHON=python3.77 does not run" in line and "3.11 or 3.12" in line and "PYTHON=/path/to" in line
+    assert not (machine / "main/.venv").exists()
+
+
+@pytest.mark.parametrize("version", ["2.7", "3.9", "3.13"])
+def test_named_python_is_unsupported(machine, version):
+    python = put(machine / "bin/other", python_stub(version))
+    line = refusal(machine, PYTHON=str(python))
+    assert f"is Python {version}; headgates needs 3.11 or 3.12" in line
+
+
+def test_no_python_says_what_was_tried(machine):
+    put(machine / "bin/python3.12", "#!/bin/sh\necho 'not found' >&2\nexit 127\n")  # a version manager's shim
+    put(machine / "bin/python3", python_stub("3.13"))
+    line = refusal(machine)
+    assert "(python3.12 does not run, no python3.11, python3 is 3.13)" in line
+
+
+def test_no_venv_module(machine):
+    put(machine / "bin/python3.11", python_stub("3.11", venv_exit=1))
+    line = refusal(machine)
+    assert "cannot make virtual environments" in line and "apt-get install python3.11-venv" in line
+
+
+def test_no_compiler(machine):
+    put(machine / "bin/python3.11", python_stub("3.11"))
+    line = refusal(machine)
+    assert "'stub-cc' does not compile C++" in line and "apt-get install g++" in line
+
+
+def test_compiler_named_in_environment(machine):
+    put(machine / "bin/python3.11", python_stub("3.11"))
+    put(machine / "bin/stub-cc", CC_STUB)
+    assert "'clang++ -m64' does not compile C++" in refusal(machine, CXX="clang++ -m64")
+
+
+def test_no_headers(machine):
+    put(machine / "bin/python3.11", python_stub("3.11"))
+    put(machine / "bin/stub-cc", CC_STUB)
+    put(machine / "bin/c++", CC_STUB)
+    line = refusal(machine)
+    assert "/stub/include/Python.h" in line and "apt-get install python3.11-dev" in line
+
+
+def test_full_disk(machine):
+    put(machine / "bin/python3.12", python_stub("3.12"))
+    for compiler in ("stub-cc", "c++"):  # asked for on other platforms than Linux x86_64 only
+        put(machine / "bin" / compiler, "#!/bin/sh\n")
+    (machine / "bin/df").unlink()
+    put(machine / "bin/df", FULL_DISK)
+    line = refusal(machine)
+    assert "100 MB free" in line and "needs 4 GB" in line and "VENV=" in line
+    assert not (machine / "main/.venv").exists()
+
+
+def test_a_folder_that_is_no_environment_is_left_alone(machine):
+    put(machine / "bin/python3.12", python_stub("3.12"))
+    for compiler in ("stub-cc", "c++"):
+        put(machine / "bin" / compiler, "#!/bin/sh\n")
+    (machine / "bin/df").unlink()  # the disk of this machine is no matter here
+    thesis = put(machine / "work/thesis.tex", "all of it")
+    line = refusal(machine, VENV=str(machine / "work"))
+    assert "something other than a virtual environment" in line
+    assert thesis.read_text() == "all of it"
+
+
+def test_environment_of_another_python(machine):
+    venv = machine / "main/.venv"
+    put(venv / "bin/python", python_stub("3.11"))
+    put(venv / "bin/pip", f"#!{venv}/bin/python3.11\n")
+    put(machine / "bin/python3.12", python_stub("3.12"))
+    line = refusal(machine, PYTHON="python3.12")
+    assert "PYTHON=python3.12 is Python 3.12" in line and "holds Python 3.11" in line
+    assert "VENV=.venv-3.12" in line
+    assert os.access(venv / "bin/python", os.X_OK)
