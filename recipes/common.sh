@@ -1,5 +1,7 @@
 # Shared by the recipes: sourced, not run. Each function wraps one of fairseq's own commands and
-# skips it when its output is there, so that a recipe can be stopped at any point and run again.
+# skips it when its output is there, so that a recipe can be stopped at any point and run again. The recipe sets
+# `plugin`, the folder for --user-dir: with torch 2.6 or later even a stock checkpoint loads only with the plugin,
+# which allows the options stored in it.
 
 fail() { echo "${0##*/}: $*" >&2; exit 2; }
 say() { printf '%s  %s\n' "$(date +%H:%M:%S)" "$*"; }
@@ -39,7 +41,7 @@ train() {
   [[ -f $model/finished ]] && return
   say "training $(basename "$model") (log: $model/train.log)"
   mkdir -p "$model"
-  fairseq-train "$data" --save-dir "$model" --tensorboard-logdir "$model/tensorboard" \
+  fairseq-train "$data" --user-dir "$plugin" --save-dir "$model" --tensorboard-logdir "$model/tensorboard" \
     --no-epoch-checkpoints --log-format simple --log-interval 50 --seed "${SEED:-1}" "${device[@]}" "$@" \
     >>"$model/train.log" 2>&1 || fail "training of $model failed: $(tail -n 1 "$model/train.log")"
   touch "$model/finished"
@@ -53,7 +55,7 @@ translate() {
   shift 4
   [[ -s $model/test.hyp ]] && return
   say "translating the test set with $(basename "$model")"
-  fairseq-generate "$data" --path "$model/$checkpoint" --gen-subset test --remove-bpe \
+  fairseq-generate "$data" --user-dir "$plugin" --path "$model/$checkpoint" --gen-subset test --remove-bpe \
     --beam "${BEAM:-4}" --lenpen "${LENPEN:-0.6}" --max-tokens "${GENERATION_TOKENS:-4000}" \
     --required-batch-size-multiple 1 "${device[@]}" "$@" \
     >"$model/generate.log" 2>&1 || fail "translation with $model failed: $(tail -n 1 "$model/generate.log")"
@@ -75,9 +77,9 @@ gated_run() {
   shift 7
   local frozen=()
   [[ $types == enc-self ]] && frozen=(--freeze-params '^decoder\.' --freeze-dropout)
-  train "$model" "$data" --user-dir "$plugin" --arch transformer_head_gates --finetune-from-model "$baseline" \
+  train "$model" "$data" --arch transformer_head_gates --finetune-from-model "$baseline" \
     --gate-heads "$types" --criterion label_smoothed_cross_entropy_l0 --l0-weight "$lambda" "${frozen[@]}" "$@"
-  evaluate "$model" checkpoint_last.pt "$data" "$reference" "$target" --user-dir "$plugin"
+  evaluate "$model" checkpoint_last.pt "$data" "$reference" "$target"
 }
 
 # evaluate RUN_DIR CHECKPOINT DATA_BIN REFERENCE TARGET_LANGUAGE ARGUMENTS...: what results.py reads.
@@ -91,5 +93,9 @@ evaluate() {
 
 # No GPU: say so to fairseq, and leave the number of threads to the caller (OMP_NUM_THREADS).
 device=()
-command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 || device=(--cpu)
+if ! { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }; then
+  device=(--cpu)
+  # glibc would hand every large buffer back to the kernel after use, and get it anew a moment later.
+  export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-8589934592} MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-8589934592}
+fi
 sacrebleu_flags=()

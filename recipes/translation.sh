@@ -113,8 +113,7 @@ common=(--task translation -s "$src" -t "$tgt" "${size[@]}" --dropout "$DROPOUT"
 reference=$text/reference.$tgt
 train "$out/baseline" "$bin" "${common[@]}" --arch "$ARCH" --criterion label_smoothed_cross_entropy \
   --lr "$LR" --warmup-updates "$WARMUP" --max-epoch "$EPOCHS"
-# torch 2.6 and later load a checkpoint with its options only if they are allowed, which the plugin does.
-evaluate "$out/baseline" checkpoint_best.pt "$bin" "$reference" "$tgt" --user-dir "$plugin"
+evaluate "$out/baseline" checkpoint_best.pt "$bin" "$reference" "$tgt"
 
 runs=("$out/baseline")
 for run in $RUNS; do

@@ -5,6 +5,7 @@ fairseq, and nothing of ours, already: the command still is a process of its own
 streams and exit code. `run_program` starts the installed program itself, for the proof that this makes no difference.
 """
 
+import atexit
 import importlib.metadata
 import importlib.util
 import multiprocessing
@@ -98,7 +99,10 @@ def _run_entry_point(argv, files):
     sys.stdin = open(0, closefd=False)  # noqa: SIM115  (multiprocessing has closed it)
     sys.argv = argv
     os.chdir(Path(files[0]).parent)
-    sys.exit(_entry_point(argv[0])())
+    try:
+        sys.exit(_entry_point(argv[0])())
+    finally:
+        atexit._run_exitfuncs()  # which multiprocessing leaves out; TensorBoard's writers close their files there
 
 
 def _entry_point(program):

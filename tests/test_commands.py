@@ -28,6 +28,9 @@ from fairseq.models.transformer import TransformerModel
 import fairseq_headgates
 from fairseq_headgates import gate_values
 
+# Of torch's data loader, about machines without a GPU.
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
+
 GENERATE = [*EVALUATION, "--gen-subset", "test"]
 RESET = ["--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler"]
 KINDS = ("baseline", "gated", "fixed", "mixed")
@@ -103,7 +106,7 @@ def test_resuming_continues_exactly(kind, options, checkpoints, tmp_path, train)
 def test_gates_are_trained_and_saved(gated_checkpoint):
     log_alphas = {k: v for k, v in read(gated_checkpoint)["model"].items() if k.endswith("gate.log_alpha")}
     assert len(log_alphas) == 6
-    assert all(v.shape == (4,) and not (v == 2.5).any() for v in log_alphas.values())
+    assert all(v.shape == (4,) and (v - 2.5).abs().min() > 0.001 for v in log_alphas.values())
 
 
 def test_fixed_heads_are_stored_with_the_checkpoint(checkpoints):
@@ -135,18 +138,18 @@ def test_warm_start_is_the_stock_model_at_step_0(stock, route, tmp_path, train, 
     weights = read(gated)["model"]
     log_alphas = {name: weights.pop(name) for name in list(weights) if name.endswith("gate.log_alpha")}
     assert_same(weights, read(path)["model"])
-    assert len(log_alphas) == 6 and all((v == 2.5).all() for v in log_alphas.values())
+    assert len(log_alphas) == 6
+    torch.testing.assert_close(torch.cat(list(log_alphas.values())), torch.full((24,), 2.5).double())
     torch.testing.assert_close(logits(gated), logits(path), atol=1e-5, rtol=1e-5)
     # The validation loss of the gated model is that of the stock model, with no L0 penalty in it.
-    validate = ["fairseq-validate", toy.data, *EVALUATION, "--task", "translation", "--path"]
+    validate = ["fairseq-validate", toy.data, *EVALUATION, "--task", "translation", "--max-tokens", 500, "--path"]
     assert valid_loss(run(*validate, gated)) == valid_loss(run(*validate, path))
 
 
+@pytest.mark.parametrize("stock", ["post-norm, separate embeddings"], indirect=True)
 def test_stock_weights_load_strictly(stock, checkpoints):
     """As fairseq's trainer loads them, into a model whose gates have already moved: the gates stay as they are."""
-    path, options = stock
-    if options:
-        pytest.skip("the gated checkpoint is post-norm")
+    path, _ = stock
     (model,), _, _ = load_model_ensemble_and_task([str(checkpoints["gated"])])
     before = gate_values(model)
     model.load_state_dict(read(path)["model"], strict=True)
@@ -286,7 +289,7 @@ def test_ensemble_of_a_model_with_itself_is_that_model(gated_checkpoint, run, to
 
 def test_validate_repeats_the_loss_of_training(tmp_path, train, toy):
     trained = train(tmp_path, *GATED)
-    options = [*EVALUATION, "--task", "translation", "--path", tmp_path / "checkpoint_last.pt"]
+    options = [*EVALUATION, "--task", "translation", "--max-tokens", 500, "--path", tmp_path / "checkpoint_last.pt"]
     validated = run_program(tmp_path, "fairseq-validate", toy.data, *options)
     assert valid_loss(validated) == valid_loss(trained)
 
@@ -348,8 +351,11 @@ def test_tensorboard(tmp_path, train):
         assert {"l0", "heads_open", *(f"heads_open_{kind}" for kind in kinds)} <= set(events(folder).Tags()["scalars"])
     l0 = [event.value for event in events("train_inner").Scalars("l0")]
     assert l0 == pytest.approx(logged(log, "l0"))
-    (image,) = events("gates").Images("gates/P(gate = 0)")
-    assert image.step == 2 and image.encoded_image_string.startswith(b"\x89PNG")
+    (tag,) = events("gates").Tags()["images"]
+    (image,) = events("gates").Images(tag)
+    assert tag.startswith("gates/")
+    assert image.step == events("valid").Scalars("l0")[-1].step == 2
+    assert image.encoded_image_string.startswith(b"\x89PNG")
 
 
 # The `headgates` command
@@ -374,7 +380,7 @@ def test_show_json_holds_the_gates_of_the_model(checkpoints, run):
     assert shown["gated"] == ["dec-self", "dec-enc"]
     assert shown["heads"] == {"enc-self": [3, 8], "dec-self": [8, 8], "dec-enc": [8, 8], "total": [19, 24]}
     for kind, values in gate_values(model).items():
-        torch.testing.assert_close(torch.tensor(shown["gate"][kind]), values, atol=1e-6, rtol=0)
+        torch.testing.assert_close(torch.tensor(shown["gate"][kind]).float(), values, atol=1e-6, rtol=0)
 
 
 def test_heads_from_show_are_accepted_by_alive_heads(tmp_path, train, run):

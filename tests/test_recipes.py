@@ -1,0 +1,112 @@
+"""The recipes as a user runs them, and the README's word about options."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairseq_headgates.models import DEFAULTS
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPES = ROOT / "recipes"
+
+
+def run(recipe, *arguments, **settings):
+    """Runs a recipe with the programs of this environment first on the PATH."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, **{key: str(value) for key, value in settings.items()}}
+    command = ["bash", str(RECIPES / recipe), *map(str, arguments)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def raw(tmp_path):
+    """Raw text of three pairs for every split."""
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for split in ("train", "valid", "test"):
+        (folder / f"{split}.en").write_text("a b\nc d\ne f\n")
+        (folder / f"{split}.de").write_text("b a\nd c\nf e\n")
+    return folder
+
+
+def refused(result, *words):
+    """One line on stderr that says what is wrong, exit code 2."""
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1 and all(word in result.stderr for word in words), result.stderr
+
+
+def test_translation_refuses_a_missing_file(raw, tmp_path):
+    (raw / "valid.de").unlink()
+    refused(run("translation.sh", raw, tmp_path / "out", "en", "de"), "valid.de", "is missing", "train, valid and test")
+    assert not (tmp_path / "out").exists()
+
+
+def test_translation_refuses_sides_that_are_not_aligned(raw, tmp_path):
+    (raw / "valid.de").write_text("b a\n")
+    result = run("translation.sh", raw, tmp_path / "out", "en", "de", PRETOKENIZED=1)
+    refused(result, "valid has 3 lines in en but 1 in de")
+
+
+def test_translation_refuses_to_mix_settings(raw, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "settings.txt").write_text("SRC=en TGT=fr\n")
+    refused(run("translation.sh", raw, tmp_path / "out", "en", "de"), "was made with other settings", "TGT=fr")
+
+
+def test_translation_says_how_to_call_it(tmp_path):
+    refused(run("translation.sh", tmp_path), "got 1 arguments, needs four")
+
+
+def test_results_are_compared_with_the_first_run(tmp_path):
+    for name, alive, bleu in (("baseline", 4, 30.0), ("gated", 1, 29.5)):
+        folder = tmp_path / name
+        folder.mkdir()
+        heads = {"heads": {"enc-self": [alive, 4], "total": [alive, 4]}}
+        scores = [{"name": n, "score": s, "signature": "x"} for n, s in (("BLEU", bleu), ("chrF2", 55.5))]
+        (folder / "heads.json").write_text(json.dumps(heads))
+        (folder / "scores.json").write_text(json.dumps(scores))
+    command = [sys.executable, str(RECIPES / "results.py"), str(tmp_path / "baseline"), str(tmp_path / "gated")]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines[0].split() == ["model", "enc-self", "total", "BLEU", "diff", "chrF"]
+    assert lines[3].split() == ["gated", "1/4", "1/4", "29.50", "-0.50", "55.50"]
+
+
+@pytest.mark.slow
+def test_a_small_demo_learns_and_closes_heads(tmp_path):
+    """The whole path in about two minutes: the baseline learns, gates close, translation does not suffer.
+
+    Then again, with everything there and after a loss in the middle: the same table.
+    """
+    out = tmp_path / "demo"
+    settings = {"EPOCHS": 7, "PRUNE_EPOCHS": 4, "RUNS": "enc-self:0.05"}
+    result = run("demo.sh", out, **settings)
+    assert result.returncode == 0, result.stdout + result.stderr
+    rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if "/" in line and " " in line}
+    baseline, gated = rows["baseline"], rows["enc-self_lambda0.05"]
+    assert baseline[0] == "8/8" and float(baseline[4]) > 20
+    assert int(gated[0].partition("/")[0]) <= 4
+    assert float(gated[4]) > float(baseline[4]) - 1
+    (out / "enc-self_lambda0.05" / "test.hyp").unlink()
+    (out / "enc-self_lambda0.05" / "scores.json").unlink()
+    again = run("demo.sh", out, **settings)
+    assert again.stdout.splitlines()[-5:] == result.stdout.splitlines()[-5:]
+    assert "training" not in again.stdout
+    refused(run("demo.sh", out, **{**settings, "EPOCHS": 8}), "was made with other settings", "EPOCHS=7")
+
+
+def test_the_readme_knows_every_option_and_default():
+    """Each row of the option table is an option that exists, with its default."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `--([a-z0-9-]+)[^|]*` \|.*\| `?([^|`]*)`? \|$", text, re.MULTILINE)
+    said = {name.replace("-", "_"): default for name, default in rows}
+    for name, default in DEFAULTS.items():
+        assert name in said, f"the README has no --{name}"
+        words = {"": "none", None: "none", False: "off"}
+        shown = said[name] if not isinstance(default, float) else float(said[name])
+        assert shown == words.get(default, default), name
+    assert said["l0_weight"] == "0.0" and said["l0_reduction"] == "sum"
