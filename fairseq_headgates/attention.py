@@ -156,7 +156,7 @@ class HeadAttention(MultiheadAttention):
         """A checkpoint without gates (a stock one) leaves them as they were initialised."""
         super().upgrade_state_dict_named(state_dict, name)
         if self.gate is not None:
-            state_dict.setdefault(f"{name}.gate.log_alpha", self.gate.log_alpha().detach())
+            state_dict.setdefault(f"{name}.gate.log_alpha", self.gate.state_dict()["log_alpha"])
 
 
 def _as_bool(mask: Tensor | None) -> Tensor | None:

@@ -99,12 +99,12 @@ class L0Mixin:
         if distributed_utils.get_global_rank() != 0:
             return
         model = unwrap(model)
-        updates = getattr(model, "num_updates", 0)
+        updates = getattr(model, "num_updates", -1) + 1  # fairseq tells the number before each update
         if hasattr(model, "warn_from_first_epoch"):
             model.warn_from_first_epoch()
         if self.tensorboard_logdir and self._writer is not None:
             closed = to_tables(open_probabilities(model), "P(open)").map(lambda p: 1 - p, "P(gate = 0)")
-            self._writer.add_figure("gates/P(gate = 0)", report.heat_map(closed), updates)
+            self._writer.add_figure("gates/closed", report.heat_map(closed), updates)
             self._writer.flush()
 
     @cached_property

@@ -184,7 +184,7 @@ class HeadGatesMixin:
     def warn_from_first_epoch(self) -> None:
         """`warn_if_gates_cannot_close` for a run whose length is given in epochs: to be called after the first."""
         if self._started_at == 0 and not getattr(self.args, "validate_interval_updates", 0):
-            self.warn_if_gates_cannot_close(int(self.num_updates * (getattr(self.args, "max_epoch", None) or 0)))
+            self.warn_if_gates_cannot_close(int((self.num_updates + 1) * (getattr(self.args, "max_epoch", None) or 0)))
 
     def warn_if_gates_cannot_close(self, updates: int | None) -> None:
         """Says before hours are spent that the planned number of updates is too small to close a gate."""

@@ -205,7 +205,7 @@ def test_a_schedule_that_closes_no_gate_is_warned_about(max_update, level, caplo
 
 def test_a_run_counted_in_epochs_is_warned_after_the_first(caplog):
     model = TransformerHeadGatesModel.build_model(schedule(max_update=0, max_epoch=3, gate_lr_scale=10.0), make_task())
-    for update in range(51):
+    for update in range(50):
         model.set_num_updates(update)
     model.warn_from_first_epoch()
     model.warn_from_first_epoch()
