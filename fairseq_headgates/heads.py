@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,14 +46,6 @@ class HeadTable:
         """How many heads of a type have a value above 0, and how many heads there are."""
         values = self.heads(kind)
         return sum(value > 0 for value in values), len(values)
-
-    def to_tsv(self) -> str:
-        """One line per head: type, layer, head, value; a header line first."""
-        lines = ["type\tlayer\thead\t" + (self.name or "value")]
-        for kind, rows in self.values.items():
-            for i, row in enumerate(rows):
-                lines += [f"{kind}\t{i}\t{j}\t{value:g}" for j, value in enumerate(row)]
-        return "\n".join(lines) + "\n"
 
 
 def parse_types(text: str | None) -> tuple[str, ...]:
@@ -157,9 +149,3 @@ def write_whole(path: str | os.PathLike[str], text: str, force: bool = False) ->
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise ValueError(f"cannot write {path} ({error.strerror}): choose another place") from None
-
-
-def type_counts(table: HeadTable, types: Iterable[str] = TYPES) -> str:
-    """'10/24 enc-self, 48/48 dec-enc': heads above 0 of all heads, per type."""
-    counted = {kind: table.count(kind) for kind in types if kind in table.values}
-    return ", ".join(f"{open_}/{total} {kind}" for kind, (open_, total) in counted.items())

@@ -99,7 +99,7 @@ if [[ ! -d $bin ]]; then
 fi
 
 # --- models: one baseline, then gated runs that start from it --------------------------------------------------
-[[ $LOWERCASE == 1 ]] && sacrebleu_flags=(--lowercase)
+[[ $LOWERCASE == 1 ]] && sacrebleu_flags=(--lowercase --chrf-lowercase)
 size=(--encoder-embed-dim "$EMBED" --decoder-embed-dim "$EMBED" --encoder-ffn-embed-dim "$FFN"
   --decoder-ffn-embed-dim "$FFN" --encoder-layers "$LAYERS" --decoder-layers "$LAYERS"
   --encoder-attention-heads "$HEADS" --decoder-attention-heads "$HEADS"

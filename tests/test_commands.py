@@ -103,6 +103,20 @@ def test_resuming_continues_exactly(kind, options, checkpoints, tmp_path, train)
     assert at_once["optimizer_history"][-1]["num_updates"] == resumed["optimizer_history"][-1]["num_updates"] == 4
 
 
+def test_checkpointed_activations_change_nothing(gated_checkpoint, tmp_path, train):
+    """The second forward pass, in the backward pass, must see the gates of the first."""
+    train(tmp_path, *GATED, "--checkpoint-activations", updates=4)
+    usual, recomputed = (read(path)["model"] for path in (gated_checkpoint, tmp_path / "checkpoint_last.pt"))
+    for name in usual:
+        torch.testing.assert_close(recomputed[name], usual[name], atol=1e-3, rtol=0, msg=name)
+
+
+def test_schedule_that_closes_no_gate_is_warned_of_in_training_only(gated_checkpoint, tmp_path, train, run, toy):
+    warning = "expect few closed gates"
+    assert warning in train(tmp_path, *GATED).text
+    assert warning not in run("fairseq-generate", toy.data, *GENERATE, "--path", gated_checkpoint).text
+
+
 def test_gates_are_trained_and_saved(gated_checkpoint):
     log_alphas = {k: v for k, v in read(gated_checkpoint)["model"].items() if k.endswith("gate.log_alpha")}
     assert len(log_alphas) == 6
@@ -186,9 +200,7 @@ def closed_run(tmp_path_factory, train):
 
 def train_by_two(start, toy, save_dir, *options):
     """fairseq-train by two workers on the CPU: the log of the first, which writes the checkpoint, and the weights."""
-    workers = [
-        start("fairseq-train", *train_arguments(toy, save_dir, *options, *own)) for own in worker_arguments(2)
-    ]
+    workers = [start("fairseq-train", *train_arguments(toy, save_dir, *options, *own)) for own in worker_arguments(2)]
     logs = [worker.finish().expect(0) for worker in workers]
     return logs[0], read(save_dir / "checkpoint_last.pt")["model"]
 
@@ -295,10 +307,13 @@ def test_validate_repeats_the_loss_of_training(tmp_path, train, toy):
 
 
 def test_hydra_train(tmp_path, toy, run):
+    mask_file = tmp_path / "mask.json"
+    mask_file.write_text(json.dumps({"enc-self": ALIVE["enc-self"]}))
+    heads = {"gate_heads": "dec-enc", "alive_heads": str(mask_file)}
     config = {
         "common": {"cpu": True, "user_dir": str(USER_DIR), "seed": 1, "log_format": "simple", "log_interval": 1},
         "task": {"_name": "translation", "data": str(toy.data)},
-        "model": {"_name": "transformer_head_gates", **TOY_MODEL, "gate_heads": "dec-enc", "alive_heads": None},
+        "model": {"_name": "transformer_head_gates", **TOY_MODEL, **heads},
         "criterion": {"_name": "label_smoothed_cross_entropy_l0", "l0_weight": 0.05, "label_smoothing": 0.1},
         "optimizer": {"_name": "adam"},
         "lr_scheduler": {"_name": "fixed"},
@@ -306,9 +321,9 @@ def test_hydra_train(tmp_path, toy, run):
         "optimization": {"max_update": 2, "lr": [0.005]},
         "checkpoint": {"save_dir": str(tmp_path / "save")},
     }
-    config["model"]["alive_heads"] = json.dumps({"enc-self": ALIVE["enc-self"]})
     (tmp_path / "toy.yaml").write_text(json.dumps(config))  # JSON is YAML
     run_program(tmp_path, "fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "toy")
+    mask_file.unlink()  # the checkpoint must not need it
     path = tmp_path / "save" / "checkpoint_last.pt"
     assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, "--path", path))) == 10
     shown = json.loads(run("headgates", "show", path, "--json").out)
@@ -446,8 +461,14 @@ BAD_OPTIONS = {
     "one number as stretch": (["--gate-stretch=-0.1"], ["-0.1", "LOW,HIGH"]),
     "temperature 0": (["--gate-heads", "enc-self", "--gate-temperature", "0"], ["temperature", "0", "above 0"]),
     "temperature below 0": (["--gate-heads", "enc-self", "--gate-temperature=-1"], ["-1", "above 0"]),
+    "temperature without bound": (["--gate-heads", "enc-self", "--gate-temperature=inf"], ["inf", "temperature"]),
+    "stretch without bound": (["--gate-stretch=-inf,inf"], ["-inf,inf"]),
+    "first gate nan": (["--gate-init", "nan"], ["nan", "number"]),
     "first gate": (["--gate-init", "open"], ["'open'", "glorot"]),
     "negative lambda": ([*GATED, "--l0-weight=-0.1"], ["--l0-weight", "-0.1", "negative"]),
+    "lambda nan": ([*GATED, "--l0-weight=nan"], ["--l0-weight", "nan"]),
+    "lambda inf": ([*GATED, "--l0-weight=inf"], ["--l0-weight", "inf"]),
+    "gate rate inf": (["--gate-heads", "enc-self", "--gate-lr-scale=inf"], ["inf", "scale"]),
     "gate rate 0": (["--gate-heads", "enc-self", "--gate-lr-scale", "0"], ["0", "above 0"]),
     "freezing nothing": (["--freeze-params", "decodr"], ["'decodr'", "no parameter"]),
     "freezing everything": (["--freeze-params", "."], ["'.'", "every parameter"]),
@@ -457,6 +478,7 @@ BAD_OPTIONS = {
         ["--no-cross-attention", "--alive-heads", mask(dec_enc=[FOUR, FOUR])],
         ["no dec-enc"],
     ),
+    "quantisation noise": (["--quant-noise-pq", "0.1", "--quant-noise-pq-block-size", "4"], ["--quant-noise-pq"]),
     "L0 without gates": ([*L0, *RESET], ["--gate-heads", "no stochastic gates"]),
     "L0 without gates on a stock model": ([*L0, *RESET, "--arch", "transformer"], ["--gate-heads"]),
 }

@@ -184,7 +184,9 @@ def schedule(**options):
 def test_reach_is_the_sum_of_the_learning_rates():
     naive = sum(1e-3 * (t / 100 if t < 100 else (100 / t) ** 0.5) for t in range(400))
     assert gate_reach(schedule(gate_lr_scale=10.0), 400) == pytest.approx(10 * naive, rel=1e-6)
-    assert gate_reach(schedule(lr_scheduler="fixed", warmup_updates=0, force_anneal=None, gate_lr_scale=2.0), 50) == pytest.approx(0.1)
+    assert gate_reach(
+        schedule(lr_scheduler="fixed", warmup_updates=0, force_anneal=None, gate_lr_scale=2.0), 50
+    ) == pytest.approx(0.1)
     long = gate_reach(schedule(gate_lr_scale=10.0), 200_000)  # sampled, not summed one by one
     assert long == pytest.approx(
         10 * sum(1e-3 * min(t / 100, (100 / max(t, 1)) ** 0.5) for t in range(200_000)), rel=1e-3
