@@ -153,8 +153,14 @@ class HeadAttention(MultiheadAttention):
         return key, value, key_padding_mask
 
     def upgrade_state_dict_named(self, state_dict, name):
-        """A checkpoint without gates (a stock one) leaves them as they were initialised."""
+        """A checkpoint without gates (a stock one) leaves them as they were initialised.
+
+        Raises ValueError for a checkpoint with gates that this model does not have.
+        """
         super().upgrade_state_dict_named(state_dict, name)
+        if self.gate is None and f"{name}.gate.log_alpha" in state_dict:
+            kind, _ = kind_and_layer(name)
+            raise ValueError(f"the checkpoint has gates on {kind}, the model has none: add {kind} to --gate-heads")
         if self.gate is not None:
             state_dict.setdefault(f"{name}.gate.log_alpha", self.gate.state_dict()["log_alpha"])
 

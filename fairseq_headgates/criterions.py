@@ -1,6 +1,7 @@
 """L = L_xent + lambda L_C (Voita et al. 2019, eq. 8): fairseq's criterions with the L0 penalty of the gates added."""
 
 import logging
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -53,13 +54,11 @@ class L0Mixin:
 
     def set_l0(self, weight: float, reduction: str, tensorboard_logdir: str | None) -> None:
         with one_line_errors():
-            if weight < 0:
-                raise ValueError(
-                    f"--l0-weight is {weight:g}: it must not be negative, or heads would be paid for staying open"
-                )
+            if not 0 <= weight < math.inf:
+                raise ValueError(f"--l0-weight is {weight:g}: it must be 0 or more, and finite")
         self.l0_weight, self.l0_reduction, self.tensorboard_logdir = weight, reduction, tensorboard_logdir
         self._model: Any = None
-        self._trained_since_drawn = False
+        self._trained = self._trained_since_report = False
 
     def forward(self, model, sample, reduce=True):
         loss, sample_size, logs = super().forward(model, sample, reduce)  # type: ignore[misc]
@@ -67,11 +66,12 @@ class L0Mixin:
         gates = [site.attention.gate for site in sites]
         penalty = penalty_of(gates, self.l0_reduction)
         if model.training:
+            self._begin(model)
             loss = loss + self.l0_weight * sample_size * penalty
             logs["loss"] = loss.data
-            self._trained_since_drawn = True
-        elif self._trained_since_drawn:
-            self._trained_since_drawn = False
+            self._trained_since_report = True
+        elif self._trained_since_report:
+            self._trained_since_report = False
             self._report(model)
         logs["l0"] = penalty.detach() * sample_size
         logs.update({key: count * sample_size for key, count in open_heads(sites).items()})
@@ -94,14 +94,20 @@ class L0Mixin:
         ):
             metrics.log_scalar(key, sum(log.get(key, 0) for log in logging_outputs) / weight, weight, round=2)
 
+    def _begin(self, model) -> None:
+        if not self._trained:
+            self._trained = True
+            if distributed_utils.get_global_rank() == 0 and hasattr(unwrap(model), "training_begins"):
+                unwrap(model).training_begins()
+
     def _report(self, model) -> None:
         """Once for every validation, by the first worker: the heat map of P(gate = 0), and a look at the schedule."""
         if distributed_utils.get_global_rank() != 0:
             return
         model = unwrap(model)
         updates = getattr(model, "num_updates", -1) + 1  # fairseq tells the number before each update
-        if hasattr(model, "warn_from_first_epoch"):
-            model.warn_from_first_epoch()
+        if hasattr(model, "training_pauses"):
+            model.training_pauses()
         if self.tensorboard_logdir and self._writer is not None:
             closed = to_tables(open_probabilities(model), "P(open)").map(lambda p: 1 - p, "P(gate = 0)")
             self._writer.add_figure("gates/closed", report.heat_map(closed), updates)

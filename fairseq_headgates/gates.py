@@ -29,9 +29,9 @@ class HardConcrete:
     high: float = 1.1
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"the gate temperature is {self.temperature:g}: it must be above 0")
-        if not (self.low < 0 and self.high > 1):
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"the gate temperature is {self.temperature:g}: it must be above 0 and finite")
+        if not -math.inf < self.low < 0 or not 1 < self.high < math.inf:
             raise ValueError(f"the gate stretch is {self.low:g},{self.high:g}: it must have LOW < 0 and HIGH > 1")
 
     def sample(self, log_alpha: Tensor, uniform: Tensor | None = None) -> Tensor:
@@ -75,8 +75,8 @@ class HeadGates(nn.Module):
 
     def __init__(self, heads: int, distribution: HardConcrete, init: float | str = 2.5, lr_scale: float = 1.0):
         super().__init__()
-        if not lr_scale > 0:
-            raise ValueError(f"the learning rate scale of the gates is {lr_scale:g}: it must be above 0")
+        if not 0 < lr_scale < math.inf:
+            raise ValueError(f"the learning rate scale of the gates is {lr_scale:g}: it must be above 0 and finite")
         self.distribution = distribution
         self.lr_scale = lr_scale
         if init == "glorot":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import pickle
 import re
 import sys
@@ -55,7 +56,7 @@ def add_head_gate_args(parser: Any) -> None:
     add = parser.add_argument
     add("--gate-heads", metavar="TYPES", type=_checked(parse_types), default=DEFAULTS["gate_heads"],
         help=f"attention types with stochastic gates, comma-separated: {', '.join(TYPES)} (default: none)")  # fmt: skip
-    add("--alive-heads", metavar="JSON", type=_inline_mask, default=DEFAULTS["alive_heads"],
+    add("--alive-heads", metavar="JSON", type=_checked(_inline_mask), default=DEFAULTS["alive_heads"],
         help="fixed heads: a mask file or the same JSON inline; 1 alive, 0 removed")  # fmt: skip
     add("--gate-temperature", metavar="T", type=float, default=DEFAULTS["gate_temperature"],
         help="temperature of the Hard Concrete distribution (default: %(default)s)")  # fmt: skip
@@ -86,27 +87,29 @@ def parse_init(text: str) -> float | str:
     if text == "glorot":
         return text
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        raise ValueError(f"the first log_alpha is {text!r}: it must be a number or 'glorot'") from None
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"the first log_alpha is {text!r}: it must be a number or 'glorot'")
+    return value
 
 
 def _checked(parse: Callable[[str], Any]) -> Callable[[str], str]:
-    """An argparse type that checks a value and keeps its text: checkpoints store options as plain text."""
+    """An argparse type that checks a value but stays with text: checkpoints store options as plain text."""
 
     def check(text: str) -> str:
         try:
-            parse(text)
+            value = parse(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
-        return text
+        return value if isinstance(value, str) else text
 
     return check
 
 
 def _inline_mask(text: str) -> str:
     """The mask as inline JSON: a checkpoint must not depend on a file."""
-    _checked(parse_mask)(text)
     return mask_to_json(parse_mask(text), one_line=True)
 
 
@@ -171,18 +174,26 @@ class HeadGatesMixin:
         model = super().build_model(args, task)  # type: ignore[misc]
         with one_line_errors():
             equip(model, args)
+            if option(args, "alive_heads"):  # from the command line it is inline already, from hydra it is not
+                args.alive_heads = _inline_mask(args.alive_heads)
         model.args = args
         return model
 
     def set_num_updates(self, num_updates: int) -> None:
         super().set_num_updates(num_updates)  # type: ignore[misc]
         self.num_updates = num_updates
-        if self._started_at is None:  # only training comes here
-            self._started_at = num_updates
-            self.warn_if_gates_cannot_close(getattr(self.args, "max_update", None))
 
-    def warn_from_first_epoch(self) -> None:
-        """`warn_if_gates_cannot_close` for a run whose length is given in epochs: to be called after the first."""
+    def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
+        with one_line_errors():  # fairseq hides any other exception behind one of its own
+            super().upgrade_state_dict(state_dict)  # type: ignore[misc]
+
+    def training_begins(self) -> None:
+        """To be called by the criterion before the first update: nothing else tells training from loading."""
+        self._started_at = self.num_updates
+        self.warn_if_gates_cannot_close(getattr(self.args, "max_update", None))
+
+    def training_pauses(self) -> None:
+        """To be called at each validation: after the first epoch, the length of a run given in epochs is known."""
         if self._started_at == 0 and not getattr(self.args, "validate_interval_updates", 0):
             self.warn_if_gates_cannot_close(int((self.num_updates + 1) * (getattr(self.args, "max_epoch", None) or 0)))
 

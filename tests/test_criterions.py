@@ -94,10 +94,11 @@ def test_a_model_without_gates_is_refused(model, capsys):
     assert exit_.value.code == 2 and "--gate-heads" in error and error.count("\n") == 1
 
 
-def test_a_negative_lambda_is_refused(capsys):
+@pytest.mark.parametrize("weight", [-0.5, float("nan"), float("inf")])
+def test_a_lambda_that_makes_no_sense_is_refused(weight, capsys):
     with pytest.raises(SystemExit) as exit_:
-        make_criterion(l0_weight=-0.5)
-    assert exit_.value.code == 2 and "--l0-weight is -0.5: it must not be negative" in capsys.readouterr().err
+        make_criterion(l0_weight=weight)
+    assert exit_.value.code == 2 and f"--l0-weight is {weight:g}: it must be 0 or more" in capsys.readouterr().err
 
 
 def test_the_model_is_found_inside_wrappers():

@@ -71,7 +71,9 @@ def test_sampled_gates_are_open_as_often_as_they_should_be():
     ("values", "message"),
     [
         ({"temperature": 0}, "temperature is 0: it must be above 0"),
-        ({"temperature": float("nan")}, "it must be above 0"),
+        ({"temperature": math.nan}, "it must be above 0"),
+        ({"temperature": math.inf}, "it must be above 0 and finite"),
+        ({"low": -math.inf}, "LOW < 0 and HIGH > 1"),
         ({"low": 0.1}, "stretch is 0.1,1.1: it must have LOW < 0 and HIGH > 1"),
         ({"high": 1}, "LOW < 0 and HIGH > 1"),
     ],

@@ -127,6 +127,16 @@ def test_a_stock_checkpoint_loads_strictly_and_so_do_old_ones():
         make_stock().load_state_dict(ours.state_dict())
 
 
+def test_gates_of_a_checkpoint_are_not_dropped_in_silence(capsys):
+    gated = make_gated(gate_heads="enc-self,dec-enc")
+    with pytest.raises(SystemExit) as exit_:
+        make_gated(gate_heads="enc-self", alive_heads=MASK.replace("enc-self", "dec-enc")).load_state_dict(
+            gated.state_dict()
+        )
+    assert exit_.value.code == 2
+    assert "has gates on dec-enc, the model has none: add dec-enc to --gate-heads" in capsys.readouterr().err
+
+
 def write_checkpoint(path, model, **extra):
     torch.save({"args": model.args, "model": model.state_dict(), **extra}, path)
 
@@ -199,16 +209,18 @@ def test_a_schedule_that_closes_no_gate_is_warned_about(max_update, level, caplo
     caplog.set_level(logging.INFO)
     model = TransformerHeadGatesModel.build_model(schedule(max_update=max_update, gate_lr_scale=10.0), make_task())
     assert not caplog.records  # a checkpoint that is only loaded keeps quiet
-    for update in range(3):
-        model.set_num_updates(update)
+    model.set_num_updates(max_update)  # fairseq does so when it loads a model for generation
+    assert not caplog.records
+    model.training_begins()
     records = [record for record in caplog.records if "a gate can move by" in record.message]
     assert [record.levelno for record in records] == ([] if level is None else [level])
 
 
 def test_a_run_counted_in_epochs_is_warned_after_the_first(caplog):
     model = TransformerHeadGatesModel.build_model(schedule(max_update=0, max_epoch=3, gate_lr_scale=10.0), make_task())
-    for update in range(50):
-        model.set_num_updates(update)
-    model.warn_from_first_epoch()
-    model.warn_from_first_epoch()
+    model.set_num_updates(0)
+    model.training_begins()
+    model.set_num_updates(49)  # fairseq counts the updates before this one
+    model.training_pauses()
+    model.training_pauses()
     assert [record.message.split(" a gate")[0] for record in caplog.records] == ["over 150 updates"]
