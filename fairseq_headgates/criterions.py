@@ -19,7 +19,7 @@ from fairseq.logging import metrics
 from omegaconf import II
 
 from fairseq_headgates import report
-from fairseq_headgates.attention import L0_REDUCTIONS, gated_sites, open_probabilities, penalty_of, to_tables
+from fairseq_headgates.attention import L0_REDUCTIONS, HeadSite, gated_sites, open_probabilities, penalty_of, to_tables
 from fairseq_headgates.models import one_line_errors
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class L0Mixin:
             if not 0 <= weight < math.inf:
                 raise ValueError(f"--l0-weight is {weight:g}: it must be 0 or more, and finite")
         self.l0_weight, self.l0_reduction, self.tensorboard_logdir = weight, reduction, tensorboard_logdir
-        self._model: Any = None
+        self._found: tuple[Any, list[HeadSite]] = (None, [])
         self._trained = self._trained_since_report = False
 
     def forward(self, model, sample, reduce=True):
@@ -78,12 +78,12 @@ class L0Mixin:
         return loss, sample_size, logs
 
     def _sites_of(self, model):
-        if model is not self._model:  # finding them anew for every batch would cost more than the gates do
+        if model is not self._found[0]:  # finding them anew for every batch would cost more than the gates do
             with one_line_errors():
                 sites = gated_sites(model)
                 penalty_of([site.attention.gate for site in sites], self.l0_reduction)
-            self._model, self._sites = model, sites
-        return self._sites
+            self._found = (model, sites)  # in a tuple, or torch would take the model for a part of the criterion
+        return self._found[1]
 
     @classmethod
     def reduce_metrics(cls, logging_outputs) -> None:

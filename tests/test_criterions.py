@@ -101,6 +101,12 @@ def test_a_lambda_that_makes_no_sense_is_refused(weight, capsys):
     assert exit_.value.code == 2 and f"--l0-weight is {weight:g}: it must be 0 or more" in capsys.readouterr().err
 
 
+def test_the_criterion_does_not_take_the_model_in():
+    criterion = make_criterion()
+    criterion(make_gated(gate_heads="enc-self").train(), make_sample())
+    assert not list(criterion.parameters()) and not criterion.state_dict()
+
+
 def test_the_model_is_found_inside_wrappers():
     model = make_gated(gate_heads="enc-self")
     assert unwrap(SimpleNamespace(module=SimpleNamespace(module=model))) is model
