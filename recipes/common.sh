@@ -56,7 +56,7 @@ translate() {
   [[ -s $model/test.hyp ]] && return
   say "translating the test set with $(basename "$model")"
   fairseq-generate "$data" --user-dir "$plugin" --path "$model/$checkpoint" --gen-subset test --remove-bpe \
-    --beam "${BEAM:-4}" --lenpen "${LENPEN:-0.6}" --max-tokens "${GENERATION_TOKENS:-4000}" \
+    --beam "${BEAM:-4}" --lenpen "${LENPEN:-1}" --max-tokens "${GENERATION_TOKENS:-4000}" \
     --required-batch-size-multiple 1 "${device[@]}" "$@" \
     >"$model/generate.log" 2>&1 || fail "translation with $model failed: $(tail -n 1 "$model/generate.log")"
   into "$model/test.hyp" detokenised "$target" "$model/generate.log"

@@ -13,11 +13,12 @@
 #   BPE=6000 JOINT=1  BPE merges; 1: one code and one dictionary for both languages, embeddings shared
 #   ARCH=transformer EMBED=128 FFN=512 LAYERS=3 HEADS=8 DROPOUT=0.1       the baseline
 #   MAX_TOKENS=2500 UPDATE_FREQ=1 EPOCHS=16 LR=0.004 WARMUP=600           its training
-#   RUNS="enc-self:0.05 ..."    gated runs, each TYPES:LAMBDA; "all" stands for enc-self,dec-self,dec-enc;
+#   RUNS="enc-self:0.01 ..."    gated runs, each TYPES:LAMBDA; "all" stands for enc-self,dec-self,dec-enc;
 #                               with enc-self alone the decoder is frozen (Voita et al. 2019, section 6.2)
-#   PRUNE_EPOCHS=6 PRUNE_LR=0.001 PRUNE_WARMUP=200 GATE_LR_SCALE=         their training
+#   PRUNE_UPDATES=1260 PRUNE_LR=0.0015 PRUNE_WARMUP=100 GATE_LR_SCALE=    their training; the rate falls to 0, linearly
 #   TRAIN_FLAGS=""              anything else for every fairseq-train, for example "--fp16"
-#   BEAM=4 LENPEN=0.6 SEED=1 HEADGATES=<folder of the plugin, default: headgates path>
+#   BEAM=4 LENPEN=1 (fairseq's default; the 0.6 of the paper belongs to another formula) SEED=1
+#   HEADGATES=<folder of the plugin, default: headgates path>
 set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/common.sh"
@@ -27,8 +28,8 @@ raw=$1 out=$2 src=$3 tgt=$4
 : "${LOWERCASE:=0}" "${PRETOKENIZED:=0}" "${BPE:=6000}" "${JOINT:=1}"
 : "${ARCH:=transformer}" "${EMBED:=128}" "${FFN:=512}" "${LAYERS:=3}" "${HEADS:=8}" "${DROPOUT:=0.1}"
 : "${MAX_TOKENS:=2500}" "${UPDATE_FREQ:=1}" "${EPOCHS:=16}" "${LR:=0.004}" "${WARMUP:=600}"
-: "${RUNS=enc-self:0.05 enc-self:0.1 all:0.02 all:0.05}" "${TRAIN_FLAGS:=}"
-: "${PRUNE_EPOCHS:=6}" "${PRUNE_LR:=0.001}" "${PRUNE_WARMUP:=200}" "${GATE_LR_SCALE:=}"
+: "${RUNS=enc-self:0.01 enc-self:0.02 all:0.02 all:0.03}" "${TRAIN_FLAGS:=}"
+: "${PRUNE_UPDATES:=1260}" "${PRUNE_LR:=0.0015}" "${PRUNE_WARMUP:=100}" "${GATE_LR_SCALE:=}"
 plugin=${HEADGATES:-}
 read -ra train_flags <<<"$TRAIN_FLAGS"
 
@@ -105,14 +106,14 @@ size=(--encoder-embed-dim "$EMBED" --decoder-embed-dim "$EMBED" --encoder-ffn-em
   --encoder-attention-heads "$HEADS" --decoder-attention-heads "$HEADS"
   --encoder-normalize-before --decoder-normalize-before "${embeddings[@]}")
 common=(--task translation -s "$src" -t "$tgt" "${size[@]}" --dropout "$DROPOUT" --label-smoothing 0.1
-  --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 --lr-scheduler inverse_sqrt
+  --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0
   --max-tokens "$MAX_TOKENS" --update-freq "$UPDATE_FREQ"
   --eval-bleu --eval-bleu-args '{"beam": 1}' --eval-bleu-detok moses --eval-bleu-remove-bpe
   --best-checkpoint-metric bleu --maximize-best-checkpoint-metric "${train_flags[@]}")
 
 reference=$text/reference.$tgt
 train "$out/baseline" "$bin" "${common[@]}" --arch "$ARCH" --criterion label_smoothed_cross_entropy \
-  --lr "$LR" --warmup-updates "$WARMUP" --max-epoch "$EPOCHS"
+  --lr-scheduler inverse_sqrt --lr "$LR" --warmup-updates "$WARMUP" --max-epoch "$EPOCHS"
 evaluate "$out/baseline" checkpoint_best.pt "$bin" "$reference" "$tgt"
 
 runs=("$out/baseline")
@@ -121,7 +122,8 @@ for run in $RUNS; do
   name=${types//,/+}_lambda$lambda
   [[ $types == all ]] && types=enc-self,dec-self,dec-enc
   gated_run "$out/$name" "$bin" "$reference" "$tgt" "$types" "$lambda" "$out/baseline/checkpoint_best.pt" \
-    "${common[@]}" --lr "$PRUNE_LR" --warmup-updates "$PRUNE_WARMUP" --max-epoch "$PRUNE_EPOCHS" \
+    "${common[@]}" --lr-scheduler polynomial_decay --lr "$PRUNE_LR" --warmup-updates "$PRUNE_WARMUP" \
+    --total-num-update "$PRUNE_UPDATES" --max-update "$PRUNE_UPDATES" \
     ${GATE_LR_SCALE:+--gate-lr-scale "$GATE_LR_SCALE"}
   runs+=("$out/$name")
 done

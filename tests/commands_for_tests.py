@@ -79,7 +79,7 @@ class Command:
         self._process = context.Process(target=_run_entry_point, args=(argv, [str(file) for file in self._files]))
         self._process.start()
 
-    def finish(self, seconds: float = 300) -> Finished:
+    def finish(self, seconds: float = 600) -> Finished:
         """Waits for the command."""
         self._process.join(seconds)
         if self._process.is_alive():
@@ -121,7 +121,7 @@ def run_program(folder: Path, program: str, *arguments: object, stdin: str = "",
         environment["PYTHONPATH"] = str(USER_DIR.parent)
     command += map(str, arguments)
     done = subprocess.run(
-        command, input=stdin, capture_output=True, text=True, cwd=folder, env=environment, timeout=300
+        command, input=stdin, capture_output=True, text=True, cwd=folder, env=environment, timeout=600
     )
     return Finished(done.returncode, done.stdout, done.stderr).expect(code)
 

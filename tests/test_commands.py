@@ -54,11 +54,11 @@ def assert_same(a, b, where="checkpoint"):
         assert torch.equal(a, b) if torch.is_tensor(a) else a == b, where
 
 
-def logits(path, split="valid"):
-    """What a checkpoint predicts for the first batch of the toy data, [B, T, V], and the task."""
+def logits(path):
+    """What a checkpoint predicts for the first batch of the validation data, [B, T, V]."""
     (model,), _, task = load_model_ensemble_and_task([str(path)])
-    task.load_dataset(split)
-    batch = next(task.get_batch_iterator(task.dataset(split), max_tokens=500).next_epoch_itr(shuffle=False))
+    task.load_dataset("valid")
+    batch = next(task.get_batch_iterator(task.dataset("valid"), max_tokens=500).next_epoch_itr(shuffle=False))
     with torch.no_grad():
         return model.eval()(**batch["net_input"])[0]
 
@@ -465,7 +465,7 @@ BAD_OPTIONS = {
     "stretch without bound": (["--gate-stretch=-inf,inf"], ["-inf,inf"]),
     "first gate nan": (["--gate-init", "nan"], ["nan", "number"]),
     "first gate": (["--gate-init", "open"], ["'open'", "glorot"]),
-    "negative lambda": ([*GATED, "--l0-weight=-0.1"], ["--l0-weight", "-0.1", "negative"]),
+    "negative lambda": ([*GATED, "--l0-weight=-0.1"], ["--l0-weight", "-0.1", "0 or more"]),
     "lambda nan": ([*GATED, "--l0-weight=nan"], ["--l0-weight", "nan"]),
     "lambda inf": ([*GATED, "--l0-weight=inf"], ["--l0-weight", "inf"]),
     "gate rate inf": (["--gate-heads", "enc-self", "--gate-lr-scale=inf"], ["inf", "scale"]),
@@ -497,6 +497,11 @@ def save_dir(checkpoints, tmp_path):
 @pytest.mark.parametrize(("options", "words"), BAD_OPTIONS.values(), ids=BAD_OPTIONS)
 def test_bad_options_end_with_one_line(options, words, save_dir, train):
     assert_one_line_error(train(save_dir, *options, updates=6, code=None), words)
+
+
+def test_gates_of_a_checkpoint_are_not_dropped_in_silence(gated_checkpoint, tmp_path, train):
+    options = [*GATED, "--gate-heads", "enc-self,dec-self", "--finetune-from-model", gated_checkpoint]
+    assert_one_line_error(train(tmp_path, *options, code=None), ["gates on dec-enc", "--gate-heads"])
 
 
 def test_bad_options_of_the_installed_program(save_dir, toy):

@@ -83,7 +83,7 @@ def test_a_small_demo_learns_and_closes_heads(tmp_path):
     Then again, with everything there and after a loss in the middle: the same table.
     """
     out = tmp_path / "demo"
-    settings = {"EPOCHS": 7, "PRUNE_EPOCHS": 4, "RUNS": "enc-self:0.05"}
+    settings = {"EPOCHS": 7, "PRUNE_UPDATES": 160, "RUNS": "enc-self:0.05"}
     result = run("demo.sh", out, **settings)
     assert result.returncode == 0, result.stdout + result.stderr
     rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if "/" in line and " " in line}
