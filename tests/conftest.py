@@ -6,6 +6,11 @@ import random
 
 import pytest
 from commands_for_tests import ALIVE, GATED, Command, Toy, run_program, train_arguments
+from hypothesis import settings
+
+# A slow machine is no failure.
+settings.register_profile("headgates", deadline=None)
+settings.load_profile("headgates")
 
 # The models of the tests are so small that threads would only wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
