@@ -15,5 +15,5 @@ out=${1:-demo-out}
 export PRETOKENIZED=1 JOINT=0 BPE=1000
 export EMBED=64 FFN=128 LAYERS=2 HEADS=4 DROPOUT=0.1
 export MAX_TOKENS=2500 EPOCHS=${EPOCHS:-14} LR=0.008 WARMUP=150
-export PRUNE_UPDATES=${PRUNE_UPDATES:-450} PRUNE_LR=0.003 PRUNE_WARMUP=40 RUNS=${RUNS-"enc-self:0.05 all:0.07"}
+export PRUNE_UPDATES=${PRUNE_UPDATES:-450} PRUNE_LR=0.003 PRUNE_WARMUP=40 RUNS=${RUNS-"enc-self:0.05 all:0.08"}
 exec "$recipes/translation.sh" "$out/corpus" "$out" en ru
