@@ -1,10 +1,12 @@
 """The recipes as a user runs them, and the README's word about options."""
 
+import gzip
 import json
 import os
 import re
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,25 @@ def test_a_small_demo_learns_and_closes_heads(tmp_path):
     assert again.stdout.splitlines()[-5:] == result.stdout.splitlines()[-5:]
     assert "training" not in again.stdout
     refused(run("demo.sh", out, **{**settings, "EPOCHS": 8}), "was made with other settings", "EPOCHS=7")
+
+
+@pytest.mark.skipif("HEADGATES_DATA" not in os.environ, reason="HEADGATES_DATA names no folder of real data")
+def test_translation_goes_from_raw_text_to_a_table(tmp_path):
+    """A few lines of Multi30k, cased and compressed, through every stage of the recipe; too few to learn from."""
+    source = Path(os.environ["HEADGATES_DATA"]) / "multi30k-en-de"
+    for split, lines in (("train", 400), ("valid", 30), ("test", 21)):
+        for language in ("en", "de"):
+            with gzip.open(source / f"{split}.{language}.gz", "rt", encoding="utf-8") as file:
+                text = "".join(islice(file, lines))
+            with gzip.open(tmp_path / f"{split}.{language}.gz", "wt", encoding="utf-8") as file:
+                file.write(text)
+    sizes = {"EMBED": 16, "FFN": 16, "LAYERS": 1, "HEADS": 2, "BPE": 300, "EPOCHS": 1, "PRUNE_UPDATES": 3}
+    result = run("translation.sh", tmp_path, tmp_path / "out", "en", "de", RUNS="dec-enc:0.01", **sizes)
+    assert result.returncode == 0, result.stdout + result.stderr
+    rows = {line.split()[0]: line.split()[1:4] for line in result.stdout.splitlines() if "/" in line}
+    assert rows["baseline"] == rows["dec-enc_lambda0.01"] == ["2/2", "2/2", "2/2"]
+    hypotheses = (tmp_path / "out" / "baseline" / "test.hyp").read_text(encoding="utf-8")
+    assert hypotheses.count("\n") == 21  # no multiple of 8: none may be lost
 
 
 def test_the_readme_knows_every_option_and_default():
