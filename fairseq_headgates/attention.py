@@ -379,5 +379,8 @@ def penalty_of(gates: Sequence[HeadGates], reduction: str = "sum") -> Tensor:
     if reduction not in L0_REDUCTIONS:
         raise ValueError(f"unknown reduction {reduction!r}: choose from {', '.join(L0_REDUCTIONS)}")
     # One operation for the gates of all layers: many tiny ones would cost more than the gates themselves.
-    total = gates[0].distribution.open_probability(torch.cat([gate.log_alpha() for gate in gates])).sum()
+    groups: dict[HardConcrete, list[Tensor]] = {}
+    for gate in gates:
+        groups.setdefault(gate.distribution, []).append(gate.log_alpha())
+    total = torch.stack([kind.open_probability(torch.cat(group)).sum() for kind, group in groups.items()]).sum()
     return total / len(gates) if reduction == "layer-mean" else total

@@ -129,10 +129,9 @@ class L0Mixin:
 def open_heads(sites) -> dict[str, torch.Tensor]:
     """How many gated heads have an evaluation gate above 0: `heads_open` in all, `heads_open_enc_self` and so on."""
     with torch.no_grad():
-        log_alphas = torch.cat([site.attention.gate.log_alpha() for site in sites])
-        is_open = (log_alphas > sites[0].attention.gate.distribution.closes_at).split(
-            [site.attention.gate.theta.numel() for site in sites]
-        )
+        gates = [site.attention.gate for site in sites]
+        margins = torch.cat([gate.log_alpha() - gate.distribution.closes_at for gate in gates])
+        is_open = (margins > 0).split([gate.theta.numel() for gate in gates])
         counts = {"heads_open": torch.cat(is_open).sum()}
         for kind in dict.fromkeys(site.kind for site in sites):
             group = [row for site, row in zip(sites, is_open, strict=True) if site.kind == kind]
