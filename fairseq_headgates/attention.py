@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from fairseq_headgates.gates import HardConcrete, HeadGates
+from fairseq_headgates.gates import OPEN, HardConcrete, HeadGates
 from fairseq_headgates.heads import TYPES, HeadTable, check_shape
 
 L0_REDUCTIONS = ("sum", "layer-mean")  # Voita et al. 2019: the paper; its released code
@@ -278,7 +278,7 @@ def insert_gates(
     model: nn.Module,
     types: Sequence[str],
     distribution: HardConcrete | None = None,
-    init: float | str = 2.5,
+    init: float | str = OPEN,
     lr_scale: float = 1.0,
 ) -> nn.Module:
     """Gives every head of the attention `types` a stochastic gate, in place; see `gates.HeadGates`.

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+OPEN = 2.5  # a log_alpha at which the gate is exactly 1 at evaluation (from 2.398 up, with the default stretch)
 NOISE_EPS = 1e-6  # uniform noise is drawn from (eps, 1 - eps): its logit must be finite
 
 
@@ -73,7 +74,7 @@ class HeadGates(nn.Module):
         lr_scale: how many times as fast as other parameters the gates learn
     """
 
-    def __init__(self, heads: int, distribution: HardConcrete, init: float | str = 2.5, lr_scale: float = 1.0):
+    def __init__(self, heads: int, distribution: HardConcrete, init: float | str = OPEN, lr_scale: float = 1.0):
         super().__init__()
         if not 0 < lr_scale < math.inf:
             raise ValueError(f"the learning rate scale of the gates is {lr_scale:g}: it must be above 0 and finite")

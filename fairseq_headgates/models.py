@@ -30,21 +30,21 @@ from fairseq_headgates.attention import (
     use_head_attention,
 )
 from fairseq_headgates.freezing import freeze
-from fairseq_headgates.gates import HardConcrete
+from fairseq_headgates.gates import OPEN, HardConcrete
 from fairseq_headgates.heads import TYPES, HeadTable, mask_to_json, parse_mask, parse_types
 
 logger = logging.getLogger(__name__)
 
-# The one place of every default. Temperature and stretch: Voita et al. 2019 (code). The first log_alpha is above
-# 2.398, where a gate is exactly 1 at evaluation: a warm-started model is the baseline at step 0. A gate has to
+# The one place of every default; those of the distribution stand with it in gates.py. The first log_alpha is one
+# at which a gate is exactly 1 at evaluation: a warm-started model is the baseline at step 0. A gate has to
 # travel about 5 in log_alpha against the noise of its own sampling: 50 times a rate of 0.001 gives it 0.05 a step,
 # so that it can close within an epoch or two of a small corpus, near the 0.1 of Golden Stick and CoFi.
 DEFAULTS: dict[str, Any] = {
     "gate_heads": "",
     "alive_heads": None,
-    "gate_temperature": 0.33,
-    "gate_stretch": "-0.1,1.1",
-    "gate_init": "2.5",
+    "gate_temperature": HardConcrete.temperature,
+    "gate_stretch": f"{HardConcrete.low:g},{HardConcrete.high:g}",
+    "gate_init": f"{OPEN:g}",
     "gate_lr_scale": 50.0,
     "freeze_params": None,
     "freeze_dropout": False,

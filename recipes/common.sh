@@ -47,17 +47,16 @@ train() {
   touch "$model/finished"
 }
 
-# translate MODEL_DIR CHECKPOINT DATA_BIN TARGET_LANGUAGE ARGUMENTS...: detokenised translations of the test
+# translate MODEL_DIR CHECKPOINT DATA_BIN TARGET_LANGUAGE: detokenised translations of the test
 # set, in the order of the test set, as MODEL_DIR/test.hyp. (fairseq-fixed 0.12.3.1 silently drops the last few
 # sentences where they fill no batch of --required-batch-size-multiple, 8 by default: hence 1.)
 translate() {
   local model=$1 checkpoint=$2 data=$3 target=$4
-  shift 4
   [[ -s $model/test.hyp ]] && return
   say "translating the test set with $(basename "$model")"
   fairseq-generate "$data" --user-dir "$plugin" --path "$model/$checkpoint" --gen-subset test --remove-bpe \
     --beam "${BEAM:-4}" --lenpen "${LENPEN:-1}" --max-tokens "${GENERATION_TOKENS:-4000}" \
-    --required-batch-size-multiple 1 "${device[@]}" "$@" \
+    --required-batch-size-multiple 1 "${device[@]}" \
     >"$model/generate.log" 2>&1 || fail "translation with $model failed: $(tail -n 1 "$model/generate.log")"
   into "$model/test.hyp" detokenised "$target" "$model/generate.log"
 }
@@ -82,11 +81,10 @@ gated_run() {
   evaluate "$model" checkpoint_last.pt "$data" "$reference" "$target"
 }
 
-# evaluate RUN_DIR CHECKPOINT DATA_BIN REFERENCE TARGET_LANGUAGE ARGUMENTS...: what results.py reads.
+# evaluate RUN_DIR CHECKPOINT DATA_BIN REFERENCE TARGET_LANGUAGE: what results.py reads.
 evaluate() {
   local model=$1 checkpoint=$2 data=$3 reference=$4 target=$5
-  shift 5
-  translate "$model" "$checkpoint" "$data" "$target" "$@"
+  translate "$model" "$checkpoint" "$data" "$target"
   score "$model" "$reference"
   into "$model/heads.json" headgates show "$model/$checkpoint" --json
 }

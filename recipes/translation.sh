@@ -30,11 +30,10 @@ raw=$1 out=$2 src=$3 tgt=$4
 : "${MAX_TOKENS:=2500}" "${UPDATE_FREQ:=1}" "${EPOCHS:=16}" "${LR:=0.004}" "${WARMUP:=600}"
 : "${RUNS=enc-self:0.01 enc-self:0.02 all:0.02 all:0.03}" "${TRAIN_FLAGS:=}"
 : "${PRUNE_UPDATES:=1260}" "${PRUNE_LR:=0.0015}" "${PRUNE_WARMUP:=100}" "${GATE_LR_SCALE:=}"
-plugin=${HEADGATES:-}
 read -ra train_flags <<<"$TRAIN_FLAGS"
 
 need fairseq-preprocess fairseq-train fairseq-generate headgates sacremoses subword-nmt sacrebleu
-plugin=${plugin:-$(headgates path)}
+plugin=${HEADGATES:-$(headgates path)}
 
 for split in train valid test; do
   for language in "$src" "$tgt"; do
