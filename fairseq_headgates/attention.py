@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
+from fairseq_headgates.beam import BeamCache, Beams, EncoderCache, StepCache, repeated
 from fairseq_headgates.gates import OPEN, HardConcrete, HeadGates
 from fairseq_headgates.heads import TYPES, HeadTable, check_shape
 
@@ -24,10 +25,14 @@ L0_REDUCTIONS = ("sum", "layer-mean")  # Voita et al. 2019: the paper; its relea
 
 
 class HeadAttention(MultiheadAttention):
-    """MultiHead(Q, K, V) = Concat_i(g_i head_i) W_O (Voita et al. 2019, eq. 4), with fairseq's interface and cache.
+    """MultiHead(Q, K, V) = Concat_i(g_i head_i) W_O (Voita et al. 2019, eq. 4), with fairseq's interface.
 
     Takes over the projections of a stock attention. `gate` holds stochastic gates or is None; `head_mask` [H] fixes
     heads (1 alive, 0 removed) or is None. Without either it computes what the stock module computes.
+
+    Heads may be missing: `kept` are those that have weights, by their number in the model as it was trained, where
+    there were `heads`; H is `num_heads` = len(kept). A layer without any has no q, k and v projection and returns the
+    bias of its output projection.
     """
 
     def __init__(self, stock: MultiheadAttention):
@@ -36,21 +41,22 @@ class HeadAttention(MultiheadAttention):
         self.embed_dim, self.kdim, self.vdim = stock.embed_dim, stock.kdim, stock.vdim
         self.qkv_same_dim, self.scaling = stock.qkv_same_dim, stock.scaling
         self.num_heads, self.head_dim = stock.num_heads, stock.head_dim
+        self.heads, self.kept = stock.num_heads, tuple(range(stock.num_heads))
         self.self_attention = stock.self_attention
         self.encoder_decoder_attention = stock.encoder_decoder_attention
         self.dropout_module = stock.dropout_module
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
-            stock.q_proj,
-            stock.k_proj,
-            stock.v_proj,
-            stock.out_proj,
-        )
+        # In the stock module's order: optimisers know parameters by their number.
+        self.k_proj, self.v_proj, self.q_proj = stock.k_proj, stock.v_proj, stock.q_proj
+        self.out_proj = stock.out_proj
         self.beam_size = stock.beam_size
         self.onnx_trace = False
         self.init_incremental_state()
         self.gate: HeadGates | None = None
         # Not in the state dict: which heads are alive is an option of the model, not a weight.
         self.register_buffer("head_mask", None, persistent=False)
+        self._inference = False
+        self._in_proj: tuple[Tensor, Tensor | None] | None = None  # q, k and v as one, for inference
+        self._gates: Tensor | None = None  # the evaluation gates, for inference
 
     def forward(
         self,
@@ -70,72 +76,97 @@ class HeadAttention(MultiheadAttention):
         `key_padding_mask` [B, S] is true on padding; `attn_mask` [T, S] is added to the scores. Returns the output
         [T, B, E] and the attention weights: [B, T, S] averaged over heads if `need_weights`, [H, B, T, S] if
         `need_head_weights`, else None. With `static_kv` keys and values are taken from the cache if it has them.
+        A layer without heads gives weights of 0, for one head, so that a mean over heads is defined.
         """
         if before_softmax:
             raise NotImplementedError("HeadAttention returns no scores before the softmax: use need_head_weights")
-        batch = query.size(1)
-        q = self._split(self.q_proj(query))
-        k, v, key_padding_mask = self._keys_values(query, key, value, key_padding_mask, incremental_state, static_kv)
-        beam = batch // k.size(0)  # above 1 in beam search over cached encoder states, stored once per sentence
-        if beam > 1:
-            q = _beam_into_time(q, beam)
-        mask = _additive_mask(attn_mask, key_padding_mask, q)
-        if need_weights or need_head_weights:
+        need_weights = need_weights or need_head_weights
+        if self.num_heads == 0:
+            return self._bias(query), self._no_weights(query, key, need_head_weights) if need_weights else None
+        q, k, v = self._project_in(query, key, value, incremental_state, static_kv)
+        k, v, mask = self._keys_values(q, k, v, key_padding_mask, attn_mask, incremental_state, static_kv)
+        beam = q.size(1) // k.size(0)  # above 1 in beam search: the hypotheses of a sentence read the same keys
+        q = self._split(q, beam)
+        weights = None
+        if q.is_cuda and not need_weights:
+            mask = _additive(mask, q.dtype)
+            context = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=self._dropout(), scale=self.scaling)
+        else:  # on a CPU the fused kernel takes two to four times as long as the formula
             weights = _attention_weights(q, k, mask, self.scaling)
             context = self.dropout_module(weights).to(v) @ v
-        else:
-            weights = None
-            context = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=self._dropout(), scale=self.scaling)
-        if beam > 1:
-            context = _time_into_beam(context, beam)
-            weights = None if weights is None else _time_into_beam(weights, beam)
-        if weights is not None:
-            weights = weights.transpose(0, 1) if need_head_weights else weights.mean(dim=1)
-        return self._project(context), weights
+        if need_weights and self.self_attention and beam > 1:  # one key for every slot of a position: see beam.py
+            weights = weights.unflatten(-1, (-1, beam)).sum(-1)
+        weights = _per_hypothesis(weights, beam, need_head_weights) if need_weights else None
+        return self._project_out(self._merge(context, beam)), weights
 
     def head_scale(self) -> Tensor | None:
         """What each head's context is multiplied by: [H], or None where that is 1 for every head."""
         if self.gate is None:
             return self.head_mask
-        gates = self.gate()
+        gates = self.gate() if self._gates is None else self._gates
         return gates if self.head_mask is None else gates * self.head_mask
 
-    def _project(self, context: Tensor) -> Tensor:
-        """Concat_i(g_i head_i) W_O: [B, H, T, D] -> [T, B, E]."""
-        scale = self.head_scale()
-        merged = context.permute(2, 0, 1, 3).reshape(context.size(2), context.size(0), -1)
-        if scale is None:
-            return self.out_proj(merged)
-        per_column = scale.to(context.dtype).repeat_interleave(self.head_dim)
-        weight, bias = self.out_proj.weight, self.out_proj.bias
-        # g_i head_i W_O,i = head_i (g_i W_O,i): scale whichever of the two is smaller.
-        if merged.numel() < weight.numel():
-            return F.linear(merged * per_column, weight, bias)
-        return F.linear(merged, weight * per_column, bias)
+    def make_generation_fast_(self, **kwargs) -> None:
+        """fairseq's call before inference, after which a model is not trained any more.
 
-    def _split(self, x: Tensor) -> Tensor:
-        """[T, B, H D] -> [B, H, T, D]."""
-        return x.view(x.size(0), x.size(1), self.num_heads, self.head_dim).permute(1, 2, 0, 3)
-
-    def _dropout(self) -> float:
-        module = self.dropout_module
-        return module.p if self.training or module.apply_during_inference else 0.0
-
-    def _keys_values(self, query, key, value, key_padding_mask, incremental_state, static_kv):
-        """Keys and values [B', H, S, D], from the input and the cache, and the padding mask [B', S] that fits them.
-
-        B' is B, or B / beam where beam search keeps one copy of the encoder states per sentence.
+        Gates become constants; self-attention computes q, k and v in one multiplication. The parameters stay where
+        they are, as views of the merged one.
         """
-        saved = self._get_input_buffer(incremental_state)
-        if static_kv and "prev_key" in saved:
-            return saved["prev_key"], saved["prev_value"], _as_bool(saved.get("prev_key_padding_mask"))
+        self._inference = True
+        self._prepare_inference()
+
+    def _prepare_inference(self) -> None:
+        with torch.no_grad():
+            self._gates = None if self.gate is None else self.gate.distribution.evaluation_value(self.gate.log_alpha())
+            projections = [self.q_proj, self.k_proj, self.v_proj]
+            if not self.self_attention or self.num_heads == 0:
+                return
+            weight = torch.cat([projection.weight for projection in projections])
+            bias = None if self.q_proj.bias is None else torch.cat([projection.bias for projection in projections])
+            for i, projection in enumerate(projections):
+                rows = slice(i * projection.weight.size(0), (i + 1) * projection.weight.size(0))
+                projection.weight.data = weight[rows]
+                if bias is not None:
+                    projection.bias.data = bias[rows]
+            self._in_proj = weight, bias
+
+    def _apply(self, fn, recurse: bool = True):
+        """On another device or in another precision, what was prepared for inference is prepared again."""
+        super()._apply(fn, recurse)
+        if self._inference:
+            self._prepare_inference()
+        return self
+
+    def _project_in(self, query, key, value, incremental_state, static_kv):
+        """q [T, B, H D], k and v [S, B', H D]; k and v are None where the cache has them.
+
+        B' is B, or B / beam where beam search has repeated the encoder states for every hypothesis of a sentence.
+        """
         if self.self_attention:
+            if self._in_proj is not None:
+                return F.linear(query, *self._in_proj).chunk(3, dim=-1)
             key = value = query
-        elif self.encoder_decoder_attention and incremental_state is not None and self.beam_size > 1:
-            key, value, key_padding_mask = self._one_per_sentence(query, key, value, key_padding_mask)
-        k, v = self._split(self.k_proj(key)), self._split(self.v_proj(value))
+        elif static_kv and self._is_cached(incremental_state):
+            return self.q_proj(query), None, None
+        elif static_kv and self._searches_beams(query, incremental_state) and repeated(key, self.beam_size):
+            key, value = key[:, :: self.beam_size], value[:, :: self.beam_size]
+        return self.q_proj(query), self.k_proj(key), self.v_proj(value)
+
+    def _keys_values(self, q, k, v, key_padding_mask, attn_mask, incremental_state, static_kv):
+        """All keys and values [B', H, S, D], those of the cache included, and the mask that fits them (see `_mask`)."""
         if incremental_state is None:
-            return k, v, _as_bool(key_padding_mask)
+            return self._split(k), self._split(v), _mask(attn_mask, key_padding_mask, q.dtype)
+        if static_kv:
+            if k is not None:
+                self._cache_encoder(q, k, v, key_padding_mask, incremental_state)
+            k, v, key_padding_mask = self._cached_encoder(incremental_state)
+            return k, v, _mask(attn_mask, key_padding_mask, q.dtype)
+        cache = self._step_cache(q, attn_mask, incremental_state)
+        if cache is not None:
+            beam = self.beam_size
+            return cache.append(self._split(k, beam), self._split(v, beam), key_padding_mask)
+        saved = self._get_input_buffer(incremental_state)
+        k, v = self._split(k), self._split(v)
         if "prev_key" in saved:
             k, v = torch.cat([saved["prev_key"], k], dim=2), torch.cat([saved["prev_value"], v], dim=2)
         key_padding_mask = self._append_prev_key_padding_mask(
@@ -143,66 +174,174 @@ class HeadAttention(MultiheadAttention):
         )
         saved.update(prev_key=k, prev_value=v, prev_key_padding_mask=key_padding_mask)
         self._set_input_buffer(incremental_state, saved)
-        return k, v, _as_bool(key_padding_mask)
+        return k, v, _mask(attn_mask, key_padding_mask, q.dtype)
 
-    def _one_per_sentence(self, query, key, value, key_padding_mask):
-        """Encoder states repeated for every hypothesis of a beam, reduced to one copy."""
-        if key.size(1) == query.size(1):
-            key, value = key[:, :: self.beam_size], value[:, :: self.beam_size]
-            key_padding_mask = None if key_padding_mask is None else key_padding_mask[:: self.beam_size]
-        return key, value, key_padding_mask
+    def _is_cached(self, incremental_state) -> bool:
+        return bool(self._beam_cache(incremental_state) or self._get_input_buffer(incremental_state))
+
+    def _beam_cache(self, incremental_state) -> BeamCache | None:
+        return self.get_incremental_state(incremental_state, "beam_cache")
+
+    def _searches_beams(self, query: Tensor, incremental_state) -> bool:
+        """Whether `query` [T, B, E] is one step of a beam search."""
+        step = incremental_state is not None and query.size(0) == 1
+        return step and self.beam_size > 1 and query.size(1) % self.beam_size == 0
+
+    def _beams(self, q: Tensor, incremental_state: dict) -> Beams:
+        """The one object that all layers of a decoder share in a search, so that its name is not the layer's."""
+        if "beams" not in incremental_state:
+            incremental_state["beams"] = Beams(q.size(1), self.beam_size, q.device)
+        return incremental_state["beams"]
+
+    def _step_cache(self, q: Tensor, attn_mask: Tensor | None, incremental_state: dict) -> StepCache | None:
+        """The cache of self-attention in beam search; None where fairseq's own has to serve."""
+        cache = self._beam_cache(incremental_state)
+        if cache is not None or self._get_input_buffer(incremental_state):
+            return cache
+        if not self._searches_beams(q, incremental_state) or not self.self_attention or attn_mask is not None:
+            return None
+        if torch.is_grad_enabled():  # a StepCache is written in place, which a backward pass would not survive
+            return None
+        cache = StepCache(self._beams(q, incremental_state))
+        self.set_incremental_state(incremental_state, "beam_cache", cache)
+        return cache
+
+    def _cache_encoder(self, q, k, v, key_padding_mask, incremental_state) -> None:
+        repeats = q.size(1) // k.size(1)
+        if key_padding_mask is not None:
+            key_padding_mask = key_padding_mask[::repeats].bool()
+            key_padding_mask = key_padding_mask if key_padding_mask.any() else None
+        k, v = self._split(k).contiguous(), self._split(v).contiguous()  # every step reads them
+        if repeats > 1:
+            cache = EncoderCache(self._beams(q, incremental_state), k, v, key_padding_mask)
+            self.set_incremental_state(incremental_state, "beam_cache", cache)
+        else:
+            saved = {"prev_key": k, "prev_value": v, "prev_key_padding_mask": key_padding_mask}
+            self._set_input_buffer(incremental_state, saved)
+
+    def _cached_encoder(self, incremental_state) -> tuple[Tensor, Tensor, Tensor | None]:
+        cache = self._beam_cache(incremental_state)
+        if cache is not None:
+            return cache.keys, cache.values, cache.padding
+        saved = self._get_input_buffer(incremental_state)
+        return saved["prev_key"], saved["prev_value"], saved.get("prev_key_padding_mask")
+
+    def reorder_incremental_state(self, incremental_state, new_order):
+        """Follows beam search: row i of the batch continues what was row `new_order[i]`."""
+        cache = self._beam_cache(incremental_state)
+        if cache is not None:
+            if not cache.reorder(new_order):
+                self._set_input_buffer(incremental_state, cache.plain())
+                self.set_incremental_state(incremental_state, "beam_cache", None)
+            return incremental_state
+        saved = self._get_input_buffer(incremental_state)
+        for name, tensor in saved.items():
+            saved[name] = None if tensor is None else tensor.index_select(0, new_order)
+        return incremental_state
+
+    def _split(self, x: Tensor, beam: int = 1) -> Tensor:
+        """[T, B beam, H D] -> [B, H, beam T, D]: the hypotheses of one sentence are queries on the same keys."""
+        length, rows, _ = x.shape
+        if beam == 1:
+            return x.view(length, rows, self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+        x = x.view(length, rows // beam, beam, self.num_heads, self.head_dim).permute(1, 3, 2, 0, 4)
+        return x.reshape(rows // beam, self.num_heads, beam * length, self.head_dim)
+
+    def _merge(self, context: Tensor, beam: int) -> Tensor:
+        """The reverse of `_split`: [B, H, beam T, D] -> [T, B beam, H D]."""
+        batch, _, queries, _ = context.shape
+        if beam == 1:
+            return context.permute(2, 0, 1, 3).reshape(queries, batch, -1)
+        context = context.view(batch, self.num_heads, beam, queries // beam, self.head_dim).permute(3, 0, 2, 1, 4)
+        return context.reshape(queries // beam, batch * beam, -1)
+
+    def _project_out(self, merged: Tensor) -> Tensor:
+        """Concat_i(g_i head_i) W_O: [T, B, H D] -> [T, B, E]."""
+        scale = self.head_scale()
+        if scale is None:
+            return self.out_proj(merged)
+        per_column = scale.to(merged.dtype).repeat_interleave(self.head_dim)
+        weight, bias = self.out_proj.weight, self.out_proj.bias
+        # g_i head_i W_O,i = head_i (g_i W_O,i): scale whichever of the two is smaller.
+        if merged.numel() < weight.numel():
+            return F.linear(merged * per_column, weight, bias)
+        return F.linear(merged, weight * per_column, bias)
+
+    def _bias(self, query: Tensor) -> Tensor:
+        """What a layer without heads adds: the bias of its output projection, [T, B, E]."""
+        # Through the empty projection, so that every parameter has a gradient, as distributed training wants it.
+        return self.out_proj(query.new_empty(*query.shape[:2], 0))
+
+    def _no_weights(self, query: Tensor, key: Tensor | None, per_head: bool) -> Tensor:
+        shape = (query.size(1), query.size(0), (query if key is None else key).size(0))
+        return query.new_zeros(1, *shape) if per_head else query.new_zeros(shape)
+
+    def _dropout(self) -> float:
+        module = self.dropout_module
+        return module.p if self.training or module.apply_during_inference else 0.0
 
     def upgrade_state_dict_named(self, state_dict, name):
         """A checkpoint without gates (a stock one) leaves them as they were initialised.
 
-        Raises ValueError for a checkpoint with gates that this model does not have.
+        Raises ValueError for a checkpoint with gates that this model does not have, and for other heads.
         """
         super().upgrade_state_dict_named(state_dict, name)
+        self._check_heads(state_dict, name)
         if self.gate is None and f"{name}.gate.log_alpha" in state_dict:
             kind, _ = kind_and_layer(name)
             raise ValueError(f"the checkpoint has gates on {kind}, the model has none: add {kind} to --gate-heads")
         if self.gate is not None:
             state_dict.setdefault(f"{name}.gate.log_alpha", self.gate.state_dict()["log_alpha"])
 
+    def _check_heads(self, state_dict, name) -> None:
+        weight = state_dict.get(f"{name}.out_proj.weight")
+        if weight is None or weight.size(1) == self.out_proj.weight.size(1):
+            return
+        kind, layer = kind_and_layer(name)
+        raise ValueError(
+            f"{kind} layer {layer} has {weight.size(1) / self.head_dim:g} heads in the checkpoint and {self.num_heads} "
+            "in the model: a pruned checkpoint needs its own mask (headgates show CKPT --out heads.json; --alive-heads "
+            "heads.json --remove-heads), a whole one is made smaller by `headgates prune`"
+        )
 
-def _as_bool(mask: Tensor | None) -> Tensor | None:
-    return None if mask is None else mask.bool()
 
+def _mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """One mask that broadcasts to [B, H, T, S]: true where nothing may be seen, or numbers to add to the scores.
 
-def _additive_mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor) -> Tensor | None:
-    """One mask to add to the scores, broadcastable to [B, H, T, S], or None.
-
-    It is finite, so that a row in which everything is masked gives no NaN; half of the smallest number, so that
-    adding a score to it does not overflow. exp() of it is 0 all the same.
+    Added numbers are finite, so that a row in which everything is masked gives no NaN; half of the smallest number,
+    so that adding a score to it does not overflow. exp() of it is 0 all the same.
     """
-    lowest = torch.finfo(q.dtype).min / 2
-    mask = None if attn_mask is None else attn_mask.to(q.dtype).clamp(min=lowest)
-    if key_padding_mask is None:
+    padding = None if key_padding_mask is None else key_padding_mask.bool()[:, None, None, :]
+    if attn_mask is None:
+        return padding
+    lowest = torch.finfo(dtype).min / 2
+    mask = attn_mask.to(dtype).clamp(min=lowest)
+    return mask if padding is None else mask.expand(padding.size(0), 1, *mask.shape).masked_fill(padding, lowest)
+
+
+def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    if mask is None or mask.dtype != torch.bool:
         return mask
-    padding = key_padding_mask[:, None, None, :]
-    if mask is None:
-        return torch.zeros_like(padding, dtype=q.dtype).masked_fill_(padding, lowest)
-    return mask.expand(padding.size(0), 1, *mask.shape).masked_fill(padding, lowest)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, torch.finfo(dtype).min / 2)
 
 
 def _attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
     """softmax(Q K^T / sqrt(D)) in single precision at least: [B, H, T, S]."""
     scores = (q * scaling) @ k.transpose(2, 3)
-    if mask is not None:
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(mask, torch.finfo(scores.dtype).min / 2)
+    elif mask is not None:
         scores = scores + mask
     return F.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
 
 
-def _beam_into_time(x: Tensor, beam: int) -> Tensor:
-    """[B beam, H, T, D] -> [B, H, beam T, D]: the hypotheses of one sentence are queries on the same keys."""
-    _, heads, length, size = x.shape
-    return x.reshape(-1, beam, heads, length, size).transpose(1, 2).reshape(-1, heads, beam * length, size)
-
-
-def _time_into_beam(x: Tensor, beam: int) -> Tensor:
-    """[B, H, beam T, D] -> [B beam, H, T, D]."""
-    batch, heads, length, size = x.shape
-    return x.reshape(batch, heads, beam, length // beam, size).transpose(1, 2).reshape(batch * beam, heads, -1, size)
+def _per_hypothesis(weights: Tensor, beam: int, per_head: bool) -> Tensor:
+    """[B, H, beam T, S] -> [H, B beam, T, S], or their mean over heads [B beam, T, S]."""
+    batch, heads, queries, positions = weights.shape
+    weights = weights if per_head else weights.mean(dim=1, keepdim=True)
+    weights = weights.view(batch, -1, beam, queries // beam, positions).permute(1, 0, 2, 3, 4)
+    weights = weights.reshape(-1, batch * beam, queries // beam, positions)
+    return weights if per_head else weights[0]
 
 
 @dataclass(frozen=True)
@@ -238,10 +377,10 @@ def site_order(site: tuple) -> tuple[int, int]:
 
 
 def head_counts(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """{type: (layers, heads per layer)} of the attention types that the model has."""
+    """{type: (layers, heads per layer)} of the attention types that the model has, removed heads included."""
     sites = head_sites(model)
     return {
-        kind: (len(group), group[0].attention.num_heads)
+        kind: (len(group), getattr(group[0].attention, "heads", group[0].attention.num_heads))
         for kind in TYPES
         if (group := [site for site in sites if site.kind == kind])
     }
@@ -292,21 +431,24 @@ def insert_gates(
         if kind not in present:
             raise ValueError(f"no {kind} attention to gate: this model has {', '.join(sorted(present)) or 'none'}")
     for site in sites:
-        if site.kind in types:
-            attention = site.attention
+        attention = site.attention
+        if site.kind in types and attention.num_heads > 0:
             gates = HeadGates(attention.num_heads, distribution or HardConcrete(), init, lr_scale)
             attention.gate = gates.to(attention.out_proj.weight)
     return model
 
 
 def fix_heads(model: nn.Module, mask: HeadTable) -> nn.Module:
-    """Multiplies each head by its value in `mask` (1 alive, 0 removed), in place. ValueError for another shape."""
+    """Multiplies each head by its value in `mask` (1 alive, 0 removed), in place. ValueError for another shape.
+
+    Heads that were taken out of the model stay out, whatever the mask says of them.
+    """
     use_head_attention(model)
     check_shape(mask, head_counts(model))
     for site in head_sites(model):
         if site.kind in mask.values:
             weight = site.attention.out_proj.weight
-            row = mask.values[site.kind][site.layer]
+            row = [mask.values[site.kind][site.layer][head] for head in site.attention.kept]
             site.attention.head_mask = torch.tensor(row, dtype=weight.dtype, device=weight.device)
     return model
 
@@ -347,15 +489,19 @@ def _per_type(model: nn.Module, of_gate) -> dict[str, Tensor]:
     rows: dict[str, list[Tensor]] = {}
     with torch.no_grad():
         for site in head_sites(model):
-            attention = site.attention
-            gate, mask = getattr(attention, "gate", None), getattr(attention, "head_mask", None)
-            row = (
-                torch.ones(attention.num_heads, device=attention.out_proj.weight.device)
-                if gate is None
-                else of_gate(gate)
-            )
-            rows.setdefault(site.kind, []).append(row if mask is None else row * mask)
+            rows.setdefault(site.kind, []).append(_per_head(site.attention, of_gate))
     return {kind: torch.stack(group) for kind, group in rows.items()}
+
+
+def _per_head(attention: MultiheadAttention, of_gate) -> Tensor:
+    """A number for every head that the layer was trained with: 0 for one that was removed."""
+    device = attention.out_proj.weight.device
+    if not isinstance(attention, HeadAttention):
+        return torch.ones(attention.num_heads, device=device)
+    row = torch.zeros(attention.heads, device=device)
+    alive = torch.ones(attention.num_heads, device=device) if attention.gate is None else of_gate(attention.gate)
+    kept = torch.tensor(attention.kept, dtype=torch.long, device=device)
+    return row.index_put((kept,), alive if attention.head_mask is None else alive * attention.head_mask.float())
 
 
 def to_tables(tensors: Mapping[str, Tensor], name: str, signature: str = "") -> HeadTable:

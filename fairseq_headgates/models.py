@@ -183,6 +183,10 @@ class HeadGatesMixin:
         super().set_num_updates(num_updates)  # type: ignore[misc]
         self.num_updates = num_updates
 
+    def set_beam_size(self, beam_size: int) -> None:
+        """Called by fairseq's beam search; see beam.py."""
+        self.decoder.set_beam_size(beam_size)  # type: ignore[attr-defined]
+
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
         with one_line_errors():  # fairseq hides any other exception behind one of its own
             super().upgrade_state_dict(state_dict)  # type: ignore[misc]

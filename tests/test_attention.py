@@ -20,6 +20,7 @@ from fairseq_headgates import (
     open_probabilities,
     use_head_attention,
 )
+from fairseq_headgates.beam import EncoderCache
 from fairseq_headgates.heads import TYPES
 
 E, H, D, T, S, B = 12, 3, 4, 5, 6, 2
@@ -317,8 +318,8 @@ def test_beams_that_share_their_encoder_states():
         )
         torch.testing.assert_close(actual, expected)
         torch.testing.assert_close(weights, expected_weights)
-    (cache,) = state.values()
-    assert cache["prev_key"].size(0) == B
+    (cache,) = (value for value in state.values() if isinstance(value, EncoderCache))
+    assert cache.keys.size(0) == B
     # ... and training is not touched by the beam size of a validation that came before
     torch.testing.assert_close(attention(query, repeated, repeated, repeated_padding, static_kv=True)[0], expected)
 

@@ -1,0 +1,135 @@
+"""The cache of beam search against fairseq's plain one: the same attention, whatever happens to the hypotheses."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from models_for_tests import make_gated
+
+from fairseq_headgates.attention import head_sites
+from fairseq_headgates.beam import GROWTH, BeamCache
+
+E, S = 32, 6  # width, source length
+
+
+def attention_of(kind, beam):
+    """The same weights every time, for a search with `beam` hypotheses (1: fairseq's plain cache)."""
+    model = make_gated(seed=3)
+    attention = next(site.attention for site in head_sites(model) if site.kind == kind)
+    attention.set_beam_size(beam)
+    return attention
+
+
+def within_sentences(generator, sentences, beam):
+    """What beam search does: hypotheses of a sentence are continued, dropped or continued twice; a sentence may end."""
+    kept = [i for i in range(sentences) if sentences == 1 or torch.rand((), generator=generator) > 0.15] or [0]
+    picks = torch.randint(0, beam, (len(kept), beam), generator=generator)
+    return (torch.tensor(kept)[:, None] * beam + picks).view(-1)
+
+
+def sentences_exchanged(generator, sentences, beam):
+    order = torch.randperm(sentences, generator=generator)
+    return (order[:, None] * beam + torch.arange(beam)).view(-1)
+
+
+def anything(generator, sentences, beam):
+    return torch.randint(0, sentences * beam, (sentences * beam,), generator=generator)
+
+
+def single_row(generator, sentences, beam):
+    return torch.tensor([int(torch.randint(0, sentences * beam, (), generator=generator))])
+
+
+def orders(generator, steps, sentences, beam, strange):
+    """A reordering for every step; one in the middle is `strange`, after which rows may belong to no group."""
+    rows, found = sentences * beam, []
+    for step in range(steps):
+        if step == steps // 2 and strange is not None:
+            order = strange(generator, rows // beam, beam)
+        elif rows % beam == 0 and (strange not in (anything, single_row) or step < steps // 2):
+            order = within_sentences(generator, rows // beam, beam)
+        else:
+            order = torch.randint(0, rows, (rows,), generator=generator)
+        found.append(order)
+        rows = order.numel()
+    return found
+
+
+@given(
+    seed=st.integers(0, 2**20),
+    sentences=st.integers(1, 4),
+    beam=st.integers(2, 5),
+    strange=st.sampled_from([None, None, sentences_exchanged, anything, single_row]),
+    padded=st.booleans(),
+)
+def test_steps_equal_those_with_the_plain_cache(seed, sentences, beam, strange, padded):
+    generator = torch.Generator().manual_seed(seed)
+    steps = GROWTH + 4  # beyond the room of the first allocation
+    pair = [(attention_of("dec-self", size), {}) for size in (1, beam)]
+    rows = sentences * beam
+    for order in orders(generator, steps, sentences, beam, strange):
+        x = torch.randn(1, rows, E, generator=generator)
+        padding = torch.rand(rows, 1, generator=generator) > 0.8 if padded else None
+        with torch.no_grad():
+            outputs = [
+                attention(x, x, x, padding, incremental_state=state, need_head_weights=True)
+                for attention, state in pair
+            ]
+            for attention, state in pair:
+                attention.reorder_incremental_state(state, order)
+        visible = torch.ones(rows, dtype=torch.bool) if padding is None else ~padding[:, 0]
+        torch.testing.assert_close(outputs[1][0][:, visible], outputs[0][0][:, visible], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(outputs[1][1][:, visible], outputs[0][1][:, visible], rtol=1e-5, atol=1e-6)
+        rows = order.numel()
+    assert not any(isinstance(value, BeamCache) for value in pair[0][1].values())
+    caches = [value for value in pair[1][1].values() if isinstance(value, BeamCache)]
+    assert len(caches) == (0 if strange is single_row else 1) or strange is anything
+
+
+@given(
+    seed=st.integers(0, 2**20),
+    sentences=st.integers(1, 4),
+    beam=st.integers(2, 5),
+    strange=st.sampled_from([None, sentences_exchanged, anything, single_row]),
+    padded=st.booleans(),
+    repeats=st.booleans(),
+)
+def test_attention_to_the_encoder_equals_that_with_the_plain_cache(seed, sentences, beam, strange, padded, repeats):
+    """Also where the states of a group differ although its size is that of the beam (a beam of 1 after one of 5)."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = sentences * beam
+    pair = [(attention_of("dec-enc", size), {}) for size in (1, beam)]
+    memory = torch.randn(S, rows, E, generator=generator)
+    padding = torch.rand(rows, S, generator=generator) > 0.7 if padded else torch.zeros(rows, S, dtype=torch.bool)
+    padding[:, 0] = False
+    if repeats:
+        memory = memory[:, ::beam].repeat_interleave(beam, 1)
+        padding = padding[::beam].repeat_interleave(beam, 0)
+    for order in orders(generator, 4, sentences, beam, strange):
+        x = torch.randn(1, rows, E, generator=generator)
+        outputs = []
+        for attention, state in pair:
+            outputs.append(
+                attention(x, memory, memory, padding, incremental_state=state, static_kv=True, need_head_weights=True)
+            )
+            attention.reorder_incremental_state(state, order)
+        memory, padding, rows = memory[:, order], padding[order], order.numel()
+        torch.testing.assert_close(outputs[1][0], outputs[0][0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(outputs[1][1], outputs[0][1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_beam_size_left_over_from_another_search_changes_nothing(beam):
+    """fairseq tells the model the size of a beam, but not that there is none any more."""
+    from fairseq.sequence_generator import SequenceGenerator
+    from models_for_tests import make_batch, make_stock, make_task
+
+    task, sample = make_task(), {"net_input": make_batch()}
+    stock, ours = make_stock(), make_gated()
+    ours.load_state_dict(stock.state_dict())
+    SequenceGenerator([ours], task.target_dictionary, beam_size=3, max_len_b=8).generate([ours], sample)
+    found = []
+    for model in (stock, ours):
+        generator = SequenceGenerator([model], task.target_dictionary, beam_size=beam, max_len_b=8)
+        found.append([[h["tokens"].tolist() for h in hypotheses] for hypotheses in generator.generate([model], sample)])
+    assert found[0] == found[1]
