@@ -11,27 +11,31 @@ gradient clipping, Adam.
 
 import argparse
 import json
-import platform
 import statistics
-import time
-from types import SimpleNamespace
+from functools import partial
 
 import torch
+from bench_models import (
+    DTYPES,
+    SIZES,
+    machine,
+    make_args,
+    make_task,
+    median_ratio,
+    next_update,
+    take_turns,
+    training_batches,
+    training_update,
+)
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
-from fairseq.data import Dictionary
-from fairseq.models.transformer import TransformerModel, base_architecture
+from fairseq.models.transformer import TransformerModel
 from tqdm import tqdm
 
 from fairseq_headgates.criterions import LabelSmoothedCrossEntropyL0Criterion
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.models import TransformerHeadGatesModel
 
-SIZES = {  # width, feed-forward width, layers on each side, heads
-    "small": (128, 512, 3, 8),
-    "base": (512, 2048, 6, 8),
-}
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-VARIANTS = ("stock", "no gates", "gates on all types")
+VARIANTS = ["stock", "no gates", "gates on all types"]
 
 
 def main() -> None:
@@ -68,35 +72,20 @@ def parse() -> argparse.Namespace:
 def measure(options: argparse.Namespace, dtype: str) -> dict:
     """Trains all variants in turn and returns medians in milliseconds and ratios."""
     updates = {name: make_update(options, name, DTYPES[dtype]) for name in VARIANTS}
-    generator = torch.Generator().manual_seed(0)
-    times: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    tokens = 0
-    for i in tqdm(range(options.warm_up + options.updates), desc=dtype, leave=False):
-        sample = make_sample(options, generator)
-        tokens = sample["ntokens"]
-        order = VARIANTS[i % 3 :] + VARIANTS[: i % 3]  # nobody is always first
-        for name in order:
-            seconds = timed(updates[name], sample, options.device)
-            if i >= options.warm_up:
-                times[name].append(seconds)
+    batch_of = partial(training_batches, options.sentences, options.length, options.vocabulary, options.device)
+    ready = {name: partial(next_update, update, batch_of()) for name, update in updates.items()}
+    with tqdm(total=options.warm_up + options.updates, desc=dtype, leave=False) as bar:
+        seconds = take_turns(ready, options.updates, options.warm_up, options.device, bar)
     rows = {
-        name: {
-            "ms": 1000 * statistics.median(times[name]),
-            "ratio": statistics.median(a / b for a, b in zip(times[name], times["stock"], strict=True)),
-        }
+        name: {"ms": 1000 * statistics.median(seconds[name]), "ratio": median_ratio(seconds, name, "stock")}
         for name in VARIANTS
     }
-    machine = (
-        torch.cuda.get_device_name()
-        if options.device == "cuda"
-        else f"{platform.machine()}, {torch.get_num_threads()} threads"
-    )
     return {
-        "machine": machine,
+        **vars(options),
+        "machine": machine(options.device),
         "torch": torch.__version__,
         "dtype": dtype,
-        "tokens": tokens,
-        **vars(options),
+        "tokens": next(batch_of())["ntokens"],
         "variants": rows,
     }
 
@@ -104,80 +93,17 @@ def measure(options: argparse.Namespace, dtype: str) -> dict:
 def make_update(options: argparse.Namespace, name: str, dtype: torch.dtype):
     """A function that does one update of one variant on a batch."""
     task = make_task(options.vocabulary)
+    args = partial(make_args, options.size, options.dropout, options.attention_dropout)
+    criterion = LabelSmoothedCrossEntropyCriterion(task, False, 0.1)
     torch.manual_seed(1)
     if name == "stock":
-        model = TransformerModel.build_model(make_args(options), task)
-        criterion = LabelSmoothedCrossEntropyCriterion(task, False, 0.1)
+        model = TransformerModel.build_model(args(), task)
     elif name == "no gates":
-        model = TransformerHeadGatesModel.build_model(make_args(options), task)
-        criterion = LabelSmoothedCrossEntropyCriterion(task, False, 0.1)
+        model = TransformerHeadGatesModel.build_model(args(), task)
     else:
-        model = TransformerHeadGatesModel.build_model(make_args(options, gate_heads=",".join(TYPES)), task)
+        model = TransformerHeadGatesModel.build_model(args(gate_heads=",".join(TYPES)), task)
         criterion = LabelSmoothedCrossEntropyL0Criterion(task, False, 0.1, l0_weight=0.01, l0_reduction="sum")
-    model.to(options.device).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98))
-
-    def update(sample: dict) -> None:
-        optimizer.zero_grad()
-        with torch.autocast(options.device, dtype, enabled=dtype != torch.float32):
-            loss, size, _ = criterion(model, sample)
-        (loss / size).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-
-    return update
-
-
-def make_task(vocabulary: int) -> SimpleNamespace:
-    dictionary = Dictionary()
-    for i in range(vocabulary):
-        dictionary.add_symbol(str(i))
-    return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-
-
-def make_args(options: argparse.Namespace, **gates: str) -> argparse.Namespace:
-    width, ffn, layers, heads = SIZES[options.size]
-    sizes = {
-        "embed_dim": width,
-        "ffn_embed_dim": ffn,
-        "layers": layers,
-        "attention_heads": heads,
-        "normalize_before": True,
-    }
-    args = {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in sizes.items()}
-    dropout = {"dropout": options.dropout, "attention_dropout": options.attention_dropout}
-    namespace = argparse.Namespace(**args, **dropout, share_all_embeddings=True, **gates)
-    base_architecture(namespace)
-    return namespace
-
-
-def make_sample(options: argparse.Namespace, generator: torch.Generator) -> dict:
-    """A batch of random sentences of different lengths, padded as fairseq pads: source left, target right."""
-    shape = (options.sentences, options.length)
-    lengths = torch.randint(options.length // 2, options.length + 1, shape[:1], generator=generator)
-    positions = torch.arange(options.length)
-    source = torch.randint(4, options.vocabulary, shape, generator=generator)
-    source[positions < options.length - lengths[:, None]] = 1
-    target = torch.randint(4, options.vocabulary, shape, generator=generator)
-    target[positions >= lengths[:, None]] = 1
-    net_input = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": target.roll(1, 1)}
-    net_input = {key: value.to(options.device) for key, value in net_input.items()}
-    return {
-        "net_input": net_input,
-        "target": target.to(options.device),
-        "ntokens": int(lengths.sum()),
-        "nsentences": len(target),
-    }
-
-
-def timed(update, sample: dict, device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    update(sample)
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return training_update(model, criterion, options.device, dtype)
 
 
 if __name__ == "__main__":

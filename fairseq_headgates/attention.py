@@ -113,7 +113,13 @@ class HeadAttention(MultiheadAttention):
         they are, as views of the merged one.
         """
         self._inference = True
-        self._prepare_inference()
+        self.weights_changed()
+
+    def weights_changed(self) -> None:
+        """To be called after parameters were exchanged: what was prepared for inference is prepared again."""
+        self._in_proj = None
+        if self._inference:
+            self._prepare_inference()
 
     def _prepare_inference(self) -> None:
         with torch.no_grad():
@@ -131,10 +137,8 @@ class HeadAttention(MultiheadAttention):
             self._in_proj = weight, bias
 
     def _apply(self, fn, recurse: bool = True):
-        """On another device or in another precision, what was prepared for inference is prepared again."""
-        super()._apply(fn, recurse)
-        if self._inference:
-            self._prepare_inference()
+        super()._apply(fn, recurse)  # to another device, or precision
+        self.weights_changed()
         return self
 
     def _project_in(self, query, key, value, incremental_state, static_kv):

@@ -8,9 +8,30 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch import nn
+
 from fairseq_headgates import __version__, report
-from fairseq_headgates.heads import HeadTable, mask_to_json, write_whole
-from fairseq_headgates.models import read_heads
+from fairseq_headgates.checkpoints import (
+    CheckpointHeads,
+    build_model,
+    load_checkpoint,
+    load_dictionaries,
+    prune_checkpoint,
+    read_heads,
+    save_checkpoint,
+    stock_checkpoint,
+)
+from fairseq_headgates.convert import to_ctranslate2
+from fairseq_headgates.heads import (
+    HeadTable,
+    mask_to_json,
+    parse_mask,
+    parse_scores,
+    parse_types,
+    refuse_existing,
+    write_whole,
+)
+from fairseq_headgates.pruning import best_heads, kept_heads, open_heads, prune, removal_plan
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"headgates {args.command}: error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader, `head` for instance, has seen enough
+        sys.stdout = None
+        return 0
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -34,12 +58,70 @@ def build_parser() -> argparse.ArgumentParser:
     path.set_defaults(run=run_path)
 
     show = commands.add_parser("show", help="the gates of a checkpoint, and the heads that stay open")
-    show.add_argument("checkpoint", metavar="CKPT", help="a fairseq checkpoint (.pt)")
+    _add_checkpoint(show)
     show.add_argument("--json", action="store_true", help="print JSON instead of a table")
     show.add_argument("--out", metavar="FILE", help="write the open heads as a mask file for --alive-heads")
     show.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
     show.set_defaults(run=run_show)
+
+    prune = commands.add_parser(
+        "prune",
+        help="take heads out of a checkpoint for real",
+        description="Writes the checkpoint without the removed heads: those whose evaluation gate is 0, unless one of "
+        "--threshold, --alive and --scores says which. A head whose gate is 0 goes in any case, for it adds nothing.",
+    )
+    _add_checkpoint(prune)
+    prune.add_argument("output", metavar="OUT", help="the checkpoint to write")
+    _add_choice(prune)
+    prune.add_argument(
+        "--stock",
+        action="store_true",
+        help="write a checkpoint of fairseq's own transformer: of the old size, with zeros for the removed heads",
+    )
+    prune.add_argument("--no-optimizer", action="store_true", help="leave out the state of the optimiser")
+    prune.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
+    prune.add_argument("--json", action="store_true", help="print the plan as JSON")
+    prune.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
+    prune.set_defaults(run=run_prune)
+
+    convert = commands.add_parser(
+        "convert",
+        help="write the pruned model for another engine",
+        description="Takes heads out as `headgates prune` does, and writes the model for CTranslate2.",
+    )
+    _add_checkpoint(convert)
+    convert.add_argument("output", metavar="OUT", help="the folder to write")
+    convert.add_argument("--to", choices=["ctranslate2"], required=True, help="the engine")
+    convert.add_argument("--data", metavar="DIR", help="folder of dict.*.txt (default: the data of the training)")
+    convert.add_argument("--quantization", metavar="TYPE", help="for instance int8 (default: single precision)")
+    _add_choice(convert)
+    convert.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
+    convert.set_defaults(run=run_convert)
     return parser
+
+
+def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", metavar="CKPT", help="a fairseq checkpoint (.pt)")
+    parser.add_argument("--trust", action="store_true", help="load any Python object from CKPT, which may run code")
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--threshold", metavar="P", type=float, help="remove heads with P(open) below P")
+    choice.add_argument("--alive", metavar="JSON", help="keep the heads of this mask: a file, or the JSON inline")
+    choice.add_argument("--scores", metavar="FILE", help="keep the heads with the highest scores of FILE; see --keep")
+    with_scores = parser.add_argument_group("with --scores")
+    with_scores.add_argument("--keep", metavar="N", type=_number_or_share, help="how many heads: 12, or a share: 0.5")
+    with_scores.add_argument("--method", metavar="M", help="which scores, if FILE has those of several methods")
+    with_scores.add_argument("--types", metavar="TYPES", help="prune these attention types only (default: all scored)")
+    with_scores.add_argument("--min-per-layer", metavar="K", type=int, help="keep the best K of each layer anyway")
+
+
+def _number_or_share(text: str) -> float:
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of heads (12) nor a share (0.5)") from None
 
 
 def run_path(args: argparse.Namespace) -> int:
@@ -48,7 +130,7 @@ def run_path(args: argparse.Namespace) -> int:
 
 
 def run_show(args: argparse.Namespace) -> int:
-    heads = read_heads(args.checkpoint)
+    heads = read_heads(load_checkpoint(args.checkpoint, args.trust), args.checkpoint)
     counts = report.totals(heads.gate)
     alive = heads.gate.map(lambda g: int(g > 0), "alive")
     if args.out:
@@ -63,6 +145,85 @@ def run_show(args: argparse.Namespace) -> int:
         + (f"; no gates on {', '.join(ungated)}" if ungated else "")
     )
     return 0
+
+
+def run_prune(args: argparse.Namespace) -> int:
+    if not args.dry_run:
+        refuse_existing(args.output, args.force)
+    state = load_checkpoint(args.checkpoint, args.trust)
+    model = build_model(state)
+    before = read_heads(state, args.checkpoint, model)
+    mask = chosen_heads(args, model, before)
+    pruned = prune(model, mask)
+    if args.stock:
+        smaller = stock_checkpoint(state, mask, model)
+    else:
+        smaller = prune_checkpoint(state, mask, not args.no_optimizer, model)
+    build_model(smaller)  # what is written loads
+    if not args.dry_run:
+        save_checkpoint(smaller, args.output, args.force)
+    plan = removal_plan(model, pruned)
+    if args.json:
+        print(json.dumps(plan))
+        return 0
+    print(report.removal_table(kept_heads(model), kept_heads(pruned)))
+    print("\n".join(removal_notes(plan)))
+    print("nothing written (--dry-run)" if args.dry_run else f"written: {args.output}")
+    return 0
+
+
+def removal_notes(plan: dict) -> list[str]:
+    """The plan in words."""
+    before, after = plan["parameters"]
+    lines = [f"\nparameters: {before:,} -> {after:,} ({after / before - 1:+.1%})"]
+    for kind, where in (("dec-self", "target"), ("dec-enc", "source")):
+        if kind in plan["heads"]:
+            sizes = " -> ".join(f"{size:,}" for size in plan["cache_bytes_per_token"][kind])
+            lines.append(f"key/value cache of {kind}: {sizes} bytes for each {where} token and hypothesis")
+    lines += [
+        f"{kind} loses all its heads: its layers become their output bias"
+        for kind, (_, left) in plan["heads"].items()
+        if not left
+    ]
+    if plan["removed_with_open_gate"]:
+        lines.append(f"{plan['removed_with_open_gate']} heads go although they are open: the output changes")
+    if plan["folded_gates"]:
+        lines.append(f"{plan['folded_gates']} gates between 0 and 1 are folded into the output projections")
+    return lines
+
+
+def run_convert(args: argparse.Namespace) -> int:
+    refuse_existing(args.output, args.force)
+    state = load_checkpoint(args.checkpoint, args.trust)
+    model = build_model(state)
+    pruned = prune(model, chosen_heads(args, model, read_heads(state, args.checkpoint, model)))
+    source, target = load_dictionaries(state, args.data)
+    to_ctranslate2(pruned, source, target, args.output, args.quantization, args.force)
+    print(f"written: {args.output}")
+    return 0
+
+
+def chosen_heads(args: argparse.Namespace, model: nn.Module, heads: CheckpointHeads) -> HeadTable:
+    """The mask of the heads to keep, as the options say it. Raises ValueError."""
+    only_with_scores = {
+        "--keep": args.keep,
+        "--method": args.method,
+        "--types": args.types,
+        "--min-per-layer": args.min_per_layer,
+    }
+    given = [name for name, value in only_with_scores.items() if value is not None]
+    if given and not args.scores:
+        raise ValueError(f"{', '.join(given)} without --scores: give the file of the scores that decide")
+    if args.alive:
+        return parse_mask(args.alive)
+    if not args.scores:
+        return open_heads(model, args.threshold)
+    if args.keep is None:
+        raise ValueError("--scores without --keep: say how many heads stay, --keep 12 or --keep 0.5")
+    alive = heads.gate.map(lambda g: int(g > 0), "alive")
+    return best_heads(
+        parse_scores(args.scores, args.method), args.keep, alive, parse_types(args.types), args.min_per_layer or 0
+    )
 
 
 def show_json(opened: HeadTable, gate: HeadTable, gated: Sequence[str], counts: dict[str, tuple[int, int]]) -> dict:

@@ -7,14 +7,17 @@ A mask is a table of 0 and 1. No torch here: a table is a small thing made of li
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 TYPES = ("enc-self", "dec-self", "dec-enc")  # encoder self-, decoder self-, decoder-encoder attention
 MASK_FORMAT = "headgates.heads/1"
+SCORE_FORMAT = "headgates.scores/1"
 
 
 @dataclass(frozen=True)
@@ -67,17 +70,7 @@ def parse_mask(text: str) -> HeadTable:
     """
     inline = text.lstrip().startswith("{")
     where = "the inline mask" if inline else text
-    try:
-        data = json.loads(text if inline else Path(text).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{where} is not JSON ({error}): give a file or inline JSON as `headgates show --out` writes it"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"cannot read the mask {text!r} ({getattr(error, 'strerror', None) or error}): "
-            "give the path of a JSON file, or the JSON itself"
-        ) from None
+    data = _json(where, text) if inline else _read(text)
     if not isinstance(data, dict):
         raise ValueError(f'{where} is not a JSON object: it must look like {{"enc-self": [[1, 0, 1, 1], ...]}}')
     if data.get("format", MASK_FORMAT) != MASK_FORMAT:
@@ -93,6 +86,58 @@ def parse_mask(text: str) -> HeadTable:
     return HeadTable(rows, name="alive", signature=str(data.get("signature", "")))
 
 
+def _read(path: str) -> Any:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"cannot read {path!r} ({reason}): give the path of a JSON file") from None
+    return _json(path, text)
+
+
+def _json(where: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is not JSON ({error}): give it as a `headgates` command writes it") from None
+
+
+def parse_scores(path: str, method: str | None = None) -> HeadTable:
+    """Reads a score file: one object, or a list of which `method` names one.
+
+    The format is `{"format": "headgates.scores/1", "method": "gradient", "signature": "...", "scores": {"enc-self":
+    [[0.1, ...] for every layer], ...}}`; a higher score says that a head matters more. Raises ValueError.
+    """
+    data = _read(path)
+    tables = data if isinstance(data, list) else [data]
+    for table in tables:
+        if not isinstance(table, dict) or table.get("format") != SCORE_FORMAT:
+            raise ValueError(f"{path} is not a score file: it must hold objects with the format {SCORE_FORMAT!r}")
+    named = {str(table.get("method", "")): table for table in tables}
+    if method is None and len(tables) != 1:
+        raise ValueError(f"{path} holds the scores of {', '.join(named)}: choose one with --method")
+    if method is not None and method not in named:
+        raise ValueError(f"{path} has no scores of {method!r}: it holds {', '.join(named)}")
+    chosen = tables[0] if method is None else named[method]
+    rows = chosen.get("scores")
+    if not isinstance(rows, dict) or not rows:
+        raise ValueError(f'{path} holds no scores: it must look like {{..., "scores": {{"enc-self": [[0.1, ...]]}}}}')
+    for kind, layers in rows.items():
+        _check_numbers(path, kind, layers)
+    return HeadTable(rows, str(chosen.get("method", "")), str(chosen.get("signature", "")))
+
+
+def _check_numbers(where: str, kind: str, layers: Any) -> None:
+    if kind not in TYPES:
+        raise ValueError(f"{where} has the unknown attention type {kind!r}: choose from {', '.join(TYPES)}")
+    if not isinstance(layers, list) or not layers or not all(isinstance(layer, list) for layer in layers):
+        raise ValueError(f"{where}: {kind} must be a list with one list of numbers for every layer")
+    for i, layer in enumerate(layers):
+        for value in layer:
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ValueError(f"{where}: {kind} layer {i} holds {value!r}: only finite numbers are allowed")
+
+
 def _check_zero_one(where: str, kind: str, layers: Any) -> None:
     if not isinstance(layers, list) or not layers or not all(isinstance(layer, list) for layer in layers):
         raise ValueError(f"{where}: {kind} must be a list with one list of 0/1 for every layer")
@@ -104,10 +149,10 @@ def _check_zero_one(where: str, kind: str, layers: Any) -> None:
                 )
 
 
-def check_shape(mask: HeadTable, sizes: Mapping[str, tuple[int, int]]) -> None:
-    """Raises ValueError, with every reason at once, unless `mask` fits a model with `sizes[type] = (layers, heads)`."""
+def check_shape(table: HeadTable, sizes: Mapping[str, tuple[int, int]], what: str = "the mask") -> None:
+    """Raises ValueError, with every reason at once, unless `table` fits a model: `sizes[type] = (layers, heads)`."""
     reasons = []
-    for kind, rows in mask.values.items():
+    for kind, rows in table.values.items():
         if kind not in sizes:
             reasons.append(f"the model has no {kind} attention")
             continue
@@ -120,7 +165,7 @@ def check_shape(mask: HeadTable, sizes: Mapping[str, tuple[int, int]]) -> None:
             if len(row) != heads
         ]
     if reasons:
-        raise ValueError("the mask does not fit: " + "; ".join(reasons))
+        raise ValueError(f"{what} does not fit: " + "; ".join(reasons))
 
 
 def mask_to_json(mask: HeadTable, one_line: bool = False) -> str:
@@ -137,15 +182,31 @@ def mask_to_json(mask: HeadTable, one_line: bool = False) -> str:
     return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
-def write_whole(path: str | os.PathLike[str], text: str, force: bool = False) -> None:
-    """Writes a file whole or not at all; an existing one only with `force` (else ValueError)."""
-    path = Path(path)
-    if path.exists() and not force:
+def refuse_existing(path: str | os.PathLike[str], force: bool) -> None:
+    """Raises ValueError if there is a file already, unless `force` says that it may go."""
+    if Path(path).exists() and not force:
         raise ValueError(f"{path} exists: choose another name, or pass --force to overwrite it")
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str], force: bool = False) -> Iterator[Path]:
+    """Gives a name to write to, which becomes `path` at the end: a file is there whole or not at all.
+
+    An existing file is replaced only with `force`. Raises ValueError with one line.
+    """
+    path = Path(path)
+    refuse_existing(path, force)
     temporary = path.with_name(path.name + f".part{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        yield temporary
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise ValueError(f"cannot write {path} ({error.strerror}): choose another place") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_whole(path: str | os.PathLike[str], text: str, force: bool = False) -> None:
+    """Writes a file whole or not at all; an existing one only with `force` (else ValueError)."""
+    with replacing(path, force) as temporary:
+        temporary.write_text(text, encoding="utf-8")

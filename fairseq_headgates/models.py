@@ -5,33 +5,23 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-import pickle
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, register_model, register_model_architecture
-from fairseq.models.transformer import TransformerModel, base_architecture
+from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase, TransformerModel, base_architecture
 from fairseq.optim import FairseqOptimizer
 from fairseq.optim.lr_scheduler import build_lr_scheduler
 from torch import nn
 
-from fairseq_headgates.attention import (
-    fix_heads,
-    gated_sites,
-    insert_gates,
-    kind_and_layer,
-    site_order,
-    use_head_attention,
-)
+from fairseq_headgates.attention import fix_heads, gated_sites, insert_gates, use_head_attention
 from fairseq_headgates.freezing import freeze
 from fairseq_headgates.gates import OPEN, HardConcrete
-from fairseq_headgates.heads import TYPES, HeadTable, mask_to_json, parse_mask, parse_types
+from fairseq_headgates.heads import TYPES, mask_to_json, parse_mask, parse_types
+from fairseq_headgates.pruning import remove_heads
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +32,7 @@ logger = logging.getLogger(__name__)
 DEFAULTS: dict[str, Any] = {
     "gate_heads": "",
     "alive_heads": None,
+    "remove_heads": False,
     "gate_temperature": HardConcrete.temperature,
     "gate_stretch": f"{HardConcrete.low:g},{HardConcrete.high:g}",
     "gate_init": f"{OPEN:g}",
@@ -58,6 +49,8 @@ def add_head_gate_args(parser: Any) -> None:
         help=f"attention types with stochastic gates, comma-separated: {', '.join(TYPES)} (default: none)")  # fmt: skip
     add("--alive-heads", metavar="JSON", type=_checked(_inline_mask), default=DEFAULTS["alive_heads"],
         help="fixed heads: a mask file or the same JSON inline; 1 alive, 0 removed")  # fmt: skip
+    add("--remove-heads", action="store_true", default=DEFAULTS["remove_heads"],
+        help="take the removed heads out of the weights instead of multiplying them by 0: a smaller model")  # fmt: skip
     add("--gate-temperature", metavar="T", type=float, default=DEFAULTS["gate_temperature"],
         help="temperature of the Hard Concrete distribution (default: %(default)s)")  # fmt: skip
     add("--gate-stretch", metavar="LOW,HIGH", type=_checked(parse_stretch), default=DEFAULTS["gate_stretch"],
@@ -126,15 +119,18 @@ def equip(model: nn.Module, args: Any) -> nn.Module:
     """
     use_head_attention(model)
     types = parse_types(option(args, "gate_heads"))
-    alive = option(args, "alive_heads")
+    alive, remove = option(args, "alive_heads"), bool(option(args, "remove_heads"))
+    if remove and not alive:
+        raise ValueError("--remove-heads without --alive-heads: say which heads stay")
     if alive:
         mask = parse_mask(alive)
         for kind in types:
-            if kind in mask.values:
+            if kind in mask.values and not remove:
                 raise ValueError(
-                    f"{kind} is in --gate-heads and in --alive-heads: a type has either gates or fixed heads"
+                    f"{kind} is in --gate-heads and in --alive-heads: a type has either gates or fixed heads; "
+                    "with --remove-heads the heads that are left can have gates"
                 )
-        fix_heads(model, mask)
+        remove_heads(model, mask) if remove else fix_heads(model, mask)
     if types:
         low, high = parse_stretch(option(args, "gate_stretch"))
         distribution = HardConcrete(float(option(args, "gate_temperature")), low, high)
@@ -245,9 +241,36 @@ class _RateRecorder(FairseqOptimizer):
         self._optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
 
 
+class BeamEncoder(TransformerEncoderBase):
+    """fairseq's encoder, except that beam search does not copy its states where they are the same.
+
+    fairseq reorders the encoder states at every step, although the hypotheses of a sentence share them.
+    """
+
+    def forward(self, src_tokens, *args, **kwargs):
+        """As in fairseq, with the number of the sentence [B] in each row."""
+        encoder_out = super().forward(src_tokens, *args, **kwargs)
+        encoder_out["sentence"] = [torch.arange(src_tokens.size(0), device=src_tokens.device)]
+        return encoder_out
+
+    def reorder_encoder_out(self, encoder_out, new_order):
+        """Row i of the batch becomes what row `new_order[i]` was."""
+        before = encoder_out["sentence"][0]
+        after = before.index_select(0, new_order)
+        if torch.equal(before, after):
+            return encoder_out
+        return {**super().reorder_encoder_out(encoder_out, new_order), "sentence": [after]}
+
+
 @register_model("transformer_head_gates")
 class TransformerHeadGatesModel(HeadGatesMixin, TransformerModel):
     """fairseq's `transformer` with head gates; without any option of this plugin it is that model."""
+
+    @classmethod
+    def build_encoder(cls, args, src_dict, embed_tokens):
+        encoder = BeamEncoder(TransformerConfig.from_namespace(args), src_dict, embed_tokens)
+        encoder.dropout_module.module_name = "TransformerEncoder"  # what --retain-dropout-modules knows it by
+        return encoder
 
 
 register_model_architecture("transformer_head_gates", "transformer_head_gates")(base_architecture)
@@ -265,87 +288,3 @@ def acl19(args: Any) -> None:
     args.attention_dropout = getattr(args, "attention_dropout", 0.1)
     args.activation_dropout = getattr(args, "activation_dropout", 0.1)
     base_architecture(args)
-
-
-@dataclass(frozen=True)
-class CheckpointHeads:
-    """The heads of a checkpoint: P(gate != 0) and the evaluation gate of every head, and which types are gated."""
-
-    open_probability: HeadTable
-    gate: HeadTable
-    gated: tuple[str, ...]
-
-
-def read_heads(path: str) -> CheckpointHeads:
-    """The heads of a fairseq checkpoint file, ours or stock, without building the model.
-
-    A head without a gate counts as 1, a fixed head as its 0 or 1. Raises ValueError for a file that is no
-    checkpoint of a transformer.
-    """
-    state = load_checkpoint(path)
-    args = model_args(state)
-    weights = state["model"]
-    low, high = parse_stretch(option(args, "gate_stretch"))
-    distribution = HardConcrete(float(option(args, "gate_temperature")), low, high)
-    alive = option(args, "alive_heads")
-    mask = parse_mask(alive).values if alive else {}
-    opened: dict[str, list[list[float]]] = {}
-    values: dict[str, list[list[float]]] = {}
-    gated = set()
-    names = [key.removesuffix(".out_proj.weight") for key in weights if key.endswith("attn.out_proj.weight")]
-    for kind, layer, name in sorted(((*kind_and_layer(name), name) for name in names), key=site_order):
-        log_alpha = weights.get(f"{name}.gate.log_alpha")
-        if log_alpha is not None:
-            gated.add(kind)
-            p, g = distribution.open_probability(log_alpha), distribution.evaluation_value(log_alpha)
-        elif kind in mask:
-            p = g = torch.tensor(mask[kind][layer])
-        else:
-            p = g = torch.ones(
-                getattr(args, "encoder_attention_heads" if kind == "enc-self" else "decoder_attention_heads")
-            )
-        opened.setdefault(kind, []).append(p.tolist())
-        values.setdefault(kind, []).append(g.tolist())
-    if not values:
-        raise ValueError(f"{path} holds no attention layer: give a checkpoint of a fairseq transformer")
-    signature = f"ckpt:{Path(path).name}|updates:{updates_of(state)}"
-    return CheckpointHeads(
-        HeadTable(opened, "P(open)", signature),
-        HeadTable(values, "gate", signature),
-        tuple(k for k in TYPES if k in gated),
-    )
-
-
-def load_checkpoint(path: str) -> dict[str, Any]:
-    """Loads a fairseq checkpoint on the CPU, weights and plain options only. Raises ValueError for anything else."""
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise ValueError(
-            f"cannot read the checkpoint {path!r} ({error.strerror}): give the path of a .pt file"
-        ) from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
-        raise ValueError(f"{path!r} is no checkpoint that can be loaded safely: {_first_reason(error)}") from None
-    if not isinstance(state, dict) or "model" not in state or not (state.get("args") or state.get("cfg")):
-        raise ValueError(f"{path!r} is not a fairseq checkpoint: it holds no model with its options")
-    return state
-
-
-def _first_reason(error: Exception) -> str:
-    """One line of torch's long message: the forbidden object if it names one."""
-    forbidden = re.search(r"GLOBAL (\S+)", str(error))
-    if forbidden:
-        return f"it holds {forbidden.group(1)}, which is neither a weight nor a plain option"
-    return str(error).partition("\n")[0] or type(error).__name__
-
-
-def model_args(state: dict[str, Any]) -> Any:
-    """The options of the model stored in a checkpoint, as attributes."""
-    args = state.get("args") or state["cfg"]["model"]
-    return args if isinstance(args, argparse.Namespace) else argparse.Namespace(**args)
-
-
-def updates_of(state: dict[str, Any]) -> int | str:
-    """The number of updates a checkpoint was trained for, '?' if it does not say."""
-    history = state.get("optimizer_history") or [{}]
-    return history[-1].get("num_updates", "?")

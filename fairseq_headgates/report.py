@@ -49,6 +49,16 @@ def head_table(open_probability: HeadTable, gate: HeadTable) -> str:
     return "\n\n".join(blocks)
 
 
+def removal_table(before: HeadTable, after: HeadTable) -> str:
+    """A line per attention type: heads that are there (1 in `before`), heads that stay, and how many in each layer."""
+    rows = []
+    for kind, layers in after.values.items():
+        per_layer = " ".join(str(sum(value > 0 for value in layer)) for layer in layers)
+        rows.append([kind, str(before.count(kind)[0]), str(after.count(kind)[0]), per_layer])
+    sums = [str(sum(table.count(kind)[0] for kind in table.types)) for table in (before, after)]
+    return text_table(["", "heads", "stay", "by layer"], [*rows, ["total", *sums, ""]])
+
+
 def totals(gate: HeadTable) -> dict[str, tuple[int, int]]:
     """{type: (open, all)} and the sum over types as "total"."""
     counts = {kind: gate.count(kind) for kind in gate.types}

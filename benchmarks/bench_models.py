@@ -1,0 +1,219 @@
+"""What the benchmarks are made of: models, batches, beam search by hand, a clock under which variants take turns."""
+
+import argparse
+import copy
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models.transformer import base_architecture
+from fairseq.sequence_generator import SequenceGenerator
+from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+from tqdm import tqdm
+
+SIZES = {  # width, feed-forward width, layers on each side, heads
+    "small": (128, 512, 3, 8),
+    "base": (512, 2048, 6, 8),
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def make_task(vocabulary: int) -> SimpleNamespace:
+    """As much of a translation task as building a model needs; source and target share a dictionary."""
+    dictionary = Dictionary()
+    for i in range(vocabulary):
+        dictionary.add_symbol(str(i))
+    return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+
+
+def make_args(size: str, dropout: float = 0.1, attention_dropout: float = 0.0, **gates) -> argparse.Namespace:
+    """The options of a pre-norm transformer with shared embeddings, and those of this plugin."""
+    width, ffn, layers, heads = SIZES[size]
+    sizes = {
+        "embed_dim": width,
+        "ffn_embed_dim": ffn,
+        "layers": layers,
+        "attention_heads": heads,
+        "normalize_before": True,
+    }
+    args = {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in sizes.items()}
+    dropouts = {"dropout": dropout, "attention_dropout": attention_dropout}
+    namespace = argparse.Namespace(**args, **dropouts, share_all_embeddings=True, **gates)
+    base_architecture(namespace)
+    return namespace
+
+
+def training_batches(sentences: int, length: int, vocabulary: int, device: str) -> Iterator[dict]:
+    """Random sentences of half to full length, padded as fairseq pads: source left, target right. No end."""
+    generator = torch.Generator().manual_seed(0)
+    positions = torch.arange(length)
+    while True:
+        lengths = torch.randint(length // 2, length + 1, (sentences,), generator=generator)
+        source = torch.randint(4, vocabulary, (sentences, length), generator=generator)
+        source[positions < length - lengths[:, None]] = 1
+        target = torch.randint(4, vocabulary, (sentences, length), generator=generator)
+        target[positions >= lengths[:, None]] = 1
+        net_input = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": target.roll(1, 1)}
+        yield {
+            "net_input": {key: value.to(device) for key, value in net_input.items()},
+            "target": target.to(device),
+            "ntokens": int(lengths.sum()),
+            "nsentences": sentences,
+        }
+
+
+def training_update(model: nn.Module, criterion, device: str, dtype: torch.dtype) -> Callable[[dict], None]:
+    """A function that does one update on a batch: forward, criterion, backward, gradient clipping, Adam."""
+    model.to(device).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98))
+
+    def update(sample: dict) -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+            loss, size, _ = criterion(model, sample)
+        (loss / size).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return update
+
+
+def next_update(update: Callable[[dict], None], batches: Iterator[dict]) -> Callable[[], None]:
+    """`update` on the next batch."""
+    return partial(update, next(batches))
+
+
+def make_source(options: argparse.Namespace, generator: SequenceGenerator, batch: int) -> dict[str, Tensor]:
+    """Random sentences without padding, the same for every variant."""
+    chance = torch.Generator().manual_seed(options.seed)
+    source = torch.randint(4, generator.vocab_size, (batch, options.length), generator=chance)
+    source[:, -1] = generator.eos
+    lengths = torch.full((batch,), options.length)
+    return {"src_tokens": source.to(options.device), "src_lengths": lengths.to(options.device)}
+
+
+class Decoding:
+    """beam * batch hypotheses of random tokens, the same for every variant, decoded step by step."""
+
+    @torch.no_grad()
+    def __init__(self, options: argparse.Namespace, generator: SequenceGenerator, batch: int):
+        self.model = generator.model.single_model
+        chance = torch.Generator().manual_seed(options.seed)
+        rows = torch.arange(batch).repeat_interleave(options.beam)
+        continued = torch.randint(options.beam, rows.shape, generator=chance)  # hypotheses of the same sentence
+        self.order = (rows * options.beam + continued).to(options.device)
+        tokens = torch.randint(4, generator.vocab_size, (len(rows), options.length + 1), generator=chance)
+        tokens[:, 0] = generator.eos
+        self.tokens = tokens.to(options.device)
+        encoded = self.model.encoder(**make_source(options, generator, batch))
+        self.encoder_out = self.model.encoder.reorder_encoder_out(encoded, rows.to(options.device))
+        self.state: dict = {}
+        self.position = 0
+
+    @torch.no_grad()
+    def step(self) -> Tensor:
+        """Reorders the cache as beam search does and returns the logits of the next position [beam * batch, 1, V]."""
+        self.model.decoder.reorder_incremental_state_scripting(self.state, self.order)
+        prefix = self.tokens[:, : self.position + 1]
+        logits, _ = self.model.decoder(prefix, encoder_out=self.encoder_out, incremental_state=self.state)
+        self.position += 1
+        return logits
+
+    def steps(self, number: int) -> "Decoding":
+        for _ in range(number):
+            self.step()
+        return self
+
+    def next_step(self) -> Callable[[], Tensor]:
+        """The next step, on a copy of the cache."""
+        branch = copy.copy(self)
+        branch.state = copy.deepcopy(self.state)
+        return branch.step
+
+
+def take_turns(
+    ready: Mapping[str, Callable[[], Callable[[], object]]], rounds: int, warm_up: int, device: str, bar: tqdm
+) -> dict[str, list[float]]:
+    """Seconds of every variant in every round; `ready[name]()` gives, outside the clock, the work that is timed."""
+    names = list(ready)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for i in range(warm_up + rounds):
+        for name in names[i % len(names) :] + names[: i % len(names)]:  # nobody is always first
+            taken = seconds_of(ready[name](), device)
+            if i >= warm_up:
+                seconds[name].append(taken)
+        bar.update()
+    return seconds
+
+
+def seconds_of(work: Callable[[], object], device: str) -> float:
+    """How long `work` takes, with what it leaves to the GPU."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def median_ratio(seconds: Mapping[str, list[float]], above: str, below: str) -> float:
+    """The median over rounds of seconds[above] / seconds[below], each within one round."""
+    return statistics.median(a / b for a, b in zip(seconds[above], seconds[below], strict=True))
+
+
+def peak_bytes(work: Callable[[], object], device: str) -> int:
+    """The most memory that tensors made by `work` take at one time, as torch's allocator counts them."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    events = profiler.profiler.kineto_results.events()
+    return max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
+
+
+def launches(work: Callable[[], object]) -> int:
+    """How many kernels `work` launches on the GPU."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        seconds_of(work, "cuda")
+    names = [event.name for event in profiler.events() if event.device_type == DeviceType.CUDA]
+    return sum(not name.startswith(("Memcpy", "Memset")) for name in names)
+
+
+def tensor_bytes(held: object) -> int:
+    """Memory under all tensors that `held` refers to, each storage counted once."""
+    storages, seen, todo = {}, set(), [held]
+    while todo:
+        item = todo.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, Tensor):
+            storages[item.untyped_storage().data_ptr()] = item.untyped_storage().nbytes()
+        elif isinstance(item, list | tuple):
+            todo += item
+        else:
+            todo += (item if isinstance(item, dict) else getattr(item, "__dict__", {})).values()
+    return sum(storages.values())
+
+
+def machine(device: str) -> str:
+    """The GPU, or the processor and the number of threads."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {torch.get_num_threads()} threads"

@@ -1,0 +1,360 @@
+#!/usr/bin/env python3
+"""Speed, memory and size of translation: stock fairseq, gates, heads multiplied by zero, heads taken out.
+
+    python benchmarks/generation_speed.py --size base --vocabulary 8000 32000 --remove 0.5 0.75 --device cuda \
+        --dtype fp32 bf16 --parts encoder step beam train --json generation.json
+
+The variants, with the same weights where the shapes allow it:
+
+    stock     fairseq's own `transformer`
+    full      ours, without gates
+    gated     ours, with gates on all attention types, of which a share (--remove) is closed
+    masked    ours, the same heads fixed at zero (--alive-heads)
+    pruned    what `prune` makes of `gated`
+    native    ours, built without these heads (--alive-heads, --remove-heads): random weights
+
+Which heads go is drawn for every layer, the same number in each. What is timed, for each batch size:
+
+    encoder   the encoder alone
+    step      one step of the decoder in the middle of a beam search: the first half of every hypothesis is decoded,
+              then reordering the cache and decoding one more token are timed, each time from the same point
+    beam      translation as `fairseq-generate` does it, with its SequenceGenerator and its preparation of models;
+              exactly --length tokens for each sentence (and its end)
+    train     (once, not for each batch size) an update, as in benchmarks/train_step.py; --dtype is autocast there
+
+All source sentences have the same --length: there is no padding. The variants share one process and take turns, in an
+order that rotates, so that a machine whose speed drifts slows all of them alike. Reported are medians, and how many
+times as fast as stock (`/stock`) and as full (`/full`) a variant is: the ratio of every repetition, then the median.
+Before that, the variants that must agree (stock and full; gated, masked and pruned) have to generate the same tokens
+in single precision.
+
+Memory: `cache` is what the decoder holds for a batch at the end of its generation, `peak` the parameters and the most
+that tensors take beside them in `beam`, by the count of torch's allocators. Arithmetic of a step: FLOPs from the
+shapes; bytes are decoder weights and cached keys and values, each read once; with the peaks of a device these give
+the times that no step can undercut.
+"""
+
+import argparse
+import copy
+import json
+import statistics
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from types import SimpleNamespace
+
+import torch
+from bench_models import (
+    DTYPES,
+    SIZES,
+    Decoding,
+    launches,
+    machine,
+    make_args,
+    make_source,
+    make_task,
+    median_ratio,
+    next_update,
+    peak_bytes,
+    take_turns,
+    tensor_bytes,
+    training_batches,
+    training_update,
+)
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.dataclass.configs import GenerationConfig
+from fairseq.models.transformer import TransformerModel
+from fairseq.sequence_generator import SequenceGenerator
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from fairseq_headgates import HeadTable, head_sites, prune
+from fairseq_headgates.heads import TYPES, mask_to_json, write_whole
+from fairseq_headgates.models import TransformerHeadGatesModel
+from fairseq_headgates.report import text_table
+
+VARIANTS = ["stock", "full", "gated", "masked", "pruned", "native"]
+AGREEING = [["stock", "full"], ["gated", "masked", "pruned"]]
+TRAINED = ["stock", "full", "pruned"]
+PARTS = ["encoder", "step", "beam", "train"]
+PEAK_TFLOPS = {"fp32": 67, "bf16": 989, "fp16": 989}  # H200 SXM, NVIDIA data sheet: dense, fp32 without TF32
+BANDWIDTH_GBS = 4800  # the same
+MIB = 2**20
+
+RATIOS = [("/stock", "speed_to_stock", 1, ".2f"), ("/full", "speed_to_full", 1, ".2f")]
+
+
+def columns(part: str, *first: tuple) -> list[tuple]:
+    return [(header, f"{part} {key}", unit, form) for header, key, unit, form in [*first, *RATIOS]]
+
+
+# Tables: header, keys of the figure, unit, format; a column without figures is left out.
+MODELS = [
+    ("parameters", "parameters", 1, ",d"),
+    ("MiB", "bytes", MIB, ".1f"),
+    *columns("train", ("train ms", "ms", 1, ".1f")),
+]
+SPEED = [
+    *columns("encoder", ("encoder tok/s", "tokens_per_s", 1, ",.0f")),
+    *columns("step", ("step ms", "ms", 1, ".2f")),
+    *columns("beam", ("beam tok/s", "tokens_per_s", 1, ",.0f")),
+]
+COSTS = [
+    ("cache MiB", "cache_bytes", MIB, ".2f"),
+    ("peak MiB", "peak_bytes", MIB, ".1f"),
+    ("step GFLOP", "arithmetic flops", 1e9, ".3f"),
+    ("weights MB", "arithmetic weight_bytes", 1e6, ".1f"),
+    ("cache MB", "arithmetic cache_bytes", 1e6, ".2f"),
+    ("kernels", "arithmetic kernels", 1, "d"),
+    ("FLOP bound ms", "arithmetic flops_bound_ms", 1, ".4f"),
+    ("byte bound ms", "arithmetic bytes_bound_ms", 1, ".4f"),
+    ("step ms", "step ms", 1, ".3f"),
+]
+
+
+def main() -> None:
+    options = parse()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    signature = {"machine": machine(options.device), "torch": torch.__version__, "threads": torch.get_num_threads()}
+    print(f"{signature['machine']}, torch {torch.__version__}, {options.size}, {options.length} tokens in and out")
+    results = []
+    for vocabulary, dtype, remove in product(options.vocabulary, options.dtype, options.remove):
+        results.append(measure(options, vocabulary, dtype, remove))
+        print_tables(results[-1])
+    if options.json:
+        text = json.dumps({**signature, "options": vars(options), "results": results}, indent=1)
+        write_whole(options.json, text + "\n", force=True)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--size", choices=SIZES, default="small", help="(default: %(default)s)")
+    add("--vocabulary", type=int, nargs="+", default=[8000], help="joint vocabularies (default: 8000)")
+    add("--remove", type=float, nargs="+", default=[0.5, 0.75], help="shares of heads that go (default: 0.5 0.75)")
+    add("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="(default: all)")
+    add("--parts", nargs="+", choices=PARTS, default=PARTS[:3], help="(default: all but train)")
+    add("--batch", type=int, nargs="+", default=[1, 8, 32, 64], help="sentences in a batch (default: 1 8 32 64)")
+    add("--beam", type=int, default=4, help="hypotheses for a sentence (default: %(default)s)")
+    add("--length", type=int, default=25, help="tokens of a sentence, source and target (default: %(default)s)")
+    add("--sentences", type=int, default=96, help="sentences in a training batch (default: %(default)s)")
+    add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--dtype", nargs="+", choices=DTYPES, default=["fp32"], help="of the weights (default: fp32)")
+    add("--repetitions", type=int, default=10, help="measured, of each variant (default: %(default)s)")
+    add("--warm-up", type=int, default=2, help="repetitions before the clock starts (default: %(default)s)")
+    add("--seed", type=int, default=1, help="of weights, sentences and the heads that go (default: %(default)s)")
+    add("--threads", type=int, help="threads on the CPU (default: torch's choice)")
+    add("--peak-tflops", type=float, help="for the lower bounds (default on CUDA: H200, 989; fp32 67)")
+    add("--bandwidth-gbs", type=float, help="for the lower bounds (default on CUDA: H200, 4800)")
+    add("--json", metavar="FILE", help="also write all figures there")
+    return parser.parse_args()
+
+
+def measure(options: argparse.Namespace, vocabulary: int, dtype: str, remove: float) -> dict:
+    """Builds, checks and times all variants for one vocabulary, data type and share of removed heads."""
+    models = build(options, vocabulary, remove)
+    agreement = check(options, models)
+    models = {name: model for name, model in models.items() if name in options.variants}
+    parts = len(options.batch) * len(set(options.parts) - {"train"}) + ("train" in options.parts)
+    total = parts * (options.warm_up + options.repetitions)
+    with tqdm(desc=f"{vocabulary} {dtype} {remove:g}", total=total, leave=False) as bar:
+        turns = partial(take_turns, rounds=options.repetitions, warm_up=options.warm_up, device=options.device, bar=bar)
+        training = train(options, models, vocabulary, dtype, turns) if "train" in options.parts else {}
+        sizes, generators = {}, {}
+        for name, model in models.items():
+            model.to(options.device, DTYPES[dtype])
+            sizes[name] = {**size(model), **training.get(name, {})}
+            generators[name] = make_generator(options, model)
+        batches = {batch: measure_batch(options, generators, sizes, batch, turns) for batch in options.batch}
+    described = {"size": options.size, "vocabulary": vocabulary, "dtype": dtype, "remove": remove}
+    return {**described, "agreement": agreement, "models": sizes, "batches": batches}
+
+
+def build(options: argparse.Namespace, vocabulary: int, remove: float) -> dict[str, nn.Module]:
+    """The variants in single precision on the CPU."""
+    task = make_task(vocabulary)
+    mask = random_mask(options, remove)
+    inline = mask_to_json(mask, one_line=True)
+
+    def make(kind=TransformerHeadGatesModel, **gates) -> nn.Module:
+        torch.manual_seed(options.seed)
+        return kind.build_model(make_args(options.size, **gates), task).eval()
+
+    stock, full, masked = make(TransformerModel), make(), make(alive_heads=inline)
+    gated, native = make(gate_heads=",".join(TYPES)), make(alive_heads=inline, remove_heads=True)
+    weights = stock.state_dict()
+    full.load_state_dict(dict(weights))
+    masked.load_state_dict(dict(weights))
+    for site in head_sites(gated):
+        alive = torch.tensor(mask.values[site.kind][site.layer])
+        weights[f"{site.name}.gate.log_alpha"] = 20.0 * alive - 10  # the gate is exactly 0 or exactly 1
+    gated.load_state_dict(weights)
+    return dict(zip(VARIANTS, [stock, full, gated, masked, prune(gated), native], strict=True))
+
+
+def random_mask(options: argparse.Namespace, remove: float) -> HeadTable:
+    """1 for a head that stays, 0 for one that goes: the same number in every layer, which ones is chance."""
+    _, _, layers, heads = SIZES[options.size]
+    chance = torch.Generator().manual_seed(options.seed)
+
+    def row() -> list[int]:
+        return (torch.randperm(heads, generator=chance) >= round(remove * heads)).int().tolist()
+
+    return HeadTable({kind: [row() for _ in range(layers)] for kind in TYPES})
+
+
+def make_generator(options: argparse.Namespace, model: nn.Module) -> SequenceGenerator:
+    """The model made ready as fairseq-generate does it, in fairseq's beam search with a fixed output length."""
+    config = GenerationConfig(beam=options.beam, max_len_b=options.length, min_len=options.length)
+    model.prepare_for_inference_(SimpleNamespace(generation=config))
+    lengths = {key: getattr(config, key) for key in ("max_len_a", "max_len_b", "min_len")}
+    return SequenceGenerator([model], model.decoder.dictionary, beam_size=config.beam, **lengths)
+
+
+def check(options: argparse.Namespace, models: dict[str, nn.Module]) -> dict:
+    """The largest logit difference among the variants that must agree; AssertionError if their tokens differ."""
+    agreement = {}
+    for names in AGREEING:
+        (tokens, logits), *others = [translate(options, copy.deepcopy(models[name])) for name in names]
+        difference = max(float((other - logits).abs().max()) for _, other in others)
+        same = all(other == tokens for other, _ in others)
+        assert same, f"{', '.join(names)} generate different tokens (largest logit difference {difference:g})"
+        agreement[" ".join(names)] = {"same_tokens": same, "largest_logit_difference": difference}
+    return agreement
+
+
+def translate(options: argparse.Namespace, model: nn.Module) -> tuple[list[list[int]], Tensor]:
+    """All hypotheses of a batch, the smallest that is measured, and the logits of a step in the middle."""
+    generator = make_generator(options, model.to(options.device))
+    sentences = beam_search(options, generator, min(options.batch))()
+    tokens = [hypothesis["tokens"].tolist() for hypotheses in sentences for hypothesis in hypotheses]
+    assert {len(row) for row in tokens} == {options.length + 1}, "the hypotheses do not have the length asked for"
+    return tokens, half_decoded(options, generator, min(options.batch)).step()
+
+
+def encoder_pass(options: argparse.Namespace, generator: SequenceGenerator, batch: int) -> Callable:
+    source = make_source(options, generator, batch)
+    return torch.no_grad()(partial(generator.model.single_model.encoder, **source))
+
+
+def half_decoded(options: argparse.Namespace, generator: SequenceGenerator, batch: int) -> Decoding:
+    return Decoding(options, generator, batch).steps(options.length // 2)
+
+
+def beam_search(options: argparse.Namespace, generator: SequenceGenerator, batch: int) -> Callable:
+    sample = {"net_input": make_source(options, generator, batch)}
+    return partial(generator.generate, [generator.model.single_model], sample)
+
+
+def measure_batch(options: argparse.Namespace, generators: dict, sizes: dict, batch: int, turns: Callable) -> dict:
+    """{variant: {part: times, ...memory and arithmetic}} for one batch size."""
+    rows: dict[str, dict] = {name: {} for name in generators}
+    tokens = batch * options.length
+    if "encoder" in options.parts:
+        works = {name: encoder_pass(options, generator, batch) for name, generator in generators.items()}
+        add_times(rows, "encoder", turns({name: lambda work=work: work for name, work in works.items()}), tokens)
+    if "step" in options.parts:
+        halves = {name: half_decoded(options, generator, batch) for name, generator in generators.items()}
+        add_times(rows, "step", turns({name: half.next_step for name, half in halves.items()}))
+        for name, half in halves.items():
+            rows[name]["arithmetic"] = arithmetic(options, sizes[name], half)
+    if "beam" in options.parts:
+        works = {name: beam_search(options, generator, batch) for name, generator in generators.items()}
+        add_times(rows, "beam", turns({name: lambda work=work: work for name, work in works.items()}), tokens)
+        for name, work in works.items():
+            decoded = Decoding(options, generators[name], batch).steps(options.length + 1)
+            rows[name]["cache_bytes"] = tensor_bytes(decoded.state)
+            rows[name]["peak_bytes"] = sizes[name]["bytes"] + peak_bytes(work, options.device)
+    return rows
+
+
+def train(options: argparse.Namespace, models: dict, vocabulary: int, dtype: str, turns: Callable) -> dict:
+    """Times updates of copies of the variants that are trained."""
+    criterion = LabelSmoothedCrossEntropyCriterion(make_task(vocabulary), False, 0.1)
+    ready = {}
+    for name in (name for name in TRAINED if name in models):
+        update = training_update(copy.deepcopy(models[name]), criterion, options.device, DTYPES[dtype])
+        batches = training_batches(options.sentences, options.length, vocabulary, options.device)
+        ready[name] = partial(next_update, update, batches)
+    rows: dict[str, dict] = {name: {} for name in ready}
+    add_times(rows, "train", turns(ready) if ready else {})
+    return rows
+
+
+def add_times(rows: dict[str, dict], part: str, seconds: dict[str, list[float]], tokens: int = 0) -> None:
+    """Medians, speeds, how many times as fast as stock and as full, and every single time."""
+    for name in seconds:
+        median = statistics.median(seconds[name])
+        speed = {"tokens_per_s": tokens / median} if tokens else {}
+        references = [name for name in ("stock", "full") if name in seconds]
+        ratios = {f"speed_to_{other}": median_ratio(seconds, other, name) for other in references}
+        rows[name][part] = {"ms": 1000 * median, **speed, **ratios, "seconds": seconds[name]}
+
+
+def size(model: nn.Module) -> dict:
+    """Parameters, and what of them one step of the decoder uses; before any preparation for inference."""
+    once = ("encoder_attn.k_proj", "encoder_attn.v_proj")  # for all steps together
+    used = [p for name, p in model.decoder.layers.named_parameters() if not any(part in name for part in once)]
+    used.append(model.decoder.output_projection.weight)
+    widths = dict.fromkeys(TYPES, 0)  # heads * head size, over all layers
+    for site in head_sites(model):
+        widths[site.kind] += site.attention.out_proj.weight.size(1)
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "bytes": sum(p.nbytes for p in model.parameters()),
+        "step_weight_bytes": sum(p.nbytes for p in used),
+        "step_multiplications": sum(p.numel() for p in used if p.dim() == 2),  # for each hypothesis, in projections
+        "widths": widths,
+    }
+
+
+def arithmetic(options: argparse.Namespace, size: dict, half: Decoding) -> dict:
+    """What the next step of `half` computes and reads, and the times below which the device cannot do it."""
+    rows = len(half.tokens)
+    own, source = size["widths"]["dec-self"] * (half.position + 1), size["widths"]["dec-enc"] * options.length
+    flops = rows * (2 * size["step_multiplications"] + 4 * (own + source))  # 4: multiply, add; scores, context
+    copies = rows // half.model.decoder.layers[0].encoder_attn.beam_size  # of the keys of a source sentence
+    itemsize = next(half.model.parameters()).dtype.itemsize
+    cache = 2 * itemsize * (rows * own + copies * source)
+    result = {"flops": flops, "weight_bytes": size["step_weight_bytes"], "cache_bytes": cache}
+    on_gpu = options.device == "cuda"
+    tflops = options.peak_tflops or (PEAK_TFLOPS["fp32" if itemsize == 4 else "bf16"] if on_gpu else None)
+    bandwidth = options.bandwidth_gbs or (BANDWIDTH_GBS if on_gpu else None)
+    result["flops_bound_ms"] = flops / tflops / 1e9 if tflops else None
+    result["bytes_bound_ms"] = (result["weight_bytes"] + cache) / bandwidth / 1e6 if bandwidth else None
+    result["kernels"] = launches(half.next_step()) if on_gpu else None
+    return result
+
+
+def print_tables(result: dict) -> None:
+    described = f"{result['size']}, vocabulary {result['vocabulary']}, {result['dtype']}"
+    print(f"\n=== {described}, {100 * result['remove']:g}% of the heads removed")
+    for names, found in result["agreement"].items():
+        print(f"same tokens: {names} (largest logit difference {found['largest_logit_difference']:.1e})")
+    rows = {f"{batch:>5} {name}": row for batch, part in result["batches"].items() for name, row in part.items()}
+    print("\n" + table("variant", result["models"], MODELS))
+    for wanted in (SPEED, COSTS):
+        print("\n" + table("batch variant", rows, wanted))
+
+
+def table(first: str, rows: dict[str, dict], wanted: list[tuple]) -> str:
+    """The columns of `wanted` for which there are figures."""
+    found = {column: [figure(row, column[1]) for row in rows.values()] for column in wanted}
+    found = {column: figures for column, figures in found.items() if any(f is not None for f in figures)}
+    cells = [
+        ["" if f is None else format(f if unit == 1 else f / unit, form) for f in figures]
+        for (_, _, unit, form), figures in found.items()
+    ]
+    lines = [[name, *row] for name, row in zip(rows, zip(*cells, strict=True), strict=True)]
+    return text_table([first, *(column[0] for column in found)], lines)
+
+
+def figure(row: dict, keys: str) -> float | None:
+    for key in keys.split():
+        row = row.get(key) if row else None
+    return row
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,416 @@
+"""CTranslate2 models against fairseq: the same log-probabilities, the same search, whole folders or none."""
+
+import copy
+import errno
+import json
+import random
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.models.transformer import TransformerEncoderBase
+from fairseq.sequence_generator import SequenceGenerator
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from models_for_tests import PAD, VOCABULARY, make_gated, make_stock, make_task
+
+from fairseq_headgates.attention import head_counts, head_sites
+from fairseq_headgates.convert import to_ctranslate2, unsupported
+from fairseq_headgates.heads import TYPES, HeadTable
+from fairseq_headgates.pruning import remove_heads
+
+ctranslate2 = pytest.importorskip("ctranslate2")
+
+DICTIONARY = make_task().source_dictionary
+EOS = DICTIONARY.eos()
+TOLERANCE = 1e-5  # of a log-probability in single precision; the largest difference seen is 1.5e-6
+
+POST = {"encoder_normalize_before": False, "decoder_normalize_before": False}
+SHARED = {"share_all_embeddings": True}
+VARIANTS = {
+    "pre-norm": {},
+    "post-norm": POST,
+    "pre-norm encoder, post-norm decoder": {"decoder_normalize_before": False},
+    "shared embeddings": SHARED,
+    "shared decoder embeddings": {"share_decoder_input_output_embed": True},
+    "learned positions": {"encoder_learned_pos": True, "decoder_learned_pos": True},
+    "normalised embeddings": {"layernorm_embedding": True},
+    "unscaled embeddings": {"no_scale_embedding": True},
+    "no final norm": {"no_decoder_final_norm": True},
+    "wider encoder": {"encoder_embed_dim": 48},
+    "more encoder layers": {"encoder_layers": 3, "encoder_layerdrop": 0.5},
+    "tanh": {"activation_fn": "tanh"},
+    "gelu": {"activation_fn": "gelu"},
+    "gelu_accurate": {"activation_fn": "gelu_accurate"},
+}
+FULL = {kind: [[1, 1, 1, 1]] * 3 for kind in TYPES}
+SOME = {
+    "enc-self": [[0, 1, 0, 0], [1, 0, 1, 1], [0, 0, 0, 0]],
+    "dec-self": [[0, 0, 0, 0], [1, 1, 0, 0]],
+    "dec-enc": [[0, 1, 1, 1], [0, 0, 1, 0]],
+}
+NO_ENCODER_HEADS = {**FULL, "enc-self": [[0, 0, 0, 0]] * 3}
+NO_DECODER_HEADS = {
+    **NO_ENCODER_HEADS,
+    "enc-self": SOME["enc-self"],
+    "dec-self": [[0] * 4] * 2,
+    "dec-enc": [[0] * 4] * 2,
+}
+NONE = {kind: [[0, 0, 0, 0]] * 3 for kind in TYPES}
+MASKS = [FULL, SOME, NO_ENCODER_HEADS, NO_DECODER_HEADS, NONE]
+
+layers = st.lists(st.lists(st.integers(0, 1), min_size=4, max_size=4), min_size=2, max_size=2)
+masks = st.fixed_dictionaries(dict.fromkeys(TYPES, layers))
+
+
+def make_model(**options):
+    """A stock model that hides no mistake: sharp attention, and biases and norms that are not 0 and 1."""
+    model = make_stock(**options)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+            elif "attn" in name:
+                parameter *= 2
+    return model
+
+
+def zeroed(model, mask):
+    """The stock model with the columns of the removed heads set to 0: what the converted model must compute."""
+    model = copy.deepcopy(model)
+    for site, columns in columns_of(model, mask):
+        site.attention.out_proj.weight.data[:, ~columns] = 0
+    return model
+
+
+def without_heads(model, mask):
+    """The model with the weights of the removed heads taken out."""
+    rows = {kind: mask[kind][:number] for kind, (number, _) in head_counts(model).items()}
+    return remove_heads(copy.deepcopy(model), HeadTable(rows))
+
+
+def columns_of(model, mask):
+    """(attention layer, which of the H D columns of its output projection are alive) for every layer."""
+    for site in head_sites(model):
+        row = torch.tensor(mask[site.kind][site.layer]).bool()
+        yield site, row.repeat_interleave(site.attention.head_dim)
+
+
+def convert(model, folder, quantization=None, **options):
+    to_ctranslate2(model, DICTIONARY, DICTIONARY, folder / "model", quantization, **options)
+    return ctranslate2.Translator(str(folder / "model"), compute_type="float32", intra_threads=1)
+
+
+def make_sentences(seed, number=6, vocabulary=VOCABULARY):
+    rng = random.Random(seed)
+    return [[rng.randrange(4, vocabulary) for _ in range(rng.randint(1, 9))] for _ in range(number)]
+
+
+def words(sentences):
+    return [[DICTIONARY[token] for token in sentence] for sentence in sentences]
+
+
+def source_batch(sources):
+    """[B, S], padded on the left as fairseq pads."""
+    length = max(map(len, sources)) + 1
+    tokens = torch.tensor([[PAD] * (length - len(source) - 1) + source + [EOS] for source in sources])
+    return {"src_tokens": tokens, "src_lengths": tokens.ne(PAD).sum(1)}
+
+
+def target_batch(targets):
+    """What the decoder reads and what it is to say, both [B, T]."""
+    length = max(map(len, targets)) + 1
+    paddings = [[PAD] * (length - 1 - len(target)) for target in targets]
+    read = [[EOS, *target, *padding] for target, padding in zip(targets, paddings, strict=True)]
+    say = [[*target, EOS, *padding] for target, padding in zip(targets, paddings, strict=True)]
+    return torch.tensor(read), torch.tensor(say)
+
+
+def log_probabilities(model, sources, targets):
+    """log p of each target token, </s> last, by fairseq: one list for every sentence."""
+    read, say = target_batch(targets)
+    with torch.no_grad():
+        table = model(**source_batch(sources), prev_output_tokens=read)[0].log_softmax(-1)
+    chosen = table.gather(2, say[:, :, None]).squeeze(2)
+    return [row[: len(target) + 1].tolist() for row, target in zip(chosen, targets, strict=True)]
+
+
+def assert_same_scores(translator, reference, tolerance=TOLERANCE):
+    sources, targets = make_sentences(1), make_sentences(2)
+    scored = translator.score_batch(words(sources), words(targets))
+    for actual, expected in zip(scored, log_probabilities(reference, sources, targets), strict=True):
+        assert actual.log_probs == pytest.approx(expected, abs=tolerance, rel=0)
+
+
+# What it computes
+
+
+@pytest.mark.parametrize("mask", [FULL, SOME], ids=["full", "some heads"])
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_log_probabilities_are_those_of_fairseq(options, mask, tmp_path):
+    model = make_model(**options)
+    assert_same_scores(convert(without_heads(model, mask), tmp_path), zeroed(model, mask))
+
+
+@pytest.mark.parametrize("options", [{}, POST], ids=["pre-norm", "post-norm"])
+@example(NO_ENCODER_HEADS)
+@example(NO_DECODER_HEADS)
+@example(NONE)
+@given(masks)
+@settings(max_examples=12)
+def test_any_heads_may_be_missing(options, mask):
+    model = make_model(**options)
+    with tempfile.TemporaryDirectory() as folder:
+        assert_same_scores(convert(without_heads(model, mask), Path(folder)), zeroed(model, mask))
+
+
+def test_the_heads_matter_to_this_comparison(tmp_path):
+    model = make_model()
+    with pytest.raises(AssertionError):
+        assert_same_scores(convert(without_heads(model, SOME), tmp_path), model, tolerance=0.1)
+
+
+def test_a_stock_attention_and_other_numbers_of_heads_in_the_decoder(tmp_path):
+    model = make_model(encoder_attention_heads=8)
+    assert_same_scores(convert(model, tmp_path), model)
+
+
+@pytest.mark.parametrize("dtype", [torch.half, torch.bfloat16])
+def test_half_precision_and_training_mode(dtype, tmp_path):
+    model = make_model(encoder_layers=5, encoder_layerdrop=0.9).to(dtype)
+    assert_same_scores(convert(copy.deepcopy(model).train(), tmp_path), model.float())
+
+
+def test_the_vocabulary_is_named_as_ctranslate2_names_it(tmp_path):
+    convert(make_model(), tmp_path)
+    vocabulary = json.loads((tmp_path / "model" / "shared_vocabulary.json").read_text())
+    assert vocabulary[:5] == ["<s>", "<blank>", "</s>", "<unk>", "w0"] and len(vocabulary) == len(DICTIONARY)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("mask", MASKS, ids=["full", "some heads", "decoder heads", "encoder heads", "none"])
+@pytest.mark.parametrize(
+    ("quantization", "tolerance"),
+    {"float32": TOLERANCE, "float16": 0.02, "bfloat16": 0.1, "int16": 0.05, "int8": 0.3, "int8_float16": 0.3}.items(),
+)
+def test_quantization(quantization, tolerance, mask, tmp_path):
+    model = make_model()
+    assert_same_scores(convert(without_heads(model, mask), tmp_path, quantization), zeroed(model, mask), tolerance)
+
+
+def test_int8_weights_take_a_quarter_of_the_place(tmp_path):
+    model = make_model()
+    for quantization in ("float32", "int8"):
+        to_ctranslate2(model, DICTIONARY, DICTIONARY, tmp_path / quantization, quantization)
+    sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("float32", "int8")]
+    positions = 2 * 1024 * 32 * 4  # these stay as they are
+    assert (sizes[1] - positions) < 0.35 * (sizes[0] - positions)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int16"])
+def test_the_model_stays_as_it_is(quantization, tmp_path):
+    model = without_heads(make_model(), SOME)
+    before = copy.deepcopy(model.state_dict())
+    convert(model, tmp_path, quantization)
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [site.attention.num_heads for site in head_sites(model)] == [1, 3, 0, 2, 3, 1]
+
+
+# How it searches
+
+
+@cache
+def make_translator(post_norm):
+    """A model without some heads that has half learned to copy: random ones do not end, good ones do not hesitate."""
+    model = zeroed(make_stock(dropout=0.0, **(POST if post_norm else {})), SOME)
+    for site, columns in columns_of(model, SOME):
+        site.attention.out_proj.weight.register_hook(lambda gradient, columns=columns: gradient * columns)
+    optimizer = torch.optim.Adam(model.train().parameters(), lr=5e-3)
+    for step in range(60):
+        sentences = make_sentences(step, number=32, vocabulary=12)
+        read, say = target_batch(sentences)
+        output = model(**source_batch(sentences), prev_output_tokens=read)[0]
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(output.flatten(0, 1), say.flatten(), ignore_index=PAD).backward()
+        optimizer.step()
+    return model.eval()
+
+
+@pytest.mark.parametrize("length_penalty", [1.0, 0.5, 2.0])
+@pytest.mark.parametrize("post_norm", [False, True], ids=["pre-norm", "post-norm"])
+def test_beam_search_is_that_of_fairseq(post_norm, length_penalty, tmp_path):
+    model, sources = make_translator(post_norm), make_sentences(100, number=16, vocabulary=12)
+    generator = SequenceGenerator(
+        [model], DICTIONARY, beam_size=4, len_penalty=length_penalty, max_len_a=0, max_len_b=60, min_len=0
+    )
+    expected = [found[0] for found in generator.generate([model], {"net_input": source_batch(sources)})]
+    actual = convert(without_heads(model, SOME), tmp_path).translate_batch(
+        words(sources), beam_size=4, length_penalty=length_penalty, max_decoding_length=61, min_decoding_length=0,
+        return_scores=True, return_end_token=True, return_attention=True,
+    )  # fmt: skip
+    lengths = {len(hypothesis["tokens"]) for hypothesis in expected}
+    assert len(lengths) > 4 and max(lengths) < 61  # they differ, and end by themselves
+    assert [found.hypotheses[0] for found in actual] == words([found["tokens"].tolist() for found in expected])
+    for found, hypothesis in zip(actual, expected, strict=True):
+        assert found.scores[0] == pytest.approx(float(hypothesis["score"]), abs=TOLERANCE)
+
+
+def test_returned_attention_is_the_mean_over_the_heads_that_are_left(tmp_path):
+    model = without_heads(make_model(), {**SOME, "dec-enc": [[1, 0, 1, 1], [0, 1, 1, 0]]})
+    (source,) = make_sentences(4, number=1)
+    found = convert(model, tmp_path).translate_batch(
+        words([source]), beam_size=1, max_decoding_length=5, min_decoding_length=5, return_attention=True
+    )[0]
+    said = [DICTIONARY.index(word) for word in found.hypotheses[0]]
+    with torch.no_grad():
+        attention = model(**source_batch([source]), prev_output_tokens=target_batch([said])[0])[1]["attn"][0]
+    expected = attention[0, : len(said), : len(source)]  # CTranslate2 leaves out </s>
+    torch.testing.assert_close(torch.tensor(found.attention[0]), expected, atol=TOLERANCE, rtol=0)
+
+
+# What it refuses
+
+
+UNSUPPORTED = {
+    "--activation-fn linear": {"activation_fn": "linear"},
+    "--no-token-positional-embeddings": {"no_token_positional_embeddings": True},
+    "--quant-noise-pq": {"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 8},
+    "--adaptive-softmax-cutoff": {"adaptive_softmax_cutoff": "10,20", "adaptive_softmax_factor": 2},
+    "--decoder-input-dim or --decoder-output-dim": {"decoder_output_dim": 16},
+    "--cross-self-attention": {"cross_self_attention": True},
+    "--no-cross-attention": {"no_cross_attention": True},
+    "--scale-attn": {"scale_attn": True},
+    "--scale-heads": {"scale_heads": True},
+    "--scale-fc": {"scale_fc": True},
+    "--scale-resids": {"scale_resids": True},
+    "--lang-tok-replacing-bos-eos": {"lang_tok_replacing_bos_eos": True},
+    "an encoder or decoder without layers": {"decoder_layers": 0},
+}
+
+
+@pytest.mark.parametrize(("reason", "options"), UNSUPPORTED.items(), ids=UNSUPPORTED)
+def test_what_ctranslate2_cannot_express(reason, options):
+    (found,) = unsupported(make_stock(**options))
+    assert found.startswith(reason)
+
+
+def test_what_it_can_express_has_no_reasons():
+    assert unsupported(make_stock()) == unsupported(make_gated()) == []
+
+
+def test_gates_and_fixed_heads_must_be_folded_first():
+    gated = make_gated(gate_heads="enc-self,dec-enc", alive_heads='{"dec-self": [[1, 0, 1, 1], [1, 1, 1, 1]]}')
+    assert unsupported(gated) == [
+        "gates on enc-self, dec-enc (`headgates prune` folds them into the weights)",
+        "fixed heads on dec-self (`headgates prune` takes them out)",
+    ]
+
+
+def test_modules_of_other_classes():
+    class Encoder(TransformerEncoderBase):
+        pass
+
+    model = make_stock()
+    model.encoder.__class__ = Encoder
+    model.decoder.layers[1] = torch.nn.Identity()
+    assert unsupported(model) == ["it has modules of the class Encoder"]
+    model.encoder.__class__ = TransformerEncoderBase
+    assert unsupported(model) == ["it has modules of the class Identity"]
+    assert unsupported(torch.nn.Linear(2, 2)) == ["Linear is not an encoder-decoder transformer"]
+
+
+def test_all_reasons_are_given_at_once_in_one_line(tmp_path):
+    model = make_gated(gate_heads="dec-self", activation_fn="linear", no_token_positional_embeddings=True)
+    with pytest.raises(ValueError, match="linear.*; --no-token-positional-embeddings; gates on dec-self") as error:
+        convert(model, tmp_path)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_quantization(tmp_path):
+    with pytest.raises(ValueError, match="unknown quantization 'int4': choose from int8, .*float32$"):
+        convert(make_stock(), tmp_path, "int4")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dictionary_of_another_size(tmp_path):
+    dictionary = make_task().source_dictionary
+    dictionary.add_symbol("one more")
+    with pytest.raises(ValueError, match="Target vocabulary .* size 45"):
+        to_ctranslate2(make_stock(), DICTIONARY, dictionary, tmp_path / "model")
+
+
+def test_a_missing_package_is_named_with_its_cure(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    with pytest.raises(ValueError, match=r"pip install 'fairseq-headgates\[ctranslate2\]'"):
+        convert(make_stock(), tmp_path)
+
+
+# What it writes
+
+
+def test_an_existing_model_is_kept_without_force(tmp_path):
+    convert(make_stock(), tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match="model exists: choose another name, or pass --force"):
+        convert(make_stock(seed=1), tmp_path)
+    assert contents(tmp_path) == before
+    convert(make_stock(seed=1), tmp_path, force=True)
+    after = contents(tmp_path)
+    assert after.keys() == before.keys()
+    assert after[Path("model/model.bin")] != before[Path("model/model.bin")]
+
+
+def test_force_deletes_nothing_but_models(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "thesis.tex").write_text("The only copy")
+    with pytest.raises(ValueError, match="model exists and is no CTranslate2 model"):
+        convert(make_stock(), tmp_path, force=True)
+    assert contents(tmp_path) == {Path("model/thesis.tex"): b"The only copy"}
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("method", ["save", "rename"])
+@pytest.mark.parametrize(
+    ("stop", "error", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), ValueError, r"^cannot write .*model \(No space left"),
+        (KeyboardInterrupt(), KeyboardInterrupt, None),
+    ],
+)
+def test_all_or_nothing_is_written(existing, method, stop, error, message, tmp_path, monkeypatch):
+    if existing:
+        convert(make_stock(seed=1), tmp_path)
+    before = contents(tmp_path)
+
+    def interrupted(first, second, original=Path.rename):
+        if method == "save":
+            Path(second, "model.bin").write_bytes(b"half")
+        elif ".part" not in first.name:  # the old model is moved aside, and back; the new one does not come
+            return original(first, second)
+        raise stop
+
+    owner = ctranslate2.specs.TransformerSpec if method == "save" else Path
+    monkeypatch.setattr(owner, method, interrupted)
+    with pytest.raises(error, match=message):
+        convert(make_stock(), tmp_path, force=True)
+    assert contents(tmp_path) == before
+
+
+def test_a_place_that_does_not_exist(tmp_path):
+    with pytest.raises(ValueError, match="cannot write .*model .No such file or directory.: choose another place"):
+        convert(make_stock(), tmp_path / "nowhere")
+
+
+def contents(folder):
+    """{path: bytes} of all files; a folder without files counts as well."""
+    return {
+        path.relative_to(folder): path.read_bytes() if path.is_file() else b""
+        for path in folder.rglob("*")
+        if path.is_file() or not list(path.iterdir())
+    }
