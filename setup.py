@@ -30,9 +30,11 @@ setup(
         "fairseq": ["fairseq-fixed==0.12.3.1"],
         "recipes": ["sacremoses", "subword-nmt"],
         "plots": ["matplotlib"],
+        "ctranslate2": ["ctranslate2>=4"],
         "dev": [
             "build",
             "conllu",
+            "ctranslate2>=4",
             "hypothesis",
             "mypy",
             "pytest",

@@ -200,11 +200,13 @@ def architecture(args: argparse.Namespace) -> str:
 
 @dataclass(frozen=True)
 class CheckpointHeads:
-    """The heads of a checkpoint: P(gate != 0) and the evaluation gate of every head, and which types are gated."""
+    """The heads of a checkpoint: P(gate != 0) and the evaluation gate of every head, which types are gated, and the
+    number of parameters of the model."""
 
     open_probability: HeadTable
     gate: HeadTable
     gated: tuple[str, ...]
+    parameters: int
 
 
 def read_heads(state: Mapping[str, Any], name: str, model: nn.Module | None = None) -> CheckpointHeads:
@@ -219,6 +221,7 @@ def read_heads(state: Mapping[str, Any], name: str, model: nn.Module | None = No
         to_tables(open_probabilities(model), "P(open)", signature),
         to_tables(gate_values(model), "gate", signature),
         tuple(kind for kind in TYPES if kind in gated),
+        sum(p.numel() for p in model.parameters()),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ from fairseq_headgates.pruning import best_heads, kept_heads, open_heads, prune,
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand; 0 on success, 2 with one line on bad input."""
     args = build_parser().parse_args(argv)
+    logging.getLogger("fairseq_headgates").setLevel(logging.WARNING)  # what a model says when training begins
     try:
         return args.run(args)
     except ValueError as error:
@@ -131,18 +133,17 @@ def run_path(args: argparse.Namespace) -> int:
 
 def run_show(args: argparse.Namespace) -> int:
     heads = read_heads(load_checkpoint(args.checkpoint, args.trust), args.checkpoint)
-    counts = report.totals(heads.gate)
     alive = heads.gate.map(lambda g: int(g > 0), "alive")
     if args.out:
         write_whole(args.out, mask_to_json(alive), args.force)
     if args.json:
-        print(json.dumps(show_json(heads.open_probability, heads.gate, heads.gated, counts)))
+        print(json.dumps(show_json(heads)))
         return 0
     print(report.head_table(heads.open_probability, heads.gate))
+    total = report.totals(heads.gate)["total"]
     ungated = [kind for kind in heads.gate.types if kind not in heads.gated]
     print(
-        f"\nin total {counts['total'][0]} of {counts['total'][1]} heads open"
-        + (f"; no gates on {', '.join(ungated)}" if ungated else "")
+        f"\nin total {total[0]} of {total[1]} heads open" + (f"; no gates on {', '.join(ungated)}" if ungated else "")
     )
     return 0
 
@@ -226,14 +227,15 @@ def chosen_heads(args: argparse.Namespace, model: nn.Module, heads: CheckpointHe
     )
 
 
-def show_json(opened: HeadTable, gate: HeadTable, gated: Sequence[str], counts: dict[str, tuple[int, int]]) -> dict:
+def show_json(heads: CheckpointHeads) -> dict:
     """What `headgates show --json` prints: counts are [open, all]."""
     return {
-        "signature": gate.signature,
-        "gated": list(gated),
-        "open_probability": dict(opened.values),
-        "gate": dict(gate.values),
-        "heads": {kind: list(count) for kind, count in counts.items()},
+        "signature": heads.gate.signature,
+        "parameters": heads.parameters,
+        "gated": list(heads.gated),
+        "open_probability": dict(heads.open_probability.values),
+        "gate": dict(heads.gate.values),
+        "heads": {kind: list(count) for kind, count in report.totals(heads.gate).items()},
     }
 
 

@@ -70,7 +70,7 @@ def parse_mask(text: str) -> HeadTable:
     """
     inline = text.lstrip().startswith("{")
     where = "the inline mask" if inline else text
-    data = _json(where, text) if inline else _read(text)
+    data = _json(where, text) if inline else _read("the mask", text)
     if not isinstance(data, dict):
         raise ValueError(f'{where} is not a JSON object: it must look like {{"enc-self": [[1, 0, 1, 1], ...]}}')
     if data.get("format", MASK_FORMAT) != MASK_FORMAT:
@@ -86,12 +86,12 @@ def parse_mask(text: str) -> HeadTable:
     return HeadTable(rows, name="alive", signature=str(data.get("signature", "")))
 
 
-def _read(path: str) -> Any:
+def _read(what: str, path: str) -> Any:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"cannot read {path!r} ({reason}): give the path of a JSON file") from None
+        raise ValueError(f"cannot read {what} {path!r} ({reason}): give the path of a JSON file") from None
     return _json(path, text)
 
 
@@ -108,7 +108,7 @@ def parse_scores(path: str, method: str | None = None) -> HeadTable:
     The format is `{"format": "headgates.scores/1", "method": "gradient", "signature": "...", "scores": {"enc-self":
     [[0.1, ...] for every layer], ...}}`; a higher score says that a head matters more. Raises ValueError.
     """
-    data = _read(path)
+    data = _read("the score file", path)
     tables = data if isinstance(data, list) else [data]
     for table in tables:
         if not isinstance(table, dict) or table.get("format") != SCORE_FORMAT:

@@ -69,7 +69,7 @@ score() {
 }
 
 # gated_run RUN_DIR DATA_BIN REFERENCE TARGET_LANGUAGE TYPES LAMBDA BASELINE_CHECKPOINT ARGUMENTS...: starts from the
-# baseline, learns the gates, translates and scores. With encoder gates alone the decoder is frozen, so that
+# baseline, learns the gates, takes the closed heads out, translates with what is left and scores. With encoder gates alone the decoder is frozen, so that
 # functions cannot move there (Voita et al. 2019, section 6.2).
 gated_run() {
   local model=$1 data=$2 reference=$3 target=$4 types=$5 lambda=$6 baseline=$7
@@ -78,7 +78,10 @@ gated_run() {
   [[ $types == enc-self ]] && frozen=(--freeze-params '^decoder\.' --freeze-dropout)
   train "$model" "$data" --arch transformer_head_gates --finetune-from-model "$baseline" \
     --gate-heads "$types" --criterion label_smoothed_cross_entropy_l0 --l0-weight "$lambda" "${frozen[@]}" "$@"
-  evaluate "$model" checkpoint_last.pt "$data" "$reference" "$target"
+  [[ -f $model/pruned.pt ]] ||
+    headgates prune "$model/checkpoint_last.pt" "$model/pruned.pt" --no-optimizer >"$model/prune.log" 2>&1 ||
+    fail "pruning of $model failed: $(tail -n 1 "$model/prune.log")"
+  evaluate "$model" pruned.pt "$data" "$reference" "$target"
 }
 
 # evaluate RUN_DIR CHECKPOINT DATA_BIN REFERENCE TARGET_LANGUAGE: what results.py reads.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints one table for the runs of a recipe: model, heads kept per attention type, BLEU, chrF.
+"""Prints one table for the runs of a recipe: model, heads kept per attention type, parameters, BLEU, chrF.
 
     results.py RUN_DIR [RUN_DIR ...]
 
@@ -19,13 +19,15 @@ def main(folders: list[str]) -> None:
     runs, signatures = {}, []
     first_bleu = None
     for folder in map(Path, folders):
-        heads = json.loads((folder / "heads.json").read_text(encoding="utf-8"))["heads"]
+        shown = json.loads((folder / "heads.json").read_text(encoding="utf-8"))
+        heads = shown["heads"]
         scores = {score["name"]: score for score in json.loads((folder / "scores.json").read_text(encoding="utf-8"))}
         bleu, chrf = scores["BLEU"], scores["chrF2"]
         first_bleu = bleu["score"] if first_bleu is None else first_bleu
         kept = {kind: "{}/{}".format(*heads[kind]) for kind in (*TYPES, "total") if kind in heads}
         difference = f"{bleu['score'] - first_bleu:+.2f}"
         runs[folder.name] = kept | {
+            "params": f"{shown['parameters'] / 1e6:.2f}M",
             "BLEU": f"{bleu['score']:.2f}",
             "diff": difference,
             "chrF": f"{chrf['score']:.2f}",

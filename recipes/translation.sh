@@ -5,7 +5,7 @@
 #
 # RAW_DIR holds {train,valid,test}.{SRC,TGT}, plain or .gz, one sentence per line. Every stage is skipped when
 # its output is in OUT_DIR: stop it whenever you like and run the same line again. The last thing it prints is
-# a table: model, heads kept per attention type, BLEU and chrF on detokenised text.
+# a table: model, heads kept per attention type, parameters, BLEU and chrF on detokenised text.
 #
 # Settings come from the environment; the defaults are a small model for two CPU cores:
 #   LOWERCASE=0       1: lowercase the text (BLEU is then case-insensitive)
@@ -98,7 +98,7 @@ if [[ ! -d $bin ]]; then
   mv "$bin.part" "$bin"
 fi
 
-# --- models: one baseline, then gated runs that start from it --------------------------------------------------
+# --- models: one baseline, then gated runs that start from it and are pruned --------------------------------------------------
 [[ $LOWERCASE == 1 ]] && sacrebleu_flags=(--lowercase --chrf-lowercase)
 size=(--encoder-embed-dim "$EMBED" --decoder-embed-dim "$EMBED" --encoder-ffn-embed-dim "$FFN"
   --decoder-ffn-embed-dim "$FFN" --encoder-layers "$LAYERS" --decoder-layers "$LAYERS"

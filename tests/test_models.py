@@ -10,13 +10,13 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from models_for_tests import logits, make_args, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import gate_values, head_sites
+from fairseq_headgates.checkpoints import load_checkpoint, read_heads
 from fairseq_headgates.models import (
     DEFAULTS,
     TransformerHeadGatesModel,
     add_head_gate_args,
     gate_reach,
     parse_stretch,
-    read_heads,
 )
 
 PRESETS = ["", "_tiny", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big"]
@@ -138,7 +138,12 @@ def test_gates_of_a_checkpoint_are_not_dropped_in_silence(capsys):
 
 
 def write_checkpoint(path, model, **extra):
-    torch.save({"args": model.args, "model": model.state_dict(), **extra}, path)
+    args = argparse.Namespace(**{**vars(model.args), "arch": "transformer_head_gates"})
+    torch.save({"args": args, "model": model.state_dict(), **extra}, path)
+
+
+def heads_of(path):
+    return read_heads(load_checkpoint(str(path)), str(path))
 
 
 def test_heads_are_read_from_a_checkpoint(tmp_path):
@@ -146,13 +151,13 @@ def test_heads_are_read_from_a_checkpoint(tmp_path):
     with torch.no_grad():
         model.encoder.layers[1].self_attn.gate.theta[2] = -1
     write_checkpoint(tmp_path / "c.pt", model, optimizer_history=[{"num_updates": 12}])
-    heads = read_heads(str(tmp_path / "c.pt"))
+    heads = heads_of(tmp_path / "c.pt")
     assert heads.gated == ("enc-self",)
     for kind, values in gate_values(model).items():
         assert heads.gate.values[kind] == values.tolist()
     assert heads.gate.signature == "ckpt:c.pt|updates:12"
-    torch.save({"args": make_args(), "model": make_stock().state_dict()}, tmp_path / "stock.pt")
-    assert read_heads(str(tmp_path / "stock.pt")).gate.count("dec-self") == (8, 8)
+    torch.save({"args": make_args(arch="transformer"), "model": make_stock().state_dict()}, tmp_path / "stock.pt")
+    assert heads_of(tmp_path / "stock.pt").gate.count("dec-self") == (8, 8)
 
 
 class Evil:
@@ -166,10 +171,10 @@ class Evil:
     ("content", "message"),
     [
         (None, "cannot read the checkpoint .*No such file"),
-        (b"garbage", "no checkpoint that can be loaded safely"),
+        (b"garbage", "damaged or no checkpoint"),
         ({"model": Evil(), "args": 1}, "it holds print, which is neither"),
         ({"weights": 1}, "is not a fairseq checkpoint"),
-        ({"model": {"w": torch.ones(1)}, "args": argparse.Namespace()}, "holds no attention layer"),
+        ({"model": {"w": torch.ones(1)}, "args": argparse.Namespace()}, "it has no attention layer"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused(tmp_path, content, message, capsys):
@@ -179,7 +184,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, content, message, capsys):
     elif content is not None:
         torch.save(content, path)
     with pytest.raises(ValueError, match=message) as error:
-        read_heads(str(path))
+        heads_of(path)
     assert "\n" not in str(error.value) and "code was run" not in capsys.readouterr().out
 
 

@@ -68,14 +68,14 @@ def test_results_are_compared_with_the_first_run(tmp_path):
     for name, alive, bleu in (("baseline", 4, 30.0), ("gated", 1, 29.5)):
         folder = tmp_path / name
         folder.mkdir()
-        heads = {"heads": {"enc-self": [alive, 4], "total": [alive, 4]}}
+        heads = {"heads": {"enc-self": [alive, 4], "total": [alive, 4]}, "parameters": 1_234_567 * alive}
         scores = [{"name": n, "score": s, "signature": "x"} for n, s in (("BLEU", bleu), ("chrF2", 55.5))]
         (folder / "heads.json").write_text(json.dumps(heads))
         (folder / "scores.json").write_text(json.dumps(scores))
     command = [sys.executable, str(RECIPES / "results.py"), str(tmp_path / "baseline"), str(tmp_path / "gated")]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert lines[0].split() == ["model", "enc-self", "total", "BLEU", "diff", "chrF"]
-    assert lines[3].split() == ["gated", "1/4", "1/4", "29.50", "-0.50", "55.50"]
+    assert lines[0].split() == ["model", "enc-self", "total", "params", "BLEU", "diff", "chrF"]
+    assert lines[3].split() == ["gated", "1/4", "1/4", "1.23M", "29.50", "-0.50", "55.50"]
 
 
 @pytest.mark.slow
@@ -90,9 +90,10 @@ def test_a_small_demo_learns_and_closes_heads(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if "/" in line and " " in line}
     baseline, gated = rows["baseline"], rows["enc-self_lambda0.05"]
-    assert baseline[0] == "8/8" and float(baseline[4]) > 20
+    assert baseline[0] == "8/8" and float(baseline[5]) > 20
     assert int(gated[0].partition("/")[0]) <= 4
-    assert float(gated[4]) > float(baseline[4]) - 1
+    assert float(gated[4].rstrip("M")) < float(baseline[4].rstrip("M"))
+    assert float(gated[5]) > float(baseline[5]) - 1
     (out / "enc-self_lambda0.05" / "test.hyp").unlink()
     (out / "enc-self_lambda0.05" / "scores.json").unlink()
     again = run("demo.sh", out, **settings)
