@@ -131,9 +131,7 @@ def ctranslate2_outputs(task, folder: str, batches: list[dict], options: argpars
         sources = [words(task, utils.strip_pad(row, 1), "source").split() for row in batch["net_input"]["src_tokens"]]
         targets = [words(task, utils.strip_pad(row, 1)).split() for row in batch["target"]]
         log_p += [torch.tensor(score.log_probs) for score in translator.score_batch(sources, targets)]
-        found = translator.translate_batch(
-            sources, beam_size=options.beam, length_penalty=1, min_decoding_length=0, max_decoding_length=201
-        )
+        found = translator.translate_batch(sources, beam_size=options.beam, length_penalty=1, max_decoding_length=201)
         translations += [" ".join(result.hypotheses[0]) for result in found]
     return {"logits": None, "log_p": torch.cat(log_p), "translations": translations}
 

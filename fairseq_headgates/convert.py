@@ -108,7 +108,7 @@ def _unsupported_options(model: Any, layers: list[Any]) -> Iterator[str]:
         yield "--no-token-positional-embeddings"
     if {type(encoder.embed_tokens), type(decoder.embed_tokens)} != {nn.Embedding}:
         yield "embeddings that are not one table (--adaptive-input)"
-    if encoder.quant_noise is not None or getattr(args, "quant_noise_scalar", 0):
+    if encoder.quant_noise is not None or getattr(args, "quant_noise_scalar", False):
         yield "--quant-noise-pq or --quant-noise-scalar"
     if decoder.adaptive_softmax is not None:
         yield "--adaptive-softmax-cutoff"
