@@ -1,17 +1,23 @@
 #!/usr/bin/env python3
-"""Shows on real sentences that taking heads out changes nothing: five forms of one checkpoint, side by side.
+"""Shows on real sentences that taking heads out changes nothing, and what it gains: five forms of one checkpoint.
 
-    python benchmarks/same_outputs.py CKPT DATA-BIN [--gen-subset test] [--beam 4] [--json FILE]
+    python benchmarks/same_outputs.py CKPT DATA-BIN [--gen-subset test] [--beam 4] [--time 5] [--json FILE]
 
 The forms: `gated`, the checkpoint as it is; `masked`, its closed heads masked too; `pruned` and `stock`, the files
 that `headgates prune` writes without and with --stock, loaded again; `ctranslate2`, what `headgates convert` writes.
-Compared are the logits of the reference translations (CTranslate2 gives only the log-probabilities of their words), the
-translations by beam search word by word, and their BLEU on words. Needs CTranslate2 for the last form only.
+Compared are the logits of the reference translations (CTranslate2 gives only the log-probabilities of their words),
+the translations by beam search word by word, and their BLEU on words. With --time N all forms then translate the set N
+times in turn, prepared for it as fairseq-generate prepares them; the speed is the median, in words of the output with
+</s> a second. A checkpoint without gates is compared with itself, whole.
 """
 
 import argparse
+import contextlib
+import copy
 import json
+import statistics
 import tempfile
+import time
 from pathlib import Path
 
 import sacrebleu
@@ -36,11 +42,14 @@ from fairseq_headgates.pruning import open_heads, prune
 def main() -> None:
     options = parse()
     results = compare(options)
-    print(f"{'':14}{'max |logit diff|':>18}{'max |log p diff|':>18}{'translations that differ':>26}{'BLEU':>18}")
+    first = "form", "max |logit diff|", "max |log p diff|", "different translations", "BLEU", "words/s", "/ stock"
+    print("{:14}{:>18}{:>18}{:>24}{:>17}{:>11}{:>9}".format(*first))
     for name, row in results.items():
-        logits = "" if row["logits"] is None else f"{row['logits']:.1e}"
+        logits = "" if row["logits"] is None else f"{row['logits']:.2e}"
+        speed = f"{row['words_per_second']:,.0f}" if "words_per_second" in row else ""
+        ratio = f"{row['to_stock']:.2f}" if "to_stock" in row else ""
         differ = f"{row['differ']} of {row['sentences']}"
-        print(f"{name:14}{logits:>18}{row['log_p']:>18.1e}{differ:>26}{row['bleu']:>18.12f}")
+        print(f"{name:14}{logits:>18}{row['log_p']:>18.2e}{differ:>24}{row['bleu']:>17.10f}{speed:>11}{ratio:>9}")
     if options.json:
         Path(options.json).write_text(json.dumps(results, indent=1), encoding="utf-8")
 
@@ -50,35 +59,93 @@ def parse() -> argparse.Namespace:
     parser.add_argument("checkpoint", metavar="CKPT")
     parser.add_argument("data", metavar="DATA-BIN")
     parser.add_argument("--gen-subset", default="test")
-    parser.add_argument("--sentences", type=int, default=0, help="only the first N (default: all)")
     parser.add_argument("--beam", type=int, default=4)
     parser.add_argument("--max-tokens", type=int, default=4000)
     parser.add_argument("--without-ctranslate2", action="store_true")
+    parser.add_argument("--time", type=int, default=0, metavar="N", help="also measure the speed, N times")
     parser.add_argument("--json", metavar="FILE", help="also write the figures there")
     return parser.parse_args()
 
 
+class FairseqForm:
+    """A fairseq model: scores references and translates."""
+
+    def __init__(self, task, model, beam: int):
+        self.task, self.model = task, model
+        self.generator = SequenceGenerator([model], task.target_dictionary, beam_size=beam)
+
+    @torch.no_grad()
+    def score(self, batch: dict) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [words, V] and log-probabilities [words] of the references."""
+        output = self.model(**batch["net_input"])
+        present = batch["target"] != self.task.target_dictionary.pad()
+        log_p = self.model.get_normalized_probs(output, log_probs=True)
+        return output[0][present], log_p.gather(2, batch["target"].unsqueeze(2)).squeeze(2)[present]
+
+    def translate(self, batch: dict) -> list[str]:
+        return [words(self.task, found[0]["tokens"]) for found in self.generator.generate([self.model], batch)]
+
+    def prepare(self) -> None:
+        self.model.make_generation_fast_(need_attn=None)
+
+
+class CTranslate2Form:
+    """A CTranslate2 model, searching as fairseq does by default (see `to_ctranslate2`)."""
+
+    def __init__(self, task, folder: str, beam: int):
+        import ctranslate2
+
+        self.task, self.beam = task, beam
+        self.translator = ctranslate2.Translator(folder, intra_threads=torch.get_num_threads())
+
+    def score(self, batch: dict) -> tuple[None, torch.Tensor]:
+        targets = [words(self.task, utils.strip_pad(row, 1)).split() for row in batch["target"]]
+        scores = self.translator.score_batch(self._sources(batch), targets)
+        return None, torch.cat([torch.tensor(score.log_probs) for score in scores])
+
+    def translate(self, batch: dict) -> list[str]:
+        options = {"beam_size": self.beam, "length_penalty": 1, "max_decoding_length": 201}
+        return [
+            " ".join(found.hypotheses[0]) for found in self.translator.translate_batch(self._sources(batch), **options)
+        ]
+
+    def prepare(self) -> None:
+        pass
+
+    def _sources(self, batch: dict) -> list[list[str]]:
+        return [words(self.task, utils.strip_pad(row, 1), "source").split() for row in batch["net_input"]["src_tokens"]]
+
+
 def compare(options: argparse.Namespace) -> dict[str, dict]:
-    """{form: largest differences to the gated model, sentences translated differently, BLEU}."""
+    """{form: largest differences to the gated model, sentences translated differently, BLEU, speed}."""
     state = load_checkpoint(options.checkpoint)
     task, batches = load_data(state, options)
+    references = [words(task, utils.strip_pad(row, 1)) for batch in batches for row in batch["target"]]
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        forms = make_forms(state, task, options, folder, stack)
+        outputs = {name: run(form, batches, name) for name, form in forms.items()}
+        results = {name: difference(output, outputs["gated"], references) for name, output in outputs.items()}
+        if options.time:
+            for name, seconds in measure(forms, batches, options.time).items():
+                count = sum(len(line.split()) + 1 for line in outputs[name]["translations"])
+                results[name]["words_per_second"] = count / statistics.median(seconds)
+            for row in results.values():
+                row["to_stock"] = row["words_per_second"] / results["stock"]["words_per_second"]
+    return results
+
+
+def make_forms(state: dict, task, options: argparse.Namespace, folder: str, stack: contextlib.ExitStack) -> dict:
     gated = build_model(state)
     mask = open_heads(gated)
-    with tempfile.TemporaryDirectory() as folder:
-        for name, smaller in (("pruned", prune_checkpoint(state, mask)), ("stock", stock_checkpoint(state, mask))):
-            save_checkpoint(smaller, f"{folder}/{name}.pt")
-        results = {"gated": fairseq_outputs(task, gated, batches, options)}
-        with masked(gated, mask):
-            results["masked"] = fairseq_outputs(task, gated, batches, options)
-        for name in ("pruned", "stock"):
-            (model,), *_ = checkpoint_utils.load_model_ensemble_and_task([f"{folder}/{name}.pt"], task=task)
-            results[name] = fairseq_outputs(task, model.eval(), batches, options)
-        if not options.without_ctranslate2:
-            pruned = prune(build_model(state))
-            to_ctranslate2(pruned, task.source_dictionary, task.target_dictionary, f"{folder}/ct2")
-            results["ctranslate2"] = ctranslate2_outputs(task, f"{folder}/ct2", batches, options)
-    references = [words(task, utils.strip_pad(row, 1)) for batch in batches for row in batch["target"]]
-    return {name: difference(output, results["gated"], references) for name, output in results.items()}
+    models = {"gated": gated, "masked": stack.enter_context(masked(copy.deepcopy(gated), mask))}
+    for name, smaller in (("pruned", prune_checkpoint(state, mask)), ("stock", stock_checkpoint(state, mask))):
+        save_checkpoint(smaller, f"{folder}/{name}.pt")
+        (models[name],), *_ = checkpoint_utils.load_model_ensemble_and_task([f"{folder}/{name}.pt"], task=task)
+    forms = {name: FairseqForm(task, model.eval(), options.beam) for name, model in models.items()}
+    if not options.without_ctranslate2:
+        to_ctranslate2(prune(gated, mask), task.source_dictionary, task.target_dictionary, f"{folder}/ct2")
+        forms["ctranslate2"] = CTranslate2Form(task, f"{folder}/ct2", options.beam)
+    return forms
 
 
 def load_data(state: dict, options: argparse.Namespace):
@@ -86,54 +153,39 @@ def load_data(state: dict, options: argparse.Namespace):
     settings = {**state["cfg"]["task"], "data": options.data}
     task = tasks.setup_task(argparse.Namespace(**{"eval_bleu": False, **settings, "task": settings["_name"]}))
     task.load_dataset(options.gen_subset)
-    dataset = task.dataset(options.gen_subset)
     iterator = task.get_batch_iterator(
-        dataset,
+        task.dataset(options.gen_subset),
         max_tokens=options.max_tokens,
         max_positions=(1024, 1024),
         ignore_invalid_inputs=True,
         required_batch_size_multiple=1,  # with the default of 8 fairseq drops what is left over
-    ).next_epoch_itr(shuffle=False)
-    batches = list(iterator)
-    if options.sentences:
-        kept, count = [], 0
-        for batch in batches:
-            if count < options.sentences:
-                kept.append(batch)
-                count += batch["nsentences"]
-        batches = kept
-    return task, batches
+    )
+    return task, list(iterator.next_epoch_itr(shuffle=False))
 
 
-@torch.no_grad()
-def fairseq_outputs(task, model, batches: list[dict], options: argparse.Namespace) -> dict:
-    """Logits and log-probabilities of the references, and the translations of a fairseq model."""
-    generator = SequenceGenerator([model], task.target_dictionary, beam_size=options.beam)
-    logits, log_p, translations = [], [], []
-    for batch in tqdm(batches, leave=False):
-        output = model(**batch["net_input"])
-        present = batch["target"] != task.target_dictionary.pad()
-        logits.append(output[0][present])
-        scores = model.get_normalized_probs(output, log_probs=True).gather(2, batch["target"].unsqueeze(2)).squeeze(2)
-        log_p += [row[keep] for row, keep in zip(scores, present, strict=True)]
-        for hypotheses in generator.generate([model], batch):
-            translations.append(words(task, hypotheses[0]["tokens"]))
-    return {"logits": torch.cat(logits), "log_p": torch.cat(log_p), "translations": translations}
+def run(form, batches: list[dict], name: str) -> dict:
+    """Logits and log-probabilities of the references, and the translations."""
+    scores, translations = [], []
+    for batch in tqdm(batches, desc=name, leave=False):
+        scores.append(form.score(batch))
+        translations += form.translate(batch)
+    logits = None if scores[0][0] is None else torch.cat([logits for logits, _ in scores])
+    return {"logits": logits, "log_p": torch.cat([log_p for _, log_p in scores]), "translations": translations}
 
 
-def ctranslate2_outputs(task, folder: str, batches: list[dict], options: argparse.Namespace) -> dict:
-    """The same of a CTranslate2 model, searching as fairseq does by default (see `to_ctranslate2`)."""
-    import ctranslate2
-
-    translator = ctranslate2.Translator(folder)
-    log_p, translations = [], []
-    for batch in tqdm(batches, leave=False):
-        sources = [words(task, utils.strip_pad(row, 1), "source").split() for row in batch["net_input"]["src_tokens"]]
-        targets = [words(task, utils.strip_pad(row, 1)).split() for row in batch["target"]]
-        log_p += [torch.tensor(score.log_probs) for score in translator.score_batch(sources, targets)]
-        found = translator.translate_batch(sources, beam_size=options.beam, length_penalty=1, max_decoding_length=201)
-        translations += [" ".join(result.hypotheses[0]) for result in found]
-    return {"logits": None, "log_p": torch.cat(log_p), "translations": translations}
+def measure(forms: dict, batches: list[dict], times: int) -> dict[str, list[float]]:
+    """Seconds to translate all batches, each form in turn."""
+    found: dict[str, list[float]] = {name: [] for name in forms}
+    for form in forms.values():
+        form.prepare()
+        form.translate(batches[0])
+    for _ in tqdm(range(times), desc="speed", leave=False):
+        for name, form in forms.items():
+            start = time.perf_counter()
+            for batch in batches:
+                form.translate(batch)
+            found[name].append(time.perf_counter() - start)
+    return found
 
 
 def words(task, tokens: torch.Tensor, side: str = "target") -> str:

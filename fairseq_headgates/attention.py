@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fairseq_headgates.beam import BeamCache, Beams, EncoderCache, StepCache, repeated
 from fairseq_headgates.gates import OPEN, HardConcrete, HeadGates
 from fairseq_headgates.heads import TYPES, HeadTable, check_shape
+from fairseq_headgates.inference import InferenceLinear
 
 L0_REDUCTIONS = ("sum", "layer-mean")  # Voita et al. 2019: the paper; its released code
 
@@ -54,8 +55,7 @@ class HeadAttention(MultiheadAttention):
         self.gate: HeadGates | None = None
         # Not in the state dict: which heads are alive is an option of the model, not a weight.
         self.register_buffer("head_mask", None, persistent=False)
-        self._inference = False
-        self._in_proj: tuple[Tensor, Tensor | None] | None = None  # q, k and v as one, for inference
+        self._in_proj: InferenceLinear | None = None  # q, k and v as one, for inference
         self._gates: Tensor | None = None  # the evaluation gates, for inference
 
     def forward(
@@ -109,37 +109,12 @@ class HeadAttention(MultiheadAttention):
     def make_generation_fast_(self, **kwargs) -> None:
         """fairseq's call before inference, after which a model is not trained any more.
 
-        Gates become constants; self-attention computes q, k and v in one multiplication. The parameters stay where
-        they are, as views of the merged one.
+        Gates become constants, and self-attention computes q, k and v in one multiplication.
         """
-        self._inference = True
-        self.weights_changed()
-
-    def weights_changed(self) -> None:
-        """To be called after parameters were exchanged: what was prepared for inference is prepared again."""
-        self._in_proj = None
-        if self._inference:
-            self._prepare_inference()
-
-    def _prepare_inference(self) -> None:
-        with torch.no_grad():
-            self._gates = None if self.gate is None else self.gate.distribution.evaluation_value(self.gate.log_alpha())
-            projections = [self.q_proj, self.k_proj, self.v_proj]
-            if not self.self_attention or self.num_heads == 0:
-                return
-            weight = torch.cat([projection.weight for projection in projections])
-            bias = None if self.q_proj.bias is None else torch.cat([projection.bias for projection in projections])
-            for i, projection in enumerate(projections):
-                rows = slice(i * projection.weight.size(0), (i + 1) * projection.weight.size(0))
-                projection.weight.data = weight[rows]
-                if bias is not None:
-                    projection.bias.data = bias[rows]
-            self._in_proj = weight, bias
-
-    def _apply(self, fn, recurse: bool = True):
-        super()._apply(fn, recurse)  # to another device, or precision
-        self.weights_changed()
-        return self
+        if self.gate is not None:
+            self._gates = self.gate.distribution.evaluation_value(self.gate.log_alpha()).detach()
+        if self.self_attention and self.num_heads:
+            self._in_proj = InferenceLinear([self.q_proj, self.k_proj, self.v_proj])
 
     def _project_in(self, query, key, value, incremental_state, static_kv):
         """q [T, B, H D], k and v [S, B', H D]; k and v are None where the cache has them.
@@ -147,8 +122,8 @@ class HeadAttention(MultiheadAttention):
         B' is B, or B / beam where beam search has repeated the encoder states for every hypothesis of a sentence.
         """
         if self.self_attention:
-            if self._in_proj is not None:
-                return F.linear(query, *self._in_proj).chunk(3, dim=-1)
+            if self._in_proj is not None and not torch.is_grad_enabled():
+                return self._in_proj(query).chunk(3, dim=-1)
             key = value = query
         elif static_kv and self._is_cached(incremental_state):
             return self.q_proj(query), None, None

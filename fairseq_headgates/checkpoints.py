@@ -120,7 +120,7 @@ def updates_of(state: Mapping[str, Any]) -> int | str:
 
 
 class _Vocabulary:
-    """As much of a dictionary as building a model needs: how many symbols, and the special ones."""
+    """As much of a dictionary as building a model needs: the number of symbols, and which is the padding."""
 
     def __init__(self, size: int):
         self.size = size
@@ -128,7 +128,8 @@ class _Vocabulary:
     def __len__(self) -> int:
         return self.size
 
-    bos, pad, eos, unk = (staticmethod(lambda i=i: i) for i in range(4))
+    def pad(self) -> int:
+        return 1  # fairseq's dictionaries begin with <s> <pad> </s> <unk>
 
 
 class _Task:

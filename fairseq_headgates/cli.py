@@ -177,19 +177,19 @@ def removal_notes(plan: dict) -> list[str]:
     """The plan in words."""
     before, after = plan["parameters"]
     lines = [f"\nparameters: {before:,} -> {after:,} ({after / before - 1:+.1%})"]
-    for kind, where in (("dec-self", "target"), ("dec-enc", "source")):
+    for kind, where in (("dec-self", "target token and hypothesis"), ("dec-enc", "source token and sentence")):
         if kind in plan["heads"]:
             sizes = " -> ".join(f"{size:,}" for size in plan["cache_bytes_per_token"][kind])
-            lines.append(f"key/value cache of {kind}: {sizes} bytes for each {where} token and hypothesis")
+            lines.append(f"key/value cache of {kind}: {sizes} bytes for each {where}")
     lines += [
         f"{kind} loses all its heads: its layers become their output bias"
         for kind, (_, left) in plan["heads"].items()
         if not left
     ]
     if plan["removed_with_open_gate"]:
-        lines.append(f"{plan['removed_with_open_gate']} heads go although they are open: the output changes")
+        lines.append(f"open heads among those that go: {plan['removed_with_open_gate']}; the output changes")
     if plan["folded_gates"]:
-        lines.append(f"{plan['folded_gates']} gates between 0 and 1 are folded into the output projections")
+        lines.append(f"gates between 0 and 1, folded into the output projection: {plan['folded_gates']}")
     return lines
 
 

@@ -21,6 +21,7 @@ from fairseq_headgates.attention import fix_heads, gated_sites, insert_gates, us
 from fairseq_headgates.freezing import freeze
 from fairseq_headgates.gates import OPEN, HardConcrete
 from fairseq_headgates.heads import TYPES, mask_to_json, parse_mask, parse_types
+from fairseq_headgates.inference import pack_linears
 from fairseq_headgates.pruning import remove_heads
 
 logger = logging.getLogger(__name__)
@@ -182,6 +183,11 @@ class HeadGatesMixin:
     def set_beam_size(self, beam_size: int) -> None:
         """Called by fairseq's beam search; see beam.py."""
         self.decoder.set_beam_size(beam_size)  # type: ignore[attr-defined]
+
+    def make_generation_fast_(self, **kwargs) -> None:
+        """Called by fairseq's commands before inference."""
+        super().make_generation_fast_(**kwargs)  # type: ignore[misc]
+        pack_linears(self)  # type: ignore[arg-type]
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
         with one_line_errors():  # fairseq hides any other exception behind one of its own

@@ -197,7 +197,6 @@ def _cut_attention(attention: HeadAttention, cut: Cut) -> None:
     attention.gate = attention.head_mask = None
     if attention.num_heads == 0:
         attention.q_proj = attention.k_proj = attention.v_proj = None
-    attention.weights_changed()
 
 
 def cut_tensors(tensors: Mapping[str, Tensor], found: Mapping[str, Cut], power: int = 1) -> dict[str, Tensor]:

@@ -1,0 +1,103 @@
+"""Linear layers for inference: several as one, and on a CPU with their weights laid out for oneDNN.
+
+A matrix multiplication on a CPU first brings its matrices into blocks that fit the caches. For a decoder step, a few
+rows times a large weight, that takes as long as the arithmetic or longer, and it is the same work at every step. Here
+it is done once. Nothing is kept that training or a later change of the weights could contradict: results made from
+parameters are made again when the parameters have changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# Numbers in a weight from which the blocks are worth the longer call: between 128 x 512 (not) and 512 x 512, measured
+# on two cores with 1 to 128 rows.
+WORTH_PACKING = 512 * 512
+
+
+class InferenceLinear:
+    """The outputs of linear layers with the same input, side by side, without gradients.
+
+    The layers keep their parameters: of several layers they become views of one large one.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear]):
+        self.layers = tuple(layers)
+        self._made_from: tuple | None = None
+        self._weight, self._bias = layers[0].weight, layers[0].bias
+        self._packed: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., inputs] -> [..., outputs of all layers]."""
+        if self._state() != self._made_from:
+            self._make()
+        if self._packed is None:
+            return F.linear(x, self._weight, self._bias)
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+
+    def _state(self) -> tuple:
+        return tuple(
+            (p.data_ptr(), p._version) for layer in self.layers for p in (layer.weight, layer.bias) if p is not None
+        )
+
+    @torch.no_grad()
+    def _make(self) -> None:
+        self._weight, self._bias = self.layers[0].weight, self.layers[0].bias
+        if len(self.layers) > 1:
+            self._weight = _joined([layer.weight for layer in self.layers])
+            self._bias = None if self._bias is None else _joined([layer.bias for layer in self.layers])
+        self._packed = _packed(self._weight)
+        self._made_from = self._state()
+
+
+class PackedLinear(nn.Linear):
+    """A linear layer that computes by an `InferenceLinear` where no gradient is asked for."""
+
+    def __init__(self, layer: nn.Linear):
+        super(nn.Linear, self).__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.weight, self.bias = layer.weight, layer.bias
+        self.train(layer.training)
+        self._inference: tuple = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., inputs] -> [..., outputs]."""
+        if torch.is_grad_enabled():
+            return super().forward(x)
+        if not self._inference:
+            self._inference = (InferenceLinear([self]),)
+        return self._inference[0](x)
+
+
+def pack_linears(model: nn.Module) -> None:
+    """Swaps the large linear layers of a model that is on a CPU for `PackedLinear`, in place; names stay."""
+    for module in list(model.modules()):
+        for name, layer in list(module.named_children()):
+            if type(layer) is nn.Linear and _can_be_packed(layer.weight):
+                setattr(module, name, PackedLinear(layer))
+
+
+def _joined(parameters: list[nn.Parameter]) -> Tensor:
+    """One tensor of the rows of all; the parameters become views of it."""
+    joined = torch.cat([parameter.data for parameter in parameters])
+    for parameter, rows in zip(parameters, joined.split([len(p) for p in parameters]), strict=True):
+        parameter.data = rows
+    return joined
+
+
+def _can_be_packed(weight: Tensor) -> bool:
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and weight.numel() >= WORTH_PACKING
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def _packed(weight: Tensor) -> Tensor | None:
+    return torch.ops.mkldnn._reorder_linear_weight(weight) if _can_be_packed(weight) else None
