@@ -28,8 +28,9 @@ times as fast as stock (`/stock`) and as full (`/full`) a variant is: the ratio 
 Before that, the variants that must agree (stock and full; gated, masked and pruned) have to generate the same tokens
 in single precision.
 
-Memory: `cache` is what the decoder holds for a batch at the end of its generation, `peak` the parameters and the most
-that tensors take beside them in `beam`, by the count of torch's allocators. Arithmetic of a step: FLOPs from the
+Memory: `cache` is what the decoder holds for a batch at the end of its generation, `peak` the parameters, on a CPU the
+second, packed form of the large ones, and the most that tensors take beside them in `beam`, by the count of torch's
+allocators. Arithmetic of a step: FLOPs from the
 shapes; bytes are decoder weights and cached keys and values, each read once; with the peaks of a device these give
 the times that no step can undercut.
 """
@@ -70,6 +71,7 @@ from tqdm import tqdm
 
 from fairseq_headgates import HeadTable, head_sites, prune
 from fairseq_headgates.heads import TYPES, mask_to_json, write_whole
+from fairseq_headgates.inference import packed_bytes
 from fairseq_headgates.models import TransformerHeadGatesModel
 from fairseq_headgates.report import text_table
 
@@ -265,7 +267,8 @@ def measure_batch(options: argparse.Namespace, generators: dict, sizes: dict, ba
         for name, work in works.items():
             decoded = Decoding(options, generators[name], batch).steps(options.length + 1)
             rows[name]["cache_bytes"] = tensor_bytes(decoded.state)
-            rows[name]["peak_bytes"] = sizes[name]["bytes"] + peak_bytes(work, options.device)
+            packed = packed_bytes(generators[name].model.single_model)
+            rows[name]["peak_bytes"] = sizes[name]["bytes"] + packed + peak_bytes(work, options.device)
     return rows
 
 

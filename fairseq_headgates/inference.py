@@ -39,6 +39,11 @@ class InferenceLinear:
             return F.linear(x, self._weight, self._bias)
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
 
+    @property
+    def packed_bytes(self) -> int:
+        """Memory that the blocks take beside the parameters."""
+        return 0 if self._packed is None else self._weight.nbytes
+
     def _state(self) -> tuple:
         return tuple(
             (p.data_ptr(), p._version) for layer in self.layers for p in (layer.weight, layer.bias) if p is not None
@@ -62,15 +67,15 @@ class PackedLinear(nn.Linear):
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.weight, self.bias = layer.weight, layer.bias
         self.train(layer.training)
-        self._inference: tuple = ()
+        self._inference: InferenceLinear | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs]."""
         if torch.is_grad_enabled():
             return super().forward(x)
-        if not self._inference:
-            self._inference = (InferenceLinear([self]),)
-        return self._inference[0](x)
+        if self._inference is None:
+            self._inference = InferenceLinear([self])
+        return self._inference(x)
 
 
 def pack_linears(model: nn.Module) -> None:
@@ -79,6 +84,12 @@ def pack_linears(model: nn.Module) -> None:
         for name, layer in list(module.named_children()):
             if type(layer) is nn.Linear and _can_be_packed(layer.weight):
                 setattr(module, name, PackedLinear(layer))
+
+
+def packed_bytes(model: nn.Module) -> int:
+    """Memory in bytes that a model which has made inference on a CPU holds beside its parameters."""
+    held = (value for module in model.modules() for value in vars(module).values())
+    return sum(value.packed_bytes for value in held if isinstance(value, InferenceLinear))
 
 
 def _joined(parameters: list[nn.Parameter]) -> Tensor:
