@@ -56,7 +56,8 @@ class HeadAttention(MultiheadAttention):
         # Not in the state dict: which heads are alive is an option of the model, not a weight.
         self.register_buffer("head_mask", None, persistent=False)
         self._in_proj: InferenceLinear | None = None  # q, k and v as one, for inference
-        self._gates: Tensor | None = None  # the evaluation gates, for inference
+        self._constant_gates: tuple[object, Tensor | None] | None = None  # the gates, and what they were made from
+        self.train(stock.training)
 
     def forward(
         self,
@@ -82,7 +83,7 @@ class HeadAttention(MultiheadAttention):
             raise NotImplementedError("HeadAttention returns no scores before the softmax: use need_head_weights")
         need_weights = need_weights or need_head_weights
         if self.num_heads == 0:
-            return self._bias(query), self._no_weights(query, key, need_head_weights) if need_weights else None
+            return self._bias(query, key), self._no_weights(query, key, need_head_weights) if need_weights else None
         q, k, v = self._project_in(query, key, value, incremental_state, static_kv)
         k, v, mask = self._keys_values(q, k, v, key_padding_mask, attn_mask, incremental_state, static_kv)
         beam = q.size(1) // k.size(0)  # above 1 in beam search: the hypotheses of a sentence read the same keys
@@ -103,7 +104,8 @@ class HeadAttention(MultiheadAttention):
         """What each head's context is multiplied by: [H], or None where that is 1 for every head."""
         if self.gate is None:
             return self.head_mask
-        gates = self.gate() if self._gates is None else self._gates
+        prepared = self._constant_gates is not None and not torch.is_grad_enabled()
+        gates = self._inference_gates() if prepared else self.gate()
         return gates if self.head_mask is None else gates * self.head_mask
 
     def make_generation_fast_(self, **kwargs) -> None:
@@ -111,10 +113,16 @@ class HeadAttention(MultiheadAttention):
 
         Gates become constants, and self-attention computes q, k and v in one multiplication.
         """
-        if self.gate is not None:
-            self._gates = self.gate.distribution.evaluation_value(self.gate.log_alpha()).detach()
+        self._constant_gates = (None, None)
         if self.self_attention and self.num_heads:
             self._in_proj = InferenceLinear([self.q_proj, self.k_proj, self.v_proj])
+
+    def _inference_gates(self) -> Tensor:
+        """The evaluation gates, computed once and again when their parameter has changed."""
+        state = (self.gate.theta.data_ptr(), self.gate.theta._version)
+        if self._constant_gates[0] != state:
+            self._constant_gates = (state, self.gate.distribution.evaluation_value(self.gate.log_alpha()))
+        return self._constant_gates[1]
 
     def _project_in(self, query, key, value, incremental_state, static_kv):
         """q [T, B, H D], k and v [S, B', H D]; k and v are None where the cache has them.
@@ -246,10 +254,14 @@ class HeadAttention(MultiheadAttention):
             return F.linear(merged * per_column, weight, bias)
         return F.linear(merged, weight * per_column, bias)
 
-    def _bias(self, query: Tensor) -> Tensor:
+    def _bias(self, query: Tensor, key: Tensor | None) -> Tensor:
         """What a layer without heads adds: the bias of its output projection, [T, B, E]."""
-        # Through the empty projection, so that every parameter has a gradient, as distributed training wants it.
-        return self.out_proj(query.new_empty(*query.shape[:2], 0))
+        nothing = query[..., :0]
+        if torch.is_grad_enabled() and key is not None and not self.self_attention:
+            nothing = nothing + key[:1, :, :0]
+        # Through the empty projection, from the inputs, so that what is before and in this layer has gradients, if
+        # zeros: distributed training waits for them.
+        return self.out_proj(nothing)
 
     def _no_weights(self, query: Tensor, key: Tensor | None, per_head: bool) -> Tensor:
         shape = (query.size(1), query.size(0), (query if key is None else key).size(0))
@@ -413,7 +425,7 @@ def insert_gates(
         attention = site.attention
         if site.kind in types and attention.num_heads > 0:
             gates = HeadGates(attention.num_heads, distribution or HardConcrete(), init, lr_scale)
-            attention.gate = gates.to(attention.out_proj.weight)
+            attention.gate = gates.to(attention.out_proj.weight).train(attention.training)
     return model
 
 

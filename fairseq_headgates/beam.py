@@ -87,6 +87,9 @@ class BeamCache:
             self._select(self.beams.moved)
         return self.beams.together
 
+    def _select(self, sentences: Tensor) -> None:
+        raise NotImplementedError
+
 
 class StepCache(BeamCache):
     """Self-attention: position after position, K slots at every position."""

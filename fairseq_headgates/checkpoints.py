@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import collections
 import copy
-import pickle
 import re
 import typing
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ import omegaconf
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
+from fairseq.data.data_utils import infer_language_pair
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
 from omegaconf import OmegaConf
@@ -88,7 +88,7 @@ def load_checkpoint(path: str, trust: bool = False) -> dict[str, Any]:
         raise ValueError(
             f"cannot read the checkpoint {path!r} ({error.strerror}): give the path of a .pt file"
         ) from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, ImportError, AttributeError) as error:
+    except Exception as error:  # a damaged or hostile file can make the reader raise anything
         raise ValueError(f"{path!r} {_first_reason(error)}") from None
     if not isinstance(state, dict) or "model" not in state or not (state.get("args") or state.get("cfg")):
         raise ValueError(f"{path!r} is not a fairseq checkpoint: it holds no model with its options")
@@ -180,8 +180,11 @@ def load_dictionaries(state: Mapping[str, Any], folder: str | None = None) -> tu
     """The source and target dictionary of a translation model, from `folder` or where it was trained. ValueError."""
     task = argparse.Namespace(**((state.get("cfg") or {}).get("task") or vars(model_args(state))))
     folder = folder or str(getattr(task, "data", "")).partition(":")[0]
+    languages = [getattr(task, "source_lang", None), getattr(task, "target_lang", None)]
+    if None in languages and Path(folder).is_dir():
+        languages = infer_language_pair(folder)
     found = []
-    for side, language in (("encoder", task.source_lang), ("decoder", task.target_lang)):
+    for side, language in zip(("encoder", "decoder"), languages, strict=True):
         path = Path(folder) / f"dict.{language}.txt"
         if not path.is_file():
             raise ValueError(f"there is no dictionary {path}: give the folder of dict.*.txt with --data")

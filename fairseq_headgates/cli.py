@@ -213,18 +213,19 @@ def chosen_heads(args: argparse.Namespace, model: nn.Module, heads: CheckpointHe
         "--min-per-layer": args.min_per_layer,
     }
     given = [name for name, value in only_with_scores.items() if value is not None]
-    if given and not args.scores:
+    if given and args.scores is None:
         raise ValueError(f"{', '.join(given)} without --scores: give the file of the scores that decide")
-    if args.alive:
+    if args.alive is not None:
         return parse_mask(args.alive)
-    if not args.scores:
+    if args.scores is None:
         return open_heads(model, args.threshold)
     if args.keep is None:
         raise ValueError("--scores without --keep: say how many heads stay, --keep 12 or --keep 0.5")
+    types = parse_types(args.types)
+    if args.types is not None and not types:
+        raise ValueError(f"--types {args.types!r} names no attention type: leave it out to prune all that are scored")
     alive = heads.gate.map(lambda g: int(g > 0), "alive")
-    return best_heads(
-        parse_scores(args.scores, args.method), args.keep, alive, parse_types(args.types), args.min_per_layer or 0
-    )
+    return best_heads(parse_scores(args.scores, args.method), args.keep, alive, types, args.min_per_layer or 0)
 
 
 def show_json(heads: CheckpointHeads) -> dict:

@@ -7,10 +7,10 @@ A mask is a table of 0 and 1. No torch here: a table is a small thing made of li
 from __future__ import annotations
 
 import json
-import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ def _read(what: str, path: str) -> Any:
 def _json(where: str, text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON ({error}): give it as a `headgates` command writes it") from None
 
 
@@ -110,6 +110,8 @@ def parse_scores(path: str, method: str | None = None) -> HeadTable:
     """
     data = _read("the score file", path)
     tables = data if isinstance(data, list) else [data]
+    if not tables:
+        raise ValueError(f"{path} holds no scores: it is an empty list")
     for table in tables:
         if not isinstance(table, dict) or table.get("format") != SCORE_FORMAT:
             raise ValueError(f"{path} is not a score file: it must hold objects with the format {SCORE_FORMAT!r}")
@@ -134,8 +136,8 @@ def _check_numbers(where: str, kind: str, layers: Any) -> None:
         raise ValueError(f"{where}: {kind} must be a list with one list of numbers for every layer")
     for i, layer in enumerate(layers):
         for value in layer:
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise ValueError(f"{where}: {kind} layer {i} holds {value!r}: only finite numbers are allowed")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
+                raise ValueError(f"{where}: {kind} layer {i} holds {value!r:.20}: only finite numbers are allowed")
 
 
 def _check_zero_one(where: str, kind: str, layers: Any) -> None:
@@ -183,8 +185,10 @@ def mask_to_json(mask: HeadTable, one_line: bool = False) -> str:
 
 
 def refuse_existing(path: str | os.PathLike[str], force: bool) -> None:
-    """Raises ValueError if there is a file already, unless `force` says that it may go."""
-    if Path(path).exists() and not force:
+    """Raises ValueError if there is a file already, unless `force` says that it may go; only files may."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"{path} exists and is not a file: choose another name")
+    if os.path.exists(path) and not force:
         raise ValueError(f"{path} exists: choose another name, or pass --force to overwrite it")
 
 
@@ -203,7 +207,8 @@ def replacing(path: str | os.PathLike[str], force: bool = False) -> Iterator[Pat
     except OSError as error:
         raise ValueError(f"cannot write {path} ({error.strerror}): choose another place") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def write_whole(path: str | os.PathLike[str], text: str, force: bool = False) -> None:

@@ -28,8 +28,15 @@ class InferenceLinear:
     def __init__(self, layers: Sequence[nn.Linear]):
         self.layers = tuple(layers)
         self._made_from: tuple | None = None
-        self._weight, self._bias = layers[0].weight, layers[0].bias
+        self._weight = torch.empty(0)
+        self._bias: Tensor | None = None
         self._packed: Tensor | None = None
+
+    def __getstate__(self) -> dict:
+        return {"layers": self.layers}  # torch cannot copy the blocks; they are made again
+
+    def __setstate__(self, state: dict) -> None:
+        self.__init__(state["layers"])  # type: ignore[misc]
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs of all layers]."""
@@ -92,7 +99,7 @@ def packed_bytes(model: nn.Module) -> int:
     return sum(value.packed_bytes for value in held if isinstance(value, InferenceLinear))
 
 
-def _joined(parameters: list[nn.Parameter]) -> Tensor:
+def _joined(parameters: Sequence[Tensor]) -> Tensor:
     """One tensor of the rows of all; the parameters become views of it."""
     joined = torch.cat([parameter.data for parameter in parameters])
     for parameter, rows in zip(parameters, joined.split([len(p) for p in parameters]), strict=True):

@@ -186,8 +186,8 @@ class HeadGatesMixin:
 
     def make_generation_fast_(self, **kwargs) -> None:
         """Called by fairseq's commands before inference."""
-        super().make_generation_fast_(**kwargs)  # type: ignore[misc]
         pack_linears(self)  # type: ignore[arg-type]
+        super().make_generation_fast_(**kwargs)  # type: ignore[misc]
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
         with one_line_errors():  # fairseq hides any other exception behind one of its own

@@ -83,6 +83,8 @@ def best_heads(
     `alive` has of the attention `types` (default: all that are scored); other types stay as they are. The best
     `min_per_layer` heads of each layer stay in any case. Ties go to the earlier head. Raises ValueError.
     """
+    if min_per_layer < 0:
+        raise ValueError(f"{min_per_layer} heads are to stay in every layer: it must be 0 or more")
     chosen_types = tuple(types) or scores.types
     for kind in chosen_types:
         if kind not in scores.values:
