@@ -103,7 +103,8 @@ def _first_reason(error: Exception) -> str:
             f"is not loaded: it holds {forbidden.group(1)}, which is neither a weight nor a plain option and could run "
             "code; pass --trust if you know where the file comes from"
         )
-    reason = str(error).partition("\n")[0] or type(error).__name__
+    told = re.search(r"WeightsUnpickler error: ([^\n]+)", str(error))  # after torch's advice, which does not help here
+    reason = told.group(1) if told else str(error).partition("\n")[0] or type(error).__name__
     return f"is damaged or no checkpoint ({reason}): copy or train it again"
 
 
