@@ -492,18 +492,14 @@ def test_weights_of_a_layer_without_heads_are_zeros(kind, alike):
 @settings(max_examples=20)
 @given(cases())
 def test_removed_heads_from_scratch_leave_the_others_as_the_same_seed_makes_them(case):
-    whole = case.model(gates=False)
-    args = copy.deepcopy(whole.args)
-    args.alive_heads, args.remove_heads = inline(case.mask), True
-    torch.manual_seed(0)
-    smaller = stirred(TransformerHeadGatesModel.build_model(args, make_task()).eval())
+    args = copy.deepcopy(case.model(gates=False).args)
+    built = []
+    for args.alive_heads, args.remove_heads in ((None, False), (inline(case.mask), True)):
+        torch.manual_seed(0)
+        built.append(TransformerHeadGatesModel.build_model(args, make_task()))
+    whole, smaller = built
     assert kept_heads(smaller).values == case.mask
-    torch.manual_seed(0)
-    first = TransformerHeadGatesModel.build_model(args, make_task()).state_dict()
-    torch.manual_seed(0)
-    args.alive_heads, args.remove_heads = None, False
-    whole = TransformerHeadGatesModel.build_model(args, make_task())
-    assert_same_tensors(first, prune(whole, HeadTable(case.mask)).state_dict())
+    assert_same_tensors(smaller.state_dict(), prune(whole, HeadTable(case.mask)).state_dict())
 
 
 def inline(rows):
@@ -712,8 +708,7 @@ def assert_prepared_follows(kind, change):
     never, before = MODELS[kind](), prepare(MODELS[kind]())
     torch.testing.assert_close(logits(before, make_batch()), first := logits(never, make_batch()), atol=1e-6, rtol=1e-5)
     outputs = [logits(CHANGES[change](model, kind), make_batch()) for model in (never, before)]
-    # Gates are constants from the preparation on: they need not be rounded with the weights.
-    atol = 1e-3 if change == "half and back" and "gate" in kind else 1e-6
+    atol = 1e-3 if change == "half and back" else 1e-6  # what was prepared need not be rounded with the weights
     torch.testing.assert_close(outputs[1], outputs[0], atol=atol, rtol=1e-5)
     if change.endswith(("other weights", "pruned", "other heads", "in place")):
         assert not torch.allclose(outputs[0].float(), first, atol=1e-3)  # there was a change
@@ -730,6 +725,21 @@ def test_packed_weights_follow_every_change(kind, change, monkeypatch):
     inference = pytest.importorskip("fairseq_headgates.inference")
     monkeypatch.setattr(inference, "WORTH_PACKING", 1)
     assert_prepared_follows(kind, change)
+
+
+@pytest.mark.xfail(strict=True, reason="parameters are known by their address, which others have after them")
+def test_other_weights_at_the_same_address_are_other_weights():
+    """Memory that one tensor has left is the next one's: not always, therefore many times."""
+    inference = pytest.importorskip("fairseq_headgates.inference")
+    x = torch.randn(3, 512)
+    for _ in range(300):
+        layer = torch.nn.Linear(512, 512, bias=False)
+        linear = inference.InferenceLinear([layer])
+        with torch.no_grad():
+            linear(x)
+            layer.weight.data = torch.empty(0)
+            layer.weight.data = torch.ones(512, 512)
+            torch.testing.assert_close(linear(x), layer(x), atol=1e-3, rtol=0)
 
 
 def test_prepared_parameters_keep_their_names_and_values():
@@ -895,7 +905,8 @@ def test_open_heads_by_gate_and_by_probability():
     for threshold in (-0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match="from 0 to 1"):
             open_heads(model, threshold)
-    assert open_heads(make_stock()).values == {kind: [[1] * 4] * 2 for kind in TYPES}
+    for threshold in (None, 1.0):  # heads without gates are open in any case
+        assert open_heads(make_stock(), threshold).values == {kind: [[1] * 4] * 2 for kind in TYPES}
 
 
 # The parts

@@ -36,6 +36,12 @@ def raw(tmp_path):
     return folder
 
 
+def first_lines(source, number, target):
+    """The beginning of a compressed file, compressed."""
+    with gzip.open(source, "rt", encoding="utf-8") as file, gzip.open(target, "wt", encoding="utf-8") as copy:
+        copy.writelines(islice(file, number))
+
+
 def refused(result, *words):
     """One line on stderr that says what is wrong, exit code 2."""
     assert result.returncode == 2, result.stdout + result.stderr
@@ -108,10 +114,8 @@ def test_translation_goes_from_raw_text_to_a_table(tmp_path):
     source = Path(os.environ["HEADGATES_DATA"]) / "multi30k-en-de"
     for split, lines in (("train", 400), ("valid", 30), ("test", 21)):
         for language in ("en", "de"):
-            with gzip.open(source / f"{split}.{language}.gz", "rt", encoding="utf-8") as file:
-                text = "".join(islice(file, lines))
-            with gzip.open(tmp_path / f"{split}.{language}.gz", "wt", encoding="utf-8") as file:
-                file.write(text)
+            name = f"{split}.{language}.gz"
+            first_lines(source / name, lines, tmp_path / name)
     sizes = {"EMBED": 16, "FFN": 16, "LAYERS": 1, "HEADS": 2, "BPE": 300, "EPOCHS": 1, "PRUNE_UPDATES": 3}
     result = run("translation.sh", tmp_path, tmp_path / "out", "en", "de", RUNS="dec-enc:0.01", **sizes)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,49 @@
+"""Gated, masked, pruned, --stock and CTranslate2: one model, on real sentences (benchmarks/same_outputs.py)."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_recipes import ROOT, first_lines, run
+
+DATA = os.environ.get("HEADGATES_DATA")
+
+
+def assert_same_outputs(checkpoint, data, folder):
+    """Runs the benchmark as a user does; returns {form: figures}."""
+    pytest.importorskip("ctranslate2")
+    out = folder / "same.json"
+    command = [sys.executable, ROOT / "benchmarks" / "same_outputs.py", checkpoint, data, "--json", out]
+    finished = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    forms = json.loads(out.read_text(encoding="utf-8"))
+    assert list(forms) == ["gated", "masked", "pruned", "stock", "ctranslate2"]
+    for name, row in forms.items():
+        assert row["differ"] == 0, (name, row)
+        assert row["bleu"] == forms["gated"]["bleu"]
+        assert row["log_p"] <= 1e-5 and (row["logits"] or 0) <= 1e-5, (name, row)
+    return forms
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DATA is None, reason="HEADGATES_DATA names no folder of real data")
+@pytest.mark.parametrize(
+    ("corpus", "source", "target"), [("multi30k-en-de", "en", "de"), ("opensubtitles-en-ru", "en", "ru")]
+)
+def test_all_forms_translate_real_sentences_alike(corpus, source, target, tmp_path):
+    """A small model of the corpus, gates that close within a few updates, and the test sentences."""
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    raw.mkdir()
+    for split, lines in (("train", 3000), ("valid", 30), ("test", 150)):
+        for language in (source, target):
+            first_lines(Path(DATA) / corpus / f"{split}.{language}.gz", lines, raw / f"{split}.{language}.gz")
+    sizes = {"EMBED": 32, "FFN": 64, "LAYERS": 2, "HEADS": 4, "BPE": 600, "EPOCHS": 4, "LR": 0.01, "WARMUP": 40}
+    gates = {"RUNS": "all:0.2", "PRUNE_UPDATES": 60, "PRUNE_LR": 0.003, "PRUNE_WARMUP": 5, "GATE_LR_SCALE": 150}
+    result = run("translation.sh", raw, out, source, target, LOWERCASE=1, JOINT=0, OMP_NUM_THREADS=1, **sizes, **gates)
+    assert result.returncode == 0, result.stdout + result.stderr
+    heads = json.loads((out / "all_lambda0.2" / "heads.json").read_text(encoding="utf-8"))["heads"]["total"]
+    assert 0 < heads[0] < heads[1] == 24  # some heads went, some stayed
+    assert_same_outputs(out / "all_lambda0.2" / "checkpoint_last.pt", out / "data-bin", tmp_path)
