@@ -57,7 +57,7 @@ class HeadAttention(MultiheadAttention):
         self.register_buffer("head_mask", None, persistent=False)
         self._prepared = False  # for inference, by fairseq's call
         self._in_proj: InferenceLinear | None = None  # q, k and v as one
-        self._constant_gates: tuple[object, Tensor | None] = (None, None)  # the gates, and what they were made from
+        self._constant_gates: tuple = (None, None, None)  # the gates, what they were made from, and its state
         self.train(stock.training)
 
     def forward(
@@ -121,10 +121,13 @@ class HeadAttention(MultiheadAttention):
 
     def _inference_gates(self) -> Tensor:
         """The evaluation gates, computed once and again when their parameter has changed."""
+        gates, _, known = self._constant_gates
         state = (self.gate.theta.data_ptr(), self.gate.theta._version)
-        if self._constant_gates[0] != state:
-            self._constant_gates = (state, self.gate.distribution.evaluation_value(self.gate.log_alpha()))
-        return self._constant_gates[1]
+        if known != state:
+            gates = self.gate.distribution.evaluation_value(self.gate.log_alpha())
+            # The parameter is held, so that nothing else can come to have its address.
+            self._constant_gates = (gates, self.gate.theta.detach(), state)
+        return gates
 
     def _project_in(self, query, key, value, incremental_state, static_kv):
         """q [T, B, H D], k and v [S, B', H D]; k and v are None where the cache has them.

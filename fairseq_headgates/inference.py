@@ -28,6 +28,7 @@ class InferenceLinear:
     def __init__(self, layers: Sequence[nn.Linear]):
         self.layers = tuple(layers)
         self._made_from: tuple | None = None
+        self._sources: list[Tensor] = []  # held, so that nothing else can come to have their addresses
         self._weight = torch.empty(0)
         self._bias: Tensor | None = None
         self._packed: Tensor | None = None
@@ -51,10 +52,11 @@ class InferenceLinear:
         """Memory that the blocks take beside the parameters."""
         return 0 if self._packed is None else self._weight.nbytes
 
+    def _parameters(self) -> list[Tensor]:
+        return [p for layer in self.layers for p in (layer.weight, layer.bias) if p is not None]
+
     def _state(self) -> tuple:
-        return tuple(
-            (p.data_ptr(), p._version) for layer in self.layers for p in (layer.weight, layer.bias) if p is not None
-        )
+        return tuple((p.data_ptr(), p._version) for p in self._parameters())
 
     @torch.no_grad()
     def _make(self) -> None:
@@ -63,7 +65,7 @@ class InferenceLinear:
             self._weight = _joined([layer.weight for layer in self.layers])
             self._bias = None if self._bias is None else _joined([layer.bias for layer in self.layers])
         self._packed = _packed(self._weight)
-        self._made_from = self._state()
+        self._made_from, self._sources = self._state(), [p.detach() for p in self._parameters()]
 
 
 class PackedLinear(nn.Linear):

@@ -15,6 +15,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models_for_tests import PAD, VOCABULARY, logits, make_args, make_batch, make_gated, make_stock, make_task
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from fairseq_headgates import (
     HardConcrete,
@@ -727,19 +728,18 @@ def test_packed_weights_follow_every_change(kind, change, monkeypatch):
     assert_prepared_follows(kind, change)
 
 
-@pytest.mark.xfail(strict=True, reason="parameters are known by their address, which others have after them")
-def test_other_weights_at_the_same_address_are_other_weights():
-    """Memory that one tensor has left is the next one's: not always, therefore many times."""
+def test_an_address_that_weights_are_known_by_is_not_given_away():
+    """Else other weights in the same memory are taken for those that are packed; it happens once in 200 times."""
     inference = pytest.importorskip("fairseq_headgates.inference")
-    x = torch.randn(3, 512)
-    for _ in range(300):
-        layer = torch.nn.Linear(512, 512, bias=False)
-        linear = inference.InferenceLinear([layer])
-        with torch.no_grad():
-            linear(x)
-            layer.weight.data = torch.empty(0)
-            layer.weight.data = torch.ones(512, 512)
-            torch.testing.assert_close(linear(x), layer(x), atol=1e-3, rtol=0)
+    layer = torch.nn.Linear(512, 512)
+    linear = inference.InferenceLinear([layer])
+    with torch.no_grad():
+        linear(torch.randn(3, 512))
+    if linear._packed is None:
+        pytest.skip("this torch has no oneDNN, and nothing is kept beside the weights")
+    memory = StorageWeakRef(layer.weight.untyped_storage())
+    layer.half()
+    assert not memory.expired()
 
 
 def test_prepared_parameters_keep_their_names_and_values():
