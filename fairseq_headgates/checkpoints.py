@@ -16,15 +16,16 @@ import fairseq.distributed.utils
 import numpy
 import omegaconf
 import torch
-from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import infer_language_pair
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from fairseq_headgates.attention import gate_values, gated_sites, open_probabilities, to_tables
+from fairseq_headgates.freezing import freeze
 from fairseq_headgates.heads import TYPES, HeadTable, replacing
 from fairseq_headgates.models import DEFAULTS, HeadGatesMixin, TransformerHeadGatesModel
 from fairseq_headgates.pruning import (
@@ -90,9 +91,17 @@ def load_checkpoint(path: str, trust: bool = False) -> dict[str, Any]:
         ) from None
     except Exception as error:  # a damaged or hostile file can make the reader raise anything
         raise ValueError(f"{path!r} {_first_reason(error)}") from None
-    if not isinstance(state, dict) or "model" not in state or not (state.get("args") or state.get("cfg")):
+    if not _is_checkpoint(state):
         raise ValueError(f"{path!r} is not a fairseq checkpoint: it holds no model with its options")
     return state
+
+
+def _is_checkpoint(state: Any) -> bool:
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        return False
+    options = state.get("args") or (state.get("cfg") or {}).get("model")
+    tensors = all(isinstance(weight, Tensor) for weight in state["model"].values())
+    return tensors and isinstance(options, (argparse.Namespace, dict))
 
 
 def _first_reason(error: Exception) -> str:
@@ -105,6 +114,8 @@ def _first_reason(error: Exception) -> str:
         )
     told = re.search(r"WeightsUnpickler error: ([^\n]+)", str(error))  # after torch's advice, which does not help here
     reason = told.group(1) if told else str(error).partition("\n")[0] or type(error).__name__
+    if "weights_only" in reason:
+        reason = "its contents cannot be read"
     return f"is damaged or no checkpoint ({reason}): copy or train it again"
 
 
@@ -151,12 +162,15 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
         raise ValueError("this checkpoint cannot be handled: " + "; ".join(reasons))
     args.encoder_embed_path = args.decoder_embed_path = None  # files that the weights make unnecessary
     weights = dict(state["model"])
-    model = TransformerHeadGatesModel.build_model(args, _Task(weights, getattr(args, "share_all_embeddings", False)))
+    task = _Task(weights, getattr(args, "share_all_embeddings", False))
     try:
+        model = TransformerHeadGatesModel.build_model(args, task)
         model.load_state_dict(weights, strict=True, model_cfg=args)
-    except RuntimeError as error:
-        detail = " ".join(str(error).split("\n")[1:2]).strip() or str(error)
-        raise ValueError(f"the weights of the checkpoint do not fit its options: {detail}") from None
+    except Exception as error:  # options that contradict each other or the weights make fairseq raise anything
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        raise ValueError(
+            f"the options and the weights of the checkpoint make no model: {' '.join(lines[:2])}"
+        ) from None
     return model.eval()
 
 
@@ -184,12 +198,19 @@ def load_dictionaries(state: Mapping[str, Any], folder: str | None = None) -> tu
     languages = [getattr(task, "source_lang", None), getattr(task, "target_lang", None)]
     if None in languages and Path(folder).is_dir():
         languages = infer_language_pair(folder)
+    if None in languages:
+        raise ValueError(
+            f"nothing names the languages: give the folder of the binarised data with --data, not {folder!r}"
+        )
     found = []
     for side, language in zip(("encoder", "decoder"), languages, strict=True):
         path = Path(folder) / f"dict.{language}.txt"
         if not path.is_file():
             raise ValueError(f"there is no dictionary {path}: give the folder of dict.*.txt with --data")
-        found.append(Dictionary.load(str(path)))
+        try:
+            found.append(Dictionary.load(str(path)))
+        except Exception as error:  # fairseq raises no other
+            raise ValueError(f"cannot read the dictionary {path}: {str(error).splitlines()[0]}") from None
         expected = len(state["model"][f"{side}.embed_tokens.weight"])
         if len(found[-1]) != expected:
             raise ValueError(
@@ -246,9 +267,9 @@ def prune_checkpoint(
     found = cuts(model, mask)
     pruned = apply_cuts(copy.deepcopy(model), found)
     args = pruned_options(model_args(state), kept_heads(pruned))
-    frozen = getattr(args, "freeze_params", None)
-    if frozen and not any(re.search(frozen, name) for name, _ in pruned.named_parameters()):
-        args.freeze_params = None  # it named nothing but gates
+    if getattr(args, "freeze_params", None) and not _can_be_frozen(pruned, args.freeze_params):
+        args.freeze_params = None  # it was about gates
+        pruned.requires_grad_(True)
     result = _with_options(state, args, _gated_architecture(architecture(args)))
     weights = dict(state["model"])
     model.upgrade_state_dict(weights)
@@ -261,6 +282,15 @@ def prune_checkpoint(
     return result
 
 
+def _can_be_frozen(model: nn.Module, pattern: str) -> bool:
+    """Whether the pattern still matches something, and not everything."""
+    try:
+        freeze(copy.deepcopy(model), pattern)
+    except ValueError:
+        return False
+    return True
+
+
 def stock_checkpoint(state: Mapping[str, Any], mask: HeadTable, model: nn.Module | None = None) -> dict[str, Any]:
     """The checkpoint as one of fairseq's own `transformer`: of the old size, removed heads zero, gates folded.
 
@@ -269,8 +299,8 @@ def stock_checkpoint(state: Mapping[str, Any], mask: HeadTable, model: nn.Module
     """
     model = model or build_model(state)
     if not state.get("cfg"):
-        state = checkpoint_utils._upgrade_state_dict(copy.deepcopy(dict(state)))
-        state["cfg"] = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
+        cfg = convert_namespace_to_omegaconf(state["args"])
+        state = {**state, "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)}
     pruned = prune_checkpoint(state, mask, optimizer=False, model=model)
     args = model_args(pruned)
     name = architecture(args).replace("_head_gates", "")
@@ -282,7 +312,12 @@ def stock_checkpoint(state: Mapping[str, Any], mask: HeadTable, model: nn.Module
     result["args"] = None
     result["cfg"] = {**result["cfg"], "model": vars(model_args(result))}
     result["model"] = fill_heads(apply_cuts(copy.deepcopy(model), cuts(model, mask)), pruned["model"])
-    result["extra_state"] = {"train_iterator": (state.get("extra_state") or {}).get("train_iterator")}
+    # fairseq wants these, also where the checkpoint was stripped of them
+    iterator = (state.get("extra_state") or {}).get("train_iterator") or {"epoch": 1, "iterations_in_epoch": 0}
+    result["extra_state"] = {"train_iterator": iterator}
+    result["optimizer_history"] = result.get("optimizer_history") or [
+        {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
+    ]
     return result
 
 

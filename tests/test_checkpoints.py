@@ -1,6 +1,7 @@
 """Checkpoints through fairseq's own commands: what is pruned computes, generates and goes on training as before."""
 
 import argparse
+import contextlib
 import copy
 import json
 import re
@@ -706,7 +707,7 @@ def compare_remembered(actual, expected):
             torch.testing.assert_close(
                 actual["state"][number][key],
                 value,
-                atol=1e-8,
+                atol=1e-7,  # the gradient of the keys' bias is 0 in theory; what is remembered of it is rounding
                 rtol=2e-3,
                 msg=lambda t, n=number, k=key: f"{n} {k}: {t}",
             )
@@ -781,7 +782,6 @@ def test_frozen_gates_are_no_longer_named():
     assert not build_model(kept).encoder.embed_tokens.weight.requires_grad
 
 
-@pytest.mark.xfail(strict=True, reason="it stays in the options, where it now matches every parameter that is left")
 def test_a_model_that_trained_its_gates_alone_is_pruned():
     """`--freeze-params '^(?!.*\\.gate\\.)'`: without gates nothing would be left to train, so nothing is frozen."""
     model = small_gated(freeze_params=r"^(?!.*\.gate\.)")
@@ -791,7 +791,6 @@ def test_a_model_that_trained_its_gates_alone_is_pruned():
     )
 
 
-@pytest.mark.xfail(strict=True, reason="only one of the names of a shared parameter is looked at")
 def test_a_frozen_parameter_may_go_by_its_other_name():
     """With shared embeddings `decoder.embed_tokens` is `encoder.embed_tokens`; it stays frozen."""
     model = small_gated(freeze_params=r"^decoder\.embed_tokens", share_all_embeddings=True)
@@ -822,7 +821,8 @@ def test_a_file_that_would_run_code_is_refused(place, gated, tmp_path):
     with pytest.raises(ValueError, match=r"it holds (io|_io)\.open, .*could run code; pass --trust") as error:
         load_checkpoint(str(path))
     assert "\n" not in str(error.value) and not marker.exists()
-    load_checkpoint(str(path), trust=True)
+    with contextlib.suppress(ValueError):  # in place of the weights it is no checkpoint either
+        load_checkpoint(str(path), trust=True)
     assert marker.exists()  # the file would have done it
 
 
@@ -895,11 +895,7 @@ def strange_states():
     }
 
 
-FINE = ("a weight too many", "other sizes", "a number as architecture")
-STRANGE = pytest.mark.xfail(strict=True, reason="TypeError, KeyError, RuntimeError or AssertionError gets through")
-
-
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=[] if k in FINE else STRANGE) for k in strange_states()])
+@pytest.mark.parametrize("kind", list(strange_states()))
 def test_what_only_looks_like_a_checkpoint_is_refused_in_one_line(kind, tmp_path):
     torch.save(strange_states()[kind], tmp_path / "x.pt")
     with pytest.raises(ValueError) as error:
@@ -907,7 +903,6 @@ def test_what_only_looks_like_a_checkpoint_is_refused_in_one_line(kind, tmp_path
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.xfail(strict=True, reason="KeyError 'best_loss': fairseq's upgrade wants a history of the optimiser")
 def test_options_and_weights_alone_are_enough_for_export():
     """As scripts leave them behind that strip a checkpoint; what is pruned without --stock needs no more."""
     model = small_gated()
@@ -932,17 +927,11 @@ BROKEN = {
     "no such length": b"\x80\x02X\xff\xff\xff\x7fabc.",
     "in itself": b"\x80\x02]q\x00h\x00a.",
 }
-ADVICE = pytest.mark.xfail(strict=True, reason="torch's own words advise weights_only=False, which would not help")
-MARKS = {(kind, False): ADVICE for kind in ("nothing on the stack", "no storage", "no list", "no such instruction")}
 
 
 @pytest.mark.parametrize(
     ("kind", "trust"),
-    [
-        pytest.param(kind, trust, marks=MARKS.get((kind, trust), ()), id=f"{kind}, {trust}")
-        for kind in BROKEN
-        for trust in (False, True)
-    ],
+    [pytest.param(kind, trust, id=f"{kind}, {trust}") for kind in BROKEN for trust in (False, True)],
 )
 def test_damaged_descriptions_are_refused_in_one_line(kind, trust, tmp_path):
     good, path = tmp_path / "good.pt", tmp_path / "damaged.pt"
@@ -988,7 +977,7 @@ def test_every_reason_is_listed_at_once():
 def test_weights_that_do_not_fit_the_options(gated):
     state = read(gated)
     del state["model"]["encoder.layers.0.fc1.weight"]
-    with pytest.raises(ValueError, match="do not fit its options: Missing key.*encoder.layers.0.fc1.weight") as error:
+    with pytest.raises(ValueError, match="make no model: .*Missing key.*encoder.layers.0.fc1.weight") as error:
         build_model(state)
     assert "\n" not in str(error.value)
 
@@ -1027,7 +1016,6 @@ def test_dictionaries(gated, toy, tmp_path):
         load_dictionaries(state, str(tmp_path))
 
 
-@pytest.mark.xfail(strict=True, reason="it asks for a folder with dict.None.txt")
 def test_dictionaries_of_languages_that_nothing_names(gated, toy, tmp_path):
     """A folder with dictionaries alone, and a run that inferred its languages: the message must say what is missing."""
     for language in ("src", "tgt"):
@@ -1037,7 +1025,6 @@ def test_dictionaries_of_languages_that_nothing_names(gated, toy, tmp_path):
     assert "None" not in str(error.value)
 
 
-@pytest.mark.xfail(strict=True, reason="fairseq raises a plain Exception")
 def test_a_dictionary_in_another_encoding(gated, tmp_path):
     state = load_checkpoint(str(gated))
     state["cfg"]["task"] |= {"source_lang": "src", "target_lang": "tgt"}

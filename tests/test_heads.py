@@ -117,7 +117,7 @@ def test_imports_run_downward_only():
         "pruning": {"heads", "attention"},
         "models": {"heads", "gates", "freezing", "attention", "inference", "pruning"},
         "criterions": {"attention", "models", "report"},
-        "checkpoints": {"heads", "attention", "models", "pruning"},
+        "checkpoints": {"heads", "freezing", "attention", "models", "pruning"},
         "convert": {"attention", "models"},
         "cli": {"heads", "report", "pruning", "checkpoints", "convert"},
     }
