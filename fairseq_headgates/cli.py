@@ -22,7 +22,7 @@ from fairseq_headgates.checkpoints import (
     save_checkpoint,
     stock_checkpoint,
 )
-from fairseq_headgates.convert import to_ctranslate2
+from fairseq_headgates.convert import check_output, to_ctranslate2
 from fairseq_headgates.heads import (
     HeadTable,
     mask_to_json,
@@ -194,7 +194,7 @@ def removal_notes(plan: dict) -> list[str]:
 
 
 def run_convert(args: argparse.Namespace) -> int:
-    refuse_existing(args.output, args.force)
+    check_output(Path(args.output), args.force)
     state = load_checkpoint(args.checkpoint, args.trust)
     model = build_model(state)
     pruned = prune(model, chosen_heads(args, model, read_heads(state, args.checkpoint, model)))

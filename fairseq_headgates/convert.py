@@ -70,7 +70,7 @@ def to_ctranslate2(
     - fairseq never chooses <pad>; a trained model does not either (else `suppress_sequences=[["<blank>"]]`).
     """
     output = Path(output_dir).resolve()
-    _check_output(output, force)
+    check_output(output, force)
     reasons = unsupported(model)
     if reasons:
         raise ValueError("CTranslate2 cannot express this model: " + "; ".join(reasons))
@@ -219,7 +219,7 @@ def _vocabulary(dictionary: Dictionary) -> list[str]:
     return ["<blank>" if number == dictionary.pad() else symbol for number, symbol in enumerate(dictionary.symbols)]
 
 
-def _check_output(output: Path, force: bool) -> None:
+def check_output(output: Path, force: bool) -> None:
     """Raises ValueError unless a model may be written there: `force` deletes models, nothing else."""
     if output.exists() and not force:
         raise ValueError(f"{output} exists: choose another name, or pass --force to overwrite it")

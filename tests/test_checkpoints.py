@@ -585,6 +585,37 @@ def test_without_the_state_of_the_optimiser_training_starts_anew(continued):
     assert losses[1:7] != pytest.approx(logged(logs["masked"], "loss")[1:], abs=0.0011)
 
 
+def test_training_goes_on_from_a_checkpoint_of_fairseq(train, run, tmp_path):
+    """fairseq's own moments, by fairseq's own numbers: of removed heads they move nothing that counts."""
+    options = ["--dropout", 0, "--max-tokens", 300, "--lr", 0.002]
+    heads = ["--alive-heads", json.dumps(OPEN)]
+    train(tmp_path, *options, arch="transformer", updates=3)
+    last, out = tmp_path / "checkpoint_last.pt", tmp_path / "pruned.pt"
+    run("headgates", "prune", last, out, "--alive", json.dumps(OPEN))
+    masked_ = train(tmp_path / "masked", *options, *heads, "--restore-file", last, updates=8)
+    pruned_ = train(tmp_path / "pruned", *options, *heads, "--remove-heads", "--restore-file", out, updates=8)
+    assert len(logged(pruned_, "loss")) == 5
+    assert logged(pruned_, "loss") == pytest.approx(logged(masked_, "loss"), abs=0.0011)
+    states = [read(tmp_path / name / "checkpoint_last.pt") for name in ("masked", "pruned")]
+    cut = prune_checkpoint(states[0], HeadTable(OPEN))
+    assert_same_tensors(cut["model"], states[1]["model"], atol=1e-4, rtol=1e-4)
+
+
+def test_the_numbers_of_fairseqs_parameters_are_ours():
+    """Every parameter's moment holds its number, so that a confusion of two of one shape shows."""
+    stock, args = make_stock(), make_args()
+    args.arch = "transformer"
+    names = [name for name, _ in stock.named_parameters()]
+    moments = {i: {"exp_avg": torch.full_like(p, i)} for i, p in enumerate(stock.parameters())}
+    optimizer = {"state": moments, "param_groups": [{"params": list(moments)}]}
+    state = {"cfg": {"model": args}, "model": stock.state_dict(), "last_optimizer_state": optimizer}
+    smaller = prune_checkpoint(state, HeadTable(OPEN))
+    pruned = build_model(smaller)
+    for i, (name, parameter) in enumerate(pruned.named_parameters()):
+        expected = torch.full_like(parameter, names.index(name))
+        assert torch.equal(smaller["last_optimizer_state"]["state"][i]["exp_avg"], expected), name
+
+
 def test_two_workers_train_a_pruned_model_as_one_with_two_batches(pruned, start, train, toy, tmp_path):
     """Layers without heads have parameters without elements, which the workers exchange too."""
     heads = ["--alive-heads", json.dumps(OPEN), "--remove-heads", "--finetune-from-model", pruned]

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from models_for_tests import PAD, VOCABULARY, make_gated, make_stock, make_task
 
 from fairseq_headgates.attention import head_counts, head_sites
+from fairseq_headgates.cli import main
 from fairseq_headgates.convert import to_ctranslate2, unsupported
 from fairseq_headgates.heads import TYPES, HeadTable
 from fairseq_headgates.pruning import remove_heads
@@ -414,3 +415,19 @@ def contents(folder):
         for path in folder.rglob("*")
         if path.is_file() or not list(path.iterdir())
     }
+
+
+def test_the_command_converts_a_gated_checkpoint(gated_checkpoint, tmp_path, capsys):
+    """Languages and dictionaries come from where the model was trained."""
+    command = ["convert", str(gated_checkpoint), str(tmp_path / "model"), "--to", "ctranslate2"]
+    assert main(command) == 0
+    found = ctranslate2.Translator(str(tmp_path / "model")).translate_batch([["a", "b"]], max_decoding_length=5)
+    assert found[0].hypotheses
+    assert main(command) == 2
+    assert "exists" in capsys.readouterr().err
+    before = (tmp_path / "model" / "model.bin").stat().st_size
+    assert main([*command, "--force", "--quantization", "int8"]) == 0
+    assert (tmp_path / "model" / "model.bin").stat().st_size < before
+    capsys.readouterr()
+    assert main([*command[:2], str(tmp_path / "other"), *command[3:], "--data", str(tmp_path)]) == 2
+    assert "--data" in capsys.readouterr().err and not (tmp_path / "other").exists()
