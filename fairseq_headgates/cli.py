@@ -126,13 +126,23 @@ def _number_or_share(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number of heads (12) nor a share (0.5)") from None
 
 
+def load(args: argparse.Namespace) -> tuple[dict, nn.Module]:
+    """The checkpoint and its model. Raises ValueError that names the file."""
+    state = load_checkpoint(args.checkpoint, args.trust)
+    try:
+        return state, build_model(state)
+    except ValueError as error:
+        raise ValueError(f"{args.checkpoint}: {error}") from None
+
+
 def run_path(args: argparse.Namespace) -> int:
     print(Path(__file__).resolve().parent)
     return 0
 
 
 def run_show(args: argparse.Namespace) -> int:
-    heads = read_heads(load_checkpoint(args.checkpoint, args.trust), args.checkpoint)
+    state, model = load(args)
+    heads = read_heads(state, args.checkpoint, model)
     alive = heads.gate.map(lambda g: int(g > 0), "alive")
     if args.out:
         write_whole(args.out, mask_to_json(alive), args.force)
@@ -151,8 +161,7 @@ def run_show(args: argparse.Namespace) -> int:
 def run_prune(args: argparse.Namespace) -> int:
     if not args.dry_run:
         refuse_existing(args.output, args.force)
-    state = load_checkpoint(args.checkpoint, args.trust)
-    model = build_model(state)
+    state, model = load(args)
     before = read_heads(state, args.checkpoint, model)
     mask = chosen_heads(args, model, before)
     pruned = prune(model, mask)
@@ -195,8 +204,7 @@ def removal_notes(plan: dict) -> list[str]:
 
 def run_convert(args: argparse.Namespace) -> int:
     check_output(Path(args.output), args.force)
-    state = load_checkpoint(args.checkpoint, args.trust)
-    model = build_model(state)
+    state, model = load(args)
     pruned = prune(model, chosen_heads(args, model, read_heads(state, args.checkpoint, model)))
     source, target = load_dictionaries(state, args.data)
     to_ctranslate2(pruned, source, target, args.output, args.quantization, args.force)

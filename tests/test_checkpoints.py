@@ -46,8 +46,12 @@ from fairseq_headgates.checkpoints import (
 )
 from fairseq_headgates.pruning import kept_heads, open_heads
 
-# Of torch's data loader, about machines without a GPU.
-pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
+pytestmark = [
+    # of torch's data loader, about machines without a GPU
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set"),
+    # of the hydra that fairseq brings with it
+    pytest.mark.filterwarnings(r"ignore:\s*'config' is validated:UserWarning"),
+]
 
 GENERATE = [*EVALUATION, "--gen-subset", "test"]
 WITHOUT_PLUGIN = [option for option in EVALUATION if option not in ("--user-dir", USER_DIR)]
@@ -532,6 +536,11 @@ ADAM += ["--lr-scheduler", "inverse_sqrt", "--warmup-updates", 4, "--store-ema",
 EXACT = {"atol": 2e-5, "rtol": 1e-4}
 
 
+def moved(weights):
+    """Without the biases of the keys: a softmax does not see them, and Adam makes steps of what is left by rounding."""
+    return {name: tensor for name, tensor in weights.items() if not name.endswith("k_proj.bias")}
+
+
 @pytest.fixture(scope="module")
 def continued(train, run, tmp_path_factory):
     """A model whose removed heads are multiplied by 0, and the same pruned after 3 updates, both up to 10 updates.
@@ -560,9 +569,9 @@ def test_training_goes_on_as_if_nothing_had_been_removed(continued):
     assert valid_loss(logs["pruned"]) == pytest.approx(valid_loss(logs["masked"]), abs=0.0011)
     masked_, pruned_ = (read(folder / name / "checkpoint_last.pt") for name in ("masked", "pruned"))
     cut = prune_checkpoint(masked_, HeadTable(OPEN))
-    assert_same_tensors(cut["model"], pruned_["model"], **EXACT)
+    assert_same_tensors(moved(cut["model"]), moved(pruned_["model"]), **EXACT)
     for key in ("ema", "ema_fp32_params"):
-        assert_same_tensors(cut["extra_state"][key], pruned_["extra_state"][key], **EXACT)
+        assert_same_tensors(moved(cut["extra_state"][key]), moved(pruned_["extra_state"][key]), **EXACT)
     first, second = (state["last_optimizer_state"]["state"] for state in (cut, pruned_))
     assert first.keys() == second.keys() and len(first) > 40
     for number in first:
@@ -598,7 +607,7 @@ def test_training_goes_on_from_a_checkpoint_of_fairseq(train, run, tmp_path):
     assert logged(pruned_, "loss") == pytest.approx(logged(masked_, "loss"), abs=0.0011)
     states = [read(tmp_path / name / "checkpoint_last.pt") for name in ("masked", "pruned")]
     cut = prune_checkpoint(states[0], HeadTable(OPEN))
-    assert_same_tensors(cut["model"], states[1]["model"], atol=1e-4, rtol=1e-4)
+    assert_same_tensors(moved(cut["model"]), moved(states[1]["model"]), atol=1e-4, rtol=1e-4)
 
 
 def test_the_numbers_of_fairseqs_parameters_are_ours():
