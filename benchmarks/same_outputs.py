@@ -39,6 +39,9 @@ from fairseq_headgates.convert import to_ctranslate2
 from fairseq_headgates.pruning import open_heads, prune
 
 
+LENGTH_LIMIT = 200  # words of a translation: --max-len-b of fairseq-generate
+
+
 def main() -> None:
     options = parse()
     results = compare(options)
@@ -104,7 +107,7 @@ class CTranslate2Form:
         return None, torch.cat([torch.tensor(score.log_probs) for score in scores])
 
     def translate(self, batch: dict) -> list[str]:
-        options = {"beam_size": self.beam, "length_penalty": 1, "max_decoding_length": 201}
+        options = {"beam_size": self.beam, "length_penalty": 1, "max_decoding_length": LENGTH_LIMIT + 1}
         return [
             " ".join(found.hypotheses[0]) for found in self.translator.translate_batch(self._sources(batch), **options)
         ]
@@ -197,11 +200,13 @@ def words(task, tokens: torch.Tensor, side: str = "target") -> str:
 def difference(output: dict, expected: dict, references: list[str]) -> dict:
     """The largest differences, and BLEU of the words that the subword units make up."""
     hypotheses, truth = ([line.replace("@@ ", "") for line in lines] for lines in (output["translations"], references))
-    pairs = zip(output["translations"], expected["translations"], strict=True)
+    pairs = list(zip(output["translations"], expected["translations"], strict=True))
     return {
         "logits": None if output["logits"] is None else float((output["logits"] - expected["logits"]).abs().max()),
         "log_p": float((output["log_p"] - expected["log_p"]).abs().max()),
         "differ": sum(a != b for a, b in pairs),
+        # at the length limit fairseq forces an end and CTranslate2 stops without one
+        "differ_before_limit": sum(a != b and len(b.split()) < LENGTH_LIMIT for a, b in pairs),
         "sentences": len(references),
         "bleu": sacrebleu.corpus_bleu(hypotheses, [truth], tokenize="none", force=True).score,
     }
