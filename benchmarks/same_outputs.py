@@ -38,7 +38,6 @@ from fairseq_headgates.checkpoints import (
 from fairseq_headgates.convert import to_ctranslate2
 from fairseq_headgates.pruning import open_heads, prune
 
-
 LENGTH_LIMIT = 200  # words of a translation: --max-len-b of fairseq-generate
 
 
