@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from fairseq_headgates.beam import BeamCache, Beams, EncoderCache, StepCache, repeated
+from fairseq_headgates.beam import BeamCache, Beams, EncoderCache, StepCache, lowest, repeated
 from fairseq_headgates.gates import OPEN, HardConcrete, HeadGates
 from fairseq_headgates.heads import TYPES, HeadTable, check_shape
-from fairseq_headgates.inference import InferenceLinear
+from fairseq_headgates.inference import FromParameters, InferenceLinear
 
 L0_REDUCTIONS = ("sum", "layer-mean")  # Voita et al. 2019: the paper; its released code
 
@@ -57,7 +57,7 @@ class HeadAttention(MultiheadAttention):
         self.register_buffer("head_mask", None, persistent=False)
         self._prepared = False  # for inference, by fairseq's call
         self._in_proj: InferenceLinear | None = None  # q, k and v as one
-        self._constant_gates: tuple = (None, None, None)  # the gates, what they were made from, and its state
+        self._constant_gates = FromParameters()
         self.train(stock.training)
 
     def forward(
@@ -121,13 +121,10 @@ class HeadAttention(MultiheadAttention):
 
     def _inference_gates(self) -> Tensor:
         """The evaluation gates, computed once and again when their parameter has changed."""
-        gates, _, known = self._constant_gates
-        state = (self.gate.theta.data_ptr(), self.gate.theta._version)
-        if known != state:
-            gates = self.gate.distribution.evaluation_value(self.gate.log_alpha())
-            # The parameter is held, so that nothing else can come to have its address.
-            self._constant_gates = (gates, self.gate.theta.detach(), state)
-        return gates
+        gate = self.gate
+        return self._constant_gates.get(
+            lambda: [gate.theta], lambda: gate.distribution.evaluation_value(gate.log_alpha())
+        )
 
     def _project_in(self, query, key, value, incremental_state, static_kv):
         """q [T, B, H D], k and v [S, B', H D]; k and v are None where the cache has them.
@@ -302,30 +299,25 @@ class HeadAttention(MultiheadAttention):
 
 
 def _mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """One mask that broadcasts to [B, H, T, S]: true where nothing may be seen, or numbers to add to the scores.
-
-    Added numbers are finite, so that a row in which everything is masked gives no NaN; half of the smallest number,
-    so that adding a score to it does not overflow. exp() of it is 0 all the same.
-    """
+    """One mask that broadcasts to [B, H, T, S]: true where nothing may be seen, or numbers to add to the scores."""
     padding = None if key_padding_mask is None else key_padding_mask.bool()[:, None, None, :]
     if attn_mask is None:
         return padding
-    lowest = torch.finfo(dtype).min / 2
-    mask = attn_mask.to(dtype).clamp(min=lowest)
-    return mask if padding is None else mask.expand(padding.size(0), 1, *mask.shape).masked_fill(padding, lowest)
+    mask = attn_mask.to(dtype).clamp(min=lowest(dtype))
+    return mask if padding is None else mask.expand(padding.size(0), 1, *mask.shape).masked_fill(padding, lowest(dtype))
 
 
 def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     if mask is None or mask.dtype != torch.bool:
         return mask
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, torch.finfo(dtype).min / 2)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, lowest(dtype))
 
 
 def _attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
     """softmax(Q K^T / sqrt(D)) in single precision at least: [B, H, T, S]."""
     scores = (q * scaling) @ k.transpose(2, 3)
     if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(mask, torch.finfo(scores.dtype).min / 2)
+        scores = scores.masked_fill(mask, lowest(scores.dtype))
     elif mask is not None:
         scores = scores + mask
     return F.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))

@@ -65,8 +65,7 @@ class Beams:
         """
         if dtype not in self._mask:
             foreign = self.slots.unsqueeze(2) != self._own  # [B K, S, K]
-            lowest = torch.finfo(dtype).min / 2  # finite: a row that sees nothing must not give NaN
-            mask = torch.zeros(foreign.shape, dtype=dtype, device=foreign.device).masked_fill_(foreign, lowest)
+            mask = torch.zeros(foreign.shape, dtype=dtype, device=foreign.device).masked_fill_(foreign, lowest(dtype))
             self._mask[dtype] = mask.view(-1, 1, self.beam, foreign.size(1) * self.beam)
         return self._mask[dtype]
 
@@ -146,6 +145,15 @@ class EncoderCache(BeamCache):
     def _select(self, sentences: Tensor) -> None:
         self.keys, self.values = self.keys.index_select(0, sentences), self.values.index_select(0, sentences)
         self.padding = None if self.padding is None else self.padding.index_select(0, sentences)
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """What is added to the score of a position that may not be seen; exp() of it is 0.
+
+    Finite, so that a row in which everything is masked gives no NaN; half of the smallest number, so that adding a
+    score to it does not overflow.
+    """
+    return torch.finfo(dtype).min / 2
 
 
 def repeated(states: Tensor, beam: int) -> bool:

@@ -35,6 +35,7 @@ from fairseq_headgates.pruning import (
     cuts,
     fill_heads,
     kept_heads,
+    prune,
     pruned_options,
     refolded,
 )
@@ -311,7 +312,7 @@ def stock_checkpoint(state: Mapping[str, Any], mask: HeadTable, model: nn.Module
     result = _with_options(pruned, args, stock_name)
     result["args"] = None
     result["cfg"] = {**result["cfg"], "model": vars(model_args(result))}
-    result["model"] = fill_heads(apply_cuts(copy.deepcopy(model), cuts(model, mask)), pruned["model"])
+    result["model"] = fill_heads(prune(model, mask), pruned["model"])
     # fairseq wants these, also where the checkpoint was stripped of them
     iterator = (state.get("extra_state") or {}).get("train_iterator") or {"epoch": 1, "iterations_in_epoch": 0}
     result["extra_state"] = {"train_iterator": iterator}

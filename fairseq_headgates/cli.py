@@ -162,8 +162,7 @@ def run_prune(args: argparse.Namespace) -> int:
     if not args.dry_run:
         refuse_existing(args.output, args.force)
     state, model = load(args)
-    before = read_heads(state, args.checkpoint, model)
-    mask = chosen_heads(args, model, before)
+    mask = chosen_heads(args, model)
     pruned = prune(model, mask)
     if args.stock:
         smaller = stock_checkpoint(state, mask, model)
@@ -205,14 +204,14 @@ def removal_notes(plan: dict) -> list[str]:
 def run_convert(args: argparse.Namespace) -> int:
     check_output(Path(args.output), args.force)
     state, model = load(args)
-    pruned = prune(model, chosen_heads(args, model, read_heads(state, args.checkpoint, model)))
+    pruned = prune(model, chosen_heads(args, model))
     source, target = load_dictionaries(state, args.data)
     to_ctranslate2(pruned, source, target, args.output, args.quantization, args.force)
     print(f"written: {args.output}")
     return 0
 
 
-def chosen_heads(args: argparse.Namespace, model: nn.Module, heads: CheckpointHeads) -> HeadTable:
+def chosen_heads(args: argparse.Namespace, model: nn.Module) -> HeadTable:
     """The mask of the heads to keep, as the options say it. Raises ValueError."""
     only_with_scores = {
         "--keep": args.keep,
@@ -232,8 +231,8 @@ def chosen_heads(args: argparse.Namespace, model: nn.Module, heads: CheckpointHe
     types = parse_types(args.types)
     if args.types is not None and not types:
         raise ValueError(f"--types {args.types!r} names no attention type: leave it out to prune all that are scored")
-    alive = heads.gate.map(lambda g: int(g > 0), "alive")
-    return best_heads(parse_scores(args.scores, args.method), args.keep, alive, types, args.min_per_layer or 0)
+    scores = parse_scores(args.scores, args.method)
+    return best_heads(scores, args.keep, open_heads(model), types, args.min_per_layer or 0)
 
 
 def show_json(heads: CheckpointHeads) -> dict:

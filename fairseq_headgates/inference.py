@@ -8,7 +8,8 @@ parameters are made again when the parameters have changed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,28 @@ from torch import Tensor, nn
 WORTH_PACKING = 512 * 512
 
 
+class FromParameters:
+    """Something made from parameters, kept, and made again when they have changed."""
+
+    def __init__(self) -> None:
+        self._value: Any = None
+        self._state: tuple | None = None
+        self._held: list[Tensor] = []  # so that nothing else can come to have the addresses they are known by
+
+    def get(self, parameters: Callable[[], list[Tensor]], make: Callable[[], Any]) -> Any:
+        """What `make` gives of the `parameters`; it may move them."""
+        if self._state is None or self._state != _state(parameters()):
+            with torch.no_grad():
+                self._value = make()
+            self._held = [parameter.detach() for parameter in parameters()]
+            self._state = _state(parameters())
+        return self._value
+
+
+def _state(parameters: list[Tensor]) -> tuple:
+    return tuple((parameter.data_ptr(), parameter._version) for parameter in parameters)
+
+
 class InferenceLinear:
     """The outputs of linear layers with the same input, side by side, without gradients.
 
@@ -27,10 +50,7 @@ class InferenceLinear:
 
     def __init__(self, layers: Sequence[nn.Linear]):
         self.layers = tuple(layers)
-        self._made_from: tuple | None = None
-        self._sources: list[Tensor] = []  # held, so that nothing else can come to have their addresses
-        self._weight = torch.empty(0)
-        self._bias: Tensor | None = None
+        self._weights = FromParameters()
         self._packed: Tensor | None = None
 
     def __getstate__(self) -> dict:
@@ -41,31 +61,27 @@ class InferenceLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs of all layers]."""
-        if self._state() != self._made_from:
-            self._make()
+        weight, bias = self._weights.get(self._parameters, self._make)
         if self._packed is None:
-            return F.linear(x, self._weight, self._bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+            return F.linear(x, weight, bias)
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
 
     @property
     def packed_bytes(self) -> int:
         """Memory that the blocks take beside the parameters."""
-        return 0 if self._packed is None else self._weight.nbytes
+        return 0 if self._packed is None else sum(layer.weight.nbytes for layer in self.layers)
 
     def _parameters(self) -> list[Tensor]:
         return [p for layer in self.layers for p in (layer.weight, layer.bias) if p is not None]
 
-    def _state(self) -> tuple:
-        return tuple((p.data_ptr(), p._version) for p in self._parameters())
-
-    @torch.no_grad()
-    def _make(self) -> None:
-        self._weight, self._bias = self.layers[0].weight, self.layers[0].bias
+    def _make(self) -> tuple[Tensor, Tensor | None]:
+        weight: Tensor = self.layers[0].weight
+        bias: Tensor | None = self.layers[0].bias
         if len(self.layers) > 1:
-            self._weight = _joined([layer.weight for layer in self.layers])
-            self._bias = None if self._bias is None else _joined([layer.bias for layer in self.layers])
-        self._packed = _packed(self._weight)
-        self._made_from, self._sources = self._state(), [p.detach() for p in self._parameters()]
+            weight = _joined([layer.weight for layer in self.layers])
+            bias = None if bias is None else _joined([layer.bias for layer in self.layers])
+        self._packed = _packed(weight)
+        return weight, bias
 
 
 class PackedLinear(nn.Linear):

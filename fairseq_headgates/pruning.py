@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -50,13 +50,18 @@ class Cut:
         """
         if parameter == "out_proj.bias":
             return tensor
-        stay = torch.tensor(self.stay, dtype=torch.long)[:, None] * self.head_dim
-        positions = (stay + torch.arange(self.head_dim)).view(-1)
+        positions = _positions(self.stay, self.head_dim)
         if parameter != "out_proj.weight":
             return tensor.index_select(0, positions)
         columns = self.factor.to(torch.float32).repeat_interleave(self.head_dim)
         cut = tensor.index_select(1, positions)
         return (cut.to(torch.promote_types(cut.dtype, torch.float32)) * columns**power).to(cut.dtype)
+
+
+def _positions(heads: Iterable[int], head_dim: int) -> Tensor:
+    """Where the rows (or columns) of heads are, one after another: [H' D]."""
+    first = torch.tensor(tuple(heads), dtype=torch.long) * head_dim
+    return (first[:, None] + torch.arange(head_dim)).view(-1)
 
 
 def open_heads(model: nn.Module, threshold: float | None = None) -> HeadTable:
@@ -98,9 +103,8 @@ def best_heads(
         if present
     ]
     number = _number_to_keep(keep, len(candidates), chosen_types)
-    ranked = sorted(
-        candidates, key=lambda head: -scores.values[head[0]][head[1]][head[2]]
-    )  # stable: ties stay in order
+    # Sorting is stable: ties stay in order.
+    ranked = sorted(candidates, key=lambda head: -scores.values[head[0]][head[1]][head[2]])
     reserved = [head for i, head in enumerate(ranked) if _earlier_in_layer(ranked, i) < min_per_layer]
     if len(reserved) > number:
         raise ValueError(
@@ -158,10 +162,9 @@ def cuts(model: nn.Module, mask: HeadTable) -> dict[str, Cut]:
     for site in head_sites(model):
         attention = site.attention
         alive = mask.values[site.kind][site.layer] if site.kind in mask.values else [1] * attention.heads
-        gates = values[site.kind][site.layer].cpu()
-        stay = tuple(i for i, head in enumerate(attention.kept) if alive[head] and gates[head] > 0)
-        factor = gates[[attention.kept[i] for i in stay]]
-        found[site.name] = Cut(stay, factor, attention.head_dim)
+        gates = values[site.kind][site.layer].cpu()[list(attention.kept)]
+        stay = tuple(i for i, head in enumerate(attention.kept) if alive[head] and gates[i] > 0)
+        found[site.name] = Cut(stay, gates[list(stay)], attention.head_dim)
     return found
 
 
@@ -170,8 +173,9 @@ def refolded(found: Mapping[str, Cut], model: nn.Module) -> dict[str, Cut]:
     values = gate_values(model)
     changed = {}
     for site in head_sites(model):
-        cut, gates = found[site.name], values[site.kind][site.layer].cpu()
-        changed[site.name] = Cut(cut.stay, gates[[site.attention.kept[i] for i in cut.stay]], cut.head_dim)
+        gates = values[site.kind][site.layer].cpu()[list(site.attention.kept)]
+        cut = found[site.name]
+        changed[site.name] = replace(cut, factor=gates[list(cut.stay)])
     return changed
 
 
@@ -179,9 +183,8 @@ def apply_cuts(model: nn.Module, found: Mapping[str, Cut]) -> nn.Module:
     """Does to the model, in place, what was found, and notes it in the options of the model."""
     for name, cut in found.items():
         _cut_attention(model.get_submodule(name), cut)
-    mask = kept_heads(model)
     if getattr(model, "args", None) is not None:
-        model.args = pruned_options(model.args, mask)
+        model.args = pruned_options(model.args, kept_heads(model))
     return model
 
 
@@ -264,8 +267,7 @@ def fill_heads(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Ten
     filled = dict(tensors)
     for site in head_sites(model):
         attention = site.attention
-        positions = torch.tensor(attention.kept, dtype=torch.long)[:, None] * attention.head_dim
-        positions = (positions + torch.arange(attention.head_dim)).view(-1)
+        positions = _positions(attention.kept, attention.head_dim)
         size = attention.heads * attention.head_dim
         out = tensors[f"{site.name}.out_proj.weight"]
         filled[f"{site.name}.out_proj.weight"] = out.new_zeros(out.size(0), size).index_copy(1, positions, out)
