@@ -38,7 +38,9 @@ from fairseq_headgates.pruning import best_heads, kept_heads, open_heads, prune,
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand; 0 on success, 2 with one line on bad input."""
     args = build_parser().parse_args(argv)
-    logging.getLogger("fairseq_headgates").setLevel(logging.WARNING)  # what a model says when training begins
+    logger = logging.getLogger("fairseq_headgates")
+    level = logger.level
+    logger.setLevel(logging.WARNING)  # not what a model says when training begins
     try:
         return args.run(args)
     except ValueError as error:
@@ -47,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, `head` for instance, has seen enough
         sys.stdout = None
         return 0
+    finally:
+        logger.setLevel(level)  # the level is the caller's where this runs inside another program
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -61,3 +61,19 @@ def _pad(tokens, lengths, side):
 def logits(model, batch):
     with torch.no_grad():
         return model(**batch)[0]
+
+
+def assert_same(a, b, where="state"):
+    """Nested containers with equal values; tensors equal to the last bit."""
+    if isinstance(a, argparse.Namespace):
+        a, b = vars(a), vars(b)
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_same(a[key], b[key], f"{where}[{key!r}]")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), where
+        for i, pair in enumerate(zip(a, b, strict=True)):
+            assert_same(*pair, f"{where}[{i}]")
+    else:
+        assert torch.equal(a, b) if torch.is_tensor(a) else a == b, where

@@ -30,7 +30,7 @@ from commands_for_tests import (
 )
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.models.transformer import TransformerModel
-from models_for_tests import logits, make_args, make_batch, make_gated, make_stock, make_task
+from models_for_tests import assert_same, logits, make_args, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import HeadTable, gate_values, head_sites, masked, prune
 from fairseq_headgates.attention import head_counts
@@ -127,22 +127,6 @@ def assert_same_tensors(a, b, **tolerance):
             torch.testing.assert_close(a[name], b[name], **tolerance, msg=lambda text, name=name: f"{name}: {text}")
         else:
             assert torch.equal(a[name], b[name]), name
-
-
-def assert_same_values(a, b, where="state"):
-    """Nested containers with equal values; tensors equal to the last bit."""
-    if isinstance(a, argparse.Namespace):
-        a, b = vars(a), vars(b)
-    if isinstance(a, dict):
-        assert a.keys() == b.keys(), where
-        for key in a:
-            assert_same_values(a[key], b[key], f"{where}[{key!r}]")
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), where
-        for i, pair in enumerate(zip(a, b, strict=True)):
-            assert_same_values(*pair, f"{where}[{i}]")
-    else:
-        assert torch.equal(a, b) if torch.is_tensor(a) else a == b, where
 
 
 def printed(finished):
@@ -256,7 +240,7 @@ def test_pruning_does_not_change_what_it_is_given(gated):
     mask = HeadTable({"enc-self": [[1, 1, 0, 0], [1, 0, 0, 1]]})
     for function in (prune_checkpoint, stock_checkpoint):
         function(state, mask, model=model)
-        assert_same_values(state, before)
+        assert_same(state, before)
         assert_same_tensors(model.state_dict(), weights)
 
 

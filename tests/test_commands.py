@@ -24,6 +24,7 @@ from commands_for_tests import (
 )
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.models.transformer import TransformerModel
+from models_for_tests import assert_same
 
 import fairseq_headgates
 from fairseq_headgates import gate_values
@@ -38,20 +39,6 @@ KINDS = ("baseline", "gated", "fixed", "mixed")
 
 def read(path):
     return torch.load(path, map_location="cpu", weights_only=False)
-
-
-def assert_same(a, b, where="checkpoint"):
-    """Nested containers with equal values; tensors equal to the last bit."""
-    if isinstance(a, dict):
-        assert a.keys() == b.keys(), where
-        for key in a:
-            assert_same(a[key], b[key], f"{where}[{key!r}]")
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), where
-        for i, pair in enumerate(zip(a, b, strict=True)):
-            assert_same(*pair, f"{where}[{i}]")
-    else:
-        assert torch.equal(a, b) if torch.is_tensor(a) else a == b, where
 
 
 def logits(path):

@@ -1,6 +1,7 @@
 """`headgates prune`: what it chooses, prints, writes and refuses. It runs in this process, as `main` does it."""
 
 import json
+import logging
 import os
 import re
 import resource
@@ -580,6 +581,13 @@ def test_no_checkpoint(kind, checkpoint, refused, tmp_path):
     words = ["'lstm'", "no attention layer"] if kind == "no transformer" else [str(path)]
     refused(path, tmp_path / "out.pt", words=words)
     assert not (tmp_path / "out.pt").exists()
+
+
+def test_the_command_gives_the_level_of_messages_back(prune, tmp_path):
+    logger = logging.getLogger("fairseq_headgates")
+    before = logger.level
+    prune(tmp_path / "missing.pt", tmp_path / "out.pt", code=2)
+    assert logger.level == before
 
 
 def test_the_program_itself(checkpoint, run):
