@@ -9,21 +9,22 @@ if importlib.util.find_spec("fairseq") is None:
     raise ImportError("fairseq is missing: pip install 'fairseq-headgates[fairseq]', or fairseq 0.12.2 or later")
 
 from fairseq_headgates import checkpoints, criterions, models  # noqa: F401  (registration, loading)
-from fairseq_headgates.attention import (
-    HeadAttention,
+from fairseq_headgates.attention import HeadAttention
+from fairseq_headgates.freezing import freeze
+from fairseq_headgates.gates import HardConcrete, HeadGates
+from fairseq_headgates.heads import HeadTable, parse_mask
+from fairseq_headgates.pruning import prune, remove_heads
+from fairseq_headgates.sites import (
     fix_heads,
     gate_values,
     head_sites,
     insert_gates,
     l0_penalty,
     masked,
+    observe,
     open_probabilities,
     use_head_attention,
 )
-from fairseq_headgates.freezing import freeze
-from fairseq_headgates.gates import HardConcrete, HeadGates
-from fairseq_headgates.heads import HeadTable, parse_mask
-from fairseq_headgates.pruning import prune, remove_heads
 
 __version__ = "0.1.0"
 
@@ -39,6 +40,7 @@ __all__ = [
     "insert_gates",
     "l0_penalty",
     "masked",
+    "observe",
     "open_probabilities",
     "parse_mask",
     "prune",

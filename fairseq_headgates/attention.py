@@ -7,29 +7,43 @@ names. Shapes: T target length, S source length, B batch, H heads, D head size, 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_headgates.beam import BeamCache, Beams, EncoderCache, StepCache, lowest, repeated
-from fairseq_headgates.gates import OPEN, HardConcrete, HeadGates
-from fairseq_headgates.heads import TYPES, HeadTable, check_shape
+from fairseq_headgates.gates import HeadGates
+from fairseq_headgates.heads import kind_and_layer
 from fairseq_headgates.inference import FromParameters, InferenceLinear
 
-L0_REDUCTIONS = ("sum", "layer-mean")  # Voita et al. 2019: the paper; its released code
+
+@dataclass(frozen=True)
+class Watcher:
+    """What sees the heads of a `HeadAttention` at work, and may change what they give.
+
+    `call(weights, context)` gets the attention weights [B, H, T, S], or None unless `weights` asks for them, and the
+    contexts [B, H, T, D] of the heads that are there, before gates. What it returns replaces the contexts, None leaves
+    them. In beam search the hypotheses of a sentence are queries on the same keys: beam T instead of T.
+    """
+
+    call: Callable[[Tensor | None, Tensor], Tensor | None]
+    weights: bool = False
+
+    def see(self, weights: Tensor | None, context: Tensor) -> Tensor:
+        changed = self.call(weights if self.weights else None, context)
+        return context if changed is None else changed
 
 
 class HeadAttention(MultiheadAttention):
     """MultiHead(Q, K, V) = Concat_i(g_i head_i) W_O (Voita et al. 2019, eq. 4), with fairseq's interface.
 
     Takes over the projections of a stock attention. `gate` holds stochastic gates or is None; `head_mask` [H] fixes
-    heads (1 alive, 0 removed) or is None. Without either it computes what the stock module computes.
+    heads (1 alive, 0 removed) or is None. Without either it computes what the stock module computes. `watcher` sees
+    the heads at work, or is None.
 
     Heads may be missing: `kept` are those that have weights, by their number in the model as it was trained, where
     there were `heads`; H is `num_heads` = len(kept). A layer without any has no q, k and v projection and returns the
@@ -55,6 +69,7 @@ class HeadAttention(MultiheadAttention):
         self.gate: HeadGates | None = None
         # Not in the state dict: which heads are alive is an option of the model, not a weight.
         self.register_buffer("head_mask", None, persistent=False)
+        self.watcher: Watcher | None = None
         self._prepared = False  # for inference, by fairseq's call
         self._in_proj: InferenceLinear | None = None  # q, k and v as one
         self._constant_gates = FromParameters()
@@ -91,12 +106,15 @@ class HeadAttention(MultiheadAttention):
         q = self._split(q, beam)
         weights = None
         # On a CPU the fused kernel takes two to four times as long as the formula; but it is what fairseq trains with.
-        if not need_weights and (q.is_cuda or (incremental_state is None and not self._prepared)):
+        formula = need_weights or (self.watcher is not None and self.watcher.weights)
+        if not formula and (q.is_cuda or (incremental_state is None and not self._prepared)):
             mask = _additive(mask, q.dtype)
             context = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=self._dropout(), scale=self.scaling)
         else:
             weights = _attention_weights(q, k, mask, self.scaling)
             context = self.dropout_module(weights).to(v) @ v
+        if self.watcher is not None:
+            context = self.watcher.see(weights, context)
         if need_weights and self.self_attention and beam > 1:  # one key for every slot of a position: see beam.py
             weights = weights.unflatten(-1, (-1, beam)).sum(-1)
         weights = _per_hypothesis(weights, beam, need_head_weights) if need_weights else None
@@ -330,191 +348,3 @@ def _per_hypothesis(weights: Tensor, beam: int, per_head: bool) -> Tensor:
     weights = weights.view(batch, -1, beam, queries // beam, positions).permute(1, 0, 2, 3, 4)
     weights = weights.reshape(-1, batch * beam, queries // beam, positions)
     return weights if per_head else weights[0]
-
-
-@dataclass(frozen=True)
-class HeadSite:
-    """One attention layer of a model: its type, its layer (from 0), its name, and the module."""
-
-    kind: str
-    layer: int
-    name: str
-    attention: MultiheadAttention
-
-
-def head_sites(model: nn.Module) -> list[HeadSite]:
-    """All attention layers of a fairseq model, stock or ours, ordered by type and layer."""
-    found = ((name, module) for name, module in model.named_modules() if isinstance(module, MultiheadAttention))
-    sites = [HeadSite(*kind_and_layer(name), name, module) for name, module in found]
-    return sorted(sites, key=lambda site: site_order((site.kind, site.layer)))
-
-
-def kind_and_layer(name: str) -> tuple[str, int]:
-    """'decoder.layers.3.encoder_attn' -> ('dec-enc', 3): fairseq names its attention alike in every architecture."""
-    layer = re.findall(r"(?:^|\.)layers\.(\d+)\.", name)
-    if name.endswith("encoder_attn"):
-        kind = "dec-enc"
-    else:
-        kind = "dec-self" if re.search(r"(^|\.)decoder\.", name) else "enc-self"
-    return kind, int(layer[-1]) if layer else 0
-
-
-def site_order(site: tuple) -> tuple[int, int]:
-    """Sorts (type, layer, ...) by type, in the order of `TYPES`, and layer."""
-    return TYPES.index(site[0]), site[1]
-
-
-def head_counts(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """{type: (layers, heads per layer)} of the attention types that the model has, removed heads included."""
-    sites = head_sites(model)
-    return {
-        kind: (len(group), getattr(group[0].attention, "heads", group[0].attention.num_heads))
-        for kind in TYPES
-        if (group := [site for site in sites if site.kind == kind])
-    }
-
-
-def use_head_attention(model: nn.Module) -> nn.Module:
-    """Swaps every fairseq attention of `model` for a `HeadAttention` with the same weights, in place.
-
-    Raises ValueError, with every reason at once, for attention that cannot be expressed.
-    """
-    sites = [site for site in head_sites(model) if not isinstance(site.attention, HeadAttention)]
-    reasons = sorted({reason for site in sites for reason in _unsupported(site.attention)})
-    if reasons:
-        raise ValueError("attention with " + ", ".join(reasons) + " cannot be gated: build the model without it")
-    for site in sites:
-        parent, _, child = site.name.rpartition(".")
-        layer = model.get_submodule(parent)
-        setattr(layer, child, HeadAttention(site.attention))
-        if hasattr(layer, "can_use_fastpath"):  # fairseq 0.12.2: an inference shortcut around self_attn
-            layer.can_use_fastpath = False
-    return model
-
-
-def _unsupported(attention: MultiheadAttention) -> Iterator[str]:
-    if getattr(attention, "bias_k", None) is not None or getattr(attention, "add_zero_attn", False):
-        yield "extra key/value positions (bias_k, add_zero_attn)"
-    if getattr(attention, "use_xformers", False):
-        yield "xFormers (--encoder-xformers-att-config)"
-    if attention.out_proj._forward_pre_hooks:
-        yield "quantisation noise (--quant-noise-pq)"
-
-
-def insert_gates(
-    model: nn.Module,
-    types: Sequence[str],
-    distribution: HardConcrete | None = None,
-    init: float | str = OPEN,
-    lr_scale: float = 1.0,
-) -> nn.Module:
-    """Gives every head of the attention `types` a stochastic gate, in place; see `gates.HeadGates`.
-
-    Raises ValueError if the model has no attention of one of the types.
-    """
-    use_head_attention(model)
-    sites = head_sites(model)
-    present = {site.kind for site in sites}
-    for kind in types:
-        if kind not in present:
-            raise ValueError(f"no {kind} attention to gate: this model has {', '.join(sorted(present)) or 'none'}")
-    for site in sites:
-        attention = site.attention
-        if site.kind in types and attention.num_heads > 0:
-            gates = HeadGates(attention.num_heads, distribution or HardConcrete(), init, lr_scale)
-            attention.gate = gates.to(attention.out_proj.weight).train(attention.training)
-    return model
-
-
-def fix_heads(model: nn.Module, mask: HeadTable) -> nn.Module:
-    """Multiplies each head by its value in `mask` (1 alive, 0 removed), in place. ValueError for another shape.
-
-    Heads that were taken out of the model stay out, whatever the mask says of them.
-    """
-    use_head_attention(model)
-    check_shape(mask, head_counts(model))
-    for site in head_sites(model):
-        if site.kind in mask.values:
-            weight = site.attention.out_proj.weight
-            row = [mask.values[site.kind][site.layer][head] for head in site.attention.kept]
-            site.attention.head_mask = torch.tensor(row, dtype=weight.dtype, device=weight.device)
-    return model
-
-
-@contextmanager
-def masked(model: nn.Module, mask: HeadTable) -> Iterator[nn.Module]:
-    """Within the context, heads with 0 in `mask` contribute nothing (on top of gates and fixed heads)."""
-    use_head_attention(model)
-    attentions = [site.attention for site in head_sites(model)]
-    before = [attention.head_mask for attention in attentions]
-    try:
-        fix_heads(model, mask)
-        for attention, old in zip(attentions, before, strict=True):
-            if old is not None and attention.head_mask is not old:
-                attention.head_mask = attention.head_mask * old
-        yield model
-    finally:
-        for attention, old in zip(attentions, before, strict=True):
-            attention.head_mask = old
-
-
-def gated_sites(model: nn.Module) -> list[HeadSite]:
-    """The attention layers that have stochastic gates."""
-    return [site for site in head_sites(model) if getattr(site.attention, "gate", None) is not None]
-
-
-def gate_values(model: nn.Module) -> dict[str, Tensor]:
-    """The evaluation gate of every head: {type: [L, H]} in [0, 1]; 1 for a head without a gate, 0 for a removed one."""
-    return _per_type(model, lambda gate: gate.distribution.evaluation_value(gate.log_alpha()))
-
-
-def open_probabilities(model: nn.Module) -> dict[str, Tensor]:
-    """P(gate != 0) of every head: {type: [L, H]} in [0, 1]; 1 for a head without a gate, 0 for a removed one."""
-    return _per_type(model, HeadGates.open_probability)
-
-
-def _per_type(model: nn.Module, of_gate) -> dict[str, Tensor]:
-    rows: dict[str, list[Tensor]] = {}
-    with torch.no_grad():
-        for site in head_sites(model):
-            rows.setdefault(site.kind, []).append(_per_head(site.attention, of_gate))
-    return {kind: torch.stack(group) for kind, group in rows.items()}
-
-
-def _per_head(attention: MultiheadAttention, of_gate) -> Tensor:
-    """A number for every head that the layer was trained with: 0 for one that was removed."""
-    device = attention.out_proj.weight.device
-    if not isinstance(attention, HeadAttention):
-        return torch.ones(attention.num_heads, device=device)
-    row = torch.zeros(attention.heads, device=device)
-    alive = torch.ones(attention.num_heads, device=device) if attention.gate is None else of_gate(attention.gate)
-    kept = torch.tensor(attention.kept, dtype=torch.long, device=device)
-    return row.index_put((kept,), alive if attention.head_mask is None else alive * attention.head_mask.float())
-
-
-def to_tables(tensors: Mapping[str, Tensor], name: str, signature: str = "") -> HeadTable:
-    """{type: [L, H]} as a `HeadTable`."""
-    return HeadTable({kind: tensor.tolist() for kind, tensor in tensors.items()}, name, signature)
-
-
-def l0_penalty(model: nn.Module, reduction: str = "sum") -> Tensor:
-    """L_C = sum over gated heads of P(gate != 0) (Voita et al. 2019, eq. 7), with its gradient.
-
-    `reduction="layer-mean"` divides by the number of gated attention layers, as the paper's released code does.
-    Raises ValueError if the model has no gates.
-    """
-    return penalty_of([site.attention.gate for site in gated_sites(model)], reduction)
-
-
-def penalty_of(gates: Sequence[HeadGates], reduction: str = "sum") -> Tensor:
-    """`l0_penalty` of gates found before."""
-    if not gates:
-        raise ValueError("the model has no stochastic gates: train it with --gate-heads, e.g. --gate-heads enc-self")
-    if reduction not in L0_REDUCTIONS:
-        raise ValueError(f"unknown reduction {reduction!r}: choose from {', '.join(L0_REDUCTIONS)}")
-    # One operation for the gates of all layers: many tiny ones would cost more than the gates themselves.
-    groups: dict[HardConcrete, list[Tensor]] = {}
-    for gate in gates:
-        groups.setdefault(gate.distribution, []).append(gate.log_alpha())
-    total = torch.stack([kind.open_probability(torch.cat(group)).sum() for kind, group in groups.items()]).sum()
-    return total / len(gates) if reduction == "layer-mean" else total

@@ -24,7 +24,6 @@ from fairseq.models.transformer import TransformerModel
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from fairseq_headgates.attention import gate_values, gated_sites, open_probabilities, to_tables
 from fairseq_headgates.freezing import freeze
 from fairseq_headgates.heads import TYPES, HeadTable, replacing
 from fairseq_headgates.models import DEFAULTS, HeadGatesMixin, TransformerHeadGatesModel
@@ -39,6 +38,7 @@ from fairseq_headgates.pruning import (
     pruned_options,
     refolded,
 )
+from fairseq_headgates.sites import gate_values, gated_sites, open_probabilities, to_tables
 
 # What fairseq's checkpoints hold besides tensors and plain Python values. torch.load takes nothing else since 2.6.
 SAFE_GLOBALS = [

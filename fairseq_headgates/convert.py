@@ -24,8 +24,8 @@ from fairseq.models import transformer
 from fairseq.modules import transformer_layer
 from torch import nn
 
-from fairseq_headgates.attention import head_sites
 from fairseq_headgates.models import BeamEncoder
+from fairseq_headgates.sites import head_sites
 
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerSpec

@@ -19,8 +19,8 @@ from fairseq.logging import metrics
 from omegaconf import II
 
 from fairseq_headgates import report
-from fairseq_headgates.attention import L0_REDUCTIONS, HeadSite, gated_sites, open_probabilities, penalty_of, to_tables
 from fairseq_headgates.models import one_line_errors
+from fairseq_headgates.sites import L0_REDUCTIONS, HeadSite, gated_sites, open_probabilities, penalty_of, to_tables
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -49,6 +50,16 @@ class HeadTable:
         """How many heads of a type have a value above 0, and how many heads there are."""
         values = self.heads(kind)
         return sum(value > 0 for value in values), len(values)
+
+
+def kind_and_layer(name: str) -> tuple[str, int]:
+    """'decoder.layers.3.encoder_attn' -> ('dec-enc', 3): fairseq names its attention alike in every architecture."""
+    layer = re.findall(r"(?:^|\.)layers\.(\d+)\.", name)
+    if name.endswith("encoder_attn"):
+        kind = "dec-enc"
+    else:
+        kind = "dec-self" if re.search(r"(^|\.)decoder\.", name) else "enc-self"
+    return kind, int(layer[-1]) if layer else 0
 
 
 def parse_types(text: str | None) -> tuple[str, ...]:

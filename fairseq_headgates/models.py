@@ -17,12 +17,12 @@ from fairseq.optim import FairseqOptimizer
 from fairseq.optim.lr_scheduler import build_lr_scheduler
 from torch import nn
 
-from fairseq_headgates.attention import fix_heads, gated_sites, insert_gates, use_head_attention
 from fairseq_headgates.freezing import freeze
 from fairseq_headgates.gates import OPEN, HardConcrete
 from fairseq_headgates.heads import TYPES, mask_to_json, parse_mask, parse_types
 from fairseq_headgates.inference import pack_linears
 from fairseq_headgates.pruning import remove_heads
+from fairseq_headgates.sites import fix_heads, gated_sites, insert_gates, use_head_attention
 
 logger = logging.getLogger(__name__)
 

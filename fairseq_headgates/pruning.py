@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fairseq_headgates.attention import (
-    HeadAttention,
+from fairseq_headgates.attention import HeadAttention
+from fairseq_headgates.heads import HeadTable, check_shape, mask_to_json
+from fairseq_headgates.sites import (
     gate_values,
     head_counts,
     head_sites,
@@ -25,7 +26,6 @@ from fairseq_headgates.attention import (
     to_tables,
     use_head_attention,
 )
-from fairseq_headgates.heads import HeadTable, check_shape, mask_to_json
 
 INPUTS = ("q_proj", "k_proj", "v_proj")
 

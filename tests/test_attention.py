@@ -17,11 +17,14 @@ from fairseq_headgates import (
     insert_gates,
     l0_penalty,
     masked,
+    observe,
     open_probabilities,
+    prune,
     use_head_attention,
 )
 from fairseq_headgates.beam import EncoderCache
 from fairseq_headgates.heads import TYPES
+from fairseq_headgates.sites import watching
 
 E, H, D, T, S, B = 12, 3, 4, 5, 6, 2
 
@@ -368,3 +371,51 @@ def test_penalty_is_the_sum_over_gated_heads():
     assert l0_penalty(model).item() == pytest.approx(naive_sum, rel=1e-6)  # each type by its own distribution
     with pytest.raises(ValueError, match="sum, layer-mean"):
         l0_penalty(model, "mean")
+
+
+@pytest.mark.parametrize("keep", [4, 2])
+def test_observe_gives_what_the_heads_did(keep):
+    """Contexts are weights times values, and the output is made of them."""
+    model = make_gated()
+    fix = {kind: [[1] * keep + [0] * (4 - keep)] * 2 for kind in TYPES}
+    model = prune(model, HeadTable(fix)).eval()
+    batch = make_batch()
+    before = logits(model, batch)
+    values, outputs = {}, {}
+    handles = []
+    for site in head_sites(model):
+        keep_value = lambda _, __, out, name=site.name: values.update({name: out})  # noqa: E731
+        keep_output = lambda _, inputs, __, name=site.name: outputs.update({name: inputs[0]})  # noqa: E731
+        handles += [site.attention.v_proj.register_forward_hook(keep_value)]
+        handles += [site.attention.out_proj.register_forward_hook(keep_output)]
+    with observe(model) as seen:
+        assert torch.allclose(logits(model, batch), before, atol=1e-5)
+    for handle in handles:
+        handle.remove()
+    assert {kind: list(layers) for kind, layers in seen.items()} == {kind: [0, 1] for kind in TYPES}
+    for site in head_sites(model):
+        found = seen[site.kind][site.layer]
+        assert torch.allclose(found.weights.sum(-1), torch.ones(()), atol=1e-5)
+        for head in range(keep):
+            value = values[site.name][..., head * 8 : head * 8 + 8].transpose(0, 1)  # [B, S, D]
+            context = found.weights[:, head] @ value
+            assert torch.allclose(found.contexts[:, head], context, atol=1e-6)
+            into = outputs[site.name][..., head * 8 : head * 8 + 8].transpose(0, 1)
+            assert torch.allclose(into, context, atol=1e-6)
+    assert all(site.attention.watcher is None for site in head_sites(model))
+
+
+def test_a_watcher_changes_what_a_head_gives_and_is_gone_afterwards():
+    model = make_gated().eval()
+    batch = make_batch()
+    before = logits(model, batch)
+    mask = HeadTable({"dec-enc": [[1, 0, 1, 1], [1, 1, 1, 1]]})
+    row = torch.tensor([1.0, 0, 1, 1]).view(1, 4, 1, 1)
+    with masked(model, mask):
+        expected = logits(model, batch)
+    with watching(model, lambda site, _, context: context * row if site.layer == 0 else None, types=["dec-enc"]):
+        assert torch.allclose(logits(model, batch), expected, atol=1e-6)
+    assert not torch.allclose(before, expected)
+    with pytest.raises(KeyError), watching(model, lambda *_: {}["nothing"]):
+        logits(model, batch)
+    assert torch.equal(logits(model, batch), before)

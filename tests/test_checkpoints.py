@@ -33,7 +33,6 @@ from fairseq.models.transformer import TransformerModel
 from models_for_tests import assert_same, logits, make_args, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import HeadTable, gate_values, head_sites, masked, prune
-from fairseq_headgates.attention import head_counts
 from fairseq_headgates.checkpoints import (
     build_model,
     load_checkpoint,
@@ -45,6 +44,7 @@ from fairseq_headgates.checkpoints import (
     stock_checkpoint,
 )
 from fairseq_headgates.pruning import kept_heads, open_heads
+from fairseq_headgates.sites import head_counts
 
 pytestmark = [
     # of torch's data loader, about machines without a GPU

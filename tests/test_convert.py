@@ -17,11 +17,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models_for_tests import PAD, VOCABULARY, make_gated, make_stock, make_task
 
-from fairseq_headgates.attention import head_counts, head_sites
 from fairseq_headgates.cli import main
 from fairseq_headgates.convert import to_ctranslate2, unsupported
 from fairseq_headgates.heads import TYPES, HeadTable
 from fairseq_headgates.pruning import remove_heads
+from fairseq_headgates.sites import head_counts, head_sites
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 

@@ -31,7 +31,6 @@ from fairseq_headgates import (
     remove_heads,
     use_head_attention,
 )
-from fairseq_headgates.attention import head_counts
 from fairseq_headgates.checkpoints import stock_checkpoint
 from fairseq_headgates.heads import TYPES, parse_mask
 from fairseq_headgates.models import TransformerHeadGatesModel
@@ -46,6 +45,7 @@ from fairseq_headgates.pruning import (
     refolded,
     removal_plan,
 )
+from fairseq_headgates.sites import head_counts
 
 ALL_TYPES = ",".join(TYPES)
 PRESETS = ["", "_tiny", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big", "_acl19"]

@@ -29,9 +29,9 @@ from models_for_tests import PAD, make_args
 from torch import nn
 
 from fairseq_headgates import HardConcrete, HeadAttention, HeadGates, head_sites, l0_penalty
-from fairseq_headgates.attention import penalty_of
 from fairseq_headgates.criterions import LabelSmoothedCrossEntropyL0Criterion
 from fairseq_headgates.models import TransformerHeadGatesModel
+from fairseq_headgates.sites import penalty_of
 
 DATA = Path(__file__).parent / "data"
 GATES = dict(np.load(DATA / "reference_gates.npz"))
