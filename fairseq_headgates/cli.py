@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import nn
 
-from fairseq_headgates import __version__, report
+from fairseq_headgates import __version__, analysis, report
 from fairseq_headgates.checkpoints import (
     CheckpointHeads,
     build_model,
@@ -37,7 +37,10 @@ from fairseq_headgates.pruning import best_heads, kept_heads, open_heads, prune,
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand; 0 on success, 2 with one line on bad input."""
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    args, args.rest = parser.parse_known_args(argv)
+    if args.rest and not getattr(args, "takes_fairseq", False):
+        parser.error(f"unrecognized arguments: {' '.join(args.rest)}")
     logger = logging.getLogger("fairseq_headgates")
     level = logger.level
     logger.setLevel(logging.WARNING)  # not what a model says when training begins
@@ -103,6 +106,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_choice(convert)
     convert.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
     convert.set_defaults(run=run_convert)
+    analysis.add_commands(commands)
     return parser
 
 

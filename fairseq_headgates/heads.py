@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +114,18 @@ def _json(where: str, text: str) -> Any:
 
 
 def parse_scores(path: str, method: str | None = None) -> HeadTable:
-    """Reads a score file: one object, or a list of which `method` names one.
+    """Reads the scores of one method from a score file; of `method`, where the file has several. Raises ValueError."""
+    tables = read_scores(path)
+    named = {table.name: table for table in tables}
+    if method is None and len(tables) != 1:
+        raise ValueError(f"{path} holds the scores of {', '.join(named)}: choose one with --method")
+    if method is not None and method not in named:
+        raise ValueError(f"{path} has no scores of {method!r}: it holds {', '.join(named)}")
+    return tables[0] if method is None else named[method]
+
+
+def read_scores(path: str) -> list[HeadTable]:
+    """Reads a score file: one object, or a list of them.
 
     The format is `{"format": "headgates.scores/1", "method": "gradient", "signature": "...", "scores": {"enc-self":
     [[0.1, ...] for every layer], ...}}`; a higher score says that a head matters more. Raises ValueError.
@@ -126,18 +137,34 @@ def parse_scores(path: str, method: str | None = None) -> HeadTable:
     for table in tables:
         if not isinstance(table, dict) or table.get("format") != SCORE_FORMAT:
             raise ValueError(f"{path} is not a score file: it must hold objects with the format {SCORE_FORMAT!r}")
-    named = {str(table.get("method", "")): table for table in tables}
-    if method is None and len(tables) != 1:
-        raise ValueError(f"{path} holds the scores of {', '.join(named)}: choose one with --method")
-    if method is not None and method not in named:
-        raise ValueError(f"{path} has no scores of {method!r}: it holds {', '.join(named)}")
-    chosen = tables[0] if method is None else named[method]
-    rows = chosen.get("scores")
-    if not isinstance(rows, dict) or not rows:
-        raise ValueError(f'{path} holds no scores: it must look like {{..., "scores": {{"enc-self": [[0.1, ...]]}}}}')
-    for kind, layers in rows.items():
-        _check_numbers(path, kind, layers)
-    return HeadTable(rows, str(chosen.get("method", "")), str(chosen.get("signature", "")))
+        rows = table.get("scores")
+        if not isinstance(rows, dict) or not rows:
+            raise ValueError(
+                f'{path} holds no scores: it must look like {{..., "scores": {{"enc-self": [[0.1, ...]]}}}}'
+            )
+        for kind, layers in rows.items():
+            _check_numbers(path, kind, layers)
+    return [HeadTable(t["scores"], str(t.get("method", "")), str(t.get("signature", ""))) for t in tables]
+
+
+def scores_to_json(tables: Sequence[HeadTable]) -> str:
+    """The text of a score file, one layer per line: an object for one table, a list for several."""
+    objects = [_object(t, {"format": SCORE_FORMAT, "method": t.name, "signature": t.signature}) for t in tables]
+    return (objects[0] if len(objects) == 1 else "[\n" + ",\n".join(objects) + "\n]") + "\n"
+
+
+def _object(table: HeadTable, head: Mapping[str, str]) -> str:
+    entries = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
+    return "{\n" + ",\n".join([*entries, '  "scores": {\n' + _rows(table.values, "    ") + "\n  }"]) + "\n}"
+
+
+def _rows(values: Mapping[str, list], indent: str) -> str:
+    """The entries of a JSON object with a list of layers for every type, one layer per line."""
+    entries = []
+    for kind, layers in values.items():
+        lines = ",\n".join(f"{indent}  {json.dumps(layer)}" for layer in layers)
+        entries.append(f'{indent}"{kind}": [\n{lines}\n{indent}]')
+    return ",\n".join(entries)
 
 
 def _check_numbers(where: str, kind: str, layers: Any) -> None:
@@ -190,9 +217,7 @@ def mask_to_json(mask: HeadTable, one_line: bool = False) -> str:
     if one_line:
         return json.dumps({**head, **rows})
     entries = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
-    for kind, layers in rows.items():
-        entries.append(f'  "{kind}": [\n' + ",\n".join(f"    {json.dumps(layer)}" for layer in layers) + "\n  ]")
-    return "{\n" + ",\n".join(entries) + "\n}\n"
+    return "{\n" + ",\n".join([*entries, _rows(rows, "  ")]) + "\n}\n"
 
 
 def refuse_existing(path: str | os.PathLike[str], force: bool) -> None:

@@ -106,6 +106,7 @@ def test_imports_run_downward_only():
 
     import fairseq_headgates
 
+    # fmt: off
     stands_on = {
         "heads": set(),
         "gates": set(),
@@ -120,8 +121,18 @@ def test_imports_run_downward_only():
         "criterions": {"sites", "models", "report"},
         "checkpoints": {"heads", "freezing", "sites", "models", "pruning"},
         "convert": {"sites", "models"},
-        "cli": {"heads", "report", "pruning", "checkpoints", "convert"},
+        "evaluation": set(),
+        "relevance": {"attention", "sites"},
+        "ablation": {"heads", "sites", "pruning", "evaluation"},
+        "importance": {"heads", "sites", "evaluation", "ablation", "relevance"},
+        "agreement": {"heads"},
+        "analysis": {
+            "heads", "report", "sites", "pruning", "checkpoints", "evaluation", "relevance", "ablation", "importance",
+            "agreement",
+        },
+        "cli": {"heads", "report", "pruning", "checkpoints", "convert", "analysis"},
     }
+    # fmt: on
     order = list(stands_on)
     assert all(order.index(low) < order.index(room) for room, below in stands_on.items() for low in below)
     folder = Path(fairseq_headgates.__file__).parent

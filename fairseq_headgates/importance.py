@@ -1,0 +1,253 @@
+"""Which heads matter: a score for every head of a model, by any of the field's methods. Higher matters more.
+
+Shapes: B batch, T target length, S source length, L layers, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_headgates.ablation import ablation_losses
+from fairseq_headgates.evaluation import Corpus, Sample, token_losses, total
+from fairseq_headgates.heads import HeadTable
+from fairseq_headgates.relevance import head_relevance
+from fairseq_headgates.sites import (
+    HeadSite,
+    head_counts,
+    head_sites,
+    open_probabilities,
+    to_tables,
+    use_head_attention,
+    watching,
+)
+
+GRADIENT_UNITS = ("sentence", "token")  # Michel et al. 2019: the paper's equation 2; its released code
+NORMS = ("layer", "none")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the methods can be told.
+
+    `gradient_unit`: where the absolute value is taken; `normalize`: gradients by the l2 norm of their layer, or not;
+    `rule`: of the relevance; `seed`: of the random scores; `progress` goes round the batches.
+    """
+
+    gradient_unit: str = "sentence"
+    normalize: str = "layer"
+    rule: str = "story-of-heads"
+    seed: int = 1
+    progress: Callable[[Iterable], Iterable] = iter
+
+
+def score(
+    model: nn.Module, task: Any, batches: Sequence[Sample], method: str, options: Options | None = None
+) -> HeadTable:
+    """The scores of all heads by a method of `METHODS`; a head that is not there has 0.
+
+    `task` is fairseq's, `batches` are its samples (of this process, where several share the data); the methods of
+    `WITHOUT_DATA` look at neither. Raises ValueError for an unknown method.
+    """
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}: choose from {', '.join(METHODS)}")
+    corpus = Corpus(task, batches)
+    use_head_attention(model)
+    training = model.training
+    model.eval()
+    try:
+        table = METHODS[method](model, corpus, options or Options())
+    finally:
+        model.train(training)
+    return HeadTable(table.values, method)
+
+
+def confidence(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
+    """The mean over tokens of a head's largest attention weight, end of sentence excluded (Voita et al. 2019, 3).
+
+    EOS counts neither among the positions that are looked at nor among those that look; in a decoder, the latter have
+    the tokens of the prefix, whose first is EOS.
+    """
+    sums = _Sums(model)
+
+    def see(site: HeadSite, weights: Tensor, _: Tensor) -> None:
+        keys, queries = words[site.kind]
+        largest = weights.masked_fill(~keys[:, None, None, :], 0.0).amax(-1)  # [B, H, T]
+        sums.add(site, (largest * queries[:, None, :]).sum((0, 2)), queries.sum())
+
+    with torch.no_grad(), watching(model, see, weights=True):
+        for sample in options.progress(corpus.batches):
+            words = _words(sample["net_input"], corpus)
+            model(**sample["net_input"], features_only=True)
+    return sums.means()
+
+
+def _words(net_input: Mapping[str, Tensor], corpus: Corpus) -> dict[str, tuple[Tensor, Tensor]]:
+    """Which keys [B, S] and queries [B, T] of each attention type are neither padding nor EOS."""
+
+    def of(name: str) -> Tensor:
+        tokens = net_input[name if name in net_input else "src_tokens"]
+        return tokens.ne(corpus.pad) & tokens.ne(corpus.eos)
+
+    source, target = of("src_tokens"), of("prev_output_tokens")
+    return {"enc-self": (source, source), "dec-self": (target, target), "dec-enc": (source, target)}
+
+
+def gradient(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
+    """I_h = E_x |Att_h(x)^T dL(x)/dAtt_h(x)| (Michel et al. 2019, eq. 2), L(x) the loss of a sentence.
+
+    The product is the derivative by a gate on the head, so one backward pass gives it for all heads: a gate per
+    sentence, or (`gradient_unit` "token") per sentence and position, whose absolute values are then averaged.
+    """
+    if options.gradient_unit not in GRADIENT_UNITS:
+        raise ValueError(f"unknown unit {options.gradient_unit!r}: choose from {', '.join(GRADIENT_UNITS)}")
+    if options.normalize not in NORMS:
+        raise ValueError(f"unknown normalisation {options.normalize!r}: choose from {', '.join(NORMS)}")
+    per_token = options.gradient_unit == "token"
+    sums = _Sums(model)
+    gates: dict[HeadSite, Tensor] = {}
+
+    def insert(site: HeadSite, _: Tensor | None, context: Tensor) -> Tensor:
+        batch, heads, length, _ = context.shape
+        gates[site] = context.new_ones(batch, heads, length if per_token else 1, 1, requires_grad=True)
+        return context * gates[site]
+
+    with _frozen(model), watching(model, insert):
+        for sample in options.progress(corpus.batches):
+            gates.clear()
+            losses = token_losses(model, sample, model(**sample["net_input"]), corpus.pad)
+            gradients = torch.autograd.grad(losses.sum() * math.log(2), list(gates.values()))
+            units = _units(sample, corpus, per_token)
+            for site, found in zip(gates, gradients, strict=True):
+                sums.add(site, found.abs().sum((0, 2, 3)), units[site.kind])
+    means = sums.means()
+    return _normalized(means) if options.normalize == "layer" else means
+
+
+def _units(sample: Sample, corpus: Corpus, per_token: bool) -> dict[str, int]:
+    """How many sentences, or positions with a token, each attention type is averaged over."""
+    if not per_token:
+        return dict.fromkeys(("enc-self", "dec-self", "dec-enc"), len(sample["target"]))
+    target = int(sample["target"].ne(corpus.pad).sum())
+    source = int(sample["net_input"]["src_tokens"].ne(corpus.pad).sum())
+    return {"enc-self": source, "dec-self": target, "dec-enc": target}
+
+
+def _normalized(table: HeadTable) -> HeadTable:
+    """Each layer divided by its l2 norm (Molchanov et al. 2017, after whom Michel et al. do so)."""
+
+    def unit(row: list[float]) -> list[float]:
+        norm = math.hypot(*row)
+        return [value / norm for value in row] if norm else row
+
+    return HeadTable({kind: [unit(row) for row in rows] for kind, rows in table.values.items()}, table.name)
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """No gradients of parameters: only what flows to the gates is computed."""
+    training = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    model.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in training:
+            parameter.requires_grad_(True)
+
+
+def relevance(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
+    """A head's share of the relevance of its layer for the top-1 logit, mean over target positions (Voita et al. 4)."""
+    sums = _Sums(model)
+    sites = {(site.kind, site.layer): site for site in head_sites(model)}
+    for sample in options.progress(corpus.batches):
+        real = sample["target"].ne(corpus.pad)
+        for kind, found in head_relevance(model, sample["net_input"], options.rule).items():
+            shares = found / found.sum(-1, keepdim=True).clamp(min=torch.finfo(found.dtype).tiny)
+            for layer, row in enumerate((shares * real[:, :, None, None]).sum((0, 1))):
+                site = sites[kind, layer]
+                sums.add(site, row[list(site.attention.kept)], real.sum())
+    return sums.means()
+
+
+def ablation(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
+    """How much the loss grows, in bits per target token, with the head masked (Michel et al. 2019, section 3.2)."""
+    loss, without = ablation_losses(model, corpus, progress=options.progress)
+    return without.map(lambda value: 0.0 if math.isnan(value) else value - loss)
+
+
+def magnitude(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
+    """The l2 norm of a head's weights: its rows of W_Q, W_K and W_V and its columns of W_O times its gate."""
+    sums = _Sums(model)
+    with torch.no_grad():
+        for site in head_sites(model):
+            attention = site.attention
+            if attention.num_heads:
+                scale = attention.head_scale()
+                out = attention.out_proj.weight.T
+                out = out if scale is None else out * scale.repeat_interleave(attention.head_dim)[:, None]
+                weights = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight, out]
+                squares = sum(weight.double().square().sum(1) for weight in weights)
+                sums.add(site, squares.view(attention.num_heads, -1).sum(1).sqrt(), 1)
+    return sums.means(shared=False)
+
+
+def gate(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
+    """P(open) of every head of a gated model; 1 without a gate (Voita et al. 2019, section 6)."""
+    return to_tables(open_probabilities(model), "gate")
+
+
+def random(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
+    """Numbers from 0 to 1, for comparison."""
+    generator = torch.Generator().manual_seed(options.seed)
+    sums = _Sums(model)
+    for kind, (layers, heads) in head_counts(model).items():
+        drawn = torch.rand(layers, heads, generator=generator)  # for removed heads too, so that others keep theirs
+        for site in head_sites(model):
+            if site.kind == kind:
+                sums.add(site, drawn[site.layer, list(site.attention.kept)], 1)
+    return sums.means(shared=False)
+
+
+class _Sums:
+    """Sums and counts of every head that is there, in double precision."""
+
+    def __init__(self, model: nn.Module):
+        self.sizes = head_counts(model)
+        self.sites = {site.name: site for site in head_sites(model)}
+        self.sums = {name: torch.zeros(site.attention.num_heads).double() for name, site in self.sites.items()}
+        self.counts = dict.fromkeys(self.sites, 0.0)
+
+    def add(self, site: HeadSite, values: Tensor, count: float | Tensor) -> None:
+        self.sums[site.name] += values.detach().double().cpu()
+        self.counts[site.name] += float(count)
+
+    def means(self, shared: bool = True) -> HeadTable:
+        """Sums by counts, over all processes if each has its share of the data (`shared`)."""
+        names = list(self.sites)
+        flat = torch.cat([*(self.sums[name] for name in names), torch.tensor([self.counts[n] for n in names]).double()])
+        flat = total(flat) if shared else flat
+        *rows, counts = flat.split([*(len(self.sums[name]) for name in names), len(names)])
+        values = {kind: [[0.0] * heads for _ in range(layers)] for kind, (layers, heads) in self.sizes.items()}
+        for name, row, count in zip(names, rows, counts.tolist(), strict=True):
+            site = self.sites[name]
+            for head, value in zip(site.attention.kept, (row / max(count, 1)).tolist(), strict=True):
+                values[site.kind][site.layer][head] = value
+        return HeadTable(values)
+
+
+METHODS: dict[str, Callable[[nn.Module, Corpus, Options], HeadTable]] = {
+    "confidence": confidence,
+    "gradient": gradient,
+    "relevance": relevance,
+    "ablation": ablation,
+    "magnitude": magnitude,
+    "gate": gate,
+    "random": random,
+}
+WITHOUT_DATA = ("magnitude", "gate", "random")

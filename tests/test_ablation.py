@@ -1,0 +1,192 @@
+"""Ablations and curves against the masked model run from the start; notes that survive a stop."""
+
+import json
+import math
+
+import pytest
+import torch
+from test_importance import MASK, TASK, loss_of, make_gates, make_model, sample, sentences
+
+from fairseq_headgates import HeadTable, ablation, masked, prune
+from fairseq_headgates.ablation import (
+    Notes,
+    ablation_losses,
+    ablation_masks,
+    masked_translations,
+    pruning_curve,
+    variant_losses,
+)
+from fairseq_headgates.evaluation import Corpus, mean_loss
+from fairseq_headgates.heads import TYPES
+from fairseq_headgates.pruning import open_heads
+from fairseq_headgates.sites import head_sites
+
+FULL = HeadTable({kind: [[1] * 4] * 2 for kind in TYPES})
+
+
+def corpus(batches=None):
+    return Corpus(TASK, batches or [sample(sentences()[:3]), sample(sentences()[3:])])
+
+
+def bits(model, mask=FULL):
+    """The loss in bits per token, one sentence at a time."""
+    tokens = sum(len(target) for _, target in sentences())
+    with torch.no_grad(), masked(model, mask):
+        return sum(loss_of(model, pair).item() for pair in sentences()) / tokens / math.log(2)
+
+
+def with_row(kind, layer, row):
+    return HeadTable({kind: [row if i == layer else [1] * 4 for i in range(2)]})
+
+
+@pytest.mark.parametrize("tokens", [1, 70, 4096])  # one variant at a time, some, all in one batch
+@pytest.mark.parametrize("normalize_before", [True, False])
+def test_losses_of_all_ablations(tokens, normalize_before, monkeypatch):
+    monkeypatch.setattr(ablation, "TOKENS", tokens)
+    sides = {f"{side}_normalize_before": normalize_before for side in ("encoder", "decoder")}
+    model = make_gates(make_model(gate_heads="enc-self,dec-self,dec-enc", **sides))
+    for mode in ablation.MODES:
+        loss, without = ablation_losses(model, corpus(), mode)
+        assert loss == pytest.approx(bits(model), abs=1e-9)
+        for kind in TYPES:
+            for layer in range(2):
+                for head in range(4):
+                    row = [int((i == head) == (mode == "all-but-one")) for i in range(4)]
+                    expected = bits(model, with_row(kind, layer, row))
+                    assert without.values[kind][layer][head] == pytest.approx(expected, abs=1e-9), (kind, layer, head)
+
+
+def test_heads_that_are_not_there_have_no_loss():
+    model = prune(make_model(), MASK)
+    loss, without = ablation_losses(model, corpus())
+    assert loss == pytest.approx(bits(model), abs=1e-9)
+    for kind in TYPES:
+        for row, alive in zip(without.values[kind], MASK.values[kind], strict=True):
+            assert [math.isnan(value) for value in row] == [not present for present in alive]
+    with pytest.raises(ValueError, match="unknown mode 'both': choose from single, all-but-one"):
+        ablation_losses(model, corpus(), "both")
+
+
+def test_nothing_of_the_model_is_left_changed():
+    model = make_model()
+    batch = sample(sentences())
+    before = model(**batch["net_input"])[0]
+    hooks = [len(module._forward_hooks) for module in model.modules()]
+    ablation_losses(model, corpus())
+    site = head_sites(model)[0]
+    with pytest.raises(RuntimeError):  # in the middle of it: a factor for another number of heads
+        variant_losses(model, batch, 1, {site: torch.ones(1, 3)})
+    assert torch.equal(model(**batch["net_input"])[0], before)
+    assert [len(module._forward_hooks) for module in model.modules()] == hooks
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_masks_of_ablations():
+    model = make_model()
+    _, losses = ablation_losses(model, corpus(), "all-but-one")
+    masks = ablation_masks(model, "all-but-one", losses)
+    assert len(masks) == 6
+    for name, mask in masks.items():
+        kind, layer, head = name.split()
+        row = losses.values[kind][int(layer)]
+        assert row[int(head)] == min(row)
+        assert mask.values == with_row(kind, int(layer), [int(i == int(head)) for i in range(4)]).values
+    masks = ablation_masks(model, "single", losses)
+    assert len(masks) == 24
+    assert masks["dec-self 1 2"].values == {"dec-self": [[1, 1, 1, 1], [1, 1, 0, 1]]}
+
+
+class Words:
+    """A corpus whose 'translations' tell which heads of a model are masked, and how often the encoder worked."""
+
+    def __init__(self, monkeypatch):
+        self.encoded = 0
+        monkeypatch.setattr(ablation, "prepared", lambda model, corpus: self.count(model))
+        monkeypatch.setattr(ablation, "translate", self.translate)
+
+    def count(self, model):
+        def count(*_):
+            self.encoded += 1
+
+        model.encoder.register_forward_hook(lambda *_: None)
+        model.encoder.layers[0].register_forward_hook(count)
+        return model
+
+    @torch.no_grad()
+    def translate(self, model, corpus):
+        return [str(model(**batch["net_input"])[0].sum().item()) for batch in corpus.batches]
+
+
+def test_translations_share_the_encoder_where_it_is_the_same(monkeypatch):
+    words, model, data = Words(monkeypatch), make_model(), corpus()
+    masks = {
+        "decoder": with_row("dec-enc", 1, [0, 1, 1, 1]),
+        "encoder": with_row("enc-self", 0, [1, 1, 0, 1]),
+        "again": with_row("dec-self", 0, [1, 0, 1, 1]),
+    }
+    found = masked_translations(model, data, masks, Notes(None, ""))
+    assert words.encoded == 2 * len(data.batches)  # for the whole model, and for the masked encoder
+    for name, mask in {"full": FULL, **masks}.items():
+        with masked(model, mask):
+            assert found[name] == words.translate(model, data), name
+    assert len(set(map(tuple, found.values()))) == 4
+
+
+@pytest.mark.parametrize("types", [(), ("dec-enc",)])
+def test_a_curve_removes_the_lowest_scores_first(types):
+    model = make_model()
+    scores = HeadTable(
+        {kind: [[4 * i + j + 10 * n for j in range(4)] for i in range(2)] for n, kind in enumerate(TYPES)}
+    )
+    points = list(pruning_curve(model, corpus(), scores, FULL, [50, 0, 25, 100], types, translations=False))
+    there_are = 8 if types else 24
+    assert [(p.removed, p.heads) for p in points] == [(s, there_are - there_are * s // 100) for s in (0, 25, 50, 100)]
+    for point in points:
+        gone = {
+            (kind, i, j)
+            for kind in TYPES for i in range(2) for j in range(4) if not point.mask.values[kind][i][j]
+        }  # fmt: skip
+        lowest = sorted((scores.values[k][i][j], (k, i, j)) for k in types or TYPES for i in range(2) for j in range(4))
+        assert gone == {head for _, head in lowest[: len(gone)]} and len(gone) == there_are - point.heads
+        assert point.nll == pytest.approx(bits(model, point.mask), abs=1e-9)
+        assert point.translations is None
+
+
+def test_a_curve_can_score_again_what_is_left():
+    model = make_model()
+    seen = []
+
+    def rescore(smaller):
+        seen.append(open_heads(smaller))
+        return HeadTable({kind: [[-v for v in row] for row in rows] for kind, rows in scores.values.items()})
+
+    scores = HeadTable({kind: [[4.0 * i + j for j in range(4)] for i in range(2)] for kind in TYPES})
+    points = list(pruning_curve(model, corpus(), scores, FULL, [25, 50], ["enc-self"], rescore, False))
+    assert points[0].mask.values["enc-self"] == [[0, 0, 1, 1], [1, 1, 1, 1]]
+    assert points[1].mask.values["enc-self"] == [[0, 0, 1, 1], [1, 1, 0, 0]]  # now the highest go; the removed stay out
+    assert [mask.values for mask in seen] == [point.mask.values for point in points]
+
+
+def test_mean_loss_counts_tokens_not_batches():
+    model = make_model()
+    for batches in ([sample(sentences())], [sample([pair]) for pair in sentences()]):
+        assert mean_loss(model, corpus(batches)) == pytest.approx(bits(model), abs=1e-9)
+
+
+def test_notes_go_on_where_work_was_stopped(tmp_path):
+    path = tmp_path / "out.part"
+    notes = Notes(str(path), "work 1")
+    assert notes.get("a", lambda: ["x"]) == ["x"]
+    assert notes.get("b", lambda: 2) == 2
+    with path.open("a") as file:
+        file.write('["c", [1, ')  # killed while it wrote
+    again = Notes(str(path), "work 1")
+    assert again.found == {"a": ["x"], "b": 2}
+    assert again.get("a", lambda: pytest.fail("known already")) == ["x"]
+    assert again.get("c", lambda: 3) == 3
+    assert Notes(str(path), "work 1").found == {"a": ["x"], "b": 2, "c": 3}
+    assert Notes(str(path), "work 2").found == {}  # other work begins anew
+    assert json.loads(path.read_text()) == "work 2"
+    Notes(str(path), "work 2").discard()
+    assert not path.exists()
+    assert Notes(None, "").get("a", lambda: 1) == 1

@@ -1,0 +1,75 @@
+"""Correlations against their formulas."""
+
+import math
+import random
+
+import pytest
+
+from fairseq_headgates.agreement import agreement
+from fairseq_headgates.heads import HeadTable
+
+
+def table(values, kind="enc-self", name="a"):
+    return HeadTable({kind: [values[:3], values[3:]]}, name)
+
+
+def pearson(x, y):
+    mx, my = sum(x) / len(x), sum(y) / len(y)
+    covariance = sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True))
+    return covariance / math.sqrt(sum((a - mx) ** 2 for a in x) * sum((b - my) ** 2 for b in y))
+
+
+def ranks(x):
+    """From 1; equal values share the mean of their ranks."""
+    return [sum(b < a for b in x) + (1 + sum(b == a for b in x)) / 2 for a in x]
+
+
+X, Y = [0.3, 2.0, -1.0, 5.0, 0.5, 0.5], [1.0, 1.5, -2.0, 9.0, 0.0, 3.0]
+
+
+def test_formulas():
+    found = agreement(table(X), table(Y), top=2)
+    assert (found.heads, found.top) == (6, 2)
+    assert found.pearson == pytest.approx(pearson(X, Y))
+    assert found.spearman == pytest.approx(pearson(ranks(X), ranks(Y)))
+    assert found.shared == 0.5  # 3 and 1; 3 and 5
+    same = agreement(table(X), table(X))
+    assert (same.pearson, same.spearman, same.shared, same.top) == (pytest.approx(1), pytest.approx(1), 1.0, 1)
+
+
+def test_p_value_is_how_often_chance_does_as_well():
+    generator = random.Random(0)
+    shuffled, count, draws = list(Y), 0, 4000
+    r = pearson(X, Y)
+    for _ in range(draws):
+        generator.shuffle(shuffled)
+        count += abs(pearson(X, shuffled)) >= abs(r) - 1e-12
+    assert agreement(table(X), table(Y)).pearson_p == pytest.approx(count / draws, abs=0.03)
+
+
+def test_types_can_be_chosen():
+    a = HeadTable({"enc-self": [X], "dec-self": [Y]}, "a")
+    b = HeadTable({"enc-self": [Y], "dec-self": [Y], "dec-enc": [Y]}, "b")
+    assert agreement(a, b).heads == 12
+    assert agreement(a, b, ["enc-self"]).pearson == pytest.approx(pearson(X, Y))
+    assert agreement(a, b, ["dec-self"]).pearson == pytest.approx(1)
+
+
+def test_constant_scores_have_no_correlation():
+    found = agreement(table([1.0] * 6), table(Y))
+    assert math.isnan(found.pearson) and math.isnan(found.spearman) and math.isnan(found.spearman_p)
+
+
+@pytest.mark.parametrize(
+    ("other", "options", "words"),
+    [
+        (HeadTable({"enc-self": [[1, 2], [3, 4]]}, "b"), {}, "different heads: enc-self has 2 x 3 and 2 x 2"),
+        (table(Y, "dec-enc", "b"), {}, "a scores enc-self, b dec-enc: no type in common"),
+        (table(Y, name="b"), {"types": ["dec-enc"]}, "a has no dec-enc; b has no dec-enc"),
+        (table(Y, name="b"), {"top": 7}, "the best 7 heads are to be compared: there are 6 of enc-self"),
+        (table(Y, name="b"), {"top": 0}, "the best 0 heads"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_refused(other, options, words):
+    with pytest.raises(ValueError, match=words):
+        agreement(table(X), other, **options)

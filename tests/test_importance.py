@@ -1,0 +1,256 @@
+"""Scores against naive loops in double precision: one sentence, one head, one token at a time, no padding."""
+
+import math
+
+import pytest
+import torch
+from models_for_tests import PAD, VOCABULARY, make_gated, make_task
+
+from fairseq_headgates import HeadTable, masked, observe, open_probabilities, prune
+from fairseq_headgates.heads import TYPES
+from fairseq_headgates.importance import METHODS, Options, score
+from fairseq_headgates.sites import head_sites, watching
+
+EOS = 2
+TASK = make_task()
+MASK = HeadTable({"enc-self": [[1, 0, 1, 1], [0, 0, 0, 0]], "dec-self": [[1, 1, 1, 0]] * 2, "dec-enc": [[1] * 4] * 2})
+DATA_METHODS = ["confidence", "gradient", "relevance", "ablation"]
+
+
+def make_model(**options):
+    """In double precision, with sharper attention than a new model's, so that heads differ."""
+    model = make_gated(**options).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "attn" in name:
+                parameter.mul_(3.0)
+            if name.endswith("bias"):
+                parameter.normal_(std=0.1)
+    return model
+
+
+def make_gates(model):
+    """Gates of all kinds: closed, open, between."""
+    with torch.no_grad():
+        for i, site in enumerate(head_sites(model)):
+            site.attention.gate.theta.copy_(torch.tensor([-4.0, 0.3, 4.0, -0.5]).roll(i).to(site.attention.gate.theta))
+    return model
+
+
+def sentences():
+    """Source and target tokens of four pairs, EOS at the end."""
+    generator = torch.Generator().manual_seed(3)
+    pairs = []
+    for source, target in ((5, 4), (2, 6), (7, 1), (3, 3)):
+        words = torch.randint(4, VOCABULARY, (source + target,), generator=generator).tolist()
+        pairs.append((words[:source] + [EOS], words[source:] + [EOS]))
+    return pairs
+
+
+def sample(pairs, left_pad=True):
+    """A batch as fairseq makes it: source padded on the left, target on the right, its prefix beginning with EOS."""
+
+    def pad(rows, left):
+        longest = max(map(len, rows))
+        return torch.tensor([[PAD] * (longest - len(r)) + r if left else r + [PAD] * (longest - len(r)) for r in rows])
+
+    sources, targets = zip(*pairs, strict=True)
+    net_input = {
+        "src_tokens": pad(sources, left_pad),
+        "src_lengths": torch.tensor([len(s) for s in sources]),
+        "prev_output_tokens": pad([[EOS, *t[:-1]] for t in targets], False),
+    }
+    return {"id": torch.arange(len(pairs)), "net_input": net_input, "target": pad(targets, False)}
+
+
+def alone(pair):
+    return sample([pair])
+
+
+def loss_of(model, pair):
+    """Sum of -ln p over the tokens of one sentence, token by token."""
+    one = alone(pair)
+    logits = model(**one["net_input"])[0][0]
+    return sum(-(row - row.exp().sum().log())[token] for row, token in zip(logits, pair[1], strict=True))
+
+
+def scores(model, method, batches=None, **options):
+    return score(model, TASK, batches or [sample(sentences())], method, Options(**options))
+
+
+def assert_close(table, expected, tolerance=1e-9):
+    assert set(table.types) == set(expected)
+    for kind, rows in expected.items():
+        assert torch.allclose(torch.tensor(table.values[kind]).double(), torch.tensor(rows).double(), atol=tolerance), (
+            kind, table.values[kind], rows
+        )  # fmt: skip
+
+
+def zeros():
+    return {kind: [[0.0] * 4 for _ in range(2)] for kind in TYPES}
+
+
+def naive_confidence(model):
+    found, counts = zeros(), zeros()
+    for pair in sentences():
+        source, prefix = pair[0], [EOS, *pair[1][:-1]]
+        tokens = {"enc-self": (source, source), "dec-self": (prefix, prefix), "dec-enc": (prefix, source)}
+        with torch.no_grad(), observe(model) as seen:
+            model(**alone(pair)["net_input"])
+        for kind, layers in seen.items():
+            queries, keys = tokens[kind]
+            for layer, attention in layers.items():
+                site = next(s for s in head_sites(model) if (s.kind, s.layer) == (kind, layer))
+                for i, head in enumerate(site.attention.kept):
+                    for t, query in enumerate(queries):
+                        if query == EOS:
+                            continue
+                        looked = [attention.weights[0, i, t, s].item() for s, key in enumerate(keys) if key != EOS]
+                        found[kind][layer][head] += max(looked, default=0.0)
+                        counts[kind][layer][head] += 1
+    return {
+        kind: [[v / (n or 1) for v, n in zip(*both, strict=True)] for both in zip(rows, counts[kind], strict=True)]
+        for kind, rows in found.items()
+    }
+
+
+def naive_gradient(model, per_token, step=1e-5):
+    """By finite differences: the loss with a head's contexts multiplied by 1 +- step."""
+    found = zeros()
+    for site in head_sites(model):
+        for i, head in enumerate(site.attention.kept):
+            tokens = 0
+            for pair in sentences():
+                length = len(pair[0] if site.kind == "enc-self" else pair[1])
+                tokens += length
+                for t in range(length) if per_token else [slice(None)]:
+                    losses = []
+                    for sign in (1, -1):
+
+                        def change(seen, _, context, site=site, i=i, t=t, sign=sign):
+                            if seen.name != site.name:
+                                return None
+                            factor = torch.ones_like(context)
+                            factor[:, i, t] += sign * step
+                            return context * factor
+
+                        with torch.no_grad(), watching(model, change):
+                            losses.append(loss_of(model, pair).item())
+                    found[site.kind][site.layer][head] += abs(losses[0] - losses[1]) / (2 * step)
+            found[site.kind][site.layer][head] /= tokens if per_token else len(sentences())
+    return found
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_confidence(pruned):
+    model = prune(make_model(), MASK) if pruned else make_model()
+    assert_close(scores(model, "confidence"), naive_confidence(model))
+
+
+@pytest.mark.parametrize("unit", ["sentence", "token"])
+def test_gradient(unit):
+    model = make_gates(make_model(gate_heads=",".join(TYPES)))
+    expected = naive_gradient(model, unit == "token")
+    assert_close(scores(model, "gradient", gradient_unit=unit, normalize="none"), expected, 1e-7)
+    for rows in expected.values():
+        for i, row in enumerate(rows):
+            rows[i] = [value / math.sqrt(sum(v**2 for v in row)) for value in row]
+    assert_close(scores(model, "gradient", gradient_unit=unit), expected, 1e-6)
+
+
+def test_gradient_leaves_the_model_as_it_was():
+    model = make_model().train()
+    frozen = model.decoder.layers[0].fc1.weight
+    frozen.requires_grad_(False)
+    scores(model, "gradient")
+    assert model.training and not frozen.requires_grad and model.encoder.layers[0].fc1.weight.requires_grad
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(site.attention.watcher is None for site in head_sites(model))
+
+
+def test_ablation():
+    model = make_model()
+    tokens = sum(len(target) for _, target in sentences())
+
+    def bits(mask):
+        with torch.no_grad(), masked(model, HeadTable(mask)):
+            return sum(loss_of(model, pair).item() for pair in sentences()) / tokens / math.log(2)
+
+    def without(kind, layer, head):
+        return {kind: [[int((i, j) != (layer, head)) for j in range(4)] for i in range(2)]}
+
+    expected = {kind: [[bits(without(kind, i, j)) - bits({}) for j in range(4)] for i in range(2)] for kind in TYPES}
+    assert_close(scores(model, "ablation"), expected)
+
+
+def test_magnitude_counts_all_weights_of_a_head_and_its_gate():
+    model = make_gates(make_model(gate_heads="dec-enc,enc-self,dec-self"))
+    expected = zeros()
+    for site in head_sites(model):
+        a = site.attention
+        gates = a.head_scale()
+        for head in range(4):
+            part = range(head * 8, head * 8 + 8)
+            total = sum(
+                p.weight[i, j].item() ** 2 for p in (a.q_proj, a.k_proj, a.v_proj) for i in part for j in range(32)
+            )
+            total += sum((gates[head] * a.out_proj.weight[j, i]).item() ** 2 for i in part for j in range(32))
+            expected[site.kind][site.layer][head] = math.sqrt(total)
+    assert_close(scores(model, "magnitude"), expected)
+
+
+def test_gate_is_the_probability_that_it_is_open():
+    model = make_model(gate_heads="dec-enc", gate_init=0.3)
+    assert_close(scores(model, "gate"), {kind: rows.tolist() for kind, rows in open_probabilities(model).items()})
+
+
+def test_random_depends_on_the_seed_alone():
+    model = make_model()
+    first, again, other = (scores(m, "random", seed=s) for m, s in ((model, 1), (model, 1), (model, 2)))
+    assert first.values == again.values != other.values
+    smaller = scores(prune(model, MASK), "random", seed=1)
+    assert smaller.values["dec-self"] == [[*row[:3], 0.0] for row in first.values["dec-self"]]
+
+
+@pytest.mark.parametrize("method", DATA_METHODS)
+def test_batches_and_padding_make_no_difference(method):
+    model = make_model()
+    pairs = sentences()
+    together = scores(model, method)
+    apart = scores(model, method, [alone(pair) for pair in pairs])
+    right = scores(model, method, [sample(pairs[2:], left_pad=False), sample(pairs[:2], left_pad=False)])
+    assert_close(together, apart.values)
+    assert_close(together, right.values)
+
+
+@pytest.mark.parametrize("method", [*DATA_METHODS, "magnitude"])
+def test_a_pruned_model_has_the_scores_of_the_masked_one(method):
+    model = make_model()
+    pruned = scores(prune(model, MASK), method)
+    with masked(model, MASK):
+        expected = scores(model, method)
+    alive = {
+        kind: [[v * m for v, m in zip(*both, strict=True)] for both in zip(rows, MASK.values[kind], strict=True)]
+        for kind, rows in expected.values.items()
+    }
+    assert_close(pruned, alive)
+    if method in ("gradient", "relevance", "ablation"):  # a masked head changes nothing
+        assert_close(expected, alive)
+
+
+def test_every_method_gives_every_head_a_number():
+    model = make_model(gate_heads="enc-self")
+    for method in METHODS:
+        table = scores(model, method)
+        assert table.name == method and table.types == TYPES
+        assert all(math.isfinite(v) for kind in TYPES for v in table.heads(kind))
+        assert [len(row) for kind in TYPES for row in table.values[kind]] == [4] * 6
+
+
+def test_unknown_methods_and_options_are_refused():
+    with pytest.raises(ValueError, match="unknown method 'attention': choose from confidence, gradient"):
+        scores(make_model(), "attention")
+    with pytest.raises(ValueError, match="unknown unit 'batch'"):
+        scores(make_model(), "gradient", gradient_unit="batch")
+    with pytest.raises(ValueError, match="unknown normalisation 'l1'"):
+        scores(make_model(), "gradient", normalize="l1")
