@@ -37,8 +37,8 @@ from fairseq_headgates.heads import (
     scores_to_json,
     write_whole,
 )
+from fairseq_headgates.propagation import RULES
 from fairseq_headgates.pruning import open_heads
-from fairseq_headgates.relevance import RULES
 from fairseq_headgates.sites import head_counts
 
 METRICS = ("nll", "bleu")

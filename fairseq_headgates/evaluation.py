@@ -283,11 +283,12 @@ def translate(model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], I
     """The translations of a corpus by a model prepared for inference, in the order of the sentences."""
     generator = make_generator(model, corpus)
     texts = Texts.of(corpus, generator)
+    prefix = corpus.cfg.generation.prefix_size
     found = {}
     for sample in progress(corpus.batches):
-        for number, hypotheses in zip(
-            sample["id"].tolist(), corpus.task.inference_step(generator, [model], sample), strict=True
-        ):
+        forced = sample["target"][:, :prefix] if prefix > 0 else None
+        best = corpus.task.inference_step(generator, [model], sample, prefix_tokens=forced)
+        for number, hypotheses in zip(sample["id"].tolist(), best, strict=True):
             found[number] = texts.text(hypotheses[0]["tokens"])
     return [text for _, text in sorted(union(found).items())]
 

@@ -1,27 +1,20 @@
 """Layer-wise relevance propagation: how much heads and tokens have contributed to a prediction.
 
-After Voita et al. 2019 (section 4.2 and appendix A) and Ding et al. 2017: the top-1 logit of a target position has
-relevance 1, which every layer hands down to its inputs. For an output j of a layer f and all its inputs i, let
+After Voita et al. 2019 (section 4) and Ding et al. 2017: the top-1 logit of a target position has relevance 1, which
+every layer hands down to its inputs by the rules of `propagation`; activation functions hand on what they get.
 
-    z_ji = J_ji x_i + f(0)_j / n
-    R_i = sum_j R_j [alpha z+_ji / (sum_i z+_ji + eps) + beta z-_ji / (sum_i z-_ji - eps)]
-
-with the Jacobian J, the number n of inputs, and the positive and negative parts z+ and z-; then the inputs are rescaled
-to the L1 norm of the outputs. Positive relevance so stays positive. Activation functions hand on what they get.
-
-No Jacobian of a whole layer is formed: linear layers and LayerNorm go token by token, and the Jacobian of attention
-factorises. Shapes: T target, S source length (or any), N explained target positions, H heads, D head size, E, I, O
-sizes of vectors, B sentences, L layers. Relevance is [T, N, E]: of every number at every token, for every explained
-position.
+Shapes: T target, S source length, N explained target positions, H heads, D head size, E model size, B sentences,
+L layers. Relevance is [T, N, E]: of every number at every token, for every explained position.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,11 +28,25 @@ from fairseq.modules.transformer_layer import (
 from torch import Tensor, nn
 
 from fairseq_headgates.attention import HeadAttention
+from fairseq_headgates.propagation import (
+    RULES,
+    Rule,
+    add,
+    attention,
+    keep_norm,
+    l1_norm,
+    layer_norm,
+    linear,
+    merge,
+    quotient,
+)
 from fairseq_headgates.sites import head_counts, use_head_attention
 
-CHUNK = 2**18  # numbers of z formed at a time: what stays in the cache of one core
-BLOCK = 2**24  # numbers of relevance at a time, at the widest place; more positions are explained in turns
+logger = logging.getLogger(__name__)
 
+BLOCK = 2**20  # numbers of relevance at a time, at the widest place; more positions are explained in turns,
+POSITIONS = 16  # but not fewer than these: every turn forms z anew
+TOLERANCE = 0.1  # of relevance that may be lost without a warning; with the eps of RULES about 0.01 is
 
 # The way back through something: relevance at its input (and at the memory, if it reads that), from that at its output.
 Back = Callable[[Tensor], tuple[Tensor, ...]]
@@ -52,30 +59,6 @@ EXTRAS = {  # what decoder layers may have besides
     "c_attn": "scaled heads (--scale-heads)",
     "ffn_layernorm": "a LayerNorm within the feed-forward layer (--scale-fc)",
     "w_resid": "scaled residuals (--scale-resids)",
-}
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How relevance is divided among inputs.
-
-    `alpha` and `beta` weigh positive and negative contributions; None for both is the epsilon rule
-    R_i = sum_j R_j z_ji / (z_j + eps sign(z_j)) with z_j = sum_i z_ji (Bach et al. 2015, eq. 58). `eps` keeps
-    denominators away from 0, `rescale_eps` those of the rescaling. With `constant_attention` the attention weights are
-    constants: queries and keys get nothing.
-    """
-
-    alpha: float | None = 0.5
-    beta: float | None = 0.5
-    eps: float = 1e-5
-    rescale_eps: float = 1e-5
-    constant_attention: bool = False
-
-
-RULES = {
-    "story-of-heads": Rule(),  # the numbers of the paper's released code
-    "attn-constant": Rule(constant_attention=True),
-    "epsilon": Rule(alpha=None, beta=None),
 }
 
 
@@ -108,192 +91,6 @@ def token_contributions(model: nn.Module, net_input: Mapping[str, Tensor], rule:
     return found.source, found.target
 
 
-# The rule for each kind of layer, on plain tensors
-
-
-def linear(R: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, rule: Rule) -> Tensor:
-    """Relevance [T, N, I] at the input x [T, I] of x W^T + b, from R [T, N, O]; weight [O, I], bias [O] or None."""
-    share = weight.new_zeros(len(weight), 1) if bias is None else bias[:, None] / x.size(-1)
-
-    def positive(tokens: slice) -> Tensor:
-        return torch.addcmul(share, weight, x[tokens, None]).clamp_(min=0)
-
-    def weighted(r: Tensor, tokens: slice) -> Tensor:
-        return (r @ weight).mul_(x[tokens, None]).add_(r @ share)
-
-    found = _divide(R, F.linear(x, weight, bias), x.size(-1), positive, weighted, rule)
-    return _rescale(R, rule, found, dim=-1)[0]
-
-
-def layer_norm(R: Tensor, x: Tensor, norm: nn.LayerNorm, rule: Rule) -> Tensor:
-    """Relevance [T, N, E] at the input x [T, E] of a LayerNorm, from R [T, N, E].
-
-    With y = (x - mean) / sigma: J_ji = gamma_j / sigma (delta_ji - 1/E - y_j y_i / E) and f(0) = bias.
-    """
-    size = x.size(-1)
-    centred = x - x.mean(-1, keepdim=True)
-    sigma = (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt()
-    y, slope = centred / sigma, norm.weight / sigma
-    share = norm.bias[:, None] / size
-    left = torch.stack([slope, slope * y], dim=-1) / -size  # J = diag(slope) + left [1, y]
-    right = torch.stack([x, y * x], dim=-2)
-
-    def positive(tokens: slice) -> Tensor:
-        z = torch.baddbmm(share, left[tokens], right[tokens])
-        z.diagonal(dim1=-2, dim2=-1).add_(slope[tokens] * x[tokens])
-        return z.clamp_(min=0)
-
-    def weighted(r: Tensor, tokens: slice) -> Tensor:
-        steep = r * slope[tokens, None]
-        removed = y[tokens, None] * (steep @ y[tokens, :, None]) + steep.sum(-1, keepdim=True)
-        return (steep - removed / size).mul_(x[tokens, None]).add_(r @ share)
-
-    total = slope * (centred - y * (y * x).mean(-1, keepdim=True)) + norm.bias
-    return _rescale(R, rule, _divide(R, total, size, positive, weighted, rule), dim=-1)[0]
-
-
-def add(R: Tensor, a: Tensor, b: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
-    """Relevance [T, N, E] at both terms of a + b, each [T, E], from R [T, N, E]."""
-    up, down = a.clamp(min=0) + b.clamp(min=0), a.clamp(max=0) + b.clamp(max=0)
-    to_positive, to_negative = _coefficients(up, down, rule)
-    parts = [R * (x * torch.where(x > 0, to_positive, to_negative))[:, None] for x in (a, b)]
-    return _rescale(R, rule, *parts, dim=-1, whole=False)
-
-
-def attention(
-    R: Tensor, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, scaling: float, rule: Rule
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Relevance [H, T, N, D], [H, S, N, D] twice, at queries [H, T, D], keys and values [H, S, D], from that of heads.
-
-    Heads give c_td = sum_s w_ts v_sd; `R` is [H, T, N, D], `weights` w [H, T, S] are softmax(scaling q k^T). Then
-
-        v: z = w_ts v_sd,   q: z = sum_s A_tsd B_tse,   k: z = A_tsd B_tse,
-
-    where A_tsd = w_ts (v_sd - c_td) and B_tse = scaling q_te k_se, so that |z| = |A| |B| at the keys, and all sums are
-    matrix products. Every head is rescaled on its own, over all its tokens.
-    """
-    context = weights @ v
-    up, down = weights @ v.clamp(min=0), weights @ v.clamp(max=0)
-    if rule.constant_attention:
-        for_positive, for_negative = _per_output(R, up, down, rule)
-        found = _at_values(for_positive, for_negative, v, weights)
-        return R.new_zeros(R.shape), torch.zeros_like(found), _rescale(R, rule, found, dim=(1, 3))[0]
-    a = (v[:, None] - context[:, :, None]).mul_(weights[..., None])  # [H, T, S, D]
-    q = q * scaling
-    at_q = (a.transpose(2, 3).flatten(1, 2) @ k).view(*a.shape[:2], v.size(-1), k.size(-1)).mul_(q[:, :, None])
-    at_q_positive = at_q.clamp(min=0)  # [H, T, D, D]
-    at_q_negative = at_q.clamp_(max=0)
-    scores, sizes = q @ k.transpose(1, 2), q.abs() @ k.abs().transpose(1, 2)
-    at_k = (scores[:, :, None] @ a).squeeze(2)  # the sum over s and e of z, [H, T, D]; next, that of |z|
-    at_k_size = (sizes[:, :, None] @ a.abs()).squeeze(2)
-    up = up + at_q_positive.sum(-1) + (at_k_size + at_k) / 2
-    down = down + at_q_negative.sum(-1) - (at_k_size - at_k) / 2
-    for_positive, for_negative = _per_output(R, up, down, rule)
-    to_v = _at_values(for_positive, for_negative, v, weights)
-    to_q = for_positive @ at_q_positive + for_negative @ at_q_negative
-    # z+ = (|z| + z) / 2 and z- = (z - |z|) / 2.
-    mean = for_positive.add_(for_negative).div_(2)
-    difference = for_negative.neg_().add_(mean)  # (positive - negative) / 2
-    to_k = _at_keys(mean, a, q, k) + _at_keys(difference, a.abs_(), q.abs(), k.abs())
-    return _rescale(R, rule, to_q, to_k, to_v, dim=(1, 3))
-
-
-def merge(*parts: Tensor) -> Tensor:
-    """The sum of relevance [T, N, E] that comes to the same place on several ways, with the L1 norm of all parts."""
-    total = sum(parts[1:], parts[0])
-    return total.mul_(_ratio(sum(_norm(part, (0, 2)) for part in parts), _norm(total, (0, 2))))
-
-
-def keep_norm(R: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
-    """`parts`, each [.., N, E], in place, with the L1 norm of R [T, N, E] together."""
-    ratio = _ratio(_norm(R, (0, 2)), sum(_norm(part, (0, 2)) for part in parts))
-    return tuple(part.mul_(ratio) for part in parts)
-
-
-def _divide(
-    R: Tensor,
-    total: Tensor,
-    inputs: int,
-    positive: Callable[[slice], Tensor],
-    weighted: Callable[[Tensor, slice], Tensor],
-    rule: Rule,
-) -> Tensor:
-    """Relevance [T, N, I] before rescaling, from R [T, N, O], for a layer that treats every token on its own.
-
-    `total` [T, O] is sum_i z_ji, over I = `inputs`; for some tokens, `positive(tokens)` gives z+ [T', O, I] and
-    `weighted(r, tokens)` the sum over j of r_j z_ji. The two are enough: z- = z - z+.
-    """
-    if rule.alpha is None:
-        return weighted(R * _coefficients(total, 0 * total, rule)[0][:, None], slice(None))
-    parts = []
-    step = max(1, CHUNK // (total.size(-1) * inputs))
-    for first in range(0, len(R), step):
-        tokens = slice(first, first + step)
-        z = positive(tokens)
-        up = z.sum(-1)
-        for_positive, for_negative = _coefficients(up, (total[tokens] - up).clamp_(max=0), rule)
-        r = R[tokens]
-        found = weighted(r * for_negative[:, None], tokens)
-        parts.append(found.baddbmm_(r * (for_positive - for_negative)[:, None], z))
-    return torch.cat(parts)
-
-
-def _coefficients(up: Tensor, down: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
-    """What z+_ji and z-_ji are multiplied by, from their sums over i: as these, one number for every output."""
-    if rule.alpha is None:
-        total = up + down
-        both = 1 / (total + rule.eps * torch.where(total < 0, -1.0, 1.0))
-        return both, both
-    return rule.alpha / (up + rule.eps), rule.beta / (down - rule.eps)
-
-
-def _per_output(R: Tensor, up: Tensor, down: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
-    """R_j times both coefficients: [H, T, N, D] from sums [H, T, D]."""
-    for_positive, for_negative = _coefficients(up, down, rule)
-    return R * for_positive[:, :, None], R * for_negative[:, :, None]
-
-
-def _at_values(for_positive: Tensor, for_negative: Tensor, v: Tensor, weights: Tensor) -> Tensor:
-    """[H, S, N, D]: sum over t of r_td w_ts v_sd, with the first r where v > 0 and the second where it is below."""
-    heads, length, positions, size = for_positive.shape
-    back = weights.transpose(1, 2)
-    sums = [(back @ r.flatten(2)).view(heads, -1, positions, size) for r in (for_positive, for_negative)]
-    return torch.where((v > 0)[:, :, None], *sums).mul_(v[:, :, None])
-
-
-def _at_keys(r: Tensor, a: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """[H, S, N, D]: sum over t and d of r_td A_tsd q_te k_se; r [H, T, N, D], A [H, T, S, D]."""
-    to_weights = r @ a.transpose(2, 3)  # [H, T, N, S]
-    back = to_weights.permute(0, 3, 2, 1).flatten(1, 2) @ q  # [H, S N, D]
-    return back.unflatten(1, (k.size(1), -1)).mul_(k[:, :, None])
-
-
-def _norm(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    return x.abs().sum(dim, keepdim=True)  # twice as fast as vector_norm on a CPU
-
-
-def _ratio(wanted: Tensor, there: Tensor) -> Tensor:
-    """wanted / there, where nothing makes nothing."""
-    return wanted / there.clamp(min=torch.finfo(there.dtype).tiny)
-
-
-def _rescale(
-    R: Tensor, rule: Rule, *inputs: Tensor, dim: int | tuple[int, ...], whole: bool = True
-) -> tuple[Tensor, ...]:
-    """`inputs`, in place, with the L1 norm that R has over `dim`, and then, if `whole`, over the first dimension too.
-
-    As in the original: since both have an epsilon, this is not the same as the first alone.
-    """
-    wanted, there = _norm(R, dim), sum(_norm(part, dim) for part in inputs)
-    ratio = _ratio(wanted, there + rule.rescale_eps)
-    if whole:
-        ratio *= _ratio(wanted.sum(0), (there * ratio).sum(0) + rule.rescale_eps)
-    return tuple(part.mul_(ratio) for part in inputs)
-
-
-# The rule for a model
-
-
 @torch.no_grad()
 def explain(model: nn.Module, net_input: Mapping[str, Tensor], rule: str | Rule = "story-of-heads") -> Relevance:
     """Relevance of the top-1 logit at every position of `prev_output_tokens`, as a fairseq transformer sees it.
@@ -305,23 +102,26 @@ def explain(model: nn.Module, net_input: Mapping[str, Tensor], rule: str | Rule 
     """
     rule = _rule(rule)
     _check(model)
-    with _evaluating(model), _recording(model) as recorded:
-        logits = model(**net_input)[0]
     sources, targets = net_input["src_tokens"], net_input["prev_output_tokens"]
     is_word, is_target = sources != model.encoder.padding_idx, targets != model.decoder.padding_idx
-    top = logits.argmax(-1).masked_fill(~is_target, model.decoder.padding_idx)
-    zeros = logits.new_zeros
-    result = Relevance(
-        heads={kind: zeros(*targets.shape, *counts) for kind, counts in head_counts(model).items()},
-        source=zeros(*targets.shape, sources.size(1)),
-        target=zeros(*targets.shape, targets.size(1)),
-        top=top,
-        conserved=zeros(targets.shape),
-    )
-    for i in range(len(targets)):
-        _explain_sentence(model, recorded, result, i, is_word[i].nonzero()[:, 0], is_target[i].nonzero()[:, 0], rule)
-    if not result.conserved.isfinite().all():
+    with _evaluating(model):
+        with _recording(model) as states:
+            logits = model(**net_input)[0]
+        result = Relevance(
+            heads={kind: logits.new_zeros(*targets.shape, *size) for kind, size in head_counts(model).items()},
+            source=logits.new_zeros(*targets.shape, sources.size(1)),
+            target=logits.new_zeros(*targets.shape, targets.size(1)),
+            top=logits.argmax(-1).masked_fill(~is_target, model.decoder.padding_idx),
+            conserved=logits.new_zeros(targets.shape),
+        )
+        for row in range(len(targets)):
+            words, places = is_word[row].nonzero()[:, 0], is_target[row].nonzero()[:, 0]
+            _explain_sentence(model, states, result, row, words, places, rule)
+    lost = (result.conserved - 1)[is_target].abs().amax().item() if is_target.any() else 0.0
+    if not math.isfinite(lost):
         raise RuntimeError("relevance is not finite: are there infinite or NaN weights, or is the precision too low?")
+    if lost > TOLERANCE:
+        logger.warning("%.0f %% of the relevance of a logit was lost to epsilon: see Rule.rescale_eps", 100 * lost)
     return result
 
 
@@ -383,23 +183,21 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 def _recording(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
     """Gives what goes into every layer and what comes out of the last, each [T, B, E], as {"encoder": [...], ...}."""
     states: dict[str, list[Tensor]] = {"encoder": [], "decoder": []}
-
-    def remember(side: str, last: bool, args: tuple, output: Any) -> None:
-        states[side].append(args[0])
-        if last:
-            states[side].append(output if isinstance(output, Tensor) else output[0])
-
     handles = []
-    for side in states:
+    for side, seen in states.items():
         layers = list(getattr(model, side).layers)
-        for i, layer in enumerate(layers):
-            call = partial(remember, side, i + 1 == len(layers))
-            handles.append(layer.register_forward_hook(lambda _, args, output, call=call: call(args, output)))
+        handles += [x.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0])) for x in layers]
+        handles.append(layers[-1].register_forward_hook(lambda _, args, out, seen=seen: seen.append(_first(out))))
     try:
         yield states
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _first(output: Tensor | tuple) -> Tensor:
+    """Decoder layers give more than their output."""
+    return output if isinstance(output, Tensor) else output[0]
 
 
 def _explain_sentence(
@@ -415,7 +213,7 @@ def _explain_sentence(
     encoder = [x[words, row] for x in states["encoder"]]
     decoder = [x[targets, row] for x in states["decoder"]]
     widest = max(layer.fc1.out_features for side in (model.encoder, model.decoder) for layer in side.layers)
-    step = max(1, BLOCK // (widest * max(len(words), len(targets))))
+    step = max(POSITIONS, BLOCK // (widest * max(len(words), len(targets))))
     for first in range(0, len(targets), step):
         last = min(first + step, len(targets))
         explained = targets[first:last]
@@ -425,13 +223,13 @@ def _explain_sentence(
         R = _from_logits(model.decoder, decoder[-1][:last], result.top[row, explained], rule)
         R = walk.layers(R, model.decoder.layers, [x[:last] for x in decoder])
         result.target[row, explained[:, None], targets[:last]] = R.sum(-1).t()
-        conserved = _norm(R, (0, 2))
+        conserved = l1_norm(R, (0, 2))
         if walk.at_memory is not None:
-            R = walk.at_memory * _ratio(walk.memory_norm, _norm(walk.at_memory, (0, 2)))
+            R = walk.at_memory * quotient(walk.memory_norm, l1_norm(walk.at_memory, (0, 2)))
             R = R if model.encoder.layer_norm is None else layer_norm(R, encoder[-1], model.encoder.layer_norm, rule)
             R = walk.layers(R, model.encoder.layers, encoder)
             result.source[row, explained[:, None], words] = R.sum(-1).t()
-            conserved = conserved + _norm(R, (0, 2))
+            conserved = conserved + l1_norm(R, (0, 2))
         result.conserved[row, explained] = conserved.view(-1)
         for kind, values in heads.items():
             result.heads[kind][row, explained] = values
@@ -442,22 +240,12 @@ def _from_logits(decoder: nn.Module, x: Tensor, top: Tensor, rule: Rule) -> Tens
     normed = _normed(decoder.layer_norm, x)
     project, output = decoder.project_out_dim, decoder.output_projection
     features = normed if project is None else project(normed)
-    first = len(x) - len(top)
     bias = None if output.bias is None else output.bias[top]
-    R = features.new_zeros(len(x), len(top), features.size(-1))
-    of_last = R[first:].diagonal(dim1=0, dim2=1)  # every token explains itself
-    of_last.copy_(_at_logits(features[first:], output.weight[top], bias, rule).t())
+    ones = torch.diag_embed(torch.eye(len(top), dtype=x.dtype, device=x.device))  # every token explains itself
+    R = linear(F.pad(ones, (0, 0, 0, 0, len(x) - len(top), 0)), features, output.weight[top], bias, rule)
     if project is not None:
         R = linear(R, normed, project.weight, project.bias, rule)
     return R if decoder.layer_norm is None else layer_norm(R, x, decoder.layer_norm, rule)
-
-
-def _at_logits(x: Tensor, weight: Tensor, bias: Tensor | None, rule: Rule) -> Tensor:
-    """Relevance [N, I] at x [N, I], of one output for each: that of the row of `weight` [N, I] and `bias` [N]."""
-    z = weight * x if bias is None else weight * x + bias[:, None] / x.size(-1)
-    sums = z.clamp(min=0).sum(-1, keepdim=True), z.clamp(max=0).sum(-1, keepdim=True)
-    found = z * torch.where(z > 0, *_coefficients(*sums, rule))
-    return _rescale(z.new_ones(1, len(z), 1), rule, found[None], dim=-1)[0][0]
 
 
 def _normed(norm: nn.LayerNorm | None, x: Tensor) -> Tensor:
@@ -532,11 +320,8 @@ class _Walk:
             return module.out_proj.bias.expand_as(x), None
         rows = (torch.tensor(alive)[:, None] * module.head_dim + torch.arange(module.head_dim)).view(-1).to(x.device)
         memory = self.memory if kind == "dec-enc" else x
-        into_q, into_kv = _joined(rows, module.q_proj), _joined(rows, module.k_proj, module.v_proj)
-        q, k, v = (
-            y.unflatten(-1, (len(alive), -1)).transpose(0, 1)
-            for y in (F.linear(x, *into_q), *F.linear(memory, *into_kv).chunk(2, dim=-1))
-        )
+        inputs = {"q": x, "k": memory, "v": memory}
+        q, k, v = (_heads(F.linear(inputs[name], *_part(module, name, rows)), module.head_dim) for name in inputs)
         scores = module.scaling * q @ k.transpose(1, 2)
         if kind == "dec-self":
             future = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu(1)
@@ -544,33 +329,36 @@ class _Walk:
         weights = scores.softmax(-1)
         merged = (weights @ v).transpose(0, 1)
         merged = (merged if scale is None else merged * scale[alive, None]).flatten(1)
-        out = module.out_proj.weight[:, rows], module.out_proj.bias
         kept = [module.kept[i] for i in alive]
 
         def back(R: Tensor) -> tuple[Tensor, ...]:
-            R = linear(R, merged, *out, self.rule)
+            R = linear(R, merged, module.out_proj.weight[:, rows], module.out_proj.bias, self.rule)
             R = R.unflatten(-1, (len(alive), -1)).permute(2, 0, 1, 3).contiguous()
-            self.heads[kind][:, number, kept] = _norm(R, (1, 3))[:, 0, :, 0].t()
-            at_q, at_k, at_v = attention(R, q, k, v, weights, module.scaling, self.rule)
-            if kind != "dec-enc":
-                joined = [torch.cat(pair) for pair in zip(into_q, into_kv, strict=True)]
-                return (linear(_side_by_side(at_q, at_k, at_v), x, *joined, self.rule),)
-            at_memory = linear(_side_by_side(at_k, at_v), memory, *into_kv, self.rule)
-            return linear(_side_by_side(at_q), x, *into_q, self.rule), at_memory
+            self.heads[kind][:, number, kept] = l1_norm(R, (1, 3))[:, 0, :, 0].t()
+            parts = dict(zip("qkv", attention(R, q, k, v, weights, module.scaling, self.rule), strict=True))
 
-        return F.linear(merged, *out), back
+            def into(names: str) -> Tensor:
+                """Through the projections of these inputs as one."""
+                joined = (torch.cat(tensors) for tensors in zip(*(_part(module, n, rows) for n in names), strict=True))
+                R = torch.cat([parts.pop(n).permute(1, 2, 0, 3).flatten(2) for n in names], dim=-1)
+                return linear(R, inputs[names[0]], *joined, self.rule)
+
+            return (into("q"), into("kv")) if kind == "dec-enc" else (into("qkv"),)
+
+        return F.linear(merged, module.out_proj.weight[:, rows], module.out_proj.bias), back
 
     def _to_memory(self, R: Tensor) -> None:
-        norm = _norm(R, (0, 2))
+        norm = l1_norm(R, (0, 2))
         self.memory_norm = norm if self.memory_norm is None else self.memory_norm + norm
         self.at_memory = R if self.at_memory is None else self.at_memory.add_(R)
 
 
-def _joined(rows: Tensor, *projections: nn.Linear) -> tuple[Tensor, Tensor]:
-    """Rows of several projections as one: weight and bias."""
-    return torch.cat([p.weight[rows] for p in projections]), torch.cat([p.bias[rows] for p in projections])
+def _heads(x: Tensor, size: int) -> Tensor:
+    """[T, H D] -> [H, T, D]."""
+    return x.unflatten(-1, (-1, size)).transpose(0, 1)
 
 
-def _side_by_side(*parts: Tensor) -> Tensor:
-    """[H, T, N, D] of several -> [T, N, .. H D], as `_joined` has its rows."""
-    return torch.cat([part.permute(1, 2, 0, 3).flatten(2) for part in parts], dim=-1)
+def _part(module: HeadAttention, name: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of the weight and the bias of the query, key or value projection."""
+    projection = getattr(module, f"{name}_proj")
+    return projection.weight[rows], projection.bias[rows]

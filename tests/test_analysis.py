@@ -168,10 +168,12 @@ def test_loss_is_the_one_that_fairseq_logs(on_toy, run, toy, checkpoints):
     assert {kind: [len(row) for row in rows] for kind, rows in found["nll_difference"].items()} == FULL
 
 
-def test_bleu_is_that_of_fairseq_generate(on_toy, run, toy, checkpoints):
-    found = json.loads(on_toy("ablate", "--json", "--metric", "bleu", *SEARCH, "--mode", "all-but-one"))
+@pytest.mark.parametrize("more", [[], ["--prefix-size", "2", "--lenpen", "0.3"]])
+def test_bleu_is_that_of_fairseq_generate(more, on_toy, run, toy, checkpoints):
+    search = [*SEARCH, *more]
+    found = json.loads(on_toy("ablate", "--json", "--metric", "bleu", *search, "--mode", "all-but-one"))
     generated = run(
-        "fairseq-generate", toy.data, "--path", checkpoints["gated"], "--gen-subset", "valid", *SEARCH,
+        "fairseq-generate", toy.data, "--path", checkpoints["gated"], "--gen-subset", "valid", *search,
         "--scoring", "sacrebleu", *EVALUATION,
     )  # fmt: skip
     assert f"{found['bleu']:.2f}" == re.search(r"BLEU = ([\d.]+)", generated.out).group(1)

@@ -8,7 +8,6 @@ both signs (R) and once for positive relevance (pos_R). Here the two are explain
 """
 
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -18,22 +17,11 @@ import torch.nn.functional as F
 from models_for_tests import PAD, make_batch, make_gated, make_stock
 from torch.autograd.functional import jacobian
 
-from fairseq_headgates import HeadTable, fix_heads, head_sites, masked, prune, relevance
+from fairseq_headgates import HeadTable, fix_heads, head_sites, masked, propagation, prune, relevance
 from fairseq_headgates.gates import OPEN
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.relevance import (
-    RULES,
-    Rule,
-    add,
-    attention,
-    explain,
-    head_relevance,
-    keep_norm,
-    layer_norm,
-    linear,
-    merge,
-    token_contributions,
-)
+from fairseq_headgates.propagation import RULES, Rule, add, attention, keep_norm, layer_norm, linear, merge
+from fairseq_headgates.relevance import explain, head_relevance, token_contributions
 
 REFERENCE = dict(np.load(Path(__file__).parent / "data" / "reference_relevance.npz"))
 SETTINGS = {
@@ -473,8 +461,7 @@ def test_gates_and_removed_heads(rule, options):
     model = gated(**options)
     found = explain(model, make_batch(), rule)
     assert_naive(model, RULES[rule], factors_of(model), found)
-    closed = {kind: values[:, :, [1]].max().item() for kind, values in found.heads.items()}
-    assert 0 < min(found.heads["enc-self"][..., 1].max(), closed["dec-self"])
+    assert found.heads["enc-self"][..., 1].max() > 0
     assert found.heads["enc-self"][:, :, 1, 0].max() == 0 and found.heads["dec-enc"][:, :, 0].max() == 0
 
 
@@ -490,12 +477,12 @@ def test_masked_is_pruned(options):
 
 
 def test_gated_is_pruned():
-    """Gates are folded in single precision."""
+    """Gates are folded in single precision, and compared in double."""
     model = gated(torch.float)
     mask = HeadTable({**MASK.values, "dec-enc": [[0, 1], [1, 1]]})
-    with masked(model, mask):
-        found = explain(model, make_batch())
-    assert_equal(explain(prune(model, mask), make_batch()), found, 1e-5)
+    pruned = prune(model, mask).double()
+    with masked(model.double(), mask):
+        assert_equal(explain(pruned, make_batch()), explain(model, make_batch()), 1e-5)
 
 
 def test_a_model_whose_decoder_does_not_look_at_the_source():
@@ -542,8 +529,9 @@ def test_a_sentence_is_explained_alike_alone_and_in_a_batch(options, pads):
 def test_long_sentences_are_explained_in_turns(monkeypatch):
     model = small()
     found = explain(model, make_batch())
+    monkeypatch.setattr(relevance, "POSITIONS", 1)
     monkeypatch.setattr(relevance, "BLOCK", 2 * 12 * 7)  # two positions of seven tokens at the widest place
-    monkeypatch.setattr(relevance, "CHUNK", 1)
+    monkeypatch.setattr(propagation, "CHUNK", 1)
     assert_equal(explain(model, make_batch()), found)
 
 
@@ -565,13 +553,20 @@ def test_relevance_is_conserved(rule):
     assert (found.conserved[real] - 1).abs().max() < 1e-4
 
 
+def test_lost_relevance_is_reported(caplog):
+    explain(small(), make_batch())
+    assert not caplog.records
+    explain(small(), make_batch(), Rule(rescale_eps=0.1))
+    assert "% of the relevance of a logit was lost" in caplog.text
+
+
 def test_no_position_sees_those_after_it():
     found = explain(small(), make_batch())
     assert found.target.triu(1).abs().max() == 0 < found.target.tril(-1).abs().max()
 
 
 def test_the_model_is_as_before():
-    model = small().train()
+    model = gated().train()
     model.encoder.layers[0].eval()
     before = {name: module.training for name, module in model.named_modules()}
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}

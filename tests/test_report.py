@@ -3,7 +3,21 @@
 import pytest
 
 from fairseq_headgates.heads import HeadTable
-from fairseq_headgates.report import head_table, heat_map, results_table, text_table, totals
+from fairseq_headgates.report import (
+    agreement_table,
+    best_head_table,
+    curve_plot,
+    curve_table,
+    head_table,
+    heat_map,
+    heat_maps,
+    layer_tables,
+    matrix,
+    results_table,
+    score_table,
+    text_table,
+    totals,
+)
 
 GATE = HeadTable({"enc-self": [[1.0, 0.0], [0.5, 1.0]], "dec-enc": [[0.0, 0.0]]}, "gate")
 OPEN = HeadTable({"enc-self": [[0.99, 0.01], [0.7, 0.9]], "dec-enc": [[0.1, 0.2]]}, "P(open)")
@@ -44,3 +58,79 @@ def test_heat_map_has_one_panel_per_type(tmp_path):
     assert figure.axes[0].images[0].get_array().tolist()[0] == pytest.approx([0.01, 0.99])
     figure.savefig(tmp_path / "map.png")
     assert (tmp_path / "map.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_scores_and_heads_that_are_not_there():
+    table = HeadTable({"enc-self": [[0.12345, -0.00001], [float("nan"), 2]]}, "gradient")
+    assert score_table(table).splitlines() == [
+        "enc-self (encoder self-attention)",
+        "gradient  head 0  head 1",
+        "--------  ------  ------",
+        "layer 0   0.1235  0.0000",
+        "layer 1        -  2.0000",
+    ]
+
+
+def test_heat_maps_of_several_scores(tmp_path):
+    pytest.importorskip("matplotlib")
+    other = HeadTable({"enc-self": [[5, 3], [4, 9]]}, "other")
+    figure = heat_maps([OPEN, other])
+    drawn = [axes for axes in figure.axes if axes.images]
+    assert [axes.get_title() for axes in drawn] == ["enc-self", "dec-enc", "enc-self"]
+    assert [axes.images[0].get_clim() for axes in drawn] == [(0.01, 0.99), (0.01, 0.99), (3, 9)]
+
+
+def test_tables_of_ablations():
+    difference = {"dec-enc 0 0": -1.0, "dec-enc 0 1": 0.25, "dec-enc 1 1": -3.5, "enc-self 0 0": -0.001}
+    p_values = {"dec-enc 0 0": 0.04, "dec-enc 0 1": 0.3, "dec-enc 1 1": 0.001, "enc-self 0 0": 0.05}
+    cross, encoder = layer_tables(difference, p_values)
+    assert cross.splitlines() == [
+        "dec-enc (decoder-encoder attention)",
+        "BLEU      head 0   head 1",
+        "-------  -------  -------",
+        "layer 0  -1.00*   +0.25",
+        "layer 1        -  -3.50**",
+    ]
+    assert encoder.splitlines()[-1] == "layer 0  +0.00"
+    assert best_head_table({"dec-enc 1 1": -3.5, "enc-self 0 0": 0.2}, p_values).splitlines() == [
+        "one head alone          enc-self           dec-enc",
+        "--------------  ----------------  ----------------",
+        "layer 0         +0.20   (head 0)                 -",
+        "layer 1                        -  -3.50** (head 1)",
+    ]
+
+
+def points():
+    values = [("all", 0, 4, 2.0, 30.0), ("all", 50, 2, 2.5, 20.0), ("dec-enc", 0, 2, 2.0, None)]
+    names = ("types", "removed", "heads", "nll", "bleu")
+    return [{"checkpoint": "a.pt", "by": "gate", **dict(zip(names, row, strict=True))} for row in values]
+
+
+def test_curves():
+    assert curve_table(points()).splitlines() == [
+        "all by gate (a.pt)",
+        "removed  heads  bits/token   BLEU",
+        "-------  -----  ----------  -----",
+        "0%           4      2.0000  30.00",
+        "50%          2      2.5000  20.00",
+        "",
+        "dec-enc by gate (a.pt)",
+        "removed  heads  bits/token  BLEU",
+        "-------  -----  ----------  ----",
+        "0%           2      2.0000     -",
+    ]
+    pytest.importorskip("matplotlib")
+    loss, bleu = curve_plot(points()[:2]).axes
+    assert loss.lines[0].get_xydata().tolist() == [[0, 2], [50, 2.5]]
+    assert bleu.lines[0].get_xydata().tolist() == [[0, 30], [50, 20]]
+
+
+def test_agreement():
+    pair = {"a": "x", "b": "y", "types": "dec-enc", "heads": 8, "pearson": 0.5, "pearson_p": 0.0004, "top": 2}
+    pair |= {"spearman": float("nan"), "spearman_p": float("nan"), "shared": 0.5}
+    assert agreement_table([pair]).splitlines()[-1].split() == [
+        "x", "~", "y", "dec-enc", "8", "0.50", "<0.001", "-", "-", "50%", "of", "2",
+    ]  # fmt: skip
+    assert [line.split() for line in matrix("rho", ["a", "b"], {("a", "b"): 0.25}).splitlines()] == [
+        ["rho", "a", "b"], ["---", "----", "----"], ["a", "0.25"], ["b", "0.25"],
+    ]  # fmt: skip

@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+"""What it costs to score all heads of a model, beside what it is made of: training steps and forward passes.
+
+    python benchmarks/importance_speed.py [--size small|base] [--parts gradient confidence ablation relevance]
+        [--device cpu|cuda] [--json FILE]
+
+Everything runs in one process on the same batch, in turn, so that a machine whose speed drifts slows all of it alike.
+Reported are medians, and the median of the ratio round by round:
+
+  gradient     to forward, loss and backward of a training step of fairseq's transformer
+  confidence   to its forward pass
+  ablation     the loss without each head, to as many forward passes as there are heads; and the naive loop
+  relevance    milliseconds for a target position, and peak memory to that of a forward pass; on sentences of
+               --relevance-length tokens in source and target, a batch of one and of --relevance-sentences
+"""
+
+import argparse
+import json
+import statistics
+from functools import partial
+
+import torch
+from bench_models import SIZES, machine, make_args, make_task, median_ratio, peak_bytes, take_turns, training_batches
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.models.transformer import TransformerModel
+from tqdm import tqdm
+
+from fairseq_headgates import HeadTable, masked, use_head_attention
+from fairseq_headgates.importance import score
+from fairseq_headgates.relevance import head_relevance
+from fairseq_headgates.sites import head_counts
+
+PARTS = ("gradient", "confidence", "ablation", "relevance")
+
+
+def main() -> None:
+    options = parse()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    results = {"options": vars(options), "machine": machine(options.device), "torch": torch.__version__}
+    print(f"{results['machine']}, torch {torch.__version__}, {options.size}, vocabulary {options.vocabulary}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        bench = Bench(options)
+    for part in options.parts:
+        results[part] = getattr(bench, part)()
+        for row in results[part]:
+            print(
+                "  ".join(
+                    f"{key}: {value:,.3f}" if isinstance(value, float) else f"{value}" for key, value in row.items()
+                )
+            )
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(results, file, indent=1)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--vocabulary", type=int, default=8000)
+    parser.add_argument("--sentences", type=int, default=32, help="sentences in a batch (default: %(default)s)")
+    parser.add_argument(
+        "--length", type=int, default=26, help="longest sentence; the shortest is half (default: %(default)s)"
+    )
+    parser.add_argument("--relevance-sentences", type=int, default=8, help="(default: %(default)s)")
+    parser.add_argument("--relevance-length", type=int, default=15, help="(default: %(default)s)")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, help="of the processor (default: torch's)")
+    parser.add_argument("--rounds", type=int, default=7, help="(default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    return parser.parse_args()
+
+
+class Bench:
+    """fairseq's model, ours with the same weights, and one batch."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self.task = make_task(options.vocabulary)
+        args = make_args(options.size, 0.1, 0.0)
+        self.stock = TransformerModel.build_model(args, self.task).to(options.device)
+        self.ours = TransformerModel.build_model(args, self.task).to(options.device)
+        self.ours.load_state_dict(self.stock.state_dict())
+        self.ours = use_head_attention(self.ours).eval()
+        self.criterion = LabelSmoothedCrossEntropyCriterion(self.task, False, 0.1)
+        self.batch = self._batch(options.sentences, options.length)
+
+    def _batch(self, sentences: int, length: int) -> dict:
+        return next(training_batches(sentences, length, self.options.vocabulary, self.options.device))
+
+    def training(self) -> None:
+        self.stock.train()
+        self.stock.zero_grad()
+        loss, size, _ = self.criterion(self.stock, self.batch)
+        (loss / size).backward()
+
+    @torch.no_grad()
+    def forward(self) -> None:
+        self.stock.eval()
+        self.stock(**self.batch["net_input"])
+
+    def score(self, method: str) -> None:
+        score(self.ours, self.task, [self.batch], method)
+
+    @torch.no_grad()
+    def naive_ablation(self) -> None:
+        """A whole forward pass for every head."""
+        sizes = head_counts(self.ours)
+        for kind, (layers, heads) in sizes.items():
+            for layer in range(layers):
+                for head in range(heads):
+                    rows = [[int((i, j) != (layer, head)) for j in range(heads)] for i in range(layers)]
+                    with masked(self.ours, HeadTable({kind: rows})):
+                        self.criterion(self.ours, self.batch)
+
+    def compare(self, works: dict, base: str, times: int = 1, rounds: int | None = None) -> list[dict]:
+        """Medians in milliseconds, and ratios to `times` times `base`."""
+        rounds = rounds or self.options.rounds
+        ready = {name: partial(lambda work: work, work) for name, work in works.items()}
+        with tqdm(total=rounds + 1, leave=False) as bar:
+            seconds = take_turns(ready, rounds, 1, self.options.device, bar)
+        return [
+            {
+                "what": f"{name:28}",
+                "ms": 1000 * statistics.median(seconds[name]),
+                "ratio": median_ratio(seconds, name, base) / (1 if name == base else times),
+            }
+            for name in works
+        ]
+
+    def gradient(self) -> list[dict]:
+        works = {"training step": self.training, "gradient": partial(self.score, "gradient")}
+        return self.compare(works, "training step")
+
+    def confidence(self) -> list[dict]:
+        works = {"forward pass": self.forward, "confidence": partial(self.score, "confidence")}
+        return self.compare(works, "forward pass")
+
+    def ablation(self) -> list[dict]:
+        heads = sum(layers * heads for layers, heads in head_counts(self.ours).values())
+        works = {
+            "forward pass": self.forward,
+            f"ablation of {heads} heads": partial(self.score, "ablation"),
+            "the same, naively": self.naive_ablation,
+        }
+        return self.compare(works, "forward pass", heads, max(1, self.options.rounds // 2))
+
+    def relevance(self) -> list[dict]:
+        rows = []
+        for sentences in (1, self.options.relevance_sentences):
+            length = self.options.relevance_length
+            batch = self._batch(sentences, length)["net_input"]
+            for tokens in (batch["src_tokens"], batch["prev_output_tokens"]):
+                tokens.random_(4, self.options.vocabulary)  # no padding: every position is explained
+            forward = torch.no_grad()(partial(self.ours, **batch))
+            explain = partial(head_relevance, self.ours, batch)
+            (row,) = self.compare({f"relevance, {sentences} x {length}": explain}, f"relevance, {sentences} x {length}")
+            row["ratio"] = peak_bytes(explain, self.options.device) / peak_bytes(forward, self.options.device)
+            rows.append(
+                {"what": row["what"], "ms a position": row["ms"] / (sentences * length), "memory ratio": row["ratio"]}
+            )
+        return rows
+
+
+if __name__ == "__main__":
+    main()
