@@ -10,8 +10,8 @@ Reported are medians, and the median of the ratio round by round:
   gradient     to forward, loss and backward of a training step of fairseq's transformer
   confidence   to its forward pass
   ablation     the loss without each head, to as many forward passes as there are heads; and the naive loop
-  relevance    milliseconds for a target position, and peak memory to that of a forward pass; on sentences of
-               --relevance-length tokens in source and target, a batch of one and of --relevance-sentences
+  relevance    milliseconds for a target position, and the most memory that torch has handed out at one time, both
+               beside a forward pass, for every rule
 """
 
 import argparse
@@ -27,7 +27,8 @@ from tqdm import tqdm
 
 from fairseq_headgates import HeadTable, masked, use_head_attention
 from fairseq_headgates.importance import score
-from fairseq_headgates.relevance import head_relevance
+from fairseq_headgates.propagation import RULES
+from fairseq_headgates.relevance import explain
 from fairseq_headgates.sites import head_counts
 
 PARTS = ("gradient", "confidence", "ablation", "relevance")
@@ -63,8 +64,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--length", type=int, default=26, help="longest sentence; the shortest is half (default: %(default)s)"
     )
-    parser.add_argument("--relevance-sentences", type=int, default=8, help="(default: %(default)s)")
-    parser.add_argument("--relevance-length", type=int, default=15, help="(default: %(default)s)")
+    parser.add_argument("--relevance-sentences", type=int, nargs="+", default=[1, 8], help="(default: 1 and 8)")
+    parser.add_argument("--relevance-length", type=int, default=15, help="tokens on each side (default: %(default)s)")
+    parser.add_argument("--relevance-layers", type=int, default=6, help="on each side (default: %(default)s)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, help="of the processor (default: torch's)")
@@ -115,7 +117,7 @@ class Bench:
                     with masked(self.ours, HeadTable({kind: rows})):
                         self.criterion(self.ours, self.batch)
 
-    def compare(self, works: dict, base: str, times: int = 1, rounds: int | None = None) -> list[dict]:
+    def compare(self, works: dict, base: str, times: float = 1, rounds: int | None = None) -> list[dict]:
         """Medians in milliseconds, and ratios to `times` times `base`."""
         rounds = rounds or self.options.rounds
         ready = {name: partial(lambda work: work, work) for name, work in works.items()}
@@ -141,27 +143,38 @@ class Bench:
     def ablation(self) -> list[dict]:
         heads = sum(layers * heads for layers, heads in head_counts(self.ours).values())
         works = {
-            "forward pass": self.forward,
+            "10 forward passes": lambda: [self.forward() for _ in range(10)],
             f"ablation of {heads} heads": partial(self.score, "ablation"),
             "the same, naively": self.naive_ablation,
         }
-        return self.compare(works, "forward pass", heads, max(1, self.options.rounds // 2))
+        return self.compare(works, "10 forward passes", heads / 10, max(1, self.options.rounds // 2))
 
     def relevance(self) -> list[dict]:
-        rows = []
-        for sentences in (1, self.options.relevance_sentences):
-            length = self.options.relevance_length
-            batch = self._batch(sentences, length)["net_input"]
-            for tokens in (batch["src_tokens"], batch["prev_output_tokens"]):
-                tokens.random_(4, self.options.vocabulary)  # no padding: every position is explained
-            forward = torch.no_grad()(partial(self.ours, **batch))
-            explain = partial(head_relevance, self.ours, batch)
-            (row,) = self.compare({f"relevance, {sentences} x {length}": explain}, f"relevance, {sentences} x {length}")
-            row["ratio"] = peak_bytes(explain, self.options.device) / peak_bytes(forward, self.options.device)
-            rows.append(
-                {"what": row["what"], "ms a position": row["ms"] / (sentences * length), "memory ratio": row["ratio"]}
-            )
-        return rows
+        """A model of --relevance-layers on each side; every position of sentences without padding is explained."""
+        args = make_args(self.options.size)
+        args.encoder_layers = args.decoder_layers = self.options.relevance_layers
+        model = TransformerModel.build_model(args, self.task).to(self.options.device).eval()
+        return [
+            self._explained(model, sentences, rule) for sentences in self.options.relevance_sentences for rule in RULES
+        ]
+
+    def _explained(self, model: TransformerModel, sentences: int, rule: str) -> dict:
+        length, device = self.options.relevance_length, self.options.device
+        source, prefix = (
+            torch.randint(4, self.options.vocabulary, (sentences, length), device=device) for _ in range(2)
+        )
+        lengths = torch.full((sentences,), length, device=device)
+        batch = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": prefix}
+        works = {"forward": torch.no_grad()(partial(model, **batch)), "explain": partial(explain, model, batch, rule)}
+        forward, explained = self.compare(works, "forward")
+        return {
+            "what": f"{rule}, {sentences} x {length}".ljust(28),
+            "ms a position": explained["ms"] / (sentences * length),
+            "forward": forward["ms"] / (sentences * length),
+            "MB": peak_bytes(works["explain"], device) / 1e6,
+            "forward MB": peak_bytes(works["forward"], device) / 1e6,
+            "conserved": works["explain"]().conserved.min().item(),
+        }
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from fairseq_headgates.heads import HeadTable, write_whole
 from fairseq_headgates.pruning import best_heads, prune
 from fairseq_headgates.sites import HeadSite, head_counts, head_sites, masked, use_head_attention, watching
 
-TOKENS = 4096  # so many, padding included, ride in one batch: more would not be faster
+TOKENS = 2048  # so many, padding included, ride in one batch: more would not be faster
 MODES = ("single", "all-but-one")  # Michel et al. 2019, tables 1 and 2: a layer without a head; with that head alone
 
 
@@ -79,7 +79,7 @@ def variant_losses(
     `variants[site]` [V, H] are the numbers that the heads of this layer are multiplied by.
     """
     with _recording(model) as outputs:
-        loss = token_losses(model, sample, model(**sample["net_input"]), pad).double().sum().item()
+        loss = token_losses(model, sample, pad).double().sum().item()
     return loss, {site: _losses_of(model, sample, pad, site, rows, outputs) for site, rows in variants.items()}
 
 
@@ -93,28 +93,24 @@ def _losses_of(
         order = torch.arange(batch, device=sample["target"].device).repeat(len(chunk))
         factor = chunk.to(order.device).repeat_interleave(batch, 0)[:, :, None, None]
         repeated = {key: value.index_select(0, order) for key, value in sample["net_input"].items()}
-        with _resuming(model, site, outputs, order), _multiplying(model, site, factor):
-            output = model(**repeated)
-        target = {"target": sample["target"].index_select(0, order)}
-        losses.append(token_losses(model, target, output, pad).view(len(chunk), -1).sum(1, dtype=torch.double))
+        rows = {"net_input": repeated, "target": sample["target"].index_select(0, order)}
+        with _resuming(model, site, outputs, order, factor):
+            found = token_losses(model, rows, pad)
+        losses.append(found.view(len(chunk), -1).sum(1, dtype=torch.double))
     return torch.cat(losses).cpu()
-
-
-def _multiplying(model: nn.Module, site: HeadSite, factor: Tensor):
-    """Multiplies what the heads of one layer give by `factor` [B, H, 1, 1]."""
-
-    def multiply(seen: HeadSite, _: Tensor | None, context: Tensor) -> Tensor | None:
-        return context * factor.to(context) if seen.name == site.name else None
-
-    return watching(model, multiply, types=[site.kind])
 
 
 @contextmanager
 def _recording(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """Keeps what the encoder and every layer give, by name."""
+    """Keeps what the encoder, every layer and every self-attention give, by name, and the contexts of all heads."""
     outputs: dict[str, Any] = {}
-    names = {name for site in head_sites(model) for name in _layer_names(site)} | {"encoder"}
-    with ExitStack() as hooks:
+    sites = head_sites(model)
+    names = {name for site in sites for name in _layer_names(site)} | {site.name for site in sites} | {"encoder"}
+
+    def remember(site: HeadSite, _: Tensor | None, context: Tensor) -> None:
+        outputs[f"{site.name}.heads"] = context
+
+    with ExitStack() as hooks, watching(model, remember):
         for name in names:
             module = _submodule(model, name)
             if module is not None:
@@ -137,14 +133,23 @@ def _submodule(model: nn.Module, name: str) -> nn.Module | None:
 
 
 @contextmanager
-def _resuming(model: nn.Module, site: HeadSite, outputs: Mapping[str, Any], order: Tensor) -> Iterator[None]:
-    """The model computes from this layer on; below it, the recorded outputs are repeated for the rows `order`."""
-    _, *below = _layer_names(site)
+def _resuming(
+    model: nn.Module, site: HeadSite, outputs: Mapping[str, Any], order: Tensor, factor: Tensor
+) -> Iterator[None]:
+    """The model computes from the heads of this layer on, each times its `factor` [B, H, 1, 1].
+
+    What was recorded of all that comes before is repeated for the rows `order`.
+    """
+    layer, *below = _layer_names(site)
     replayed = {name: outputs[name] for name in below}
     if below:
         replayed[below[0]] = _repeated(outputs[below[0]], order)  # the only one that anything still reads
+    if site.kind == "dec-enc":
+        replayed[f"{layer}.self_attn"] = _repeated(outputs[f"{layer}.self_attn"], order)
     if site.kind != "enc-self" and "encoder" in outputs:
         replayed["encoder"] = model.encoder.reorder_encoder_out(outputs["encoder"], order)
+    context = outputs[f"{site.name}.heads"].index_select(0, order)
+    replayed[site.name] = (site.attention.output_of(context * factor.to(context)), None)
     with ExitStack() as stack:
         for name, output in replayed.items():
             stack.enter_context(_replaying(model.get_submodule(name), lambda *_, output=output, **__: output))

@@ -120,6 +120,10 @@ class HeadAttention(MultiheadAttention):
         weights = _per_hypothesis(weights, beam, need_head_weights) if need_weights else None
         return self._project_out(self._merge(context, beam)), weights
 
+    def output_of(self, context: Tensor) -> Tensor:
+        """What the layer gives, [T, B, E], when its heads give `context` [B, H, T, D]."""
+        return self._project_out(self._merge(context, 1))
+
     def head_scale(self) -> Tensor | None:
         """What each head's context is multiplied by: [H], or None where that is 1 for every head."""
         if self.gate is None:

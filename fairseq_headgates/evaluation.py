@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 LN2 = float(numpy.log(2))
 RESAMPLINGS = 1000  # of the paired bootstrap (Koehn 2004)
+LOGITS = {"cpu": 2**20, "cuda": 2**26}  # so many are computed at a time
 
 Sample = Mapping[str, Any]
 
@@ -219,15 +220,30 @@ def _first_line(error: Exception) -> str:
 # --- loss ------------------------------------------------------------------------------------------------------------
 
 
-def token_losses(model: nn.Module, sample: Sample, net_output: Any, pad: int) -> Tensor:
+def token_losses(model: nn.Module, sample: Sample, pad: int) -> Tensor:
     """-log2 p of every target token, as fairseq logs `nll_loss`: [B, T], 0 on padding."""
     target = sample["target"]
-    if getattr(getattr(model, "decoder", None), "adaptive_softmax", None) is not None:
-        logs = model.get_normalized_probs(net_output, log_probs=True, sample=sample)
-        return -logs.gather(-1, target.unsqueeze(-1)).squeeze(-1).masked_fill(target.eq(pad), 0.0) / LN2
-    logits = net_output[0].flatten(0, 1)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(logits, target.flatten(), ignore_index=pad, reduction="none").view_as(target) / LN2
+    real = target.ne(pad)
+    losses = torch.zeros(target.shape, device=target.device)
+    decoder = model.decoder
+    if getattr(decoder, "adaptive_softmax", None) is not None:
+        logs = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True, sample=sample)
+        return -logs.gather(-1, target.unsqueeze(-1)).squeeze(-1).masked_fill(~real, 0.0) / LN2
+    features = model(**sample["net_input"], features_only=True)[0]
+    words, features = target[real], features[real]
+    # Only where there is a word, and few logits at a time: so many of them are slow to write and to read again.
+    rows = max(1, LOGITS[features.device.type] // len(model.decoder.output_layer(features[:1])[0]))
+    parts = [
+        F.cross_entropy(at_least_single(decoder.output_layer(x)), y, reduction="none")
+        for x, y in zip(features.split(rows), words.split(rows), strict=True)
+    ]
+    found = torch.cat(parts) / LN2
+    return losses.to(found).masked_scatter(real, found)
+
+
+def at_least_single(x: Tensor) -> Tensor:
+    """In single precision, unless it is in double."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 @torch.no_grad()
@@ -235,7 +251,7 @@ def mean_loss(model: nn.Module, corpus: Corpus) -> float:
     """The loss of a corpus in bits per target token."""
     sums = torch.zeros(2, dtype=torch.double)
     for sample in corpus.batches:
-        losses = token_losses(model, sample, model(**sample["net_input"]), corpus.pad)
+        losses = token_losses(model, sample, corpus.pad)
         sums += torch.stack([losses.double().sum(), sample["target"].ne(corpus.pad).sum().double()]).cpu()
     loss, tokens = total(sums).tolist()
     return loss / tokens

@@ -121,7 +121,7 @@ def gradient(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
     with _frozen(model), watching(model, insert):
         for sample in options.progress(corpus.batches):
             gates.clear()
-            losses = token_losses(model, sample, model(**sample["net_input"]), corpus.pad)
+            losses = token_losses(model, sample, corpus.pad)
             gradients = torch.autograd.grad(losses.sum() * math.log(2), list(gates.values()))
             units = _units(sample, corpus, per_token)
             for site, found in zip(gates, gradients, strict=True):
