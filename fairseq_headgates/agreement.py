@@ -39,10 +39,11 @@ def agreement(a: HeadTable, b: HeadTable, types: Sequence[str] = (), top: int | 
         raise ValueError(f"the best {k} heads are to be compared: there are {len(x)} of {', '.join(chosen)}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of constant scores: NaN says it
-        pearson, spearman = (
+        (r, r_p), (rho, rho_p) = (
             test(x, y) if len(x) > 1 else (math.nan, math.nan) for test in (stats.pearsonr, stats.spearmanr)
         )
-    return Agreement(len(x), *map(float, pearson), *map(float, spearman), k, len(_best(x, k) & _best(y, k)) / k)
+    shared = len(_best(x, k) & _best(y, k)) / k
+    return Agreement(len(x), float(r), float(r_p), float(rho), float(rho_p), k, shared)
 
 
 def check_comparable(a: HeadTable, b: HeadTable, types: Sequence[str]) -> None:

@@ -38,9 +38,10 @@ from fairseq_headgates.pruning import best_heads, kept_heads, open_heads, prune,
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand; 0 on success, 2 with one line on bad input."""
     parser = build_parser()
-    args, args.rest = parser.parse_known_args(argv)
-    if args.rest and not getattr(args, "takes_fairseq", False):
-        parser.error(f"unrecognized arguments: {' '.join(args.rest)}")
+    args, rest = parser.parse_known_args(argv)
+    if rest and not getattr(args, "takes_fairseq", False):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    args.rest = rest
     logger = logging.getLogger("fairseq_headgates")
     level = logger.level
     logger.setLevel(logging.WARNING)  # not what a model says when training begins
