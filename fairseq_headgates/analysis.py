@@ -8,41 +8,29 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import logging
 import math
-import sys
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from fairseq import options, utils
 from torch import nn
-from tqdm import tqdm
 
 from fairseq_headgates import ablation, evaluation, importance, report
 from fairseq_headgates.agreement import agreement
-from fairseq_headgates.checkpoints import build_model, load_checkpoint, updates_of
 from fairseq_headgates.heads import (
     HeadTable,
     check_shape,
     parse_scores,
     parse_types,
     read_scores,
-    refuse_existing,
-    replacing,
     scores_to_json,
-    write_whole,
 )
 from fairseq_headgates.propagation import RULES
 from fairseq_headgates.pruning import open_heads
+from fairseq_headgates.session import USAGE, Loaded, Session, session, short_name
 from fairseq_headgates.sites import head_counts
 
 METRICS = ("nll", "bleu")
-USAGE = "%(prog)s DATA --path CKPT [options] [options of fairseq-generate]"
 EPILOG = (
     "DATA is a folder of binarised data. Data, batches, processes and beam search are set by the options of "
     "fairseq-generate: --gen-subset (default: test), --max-tokens (4000), --cpu, --fp16, --beam, --lenpen, "
@@ -182,142 +170,6 @@ def _steps(text: str) -> list[float]:
     return steps
 
 
-def fairseq_options(command: str, rest: Sequence[str]) -> argparse.Namespace:
-    """The options of fairseq-generate among `rest`. Exits with 2, as argparse does, for others."""
-    parser = options.get_generation_parser()
-    parser.prog, parser.usage = f"headgates {command}", USAGE
-    parser.set_defaults(required_batch_size_multiple=1)  # fairseq drops what does not fill the last batch
-    args = options.parse_args_and_arch(parser, list(rest))
-    if args.path is None:
-        raise ValueError("no checkpoint is given: add --path CKPT")
-    return args
-
-
-# --- a model on its data ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A checkpoint's model where it computes, its name, and the corpus."""
-
-    model: nn.Module
-    corpus: evaluation.Corpus
-    signature: str
-
-
-class Session:
-    """What one command works with: its options, fairseq's, and whether this process is the one that writes."""
-
-    def __init__(self, args: argparse.Namespace):
-        self.args = args
-        self.fairseq = fairseq_options(args.command, args.rest)
-        self.paths = utils.split_paths(self.fairseq.path)
-        evaluation.join_workers(self.fairseq)
-        self.writes = self.fairseq.distributed_rank == 0
-        self.task = evaluation.setup_task(self.fairseq)
-
-    def load(self, path: str, subset: str | None = None) -> Loaded:
-        state = load_checkpoint(path, self.args.trust)
-        try:
-            model = build_model(state)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-        device = evaluation.device_of(self.fairseq)
-        if self.fairseq.fp16 and device.type == "cuda":
-            model.half()
-        corpus = self.corpus(model, subset)
-        signature = f"ckpt:{_short(path)}|updates:{updates_of(state)}"
-        return Loaded(model.to(device), corpus, f"{self.signature(corpus)}|{signature}|v:{_version()}")
-
-    def corpus(self, model: nn.Module, subset: str | None = None) -> evaluation.Corpus:
-        chosen = argparse.Namespace(**{**vars(self.fairseq), "gen_subset": subset or self.fairseq.gen_subset})
-        corpus = evaluation.load_corpus(chosen, self.task, model, self.args.sentences)
-        evaluation.check_target(corpus, f"headgates {self.args.command}")
-        return corpus
-
-    def signature(self, corpus: evaluation.Corpus) -> str:
-        return f"data:{_short(self.fairseq.data)}|split:{corpus.subset}|sents:{corpus.sentences}"
-
-    def progress(self, text: str) -> Callable[[Iterable], Iterable]:
-        shown = self.writes and sys.stderr.isatty()
-        return partial(tqdm, desc=text, disable=not shown, leave=False)
-
-    def method_options(self, text: str = "") -> importance.Options:
-        args = self.args
-        return importance.Options(args.abs, args.normalize, args.rule, self.fairseq.seed, self.progress(text))
-
-    def notes(self, work: str) -> ablation.Notes:
-        """Where long work keeps what it has found: beside the file that it is to write."""
-        return ablation.Notes(f"{self.args.out}.part" if self.args.out else None, work, self.writes)
-
-    def write(self, path: str | None, text: str) -> None:
-        if path and self.writes:
-            write_whole(path, text, self.args.force)
-
-    def plot(self, path: str | None, draw: Callable[[], Any]) -> None:
-        if path and self.writes:
-            figure = draw()
-            with replacing(path, self.args.force) as temporary:
-                figure.savefig(temporary, format=Path(path).suffix.lstrip(".") or "png", dpi=150)
-
-    def say(self, text: str) -> None:
-        if self.writes:
-            print(text)
-
-
-@contextmanager
-def session(args: argparse.Namespace):
-    """A `Session` that leaves the other processes at its end; what cannot be written is refused at its beginning."""
-    for path in (getattr(args, name, None) for name in ("out", "plot", "tsv")):
-        if path:
-            refuse_existing(path, args.force)
-    if getattr(args, "plot", None):
-        _check_plot(args.plot)
-    with _quiet():
-        try:
-            yield Session(args)
-        finally:
-            evaluation.leave_workers()
-
-
-@contextmanager
-def _quiet():
-    """Only warnings of the libraries, none of those that are about their own future."""
-    loggers = [logging.getLogger(name) for name in ("fairseq", "sacrebleu", "hydra", "matplotlib")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            for logger in loggers:
-                logger.setLevel(logging.WARNING)
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
-
-
-def _check_plot(path: str) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("--plot needs matplotlib: pip install 'fairseq-headgates[plots]'") from None
-    kinds = Figure().canvas.get_supported_filetypes()
-    kind = Path(path).suffix.lstrip(".") or "png"
-    if kind not in kinds:
-        raise ValueError(f"--plot {path}: no picture of the kind {kind!r} can be drawn; choose .png, .pdf or .svg")
-
-
-def _short(path: str) -> str:
-    """The last folder and the name: what tells checkpoints and data of several runs apart."""
-    return "/".join(Path(path).resolve().parts[-2:])
-
-
-def _version() -> str:
-    from fairseq_headgates import __version__
-
-    return __version__
-
-
 # --- score -----------------------------------------------------------------------------------------------------------
 
 
@@ -387,7 +239,7 @@ def run_ablate(args: argparse.Namespace) -> int:
                 selecting = work.corpus(loaded.model, args.select_subset)
                 _, select = ablation.ablation_losses(loaded.model, selecting, args.mode, work.progress("choose"))
             bleu = bleu_ablation(work, loaded, select)
-            result.update(bleu, search=_search(work))
+            result.update(bleu, search=work.search)
             text += ["", _bleu_text(args.mode, bleu)]
         work.write(args.out, json.dumps(result, indent=1) + "\n")
         work.say(json.dumps(result) if args.json else "\n".join([*text, loaded.signature]))
@@ -397,7 +249,7 @@ def run_ablate(args: argparse.Namespace) -> int:
 def bleu_ablation(work: Session, loaded: Loaded, select: HeadTable) -> dict[str, Any]:
     """BLEU of the model, and its difference and p-value for each masking: {name: value}."""
     masks = ablation.ablation_masks(loaded.model, work.args.mode, select)
-    notes = work.notes(f"{work.args.mode}|{loaded.signature}|{_search(work)}")
+    notes = work.notes(work.paths[0])
     texts = ablation.masked_translations(loaded.model, loaded.corpus, masks, notes, work.progress("translate"))
     metric = evaluation.bleu_metric(loaded.corpus)
     bleu, p_values = evaluation.bleu_with_significance(
@@ -410,12 +262,6 @@ def bleu_ablation(work: Session, loaded: Loaded, select: HeadTable) -> dict[str,
         "p_value": p_values,
         "bleu_signature": str(metric.get_signature()),
     }
-
-
-def _search(work: Session) -> str:
-    """The options of the search that change translations."""
-    args = work.fairseq
-    return f"beam:{args.beam}|lenpen:{args.lenpen}|post:{args.post_process}|tok:{args.tokenizer}|bpe:{args.bpe}"
 
 
 def _bleu_text(mode: str, bleu: Mapping[str, Any]) -> str:
@@ -444,23 +290,15 @@ def run_curve(args: argparse.Namespace) -> int:
         work.plot(args.plot, lambda: report.curve_plot(points))
         work.say(json.dumps(points) if args.json else report.curve_table(points))
         for path in work.paths:
-            _curve_notes(work, path).discard()
+            work.notes(path).discard()
     return 0
-
-
-def _curve_notes(work: Session, path: str) -> ablation.Notes:
-    number = work.paths.index(path)
-    notes_path = f"{work.args.out}.part{number or ''}" if work.args.out else None
-    args = work.fairseq
-    told = f"{_short(path)}|{Path(path).stat().st_mtime_ns}|{_short(args.data)}|{args.gen_subset}|{work.args.sentences}"
-    return ablation.Notes(notes_path, f"{told}|{_search(work)}", work.writes)
 
 
 def curves_of(work: Session, path: str) -> list[dict[str, Any]]:
     """The points of all curves of one checkpoint, as plain values."""
     args = work.args
     loaded = work.load(path)
-    notes = _curve_notes(work, path)
+    notes = work.notes(path)
     scores, rescore = _scores_for_curve(work, loaded)
     alive = open_heads(loaded.model)
     metric = evaluation.bleu_metric(loaded.corpus)
@@ -470,11 +308,11 @@ def curves_of(work: Session, path: str) -> list[dict[str, Any]]:
         steps = ablation.pruning_curve(
             loaded.model, loaded.corpus, scores, alive, args.steps, types, rescore, args.metric == "bleu", notes
         )
-        for point in work.progress(f"{_short(path)} {name}")(steps):
+        for point in work.progress(f"{short_name(path)} {name}")(steps):
             bleu = metric.corpus_score(point.translations, [references]).score if args.metric == "bleu" else None
             points.append(
                 {
-                    "checkpoint": _short(path),
+                    "checkpoint": short_name(path),
                     "by": scores.name,
                     "types": name,
                     "removed": point.removed,

@@ -127,9 +127,10 @@ def test_imports_run_downward_only():
         "ablation": {"heads", "sites", "pruning", "evaluation"},
         "importance": {"heads", "sites", "evaluation", "ablation", "relevance"},
         "agreement": {"heads"},
+        "session": {"heads", "checkpoints", "evaluation", "ablation", "importance"},
         "analysis": {
-            "heads", "report", "sites", "pruning", "checkpoints", "evaluation", "propagation", "ablation", "importance",
-            "agreement",
+            "heads", "report", "sites", "pruning", "evaluation", "propagation", "ablation", "importance", "agreement",
+            "session",
         },
         "cli": {"heads", "report", "pruning", "checkpoints", "convert", "analysis"},
     }

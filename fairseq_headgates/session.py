@@ -1,0 +1,168 @@
+"""One command at work on models and their data: options, loading, progress, what is written."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fairseq import options, utils
+from torch import nn
+from tqdm import tqdm
+
+from fairseq_headgates import ablation, evaluation, importance
+from fairseq_headgates.checkpoints import build_model, load_checkpoint, updates_of
+from fairseq_headgates.heads import refuse_existing, replacing, write_whole
+
+USAGE = "%(prog)s DATA --path CKPT [options] [options of fairseq-generate]"
+
+
+def fairseq_options(command: str, rest: Sequence[str]) -> argparse.Namespace:
+    """The options of fairseq-generate among `rest`. Exits with 2, as argparse does, for others."""
+    parser = options.get_generation_parser()
+    parser.prog, parser.usage = f"headgates {command}", USAGE
+    parser.set_defaults(required_batch_size_multiple=1)  # fairseq drops what does not fill the last batch
+    args = options.parse_args_and_arch(parser, list(rest))
+    if args.path is None:
+        raise ValueError("no checkpoint is given: add --path CKPT")
+    return args
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint's model where it computes, its name, and the corpus."""
+
+    model: nn.Module
+    corpus: evaluation.Corpus
+    signature: str
+
+
+class Session:
+    """What one command works with: its options, fairseq's, and whether this process is the one that writes."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args = args
+        self.fairseq = fairseq_options(args.command, args.rest)
+        self.paths = utils.split_paths(self.fairseq.path)
+        evaluation.join_workers(self.fairseq)
+        self.writes = self.fairseq.distributed_rank == 0
+        self.task = evaluation.setup_task(self.fairseq)
+
+    def load(self, path: str, subset: str | None = None) -> Loaded:
+        state = load_checkpoint(path, self.args.trust)
+        try:
+            model = build_model(state)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        device = evaluation.device_of(self.fairseq)
+        if self.fairseq.fp16 and device.type == "cuda":
+            model.half()
+        corpus = self.corpus(model, subset)
+        signature = f"ckpt:{short_name(path)}|updates:{updates_of(state)}"
+        return Loaded(model.to(device), corpus, f"{self.signature(corpus)}|{signature}|v:{_version()}")
+
+    def corpus(self, model: nn.Module, subset: str | None = None) -> evaluation.Corpus:
+        chosen = argparse.Namespace(**{**vars(self.fairseq), "gen_subset": subset or self.fairseq.gen_subset})
+        corpus = evaluation.load_corpus(chosen, self.task, model, self.args.sentences)
+        evaluation.check_target(corpus, f"headgates {self.args.command}")
+        return corpus
+
+    def signature(self, corpus: evaluation.Corpus) -> str:
+        return f"data:{short_name(self.fairseq.data)}|split:{corpus.subset}|sents:{corpus.sentences}"
+
+    def progress(self, text: str) -> Callable[[Iterable], Iterable]:
+        shown = self.writes and sys.stderr.isatty()
+        return partial(tqdm, desc=text, disable=not shown, leave=False)
+
+    def method_options(self, text: str = "") -> importance.Options:
+        args = self.args
+        return importance.Options(args.abs, args.normalize, args.rule, self.fairseq.seed, self.progress(text))
+
+    @property
+    def search(self) -> str:
+        """The options of the search that change translations."""
+        args = self.fairseq
+        return f"beam:{args.beam}|lenpen:{args.lenpen}|post:{args.post_process}|tok:{args.tokenizer}|bpe:{args.bpe}"
+
+    def notes(self, path: str) -> ablation.Notes:
+        """Where long work with a checkpoint keeps what it has found: beside the file that it is to write."""
+        number = self.paths.index(path)
+        place = f"{self.args.out}.part{number or ''}" if self.args.out else None
+        when = Path(path).stat().st_mtime_ns  # of the checkpoint: trained on, it is another
+        data = f"{short_name(self.fairseq.data)}|{self.fairseq.gen_subset}|{self.args.sentences}"
+        command = f"{self.args.command}|{getattr(self.args, 'mode', '')}"
+        return ablation.Notes(place, f"{command}|{short_name(path)}|{when}|{data}|{self.search}", self.writes)
+
+    def write(self, path: str | None, text: str) -> None:
+        if path and self.writes:
+            write_whole(path, text, self.args.force)
+
+    def plot(self, path: str | None, draw: Callable[[], Any]) -> None:
+        if path and self.writes:
+            figure = draw()
+            with replacing(path, self.args.force) as temporary:
+                figure.savefig(temporary, format=Path(path).suffix.lstrip(".") or "png", dpi=150)
+
+    def say(self, text: str) -> None:
+        if self.writes:
+            print(text)
+
+
+@contextmanager
+def session(args: argparse.Namespace):
+    """A `Session` that leaves the other processes at its end; what cannot be written is refused at its beginning."""
+    for path in (getattr(args, name, None) for name in ("out", "plot", "tsv")):
+        if path:
+            refuse_existing(path, args.force)
+    if getattr(args, "plot", None):
+        _check_plot(args.plot)
+    with _quiet():
+        try:
+            yield Session(args)
+        finally:
+            evaluation.leave_workers()
+
+
+@contextmanager
+def _quiet():
+    """Only warnings of the libraries, none of those that are about their own future."""
+    loggers = [logging.getLogger(name) for name in ("fairseq", "sacrebleu", "hydra", "matplotlib")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.WARNING)
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def _check_plot(path: str) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("--plot needs matplotlib: pip install 'fairseq-headgates[plots]'") from None
+    kinds = Figure().canvas.get_supported_filetypes()
+    kind = Path(path).suffix.lstrip(".") or "png"
+    if kind not in kinds:
+        raise ValueError(f"--plot {path}: no picture of the kind {kind!r} can be drawn; choose .png, .pdf or .svg")
+
+
+def short_name(path: str) -> str:
+    """The last folder and the name: what tells checkpoints and data of several runs apart."""
+    return "/".join(Path(path).resolve().parts[-2:])
+
+
+def _version() -> str:
+    from fairseq_headgates import __version__
+
+    return __version__
