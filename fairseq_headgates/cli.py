@@ -36,7 +36,7 @@ from fairseq_headgates.pruning import best_heads, kept_heads, open_heads, prune,
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one subcommand; 0 on success, 2 with one line on bad input."""
+    """Runs one subcommand; 0 on success, 2 with one line on bad input, 130 when it was interrupted."""
     parser = build_parser()
     args, rest = parser.parse_known_args(argv)
     if rest and not getattr(args, "takes_fairseq", False):
@@ -50,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"headgates {args.command}: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"headgates {args.command}: stopped", file=sys.stderr)
+        return 130  # as shells say it
     except BrokenPipeError:  # the reader, `head` for instance, has seen enough
         sys.stdout = None
         return 0

@@ -196,7 +196,8 @@ def heat_maps(tables: Sequence[HeadTable], limits: tuple[float, float] | None = 
             if rows is None:
                 axes.set_axis_off()
                 continue
-            image = axes.imshow(rows, vmin=low, vmax=high, cmap="viridis", aspect="auto", origin="lower")
+            looks = {"cmap": "viridis", "aspect": "auto", "origin": "lower", "interpolation": "none"}
+            image = axes.imshow(rows, vmin=low, vmax=high, **looks)
             axes.set(title=kind, xlabel="head", ylabel="layer", xticks=range(len(rows[0])), yticks=range(len(rows)))
         figure.colorbar(image, ax=list(line), label=table.name)
     return figure

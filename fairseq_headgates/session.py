@@ -106,9 +106,11 @@ class Session:
 
     def plot(self, path: str | None, draw: Callable[[], Any]) -> None:
         if path and self.writes:
-            figure = draw()
-            with replacing(path, self.args.force) as temporary:
-                figure.savefig(temporary, format=Path(path).suffix.lstrip(".") or "png", dpi=150)
+            from matplotlib import rc_context
+
+            kind = Path(path).suffix.lstrip(".") or "png"
+            with replacing(path, self.args.force) as temporary, rc_context({"svg.fonttype": "none"}):  # text stays text
+                draw().savefig(temporary, format=kind, dpi=150)
 
     def say(self, text: str) -> None:
         if self.writes:

@@ -209,8 +209,7 @@ def test_a_stopped_ablation_goes_on(on_toy, tmp_path, monkeypatch):
     expected = tmp_path / "expected.json"
     on_toy("ablate", *options[:-1], expected, subset="test")
     monkeypatch.setattr(ablation, "translate", stop_at_the_fifth)
-    with pytest.raises(KeyboardInterrupt):
-        on_toy("ablate", *options, subset="test")
+    assert on_toy("ablate", *options, subset="test", code=130) == "headgates ablate: stopped\n"
     assert [path.name for path in tmp_path.glob("out*")] == ["out.json.part"]
     on_toy("ablate", *options, subset="test")
     assert len(calls) == 5 + 21
