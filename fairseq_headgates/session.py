@@ -123,9 +123,9 @@ def session(args: argparse.Namespace):
     for path in (getattr(args, name, None) for name in ("out", "plot", "tsv")):
         if path:
             refuse_existing(path, args.force)
-    if getattr(args, "plot", None):
-        _check_plot(args.plot)
     with _quiet():
+        if getattr(args, "plot", None):
+            _check_plot(args.plot)
         try:
             yield Session(args)
         finally:
