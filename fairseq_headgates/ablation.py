@@ -92,10 +92,10 @@ def _losses_of(
     for chunk in rows.split(max(1, TOKENS // (batch * longest))):
         order = torch.arange(batch, device=sample["target"].device).repeat(len(chunk))
         factor = chunk.to(order.device).repeat_interleave(batch, 0)[:, :, None, None]
-        repeated = {key: value.index_select(0, order) for key, value in sample["net_input"].items()}
-        rows = {"net_input": repeated, "target": sample["target"].index_select(0, order)}
+        inputs = {key: value.index_select(0, order) for key, value in sample["net_input"].items()}
+        repeated = {"net_input": inputs, "target": sample["target"].index_select(0, order)}
         with _resuming(model, site, outputs, order, factor):
-            found = token_losses(model, rows, pad)
+            found = token_losses(model, repeated, pad)
         losses.append(found.view(len(chunk), -1).sum(1, dtype=torch.double))
     return torch.cat(losses).cpu()
 

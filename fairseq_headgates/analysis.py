@@ -329,7 +329,7 @@ def curves_of(work: Session, path: str) -> list[dict[str, Any]]:
 def _scores_for_curve(work: Session, loaded: Loaded) -> tuple[HeadTable, Callable[[nn.Module], HeadTable] | None]:
     args = work.args
     if args.scores:
-        scores = parse_scores(args.scores, args.score_method)
+        scores = parse_scores(args.scores, args.score_method, "--score-method")
         check_shape(scores, head_counts(loaded.model), "the score file")
         return scores, None
     corpus = work.corpus(loaded.model, args.score_subset) if args.score_subset else loaded.corpus

@@ -113,12 +113,15 @@ def _json(where: str, text: str) -> Any:
         raise ValueError(f"{where} is not JSON ({error}): give it as a `headgates` command writes it") from None
 
 
-def parse_scores(path: str, method: str | None = None) -> HeadTable:
-    """Reads the scores of one method from a score file; of `method`, where the file has several. Raises ValueError."""
+def parse_scores(path: str, method: str | None = None, option: str = "--method") -> HeadTable:
+    """Reads the scores of one method from a score file; of `method`, where the file has several.
+
+    Raises ValueError; `option` is how the user names the method.
+    """
     tables = read_scores(path)
     named = {table.name: table for table in tables}
     if method is None and len(tables) != 1:
-        raise ValueError(f"{path} holds the scores of {', '.join(named)}: choose one with --method")
+        raise ValueError(f"{path} holds the scores of {', '.join(named)}: choose one with {option}")
     if method is not None and method not in named:
         raise ValueError(f"{path} has no scores of {method!r}: it holds {', '.join(named)}")
     return tables[0] if method is None else named[method]

@@ -249,7 +249,7 @@ def test_curves_of_several_checkpoints_by_a_file_of_scores(headgates, toy, check
     assert len(points) == 2 * 4 * 2 and len({p["checkpoint"] for p in points}) == 2
     assert all(p["bleu"] is None and p["by"] == "own" for p in points)
     assert points[8]["heads"] == 17  # of the checkpoint with fixed heads: those that are alive
-    assert "choose one with --method" in headgates(*common, code=2)
+    assert "choose one with --score-method" in headgates(*common, code=2)
 
 
 def test_a_curve_can_score_anew(on_toy, checkpoints):
