@@ -66,7 +66,7 @@ def join_workers(args: Namespace) -> None:
 
 
 def leave_workers() -> None:
-    """The opposite of `join_workers`."""
+    """The opposite of `join_workers`, when all have done their work: one that failed must not wait for the others."""
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()

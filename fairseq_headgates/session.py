@@ -126,10 +126,8 @@ def session(args: argparse.Namespace):
     with _quiet():
         if getattr(args, "plot", None):
             _check_plot(args.plot)
-        try:
-            yield Session(args)
-        finally:
-            evaluation.leave_workers()
+        yield Session(args)
+        evaluation.leave_workers()
 
 
 @contextmanager
