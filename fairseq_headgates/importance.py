@@ -122,6 +122,8 @@ def gradient(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
         for sample in options.progress(corpus.batches):
             gates.clear()
             losses = token_losses(model, sample, corpus.pad)
+            if not gates:  # no head is left
+                break
             gradients = torch.autograd.grad(losses.sum() * math.log(2), list(gates.values()))
             units = _units(sample, corpus, per_token)
             for site, found in zip(gates, gradients, strict=True):

@@ -247,6 +247,12 @@ def test_every_method_gives_every_head_a_number():
         assert [len(row) for kind in TYPES for row in table.values[kind]] == [4] * 6
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_without_heads_has_no_scores(method):
+    none = HeadTable({kind: [[0] * 4] * 2 for kind in TYPES})
+    assert scores(prune(make_model(), none), method).values == zeros()
+
+
 def test_unknown_methods_and_options_are_refused():
     with pytest.raises(ValueError, match="unknown method 'attention': choose from confidence, gradient"):
         scores(make_model(), "attention")
