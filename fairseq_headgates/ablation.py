@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_headgates.evaluation import Corpus, Sample, mean_loss, token_losses, total, translate
+from fairseq_headgates.evaluation import Corpus, Sample, finite, mean_loss, token_losses, total, translate
 from fairseq_headgates.heads import HeadTable, write_whole
 from fairseq_headgates.pruning import best_heads, prune
 from fairseq_headgates.sites import HeadSite, head_counts, head_sites, masked, use_head_attention, watching
@@ -53,7 +53,7 @@ def ablation_losses(
     flat = total(torch.cat([whole, *sums.values()]))
     loss, tokens = flat[:2].tolist()
     rows = flat[2:].div(tokens).split([len(row) for row in sums.values()])
-    return loss / tokens, _table(model, dict(zip(sums, rows, strict=True)), f"nll|{mode}")
+    return finite(loss, tokens), _table(model, dict(zip(sums, rows, strict=True)), f"nll|{mode}")
 
 
 def _factors(site: HeadSite, mode: str) -> Tensor:
@@ -179,18 +179,35 @@ def _replaying(module: nn.Module, forward: Callable) -> Iterator[None]:
 class Notes:
     """What a long work has found so far, in a file of JSON lines, so that it goes on where it was stopped.
 
-    The first line says what the work is: a file of another work is not read. Without a path nothing is kept.
+    The first line says what the work is; a file of another work is replaced only with `force`. Without a path nothing
+    is kept. Raises ValueError.
     """
 
-    def __init__(self, path: str | None, work: str, writes: bool = True):
+    def __init__(self, path: str | None, work: str, writes: bool = True, force: bool = False):
         self.path = None if path is None else Path(path)
         self.writes = writes
         self.found: dict[str, Any] = {}
-        *lines, _ = self.path.read_text(encoding="utf-8").split("\n") if self.path and self.path.exists() else [""]
-        lines = lines if lines[:1] == [json.dumps(work)] else [json.dumps(work)]
-        self.found = dict(json.loads(line) for line in lines[1:])
+        lines = [json.dumps(work)]
+        if self.path and self.path.exists():
+            lines = self._known(lines[0], force)
         if self.path and writes:  # without what follows the last newline, which was broken off
             write_whole(self.path, "\n".join(lines) + "\n", force=True)
+
+    def _known(self, head: str, force: bool) -> list[str]:
+        """The whole lines of the file."""
+        try:
+            *lines, _ = self.path.read_text(encoding="utf-8").split("\n")
+            if lines[:1] == [head]:
+                self.found = dict(json.loads(line) for line in lines[1:])
+                return lines
+        except (OSError, ValueError, TypeError):
+            pass
+        if not force:
+            raise ValueError(
+                f"{self.path} is not what this command left when it was stopped: remove it, choose another --out, or "
+                "pass --force to begin anew"
+            )
+        return [head]
 
     def get(self, key: str, compute: Callable[[], Any]) -> Any:
         if key not in self.found:
@@ -304,8 +321,10 @@ def pruning_curve(
     notes = notes or Notes(None, "")
     chosen = tuple(types) or scores.types
     there_are = sum(alive.count(kind)[0] for kind in chosen)
-    mask = alive
-    for step in sorted(steps):
+    mask, smaller = alive, None
+    for step in sorted(set(steps)):
+        if rescore and smaller is not None:
+            scores = rescore(smaller)
         keep = there_are - round(step / 100 * there_are)
         mask = best_heads(scores, keep, mask if rescore else alive, chosen)
         smaller = prune(model, mask)
@@ -315,5 +334,3 @@ def pruning_curve(
             notes.get(f"text {key}", lambda m=smaller: translate(prepared(m, corpus), corpus)) if translations else None
         )
         yield Point(step, keep, mask, nll, texts)
-        if rescore:
-            scores = rescore(smaller)

@@ -14,8 +14,11 @@ from fairseq_headgates.heads import HeadTable
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of the scores of the same heads: Pearson's r and Spearman's rho with their p-values (two-sided; NaN where one
-    side is constant), and the share of the `top` best heads of one that are among those of the other."""
+    """Of the scores of the `heads` that both models have.
+
+    Pearson's r and Spearman's rho with their p-values (two-sided; NaN where one side is constant), and the share of the
+    `top` best heads of one that are among those of the other (NaN where it is not clear which they are).
+    """
 
     heads: int
     pearson: float
@@ -33,7 +36,11 @@ def agreement(a: HeadTable, b: HeadTable, types: Sequence[str] = (), top: int | 
     """
     chosen = tuple(types) or tuple(kind for kind in a.types if kind in b.values)
     check_comparable(a, b, chosen)
-    x, y = ([value for kind in chosen for value in table.heads(kind)] for table in (a, b))
+    values = zip(*([value for kind in chosen for value in table.heads(kind)] for table in (a, b)), strict=True)
+    both = [pair for pair in values if not any(map(math.isnan, pair))]  # heads that are in both models
+    if not both:
+        raise ValueError(f"{a.name} and {b.name} have no head of {', '.join(chosen)} in common")
+    x, y = (list(column) for column in zip(*both, strict=True))
     k = max(1, len(x) // 4) if top is None else top
     if not 1 <= k <= len(x):
         raise ValueError(f"the best {k} heads are to be compared: there are {len(x)} of {', '.join(chosen)}")
@@ -42,7 +49,8 @@ def agreement(a: HeadTable, b: HeadTable, types: Sequence[str] = (), top: int | 
         (r, r_p), (rho, rho_p) = (
             test(x, y) if len(x) > 1 else (math.nan, math.nan) for test in (stats.pearsonr, stats.spearmanr)
         )
-    shared = len(_best(x, k) & _best(y, k)) / k
+    best = [_best(x, k), _best(y, k)]
+    shared = math.nan if None in best else len(best[0] & best[1]) / k
     return Agreement(len(x), float(r), float(r_p), float(rho), float(rho_p), k, shared)
 
 
@@ -63,5 +71,8 @@ def _shape(rows: list[int]) -> str:
     return f"{len(rows)} x {rows[0]}" if rows and len(set(rows)) == 1 else str(rows)
 
 
-def _best(values: list[float], k: int) -> set[int]:
-    return set(sorted(range(len(values)), key=lambda i: -values[i])[:k])
+def _best(values: list[float], k: int) -> set[int] | None:
+    """The indices of the k highest values, None where a tie leaves open which they are."""
+    ranked = sorted(range(len(values)), key=lambda i: -values[i])
+    tied = k < len(values) and values[ranked[k - 1]] == values[ranked[k]]
+    return None if tied else set(ranked[:k])

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -27,7 +28,7 @@ from fairseq_headgates.heads import (
 )
 from fairseq_headgates.propagation import RULES
 from fairseq_headgates.pruning import open_heads
-from fairseq_headgates.session import USAGE, Loaded, Session, session, short_name
+from fairseq_headgates.session import USAGE, Loaded, Session, session
 from fairseq_headgates.sites import head_counts
 
 METRICS = ("nll", "bleu")
@@ -175,7 +176,7 @@ def _steps(text: str) -> list[float]:
 
 def run_score(args: argparse.Namespace) -> int:
     methods = _methods(args.method)
-    with session(args) as work:
+    with session(args, needs_target=not set(methods) <= set(importance.WITHOUT_DATA)) as work:
         path = _one(work.paths)
         loaded = work.load(path)
         tables = [scored(loaded, method, work.method_options(method)) for method in methods]
@@ -219,8 +220,8 @@ def _one(paths: list[str]) -> str:
 
 
 def run_ablate(args: argparse.Namespace) -> int:
-    if args.select_subset and args.mode != "all-but-one":
-        raise ValueError("--select-subset is for --mode all-but-one, which has heads to choose")
+    if args.select_subset and (args.mode != "all-but-one" or args.metric != "bleu"):
+        raise ValueError("--select-subset is for --mode all-but-one --metric bleu, which has heads to choose")
     with session(args) as work:
         loaded = work.load(_one(work.paths))
         nll, losses = ablation.ablation_losses(loaded.model, loaded.corpus, args.mode, work.progress("loss"))
@@ -238,11 +239,12 @@ def run_ablate(args: argparse.Namespace) -> int:
             if args.select_subset:
                 selecting = work.corpus(loaded.model, args.select_subset)
                 _, select = ablation.ablation_losses(loaded.model, selecting, args.mode, work.progress("choose"))
+                result["selected_on"] = work.signature(selecting)
             bleu = bleu_ablation(work, loaded, select)
             result.update(bleu, search=work.search)
             text += ["", _bleu_text(args.mode, bleu)]
         work.write(args.out, json.dumps(result, indent=1) + "\n")
-        work.say(json.dumps(result) if args.json else "\n".join([*text, loaded.signature]))
+        work.say(json.dumps(result, allow_nan=False) if args.json else "\n".join([*text, loaded.signature]))
     return 0
 
 
@@ -308,11 +310,11 @@ def curves_of(work: Session, path: str) -> list[dict[str, Any]]:
         steps = ablation.pruning_curve(
             loaded.model, loaded.corpus, scores, alive, args.steps, types, rescore, args.metric == "bleu", notes
         )
-        for point in work.progress(f"{short_name(path)} {name}")(steps):
+        for point in work.progress(f"{work.name(path)} {name}")(steps):
             bleu = metric.corpus_score(point.translations, [references]).score if args.metric == "bleu" else None
             points.append(
                 {
-                    "checkpoint": short_name(path),
+                    "checkpoint": work.name(path),
                     "by": scores.name,
                     "types": name,
                     "removed": point.removed,
@@ -346,6 +348,9 @@ def _groups(texts: Sequence[str] | None, scores: HeadTable) -> dict[str, tuple[s
     """The curves by name, and the attention types that each removes heads of."""
     if texts is None:
         texts = ["all", *scores.types] if len(scores.types) > 1 else list(scores.types)
+    for text in texts:
+        if "all" in text.split(",") and text != "all":
+            raise ValueError(f"--types {text!r}: all stands alone, as in --types all enc-self")
     groups = {text: scores.types if text == "all" else parse_types(text) for text in texts}
     for text, types in groups.items():
         if not types:
@@ -369,6 +374,8 @@ def tsv(points: Sequence[Mapping[str, Any]]) -> str:
 def run_correlate(args: argparse.Namespace) -> int:
     tables = _tables(args)
     types = parse_types(args.types)
+    if args.types is not None and not types:
+        raise ValueError(f"--types {args.types!r} names no attention type: leave it out to compare all")
     pairs = []
     for (first, a), (second, b) in itertools.combinations(tables.items(), 2):
         _check_mixed(first, a, second, b, args.any)
@@ -388,6 +395,8 @@ def run_correlate(args: argparse.Namespace) -> int:
 def _tables(args: argparse.Namespace) -> dict[str, HeadTable]:
     """The scores to compare, each under a name that says how it differs: its method, its file, or both."""
     wanted = None if args.method is None else [name.strip() for name in args.method.split(",")]
+    if len({Path(path).resolve() for path in args.files}) < len(args.files):
+        raise ValueError(f"a file is given twice among {', '.join(args.files)}: name each once")
     found = [(path, table) for path in args.files for table in read_scores(path)]
     chosen = [(path, table) for path, table in found if wanted is None or table.name in wanted]
     for name in wanted or []:
@@ -408,22 +417,23 @@ def _tables(args: argparse.Namespace) -> dict[str, HeadTable]:
 
 
 def _check_mixed(first: str, a: HeadTable, second: str, b: HeadTable, anything: bool) -> None:
-    """Raises ValueError for scores that differ in method and data: their agreement would say nothing of either."""
-    data = [_data_of(table) for table in (a, b)]
-    if anything or a.name == b.name or None in data or data[0] == data[1]:
+    """Raises ValueError for scores that differ in method and in model or data, of whose agreement nothing follows."""
+    origins = [_origin(table) for table in (a, b)]
+    differ = [key for key in origins[0].keys() & origins[1].keys() if origins[0][key] != origins[1][key]]
+    if anything or a.name == b.name or not differ:
         return
+    told = ", ".join(f"{key} {origins[0][key]} and {origins[1][key]}" for key in sorted(differ))
     raise ValueError(
-        f"{first} and {second} differ in method ({a.name}, {b.name}) and in data ({data[0]}, {data[1]}): compare files "
-        "of one method or of the same data, or pass --any"
+        f"{first} and {second} differ in method ({a.name}, {b.name}) and in more ({told}): compare scores of one "
+        "method, or of one model and the same data, or pass --any"
     )
 
 
-def _data_of(table: HeadTable) -> str | None:
-    """What a signature says of the data; None for scores that do not depend on them."""
-    if table.name in importance.WITHOUT_DATA:
-        return None
-    parts = [part for part in table.signature.split("|") if part.startswith(("data:", "split:", "sents:"))]
-    return "|".join(parts) or None
+def _origin(table: HeadTable) -> dict[str, str]:
+    """What a signature says of the model and, where the scores depend on them, the data."""
+    parts = dict(part.split(":", 1) for part in table.signature.split("|") if ":" in part)
+    data = () if table.name in importance.WITHOUT_DATA else ("data", "langs", "split", "sents")
+    return {key: parts[key] for key in ("ckpt", "updates", *data) if key in parts}
 
 
 def _without_nan(pair: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,12 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"headgates {args.command}: error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:  # the disk of the output is full, for instance
+        if isinstance(error, BrokenPipeError):  # the reader, `head` for instance, has seen enough
+            sys.stdout = None
+            return 0
+        print(f"headgates {args.command}: error: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"headgates {args.command}: stopped", file=sys.stderr)
         return 130  # as shells say it
-    except BrokenPipeError:  # the reader, `head` for instance, has seen enough
-        sys.stdout = None
-        return 0
     finally:
         logger.setLevel(level)  # the level is the caller's where this runs inside another program
 

@@ -5,6 +5,7 @@ Data are found and batched by fairseq with the options of fairseq-generate. Shap
 
 from __future__ import annotations
 
+import math
 import os
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -140,9 +141,18 @@ class Corpus:
 def setup_task(args: Namespace) -> Any:
     """fairseq's task with its dictionaries. Raises ValueError if the data are not there."""
     try:
-        return tasks.setup_task(convert_namespace_to_omegaconf(args).task)
+        task = tasks.setup_task(convert_namespace_to_omegaconf(args).task)
     except Exception as error:  # fairseq raises no other for a missing folder, dictionary or language
-        raise ValueError(f"cannot read the data in {args.data}: {_first_line(error)}") from None
+        raise ValueError(
+            f"cannot read the data in {args.data} ({_first_line(error)}): give a folder of fairseq-preprocess"
+        ) from None
+    for option in ("source_lang", "target_lang"):  # fairseq passes over one that stands alone
+        wanted, found = getattr(args, option, None), getattr(task.cfg, option, None)
+        if wanted and found != wanted:
+            raise ValueError(
+                f"--{option.replace('_', '-')} is {wanted}, the data in {args.data} have {found}: name both"
+            )
+    return task
 
 
 def load_corpus(args: Namespace, task: Any, model: nn.Module, sentences: int | None = None) -> Corpus:
@@ -155,12 +165,20 @@ def load_corpus(args: Namespace, task: Any, model: nn.Module, sentences: int | N
         dataset = FirstSentences(dataset, sentences)
     if len(dataset) == 0:
         raise ValueError(_empty(args.gen_subset, args.data))
-    batches = list(_batches(args, task, dataset, model))
+    try:
+        batches = list(_batches(args, task, dataset, model))
+    except ValueError as error:
+        raise ValueError(_first_line(error)) from None
+    except Exception as error:  # whatever its readers make of broken files
+        raise ValueError(_damaged(args.gen_subset, args.data, error)) from None
     device = device_of(args)
     batches = [utils.move_to_cuda(batch, device) for batch in batches] if device.type == "cuda" else batches
     number = int(total(torch.tensor(sum(len(batch["id"]) for batch in batches))))
     if not number:
-        raise ValueError(f"no sentence of {args.gen_subset!r} is left: all are longer than the model takes")
+        raise ValueError(
+            f"no sentence of {args.gen_subset!r} is left: all are longer than --max-source-positions and "
+            "--max-target-positions, or than the model takes"
+        )
     return Corpus(task, batches, args.gen_subset, number, convert_namespace_to_omegaconf(args))
 
 
@@ -182,7 +200,13 @@ def _load_dataset(task: Any, subset: str, folder: str) -> Any:
         task.load_dataset(subset)
     except FileNotFoundError:
         raise ValueError(f"there is no subset {subset!r} in {folder}: choose another with --gen-subset") from None
+    except Exception as error:
+        raise ValueError(_damaged(subset, folder, error)) from None
     return task.dataset(subset)
+
+
+def _damaged(subset: str, folder: str, error: Exception) -> str:
+    return f"the subset {subset!r} of {folder} cannot be read ({_first_line(error)}): run fairseq-preprocess again"
 
 
 def _empty(subset: str, folder: str) -> str:
@@ -190,6 +214,9 @@ def _empty(subset: str, folder: str) -> str:
 
 
 def _batches(args: Namespace, task: Any, dataset: Any, model: nn.Module) -> Iterator[Sample]:
+    for option, value in (("--max-tokens", args.max_tokens), ("--max-sentences", args.batch_size)):
+        if value is not None and value < 1:
+            raise ValueError(f"{option} is {value}: it must be at least 1")
     if args.max_tokens is None and args.batch_size is None:
         args.max_tokens = 4000
     try:
@@ -253,7 +280,16 @@ def mean_loss(model: nn.Module, corpus: Corpus) -> float:
     for sample in corpus.batches:
         losses = token_losses(model, sample, corpus.pad)
         sums += torch.stack([losses.double().sum(), sample["target"].ne(corpus.pad).sum().double()]).cpu()
-    loss, tokens = total(sums).tolist()
+    return finite(*total(sums).tolist())
+
+
+def finite(loss: float, tokens: float) -> float:
+    """The mean of a loss. Raises ValueError if it is no number."""
+    if not math.isfinite(loss):
+        raise ValueError(
+            f"the loss is {loss}: the model has weights that are not finite, or its precision is too low (leave out "
+            "--fp16)"
+        )
     return loss / tokens
 
 
@@ -272,7 +308,14 @@ class Texts:
     @classmethod
     def of(cls, corpus: Corpus, generator: Any) -> Texts:
         cfg = corpus.cfg
-        decoders = [corpus.task.build_bpe(cfg.bpe), corpus.task.build_tokenizer(cfg.tokenizer)]
+        try:
+            decoders = [corpus.task.build_bpe(cfg.bpe), corpus.task.build_tokenizer(cfg.tokenizer)]
+            corpus.task.target_dictionary.string(torch.tensor([corpus.eos]), cfg.common_eval.post_process)
+        except Exception as error:  # a missing model, an unknown name
+            raise ValueError(
+                f"--bpe, --tokenizer or --post-process cannot be used ({_first_line(error)}): see fairseq-generate "
+                "--help"
+            ) from None
         return cls(
             corpus.task.target_dictionary,
             cfg.common_eval.post_process,
@@ -290,8 +333,12 @@ class Texts:
 
 
 def make_generator(model: nn.Module, corpus: Corpus) -> Any:
-    """fairseq's beam search with the options of the command line."""
-    return corpus.task.build_generator([model], corpus.cfg.generation)
+    """fairseq's beam search with the options of the command line. Raises ValueError for those that contradict."""
+    utils.set_torch_seed(corpus.cfg.common.seed)  # of --sampling: the same for every model
+    try:
+        return corpus.task.build_generator([model], corpus.cfg.generation)
+    except Exception as error:
+        raise ValueError(f"the options of the search cannot be used: {_first_line(error)}") from None
 
 
 @torch.no_grad()

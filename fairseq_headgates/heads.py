@@ -7,6 +7,7 @@ A mask is a table of 0 and 1. No torch here: a table is a small thing made of li
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -131,7 +132,8 @@ def read_scores(path: str) -> list[HeadTable]:
     """Reads a score file: one object, or a list of them.
 
     The format is `{"format": "headgates.scores/1", "method": "gradient", "signature": "...", "scores": {"enc-self":
-    [[0.1, ...] for every layer], ...}}`; a higher score says that a head matters more. Raises ValueError.
+    [[0.1, ...] for every layer], ...}}`; a higher score says that a head matters more; null, NaN here, stands for a
+    head that was taken out of the model. Raises ValueError.
     """
     data = _read("the score file", path)
     tables = data if isinstance(data, list) else [data]
@@ -147,7 +149,12 @@ def read_scores(path: str) -> list[HeadTable]:
             )
         for kind, layers in rows.items():
             _check_numbers(path, kind, layers)
-    return [HeadTable(t["scores"], str(t.get("method", "")), str(t.get("signature", ""))) for t in tables]
+    return [
+        HeadTable(t["scores"], str(t.get("method", "")), str(t.get("signature", ""))).map(
+            lambda value: math.nan if value is None else float(value)
+        )
+        for t in tables
+    ]
 
 
 def scores_to_json(tables: Sequence[HeadTable]) -> str:
@@ -165,7 +172,8 @@ def _rows(values: Mapping[str, list], indent: str) -> str:
     """The entries of a JSON object with a list of layers for every type, one layer per line."""
     entries = []
     for kind, layers in values.items():
-        lines = ",\n".join(f"{indent}  {json.dumps(layer)}" for layer in layers)
+        rows = [[None if isinstance(v, float) and math.isnan(v) else v for v in layer] for layer in layers]
+        lines = ",\n".join(f"{indent}  {json.dumps(row, allow_nan=False)}" for row in rows)
         entries.append(f'{indent}"{kind}": [\n{lines}\n{indent}]')
     return ",\n".join(entries)
 
@@ -177,6 +185,8 @@ def _check_numbers(where: str, kind: str, layers: Any) -> None:
         raise ValueError(f"{where}: {kind} must be a list with one list of numbers for every layer")
     for i, layer in enumerate(layers):
         for value in layer:
+            if value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
                 raise ValueError(f"{where}: {kind} layer {i} holds {value!r:.20}: only finite numbers are allowed")
 
@@ -231,6 +241,21 @@ def refuse_existing(path: str | os.PathLike[str], force: bool) -> None:
         raise ValueError(f"{path} exists: choose another name, or pass --force to overwrite it")
 
 
+def check_writable(path: str | os.PathLike[str], force: bool = False) -> None:
+    """Raises ValueError if `replacing` would: before long work, rather than after it."""
+    path = Path(path)
+    refuse_existing(path, force)
+    try:
+        _temporary(path).touch()
+        _temporary(path).unlink()
+    except OSError as error:
+        raise ValueError(f"cannot write {path} ({error.strerror}): choose another place") from None
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.getpid()}.part")
+
+
 @contextmanager
 def replacing(path: str | os.PathLike[str], force: bool = False) -> Iterator[Path]:
     """Gives a name to write to, which becomes `path` at the end: a file is there whole or not at all.
@@ -239,7 +264,7 @@ def replacing(path: str | os.PathLike[str], force: bool = False) -> Iterator[Pat
     """
     path = Path(path)
     refuse_existing(path, force)
-    temporary = path.with_name(path.name + f".part{os.getpid()}")
+    temporary = _temporary(path)
     try:
         yield temporary
         temporary.replace(path)

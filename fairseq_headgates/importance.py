@@ -23,7 +23,6 @@ from fairseq_headgates.sites import (
     head_counts,
     head_sites,
     open_probabilities,
-    to_tables,
     use_head_attention,
     watching,
 )
@@ -50,10 +49,10 @@ class Options:
 def score(
     model: nn.Module, task: Any, batches: Sequence[Sample], method: str, options: Options | None = None
 ) -> HeadTable:
-    """The scores of all heads by a method of `METHODS`; a head that is not there has 0.
+    """The scores of all heads by a method of `METHODS`; a head that was taken out has none (NaN).
 
     `task` is fairseq's, `batches` are its samples (of this process, where several share the data); the methods of
-    `WITHOUT_DATA` look at neither. Raises ValueError for an unknown method.
+    `WITHOUT_DATA` look at neither. Raises ValueError for an unknown method and for scores that are not finite.
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}: choose from {', '.join(METHODS)}")
@@ -65,7 +64,18 @@ def score(
         table = METHODS[method](model, corpus, options or Options())
     finally:
         model.train(training)
+    _check_finite(model, table, method)
     return HeadTable(table.values, method)
+
+
+def _check_finite(model: nn.Module, table: HeadTable, method: str) -> None:
+    for site in head_sites(model):
+        row = table.values[site.kind][site.layer]
+        if not all(math.isfinite(row[head]) for head in site.attention.kept):
+            raise ValueError(
+                f"the scores of {method} in {site.kind} layer {site.layer} are not finite: the model has weights that "
+                "are not, or its precision is too low (leave out --fp16)"
+            )
 
 
 def confidence(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
@@ -145,7 +155,7 @@ def _normalized(table: HeadTable) -> HeadTable:
     """Each layer divided by its l2 norm (Molchanov et al. 2017, after whom Michel et al. do so)."""
 
     def unit(row: list[float]) -> list[float]:
-        norm = math.hypot(*row)
+        norm = math.hypot(*(value for value in row if not math.isnan(value)))
         return [value / norm for value in row] if norm else row
 
     return HeadTable({kind: [unit(row) for row in rows] for kind, rows in table.values.items()}, table.name)
@@ -180,7 +190,7 @@ def relevance(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
 def ablation(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
     """How much the loss grows, in bits per target token, with the head masked (Michel et al. 2019, section 3.2)."""
     loss, without = ablation_losses(model, corpus, progress=options.progress)
-    return without.map(lambda value: 0.0 if math.isnan(value) else value - loss)
+    return without.map(lambda value: value - loss)
 
 
 def magnitude(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
@@ -201,7 +211,11 @@ def magnitude(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
 
 def gate(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
     """P(open) of every head of a gated model; 1 without a gate (Voita et al. 2019, section 6)."""
-    return to_tables(open_probabilities(model), "gate")
+    sums = _Sums(model)
+    found = open_probabilities(model)
+    for site in head_sites(model):
+        sums.add(site, found[site.kind][site.layer, list(site.attention.kept)], 1)
+    return sums.means(shared=False)
 
 
 def random(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
@@ -235,7 +249,7 @@ class _Sums:
         flat = torch.cat([*(self.sums[name] for name in names), torch.tensor([self.counts[n] for n in names]).double()])
         flat = total(flat) if shared else flat
         *rows, counts = flat.split([*(len(self.sums[name]) for name in names), len(names)])
-        values = {kind: [[0.0] * heads for _ in range(layers)] for kind, (layers, heads) in self.sizes.items()}
+        values = {kind: [[math.nan] * heads for _ in range(layers)] for kind, (layers, heads) in self.sizes.items()}
         for name, row, count in zip(names, rows, counts.tolist(), strict=True):
             site = self.sites[name]
             for head, value in zip(site.attention.kept, (row / max(count, 1)).tolist(), strict=True):

@@ -10,6 +10,7 @@ Shapes: H heads that a layer has, H' that stay, D head size, E model size.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -102,6 +103,11 @@ def best_heads(
         for head, present in enumerate(row)
         if present
     ]
+    for kind, layer, head in candidates:
+        if math.isnan(scores.values[kind][layer][head]):
+            raise ValueError(
+                f"{kind} layer {layer} head {head} has no score: the scores are of a model without it, take its own"
+            )
     number = _number_to_keep(keep, len(candidates), chosen_types)
     # Sorting is stable: ties stay in order.
     ranked = sorted(candidates, key=lambda head: -scores.values[head[0]][head[1]][head[2]])

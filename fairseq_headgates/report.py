@@ -139,7 +139,7 @@ def agreement_table(pairs: Sequence[Mapping[str, Any]]) -> str:
             _p_value(p["pearson_p"]),
             _number(p["spearman"]),
             _p_value(p["spearman_p"]),
-            f"{p['shared']:.0%} of {p['top']}",
+            "-" if isnan(p["shared"]) else f"{p['shared']:.0%} of {p['top']}",
         ]
         for p in pairs
     ]
@@ -189,7 +189,7 @@ def heat_maps(tables: Sequence[HeadTable], limits: tuple[float, float] | None = 
     types = list(dict.fromkeys(kind for table in tables for kind in table.types))
     figure = Figure(figsize=(1 + 3 * len(types), 3 * len(tables)), layout="constrained")
     for line, table in zip(figure.subplots(len(tables), len(types), squeeze=False), tables, strict=True):
-        values = [value for kind in table.types for value in table.heads(kind)]
+        values = [value for kind in table.types for value in table.heads(kind) if not isnan(value)] or [0.0]
         low, high = limits or (min(values), max(values))
         for axes, kind in zip(line, types, strict=True):
             rows = table.values.get(kind)

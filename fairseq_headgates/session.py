@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 import warnings
@@ -19,8 +20,10 @@ from tqdm import tqdm
 
 from fairseq_headgates import ablation, evaluation, importance
 from fairseq_headgates.checkpoints import build_model, load_checkpoint, updates_of
-from fairseq_headgates.heads import refuse_existing, replacing, write_whole
+from fairseq_headgates.heads import check_writable, replacing, write_whole
 
+# Options that change how, but not what is computed: work that was stopped goes on with others.
+ELSEWHERE = ("distributed", "device_id", "num_workers", "max_tokens", "batch_size", "path", "log", "no_progress", "cpu")
 USAGE = "%(prog)s DATA --path CKPT [options] [options of fairseq-generate]"
 
 
@@ -29,10 +32,31 @@ def fairseq_options(command: str, rest: Sequence[str]) -> argparse.Namespace:
     parser = options.get_generation_parser()
     parser.prog, parser.usage = f"headgates {command}", USAGE
     parser.set_defaults(required_batch_size_multiple=1)  # fairseq drops what does not fill the last batch
-    args = options.parse_args_and_arch(parser, list(rest))
+    try:
+        args = options.parse_args_and_arch(parser, list(rest))
+    except OSError as error:  # of --user-dir
+        raise ValueError(f"cannot import --user-dir ({error}): give the folder of a package, or leave it out") from None
     if args.path is None:
         raise ValueError("no checkpoint is given: add --path CKPT")
+    _refuse_unused(args)
     return args
+
+
+def _refuse_unused(args: argparse.Namespace) -> None:
+    """What would be passed over without a word."""
+    unused = {
+        "--model-overrides": args.model_overrides != "{}",
+        "--lm-path": args.lm_path is not None,
+        "--constraints": args.constraints is not None,
+        "--replace-unk": args.replace_unk is not None,
+        "--num-shards": args.num_shards not in (0, 1),
+        f"--scoring {args.scoring}": args.scoring not in ("bleu", "sacrebleu"),
+    }
+    given = [option for option, is_given in unused.items() if is_given]
+    if given:
+        raise ValueError(f"{', '.join(given)} cannot be used here: leave it out")
+    if args.beam < 1:
+        raise ValueError(f"--beam is {args.beam}: it must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -47,10 +71,13 @@ class Loaded:
 class Session:
     """What one command works with: its options, fairseq's, and whether this process is the one that writes."""
 
-    def __init__(self, args: argparse.Namespace):
+    def __init__(self, args: argparse.Namespace, needs_target: bool = True):
         self.args = args
         self.fairseq = fairseq_options(args.command, args.rest)
+        self.needs_target = needs_target
         self.paths = utils.split_paths(self.fairseq.path)
+        if len({Path(path).resolve() for path in self.paths}) < len(self.paths):
+            raise ValueError(f"--path {self.fairseq.path} names a checkpoint twice: name each once")
         evaluation.join_workers(self.fairseq)
         self.writes = self.fairseq.distributed_rank == 0
         self.task = evaluation.setup_task(self.fairseq)
@@ -71,11 +98,19 @@ class Session:
     def corpus(self, model: nn.Module, subset: str | None = None) -> evaluation.Corpus:
         chosen = argparse.Namespace(**{**vars(self.fairseq), "gen_subset": subset or self.fairseq.gen_subset})
         corpus = evaluation.load_corpus(chosen, self.task, model, self.args.sentences)
-        evaluation.check_target(corpus, f"headgates {self.args.command}")
+        if self.needs_target:
+            evaluation.check_target(corpus, f"headgates {self.args.command}")
         return corpus
 
+    def name(self, path: str) -> str:
+        """What a checkpoint is called: by its last folder and name, where that tells it from the others."""
+        short = short_name(path)
+        return short if sum(short_name(other) == short for other in self.paths) == 1 else path
+
     def signature(self, corpus: evaluation.Corpus) -> str:
-        return f"data:{short_name(self.fairseq.data)}|split:{corpus.subset}|sents:{corpus.sentences}"
+        languages = (getattr(self.task.cfg, f"{side}_lang", None) for side in ("source", "target"))
+        data = f"{short_name(self.fairseq.data)}|langs:{'-'.join(filter(None, languages))}"
+        return f"data:{data}|split:{corpus.subset}|sents:{corpus.sentences}"
 
     def progress(self, text: str) -> Callable[[Iterable], Iterable]:
         shown = self.writes and sys.stderr.isatty()
@@ -93,12 +128,12 @@ class Session:
 
     def notes(self, path: str) -> ablation.Notes:
         """Where long work with a checkpoint keeps what it has found: beside the file that it is to write."""
-        number = self.paths.index(path)
-        place = f"{self.args.out}.part{number or ''}" if self.args.out else None
+        place = f"{self.args.out}.part{self.paths.index(path) or ''}" if self.args.out else None
         when = Path(path).stat().st_mtime_ns  # of the checkpoint: trained on, it is another
-        data = f"{short_name(self.fairseq.data)}|{self.fairseq.gen_subset}|{self.args.sentences}"
-        command = f"{self.args.command}|{getattr(self.args, 'mode', '')}"
-        return ablation.Notes(place, f"{command}|{short_name(path)}|{when}|{data}|{self.search}", self.writes)
+        told = {name: str(value) for name, value in vars(self.fairseq).items() if not name.startswith(ELSEWHERE)}
+        own = (self.args.command, getattr(self.args, "mode", ""), self.args.sentences, _version())
+        work = json.dumps([*map(str, own), str(Path(path).resolve()), when, told], sort_keys=True)
+        return ablation.Notes(place, work, self.writes, self.args.force)
 
     def write(self, path: str | None, text: str) -> None:
         if path and self.writes:
@@ -118,15 +153,19 @@ class Session:
 
 
 @contextmanager
-def session(args: argparse.Namespace):
+def session(args: argparse.Namespace, needs_target: bool = True):
     """A `Session` that leaves the other processes at its end; what cannot be written is refused at its beginning."""
-    for path in (getattr(args, name, None) for name in ("out", "plot", "tsv")):
-        if path:
-            refuse_existing(path, args.force)
+    outputs = {name: path for name in ("out", "plot", "tsv") if (path := getattr(args, name, None)) is not None}
+    for name, path in outputs.items():
+        if not path:
+            raise ValueError(f"--{name} is empty: give the name of a file")
+        check_writable(path, args.force)
+    if len({Path(path).resolve() for path in outputs.values()}) < len(outputs):
+        raise ValueError(f"{' and '.join(f'--{name}' for name in outputs)} name one file: give each its own")
     with _quiet():
         if getattr(args, "plot", None):
             _check_plot(args.plot)
-        yield Session(args)
+        yield Session(args, needs_target)
         evaluation.leave_workers()
 
 

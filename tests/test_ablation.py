@@ -164,7 +164,7 @@ def test_a_curve_can_score_again_what_is_left():
     points = list(pruning_curve(model, corpus(), scores, FULL, [25, 50], ["enc-self"], rescore, False))
     assert points[0].mask.values["enc-self"] == [[0, 0, 1, 1], [1, 1, 1, 1]]
     assert points[1].mask.values["enc-self"] == [[0, 0, 1, 1], [1, 1, 0, 0]]  # now the highest go; the removed stay out
-    assert [mask.values for mask in seen] == [point.mask.values for point in points]
+    assert [mask.values for mask in seen] == [points[0].mask.values]  # and not after the last step
 
 
 def test_mean_loss_counts_tokens_not_batches():
@@ -185,7 +185,10 @@ def test_notes_go_on_where_work_was_stopped(tmp_path):
     assert again.get("a", lambda: pytest.fail("known already")) == ["x"]
     assert again.get("c", lambda: 3) == 3
     assert Notes(str(path), "work 1").found == {"a": ["x"], "b": 2, "c": 3}
-    assert Notes(str(path), "work 2").found == {}  # other work begins anew
+    for bad in (lambda: Notes(str(path), "work 2"), lambda: Notes(str(tmp_path), "work 1")):
+        with pytest.raises(ValueError, match="is not what this command left when it was stopped"):
+            bad()
+    assert Notes(str(path), "work 2", force=True).found == {}  # other work begins anew
     assert json.loads(path.read_text()) == "work 2"
     Notes(str(path), "work 2").discard()
     assert not path.exists()

@@ -58,6 +58,16 @@ def test_types_can_be_chosen():
 def test_constant_scores_have_no_correlation():
     found = agreement(table([1.0] * 6), table(Y))
     assert math.isnan(found.pearson) and math.isnan(found.spearman) and math.isnan(found.spearman_p)
+    assert math.isnan(found.shared)  # which heads would be the best?
+
+
+def test_heads_that_were_taken_out_of_one_model_are_left_aside():
+    gone = [0.3, math.nan, -1.0, 5.0, 0.5, 0.7]
+    found = agreement(table(gone), table(Y), top=2)
+    rest = [(x, y) for x, y in zip(gone, Y, strict=True) if not math.isnan(x)]
+    assert found.heads == 5 and found.pearson == pytest.approx(pearson(*zip(*rest, strict=True)))
+    with pytest.raises(ValueError, match="a and b have no head of enc-self in common"):
+        agreement(table([math.nan] * 6), table(Y, name="b"))
 
 
 @pytest.mark.parametrize(

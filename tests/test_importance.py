@@ -81,9 +81,16 @@ def scores(model, method, batches=None, **options):
 def assert_close(table, expected, tolerance=1e-9):
     assert set(table.types) == set(expected)
     for kind, rows in expected.items():
-        assert torch.allclose(torch.tensor(table.values[kind]).double(), torch.tensor(rows).double(), atol=tolerance), (
-            kind, table.values[kind], rows
-        )  # fmt: skip
+        found, wanted = (torch.tensor(values, dtype=torch.double) for values in (table.values[kind], rows))
+        assert torch.allclose(found, wanted, atol=tolerance, equal_nan=True), (kind, found, wanted)
+
+
+def paired(function, a, b):
+    """`function` of the values of two tables, head by head."""
+    return {
+        kind: [[function(*pair) for pair in zip(*rows, strict=True)] for rows in zip(a[kind], b[kind], strict=True)]
+        for kind in a
+    }
 
 
 def zeros():
@@ -108,10 +115,7 @@ def naive_confidence(model):
                         looked = [attention.weights[0, i, t, s].item() for s, key in enumerate(keys) if key != EOS]
                         found[kind][layer][head] += max(looked, default=0.0)
                         counts[kind][layer][head] += 1
-    return {
-        kind: [[v / (n or 1) for v, n in zip(*both, strict=True)] for both in zip(rows, counts[kind], strict=True)]
-        for kind, rows in found.items()
-    }
+    return paired(lambda v, n: v / n if n else math.nan, found, counts)
 
 
 def naive_gradient(model, per_token, step=1e-5):
@@ -209,7 +213,12 @@ def test_random_depends_on_the_seed_alone():
     first, again, other = (scores(m, "random", seed=s) for m, s in ((model, 1), (model, 1), (model, 2)))
     assert first.values == again.values != other.values
     smaller = scores(prune(model, MASK), "random", seed=1)
-    assert smaller.values["dec-self"] == [[*row[:3], 0.0] for row in first.values["dec-self"]]
+    assert_close(smaller, kept(first.values))  # those that stay keep theirs
+
+
+def kept(values, gone=math.nan):
+    """`values`, with `gone` for what `MASK` removes."""
+    return paired(lambda v, alive: v if alive else gone, values, MASK.values)
 
 
 @pytest.mark.parametrize("method", DATA_METHODS)
@@ -229,13 +238,9 @@ def test_a_pruned_model_has_the_scores_of_the_masked_one(method):
     pruned = scores(prune(model, MASK), method)
     with masked(model, MASK):
         expected = scores(model, method)
-    alive = {
-        kind: [[v * m for v, m in zip(*both, strict=True)] for both in zip(rows, MASK.values[kind], strict=True)]
-        for kind, rows in expected.values.items()
-    }
-    assert_close(pruned, alive)
+    assert_close(pruned, kept(expected.values))
     if method in ("gradient", "relevance", "ablation"):  # a masked head changes nothing
-        assert_close(expected, alive)
+        assert_close(expected, kept(expected.values, gone=0.0))
 
 
 def test_every_method_gives_every_head_a_number():
@@ -250,7 +255,19 @@ def test_every_method_gives_every_head_a_number():
 @pytest.mark.parametrize("method", METHODS)
 def test_a_model_without_heads_has_no_scores(method):
     none = HeadTable({kind: [[0] * 4] * 2 for kind in TYPES})
-    assert scores(prune(make_model(), none), method).values == zeros()
+    table = scores(prune(make_model(), none), method)
+    assert all(math.isnan(value) for kind in TYPES for value in table.heads(kind)) and table.types == TYPES
+
+
+def test_scores_that_are_not_finite_are_refused():
+    model = make_model()
+    with torch.no_grad():
+        model.encoder.layers[1].self_attn.v_proj.weight[9, 3] = math.nan
+    for method in ("gradient", "magnitude"):
+        with pytest.raises(ValueError, match=f"the scores of {method} in .* are not finite"):
+            scores(model, method)
+    with pytest.raises(ValueError, match="the loss is nan: the model has weights that are not finite"):
+        scores(model, "ablation")
 
 
 def test_unknown_methods_and_options_are_refused():
