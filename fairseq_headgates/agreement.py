@@ -49,8 +49,8 @@ def agreement(a: HeadTable, b: HeadTable, types: Sequence[str] = (), top: int | 
         (r, r_p), (rho, rho_p) = (
             test(x, y) if len(x) > 1 else (math.nan, math.nan) for test in (stats.pearsonr, stats.spearmanr)
         )
-    best = [_best(x, k), _best(y, k)]
-    shared = math.nan if None in best else len(best[0] & best[1]) / k
+    best_x, best_y = _best(x, k), _best(y, k)
+    shared = math.nan if best_x is None or best_y is None else len(best_x & best_y) / k
     return Agreement(len(x), float(r), float(r_p), float(rho), float(rho_p), k, shared)
 
 
