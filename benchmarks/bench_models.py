@@ -209,6 +209,18 @@ def tensor_bytes(held: object) -> int:
     return sum(storages.values())
 
 
+def batch_options(parser: argparse.ArgumentParser, vocabulary: int, sentences: int) -> None:
+    """The options of a random batch, and of what runs on it."""
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--vocabulary", type=int, default=vocabulary)
+    parser.add_argument("--sentences", type=int, default=sentences, help="sentences in a batch (default: %(default)s)")
+    parser.add_argument(
+        "--length", type=int, default=26, help="longest sentence; the shortest is half (default: %(default)s)"
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+
+
 def machine(device: str) -> str:
     """The GPU, or the processor and the number of threads."""
     if device == "cuda":

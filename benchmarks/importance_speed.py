@@ -20,12 +20,22 @@ import statistics
 from functools import partial
 
 import torch
-from bench_models import SIZES, machine, make_args, make_task, median_ratio, peak_bytes, take_turns, training_batches
+from bench_models import (
+    batch_options,
+    machine,
+    make_args,
+    make_task,
+    median_ratio,
+    peak_bytes,
+    take_turns,
+    training_batches,
+)
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.models.transformer import TransformerModel
 from tqdm import tqdm
 
 from fairseq_headgates import HeadTable, masked, use_head_attention
+from fairseq_headgates.heads import write_whole
 from fairseq_headgates.importance import score
 from fairseq_headgates.propagation import RULES
 from fairseq_headgates.relevance import explain
@@ -52,26 +62,18 @@ def main() -> None:
                 )
             )
     if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(results, file, indent=1)
+        write_whole(options.json, json.dumps(results, indent=1) + "\n", force=True)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--vocabulary", type=int, default=8000)
-    parser.add_argument("--sentences", type=int, default=32, help="sentences in a batch (default: %(default)s)")
-    parser.add_argument(
-        "--length", type=int, default=26, help="longest sentence; the shortest is half (default: %(default)s)"
-    )
+    batch_options(parser, vocabulary=8000, sentences=32)
     parser.add_argument("--relevance-sentences", type=int, nargs="+", default=[1, 8], help="(default: 1 and 8)")
     parser.add_argument("--relevance-length", type=int, default=15, help="tokens on each side (default: %(default)s)")
     parser.add_argument("--relevance-layers", type=int, default=6, help="on each side (default: %(default)s)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, help="of the processor (default: torch's)")
     parser.add_argument("--rounds", type=int, default=7, help="(default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
     return parser.parse_args()
 
 

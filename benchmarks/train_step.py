@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from bench_models import (
     DTYPES,
-    SIZES,
+    batch_options,
     machine,
     make_args,
     make_task,
@@ -32,7 +32,7 @@ from fairseq.models.transformer import TransformerModel
 from tqdm import tqdm
 
 from fairseq_headgates.criterions import LabelSmoothedCrossEntropyL0Criterion
-from fairseq_headgates.heads import TYPES
+from fairseq_headgates.heads import TYPES, write_whole
 from fairseq_headgates.models import TransformerHeadGatesModel
 
 VARIANTS = ["stock", "no gates", "gates on all types"]
@@ -47,25 +47,17 @@ def main() -> None:
         for name, row in result["variants"].items():
             print(f"{name:20}{row['ms']:>12.1f}{row['ratio']:>17.3f}")
     if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(results, file, indent=1)
+        write_whole(options.json, json.dumps(results, indent=1) + "\n", force=True)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--vocabulary", type=int, default=6000)
-    parser.add_argument("--sentences", type=int, default=96, help="sentences in a batch (default: %(default)s)")
-    parser.add_argument(
-        "--length", type=int, default=26, help="longest sentence; the shortest is half (default: %(default)s)"
-    )
+    batch_options(parser, vocabulary=6000, sentences=96)
     parser.add_argument("--dropout", type=float, default=0.1, help="residual dropout (default: %(default)s)")
     parser.add_argument("--attention-dropout", type=float, default=0.0, help="(default: %(default)s, fairseq's)")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["fp32"])
     parser.add_argument("--updates", type=int, default=30, help="measured updates of each model (default: %(default)s)")
     parser.add_argument("--warm-up", type=int, default=3, help="updates before the clock starts (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
     return parser.parse_args()
 
 

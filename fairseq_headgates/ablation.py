@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fairseq_headgates.evaluation import Corpus, Sample, finite, mean_loss, token_losses, total, translate
 from fairseq_headgates.heads import HeadTable, write_whole
 from fairseq_headgates.pruning import best_heads, prune
-from fairseq_headgates.sites import HeadSite, head_counts, head_sites, masked, use_head_attention, watching
+from fairseq_headgates.sites import HeadSite, head_counts, head_sites, head_table, masked, use_head_attention, watching
 
 TOKENS = 2048  # so many, padding included, ride in one batch: more would not be faster
 MODES = ("single", "all-but-one")  # Michel et al. 2019, tables 1 and 2: a layer without a head; with that head alone
@@ -53,21 +53,13 @@ def ablation_losses(
     flat = total(torch.cat([whole, *sums.values()]))
     loss, tokens = flat[:2].tolist()
     rows = flat[2:].div(tokens).split([len(row) for row in sums.values()])
-    return finite(loss, tokens), _table(model, dict(zip(sums, rows, strict=True)), f"nll|{mode}")
+    return finite(loss, tokens), head_table(model, dict(zip(sums, rows, strict=True)), f"nll|{mode}")
 
 
 def _factors(site: HeadSite, mode: str) -> Tensor:
     """What the heads of a layer are multiplied by in each variant: [V, H]."""
     one = torch.eye(site.attention.num_heads)
     return 1 - one if mode == "single" else one
-
-
-def _table(model: nn.Module, rows: Mapping[HeadSite, Tensor], name: str) -> HeadTable:
-    values = {kind: [[math.nan] * heads for _ in range(n)] for kind, (n, heads) in head_counts(model).items()}
-    for site, row in rows.items():
-        for head, value in zip(site.attention.kept, row.tolist(), strict=True):
-            values[site.kind][site.layer][head] = value
-    return HeadTable(values, name)
 
 
 @torch.no_grad()
@@ -244,7 +236,7 @@ def _mask_of_layer(model: nn.Module, site: HeadSite, row: Sequence[int]) -> Head
 
 def prepared(model: nn.Module, corpus: Corpus) -> nn.Module:
     """A copy made ready for generation, as fairseq-generate does."""
-    model = copy.deepcopy(model)
+    model = use_head_attention(copy.deepcopy(model))
     model.prepare_for_inference_(corpus.cfg)
     return model
 
@@ -257,7 +249,7 @@ def masked_translations(
     progress: Callable[[Iterable], Iterable] = iter,
 ) -> dict[str, list[str]]:
     """The translations of a corpus by the model ('full') and by the model with each mask, by name."""
-    model = prepared(use_head_attention(copy.deepcopy(model)), corpus)
+    model = prepared(model, corpus)
     found = {}
     with _sharing_encoder(model) as sharing:
         for name, mask in progress([("full", None), *masks.items()]):

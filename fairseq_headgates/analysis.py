@@ -225,15 +225,16 @@ def run_ablate(args: argparse.Namespace) -> int:
     with session(args) as work:
         loaded = work.load(_one(work.paths))
         nll, losses = ablation.ablation_losses(loaded.model, loaded.corpus, args.mode, work.progress("loss"))
+        difference = losses.map(lambda loss: loss - nll, f"+bits, {args.mode}")
         result: dict[str, Any] = {
             "format": "headgates.ablation/1",
             "mode": args.mode,
             "signature": loaded.signature,
             "nll": nll,
-            "nll_difference": _json_rows(losses.map(lambda loss: loss - nll)),
+            "nll_difference": difference.rows(),
         }
         text = [f"loss of the whole model: {nll:.4f} bits per target token", ""]
-        text.append(report.score_table(losses.map(lambda loss: loss - nll, f"+bits, {args.mode}")))
+        text.append(report.score_table(difference))
         if args.metric == "bleu":
             select = losses
             if args.select_subset:
@@ -273,10 +274,6 @@ def _bleu_text(mode: str, bleu: Mapping[str, Any]) -> str:
     return "\n\n".join([title, *tables]) + f"\n{bleu['bleu_signature']}"
 
 
-def _json_rows(table: HeadTable) -> dict[str, list]:
-    return {kind: [[None if math.isnan(v) else v for v in row] for row in rows] for kind, rows in table.values.items()}
-
-
 # --- curve -----------------------------------------------------------------------------------------------------------
 
 
@@ -286,21 +283,21 @@ def run_curve(args: argparse.Namespace) -> int:
     if args.score_method and not args.scores:
         raise ValueError("--score-method names the scores of a file: give it with --scores")
     with session(args) as work:
-        points = [point for path in work.paths for point in curves_of(work, path)]
+        notes = {path: work.notes(path) for path in work.paths}
+        points = [point for path in work.paths for point in curves_of(work, path, notes[path])]
         work.write(args.out, json.dumps({"format": "headgates.curve/1", "points": points}, indent=1) + "\n")
         work.write(args.tsv, tsv(points))
         work.plot(args.plot, lambda: report.curve_plot(points))
         work.say(json.dumps(points) if args.json else report.curve_table(points))
-        for path in work.paths:
-            work.notes(path).discard()
+        for kept in notes.values():
+            kept.discard()
     return 0
 
 
-def curves_of(work: Session, path: str) -> list[dict[str, Any]]:
+def curves_of(work: Session, path: str, notes: ablation.Notes) -> list[dict[str, Any]]:
     """The points of all curves of one checkpoint, as plain values."""
     args = work.args
     loaded = work.load(path)
-    notes = work.notes(path)
     scores, rescore = _scores_for_curve(work, loaded)
     alive = open_heads(loaded.model)
     metric = evaluation.bleu_metric(loaded.corpus)

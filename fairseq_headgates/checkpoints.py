@@ -132,6 +132,15 @@ def updates_of(state: Mapping[str, Any]) -> int | str:
     return history[-1].get("num_updates", "?")
 
 
+def load_model(path: str, trust: bool = False) -> tuple[dict[str, Any], nn.Module]:
+    """`load_checkpoint`, and `build_model` of it. Raises ValueError that names the file."""
+    state = load_checkpoint(path, trust)
+    try:
+        return state, build_model(state)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
 class _Vocabulary:
     """As much of a dictionary as building a model needs: the number of symbols, and which is the padding."""
 

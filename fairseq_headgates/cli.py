@@ -15,8 +15,8 @@ from fairseq_headgates import __version__, analysis, report
 from fairseq_headgates.checkpoints import (
     CheckpointHeads,
     build_model,
-    load_checkpoint,
     load_dictionaries,
+    load_model,
     prune_checkpoint,
     read_heads,
     save_checkpoint,
@@ -47,13 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     logger.setLevel(logging.WARNING)  # not what a model says when training begins
     try:
         return args.run(args)
-    except ValueError as error:
-        print(f"headgates {args.command}: error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:  # the disk of the output is full, for instance
-        if isinstance(error, BrokenPipeError):  # the reader, `head` for instance, has seen enough
-            sys.stdout = None
-            return 0
+    except BrokenPipeError:  # the reader, `head` for instance, has seen enough
+        sys.stdout = None
+        return 0
+    except (ValueError, OSError) as error:  # OSError: the disk of the output is full, for instance
         print(f"headgates {args.command}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -141,22 +138,13 @@ def _number_or_share(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number of heads (12) nor a share (0.5)") from None
 
 
-def load(args: argparse.Namespace) -> tuple[dict, nn.Module]:
-    """The checkpoint and its model. Raises ValueError that names the file."""
-    state = load_checkpoint(args.checkpoint, args.trust)
-    try:
-        return state, build_model(state)
-    except ValueError as error:
-        raise ValueError(f"{args.checkpoint}: {error}") from None
-
-
 def run_path(args: argparse.Namespace) -> int:
     print(Path(__file__).resolve().parent)
     return 0
 
 
 def run_show(args: argparse.Namespace) -> int:
-    state, model = load(args)
+    state, model = load_model(args.checkpoint, args.trust)
     heads = read_heads(state, args.checkpoint, model)
     alive = heads.gate.map(lambda g: int(g > 0), "alive")
     if args.out:
@@ -176,7 +164,7 @@ def run_show(args: argparse.Namespace) -> int:
 def run_prune(args: argparse.Namespace) -> int:
     if not args.dry_run:
         refuse_existing(args.output, args.force)
-    state, model = load(args)
+    state, model = load_model(args.checkpoint, args.trust)
     mask = chosen_heads(args, model)
     pruned = prune(model, mask)
     if args.stock:
@@ -218,7 +206,7 @@ def removal_notes(plan: dict) -> list[str]:
 
 def run_convert(args: argparse.Namespace) -> int:
     check_output(Path(args.output), args.force)
-    state, model = load(args)
+    state, model = load_model(args.checkpoint, args.trust)
     pruned = prune(model, chosen_heads(args, model))
     source, target = load_dictionaries(state, args.data)
     to_ctranslate2(pruned, source, target, args.output, args.quantization, args.force)

@@ -251,7 +251,6 @@ def token_losses(model: nn.Module, sample: Sample, pad: int) -> Tensor:
     """-log2 p of every target token, as fairseq logs `nll_loss`: [B, T], 0 on padding."""
     target = sample["target"]
     real = target.ne(pad)
-    losses = torch.zeros(target.shape, device=target.device)
     decoder = model.decoder
     if getattr(decoder, "adaptive_softmax", None) is not None:
         logs = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True, sample=sample)
@@ -259,13 +258,13 @@ def token_losses(model: nn.Module, sample: Sample, pad: int) -> Tensor:
     features = model(**sample["net_input"], features_only=True)[0]
     words, features = target[real], features[real]
     # Only where there is a word, and few logits at a time: so many of them are slow to write and to read again.
-    rows = max(1, LOGITS[features.device.type] // len(model.decoder.output_layer(features[:1])[0]))
+    rows = max(1, LOGITS[features.device.type] // len(decoder.output_layer(features[:1])[0]))
     parts = [
         F.cross_entropy(at_least_single(decoder.output_layer(x)), y, reduction="none")
         for x, y in zip(features.split(rows), words.split(rows), strict=True)
     ]
     found = torch.cat(parts) / LN2
-    return losses.to(found).masked_scatter(real, found)
+    return found.new_zeros(target.shape).masked_scatter(real, found)
 
 
 def at_least_single(x: Tensor) -> Tensor:

@@ -42,6 +42,13 @@ class HeadTable:
         """All values of one type, layer after layer."""
         return [value for layer in self.values[kind] for value in layer]
 
+    def rows(self) -> dict[str, list[list[float | None]]]:
+        """The values for JSON, which has no NaN: None instead."""
+        return {
+            kind: [[None if math.isnan(value) else value for value in layer] for layer in layers]
+            for kind, layers in self.values.items()
+        }
+
     def map(self, function: Callable[[float], float], name: str = "") -> HeadTable:
         """The table with `function` applied to every value."""
         changed = {kind: [[function(v) for v in layer] for layer in rows] for kind, rows in self.values.items()}
@@ -165,15 +172,14 @@ def scores_to_json(tables: Sequence[HeadTable]) -> str:
 
 def _object(table: HeadTable, head: Mapping[str, str]) -> str:
     entries = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
-    return "{\n" + ",\n".join([*entries, '  "scores": {\n' + _rows(table.values, "    ") + "\n  }"]) + "\n}"
+    return "{\n" + ",\n".join([*entries, '  "scores": {\n' + _rows(table.rows(), "    ") + "\n  }"]) + "\n}"
 
 
 def _rows(values: Mapping[str, list], indent: str) -> str:
     """The entries of a JSON object with a list of layers for every type, one layer per line."""
     entries = []
     for kind, layers in values.items():
-        rows = [[None if isinstance(v, float) and math.isnan(v) else v for v in layer] for layer in layers]
-        lines = ",\n".join(f"{indent}  {json.dumps(row, allow_nan=False)}" for row in rows)
+        lines = ",\n".join(f"{indent}  {json.dumps(layer, allow_nan=False)}" for layer in layers)
         entries.append(f'{indent}"{kind}": [\n{lines}\n{indent}]')
     return ",\n".join(entries)
 

@@ -20,8 +20,10 @@ from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.relevance import head_relevance
 from fairseq_headgates.sites import (
     HeadSite,
+    evaluating,
     head_counts,
     head_sites,
+    head_table,
     open_probabilities,
     use_head_attention,
     watching,
@@ -58,12 +60,8 @@ def score(
         raise ValueError(f"unknown method {method!r}: choose from {', '.join(METHODS)}")
     corpus = Corpus(task, batches)
     use_head_attention(model)
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         table = METHODS[method](model, corpus, options or Options())
-    finally:
-        model.train(training)
     _check_finite(model, table, method)
     return HeadTable(table.values, method)
 
@@ -234,27 +232,21 @@ class _Sums:
     """Sums and counts of every head that is there, in double precision."""
 
     def __init__(self, model: nn.Module):
-        self.sizes = head_counts(model)
-        self.sites = {site.name: site for site in head_sites(model)}
-        self.sums = {name: torch.zeros(site.attention.num_heads).double() for name, site in self.sites.items()}
-        self.counts = dict.fromkeys(self.sites, 0.0)
+        self.model = model
+        self.sums = {site: torch.zeros(site.attention.num_heads).double() for site in head_sites(model)}
+        self.counts = dict.fromkeys(self.sums, 0.0)
 
     def add(self, site: HeadSite, values: Tensor, count: float | Tensor) -> None:
-        self.sums[site.name] += values.detach().double().cpu()
-        self.counts[site.name] += float(count)
+        self.sums[site] += values.detach().double().cpu()
+        self.counts[site] += float(count)
 
     def means(self, shared: bool = True) -> HeadTable:
         """Sums by counts, over all processes if each has its share of the data (`shared`)."""
-        names = list(self.sites)
-        flat = torch.cat([*(self.sums[name] for name in names), torch.tensor([self.counts[n] for n in names]).double()])
+        flat = torch.cat([*self.sums.values(), torch.tensor(list(self.counts.values())).double()])
         flat = total(flat) if shared else flat
-        *rows, counts = flat.split([*(len(self.sums[name]) for name in names), len(names)])
-        values = {kind: [[math.nan] * heads for _ in range(layers)] for kind, (layers, heads) in self.sizes.items()}
-        for name, row, count in zip(names, rows, counts.tolist(), strict=True):
-            site = self.sites[name]
-            for head, value in zip(site.attention.kept, (row / max(count, 1)).tolist(), strict=True):
-                values[site.kind][site.layer][head] = value
-        return HeadTable(values)
+        *rows, counts = flat.split([*map(len, self.sums.values()), len(self.counts)])
+        means = (row / count.clamp(min=1) for row, count in zip(rows, counts, strict=True))
+        return head_table(self.model, dict(zip(self.sums, means, strict=True)))
 
 
 METHODS: dict[str, Callable[[nn.Module, Corpus, Options], HeadTable]] = {

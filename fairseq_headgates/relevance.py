@@ -40,7 +40,7 @@ from fairseq_headgates.propagation import (
     merge,
     quotient,
 )
-from fairseq_headgates.sites import head_counts, use_head_attention
+from fairseq_headgates.sites import evaluating, head_counts, use_head_attention
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def explain(model: nn.Module, net_input: Mapping[str, Tensor], rule: str | Rule 
     _check(model)
     sources, targets = net_input["src_tokens"], net_input["prev_output_tokens"]
     is_word, is_target = sources != model.encoder.padding_idx, targets != model.decoder.padding_idx
-    with _evaluating(model):
+    with evaluating(model):
         with _recording(model) as states:
             logits = model(**net_input)[0]
         result = Relevance(
@@ -165,18 +165,6 @@ def _unsupported(model: nn.Module) -> Iterator[str]:
         if getattr(layer, "quant_noise", 0):
             yield "quantisation noise (--quant-noise-pq)"
         yield from (why for name, why in EXTRAS.items() if getattr(layer, name, None) is not None)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Within the context, no module is in training mode."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 @contextmanager

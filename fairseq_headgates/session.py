@@ -19,7 +19,7 @@ from torch import nn
 from tqdm import tqdm
 
 from fairseq_headgates import ablation, evaluation, importance
-from fairseq_headgates.checkpoints import build_model, load_checkpoint, updates_of
+from fairseq_headgates.checkpoints import load_model, updates_of
 from fairseq_headgates.heads import check_writable, replacing, write_whole
 
 # Options that change how, but not what is computed: work that was stopped goes on with others.
@@ -82,16 +82,12 @@ class Session:
         self.writes = self.fairseq.distributed_rank == 0
         self.task = evaluation.setup_task(self.fairseq)
 
-    def load(self, path: str, subset: str | None = None) -> Loaded:
-        state = load_checkpoint(path, self.args.trust)
-        try:
-            model = build_model(state)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+    def load(self, path: str) -> Loaded:
+        state, model = load_model(path, self.args.trust)
         device = evaluation.device_of(self.fairseq)
         if self.fairseq.fp16 and device.type == "cuda":
             model.half()
-        corpus = self.corpus(model, subset)
+        corpus = self.corpus(model)
         signature = f"ckpt:{short_name(path)}|updates:{updates_of(state)}"
         return Loaded(model.to(device), corpus, f"{self.signature(corpus)}|{signature}|v:{_version()}")
 

@@ -5,6 +5,7 @@ Shapes: B batch, T target length, S source length, L layers, H heads, D head siz
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -186,6 +187,18 @@ def observe(model: nn.Module) -> Iterator[dict[str, dict[int, Observed]]]:
         yield seen
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within the context, no module is in training mode; afterwards those are that were."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
 def gated_sites(model: nn.Module) -> list[HeadSite]:
     """The attention layers that have stochastic gates."""
     return [site for site in head_sites(model) if getattr(site.attention, "gate", None) is not None]
@@ -218,6 +231,15 @@ def _per_head(attention: MultiheadAttention, of_gate) -> Tensor:
     alive = torch.ones(attention.num_heads, device=device) if attention.gate is None else of_gate(attention.gate)
     kept = torch.tensor(attention.kept, dtype=torch.long, device=device)
     return row.index_put((kept,), alive if attention.head_mask is None else alive * attention.head_mask.float())
+
+
+def head_table(model: nn.Module, rows: Mapping[HeadSite, Tensor], name: str = "") -> HeadTable:
+    """A table of `rows` [H], values of the heads that each layer has; NaN for heads that are not there."""
+    values = {kind: [[math.nan] * heads for _ in range(n)] for kind, (n, heads) in head_counts(model).items()}
+    for site, row in rows.items():
+        for head, value in zip(site.attention.kept, row.tolist(), strict=True):
+            values[site.kind][site.layer][head] = value
+    return HeadTable(values, name)
 
 
 def to_tables(tensors: Mapping[str, Tensor], name: str, signature: str = "") -> HeadTable:
