@@ -341,7 +341,7 @@ def test_show_reads_what_prune_writes(checkpoint, prune, capsys):
 def test_an_existing_file_is_kept_and_nothing_is_done_first(checkpoint, refused, prune, monkeypatch):
     out = write(checkpoint.with_name("pruned.pt"), "mine")
     with monkeypatch.context() as patched:
-        patched.setattr(command, "load_checkpoint", lambda *args: pytest.fail("it began to work"))
+        patched.setattr(command, "load_model", lambda *args: pytest.fail("it began to work"))
         refused(checkpoint, out, words=[str(out), "exists", "--force"])
     assert out.read_text() == "mine"
     prune(checkpoint, out, "--force")
