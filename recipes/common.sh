@@ -2,9 +2,11 @@
 # skips it when its output is there, so that a recipe can be stopped at any point and run again. The recipe sets
 # `plugin`, the folder for --user-dir: with torch 2.6 or later even a stock checkpoint loads only with the plugin,
 # which allows the options stored in it.
+#
+# With DRY_RUN=1 (the option --dry-run of a recipe) commands are printed instead of run.
 
 fail() { echo "${0##*/}: $*" >&2; exit 2; }
-say() { printf '%s  %s\n' "$(date +%H:%M:%S)" "$*"; }
+say() { [[ ${DRY_RUN:-0} == 1 ]] || printf '%s  %s\n' "$(date +%H:%M:%S)" "$*"; }
 
 # A program that is missing is found before the work begins, not in the middle of it.
 need() {
@@ -14,37 +16,92 @@ need() {
   done
 }
 
-# into OUTPUT COMMAND...: OUTPUT is written whole or not at all, and only when it is missing.
-into() {
-  local output=$1
+# need_space GB FOLDER: a full disk is found before the work begins, too.
+need_space() {
+  local folder=$2 free
+  while [[ ! -d $folder ]]; do folder=$(dirname "$folder"); done
+  free=$(df -Pk "$folder" 2>/dev/null | awk 'NR == 2 { print int($4 / 1000000) }') || true
+  [[ $free =~ ^[0-9]+$ ]] || return 0 # a df that says nothing is no reason to stop
+  ((free >= $1)) || fail "$free GB are free on the disk of $2, and it needs about $1 GB: free some, take another OUT_DIR, or set DISK_GB if you know better"
+}
+
+# only_run OUT_DIR: two runs in one folder would write to the same files. Children keep the lock as long as they live.
+only_run() {
+  [[ ${DRY_RUN:-0} == 1 ]] && return
+  mkdir -p "$1"
+  exec 8>"$1/.lock"
+  command -v flock >/dev/null || return 0
+  flock -n 8 || fail "another run is at work in $1 (or one of its programs still is): wait for its end, or stop it"
+}
+
+quoted() { printf '%q ' "$@"; }
+
+# run LOG COMMAND...: what it says goes to LOG, of a failure the last line.
+run() {
+  local log=$1
   shift
+  if [[ ${DRY_RUN:-0} == 1 ]]; then
+    quoted "$@"
+    echo
+  else
+    "$@" >>"$log" 2>&1 || fail "$(basename "$1") failed: $(tail -n 1 "$log") (all of it: $log)"
+  fi
+}
+
+# into OUTPUT PIPELINE: OUTPUT is written whole or not at all, and only when it is missing. PIPELINE is one string
+# of shell, so that it can be shown as it is.
+into() {
+  local output=$1 pipeline=$2
   [[ -s $output ]] && return
-  "$@" >"$output.part"
+  if [[ ${DRY_RUN:-0} == 1 ]]; then
+    printf '%s > %q\n' "$pipeline" "$output"
+    return
+  fi
+  bash -c "set -euo pipefail; $pipeline" >"$output.part" || fail "$output cannot be made: $pipeline"
   mv "$output.part" "$output"
 }
 
 # The settings a folder was made with: other settings would silently mix two experiments.
 keep_settings() {
   local file=$1/settings.txt current=$2
-  mkdir -p "$1"
-  if [[ ! -f $file ]]; then
-    printf '%s\n' "$current" >"$file"
-  elif [[ $(<"$file") != "$current" ]]; then
-    fail "$1 was made with other settings ($(diff <(printf '%s\n' "$current") "$file" | grep '^>' | tr -d '>\n')): take another folder or remove it"
+  if [[ -f $file && $(<"$file") != "$current" ]]; then
+    fail "$1 was made with other settings ($(diff <(tr ' ' '\n' <<<"$current") <(tr ' ' '\n' <"$file") | sed -n 's/^> //p' | tr '\n' ' ' | sed 's/ $//')): take another folder or remove it"
   fi
+  [[ ${DRY_RUN:-0} == 1 ]] && return
+  mkdir -p "$1"
+  [[ -f $file ]] || printf '%s\n' "$current" >"$file"
 }
 
-# train MODEL_DIR DATA_BIN ARGUMENTS...: fairseq-train; an interrupted run goes on from its last checkpoint.
+# train MODEL_DIR DATA_BIN ARGUMENTS...: fairseq-train; an interrupted run goes on from its last checkpoint. SIGUSR1 or
+# SIGTERM to the recipe stop it after the next update, with a checkpoint; then the recipe leaves with 75 (try again).
 train() {
-  local model=$1 data=$2
+  local model=$1 data=$2 job status told=0
   shift 2
   [[ -f $model/finished ]] && return
+  local command=("${launcher[@]}" "$recipes/train.py" "$data" --user-dir "$plugin" --save-dir "$model"
+    --tensorboard-logdir "$model/tensorboard" --no-epoch-checkpoints --log-format simple --log-interval 50
+    --seed "${SEED:-1}" "${device[@]}" "$@")
+  if [[ ${DRY_RUN:-0} == 1 ]]; then
+    quoted "${command[@]}"
+    echo
+    return
+  fi
   say "training $(basename "$model") (log: $model/train.log)"
   mkdir -p "$model"
-  fairseq-train "$data" --user-dir "$plugin" --save-dir "$model" --tensorboard-logdir "$model/tensorboard" \
-    --no-epoch-checkpoints --log-format simple --log-interval 50 --seed "${SEED:-1}" "${device[@]}" "$@" \
-    >>"$model/train.log" 2>&1 || fail "training of $model failed: $(tail -n 1 "$model/train.log")"
-  touch "$model/finished"
+  # A file tells all processes on all machines, however they were started. The shell waits beside the job,
+  # because a trap has to wait for a job in the foreground.
+  trap 'told=1; touch "$model/stop"' USR1 TERM
+  "${command[@]}" >>"$model/train.log" 2>&1 &
+  job=$!
+  while kill -0 "$job" 2>/dev/null; do wait "$job" || true; done # a signal ends a wait, too
+  wait "$job" && status=0 || status=$?
+  trap - USR1 TERM
+  [[ -f $model/finished ]] && return
+  if ((told && status == 0)); then
+    say "told to stop: $(basename "$model") has saved a checkpoint, run this again and it goes on"
+    exit 75
+  fi
+  fail "training of $model failed: $(tail -n 1 "$model/train.log")"
 }
 
 # translate MODEL_DIR CHECKPOINT DATA_BIN TARGET_LANGUAGE: detokenised translations of the test
@@ -53,35 +110,61 @@ train() {
 translate() {
   local model=$1 checkpoint=$2 data=$3 target=$4
   [[ -s $model/test.hyp ]] && return
-  say "translating the test set with $(basename "$model")"
-  fairseq-generate "$data" --user-dir "$plugin" --path "$model/$checkpoint" --gen-subset test --remove-bpe \
-    --beam "${BEAM:-4}" --lenpen "${LENPEN:-1}" --max-tokens "${GENERATION_TOKENS:-4000}" \
-    --required-batch-size-multiple 1 "${device[@]}" \
-    >"$model/generate.log" 2>&1 || fail "translation with $model failed: $(tail -n 1 "$model/generate.log")"
-  into "$model/test.hyp" detokenised "$target" "$model/generate.log"
+  local command=(fairseq-generate "$data" --user-dir "$plugin" --path "$model/$checkpoint" --gen-subset test --remove-bpe
+    --beam "${BEAM:-4}" --lenpen "${LENPEN:-1}" --max-tokens "${GENERATION_TOKENS:-4000}"
+    --required-batch-size-multiple 1 "${device[@]}")
+  if [[ ${DRY_RUN:-0} == 1 ]]; then
+    printf '%s> %q\n' "$(quoted "${command[@]}")" "$model/generate.log"
+  else
+    say "translating the test set with $(basename "$model")"
+    "${command[@]}" >"$model/generate.log" 2>&1 ||
+      fail "translation with $model failed: $(tail -n 1 "$model/generate.log")"
+  fi
+  into "$model/test.hyp" "grep '^D-' $(quoted "$model/generate.log")| sort -t- -k2 -n | cut -f3 | sacremoses -q -l $target detokenize"
 }
-
-detokenised() { grep '^D-' "$2" | sort -t- -k2 -n | cut -f3 | sacremoses -q -l "$1" detokenize; }
 
 # score MODEL_DIR REFERENCE: BLEU and chrF of test.hyp against detokenised text, with sacrebleu's signature.
 score() {
-  into "$1/scores.json" sacrebleu "$2" -i "$1/test.hyp" -m bleu chrf -w 2 "${sacrebleu_flags[@]}" --format json
+  into "$1/scores.json" "$(quoted sacrebleu "$2" -i "$1/test.hyp" -m bleu chrf -w 2 "${sacrebleu_flags[@]}" --format json)"
+}
+
+# averaged MODEL_DIR OTHERWISE: sets `checkpoint` to the mean of the last AVERAGE checkpoints of a finished run, which
+# then go; or with AVERAGE=0 to OTHERWISE.
+averaged() {
+  checkpoint=$2
+  ((${AVERAGE:-0})) || return 0
+  checkpoint=averaged.pt
+  [[ -f $1/averaged.pt ]] || run "$1/average.log" python3 "$recipes/average.py" "$1" "$1/averaged.pt" --last "$AVERAGE"
+  [[ ${DRY_RUN:-0} == 1 ]] || rm -f "$1"/checkpoint_*_*.pt "$1/checkpoint_best.pt"
 }
 
 # gated_run RUN_DIR DATA_BIN REFERENCE TARGET_LANGUAGE TYPES LAMBDA BASELINE_CHECKPOINT ARGUMENTS...: starts from the
 # baseline, learns the gates, takes the closed heads out, translates with what is left and scores. With encoder gates alone the decoder is frozen, so that
 # functions cannot move there (Voita et al. 2019, section 6.2).
 gated_run() {
-  local model=$1 data=$2 reference=$3 target=$4 types=$5 lambda=$6 baseline=$7
+  local model=$1 data=$2 reference=$3 target=$4 types=$5 lambda=$6 baseline=$7 checkpoint
   shift 7
   local frozen=()
   [[ $types == enc-self ]] && frozen=(--freeze-params '^decoder\.' --freeze-dropout)
   train "$model" "$data" --arch transformer_head_gates --finetune-from-model "$baseline" \
     --gate-heads "$types" --criterion label_smoothed_cross_entropy_l0 --l0-weight "$lambda" "${frozen[@]}" "$@"
+  averaged "$model" checkpoint_last.pt
   [[ -f $model/pruned.pt ]] ||
-    headgates prune "$model/checkpoint_last.pt" "$model/pruned.pt" --no-optimizer >"$model/prune.log" 2>&1 ||
-    fail "pruning of $model failed: $(tail -n 1 "$model/prune.log")"
+    run "$model/prune.log" headgates prune "$model/$checkpoint" "$model/pruned.pt" --no-optimizer
   evaluate "$model" pruned.pt "$data" "$reference" "$target"
+}
+
+# scratch_run RUN_DIR DATA_BIN REFERENCE TARGET_LANGUAGE PRUNED_CHECKPOINT ARGUMENTS...: the heads of a pruned model,
+# trained from nothing (Voita et al. 2019, table 2).
+scratch_run() {
+  local model=$1 data=$2 reference=$3 target=$4 pruned=$5 checkpoint
+  shift 5
+  [[ ${DRY_RUN:-0} == 1 ]] || mkdir -p "$model"
+  [[ -f $model/mask.json ]] || run "$model/mask.log" headgates show "$pruned" --out "$model/mask.json"
+  train "$model" "$data" --arch transformer_head_gates --alive-heads "$model/mask.json" --remove-heads \
+    --criterion label_smoothed_cross_entropy "$@"
+  averaged "$model" checkpoint_best.pt
+  evaluate "$model" "$checkpoint" "$data" "$reference" "$target"
 }
 
 # evaluate RUN_DIR CHECKPOINT DATA_BIN REFERENCE TARGET_LANGUAGE: what results.py reads.
@@ -89,14 +172,57 @@ evaluate() {
   local model=$1 checkpoint=$2 data=$3 reference=$4 target=$5
   translate "$model" "$checkpoint" "$data" "$target"
   score "$model" "$reference"
-  into "$model/heads.json" headgates show "$model/$checkpoint" --json
+  into "$model/heads.json" "$(quoted headgates show "$model/$checkpoint" --json)"
 }
 
-# No GPU: say so to fairseq, and leave the number of threads to the caller (OMP_NUM_THREADS).
-device=()
-if ! { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }; then
-  device=(--cpu)
-  # glibc would hand every large buffer back to the kernel after use, and get it anew a moment later.
-  export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-8589934592} MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-8589934592}
-fi
+# get_files COLLECTION OUT_DIR, get_corpora COLLECTION OUT_DIR: see corpora.py. DATA_DIR: files that are there, or a mirror.
+get_files() {
+  local command=(python3 "$recipes/corpora.py" fetch "$1" "$2/downloads" ${DATA_DIR:+--data-dir "$DATA_DIR"})
+  if [[ ${DRY_RUN:-0} == 1 ]]; then
+    quoted "${command[@]}"
+    echo
+    return
+  fi
+  say "getting the files of $1"
+  mkdir -p "$2/raw"
+  "${command[@]}" || exit 2
+}
+get_corpora() {
+  get_files "$1" "$2"
+  into "$2/corpora.txt" "$(quoted python3 "$recipes/corpora.py" unpack "$1" "$2/downloads" "$2/corpora")"
+  [[ ${DRY_RUN:-0} == 1 ]] || cat "$2/corpora.txt"
+}
+
+# --- where it runs ------------------------------------------------------------------------------------------------------------------
+
+# Sets `gpus` (0: none), `launcher` (what train.py is started with), `workers` (its processes in all) and `device`.
+#   GPUS=N           how many of this machine (default: all that nvidia-smi shows, or CUDA_VISIBLE_DEVICES)
+#   HOSTS="a b c"    machines that share this folder: torchrun is started on each, by ssh; the first is this one
+#   LAUNCHER="..." WORKERS=N    anything else that starts N processes of a Python script, for example "srun"
+find_devices() {
+  local host rank=0 command
+  gpus=0 device=()
+  if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
+    gpus=${GPUS:-$(if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES"; else nvidia-smi -L; fi | wc -l)}
+  fi
+  launcher=(python3) workers=1
+  if ((gpus == 0)); then
+    device=(--cpu)
+    # glibc would hand every large buffer back to the kernel after use, and get it anew a moment later.
+    export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-8589934592} MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-8589934592}
+  fi
+  if [[ -n ${LAUNCHER:-} ]]; then
+    [[ ${WORKERS:-} =~ ^[0-9]+$ ]] || fail "WORKERS='${WORKERS:-}' must be the number of processes that LAUNCHER='$LAUNCHER' starts"
+    read -ra launcher <<<"$LAUNCHER"
+    workers=$WORKERS
+  elif [[ -n ${HOSTS:-} ]]; then
+    read -ra hosts <<<"$HOSTS"
+    launcher=("$recipes/on_hosts.sh" "${hosts[@]}" --)
+    export NPROC_PER_NODE=$((gpus ? gpus : 1))
+    workers=$((${#hosts[@]} * NPROC_PER_NODE))
+  elif ((gpus > 1)); then
+    launcher=(torchrun --standalone --nproc_per_node "$gpus")
+    workers=$gpus
+  fi
+}
 sacrebleu_flags=()

@@ -1,42 +1,162 @@
 #!/usr/bin/env python3
 """Prints one table for the runs of a recipe: model, heads kept per attention type, parameters, BLEU, chrF.
 
-    results.py RUN_DIR [RUN_DIR ...]
+    results.py RUN_DIR [RUN_DIR ...] [--paper wmt|opensubtitles] [--tsv FILE]
 
 Each folder holds `scores.json` (sacrebleu) and `heads.json` (`headgates show --json`); the first is the baseline,
-against which BLEU differences are given.
+against which BLEU differences are given. With --paper a second table has the layout of table 2 of Voita et al. 2019:
+RUN and RUN_scratch stand in one row, and beside it the row of the paper with the most similar share of heads. The TSV
+has a row for each run with all of it.
 """
 
+from __future__ import annotations
+
+import argparse
 import json
-import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from fairseq_headgates.heads import TYPES
-from fairseq_headgates.report import results_table
+from fairseq_headgates.heads import TYPES, write_whole
+from fairseq_headgates.report import results_table, text_table
 
 
-def main(folders: list[str]) -> None:
-    runs, signatures = {}, []
-    first_bleu = None
-    for folder in map(Path, folders):
+@dataclass(frozen=True)
+class Published:
+    """A row of Voita et al. 2019: heads (encoder, decoder, decoder-encoder), BLEU from trained, BLEU from scratch."""
+
+    heads: tuple[int, int, int]
+    trained: str
+    scratch: str = "-"
+
+
+# Table 2, and section 6.2 for the encoder alone, where the paper gives differences from its baseline.
+PAPER = {
+    "wmt": {
+        "baseline": [Published((48, 48, 48), "29.6")],
+        "all": [
+            Published((14, 31, 30), "29.62", "29.47"),
+            Published((12, 21, 25), "29.36", "28.95"),
+            Published((8, 13, 15), "29.06", "28.56"),
+            Published((5, 9, 12), "28.90", "28.41"),
+        ],
+        "enc-self": [Published((10, 48, 48), "-0.15")],
+    },
+    "opensubtitles": {
+        "baseline": [Published((48, 48, 48), "32.4")],
+        "all": [
+            Published((27, 31, 46), "32.24", "32.23"),
+            Published((13, 17, 31), "32.23", "31.98"),
+            Published((6, 9, 13), "32.27", "31.84"),
+        ],
+        "enc-self": [Published((4, 48, 48), "-0.25")],
+    },
+}
+SCRATCH = "_scratch"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one folder holds."""
+
+    name: str
+    heads: dict[str, tuple[int, int]]
+    parameters: int
+    scores: dict[str, dict[str, Any]]
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
         shown = json.loads((folder / "heads.json").read_text(encoding="utf-8"))
-        heads = shown["heads"]
-        scores = {score["name"]: score for score in json.loads((folder / "scores.json").read_text(encoding="utf-8"))}
-        bleu, chrf = scores["BLEU"], scores["chrF2"]
-        first_bleu = bleu["score"] if first_bleu is None else first_bleu
-        kept = {kind: "{}/{}".format(*heads[kind]) for kind in (*TYPES, "total") if kind in heads}
-        difference = f"{bleu['score'] - first_bleu:+.2f}"
-        runs[folder.name] = kept | {
-            "params": f"{shown['parameters'] / 1e6:.2f}M",
-            "BLEU": f"{bleu['score']:.2f}",
-            "diff": difference,
-            "chrF": f"{chrf['score']:.2f}",
+        scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+        heads = {kind: tuple(count) for kind, count in shown["heads"].items()}
+        return cls(folder.name, heads, shown["parameters"], {score["name"]: score for score in scores})
+
+    @property
+    def bleu(self) -> float:
+        return self.scores["BLEU"]["score"]
+
+    @property
+    def kind(self) -> str:
+        """The attention types of its gates; of a run that is no gated one, its name."""
+        return self.name.partition("_lambda")[0]
+
+    @property
+    def is_from_scratch(self) -> bool:
+        return self.name.endswith(SCRATCH)
+
+    def kept(self) -> list[int | str]:
+        return [self.heads.get(kind, "-")[0] for kind in TYPES]
+
+
+def one_by_one(runs: list[Run]) -> str:
+    """A row for each run."""
+    rows = {
+        run.name: {kind: "{}/{}".format(*run.heads[kind]) for kind in (*TYPES, "total") if kind in run.heads}
+        | {
+            "params": f"{run.parameters / 1e6:.2f}M",
+            "BLEU": f"{run.bleu:.2f}",
+            "diff": f"{run.bleu - runs[0].bleu:+.2f}",
+            "chrF": f"{run.scores['chrF2']['score']:.2f}",
         }
-        signatures = [f"{name}: {score['signature']}" for name, score in scores.items()]
-    print(results_table(runs), *signatures, sep="\n")
+        for run in runs
+    }
+    return results_table(rows)
+
+
+def as_published(runs: list[Run], data: str) -> str:
+    """Ours and the paper's, row by row."""
+    header = ["model", "heads e/d/d-e", "trained", "scratch", "| paper: heads", "trained", "scratch"]
+    by_name = {run.name: run for run in runs}
+    rows = []
+    for run in runs:
+        if run.is_from_scratch:
+            continue
+        scratch = by_name.get(run.name + SCRATCH)
+        row = [run.name, slashed(run.kept()), f"{run.bleu:.2f}", f"{scratch.bleu:.2f}" if scratch else "-"]
+        published = nearest(run, PAPER[data].get(run.kind, []))
+        rows.append([*row, *([slashed(published.heads), published.trained, published.scratch] if published else "---")])
+    return text_table(header, rows)
+
+
+def slashed(numbers: Any) -> str:
+    return "/".join(map(str, numbers))
+
+
+def nearest(run: Run, rows: list[Published]) -> Published | None:
+    """The row of the paper, where models have 48 heads of each type, with the most similar share of heads."""
+    kept, heads = map(sum, zip(*(run.heads[kind] for kind in TYPES), strict=True))
+    return min(rows, key=lambda row: abs(sum(row.heads) / 144 - kept / heads), default=None)
+
+
+def tsv(runs: list[Run], data: str | None) -> str:
+    """A row for each run, with full precision, the signatures of the scores and the nearest row of the paper."""
+    header = ["model", *TYPES, "total", "of", "parameters", "BLEU", "chrF2", "BLEU signature", "chrF2 signature"]
+    lines = ["\t".join([*header, *(["paper heads", "paper BLEU"] if data else [])])]
+    for run in runs:
+        counts = [*run.kept(), *run.heads["total"]]
+        scores = [run.scores[name][what] for what in ("score", "signature") for name in ("BLEU", "chrF2")]
+        cells = [run.name, *counts, run.parameters, *scores]
+        if data:
+            row = nearest(run, PAPER[data].get(run.kind, []))
+            bleu = row and (row.scratch if run.is_from_scratch else row.trained)
+            cells += [slashed(row.heads), bleu] if row else "--"
+        lines.append("\t".join(map(str, cells)))
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN_DIR")
+    parser.add_argument("--paper", choices=list(PAPER))
+    parser.add_argument("--tsv", metavar="FILE")
+    args = parser.parse_args()
+    runs = [Run.read(folder) for folder in args.folders]
+    print(one_by_one(runs), *(f"{name}: {score['signature']}" for name, score in runs[-1].scores.items()), sep="\n")
+    if args.paper:
+        print(f"\nBLEU as in table 2 of Voita et al. 2019 ({args.paper}):", as_published(runs, args.paper), sep="\n")
+    if args.tsv:
+        write_whole(args.tsv, tsv(runs, args.paper), force=True)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    main(sys.argv[1:])
+    main()

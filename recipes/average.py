@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Averages the last checkpoints of one training run (Vaswani et al. 2017, section 6.1).
+
+    average.py RUN_DIR OUTPUT --last N
+
+takes the N checkpoints of RUN_DIR with the most updates, `checkpoint_EPOCH_UPDATES.pt` as --save-interval-updates
+writes them, or all if there are fewer. Gates are averaged like all other parameters. OUTPUT has no state of the
+optimizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fairseq_headgates.checkpoints import load_checkpoint, save_checkpoint
+
+
+def last_checkpoints(folder: Path, number: int) -> list[Path]:
+    """The checkpoints of the most updates, oldest first."""
+    found = {}
+    for path in folder.glob("checkpoint_*_*.pt"):
+        if match := re.fullmatch(r"checkpoint_\d+_(\d+)\.pt", path.name):
+            found[int(match[1])] = path
+    if not found:
+        raise ValueError(f"{folder} has no checkpoint_EPOCH_UPDATES.pt: train with --save-interval-updates")
+    return [found[updates] for updates in sorted(found)[-number:]]
+
+
+def average(paths: list[Path]) -> dict:
+    """The last state with the mean of all models, summed in double precision."""
+    sums: dict[str, Tensor] = {}
+    for path in paths:
+        state = load_checkpoint(str(path))
+        model = state["model"]
+        if sums and model.keys() != sums.keys():
+            raise ValueError(f"{path} is another model than {paths[0]}: average checkpoints of one run")
+        for name, tensor in model.items():
+            if tensor.is_floating_point():
+                sums[name] = sums[name] + tensor.double() if name in sums else tensor.double()
+            else:
+                sums[name] = tensor
+    state["model"] = {
+        name: (total / len(paths)).to(model[name].dtype) if total.is_floating_point() else total
+        for name, total in sums.items()
+    }
+    state["last_optimizer_state"] = None
+    return state
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, metavar="RUN_DIR")
+    parser.add_argument("output", metavar="OUTPUT")
+    parser.add_argument("--last", type=int, required=True, metavar="N")
+    args = parser.parse_args(argv)
+    try:
+        paths = last_checkpoints(args.run, args.last)
+        save_checkpoint(average(paths), args.output, force=True)
+    except ValueError as error:
+        print(f"average.py: {error}", file=sys.stderr)
+        return 2
+    print(f"the mean of {', '.join(path.name for path in paths)}")
+    return 0
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(main())

@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""Leaves out the pairs of parallel text that a translation model should not learn from, and says how many.
+
+    clean.py FROM TO SRC TGT [--max-length 200] [--max-ratio 9] [--unique] [--without TEXT ...]
+
+reads FROM.SRC and FROM.TGT (tokenised, one sentence a line) and writes TO.SRC and TO.TGT, in the same order. A pair
+goes for the first of these reasons that applies: one side is empty, one side has more than --max-length tokens, one
+has more than --max-ratio times as many as the other, the pair stands in a text that is kept for development or test
+(--without TEXT, again TEXT.SRC and TEXT.TGT), or the same pair came before (--unique). The table of counts goes to
+stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from hashlib import blake2b
+from itertools import zip_longest
+
+from tqdm import tqdm
+
+from fairseq_headgates.heads import replacing
+from fairseq_headgates.report import text_table
+
+REASONS = ["empty", "too long", "ratio", "in dev or test", "again"]
+
+
+class Cleaner:
+    """Says of one pair after another why it goes, or that it stays."""
+
+    def __init__(self, max_length: int, max_ratio: float, unique: bool, held_out: set[bytes]):
+        self.max_length, self.max_ratio, self.unique, self.held_out = max_length, max_ratio, unique, held_out
+        self.seen: set[bytes] = set()
+
+    def reason(self, source: str, target: str) -> str | None:
+        lengths = len(source.split()), len(target.split())
+        if not min(lengths):
+            return "empty"
+        if max(lengths) > self.max_length:
+            return "too long"
+        if max(lengths) > self.max_ratio * min(lengths):
+            return "ratio"
+        key = digest(source, target)
+        if key in self.held_out:
+            return "in dev or test"
+        if self.unique:
+            if key in self.seen:
+                return "again"
+            self.seen.add(key)
+        return None
+
+
+def digest(source: str, target: str) -> bytes:
+    """16 bytes for a pair: six million of them fit in memory, and two pairs do not share them."""
+    return blake2b(f"{source}\t{target}".encode(), digest_size=16).digest()
+
+
+def pairs(prefix: str, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
+    """The pairs of PREFIX.SRC and PREFIX.TGT; ValueError where one side is longer."""
+    with ExitStack() as stack:
+        sides = [
+            stack.enter_context(open(f"{prefix}.{language}", encoding="utf-8", newline="\n")) for language in languages
+        ]
+        for number, pair in enumerate(zip_longest(*sides)):
+            if None in pair:
+                short, long = languages if pair[0] is None else languages[::-1]
+                raise ValueError(f"{prefix} has {number:,} lines in {short} and more in {long}: sides must be aligned")
+            yield pair[0].rstrip("\n"), pair[1].rstrip("\n")
+
+
+def clean(read: str, write: str, languages: tuple[str, str], cleaner: Cleaner) -> Counter[str | None]:
+    """Writes both sides whole or not at all; the number of pairs by reason, None for those that stay."""
+    counts: Counter[str | None] = Counter()
+    with ExitStack() as stack:
+        names = [stack.enter_context(replacing(f"{write}.{language}", force=True)) for language in languages]
+        files = [stack.enter_context(name.open("w", encoding="utf-8", newline="\n")) for name in names]
+        for pair in tqdm(pairs(read, languages), desc="cleaning", unit=" pairs", unit_scale=True, disable=None):
+            reason = cleaner.reason(*pair)
+            counts[reason] += 1
+            if reason is None:
+                for file, text in zip(files, pair, strict=True):
+                    file.write(text + "\n")
+    return counts
+
+
+def table(counts: Counter[str | None]) -> str:
+    total = sum(counts.values())
+    rows = [["pairs", total], *([reason, -counts[reason]] for reason in REASONS), ["left", counts[None]]]
+    return text_table(
+        ["cleaning", "number", "share"], [[name, f"{n:,}", f"{n / max(total, 1):.2%}"] for name, n in rows]
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("read", metavar="FROM")
+    parser.add_argument("write", metavar="TO")
+    parser.add_argument("languages", nargs=2, metavar=("SRC", "TGT"))
+    parser.add_argument("--max-length", type=int, default=200)
+    parser.add_argument("--max-ratio", type=float, default=9)
+    parser.add_argument("--unique", action="store_true")
+    parser.add_argument("--without", nargs="*", default=[], metavar="TEXT")
+    args = parser.parse_args(argv)
+    languages = tuple(args.languages)
+    try:
+        held_out = {digest(*pair) for text in args.without for pair in pairs(text, languages)}
+        cleaner = Cleaner(args.max_length, args.max_ratio, args.unique, held_out)
+        print(table(clean(args.read, args.write, languages, cleaner)))
+    except (ValueError, OSError) as error:
+        print(f"clean.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

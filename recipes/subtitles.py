@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""Sentence pairs of OpenSubtitles whose subtitles are on the screen at the same time, split by films.
+
+    subtitles.py MOSES.zip ALIGNMENT.xml.gz TO SRC TGT [--overlap 0.9] [--pairs N] [--held-out N] [--seed 1]
+
+writes TO/train, TO/valid and TO/test, each .SRC and .TGT. The sentences come from the Moses archive of OPUS, whose
+`.ids` member says of every pair which sentences of which documents it is; the overlap in time stands only in the
+alignment (XCES XML), so the two are joined by documents and sentence ids. A pair stays if its overlap is at least
+--overlap (Voita et al. 2019, section 4.1: 0.9).
+
+Development and test sets are films that the training data has nothing of: films in an order that depends on their
+ids and the seed alone, until each set has --held-out pairs. Where a set has more pairs than asked for, those with the
+smallest hashes stay, in their order in the corpus: a random sample that is the same everywhere.
+
+This is what `opus_read -a overlap -tr 0.9` selects too, but that reads the sentences from the XML of all subtitles of
+both languages, many times the size of the Moses archive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import sys
+from array import array
+from collections import Counter
+from contextlib import ExitStack
+from hashlib import blake2b
+from itertools import zip_longest
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+from corpora import lines, one_line
+from fetching import BROKEN_ARCHIVE, Refused
+from tqdm import tqdm
+
+from fairseq_headgates.heads import replacing
+
+SETS = ("train", "valid", "test")
+
+
+def key(documents: tuple[str, str], sentences: tuple[str, str]) -> int:
+    """64 bits for an aligned pair, whatever the order of its sentence ids."""
+    ids = [" ".join(sorted(side.split())) for side in sentences]
+    return int.from_bytes(blake2b("\t".join([*documents, *ids]).encode(), digest_size=8).digest())
+
+
+def film(document: str) -> str:
+    """`en/2001/123456/7890.xml.gz`: the third part is the film."""
+    parts = document.split("/")
+    return parts[2] if len(parts) > 2 else document
+
+
+def overlapping(alignment: Path, threshold: float, counts: Counter[str]) -> np.ndarray:
+    """The sorted keys of all links with enough overlap, uint64 [links]: 25 million are 200 MB."""
+    found = array("Q")
+    with gzip.open(alignment) as file:
+        for _, element in ElementTree.iterparse(file):
+            if element.tag == "linkGrp":
+                documents = element.get("fromDoc"), element.get("toDoc")
+                for link in element.iter("link"):
+                    counts["links"] += 1
+                    if float(link.get("overlap", "nan")) >= threshold:
+                        source, _, target = link.get("xtargets", ";").partition(";")
+                        found.append(key(documents, (source, target)))
+                element.clear()
+    return np.unique(np.frombuffer(found, dtype=np.uint64))
+
+
+def read_ids(archive: Path, pair: tuple[str, str]) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Of each line of `.ids` its key, uint64, and the number of its film, int64; and the films."""
+    member = f"OpenSubtitles.{pair[0]}-{pair[1]}.ids"
+    films: dict[str, int] = {}
+    keys, numbers = array("Q"), array("q")
+    for line in tqdm(lines(archive, member), desc="reading ids", unit=" pairs", unit_scale=True, disable=None):
+        cells = line.split("\t")
+        if len(cells) != 4:
+            raise Refused(f"{archive}: {member} has a line of {len(cells)} columns, not 4: {line[:60]!r}")
+        keys.append(key((cells[0], cells[1]), (cells[2], cells[3])))
+        numbers.append(films.setdefault(film(cells[0]), len(films)))
+    return np.frombuffer(keys, dtype=np.uint64), np.frombuffer(numbers, dtype=np.int64), list(films)
+
+
+def assigned(
+    keys: np.ndarray, film_of: np.ndarray, films: list[str], number: int, held_out: int, seed: int
+) -> np.ndarray:
+    """The set of each pair, int8: 0 train, 1 valid, 2 test, -1 none. `film_of` is -1 for pairs that are out."""
+    sizes = np.bincount(film_of[film_of >= 0], minlength=len(films))
+    order = sorted(range(len(films)), key=lambda i: blake2b(f"{seed} {films[i]}".encode(), digest_size=8).digest())
+    set_of_film = np.zeros(len(films) + 1, dtype=np.int8)
+    set_of_film[-1] = -1  # where the film is -1
+    position = 0
+    for kind in (1, 2):
+        size = 0
+        while size < held_out and position < len(order):
+            size += sizes[order[position]]
+            set_of_film[order[position]] = kind
+            position += 1
+        if size < held_out:
+            raise Refused(f"--held-out {held_out}: the corpus has no more films; take fewer pairs for dev and test")
+    sets = set_of_film[film_of]
+    for kind, wanted in ((0, number), (1, held_out), (2, held_out)):
+        there = np.flatnonzero(sets == kind)
+        if len(there) > wanted:
+            sets[there[np.argsort(keys[there], kind="stable")[wanted:]]] = -1
+    return sets
+
+
+def write_sets(archive: Path, pair: tuple[str, str], sets: np.ndarray, folder: Path) -> Counter[str]:
+    """train, valid and test, each whole or not at all; how many pairs each has."""
+    counts: Counter[str] = Counter()
+    sides = [lines(archive, f"OpenSubtitles.{pair[0]}-{pair[1]}.{language}") for language in pair]
+    with ExitStack() as stack:
+        files = {}
+        for name in SETS:
+            for language in pair:
+                temporary = stack.enter_context(replacing(folder / f"{name}.{language}", force=True))
+                files[name, language] = stack.enter_context(temporary.open("w", encoding="utf-8", newline="\n"))
+        bar = tqdm(
+            zip_longest(sets, *sides), desc="writing", total=len(sets), unit=" pairs", unit_scale=True, disable=None
+        )
+        for number, (kind, *texts) in enumerate(bar):
+            if kind is None or None in texts:
+                raise Refused(f"{archive}: .ids has {len(sets):,} lines, but line {number + 1:,} is not in all members")
+            if kind >= 0:
+                counts[SETS[kind]] += 1
+                for language, text in zip(pair, texts, strict=True):
+                    files[SETS[kind], language].write(one_line(text) + "\n")
+    return counts
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("archive", type=Path, metavar="MOSES.zip")
+    parser.add_argument("alignment", type=Path, metavar="ALIGNMENT.xml.gz")
+    parser.add_argument("to", type=Path, metavar="TO")
+    parser.add_argument("languages", nargs=2, metavar=("SRC", "TGT"))
+    parser.add_argument("--overlap", type=float, default=0.9)
+    parser.add_argument("--pairs", type=int, default=6_000_000)
+    parser.add_argument("--held-out", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args(argv)
+    pair = tuple(args.languages)
+    counts: Counter[str] = Counter()
+    try:
+        overlap = overlapping(args.alignment, args.overlap, counts)
+        keys, film_of, films = read_ids(args.archive, pair)
+        film_of = np.where(np.isin(keys, overlap), film_of, -1)
+        print(f"alignment: {counts['links']:,} links, {len(overlap):,} with an overlap of at least {args.overlap:g}")
+        kept = int((film_of >= 0).sum())
+        print(f"sentence pairs: {len(film_of):,} of {len(films):,} films, {kept:,} with that overlap")
+        if not kept:
+            raise Refused("no pair is left: are the two files of the same corpus?")
+        args.to.mkdir(parents=True, exist_ok=True)
+        sets = assigned(keys, film_of, films, args.pairs, args.held_out, args.seed)
+        written = write_sets(args.archive, pair, sets, args.to)
+    except (*BROKEN_ARCHIVE, ElementTree.ParseError, ValueError, Refused) as error:
+        print(f"subtitles.py: {error}", file=sys.stderr)
+        return 2
+    print("split by films: " + ", ".join(f"{written[name]:,} {name}" for name in SETS))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
