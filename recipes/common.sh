@@ -25,13 +25,15 @@ need_space() {
   ((free >= $1)) || fail "$free GB are free on the disk of $2, and it needs about $1 GB: free some, take another OUT_DIR, or set DISK_GB if you know better"
 }
 
-# only_run OUT_DIR: two runs in one folder would write to the same files. Children keep the lock as long as they live.
+# only_run OUT_DIR: two runs in one folder would write to the same files. Children keep the lock as long as they live;
+# a recipe that one of these has called knows that it is its own.
 only_run() {
-  [[ ${DRY_RUN:-0} == 1 ]] && return
+  [[ ${DRY_RUN:-0} == 1 || ${RECIPE_LOCK:-} == "$1" ]] && return
   mkdir -p "$1"
   exec 8>"$1/.lock"
-  command -v flock >/dev/null || return 0
+  command -v flock >/dev/null || return 0 # not everywhere
   flock -n 8 || fail "another run is at work in $1 (or one of its programs still is): wait for its end, or stop it"
+  export RECIPE_LOCK=$1
 }
 
 quoted() { printf '%q ' "$@"; }
@@ -78,9 +80,11 @@ train() {
   local model=$1 data=$2 job status told=0
   shift 2
   [[ -f $model/finished ]] && return
+  local epochs=(--no-epoch-checkpoints)
+  [[ ${KEEP_EPOCHS:-0} == 1 ]] && epochs=()
   local command=("${launcher[@]}" "$recipes/train.py" "$data" --user-dir "$plugin" --save-dir "$model"
-    --tensorboard-logdir "$model/tensorboard" --no-epoch-checkpoints --log-format simple --log-interval 50
-    --seed "${SEED:-1}" "${device[@]}" "$@")
+    --tensorboard-logdir "$model/tensorboard" "${epochs[@]}" --log-format simple --log-interval 50
+    --seed "${SEED:-1}" "${device[@]}" "${distributed[@]}" "$@")
   if [[ ${DRY_RUN:-0} == 1 ]]; then
     quoted "${command[@]}"
     echo
@@ -195,13 +199,13 @@ get_corpora() {
 
 # --- where it runs ------------------------------------------------------------------------------------------------------------------
 
-# Sets `gpus` (0: none), `launcher` (what train.py is started with), `workers` (its processes in all) and `device`.
+# Sets `gpus` (0: none), `launcher` (what train.py is started with), `workers` (its processes in all) and options:
+# `device` and, for training only, `distributed`.
 #   GPUS=N           how many of this machine (default: all that nvidia-smi shows, or CUDA_VISIBLE_DEVICES)
 #   HOSTS="a b c"    machines that share this folder: torchrun is started on each, by ssh; the first is this one
 #   LAUNCHER="..." WORKERS=N    anything else that starts N processes of a Python script, for example "srun"
 find_devices() {
-  local host rank=0 command
-  gpus=0 device=()
+  gpus=0 device=() distributed=()
   if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
     gpus=${GPUS:-$(if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES"; else nvidia-smi -L; fi | wc -l)}
   fi
@@ -224,5 +228,12 @@ find_devices() {
     launcher=(torchrun --standalone --nproc_per_node "$gpus")
     workers=$gpus
   fi
+  ((gpus || workers == 1)) || distributed=(--distributed-backend gloo --ddp-backend legacy_ddp)
+}
+
+# Recipes of full size go no further without a GPU, unless they are only tried.
+need_gpu() {
+  ((gpus)) || [[ ${CPU:-0} == 1 || -n ${LAUNCHER:-} || ${DRY_RUN:-0} == 1 ]] ||
+    fail "no GPU is to be seen (nvidia-smi -L): this recipe trains for days on one; CPU=1 runs it all the same, for trying it with small sizes"
 }
 sacrebleu_flags=()

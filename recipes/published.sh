@@ -20,10 +20,8 @@ published_begin() {
   local out=$1 text=$2 memory parameters
   need curl fairseq-preprocess fairseq-train fairseq-generate headgates sacremoses subword-nmt sacrebleu
   find_devices
-  if ((gpus == 0)) && [[ ${CPU:-0} != 1 && -z ${LAUNCHER:-} && ${DRY_RUN:-0} != 1 ]]; then
-    fail "no GPU is to be seen (nvidia-smi -L): this recipe trains for days on one; CPU=1 runs it all the same, for trying it with small sizes"
-  fi
-  [[ ${DRY_RUN:-0} == 1 ]] || only_run "$out"
+  need_gpu
+  only_run "$out"
   if ((gpus)); then
     : "${PRECISION:=fp16}"
     memory=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | sort -n | head -n 1)

@@ -8,12 +8,10 @@
 To stop it, send SIGUSR1 or SIGTERM to any of its processes, or create SAVE_DIR/stop. All processes then end the update
 they are at, save checkpoint_last.pt without a validation before, and leave with exit code 0. The same command again
 goes on from there. When training comes to its own end, SAVE_DIR/finished is written; with it there is nothing to do.
+A checkpoint_last.pt that is cut off (fairseq was killed while it copied the file) is replaced by the newest whole one.
 
-How: after every step of the optimizer the processes ask each other whether one was told to stop, so that all decide at
-the same update. They then change two settings that fairseq looks up at every update: it ends by --stop-time-hours.
-
-Before training, a checkpoint_last.pt that is cut off (fairseq was killed while it copied the file) is replaced by the
-newest checkpoint that is whole.
+How: after every update the processes ask each other whether one was told to stop, so that all decide at the same one.
+They then change two settings that fairseq looks up at every update: it ends, as by --stop-time-hours, and saves.
 
 Worth knowing:
 - Signals are heeded once the arguments are read; before that they end the process, and nothing is lost.
@@ -21,7 +19,7 @@ Worth knowing:
 - On CPUs torchrun needs --cpu --distributed-backend gloo --ddp-backend legacy_ddp.
 - A validation due at the very update of the stop is left out, except at --max-update, where training just ends.
 - With --restore-file FILE fairseq begins from FILE every time: use --finetune-from-model to begin from another model.
-- --profile and --use-plasma-view, which are not part of training, are refused.
+- --profile, --use-plasma-view and --model-parallel-size are for fairseq-train itself.
 """
 
 import contextlib
@@ -35,17 +33,15 @@ import signal
 import sys
 import threading
 import zipfile
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-
-# From here, and not from fairseq: the module sets up the log before it imports fairseq.
-from fairseq_cli.train import convert_namespace_to_omegaconf, distributed_utils, metrics, options, should_stop_early
-from fairseq_cli.train import main as fairseq_train
+from fairseq_cli import train as fairseq_train  # the first of fairseq's modules: it sets up the log before the others
 from omegaconf import DictConfig
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 logger = logging.getLogger("train.py")
 
@@ -54,29 +50,53 @@ SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 SAVED = re.compile(r"checkpoint(\d+|_\d+_\d+|_best|\.best_.+)\.pt")
 
 
+@dataclass
 class Stop:
-    """Whether this process was told to stop, and whether all processes have agreed to."""
+    """What a process knows about the stop."""
 
-    def __init__(self, cfg: DictConfig):
-        self._cfg = cfg
-        self._file = Path(cfg.checkpoint.save_dir, "stop")
-        self._looks = distributed_utils.is_master(cfg.distributed_training)
-        self._told = False
-        self.agreed = False
+    told: bool = False
+    agreed: bool = False
+    updates: int | None = None
 
     def tell(self, *_: object) -> None:
         """The handler of the signals."""
-        self._told = True
+        self.told = True
 
-    def after_step(self, *_: object) -> None:
-        """The hook of the optimizer, which runs in all processes after the same step."""
-        told = on_any_rank(self._told or (self._looks and self._file.exists()))
+
+class Trainer(fairseq_train.Trainer):
+    """fairseq's trainer, which looks for the stop after every update and makes the same batches in every run."""
+
+    def __init__(self, stop: Stop, cfg: DictConfig, *others: Any):
+        super().__init__(cfg, *others)
+        self._stop = stop
+        self._file = Path(cfg.checkpoint.save_dir, "stop") if self.is_data_parallel_master else None
+
+    def train_step(self, samples: list, raise_oom: bool = False) -> Any:
+        logged = super().train_step(samples, raise_oom)
+        told = on_any_rank(self._stop.told or (self._file is not None and self._file.exists()))
         # At the last update fairseq ends by itself; had it been stopped there, the next run would train one more.
-        if told and updates() + 1 < (self._cfg.optimization.max_update or math.inf):
-            self.agreed = True
-            self._cfg.optimization.stop_time_hours = 1e-9
-            self._cfg.dataset.disable_validation = True
-            self._cfg.checkpoint.no_last_checkpoints = False
+        if told and self.get_num_updates() < (self.cfg.optimization.max_update or math.inf):
+            self._stop.agreed = True
+            self.cfg.optimization.stop_time_hours = 1e-9
+            self.cfg.dataset.disable_validation = True
+            self.cfg.checkpoint.no_last_checkpoints = False
+        return logged
+
+    def set_num_updates(self, num_updates: int) -> None:
+        super().set_num_updates(num_updates)
+        self._stop.updates = num_updates
+
+    def get_train_iterator(self, epoch: int, load_dataset: bool = True, **options: Any) -> Any:
+        """The batches, which fairseq puts together once in a run, with the number of the epoch as the seed.
+
+        In a run that goes on in a later epoch they would be others than in a run that was not stopped.
+        """
+        kept = not options.get("disable_iterator_cache") and not self.cfg.dataset.update_epoch_batch_itr
+        if load_dataset and kept:  # as when a checkpoint is loaded; the number of its epoch is set afterwards
+            batches = super().get_train_iterator(1, **options)
+            if self.task.can_reuse_epoch_itr(self.task.dataset(self.cfg.dataset.train_subset)):
+                return batches
+        return super().get_train_iterator(epoch, load_dataset=load_dataset, **options)
 
 
 def on_any_rank(flag: bool) -> bool:
@@ -88,36 +108,39 @@ def on_any_rank(flag: bool) -> bool:
     return bool(answer)
 
 
-def updates() -> int:
-    """The updates made, earlier runs included. Within the hook fairseq has not counted the present one yet."""
-    # The first one, "default", sees everything. By its name fairseq finds a stale copy in a run that was resumed.
-    default = metrics.get_active_aggregators()[0]
-    return int(default["num_updates"].val) if "num_updates" in default else 0
-
-
 def train(cfg: DictConfig) -> None:
     """What each process runs, those that fairseq spawns too."""
-    stop = Stop(cfg)
+    stop = Stop()
     for number in SIGNALS:
         signal.signal(number, stop.tell)
     os.register_at_fork(after_in_child=obey_the_parent)
     # fairseq keeps the count of --patience in memory only: a run that is stopped often would never end by it.
     patience = Path(cfg.checkpoint.save_dir, "patience.json")
     with contextlib.suppress(OSError, ValueError):
-        vars(should_stop_early).update(json.loads(patience.read_text()))
-    hook = register_optimizer_step_post_hook(stop.after_step)
-    fairseq_train(cfg)
-    hook.remove()
-    if distributed_utils.is_master(cfg.distributed_training):
+        vars(fairseq_train.should_stop_early).update(json.loads(patience.read_text()))
+    fairseq_train.Trainer = partial(Trainer, stop)
+    fairseq_train.main(cfg)
+    if is_first(cfg):
         if stop.agreed and cfg.checkpoint.patience > 0:
-            patience.write_text(json.dumps(vars(should_stop_early), default=float))
-        conclude(cfg, stop.agreed)
+            patience.write_text(json.dumps(vars(fairseq_train.should_stop_early), default=float))
+        conclude(cfg, stop)
+
+
+def conclude(cfg: DictConfig, stop: Stop) -> None:
+    """Says in the log, and in the folder, how training ended."""
+    folder = Path(cfg.checkpoint.save_dir)
+    (folder / "stop").unlink(missing_ok=True)
+    if stop.agreed:
+        saved = "nothing saved (--no-save)" if cfg.checkpoint.no_save else "saved: the same command again goes on"
+        logger.info(f"stopped at update {stop.updates}, {saved}")
+    elif stop.updates is not None and not cfg.checkpoint.no_save:
+        (folder / "finished").touch()
 
 
 def obey_the_parent() -> None:
-    """Lets the data loader's processes end when the trainer says so, and not when a batch system signals all processes.
+    """Lets the data loader's processes end when the trainer says so, and only then.
 
-    Training would break off when they are gone, so it is the trainer alone that heeds such a signal.
+    A batch system signals all processes, and without these the trainer could not come to an orderly end.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     threading.Thread(target=wait_for_the_parent, daemon=True).start()
@@ -127,26 +150,6 @@ def wait_for_the_parent() -> None:
     while signal.sigwaitinfo([signal.SIGTERM]).si_pid != os.getppid():
         pass
     os._exit(0)
-
-
-def conclude(cfg: DictConfig, stopped: bool) -> None:
-    """Says in the log, and in the folder, how training ended."""
-    folder = Path(cfg.checkpoint.save_dir)
-    (folder / "stop").unlink(missing_ok=True)
-    if stopped:
-        saved = "nothing saved (--no-save)" if cfg.checkpoint.no_save else "saved: the same command again goes on"
-        logger.info(f"stopped at update {updates()}, {saved}")
-    elif updates() and not cfg.checkpoint.no_save:
-        (folder / "finished").touch()
-
-
-def is_whole(checkpoint: Path) -> bool:
-    """Whether a checkpoint, a zip archive, still has its end, where the archive's table of contents is."""
-    try:
-        zipfile.ZipFile(checkpoint).close()
-    except zipfile.BadZipFile:
-        return False
-    return True
 
 
 def prepare(cfg: DictConfig) -> None:
@@ -161,6 +164,15 @@ def prepare(cfg: DictConfig) -> None:
     last = folder / "checkpoint_last.pt"
     if last.exists() and not is_whole(last):
         mend(last)
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Whether a checkpoint, a zip archive, still has its end, where the archive's table of contents is."""
+    try:
+        zipfile.ZipFile(checkpoint).close()
+    except zipfile.BadZipFile:
+        return False
+    return True
 
 
 def mend(last: Path) -> None:
@@ -190,40 +202,41 @@ def join_workers(cfg: DictConfig) -> None:
         if cfg.common.cpu:
             own.distributed_init_method, own.distributed_no_spawn = "env://", True
             own.distributed_rank = int(os.environ["RANK"])
-    distributed_utils.infer_init_method(own)
+    fairseq_train.distributed_utils.infer_init_method(own)
+
+
+def is_first(cfg: DictConfig) -> bool:
+    """Whether this process has rank 0."""
+    return fairseq_train.distributed_utils.is_master(cfg.distributed_training)
+
+
+def hand_on(file: Path, *_: object) -> None:
+    """The handler of signals to a process that does not train, or not yet."""
+    with contextlib.suppress(OSError):
+        file.touch()
 
 
 def main() -> None:
-    parser = options.get_training_parser()
-    args = options.parse_args_and_arch(parser)
-    if args.profile or args.use_plasma_view:
-        parser.error("--profile and --use-plasma-view need fairseq-train itself")
-    cfg = convert_namespace_to_omegaconf(args)
-    # Or fairseq makes its batches once, in the first epoch of each run, with that epoch's number as the seed: a run that
-    # was resumed in a later epoch would go on with other batches.
-    cfg.dataset.update_epoch_batch_itr = True
+    parser = fairseq_train.options.get_training_parser()
+    args = fairseq_train.options.parse_args_and_arch(parser)
+    if args.profile or args.use_plasma_view or args.model_parallel_size > 1:
+        parser.error("--profile, --use-plasma-view and --model-parallel-size are for fairseq-train itself")
+    cfg = fairseq_train.convert_namespace_to_omegaconf(args)
     join_workers(cfg)
-    first = distributed_utils.is_master(cfg.distributed_training)
     folder = Path(cfg.checkpoint.save_dir)
     try:
         if (folder / "finished").exists():
-            if first:
-                logger.info(f"nothing to do: training has finished (to go on all the same, remove {folder}/finished)")
+            if is_first(cfg):
+                logger.info(f"nothing to do: training has finished (remove {folder}/finished to train on)")
             return
-        if first:  # the others cannot load anything before: fairseq makes them wait for the first one's connection
+        if is_first(cfg):  # before any other process loads: they wait for this one to connect
             prepare(cfg)
     except OSError as error:
         print(f"train.py: {error}", file=sys.stderr)
         sys.exit(2)
     for number in SIGNALS:  # until `train` takes over, and for the process that fairseq spawns the others from
-        signal.signal(number, partial(ask, folder / "stop"))
-    distributed_utils.call_main(cfg, train)
-
-
-def ask(file: Path, *_: object) -> None:
-    """Hands a signal on to the processes that train."""
-    with contextlib.suppress(OSError):
-        file.touch()
+        signal.signal(number, partial(hand_on, folder / "stop"))
+    fairseq_train.distributed_utils.call_main(cfg, train)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,12 @@
 #   PRETOKENIZED=0    1: the text is tokenised already (the reference is detokenised for scoring)
 #   CLEAN=""          options of clean.py for the tokenised training text, for example "--max-length 200 --unique"
 #   BPE=6000 JOINT=1  BPE merges; 1: one code and one dictionary for both languages, embeddings shared
-#   ARCH=transformer EMBED=128 FFN=512 LAYERS=3 HEADS=8 DROPOUT=0.1       the baseline
+#   ARCH=transformer EMBED=128 FFN=512 LAYERS=3 HEADS=8 PRE_NORM=1 DROPOUT=0.1     the baseline
 #   MAX_TOKENS=2500 UPDATE_FREQ=1 EPOCHS=16 LR=0.004 WARMUP=600           its training
 #   TOKENS_PER_UPDATE=    source tokens for each update, whatever the number of GPUs: --update-freq follows from it, and
 #                         --max-tokens (at most MAX_TOKENS) too; see batches.py
 #   UPDATES=              its updates, instead of EPOCHS
+#   KEEP_EPOCHS=0         1: keep a checkpoint of every epoch
 #   SAVE_EVERY= AVERAGE=0 checkpoints (and dev BLEU) every so many updates; models are the mean of the last AVERAGE of them
 #   RUNS="enc-self:0.01 ..."    gated runs, each TYPES:LAMBDA; "all" stands for enc-self,dec-self,dec-enc;
 #                               with enc-self alone the decoder is frozen (Voita et al. 2019, section 6.2)
@@ -40,7 +41,7 @@ fi
 [[ $# -eq 4 ]] || fail "got $# arguments, needs four: translation.sh [--dry-run] RAW_DIR OUT_DIR SRC TGT"
 raw=$1 out=$2 src=$3 tgt=$4
 : "${LOWERCASE:=0}" "${PRETOKENIZED:=0}" "${CLEAN:=}" "${BPE:=6000}" "${JOINT:=1}"
-: "${ARCH:=transformer}" "${EMBED:=128}" "${FFN:=512}" "${LAYERS:=3}" "${HEADS:=8}" "${DROPOUT:=0.1}"
+: "${ARCH:=transformer}" "${EMBED:=128}" "${FFN:=512}" "${LAYERS:=3}" "${HEADS:=8}" "${PRE_NORM:=1}" "${DROPOUT:=0.1}"
 : "${MAX_TOKENS:=2500}" "${UPDATE_FREQ:=1}" "${TOKENS_PER_UPDATE:=}" "${EPOCHS:=16}" "${UPDATES:=}" "${LR:=0.004}"
 : "${WARMUP:=600}" "${SAVE_EVERY:=}" "${AVERAGE:=0}" "${TRAIN_FLAGS:=}" "${PAPER:=}" "${SCRATCH:=}"
 : "${RUNS=enc-self:0.01 enc-self:0.02 all:0.02 all:0.03}"
@@ -66,7 +67,7 @@ fi
 batch_settings="MAX_TOKENS=$MAX_TOKENS UPDATE_FREQ=$UPDATE_FREQ"
 [[ -z $TOKENS_PER_UPDATE ]] || batch_settings="TOKENS_PER_UPDATE=$TOKENS_PER_UPDATE"
 keep_settings "$out" "SRC=$src TGT=$tgt LOWERCASE=$LOWERCASE PRETOKENIZED=$PRETOKENIZED CLEAN=${CLEAN// /,} BPE=$BPE \
-JOINT=$JOINT ARCH=$ARCH EMBED=$EMBED FFN=$FFN LAYERS=$LAYERS HEADS=$HEADS DROPOUT=$DROPOUT $batch_settings EPOCHS=$EPOCHS \
+JOINT=$JOINT ARCH=$ARCH EMBED=$EMBED FFN=$FFN LAYERS=$LAYERS HEADS=$HEADS PRE_NORM=$PRE_NORM DROPOUT=$DROPOUT $batch_settings EPOCHS=$EPOCHS \
 UPDATES=$UPDATES LR=$LR WARMUP=$WARMUP SAVE_EVERY=$SAVE_EVERY AVERAGE=$AVERAGE TRAIN_FLAGS=${TRAIN_FLAGS// /,}"
 only_run "$out"
 
@@ -137,14 +138,17 @@ fi
 size=(--encoder-embed-dim "$EMBED" --decoder-embed-dim "$EMBED" --encoder-ffn-embed-dim "$FFN"
   --decoder-ffn-embed-dim "$FFN" --encoder-layers "$LAYERS" --decoder-layers "$LAYERS"
   --encoder-attention-heads "$HEADS" --decoder-attention-heads "$HEADS"
-  --encoder-normalize-before --decoder-normalize-before "${embeddings[@]}")
+  "${embeddings[@]}")
+[[ $PRE_NORM == 0 ]] || size+=(--encoder-normalize-before --decoder-normalize-before)
 common=(--task translation -s "$src" -t "$tgt" "${size[@]}" --dropout "$DROPOUT" --label-smoothing 0.1
   --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0
   --max-tokens "$MAX_TOKENS" --update-freq "$UPDATE_FREQ"
   --eval-bleu --eval-bleu-args '{"beam": 1}' --eval-bleu-detok moses --eval-bleu-remove-bpe
   --best-checkpoint-metric bleu --maximize-best-checkpoint-metric
-  ${SAVE_EVERY:+--save-interval-updates "$SAVE_EVERY" --keep-interval-updates "$((AVERAGE > 1 ? AVERAGE : 1))"}
   "${train_flags[@]}")
+# Checkpoints by updates, and then none at the end of epochs.
+[[ -z $SAVE_EVERY ]] || common+=(--save-interval-updates "$SAVE_EVERY" --validate-interval-updates "$SAVE_EVERY"
+  --keep-interval-updates "$((AVERAGE > 1 ? AVERAGE : 1))" --save-interval 1000000 --validate-interval 1000000)
 length=(--max-epoch "$EPOCHS")
 [[ -z $UPDATES ]] || length=(--max-update "$UPDATES")
 baseline_training=("${common[@]}" --lr-scheduler inverse_sqrt --lr "$LR" --warmup-updates "$WARMUP" "${length[@]}")

@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# Which heads can a downloaded model do without? Pruning without training, as Michel et al. 2019 did it: heads are scored by
+# the gradient of the loss, and by what is lost without each; then they are removed step by step in that order.
+#
+#   recipes/prune_pretrained.sh [--dry-run] CHECKPOINT DATA OUT_DIR
+#
+# CHECKPOINT is a .pt file with its dictionaries (dict.*.txt) and BPE codes (bpecodes, of subword-nmt) beside it, or the name of one of
+# fairseq's trained models: transformer.wmt14.en-fr, the model of the paper. DATA is a folder with {valid,test}.{SRC,TGT}, raw text,
+# one sentence per line: heads are scored on valid and BLEU is measured on test (there newstest2009-12 and 2013); or a
+# folder that fairseq-preprocess made with these dictionaries. The last thing it prints is a table: BLEU by the
+# share of heads removed, for both scores. A checkpoint with --keep of the heads, and its score, lie in OUT_DIR.
+#
+# Settings, from the environment:
+#   SRC=en TGT=fr                      languages
+#   STEPS=0,10,20,30,40,50,60,70,80,90 percent of the heads
+#   KEEP=0.8                           the share of heads that the pruned checkpoint keeps, by the gradient
+#   TOKENIZE="tokenize -a"             what sacremoses does with raw text, after normalize; "" if it is tokenised
+#   BEAM=5 LENPEN=1 GENERATION_TOKENS=4000 SENTENCES= (score heads on the first N of valid only)
+#   DATA_DIR=PLACE                     where the archive of a trained model is (recipes/fetching.py)
+set -euo pipefail
+recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$recipes/common.sh"
+
+if [[ ${1:-} == --dry-run ]]; then
+  DRY_RUN=1
+  shift
+fi
+[[ $# -eq 3 ]] || fail "got $# arguments, needs three: prune_pretrained.sh [--dry-run] CHECKPOINT DATA OUT_DIR"
+checkpoint=$1 data=$2 out=$3
+: "${SRC:=en}" "${TGT:=fr}" "${STEPS:=0,10,20,30,40,50,60,70,80,90}" "${KEEP:=0.8}" "${TOKENIZE=tokenize -a}" "${BEAM:=5}" "${SENTENCES:=}"
+need curl fairseq-preprocess fairseq-generate headgates sacremoses subword-nmt sacrebleu
+plugin=${HEADGATES:-$(headgates path)}
+find_devices
+keep_settings "$out" "CHECKPOINT=$checkpoint DATA=$data SRC=$SRC TGT=$TGT STEPS=$STEPS KEEP=$KEEP TOKENIZE=${TOKENIZE// /,} BEAM=$BEAM \
+LENPEN=${LENPEN:-1} SENTENCES=$SENTENCES"
+only_run "$out"
+
+if [[ $checkpoint == transformer.* && ! -f $checkpoint ]]; then
+  command=(python3 "$recipes/pretrained.py" "$checkpoint" "$out" ${DATA_DIR:+--data-dir "$DATA_DIR"})
+  if [[ ${DRY_RUN:-0} == 1 ]]; then
+    quoted "${command[@]}"
+    echo
+  else
+    say "getting $checkpoint"
+    "${command[@]}" || exit 2
+  fi
+  checkpoint=$out/model/model.pt
+fi
+[[ -f $checkpoint || ${DRY_RUN:-0} == 1 ]] || fail "$checkpoint is no file: give a .pt file, or a name like transformer.wmt14.en-fr"
+model=$(dirname "$checkpoint")
+
+# --- text: raw -> tokenised -> BPE -> binarised ---------------------------------------------------------------
+bin=$data
+if ! compgen -G "$data/dict.*.txt" >/dev/null; then
+  bin=$out/data-bin text=$out/text
+  [[ ${DRY_RUN:-0} == 1 ]] || mkdir -p "$text"
+  for split in valid test; do
+    for language in "$SRC" "$TGT"; do
+      raw=$data/$split.$language
+      [[ -f $raw || -f $raw.gz ]] || fail "$raw[.gz] is missing: DATA needs valid and test in $SRC and $TGT, or what fairseq-preprocess made"
+      read_it="cat $(quoted "$raw")"
+      [[ -f $raw ]] || read_it="gzip -dc $(quoted "$raw.gz")"
+      into "$text/$split.tok.$language" "$read_it${TOKENIZE:+| sacremoses -q -l $language normalize $TOKENIZE}"
+      into "$text/$split.bpe.$language" "$(quoted subword-nmt apply-bpe -c "$model/bpecodes" --input "$text/$split.tok.$language")"
+    done
+    [[ ${DRY_RUN:-0} == 1 ]] && continue
+    lines=$(wc -l <"$text/$split.tok.$SRC") other=$(wc -l <"$text/$split.tok.$TGT")
+    [[ $lines == "$other" ]] || fail "$split has $lines lines in $SRC but $other in $TGT: the two sides must be aligned"
+  done
+  if [[ ! -d $bin ]]; then
+    [[ ${DRY_RUN:-0} == 1 ]] || rm -rf "$bin.part"
+    run "$out/preprocess.log" fairseq-preprocess -s "$SRC" -t "$TGT" --validpref "$text/valid.bpe" --testpref "$text/test.bpe" \
+      --srcdict "$model/dict.$SRC.txt" --tgtdict "$model/dict.$TGT.txt" --destdir "$bin.part" --workers "$(nproc)"
+    run "$out/preprocess.log" mv "$bin.part" "$bin"
+  fi
+fi
+
+# --- scores, curves, a pruned checkpoint ------------------------------------------------------------------------------
+common=("$bin" --path "$checkpoint" --user-dir "$plugin" --source-lang "$SRC" --target-lang "$TGT"
+  --max-tokens "${GENERATION_TOKENS:-4000}" "${device[@]}")
+search=(--beam "$BEAM" --lenpen "${LENPEN:-1}" --remove-bpe --tokenizer moses)
+say "scoring the heads on valid"
+[[ -f $out/scores.json ]] ||
+  run "$out/scores.log" headgates score "${common[@]}" --gen-subset valid ${SENTENCES:+--sentences "$SENTENCES"} \
+    --method gradient,ablation --out "$out/scores.json" --plot "$out/scores.svg" --force
+into "$out/agreement.txt" "$(quoted headgates correlate "$out/scores.json")"
+[[ ${DRY_RUN:-0} == 1 ]] || cat "$out/agreement.txt"
+for method in gradient ablation; do
+  say "removing heads step by step, by $method"
+  [[ -f $out/$method.tsv ]] ||
+    run "$out/$method.log" headgates curve "${common[@]}" --gen-subset test "${search[@]}" --scores "$out/scores.json" \
+      --score-method "$method" --types all --steps "$STEPS" --out "$out/$method.json" --tsv "$out/$method.tsv" \
+      --plot "$out/$method.svg" --force
+done
+say "the pruned checkpoint: $out/pruned.pt"
+[[ -f $out/pruned.pt ]] ||
+  run "$out/prune.log" headgates prune "$checkpoint" "$out/pruned.pt" --scores "$out/scores.json" --method gradient \
+    --keep "$KEEP" --no-optimizer
+table=(python3 "$recipes/curves.py" "$out/gradient.tsv" "$out/ablation.tsv")
+if [[ ${DRY_RUN:-0} == 1 ]]; then
+  quoted "${table[@]}"
+  echo
+else
+  echo
+  "${table[@]}" | tee "$out/results.txt"
+fi

@@ -1,0 +1,267 @@
+"""The recipes of full size, rehearsed on miniature mirrors from archives to tables; killed, stopped and spread out."""
+
+import os
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+
+import mirror_for_tests as mirror
+import pytest
+from recipes_for_tests import RECIPES, environment, fingerprints, run, run_killed
+
+TINY = {"CPU": 1, "DISK_GB": 1, "BPE": 200, "EMBED": 16, "FFN": 16, "LAYERS": 1, "HEADS": 2, "WARMUP": 2, "LR": 0.01}
+SHORT = TINY | {"TOKENS_PER_UPDATE": 600, "MAX_TOKENS": 400, "UPDATES": 8, "SAVE_EVERY": 4, "AVERAGE": 2}
+SHORT |= {"PRUNE_UPDATES": 4, "PRUNE_WARMUP": 1, "PRUNE_LR": 0.01}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A folder of artificial English and Russian, {train,valid,test}.{en,ru}."""
+    folder = tmp_path_factory.mktemp("text")
+    sizes = ["--train", "300", "--valid", "8", "--test", "9"]
+    subprocess.run([sys.executable, str(RECIPES / "make_corpus.py"), str(folder), *sizes, "--force"], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pairs(text):
+    return {split: mirror.read_pairs(text, split, ("en", "ru")) for split in ("train", "valid", "test")}
+
+
+@pytest.fixture(scope="module")
+def wmt(pairs, tmp_path_factory):
+    """The WMT recipe, run to its end: (its folder, what it printed, the pairs of each corpus)."""
+    place = tmp_path_factory.mktemp("wmt mirror")  # with a blank
+    truth = mirror.make_wmt_mirror(place, pairs["train"], pairs["valid"], pairs["test"])
+    out = tmp_path_factory.mktemp("wmt") / "out"
+    settings = SHORT | {"DATA_DIR": place, "RUNS": "enc-self:0.05 all:0.05"}
+    result = run("wmt_en_ru.sh", out, **settings)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return out, result.stdout, truth, settings
+
+
+def lines(path):
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def refused(result, *words):
+    """One line on stderr that says what is wrong, exit code 2, nothing else."""
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1 and all(word in result.stderr for word in words), result.stderr
+
+
+# --- from archives to tables ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_wmt_goes_from_archives_to_the_papers_table(wmt, pairs):
+    out, printed, truth, _ = wmt
+    for corpus, its_pairs in truth.items():
+        assert f"{corpus}: {len(its_pairs)} pairs" in printed
+    for i, language in enumerate(("en", "ru")):
+        assert lines(out / "raw" / f"train.{language}") == [pair[i] for pair in pairs["train"]]
+        assert lines(out / "raw" / f"test.{language}") == [pair[i] for pair in pairs["test"]]
+    manifest = [line.split("\t") for line in lines(out / "downloads" / "manifest.tsv")]
+    assert len(manifest) == 1 + 6 and manifest[0] == ["file", "bytes", "sha256", "address"]
+    rows = [line.split() for line in lines(out / "results.txt")]
+    table = {row[0]: row for row in rows if row and "/" in " ".join(row[1:2])}
+    names = ["baseline", "enc-self_lambda0.05", "all_lambda0.05"]
+    assert set(names) <= table.keys() and "all_lambda0.05_scratch" in printed
+    assert table["baseline"][4:] == ["48/48/48", "29.6", "-"]  # the last table wins: the paper's
+    assert table["enc-self_lambda0.05"][4:6] == ["10/48/48", "-0.15"] and table["all_lambda0.05"][5] == "29.62"
+    values = [line.split("\t") for line in lines(out / "results.tsv")]
+    assert [row[0] for row in values[1:]] == [*names, "all_lambda0.05_scratch"]
+    assert "case:lc" in values[1][values[0].index("BLEU signature")]
+    assert values[4][-1] == "29.47" and values[3][-1] == "29.62"
+
+
+@pytest.mark.slow
+def test_a_finished_recipe_runs_nothing_again(wmt):
+    out, printed, _, settings = wmt
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    dry = run("wmt_en_ru.sh", "--dry-run", out, **settings).stdout.splitlines()
+    assert [shlex.split(line)[1].rpartition("/")[2] for line in dry] == ["corpora.py", "batches.py", "results.py"]
+    assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    again = run("wmt_en_ru.sh", out, **settings)
+    assert again.stdout.splitlines()[-6:] == printed.splitlines()[-6:] and "training" not in again.stdout
+    changed = {path.name for path, then in before.items() if path.exists() and path.stat().st_mtime_ns != then}
+    assert changed <= {"results.txt", "results.tsv", ".lock"}
+    refused(run("wmt_en_ru.sh", out, **settings | {"BPE": 300}), "was made with other settings", "BPE=200")
+
+
+@pytest.mark.slow
+def test_averages_take_the_last_checkpoints(wmt):
+    import torch
+
+    import fairseq_headgates  # noqa: F401  (what its checkpoints hold is allowed)
+
+    out = wmt[0] / "baseline"
+    assert not list(out.glob("checkpoint_*_*.pt"))  # averaged, and gone
+    averaged = torch.load(out / "averaged.pt")
+    last = torch.load(out / "checkpoint_last.pt")
+    assert averaged["model"].keys() == last["model"].keys() and averaged["last_optimizer_state"] is None
+    assert any(not torch.equal(averaged["model"][name], last["model"][name]) for name in last["model"])
+
+
+@pytest.mark.slow
+def test_opensubtitles_killed_at_random_moments_ends_the_same(pairs, tmp_path):
+    """Killed again and again with everything it has started, then run to its end: the same files and table."""
+    place = tmp_path / "mirror"
+    mirror.make_subtitles_mirror(place, [*pairs["train"], *pairs["valid"]])
+    settings = SHORT | {"DATA_DIR": place, "HELD_OUT": 9, "RUNS": "all:0.05", "SCRATCH": ""}
+    begun = time.time()
+    result = run("opensubtitles_en_ru.sh", tmp_path / "whole", **settings)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "of at least 0.9" in result.stdout and "9 valid, 9 test" in result.stdout
+    assert "32.24" in result.stdout  # of the paper
+    moments = [random.uniform(0, (time.time() - begun) / 2) for _ in range(4)]
+    run_killed("opensubtitles_en_ru.sh", tmp_path / "killed", moments=moments, **settings)
+    whole, killed = fingerprints(tmp_path / "whole"), fingerprints(tmp_path / "killed")
+    assert len(whole) > 40 and whole == killed, moments
+
+
+@pytest.mark.slow
+def test_iwslt14_measures_every_epoch(pairs, tmp_path):
+    place = tmp_path / "mirror"
+    german = [(target, source) for source, target in pairs["train"]]
+    mirror.make_iwslt_mirror(place, german, test=[(target, source) for source, target in pairs["test"]])
+    settings = TINY | {"DATA_DIR": place, "MAX_TOKENS": 2000, "MEASURED": "1 3", "STEPS": "0,50", "BEAM": 1}
+    result = run("iwslt14_de_en.sh", tmp_path / "out", **settings)
+    assert result.returncode == 0, result.stdout + result.stderr
+    rows = [line.split() for line in result.stdout.splitlines()[-2:]]
+    assert [(row[0], row[-1]) for row in rows] == [("1", "3.0"), ("3", "18.1")]
+    both = [lines(tmp_path / "out" / "raw" / f"train.{language}") for language in ("de", "en")]
+    kept = [lines(tmp_path / "out" / "raw" / f"valid.{language}") for language in ("de", "en")]
+    assert len(both[0]) == len(both[1]) and len(kept[0]) == len(kept[1]) == (len(both[0]) + len(kept[0])) // 23
+    assert set(zip(*kept, strict=True)) | set(zip(*both, strict=True)) >= set(german)
+
+
+@pytest.mark.slow
+def test_a_downloaded_model_is_pruned(wmt, text, tmp_path):
+    """The archive of a trained model of fairseq, as its users download it, through every stage."""
+    out = wmt[0]
+    place = tmp_path / "mirror" / "dl.fbaipublicfiles.com" / "fairseq" / "models"
+    inside = tmp_path / "wmt14.en-fr.joined-dict.transformer"
+    inside.mkdir()
+    place.mkdir(parents=True)
+    shutil.copy(out / "baseline" / "averaged.pt", inside / "model.pt")
+    shutil.copy(out / "text" / "codes.en", inside / "bpecodes")
+    for language in ("en", "ru"):
+        shutil.copy(out / "data-bin" / f"dict.{language}.txt", inside)
+    with tarfile.open(place / "wmt14.en-fr.joined-dict.transformer.tar.bz2", "w:bz2") as archive:
+        archive.add(inside, inside.name)
+    settings = {"DATA_DIR": tmp_path / "mirror", "TGT": "ru", "STEPS": "0,50", "KEEP": 0.5, "BEAM": 1}
+    result = run("prune_pretrained.sh", "transformer.wmt14.en-fr", text, tmp_path / "out", **settings)
+    assert result.returncode == 0, result.stdout + result.stderr
+    rows = [line.split() for line in result.stdout.splitlines()[-2:]]
+    assert [row[0] for row in rows] == ["gradient", "ablation"] and rows[0][1] == rows[1][1]
+    assert (tmp_path / "out" / "pruned.pt").exists()
+
+
+# --- where it runs ---------------------------------------------------------------------------------------------
+
+
+def script(path, text):
+    path.write_text("#!/usr/bin/env bash\n" + text)
+    path.chmod(0o755)
+
+
+def with_programs(settings, folder):
+    """Settings under which the programs of a folder come first, as a cluster's would."""
+    env = environment(settings)
+    return env | {"PATH": f"{folder}:{env['PATH']}"}
+
+
+def wait_for(condition, seconds=120):
+    deadline = time.time() + seconds
+    while not condition():
+        assert time.time() < deadline, "it did not come to that"
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_preempts_the_job_gets_it_back(text, tmp_path):
+    """SLURM's signal: a checkpoint is saved and the job requeued; the requeued job ends as an undisturbed one does."""
+    script(tmp_path / "srun", 'exec "$@"\n')
+    script(tmp_path / "scontrol", f'echo "$@" >>{tmp_path}/scontrol.log\n')
+    settings = SHORT | {"PRETOKENIZED": 1, "RUNS": "", "UPDATES": 300, "SAVE_EVERY": 150, "MAX_TOKENS": 600}
+    env = with_programs(settings | {"SLURM_JOB_ID": 7, "SLURM_NTASKS": 1}, tmp_path)
+    recipe = [str(RECIPES / "translation.sh"), str(text), str(tmp_path / "out"), "en", "ru"]
+    job = subprocess.Popen(["bash", str(RECIPES / "slurm.sh"), *recipe], env=env, stdout=subprocess.PIPE, text=True)
+    log = tmp_path / "out" / "baseline" / "train.log"
+    wait_for(lambda: log.exists() and "train_inner" in log.read_text())
+    job.send_signal(signal.SIGUSR1)
+    printed = job.communicate(timeout=120)[0]
+    assert job.returncode == 0 and "told to stop" in printed, printed
+    assert (tmp_path / "scontrol.log").read_text() == "requeue 7\n"
+    assert not (tmp_path / "out" / "baseline" / "finished").exists()
+    subprocess.run(["bash", str(RECIPES / "slurm.sh"), *recipe], env=env, check=True, capture_output=True)
+    undisturbed = run("translation.sh", text, tmp_path / "whole", "en", "ru", **settings)
+    assert undisturbed.returncode == 0, undisturbed.stdout + undisturbed.stderr
+    assert fingerprints(tmp_path / "out") == fingerprints(tmp_path / "whole")
+    assert len((tmp_path / "scontrol.log").read_text().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_two_machines_train_together(text, tmp_path):
+    """Two machines by ssh (here the same one): two workers, half the updates' batches each."""
+    script(tmp_path / "ssh", 'echo "$1" >>' + f'{tmp_path}/ssh.log\nshift\nexec bash -c "$*"\n')
+    settings = SHORT | {"PRETOKENIZED": 1, "RUNS": "", "HOSTS": "127.0.0.1 other", "PORT": 29543}
+    command = ["bash", str(RECIPES / "translation.sh"), str(text), str(tmp_path / "out"), "en", "ru"]
+    result = subprocess.run(command, env=with_programs(settings, tmp_path), capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert (tmp_path / "ssh.log").read_text() == "other\n"
+    log = (tmp_path / "out" / "baseline" / "train.log").read_text()
+    assert "training on 2 devices" in log and "2 workers" in result.stderr
+
+
+# --- what is known to go wrong before it begins ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", ["wmt_en_ru.sh", "opensubtitles_en_ru.sh", "iwslt14_de_en.sh"])
+def test_what_is_missing_is_said_before_anything_is_made(recipe, tmp_path):
+    out = tmp_path / "out"
+    if shutil.which("nvidia-smi") is None:
+        refused(run(recipe, out, CPU=0), "no GPU", "CPU=1")
+    refused(run(recipe), "got 0 arguments, needs one")
+    refused(run(recipe, out, CPU=1, DISK_GB=10**9), "GB are free", "DISK_GB")
+    refused(run(recipe, out, **TINY, DATA_DIR=tmp_path / "nowhere"), "DATA_DIR", "nowhere")
+    assert not out.exists() or not list(out.rglob("*.part"))
+
+
+@pytest.mark.parametrize("recipe", ["wmt_en_ru.sh", "opensubtitles_en_ru.sh", "iwslt14_de_en.sh"])
+def test_a_dry_run_prints_every_command_and_writes_nothing(recipe, tmp_path):
+    settings = {"RUNS": "enc-self:0.01 all:0.02"}
+    result = run(recipe, "--dry-run", tmp_path / "out", **settings)
+    assert result.returncode == 0, result.stderr
+    assert list(tmp_path.iterdir()) == []
+    for program in ("corpora.py fetch", "sacremoses", "subword-nmt learn-bpe", "fairseq-preprocess", "train.py"):
+        assert program in result.stdout
+    if recipe != "iwslt14_de_en.sh":
+        trainings = [line for line in result.stdout.splitlines() if "train.py" in line]
+        assert len(trainings) == 4 and all("--max-update" in line for line in trainings)
+        assert "--freeze-params" in trainings[1] and "--remove-heads" in trainings[3]
+        assert all("--adam-betas \\(0.9\\,0.998\\)" in line for line in trainings)
+
+
+def test_two_runs_in_one_folder_are_refused(text, tmp_path):
+    with open(tmp_path / ".lock", "w") as lock:
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        refused(run("translation.sh", text, tmp_path, "en", "ru"), "another run is at work")
+
+
+def test_a_launcher_without_a_number_is_refused(text, tmp_path):
+    refused(run("translation.sh", text, tmp_path / "out", "en", "ru", LAUNCHER="srun python3"), "WORKERS", "srun")
+
+
+def test_slurm_script_outside_of_slurm_is_refused():
+    env = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
+    command = ["bash", str(RECIPES / "slurm.sh"), "x"]
+    refused(subprocess.run(command, env=env, capture_output=True, text=True, check=False), "sbatch")
