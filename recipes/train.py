@@ -15,9 +15,11 @@ They then change two settings that fairseq looks up at every update: it ends, as
 
 Worth knowing:
 - Signals are heeded once the arguments are read; before that they end the process, and nothing is lost.
-- torchrun itself ends with an error when it gets a signal: signal one of its workers, or create the file.
+- A validation that is due, or under way, comes first. So it makes no difference to the best checkpoint, --patience or
+  the learning rate that there was a stop.
+- With torchrun signal one of its workers, or create the file. torchrun itself hands on a SIGTERM, gives the workers 30 s
+  and ends with an error; a SIGUSR1 ends torchrun alone.
 - On CPUs torchrun needs --cpu --distributed-backend gloo --ddp-backend legacy_ddp.
-- A validation due at the very update of the stop is left out, except at --max-update, where training just ends.
 - With --restore-file FILE fairseq begins from FILE every time: use --finetune-from-model to begin from another model.
 - --profile, --use-plasma-view and --model-parallel-size are for fairseq-train itself.
 """
@@ -70,17 +72,28 @@ class Trainer(fairseq_train.Trainer):
         super().__init__(cfg, *others)
         self._stop = stop
         self._file = Path(cfg.checkpoint.save_dir, "stop") if self.is_data_parallel_master else None
+        self._put_off = False
 
     def train_step(self, samples: list, raise_oom: bool = False) -> Any:
         logged = super().train_step(samples, raise_oom)
-        told = on_any_rank(self._stop.told or (self._file is not None and self._file.exists()))
-        # At the last update fairseq ends by itself; had it been stopped there, the next run would train one more.
-        if told and self.get_num_updates() < (self.cfg.optimization.max_update or math.inf):
-            self._stop.agreed = True
-            self.cfg.optimization.stop_time_hours = 1e-9
-            self.cfg.dataset.disable_validation = True
-            self.cfg.checkpoint.no_last_checkpoints = False
+        if on_any_rank(self._stop.told or (self._file is not None and self._file.exists())):
+            self._heed()
         return logged
+
+    def _heed(self) -> None:
+        """Stops at this update, or at the next one if a validation comes first."""
+        updates, cfg = self.get_num_updates(), self.cfg
+        if updates >= (cfg.optimization.max_update or math.inf):
+            return  # the end: fairseq would make one more update if it were started again
+        intervals = (cfg.checkpoint.save_interval_updates, cfg.dataset.validate_interval_updates)
+        due = self._batches.end_of_epoch() or any(every > 0 and updates % every == 0 for every in intervals)
+        if due and not self._put_off:
+            self._put_off = True
+            return
+        self._stop.agreed = True
+        cfg.optimization.stop_time_hours = 1e-9
+        cfg.dataset.disable_validation = True
+        cfg.checkpoint.no_last_checkpoints = False
 
     def set_num_updates(self, num_updates: int) -> None:
         super().set_num_updates(num_updates)
@@ -93,10 +106,11 @@ class Trainer(fairseq_train.Trainer):
         """
         kept = not options.get("disable_iterator_cache") and not self.cfg.dataset.update_epoch_batch_itr
         if load_dataset and kept:  # as when a checkpoint is loaded; the number of its epoch is set afterwards
-            batches = super().get_train_iterator(1, **options)
+            self._batches = super().get_train_iterator(1, **options)
             if self.task.can_reuse_epoch_itr(self.task.dataset(self.cfg.dataset.train_subset)):
-                return batches
-        return super().get_train_iterator(epoch, load_dataset=load_dataset, **options)
+                return self._batches
+        self._batches = super().get_train_iterator(epoch, load_dataset=load_dataset, **options)
+        return self._batches
 
 
 def on_any_rank(flag: bool) -> bool:
