@@ -51,7 +51,9 @@ class Batches:
     def source_tokens(self, max_tokens: int) -> float:
         """The mean number of source tokens in a batch."""
         fitting = self.order[self.longest[self.order] <= max_tokens]
-        batches = data_utils.batch_by_size(fitting, None, self.longest, max_tokens, required_batch_size_multiple=1)
+        batches = data_utils.batch_by_size(
+            fitting, None, self.longest[fitting], max_tokens, required_batch_size_multiple=1
+        )
         return float(sum(self.source[batch].sum() for batch in batches) / len(batches))
 
 

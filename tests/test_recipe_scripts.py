@@ -1,0 +1,203 @@
+"""The small programs of the recipes: batches, averages, tables, plans."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from recipes_for_tests import RECIPES
+
+sys.path.insert(0, str(RECIPES))
+import average
+import batches
+import curves
+import plan
+import results
+
+from fairseq_headgates.checkpoints import load_checkpoint
+
+# --- batches.py --------------------------------------------------------------------------------------------------
+
+
+def fairseqs_batches(toy, max_tokens):
+    """The batches of the training data as fairseq's own task and iterator form them."""
+    from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+    config = TranslationConfig(data=str(toy.data), source_lang="src", target_lang="tgt", dataset_impl=None)
+    config.train_subset, config.required_seq_len_multiple = "train", 1
+    task = TranslationTask.setup_task(config)
+    task.load_dataset("train")
+    iterator = task.get_batch_iterator(task.datasets["train"], max_tokens=max_tokens, required_batch_size_multiple=1)
+    return list(iterator.next_epoch_itr(shuffle=False))
+
+
+@pytest.mark.parametrize("max_tokens", [40, 97, 500])
+def test_source_tokens_are_those_of_fairseqs_batches(toy, max_tokens):
+    real = fairseqs_batches(toy, max_tokens)
+    tokens = [int((sample["net_input"]["src_tokens"] != 1).sum()) for sample in real]
+    assert batches.Batches(toy.data, "src", "tgt").source_tokens(max_tokens) == pytest.approx(sum(tokens) / len(real))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+@pytest.mark.parametrize("limit", [60, 300])
+def test_a_plan_reaches_the_tokens_within_the_limit(toy, workers, limit):
+    ours = batches.Batches(toy.data, "src", "tgt")
+    max_tokens, update_freq, reached = batches.plan(ours, 400, workers, limit)
+    assert max_tokens <= limit
+    assert reached == pytest.approx(400, rel=0.2)  # the toy's batches are few and small
+    if update_freq > 1:  # one batch less for each worker would not do
+        assert (update_freq - 1) * workers * ours.source_tokens(limit) < 400
+
+
+def test_more_memory_fits_more_tokens_and_too_little_is_refused(capsys):
+    sizes = {"dim": 512, "ffn": 2048, "layers": 6, "vocabulary": 32_000}
+    fit = [batches.fitting_tokens(gb * 1e9, **sizes, value=2) for gb in (8, 16, 32, 80)]
+    assert fit == sorted(fit) and fit[0] > 1000
+    assert batches.fitting_tokens(16e9, **sizes, value=4) < fit[1]
+    assert batches.main(["--fit", "1e9"]) == 2
+    assert "too little for this model" in capsys.readouterr().err
+
+
+def test_a_folder_without_data_is_refused(tmp_path, capsys):
+    assert batches.main([str(tmp_path), "en", "ru", "--max-tokens", "100"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+# --- average.py --------------------------------------------------------------------------------------------------
+
+
+def test_an_average_is_the_mean_of_the_last_checkpoints(checkpoints, tmp_path, capsys):
+    source = load_checkpoint(str(checkpoints["gated"]))
+    generator = torch.Generator().manual_seed(1)
+    models = {}
+    for epoch, updates in ((1, 900), (2, 1000), (10, 1100)):  # by number, not by name
+        model = {n: t + torch.rand(t.shape, generator=generator).to(t.dtype) for n, t in source["model"].items()}
+        models[updates] = model
+        torch.save({**source, "model": model}, tmp_path / f"checkpoint_{epoch}_{updates}.pt")
+    torch.save(source, tmp_path / "checkpoint_last.pt")
+    assert average.main([str(tmp_path), str(tmp_path / "averaged.pt"), "--last", "2"]) == 0
+    assert "checkpoint_2_1000.pt, checkpoint_10_1100.pt" in capsys.readouterr().out
+    found = load_checkpoint(str(tmp_path / "averaged.pt"))["model"]
+    for name, tensor in found.items():
+        mean = (models[1000][name].double() + models[1100][name].double()) / 2
+        assert tensor.dtype == source["model"][name].dtype
+        torch.testing.assert_close(tensor.double(), mean, rtol=1e-6, atol=1e-7)
+
+
+def test_checkpoints_of_two_models_are_not_averaged(checkpoints, tmp_path, capsys):
+    for number, name in enumerate(("gated", "baseline"), 1):
+        (tmp_path / f"checkpoint_1_{number}.pt").symlink_to(checkpoints[name])
+    assert average.main([str(tmp_path), str(tmp_path / "averaged.pt"), "--last", "2"]) == 2
+    assert "another model" in capsys.readouterr().err and not (tmp_path / "averaged.pt").exists()
+
+
+def test_a_folder_without_checkpoints_has_no_average(tmp_path, capsys):
+    assert average.main([str(tmp_path), str(tmp_path / "averaged.pt"), "--last", "2"]) == 2
+    assert "--save-interval-updates" in capsys.readouterr().err
+
+
+# --- results.py --------------------------------------------------------------------------------------------------
+
+
+def run_of(name, kept, bleu, of=(48, 48, 48)):
+    kinds = ("enc-self", "dec-self", "dec-enc")
+    heads = {kind: (k, n) for kind, k, n in zip(kinds, kept, of, strict=True)}
+    heads["total"] = (sum(kept), sum(of))
+    scores = {n: {"score": bleu, "signature": "s"} for n in ("BLEU", "chrF2")}
+    return results.Run(name, heads, 1_000_000, scores)
+
+
+def test_the_papers_nearest_row_stands_beside_ours():
+    runs = [
+        run_of("baseline", (48, 48, 48), 29.0),
+        run_of("all_lambda0.01", (11, 22, 25), 28.5),
+        run_of("all_lambda0.01_scratch", (11, 22, 25), 28.0),
+        run_of("all_lambda0.1", (2, 2, 2), 20.0),
+        run_of("enc-self_lambda0.01", (9, 48, 48), 28.9),
+        run_of("dec-enc_lambda0.01", (48, 48, 9), 28.9),
+    ]
+    rows = [line.split() for line in results.as_published(runs, "wmt").splitlines()[2:]]
+    assert rows == [
+        ["baseline", "48/48/48", "29.00", "-", "48/48/48", "29.6", "-"],
+        ["all_lambda0.01", "11/22/25", "28.50", "28.00", "12/21/25", "29.36", "28.95"],
+        ["all_lambda0.1", "2/2/2", "20.00", "-", "5/9/12", "28.90", "28.41"],
+        ["enc-self_lambda0.01", "9/48/48", "28.90", "-", "10/48/48", "-0.15", "-"],
+        ["dec-enc_lambda0.01", "48/48/9", "28.90", "-", "-", "-", "-"],
+    ]
+    tsv = [line.split("\t") for line in results.tsv(runs, "wmt").splitlines()]
+    assert len({len(row) for row in tsv}) == 1
+    assert tsv[3][0] == "all_lambda0.01_scratch" and tsv[3][-2:] == ["12/21/25", "28.95"]
+
+
+def test_shares_of_heads_decide_where_models_are_smaller():
+    small = run_of("all_lambda0.01", (5, 10, 10), 28.5, of=(16, 16, 16))  # 25 of 48, as 75 of 144
+    assert results.nearest(small, results.PAPER["wmt"]["all"]).heads == (14, 31, 30)
+
+
+# --- curves.py, plan.py ------------------------------------------------------------------------------------------
+
+
+def write_curve(path, rows):
+    names = ["checkpoint", "by", "types", "removed", "heads", "nll", "bleu"]
+    path.write_text("\n".join("\t".join(map(str, row)) for row in [names, *rows]) + "\n")
+    return str(path)
+
+
+def test_curves_over_training_have_a_row_for_each_epoch(tmp_path):
+    rows = [
+        (f"a/checkpoint{e}.pt", "gradient", "all", step, 9, 1.0, e + step / 100) for e in (1, 30) for step in (0, 50)
+    ]
+    path = write_curve(tmp_path / "c.tsv", rows)
+    table = [line.split() for line in curves.table(curves.read([path]), paper=True).splitlines()]
+    assert table[2:] == [["1", "1.00", "1.50", "3.0"], ["30", "30.00", "30.50", "34.7"]]
+
+
+def test_curves_of_one_model_have_a_row_for_each_score(tmp_path):
+    files = [
+        write_curve(tmp_path / f"{by}.tsv", [("m.pt", by, "all", 0, 9, 1.0, 20), ("m.pt", by, "all", step, 5, 1.0, 10)])
+        for by, step in (("gradient", 50), ("ablation", 25))
+    ]
+    table = [line.split() for line in curves.table(curves.read(files), paper=False).splitlines()]
+    assert table[0] == ["by", "-0%", "-25%", "-50%"]
+    assert table[2:] == [["gradient", "20.00", "-", "10.00"], ["ablation", "20.00", "10.00", "-"]]
+
+
+LOG = """\
+2026-01-01 00:00:00 | INFO | fairseq.utils | rank   0: capabilities =  8.0  ; total memory = 79.0 GB ; name = {name}
+2026-01-01 00:00:10 | INFO | train_inner | epoch 001: 50 / 99 loss=9, wps=1, ups=0.1, wpb=10000, gb_free=11.5, wall=1
+2026-01-01 00:00:20 | INFO | train_inner | epoch 001: 60 / 99 loss=9, wps=20000, ups=2, wpb=10000, gb_free=9.5, wall=1
+2026-01-01 00:00:30 | INFO | train_inner | epoch 001: 70 / 99 loss=9, wps=20000, ups=2, wpb=10000, gb_free=8.5, wall=1
+2026-01-01 00:00:30 | INFO | fairseq_cli.train | begin validation on "valid" subset
+2026-01-01 00:01:30 | INFO | fairseq.checkpoint_utils | Saved checkpoint x (epoch 1 @ 70 updates, score 1.0)
+"""
+
+
+def measured_run(folder, name):
+    (folder / "baseline").mkdir(parents=True)
+    (folder / "settings.txt").write_text("SRC=en TOKENS_PER_UPDATE=8000 EPOCHS=1\n")
+    (folder / "baseline" / "train.log").write_text(LOG.format(name=name))
+    choices = {"tokens": 16_000, "updates": 36_000, "prune_updates": 3_600, "gated": 2, "scratch": 1, "every": 3_600}
+    return SimpleNamespace(out=folder, **choices)
+
+
+def test_a_plan_is_what_the_log_says_times_what_is_to_be_done(tmp_path):
+    """Half a second an update of half the size, a minute for each of ten validations: 10 h and 10 min."""
+    table = plan.plan(measured_run(tmp_path, "NVIDIA A100-SXM4-80GB")).splitlines()
+    assert "20,000 target tokens a second" in table[0] and "60 s" in table[0]
+    assert table[3].split()[-7:] == ["10.2", "2.0", "10.2", "22.4", "8.5", "GB", "free"]
+    a100 = next(row for row in map(str.split, table[4:]) if row[:3] == ["A100", "(computed)", "1"])
+    assert a100[3:7] == ["10.2", "2.0", "10.2", "22.4"]
+    eight = next(row for row in map(str.split, table[4:]) if row[:3] == ["H100", "(computed)", "8"])
+    assert float(eight[6]) == pytest.approx(22.37 * 312 / 989 / 8, abs=0.06)
+
+
+def test_nothing_is_computed_for_gpus_from_a_cpu(tmp_path, monkeypatch, capsys):
+    measured_run(tmp_path, "x")
+    log = tmp_path / "baseline" / "train.log"
+    log.write_text("\n".join(line for line in log.read_text().splitlines() if "capabilities" not in line))
+    monkeypatch.setattr(sys, "argv", ["plan.py", str(tmp_path)])
+    assert plan.main() == 0
+    printed = capsys.readouterr().out
+    assert "computed" not in printed and "CPU" in printed
+    log.write_text("")
+    assert plan.main() == 2 and "train for more updates" in capsys.readouterr().err
