@@ -17,8 +17,8 @@ Worth knowing:
 - Signals are heeded once the arguments are read; before that they end the process, and nothing is lost.
 - A validation that is due, or under way, comes first. So it makes no difference to the best checkpoint, --patience or
   the learning rate that there was a stop.
-- With torchrun signal one of its workers, or create the file. torchrun itself hands on a SIGTERM, gives the workers 30 s
-  and ends with an error; a SIGUSR1 ends torchrun alone.
+- With torchrun signal one of its workers, or create the file. torchrun itself hands on a SIGTERM, gives the workers
+  30 s and ends with an error; a SIGUSR1 ends torchrun alone, and its workers go on.
 - On CPUs torchrun needs --cpu --distributed-backend gloo --ddp-backend legacy_ddp.
 - With --restore-file FILE fairseq begins from FILE every time: use --finetune-from-model to begin from another model.
 - --profile, --use-plasma-view and --model-parallel-size are for fairseq-train itself.
@@ -128,15 +128,11 @@ def train(cfg: DictConfig) -> None:
     for number in SIGNALS:
         signal.signal(number, stop.tell)
     os.register_at_fork(after_in_child=obey_the_parent)
-    # fairseq keeps the count of --patience in memory only: a run that is stopped often would never end by it.
-    patience = Path(cfg.checkpoint.save_dir, "patience.json")
     with contextlib.suppress(OSError, ValueError):
-        vars(fairseq_train.should_stop_early).update(json.loads(patience.read_text()))
+        vars(fairseq_train.should_stop_early).update(json.loads(patience_file(cfg).read_text()))
     fairseq_train.Trainer = partial(Trainer, stop)
     fairseq_train.main(cfg)
     if is_first(cfg):
-        if stop.agreed and cfg.checkpoint.patience > 0:
-            patience.write_text(json.dumps(vars(fairseq_train.should_stop_early), default=float))
         conclude(cfg, stop)
 
 
@@ -145,10 +141,20 @@ def conclude(cfg: DictConfig, stop: Stop) -> None:
     folder = Path(cfg.checkpoint.save_dir)
     (folder / "stop").unlink(missing_ok=True)
     if stop.agreed:
+        if cfg.checkpoint.patience > 0:
+            patience_file(cfg).write_text(json.dumps(vars(fairseq_train.should_stop_early), default=float))
         saved = "nothing saved (--no-save)" if cfg.checkpoint.no_save else "saved: the same command again goes on"
         logger.info(f"stopped at update {stop.updates}, {saved}")
     elif stop.updates is not None and not cfg.checkpoint.no_save:
         (folder / "finished").touch()
+
+
+def patience_file(cfg: DictConfig) -> Path:
+    """Where a stop leaves the count of --patience.
+
+    fairseq keeps it in memory only, so that a run that is stopped often would never end by it.
+    """
+    return Path(cfg.checkpoint.save_dir, "patience.json")
 
 
 def obey_the_parent() -> None:

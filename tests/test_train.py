@@ -1,0 +1,248 @@
+"""recipes/train.py: a run that was stopped, in any way, ends as fairseq-train does when nobody stops it.
+
+Most runs are forked off a process that has imported fairseq, as those of commands_for_tests.py are; torchrun and its
+workers are started as a user starts them.
+"""
+
+import contextlib
+import importlib.util
+import multiprocessing
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from commands_for_tests import GATED, PRELOADED, train_arguments, worker_arguments
+from models_for_tests import assert_same
+
+SCRIPT = Path(__file__).resolve().parents[1] / "recipes" / "train.py"
+
+# Small batches, for many updates in an epoch.
+SMALL = [*GATED, "--max-tokens", 100]
+# A score that never gets better: training ends by --patience, after the seventh epoch.
+PATIENCE = [*SMALL, "--patience", 6, "--best-checkpoint-metric", "num_updates"]
+GLOO = ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
+TWO = [*SMALL, *GLOO, "--update-freq", 2]
+
+
+class Run:
+    """A run of the script; `started` is its process."""
+
+    def __init__(self, log, start):
+        log.touch()
+        self._log, self._before = log, log.stat().st_size
+        self.started = start(log)
+
+    @property
+    def text(self):
+        """What this run, and not those before it, has written to the log."""
+        return self._log.read_text()[self._before :]
+
+    def reach(self, more):
+        """Waits until this run has made a number of updates."""
+        deadline = time.monotonic() + 120
+        while self.text.count("| train_inner |") < more:
+            assert time.monotonic() < deadline, self.text
+            time.sleep(0.01)
+        return self
+
+    def signal(self, number, whole_group=False):
+        (os.killpg if whole_group else os.kill)(self.started.pid, number)
+        return self
+
+    def finish(self, code=0):
+        """Waits for the end; gives what was written."""
+        if isinstance(self.started, subprocess.Popen):
+            ended = self.started.wait(120)
+        else:
+            self.started.join(120)
+            ended = self.started.exitcode
+        assert ended == code, self.text
+        return self.text
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """launch(arguments, by=forked, log="log", ...) starts a run; what still runs after the test is killed."""
+    runs = []
+
+    def launch(arguments, by=forked, log="log", **options):
+        runs.append(Run(tmp_path / log, by([str(SCRIPT), *map(str, arguments)], **options)))
+        return runs[-1]
+
+    yield launch
+    for run in runs:
+        with contextlib.suppress(ProcessLookupError):
+            run.signal(signal.SIGKILL, whole_group=True)
+
+
+def forked(argv, devices=None):
+    """Starts the script in a process, and a process group, of its own; fairseq starts one process for each device."""
+
+    def start(log):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        process = context.Process(target=_run_script, args=(argv, str(log), devices))
+        process.start()
+        return process
+
+    return start
+
+
+def _run_script(argv, log, devices):
+    os.setsid()
+    torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # for the data loader, as in a process started by the shell
+    with open(log, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    if devices:
+        torch.cuda.device_count = lambda: devices
+    sys.argv = argv
+    runpy.run_path(argv[0], run_name="__main__")
+
+
+def torchrun(argv):
+    """Starts the script with two workers."""
+
+    def start(log):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *argv]
+        with open(log, "a") as file:
+            return subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+
+    return start
+
+
+def worker(run, rank):
+    """The process of a worker of torchrun."""
+    pid = run.started.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    (found,) = [child for child in children if f"\0RANK={rank}\0" in Path(f"/proc/{child}/environ").read_text()]
+    return int(found)
+
+
+def stopped_at(text):
+    """The update at which a run said that it stopped; there it saved a checkpoint, and it made no validation first."""
+    (update,) = re.findall(r"train\.py \| stopped at update (\d+), saved: the same command again goes on", text)
+    end = text.rpartition("| train_inner |")[2]
+    assert re.search(rf"Saved checkpoint \S+/checkpoint_last\.pt \(epoch \d+ @ {update} updates", end)
+    assert "begin validation" not in end
+    return int(update)
+
+
+def assert_same_training(folder, reference):
+    """Both came to the end of training, with the same weights in all checkpoints."""
+    assert (folder / "finished").exists()
+    assert {path.name for path in folder.glob("*.pt*")} == {path.name for path in reference.glob("*.pt*")}
+    for path in folder.glob("*.pt"):
+        ours, theirs = (torch.load(p, weights_only=False)["model"] for p in (path, reference / path.name))
+        assert_same(ours, theirs, path.name)
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("train_recipe", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path, toy, train, launch):
+    """Stopped by a signal, by one to the data loader too, by a file; then its checkpoint is cut off."""
+    reference, folder = tmp_path / "reference", tmp_path / "run"
+    assert "early stop since valid performance" in train(reference, *PATIENCE, updates=500).text
+    arguments = train_arguments(toy, folder, *PATIENCE, "--num-workers", 1, updates=500)
+
+    first = stopped_at(launch(arguments).reach(17).signal(signal.SIGUSR1).finish())
+    second = stopped_at(launch(arguments).reach(9).signal(signal.SIGTERM, whole_group=True).finish())
+    stop = folder / "stop"
+    stop.touch()  # of before: the next run has nothing to do with it
+    run = launch(arguments).reach(8)
+    assert not stop.exists()
+    stop.touch()
+    third = stopped_at(run.finish())
+    assert 17 <= first < first + 9 <= second < second + 8 <= third
+    assert not stop.exists() and not (folder / "finished").exists()
+
+    last = folder / "checkpoint_last.pt"
+    os.truncate(last, last.stat().st_size - 1000)
+    (folder / "checkpoint7.pt.tmp").write_text("cut off, too")
+    epochs = len(list(folder.glob("checkpoint[0-9].pt")))
+    text = launch(arguments).finish()
+    assert f"checkpoint_last.pt was cut off and is replaced by checkpoint{epochs}.pt" in text
+    assert f"checkpoint_last.pt (epoch {epochs + 1} @" in text
+    assert_same_training(folder, reference)
+
+    before = last.stat().st_mtime_ns
+    text = launch(arguments).finish()
+    assert "nothing to do: training has finished" in text and "train_inner" not in text
+    assert last.stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_two_processes_stop_at_the_same_update(tmp_path, toy, start, launch):
+    """Spawned by fairseq and stopped by its parent, started by torchrun and stopped by one of two, and by hand."""
+    reference, folder = tmp_path / "reference", tmp_path / "run"
+    arguments = train_arguments(toy, reference, *TWO, updates=90)
+    for command in [start("fairseq-train", *arguments, *own) for own in worker_arguments(2)]:
+        command.finish().expect(0)
+
+    arguments = train_arguments(toy, folder, *TWO, updates=90)
+    run = launch([*arguments, "--distributed-world-size", 2], devices=2)
+    first = stopped_at(run.reach(9).signal(signal.SIGUSR1).finish())
+    run = launch(arguments, by=torchrun).reach(5)
+    os.kill(worker(run, rank=1), signal.SIGUSR1)
+    second = stopped_at(run.finish())
+    assert 9 <= first < first + 5 <= second and not (folder / "finished").exists()
+    for run in [launch([*arguments, *own], log=f"log{own[-1]}") for own in worker_arguments(2)]:
+        run.finish()
+    assert_same_training(folder, reference)
+
+
+@pytest.mark.parametrize(
+    ("updates", "end_of_epoch", "stops"),
+    [(4, False, [True, True]), (4, True, [False, True]), (5, False, [False, True]), (20, False, [False, False])],
+)
+def test_a_stop_lets_a_validation_go_first_but_only_one(updates, end_of_epoch, stops, script):
+    """5 is a multiple of --save-interval-updates; 20 is --max-update, where there is nothing left to stop."""
+    cfg = SimpleNamespace(
+        checkpoint=SimpleNamespace(save_interval_updates=5),
+        dataset=SimpleNamespace(validate_interval_updates=0),
+        optimization=SimpleNamespace(max_update=20),
+    )
+    trainer = object.__new__(script.Trainer)
+    vars(trainer).update(cfg=cfg, _num_updates=updates, _put_off=False, _stop=script.Stop())
+    trainer._batches = SimpleNamespace(end_of_epoch=lambda: end_of_epoch)
+    for expected in stops:
+        trainer._heed()
+        assert trainer._stop.agreed == expected
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path, toy, launch):
+    (tmp_path / "file").touch()
+    text = launch(train_arguments(toy, tmp_path / "file" / "run")).finish(2)
+    assert text.splitlines()[-1].startswith("train.py: ") and "Traceback" not in text
+
+
+@pytest.mark.parametrize("lost", [1, 21, 22, 1000, 5000])
+def test_a_checkpoint_without_its_end_is_not_whole(lost, script, tmp_path):
+    checkpoint = tmp_path / "checkpoint_last.pt"
+    torch.save({"model": torch.zeros(5000)}, checkpoint)
+    assert script.is_whole(checkpoint)
+    os.truncate(checkpoint, checkpoint.stat().st_size - lost)
+    assert not script.is_whole(checkpoint)
+
+
+def test_without_a_whole_checkpoint_training_begins_anew(script, tmp_path):
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt", "checkpoint3.pt"):
+        (tmp_path / name).write_bytes(b"PK\3\4")
+    torch.save({}, tmp_path / "checkpoint_mine.pt")  # not one of fairseq's
+    script.mend(tmp_path / "checkpoint_last.pt")
+    assert not (tmp_path / "checkpoint_last.pt").exists()
