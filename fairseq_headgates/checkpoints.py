@@ -47,6 +47,7 @@ SAFE_GLOBALS = [
     numpy.ndarray,
     numpy.dtype,
     type(numpy.dtype("int64")),
+    type(numpy.dtype("float64")),  # where several workers have added them up
     numpy.zeros(0).__reduce__()[0],  # numpy's array constructor, whose module moved between versions
     # the options again, as the first worker sends a checkpoint to the others
     omegaconf.DictConfig,

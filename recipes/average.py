@@ -3,9 +3,9 @@
 
     average.py RUN_DIR OUTPUT --last N
 
-takes the N checkpoints of RUN_DIR with the most updates, `checkpoint_EPOCH_UPDATES.pt` as --save-interval-updates
-writes them, or all if there are fewer. Gates are averaged like all other parameters. OUTPUT has no state of the
-optimizer.
+takes the N checkpoints of RUN_DIR with the most updates, or all if there are fewer: `checkpoint_EPOCH_UPDATES.pt`, as
+--save-interval-updates writes them, except where an epoch ends, and `checkpoint_last.pt`. Gates are averaged like all
+other parameters. OUTPUT has no state of the optimizer.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fairseq_headgates.checkpoints import load_checkpoint, save_checkpoint
+from fairseq_headgates.checkpoints import load_checkpoint, save_checkpoint, updates_of
 
 
 def last_checkpoints(folder: Path, number: int) -> list[Path]:
     """The checkpoints of the most updates, oldest first."""
+    last = folder / "checkpoint_last.pt"
+    if not last.exists():
+        raise ValueError(f"{folder} has no checkpoint_last.pt: give the folder of a training")
     found = {}
     for path in folder.glob("checkpoint_*_*.pt"):
         if match := re.fullmatch(r"checkpoint_\d+_(\d+)\.pt", path.name):
             found[int(match[1])] = path
-    if not found:
-        raise ValueError(f"{folder} has no checkpoint_EPOCH_UPDATES.pt: train with --save-interval-updates")
+    found.setdefault(updates_of(load_checkpoint(str(last))), last)
     return [found[updates] for updates in sorted(found)[-number:]]
 
 

@@ -32,7 +32,8 @@ only_run() {
   mkdir -p "$1"
   exec 8>"$1/.lock"
   command -v flock >/dev/null || return 0 # not everywhere
-  flock -n 8 || fail "another run is at work in $1 (or one of its programs still is): wait for its end, or stop it"
+  # Of a run that was killed, the processes that read its data end some seconds later.
+  flock -w 15 8 || fail "another run is at work in $1 (or one of its programs still is): wait for its end, or stop it"
   export RECIPE_LOCK=$1
 }
 

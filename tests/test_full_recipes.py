@@ -200,7 +200,8 @@ def test_a_cluster_that_preempts_the_job_gets_it_back(text, tmp_path):
     assert job.returncode == 0 and "told to stop" in printed, printed
     assert (tmp_path / "scontrol.log").read_text() == "requeue 7\n"
     assert not (tmp_path / "out" / "baseline" / "finished").exists()
-    subprocess.run(["bash", str(RECIPES / "slurm.sh"), *recipe], env=env, check=True, capture_output=True)
+    again = subprocess.run(["bash", str(RECIPES / "slurm.sh"), *recipe], env=env, capture_output=True, text=True)
+    assert again.returncode == 0, again.stdout + again.stderr
     undisturbed = run("translation.sh", text, tmp_path / "whole", "en", "ru", **settings)
     assert undisturbed.returncode == 0, undisturbed.stdout + undisturbed.stderr
     assert fingerprints(tmp_path / "out") == fingerprints(tmp_path / "whole")

@@ -66,34 +66,44 @@ def test_a_folder_without_data_is_refused(tmp_path, capsys):
 # --- average.py --------------------------------------------------------------------------------------------------
 
 
-def test_an_average_is_the_mean_of_the_last_checkpoints(checkpoints, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "names",
+    [  # by number of updates, not by name; the last one is a copy where no epoch ended there
+        {900: "checkpoint_1_900.pt", 1000: "checkpoint_2_1000.pt", 1100: "checkpoint_last.pt"},
+        {1000: "checkpoint_9_1000.pt", 1100: "checkpoint_10_1100.pt"},
+    ],
+)
+def test_an_average_is_the_mean_of_the_last_checkpoints(checkpoints, tmp_path, capsys, names):
     source = load_checkpoint(str(checkpoints["gated"]))
     generator = torch.Generator().manual_seed(1)
     models = {}
-    for epoch, updates in ((1, 900), (2, 1000), (10, 1100)):  # by number, not by name
+    for updates, name in names.items():
         model = {n: t + torch.rand(t.shape, generator=generator).to(t.dtype) for n, t in source["model"].items()}
         models[updates] = model
-        torch.save({**source, "model": model}, tmp_path / f"checkpoint_{epoch}_{updates}.pt")
-    torch.save(source, tmp_path / "checkpoint_last.pt")
+        history = [{**source["optimizer_history"][-1], "num_updates": updates}]
+        torch.save({**source, "model": model, "optimizer_history": history}, tmp_path / name)
+    if "checkpoint_last.pt" not in names.values():
+        (tmp_path / "checkpoint_last.pt").write_bytes((tmp_path / "checkpoint_10_1100.pt").read_bytes())
     assert average.main([str(tmp_path), str(tmp_path / "averaged.pt"), "--last", "2"]) == 0
-    assert "checkpoint_2_1000.pt, checkpoint_10_1100.pt" in capsys.readouterr().out
+    assert ", ".join(list(names.values())[-2:]) in capsys.readouterr().out
     found = load_checkpoint(str(tmp_path / "averaged.pt"))["model"]
+    first, second = list(models.values())[-2:]
     for name, tensor in found.items():
-        mean = (models[1000][name].double() + models[1100][name].double()) / 2
+        mean = (first[name].double() + second[name].double()) / 2
         assert tensor.dtype == source["model"][name].dtype
         torch.testing.assert_close(tensor.double(), mean, rtol=1e-6, atol=1e-7)
 
 
 def test_checkpoints_of_two_models_are_not_averaged(checkpoints, tmp_path, capsys):
-    for number, name in enumerate(("gated", "baseline"), 1):
-        (tmp_path / f"checkpoint_1_{number}.pt").symlink_to(checkpoints[name])
+    (tmp_path / "checkpoint_1_1.pt").symlink_to(checkpoints["gated"])
+    (tmp_path / "checkpoint_last.pt").symlink_to(checkpoints["baseline"])
     assert average.main([str(tmp_path), str(tmp_path / "averaged.pt"), "--last", "2"]) == 2
     assert "another model" in capsys.readouterr().err and not (tmp_path / "averaged.pt").exists()
 
 
 def test_a_folder_without_checkpoints_has_no_average(tmp_path, capsys):
     assert average.main([str(tmp_path), str(tmp_path / "averaged.pt"), "--last", "2"]) == 2
-    assert "--save-interval-updates" in capsys.readouterr().err
+    assert "has no checkpoint_last.pt" in capsys.readouterr().err
 
 
 # --- results.py --------------------------------------------------------------------------------------------------
