@@ -16,6 +16,10 @@ need() {
   done
 }
 
+need_plots() {
+  python3 -c 'import matplotlib' 2>/dev/null || fail "matplotlib is not there, and this draws curves: pip install 'fairseq-headgates[plots]'"
+}
+
 # need_space GB FOLDER: a full disk is found before the work begins, too.
 need_space() {
   local folder=$2 free

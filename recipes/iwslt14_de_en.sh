@@ -34,6 +34,7 @@ export MAX_TOKENS=${MAX_TOKENS:-4000} LR=${LR:-0.0005} WARMUP=${WARMUP:-4000} BE
 TRAIN_FLAGS="--weight-decay 0.0001 ${TRAIN_FLAGS:-}"
 
 need curl fairseq-preprocess fairseq-train fairseq-generate headgates sacremoses subword-nmt sacrebleu
+need_plots
 find_devices
 need_gpu
 ((gpus == 0)) || TRAIN_FLAGS="--fp16 $TRAIN_FLAGS"

@@ -30,6 +30,7 @@ checkpoint=$1 data=$2 out=$3
 : "${SRC:=en}" "${TGT:=fr}" "${STEPS:=0,10,20,30,40,50,60,70,80,90}" "${KEEP:=0.8}" "${TOKENIZE=tokenize -a}" "${BEAM:=5}" "${SENTENCES:=}"
 need curl fairseq-preprocess fairseq-generate headgates sacremoses subword-nmt sacrebleu
 plugin=${HEADGATES:-$(headgates path)}
+need_plots
 find_devices
 keep_settings "$out" "CHECKPOINT=$checkpoint DATA=$data SRC=$SRC TGT=$TGT STEPS=$STEPS KEEP=$KEEP TOKENIZE=${TOKENIZE// /,} BEAM=$BEAM \
 LENPEN=${LENPEN:-1} SENTENCES=$SENTENCES"
