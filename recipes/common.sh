@@ -148,8 +148,8 @@ averaged() {
 }
 
 # gated_run RUN_DIR DATA_BIN REFERENCE TARGET_LANGUAGE TYPES LAMBDA BASELINE_CHECKPOINT ARGUMENTS...: starts from the
-# baseline, learns the gates, takes the closed heads out, translates with what is left and scores. With encoder gates alone the decoder is frozen, so that
-# functions cannot move there (Voita et al. 2019, section 6.2).
+# baseline, learns the gates, takes the closed heads out, translates with what is left and scores. With encoder gates
+# alone the decoder is frozen, so that functions cannot move there (Voita et al. 2019, section 6.2).
 gated_run() {
   local model=$1 data=$2 reference=$3 target=$4 types=$5 lambda=$6 baseline=$7 checkpoint
   shift 7
@@ -184,7 +184,8 @@ evaluate() {
   into "$model/heads.json" "$(quoted headgates show "$model/$checkpoint" --json)"
 }
 
-# get_files COLLECTION OUT_DIR, get_corpora COLLECTION OUT_DIR: see corpora.py. DATA_DIR: files that are there, or a mirror.
+# get_files COLLECTION OUT_DIR, get_corpora COLLECTION OUT_DIR: see corpora.py. DATA_DIR: files that are there, or a
+# mirror.
 get_files() {
   local command=(python3 "$recipes/corpora.py" fetch "$1" "$2/downloads" ${DATA_DIR:+--data-dir "$DATA_DIR"})
   if [[ ${DRY_RUN:-0} == 1 ]]; then
@@ -202,7 +203,7 @@ get_corpora() {
   [[ ${DRY_RUN:-0} == 1 ]] || cat "$2/corpora.txt"
 }
 
-# --- where it runs ------------------------------------------------------------------------------------------------------------------
+# --- where it runs --------------------------------------------------------------------------------------------------
 
 # Sets `gpus` (0: none), `launcher` (what train.py is started with), `workers` (its processes in all) and options:
 # `device` and, for training only, `distributed`.

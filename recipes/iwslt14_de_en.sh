@@ -5,9 +5,9 @@
 #   recipes/iwslt14_de_en.sh [--dry-run] OUT_DIR
 #
 # Data as fairseq's users know it: every 23rd pair of the talks is kept for development, five small sets are the test
-# set. 6+6 layers, 8 heads, dropout 0.3, 4000 tokens for each update. The last thing printed is a table: epochs by the share of heads
-# that are removed. Every stage is skipped when its output is there; --dry-run prints the commands that are still to be
-# run.
+# set. 6+6 layers, 8 heads, dropout 0.3, 4000 tokens for each update. The last thing printed is a table: epochs by the
+# share of heads that are removed. Every stage is skipped when its output is there; --dry-run prints the commands that
+# are still to be run.
 #
 # Settings, from the environment:
 #   DATA_DIR=PLACE                     a folder that has the archive, or the address of a mirror (recipes/fetching.py)

@@ -3,8 +3,8 @@
 #
 #   on_hosts.sh HOST [HOST ...] -- SCRIPT ARGUMENTS...
 #
-# The first host is this machine; the others are reached by ssh (SSH="ssh -p 2222": another way to get there). Each starts
-# NPROC_PER_NODE processes (default 1), in this folder and with this PATH. PORT (29500) must be free on the first.
+# The first host is this machine; the others are reached by ssh (SSH="ssh -p 2222": another way to get there). Each
+# starts NPROC_PER_NODE processes (default 1), in this folder and with this PATH. PORT (29500) must be free on the first.
 set -euo pipefail
 
 hosts=()

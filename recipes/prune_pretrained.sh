@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Which heads can a downloaded model do without? Pruning without training, as Michel et al. 2019 did it: heads are scored by
-# the gradient of the loss, and by what is lost without each; then they are removed step by step in that order.
+# Which heads can a downloaded model do without? Pruning without training, as Michel et al. 2019 did it: heads are
+# scored by the gradient of the loss, and by what is lost without each; then they are removed step by step in that order.
 #
 #   recipes/prune_pretrained.sh [--dry-run] CHECKPOINT DATA OUT_DIR
 #
-# CHECKPOINT is a .pt file with its dictionaries (dict.*.txt) and BPE codes (bpecodes, of subword-nmt) beside it, or the name of one of
-# fairseq's trained models: transformer.wmt14.en-fr, the model of the paper. DATA is a folder with {valid,test}.{SRC,TGT}, raw text,
-# one sentence per line: heads are scored on valid and BLEU is measured on test (there newstest2009-12 and 2013); or a
-# folder that fairseq-preprocess made with these dictionaries. The last thing it prints is a table: BLEU by the
-# share of heads removed, for both scores. A checkpoint with --keep of the heads, and its score, lie in OUT_DIR.
+# CHECKPOINT is a .pt file with its dictionaries (dict.*.txt) and BPE codes (bpecodes, of subword-nmt) beside it, or the
+# name of one of fairseq's trained models: transformer.wmt14.en-fr, the model of the paper. DATA is a folder with
+# {valid,test}.{SRC,TGT}, raw text, one sentence per line: heads are scored on valid and BLEU is measured on test (there
+# newstest2009-12 and 2013); or a folder that fairseq-preprocess made with these dictionaries. The last thing it prints
+# is a table: BLEU by the share of heads removed, for both scores. OUT_DIR/pruned.pt has KEEP of the heads.
 #
 # Settings, from the environment:
 #   SRC=en TGT=fr                      languages
@@ -50,7 +50,7 @@ fi
 [[ -f $checkpoint || ${DRY_RUN:-0} == 1 ]] || fail "$checkpoint is no file: give a .pt file, or a name like transformer.wmt14.en-fr"
 model=$(dirname "$checkpoint")
 
-# --- text: raw -> tokenised -> BPE -> binarised ---------------------------------------------------------------
+# --- text: raw -> tokenised -> BPE -> binarised ---------------------------------------------------------------------
 bin=$data
 if ! compgen -G "$data/dict.*.txt" >/dev/null; then
   bin=$out/data-bin text=$out/text
@@ -76,7 +76,7 @@ if ! compgen -G "$data/dict.*.txt" >/dev/null; then
   fi
 fi
 
-# --- scores, curves, a pruned checkpoint ------------------------------------------------------------------------------
+# --- scores, curves, a pruned checkpoint ----------------------------------------------------------------------------
 common=("$bin" --path "$checkpoint" --user-dir "$plugin" --source-lang "$SRC" --target-lang "$TGT"
   --max-tokens "${GENERATION_TOKENS:-4000}" "${device[@]}")
 search=(--beam "$BEAM" --lenpen "${LENPEN:-1}" --remove-bpe --tokenizer moses)

@@ -5,8 +5,8 @@
 #
 # RAW_DIR holds {train,valid,test}.{SRC,TGT}, plain or .gz, one sentence per line. Every stage is skipped when
 # its output is in OUT_DIR: stop it whenever you like and run the same line again. The last thing it prints is
-# a table: model, heads kept per attention type, parameters, BLEU and chrF on detokenised text. --dry-run prints the commands
-# that are still to be run.
+# a table: model, heads kept per attention type, parameters, BLEU and chrF on detokenised text. --dry-run prints the
+# commands that are still to be run.
 #
 # Settings come from the environment; the defaults are a small model for two CPU cores:
 #   LOWERCASE=0       1: lowercase the text (BLEU is then case-insensitive)
@@ -19,7 +19,7 @@
 #                         --max-tokens (at most MAX_TOKENS) too; see batches.py
 #   UPDATES=              its updates, instead of EPOCHS
 #   KEEP_EPOCHS=0         1: keep a checkpoint of every epoch
-#   SAVE_EVERY= AVERAGE=0 checkpoints (and dev BLEU) every so many updates; models are the mean of the last AVERAGE of them
+#   SAVE_EVERY= AVERAGE=0 checkpoints (and dev BLEU) every so many updates; models are the mean of the last AVERAGE
 #   RUNS="enc-self:0.01 ..."    gated runs, each TYPES:LAMBDA; "all" stands for enc-self,dec-self,dec-enc;
 #                               with enc-self alone the decoder is frozen (Voita et al. 2019, section 6.2)
 #   SCRATCH=""            which TYPES of them to train from nothing too, with the heads that were left: "all"
@@ -71,7 +71,7 @@ JOINT=$JOINT ARCH=$ARCH EMBED=$EMBED FFN=$FFN LAYERS=$LAYERS HEADS=$HEADS PRE_NO
 UPDATES=$UPDATES LR=$LR WARMUP=$WARMUP SAVE_EVERY=$SAVE_EVERY AVERAGE=$AVERAGE TRAIN_FLAGS=${TRAIN_FLAGS// /,}"
 only_run "$out"
 
-# --- text: raw -> tokenised -> cleaned -> BPE -> binarised ---------------------------------------------------------------
+# --- text: raw -> tokenised -> cleaned -> BPE -> binarised ----------------------------------------------------------
 text=$out/text bin=$out/data-bin
 [[ ${DRY_RUN:-0} == 1 ]] || mkdir -p "$text"
 
@@ -122,7 +122,7 @@ if [[ ! -d $bin ]]; then
   run "$out/preprocess.log" mv "$bin.part" "$bin"
 fi
 
-# --- models: one baseline, then gated runs that start from it and are pruned --------------------------------------------------
+# --- models: one baseline, then gated runs that start from it and are pruned ----------------------------------------
 if [[ -n $TOKENS_PER_UPDATE ]]; then
   plan=(python3 "$recipes/batches.py" "$bin" "$src" "$tgt" --tokens "$TOKENS_PER_UPDATE" --workers "$workers" --max-tokens "$MAX_TOKENS")
   if [[ ${DRY_RUN:-0} == 1 ]]; then

@@ -3,8 +3,8 @@
 #
 #   recipes/wmt_en_ru.sh [--dry-run] OUT_DIR
 #
-# Common Crawl, News Commentary v13, Yandex's million and wiki headlines, 2.6 million pairs before cleaning; pre-norm
-# base transformer; encoder heads pruned with the decoder frozen, heads of all types pruned, the same shapes trained from
+# Common Crawl, News Commentary v13, Yandex's million and wiki headlines, about 2.6 million pairs; pre-norm base
+# transformer; encoder heads pruned with the decoder frozen, heads of all types pruned, the same shapes trained from
 # scratch. Every stage is skipped when its output is there: run the same line again after any interruption. --dry-run
 # prints the commands that are still to be run.
 #
