@@ -8,6 +8,19 @@
 fail() { echo "${0##*/}: $*" >&2; exit 2; }
 say() { [[ ${DRY_RUN:-0} == 1 ]] || printf '%s  %s\n' "$(date +%H:%M:%S)" "$*"; }
 
+# recipe_arguments NAMES "$@": --dry-run, and as many arguments as there are names, which are left in `arguments`.
+recipe_arguments() {
+  local names=$1 wanted
+  shift
+  if [[ ${1:-} == --dry-run ]]; then
+    DRY_RUN=1
+    shift
+  fi
+  wanted=$(wc -w <<<"$names")
+  (($# == wanted)) || fail "got $# arguments, needs $wanted: ${0##*/} [--dry-run] $names"
+  arguments=("$@")
+}
+
 # A program that is missing is found before the work begins, not in the middle of it.
 need() {
   local program

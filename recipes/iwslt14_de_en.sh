@@ -20,12 +20,8 @@ set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/common.sh"
 
-if [[ ${1:-} == --dry-run ]]; then
-  DRY_RUN=1
-  shift
-fi
-[[ $# -eq 1 ]] || fail "got $# arguments, needs one: iwslt14_de_en.sh [--dry-run] OUT_DIR"
-out=$1
+recipe_arguments OUT_DIR "$@"
+out=${arguments[0]}
 : "${MEASURED:=1 2 3 5 10 20 30 40}" "${STEPS:=0,10,20,30,40,50,60,70,80,90}"
 EPOCHS=${MEASURED##* }
 export LOWERCASE=${LOWERCASE:-1} CLEAN=${CLEAN:---max-length 175 --max-ratio 1.5} BPE=${BPE:-10000} JOINT=${JOINT:-1} EPOCHS

@@ -13,12 +13,8 @@ recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/common.sh"
 source "$recipes/published.sh"
 
-if [[ ${1:-} == --dry-run ]]; then
-  DRY_RUN=1
-  shift
-fi
-[[ $# -eq 1 ]] || fail "got $# arguments, needs one: opensubtitles_en_ru.sh [--dry-run] OUT_DIR"
-out=$1
+recipe_arguments OUT_DIR "$@"
+out=${arguments[0]}
 PAPER=opensubtitles
 published_begin "$out" 30
 

@@ -21,12 +21,8 @@ set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/common.sh"
 
-if [[ ${1:-} == --dry-run ]]; then
-  DRY_RUN=1
-  shift
-fi
-[[ $# -eq 3 ]] || fail "got $# arguments, needs three: prune_pretrained.sh [--dry-run] CHECKPOINT DATA OUT_DIR"
-checkpoint=$1 data=$2 out=$3
+recipe_arguments "CHECKPOINT DATA OUT_DIR" "$@"
+checkpoint=${arguments[0]} data=${arguments[1]} out=${arguments[2]}
 : "${SRC:=en}" "${TGT:=fr}" "${STEPS:=0,10,20,30,40,50,60,70,80,90}" "${KEEP:=0.8}" "${TOKENIZE=tokenize -a}" "${BEAM:=5}" "${SENTENCES:=}"
 need curl fairseq-preprocess fairseq-generate headgates sacremoses subword-nmt sacrebleu
 plugin=${HEADGATES:-$(headgates path)}

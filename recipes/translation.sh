@@ -34,12 +34,8 @@ set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/common.sh"
 
-if [[ ${1:-} == --dry-run ]]; then
-  DRY_RUN=1
-  shift
-fi
-[[ $# -eq 4 ]] || fail "got $# arguments, needs four: translation.sh [--dry-run] RAW_DIR OUT_DIR SRC TGT"
-raw=$1 out=$2 src=$3 tgt=$4
+recipe_arguments "RAW_DIR OUT_DIR SRC TGT" "$@"
+raw=${arguments[0]} out=${arguments[1]} src=${arguments[2]} tgt=${arguments[3]}
 : "${LOWERCASE:=0}" "${PRETOKENIZED:=0}" "${CLEAN:=}" "${BPE:=6000}" "${JOINT:=1}"
 : "${ARCH:=transformer}" "${EMBED:=128}" "${FFN:=512}" "${LAYERS:=3}" "${HEADS:=8}" "${PRE_NORM:=1}" "${DROPOUT:=0.1}"
 : "${MAX_TOKENS:=2500}" "${UPDATE_FREQ:=1}" "${TOKENS_PER_UPDATE:=}" "${EPOCHS:=16}" "${UPDATES:=}" "${LR:=0.004}"

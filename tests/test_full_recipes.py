@@ -229,7 +229,7 @@ def test_what_is_missing_is_said_before_anything_is_made(recipe, tmp_path):
     out = tmp_path / "out"
     if shutil.which("nvidia-smi") is None:
         refused(run(recipe, out, CPU=0), "no GPU", "CPU=1")
-    refused(run(recipe), "got 0 arguments, needs one")
+    refused(run(recipe), "got 0 arguments, needs 1")
     refused(run(recipe, out, CPU=1, DISK_GB=10**9), "GB are free", "DISK_GB")
     refused(run(recipe, out, **TINY, DATA_DIR=tmp_path / "nowhere"), "DATA_DIR", "nowhere")
     assert not out.exists() or not list(out.rglob("*.part"))

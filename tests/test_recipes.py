@@ -67,7 +67,7 @@ def test_translation_refuses_to_mix_settings(raw, tmp_path):
 
 
 def test_translation_says_how_to_call_it(tmp_path):
-    refused(run("translation.sh", tmp_path), "got 1 arguments, needs four")
+    refused(run("translation.sh", tmp_path), "got 1 arguments, needs 4")
 
 
 def test_results_are_compared_with_the_first_run(tmp_path):
