@@ -55,20 +55,28 @@ class Cleaner:
 
 def digest(source: str, target: str) -> bytes:
     """16 bytes for a pair: six million of them fit in memory, and two pairs do not share them."""
-    return blake2b(f"{source}\t{target}".encode(), digest_size=16).digest()
+    return blake2b(f"{source}\n{target}".encode(), digest_size=16).digest()
 
 
 def pairs(prefix: str, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
-    """The pairs of PREFIX.SRC and PREFIX.TGT; ValueError where one side is longer."""
+    """The pairs of PREFIX.SRC and PREFIX.TGT; ValueError where one side is longer, or cannot be read."""
     with ExitStack() as stack:
-        sides = [
-            stack.enter_context(open(f"{prefix}.{language}", encoding="utf-8", newline="\n")) for language in languages
-        ]
-        for number, pair in enumerate(zip_longest(*sides)):
-            if None in pair:
-                short, long = languages if pair[0] is None else languages[::-1]
-                raise ValueError(f"{prefix} has {number:,} lines in {short} and more in {long}: sides must be aligned")
-            yield pair[0].rstrip("\n"), pair[1].rstrip("\n")
+        try:
+            sides = [
+                stack.enter_context(open(f"{prefix}.{language}", encoding="utf-8", newline="\n"))
+                for language in languages
+            ]
+            for number, pair in enumerate(zip_longest(*sides)):
+                if None in pair:
+                    short, long = languages if pair[0] is None else languages[::-1]
+                    raise ValueError(
+                        f"{prefix} has {number:,} lines in {short} and more in {long}: sides must be aligned"
+                    )
+                yield pair[0].rstrip("\n"), pair[1].rstrip("\n")
+        except OSError as error:
+            raise ValueError(f"cannot read {error.filename} ({error.strerror}): name the text without .SRC") from None
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{prefix} is no UTF-8 in {' or '.join(languages)} ({error}): convert it first") from None
 
 
 def clean(read: str, write: str, languages: tuple[str, str], cleaner: Cleaner) -> Counter[str | None]:

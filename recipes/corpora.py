@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import html
 import os
 import re
 import shutil
@@ -29,7 +30,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO
 
-from fetching import Refused, Source, fetch
+from fetching import BROKEN_ARCHIVE, Refused, Source, does_not_open, fetch
 from tqdm import tqdm
 
 from fairseq_headgates.heads import replacing, write_whole
@@ -90,6 +91,8 @@ def collection(name: str) -> list[Corpus]:
     known = {"wmt-en-ru": lambda: wmt(dev, test), "opensubtitles-en-ru": opensubtitles, "iwslt14-de-en": iwslt14}
     if kind not in known:
         raise Refused(f"{name!r} is no collection: take one of {', '.join(known)}")
+    if sets and kind != "wmt-en-ru":
+        raise Refused(f"{name!r}: {kind} has no sets to choose, leave out :{sets}")
     return known[kind]()
 
 
@@ -105,16 +108,20 @@ def sources(corpora: Iterable[Corpus]) -> list[Source]:
 # --- reading ------------------------------------------------------------------------------------------------
 
 
-def open_member(path: Path, member: str | None) -> IO[bytes]:
+@contextmanager
+def open_member(path: Path, member: str | None) -> Iterator[IO[bytes]]:
     """A file inside a tar or zip archive, or what a .gz file holds, to be read from beginning to end."""
-    if member is None:
-        return gzip.open(path)
-    zipped = path.suffix == ".zip"
-    archive = zipfile.ZipFile(path) if zipped else tarfile.open(path)  # noqa: SIM115
-    names = archive.namelist() if zipped else archive.getnames()
-    if member not in names:
-        raise Refused(f"{path} has no member {member}, but for example {', '.join(names[:3])}: is it the right file?")
-    return archive.open(member) if zipped else archive.extractfile(member)
+    with ExitStack() as stack:
+        if member is None:
+            yield stack.enter_context(gzip.open(path))
+            return
+        zipped = path.suffix == ".zip"
+        archive = stack.enter_context(zipfile.ZipFile(path) if zipped else tarfile.open(path))  # noqa: SIM115
+        names = archive.namelist() if zipped else archive.getnames()
+        if member not in names:
+            some = ", ".join(names[:3])
+            raise Refused(f"{path} has no member {member}, but for example {some}: is it the right file?")
+        yield stack.enter_context(archive.open(member) if zipped else archive.extractfile(member))
 
 
 # A line ends at \n and nowhere else; these would end one in some tool later on, and the two sides would part.
@@ -123,9 +130,12 @@ BREAKS = re.compile("[\t\r\x00\x0b\x0c\x1c-\x1e\x85\u2028\u2029\ufeff]+")
 
 def lines(path: Path, member: str | None = None) -> Iterator[str]:
     """The lines without their ends; bytes that are no UTF-8 become U+FFFD."""
-    with open_member(path, member) as file:
-        for line in file:
-            yield line.decode("utf-8", errors="replace").rstrip("\r\n")
+    try:
+        with open_member(path, member) as file:
+            for line in file:
+                yield line.decode("utf-8", errors="replace").rstrip("\r\n")
+    except BROKEN_ARCHIVE as error:
+        raise Refused(f"{path} {does_not_open(error)}") from None
 
 
 def members(pattern: str) -> Callable[[Path, str], Iterable[str]]:
@@ -134,15 +144,18 @@ def members(pattern: str) -> Callable[[Path, str], Iterable[str]]:
 
 
 def columns(order: tuple[str, str], parts: Iterable[str | None] = (None,)) -> Callable[[Path, str], Iterable[str]]:
-    """Two columns of tab-separated text, over one or several members."""
+    """Two columns of tab-separated text, over one or several members; rows of fewer or more are empty pairs."""
 
     def read(path: Path, language: str) -> Iterator[str]:
+        rows = pairs = 0
         for part in parts:
-            for number, line in enumerate(lines(path, part), 1):
+            for line in lines(path, part):
                 cells = line.split("\t")
-                if len(cells) < 2:
-                    raise Refused(f"{path}: line {number} of {part or 'the text'} has no tab between two sentences")
-                yield cells[order.index(language)]
+                rows += 1
+                pairs += len(cells) == 2
+                yield cells[order.index(language)] if len(cells) == 2 else ""
+        if rows and not pairs:
+            raise Refused(f"{path}: none of {rows:,} rows has two columns, with a tab between: is it the right file?")
 
     return read
 
@@ -153,7 +166,8 @@ def whole(path: Path, language: str) -> Iterable[str]:
 
 
 TALK_FIELDS_WITHOUT_TEXT = re.compile(r"\s*</?(url|talkid|keywords|speaker|reviewer|translator|transcript|doc)\b")
-TAG = re.compile(r"<[^>]+>")
+TAGS_OF_TEXT = re.compile(r"^\s*<(title|description)>|</(title|description)>\s*$")
+SEGMENT = re.compile(r"\s*<seg\b[^>]*>(.*?)(</seg>\s*)?")
 
 
 def talk_sentences(pattern: str) -> Callable[[Path, str], Iterable[str]]:
@@ -162,19 +176,19 @@ def talk_sentences(pattern: str) -> Callable[[Path, str], Iterable[str]]:
     def read(path: Path, language: str) -> Iterator[str]:
         for line in lines(path, pattern.format(language)):
             if not TALK_FIELDS_WITHOUT_TEXT.match(line):
-                yield TAG.sub("", line).strip()
+                yield TAGS_OF_TEXT.sub("", line).strip()
 
     return read
 
 
 def segments(patterns: Iterable[str]) -> Callable[[Path, str], Iterable[str]]:
-    """The <seg> lines of several members."""
+    """The <seg> lines of several members, which are XML: &amp; is & there."""
 
     def read(path: Path, language: str) -> Iterator[str]:
         for pattern in patterns:
             for line in lines(path, pattern.format(language)):
-                if line.lstrip().startswith("<seg"):
-                    yield TAG.sub("", line).strip()
+                if found := SEGMENT.fullmatch(line):
+                    yield html.unescape(found[1]).strip()
 
     return read
 
@@ -194,7 +208,10 @@ def sacrebleu_set(name: str, data_set: str, pair: str) -> Corpus:
         with unpacking_folder(path) as folder:
             raw = folder / data_set / "raw"
             raw.mkdir(parents=True)
-            shutil.unpack_archive(path.resolve(), raw, filter="data")
+            try:
+                shutil.unpack_archive(path, raw, filter="data")
+            except BROKEN_ARCHIVE as error:
+                raise Refused(f"{path} {does_not_open(error)}") from None
             # sacrebleu takes a file that is there for downloaded and unpacked.
             (raw / file).symlink_to(path.resolve())
             command = [sys.executable, "-m", "sacrebleu", "-t", data_set, "-l", pair, "--echo", field]
@@ -224,9 +241,9 @@ def unpacking_folder(path: Path) -> Iterator[Path]:
 
 def unpack(name: str, folder: Path, texts: Path) -> None:
     """CORPUS.SRC and CORPUS.TGT of every corpus, one sentence a line; prints the number of pairs of each."""
+    corpora, pair = collection(name), languages(name)
     texts.mkdir(parents=True, exist_ok=True)
-    pair = languages(name)
-    for corpus in collection(name):
+    for corpus in corpora:
         path = folder / corpus.source.name
         if not path.exists():
             raise Refused(f"{path} is missing: run `corpora.py fetch {name} {folder}` first")
@@ -235,7 +252,7 @@ def unpack(name: str, folder: Path, texts: Path) -> None:
             number, replaced = write_pairs(
                 path, corpus, [texts / f"{corpus.name}.{language}" for language in pair], pair
             )
-            note = f", {replaced:,} characters that were no UTF-8 are now U+FFFD" if replaced else ""
+            note = f", {replaced:,} characters U+FFFD, which stands for what is no UTF-8" if replaced else ""
             write_whole(count, f"{corpus.name}: {number:,} pairs{note}\n", force=True)
         print(count.read_text(encoding="utf-8"), end="")
 
@@ -285,7 +302,7 @@ def main(argv: list[str] | None = None) -> int:
             fetch(sources(collection(args.collection)), args.folders[0], args.data_dir)
         else:
             unpack(args.collection, *args.folders)
-    except (Refused, OSError) as error:
+    except (Refused, ValueError, OSError) as error:
         print(f"corpora.py: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -12,6 +12,7 @@ are right and it could be read to its end.
 
 from __future__ import annotations
 
+import bz2
 import fcntl
 import gzip
 import hashlib
@@ -32,7 +33,8 @@ from tqdm import tqdm
 
 from fairseq_headgates.heads import write_whole
 
-BROKEN_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, OSError)
+# RuntimeError: what zipfile says of a method or an encryption that it does not know.
+BROKEN_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError)
 
 
 class Refused(Exception):
@@ -53,6 +55,15 @@ class Source:
         parts = urlsplit(self.address)
         return f"{parts.hostname}{parts.path}"
 
+    @property
+    def names(self) -> list[str]:
+        """What it may be called in a folder and in SHA256SUMS. sacrebleu's files have one bare name for many years."""
+        return [self.path, self.name, *([] if self.md5 else [self.address.rpartition("/")[2]])]
+
+    def at(self, place: str | None) -> str:
+        """Where it is downloaded from."""
+        return f"{place.rstrip('/')}/{self.path}" if place and is_address(place) else self.address
+
 
 MANIFEST = "manifest.tsv"
 MANIFEST_HEADER = "file\tbytes\tsha256\taddress"
@@ -71,9 +82,12 @@ def read_manifest(folder: Path) -> dict[str, Entry]:
     path = folder / MANIFEST
     if not path.exists():
         return {}
-    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
     try:
-        return {name: Entry(int(size), sha256, address) for name, size, sha256, address in rows}
+        header, *rows = path.read_text(encoding="utf-8").splitlines()
+        if header != MANIFEST_HEADER:
+            raise ValueError
+        cells = [row.split("\t") for row in rows]
+        return {name: Entry(int(size), sha256, address) for name, size, sha256, address in cells}
     except ValueError:
         raise Refused(
             f"{path} is no manifest (columns {MANIFEST_HEADER.split()}): remove it, or copy it anew"
@@ -85,22 +99,23 @@ def write_manifest(folder: Path, entries: dict[str, Entry]) -> None:
     write_whole(folder / MANIFEST, "\n".join([MANIFEST_HEADER, *rows, ""]), force=True)
 
 
+SUM = re.compile(r"([0-9a-fA-F]{64})\s+\*?(?:\./)?(.+)")
+
+
 def listed_sums(place: str | None) -> dict[str, str]:
-    """The checksums of PLACE/SHA256SUMS, if a folder or mirror has them, by the path in the mirror."""
-    if place is None:
+    """The checksums of PLACE/SHA256SUMS by name, if a folder or mirror has them; other lines are passed over."""
+    if not place:
         return {}
     if is_address(place):
         got = subprocess.run(
             curl("--max-time", "60", f"{place.rstrip('/')}/SHA256SUMS"), capture_output=True, check=False
         )
-        text = got.stdout.decode() if got.returncode == 0 else ""
+        text = got.stdout if got.returncode == 0 else b""
     else:
         file = Path(place) / "SHA256SUMS"
-        text = file.read_text(encoding="utf-8") if file.exists() else ""
-    return {
-        name.lstrip("*").removeprefix("./"): digest
-        for digest, name in (line.split(maxsplit=1) for line in text.splitlines())
-    }
+        text = file.read_bytes() if file.exists() else b""
+    found = [SUM.fullmatch(line.strip()) for line in text.decode("utf-8", errors="replace").split("\n")]
+    return {match[2]: match[1].lower() for match in found if match}
 
 
 def is_address(place: str) -> bool:
@@ -108,6 +123,8 @@ def is_address(place: str) -> bool:
 
 
 def curl(*arguments: str) -> list[str]:
+    if shutil.which("curl") is None:
+        raise Refused("curl is not on the PATH: install it, or put the files into a folder and name that in DATA_DIR=")
     return ["curl", "--fail", "--location", "--silent", "--show-error", *arguments]
 
 
@@ -117,14 +134,16 @@ def fetch(sources: list[Source], folder: Path, place: str | None) -> None:
         raise Refused(f"DATA_DIR={place} is no folder: name one that holds the files, or the address of a mirror")
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder) as lock:
-        entries, sums = read_manifest(folder), listed_sums(place)
+        entries = read_manifest(folder)
         wanted = [source for source in sources if not is_ready(folder, source, entries)]
+        sums = listed_sums(place) if wanted else {}
         missing = [source for source in wanted if not (folder / source.name).exists()]
         errors = download(folder, [source for source in missing if not take(folder, source, place)], place, lock)
         for source in tqdm(wanted, desc="checking", unit="file", disable=None):
             if source.name not in errors:
                 try:
-                    entries[source.name] = check(folder, source, entries.get(source.name), sums)
+                    origin = source.at(place) if source in missing else None
+                    entries[source.name] = check(folder, source, entries.get(source.name), sums, origin)
                     write_manifest(folder, entries)
                 except Refused as error:
                     errors[source.name] = str(error)
@@ -140,12 +159,9 @@ def is_ready(folder: Path, source: Source, entries: dict[str, Entry]) -> bool:
 
 def take(folder: Path, source: Source, place: str | None) -> bool:
     """Links a file of the user's folder, which may be on another disk, to its name here."""
-    if place is None or is_address(place):
+    if not place or is_address(place):
         return False
-    found = next((file for file in (Path(place) / source.path, Path(place) / source.name) if file.is_file()), None)
-    bare = Path(place) / source.address.rpartition("/")[2]
-    if found is None and bare.is_file() and source.md5 is None:
-        found = bare
+    found = next((file for name in source.names if (file := Path(place) / name).is_file()), None)
     if found is None:
         return False
     link = folder / source.name
@@ -154,8 +170,8 @@ def take(folder: Path, source: Source, place: str | None) -> bool:
     return True
 
 
-# Where a server cannot go on in the middle of a file (33, 36), or has nothing to add to a whole one (22: HTTP 416).
-CANNOT_GO_ON = {22, 33, 36}
+# curl's words where a server cannot go on in the middle of a file (33, 36), or has nothing from there on (22).
+CANNOT_GO_ON = re.compile(r"curl: \((33|36)\)|error: 416\b")
 
 
 @dataclass
@@ -182,23 +198,26 @@ the file into a folder and name that in DATA_DIR="
 
 def download(folder: Path, wanted: list[Source], place: str | None, lock: int) -> dict[str, str]:
     """All files at once, each to NAME.part, going on where an earlier run stopped; the reasons of those that failed."""
-    addresses = {s: f"{place.rstrip('/')}/{s.path}" if place and is_address(place) else s.address for s in wanted}
-    sizes = {source: size_at(address) for source, address in addresses.items()}
-    need_space(folder, sum(sizes.values()) - sum(size_of(part_of(folder, source)) for source in wanted))
-    running = [start(folder, source, address, lock) for source, address in addresses.items()]
+    sizes = {source: size_at(source.at(place)) for source in wanted}
+    there = {source: size_of(part_of(folder, source)) for source in wanted}
+    need_space(folder, sum(max(0, sizes[source] - there[source]) for source in wanted))
+    running = [
+        start(folder, source, source.at(place), lock) for source in wanted if not 0 < sizes[source] == there[source]
+    ]
     follow(running, sizes)
     errors = {}
     for one in running:
         error = one.error()
-        if error and one.went_on and one.process.returncode in CANNOT_GO_ON:
+        if error and one.went_on and CANNOT_GO_ON.search(error):
             one.part.unlink()
             one = start(folder, one.source, one.address, lock)
             follow([one], sizes)
             error = one.error()
         if error:
             errors[one.source.name] = error
-        else:
-            one.part.rename(folder / one.source.name)
+    for source in wanted:
+        if source.name not in errors:
+            part_of(folder, source).rename(folder / source.name)
     return errors
 
 
@@ -265,14 +284,17 @@ def locked(folder: Path) -> Iterator[int]:
         yield file.fileno()
 
 
-def check(folder: Path, source: Source, entry: Entry | None, sums: dict[str, str]) -> Entry:
-    """What the file is, if it is what it should be and opens; else it is removed (the link, not the user's file)."""
+def check(folder: Path, source: Source, entry: Entry | None, sums: dict[str, str], origin: str | None) -> Entry:
+    """What the file is, if it is what it should be and opens.
+
+    Else a link goes, and what has just been downloaded from `origin`; a file that lay there before is the user's.
+    """
     path = folder / source.name
     size, sha256, md5 = digests(path)
-    expected = sums.get(source.path) or sums.get(source.name)
+    expected = next((sums[name] for name in source.names if name in sums), None)
     wrong = None
     if entry and (entry.size, entry.sha256) != (size, sha256):
-        known = f"{entry.size:,} and {entry.sha256[:12]}... of {MANIFEST}"
+        known = f"{entry.size:,} and {entry.sha256[:12]}... of {MANIFEST} (remove its line there to take this one)"
         wrong = f"has {size:,} bytes and SHA-256 {sha256[:12]}..., not the {known}"
     elif expected and sha256 != expected:
         wrong = f"has SHA-256 {sha256[:12]}..., not the {expected[:12]}... of SHA256SUMS"
@@ -282,12 +304,19 @@ def check(folder: Path, source: Source, entry: Entry | None, sums: dict[str, str
         try:
             read_to_the_end(path)
         except BROKEN_ARCHIVE as error:
-            wrong = f"does not open ({str(error) or type(error).__name__}): it is cut off, or no archive"
+            wrong = does_not_open(error)
+    if wrong and not path.is_symlink() and origin is None:
+        raise Refused(f"{source.name}: {path} {wrong}: remove it and run this again")
     if wrong:
-        origin = path.resolve() if path.is_symlink() else source.address
+        where = path.resolve() if path.is_symlink() else origin
         path.unlink()
-        raise Refused(f"{source.name}: {origin} {wrong}: get it anew, or from elsewhere with DATA_DIR=")
+        raise Refused(f"{source.name}: {where} {wrong}: get it anew, or from elsewhere with DATA_DIR=")
     return Entry(size, sha256, source.address)
+
+
+def does_not_open(error: Exception) -> str:
+    reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+    return f"does not open ({reason.splitlines()[0].rstrip(':')}): it is cut off, or no archive"
 
 
 def digests(path: Path) -> tuple[int, str, str]:
@@ -303,14 +332,17 @@ def digests(path: Path) -> tuple[int, str, str]:
 
 def read_to_the_end(path: Path) -> None:
     """Raises where an archive is cut off or damaged: their checksums stand at the end of what they are of."""
+    if path.stat().st_size == 0:
+        raise EOFError("it is empty")  # which gzip takes for a file of nothing
     if path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive:
             if (damaged := archive.testzip()) is not None:
                 raise zipfile.BadZipFile(f"{damaged} is damaged")
     else:
-        if path.suffix == ".tgz":
-            with tarfile.open(path) as archive:
-                archive.getmembers()
-        with gzip.open(path) as file:
+        with (bz2.open if path.suffix == ".bz2" else gzip.open)(path) as file:
+            if path.name.endswith((".tgz", ".tar.gz", ".tar.bz2")):
+                with tarfile.open(fileobj=file, mode="r|") as archive:
+                    for _ in archive:
+                        pass
             while file.read(1 << 20):
                 pass

@@ -31,7 +31,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 from corpora import lines, one_line
-from fetching import BROKEN_ARCHIVE, Refused
+from fetching import BROKEN_ARCHIVE, Refused, does_not_open
 from tqdm import tqdm
 
 from fairseq_headgates.heads import replacing
@@ -54,16 +54,21 @@ def film(document: str) -> str:
 def overlapping(alignment: Path, threshold: float, counts: Counter[str]) -> np.ndarray:
     """The sorted keys of all links with enough overlap, uint64 [links]: 25 million are 200 MB."""
     found = array("Q")
-    with gzip.open(alignment) as file:
-        for _, element in ElementTree.iterparse(file):
-            if element.tag == "linkGrp":
-                documents = element.get("fromDoc"), element.get("toDoc")
-                for link in element.iter("link"):
-                    counts["links"] += 1
-                    if float(link.get("overlap", "nan")) >= threshold:
-                        source, _, target = link.get("xtargets", ";").partition(";")
-                        found.append(key(documents, (source, target)))
-                element.clear()
+    try:
+        with gzip.open(alignment) as file:
+            for _, element in ElementTree.iterparse(file):
+                if element.tag == "linkGrp":
+                    documents = element.attrib["fromDoc"], element.attrib["toDoc"]
+                    for link in element.iter("link"):
+                        counts["links"] += 1
+                        if float(link.get("overlap", "nan")) >= threshold:
+                            source, _, target = link.get("xtargets", ";").partition(";")
+                            found.append(key(documents, (source, target)))
+                    element.clear()
+    except BROKEN_ARCHIVE as error:
+        raise Refused(f"{alignment} {does_not_open(error)}") from None
+    except (ElementTree.ParseError, ValueError, KeyError) as error:
+        raise Refused(f"{alignment} is no alignment of OPUS ({error}): get it anew") from None
     return np.unique(np.frombuffer(found, dtype=np.uint64))
 
 
@@ -99,6 +104,8 @@ def assigned(
         if size < held_out:
             raise Refused(f"--held-out {held_out}: the corpus has no more films; take fewer pairs for dev and test")
     sets = set_of_film[film_of]
+    if not (sets == 0).any():
+        raise Refused(f"--held-out {held_out}: nothing is left for training; take fewer pairs for dev and test")
     for kind, wanted in ((0, number), (1, held_out), (2, held_out)):
         there = np.flatnonzero(sets == kind)
         if len(there) > wanted:
@@ -143,6 +150,9 @@ def main(argv: list[str] | None = None) -> int:
     pair = tuple(args.languages)
     counts: Counter[str] = Counter()
     try:
+        for option, number in (("pairs", args.pairs), ("held-out", args.held_out)):
+            if number < 1:
+                raise Refused(f"--{option} {number} must be at least 1")
         overlap = overlapping(args.alignment, args.overlap, counts)
         keys, film_of, films = read_ids(args.archive, pair)
         film_of = np.where(np.isin(keys, overlap), film_of, -1)
@@ -154,7 +164,7 @@ def main(argv: list[str] | None = None) -> int:
         args.to.mkdir(parents=True, exist_ok=True)
         sets = assigned(keys, film_of, films, args.pairs, args.held_out, args.seed)
         written = write_sets(args.archive, pair, sets, args.to)
-    except (*BROKEN_ARCHIVE, ElementTree.ParseError, ValueError, Refused) as error:
+    except (OSError, ValueError, Refused) as error:
         print(f"subtitles.py: {error}", file=sys.stderr)
         return 2
     print("split by films: " + ", ".join(f"{written[name]:,} {name}" for name in SETS))

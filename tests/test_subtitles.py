@@ -1,0 +1,407 @@
+"""Selection of subtitles by overlap and their split by films, against what the miniature corpus was made of."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import re
+import subprocess
+import sys
+import zipfile
+from collections import Counter, defaultdict
+from hashlib import blake2b
+from pathlib import Path
+
+import mirror_for_tests as mirror
+import pytest
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+sys.path.append(str(RECIPES))
+
+import subtitles  # noqa: E402
+
+SETS = ("train", "valid", "test")
+PAIRS = [(f"Line {n} of the film & more.", f"Строка {n}: <i>да</i>!") for n in range(1600)]
+EVERYTHING = 10**9
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The two files and the records of all lines."""
+    folder = tmp_path_factory.mktemp("mirror")
+    records = mirror.make_subtitles_mirror(folder, PAIRS, seed=5)
+    return folder / mirror.SUBTITLES, folder / mirror.ALIGNMENT, records
+
+
+def run(files, to, pairs=EVERYTHING, held_out=60, **options):
+    options = {"pairs": pairs, "held-out": held_out, **options}
+    arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
+    return subtitles.main([str(a) for a in (*files, to, "en", "ru", *arguments)])
+
+
+def read(folder):
+    """The pairs of each set."""
+    sets = {}
+    for name in SETS:
+        sides = [(folder / f"{name}.{language}").read_bytes().decode().split("\n") for language in ("en", "ru")]
+        assert all(side.pop() == "" for side in sides)
+        sets[name] = list(zip(*sides, strict=True))
+    return sets
+
+
+def bytes_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def selected(records, threshold=0.9):
+    return [record for record in records if record.overlap is not None and record.overlap >= threshold]
+
+
+def naive_split(records, held_out, seed, threshold=0.9):
+    """The records of each set before any is left out for being too many: films in the order of their hashes."""
+    by_film = defaultdict(list)
+    for record in selected(records, threshold):
+        by_film[record.film].append(record)
+    films = {record.film for record in records}
+    queue = sorted(films, key=lambda film: blake2b(f"{seed} {film}".encode(), digest_size=8).hexdigest())
+    held = {}
+    for name in ("valid", "test"):
+        held[name] = set()
+        while sum(len(by_film[film]) for film in held[name]) < held_out:
+            held[name].add(queue.pop(0))
+    held["train"] = set(queue)
+    return {
+        name: [record for record in selected(records, threshold) if record.film in films]
+        for name, films in held.items()
+    }
+
+
+def is_part_of(some, whole):
+    """Whether `some` is `whole` with items left out, in the same order."""
+    rest = iter(whole)
+    return all(item in rest for item in some)
+
+
+def texts(records):
+    return [(record.english, record.russian) for record in records]
+
+
+# --- what is selected ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("threshold", "seed", "held_out"), [(0.9, 1, 60), (0.9, 2, 1), (0.899, 1, 60), (0.5, 7, 200)])
+def test_sets_are_the_records_with_enough_overlap(threshold, seed, held_out, made, tmp_path, capsys):
+    *files, records = made
+    assert run(files, tmp_path, overlap=threshold, seed=seed, held_out=held_out) == 0
+    expected, found = naive_split(records, held_out, seed, threshold), read(tmp_path)
+    assert found["train"] == texts(expected["train"])
+    for name in ("valid", "test"):
+        assert len(found[name]) == held_out and is_part_of(found[name], texts(expected[name]))
+    out = capsys.readouterr().out
+    with gzip.open(files[1], "rt", encoding="utf-8") as file:
+        links = file.read().count("<link ")
+    number, films = len(selected(records, threshold)), len({record.film for record in records})
+    assert f"alignment: {links:,} links, {number:,} with an overlap of at least {threshold:g}\n" in out
+    assert f"sentence pairs: {len(records):,} of {films:,} films, {number:,} with that overlap\n" in out
+    train = len(expected["train"])
+    assert out.endswith(f"split by films: {train:,} train, {held_out:,} valid, {held_out:,} test\n")
+
+
+def test_the_mirror_has_what_this_is_about(made):
+    """Overlaps at the threshold, just below it, and none at all; links of several sentences in any order."""
+    *_, records = made
+    overlaps = Counter(record.overlap for record in records)
+    assert min(overlaps[0.9], overlaps[0.899], overlaps[None]) > 10
+    assert sum(len(record.english_ids) > 1 for record in records) > 50
+
+
+@pytest.mark.parametrize(
+    ("overlap", "stays"),
+    [("0.900", True), ("0.9", True), ("0.899", False), ("0.8999999", False), ("1.000", True), (None, False)],
+)
+def test_the_threshold_itself_is_enough(overlap, stays, tmp_path):
+    films = {str(number): [("1;1", "1\t1", "0.95")] for number in range(4)}
+    files = corpus(tmp_path, {**films, "99": [("1 2;7", "1 2\t7", overlap)]})
+    assert run(files, tmp_path / "out", held_out=1) == 0
+    found = [pair for pairs in read(tmp_path / "out").values() for pair in pairs]
+    assert (("en 99 0", "ru 99 0") in found) is stays and len(found) == 4 + stays
+
+
+def corpus(folder, films):
+    """A corpus of one document for each film: of each link its xtargets, its ids in .ids, and its overlap."""
+    xml, ids, english, russian = [], [], [], []
+    for film, links in films.items():
+        documents = f"en/2000/{film}/1.xml.gz", f"ru/2000/{film}/2.xml.gz"
+        xml.append('<linkGrp fromDoc="{}" toDoc="{}">'.format(*documents))
+        for number, (targets, sentences, overlap) in enumerate(links):
+            attribute = "" if overlap is None else f' overlap="{overlap}"'
+            xml.append(f'<link id="{number}" xtargets="{targets}"{attribute}/>')
+            ids.append("\t".join([*documents, sentences]))
+            english.append(f"en {film} {number}")
+            russian.append(f"ru {film} {number}")
+        xml.append("</linkGrp>")
+    members = {"en": english, "ru": russian, "ids": ids}
+    return archive(folder, members), alignment(folder, "\n".join(["<cesAlign>", *xml, "</cesAlign>"]))
+
+
+def archive(folder, members):
+    path = folder / "moses.zip"
+    path.write_bytes(mirror.zipped({f"OpenSubtitles.en-ru.{name}": mirror.lines(t) for name, t in members.items()}))
+    return path
+
+
+def alignment(folder, xml):
+    path = folder / "alignment.xml.gz"
+    path.write_bytes(gzip.compress(xml.encode()))
+    return path
+
+
+def test_a_link_belongs_to_its_documents(tmp_path):
+    """The same sentence ids in another film, or in other documents, are another link."""
+    films = {
+        "1": [("1;1", "1\t1", "0.95"), ("2;2", "2\t2", "0.1")],
+        "2": [("1;1", "1\t1", "0.1"), ("2;2", "2\t2", "0.95")],
+        "3": [
+            ("1 2;3", "1\t2 3", "0.95"),
+            ("12;4", "1 2\t4", "0.95"),
+            ("5;67", "5\t6 7", "0.95"),
+            ("9;9", "9\t9", "1"),
+        ],
+    }
+    files = corpus(tmp_path, films)
+    assert run(files, tmp_path / "out", held_out=1) == 0
+    found = {pair for pairs in read(tmp_path / "out").values() for pair in pairs}
+    assert found == {("en 1 0", "ru 1 0"), ("en 2 1", "ru 2 1"), ("en 3 3", "ru 3 3")}
+
+
+# --- the split ----------------------------------------------------------------------------------------------------
+
+
+def test_no_film_is_in_two_sets(made, tmp_path):
+    """Looked up by the texts, apart from those that two films have."""
+    *files, records = made
+    assert run(files, tmp_path, held_out=100) == 0
+    times = Counter(texts(records))
+    film_of = {pair: record.film for pair, record in zip(texts(records), records, strict=True) if times[pair] == 1}
+    films = [{film_of[pair] for pair in pairs if pair in film_of} for pairs in read(tmp_path).values()]
+    assert all(films) and len(set.union(*films)) == sum(map(len, films))
+
+
+@pytest.mark.parametrize(("pairs", "held_out"), [(1, 1), (100, 37), (500, 150)])
+def test_the_numbers_are_what_was_asked_for(pairs, held_out, made, tmp_path):
+    *files, records = made
+    assert run(files, tmp_path, pairs=pairs, held_out=held_out) == 0
+    found = read(tmp_path)
+    assert {name: len(found[name]) for name in SETS} == {"train": pairs, "valid": held_out, "test": held_out}
+    expected = naive_split(records, held_out, seed=1)
+    assert all(is_part_of(found[name], texts(expected[name])) for name in SETS)
+
+
+def test_fewer_pairs_are_among_more(made, tmp_path):
+    """A sample of the same corpus grows, it does not change; and it is no piece from its beginning."""
+    *files, records = made
+    found = {}
+    for pairs in (50, 200, EVERYTHING):
+        assert run(files, tmp_path / str(pairs), pairs=pairs) == 0
+        found[pairs] = read(tmp_path / str(pairs))
+    assert is_part_of(found[50]["train"], found[200]["train"])
+    assert is_part_of(found[200]["train"], found[EVERYTHING]["train"])
+    assert found[50]["valid"] == found[EVERYTHING]["valid"]
+    places = [found[EVERYTHING]["train"].index(pair) / len(found[EVERYTHING]["train"]) for pair in found[200]["train"]]
+    assert min(places) < 0.05 and max(places) > 0.95 and 0.4 < sum(places) / len(places) < 0.6
+
+
+def test_the_order_in_the_alignment_does_not_matter(made, tmp_path):
+    """Neither that of the documents nor that of the links nor that of the sentences in a link."""
+    *files, records = made
+    assert run(files, tmp_path / "one", pairs=200) == 0
+    xml = gzip.decompress(files[1].read_bytes()).decode()
+    groups = re.findall(r"<linkGrp.*?</linkGrp>\n", xml, flags=re.DOTALL)
+    assert len(groups) == len({record.documents for record in records})
+    rng = random.Random(4)
+    other = []
+    for group in rng.sample(groups, len(groups)):
+        first, *links, last = group.splitlines()
+        links = [
+            re.sub(r'"([\d ]+);([\d ]+)"', lambda m: '"{};{}"'.format(*(turned(side) for side in m.groups())), link)
+            for link in rng.sample(links, len(links))
+        ]
+        other += [first, *links, last]
+    shuffled = xml.split("<linkGrp")[0] + mirror.lines(other) + "</cesAlign>\n"
+    assert shuffled != xml
+    assert run((files[0], alignment(tmp_path, shuffled)), tmp_path / "two", pairs=200) == 0
+    assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "two")
+
+
+def turned(ids):
+    return " ".join(reversed(ids.split()))
+
+
+def test_the_seed_decides(made, tmp_path):
+    """Which films are held out, not what is selected."""
+    *files, records = made
+    for name, seed in (("one", 1), ("again", 1), ("two", 2)):
+        assert run(files, tmp_path / name, seed=seed) == 0
+    assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "again")
+    one, two = read(tmp_path / "one"), read(tmp_path / "two")
+    assert set(one["valid"]).isdisjoint(two["valid"]) or set(one["valid"]) != set(two["valid"])
+    assert one["train"] != two["train"] and is_part_of(two["train"], texts(selected(records)))
+
+
+def test_a_pair_that_two_films_have_stays_in_both(made, tmp_path):
+    """clean.py --without is what keeps it out of the training data."""
+    *files, records = made
+    assert run(files, tmp_path, held_out=60) == 0
+    expected = naive_split(records, 60, seed=1)
+    train, times = read(tmp_path)["train"], Counter(texts(expected["train"]))
+    assert Counter(train) == times and max(times.values()) == 2
+
+
+def test_characters_that_end_lines_elsewhere(tmp_path):
+    """Sides stay aligned, whatever a sentence has in it."""
+    odd = [f"a{c}b" for c in "\r\x0b\x0c\x1c\x85\u2028\u2029\ufeff\0\t"]
+    number = len(odd)
+    documents = [f"en/2000/{n}/1.xml.gz\tru/2000/{n}/1.xml.gz" for n in range(number)]
+    members = {"en": odd, "ru": [f"б {n}" for n in range(number)], "ids": [f"{d}\t1\t1" for d in documents]}
+    links = [
+        '<linkGrp fromDoc="{}" toDoc="{}"><link xtargets="1;1" overlap="1.0"/></linkGrp>'.format(*d.split("\t"))
+        for d in documents
+    ]
+    files = archive(tmp_path, members), alignment(tmp_path, f"<cesAlign>{''.join(links)}</cesAlign>")
+    assert run(files, tmp_path / "out", held_out=1) == 0
+    found = sorted(pair for pairs in read(tmp_path / "out").values() for pair in pairs)
+    assert found == [("a b", f"б {n}") for n in range(number)]
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refused(capsys, tmp_path):
+    """refused(code, *words): exit code 2, one line on stderr, and what was in `out` is as it was."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "train.en").write_text("of an earlier run\n")
+
+    def refused(code, *words):
+        err = capsys.readouterr().err
+        assert code == 2 and err.startswith("subtitles.py: ") and err.count("\n") == 1, err
+        assert all(str(word) in err for word in words), err
+        assert bytes_of(tmp_path / "out") == {"train.en": b"of an earlier run\n"}
+
+    return refused
+
+
+def changed(path, target, change):
+    """A copy of the Moses archive, one member of which is changed."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name).decode() for name in archive.namelist()}
+    target.write_bytes(mirror.zipped({name: change(name, text) for name, text in members.items()}))
+    return target
+
+
+def test_damaged_alignments(made, tmp_path, refused):
+    moses, whole, _ = made
+    data, path = whole.read_bytes(), tmp_path / "damaged.xml.gz"
+    xml = gzip.decompress(data).decode()
+    for damaged in (
+        data[: len(data) // 2],
+        data[:-1],
+        b"",
+        b"<!DOCTYPE html><title>Log in</title>",
+        gzip.compress(xml[: len(xml) // 2].encode()),
+        gzip.compress(b""),
+        gzip.compress(xml.replace("</linkGrp>", "</link>", 1).encode()),
+        gzip.compress(xml.replace('overlap="0.900"', 'overlap="much"').encode()),
+        gzip.compress(re.sub('fromDoc="[^"]*"', "", xml).encode()),
+    ):
+        path.write_bytes(damaged)
+        refused(run((moses, path), tmp_path / "out"), path)
+    refused(run((moses, tmp_path / "none.xml.gz"), tmp_path / "out"), "none.xml.gz", "No such file")
+
+
+def test_damaged_archives(made, tmp_path, refused):
+    moses, aligned, _ = made
+    data, path = moses.read_bytes(), tmp_path / "damaged.zip"
+    for damaged in (data[: len(data) // 2], data[:-30], b"", b"<html></html>"):
+        path.write_bytes(damaged)
+        refused(run((path, aligned), tmp_path / "out"), path)
+    refused(run((tmp_path / "none.zip", aligned), tmp_path / "out"), "none.zip", "No such file")
+
+
+@pytest.mark.parametrize("line", ["en/1/2/3.xml.gz\tru/1/2/3.xml.gz\t1", "a\tb\t1\t1\t1", "", "no tabs"])
+def test_ids_have_four_columns(line, made, tmp_path, refused):
+    moses, aligned, _ = made
+    path = changed(moses, tmp_path / "x.zip", lambda name, text: text + f"{line}\n" * name.endswith("ids"))
+    columns = line.count("\t") + 1
+    refused(run((path, aligned), tmp_path / "out"), path, "OpenSubtitles.en-ru.ids", f"{columns} columns, not 4")
+
+
+@pytest.mark.parametrize("member", ["en", "ru", "ids"])
+@pytest.mark.parametrize("longer", [True, False])
+def test_members_of_different_length(member, longer, made, tmp_path, refused):
+    moses, aligned, records = made
+
+    def change(name, text):
+        if not name.endswith(f".{member}"):
+            return text
+        first = text[: text.index("\n") + 1]
+        return text + first if longer else text[len(first) :]
+
+    path = changed(moses, tmp_path / "x.zip", change)
+    number = len(records) + (1 if longer else -1) * (member == "ids")
+    line = min(number, len(records), len(records) + (1 if longer else -1)) + 1
+    refused(run((path, aligned), tmp_path / "out"), path, f".ids has {number:,} lines", f"line {line:,} is not in all")
+
+
+@pytest.mark.parametrize("member", ["en", "ru", "ids"])
+def test_a_member_that_is_missing(member, made, tmp_path, refused):
+    moses, aligned, _ = made
+    with zipfile.ZipFile(moses) as archive:
+        members = {name: archive.read(name).decode() for name in archive.namelist() if not name.endswith(member)}
+    (tmp_path / "x.zip").write_bytes(mirror.zipped(members))
+    refused(run((tmp_path / "x.zip", aligned), tmp_path / "out"), "has no member", f"OpenSubtitles.en-ru.{member}")
+
+
+def test_too_many_pairs_to_hold_out(made, tmp_path, refused):
+    """More than there are, and so many that nothing is left to learn from."""
+    *files, records = made
+    number = len(selected(records))
+    for held_out in (number, number // 2 + 1):
+        refused(run(files, tmp_path / "out", held_out=held_out), f"--held-out {held_out}", "no more films", "fewer")
+    most = max(n for n in range(number // 4, number // 2 + 1) if splits(records, n))
+    assert not naive_split(records, most, 1)["train"]
+    refused(run(files, tmp_path / "out", held_out=most), f"--held-out {most}", "nothing is left for training", "fewer")
+
+
+def splits(records, held_out):
+    try:
+        return bool(naive_split(records, held_out, 1))
+    except IndexError:  # no more films
+        return False
+
+
+@pytest.mark.parametrize("option", ["pairs", "held_out"])
+@pytest.mark.parametrize("number", [0, -1])
+def test_numbers_that_are_none(option, number, made, tmp_path, refused):
+    *files, _ = made
+    refused(run(files, tmp_path / "out", **{option: number}), f"--{option.replace('_', '-')} {number}", "at least 1")
+
+
+def test_nothing_with_that_overlap(made, tmp_path, refused):
+    """A threshold that nothing reaches, and an alignment of something else."""
+    moses, aligned, _ = made
+    for threshold in ("1.01", "nan"):
+        refused(run((moses, aligned), tmp_path / "out", overlap=threshold), "no pair is left")
+    for xml in ("<cesAlign/>", '<a><linkGrp fromDoc="x" toDoc="y"><link xtargets="1;1" overlap="1"/></linkGrp></a>'):
+        refused(run((moses, alignment(tmp_path, xml)), tmp_path / "out"), "no pair is left", "same corpus")
+    empty = changed(moses, tmp_path / "x.zip", lambda name, text: "")
+    refused(run((empty, aligned), tmp_path / "out"), "no pair is left")
+
+
+def test_the_command_itself(made, tmp_path):
+    """A refusal in a process of its own, without a traceback."""
+    moses, aligned, _ = made
+    command = [sys.executable, RECIPES / "subtitles.py", moses, aligned, tmp_path, "en", "de"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"subtitles.py: {moses} has no member OpenSubtitles.en-de.ids")
