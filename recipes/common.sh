@@ -52,6 +52,7 @@ only_run() {
   # Of a run that was killed, the processes that read its data end some seconds later.
   flock -w 15 8 || fail "another run is at work in $1 (or one of its programs still is): wait for its end, or stop it"
   export RECIPE_LOCK=$1
+  find "$1" -maxdepth 2 -type f -name '*.[0-9]*.part' -delete # NAME.PID.part of a run that was killed
 }
 
 quoted() { printf '%q ' "$@"; }
@@ -81,9 +82,9 @@ into() {
   mv "$output.part" "$output"
 }
 
-# The settings a folder was made with: other settings would silently mix two experiments.
+# keep_settings OUT_DIR SETTINGS [FILE]: what a folder was made with; other settings would silently mix two experiments.
 keep_settings() {
-  local file=$1/settings.txt current=$2
+  local file=$1/${3:-settings.txt} current=$2
   if [[ -f $file && $(<"$file") != "$current" ]]; then
     fail "$1 was made with other settings ($(diff <(tr ' ' '\n' <<<"$current") <(tr ' ' '\n' <"$file") | sed -n 's/^> //p' | tr '\n' ' ' | sed 's/ $//')): take another folder or remove it"
   fi

@@ -172,6 +172,10 @@ def take(folder: Path, source: Source, place: str | None) -> bool:
 
 # curl's words where a server cannot go on in the middle of a file (33, 36), or has nothing from there on (22).
 CANNOT_GO_ON = re.compile(r"curl: \((33|36)\)|error: 416\b")
+# And where the connection ended too early or nothing came any more, or the server was too busy. curl's own --retry
+# would begin each time where the first attempt began.
+CUT_OFF = re.compile(r"curl: \((18|28|52|55|56|92)\)|error: (429|50[0-4])\b")
+RETRIES = 3
 
 
 @dataclass
@@ -208,8 +212,11 @@ def download(folder: Path, wanted: list[Source], place: str | None, lock: int) -
     errors = {}
     for one in running:
         error = one.error()
-        if error and one.went_on and CANNOT_GO_ON.search(error):
-            one.part.unlink()
+        for _ in range(RETRIES):
+            if not error or not (CANNOT_GO_ON.search(error) and one.went_on or CUT_OFF.search(error)):
+                break
+            if CANNOT_GO_ON.search(error):
+                one.part.unlink()
             one = start(folder, one.source, one.address, lock)
             follow([one], sizes)
             error = one.error()
@@ -247,7 +254,8 @@ def need_space(folder: Path, size: int) -> None:
 
 def start(folder: Path, source: Source, address: str, lock: int) -> Download:
     part = part_of(folder, source)
-    command = curl("--retry", "3", "--connect-timeout", "30", "--continue-at", "-", "--output", str(part), address)
+    patience = ["--connect-timeout", "30", "--speed-limit", "1", "--speed-time", "60"]
+    command = curl(*patience, "--continue-at", "-", "--output", str(part), address)
     # The lock goes along: should this process be killed and curl live on, no other run writes to the same file.
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, pass_fds=[lock])
     return Download(source, address, part, process, went_on=part.exists())

@@ -30,7 +30,7 @@ def unpack(archive: Path, folder: Path) -> None:
     """The files of the one folder inside the archive; whole or not at all."""
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    shutil.unpack_archive(archive.resolve(), part, filter="data")
+    shutil.unpack_archive(archive, part, filter="data")
     inside = [path for path in part.iterdir() if not path.name.startswith(".")]
     if len(inside) == 1 and inside[0].is_dir():
         inside[0].rename(folder)

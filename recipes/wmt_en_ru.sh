@@ -23,8 +23,9 @@ recipe_arguments OUT_DIR "$@"
 out=${arguments[0]}
 PAPER=wmt
 published_begin "$out" 15
+keep_settings "$out" "DEV=${DEV:=wmt13} TEST=${TEST:=wmt14}" data.txt
 
-get_corpora "wmt-en-ru:${DEV:=wmt13},${TEST:=wmt14}" "$out"
+get_corpora "wmt-en-ru:$DEV,$TEST" "$out"
 for language in en ru; do
   into "$out/raw/train.$language" "cat $(quoted "$out"/corpora/{commoncrawl,news-commentary,yandex,wiki-titles}."$language")"
   for split in valid test; do into "$out/raw/$split.$language" "cat $(quoted "$out/corpora/$split.$language")"; done

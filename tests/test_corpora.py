@@ -450,8 +450,20 @@ def test_a_part_outlives_a_server_that_refuses(status, place, tmp_path, serve, r
     assert server.asked(source) == ["bytes=1000-"]
 
 
-def test_a_broken_connection_loses_nothing(place, tmp_path, serve, refused):
-    """One of two files breaks off: the other is recorded, the part stays, and the same command goes on."""
+def test_a_broken_connection_is_taken_up_again(place, tmp_path, serve):
+    """The connection breaks off after a third of the file, each time; the same run goes on from there."""
+    server, out = serve(place), tmp_path / "out"
+    _, broken = wanted(SUBTITLES)
+    size = (place / broken.path).stat().st_size
+    server.cut[broken.path] = size // 3 + 1
+    assert fetch(SUBTITLES, out, server.address) == 0
+    all_there(SUBTITLES, out, place)
+    assert server.asked(broken)[1:] == [f"bytes={n * (size // 3 + 1)}-" for n in (1, 2)]
+
+
+def test_a_broken_connection_loses_nothing(place, tmp_path, serve, refused, monkeypatch):
+    """One of two files breaks off for good: the other is recorded, the part stays, and the same command goes on."""
+    monkeypatch.setattr(fetching, "RETRIES", 0)
     server, out = serve(place), tmp_path / "out"
     whole, broken = wanted(SUBTITLES)
     server.cut[broken.path] = 700
