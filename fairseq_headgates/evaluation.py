@@ -45,7 +45,9 @@ def join_workers(args: Namespace) -> None:
         args.distributed_init_method = "env://"
         args.distributed_rank, args.distributed_world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         args.device_id = int(os.environ.get("LOCAL_RANK", args.distributed_rank))
-    if args.distributed_world_size <= 1:
+    # fairseq's default is the number of visible GPUs; this command takes one of them, unless it is told more.
+    by_default = not args.distributed_init_method and args.distributed_world_size == torch.cuda.device_count()
+    if args.distributed_world_size <= 1 or by_default:
         args.distributed_rank, args.distributed_world_size = 0, 1
         return
     if not args.distributed_init_method:

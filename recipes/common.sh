@@ -78,7 +78,10 @@ into() {
     printf '%s > %q\n' "$pipeline" "$output"
     return
   fi
-  bash -c "set -euo pipefail; $pipeline" >"$output.part" || fail "$output cannot be made: $pipeline"
+  bash -c "set -euo pipefail; $pipeline" >"$output.part" || {
+    (($? == 2)) && exit 2 # it has said why
+    fail "$output cannot be made: $pipeline"
+  }
   mv "$output.part" "$output"
 }
 
@@ -90,7 +93,9 @@ keep_settings() {
   fi
   [[ ${DRY_RUN:-0} == 1 ]] && return
   mkdir -p "$1"
-  [[ -f $file ]] || printf '%s\n' "$current" >"$file"
+  [[ -f $file ]] && return
+  printf '%s\n' "$current" >"$file.part"
+  mv "$file.part" "$file"
 }
 
 # train MODEL_DIR DATA_BIN ARGUMENTS...: fairseq-train; an interrupted run goes on from its last checkpoint. SIGUSR1 or
@@ -103,7 +108,7 @@ train() {
   [[ ${KEEP_EPOCHS:-0} == 1 ]] && epochs=()
   local command=("${launcher[@]}" "$recipes/train.py" "$data" --user-dir "$plugin" --save-dir "$model"
     --tensorboard-logdir "$model/tensorboard" "${epochs[@]}" --log-format simple --log-interval 50
-    --seed "${SEED:-1}" "${device[@]}" "${distributed[@]}" "$@")
+    --seed "${SEED:-1}" "${distributed[@]}" "$@")
   if [[ ${DRY_RUN:-0} == 1 ]]; then
     quoted "${command[@]}"
     echo
@@ -219,19 +224,19 @@ get_corpora() {
 
 # --- where it runs --------------------------------------------------------------------------------------------------
 
-# Sets `gpus` (0: none), `launcher` (what train.py is started with), `workers` (its processes in all) and options:
-# `device` and, for training only, `distributed`.
+# Sets `gpus` (of this machine, 0: none), `launcher` (what train.py is started with), `workers` (its processes in all) and
+# options: `device` for what runs here, `distributed` for training.
 #   GPUS=N           how many of this machine (default: all that nvidia-smi shows, or CUDA_VISIBLE_DEVICES)
 #   HOSTS="a b c"    machines that share this folder: torchrun is started on each, by ssh; the first is this one
-#   LAUNCHER="..." WORKERS=N    anything else that starts N processes of a Python script, for example "srun"
+#   LAUNCHER="..." WORKERS=N    anything else that starts N processes of a Python script, one for each GPU: "srun python3"
 find_devices() {
-  gpus=0 device=() distributed=()
+  local cpu=(--cpu) gloo=(--distributed-backend gloo --ddp-backend legacy_ddp) hosts
+  gpus=0 device=() distributed=() launcher=(python3) workers=1
   if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
     gpus=${GPUS:-$(if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES"; else nvidia-smi -L; fi | wc -l)}
   fi
-  launcher=(python3) workers=1
   if ((gpus == 0)); then
-    device=(--cpu)
+    device=("${cpu[@]}")
     # glibc would hand every large buffer back to the kernel after use, and get it anew a moment later.
     export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-8589934592} MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-8589934592}
   fi
@@ -248,7 +253,14 @@ find_devices() {
     launcher=(torchrun --standalone --nproc_per_node "$gpus")
     workers=$gpus
   fi
-  ((gpus || workers == 1)) || distributed=(--distributed-backend gloo --ddp-backend legacy_ddp)
+  # The machines of a launcher may have GPUs where this one has none.
+  if ((gpus == 0)) && [[ -z ${LAUNCHER:-} || ${CPU:-0} == 1 ]]; then
+    distributed=("${cpu[@]}")
+    ((workers == 1)) || distributed+=("${gloo[@]}")
+  fi
+  # fairseq finds ranks and the first machine in SLURM's environment, if it is told how many and where to meet.
+  [[ -z ${LAUNCHER:-} || -z ${SLURM_JOB_ID:-} ]] ||
+    distributed+=(--distributed-world-size "$workers" --distributed-port "${PORT:-29500}")
 }
 
 # Recipes of full size go no further without a GPU, unless they are only tried.

@@ -22,8 +22,11 @@ published_begin() {
   find_devices
   need_gpu
   only_run "$out"
-  if ((gpus)); then
+  # Without a GPU here, but with a launcher, the GPUs are elsewhere.
+  if ((gpus)) || [[ -n ${LAUNCHER:-} && ${CPU:-0} != 1 ]]; then
     : "${PRECISION:=fp16}"
+  fi
+  if ((gpus)); then
     memory=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | sort -n | head -n 1)
     [[ -n ${MAX_TOKENS:-} ]] || MAX_TOKENS=$(python3 "$recipes/batches.py" --fit "${memory}e6" --dim "$EMBED" --ffn "$FFN" \
       --layers "$LAYERS" --vocabulary "$BPE" $([[ $PRECISION == fp32 ]] && echo --full-precision)) || exit 2

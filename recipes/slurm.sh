@@ -15,7 +15,8 @@ set -euo pipefail
   echo "slurm.sh: run it with sbatch: sbatch OPTIONS recipes/slurm.sh RECIPE ARGUMENTS" >&2
   exit 2
 }
-export LAUNCHER=${LAUNCHER:-srun python3} WORKERS=${WORKERS:-$SLURM_NTASKS}
+tasks=${SLURM_NTASKS:-$((SLURM_NNODES * ${SLURM_NTASKS_PER_NODE:-1}))}
+export LAUNCHER=${LAUNCHER:-srun python3} WORKERS=${WORKERS:-$tasks}
 
 "$@" &
 recipe=$!

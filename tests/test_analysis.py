@@ -5,13 +5,14 @@ import math
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
 from commands_for_tests import EVALUATION, run_program, worker_arguments
 
-from fairseq_headgates import cli
+from fairseq_headgates import cli, evaluation
 from fairseq_headgates.heads import SCORE_FORMAT, HeadTable, parse_scores, read_scores, scores_to_json
 
 SEARCH = ["--beam", "2", "--max-len-b", "20"]
@@ -409,3 +410,18 @@ def test_a_hostile_checkpoint_is_not_run(on_toy, tmp_path):
     torch.save({"model": {}, "args": Hostile()}, path)
     assert "pass --trust" in one_line(on_toy("score", "--method", "gate", checkpoint=path, code=2))
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("visible", "size"), [(8, 8), (8, 1), (0, 1)])
+def test_visible_gpus_are_not_taken_for_workers(monkeypatch, visible, size):
+    """fairseq's --distributed-world-size is by default the number of GPUs, of which a command takes one."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
+    args = Namespace(distributed_world_size=size, distributed_init_method=None, distributed_rank=5)
+    evaluation.join_workers(args)
+    assert (args.distributed_world_size, args.distributed_rank) == (1, 0)
+
+
+def test_workers_without_a_place_to_meet_are_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    with pytest.raises(ValueError, match="--distributed-world-size 4 without a place to meet"):
+        evaluation.join_workers(Namespace(distributed_world_size=4, distributed_init_method=None, distributed_rank=0))

@@ -187,12 +187,18 @@ def wait_for(condition, seconds=120):
 @pytest.mark.slow
 def test_a_cluster_that_preempts_the_job_gets_it_back(text, tmp_path):
     """SLURM's signal: a checkpoint is saved and the job requeued; the requeued job ends as an undisturbed one does."""
-    script(tmp_path / "srun", 'exec "$@"\n')
-    script(tmp_path / "scontrol", f'echo "$@" >>{tmp_path}/scontrol.log\n')
-    settings = SHORT | {"PRETOKENIZED": 1, "RUNS": "", "UPDATES": 300, "SAVE_EVERY": 150, "MAX_TOKENS": 600}
-    env = with_programs(settings | {"SLURM_JOB_ID": 7, "SLURM_NTASKS": 1}, tmp_path)
-    recipe = [str(RECIPES / "translation.sh"), str(text), str(tmp_path / "out"), "en", "ru"]
-    job = subprocess.Popen(["bash", str(RECIPES / "slurm.sh"), *recipe], env=env, stdout=subprocess.PIPE, text=True)
+    tasks = 'for task in 0 1; do SLURM_PROCID=$task SLURM_LOCALID=0 "$@" & tasks+=($!); done\n'
+    script(tmp_path / "srun", tasks + 'for task in "${tasks[@]}"; do wait "$task" || exit; done\n')
+    record = f'if [[ $1 == show ]]; then echo 127.0.0.1; else echo "$@" >>{tmp_path}/scontrol.log; fi\n'
+    script(tmp_path / "scontrol", record)
+    settings = SHORT | {"PRETOKENIZED": 1, "RUNS": "", "UPDATES": 300, "SAVE_EVERY": 150, "PORT": 29541}
+    job_of_slurm = {"SLURM_JOB_ID": 7, "SLURM_NTASKS": 2, "SLURM_NNODES": 1, "SLURM_JOB_NODELIST": "here"}
+    env = with_programs(settings | job_of_slurm, tmp_path)
+
+    def command(out):
+        return [*map(str, ["bash", RECIPES / "slurm.sh", RECIPES / "translation.sh", text, tmp_path / out, "en", "ru"])]
+
+    job = subprocess.Popen(command("out"), env=env, stdout=subprocess.PIPE, text=True)
     log = tmp_path / "out" / "baseline" / "train.log"
     wait_for(lambda: log.exists() and "train_inner" in log.read_text())
     job.send_signal(signal.SIGUSR1)
@@ -200,10 +206,10 @@ def test_a_cluster_that_preempts_the_job_gets_it_back(text, tmp_path):
     assert job.returncode == 0 and "told to stop" in printed, printed
     assert (tmp_path / "scontrol.log").read_text() == "requeue 7\n"
     assert not (tmp_path / "out" / "baseline" / "finished").exists()
-    again = subprocess.run(["bash", str(RECIPES / "slurm.sh"), *recipe], env=env, capture_output=True, text=True)
-    assert again.returncode == 0, again.stdout + again.stderr
-    undisturbed = run("translation.sh", text, tmp_path / "whole", "en", "ru", **settings)
-    assert undisturbed.returncode == 0, undisturbed.stdout + undisturbed.stderr
+    for out in ("out", "whole"):  # requeued, and undisturbed
+        done = subprocess.run(command(out), env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "training on 2 devices" in log.read_text()
     assert fingerprints(tmp_path / "out") == fingerprints(tmp_path / "whole")
     assert len((tmp_path / "scontrol.log").read_text().splitlines()) == 1
 
