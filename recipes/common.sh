@@ -57,16 +57,48 @@ only_run() {
 
 quoted() { printf '%q ' "$@"; }
 
+# dry_run COMMAND...: in a dry run prints the command; else it is false, and the command remains to be run.
+dry_run() {
+  [[ ${DRY_RUN:-0} == 1 ]] || return 1
+  quoted "$@"
+  echo
+}
+
+# step WHAT COMMAND...: a command that shows its progress, and says itself what is wrong.
+step() {
+  local what=$1
+  shift
+  dry_run "$@" && return
+  say "$what"
+  "$@" || exit 2
+}
+
+# last_table OUTPUT COMMAND...: what a recipe ends with, printed and kept.
+last_table() {
+  local output=$1
+  shift
+  dry_run "$@" && return
+  echo
+  "$@" | tee "$output"
+}
+
+# reading FILE: the command that reads FILE, or FILE.gz where that alone is there.
+reading() { if [[ ! -f $1 && -f $1.gz ]]; then echo "gzip -dc $(quoted "$1.gz")"; else echo "cat $(quoted "$1")"; fi; }
+
+# aligned SPLIT PREFIX SRC TGT: PREFIX.SRC and PREFIX.TGT have as many lines.
+aligned() {
+  local lines other
+  [[ ${DRY_RUN:-0} == 1 ]] && return
+  lines=$(wc -l <"$2.$3") other=$(wc -l <"$2.$4")
+  [[ $lines == "$other" ]] || fail "$1 has $lines lines in $3 but $other in $4: the two sides must be aligned"
+}
+
 # run LOG COMMAND...: what it says goes to LOG, of a failure the last line.
 run() {
   local log=$1
   shift
-  if [[ ${DRY_RUN:-0} == 1 ]]; then
-    quoted "$@"
-    echo
-  else
-    "$@" >>"$log" 2>&1 || fail "$(basename "$1") failed: $(tail -n 1 "$log") (all of it: $log)"
-  fi
+  dry_run "$@" && return
+  "$@" >>"$log" 2>&1 || fail "$(basename "$1") failed: $(tail -n 1 "$log") (all of it: $log)"
 }
 
 # into OUTPUT PIPELINE: OUTPUT is written whole or not at all, and only when it is missing. PIPELINE is one string
@@ -109,11 +141,7 @@ train() {
   local command=("${launcher[@]}" "$recipes/train.py" "$data" --user-dir "$plugin" --save-dir "$model"
     --tensorboard-logdir "$model/tensorboard" "${epochs[@]}" --log-format simple --log-interval 50
     --seed "${SEED:-1}" "${distributed[@]}" "$@")
-  if [[ ${DRY_RUN:-0} == 1 ]]; then
-    quoted "${command[@]}"
-    echo
-    return
-  fi
+  dry_run "${command[@]}" && return
   say "training $(basename "$model") (log: $model/train.log)"
   mkdir -p "$model"
   # A file tells all processes on all machines, however they were started. The shell waits beside the job,
@@ -206,15 +234,9 @@ evaluate() {
 # get_files COLLECTION OUT_DIR, get_corpora COLLECTION OUT_DIR: see corpora.py. DATA_DIR: files that are there, or a
 # mirror.
 get_files() {
-  local command=(python3 "$recipes/corpora.py" fetch "$1" "$2/downloads" ${DATA_DIR:+--data-dir "$DATA_DIR"})
-  if [[ ${DRY_RUN:-0} == 1 ]]; then
-    quoted "${command[@]}"
-    echo
-    return
-  fi
-  say "getting the files of $1"
-  mkdir -p "$2/raw"
-  "${command[@]}" || exit 2
+  [[ ${DRY_RUN:-0} == 1 ]] || mkdir -p "$2/raw"
+  step "getting the files of $1" \
+    python3 "$recipes/corpora.py" fetch "$1" "$2/downloads" ${DATA_DIR:+--data-dir "$DATA_DIR"}
 }
 get_corpora() {
   get_files "$1" "$2"
@@ -230,13 +252,13 @@ get_corpora() {
 #   HOSTS="a b c"    machines that share this folder: torchrun is started on each, by ssh; the first is this one
 #   LAUNCHER="..." WORKERS=N    anything else that starts N processes of a Python script, one for each GPU: "srun python3"
 find_devices() {
-  local cpu=(--cpu) gloo=(--distributed-backend gloo --ddp-backend legacy_ddp) hosts
+  local hosts
   gpus=0 device=() distributed=() launcher=(python3) workers=1
   if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
     gpus=${GPUS:-$(if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES"; else nvidia-smi -L; fi | wc -l)}
   fi
   if ((gpus == 0)); then
-    device=("${cpu[@]}")
+    device=(--cpu)
     # glibc would hand every large buffer back to the kernel after use, and get it anew a moment later.
     export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-8589934592} MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-8589934592}
   fi
@@ -255,8 +277,8 @@ find_devices() {
   fi
   # The machines of a launcher may have GPUs where this one has none.
   if ((gpus == 0)) && [[ -z ${LAUNCHER:-} || ${CPU:-0} == 1 ]]; then
-    distributed=("${cpu[@]}")
-    ((workers == 1)) || distributed+=("${gloo[@]}")
+    distributed=(--cpu)
+    ((workers == 1)) || distributed+=(--distributed-backend gloo --ddp-backend legacy_ddp)
   fi
   # fairseq finds ranks and the first machine in SLURM's environment, if it is told how many and where to meet.
   [[ -z ${LAUNCHER:-} || -z ${SLURM_JOB_ID:-} ]] ||

@@ -56,11 +56,4 @@ say "pruning the checkpoints of epochs $MEASURED step by step"
     --by gradient --types all --score-subset valid --gen-subset test --steps "$STEPS" --beam "$BEAM" --remove-bpe \
     --source-lang de --target-lang en --tokenizer moses --max-tokens "${GENERATION_TOKENS:-4000}" "${device[@]}" \
     --out "$out/dynamics.json" --tsv "$out/dynamics.tsv" --plot "$out/dynamics.svg" --force
-table=(python3 "$recipes/curves.py" "$out/dynamics.tsv" --paper)
-if [[ ${DRY_RUN:-0} == 1 ]]; then
-  quoted "${table[@]}"
-  echo
-else
-  echo
-  "${table[@]}" | tee "$out/dynamics.txt"
-fi
+last_table "$out/dynamics.txt" python3 "$recipes/curves.py" "$out/dynamics.tsv" --paper

@@ -33,14 +33,8 @@ LENPEN=${LENPEN:-1} SENTENCES=$SENTENCES"
 only_run "$out"
 
 if [[ $checkpoint == transformer.* && ! -f $checkpoint ]]; then
-  command=(python3 "$recipes/pretrained.py" "$checkpoint" "$out" ${DATA_DIR:+--data-dir "$DATA_DIR"})
-  if [[ ${DRY_RUN:-0} == 1 ]]; then
-    quoted "${command[@]}"
-    echo
-  else
-    say "getting $checkpoint"
-    "${command[@]}" || exit 2
-  fi
+  step "getting $checkpoint" \
+    python3 "$recipes/pretrained.py" "$checkpoint" "$out" ${DATA_DIR:+--data-dir "$DATA_DIR"}
   checkpoint=$out/model/model.pt
 fi
 [[ -f $checkpoint || ${DRY_RUN:-0} == 1 ]] || fail "$checkpoint is no file: give a .pt file, or a name like transformer.wmt14.en-fr"
@@ -55,14 +49,10 @@ if ! compgen -G "$data/dict.*.txt" >/dev/null; then
     for language in "$SRC" "$TGT"; do
       raw=$data/$split.$language
       [[ -f $raw || -f $raw.gz ]] || fail "$raw[.gz] is missing: DATA needs valid and test in $SRC and $TGT, or what fairseq-preprocess made"
-      read_it="cat $(quoted "$raw")"
-      [[ -f $raw ]] || read_it="gzip -dc $(quoted "$raw.gz")"
-      into "$text/$split.tok.$language" "$read_it${TOKENIZE:+| sacremoses -q -l $language normalize $TOKENIZE}"
+      into "$text/$split.tok.$language" "$(reading "$raw")${TOKENIZE:+| sacremoses -q -l $language normalize $TOKENIZE}"
       into "$text/$split.bpe.$language" "$(quoted subword-nmt apply-bpe -c "$model/bpecodes" --input "$text/$split.tok.$language")"
     done
-    [[ ${DRY_RUN:-0} == 1 ]] && continue
-    lines=$(wc -l <"$text/$split.tok.$SRC") other=$(wc -l <"$text/$split.tok.$TGT")
-    [[ $lines == "$other" ]] || fail "$split has $lines lines in $SRC but $other in $TGT: the two sides must be aligned"
+    aligned "$split" "$text/$split.tok" "$SRC" "$TGT"
   done
   if [[ ! -d $bin ]]; then
     [[ ${DRY_RUN:-0} == 1 ]] || rm -rf "$bin.part"
@@ -93,11 +83,4 @@ say "the pruned checkpoint: $out/pruned.pt"
 [[ -f $out/pruned.pt ]] ||
   run "$out/prune.log" headgates prune "$checkpoint" "$out/pruned.pt" --scores "$out/scores.json" --method gradient \
     --keep "$KEEP" --no-optimizer
-table=(python3 "$recipes/curves.py" "$out/gradient.tsv" "$out/ablation.tsv")
-if [[ ${DRY_RUN:-0} == 1 ]]; then
-  quoted "${table[@]}"
-  echo
-else
-  echo
-  "${table[@]}" | tee "$out/results.txt"
-fi
+last_table "$out/results.txt" python3 "$recipes/curves.py" "$out/gradient.tsv" "$out/ablation.tsv"

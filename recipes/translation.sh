@@ -71,21 +71,18 @@ only_run "$out"
 text=$out/text bin=$out/data-bin
 [[ ${DRY_RUN:-0} == 1 ]] || mkdir -p "$text"
 
-raw_text() { if [[ -f $raw/$1.gz ]]; then echo "gzip -dc $(quoted "$raw/$1.gz")"; else echo "cat $(quoted "$raw/$1")"; fi; }
 lowercased() { [[ $LOWERCASE == 0 ]] || echo "| python3 $(quoted "$recipes/lowercase.py")"; }
 tokenised() { [[ $PRETOKENIZED == 1 ]] || echo "| sacremoses -q -l $1 normalize tokenize"; }
 
 say "tokenising and encoding the text"
 for split in train valid test; do
   for language in "$src" "$tgt"; do
-    into "$text/$split.tok.$language" "$(raw_text "$split.$language")$(tokenised "$language")$(lowercased)"
+    into "$text/$split.tok.$language" "$(reading "$raw/$split.$language")$(tokenised "$language")$(lowercased)"
   done
-  [[ ${DRY_RUN:-0} == 1 ]] && continue
-  lines=$(wc -l <"$text/$split.tok.$src") other=$(wc -l <"$text/$split.tok.$tgt")
-  [[ $lines == "$other" ]] || fail "$split has $lines lines in $src but $other in $tgt: the two sides must be aligned"
+  aligned "$split" "$text/$split.tok" "$src" "$tgt"
 done
 detokenised() { [[ $PRETOKENIZED == 0 ]] || echo "| sacremoses -q -l $tgt detokenize"; }
-into "$text/reference.$tgt" "$(raw_text "test.$tgt")$(detokenised)"
+into "$text/reference.$tgt" "$(reading "$raw/test.$tgt")$(detokenised)"
 train=$text/train.tok
 if [[ -n $CLEAN ]]; then
   train=$text/train.clean
@@ -172,11 +169,5 @@ for run in $RUNS; do
     runs+=("$out/${name}_scratch")
   fi
 done
-results=(python3 "$recipes/results.py" "${runs[@]}" ${PAPER:+--paper "$PAPER"} --tsv "$out/results.tsv")
-if [[ ${DRY_RUN:-0} == 1 ]]; then
-  quoted "${results[@]}"
-  echo
-else
-  echo
-  "${results[@]}" | tee "$out/results.txt"
-fi
+last_table "$out/results.txt" \
+  python3 "$recipes/results.py" "${runs[@]}" ${PAPER:+--paper "$PAPER"} --tsv "$out/results.tsv"

@@ -30,6 +30,12 @@ def run(recipe: str, *arguments: object, **settings: object) -> subprocess.Compl
     return subprocess.run(command, env=environment(settings), capture_output=True, text=True, check=False)
 
 
+def refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    """One line on stderr that says what is wrong, exit code 2."""
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1 and all(word in result.stderr for word in words), result.stderr
+
+
 def run_killed(recipe: str, *arguments: object, moments: list[float], **settings: object) -> list[str]:
     """Runs a recipe again and again, each time killed with all its children after so many seconds; then to its end.
 

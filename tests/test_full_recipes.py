@@ -12,7 +12,7 @@ import time
 
 import mirror_for_tests as mirror
 import pytest
-from recipes_for_tests import RECIPES, environment, fingerprints, run, run_killed
+from recipes_for_tests import RECIPES, environment, fingerprints, refused, run, run_killed
 
 TINY = {"CPU": 1, "DISK_GB": 1, "BPE": 200, "EMBED": 16, "FFN": 16, "LAYERS": 1, "HEADS": 2, "WARMUP": 2, "LR": 0.01}
 SHORT = TINY | {"TOKENS_PER_UPDATE": 600, "MAX_TOKENS": 400, "UPDATES": 8, "SAVE_EVERY": 4, "AVERAGE": 2}
@@ -47,12 +47,6 @@ def wmt(pairs, tmp_path_factory):
 
 def lines(path):
     return path.read_text(encoding="utf-8").splitlines()
-
-
-def refused(result, *words):
-    """One line on stderr that says what is wrong, exit code 2, nothing else."""
-    assert result.returncode == 2, result.stdout + result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1 and all(word in result.stderr for word in words), result.stderr
 
 
 # --- from archives to tables ----------------------------------------------------------------------------------------

@@ -10,19 +10,11 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from recipes_for_tests import RECIPES, refused, run
 
 from fairseq_headgates.models import DEFAULTS
 
 ROOT = Path(__file__).resolve().parents[1]
-RECIPES = ROOT / "recipes"
-
-
-def run(recipe, *arguments, **settings):
-    """Runs a recipe with the programs of this environment first on the PATH."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, **{key: str(value) for key, value in settings.items()}}
-    command = ["bash", str(RECIPES / recipe), *map(str, arguments)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -40,12 +32,6 @@ def first_lines(source, number, target):
     """The beginning of a compressed file, compressed."""
     with gzip.open(source, "rt", encoding="utf-8") as file, gzip.open(target, "wt", encoding="utf-8") as copy:
         copy.writelines(islice(file, number))
-
-
-def refused(result, *words):
-    """One line on stderr that says what is wrong, exit code 2."""
-    assert result.returncode == 2, result.stdout + result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1 and all(word in result.stderr for word in words), result.stderr
 
 
 def test_translation_refuses_a_missing_file(raw, tmp_path):
