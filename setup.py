@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 readme = Path(__file__).with_name("README.md")
 
@@ -21,7 +21,7 @@ setup(
         "Programming Language :: Python :: 3.12",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
-    packages=["fairseq_headgates"],
+    packages=find_packages(include=["fairseq_headgates", "fairseq_headgates.*"]),
     python_requires=">=3.11",
     install_requires=["torch>=2.1", "numpy", "sacrebleu", "scipy", "tensorboardX", "tqdm"],
     extras_require={

@@ -70,7 +70,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from fairseq_headgates import HeadTable, head_sites, prune
-from fairseq_headgates.heads import TYPES, mask_to_json, write_whole
+from fairseq_headgates.files import write_whole
+from fairseq_headgates.heads import TYPES, mask_to_json
 from fairseq_headgates.inference import packed_bytes
 from fairseq_headgates.models import TransformerHeadGatesModel
 from fairseq_headgates.report import text_table

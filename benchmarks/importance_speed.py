@@ -35,7 +35,7 @@ from fairseq.models.transformer import TransformerModel
 from tqdm import tqdm
 
 from fairseq_headgates import HeadTable, masked, use_head_attention
-from fairseq_headgates.heads import write_whole
+from fairseq_headgates.files import write_whole
 from fairseq_headgates.importance import score
 from fairseq_headgates.propagation import RULES
 from fairseq_headgates.relevance import explain

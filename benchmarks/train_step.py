@@ -32,7 +32,8 @@ from fairseq.models.transformer import TransformerModel
 from tqdm import tqdm
 
 from fairseq_headgates.criterions import LabelSmoothedCrossEntropyL0Criterion
-from fairseq_headgates.heads import TYPES, write_whole
+from fairseq_headgates.files import write_whole
+from fairseq_headgates.heads import TYPES
 from fairseq_headgates.models import TransformerHeadGatesModel
 
 VARIANTS = ["stock", "no gates", "gates on all types"]

@@ -14,14 +14,14 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_headgates.evaluation import Corpus, Sample, finite, mean_loss, token_losses, total, translate
-from fairseq_headgates.heads import HeadTable, write_whole
+from fairseq_headgates.files import Journal
+from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.pruning import best_heads, prune
 from fairseq_headgates.sites import HeadSite, head_counts, head_sites, head_table, masked, use_head_attention, watching
 
@@ -168,53 +168,6 @@ def _replaying(module: nn.Module, forward: Callable) -> Iterator[None]:
 # --- translations ----------------------------------------------------------------------------------------------------
 
 
-class Notes:
-    """What a long work has found so far, in a file of JSON lines, so that it goes on where it was stopped.
-
-    The first line says what the work is; a file of another work is replaced only with `force`. Without a path nothing
-    is kept. Raises ValueError.
-    """
-
-    def __init__(self, path: str | None, work: str, writes: bool = True, force: bool = False):
-        self.path = None if path is None else Path(path)
-        self.writes = writes
-        self.found: dict[str, Any] = {}
-        lines = [json.dumps(work)]
-        if self.path and self.path.exists():
-            lines = self._known(lines[0], force)
-        if self.path and writes:  # without what follows the last newline, which was broken off
-            write_whole(self.path, "\n".join(lines) + "\n", force=True)
-
-    def _known(self, head: str, force: bool) -> list[str]:
-        """The whole lines of the file."""
-        try:
-            *lines, _ = self.path.read_text(encoding="utf-8").split("\n")
-            if lines[:1] == [head]:
-                self.found = dict(json.loads(line) for line in lines[1:])
-                return lines
-        except (OSError, ValueError, TypeError):
-            pass
-        if not force:
-            raise ValueError(
-                f"{self.path} is not what this command left when it was stopped: remove it, choose another --out, or "
-                "pass --force to begin anew"
-            )
-        return [head]
-
-    def get(self, key: str, compute: Callable[[], Any]) -> Any:
-        if key not in self.found:
-            self.found[key] = compute()
-            if self.path and self.writes:
-                with self.path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps([key, self.found[key]]) + "\n")
-        return self.found[key]
-
-    def discard(self) -> None:
-        """Removes the file, at the end of the work."""
-        if self.path and self.writes:
-            self.path.unlink(missing_ok=True)
-
-
 def ablation_masks(model: nn.Module, mode: str, losses: HeadTable) -> dict[str, HeadTable]:
     """Masks by name: without each head ('dec-enc 5 0', type, layer, head), or each layer with its best head alone."""
     masks = {}
@@ -245,7 +198,7 @@ def masked_translations(
     model: nn.Module,
     corpus: Corpus,
     masks: Mapping[str, HeadTable],
-    notes: Notes,
+    journal: Journal,
     progress: Callable[[Iterable], Iterable] = iter,
 ) -> dict[str, list[str]]:
     """The translations of a corpus by the model ('full') and by the model with each mask, by name."""
@@ -255,7 +208,7 @@ def masked_translations(
         for name, mask in progress([("full", None), *masks.items()]):
             sharing.on = mask is None or "enc-self" not in mask.values
             with masked(model, mask or HeadTable({})):
-                found[name] = notes.get(name, lambda: translate(model, corpus))
+                found[name] = journal.get(name, lambda: translate(model, corpus))
     return found
 
 
@@ -304,13 +257,13 @@ def pruning_curve(
     types: Sequence[str] = (),
     rescore: Callable[[nn.Module], HeadTable] | None = None,
     translations: bool = True,
-    notes: Notes | None = None,
+    journal: Journal | None = None,
 ) -> Iterator[Point]:
     """Removes the heads of `types` with the lowest scores step by step (`steps` in percent of those `alive` has).
 
     With `rescore`, the heads that are left are scored anew after each step, and what is removed stays removed.
     """
-    notes = notes or Notes(None, "")
+    journal = journal or Journal(None, "")
     chosen = tuple(types) or scores.types
     there_are = sum(alive.count(kind)[0] for kind in chosen)
     mask, smaller = alive, None
@@ -321,8 +274,8 @@ def pruning_curve(
         mask = best_heads(scores, keep, mask if rescore else alive, chosen)
         smaller = prune(model, mask)
         key = json.dumps(dict(mask.values))
-        nll = notes.get(f"nll {key}", lambda m=smaller: mean_loss(m, corpus))
-        texts = (
-            notes.get(f"text {key}", lambda m=smaller: translate(prepared(m, corpus), corpus)) if translations else None
-        )
+        nll = journal.get(f"nll {key}", lambda m=smaller: mean_loss(m, corpus))
+        texts = None
+        if translations:
+            texts = journal.get(f"text {key}", lambda m=smaller: translate(prepared(m, corpus), corpus))
         yield Point(step, keep, mask, nll, texts)

@@ -18,6 +18,7 @@ from torch import nn
 
 from fairseq_headgates import ablation, evaluation, importance, report
 from fairseq_headgates.agreement import agreement
+from fairseq_headgates.files import Journal
 from fairseq_headgates.heads import (
     HeadTable,
     check_shape,
@@ -252,13 +253,13 @@ def run_ablate(args: argparse.Namespace) -> int:
 def bleu_ablation(work: Session, loaded: Loaded, select: HeadTable) -> dict[str, Any]:
     """BLEU of the model, and its difference and p-value for each masking: {name: value}."""
     masks = ablation.ablation_masks(loaded.model, work.args.mode, select)
-    notes = work.notes(work.paths[0])
-    texts = ablation.masked_translations(loaded.model, loaded.corpus, masks, notes, work.progress("translate"))
+    journal = work.journal(work.paths[0])
+    texts = ablation.masked_translations(loaded.model, loaded.corpus, masks, journal, work.progress("translate"))
     metric = evaluation.bleu_metric(loaded.corpus)
     bleu, p_values = evaluation.bleu_with_significance(
         metric, texts, evaluation.references(loaded.model, loaded.corpus)
     )
-    notes.discard()
+    journal.discard()
     return {
         "bleu": bleu["full"],
         "bleu_difference": {name: bleu[name] - bleu["full"] for name in masks},
@@ -283,18 +284,18 @@ def run_curve(args: argparse.Namespace) -> int:
     if args.score_method and not args.scores:
         raise ValueError("--score-method names the scores of a file: give it with --scores")
     with session(args) as work:
-        notes = {path: work.notes(path) for path in work.paths}
-        points = [point for path in work.paths for point in curves_of(work, path, notes[path])]
+        journals = {path: work.journal(path) for path in work.paths}
+        points = [point for path in work.paths for point in curves_of(work, path, journals[path])]
         work.write(args.out, json.dumps({"format": "headgates.curve/1", "points": points}, indent=1) + "\n")
         work.write(args.tsv, tsv(points))
         work.plot(args.plot, lambda: report.curve_plot(points))
         work.say(json.dumps(points) if args.json else report.curve_table(points))
-        for kept in notes.values():
+        for kept in journals.values():
             kept.discard()
     return 0
 
 
-def curves_of(work: Session, path: str, notes: ablation.Notes) -> list[dict[str, Any]]:
+def curves_of(work: Session, path: str, journal: Journal) -> list[dict[str, Any]]:
     """The points of all curves of one checkpoint, as plain values."""
     args = work.args
     loaded = work.load(path)
@@ -305,7 +306,7 @@ def curves_of(work: Session, path: str, notes: ablation.Notes) -> list[dict[str,
     points = []
     for name, types in _groups(args.types, scores).items():
         steps = ablation.pruning_curve(
-            loaded.model, loaded.corpus, scores, alive, args.steps, types, rescore, args.metric == "bleu", notes
+            loaded.model, loaded.corpus, scores, alive, args.steps, types, rescore, args.metric == "bleu", journal
         )
         for point in work.progress(f"{work.name(path)} {name}")(steps):
             bleu = metric.corpus_score(point.translations, [references]).score if args.metric == "bleu" else None

@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import nn
 
 from fairseq_headgates import __version__, analysis, report
+from fairseq_headgates.arguments import ArgumentParser
 from fairseq_headgates.checkpoints import (
     CheckpointHeads,
     build_model,
@@ -23,14 +24,13 @@ from fairseq_headgates.checkpoints import (
     stock_checkpoint,
 )
 from fairseq_headgates.convert import check_output, to_ctranslate2
+from fairseq_headgates.files import refuse_existing, write_whole
 from fairseq_headgates.heads import (
     HeadTable,
     mask_to_json,
     parse_mask,
     parse_scores,
     parse_types,
-    refuse_existing,
-    write_whole,
 )
 from fairseq_headgates.pruning import best_heads, kept_heads, open_heads, prune, removal_plan
 
@@ -60,10 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.setLevel(level)  # the level is the caller's where this runs inside another program
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="headgates", description="Attention heads of fairseq models: see, choose, take out."
-    )
+def build_parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="headgates", description="Attention heads of fairseq models: see, choose, take out.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -237,51 +235,3 @@ def mask_to_json(mask: HeadTable, one_line: bool = False) -> str:
         return json.dumps({**head, **rows})
     entries = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
     return "{\n" + ",\n".join([*entries, _rows(rows, "  ")]) + "\n}\n"
-
-
-def refuse_existing(path: str | os.PathLike[str], force: bool) -> None:
-    """Raises ValueError if there is a file already, unless `force` says that it may go; only files may."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise ValueError(f"{path} exists and is not a file: choose another name")
-    if os.path.exists(path) and not force:
-        raise ValueError(f"{path} exists: choose another name, or pass --force to overwrite it")
-
-
-def check_writable(path: str | os.PathLike[str], force: bool = False) -> None:
-    """Raises ValueError if `replacing` would: before long work, rather than after it."""
-    path = Path(path)
-    refuse_existing(path, force)
-    try:
-        _temporary(path).touch()
-        _temporary(path).unlink()
-    except OSError as error:
-        raise ValueError(f"cannot write {path} ({error.strerror}): choose another place") from None
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f"{path.name}.{os.getpid()}.part")
-
-
-@contextmanager
-def replacing(path: str | os.PathLike[str], force: bool = False) -> Iterator[Path]:
-    """Gives a name to write to, which becomes `path` at the end: a file is there whole or not at all.
-
-    An existing file is replaced only with `force`. Raises ValueError with one line.
-    """
-    path = Path(path)
-    refuse_existing(path, force)
-    temporary = _temporary(path)
-    try:
-        yield temporary
-        temporary.replace(path)
-    except OSError as error:
-        raise ValueError(f"cannot write {path} ({error.strerror}): choose another place") from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def write_whole(path: str | os.PathLike[str], text: str, force: bool = False) -> None:
-    """Writes a file whole or not at all; an existing one only with `force` (else ValueError)."""
-    with replacing(path, force) as temporary:
-        temporary.write_text(text, encoding="utf-8")

@@ -18,9 +18,9 @@ from fairseq import options, utils
 from torch import nn
 from tqdm import tqdm
 
-from fairseq_headgates import ablation, evaluation, importance
+from fairseq_headgates import evaluation, importance
 from fairseq_headgates.checkpoints import load_model, updates_of
-from fairseq_headgates.heads import check_writable, replacing, write_whole
+from fairseq_headgates.files import Journal, check_writable, replacing, write_whole
 
 # Options that change how, but not what is computed: work that was stopped goes on with others.
 ELSEWHERE = ("distributed", "device_id", "num_workers", "max_tokens", "batch_size", "path", "log", "no_progress", "cpu")
@@ -122,14 +122,14 @@ class Session:
         args = self.fairseq
         return f"beam:{args.beam}|lenpen:{args.lenpen}|post:{args.post_process}|tok:{args.tokenizer}|bpe:{args.bpe}"
 
-    def notes(self, path: str) -> ablation.Notes:
+    def journal(self, path: str) -> Journal:
         """Where long work with a checkpoint keeps what it has found: beside the file that it is to write."""
         place = f"{self.args.out}.part{self.paths.index(path) or ''}" if self.args.out else None
         when = Path(path).stat().st_mtime_ns  # of the checkpoint: trained on, it is another
         told = {name: str(value) for name, value in vars(self.fairseq).items() if not name.startswith(ELSEWHERE)}
         own = (self.args.command, getattr(self.args, "mode", ""), self.args.sentences, _version())
         work = json.dumps([*map(str, own), str(Path(path).resolve()), when, told], sort_keys=True)
-        return ablation.Notes(place, work, self.writes, self.args.force)
+        return Journal(place, work, self.writes, self.args.force)
 
     def write(self, path: str | None, text: str) -> None:
         if path and self.writes:

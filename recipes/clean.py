@@ -22,7 +22,7 @@ from itertools import zip_longest
 
 from tqdm import tqdm
 
-from fairseq_headgates.heads import replacing
+from fairseq_headgates.files import replacing
 from fairseq_headgates.report import text_table
 
 REASONS = ["empty", "too long", "ratio", "in dev or test", "again"]

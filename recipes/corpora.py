@@ -33,7 +33,7 @@ from typing import IO
 from fetching import BROKEN_ARCHIVE, Refused, Source, does_not_open, fetch
 from tqdm import tqdm
 
-from fairseq_headgates.heads import replacing, write_whole
+from fairseq_headgates.files import replacing, write_whole
 
 STATMT = "http://data.statmt.org"
 OPUS = "https://object.pouta.csc.fi/OPUS-OpenSubtitles/v2018"

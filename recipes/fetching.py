@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-from fairseq_headgates.heads import write_whole
+from fairseq_headgates.files import write_whole
 
 # RuntimeError: what zipfile says of a method or an encryption that it does not know.
 BROKEN_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError)

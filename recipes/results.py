@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairseq_headgates.heads import TYPES, write_whole
+from fairseq_headgates.files import write_whole
+from fairseq_headgates.heads import TYPES
 from fairseq_headgates.report import results_table, text_table
 
 

@@ -1,4 +1,4 @@
-"""Ablations and curves against the masked model run from the start; notes that survive a stop."""
+"""Ablations and curves against the masked model run from the start; a journal that survives a stop."""
 
 import json
 import math
@@ -9,7 +9,6 @@ from test_importance import MASK, TASK, loss_of, make_gates, make_model, sample,
 
 from fairseq_headgates import HeadTable, ablation, masked, prune
 from fairseq_headgates.ablation import (
-    Notes,
     ablation_losses,
     ablation_masks,
     masked_translations,
@@ -17,6 +16,7 @@ from fairseq_headgates.ablation import (
     variant_losses,
 )
 from fairseq_headgates.evaluation import Corpus, mean_loss
+from fairseq_headgates.files import Journal
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.pruning import open_heads
 from fairseq_headgates.sites import head_sites
@@ -124,7 +124,7 @@ def test_translations_share_the_encoder_where_it_is_the_same(monkeypatch):
         "encoder": with_row("enc-self", 0, [1, 1, 0, 1]),
         "again": with_row("dec-self", 0, [1, 0, 1, 1]),
     }
-    found = masked_translations(model, data, masks, Notes(None, ""))
+    found = masked_translations(model, data, masks, Journal(None, ""))
     assert words.encoded == 2 * len(data.batches)  # for the whole model, and for the masked encoder
     for name, mask in {"full": FULL, **masks}.items():
         with masked(model, mask):
@@ -173,23 +173,23 @@ def test_mean_loss_counts_tokens_not_batches():
         assert mean_loss(model, corpus(batches)) == pytest.approx(bits(model), abs=1e-9)
 
 
-def test_notes_go_on_where_work_was_stopped(tmp_path):
+def test_a_journal_goes_on_where_work_was_stopped(tmp_path):
     path = tmp_path / "out.part"
-    notes = Notes(str(path), "work 1")
-    assert notes.get("a", lambda: ["x"]) == ["x"]
-    assert notes.get("b", lambda: 2) == 2
+    journal = Journal(str(path), "work 1")
+    assert journal.get("a", lambda: ["x"]) == ["x"]
+    assert journal.get("b", lambda: 2) == 2
     with path.open("a") as file:
         file.write('["c", [1, ')  # killed while it wrote
-    again = Notes(str(path), "work 1")
+    again = Journal(str(path), "work 1")
     assert again.found == {"a": ["x"], "b": 2}
     assert again.get("a", lambda: pytest.fail("known already")) == ["x"]
     assert again.get("c", lambda: 3) == 3
-    assert Notes(str(path), "work 1").found == {"a": ["x"], "b": 2, "c": 3}
-    for bad in (lambda: Notes(str(path), "work 2"), lambda: Notes(str(tmp_path), "work 1")):
+    assert Journal(str(path), "work 1").found == {"a": ["x"], "b": 2, "c": 3}
+    for bad in (lambda: Journal(str(path), "work 2"), lambda: Journal(str(tmp_path), "work 1")):
         with pytest.raises(ValueError, match="is not what this command left when it was stopped"):
             bad()
-    assert Notes(str(path), "work 2", force=True).found == {}  # other work begins anew
+    assert Journal(str(path), "work 2", force=True).found == {}  # other work begins anew
     assert json.loads(path.read_text()) == "work 2"
-    Notes(str(path), "work 2").discard()
+    Journal(str(path), "work 2").discard()
     assert not path.exists()
-    assert Notes(None, "").get("a", lambda: 1) == 1
+    assert Journal(None, "").get("a", lambda: 1) == 1

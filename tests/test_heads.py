@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import (
     TYPES,
     HeadTable,
@@ -13,7 +14,6 @@ from fairseq_headgates.heads import (
     mask_to_json,
     parse_mask,
     parse_types,
-    write_whole,
 )
 
 layers = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=1, max_size=3)
@@ -108,44 +108,49 @@ def test_imports_run_downward_only():
 
     # fmt: off
     stands_on = {
+        "arguments": set(),
+        "files": set(),
         "heads": set(),
         "gates": set(),
         "freezing": set(),
         "report": {"heads"},
         "beam": set(),
         "inference": set(),
+        "safety": set(),
         "attention": {"heads", "gates", "beam", "inference"},
         "sites": {"heads", "gates", "attention"},
         "pruning": {"heads", "attention", "sites"},
-        "models": {"heads", "gates", "freezing", "inference", "sites", "pruning"},
+        "models": {"arguments", "heads", "gates", "freezing", "inference", "safety", "sites", "pruning"},
         "criterions": {"sites", "models", "report"},
-        "checkpoints": {"heads", "freezing", "sites", "models", "pruning"},
+        "checkpoints": {"files", "heads", "freezing", "safety", "sites", "models", "pruning"},
         "convert": {"sites", "models"},
-        "evaluation": set(),
+        "evaluation": {"files"},
         "propagation": set(),
         "relevance": {"attention", "sites", "propagation"},
-        "ablation": {"heads", "sites", "pruning", "evaluation"},
+        "ablation": {"files", "heads", "sites", "pruning", "evaluation"},
         "importance": {"heads", "sites", "evaluation", "ablation", "relevance"},
         "agreement": {"heads"},
-        "session": {"heads", "checkpoints", "evaluation", "ablation", "importance"},
+        "session": {"arguments", "files", "checkpoints", "evaluation", "importance"},
         "analysis": {
-            "heads", "report", "sites", "pruning", "evaluation", "propagation", "ablation", "importance", "agreement",
-            "session",
+            "arguments", "files", "heads", "report", "sites", "pruning", "evaluation", "propagation", "ablation", "importance",
+            "agreement", "session",
         },
-        "cli": {"heads", "report", "pruning", "checkpoints", "convert", "analysis"},
+        "cli": {"arguments", "files", "heads", "report", "pruning", "checkpoints", "convert", "analysis"},
     }
     # fmt: on
     order = list(stands_on)
     assert all(order.index(low) < order.index(room) for room, below in stands_on.items() for low in below)
     folder = Path(fairseq_headgates.__file__).parent
-    assert {path.stem for path in folder.glob("*.py")} == {*order, "__init__"}
-    for room, allowed in stands_on.items():
-        tree = ast.parse((folder / f"{room}.py").read_text(encoding="utf-8"))
+    files = {path: path.relative_to(folder).parts[0].removesuffix(".py") for path in folder.rglob("*.py")}
+    assert set(files.values()) == {*order, "__init__"}
+    for path, room in files.items():
+        if room == "__init__":
+            continue
         found = set()
-        for node in ast.walk(tree):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fairseq_headgates"):
-                names = [node.module.partition(".")[2]] if "." in node.module else [a.name for a in node.names]
-                found |= {name for name in names if name in stands_on}
+                names = [node.module.split(".")[1]] if "." in node.module else [a.name for a in node.names]
+                found |= {name for name in names if name in stands_on} - {room}
             elif isinstance(node, ast.Import):
                 assert not any(a.name.startswith("fairseq_headgates") for a in node.names)
-        assert found <= allowed, f"{room}.py imports {found - allowed}"
+        assert found <= stands_on[room], f"{path.name} imports {found - stands_on[room]}"

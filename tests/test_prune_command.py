@@ -16,7 +16,8 @@ from models_for_tests import logits, make_batch, make_gated
 from fairseq_headgates import HeadTable, head_sites, masked
 from fairseq_headgates import cli as command
 from fairseq_headgates.checkpoints import build_model
-from fairseq_headgates.heads import parse_scores, refuse_existing, replacing
+from fairseq_headgates.files import refuse_existing, replacing
+from fairseq_headgates.heads import parse_scores
 from fairseq_headgates.pruning import kept_heads
 
 TYPES = ("enc-self", "dec-self", "dec-enc")

@@ -1,0 +1,151 @@
+"""The model of a checkpoint, its dictionaries and its heads."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairseq.data import Dictionary
+from fairseq.data.data_utils import infer_language_pair
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.models.transformer import TransformerModel
+from torch import Tensor, nn
+
+from fairseq_headgates.checkpoints.loading import load_checkpoint, model_args, updates_of
+from fairseq_headgates.heads import TYPES, HeadTable
+from fairseq_headgates.models import HeadGatesMixin, TransformerHeadGatesModel
+from fairseq_headgates.sites import gate_values, gated_sites, open_probabilities, to_tables
+
+
+def load_model(path: str, trust: bool = False) -> tuple[dict[str, Any], nn.Module]:
+    """`load_checkpoint`, and `build_model` of it. Raises ValueError that names the file."""
+    state = load_checkpoint(path, trust)
+    try:
+        return state, build_model(state)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+class _Vocabulary:
+    """As much of a dictionary as building a model needs: the number of symbols, and which is the padding."""
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def pad(self) -> int:
+        return 1  # fairseq's dictionaries begin with <s> <pad> </s> <unk>
+
+
+class _Task:
+    def __init__(self, weights: Mapping[str, Tensor], shared: bool):
+        sizes = [len(weights.get(f"{side}.embed_tokens.weight", ())) for side in ("encoder", "decoder")]
+        self.source_dictionary = _Vocabulary(sizes[0])
+        self.target_dictionary = self.source_dictionary if shared else _Vocabulary(sizes[1])
+
+
+def build_model(state: Mapping[str, Any]) -> nn.Module:
+    """The model of a checkpoint with its weights, of our architecture also where the checkpoint is of fairseq's.
+
+    Needs no data and no dictionary. Raises ValueError, with every reason at once, for a model that is not known.
+    """
+    args = model_args(state)
+    reasons = list(_unknown(state, args))
+    if reasons:
+        raise ValueError("this checkpoint cannot be handled: " + "; ".join(reasons))
+    args.encoder_embed_path = args.decoder_embed_path = None  # files that the weights make unnecessary
+    weights = dict(state["model"])
+    task = _Task(weights, getattr(args, "share_all_embeddings", False))
+    try:
+        model = TransformerHeadGatesModel.build_model(args, task)
+        model.load_state_dict(weights, strict=True, model_cfg=args)
+    except Exception as error:  # options that contradict each other or the weights make fairseq raise anything
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        raise ValueError(
+            f"the options and the weights of the checkpoint make no model: {' '.join(lines[:2])}"
+        ) from None
+    return model.eval()
+
+
+def _unknown(state: Mapping[str, Any], args: argparse.Namespace) -> typing.Iterator[str]:
+    name = architecture(args)
+    model_class = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)
+    if model_class is not TransformerModel and not (
+        isinstance(model_class, type) and issubclass(model_class, HeadGatesMixin)
+    ):
+        yield f"its architecture is {name!r}, known are fairseq's transformer and transformer_head_gates"
+    if not any(re.search(r"attn\.(out_proj|in_proj)", key) for key in state["model"]):
+        yield "it has no attention layer"
+    if getattr(args, "quant_noise_pq", 0):
+        yield "it was trained with quantisation noise (--quant-noise-pq)"
+    if getattr(args, "encoder_xformers_att_config", None) or getattr(args, "decoder_xformers_att_config", None):
+        yield "its attention is xFormers' (--encoder-xformers-att-config)"
+    if "fsdp_metadata" in state:
+        yield "it is one shard of several (fully sharded training): consolidate it first"
+
+
+def load_dictionaries(state: Mapping[str, Any], folder: str | None = None) -> tuple[Dictionary, Dictionary]:
+    """The source and target dictionary of a translation model, from `folder` or where it was trained. ValueError."""
+    task = argparse.Namespace(**((state.get("cfg") or {}).get("task") or vars(model_args(state))))
+    folder = folder or str(getattr(task, "data", "")).partition(":")[0]
+    languages = [getattr(task, "source_lang", None), getattr(task, "target_lang", None)]
+    if None in languages and Path(folder).is_dir():
+        languages = infer_language_pair(folder)
+    if None in languages:
+        raise ValueError(
+            f"nothing names the languages: give the folder of the binarised data with --data, not {folder!r}"
+        )
+    found = []
+    for side, language in zip(("encoder", "decoder"), languages, strict=True):
+        path = Path(folder) / f"dict.{language}.txt"
+        if not path.is_file():
+            raise ValueError(f"there is no dictionary {path}: give the folder of dict.*.txt with --data")
+        try:
+            found.append(Dictionary.load(str(path)))
+        except Exception as error:  # fairseq raises no other
+            raise ValueError(f"cannot read the dictionary {path}: {str(error).splitlines()[0]}") from None
+        expected = len(state["model"][f"{side}.embed_tokens.weight"])
+        if len(found[-1]) != expected:
+            raise ValueError(
+                f"{path} has {len(found[-1])} symbols, the checkpoint {expected}: give its own with --data"
+            )
+    return found[0], found[1]
+
+
+def architecture(args: argparse.Namespace) -> str:
+    """The name that fairseq builds the model by."""
+    return getattr(args, "_name", None) or getattr(args, "arch", None) or "?"
+
+
+@dataclass(frozen=True)
+class CheckpointHeads:
+    """The heads of a checkpoint: P(gate != 0) and the evaluation gate of every head, which types are gated, and the
+    number of parameters of the model."""
+
+    open_probability: HeadTable
+    gate: HeadTable
+    gated: tuple[str, ...]
+    parameters: int
+
+
+def read_heads(state: Mapping[str, Any], name: str, model: nn.Module | None = None) -> CheckpointHeads:
+    """The heads of a checkpoint called `name`; `model` is its model, if that was built already.
+
+    A head without a gate counts as 1, a fixed head as its 0 or 1, one that was taken out as 0. Raises ValueError.
+    """
+    model = model or build_model(state)
+    signature = f"ckpt:{Path(name).name}|updates:{updates_of(state)}"
+    gated = {site.kind for site in gated_sites(model)}
+    return CheckpointHeads(
+        to_tables(open_probabilities(model), "P(open)", signature),
+        to_tables(gate_values(model), "gate", signature),
+        tuple(kind for kind in TYPES if kind in gated),
+        sum(p.numel() for p in model.parameters()),
+    )

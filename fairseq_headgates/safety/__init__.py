@@ -1,0 +1,1 @@
+"""What a file from a stranger may hold: objects that may be loaded, options that may be acted on."""
