@@ -132,8 +132,8 @@ def test_imports_run_downward_only():
         "agreement": {"heads"},
         "session": {"arguments", "files", "checkpoints", "evaluation", "importance"},
         "analysis": {
-            "arguments", "files", "heads", "report", "sites", "pruning", "evaluation", "propagation", "ablation", "importance",
-            "agreement", "session",
+            "arguments", "files", "heads", "report", "sites", "pruning", "evaluation", "propagation", "ablation",
+            "importance", "agreement", "session",
         },
         "cli": {"arguments", "files", "heads", "report", "pruning", "checkpoints", "convert", "analysis"},
     }
