@@ -8,12 +8,13 @@ import importlib.util
 if importlib.util.find_spec("fairseq") is None:
     raise ImportError("fairseq is missing: pip install 'fairseq-headgates[fairseq]', or fairseq 0.12.2 or later")
 
-from fairseq_headgates import checkpoints, criterions, models  # noqa: F401  (registration, loading)
+from fairseq_headgates import criterions, models  # noqa: F401  (registers architectures and criterions)
 from fairseq_headgates.attention import HeadAttention
 from fairseq_headgates.freezing import freeze
 from fairseq_headgates.gates import HardConcrete, HeadGates
 from fairseq_headgates.heads import HeadTable, parse_mask
 from fairseq_headgates.pruning import prune, remove_heads
+from fairseq_headgates.safety import allow_stored_objects
 from fairseq_headgates.sites import (
     fix_heads,
     gate_values,
@@ -27,6 +28,8 @@ from fairseq_headgates.sites import (
 )
 
 __version__ = "0.1.0"
+
+allow_stored_objects()
 
 __all__ = [
     "HardConcrete",

@@ -3,85 +3,60 @@
 from __future__ import annotations
 
 import argparse
-import collections
-import re
-import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import fairseq.distributed.utils
-import numpy
-import omegaconf
 import torch
 from torch import Tensor
 
 from fairseq_headgates.files import replacing
-
-# What fairseq's checkpoints hold besides tensors and plain Python values. torch.load takes nothing else since 2.6.
-SAFE_GLOBALS = [
-    argparse.Namespace,  # the options of a model
-    # the counters that --eval-bleu leaves in the training state
-    numpy.ndarray,
-    numpy.dtype,
-    type(numpy.dtype("int64")),
-    type(numpy.dtype("float64")),  # where several workers have added them up
-    numpy.zeros(0).__reduce__()[0],  # numpy's array constructor, whose module moved between versions
-    # the options again, as the first worker sends a checkpoint to the others
-    omegaconf.DictConfig,
-    omegaconf.ListConfig,
-    omegaconf.base.ContainerMetadata,
-    omegaconf.base.Metadata,
-    omegaconf.nodes.AnyNode,
-    fairseq.distributed.utils._TensorPlaceholder,
-    collections.defaultdict,
-    typing.Any,
-    list,
-    dict,
-    int,
-]
-if hasattr(torch.serialization, "add_safe_globals"):
-    torch.serialization.add_safe_globals(SAFE_GLOBALS)
+from fairseq_headgates.safety import check_evaluated, load_file, shown
 
 
 def load_checkpoint(path: str, trust: bool = False) -> dict[str, Any]:
-    """Loads a fairseq checkpoint on the CPU: tensors and what is in `SAFE_GLOBALS`, unless `trust` allows all.
+    """Loads a fairseq checkpoint on the CPU, see `safety.load_file`; `trust` allows objects of any class.
 
-    Raises ValueError for anything that is no fairseq checkpoint, or holds more.
+    Raises ValueError for any other file, in one line that names it.
     """
+    state = load_file(path, trust)
+    reason = next(_faults(state), None)
+    if reason:
+        raise ValueError(f"{path!r} is not a fairseq checkpoint: {reason}")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=not trust)
-    except OSError as error:
-        raise ValueError(
-            f"cannot read the checkpoint {path!r} ({error.strerror}): give the path of a .pt file"
-        ) from None
-    except Exception as error:  # a damaged or hostile file can make the reader raise anything
-        raise ValueError(f"{path!r} {_first_reason(error)}") from None
-    if not _is_checkpoint(state):
-        raise ValueError(f"{path!r} is not a fairseq checkpoint: it holds no model with its options")
+        for options in (state.get("args"), state.get("cfg")):
+            check_evaluated({"options": options})
+    except ValueError as error:
+        raise ValueError(f"{path!r} is not loaded: {error}") from None
     return state
 
 
-def _is_checkpoint(state: Any) -> bool:
+def _faults(state: Any) -> Iterator[str]:
+    """What is not as fairseq writes it."""
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        return False
-    options = state.get("args") or (state.get("cfg") or {}).get("model")
-    tensors = all(isinstance(weight, Tensor) for weight in state["model"].values())
-    return tensors and isinstance(options, (argparse.Namespace, dict))
-
-
-def _first_reason(error: Exception) -> str:
-    """One line of torch's long message: the forbidden object if it names one."""
-    forbidden = re.search(r"GLOBAL (\S+)", str(error))
-    if forbidden:
-        return (
-            f"is not loaded: it holds {forbidden.group(1)}, which is neither a weight nor a plain option and could run "
-            "code; pass --trust if you know where the file comes from"
-        )
-    told = re.search(r"WeightsUnpickler error: ([^\n]+)", str(error))  # after torch's advice, which does not help here
-    reason = told.group(1) if told else str(error).partition("\n")[0] or type(error).__name__
-    if "weights_only" in reason:
-        reason = "its contents cannot be read"
-    return f"is damaged or no checkpoint ({reason}): copy or train it again"
+        yield "it holds no model with its options"
+        return
+    for name, weight in state["model"].items():
+        if not isinstance(name, str) or not isinstance(weight, Tensor):
+            yield f"{shown(name)} in its model is not a named tensor"
+    args, cfg = state.get("args"), state.get("cfg")
+    if cfg and not isinstance(cfg, dict):
+        yield f"its cfg is of type {type(cfg).__name__}, not a dictionary"
+        return
+    options = args or (cfg or {}).get("model")
+    if not isinstance(options, (argparse.Namespace, dict)):
+        yield "it holds no model with its options"
+        return
+    for name in ("arch", "_name"):
+        value = (vars(options) if isinstance(options, argparse.Namespace) else options).get(name)
+        if not isinstance(value, (str, type(None))):
+            yield f"its option {name} is {shown(value)}, not a name"
+    kinds = {"optimizer_history": list, "extra_state": dict, "last_optimizer_state": dict}
+    for name, kind in kinds.items():
+        if not isinstance(state.get(name), (kind, type(None))):
+            yield f"its {name} is of type {type(state[name]).__name__}, not {kind.__name__}"
+            return
+    if not all(isinstance(entry, dict) for entry in state.get("optimizer_history") or []):
+        yield "its optimizer_history is not a list of dictionaries"
 
 
 def model_args(state: Mapping[str, Any]) -> argparse.Namespace:

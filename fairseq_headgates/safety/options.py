@@ -1,0 +1,236 @@
+"""Options stored in a checkpoint, checked by name and type before fairseq acts on them.
+
+fairseq passes some stored options to Python's `eval`. `check_evaluated` accepts them only as literals of the type that
+the option has. `model_options` goes further: it copies the options that a transformer is built from, each of the type
+that fairseq declares for it, and drops all others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import reprlib
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fairseq.models.transformer import TransformerConfig
+from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
+
+NUMBERS = "a number or a list of numbers"
+LITERAL = "a Python literal"
+# Options that fairseq 0.12 passes to eval, eval_str_list, eval_str_dict or eval_bool, and what they may be.
+EVALUATED = {
+    **dict.fromkeys(
+        "adam_betas adamax_betas lamb_betas adafactor_eps adaptive_input_cutoff adaptive_softmax_cutoff "
+        "decoder_kernel_size_list encoder_kernel_size_list pipeline_balance pipeline_devices pipeline_decoder_balance "
+        "pipeline_decoder_devices pipeline_encoder_balance pipeline_encoder_devices".split(),
+        NUMBERS,
+    ),
+    **dict.fromkeys(
+        "character_filters conv_aggregator_layers conv_feature_layers decoder_attention decoder_layers "
+        "decoder_xformers_att_config downsample encoder_attention encoder_layers encoder_xformers_att_config "
+        "feature_encoder_spec gated_attention left_pad_source left_pad_target pretrained project_input self_attention "
+        "wer_args xformers_att_config".split(),
+        LITERAL,
+    ),
+}
+LONGEST_LITERAL = 10_000  # characters; Python's parser needs far more memory than the text
+MOST_ELEMENTS = 10_000  # that products such as "[(512, 3)] * 20" may make
+DEEPEST = 20  # levels of dictionaries and lists among stored options
+MOST_VALUES = 1_000_000  # of stored options, over all levels
+
+Number = (int, float)
+
+
+def shown(value: Any) -> str:
+    """A value from a file for an error message: short, in one line."""
+    return reprlib.repr(value)
+
+
+def plain(value: Any) -> Any:
+    """A copy of nested dictionaries, lists and tuples that shares none of them with the original.
+
+    Raises ValueError for what is nested too deep, or holds too much.
+    """
+    budget = [MOST_VALUES]
+
+    def copied(value: Any, depth: int) -> Any:
+        budget[0] -= 1
+        if depth > DEEPEST or budget[0] < 0:
+            raise ValueError(f"stored options are nested more than {DEEPEST} levels deep, or more than {MOST_VALUES:,}")
+        if isinstance(value, dict):
+            return {key: copied(element, depth + 1) for key, element in value.items()}
+        if isinstance(value, (list, tuple)):
+            elements = [copied(element, depth + 1) for element in value]
+            return elements if isinstance(value, list) else tuple(elements)
+        return value
+
+    return copied(value, 0)
+
+
+def check_evaluated(options: Mapping[str, Any]) -> None:
+    """Raises ValueError if an option that fairseq evaluates as Python is anything but a literal of its type.
+
+    Looks into dictionaries, lists and namespaces, too.
+    """
+    for name, value in _named_values(options):
+        kind = EVALUATED.get(name)
+        if kind and isinstance(value, str) and not _is_literal(value, kind):
+            raise ValueError(
+                f"the stored option {name} is {shown(value)}: it must be {kind}, because fairseq evaluates it"
+            )
+
+
+def _named_values(options: Any) -> Iterator[tuple[str, Any]]:
+    """Every (name, value) of nested options. Raises ValueError for options too deep or too many to be any."""
+    pending: list[tuple[Any, int]] = [(options, 0)]
+    count = 0
+    while pending:
+        container, depth = pending.pop()
+        if depth > DEEPEST:
+            raise ValueError(f"stored options are nested more than {DEEPEST} levels deep")
+        items = container.items() if isinstance(container, Mapping) else ((None, value) for value in container)
+        for name, value in items:
+            count += 1
+            if count > MOST_VALUES:
+                raise ValueError(f"more than {MOST_VALUES:,} options are stored")
+            if isinstance(name, str):
+                yield name, value
+            if isinstance(value, argparse.Namespace):
+                pending.append((vars(value), depth + 1))
+            elif isinstance(value, (Mapping, list, tuple)):
+                pending.append((value, depth + 1))
+
+
+def _is_literal(text: str, kind: str) -> bool:
+    if len(text) > LONGEST_LITERAL:
+        return False
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        _elements(tree, numbers_only=kind == NUMBERS)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # what the parser raises for odd text
+        return False
+    return True
+
+
+def _elements(node: ast.expr, numbers_only: bool) -> int:
+    """How many elements the value of a literal has. Raises ValueError for anything but a literal."""
+    if isinstance(node, ast.Constant):
+        if isinstance(node.value, Number) or (not numbers_only and isinstance(node.value, (str, bytes, type(None)))):
+            return 1
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+        if isinstance(node.operand, ast.Constant) and isinstance(node.operand.value, Number):
+            return 1
+    elif isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+        return _bounded(1 + sum(_elements(child, numbers_only) for child in node.elts))
+    elif isinstance(node, ast.Dict) and not numbers_only and all(node.keys):
+        return _bounded(1 + sum(_elements(child, False) for child in [*node.keys, *node.values]))  # type: ignore[list-item]
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _bounded(_elements(node.left, numbers_only) + _elements(node.right, numbers_only))
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        for sequence, times in ((node.left, node.right), (node.right, node.left)):
+            if isinstance(times, ast.Constant) and isinstance(times.value, int) and abs(times.value) <= MOST_ELEMENTS:
+                return _bounded(_elements(sequence, numbers_only) * max(1, abs(times.value)))
+    raise ValueError("not a literal")
+
+
+def _bounded(count: int) -> int:
+    if count > MOST_ELEMENTS:
+        raise ValueError("a literal of too many elements")
+    return count
+
+
+# --- the options of a transformer ------------------------------------------------------------------------------------
+
+# Options that a model of this plugin has besides those of fairseq's transformer. `freeze_params` is for training only:
+# a regular expression from a file could search for ever.
+OWN_OPTIONS: dict[str, tuple[type, ...]] = {
+    "gate_heads": (str,),
+    "alive_heads": (str,),
+    "remove_heads": (bool, int),
+    "gate_temperature": Number,
+    "gate_stretch": (str,),
+    "gate_init": (str, *Number),
+    "gate_lr_scale": Number,
+    "arch": (str,),
+    "_name": (str,),
+    "lang_tok_replacing_bos_eos": (bool, int),
+    "relu_dropout": Number,
+}
+# Files that the weights make unnecessary.
+IGNORED = ("encoder_embed_path", "decoder_embed_path", "embed_path")
+NESTED = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
+
+
+def model_options(stored: Mapping[str, Any]) -> argparse.Namespace:
+    """Copies the options that a transformer is built from, checked by name and type. Raises ValueError.
+
+    `stored` are the options of a checkpoint: flat (`encoder_embed_dim`), or nested as hydra keeps them
+    (`encoder: {embed_dim: ...}`). Options that no transformer is built from are left out.
+    """
+    types = transformer_options()
+    found = dict(_flat(stored))
+    options = argparse.Namespace()
+    for name, value in found.items():
+        if name in types:
+            setattr(options, name, _checked(name, value, types[name]))
+    return options
+
+
+def transformer_options() -> dict[str, tuple[type, ...]]:
+    """The options of fairseq's transformer and of this plugin: {flat name: the types it may have}."""
+    types: dict[str, tuple[type, ...]] = dict(OWN_OPTIONS)
+    for name, hint in _fields(TransformerConfig):
+        if name not in NESTED:
+            types[name] = _types(hint)
+    for prefix, config in NESTED.items():
+        types.update({f"{prefix}_{name}": _types(hint) for name, hint in _fields(config)})
+    for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
+        types[name] = (str, list)
+    return {name: kinds for name, kinds in types.items() if name not in IGNORED and not name.endswith("_embed_path")}
+
+
+def _fields(config: type) -> Iterator[tuple[str, Any]]:
+    hints = typing.get_type_hints(config)
+    return ((field.name, hints[field.name]) for field in dataclasses.fields(config) if field.name != "_name")
+
+
+def _types(hint: Any) -> tuple[type, ...]:
+    """The types of a declared option: `Optional[int]` -> (int,), `List[int]` -> (list, str), ..."""
+    arguments = [argument for argument in typing.get_args(hint) if argument is not type(None)]
+    origin = typing.get_origin(hint)
+    if origin is typing.Union:
+        return _types(arguments[0])
+    if origin is list:
+        return (list, str)  # text where fairseq evaluates it
+    if hint is float:
+        return Number
+    if hint in (bool, int):
+        return (int,)  # bool is one
+    return (str,)
+
+
+def _flat(stored: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in stored.items():
+        if name in NESTED and isinstance(value, Mapping):
+            yield from ((f"{name}_{inner}", own) for inner, own in value.items())
+        else:
+            yield name, value
+
+
+def _checked(name: str, value: Any, types: tuple[type, ...]) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, types) or (isinstance(value, float) and value != value):
+        allowed = " or ".join(kind.__name__ for kind in types)
+        raise ValueError(f"the stored option {name} is {shown(value)}: it must be of type {allowed}")
+    if isinstance(value, str) and EVALUATED.get(name) == NUMBERS:
+        if not _is_literal(value, NUMBERS):
+            raise ValueError(f"the stored option {name} is {shown(value)}: it must be {NUMBERS}")
+        value = ast.literal_eval(value.strip())
+        value = list(value) if isinstance(value, (tuple, list, set)) else [value]
+    if isinstance(value, list) and not all(isinstance(element, Number) for element in value):
+        raise ValueError(f"the stored option {name} is {shown(value)}: it must be a list of numbers")
+    return value
