@@ -93,7 +93,10 @@ def parse_mask(text: str) -> HeadTable:
     return _mask(text, _read("the mask", text))
 
 
-def as_mask(mask: HeadTable | Mapping[str, Any] | str | os.PathLike[str]) -> HeadTable:
+Mask = HeadTable | Mapping[str, Any] | str | os.PathLike[str]
+
+
+def as_mask(mask: Mask) -> HeadTable:
     """The mask that is given in any of its forms: a table, a dict like a mask file, inline JSON, or a file's path.
 
     The rows of a dict are lists, tuples, arrays or tensors. Raises TypeError for anything else, and ValueError as

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_headgates.attention import HeadAttention
-from fairseq_headgates.heads import HeadTable, check_shape, mask_to_json
+from fairseq_headgates.heads import HeadTable, Mask, as_mask, check_shape, mask_to_json
 from fairseq_headgates.sites import (
     gate_values,
     head_counts,
@@ -143,25 +143,30 @@ def _earlier_in_layer(ranked: list[tuple[str, int, int]], i: int) -> int:
     return sum(other[:2] == ranked[i][:2] for other in ranked[:i])
 
 
-def prune(model: nn.Module, mask: HeadTable | None = None) -> nn.Module:
-    """A copy of a fairseq model without the heads that `mask` removes (0), computing what the masked model computes.
+def prune(model: nn.Module, mask: Mask | None = None) -> nn.Module:
+    """Returns a copy of a fairseq model without the heads that `mask` removes; it computes what the masked model does.
 
-    The default mask is that of the open gates. Whatever the mask says, a head whose gate is 0 is taken out too, since
-    it adds nothing. Gates are folded into the output projection and gone. Raises ValueError for another shape.
+    The mask is a `HeadTable`, a dict like `{"enc-self": [[1, 0, 1, 1], ...]}` (1 alive, 0 removed; a missing type is
+    alive), the path of a mask file, or the same JSON as text; the default are the heads whose gate is open. A head
+    whose gate is 0 is removed in any case, because it adds nothing. Gates between 0 and 1 are folded into the output
+    projection. Raises ValueError for a mask of another shape, TypeError for one of another type.
     """
+    mask = None if mask is None else as_mask(mask)
     pruned = use_head_attention(copy.deepcopy(model))
-    apply_cuts(pruned, cuts(pruned, mask or open_heads(pruned)))
+    apply_cuts(pruned, cuts(pruned, open_heads(pruned) if mask is None else mask))
     return pruned
 
 
-def remove_heads(model: nn.Module, mask: HeadTable) -> nn.Module:
-    """Takes the heads with 0 in `mask` out of a model that has no gates, in place. ValueError for another shape."""
+def remove_heads(model: nn.Module, mask: Mask) -> nn.Module:
+    """Removes the heads with 0 in `mask` from a model without gates, in place; the mask is as for `prune`."""
+    mask = as_mask(mask)
     use_head_attention(model)
     return apply_cuts(model, cuts(model, mask))
 
 
-def cuts(model: nn.Module, mask: HeadTable) -> dict[str, Cut]:
+def cuts(model: nn.Module, mask: Mask) -> dict[str, Cut]:
     """{name of an attention layer: what to do to it}, for a model of `HeadAttention` and the heads to keep."""
+    mask = as_mask(mask)
     check_shape(mask, head_counts(model))
     values = gate_values(model)
     found = {}
