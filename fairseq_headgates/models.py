@@ -21,7 +21,7 @@ from fairseq_headgates.freezing import freeze
 from fairseq_headgates.gates import OPEN, HardConcrete
 from fairseq_headgates.heads import TYPES, mask_to_json, parse_mask, parse_types
 from fairseq_headgates.inference import pack_linears
-from fairseq_headgates.pruning import remove_heads
+from fairseq_headgates.pruning import KEPT_HEADS, check_kept_heads, kept_heads_entries, remove_heads
 from fairseq_headgates.sites import fix_heads, gated_sites, insert_gates, use_head_attention
 
 logger = logging.getLogger(__name__)
@@ -192,6 +192,16 @@ class HeadGatesMixin:
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
         with one_line_errors():  # fairseq hides any other exception behind one of its own
             super().upgrade_state_dict(state_dict)  # type: ignore[misc]
+            check_kept_heads(self, state_dict)  # type: ignore[arg-type]
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[misc]
+        destination.update({prefix + name: kept for name, kept in kept_heads_entries(self).items()})  # type: ignore[arg-type]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        for name in [name for name in state_dict if name.startswith(prefix + KEPT_HEADS)]:
+            del state_dict[name]  # checked in `upgrade_state_dict`
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
 
     def training_begins(self) -> None:
         """To be called by the criterion before the first update: nothing else tells training from loading."""

@@ -513,6 +513,23 @@ def test_a_pruned_checkpoint_needs_its_mask_to_be_trained(pruned, train, tmp_pat
     assert "headgates show" in line and "--remove-heads" in line and "Traceback" not in done.text
 
 
+def test_heads_are_not_relabelled_in_silence(pruned, gated, train, run, tmp_path):
+    """Training goes on from a pruned checkpoint with a mask of as many heads, but others."""
+    other = {**OPEN, "enc-self": [[1, 1, 1, 0], [0, 0, 0, 0]]}
+    heads = ["--alive-heads", json.dumps(other), "--remove-heads", "--restore-file", pruned]
+    done = train(tmp_path / "1", *heads, updates=6, code=2)
+    (line,) = (line for line in done.err.splitlines() if "error:" in line)
+    assert "enc-self layer 0 has heads 1, 2, 3 in the checkpoint and heads 0, 1, 2 in the model" in line
+    assert "Traceback" not in done.text and not (tmp_path / "1" / "checkpoint_last.pt").exists()
+    old = read(pruned)  # as version 0.1 wrote it
+    old["model"] = {name: tensor for name, tensor in old["model"].items() if "kept_heads" not in name}
+    torch.save(old, tmp_path / "old.pt")
+    heads = ["--alive-heads", json.dumps(OPEN), "--remove-heads", "--restore-file", tmp_path / "old.pt"]
+    train(tmp_path / "2", *heads, updates=5)
+    assert "kept_heads.enc-self" in read(tmp_path / "2" / "checkpoint_last.pt")["model"]
+    assert "kept_heads.enc-self" not in stock_checkpoint(load_checkpoint(str(pruned)), HeadTable(OPEN))["model"]
+
+
 # Training goes on
 
 ADAM = ["--dropout", 0, "--max-tokens", 300, "--clip-norm", 0.5, "--weight-decay", 0.01, "--lr", 0.002]

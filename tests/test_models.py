@@ -137,6 +137,43 @@ def test_gates_of_a_checkpoint_are_not_dropped_in_silence(capsys):
     assert "has gates on dec-enc, the model has none: add dec-enc to --gate-heads" in capsys.readouterr().err
 
 
+FIRST, LAST = ('{"dec-enc": [[1,1,1,1],[1,0,1,0]]}', '{"dec-enc": [[1,1,1,1],[0,1,0,1]]}')
+
+
+def test_a_state_dict_knows_which_heads_were_kept(capsys):
+    """Two masks with equal numbers of heads make weights of equal shapes: nothing else tells them apart."""
+    pruned = make_gated(alive_heads=FIRST, remove_heads=True)
+    state = pruned.state_dict()
+    assert state["kept_heads.dec-enc"].tolist() == [[1, 1, 1, 1], [1, 0, 1, 0]]
+    with pytest.raises(SystemExit) as exit_:
+        make_gated(alive_heads=LAST, remove_heads=True).load_state_dict(dict(state))
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and error.count("\n") == 1
+    assert "dec-enc layer 1 has heads 0, 2 in the checkpoint and heads 1, 3 in the model" in error
+    assert "--alive-heads CKPT --remove-heads" in error
+    again = make_gated(alive_heads=FIRST, remove_heads=True, seed=1)
+    again.load_state_dict(dict(state), strict=True)
+    assert torch.equal(logits(again, make_batch()), logits(pruned, make_batch()))
+    gated = make_gated(alive_heads=FIRST, remove_heads=True, gate_heads="dec-enc")
+    gated.load_state_dict(dict(state), strict=True)  # gates may be added
+
+
+def test_a_state_dict_without_kept_heads_is_loaded_as_before():
+    """As version 0.1 wrote them."""
+    pruned = make_gated(alive_heads=FIRST, remove_heads=True)
+    old = {name: tensor for name, tensor in pruned.state_dict().items() if not name.startswith("kept_heads")}
+    make_gated(alive_heads=FIRST, remove_heads=True, seed=1).load_state_dict(old, strict=True)
+    assert not any("kept" in name for name in make_gated(gate_heads="enc-self", alive_heads=FIRST).state_dict())
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (3, 4), (2, 5)])
+def test_kept_heads_of_another_shape_are_refused(shape, capsys):
+    pruned = make_gated(alive_heads=FIRST, remove_heads=True)
+    with pytest.raises(SystemExit):
+        pruned.load_state_dict({**pruned.state_dict(), "kept_heads.dec-enc": torch.ones(shape)})
+    assert "kept_heads.dec-enc has the shape" in capsys.readouterr().err
+
+
 def write_checkpoint(path, model, **extra):
     args = argparse.Namespace(**{**vars(model.args), "arch": "transformer_head_gates"})
     torch.save({"args": args, "model": model.state_dict(), **extra}, path)

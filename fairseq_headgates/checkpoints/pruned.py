@@ -25,6 +25,7 @@ from fairseq_headgates.pruning import (
     cuts,
     fill_heads,
     kept_heads,
+    kept_heads_entries,
     prune,
     pruned_options,
 )
@@ -51,10 +52,11 @@ def prune_checkpoint(
     result = _with_options(state, args, _gated_architecture(architecture(args)))
     weights = dict(state["model"])
     model.upgrade_state_dict(weights)
-    result["model"] = cut_tensors(weights, found)
+    result["model"] = {**cut_tensors(weights, found), **kept_heads_entries(pruned)}
     result["extra_state"] = dict(state.get("extra_state") or {})
     for key in {"ema", "ema_fp32_params"} & set(result["extra_state"]):
-        result["extra_state"][key] = cut_average(result["extra_state"][key], model, found)
+        average = cut_average(result["extra_state"][key], model, found)
+        result["extra_state"][key] = {**average, **kept_heads_entries(pruned)}
     remembered = state.get("last_optimizer_state") if optimizer else None
     result["last_optimizer_state"] = remembered and cut_optimizer(remembered, model, pruned, found)
     return result
