@@ -23,7 +23,7 @@ setup(
     ],
     packages=find_packages(include=["fairseq_headgates", "fairseq_headgates.*"]),
     python_requires=">=3.11",
-    install_requires=["torch>=2.1", "numpy", "sacrebleu", "scipy", "tensorboardX", "tqdm"],
+    install_requires=["torch>=2.1", "numpy", "regex", "sacrebleu", "scipy", "tensorboardX", "tqdm"],
     extras_require={
         # An extra, because the packages `fairseq` and `fairseq-fixed` own the same folder `fairseq/`:
         # whoever has vanilla fairseq already must not get the fork installed over it.

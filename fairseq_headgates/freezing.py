@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import regex
 from torch import nn
+
+LONGEST_STORED_PATTERN = 1_000  # characters
 
 
 @dataclass
@@ -28,7 +33,7 @@ class FrozenReport:
         return [*groups, total + (f"; {self.dropouts} dropouts turned off" if self.dropouts else "")]
 
 
-def freeze(model: nn.Module, pattern: str, freeze_dropout: bool = False) -> FrozenReport:
+def freeze(model: nn.Module, pattern: str, freeze_dropout: bool = False, seconds: float | None = None) -> FrozenReport:
     """Freezes every parameter one of whose names matches `pattern` (re.search); returns what was frozen.
 
     A shared parameter has several names (with shared embeddings, `encoder.embed_tokens.weight` is also
@@ -36,16 +41,17 @@ def freeze(model: nn.Module, pattern: str, freeze_dropout: bool = False) -> Froz
     trainable. With `freeze_dropout`, dropout is off in every module all of whose parameters are frozen, so that
     the frozen part computes in training what it computes at evaluation.
 
-    Raises ValueError if the pattern is no regular expression, or matches no parameter, or all of them.
+    Raises ValueError if the pattern is no regular expression, or matches no parameter, or all of them; with `seconds`,
+    for a pattern from a file, also if matching takes longer than that.
     """
     try:
-        expression = re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"--freeze-params {pattern!r} is not a regular expression: {error}") from None
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    chosen = {parameter: known for parameter, known in names.items() if any(map(expression.search, known))}
+        search = re.compile(pattern).search if seconds is None else _search_within(pattern, seconds)
+        names = _names(model)
+        chosen = {parameter: known for parameter, known in names.items() if any(map(search, known))}
+    except (re.error, regex.error) as error:
+        raise ValueError(f"--freeze-params {pattern!r:.200} is not a regular expression: {error}") from None
+    except TimeoutError:
+        raise ValueError(f"--freeze-params {pattern!r:.200} takes longer than {seconds} seconds to match") from None
     if not chosen:
         raise ValueError(
             f"--freeze-params {pattern!r} matches no parameter: names look like {next(iter(names.values()))[0]!r}"
@@ -55,13 +61,36 @@ def freeze(model: nn.Module, pattern: str, freeze_dropout: bool = False) -> Froz
     report = FrozenReport()
     for parameter, known in chosen.items():
         parameter.requires_grad = False
-        group = _group(next(filter(expression.search, known)))
+        group = _group(next(filter(search, known)))
         report.tensors[group] += 1
         report.parameters[group] += parameter.numel()
     report.trainable = sum(parameter.numel() for parameter in names if parameter.requires_grad)
     if freeze_dropout:
         report.dropouts = _stop_dropout(model)
     return report
+
+
+def _names(model: nn.Module) -> dict[nn.Parameter, list[str]]:
+    """All names of each parameter: a shared one has several."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return names
+
+
+def _search_within(pattern: str, seconds: float) -> Callable[[str], object]:
+    """`re.search` with a limit on its time, which `re` does not have: some patterns backtrack without end."""
+    if len(pattern) > LONGEST_STORED_PATTERN:
+        raise TimeoutError
+    expression, end = regex.compile(pattern), time.monotonic() + seconds
+
+    def search(name: str) -> object:
+        left = end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return expression.search(name, timeout=left)
+
+    return search
 
 
 def _group(name: str) -> str:

@@ -6,7 +6,7 @@ import argparse
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from fairseq_headgates.gates import OPEN, HardConcrete
 from fairseq_headgates.heads import TYPES, mask_to_json, parse_mask, parse_types
 from fairseq_headgates.inference import pack_linears
 from fairseq_headgates.pruning import KEPT_HEADS, check_kept_heads, kept_heads_entries, remove_heads
+from fairseq_headgates.safety import check_evaluated
 from fairseq_headgates.sites import fix_heads, gated_sites, insert_gates, use_head_attention
 
 logger = logging.getLogger(__name__)
@@ -168,11 +169,18 @@ class HeadGatesMixin:
 
     @classmethod
     def build_model(cls, args, task):
-        model = super().build_model(args, task)  # type: ignore[misc]
+        """Called by fairseq's commands, with options from the command line, from hydra or from a checkpoint."""
         with one_line_errors():
-            equip(model, args)
-            if option(args, "alive_heads"):  # from the command line it is inline already, from hydra it is not
-                args.alive_heads = _inline_mask(args.alive_heads)
+            return cls.build_checked(args, task)
+
+    @classmethod
+    def build_checked(cls, args, task):
+        """Builds the model that `args` describe. Raises ValueError for options of this plugin that cannot be used."""
+        check_evaluated(args if isinstance(args, Mapping) else vars(args))
+        model = super().build_model(args, task)  # type: ignore[misc]
+        equip(model, args)
+        if option(args, "alive_heads"):  # from the command line it is inline already, from hydra it is not
+            args.alive_heads = _inline_mask(args.alive_heads)
         model.args = args
         return model
 
@@ -191,8 +199,12 @@ class HeadGatesMixin:
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
         with one_line_errors():  # fairseq hides any other exception behind one of its own
-            super().upgrade_state_dict(state_dict)  # type: ignore[misc]
-            check_kept_heads(self, state_dict)  # type: ignore[arg-type]
+            self.convert_old_names(state_dict)
+
+    def convert_old_names(self, state_dict: dict[str, Any]) -> None:
+        """Gives the weights of an older fairseq their names of today. Raises ValueError for weights of other heads."""
+        super().upgrade_state_dict(state_dict)  # type: ignore[misc]
+        check_kept_heads(self, state_dict)  # type: ignore[arg-type]
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[misc]

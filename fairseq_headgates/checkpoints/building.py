@@ -17,9 +17,14 @@ from fairseq.models.transformer import TransformerModel
 from torch import Tensor, nn
 
 from fairseq_headgates.checkpoints.loading import load_checkpoint, model_args, updates_of
+from fairseq_headgates.checkpoints.sizes import check_sizes
+from fairseq_headgates.freezing import freeze
 from fairseq_headgates.heads import TYPES, HeadTable
 from fairseq_headgates.models import HeadGatesMixin, TransformerHeadGatesModel
+from fairseq_headgates.safety import model_options, shown
 from fairseq_headgates.sites import gate_values, gated_sites, open_probabilities, to_tables
+
+MATCHING_SECONDS = 2.0  # for a regular expression from a file
 
 
 def load_model(path: str, trust: bool = False) -> tuple[dict[str, Any], nn.Module]:
@@ -45,33 +50,67 @@ class _Vocabulary:
 
 
 class _Task:
+    """As much of a task as building a model needs."""
+
     def __init__(self, weights: Mapping[str, Tensor], shared: bool):
-        sizes = [len(weights.get(f"{side}.embed_tokens.weight", ())) for side in ("encoder", "decoder")]
+        sizes = [self._symbols(weights, f"{side}.embed_tokens.weight") for side in ("encoder", "decoder")]
         self.source_dictionary = _Vocabulary(sizes[0])
         self.target_dictionary = self.source_dictionary if shared else _Vocabulary(sizes[1])
 
+    @staticmethod
+    def _symbols(weights: Mapping[str, Tensor], name: str) -> int:
+        table = weights.get(name)
+        if table is None or table.dim() != 2:
+            raise ValueError(f"{name} is {'missing' if table is None else 'not a matrix'}")
+        return len(table)
+
 
 def build_model(state: Mapping[str, Any]) -> nn.Module:
-    """The model of a checkpoint with its weights, of our architecture also where the checkpoint is of fairseq's.
+    """Builds the model of a checkpoint with its weights, in evaluation mode, frozen as in its training.
 
-    Needs no data and no dictionary. Raises ValueError, with every reason at once, for a model that is not known.
+    The model is a `TransformerHeadGatesModel`, also where the checkpoint is one of fairseq's `transformer`. Needs no
+    data, and of the stored options only those that say what the model is. Their sizes are compared with the weights
+    before anything is allocated. Raises ValueError, with every reason at once, for a model that is not supported.
     """
-    args = model_args(state)
+    args = safe_model_options(state)
     reasons = list(_unknown(state, args))
     if reasons:
-        raise ValueError("this checkpoint cannot be handled: " + "; ".join(reasons))
-    args.encoder_embed_path = args.decoder_embed_path = None  # files that the weights make unnecessary
+        raise ValueError("this checkpoint is not supported: " + "; ".join(reasons))
     weights = dict(state["model"])
-    task = _Task(weights, getattr(args, "share_all_embeddings", False))
     try:
-        model = TransformerHeadGatesModel.build_model(args, task)
+        task = _Task(weights, getattr(args, "share_all_embeddings", False))
+        check_sizes(args, weights, task)
+        model = TransformerHeadGatesModel.build_checked(args, task)
+        model.convert_old_names(weights)
         model.load_state_dict(weights, strict=True, model_cfg=args)
     except Exception as error:  # options that contradict each other or the weights make fairseq raise anything
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         raise ValueError(
-            f"the options and the weights of the checkpoint make no model: {' '.join(lines[:2])}"
+            f"the options and the weights of the checkpoint make no model: {' '.join(lines[:2])[:500]}"
         ) from None
+    pattern = getattr(model_args(state), "freeze_params", None)
+    if pattern:
+        freeze_as_stored(model, pattern)
     return model.eval()
+
+
+def freeze_as_stored(model: nn.Module, pattern: Any) -> bool:
+    """Freezes parameters by a stored `--freeze-params`; False where it cannot be used or matches nothing here."""
+    try:
+        freeze(model, pattern, seconds=MATCHING_SECONDS)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def safe_model_options(state: Mapping[str, Any]) -> argparse.Namespace:
+    """The stored options that a model is built from. Raises ValueError for one of a wrong type."""
+    args = model_options(vars(model_args(state)))
+    args.encoder_embed_path = args.decoder_embed_path = None  # files that the weights make unnecessary
+    alive = getattr(args, "alive_heads", None)
+    if alive and not alive.lstrip().startswith("{"):  # a path: nothing is opened because a file says so
+        raise ValueError(f"the stored option alive_heads is {shown(alive)}: it must be a mask as inline JSON")
+    return args
 
 
 def _unknown(state: Mapping[str, Any], args: argparse.Namespace) -> typing.Iterator[str]:
@@ -80,7 +119,7 @@ def _unknown(state: Mapping[str, Any], args: argparse.Namespace) -> typing.Itera
     if model_class is not TransformerModel and not (
         isinstance(model_class, type) and issubclass(model_class, HeadGatesMixin)
     ):
-        yield f"its architecture is {name!r}, known are fairseq's transformer and transformer_head_gates"
+        yield f"its architecture is {shown(name)}, known are fairseq's transformer and transformer_head_gates"
     if not any(re.search(r"attn\.(out_proj|in_proj)", key) for key in state["model"]):
         yield "it has no attention layer"
     if getattr(args, "quant_noise_pq", 0):

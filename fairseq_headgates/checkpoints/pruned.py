@@ -13,10 +13,9 @@ from fairseq.models.transformer import TransformerModel
 from omegaconf import OmegaConf
 from torch import nn
 
-from fairseq_headgates.checkpoints.building import architecture, build_model
+from fairseq_headgates.checkpoints.building import architecture, build_model, freeze_as_stored
 from fairseq_headgates.checkpoints.loading import model_args
 from fairseq_headgates.checkpoints.optimizer import cut_average, cut_optimizer
-from fairseq_headgates.freezing import freeze
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.models import DEFAULTS
 from fairseq_headgates.pruning import (
@@ -43,10 +42,12 @@ def prune_checkpoint(
     Raises ValueError for a mask of another shape and an optimiser that is not known.
     """
     model = model or build_model(state)
+    pattern = getattr(model_args(state), "freeze_params", None)
+    remembered = state.get("last_optimizer_state") if optimizer else None
     found = cuts(model, mask)
     pruned = apply_cuts(copy.deepcopy(model), found)
     args = pruned_options(model_args(state), kept_heads(pruned))
-    if getattr(args, "freeze_params", None) and not _can_be_frozen(pruned, args.freeze_params):
+    if pattern and not freeze_as_stored(pruned, pattern):
         args.freeze_params = None  # it was about gates
         pruned.requires_grad_(True)
     result = _with_options(state, args, _gated_architecture(architecture(args)))
@@ -57,18 +58,8 @@ def prune_checkpoint(
     for key in {"ema", "ema_fp32_params"} & set(result["extra_state"]):
         average = cut_average(result["extra_state"][key], model, found)
         result["extra_state"][key] = {**average, **kept_heads_entries(pruned)}
-    remembered = state.get("last_optimizer_state") if optimizer else None
     result["last_optimizer_state"] = remembered and cut_optimizer(remembered, model, pruned, found)
     return result
-
-
-def _can_be_frozen(model: nn.Module, pattern: str) -> bool:
-    """Whether the pattern still matches something, and not everything."""
-    try:
-        freeze(copy.deepcopy(model), pattern)
-    except ValueError:
-        return False
-    return True
 
 
 def stock_checkpoint(state: Mapping[str, Any], mask: HeadTable, model: nn.Module | None = None) -> dict[str, Any]:

@@ -32,7 +32,8 @@ class StoredNamespace(argparse.Namespace):
         options = plain(state)
         check_evaluated(options)
         vars(self).update(options)
-        self.__class__ = argparse.Namespace  # now that it is checked, it is one, and cannot be changed by the file
+        # Now that it is checked it is an ordinary Namespace, which the rest of the file cannot change.
+        object.__setattr__(self, "__class__", argparse.Namespace)
 
 
 class Marker:
@@ -72,7 +73,7 @@ class StoredArray(numpy.ndarray):
         if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape) or len(shape) > 8:
             raise ValueError("a numpy array of unknown shape")
         _check_data(kind, math.prod(shape), data)
-        super().__setstate__((1, shape, kind.dtype, fortran is True, data))
+        super().__setstate__((1, shape, kind.dtype, fortran is True, data))  # type: ignore[arg-type]
 
     def __reduce__(self) -> Any:
         return numpy.array(self, subok=False).__reduce__()  # saved again, it is an ordinary array

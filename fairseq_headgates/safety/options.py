@@ -125,8 +125,10 @@ def _elements(node: ast.expr, numbers_only: bool) -> int:
             return 1
     elif isinstance(node, (ast.List, ast.Tuple, ast.Set)):
         return _bounded(1 + sum(_elements(child, numbers_only) for child in node.elts))
-    elif isinstance(node, ast.Dict) and not numbers_only and all(node.keys):
-        return _bounded(1 + sum(_elements(child, False) for child in [*node.keys, *node.values]))  # type: ignore[list-item]
+    elif isinstance(node, ast.Dict) and not numbers_only:
+        keys = [key for key in node.keys if key is not None]
+        if len(keys) == len(node.values):  # not so for {**other}
+            return _bounded(1 + sum(_elements(child, False) for child in [*keys, *node.values]))
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _bounded(_elements(node.left, numbers_only) + _elements(node.right, numbers_only))
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):

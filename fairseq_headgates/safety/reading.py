@@ -74,8 +74,8 @@ def _check_names(path: str | os.PathLike[str], size: int) -> None:
         for name in names:
             if name not in TENSORS and name not in STORED and not STORAGE_OR_TYPE.fullmatch(name):
                 raise Refused(
-                    f"is not loaded: it holds {name.removeprefix('builtins.')}, which is neither a weight nor a plain option and could run code; "
-                    "pass --trust if you know where the file comes from"
+                    f"is not loaded: it holds {name.removeprefix('builtins.')}, which is neither a weight nor a plain "
+                    "option and could run code; pass --trust if you know where the file comes from"
                 )
 
 

@@ -1,0 +1,91 @@
+"""Stored options against stored weights, before a model of these sizes is allocated."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from fairseq.models.transformer import TransformerModel, base_architecture
+from torch import Tensor, nn
+
+from fairseq_headgates.safety import shown
+
+SIZES = ("embed_dim", "ffn_embed_dim", "attention_heads")
+MOST_LAYERS = 1_000  # of a stack; more take minutes to build
+LARGEST_SIZE = 2**24
+LARGEST_TABLE = 2**28  # numbers in a table of sinusoidal positions, which is not stored but computed
+# What pruning makes smaller, and what is not stored where it is shared, constant or without heads.
+PROJECTION = re.compile(r"attn\.(q_proj|k_proj|v_proj|out_proj)\.(weight|bias)$")
+MISSING_SHARE = 4  # how many times as large as the stored weights all that is not stored may be
+MISSING_NUMBERS = 2**26
+
+
+def check_sizes(args: argparse.Namespace, weights: Mapping[str, Tensor], task: Any) -> None:
+    """Raises ValueError unless the model that `args` describe has the shapes of `weights`.
+
+    Nothing of the model's size is allocated: it is built on torch's meta device.
+    """
+    args = copy.deepcopy(args)
+    base_architecture(args)
+    for side in ("encoder", "decoder"):
+        _check_layers(args, weights, side)
+        for size in SIZES:
+            _check_size(f"{side}_{size}", getattr(args, f"{side}_{size}"))
+    _check_size("decoder_input_dim", args.decoder_input_dim)
+    _check_size("decoder_output_dim", args.decoder_output_dim)
+    for name, side in (("max_source_positions", "encoder"), ("max_target_positions", "decoder")):
+        positions = getattr(args, name, None)
+        if positions is not None:
+            _check_size(name, positions)
+            learned = getattr(args, f"{side}_learned_pos")
+            if not learned and positions * getattr(args, f"{side}_embed_dim") > LARGEST_TABLE:
+                raise ValueError(f"the stored option {name} is {positions:,}: its table would have too many numbers")
+    if getattr(args, "base_layers", 0):
+        raise ValueError(f"the stored option base_layers is {shown(args.base_layers)}: BASE layers are not supported")
+    with torch.device("meta"):
+        skeleton = TransformerModel.build_model(args, task)
+    _check_shapes(skeleton, weights)
+
+
+def _check_layers(args: argparse.Namespace, weights: Mapping[str, Tensor], side: str) -> None:
+    name = f"{side}_layers"
+    layers = getattr(args, name)
+    found = {match[1] for key in weights if (match := re.match(rf"{side}\.layers\.(\d+)\.", key))}
+    if getattr(args, f"{name}_to_keep", None):  # LayerDrop: fairseq takes these out of more
+        layers = len(str(getattr(args, f"{name}_to_keep")).split(","))
+        fits = layers <= len(found)
+    else:
+        fits = layers == len(found)
+    if not fits or len(found) > MOST_LAYERS:
+        raise ValueError(f"the stored option {name} is {shown(layers)}, the weights are of {len(found)} layers")
+
+
+def _check_size(name: str, value: Any) -> None:
+    if not isinstance(value, int) or not 0 < value <= LARGEST_SIZE:
+        raise ValueError(f"the stored option {name} is {shown(value)}: it must be from 1 to {LARGEST_SIZE:,}")
+
+
+def _check_shapes(skeleton: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    missing = 0
+    for name, tensor in skeleton.state_dict().items():
+        stored = weights.get(name)
+        if stored is None:
+            missing += tensor.numel()
+        elif not _fits(name, stored.shape, tensor.shape):
+            raise ValueError(
+                f"the stored options give {name} the shape {tuple(tensor.shape)}, it is stored as {tuple(stored.shape)}"
+            )
+    stored_numbers = sum(math.prod(weight.shape) for weight in weights.values())
+    if missing > MISSING_SHARE * stored_numbers + MISSING_NUMBERS:
+        raise ValueError(f"the stored options are of a model with {missing:,} more parameters than are stored")
+
+
+def _fits(name: str, stored: torch.Size, built: torch.Size) -> bool:
+    if not PROJECTION.search(name) or len(stored) != len(built):
+        return stored == built
+    return all(size <= most for size, most in zip(stored, built, strict=True))  # heads may be removed
