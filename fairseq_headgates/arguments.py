@@ -11,10 +11,10 @@ LONGEST = 4000  # characters of a message
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse's parser, without the usage in front of an error: one line on stderr, exit code 2."""
+    """argparse's parser, except that an error is one line on stderr, without the usage; exit code 2."""
 
     def error(self, message: str) -> NoReturn:
-        fail(self.prog, message)
+        fail(self.prog, f"{message} (see {self.prog} --help)")
 
 
 def fail(program: str, message: str) -> NoReturn:

@@ -45,6 +45,7 @@ from fairseq_headgates.checkpoints import (
 )
 from fairseq_headgates.pruning import kept_heads, open_heads
 from fairseq_headgates.sites import head_counts
+from fairseq_headgates.stored_heads import read_mask
 
 pytestmark = [
     # of torch's data loader, about machines without a GPU
@@ -511,6 +512,82 @@ def test_a_pruned_checkpoint_needs_its_mask_to_be_trained(pruned, train, tmp_pat
     (line,) = (line for line in done.err.splitlines() if "error:" in line)
     assert "enc-self layer 0 has 3 heads in the checkpoint and 4 in the model" in line
     assert "headgates show" in line and "--remove-heads" in line and "Traceback" not in done.text
+
+
+def test_a_mask_from_a_checkpoint_is_the_one_that_show_writes(gated, pruned, run, tmp_path):
+    """Gates that are closed, heads that are removed, and gates on what was left of them."""
+    again = prune_checkpoint(load_checkpoint(str(pruned)), HeadTable({"enc-self": [[0, 1, 1, 1], [1, 1, 1, 1]]}))
+    args = model_args(again)
+    args.gate_heads = "dec-self"
+    again["cfg"]["model"] = args
+    for layer, gates in enumerate(([F, C], [O, C, C, F])):
+        again["model"][f"decoder.layers.{layer}.self_attn.gate.log_alpha"] = torch.tensor(gates).double()
+    torch.save(again, tmp_path / "again.pt")
+    masked_ = with_gates(read(gated), {"enc-self": [[C, C, O, O], [F, F, O, O]]})
+    torch.save(masked_, tmp_path / "gated.pt")
+    for path in (gated, pruned, tmp_path / "again.pt", tmp_path / "gated.pt"):
+        shown = json.loads(run("headgates", "show", path, "--out", "-").out)
+        assert read_mask(str(path)).values == {kind: shown[kind] for kind in TYPES.split(",")}
+    left = {"enc-self": [[0, 1, 1, 1], [0] * 4], "dec-self": [[1, 0, 0, 0], [1, 0, 0, 1]], "dec-enc": OPEN["dec-enc"]}
+    assert read_mask(str(tmp_path / "again.pt")).values == left
+    for form in (["--alive", tmp_path / "again.pt"], ["--alive", json.dumps(left)]):
+        plan = json.loads(run("headgates", "prune", gated, tmp_path / "x.pt", "--dry-run", "--json", *form).out)
+        assert plan["mask"] == left
+
+
+def no_mask_in(kind, path):
+    """A checkpoint whose options or gates say no mask."""
+    state = small_state(make_gated(gate_heads="enc-self"))
+    args = vars(state["cfg"]["model"])
+    gate = "encoder.layers.0.self_attn.gate.log_alpha"
+    changes = {
+        "another architecture": {"arch": "transformer"},
+        "no architecture": {"arch": None},
+        "a mask of another shape": {"alive_heads": '{"enc-self": [[1, 1]]}'},
+        "a file as mask": {"alive_heads": "/dev/zero"},
+        "a broken mask": {"alive_heads": '{"enc-self": [['},
+        "a number as mask": {"alive_heads": 7},
+        "a stretch that is none": {"gate_stretch": "wide"},
+        "too many heads": {"encoder_attention_heads": 10**9},
+        "a negative number of heads": {"encoder_attention_heads": -4},
+    }
+    if kind in changes:
+        state["cfg"]["model"] = argparse.Namespace(**{**args, **changes[kind]})
+    elif kind == "too many gates":
+        state["model"][gate] = torch.zeros(5)
+    elif kind == "a gate of no layer":
+        state["model"]["encoder.layers.7.self_attn.gate.log_alpha"] = torch.zeros(4)
+    elif kind == "a list":
+        state = [1]
+    elif kind == "options as text":
+        state = {**state, "cfg": "--arch transformer_head_gates"}
+    elif kind == "no tensors":
+        state = {**state, "model": {gate: 1}}
+    torch.save(state, path)
+    return path
+
+
+NO_MASKS = [
+    "another architecture", "no architecture", "a mask of another shape", "a file as mask", "a broken mask",
+    "a number as mask", "a stretch that is none", "too many heads", "a negative number of heads", "too many gates",
+    "a gate of no layer", "a list", "options as text", "no tensors",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NO_MASKS)
+def test_checkpoints_without_a_mask_are_refused_in_one_line(kind, tmp_path):
+    path = no_mask_in(kind, tmp_path / "x.pt")
+    with pytest.raises(ValueError, match=re.escape(repr(str(path))) + " cannot be taken as a mask: ") as error:
+        read_mask(str(path))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04", b"PK\x03\x04" + b"x" * 100, b""])
+def test_files_that_are_no_checkpoint_are_no_mask(content, tmp_path):
+    (tmp_path / "x.pt").write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(str(tmp_path / "x.pt"))) as error:
+        read_mask(str(tmp_path / "x.pt"))
+    assert "\n" not in str(error.value)
 
 
 def test_heads_are_not_relabelled_in_silence(pruned, gated, train, run, tmp_path):

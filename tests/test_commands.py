@@ -318,6 +318,41 @@ def test_hydra_train(tmp_path, toy, run):
     assert shown["gate"]["enc-self"] == ALIVE["enc-self"]
 
 
+HYDRA = {
+    "common": {"cpu": True, "user_dir": str(USER_DIR), "seed": 1},
+    "criterion": {"_name": "label_smoothed_cross_entropy"},
+    "optimizer": {"_name": "adam"},
+    "lr_scheduler": {"_name": "fixed"},
+    "dataset": {"max_tokens": 500, "num_workers": 0, "required_batch_size_multiple": 1},
+    "optimization": {"max_update": 1, "lr": [0.005]},
+}
+
+
+def hydra_train(run, toy, folder, code=0, **model):
+    """fairseq-hydra-train with these options of the model."""
+    config = {**HYDRA, "task": {"_name": "translation", "data": str(toy.data)}}
+    config |= {"model": {"_name": "transformer_head_gates", **TOY_MODEL, **model}}
+    config |= {"checkpoint": {"save_dir": str(folder / "save")}}
+    (folder / "toy.yaml").write_text(json.dumps(config))
+    return run("fairseq-hydra-train", "--config-dir", folder, "--config-name", "toy", code=code)
+
+
+def test_hydra_takes_lists_and_mappings(tmp_path, toy, run):
+    alive = {"enc-self": ALIVE["enc-self"]}
+    hydra_train(run, toy, tmp_path, gate_heads=["dec-enc"], gate_stretch=[-0.2, 1.2], alive_heads=alive)
+    stored = read(tmp_path / "save" / "checkpoint_last.pt")["cfg"]["model"]
+    assert (stored["gate_heads"], stored["gate_stretch"]) == ("dec-enc", "-0.2,1.2")
+    assert json.loads(stored["alive_heads"]) == {"format": "headgates.heads/1", **alive}
+    done = run("fairseq-generate", toy.data, *GENERATE, "--path", tmp_path / "save" / "checkpoint_last.pt")
+    assert len(hypotheses(done)) == 10
+
+
+def test_hydra_refuses_misspelt_options(tmp_path, toy, run):
+    done = hydra_train(run, toy, tmp_path, code=2, gate_heads="enc-self", gate_temprature=0.5)
+    assert_one_line_error(done, ["unknown option 'gate_temprature' of the model: write gate_temperature"])
+    assert not list((tmp_path / "save").glob("*.pt"))
+
+
 def test_eval_bleu(tmp_path, train, run, toy):
     bleu = ["--eval-bleu", "--eval-bleu-args", '{"beam": 2}', "--eval-bleu-detok", "space"]
     bleu += ["--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"]
@@ -409,13 +444,30 @@ def test_show_overwrites_only_with_force(gated_checkpoint, tmp_path, run):
     assert [file.name for file in tmp_path.iterdir()] == ["heads.json"]  # nothing temporary left
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_is_a_mask(kind, checkpoints, tmp_path, train, run):
+    """The heads that `headgates show --out` writes, with every kind of checkpoint of ours."""
+    path = checkpoints[kind]
+    if kind == "baseline":
+        path = tmp_path / "stock" / "checkpoint_last.pt"
+        train(tmp_path / "stock", arch="transformer")
+        refused = train(tmp_path / "x", "--alive-heads", path, code=2)
+        return assert_one_line_error(refused, [repr(str(path)), "'transformer'", "transformer_head_gates"])
+    heads = json.loads(run("headgates", "show", path, "--out", "-").out)
+    train(tmp_path, "--alive-heads", path, "--remove-heads", updates=1)
+    stored = read(tmp_path / "checkpoint_last.pt")["cfg"]["model"]
+    assert {kind: json.loads(stored.alive_heads)[kind] for kind in TYPES.split(",")} == {
+        kind: heads[kind] for kind in TYPES.split(",")
+    }
+
+
 # Bad input
 
 
 def assert_one_line_error(finished, words):
     """Exit code 2 and one line that says what is wrong; no traceback."""
     assert finished.code == 2, finished.text
-    assert "Traceback" not in finished.text
+    assert "Traceback" not in finished.text and "usage:" not in finished.err
     (line,) = (line for line in finished.err.splitlines() if "error:" in line)
     assert [word for word in words if word not in line] == [], line
 
@@ -430,7 +482,15 @@ BAD_OPTIONS = {
         ["--gate-heads", "enc-self", "--alive-heads", mask(enc_self=[FOUR, FOUR])],
         ["enc-self", "--gate-heads", "--alive-heads"],
     ),
-    "unknown type": (["--gate-heads", "enc-slef"], ["'enc-slef'", TYPES.replace(",", ", ")]),
+    "unknown type": (["--gate-heads", "enc-slef"], ["--gate-heads", "'enc-slef'", TYPES.replace(",", ", ")]),
+    "a type twice in a mask": (["--alive-heads", '{"enc-self": [[1]], "enc-self": [[1]]}'], ["'enc-self' twice"]),
+    "a mask without end": (["--alive-heads", "/dev/zero"], ["'/dev/zero'", "no regular file"]),
+    "gate init without bound": (["--gate-init", "1e300"], ["--gate-init", "1e300", "1e+06"]),
+    "stretch out of bounds": (["--gate-stretch=-1e300,1e300"], ["--gate-stretch", "-1e+300,1e+300", "1e+06"]),
+    "gate rate too small": (["--gate-heads", "enc-self", "--gate-lr-scale", "1e-40"], ["--gate-lr-scale", "1e-40"]),
+    "lambda out of bounds": ([*GATED, "--l0-weight", "1e300"], ["--l0-weight", "1e+300", "1e+09"]),
+    "lambda is text": ([*GATED, "--l0-weight", "x"], ["--l0-weight", "'x'", "number"]),
+    "unknown reduction": ([*GATED, "--l0-reduction", "mean"], ["--l0-reduction", "'mean'", "sum, layer-mean"]),
     "type named twice": (["--gate-heads", "enc-self,enc-self"], ["'enc-self'", "twice"]),
     "unknown type in a mask": (["--alive-heads", mask(encoder=[FOUR, FOUR])], ["'encoder'", "enc-self"]),
     "layers of a mask": (["--alive-heads", mask(enc_self=[FOUR])], ["enc-self", "1 layers", "has 2"]),

@@ -197,7 +197,7 @@ def test_imports_run_downward_only():
         "parts": set(),
         "files": {"arguments", "parts"},
         "heads": {"arguments", "files"},
-        "gates": set(),
+        "gates": {"arguments"},
         "freezing": set(),
         "report": {"heads"},
         "beam": set(),
@@ -206,8 +206,10 @@ def test_imports_run_downward_only():
         "attention": {"heads", "gates", "beam", "inference"},
         "sites": {"heads", "gates", "attention"},
         "pruning": {"heads", "attention", "sites"},
-        "models": {"arguments", "heads", "gates", "freezing", "inference", "safety", "sites", "pruning"},
-        "criterions": {"sites", "models", "report"},
+        "stored_heads": {"heads", "gates", "safety"},
+        "options": {"arguments", "heads", "gates", "stored_heads"},
+        "models": {"heads", "gates", "freezing", "inference", "safety", "sites", "pruning", "options"},
+        "criterions": {"arguments", "sites", "options", "report"},
         "checkpoints": {"files", "heads", "freezing", "safety", "sites", "models", "pruning"},
         "convert": {"parts", "sites", "models"},
         "evaluation": {"files"},
@@ -221,7 +223,9 @@ def test_imports_run_downward_only():
             "arguments", "files", "heads", "report", "sites", "pruning", "evaluation", "propagation", "ablation",
             "importance", "agreement", "session",
         },
-        "cli": {"arguments", "files", "heads", "report", "pruning", "checkpoints", "convert", "analysis"},
+        "cli": {
+            "arguments", "files", "heads", "report", "pruning", "stored_heads", "checkpoints", "convert", "analysis",
+        },
     }
     # fmt: on
     order = list(stands_on)
