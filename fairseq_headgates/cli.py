@@ -229,7 +229,7 @@ def run_prune(args: argparse.Namespace) -> int:
     if args.stock:
         smaller = stock_checkpoint(state, mask, model)
     else:
-        smaller = prune_checkpoint(state, mask, not args.no_optimizer, model)
+        smaller = prune_checkpoint(state, mask, not args.no_optimizer, model, print_notice)
     build_model(smaller)  # what is written loads
     if not args.dry_run:
         save_checkpoint(smaller, args.output, args.force)
@@ -247,6 +247,10 @@ def refuse_standard_output(output: str) -> None:
     """Raises ValueError for `-`: what is printed would be in the middle of what is written."""
     if output == "-":
         raise ValueError("OUT is '-', but a model is not written to standard output: give a name (./- for this one)")
+
+
+def print_notice(message: str) -> None:
+    print(f"headgates prune: {one_line(message)}", file=sys.stderr)
 
 
 def removal_notes(plan: dict) -> list[str]:

@@ -220,7 +220,7 @@ def cut_tensors(tensors: Mapping[str, Tensor], found: Mapping[str, Cut], power: 
     """The same for tensors by the names of parameters: a state dict, or moments of an optimiser (see `Cut`)."""
     result = {}
     for name, tensor in tensors.items():
-        attention, parameter = _site_and_parameter(name, found)
+        attention, parameter = site_and_parameter(name, found)
         if name.startswith(KEPT_HEADS):
             continue
         if attention is None:
@@ -230,7 +230,7 @@ def cut_tensors(tensors: Mapping[str, Tensor], found: Mapping[str, Cut], power: 
     return result
 
 
-def _site_and_parameter(name: str, found: Mapping[str, Cut]) -> tuple[str | None, str]:
+def site_and_parameter(name: str, found: Mapping[str, Cut]) -> tuple[str | None, str]:
     """'decoder.layers.0.self_attn.q_proj.weight' -> ('decoder.layers.0.self_attn', 'q_proj.weight')."""
     attention, _, parameter = name.rpartition(".")
     attention, _, projection = attention.rpartition(".")

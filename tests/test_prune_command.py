@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models_for_tests import logits, make_batch, make_gated
+from models_for_tests import assert_same, logits, make_batch, make_gated
 
 from fairseq_headgates import HeadTable, head_sites, masked
 from fairseq_headgates import cli as command
@@ -201,15 +201,67 @@ def test_the_state_of_the_optimiser_is_cut_or_left_out(checkpoint, prune):
     assert state["model"].keys() == bare["model"].keys()
 
 
-def test_an_optimiser_that_is_not_known_is_refused_with_the_way_out(checkpoint, prune, refused):
+def test_an_optimiser_that_is_not_known_is_left_out_with_a_notice(checkpoint, prune):
     state = torch.load(checkpoint, weights_only=False)
     for entry in state["last_optimizer_state"]["state"].values():
         entry["exp_avg_sq_row"] = entry.pop("exp_avg_sq")[..., 0]
     torch.save(state, checkpoint)
+    out, without = checkpoint.with_name("pruned.pt"), checkpoint.with_name("without.pt")
+    done = prune(checkpoint, out)
+    assert done.err == "headgates prune: the state of the optimiser is left out: its form is not known\n"
+    assert "written" in done.out
+    prune(checkpoint, without, "--no-optimizer")
+    assert_same(torch.load(out, weights_only=False), torch.load(without, weights_only=False))
+    assert prune(checkpoint, out, "--force", "--no-optimizer").err == ""
+
+
+ODD_STATES = {
+    "a list as moving average": ({"extra_state": {"ema": [1, 2]}}, "the moving average ema is left out"),
+    "text as moving average": ({"extra_state": {"ema_fp32_params": "x"}}, "moving average ema_fp32_params is left out"),
+    "an average of something else": ({"extra_state": {"ema": {"encoder.layers.0.fc1.weight": 3}}}, "ema is left out"),
+    "an average of other sizes": (
+        {"extra_state": {"ema": {"encoder.layers.0.fc1.weight": torch.ones(2)}}},
+        "ema is left out: it is not one of the weights of this model",
+    ),
+    "an average of other heads": (
+        {"extra_state": {"ema": {"encoder.layers.0.self_attn.out_proj.weight": torch.ones(32, 8)}}},
+        "ema is left out: it is not one of the weights of this model",
+    ),
+    "a number as criterion": ({"optimizer_history": [{"criterion_name": 3, "num_updates": 1}]}, ""),
+    "a list as criterion": ({"optimizer_history": [{"criterion_name": ["x"]}]}, ""),
+    "no history": ({"optimizer_history": []}, ""),
+    "text as data position": ({"extra_state": {"train_iterator": "x"}}, ""),
+    "a list as entries": ({"last_optimizer_state": {"state": [1], "param_groups": [1]}}, "its form is not known"),
+    "text as groups": ({"last_optimizer_state": {"state": {}, "param_groups": "x"}}, "its form is not known"),
+    "text as moments": (
+        {"last_optimizer_state": {"state": {0: "x"}, "param_groups": [{"params": list(range(86))}]}},
+        "the state of the optimiser is left out: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", [[], ["--stock"]])
+@pytest.mark.parametrize("kind", ODD_STATES)
+def test_odd_states_beside_the_weights_do_no_harm(kind, form, checkpoint, prune):
+    changes, notice = ODD_STATES[kind]
+    torch.save({**torch.load(checkpoint, weights_only=False), **changes}, checkpoint)
     out = checkpoint.with_name("pruned.pt")
-    refused(checkpoint, out, words=["exp_avg_sq_row", "--no-optimizer"])
-    assert names(checkpoint.parent) == ["gated.pt"]
-    prune(checkpoint, out, "--no-optimizer")
+    done = prune(checkpoint, out, *form)
+    assert done.err.count("\n") <= 1 and notice in (done.err if not form or notice in done.err else notice)
+    assert "written" in done.out
+    torch.testing.assert_close(logits(load(out), make_batch()), logits(load(checkpoint), make_batch()))
+
+
+@pytest.mark.parametrize("key", ["optimizer_history", "extra_state", "last_optimizer_state", "cfg", "args"])
+@pytest.mark.parametrize("value", [7, "x", [1], ["x"]])
+def test_odd_parts_of_a_checkpoint_end_with_one_line_or_do_no_harm(key, value, checkpoint, prune):
+    torch.save({**torch.load(checkpoint, weights_only=False), key: value}, checkpoint)
+    try:
+        done = prune(checkpoint, checkpoint.with_name("pruned.pt"))
+    except AssertionError as error:  # which holds what the command left
+        (done,) = error.args[0].args if isinstance(error.args[0], Exception) else (error.args[0],)
+        assert "code=2" in str(done) and "Traceback" not in str(done)
+        assert names(checkpoint.parent) == ["gated.pt"]
 
 
 def test_a_mask_from_a_file_or_inline(checkpoint, prune):
