@@ -27,6 +27,7 @@ from fairseq_headgates import (
 )
 from fairseq_headgates.beam import EncoderCache
 from fairseq_headgates.heads import TYPES
+from fairseq_headgates.pruning import fill_heads
 from fairseq_headgates.sites import watching
 
 E, H, D, T, S, B = 12, 3, 4, 5, 6, 2
@@ -97,8 +98,9 @@ def test_matches_a_naive_rewrite(cross, side, scale):
     assert none is None
     torch.testing.assert_close(fused, expected)
     torch.testing.assert_close(explicit, expected)
-    torch.testing.assert_close(weights, expected_weights)
-    torch.testing.assert_close(averaged, expected_weights.mean(0))
+    contributing = expected_weights if scale is None else expected_weights[[0, 2]]  # the second head is closed
+    torch.testing.assert_close(weights, contributing)
+    torch.testing.assert_close(averaged, contributing.mean(0))
 
 
 @pytest.mark.parametrize("side", [None, "right"])
@@ -238,6 +240,36 @@ def test_masked_reverts_and_combines_with_fixed_heads():
         raise KeyError
     assert torch.equal(logits(model, batch), before)
     assert gate_values(model)["dec-enc"].min() == 1
+
+
+def attention_of(model):
+    """What fairseq aligns by: the last layer's attention to the encoder, averaged over heads, [B, T, S]."""
+    with torch.no_grad():
+        return model(**make_batch())[1]["attn"][0]
+
+
+@pytest.mark.parametrize("row", [[1, 0, 1, 1], [0, 0, 1, 0], [0, 0, 0, 0]])
+def test_averaged_attention_is_the_same_in_every_form(row):
+    """Gated, fixed, masked and pruned; a stock export mixes in what heads of zeros give: attention to all alike."""
+    mask = {"dec-enc": [[1, 1, 1, 1], row]}
+    model = make_gated()
+    gated = make_gated(gate_heads="dec-enc")
+    with torch.no_grad():
+        head_sites(gated)[-1].attention.gate.theta.copy_(torch.tensor([1.0 if alive else -1.0 for alive in row]))
+    pruned = prune(model, mask)
+    expected = attention_of(pruned)
+    with masked(model, mask):
+        torch.testing.assert_close(attention_of(model), expected)
+    for other in (gated, fix_heads(make_gated(), mask), prune(gated)):
+        torch.testing.assert_close(attention_of(other), expected)
+    exported = make_stock()
+    exported.load_state_dict(fill_heads(pruned, pruned.state_dict()))
+    uniform = make_batch()["src_tokens"].ne(PAD).float()
+    uniform = (uniform / uniform.sum(-1, keepdim=True))[:, None]
+    mixed = (sum(row) * expected + (4 - sum(row)) * uniform) / 4
+    torch.testing.assert_close(attention_of(exported), mixed)
+    if any(row):  # what --print-alignment prints
+        assert torch.equal(attention_of(exported).argmax(-1), expected.argmax(-1))
 
 
 # --- incremental decoding ------------------------------------------------------------------------------------------

@@ -178,6 +178,26 @@ def test_alignment_of_a_last_layer_without_heads(gated, run, toy, tmp_path):
     assert len(hypotheses(done)) == 10 and len(re.findall(r"^A-\d+", done.out, re.MULTILINE)) == 10
 
 
+def alignments(finished):
+    return sorted(re.findall(r"^A-(\d+)\t(.*)$", finished.out, re.MULTILINE))
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_alignments_are_those_of_every_form(beam, gated, run, toy, tmp_path):
+    """Of a mask that says nothing about what attends to what; the stock form of fairseq is among them."""
+    mask = json.dumps({"dec-enc": [[0, 1, 1, 0], [0, 1, 0, 1]]})
+    state = with_gates(read(gated), {"dec-enc": [[C, O, O, C], [C, O, C, O]]})
+    torch.save(state, tmp_path / "gated.pt")
+    run("headgates", "prune", tmp_path / "gated.pt", tmp_path / "pruned.pt", "--alive", mask)
+    run("headgates", "prune", tmp_path / "gated.pt", tmp_path / "stock.pt", "--alive", mask, "--stock")
+    options = ["--gen-subset", "valid", "--print-alignment", "--beam", beam, "--path"]
+    found = [
+        alignments(run("fairseq-generate", toy.data, *plugin, *options, tmp_path / name))
+        for name, plugin in (("gated.pt", EVALUATION), ("pruned.pt", EVALUATION), ("stock.pt", WITHOUT_PLUGIN))
+    ]
+    assert len(found[0]) == 30 and found[0] == found[1] == found[2]
+
+
 def test_interactive_and_hub_say_the_same(gated, pruned, stock, run, toy):
     sources = (toy.text / "test.src").read_text()
     options = ["--beam", 4, "--buffer-size", 10, "--batch-size", 10, "--path"]
