@@ -323,8 +323,8 @@ class HeadAttention(MultiheadAttention):
         kind, layer = kind_and_layer(name)
         raise ValueError(
             f"{kind} layer {layer} has {weight.size(1) / self.head_dim:g} heads in the checkpoint and {self.num_heads} "
-            "in the model: a pruned checkpoint needs its own mask (headgates show CKPT --out heads.json; --alive-heads "
-            "heads.json --remove-heads), a whole one is made smaller by `headgates prune`"
+            "in the model: a pruned checkpoint needs its own mask (--alive-heads CKPT --remove-heads; headgates show "
+            "CKPT prints it), a whole one is made smaller by `headgates prune`"
         )
 
 

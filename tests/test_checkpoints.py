@@ -630,6 +630,32 @@ def test_heads_are_not_relabelled_in_silence(pruned, gated, train, run, tmp_path
     assert "kept_heads.enc-self" not in stock_checkpoint(load_checkpoint(str(pruned)), HeadTable(OPEN))["model"]
 
 
+def readme_commands(word):
+    """The arguments of the README's fairseq-train commands that have `word` in them."""
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [line.split()[1:] for line in lines if line.startswith("fairseq-train") and word in line]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_training_goes_on_as_the_readme_says(number, pruned, run, toy, tmp_path):
+    """With the plain criterion, and with gates again."""
+    commands = readme_commands("--restore-file pruned.pt")
+    assert len(commands) == 2
+    text = " ".join(commands[number]).replace("$(headgates path)", str(USER_DIR)).replace("pruned.pt", str(pruned))
+    words = text.replace("--save-dir ", f"--save-dir {tmp_path}/").replace("data-bin", str(toy.data)).split()
+    assert words.pop() == "..."  # the options of the baseline
+    sizes = [f"--{key.replace('_', '-')}={value}" for key, value in TOY_MODEL.items()]
+    done = run("fairseq-train", words[0], *sizes, *TOY_TRAINING, "--max-update", 6 - 4 * number, *words[1:])
+    (folder,) = tmp_path.iterdir()
+    after = read(folder / "checkpoint_last.pt")
+    assert after["optimizer_history"][-1]["num_updates"] == 6 - 4 * number
+    assert json.loads(model_args(after).alive_heads)["enc-self"] == OPEN["enc-self"]
+    if number:
+        assert logged(done, "heads_open") == [sum(sum(map(sum, rows)) for rows in OPEN.values())] * 2
+
+
 # Training goes on
 
 ADAM = ["--dropout", 0, "--max-tokens", 300, "--clip-norm", 0.5, "--weight-decay", 0.01, "--lr", 0.002]

@@ -2,7 +2,12 @@
 
 import json
 import math
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +33,7 @@ from models_for_tests import assert_same
 
 import fairseq_headgates
 from fairseq_headgates import gate_values
+from fairseq_headgates.cli import main
 
 # Of torch's data loader, about machines without a GPU.
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
@@ -459,6 +465,93 @@ def test_a_checkpoint_is_a_mask(kind, checkpoints, tmp_path, train, run):
     assert {kind: json.loads(stored.alive_heads)[kind] for kind in TYPES.split(",")} == {
         kind: heads[kind] for kind in TYPES.split(",")
     }
+
+
+def test_show_prints_the_mask_alone(gated_checkpoint, tmp_path, run):
+    printed = run("headgates", "show", gated_checkpoint, "--out", "-").out
+    run("headgates", "show", gated_checkpoint, "--out", tmp_path / "heads.json")
+    assert printed == (tmp_path / "heads.json").read_text()
+    both = run("headgates", "show", gated_checkpoint, "--out", "-", "--json", code=2)
+    assert_one_line_error(both, ["--json", "--out -"])
+
+
+def test_show_does_not_replace_a_device(gated_checkpoint, tmp_path, run):
+    """By links of its own."""
+    for name, target in (("null", "/dev/null"), ("stdout", "/proc/self/fd/1")):
+        (tmp_path / name).symlink_to(target)
+        done = run("headgates", "show", gated_checkpoint, "--out", tmp_path / name, "--force", code=2)
+        assert_one_line_error(done, [str(tmp_path / name)])
+        assert (tmp_path / name).is_symlink()
+
+
+def test_show_on_a_full_disk(gated_checkpoint, tmp_path):
+    command = f"import sys; from fairseq_headgates.cli import main; sys.exit(main(['show', {str(gated_checkpoint)!r}]))"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", command], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1:] == done.stderr.splitlines()
+    assert "No space left on device" in done.stderr
+
+
+def test_help_tells_the_exit_codes(run):
+    text = " ".join(run("headgates", "--help").out.split())
+    assert "exit codes: 0 success; 2 bad input" in text and "130 by Ctrl-C" in text
+
+
+BAD_COMMAND_LINES = {
+    "no command": ([], ["COMMAND"]),
+    "an unknown command": (["prnue"], ["'prnue'", "prune"]),
+    "an unknown option": (["path", "--nope"], ["--nope"]),
+    "no checkpoint": (["show"], ["CKPT"]),
+    "no output": (["prune", "x.pt"], ["OUT"]),
+    "nothing to prune": (["prune"], ["CKPT, OUT"]),
+    "an option of another command": (["show", "x.pt", "--alive", "{}"], ["--alive"]),
+    "a word too many": (["path", "x"], ["x"]),
+    "lines in a word": (["path", "a\nb"], ["a\\nb"]),
+    "no value": (["show", "x.pt", "--out"], ["--out", "expected one argument"]),
+    "an empty output": (["show", "x.pt", "--out", ""], ["--out", "empty"]),
+    "an empty checkpoint": (["show", ""], ["CKPT", "empty"]),
+    "an empty mask": (["prune", "x.pt", "y.pt", "--alive", ""], ["--alive", "empty"]),
+    "an empty score file": (["prune", "x.pt", "y.pt", "--scores", "", "--keep", "1"], ["--scores", "empty"]),
+    "no engine": (["convert", "x.pt", "y"], ["--to"]),
+    "an unknown engine": (["convert", "x.pt", "y", "--to", "onnx"], ["'onnx'", "ctranslate2"]),
+    "an empty engine": (["convert", "x.pt", "y", "--to", ""], ["--to", "ctranslate2"]),
+    "an empty folder": (["convert", "x.pt", "", "--to", "ctranslate2"], ["OUT", "empty"]),
+    "a folder that is printed": (["convert", "x.pt", "-", "--to", "ctranslate2"], ["'-'"]),
+    "two masks": (["convert", "x.pt", "y", "--to", "ctranslate2", "--alive", "{}", "--threshold", "1"], ["--alive"]),
+    "a threshold of text": (["prune", "x.pt", "y.pt", "--threshold", "x" * 10**5], ["--threshold", "..."]),
+    "a value for a switch": (["show", "x.pt", "--json=1"], ["--json"]),
+    "no method": (["score"], ["--method"]),
+}
+
+
+@pytest.mark.parametrize(("argv", "words"), BAD_COMMAND_LINES.values(), ids=BAD_COMMAND_LINES)
+def test_bad_command_lines_end_with_one_line(argv, words, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(argv)
+    except SystemExit as exit_:
+        code = exit_.code
+    printed = capsys.readouterr()
+    assert code == 2 and printed.out == "" and printed.err.count("\n") == 1 and len(printed.err) < 5000
+    assert printed.err.startswith("headgates") and [word for word in words if word not in printed.err] == []
+
+
+START = (
+    "import sys; sys.argv[1:] = ['path']; import headgates_start; print('begins', flush=True); headgates_start.main()"
+)
+
+
+def test_ctrl_c_while_the_command_starts():
+    """Importing fairseq and torch takes seconds."""
+    environment = {**os.environ, "PYTHONPATH": str(USER_DIR.parent)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", START], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout.readline() == "begins\n"
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "headgates: stopped\n")
 
 
 # Bad input
