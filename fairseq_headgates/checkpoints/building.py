@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import typing
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from fairseq_headgates.models import HeadGatesMixin, TransformerHeadGatesModel
 from fairseq_headgates.safety import model_options, shown
 from fairseq_headgates.sites import gate_values, gated_sites, open_probabilities, to_tables
 
+LANGUAGE = re.compile(r"[\w@.-]+")
 MATCHING_SECONDS = 2.0  # for a regular expression from a file
 
 
@@ -130,22 +132,26 @@ def _unknown(state: Mapping[str, Any], args: argparse.Namespace) -> typing.Itera
         yield "it is one shard of several (fully sharded training): consolidate it first"
 
 
-def load_dictionaries(state: Mapping[str, Any], folder: str | None = None) -> tuple[Dictionary, Dictionary]:
-    """The source and target dictionary of a translation model, from `folder` or where it was trained. ValueError."""
-    task = argparse.Namespace(**((state.get("cfg") or {}).get("task") or vars(model_args(state))))
-    folder = folder or str(getattr(task, "data", "")).partition(":")[0]
-    languages = [getattr(task, "source_lang", None), getattr(task, "target_lang", None)]
+def load_dictionaries(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> tuple[Dictionary, Dictionary]:
+    """Reads the source and the target dictionary of a translation model from `folder`, as dict.LANGUAGE.txt.
+
+    The checkpoint may name the languages, but not the folder. Raises ValueError.
+    """
+    stored = (state.get("cfg") or {}).get("task") or model_args(state)
+    task = vars(stored) if isinstance(stored, argparse.Namespace) else stored
+    hint = f" (it was trained on {shown(task['data'])})" if task.get("data") else ""
+    languages = [task.get("source_lang"), task.get("target_lang")]
     if None in languages and Path(folder).is_dir():
         languages = infer_language_pair(folder)
-    if None in languages:
+    if not all(isinstance(language, str) and LANGUAGE.fullmatch(language) for language in languages):
         raise ValueError(
-            f"nothing names the languages: give the folder of the binarised data with --data, not {folder!r}"
+            f"nothing names the languages in {folder}: give the folder of the binarised data with --data{hint}"
         )
     found = []
     for side, language in zip(("encoder", "decoder"), languages, strict=True):
         path = Path(folder) / f"dict.{language}.txt"
         if not path.is_file():
-            raise ValueError(f"there is no dictionary {path}: give the folder of dict.*.txt with --data")
+            raise ValueError(f"there is no dictionary {path}: give the folder of dict.*.txt with --data{hint}")
         try:
             found.append(Dictionary.load(str(path)))
         except Exception as error:  # fairseq raises no other
