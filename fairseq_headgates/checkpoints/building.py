@@ -91,16 +91,16 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
             f"the options and the weights of the checkpoint make no model: {' '.join(lines[:2])[:500]}"
         ) from None
     pattern = getattr(model_args(state), "freeze_params", None)
-    if pattern:
+    if isinstance(pattern, str) and pattern:
         freeze_as_stored(model, pattern)
     return model.eval()
 
 
-def freeze_as_stored(model: nn.Module, pattern: Any) -> bool:
+def freeze_as_stored(model: nn.Module, pattern: str) -> bool:
     """Freezes parameters by a stored `--freeze-params`; False where it cannot be used or matches nothing here."""
     try:
         freeze(model, pattern, seconds=MATCHING_SECONDS)
-    except (ValueError, TypeError):
+    except ValueError:
         return False
     return True
 
