@@ -5,6 +5,7 @@ HEADGATES_FUZZ_SECONDS (default 60) is spent on each kind of file. A file that f
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 SECONDS = float(os.environ.get("HEADGATES_FUZZ_SECONDS", "60"))
 FUZZ = settings(
-    max_examples=5_000,
+    max_examples=int(10 * SECONDS) + 1,
     database=None,
     phases=[Phase.generate],  # a failing file is kept as it is: making it smaller would take longer than the time given
     suppress_health_check=list(HealthCheck),
@@ -75,6 +76,10 @@ odd = st.recursive(
 )
 
 
+# (the number of a place, what is put there)
+changes = st.lists(st.tuples(st.integers(0, 10**6), odd), min_size=1, max_size=3)
+
+
 def places(value, path=()):
     """Every place in nested dictionaries, lists and namespaces."""
     found = [path] if path else []
@@ -86,12 +91,14 @@ def places(value, path=()):
 
 
 def put(state, path, value):
-    for key in path[:-1]:
-        state = vars(state)[key] if hasattr(state, "__dict__") else state[key]
-    if hasattr(state, "__dict__"):
-        setattr(state, path[-1], value)
-    else:
-        state[path[-1]] = value
+    """Sets a place, unless what it was in has been replaced."""
+    with contextlib.suppress(KeyError, IndexError, TypeError, AttributeError):
+        for key in path[:-1]:
+            state = vars(state)[key] if hasattr(state, "__dict__") else state[key]
+        if hasattr(state, "__dict__"):
+            setattr(state, path[-1], value)
+        else:
+            state[path[-1]] = value
 
 
 # --- running ---------------------------------------------------------------------------------------------------------
@@ -163,6 +170,9 @@ def test_instructions_of_checkpoints(budget, gated_checkpoint):
     run()
 
 
+evaluated_options = st.dictionaries(st.sampled_from(sorted(EVALUATED)), odd, max_size=1)
+
+
 def test_values_of_checkpoints(budget, gated_checkpoint, checkpoints):
     path, out = budget.kept / "x.pt", budget.kept / "out.pt"
     states = [torch.load(checkpoint, weights_only=True) for checkpoint in (gated_checkpoint, checkpoints["fixed"])]
@@ -171,27 +181,23 @@ def test_values_of_checkpoints(budget, gated_checkpoint, checkpoints):
         ["headgates", "prune", path, out, "--force", *more] for more in ([], ["--stock"], ["--no-optimizer", "--json"])
     ]
 
+    def write(number, values, evaluated):
+        state = copy.deepcopy(states[number])
+        for place, value in values:
+            put(state, known[number][place % len(known[number])], value)
+        for name, value in evaluated.items():
+            put(state, ("cfg", "model", name), value)
+        torch.save(state, path)
+
     @FUZZ
-    @given(st.data())
-    def run(data):
-        number = data.draw(st.integers(0, 1))
-
-        def write():
-            state = copy.deepcopy(states[number])
-            for _ in range(data.draw(st.integers(1, 3))):
-                place = data.draw(st.sampled_from(known[number]))
-                try:
-                    put(state, place, data.draw(odd))
-                except (KeyError, IndexError, TypeError, AttributeError):
-                    continue  # replaced before
-            if data.draw(st.booleans()):
-                put(state, ("cfg", "model", data.draw(st.sampled_from(sorted(EVALUATED)))), data.draw(odd))
-            torch.save(state, path)
-
-        try:
-            budget.try_(write, data.draw(st.sampled_from(commands)))
-        except TypeError:
-            return  # a place that cannot be set
+    @given(
+        st.integers(0, 1),
+        changes,
+        st.dictionaries(st.sampled_from(sorted(EVALUATED)), odd, max_size=1),
+        st.integers(0, 2),
+    )
+    def run(number, values, evaluated, command):
+        budget.try_(lambda: write(number, values, evaluated), commands[command])
 
     run()
 
@@ -223,18 +229,16 @@ def test_masks_and_scores(kind, budget, gated_checkpoint):
     text = json.dumps(valid).encode()
     known = places(valid)
 
-    @FUZZ
-    @given(st.data())
-    def run(data):
-        def write():
-            if data.draw(st.booleans()):
-                path.write_bytes(mutated(text, data.draw(edits)))
-                return
-            changed = copy.deepcopy(valid)
-            put(changed, data.draw(st.sampled_from(known)), data.draw(odd))
-            path.write_text(json.dumps(changed, default=str))
+    def write(binary, edited, values):
+        changed = copy.deepcopy(valid)
+        for place, value in values:
+            put(changed, known[place % len(known)], value)
+        path.write_bytes(mutated(text, edited) if binary else json.dumps(changed, default=str).encode())
 
-        budget.try_(write, *commands)
+    @FUZZ
+    @given(st.booleans(), edits, changes)
+    def run(binary, edited, values):
+        budget.try_(lambda: write(binary, edited, values), *commands)
 
     run()
 
