@@ -40,5 +40,5 @@ def shown(value: Any) -> str:
 def filled(text: str) -> str:
     """An argparse type for names of files and the like, which are not empty: `--out "$OUT"` without $OUT is no wish."""
     if not text:
-        raise argparse.ArgumentTypeError("the value is empty: give one, or leave the option out")
+        raise argparse.ArgumentTypeError("the value is empty: give a name")
     return text

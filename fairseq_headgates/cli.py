@@ -148,7 +148,7 @@ def build_parser() -> ArgumentParser:
     convert.add_argument("output", metavar="OUT", type=filled, help="the folder to write")
     convert.add_argument("--to", choices=["ctranslate2"], required=True, help="the engine")
     convert.add_argument(
-        "--data", metavar="DIR", type=filled, help="folder of dict.*.txt (default: the data of the training)"
+        "--data", metavar="DIR", type=filled, help="folder of dict.*.txt (default: the folder of CKPT)"
     )
     convert.add_argument("--quantization", metavar="TYPE", help="for instance int8 (default: single precision)")
     _add_choice(convert)
@@ -278,7 +278,7 @@ def run_convert(args: argparse.Namespace) -> int:
     check_output(Path(args.output), args.force)
     state, model = load_model(args.checkpoint, args.trust)
     pruned = prune(model, chosen_heads(args, model))
-    source, target = load_dictionaries(state, args.data)
+    source, target = load_dictionaries(state, args.data or Path(args.checkpoint).parent)
     to_ctranslate2(pruned, source, target, args.output, args.quantization, args.force)
     print(f"written: {args.output}")
     return 0

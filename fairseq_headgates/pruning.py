@@ -133,7 +133,7 @@ def best_heads(
 def _number_to_keep(keep: float, there_are: int, types: Iterable[str]) -> int:
     if isinstance(keep, float):
         if not 0 <= keep <= 1:
-            raise ValueError(f"the share of heads to keep is {keep:g}: it must be from 0 to 1 (a number has no point)")
+            raise ValueError(f"the share of heads to keep is {keep}: it must be from 0 to 1 (a number has no point)")
         return round(keep * there_are)
     if not 0 <= keep <= there_are:
         raise ValueError(f"{keep} heads are to be kept: there are {there_are} of {', '.join(types)}")

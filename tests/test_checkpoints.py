@@ -1250,15 +1250,14 @@ def test_heads_are_read(gated, pruned):
 
 def test_dictionaries_of_a_run_that_inferred_its_languages(gated, toy):
     """fairseq-train takes the languages from the names of the data, as all of these tests have it do."""
-    for folder in (None, str(toy.data)):
-        source, _ = load_dictionaries(load_checkpoint(str(gated)), folder)
-        assert "a" in source.symbols
+    source, _ = load_dictionaries(load_checkpoint(str(gated)), toy.data)
+    assert "a" in source.symbols
 
 
 def test_dictionaries(gated, toy, tmp_path):
     state = load_checkpoint(str(gated))
     state["cfg"]["task"] |= {"source_lang": "src", "target_lang": "tgt"}  # as -s and -t would have it
-    source, target = load_dictionaries(state)  # where it was trained
+    source, target = load_dictionaries(state, toy.data)
     assert source.symbols == target.symbols and len(source) == len(state["model"]["encoder.embed_tokens.weight"])
     for language in ("src", "tgt"):
         (tmp_path / f"dict.{language}.txt").write_text((toy.data / f"dict.{language}.txt").read_text())
@@ -1268,7 +1267,10 @@ def test_dictionaries(gated, toy, tmp_path):
     with pytest.raises(ValueError, match=rf"dict.tgt.txt has {len(source) + 1} symbols, the checkpoint {len(source)}"):
         load_dictionaries(state, str(tmp_path))
     (tmp_path / "dict.tgt.txt").unlink()
-    with pytest.raises(ValueError, match="no dictionary .*dict.tgt.txt.*--data"):
+    with pytest.raises(ValueError, match=f"no dictionary .*dict.tgt.txt.*--data .it was trained on '.*{toy.data.name}"):
+        load_dictionaries(state, str(tmp_path))
+    state["cfg"]["task"] |= {"source_lang": "../src"}
+    with pytest.raises(ValueError, match="nothing names the languages"):
         load_dictionaries(state, str(tmp_path))
 
 

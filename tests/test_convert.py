@@ -417,9 +417,12 @@ def contents(folder):
     }
 
 
-def test_the_command_converts_a_gated_checkpoint(gated_checkpoint, tmp_path, capsys):
-    """Languages and dictionaries come from where the model was trained."""
+def test_the_command_converts_a_gated_checkpoint(gated_checkpoint, toy, tmp_path, capsys):
+    """A checkpoint does not say where dictionaries are read: --data does, or the folder that it lies in."""
     command = ["convert", str(gated_checkpoint), str(tmp_path / "model"), "--to", "ctranslate2"]
+    assert main(command) == 2
+    assert "dict" in (told := capsys.readouterr().err) or "languages" in told
+    command += ["--data", str(toy.data)]
     assert main(command) == 0
     found = ctranslate2.Translator(str(tmp_path / "model")).translate_batch([["a", "b"]], max_decoding_length=5)
     assert found[0].hypotheses

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import typing
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from fairseq_headgates.models import HeadGatesMixin, TransformerHeadGatesModel
 from fairseq_headgates.safety import model_options, shown
 from fairseq_headgates.sites import gate_values, gated_sites, open_probabilities, to_tables
 
+LANGUAGE = re.compile(r"[\w@.-]+")
 MATCHING_SECONDS = 2.0  # for a regular expression from a file
 
 
@@ -89,16 +91,16 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
             f"the options and the weights of the checkpoint make no model: {' '.join(lines[:2])[:500]}"
         ) from None
     pattern = getattr(model_args(state), "freeze_params", None)
-    if pattern:
+    if isinstance(pattern, str) and pattern:
         freeze_as_stored(model, pattern)
     return model.eval()
 
 
-def freeze_as_stored(model: nn.Module, pattern: Any) -> bool:
+def freeze_as_stored(model: nn.Module, pattern: str) -> bool:
     """Freezes parameters by a stored `--freeze-params`; False where it cannot be used or matches nothing here."""
     try:
         freeze(model, pattern, seconds=MATCHING_SECONDS)
-    except (ValueError, TypeError):
+    except ValueError:
         return False
     return True
 
@@ -130,22 +132,26 @@ def _unknown(state: Mapping[str, Any], args: argparse.Namespace) -> typing.Itera
         yield "it is one shard of several (fully sharded training): consolidate it first"
 
 
-def load_dictionaries(state: Mapping[str, Any], folder: str | None = None) -> tuple[Dictionary, Dictionary]:
-    """The source and target dictionary of a translation model, from `folder` or where it was trained. ValueError."""
-    task = argparse.Namespace(**((state.get("cfg") or {}).get("task") or vars(model_args(state))))
-    folder = folder or str(getattr(task, "data", "")).partition(":")[0]
-    languages = [getattr(task, "source_lang", None), getattr(task, "target_lang", None)]
+def load_dictionaries(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> tuple[Dictionary, Dictionary]:
+    """Reads the source and the target dictionary of a translation model from `folder`, as dict.LANGUAGE.txt.
+
+    The checkpoint may name the languages, but not the folder. Raises ValueError.
+    """
+    stored = (state.get("cfg") or {}).get("task") or model_args(state)
+    task = vars(stored) if isinstance(stored, argparse.Namespace) else stored
+    hint = f" (it was trained on {shown(task['data'])})" if task.get("data") else ""
+    languages = [task.get("source_lang"), task.get("target_lang")]
     if None in languages and Path(folder).is_dir():
         languages = infer_language_pair(folder)
-    if None in languages:
+    if not all(isinstance(language, str) and LANGUAGE.fullmatch(language) for language in languages):
         raise ValueError(
-            f"nothing names the languages: give the folder of the binarised data with --data, not {folder!r}"
+            f"nothing names the languages in {folder}: give the folder of the binarised data with --data{hint}"
         )
     found = []
     for side, language in zip(("encoder", "decoder"), languages, strict=True):
         path = Path(folder) / f"dict.{language}.txt"
         if not path.is_file():
-            raise ValueError(f"there is no dictionary {path}: give the folder of dict.*.txt with --data")
+            raise ValueError(f"there is no dictionary {path}: give the folder of dict.*.txt with --data{hint}")
         try:
             found.append(Dictionary.load(str(path)))
         except Exception as error:  # fairseq raises no other

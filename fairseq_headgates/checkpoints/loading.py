@@ -12,6 +12,22 @@ from torch import Tensor
 from fairseq_headgates.files import replacing
 from fairseq_headgates.safety import check_evaluated, load_file, shown
 
+# Where fairseq keeps what in a checkpoint, and of which type; each may be missing.
+FORMS: dict[tuple[str, ...], tuple[type, ...]] = {
+    ("args",): (dict, argparse.Namespace),
+    ("cfg",): (dict,),
+    ("cfg", "model"): (argparse.Namespace, dict),
+    ("cfg", "task"): (argparse.Namespace, dict),
+    ("cfg", "criterion"): (argparse.Namespace, dict),
+    ("cfg", "common"): (argparse.Namespace, dict),
+    ("optimizer_history",): (list,),
+    ("extra_state",): (dict,),
+    ("extra_state", "train_iterator"): (dict,),
+    ("extra_state", "ema"): (dict,),
+    ("extra_state", "ema_fp32_params"): (dict,),
+    ("last_optimizer_state",): (dict,),
+}
+
 
 def load_checkpoint(path: str, trust: bool = False) -> dict[str, Any]:
     """Loads a fairseq checkpoint on the CPU, see `safety.load_file`; `trust` allows objects of any class.
@@ -31,32 +47,32 @@ def load_checkpoint(path: str, trust: bool = False) -> dict[str, Any]:
 
 
 def _faults(state: Any) -> Iterator[str]:
-    """What is not as fairseq writes it."""
+    """Says what is not as fairseq writes it."""
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         yield "it holds no model with its options"
         return
     for name, weight in state["model"].items():
         if not isinstance(name, str) or not isinstance(weight, Tensor):
             yield f"{shown(name)} in its model is not a named tensor"
-    args, cfg = state.get("args"), state.get("cfg")
-    if cfg and not isinstance(cfg, dict):
-        yield f"its cfg is of type {type(cfg).__name__}, not a dictionary"
-        return
-    options = args or (cfg or {}).get("model")
-    if not isinstance(options, (argparse.Namespace, dict)):
-        yield "it holds no model with its options"
-        return
-    for name in ("arch", "_name"):
-        value = (vars(options) if isinstance(options, argparse.Namespace) else options).get(name)
-        if not isinstance(value, (str, type(None))):
-            yield f"its option {name} is {shown(value)}, not a name"
-    kinds = {"optimizer_history": list, "extra_state": dict, "last_optimizer_state": dict}
-    for name, kind in kinds.items():
-        if not isinstance(state.get(name), (kind, type(None))):
-            yield f"its {name} is of type {type(state[name]).__name__}, not {kind.__name__}"
+    for place, kinds in FORMS.items():
+        value = state
+        for key in place:
+            value = value.get(key) if isinstance(value, dict) else None
+        if not isinstance(value, (*kinds, type(None))):
+            yield f"its {'.'.join(place)} is of type {type(value).__name__}, not {kinds[-1].__name__}"
             return
     if not all(isinstance(entry, dict) for entry in state.get("optimizer_history") or []):
         yield "its optimizer_history is not a list of dictionaries"
+    options = state.get("args") or (state.get("cfg") or {}).get("model")
+    if options is None:
+        yield "it holds no model with its options"
+        return
+    named = vars(options) if isinstance(options, argparse.Namespace) else options
+    if not all(isinstance(name, str) for name in named):
+        yield "its options are not named"
+    for name in ("arch", "_name"):
+        if not isinstance(named.get(name), (str, type(None))):
+            yield f"its option {name} is {shown(named[name])}, not a name"
 
 
 def model_args(state: Mapping[str, Any]) -> argparse.Namespace:

@@ -56,7 +56,7 @@ def prune_checkpoint(
     found = cuts(model, mask)
     pruned = apply_cuts(copy.deepcopy(model), found)
     args = pruned_options(model_args(state), kept_heads(pruned))
-    if pattern and not freeze_as_stored(pruned, pattern):
+    if pattern is not None and not (isinstance(pattern, str) and freeze_as_stored(pruned, pattern)):
         args.freeze_params = None  # it was about gates
         pruned.requires_grad_(True)
     result = _with_options(state, args, _gated_architecture(architecture(args)))

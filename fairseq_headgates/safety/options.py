@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import re
 import reprlib
 import typing
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -108,7 +110,8 @@ def _is_literal(text: str, kind: str) -> bool:
     if len(text) > LONGEST_LITERAL:
         return False
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        with warnings.catch_warnings(action="ignore"):  # Python warns of odd escapes, on standard error
+            tree = ast.parse(text.strip(), mode="eval").body
         _elements(tree, numbers_only=kind == NUMBERS)
     except (SyntaxError, ValueError, MemoryError, RecursionError):  # what the parser raises for odd text
         return False
@@ -190,7 +193,7 @@ def transformer_options() -> dict[str, tuple[type, ...]]:
     for prefix, config in NESTED.items():
         types.update({f"{prefix}_{name}": _types(hint) for name, hint in _fields(config)})
     for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
-        types[name] = (str, list)
+        types[name] = (str,)  # fairseq declares a list and splits text
     return {name: kinds for name, kinds in types.items() if name not in IGNORED and not name.endswith("_embed_path")}
 
 
@@ -228,6 +231,8 @@ def _checked(name: str, value: Any, types: tuple[type, ...]) -> Any:
     if not isinstance(value, types) or (isinstance(value, float) and value != value):
         allowed = " or ".join(kind.__name__ for kind in types)
         raise ValueError(f"the stored option {name} is {shown(value)}: it must be of type {allowed}")
+    if name.endswith("_layers_to_keep") and not re.fullmatch(r"\d{1,4}(,\d{1,4})*|", str(value)):
+        raise ValueError(f"the stored option {name} is {shown(value)}: it must be numbers of layers, as in '0,2,4'")
     if isinstance(value, str) and EVALUATED.get(name) == NUMBERS:
         if not _is_literal(value, NUMBERS):
             raise ValueError(f"the stored option {name} is {shown(value)}: it must be {NUMBERS}")
