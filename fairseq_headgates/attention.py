@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -93,8 +94,7 @@ class HeadAttention(MultiheadAttention):
         `key_padding_mask` [B, S] is true on padding; `attn_mask` [T, S] is added to the scores. Returns the output
         [T, B, E] and the attention weights: [B, T, S] averaged over heads if `need_weights`, [H, B, T, S] if
         `need_head_weights`, else None. With `static_kv` keys and values are taken from the cache if it has them.
-        At evaluation H counts the heads that contribute to the output, so that weights and their average stay the same
-        when the others are removed. Where there are none, the weights are 0, for one head.
+        A layer without heads gives weights of 0, for one head, so that a mean over heads is defined.
         """
         if before_softmax:
             raise NotImplementedError("HeadAttention returns no scores before the softmax: use need_head_weights")
@@ -118,7 +118,7 @@ class HeadAttention(MultiheadAttention):
             context = self.watcher.see(weights, context)
         if need_weights and self.self_attention and beam > 1:  # one key for every slot of a position: see beam.py
             weights = weights.unflatten(-1, (-1, beam)).sum(-1)
-        weights = _per_hypothesis(self._of_open_heads(weights), beam, need_head_weights) if need_weights else None
+        weights = _per_hypothesis(weights, beam, need_head_weights) if need_weights else None
         return self._project_out(self._merge(context, beam)), weights
 
     def output_of(self, context: Tensor) -> Tensor:
@@ -132,13 +132,6 @@ class HeadAttention(MultiheadAttention):
         constant = self._prepared and not torch.is_grad_enabled()
         gates = self._inference_gates() if constant else self.gate()
         return gates if self.head_mask is None else gates * self.head_mask
-
-    def _of_open_heads(self, weights: Tensor) -> Tensor:
-        """[B, H, T, S], of all heads in training, where a gate that is closed now may be open in the next update."""
-        scale = None if self.training else self.head_scale()
-        if scale is None or bool(scale.all()):
-            return weights
-        return weights[:, scale != 0] if scale.any() else torch.zeros_like(weights[:, :1])
 
     def make_generation_fast_(self, **kwargs) -> None:
         """fairseq's call before inference, after which a model is not trained any more.
@@ -303,6 +296,13 @@ class HeadAttention(MultiheadAttention):
         module = self.dropout_module
         return module.p if self.training or module.apply_during_inference else 0.0
 
+    # Which heads were kept is an option of the model, not a weight. But the weights of two masks with equal numbers of
+    # heads have equal shapes, so the state dict says it, too: in its metadata, where torch keeps versions of modules.
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.num_heads < self.heads and hasattr(destination, "_metadata"):
+            destination._metadata[prefix[:-1]]["kept"] = list(self.kept)
+
     def upgrade_state_dict_named(self, state_dict, name):
         """A checkpoint without gates (a stock one) leaves them as they were initialised.
 
@@ -318,14 +318,28 @@ class HeadAttention(MultiheadAttention):
 
     def _check_heads(self, state_dict, name) -> None:
         weight = state_dict.get(f"{name}.out_proj.weight")
-        if weight is None or weight.size(1) == self.out_proj.weight.size(1):
-            return
         kind, layer = kind_and_layer(name)
-        raise ValueError(
-            f"{kind} layer {layer} has {weight.size(1) / self.head_dim:g} heads in the checkpoint and {self.num_heads} "
-            "in the model: a pruned checkpoint needs its own mask (--alive-heads CKPT --remove-heads; headgates show "
-            "CKPT prints it), a whole one is made smaller by `headgates prune`"
-        )
+        if weight is not None and weight.size(1) != self.out_proj.weight.size(1):
+            raise ValueError(
+                f"{kind} layer {layer} has {weight.size(1) / self.head_dim:g} heads in the checkpoint and "
+                f"{self.num_heads} in the model: a pruned checkpoint needs its own mask (--alive-heads CKPT "
+                "--remove-heads; headgates show CKPT prints it), a whole one is made smaller by `headgates prune`"
+            )
+        kept = _kept_heads(state_dict, name)
+        if kept is not None and kept != list(self.kept):
+            there, here = (", ".join(map(str, heads)) or "none" for heads in (kept, self.kept))
+            raise ValueError(
+                f"{kind} layer {layer} has the heads {there} in the checkpoint and {here} in the model: "
+                "take the mask from the checkpoint, --alive-heads CKPT --remove-heads"
+            )
+
+
+def _kept_heads(state_dict: Any, name: str) -> list[int] | None:
+    """The heads of an attention layer in a state dict that says it; old ones and those with all heads do not."""
+    metadata = getattr(state_dict, "_metadata", None)
+    of_layer = metadata.get(name) if isinstance(metadata, dict) else None
+    kept = of_layer.get("kept") if isinstance(of_layer, dict) else None
+    return kept if isinstance(kept, list) else None
 
 
 def _mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -25,7 +25,7 @@ from fairseq_headgates.options import (
     parse_init,
     settle_options,
 )
-from fairseq_headgates.pruning import KEPT_HEADS, check_kept_heads, kept_heads_entries, remove_heads
+from fairseq_headgates.pruning import remove_heads
 from fairseq_headgates.safety import check_evaluated
 from fairseq_headgates.sites import fix_heads, gated_sites, insert_gates, use_head_attention
 
@@ -113,16 +113,6 @@ class HeadGatesMixin:
     def convert_old_names(self, state_dict: dict[str, Any]) -> None:
         """Gives the weights of an older fairseq their names of today. Raises ValueError for weights of other heads."""
         super().upgrade_state_dict(state_dict)  # type: ignore[misc]
-        check_kept_heads(self, state_dict)  # type: ignore[arg-type]
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[misc]
-        destination.update({prefix + name: kept for name, kept in kept_heads_entries(self).items()})  # type: ignore[arg-type]
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        for name in [name for name in state_dict if name.startswith(prefix + KEPT_HEADS)]:
-            del state_dict[name]  # checked in `upgrade_state_dict`
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
 
     def training_begins(self) -> None:
         """To be called by the criterion before the first update: nothing else tells training from loading."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -221,8 +221,6 @@ def cut_tensors(tensors: Mapping[str, Tensor], found: Mapping[str, Cut], power: 
     result = {}
     for name, tensor in tensors.items():
         attention, parameter = site_and_parameter(name, found)
-        if name.startswith(KEPT_HEADS):
-            continue
         if attention is None:
             result[name] = tensor
         elif not parameter.startswith("gate.") and (found[attention].stay or parameter.startswith("out_proj.")):
@@ -246,34 +244,11 @@ def kept_heads(model: nn.Module) -> HeadTable:
     return HeadTable(rows, "alive")
 
 
-# A state dict of a model with removed heads says which ones it has, {type: [L, H]} of 0 and 1: the numbers of rows and
-# columns do not. In floating point, because the moving average of fairseq (--store-ema) multiplies every entry.
-KEPT_HEADS = "kept_heads."
-
-
-def kept_heads_entries(model: nn.Module) -> dict[str, Tensor]:
-    """What the state dict of a model with removed heads says of them; nothing if it has all its heads."""
-    kept = kept_heads(model)
-    if all(value for kind in kept.types for value in kept.heads(kind)):
-        return {}
-    return {f"{KEPT_HEADS}{kind}": torch.tensor(rows, dtype=torch.float32) for kind, rows in kept.values.items()}
-
-
-def check_kept_heads(model: nn.Module, state_dict: Mapping[str, Any]) -> None:
-    """Raises ValueError if a state dict says that its weights are those of other heads than the model's."""
-    for kind, rows in kept_heads(model).values.items():
-        stored = state_dict.get(f"{KEPT_HEADS}{kind}")
-        if stored is None:
-            continue
-        if stored.shape != (len(rows), len(rows[0])):
-            raise ValueError(f"{KEPT_HEADS}{kind} has the shape {tuple(stored.shape)}: it must be layers, heads")
-        for layer, (there, here) in enumerate(zip(stored.tolist(), rows, strict=True)):
-            if [value > 0.5 for value in there] != [bool(value) for value in here]:
-                names = [", ".join(str(i) for i, value in enumerate(row) if value > 0.5) for row in (there, here)]
-                raise ValueError(
-                    f"{kind} layer {layer} has heads {names[0]} in the checkpoint and heads {names[1]} in the model: "
-                    "take the mask from the checkpoint, --alive-heads CKPT --remove-heads"
-                )
+def as_state_dict(tensors: Mapping[str, Tensor], pruned: nn.Module) -> dict[str, Tensor]:
+    """Tensors as the state dict of a pruned model, which says what heads it has; see `HeadAttention`."""
+    result = OrderedDict(tensors)
+    result._metadata = pruned.state_dict()._metadata  # type: ignore[attr-defined]
+    return result
 
 
 def removal_plan(model: nn.Module, pruned: nn.Module) -> dict:
@@ -308,7 +283,7 @@ def pruned_options(args, mask: HeadTable):
 
 def fill_heads(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state dict of a pruned model at the size of the stock model: removed heads are zeros and add nothing."""
-    filled = {name: tensor for name, tensor in tensors.items() if not name.startswith(KEPT_HEADS)}
+    filled = dict(tensors)
     for site in head_sites(model):
         attention = site.attention
         positions = _positions(attention.kept, attention.head_dim)

@@ -67,9 +67,27 @@ def use_head_attention(model: nn.Module) -> nn.Module:
         parent, _, child = site.name.rpartition(".")
         layer = model.get_submodule(parent)
         setattr(layer, child, HeadAttention(site.attention))
+        if site.kind == "dec-enc":
+            layer.register_forward_hook(_align_by_open_heads)
         if hasattr(layer, "can_use_fastpath"):  # fairseq 0.12.2: an inference shortcut around self_attn
             layer.can_use_fastpath = False
     return model
+
+
+def _align_by_open_heads(layer: nn.Module, inputs: tuple, output: tuple) -> tuple | None:
+    """A hook on decoder layers: of the attention weights [H, B, T, S] those of the heads that contribute to the output.
+
+    fairseq's decoder averages what its last layer returns over heads, for alignments. So they stay the same when the
+    other heads are removed. In training all heads count: a gate that is closed now may be open in the next update.
+    """
+    weights = output[1]
+    if layer.training or weights is None or weights.dim() != 4:
+        return None
+    scale = layer.encoder_attn.head_scale()
+    if scale is None or bool(scale.all()):
+        return None
+    left = weights[scale != 0] if bool(scale.any()) else torch.zeros_like(weights[:1])
+    return (output[0], left, *output[2:])
 
 
 def _unsupported(attention: MultiheadAttention) -> Iterator[str]:

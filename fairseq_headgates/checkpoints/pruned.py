@@ -21,11 +21,11 @@ from fairseq_headgates.heads import Mask
 from fairseq_headgates.models import DEFAULTS
 from fairseq_headgates.pruning import (
     apply_cuts,
+    as_state_dict,
     cut_tensors,
     cuts,
     fill_heads,
     kept_heads,
-    kept_heads_entries,
     prune,
     pruned_options,
 )
@@ -62,12 +62,12 @@ def prune_checkpoint(
     result = _with_options(state, args, _gated_architecture(architecture(args)))
     weights = dict(state["model"])
     model.convert_old_names(weights)
-    result["model"] = {**cut_tensors(weights, found), **kept_heads_entries(pruned)}
+    result["model"] = as_state_dict(cut_tensors(weights, found), pruned)
     result["extra_state"] = dict(_mapping(state.get("extra_state")))
     for key in [key for key in ("ema", "ema_fp32_params") if key in result["extra_state"]]:
         average = result["extra_state"].pop(key)
         try:
-            result["extra_state"][key] = {**cut_average(average, model, found), **kept_heads_entries(pruned)}
+            result["extra_state"][key] = as_state_dict(cut_average(average, model, found), pruned)
         except ValueError as error:
             notice(f"the moving average {key} is left out: {error}")
     result["last_optimizer_state"] = None
