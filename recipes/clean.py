@@ -125,10 +125,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("read", metavar="FROM")
     parser.add_argument("write", metavar="TO")
-    parser.add_argument("languages", nargs=2, metavar=("SRC", "TGT"))
+    parser.add_argument("source", metavar="SRC")
+    parser.add_argument("target", metavar="TGT")
     add_options(parser)
     args = parser.parse_args(argv)
-    languages = tuple(args.languages)
+    languages = args.source, args.target
     try:
         held_out = {digest(*pair) for text in args.without for pair in pairs(text, languages)}
         cleaner = Cleaner(args.max_length, args.max_ratio, args.unique, held_out)

@@ -60,15 +60,16 @@ no_colon() { [[ $1 != *:* ]] || fail "OUT_DIR='$1' has a colon, which separates 
 stopped() {
   trap '' INT TERM USR1
   end_job
-  echo "${0##*/}: stopped; run this again and it goes on" >&2
+  echo "${0##*/}: stopped; run this again and it goes on" >&7
   exit 75
 }
+exec 7>&2 # a trap runs with the redirections of the command that it interrupts
 trap stopped INT TERM USR1
 
 # attended COMMAND...
 attended() {
   local status
-  "$@" &
+  "$@" 7>&- &
   job=$!
   wait "$job" && status=0 || status=$?
   job=
@@ -79,7 +80,7 @@ attended() {
 answer() {
   local names=$1 complete=1
   shift
-  exec 9< <("$@")
+  exec 9< <(trap '' INT && exec "$@" 7>&-)
   job=$!
   # shellcheck disable=SC2229  (the names are in the variable)
   read -r $names <&9 || complete=0

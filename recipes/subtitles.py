@@ -143,13 +143,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("archive", type=Path, metavar="MOSES.zip")
     parser.add_argument("alignment", type=Path, metavar="ALIGNMENT.xml.gz")
     parser.add_argument("to", type=Path, metavar="TO")
-    parser.add_argument("languages", nargs=2, metavar=("SRC", "TGT"))
+    parser.add_argument("source", metavar="SRC")
+    parser.add_argument("target", metavar="TGT")
     parser.add_argument("--overlap", type=option(number(0)), default=0.9)
     parser.add_argument("--pairs", type=int, default=6_000_000)
     parser.add_argument("--held-out", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(argv)
-    pair = tuple(args.languages)
+    pair = args.source, args.target
     counts: Counter[str] = Counter()
     try:
         for name, wanted in (("pairs", args.pairs), ("held-out", args.held_out)):
