@@ -1,4 +1,4 @@
-"""Bad settings, arguments and texts of the recipes: one line that names the value and the rule, before anything runs."""
+"""Bad settings, arguments and texts of the recipes: one line with the value and the rule, before anything runs."""
 
 import gzip
 import os

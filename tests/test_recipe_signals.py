@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import mirror_for_tests as mirror
 import pytest
 from recipes_for_tests import RECIPES, environment, run
 
@@ -135,6 +136,22 @@ def test_a_signal_ends_the_start_of_a_recipe(raw, tmp_path, waiting):
     recipe.press_ctrl_c()
     assert recipe.finish() == 75
     assert recipe.output.replace("^C", "").splitlines() == ["translation.sh: stopped; run this again and it goes on"]
+    assert_nothing_left(recipe.pid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ctrl-c", "SIGTERM"])
+def test_a_signal_ends_a_recipe_inside_a_recipe(how, tmp_path, waiting):
+    """iwslt14_de_en.sh runs translation.sh, and goes on after it: the line comes once."""
+    sentences = [(f"ein Satz {n}", f"a sentence {n}") for n in range(50)]
+    mirror.make_iwslt_mirror(tmp_path / "mirror", sentences, test=sentences[:3])
+    env, started = waiting("sacremoses", **TINY | {"CPU": 1, "DISK_GB": 0, "DATA_DIR": tmp_path / "mirror"})
+    recipe = Terminal("iwslt14_de_en.sh", tmp_path / "out", env=env)
+    recipe.wait_for(started.exists)
+    recipe.press_ctrl_c() if how == "ctrl-c" else os.kill(recipe.pid, signal.SIGTERM)
+    assert recipe.finish() == 75
+    assert "Traceback" not in recipe.output and recipe.output.count("it goes on") == 1, recipe.output
+    assert recipe.output.replace("^C", "").splitlines()[-1] == "translation.sh: stopped; run this again and it goes on"
     assert_nothing_left(recipe.pid)
 
 
