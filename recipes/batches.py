@@ -57,7 +57,7 @@ class Batches:
         if not len(fitting):
             raise ValueError(
                 f"no sentence pair of the training data fits into --max-tokens {max_tokens}: the shortest has "
-                f"{self.longest.min(initial=0)} tokens"
+                f"{self.longest.min() if len(self.longest) else 0} tokens"
             )
         batches = data_utils.batch_by_size(
             fitting, None, self.longest[fitting], max_tokens, required_batch_size_multiple=1

@@ -5,6 +5,8 @@
 #
 # With DRY_RUN=1 (the option --dry-run of a recipe) commands are printed instead of run.
 
+source "$recipes/jobs.sh"
+
 fail() { echo "${0##*/}: $*" >&2; exit 2; }
 say() { [[ ${DRY_RUN:-0} == 1 ]] || printf '%s  %s\n' "$(date +%H:%M:%S)" "$*"; }
 
@@ -49,70 +51,6 @@ check_out() {
 
 # no_colon OUT_DIR: fairseq would read the names of two folders of data.
 no_colon() { [[ $1 != *:* ]] || fail "OUT_DIR='$1' has a colon, which separates folders for fairseq: choose another name"; }
-
-# --- stopping ---------------------------------------------------------------------------------------------------------
-#
-# SIGINT (Ctrl-C), SIGTERM and SIGUSR1 end the running command and everything it has started; the recipe exits with 75
-# (try again), and the same line goes on. `train` ends a training after its next update instead, with a checkpoint.
-# Bash runs a trap only after the command in the foreground has ended. So commands run in the background, where they
-# also ignore Ctrl-C, and the shell waits for them.
-
-stopped() {
-  trap '' INT TERM USR1
-  end_job
-  echo "${0##*/}: stopped; run this again and it goes on" >&7
-  exit 75
-}
-exec 7>&2 # a trap runs with the redirections of the command that it interrupts
-trap stopped INT TERM USR1
-
-# attended COMMAND...
-attended() {
-  local status
-  "$@" 7>&- &
-  job=$!
-  wait "$job" && status=0 || status=$?
-  job=
-  return "$status"
-}
-
-# answer NAMES COMMAND...: reads the line that a command prints into the variables NAMES.
-answer() {
-  local names=$1 complete=1
-  shift
-  exec 9< <(trap '' INT && exec "$@" 7>&-)
-  job=$!
-  # shellcheck disable=SC2229  (the names are in the variable)
-  read -r $names <&9 || complete=0
-  job=
-  exec 9<&-
-  ((complete)) || exit 2 # the command has said why
-}
-
-# descendants PID: the processes it has started, and those they have started.
-descendants() {
-  local child
-  for child in $(cat /proc/"$1"/task/*/children 2>/dev/null || pgrep -P "$1"); do
-    echo "$child"
-    descendants "$child"
-  done
-}
-
-# end_job: ends the running command with all it has started; what is left after three seconds is killed.
-end_job() {
-  local pids
-  [[ -n ${job:-} ]] || return 0
-  pids="$job $(descendants "$job" | tr '\n' ' ')"
-  # shellcheck disable=SC2086  (several numbers)
-  kill -TERM $pids 2>/dev/null || true
-  for _ in {1..30}; do
-    # shellcheck disable=SC2086
-    kill -0 $pids 2>/dev/null || return 0
-    sleep 0.1
-  done
-  # shellcheck disable=SC2086
-  kill -KILL $pids 2>/dev/null || true
-}
 
 # A program that is missing is found before the work begins, not in the middle of it.
 need() {
@@ -271,7 +209,7 @@ keep_settings() {
 # train MODEL_DIR DATA_BIN ARGUMENTS...: fairseq-train; an interrupted run goes on from its last checkpoint. SIGINT,
 # SIGTERM or SIGUSR1 to the recipe stop it after the next update, with a checkpoint; then the recipe exits with 75.
 train() {
-  local model=$1 data=$2 status told=0 before=0
+  local model=$1 data=$2 job status told=0 before=0 why
   shift 2
   [[ -f $model/finished ]] && return
   local epochs=(--no-epoch-checkpoints)
@@ -283,14 +221,14 @@ train() {
   say "training $(basename "$model") (log: $model/train.log)"
   mkdir -p "$model"
   [[ ! -f $model/train.log ]] || before=$(wc -l <"$model/train.log")
-  # A file tells all processes on all machines, however they were started. torchrun, which does not, gets no Ctrl-C.
-  trap '((told)) || tell_to_stop "$model/stop" "$job" &
-    told=1' INT TERM USR1
+  # torchrun is not to heed Ctrl-C: it would end its workers without waiting for their checkpoint.
   PET_SIGNALS_TO_HANDLE=SIGTERM,SIGHUP,SIGQUIT "${command[@]}" >>"$model/train.log" 2>&1 &
   job=$!
+  # A file tells all processes on all machines, however they were started.
+  trap '((told)) || tell_to_stop "$model/stop" "$job" &
+    told=1' INT TERM USR1
   while kill -0 "$job" 2>/dev/null; do wait "$job" || true; done # a signal ends a wait, too
   wait "$job" && status=0 || status=$?
-  job=
   trap stopped INT TERM USR1
   rm -f "$model/stop"
   [[ -f $model/finished ]] && return
@@ -298,7 +236,8 @@ train() {
     say "told to stop: $(basename "$model") has saved a checkpoint, run this again and it goes on"
     exit 75
   fi
-  fail "training of $model failed: $(last_line "$model/train.log")"
+  why=$(last_line "$model/train.log")
+  fail "training of $model failed: ${why:-no reason given} (log: $model/train.log)"
 }
 
 # tell_to_stop FILE PID: makes the file again and again as long as the process lives, because train.py removes a file that
@@ -443,16 +382,4 @@ need_gpu() {
     fail "no GPU is to be seen (nvidia-smi -L): this recipe trains for days on one; CPU=1 runs it all the same, for trying it with small sizes"
 }
 
-# part_of_recipe COMMAND...: runs another recipe. A signal is handed on to it, it says what is to be said, and this recipe
-# exits as it does.
-part_of_recipe() {
-  local status part
-  "$@" &
-  part=$!
-  trap 'kill -TERM "$part"' INT TERM USR1
-  while kill -0 "$part" 2>/dev/null; do wait "$part" || true; done
-  wait "$part" && status=0 || status=$?
-  trap stopped INT TERM USR1
-  ((status == 0)) || exit "$status"
-}
 sacrebleu_flags=()

@@ -41,6 +41,10 @@ if ! compgen -G "$data/dict.*.txt" >/dev/null; then
       need_text "$data" "$language" "$split"
     done
   done
+  for file in bpecodes "dict.$SRC.txt" "dict.$TGT.txt"; do
+    [[ ! -f $checkpoint || -f $(dirname "$checkpoint")/$file ]] ||
+      fail "$(dirname "$checkpoint")/$file is missing: CHECKPOINT needs its BPE codes and dictionaries beside it"
+  done
 fi
 find_plugin
 find_devices

@@ -167,6 +167,17 @@ def test_every_setting_in_the_scripts_is_in_the_table():
         assert found - free <= rules.keys(), name
 
 
+@pytest.fixture
+def raw(tmp_path):
+    """Raw text of three pairs for every split."""
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for split in ("train", "valid", "test"):
+        (folder / f"{split}.en").write_text("one two\ntwo one\none one\n")
+        (folder / f"{split}.de").write_text("eins zwei\nzwei eins\neins eins\n")
+    return folder
+
+
 # --- through the shell ------------------------------------------------------------------------------------------------
 
 
@@ -224,6 +235,14 @@ def test_arguments_that_cannot_be_obeyed_are_refused(recipe, arguments, words, t
     assert [path.name for path in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_text() == "kept"
 
 
+def test_a_checkpoint_without_its_dictionaries_is_refused(raw, tmp_path):
+    (tmp_path / "model.pt").touch()
+    (tmp_path / "bpecodes").touch()
+    command = ["prune_pretrained.sh", tmp_path / "model.pt", raw, tmp_path / "out"]
+    refused(run(*command, TGT="de"), "dict.en.txt is missing")
+    assert not (tmp_path / "out").exists()
+
+
 def test_more_gpus_than_the_machine_shows_are_refused(tmp_path):
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: Some'\necho 'GPU 1: Some'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
@@ -243,17 +262,6 @@ def test_a_recipe_prints_its_help():
 
 
 # --- text ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def raw(tmp_path):
-    """Raw text of three pairs for every split."""
-    folder = tmp_path / "raw"
-    folder.mkdir()
-    for split in ("train", "valid", "test"):
-        (folder / f"{split}.en").write_text("one two\ntwo one\none one\n")
-        (folder / f"{split}.de").write_text("eins zwei\nzwei eins\neins eins\n")
-    return folder
 
 
 @pytest.mark.parametrize("content", ["", "\n\n\n", " \n\t\n \r\n"])
