@@ -231,7 +231,10 @@ train() {
   wait "$job" && status=0 || status=$?
   trap stopped INT TERM USR1
   rm -f "$model/stop"
-  [[ -f $model/finished ]] && return
+  if [[ -f $model/finished ]]; then
+    ((told == 0)) || stopped # it came with the last update
+    return
+  fi
   if ((told)) && { ((status == 0)) || tail -n "+$((before + 1))" "$model/train.log" | grep -q 'stopped at update'; }; then
     say "told to stop: $(basename "$model") has saved a checkpoint, run this again and it goes on"
     exit 75

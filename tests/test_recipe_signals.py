@@ -99,6 +99,12 @@ def raw(tmp_path):
     return folder
 
 
+def make_corpus(folder):
+    sizes = ["--train", "300", "--valid", "8", "--test", "9"]
+    command = [sys.executable, str(RECIPES / "make_corpus.py"), str(folder), *sizes]
+    subprocess.run(command, check=True, capture_output=True)
+
+
 @pytest.fixture
 def waiting(tmp_path):
     """waiting(PROGRAM, **settings): an environment in which PROGRAM waits for ever; and the file that says it began."""
@@ -158,9 +164,7 @@ def test_a_signal_ends_a_recipe_inside_a_recipe(how, tmp_path, waiting):
 @pytest.mark.slow
 def test_ctrl_c_stops_a_training_with_a_checkpoint(tmp_path):
     """Pressed while it starts, in the middle, and in generation; the results are those of a run without."""
-    sizes = ["--train", "300", "--valid", "8", "--test", "9"]
-    command = [sys.executable, str(RECIPES / "make_corpus.py"), str(tmp_path / "raw"), *sizes]
-    subprocess.run(command, check=True, capture_output=True)
+    make_corpus(tmp_path / "raw")
     settings = TINY | {"UPDATES": 120, "SAVE_EVERY": 60, "MAX_TOKENS": 400, "WARMUP": 2, "LR": 0.01}
     out = tmp_path / "out"
     arguments = ["translation.sh", tmp_path / "raw", out, "en", "ru"]
@@ -187,3 +191,21 @@ def test_ctrl_c_stops_a_training_with_a_checkpoint(tmp_path):
     assert again.returncode == 0 and "training" not in again.stdout, again.stdout + again.stderr
     whole = run(*arguments[:2], tmp_path / "whole", "en", "ru", **settings)
     assert whole.stdout.splitlines()[-3:] == again.stdout.splitlines()[-3:]
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_a_training_on_two_machines(tmp_path):
+    """By ssh, here to the same machine; torchrun starts the workers."""
+    make_corpus(tmp_path / "raw")
+    (tmp_path / "ssh").write_text('#!/usr/bin/env bash\nshift\nexec bash -c "$*"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    settings = TINY | {"UPDATES": 5000, "SAVE_EVERY": 5000, "MAX_TOKENS": 400, "WARMUP": 2, "LR": 0.01}
+    settings |= {"HOSTS": "127.0.0.1 other", "SSH": tmp_path / "ssh", "PORT": 29547}
+    recipe = Terminal("translation.sh", tmp_path / "raw", tmp_path / "out", "en", "ru", env=environment(settings))
+    log = tmp_path / "out" / "baseline" / "train.log"
+    recipe.wait_for(lambda: log.exists() and "train_inner" in log.read_text(), seconds=240)
+    recipe.press_ctrl_c()
+    assert recipe.finish() == 75, recipe.output + log.read_text()
+    assert "has saved a checkpoint" in recipe.output and "Traceback" not in log.read_text()
+    assert log.read_text().count("stopped at update") == 1
+    assert_nothing_left(recipe.pid, seconds=10)
