@@ -64,14 +64,14 @@ def one_of(*words: str) -> Rule:
     return rule
 
 
-def each(rule: Rule, separator: str = ",") -> Rule:
+def each(rule: Rule) -> Rule:
     """Several values, each under the rule."""
 
     def rule_of_all(text: str) -> list:
         try:
-            return [rule(part) for part in text.split(separator)]
+            return [rule(part.strip()) for part in text.split(",")]
         except ValueError as error:
-            raise ValueError(f"{error}, or several of them, separated by {separator!r}") from None
+            raise ValueError(f"{error}, or several of them, separated by commas") from None
 
     return rule_of_all
 

@@ -144,7 +144,7 @@ def test_settings_of_the_other_recipes(recipe, name, value, words):
         {},
         {"BPE": "", "GPUS": "", "RUNS": "", "SCRATCH": "", "PAPER": ""},  # empty: the default
         {"LR": "4e-3", "DROPOUT": "0", "LENPEN": "-.5", "GATE_LR_SCALE": "1E2", "SEED": "0"},
-        {"EPOCHS": "0", "UPDATES": "100", "UPDATE_FREQ": "1,2,4", "PRUNE_LR": "0.1,0.05"},
+        {"EPOCHS": "0", "UPDATES": "100", "UPDATE_FREQ": "1,2, 4", "PRUNE_LR": "0.1,0.05"},
         {"AVERAGE": "2", "SAVE_EVERY": "4", "UPDATES": "5", "PRUNE_UPDATES": "4"},
         {"AVERAGE": "50", "SAVE_EVERY": "4", "EPOCHS": "2"},  # how many updates is not known
         {"CLEAN": "--max-length 200 --max-ratio 1.5 --unique --without a b", "WORKERS": "3"},
