@@ -13,7 +13,7 @@ unexport PYTHONPATH PYTHONHOME
 
 IN_VENV = PATH="$$(cd "$(VENV)/bin" && pwd):$$PATH"
 # The rooms that mypy checks: those that do not stand on fairseq's untyped classes.
-TYPED = $(wildcard $(addprefix fairseq_headgates/,heads.py gates.py freezing.py beam.py inference.py report.py agreement.py cli.py))
+TYPED = $(wildcard $(addprefix fairseq_headgates/,heads.py gates.py freezing.py beam.py inference.py report.py agreement.py cli.py arguments.py parts.py))
 
 .PHONY: help setup test demo check format wheel clean distclean
 

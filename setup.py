@@ -45,5 +45,6 @@ setup(
             "wheel",
         ],
     },
-    entry_points={"console_scripts": ["headgates = fairseq_headgates.cli:main"]},
+    py_modules=["headgates_start"],
+    entry_points={"console_scripts": ["headgates = headgates_start:main"]},
 )

@@ -4,17 +4,41 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
+
+SHOWN = 200  # characters of a wrong value that a message repeats
+LONGEST = 4000  # characters of a message
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse's parser, without the usage in front of an error: one line on stderr, exit code 2."""
+    """argparse's parser, except that an error is one line on stderr, without the usage; exit code 2."""
 
     def error(self, message: str) -> NoReturn:
-        fail(self.prog, message)
+        fail(self.prog, f"{message} (see {self.prog} --help)")
 
 
 def fail(program: str, message: str) -> NoReturn:
     """Ends a program with one line on stderr and exit code 2."""
-    print(f"{program}: error: {message}", file=sys.stderr)
+    print(f"{program}: error: {one_line(message)}", file=sys.stderr)
     raise SystemExit(2)
+
+
+def one_line(message: str) -> str:
+    """A message without line breaks and other control characters, cut in the middle where it is very long."""
+    message = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+    if len(message) <= LONGEST:
+        return message
+    return f"{message[: LONGEST // 2]} ... {message[-LONGEST // 2 :]}"
+
+
+def shown(value: Any) -> str:
+    """A wrong value for a message: its repr, cut off where it is long."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} characters)"
+
+
+def filled(text: str) -> str:
+    """An argparse type for names of files and the like, which are not empty: `--out "$OUT"` without $OUT is no wish."""
+    if not text:
+        raise argparse.ArgumentTypeError("the value is empty: give a name")
+    return text

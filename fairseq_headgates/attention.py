@@ -93,7 +93,8 @@ class HeadAttention(MultiheadAttention):
         `key_padding_mask` [B, S] is true on padding; `attn_mask` [T, S] is added to the scores. Returns the output
         [T, B, E] and the attention weights: [B, T, S] averaged over heads if `need_weights`, [H, B, T, S] if
         `need_head_weights`, else None. With `static_kv` keys and values are taken from the cache if it has them.
-        A layer without heads gives weights of 0, for one head, so that a mean over heads is defined.
+        At evaluation H counts the heads that contribute to the output, so that weights and their average stay the same
+        when the others are removed. Where there are none, the weights are 0, for one head.
         """
         if before_softmax:
             raise NotImplementedError("HeadAttention returns no scores before the softmax: use need_head_weights")
@@ -117,7 +118,7 @@ class HeadAttention(MultiheadAttention):
             context = self.watcher.see(weights, context)
         if need_weights and self.self_attention and beam > 1:  # one key for every slot of a position: see beam.py
             weights = weights.unflatten(-1, (-1, beam)).sum(-1)
-        weights = _per_hypothesis(weights, beam, need_head_weights) if need_weights else None
+        weights = _per_hypothesis(self._of_open_heads(weights), beam, need_head_weights) if need_weights else None
         return self._project_out(self._merge(context, beam)), weights
 
     def output_of(self, context: Tensor) -> Tensor:
@@ -131,6 +132,13 @@ class HeadAttention(MultiheadAttention):
         constant = self._prepared and not torch.is_grad_enabled()
         gates = self._inference_gates() if constant else self.gate()
         return gates if self.head_mask is None else gates * self.head_mask
+
+    def _of_open_heads(self, weights: Tensor) -> Tensor:
+        """[B, H, T, S], of all heads in training, where a gate that is closed now may be open in the next update."""
+        scale = None if self.training else self.head_scale()
+        if scale is None or bool(scale.all()):
+            return weights
+        return weights[:, scale != 0] if scale.any() else torch.zeros_like(weights[:, :1])
 
     def make_generation_fast_(self, **kwargs) -> None:
         """fairseq's call before inference, after which a model is not trained any more.
@@ -315,8 +323,8 @@ class HeadAttention(MultiheadAttention):
         kind, layer = kind_and_layer(name)
         raise ValueError(
             f"{kind} layer {layer} has {weight.size(1) / self.head_dim:g} heads in the checkpoint and {self.num_heads} "
-            "in the model: a pruned checkpoint needs its own mask (headgates show CKPT --out heads.json; --alive-heads "
-            "heads.json --remove-heads), a whole one is made smaller by `headgates prune`"
+            "in the model: a pruned checkpoint needs its own mask (--alive-heads CKPT --remove-heads; headgates show "
+            "CKPT prints it), a whole one is made smaller by `headgates prune`"
         )
 
 
@@ -347,7 +355,7 @@ def _attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, scaling: float
 
 def _per_hypothesis(weights: Tensor, beam: int, per_head: bool) -> Tensor:
     """[B, H, beam T, S] -> [H, B beam, T, S], or their mean over heads [B beam, T, S]."""
-    batch, heads, queries, positions = weights.shape
+    batch, _, queries, positions = weights.shape
     weights = weights if per_head else weights.mean(dim=1, keepdim=True)
     weights = weights.view(batch, -1, beam, queries // beam, positions).permute(1, 0, 2, 3, 4)
     weights = weights.reshape(-1, batch * beam, queries // beam, positions)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from fairseq_headgates import __version__, analysis, report
-from fairseq_headgates.arguments import ArgumentParser
+from fairseq_headgates.arguments import ArgumentParser, filled, one_line
 from fairseq_headgates.checkpoints import (
     CheckpointHeads,
     build_model,
@@ -28,40 +32,75 @@ from fairseq_headgates.files import refuse_existing, write_whole
 from fairseq_headgates.heads import (
     HeadTable,
     mask_to_json,
-    parse_mask,
     parse_scores,
     parse_types,
 )
 from fairseq_headgates.pruning import best_heads, kept_heads, open_heads, prune, removal_plan
+from fairseq_headgates.stored_heads import read_mask
+
+EXIT_CODES = (
+    "exit codes: 0 success; 2 bad input or a file that cannot be written, with one line on stderr; 128 + N stopped by "
+    "the signal N, 130 by Ctrl-C"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one subcommand; 0 on success, 2 with one line on bad input, 130 when it was interrupted."""
+    """Runs one subcommand and returns its exit code, see `EXIT_CODES`."""
     parser = build_parser()
     args, rest = parser.parse_known_args(argv)
-    if rest and not getattr(args, "takes_fairseq", False):
+    takes_fairseq = getattr(args, "takes_fairseq", False)
+    if rest and not takes_fairseq:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     args.rest = rest
     logger = logging.getLogger("fairseq_headgates")
     level = logger.level
     logger.setLevel(logging.WARNING)  # not what a model says when training begins
     try:
-        return args.run(args)
+        # Workers of one evaluation wait for each other in compiled code, where Python handles no signal.
+        with stopped_by_signals(() if takes_fairseq else (signal.SIGTERM, signal.SIGHUP)):
+            code = args.run(args)
+            sys.stdout.flush()
+            return code
     except BrokenPipeError:  # the reader, `head` for instance, has seen enough
         sys.stdout = None
         return 0
     except (ValueError, OSError) as error:  # OSError: the disk of the output is full, for instance
-        print(f"headgates {args.command}: error: {error}", file=sys.stderr)
+        print(f"headgates {args.command}: error: {one_line(str(error))}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print(f"headgates {args.command}: stopped", file=sys.stderr)
-        return 130  # as shells say it
+        return 128 + (stop.args[0] if isinstance(stop, Stopped) else signal.SIGINT)  # as shells say it
     finally:
         logger.setLevel(level)  # the level is the caller's where this runs inside another program
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal that would have ended the process at once; its number is the argument."""
+
+
+@contextmanager
+def stopped_by_signals(numbers: Sequence[int]) -> Iterator[None]:
+    """Within the context, signals raise `Stopped`, so that what is not finished is removed."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise Stopped(number)
+
+    if threading.current_thread() is not threading.main_thread():  # others cannot handle signals
+        numbers = ()
+    ours = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]  # nohup ignores SIGHUP
+    for number in ours:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="headgates", description="Attention heads of fairseq models: see, choose, take out.")
+    parser = ArgumentParser(
+        prog="headgates", description="Attention heads of fairseq models: see, choose, remove.", epilog=EXIT_CODES
+    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -71,18 +110,23 @@ def build_parser() -> ArgumentParser:
     show = commands.add_parser("show", help="the gates of a checkpoint, and the heads that stay open")
     _add_checkpoint(show)
     show.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    show.add_argument("--out", metavar="FILE", help="write the open heads as a mask file for --alive-heads")
+    show.add_argument(
+        "--out",
+        metavar="FILE",
+        type=filled,
+        help="write the open heads as a mask file for --alive-heads; - prints it instead of the table",
+    )
     show.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
     show.set_defaults(run=run_show)
 
     prune = commands.add_parser(
         "prune",
-        help="take heads out of a checkpoint for real",
+        help="remove heads from the weights of a checkpoint",
         description="Writes the checkpoint without the removed heads: those whose evaluation gate is 0, unless one of "
         "--threshold, --alive and --scores says which. A head whose gate is 0 goes in any case, for it adds nothing.",
     )
     _add_checkpoint(prune)
-    prune.add_argument("output", metavar="OUT", help="the checkpoint to write")
+    prune.add_argument("output", metavar="OUT", type=filled, help="the checkpoint to write")
     _add_choice(prune)
     prune.add_argument(
         "--stock",
@@ -101,9 +145,11 @@ def build_parser() -> ArgumentParser:
         description="Takes heads out as `headgates prune` does, and writes the model for CTranslate2.",
     )
     _add_checkpoint(convert)
-    convert.add_argument("output", metavar="OUT", help="the folder to write")
+    convert.add_argument("output", metavar="OUT", type=filled, help="the folder to write")
     convert.add_argument("--to", choices=["ctranslate2"], required=True, help="the engine")
-    convert.add_argument("--data", metavar="DIR", help="folder of dict.*.txt (default: the folder of CKPT)")
+    convert.add_argument(
+        "--data", metavar="DIR", type=filled, help="folder of dict.*.txt (default: the folder of CKPT)"
+    )
     convert.add_argument("--quantization", metavar="TYPE", help="for instance int8 (default: single precision)")
     _add_choice(convert)
     convert.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
@@ -113,18 +159,27 @@ def build_parser() -> ArgumentParser:
 
 
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", metavar="CKPT", help="a fairseq checkpoint (.pt)")
+    parser.add_argument("checkpoint", metavar="CKPT", type=filled, help="a fairseq checkpoint (.pt)")
     parser.add_argument("--trust", action="store_true", help="load any Python object from CKPT, which may run code")
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--threshold", metavar="P", type=float, help="remove heads with P(open) below P")
-    choice.add_argument("--alive", metavar="JSON", help="keep the heads of this mask: a file, or the JSON inline")
-    choice.add_argument("--scores", metavar="FILE", help="keep the heads with the highest scores of FILE; see --keep")
+    choice.add_argument(
+        "--alive",
+        metavar="MASK",
+        type=filled,
+        help="keep the heads of this mask: a file, the same JSON inline, or a checkpoint of this plugin",
+    )
+    choice.add_argument(
+        "--scores", metavar="FILE", type=filled, help="keep the heads with the highest scores of FILE; see --keep"
+    )
     with_scores = parser.add_argument_group("with --scores")
     with_scores.add_argument("--keep", metavar="N", type=_number_or_share, help="how many heads: 12, or a share: 0.5")
-    with_scores.add_argument("--method", metavar="M", help="which scores, if FILE has those of several methods")
+    with_scores.add_argument(
+        "--method", metavar="M", type=filled, help="which scores, if FILE has those of several methods"
+    )
     with_scores.add_argument("--types", metavar="TYPES", help="prune these attention types only (default: all scored)")
     with_scores.add_argument("--min-per-layer", metavar="K", type=int, help="keep the best K of each layer anyway")
 
@@ -142,10 +197,15 @@ def run_path(args: argparse.Namespace) -> int:
 
 
 def run_show(args: argparse.Namespace) -> int:
+    if args.json and args.out == "-":
+        raise ValueError("--json and --out - both go to standard output: choose one, or give --out a file")
     state, model = load_model(args.checkpoint, args.trust)
     heads = read_heads(state, args.checkpoint, model)
     alive = heads.gate.map(lambda g: int(g > 0), "alive")
-    if args.out:
+    if args.out == "-":
+        print(mask_to_json(alive), end="")
+        return 0
+    if args.out is not None:
         write_whole(args.out, mask_to_json(alive), args.force)
     if args.json:
         print(json.dumps(show_json(heads)))
@@ -160,6 +220,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def run_prune(args: argparse.Namespace) -> int:
+    refuse_standard_output(args.output)
     if not args.dry_run:
         refuse_existing(args.output, args.force)
     state, model = load_model(args.checkpoint, args.trust)
@@ -168,7 +229,7 @@ def run_prune(args: argparse.Namespace) -> int:
     if args.stock:
         smaller = stock_checkpoint(state, mask, model)
     else:
-        smaller = prune_checkpoint(state, mask, not args.no_optimizer, model)
+        smaller = prune_checkpoint(state, mask, not args.no_optimizer, model, print_notice)
     build_model(smaller)  # what is written loads
     if not args.dry_run:
         save_checkpoint(smaller, args.output, args.force)
@@ -180,6 +241,16 @@ def run_prune(args: argparse.Namespace) -> int:
     print("\n".join(removal_notes(plan)))
     print("nothing written (--dry-run)" if args.dry_run else f"written: {args.output}")
     return 0
+
+
+def refuse_standard_output(output: str) -> None:
+    """Raises ValueError for `-`: what is printed would be in the middle of what is written."""
+    if output == "-":
+        raise ValueError("OUT is '-', but a model is not written to standard output: give a name (./- for this one)")
+
+
+def print_notice(message: str) -> None:
+    print(f"headgates prune: {one_line(message)}", file=sys.stderr)
 
 
 def removal_notes(plan: dict) -> list[str]:
@@ -203,6 +274,7 @@ def removal_notes(plan: dict) -> list[str]:
 
 
 def run_convert(args: argparse.Namespace) -> int:
+    refuse_standard_output(args.output)
     check_output(Path(args.output), args.force)
     state, model = load_model(args.checkpoint, args.trust)
     pruned = prune(model, chosen_heads(args, model))
@@ -224,7 +296,7 @@ def chosen_heads(args: argparse.Namespace, model: nn.Module) -> HeadTable:
     if given and args.scores is None:
         raise ValueError(f"{', '.join(given)} without --scores: give the file of the scores that decide")
     if args.alive is not None:
-        return parse_mask(args.alive)
+        return read_mask(args.alive)
     if args.scores is None:
         return open_heads(model, args.threshold)
     if args.keep is None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +24,7 @@ from fairseq.modules import transformer_layer
 from torch import nn
 
 from fairseq_headgates.models import BeamEncoder
+from fairseq_headgates.parts import part_of, remove_dead_parts, replace_folder
 from fairseq_headgates.sites import head_sites
 
 if TYPE_CHECKING:
@@ -221,6 +221,7 @@ def _vocabulary(dictionary: Dictionary) -> list[str]:
 
 def check_output(output: Path, force: bool) -> None:
     """Raises ValueError unless a model may be written there: `force` deletes models, nothing else."""
+    remove_dead_parts(output)  # one of them may be the old model, of a process that was killed while it replaced it
     if output.exists() and not force:
         raise ValueError(f"{output} exists: choose another name, or pass --force to overwrite it")
     if output.exists() and not (output / "model.bin").is_file():
@@ -229,18 +230,9 @@ def check_output(output: Path, force: bool) -> None:
 
 def _write_folder(spec: TransformerSpec, output: Path) -> None:
     """Saves to a folder beside `output` and renames it; an old `output` is moved aside before and deleted after."""
-    part = output.with_name(f"{output.name}.part{os.getpid()}")
-    old = output.with_name(f"{output.name}.old{os.getpid()}")
     try:
-        part.mkdir()
-        spec.save(str(part))
-        if output.exists():
-            output.rename(old)
-        part.rename(output)
+        with part_of(output, folder=True) as part:
+            spec.save(str(part))
+            replace_folder(part, output)
     except OSError as error:
         raise ValueError(f"cannot write {output} ({error.strerror or error}): choose another place") from None
-    finally:  # after an interrupt, too
-        if old.exists() and not output.exists():
-            old.rename(output)
-        shutil.rmtree(old, ignore_errors=True)
-        shutil.rmtree(part, ignore_errors=True)

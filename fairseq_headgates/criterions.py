@@ -1,7 +1,6 @@
 """L = L_xent + lambda L_C (Voita et al. 2019, eq. 8): fairseq's criterions with the L0 penalty of the gates added."""
 
 import logging
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +18,8 @@ from fairseq.logging import metrics
 from omegaconf import II
 
 from fairseq_headgates import report
-from fairseq_headgates.models import one_line_errors
+from fairseq_headgates.arguments import shown
+from fairseq_headgates.options import one_line_errors, one_line_type
 from fairseq_headgates.sites import L0_REDUCTIONS, HeadSite, gated_sites, open_probabilities, penalty_of, to_tables
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,27 @@ class LabelSmoothedCrossEntropyL0Config(LabelSmoothedCrossEntropyCriterionConfig
     tensorboard_logdir: Optional[str] = II("common.tensorboard_logdir")  # noqa: UP045
 
 
+LARGEST_WEIGHT = 1e9  # times all tokens of an update and all heads, squared by an optimiser, it stays finite
+
+
+def check_weight(weight: float | str) -> float:
+    """lambda as a number. Raises ValueError."""
+    try:
+        number = float(weight)
+    except ValueError:
+        raise ValueError(f"--l0-weight is {shown(weight)}: it must be a number") from None
+    if not 0 <= number <= LARGEST_WEIGHT:
+        raise ValueError(f"--l0-weight is {number:g}: it must be 0 or more, and at most {LARGEST_WEIGHT:g}")
+    return number
+
+
+def check_reduction(reduction: str) -> str:
+    """The name of a reduction, if it is known. Raises ValueError."""
+    if reduction not in L0_REDUCTIONS:
+        raise ValueError(f"unknown reduction {shown(reduction)}: choose from {', '.join(L0_REDUCTIONS)}")
+    return reduction
+
+
 class L0Mixin:
     """Adds lambda L_C to the loss of the criterion it is mixed into, in training only.
 
@@ -52,10 +73,22 @@ class L0Mixin:
     l0_reduction: str
     tensorboard_logdir: str | None
 
+    @classmethod
+    def add_args(cls, parser: Any) -> None:
+        """Adds the options of the criterion; those of this plugin first, which report a bad value in one line."""
+        for name, check in {"l0_weight": check_weight, "l0_reduction": check_reduction}.items():
+            field = LabelSmoothedCrossEntropyL0Config.__dataclass_fields__[name]
+            parser.add_argument(
+                "--" + name.replace("_", "-"),
+                type=one_line_type(name, check),
+                default=field.default,
+                help=field.metadata["help"],
+            )
+        super().add_args(parser)  # type: ignore[misc]  (fairseq passes over options that the parser has)
+
     def set_l0(self, weight: float, reduction: str, tensorboard_logdir: str | None) -> None:
         with one_line_errors():
-            if not 0 <= weight < math.inf:
-                raise ValueError(f"--l0-weight is {weight:g}: it must be 0 or more, and finite")
+            check_weight(weight)
         self.l0_weight, self.l0_reduction, self.tensorboard_logdir = weight, reduction, tensorboard_logdir
         self._found: tuple[Any, list[HeadSite]] = (None, [])
         self._trained = self._trained_since_report = False

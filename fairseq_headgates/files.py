@@ -2,54 +2,88 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from fairseq_headgates.arguments import shown
+from fairseq_headgates.parts import part_of
+
+LARGEST_TEXT = 64 * 2**20  # bytes of a mask or score file: thousands of times what a large model needs
+
+
+def read_text(path: str, what: str, cure: str) -> str:
+    """The text of a regular file; `what` it is and the `cure` are for the message. Raises ValueError.
+
+    A pipe or a device is not opened: it could block, or never end.
+    """
+    try:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"it is {'a folder' if stat.S_ISDIR(found.st_mode) else 'no regular file'}")
+        if found.st_size > LARGEST_TEXT:
+            raise ValueError(f"it has {found.st_size:,} bytes, at most {LARGEST_TEXT:,} are read")
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: also text in another encoding
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"cannot read {what} {shown(path)} ({reason}): {cure}") from None
+
 
 def refuse_existing(path: str | os.PathLike[str], force: bool) -> None:
-    """Raises ValueError if there is a file already, unless `force` says that it may go; only files may."""
-    if os.path.exists(path) and not os.path.isfile(path):
+    """Raises ValueError if there is a file already, unless `force` allows to replace it; only regular files may be."""
+    if not os.path.exists(path):
+        return
+    if not os.path.isfile(path):
         raise ValueError(f"{path} exists and is not a file: choose another name")
-    if os.path.exists(path) and not force:
+    if _is_printed_to(path):
+        raise ValueError(f"{path} is where this command prints: choose the name of another file")
+    if not force:
         raise ValueError(f"{path} exists: choose another name, or pass --force to overwrite it")
+
+
+def _is_printed_to(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is /dev/stdout or /dev/stderr, or the file that the shell sends them to."""
+    for stream in (1, 2):
+        with suppress(OSError):
+            if os.path.samestat(os.stat(path), os.fstat(stream)):
+                return True
+    return False
 
 
 def check_writable(path: str | os.PathLike[str], force: bool = False) -> None:
     """Raises ValueError if `replacing` would: before long work, rather than after it."""
-    path = Path(path)
-    refuse_existing(path, force)
-    try:
-        _temporary(path).touch()
-        _temporary(path).unlink()
-    except OSError as error:
-        raise ValueError(f"cannot write {path} ({error.strerror}): choose another place") from None
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f"{path.name}.{os.getpid()}.part")
+    with _in_one_line(path, force) as target, part_of(target):
+        pass
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], force: bool = False) -> Iterator[Path]:
     """Gives a name to write to, which becomes `path` at the end: a file is there whole or not at all.
 
-    An existing file is replaced only with `force`. Raises ValueError with one line.
+    An existing file is replaced only with `force`. A link stays, and the file that it names is written. Raises
+    ValueError with one line.
     """
-    path = Path(path)
+    with _in_one_line(path, force) as target, part_of(target) as part:
+        yield part
+        part.replace(target)
+
+
+@contextmanager
+def _in_one_line(path: str | os.PathLike[str], force: bool) -> Iterator[Path]:
+    """Gives the file that is written for `path`: itself, or what it links to. What goes wrong becomes a ValueError."""
     refuse_existing(path, force)
-    temporary = _temporary(path)
     try:
-        yield temporary
-        temporary.replace(path)
+        target = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
+        if os.path.islink(target):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        yield target
     except OSError as error:
         raise ValueError(f"cannot write {path} ({error.strerror}): choose another place") from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def write_whole(path: str | os.PathLike[str], text: str, force: bool = False) -> None:

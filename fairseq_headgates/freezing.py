@@ -48,16 +48,16 @@ def freeze(model: nn.Module, pattern: str, freeze_dropout: bool = False, seconds
         search = re.compile(pattern).search if seconds is None else _search_within(pattern, seconds)
         names = _names(model)
         chosen = {parameter: known for parameter, known in names.items() if any(map(search, known))}
-    except (re.error, regex.error) as error:
+    except (re.error, regex.error, OverflowError, RecursionError) as error:  # the last two: huge numbers, deep nesting
         raise ValueError(f"--freeze-params {pattern!r:.200} is not a regular expression: {error}") from None
     except TimeoutError:
         raise ValueError(f"--freeze-params {pattern!r:.200} takes longer than {seconds} seconds to match") from None
     if not chosen:
         raise ValueError(
-            f"--freeze-params {pattern!r} matches no parameter: names look like {next(iter(names.values()))[0]!r}"
+            f"--freeze-params {pattern!r:.200} matches no parameter: names look like {next(iter(names.values()))[0]!r}"
         )
     if len(chosen) == len(names):
-        raise ValueError(f"--freeze-params {pattern!r} matches every parameter: something must be left to train")
+        raise ValueError(f"--freeze-params {pattern!r:.200} matches every parameter: something must be left to train")
     report = FrozenReport()
     for parameter, known in chosen.items():
         parameter.requires_grad = False

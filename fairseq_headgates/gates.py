@@ -13,8 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq_headgates.arguments import shown
+
 OPEN = 2.5  # a log_alpha at which the gate is exactly 1 at evaluation (from 2.398 up, with the default stretch)
 NOISE_EPS = 1e-6  # uniform noise is drawn from (eps, 1 - eps): its logit must be finite
+# What single precision can express: beyond these, gates and their gradients are infinite, or not a number.
+LARGEST, SMALLEST = 1e6, 1e-6
+SMALLEST_LR_SCALE = 1e-4  # theta + (S - 1) theta loses all its digits towards S = 0
 
 
 @dataclass(frozen=True)
@@ -30,10 +35,16 @@ class HardConcrete:
     high: float = 1.1
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"the gate temperature is {self.temperature:g}: it must be above 0 and finite")
-        if not -math.inf < self.low < 0 or not 1 < self.high < math.inf:
-            raise ValueError(f"the gate stretch is {self.low:g},{self.high:g}: it must have LOW < 0 and HIGH > 1")
+        if not SMALLEST <= self.temperature <= LARGEST:
+            raise ValueError(
+                f"the gate temperature is {self.temperature:g}: it must be above 0 and finite, "
+                f"from {SMALLEST:g} to {LARGEST:g}"
+            )
+        if not -LARGEST <= self.low <= -SMALLEST or not 1 + SMALLEST <= self.high <= LARGEST:
+            raise ValueError(
+                f"the gate stretch is {self.low:g},{self.high:g}: it must have LOW < 0 and HIGH > 1, "
+                f"both by at least {SMALLEST:g} and within {LARGEST:g} of 0"
+            )
 
     def sample(self, log_alpha: Tensor, uniform: Tensor | None = None) -> Tensor:
         """A gate as seen in training (Louizos et al. 2018, eq. 10-11); `uniform` fixes the noise, in (0, 1)."""
@@ -58,6 +69,26 @@ class HardConcrete:
         return (s * (self.high - self.low) + self.low).clamp(0, 1)
 
 
+def parse_stretch(text: str) -> tuple[float, float]:
+    """'-0.1,1.1' -> (-0.1, 1.1). Raises ValueError."""
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"the gate stretch is {shown(text)}: it must be two numbers LOW,HIGH, e.g. -0.1,1.1") from None
+    HardConcrete(low=low, high=high)
+    return low, high
+
+
+def check_lr_scale(scale: float) -> float:
+    """The learning rate scale of gates, if it can be used. Raises ValueError."""
+    if not SMALLEST_LR_SCALE <= scale <= LARGEST:
+        raise ValueError(
+            f"the learning rate scale of the gates is {scale:g}: it must be above 0 and finite, "
+            f"from {SMALLEST_LR_SCALE:g} to {LARGEST:g}"
+        )
+    return scale
+
+
 class HeadGates(nn.Module):
     """The gates of one attention layer: one per head, independent of the input.
 
@@ -76,10 +107,8 @@ class HeadGates(nn.Module):
 
     def __init__(self, heads: int, distribution: HardConcrete, init: float | str = OPEN, lr_scale: float = 1.0):
         super().__init__()
-        if not 0 < lr_scale < math.inf:
-            raise ValueError(f"the learning rate scale of the gates is {lr_scale:g}: it must be above 0 and finite")
         self.distribution = distribution
-        self.lr_scale = lr_scale
+        self.lr_scale = check_lr_scale(lr_scale)
         if init == "glorot":
             bound = math.sqrt(3 / heads)
             first = torch.empty(heads).uniform_(-bound, bound)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from fairseq_headgates.arguments import shown
+from fairseq_headgates.files import read_text
 
 TYPES = ("enc-self", "dec-self", "dec-enc")  # encoder self-, decoder self-, decoder-encoder attention
 MASK_FORMAT = "headgates.heads/1"
@@ -73,7 +76,7 @@ def parse_types(text: str | None) -> tuple[str, ...]:
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     for name in names:
         if name not in TYPES:
-            raise ValueError(f"unknown attention type {name!r}: choose from {', '.join(TYPES)}")
+            raise ValueError(f"unknown attention type {shown(name)}: choose from {', '.join(TYPES)}")
         if names.count(name) > 1:
             raise ValueError(f"attention type {name!r} is named twice: name each type once")
     return tuple(kind for kind in TYPES if kind in names)
@@ -85,17 +88,47 @@ def parse_mask(text: str) -> HeadTable:
     The format is `{"format": "headgates.heads/1", "enc-self": [[1, 0, ...] for every layer], ...}`; 1 alive,
     0 removed, a missing type is fully alive. Raises ValueError with the place and the rule.
     """
-    inline = text.lstrip().startswith("{")
-    where = "the inline mask" if inline else text
-    data = _json(where, text) if inline else _read("the mask", text)
+    if text.lstrip().startswith("{"):
+        return _mask("the inline mask", _json("the inline mask", text))
+    return _mask(text, _read("the mask", text))
+
+
+Mask = HeadTable | Mapping[str, Any] | str | os.PathLike[str]
+
+
+def as_mask(mask: Mask) -> HeadTable:
+    """The mask that is given in any of its forms: a table, a dict like a mask file, inline JSON, or a file's path.
+
+    The rows of a dict are lists, tuples, arrays or tensors. Raises TypeError for anything else, and ValueError as
+    `parse_mask` does.
+    """
+    if isinstance(mask, HeadTable):
+        return mask
+    if isinstance(mask, Mapping):
+        return _mask("the mask", {key: _lists(value) for key, value in mask.items()})
+    if isinstance(mask, (str, os.PathLike)):
+        return parse_mask(os.fspath(mask))
+    raise TypeError(
+        f"a mask cannot be of type {type(mask).__name__}: give a HeadTable, a dict like "
+        '{"enc-self": [[1, 0, 1, 1], ...]}, the path of a mask file, or the same JSON as text'
+    )
+
+
+def _lists(value: Any) -> Any:
+    """Tuples, arrays and tensors as lists, at every level."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _mask(where: str, data: Any) -> HeadTable:
     if not isinstance(data, dict):
         raise ValueError(f'{where} is not a JSON object: it must look like {{"enc-self": [[1, 0, 1, 1], ...]}}')
     if data.get("format", MASK_FORMAT) != MASK_FORMAT:
-        raise ValueError(f"{where} has format {data['format']!r}: only {MASK_FORMAT!r} is known")
+        raise ValueError(f"{where} has format {shown(data['format'])}: only {MASK_FORMAT!r} is known")
     rows = {key: value for key, value in data.items() if key not in ("format", "signature")}
     for key in rows:
         if key not in TYPES:
-            raise ValueError(f"{where} has the unknown attention type {key!r}: choose from {', '.join(TYPES)}")
+            raise ValueError(f"{where} has the unknown attention type {shown(key)}: choose from {', '.join(TYPES)}")
     if not rows:
         raise ValueError(f"{where} names no attention type: give at least one of {', '.join(TYPES)}")
     for kind, layers in rows.items():
@@ -104,19 +137,33 @@ def parse_mask(text: str) -> HeadTable:
 
 
 def _read(what: str, path: str) -> Any:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"cannot read {what} {path!r} ({reason}): give the path of a JSON file") from None
-    return _json(path, text)
+    return _json(path, read_text(path, what, "give the path of a JSON file"))
 
 
 def _json(where: str, text: str) -> Any:
     try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+        return json.loads(text, object_pairs_hook=_object_without_repeats)
+    except _RepeatedKey as error:
+        raise ValueError(f"{where} has the key {shown(error.args[0])} twice in one object: keep one of them") from None
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of more than 4300 digits
         raise ValueError(f"{where} is not JSON ({error}): give it as a `headgates` command writes it") from None
+
+
+class _RepeatedKey(Exception):
+    """A key of a JSON object that occurs twice."""
+
+
+def _object_without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        raise _RepeatedKey(_repeated(key for key, _ in pairs))
+    return result
+
+
+def _repeated(names: Iterable[str]) -> str | None:
+    """The first name that occurs a second time."""
+    seen: set[str] = set()
+    return next((name for name in names if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
 
 
 def parse_scores(path: str, method: str | None = None, option: str = "--method") -> HeadTable:
@@ -129,7 +176,7 @@ def parse_scores(path: str, method: str | None = None, option: str = "--method")
     if method is None and len(tables) != 1:
         raise ValueError(f"{path} holds the scores of {', '.join(named)}: choose one with {option}")
     if method is not None and method not in named:
-        raise ValueError(f"{path} has no scores of {method!r}: it holds {', '.join(named)}")
+        raise ValueError(f"{path} has no scores of {shown(method)}: it holds {', '.join(named)}")
     return tables[0] if method is None else named[method]
 
 
@@ -154,6 +201,9 @@ def read_scores(path: str) -> list[HeadTable]:
             )
         for kind, layers in rows.items():
             _check_numbers(path, kind, layers)
+    twice = _repeated(str(table.get("method", "")) for table in tables)
+    if twice is not None:
+        raise ValueError(f"{path} has two tables of the method {shown(twice)}: --method cannot choose, so keep one")
     return [
         HeadTable(t["scores"], str(t.get("method", "")), str(t.get("signature", ""))).map(
             lambda value: math.nan if value is None else float(value)
@@ -184,7 +234,7 @@ def _rows(values: Mapping[str, list], indent: str) -> str:
 
 def _check_numbers(where: str, kind: str, layers: Any) -> None:
     if kind not in TYPES:
-        raise ValueError(f"{where} has the unknown attention type {kind!r}: choose from {', '.join(TYPES)}")
+        raise ValueError(f"{where} has the unknown attention type {shown(kind)}: choose from {', '.join(TYPES)}")
     if not isinstance(layers, list) or not layers or not all(isinstance(layer, list) for layer in layers):
         raise ValueError(f"{where}: {kind} must be a list with one list of numbers for every layer")
     for i, layer in enumerate(layers):
@@ -192,7 +242,7 @@ def _check_numbers(where: str, kind: str, layers: Any) -> None:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
-                raise ValueError(f"{where}: {kind} layer {i} holds {value!r:.20}: only finite numbers are allowed")
+                raise ValueError(f"{where}: {kind} layer {i} holds {shown(value)}: only finite numbers are allowed")
 
 
 def _check_zero_one(where: str, kind: str, layers: Any) -> None:
@@ -202,7 +252,7 @@ def _check_zero_one(where: str, kind: str, layers: Any) -> None:
         for value in layer:
             if isinstance(value, bool) or value not in (0, 1):
                 raise ValueError(
-                    f"{where}: {kind} layer {i} holds {value!r}: only 1 (alive) and 0 (removed) are allowed"
+                    f"{where}: {kind} layer {i} holds {shown(value)}: only 1 (alive) and 0 (removed) are allowed"
                 )
 
 

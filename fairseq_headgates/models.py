@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
-import math
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,100 +14,24 @@ from fairseq.optim.lr_scheduler import build_lr_scheduler
 from torch import nn
 
 from fairseq_headgates.freezing import freeze
-from fairseq_headgates.gates import OPEN, HardConcrete
-from fairseq_headgates.heads import TYPES, mask_to_json, parse_mask, parse_types
+from fairseq_headgates.gates import HardConcrete, parse_stretch
+from fairseq_headgates.heads import parse_mask, parse_types
 from fairseq_headgates.inference import pack_linears
-from fairseq_headgates.pruning import remove_heads
+from fairseq_headgates.options import (
+    DEFAULTS,
+    add_head_gate_args,
+    one_line_errors,
+    option,
+    parse_init,
+    settle_options,
+)
+from fairseq_headgates.pruning import KEPT_HEADS, check_kept_heads, kept_heads_entries, remove_heads
 from fairseq_headgates.safety import check_evaluated
 from fairseq_headgates.sites import fix_heads, gated_sites, insert_gates, use_head_attention
 
 logger = logging.getLogger(__name__)
 
-# The one place of every default; those of the distribution stand with it in gates.py. The first log_alpha is one
-# at which a gate is exactly 1 at evaluation: a warm-started model is the baseline at step 0. A gate has to
-# travel about 5 in log_alpha against the noise of its own sampling: 50 times a rate of 0.001 gives it 0.05 a step,
-# so that it can close within an epoch or two of a small corpus, near the 0.1 of Golden Stick and CoFi.
-DEFAULTS: dict[str, Any] = {
-    "gate_heads": "",
-    "alive_heads": None,
-    "remove_heads": False,
-    "gate_temperature": HardConcrete.temperature,
-    "gate_stretch": f"{HardConcrete.low:g},{HardConcrete.high:g}",
-    "gate_init": f"{OPEN:g}",
-    "gate_lr_scale": 50.0,
-    "freeze_params": None,
-    "freeze_dropout": False,
-}
-
-
-def add_head_gate_args(parser: Any) -> None:
-    """The options of this plugin, for any architecture. A bad value is reported by the command line itself."""
-    add = parser.add_argument
-    add("--gate-heads", metavar="TYPES", type=_checked(parse_types), default=DEFAULTS["gate_heads"],
-        help=f"attention types with stochastic gates, comma-separated: {', '.join(TYPES)} (default: none)")  # fmt: skip
-    add("--alive-heads", metavar="JSON", type=_checked(_inline_mask), default=DEFAULTS["alive_heads"],
-        help="fixed heads: a mask file or the same JSON inline; 1 alive, 0 removed")  # fmt: skip
-    add("--remove-heads", action="store_true", default=DEFAULTS["remove_heads"],
-        help="take the removed heads out of the weights instead of multiplying them by 0: a smaller model")  # fmt: skip
-    add("--gate-temperature", metavar="T", type=float, default=DEFAULTS["gate_temperature"],
-        help="temperature of the Hard Concrete distribution (default: %(default)s)")  # fmt: skip
-    add("--gate-stretch", metavar="LOW,HIGH", type=_checked(parse_stretch), default=DEFAULTS["gate_stretch"],
-        help="its stretch, LOW < 0 and HIGH > 1; write --gate-stretch=LOW,HIGH (default: %(default)s)")  # fmt: skip
-    add("--gate-init", metavar="LOG_ALPHA", type=_checked(parse_init), default=DEFAULTS["gate_init"],
-        help="first log_alpha of every gate, or 'glorot' as in Voita's code (default: %(default)s, open)")  # fmt: skip
-    add("--gate-lr-scale", metavar="S", type=float, default=DEFAULTS["gate_lr_scale"],
-        help="gates learn S times as fast as other parameters (default: %(default)s)")  # fmt: skip
-    add("--freeze-params", metavar="REGEX", default=DEFAULTS["freeze_params"],
-        help=r"freeze parameters whose name matches (re.search), e.g. '^decoder\.' (default: none)")  # fmt: skip
-    add("--freeze-dropout", action="store_true", default=DEFAULTS["freeze_dropout"],
-        help="no dropout inside fully frozen modules")  # fmt: skip
-
-
-def parse_stretch(text: str) -> tuple[float, float]:
-    """'-0.1,1.1' -> (-0.1, 1.1). Raises ValueError."""
-    try:
-        low, high = (float(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"the gate stretch is {text!r}: it must be two numbers LOW,HIGH, e.g. -0.1,1.1") from None
-    HardConcrete(low=low, high=high)
-    return low, high
-
-
-def parse_init(text: str) -> float | str:
-    """'2.5' -> 2.5, 'glorot' -> 'glorot'. Raises ValueError."""
-    if text == "glorot":
-        return text
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ValueError(f"the first log_alpha is {text!r}: it must be a number or 'glorot'")
-    return value
-
-
-def _checked(parse: Callable[[str], Any]) -> Callable[[str], str]:
-    """An argparse type that checks a value but stays with text: checkpoints store options as plain text."""
-
-    def check(text: str) -> str:
-        try:
-            value = parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-        return value if isinstance(value, str) else text
-
-    return check
-
-
-def _inline_mask(text: str) -> str:
-    """The mask as inline JSON: a checkpoint must not depend on a file."""
-    return mask_to_json(parse_mask(text), one_line=True)
-
-
-def option(args: Any, name: str) -> Any:
-    """An option of a model: a namespace from the command line, a config from hydra, or stored in a checkpoint."""
-    value = getattr(args, name, None)
-    return DEFAULTS[name] if value is None else value
+__all__ = ["DEFAULTS", "HeadGatesMixin", "TransformerHeadGatesModel", "add_head_gate_args", "parse_stretch"]
 
 
 def equip(model: nn.Module, args: Any) -> nn.Module:
@@ -144,16 +64,6 @@ def equip(model: nn.Module, args: Any) -> nn.Module:
     return model
 
 
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """A mistake in the options ends one of fairseq's commands with one line and exit code 2, without a traceback."""
-    try:
-        yield
-    except ValueError as error:
-        print(f"fairseq-headgates: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-
-
 class HeadGatesMixin:
     """What every registered model of this plugin adds to its stock model; comes first among the bases."""
 
@@ -177,10 +87,9 @@ class HeadGatesMixin:
     def build_checked(cls, args, task):
         """Builds the model that `args` describe. Raises ValueError for options of this plugin that cannot be used."""
         check_evaluated(args if isinstance(args, Mapping) else vars(args))
+        settle_options(args)
         model = super().build_model(args, task)  # type: ignore[misc]
         equip(model, args)
-        if option(args, "alive_heads"):  # from the command line it is inline already, from hydra it is not
-            args.alive_heads = _inline_mask(args.alive_heads)
         model.args = args
         return model
 
@@ -204,6 +113,16 @@ class HeadGatesMixin:
     def convert_old_names(self, state_dict: dict[str, Any]) -> None:
         """Gives the weights of an older fairseq their names of today. Raises ValueError for weights of other heads."""
         super().upgrade_state_dict(state_dict)  # type: ignore[misc]
+        check_kept_heads(self, state_dict)  # type: ignore[arg-type]
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[misc]
+        destination.update({prefix + name: kept for name, kept in kept_heads_entries(self).items()})  # type: ignore[arg-type]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        for name in [name for name in state_dict if name.startswith(prefix + KEPT_HEADS)]:
+            del state_dict[name]  # checked in `upgrade_state_dict`
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
 
     def training_begins(self) -> None:
         """To be called by the criterion before the first update: nothing else tells training from loading."""

@@ -13,12 +13,13 @@ import copy
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_headgates.attention import HeadAttention
-from fairseq_headgates.heads import HeadTable, check_shape, mask_to_json
+from fairseq_headgates.heads import HeadTable, Mask, as_mask, check_shape, mask_to_json
 from fairseq_headgates.sites import (
     gate_values,
     head_counts,
@@ -132,7 +133,7 @@ def best_heads(
 def _number_to_keep(keep: float, there_are: int, types: Iterable[str]) -> int:
     if isinstance(keep, float):
         if not 0 <= keep <= 1:
-            raise ValueError(f"the share of heads to keep is {keep:g}: it must be from 0 to 1 (a number has no point)")
+            raise ValueError(f"the share of heads to keep is {keep}: it must be from 0 to 1 (a number has no point)")
         return round(keep * there_are)
     if not 0 <= keep <= there_are:
         raise ValueError(f"{keep} heads are to be kept: there are {there_are} of {', '.join(types)}")
@@ -143,25 +144,30 @@ def _earlier_in_layer(ranked: list[tuple[str, int, int]], i: int) -> int:
     return sum(other[:2] == ranked[i][:2] for other in ranked[:i])
 
 
-def prune(model: nn.Module, mask: HeadTable | None = None) -> nn.Module:
-    """A copy of a fairseq model without the heads that `mask` removes (0), computing what the masked model computes.
+def prune(model: nn.Module, mask: Mask | None = None) -> nn.Module:
+    """Returns a copy of a fairseq model without the heads that `mask` removes; it computes what the masked model does.
 
-    The default mask is that of the open gates. Whatever the mask says, a head whose gate is 0 is taken out too, since
-    it adds nothing. Gates are folded into the output projection and gone. Raises ValueError for another shape.
+    The mask is a `HeadTable`, a dict like `{"enc-self": [[1, 0, 1, 1], ...]}` (1 alive, 0 removed; a missing type is
+    alive), the path of a mask file, or the same JSON as text; the default are the heads whose gate is open. A head
+    whose gate is 0 is removed in any case, because it adds nothing. Gates between 0 and 1 are folded into the output
+    projection. Raises ValueError for a mask of another shape, TypeError for one of another type.
     """
+    mask = None if mask is None else as_mask(mask)
     pruned = use_head_attention(copy.deepcopy(model))
-    apply_cuts(pruned, cuts(pruned, mask or open_heads(pruned)))
+    apply_cuts(pruned, cuts(pruned, open_heads(pruned) if mask is None else mask))
     return pruned
 
 
-def remove_heads(model: nn.Module, mask: HeadTable) -> nn.Module:
-    """Takes the heads with 0 in `mask` out of a model that has no gates, in place. ValueError for another shape."""
+def remove_heads(model: nn.Module, mask: Mask) -> nn.Module:
+    """Removes the heads with 0 in `mask` from a model without gates, in place; the mask is as for `prune`."""
+    mask = as_mask(mask)
     use_head_attention(model)
     return apply_cuts(model, cuts(model, mask))
 
 
-def cuts(model: nn.Module, mask: HeadTable) -> dict[str, Cut]:
+def cuts(model: nn.Module, mask: Mask) -> dict[str, Cut]:
     """{name of an attention layer: what to do to it}, for a model of `HeadAttention` and the heads to keep."""
+    mask = as_mask(mask)
     check_shape(mask, head_counts(model))
     values = gate_values(model)
     found = {}
@@ -214,7 +220,9 @@ def cut_tensors(tensors: Mapping[str, Tensor], found: Mapping[str, Cut], power: 
     """The same for tensors by the names of parameters: a state dict, or moments of an optimiser (see `Cut`)."""
     result = {}
     for name, tensor in tensors.items():
-        attention, parameter = _site_and_parameter(name, found)
+        attention, parameter = site_and_parameter(name, found)
+        if name.startswith(KEPT_HEADS):
+            continue
         if attention is None:
             result[name] = tensor
         elif not parameter.startswith("gate.") and (found[attention].stay or parameter.startswith("out_proj.")):
@@ -222,7 +230,7 @@ def cut_tensors(tensors: Mapping[str, Tensor], found: Mapping[str, Cut], power: 
     return result
 
 
-def _site_and_parameter(name: str, found: Mapping[str, Cut]) -> tuple[str | None, str]:
+def site_and_parameter(name: str, found: Mapping[str, Cut]) -> tuple[str | None, str]:
     """'decoder.layers.0.self_attn.q_proj.weight' -> ('decoder.layers.0.self_attn', 'q_proj.weight')."""
     attention, _, parameter = name.rpartition(".")
     attention, _, projection = attention.rpartition(".")
@@ -236,6 +244,36 @@ def kept_heads(model: nn.Module) -> HeadTable:
         kept = set(site.attention.kept)
         rows.setdefault(site.kind, []).append([int(head in kept) for head in range(site.attention.heads)])
     return HeadTable(rows, "alive")
+
+
+# A state dict of a model with removed heads says which ones it has, {type: [L, H]} of 0 and 1: the numbers of rows and
+# columns do not. In floating point, because the moving average of fairseq (--store-ema) multiplies every entry.
+KEPT_HEADS = "kept_heads."
+
+
+def kept_heads_entries(model: nn.Module) -> dict[str, Tensor]:
+    """What the state dict of a model with removed heads says of them; nothing if it has all its heads."""
+    kept = kept_heads(model)
+    if all(value for kind in kept.types for value in kept.heads(kind)):
+        return {}
+    return {f"{KEPT_HEADS}{kind}": torch.tensor(rows, dtype=torch.float32) for kind, rows in kept.values.items()}
+
+
+def check_kept_heads(model: nn.Module, state_dict: Mapping[str, Any]) -> None:
+    """Raises ValueError if a state dict says that its weights are those of other heads than the model's."""
+    for kind, rows in kept_heads(model).values.items():
+        stored = state_dict.get(f"{KEPT_HEADS}{kind}")
+        if stored is None:
+            continue
+        if stored.shape != (len(rows), len(rows[0])):
+            raise ValueError(f"{KEPT_HEADS}{kind} has the shape {tuple(stored.shape)}: it must be layers, heads")
+        for layer, (there, here) in enumerate(zip(stored.tolist(), rows, strict=True)):
+            if [value > 0.5 for value in there] != [bool(value) for value in here]:
+                names = [", ".join(str(i) for i, value in enumerate(row) if value > 0.5) for row in (there, here)]
+                raise ValueError(
+                    f"{kind} layer {layer} has heads {names[0]} in the checkpoint and heads {names[1]} in the model: "
+                    "take the mask from the checkpoint, --alive-heads CKPT --remove-heads"
+                )
 
 
 def removal_plan(model: nn.Module, pruned: nn.Module) -> dict:
@@ -270,7 +308,7 @@ def pruned_options(args, mask: HeadTable):
 
 def fill_heads(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state dict of a pruned model at the size of the stock model: removed heads are zeros and add nothing."""
-    filled = dict(tensors)
+    filled = {name: tensor for name, tensor in tensors.items() if not name.startswith(KEPT_HEADS)}
     for site in head_sites(model):
         attention = site.attention
         positions = _positions(attention.kept, attention.head_dim)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.attention import HeadAttention, Watcher
 from fairseq_headgates.gates import OPEN, HardConcrete, HeadGates
-from fairseq_headgates.heads import TYPES, HeadTable, check_shape, kind_and_layer
+from fairseq_headgates.heads import TYPES, HeadTable, Mask, as_mask, check_shape, kind_and_layer
 
 L0_REDUCTIONS = ("sum", "layer-mean")  # Voita et al. 2019: the paper; its released code
 
@@ -106,11 +106,13 @@ def insert_gates(
     return model
 
 
-def fix_heads(model: nn.Module, mask: HeadTable) -> nn.Module:
-    """Multiplies each head by its value in `mask` (1 alive, 0 removed), in place. ValueError for another shape.
+def fix_heads(model: nn.Module, mask: Mask) -> nn.Module:
+    """Multiplies each head by its value in `mask` (1 alive, 0 removed), in place; see `heads.as_mask` for its forms.
 
-    Heads that were taken out of the model stay out, whatever the mask says of them.
+    Heads that were removed from the model stay removed, whatever the mask says of them. Raises ValueError for a mask
+    of another shape.
     """
+    mask = as_mask(mask)
     use_head_attention(model)
     check_shape(mask, head_counts(model))
     for site in head_sites(model):
@@ -122,8 +124,12 @@ def fix_heads(model: nn.Module, mask: HeadTable) -> nn.Module:
 
 
 @contextmanager
-def masked(model: nn.Module, mask: HeadTable) -> Iterator[nn.Module]:
-    """Within the context, heads with 0 in `mask` contribute nothing (on top of gates and fixed heads)."""
+def masked(model: nn.Module, mask: Mask) -> Iterator[nn.Module]:
+    """Within the context, heads with 0 in `mask` contribute nothing (on top of gates and fixed heads).
+
+    See `heads.as_mask` for the forms of a mask.
+    """
+    mask = as_mask(mask)
     use_head_attention(model)
     attentions = [site.attention for site in head_sites(model)]
     before = [attention.head_mask for attention in attentions]
@@ -205,12 +211,18 @@ def gated_sites(model: nn.Module) -> list[HeadSite]:
 
 
 def gate_values(model: nn.Module) -> dict[str, Tensor]:
-    """The evaluation gate of every head: {type: [L, H]} in [0, 1]; 1 for a head without a gate, 0 for a removed one."""
+    """The evaluation gate of every head: {type: [L, H]} in [0, 1]; 1 for a head without a gate, 0 for a removed one.
+
+    In single precision, whatever the precision of the model.
+    """
     return _per_type(model, lambda gate: gate.distribution.evaluation_value(gate.log_alpha()))
 
 
 def open_probabilities(model: nn.Module) -> dict[str, Tensor]:
-    """P(gate != 0) of every head: {type: [L, H]} in [0, 1]; 1 for a head without a gate, 0 for a removed one."""
+    """P(gate != 0) of every head: {type: [L, H]} in [0, 1]; 1 for a head without a gate, 0 for a removed one.
+
+    In single precision, whatever the precision of the model.
+    """
     return _per_type(model, HeadGates.open_probability)
 
 
@@ -224,12 +236,12 @@ def _per_type(model: nn.Module, of_gate) -> dict[str, Tensor]:
 
 def _per_head(attention: MultiheadAttention, of_gate) -> Tensor:
     """A number for every head that the layer was trained with: 0 for one that was removed."""
-    device = attention.out_proj.weight.device
+    precise = {"dtype": torch.float32, "device": attention.out_proj.weight.device}
     if not isinstance(attention, HeadAttention):
-        return torch.ones(attention.num_heads, device=device)
-    row = torch.zeros(attention.heads, device=device)
-    alive = torch.ones(attention.num_heads, device=device) if attention.gate is None else of_gate(attention.gate)
-    kept = torch.tensor(attention.kept, dtype=torch.long, device=device)
+        return torch.ones(attention.num_heads, **precise)
+    row = torch.zeros(attention.heads, **precise)
+    alive = torch.ones(attention.num_heads, **precise) if attention.gate is None else of_gate(attention.gate)
+    kept = torch.tensor(attention.kept, dtype=torch.long, device=row.device)
     return row.index_put((kept,), alive if attention.head_mask is None else alive * attention.head_mask.float())
 
 

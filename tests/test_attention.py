@@ -1,6 +1,8 @@
 """HeadAttention against a naive rewrite, against fairseq's own attention, and at its extremes."""
 
+import json
 import math
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -20,10 +22,12 @@ from fairseq_headgates import (
     observe,
     open_probabilities,
     prune,
+    remove_heads,
     use_head_attention,
 )
 from fairseq_headgates.beam import EncoderCache
 from fairseq_headgates.heads import TYPES
+from fairseq_headgates.pruning import fill_heads
 from fairseq_headgates.sites import watching
 
 E, H, D, T, S, B = 12, 3, 4, 5, 6, 2
@@ -94,8 +98,9 @@ def test_matches_a_naive_rewrite(cross, side, scale):
     assert none is None
     torch.testing.assert_close(fused, expected)
     torch.testing.assert_close(explicit, expected)
-    torch.testing.assert_close(weights, expected_weights)
-    torch.testing.assert_close(averaged, expected_weights.mean(0))
+    contributing = expected_weights if scale is None else expected_weights[[0, 2]]  # the second head is closed
+    torch.testing.assert_close(weights, contributing)
+    torch.testing.assert_close(averaged, contributing.mean(0))
 
 
 @pytest.mark.parametrize("side", [None, "right"])
@@ -237,6 +242,36 @@ def test_masked_reverts_and_combines_with_fixed_heads():
     assert gate_values(model)["dec-enc"].min() == 1
 
 
+def attention_of(model):
+    """What fairseq aligns by: the last layer's attention to the encoder, averaged over heads, [B, T, S]."""
+    with torch.no_grad():
+        return model(**make_batch())[1]["attn"][0]
+
+
+@pytest.mark.parametrize("row", [[1, 0, 1, 1], [0, 0, 1, 0], [0, 0, 0, 0]])
+def test_averaged_attention_is_the_same_in_every_form(row):
+    """Gated, fixed, masked and pruned; a stock export mixes in what heads of zeros give: attention to all alike."""
+    mask = {"dec-enc": [[1, 1, 1, 1], row]}
+    model = make_gated()
+    gated = make_gated(gate_heads="dec-enc")
+    with torch.no_grad():
+        head_sites(gated)[-1].attention.gate.theta.copy_(torch.tensor([1.0 if alive else -1.0 for alive in row]))
+    pruned = prune(model, mask)
+    expected = attention_of(pruned)
+    with masked(model, mask):
+        torch.testing.assert_close(attention_of(model), expected)
+    for other in (gated, fix_heads(make_gated(), mask), prune(gated)):
+        torch.testing.assert_close(attention_of(other), expected)
+    exported = make_stock()
+    exported.load_state_dict(fill_heads(pruned, pruned.state_dict()))
+    uniform = make_batch()["src_tokens"].ne(PAD).float()
+    uniform = (uniform / uniform.sum(-1, keepdim=True))[:, None]
+    mixed = (sum(row) * expected + (4 - sum(row)) * uniform) / 4
+    torch.testing.assert_close(attention_of(exported), mixed)
+    if any(row):  # what --print-alignment prints
+        assert torch.equal(attention_of(exported).argmax(-1), expected.argmax(-1))
+
+
 # --- incremental decoding ------------------------------------------------------------------------------------------
 
 
@@ -371,6 +406,65 @@ def test_penalty_is_the_sum_over_gated_heads():
     assert l0_penalty(model).item() == pytest.approx(naive_sum, rel=1e-6)  # each type by its own distribution
     with pytest.raises(ValueError, match="sum, layer-mean"):
         l0_penalty(model, "mean")
+
+
+DICT = {"enc-self": [[1, 0, 1, 1], [1, 1, 1, 1]], "dec-enc": [[1, 1, 1, 0], [0, 0, 0, 0]]}
+
+
+@pytest.mark.parametrize("form", ["dict", "path", "text of a path", "JSON", "table"])
+def test_a_mask_may_have_any_form(form, tmp_path):
+    file = tmp_path / "heads.json"
+    file.write_text(json.dumps(DICT))
+    forms = {"dict": DICT, "path": file, "text of a path": str(file), "JSON": json.dumps(DICT)}
+    mask = {**forms, "table": HeadTable(DICT)}[form]
+    expected = {"dec-self": [[1] * 4] * 2, **DICT}
+    with masked(make_gated(), mask) as model:
+        within = {kind: values.tolist() for kind, values in gate_values(model).items()}
+    for values in (
+        within,
+        *({k: v.tolist() for k, v in gate_values(change(make_gated(), mask)).items()} for change in (fix_heads, prune)),
+        {k: v.tolist() for k, v in gate_values(remove_heads(make_gated(), mask)).items()},
+    ):
+        assert values == expected
+
+
+@pytest.mark.parametrize("change", [prune, remove_heads, fix_heads, masked])
+def test_what_is_no_mask_is_refused_before_anything_is_changed(change):
+    model = make_stock()
+    for mask, error in ((7, TypeError), ([[1]], TypeError), ({}, ValueError), ({"enc": [[1]]}, ValueError)):
+        with pytest.raises(error, match="mask"), ExitStack() as stack:
+            changed = change(model, mask)
+            if change is masked:
+                stack.enter_context(changed)
+    assert not any(isinstance(site.attention, HeadAttention) for site in head_sites(model))
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_gates_are_read_in_any_precision(dtype, default):
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(default)
+        model = make_gated(
+            gate_heads="enc-self,dec-enc", gate_init="-3", alive_heads='{"dec-self": [[1,0,1,1],[1,1,1,1]]}'
+        )
+        models = [
+            model.to(dtype),
+            prune(model, {"dec-enc": [[1, 1, 1, 1]] * 2}),
+            use_head_attention(make_stock().to(dtype)),
+        ]
+        for read in (gate_values, open_probabilities):
+            found = [read(some) for some in (*models, make_stock().to(dtype))]
+            assert {values.dtype for table in found for values in table.values()} == {torch.float32}
+        assert gate_values(model)["enc-self"].max() == 0 and gate_values(model)["dec-self"].sum() == 7
+        torch.testing.assert_close(
+            open_probabilities(model)["dec-enc"],
+            torch.full((2, 4), 1 / (1 + math.exp(3) * 11**-0.33)).float(),
+            atol=2e-2,
+            rtol=0,
+        )
+    finally:
+        torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize("keep", [4, 2])

@@ -30,6 +30,9 @@ from commands_for_tests import (
 )
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.models.transformer import TransformerModel
+from fairseq.optim.adafactor import Adafactor
+from fairseq.optim.adamax import Adamax
+from fairseq.optim.nag import NAG
 from models_for_tests import assert_same, logits, make_args, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import HeadTable, gate_values, head_sites, masked, prune
@@ -45,6 +48,7 @@ from fairseq_headgates.checkpoints import (
 )
 from fairseq_headgates.pruning import kept_heads, open_heads
 from fairseq_headgates.sites import head_counts
+from fairseq_headgates.stored_heads import read_mask
 
 pytestmark = [
     # of torch's data loader, about machines without a GPU
@@ -172,6 +176,26 @@ def test_alignment_of_a_last_layer_without_heads(gated, run, toy, tmp_path):
     run("headgates", "prune", gated, tmp_path / "x.pt", "--alive", mask)
     done = run("fairseq-generate", toy.data, *GENERATE, "--path", tmp_path / "x.pt", "--print-alignment")
     assert len(hypotheses(done)) == 10 and len(re.findall(r"^A-\d+", done.out, re.MULTILINE)) == 10
+
+
+def alignments(finished):
+    return sorted(re.findall(r"^A-(\d+)\t(.*)$", finished.out, re.MULTILINE))
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_alignments_are_those_of_every_form(beam, gated, run, toy, tmp_path):
+    """Of a mask that says nothing about what attends to what; the stock form of fairseq is among them."""
+    mask = json.dumps({"dec-enc": [[0, 1, 1, 0], [0, 1, 0, 1]]})
+    state = with_gates(read(gated), {"dec-enc": [[C, O, O, C], [C, O, C, O]]})
+    torch.save(state, tmp_path / "gated.pt")
+    run("headgates", "prune", tmp_path / "gated.pt", tmp_path / "pruned.pt", "--alive", mask)
+    run("headgates", "prune", tmp_path / "gated.pt", tmp_path / "stock.pt", "--alive", mask, "--stock")
+    options = ["--gen-subset", "valid", "--print-alignment", "--beam", beam, "--path"]
+    found = [
+        alignments(run("fairseq-generate", toy.data, *plugin, *options, tmp_path / name))
+        for name, plugin in (("gated.pt", EVALUATION), ("pruned.pt", EVALUATION), ("stock.pt", WITHOUT_PLUGIN))
+    ]
+    assert len(found[0]) == 30 and found[0] == found[1] == found[2]
 
 
 def test_interactive_and_hub_say_the_same(gated, pruned, stock, run, toy):
@@ -513,6 +537,125 @@ def test_a_pruned_checkpoint_needs_its_mask_to_be_trained(pruned, train, tmp_pat
     assert "headgates show" in line and "--remove-heads" in line and "Traceback" not in done.text
 
 
+def test_a_mask_from_a_checkpoint_is_the_one_that_show_writes(gated, pruned, run, tmp_path):
+    """Gates that are closed, heads that are removed, and gates on what was left of them."""
+    again = prune_checkpoint(load_checkpoint(str(pruned)), HeadTable({"enc-self": [[0, 1, 1, 1], [1, 1, 1, 1]]}))
+    args = model_args(again)
+    args.gate_heads = "dec-self"
+    again["cfg"]["model"] = args
+    for layer, gates in enumerate(([F, C], [O, C, C, F])):
+        again["model"][f"decoder.layers.{layer}.self_attn.gate.log_alpha"] = torch.tensor(gates).double()
+    torch.save(again, tmp_path / "again.pt")
+    masked_ = with_gates(read(gated), {"enc-self": [[C, C, O, O], [F, F, O, O]]})
+    torch.save(masked_, tmp_path / "gated.pt")
+    for path in (gated, pruned, tmp_path / "again.pt", tmp_path / "gated.pt"):
+        shown = json.loads(run("headgates", "show", path, "--out", "-").out)
+        assert read_mask(str(path)).values == {kind: shown[kind] for kind in TYPES.split(",")}
+    left = {"enc-self": [[0, 1, 1, 1], [0] * 4], "dec-self": [[1, 0, 0, 0], [1, 0, 0, 1]], "dec-enc": OPEN["dec-enc"]}
+    assert read_mask(str(tmp_path / "again.pt")).values == left
+    for form in (["--alive", tmp_path / "again.pt"], ["--alive", json.dumps(left)]):
+        plan = json.loads(run("headgates", "prune", gated, tmp_path / "x.pt", "--dry-run", "--json", *form).out)
+        assert plan["mask"] == left
+
+
+def no_mask_in(kind, path):
+    """A checkpoint whose options or gates say no mask."""
+    state = small_state(make_gated(gate_heads="enc-self"))
+    args = vars(state["cfg"]["model"])
+    gate = "encoder.layers.0.self_attn.gate.log_alpha"
+    changes = {
+        "another architecture": {"arch": "transformer"},
+        "no architecture": {"arch": None},
+        "a mask of another shape": {"alive_heads": '{"enc-self": [[1, 1]]}'},
+        "a file as mask": {"alive_heads": "/dev/zero"},
+        "a broken mask": {"alive_heads": '{"enc-self": [['},
+        "a number as mask": {"alive_heads": 7},
+        "a stretch that is none": {"gate_stretch": "wide"},
+        "too many heads": {"encoder_attention_heads": 10**9},
+        "a negative number of heads": {"encoder_attention_heads": -4},
+    }
+    if kind in changes:
+        state["cfg"]["model"] = argparse.Namespace(**{**args, **changes[kind]})
+    elif kind == "too many gates":
+        state["model"][gate] = torch.zeros(5)
+    elif kind == "a gate of no layer":
+        state["model"]["encoder.layers.7.self_attn.gate.log_alpha"] = torch.zeros(4)
+    elif kind == "a list":
+        state = [1]
+    elif kind == "options as text":
+        state = {**state, "cfg": "--arch transformer_head_gates"}
+    elif kind == "no tensors":
+        state = {**state, "model": {gate: 1}}
+    torch.save(state, path)
+    return path
+
+
+NO_MASKS = [
+    "another architecture", "no architecture", "a mask of another shape", "a file as mask", "a broken mask",
+    "a number as mask", "a stretch that is none", "too many heads", "a negative number of heads", "too many gates",
+    "a gate of no layer", "a list", "options as text", "no tensors",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NO_MASKS)
+def test_checkpoints_without_a_mask_are_refused_in_one_line(kind, tmp_path):
+    path = no_mask_in(kind, tmp_path / "x.pt")
+    with pytest.raises(ValueError, match=re.escape(repr(str(path))) + " cannot be taken as a mask: ") as error:
+        read_mask(str(path))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04", b"PK\x03\x04" + b"x" * 100, b""])
+def test_files_that_are_no_checkpoint_are_no_mask(content, tmp_path):
+    (tmp_path / "x.pt").write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(str(tmp_path / "x.pt"))) as error:
+        read_mask(str(tmp_path / "x.pt"))
+    assert "\n" not in str(error.value)
+
+
+def test_heads_are_not_relabelled_in_silence(pruned, gated, train, run, tmp_path):
+    """Training goes on from a pruned checkpoint with a mask of as many heads, but others."""
+    other = {**OPEN, "enc-self": [[1, 1, 1, 0], [0, 0, 0, 0]]}
+    heads = ["--alive-heads", json.dumps(other), "--remove-heads", "--restore-file", pruned]
+    done = train(tmp_path / "1", *heads, updates=6, code=2)
+    (line,) = (line for line in done.err.splitlines() if "error:" in line)
+    assert "enc-self layer 0 has heads 1, 2, 3 in the checkpoint and heads 0, 1, 2 in the model" in line
+    assert "Traceback" not in done.text and not (tmp_path / "1" / "checkpoint_last.pt").exists()
+    old = read(pruned)  # as version 0.1 wrote it
+    old["model"] = {name: tensor for name, tensor in old["model"].items() if "kept_heads" not in name}
+    torch.save(old, tmp_path / "old.pt")
+    heads = ["--alive-heads", json.dumps(OPEN), "--remove-heads", "--restore-file", tmp_path / "old.pt"]
+    train(tmp_path / "2", *heads, updates=5)
+    assert "kept_heads.enc-self" in read(tmp_path / "2" / "checkpoint_last.pt")["model"]
+    assert "kept_heads.enc-self" not in stock_checkpoint(load_checkpoint(str(pruned)), HeadTable(OPEN))["model"]
+
+
+def readme_commands(word):
+    """The arguments of the README's fairseq-train commands that have `word` in them."""
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [line.split()[1:] for line in lines if line.startswith("fairseq-train") and word in line]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_training_goes_on_as_the_readme_says(number, pruned, run, toy, tmp_path):
+    """With the plain criterion, and with gates again."""
+    commands = readme_commands("--restore-file pruned.pt")
+    assert len(commands) == 2
+    text = " ".join(commands[number]).replace("$(headgates path)", str(USER_DIR)).replace("pruned.pt", str(pruned))
+    words = text.replace("--save-dir ", f"--save-dir {tmp_path}/").replace("data-bin", str(toy.data)).split()
+    assert words.pop() == "..."  # the options of the baseline
+    sizes = [f"--{key.replace('_', '-')}={value}" for key, value in TOY_MODEL.items()]
+    done = run("fairseq-train", words[0], *sizes, *TOY_TRAINING, "--max-update", 6 - 4 * number, *words[1:])
+    (folder,) = tmp_path.iterdir()
+    after = read(folder / "checkpoint_last.pt")
+    assert after["optimizer_history"][-1]["num_updates"] == 6 - 4 * number
+    assert json.loads(model_args(after).alive_heads)["enc-self"] == OPEN["enc-self"]
+    if number:
+        assert logged(done, "heads_open") == [sum(sum(map(sum, rows)) for rows in OPEN.values())] * 2
+
+
 # Training goes on
 
 ADAM = ["--dropout", 0, "--max-tokens", 300, "--clip-norm", 0.5, "--weight-decay", 0.01, "--lr", 0.002]
@@ -668,6 +811,8 @@ OPTIMIZERS = {
     "adamax": lambda p: torch.optim.Adamax(p, lr=0),
     "sgd": lambda p: torch.optim.SGD(p, lr=0, momentum=0.9),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0),
+    "nag": lambda p: NAG(p, lr=0, momentum=0.9),
+    "fairseq's adamax": lambda p: Adamax(p, lr=0),
 }
 FREEZE = r"^decoder\.layers\.0\.(self_attn|fc1)|k_proj\.bias|embed_tokens"
 
@@ -783,16 +928,103 @@ def refused_states():
 
 
 @pytest.mark.parametrize("kind", refused_states()[1])
-def test_states_that_are_not_known_are_refused_with_the_way_out(kind):
+def test_states_that_cannot_be_cut_are_left_out_with_a_notice(kind):
     model, states = refused_states()
-    state = {**small_state(model), "last_optimizer_state": states[kind]}
-    with pytest.raises(ValueError, match="optimiser state cannot be cut.*--no-optimizer") as error:
-        prune_checkpoint(state, HeadTable(OPEN))
-    assert "\n" not in str(error.value)
-    assert prune_checkpoint(state, HeadTable(OPEN), optimizer=False)["last_optimizer_state"] is None
-    assert "last_optimizer_state" not in stock_checkpoint(state, HeadTable(OPEN)) or (
-        stock_checkpoint(state, HeadTable(OPEN))["last_optimizer_state"] is None
-    )
+    state, notices = {**small_state(model), "last_optimizer_state": states[kind]}, []
+    smaller = prune_checkpoint(state, HeadTable(OPEN), notice=notices.append)
+    assert smaller["last_optimizer_state"] is None
+    (notice,) = notices
+    assert notice.startswith("the state of the optimiser is left out: ") and "\n" not in notice
+    prune_checkpoint(state, HeadTable(OPEN), optimizer=False, notice=pytest.fail)
+    stock_checkpoint(state, HeadTable(OPEN))
+
+
+def test_the_state_of_a_composite_optimizer_is_cut_in_its_group():
+    model = small_gated()
+    adam = accumulate(model, OPTIMIZERS["adam"]).state_dict()
+    expected = prune_checkpoint({**small_state(model), "last_optimizer_state": adam}, HeadTable(OPEN))
+    state = {**small_state(model), "last_optimizer_state": {"default": adam}}
+    smaller = prune_checkpoint(state, HeadTable(OPEN), notice=pytest.fail)
+    assert_same(smaller["last_optimizer_state"], {"default": expected["last_optimizer_state"]})
+
+
+def test_moments_of_an_unknown_optimiser_are_cut_where_no_gate_is_folded():
+    """Rows and columns of removed heads go from anything of the parameter's shape; what a factor does is not known."""
+    model = small_gated()
+    moments = {i: {"hessian": torch.rand_like(p)} for i, p in enumerate(model.parameters())}
+    state = {
+        **small_state(model),
+        "last_optimizer_state": {"state": moments, "param_groups": [{"params": list(moments)}]},
+    }
+    notices = []
+    assert prune_checkpoint(state, HeadTable(OPEN), notice=notices.append)["last_optimizer_state"] is None
+    assert "hessian of" in notices[0] and "folded gate" in notices[0]
+    with torch.no_grad():
+        for site in head_sites(model):
+            site.attention.gate.theta.copy_(site.attention.gate.theta.sign() * 0.06)  # closed or open
+    state = {**state, "model": model.state_dict()}
+    smaller = prune_checkpoint(state, HeadTable(OPEN), notice=pytest.fail)
+    kept = dict(enumerate(build_model(smaller).parameters()))
+    assert {i: e["hessian"].shape for i, e in smaller["last_optimizer_state"]["state"].items()} == {
+        i: p.shape for i, p in kept.items()
+    }
+
+
+def adafactor(parameters):
+    """Steps too small to move anything, but remembered; no clipping of steps, which depends on all elements."""
+    settings = {"lr": 1e-12, "beta1": 0.9, "clip_threshold": 1e9, "scale_parameter": False, "relative_step": False}
+    return Adafactor(parameters, **settings, warmup_init=False)
+
+
+def adadelta(parameters):
+    return torch.optim.Adadelta(parameters, lr=0, eps=1e-20)
+
+
+# What depends on all columns of the output projection, and is an estimate where gates are folded into them.
+ESTIMATED = ("exp_avg_sq_row", "exp_avg")
+
+
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("freeze", [None, FREEZE])
+@pytest.mark.parametrize("optimizer", [adafactor, adadelta])
+def test_other_optimisers_remember_what_the_pruned_model_would_remember(optimizer, freeze, folded):
+    """Means of rows and columns of squared gradients; averages of steps, which do not grow with the gradient."""
+    model = small_gated(freeze_params=freeze)
+    if not folded:
+        with torch.no_grad():
+            for site in head_sites(model):
+                site.attention.gate.theta.copy_(site.attention.gate.theta.sign() * 0.06)
+    state = small_state(model, accumulate(model, optimizer))
+    pruned = prune(model, HeadTable(OPEN))
+    expected = accumulate(pruned, optimizer).state_dict()["state"]
+    actual = prune_checkpoint(state, HeadTable(OPEN), notice=pytest.fail)["last_optimizer_state"]["state"]
+    trained = {name: parameter for name, parameter in pruned.named_parameters() if parameter.requires_grad}
+    assert actual.keys() == expected.keys() == set(range(len(trained)))
+    for number, (name, parameter) in enumerate(trained.items()):
+        assert actual[number].keys() == expected[number].keys()
+        if not parameter.numel() or name.endswith("k_proj.bias"):
+            continue
+        for key in set(actual[number]) - {"step", "RMS"}:
+            one, other = (entry[number][key] for entry in (actual, expected))
+            scale = other.abs().max().clamp(min=1e-30)
+            estimated = folded and name.endswith("out_proj.weight") and key in ESTIMATED
+            tolerance = 0.2 if estimated else 2e-3
+            torch.testing.assert_close(one / scale, other / scale, atol=tolerance, rtol=0, msg=f"{name} {key}")
+
+
+def test_training_goes_on_with_adafactor_as_if_nothing_had_been_removed(train, run, tmp_path):
+    options = ["--dropout", 0, "--max-tokens", 300, "--optimizer", "adafactor", "--lr", 0.002]
+    options += ["--no-epoch-checkpoints", "--clip-norm", 0]
+    heads = ["--alive-heads", json.dumps(OPEN)]
+    train(tmp_path / "masked", *options, *heads, updates=3)
+    last, out = tmp_path / "masked" / "checkpoint_last.pt", tmp_path / "pruned.pt"
+    assert run("headgates", "prune", last, out).err == ""
+    masked_ = train(tmp_path / "masked", *options, *heads, updates=8)
+    pruned_ = train(tmp_path / "pruned", *options, *heads, "--remove-heads", "--restore-file", out, updates=8)
+    assert len(logged(pruned_, "loss")) == 5
+    assert logged(pruned_, "loss") == pytest.approx(
+        logged(masked_, "loss"), abs=0.02
+    )  # steps are clipped by their mean
 
 
 def test_frozen_gates_are_no_longer_named():

@@ -2,7 +2,12 @@
 
 import json
 import math
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +33,7 @@ from models_for_tests import assert_same
 
 import fairseq_headgates
 from fairseq_headgates import gate_values
+from fairseq_headgates.cli import main
 
 # Of torch's data loader, about machines without a GPU.
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
@@ -318,6 +324,41 @@ def test_hydra_train(tmp_path, toy, run):
     assert shown["gate"]["enc-self"] == ALIVE["enc-self"]
 
 
+HYDRA = {
+    "common": {"cpu": True, "user_dir": str(USER_DIR), "seed": 1},
+    "criterion": {"_name": "label_smoothed_cross_entropy"},
+    "optimizer": {"_name": "adam"},
+    "lr_scheduler": {"_name": "fixed"},
+    "dataset": {"max_tokens": 500, "num_workers": 0, "required_batch_size_multiple": 1},
+    "optimization": {"max_update": 1, "lr": [0.005]},
+}
+
+
+def hydra_train(run, toy, folder, code=0, **model):
+    """fairseq-hydra-train with these options of the model."""
+    config = {**HYDRA, "task": {"_name": "translation", "data": str(toy.data)}}
+    config |= {"model": {"_name": "transformer_head_gates", **TOY_MODEL, **model}}
+    config |= {"checkpoint": {"save_dir": str(folder / "save")}}
+    (folder / "toy.yaml").write_text(json.dumps(config))
+    return run("fairseq-hydra-train", "--config-dir", folder, "--config-name", "toy", code=code)
+
+
+def test_hydra_takes_lists_and_mappings(tmp_path, toy, run):
+    alive = {"enc-self": ALIVE["enc-self"]}
+    hydra_train(run, toy, tmp_path, gate_heads=["dec-enc"], gate_stretch=[-0.2, 1.2], alive_heads=alive)
+    stored = read(tmp_path / "save" / "checkpoint_last.pt")["cfg"]["model"]
+    assert (stored["gate_heads"], stored["gate_stretch"]) == ("dec-enc", "-0.2,1.2")
+    assert json.loads(stored["alive_heads"]) == {"format": "headgates.heads/1", **alive}
+    done = run("fairseq-generate", toy.data, *GENERATE, "--path", tmp_path / "save" / "checkpoint_last.pt")
+    assert len(hypotheses(done)) == 10
+
+
+def test_hydra_refuses_misspelt_options(tmp_path, toy, run):
+    done = hydra_train(run, toy, tmp_path, code=2, gate_heads="enc-self", gate_temprature=0.5)
+    assert_one_line_error(done, ["unknown option 'gate_temprature' of the model: write gate_temperature"])
+    assert not list((tmp_path / "save").glob("*.pt"))
+
+
 def test_eval_bleu(tmp_path, train, run, toy):
     bleu = ["--eval-bleu", "--eval-bleu-args", '{"beam": 2}', "--eval-bleu-detok", "space"]
     bleu += ["--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"]
@@ -409,13 +450,117 @@ def test_show_overwrites_only_with_force(gated_checkpoint, tmp_path, run):
     assert [file.name for file in tmp_path.iterdir()] == ["heads.json"]  # nothing temporary left
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_is_a_mask(kind, checkpoints, tmp_path, train, run):
+    """The heads that `headgates show --out` writes, with every kind of checkpoint of ours."""
+    path = checkpoints[kind]
+    if kind == "baseline":
+        path = tmp_path / "stock" / "checkpoint_last.pt"
+        train(tmp_path / "stock", arch="transformer")
+        refused = train(tmp_path / "x", "--alive-heads", path, code=2)
+        return assert_one_line_error(refused, [repr(str(path)), "'transformer'", "transformer_head_gates"])
+    heads = json.loads(run("headgates", "show", path, "--out", "-").out)
+    train(tmp_path, "--alive-heads", path, "--remove-heads", updates=1)
+    stored = read(tmp_path / "checkpoint_last.pt")["cfg"]["model"]
+    assert {kind: json.loads(stored.alive_heads)[kind] for kind in TYPES.split(",")} == {
+        kind: heads[kind] for kind in TYPES.split(",")
+    }
+
+
+def test_show_prints_the_mask_alone(gated_checkpoint, tmp_path, run):
+    printed = run("headgates", "show", gated_checkpoint, "--out", "-").out
+    run("headgates", "show", gated_checkpoint, "--out", tmp_path / "heads.json")
+    assert printed == (tmp_path / "heads.json").read_text()
+    both = run("headgates", "show", gated_checkpoint, "--out", "-", "--json", code=2)
+    assert_one_line_error(both, ["--json", "--out -"])
+
+
+def test_show_does_not_replace_a_device(gated_checkpoint, tmp_path, run):
+    """By links of its own."""
+    for name, target in (("null", "/dev/null"), ("stdout", "/proc/self/fd/1")):
+        (tmp_path / name).symlink_to(target)
+        done = run("headgates", "show", gated_checkpoint, "--out", tmp_path / name, "--force", code=2)
+        assert_one_line_error(done, [str(tmp_path / name)])
+        assert (tmp_path / name).is_symlink()
+
+
+def test_show_on_a_full_disk(gated_checkpoint, tmp_path):
+    command = f"import sys; from fairseq_headgates.cli import main; sys.exit(main(['show', {str(gated_checkpoint)!r}]))"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", command], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1:] == done.stderr.splitlines()
+    assert "No space left on device" in done.stderr
+
+
+def test_help_tells_the_exit_codes(run):
+    text = " ".join(run("headgates", "--help").out.split())
+    assert "exit codes: 0 success; 2 bad input" in text and "130 by Ctrl-C" in text
+
+
+BAD_COMMAND_LINES = {
+    "no command": ([], ["COMMAND"]),
+    "an unknown command": (["prnue"], ["'prnue'", "prune"]),
+    "an unknown option": (["path", "--nope"], ["--nope"]),
+    "no checkpoint": (["show"], ["CKPT"]),
+    "no output": (["prune", "x.pt"], ["OUT"]),
+    "nothing to prune": (["prune"], ["CKPT, OUT"]),
+    "an option of another command": (["show", "x.pt", "--alive", "{}"], ["--alive"]),
+    "a word too many": (["path", "x"], ["x"]),
+    "lines in a word": (["path", "a\nb"], ["a\\nb"]),
+    "no value": (["show", "x.pt", "--out"], ["--out", "expected one argument"]),
+    "an empty output": (["show", "x.pt", "--out", ""], ["--out", "empty"]),
+    "an empty checkpoint": (["show", ""], ["CKPT", "empty"]),
+    "an empty mask": (["prune", "x.pt", "y.pt", "--alive", ""], ["--alive", "empty"]),
+    "an empty score file": (["prune", "x.pt", "y.pt", "--scores", "", "--keep", "1"], ["--scores", "empty"]),
+    "no engine": (["convert", "x.pt", "y"], ["--to"]),
+    "an unknown engine": (["convert", "x.pt", "y", "--to", "onnx"], ["'onnx'", "ctranslate2"]),
+    "an empty engine": (["convert", "x.pt", "y", "--to", ""], ["--to", "ctranslate2"]),
+    "an empty folder": (["convert", "x.pt", "", "--to", "ctranslate2"], ["OUT", "empty"]),
+    "a folder that is printed": (["convert", "x.pt", "-", "--to", "ctranslate2"], ["'-'"]),
+    "two masks": (["convert", "x.pt", "y", "--to", "ctranslate2", "--alive", "{}", "--threshold", "1"], ["--alive"]),
+    "a threshold of text": (["prune", "x.pt", "y.pt", "--threshold", "x" * 10**5], ["--threshold", "..."]),
+    "a value for a switch": (["show", "x.pt", "--json=1"], ["--json"]),
+    "no method": (["score"], ["--method"]),
+}
+
+
+@pytest.mark.parametrize(("argv", "words"), BAD_COMMAND_LINES.values(), ids=BAD_COMMAND_LINES)
+def test_bad_command_lines_end_with_one_line(argv, words, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(argv)
+    except SystemExit as exit_:
+        code = exit_.code
+    printed = capsys.readouterr()
+    assert code == 2 and printed.out == "" and printed.err.count("\n") == 1 and len(printed.err) < 5000
+    assert printed.err.startswith("headgates") and [word for word in words if word not in printed.err] == []
+
+
+START = (
+    "import sys; sys.argv[1:] = ['path']; import headgates_start; print('begins', flush=True); headgates_start.main()"
+)
+
+
+def test_ctrl_c_while_the_command_starts():
+    """Importing fairseq and torch takes seconds."""
+    environment = {**os.environ, "PYTHONPATH": str(USER_DIR.parent)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", START], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout.readline() == "begins\n"
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "headgates: stopped\n")
+
+
 # Bad input
 
 
 def assert_one_line_error(finished, words):
     """Exit code 2 and one line that says what is wrong; no traceback."""
     assert finished.code == 2, finished.text
-    assert "Traceback" not in finished.text
+    assert "Traceback" not in finished.text and "usage:" not in finished.err
     (line,) = (line for line in finished.err.splitlines() if "error:" in line)
     assert [word for word in words if word not in line] == [], line
 
@@ -430,7 +575,15 @@ BAD_OPTIONS = {
         ["--gate-heads", "enc-self", "--alive-heads", mask(enc_self=[FOUR, FOUR])],
         ["enc-self", "--gate-heads", "--alive-heads"],
     ),
-    "unknown type": (["--gate-heads", "enc-slef"], ["'enc-slef'", TYPES.replace(",", ", ")]),
+    "unknown type": (["--gate-heads", "enc-slef"], ["--gate-heads", "'enc-slef'", TYPES.replace(",", ", ")]),
+    "a type twice in a mask": (["--alive-heads", '{"enc-self": [[1]], "enc-self": [[1]]}'], ["'enc-self' twice"]),
+    "a mask without end": (["--alive-heads", "/dev/zero"], ["'/dev/zero'", "no regular file"]),
+    "gate init without bound": (["--gate-init", "1e300"], ["--gate-init", "1e300", "1e+06"]),
+    "stretch out of bounds": (["--gate-stretch=-1e300,1e300"], ["--gate-stretch", "-1e+300,1e+300", "1e+06"]),
+    "gate rate too small": (["--gate-heads", "enc-self", "--gate-lr-scale", "1e-40"], ["--gate-lr-scale", "1e-40"]),
+    "lambda out of bounds": ([*GATED, "--l0-weight", "1e300"], ["--l0-weight", "1e+300", "1e+09"]),
+    "lambda is text": ([*GATED, "--l0-weight", "x"], ["--l0-weight", "'x'", "number"]),
+    "unknown reduction": ([*GATED, "--l0-reduction", "mean"], ["--l0-reduction", "'mean'", "sum, layer-mean"]),
     "type named twice": (["--gate-heads", "enc-self,enc-self"], ["'enc-self'", "twice"]),
     "unknown type in a mask": (["--alive-heads", mask(encoder=[FOUR, FOUR])], ["'encoder'", "enc-self"]),
     "layers of a mask": (["--alive-heads", mask(enc_self=[FOUR])], ["enc-self", "1 layers", "has 2"]),

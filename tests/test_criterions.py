@@ -1,5 +1,6 @@
 """The L0 criterion: what lambda weighs against, what is logged, what is refused."""
 
+import argparse
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ from fairseq.logging import metrics
 from models_for_tests import PAD, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import l0_penalty
-from fairseq_headgates.criterions import LabelSmoothedCrossEntropyL0Criterion, unwrap
+from fairseq_headgates.criterions import LabelSmoothedCrossEntropyL0Config, LabelSmoothedCrossEntropyL0Criterion, unwrap
 
 LAMBDA = 0.07
 
@@ -94,7 +95,7 @@ def test_a_model_without_gates_is_refused(model, capsys):
     assert exit_.value.code == 2 and "--gate-heads" in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("weight", [-0.5, float("nan"), float("inf")])
+@pytest.mark.parametrize("weight", [-0.5, float("nan"), float("inf"), 1e300, 1.1e9])
 def test_a_lambda_that_makes_no_sense_is_refused(weight, capsys):
     with pytest.raises(SystemExit) as exit_:
         make_criterion(l0_weight=weight)
@@ -110,3 +111,29 @@ def test_the_criterion_does_not_take_the_model_in():
 def test_the_model_is_found_inside_wrappers():
     model = make_gated(gate_heads="enc-self")
     assert unwrap(SimpleNamespace(module=SimpleNamespace(module=model))) is model
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--l0-weight", "x"], "argument --l0-weight: --l0-weight is 'x': it must be a number"),
+        (["--l0-weight", "1e300"], "--l0-weight is 1e+300: it must be 0 or more, and at most 1e+09"),
+        (["--l0-reduction", "mean"], "argument --l0-reduction: unknown reduction 'mean': choose from sum, layer-mean"),
+    ],
+)
+def test_the_command_line_refuses_bad_values_in_one_line(argv, message, capsys):
+    parser = argparse.ArgumentParser()
+    LabelSmoothedCrossEntropyL0Criterion.add_args(parser)
+    with pytest.raises(SystemExit) as exit_:
+        parser.parse_args(argv)
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and message in error and error.count("\n") == 1
+
+
+def test_the_command_line_has_all_options_of_the_criterion():
+    parser = argparse.ArgumentParser()
+    LabelSmoothedCrossEntropyL0Criterion.add_args(parser)
+    args = vars(parser.parse_args(["--l0-weight", "0.5", "--label-smoothing", "0.1"]))
+    assert args.items() >= {"l0_weight": 0.5, "l0_reduction": "sum", "label_smoothing": 0.1}.items()
+    defaults = {name: field.default for name, field in LabelSmoothedCrossEntropyL0Config.__dataclass_fields__.items()}
+    assert {name: parser.get_default(name) for name in ("l0_weight", "l0_reduction")}.items() <= defaults.items()

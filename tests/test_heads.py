@@ -1,8 +1,10 @@
 """Masks and tables: reading, writing, refusing."""
 
 import json
+import os
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,10 +12,12 @@ from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import (
     TYPES,
     HeadTable,
+    as_mask,
     check_shape,
     mask_to_json,
     parse_mask,
     parse_types,
+    read_scores,
 )
 
 layers = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=1, max_size=3)
@@ -47,6 +51,15 @@ def test_a_mask_is_read_from_a_file_or_inline(tmp_path):
         ('{"enc-self": [[1, 0]', "is not JSON"),
         ("{}", "names no attention type"),
         ("no/such/file.json", "cannot read the mask 'no/such/file.json' .No such file"),
+        ('{"enc-self": [[1]], "enc-self": [[0]]}', "has the key 'enc-self' twice in one object: keep one"),
+        ('{"enc-self": [[1]], "format": "headgates.heads/1", "format": "x"}', "the key 'format' twice"),
+        ('{"enc-self": [[{"a": 1, "a": 2}]]}', "the key 'a' twice"),
+        ("", "cannot read the mask '' .No such file"),
+        ("/dev/zero", "cannot read the mask '/dev/zero' .it is no regular file.: give the path of a JSON file"),
+        ("/", "cannot read the mask '/' .it is a folder."),
+        ("heads\0.json", "cannot read the mask .*null byte"),
+        ('{"enc-self": ' + "[" * 100_000, "is not JSON"),
+        ('{"enc-self": [[1' + "0" * 5000 + "]]}", "is not JSON"),
     ],
 )
 def test_bad_masks_are_refused_in_one_line(text, message):
@@ -55,10 +68,82 @@ def test_bad_masks_are_refused_in_one_line(text, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"enc-self": [["' + "x" * 100_000 + '"]]}',
+        '{"' + "x" * 100_000 + '": [[1]]}',
+        '{"format": "' + "x" * 100_000 + '", "enc-self": [[1]]}',
+        "[" * 100_000,
+        "x" * 100_000,
+    ],
+    ids=["value", "type", "format", "brackets", "path"],
+)
+def test_a_long_value_is_not_repeated_whole(text):
+    with pytest.raises(ValueError, match=r"\.\.\. \(100,0\d\d characters\)") as error:
+        parse_mask(text)
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("read", [parse_mask, read_scores])
+def test_what_could_block_or_never_end_is_not_opened(read, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", 2**40)  # without taking up space
+    for name, reason in (
+        ("pipe", "no regular file"),
+        ("link", "no regular file"),
+        ("large", "1,099,511,627,776 bytes"),
+    ):
+        with pytest.raises(ValueError, match=f"cannot read .*{name}' .it .*{reason}.*: give the path of a JSON file"):
+            read(str(tmp_path / name))
+
+
 def test_a_file_that_is_a_json_list_is_refused(tmp_path):
     (tmp_path / "list.json").write_text("[[1, 0]]")
     with pytest.raises(ValueError, match="not a JSON object"):
         parse_mask(str(tmp_path / "list.json"))
+
+
+MASK = {"enc-self": [[1, 0], [1, 1]]}
+
+
+def test_a_mask_is_taken_in_any_form(tmp_path):
+    file = tmp_path / "heads.json"
+    file.write_text(json.dumps({"format": "headgates.heads/1", **MASK}))
+    table = HeadTable(MASK, "alive")
+    forms = [MASK, {"enc-self": ([1, 0], (1, 1))}, {"enc-self": torch.tensor(MASK["enc-self"])}, file, str(file)]
+    forms += [json.dumps(MASK), table, {"enc-self": [torch.tensor([1.0, 0.0]), [1, 1]]}]
+    assert [as_mask(form) for form in forms] == [table] * len(forms)
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "message"),
+    [
+        (5, TypeError, "a mask cannot be of type int: give a HeadTable, a dict like"),
+        (None, TypeError, "a mask cannot be of type NoneType"),
+        ([[1, 0]], TypeError, "a mask cannot be of type list"),
+        ({}, ValueError, "the mask names no attention type"),
+        ({"encoder": [[1]]}, ValueError, "the mask has the unknown attention type 'encoder'"),
+        ({"enc-self": [[1, 2]]}, ValueError, "the mask: enc-self layer 0 holds 2: only 1"),
+        ({"enc-self": torch.tensor([1, 0])}, ValueError, "one list of 0/1 for every layer"),
+        ({"enc-self": torch.tensor([[True]])}, ValueError, "holds True"),
+        ({"enc-self": "1"}, ValueError, "one list of 0/1 for every layer"),
+        ({3: [[1]]}, ValueError, "unknown attention type 3"),
+    ],
+)
+def test_other_forms_of_a_mask_are_refused(mask, error, message):
+    with pytest.raises(error, match=message):
+        as_mask(mask)
+
+
+def test_a_method_must_not_be_there_twice(tmp_path):
+    """Of two tables of one method the last one was taken in silence."""
+    table = {"format": "headgates.scores/1", "method": "gradient", "scores": {"enc-self": [[1]]}}
+    (tmp_path / "s.json").write_text(json.dumps([table, table]))
+    with pytest.raises(ValueError, match="s.json has two tables of the method 'gradient': --method cannot choose"):
+        read_scores(str(tmp_path / "s.json"))
 
 
 def test_shape_errors_come_all_at_once():
@@ -109,9 +194,10 @@ def test_imports_run_downward_only():
     # fmt: off
     stands_on = {
         "arguments": set(),
-        "files": set(),
-        "heads": set(),
-        "gates": set(),
+        "parts": set(),
+        "files": {"arguments", "parts"},
+        "heads": {"arguments", "files"},
+        "gates": {"arguments"},
         "freezing": set(),
         "report": {"heads"},
         "beam": set(),
@@ -120,10 +206,12 @@ def test_imports_run_downward_only():
         "attention": {"heads", "gates", "beam", "inference"},
         "sites": {"heads", "gates", "attention"},
         "pruning": {"heads", "attention", "sites"},
-        "models": {"arguments", "heads", "gates", "freezing", "inference", "safety", "sites", "pruning"},
-        "criterions": {"sites", "models", "report"},
+        "stored_heads": {"heads", "gates", "safety"},
+        "options": {"arguments", "heads", "gates", "stored_heads"},
+        "models": {"heads", "gates", "freezing", "inference", "safety", "sites", "pruning", "options"},
+        "criterions": {"arguments", "sites", "options", "report"},
         "checkpoints": {"files", "heads", "freezing", "safety", "sites", "models", "pruning"},
-        "convert": {"sites", "models"},
+        "convert": {"parts", "sites", "models"},
         "evaluation": {"files"},
         "propagation": set(),
         "relevance": {"attention", "sites", "propagation"},
@@ -135,7 +223,9 @@ def test_imports_run_downward_only():
             "arguments", "files", "heads", "report", "sites", "pruning", "evaluation", "propagation", "ablation",
             "importance", "agreement", "session",
         },
-        "cli": {"arguments", "files", "heads", "report", "pruning", "checkpoints", "convert", "analysis"},
+        "cli": {
+            "arguments", "files", "heads", "report", "pruning", "stored_heads", "checkpoints", "convert", "analysis",
+        },
     }
     # fmt: on
     order = list(stands_on)

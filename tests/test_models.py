@@ -1,15 +1,20 @@
 """The registered architectures and their options."""
 
 import argparse
+import contextlib
 import json
 import logging
 
 import pytest
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.options import get_training_parser
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from models_for_tests import logits, make_args, make_batch, make_gated, make_stock, make_task
+from omegaconf import OmegaConf
 
-from fairseq_headgates import gate_values, head_sites
+from fairseq_headgates import gate_values, head_sites, l0_penalty
 from fairseq_headgates.checkpoints import load_checkpoint, read_heads
 from fairseq_headgates.models import (
     DEFAULTS,
@@ -18,6 +23,7 @@ from fairseq_headgates.models import (
     gate_reach,
     parse_stretch,
 )
+from fairseq_headgates.options import likely_option
 
 PRESETS = ["", "_tiny", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big"]
 
@@ -67,12 +73,127 @@ def test_a_mask_file_becomes_part_of_the_options(tmp_path):
         (["--gate-stretch", "wide"], "stretch is 'wide': it must be two numbers"),
         (["--gate-init", "open"], "log_alpha is 'open': it must be a number or 'glorot'"),
         (["--alive-heads", "nowhere.json"], "cannot read the mask 'nowhere.json'"),
+        (["--alive-heads", "/dev/zero"], "cannot read the mask '/dev/zero' (it is no regular file)"),
+        (["--alive-heads", "x" * 5000], "cannot read the mask 'xxx"),
+        (["--alive-heads", ""], "cannot read the mask ''"),
+        (["--gate-init", "1e300"], "log_alpha is '1e300': it must be a number or 'glorot', the number from -1e+06"),
+        (["--gate-lr-scale", "1e300"], "scale of the gates is 1e+300: it must be above 0 and finite, from 0.0001 to"),
+        (["--gate-lr-scale", "1e-40"], "scale of the gates is 1e-40: it must be above 0 and finite, from 0.0001 to"),
+        (["--gate-lr-scale", "fast"], "the learning rate scale of the gates is 'fast': it must be a number"),
+        (["--gate-stretch=-1e300,1e300"], "stretch is -1e+300,1e+300: it must have LOW < 0 and HIGH > 1, both"),
+        (["--gate-stretch=-1e-300,1.1"], "stretch is -1e-300,1.1: it must have LOW < 0 and HIGH > 1, both"),
+        (["--gate-stretch=-0.1,1.0000000001"], "it must have LOW < 0 and HIGH > 1, both by at least 1e-06"),
+        (["--gate-temperature", "1e300"], "temperature is 1e+300: it must be above 0 and finite, from 1e-06 to 1e+06"),
+        (["--gate-temperature", "1e-300"], "temperature is 1e-300: it must be above 0 and finite, from 1e-06 to 1e+06"),
+        (["--gate-temperature", "warm"], "the gate temperature is 'warm': it must be a number"),
     ],
 )
-def test_the_command_line_refuses_bad_values(argv, message, capsys):
+def test_the_command_line_refuses_bad_values_in_one_line(argv, message, capsys):
     with pytest.raises(SystemExit) as exit_:
         parse(*argv)
-    assert exit_.value.code == 2 and message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and message in error and error.count("\n") == 1
+    assert error.startswith(f"fairseq-headgates: error: argument {argv[0].partition('=')[0]}: ")
+
+
+@pytest.mark.parametrize("extreme", ["low", "high"])
+def test_the_bounds_of_the_options_keep_gates_finite(extreme):
+    """At either end of every range gates, their gradients and the penalty are numbers."""
+    low = extreme == "low"
+    for stretch in ("-1e-6,1.000001", "-1e6,1e6"):
+        for init in ("-1e6", "1e6"):
+            model = make_gated(
+                gate_heads="enc-self", gate_temperature=1e-6 if low else 1e6, gate_stretch=stretch, gate_init=init,
+                gate_lr_scale=1e-4 if low else 1e6, dropout=0.0,
+            ).train()  # fmt: skip
+            loss = model(**make_batch())[0].square().mean() + 1e9 * l0_penalty(model)
+            loss.backward()
+            assert loss.isfinite()
+            assert all(p.grad.isfinite().all() for n, p in model.named_parameters() if "gate" in n)
+
+
+# --- options from YAML -----------------------------------------------------------------------------------------------
+
+MAPPING = {"enc-self": [[1, 0, 1, 1], [1, 1, 1, 1]]}
+
+
+def from_yaml(**options):
+    """The options as fairseq-hydra-train hands them over."""
+    sizes = {
+        name: value for name, value in vars(make_args()).items() if isinstance(value, (int, float, str, type(None)))
+    }
+    return OmegaConf.create({**sizes, "gate_stretch": [-0.2, 1.3], **options})
+
+
+def test_lists_and_mappings_of_yaml_are_taken_and_stored_as_text():
+    config = from_yaml(gate_heads=["dec-self", "dec-enc"], alive_heads=MAPPING, gate_init=1, gate_lr_scale="4")
+    model = TransformerHeadGatesModel.build_model(config, make_task())
+    assert gate_values(model)["enc-self"].tolist() == MAPPING["enc-self"]
+    gate = head_sites(model)[-1].attention.gate
+    assert (gate.distribution.low, gate.distribution.high, gate.lr_scale) == (-0.2, 1.3, 4)
+    assert (config.gate_heads, config.gate_stretch, config.gate_init) == ("dec-self,dec-enc", "-0.2,1.3", "1")
+    assert json.loads(config.alive_heads) == {"format": "headgates.heads/1", **MAPPING}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gate_heads": ["enc-self", "enc"]}, "unknown attention type 'enc'"),
+        ({"gate_heads": {"enc-self": True}}, "unknown attention type"),
+        ({"gate_heads": 3}, "unknown attention type '3'"),
+        ({"gate_stretch": [-0.1]}, "the gate stretch is '-0.1'"),
+        ({"gate_stretch": [-0.1, "x"]}, "the gate stretch is '-0.1,x'"),
+        ({"gate_stretch": {"low": -0.1}}, "the gate stretch is"),
+        ({"alive_heads": {"encoder": [[1]]}}, "the mask has the unknown attention type 'encoder'"),
+        ({"alive_heads": {"enc-self": [[1, 2]]}}, "enc-self layer 0 holds 2"),
+        ({"alive_heads": [[1, 0]]}, "the mask is [[1, 0]]: it must be a file, inline JSON, a checkpoint or a mapping"),
+        ({"alive_heads": 7}, "the mask is 7"),
+        ({"gate_temperature": [1]}, "the gate temperature is [1]: it must be a number"),
+        ({"gate_lr_scale": "fast"}, "'fast': it must be a number"),
+        ({"gate_init": [2]}, "the first log_alpha is '[2]'"),
+        ({"remove_heads": "no"}, "remove_heads is 'no': it must be true or false"),
+        ({"freeze_dropout": 2}, "freeze_dropout is 2: it must be true or false"),
+    ],
+)
+def test_other_values_of_yaml_end_with_one_line(options, message, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        TransformerHeadGatesModel.build_model(from_yaml(**options), make_task())
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and message in error and error.count("\n") == 1
+
+
+MISSPELT = {
+    "gate_temprature": "gate_temperature", "gate_head": "gate_heads", "gates_heads": "gate_heads",
+    "gate-heads": "gate_heads", "alive_head": "alive_heads", "Gate_Init": "gate_init", "freeze_param": "freeze_params",
+    "remove_head": "remove_heads", "gate_lr_scal": "gate_lr_scale", "gate_strech": "gate_stretch",
+    "freezedropout": "freeze_dropout",
+}  # fmt: skip
+
+
+def test_misspelt_options_are_known():
+    assert {key: likely_option(key) for key in MISSPELT} == MISSPELT
+    assert not any(likely_option(name) for name in DEFAULTS)
+
+
+def test_options_of_fairseq_are_not_taken_for_misspelt_ones():
+    """All that any of fairseq's models, tasks, criterions and optimisers knows."""
+    parser = get_training_parser()
+    for model in MODEL_REGISTRY.values():
+        with contextlib.suppress(argparse.ArgumentError):
+            own = argparse.ArgumentParser(conflict_handler="resolve")
+            model.add_args(own)
+            parser._actions += own._actions
+    known = {action.dest for action in parser._actions} | set(vars(make_args()))
+    for registry in (MODEL_DATACLASS_REGISTRY, TASK_DATACLASS_REGISTRY, CRITERION_DATACLASS_REGISTRY):
+        known |= {name for config in registry.values() for name in config.__dataclass_fields__}
+    assert len(known) > 600
+    assert {name: likely_option(name) for name in known if likely_option(name)} == {}
+
+
+def test_a_checkpoint_with_a_misspelt_option_loads_with_a_warning(caplog):
+    """It has been trained with it; only what hydra is about to train is refused, see test_commands.py."""
+    TransformerHeadGatesModel.build_model(from_yaml(gate_temprature=0.5), make_task())
+    assert "unknown option 'gate_temprature' of the model is ignored: it should be gate_temperature" in caplog.text
 
 
 MASK = '{"enc-self": [[1,1,1,1],[1,1,1,1]]}'
@@ -135,6 +256,43 @@ def test_gates_of_a_checkpoint_are_not_dropped_in_silence(capsys):
         )
     assert exit_.value.code == 2
     assert "has gates on dec-enc, the model has none: add dec-enc to --gate-heads" in capsys.readouterr().err
+
+
+FIRST, LAST = ('{"dec-enc": [[1,1,1,1],[1,0,1,0]]}', '{"dec-enc": [[1,1,1,1],[0,1,0,1]]}')
+
+
+def test_a_state_dict_knows_which_heads_were_kept(capsys):
+    """Two masks with equal numbers of heads make weights of equal shapes: nothing else tells them apart."""
+    pruned = make_gated(alive_heads=FIRST, remove_heads=True)
+    state = pruned.state_dict()
+    assert state["kept_heads.dec-enc"].tolist() == [[1, 1, 1, 1], [1, 0, 1, 0]]
+    with pytest.raises(SystemExit) as exit_:
+        make_gated(alive_heads=LAST, remove_heads=True).load_state_dict(dict(state))
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and error.count("\n") == 1
+    assert "dec-enc layer 1 has heads 0, 2 in the checkpoint and heads 1, 3 in the model" in error
+    assert "--alive-heads CKPT --remove-heads" in error
+    again = make_gated(alive_heads=FIRST, remove_heads=True, seed=1)
+    again.load_state_dict(dict(state), strict=True)
+    assert torch.equal(logits(again, make_batch()), logits(pruned, make_batch()))
+    gated = make_gated(alive_heads=FIRST, remove_heads=True, gate_heads="dec-enc")
+    gated.load_state_dict(dict(state), strict=True)  # gates may be added
+
+
+def test_a_state_dict_without_kept_heads_is_loaded_as_before():
+    """As version 0.1 wrote them."""
+    pruned = make_gated(alive_heads=FIRST, remove_heads=True)
+    old = {name: tensor for name, tensor in pruned.state_dict().items() if not name.startswith("kept_heads")}
+    make_gated(alive_heads=FIRST, remove_heads=True, seed=1).load_state_dict(old, strict=True)
+    assert not any("kept" in name for name in make_gated(gate_heads="enc-self", alive_heads=FIRST).state_dict())
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (3, 4), (2, 5)])
+def test_kept_heads_of_another_shape_are_refused(shape, capsys):
+    pruned = make_gated(alive_heads=FIRST, remove_heads=True)
+    with pytest.raises(SystemExit):
+        pruned.load_state_dict({**pruned.state_dict(), "kept_heads.dec-enc": torch.ones(shape)})
+    assert "kept_heads.dec-enc has the shape" in capsys.readouterr().err
 
 
 def write_checkpoint(path, model, **extra):

@@ -9,28 +9,37 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_headgates.pruning import (
-    Cut,
-    cut_tensors,
-    refolded,
-)
+from fairseq_headgates.pruning import Cut, cut_tensors, refolded, site_and_parameter
 
 # How what an optimiser remembers of a parameter grows with the parameter (see `pruning.Cut`).
 MOMENTS = {
-    "exp_avg": -1,  # Adam and its kin
+    "exp_avg": -1,  # Adam and its kin, LAMB
     "exp_avg_sq": -2,
     "max_exp_avg_sq": -2,
-    "exp_inf": -1,
+    "exp_inf": -1,  # Adamax
     "momentum_buffer": -1,  # SGD, NAG
     "sum": -2,  # Adagrad
+    "square_avg": -2,  # Adadelta
+    "acc_delta": 0,  # of its steps, which do not depend on the size of the gradient
 }
+# Adafactor remembers of a matrix of squared gradients V the means of its rows, r, and of its columns, c, and takes
+# V = r c^T / mean(r) for the matrix. What stays of V is known where r or c is cut; the other one becomes the mean of
+# what stays of r c^T / mean(r), which is exact if the removed heads had no gradient.
+ROWS, COLUMNS = "exp_avg_sq_row", "exp_avg_sq_col"
 
 
 def cut_average(average: Mapping[str, Tensor], model: nn.Module, found: Mapping[str, Cut]) -> dict[str, Tensor]:
-    """The moving average of the weights: the same heads stay, each with the average of its own gate."""
+    """The moving average of the weights: the same heads stay, each with the average of its own gate.
+
+    Raises ValueError for what is no average of the weights of `model`.
+    """
     averaged = copy.deepcopy(model)
-    averaged.load_state_dict(dict(average), strict=False)
-    return cut_tensors(average, refolded(found, averaged))
+    try:
+        averaged.convert_old_names(dict(average))  # raises; loading would end the process instead
+        averaged.load_state_dict(dict(average), strict=False)
+        return cut_tensors(average, refolded(found, averaged))
+    except Exception:  # what is stored under that name may be anything
+        raise ValueError("it is not one of the weights of this model") from None
 
 
 def cut_optimizer(
@@ -38,21 +47,31 @@ def cut_optimizer(
 ) -> dict[str, Any]:
     """What the optimiser remembers of each parameter, cut as the parameter was.
 
-    Optimisers know parameters by their number among those that are trained. --fp16 trains all of them as one vector.
+    Optimisers know parameters by their number among those that are trained. --fp16 trains all of them as one vector;
+    `--optimizer composite` keeps a state for every group of parameters. Raises ValueError, with the reason, for a state
+    that cannot be cut.
     """
-    old, new = _trained(model), _trained(pruned)
     try:
-        (group,) = state["param_groups"]
-        flat = len(group["params"]) == 1 and len(old) > 1
-        if not flat and len(group["params"]) != len(old):
-            raise ValueError(f"it has {len(group['params'])} parameters, the model trains {len(old)}")
-        entries = state["state"]
-        by_name = _unflattened(entries, old) if flat else _named(entries, group["params"], old)
-        cut = {name: _cut_entry(name, by_name[name], old[name], found) for name in new if name in by_name}
-        numbered = _flattened(cut) if flat else {i: cut[name] for i, name in enumerate(new) if name in cut}
-    except (KeyError, TypeError, ValueError) as error:
-        reason = error if isinstance(error, ValueError) else "its form is not known"
-        raise ValueError(f"the optimiser state cannot be cut ({reason}): pass --no-optimizer to leave it out") from None
+        if "param_groups" not in state and len(state) == 1:
+            ((group, own),) = state.items()
+            return {group: _cut_state(own, model, pruned, found)}
+        return _cut_state(state, model, pruned, found)
+    except ValueError:
+        raise
+    except Exception:  # a state of another form can raise anything
+        raise ValueError("its form is not known") from None
+
+
+def _cut_state(state: Mapping[str, Any], model: nn.Module, pruned: nn.Module, found: Mapping[str, Cut]) -> dict:
+    old, new = _trained(model), _trained(pruned)
+    (group,) = state["param_groups"]
+    flat = len(group["params"]) == 1 and len(old) > 1
+    if not flat and len(group["params"]) != len(old):
+        raise ValueError(f"it has {len(group['params'])} parameters, the model trains {len(old)}")
+    entries = state["state"]
+    by_name = _unflattened(entries, old) if flat else _named(entries, group["params"], old)
+    cut = {name: _cut_entry(name, by_name[name], old[name], found) for name in new if name in by_name}
+    numbered = _flattened(cut) if flat else {i: cut[name] for i, name in enumerate(new) if name in cut}
     numbers = [0] if flat else list(range(len(new)))
     return {**state, "state": numbered, "param_groups": [{**group, "params": numbers}]}
 
@@ -90,11 +109,53 @@ def _flattened(parts: Mapping[str, dict]) -> dict[int, dict]:
 
 
 def _cut_entry(name: str, entry: Mapping[str, Any], parameter: Tensor, found: Mapping[str, Cut]) -> dict[str, Any]:
-    result = {}
+    result = dict(entry)
     for key, value in entry.items():
-        if isinstance(value, Tensor) and value.dim() > 0:
-            if key not in MOMENTS or value.shape != parameter.shape:
-                raise ValueError(f"{key} of {name} is not one of {', '.join(MOMENTS)} of the parameter's shape")
-            value = cut_tensors({name: value}, found, MOMENTS[key])[name]
-        result[key] = value
+        if isinstance(value, Tensor) and value.dim() > 0 and key not in (ROWS, COLUMNS):
+            result[key] = _cut_elements(f"{key} of {name}", name, value, parameter, found, _power(key, entry))
+    if ROWS in entry or COLUMNS in entry:
+        result.update(_cut_means(name, entry[ROWS], entry[COLUMNS], parameter, found))
     return result
+
+
+def _power(key: str, entry: Mapping[str, Any]) -> int | None:
+    """How a moment grows with its parameter; None if that is not known."""
+    if key == "exp_avg" and "RMS" in entry:  # Adafactor averages its steps, not the gradients
+        return 0
+    return MOMENTS.get(key)
+
+
+def _cut_elements(
+    what: str, name: str, value: Tensor, parameter: Tensor, found: Mapping[str, Cut], power: int | None
+) -> Tensor:
+    """A moment with a number for every element of its parameter."""
+    if value.shape != parameter.shape:
+        raise ValueError(f"{what} has the shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}")
+    attention, _ = site_and_parameter(name, found)
+    if power is None and attention is not None and bool((found[attention].factor != 1).any()):
+        raise ValueError(f"{what} is not one of {', '.join(MOMENTS)}: how a folded gate changes it is not known")
+    cut = cut_tensors({name: value}, found, power or 0)[name]
+    if not cut.isfinite().all() and value.isfinite().all():
+        raise ValueError(f"{what} is too large for its precision when a gate is folded")
+    return cut
+
+
+def _cut_means(
+    name: str, rows: Tensor, columns: Tensor, parameter: Tensor, found: Mapping[str, Cut]
+) -> dict[str, Tensor]:
+    """Adafactor's means of the rows and columns of squared gradients."""
+    if (*rows.shape, *columns.shape) != tuple(parameter.shape):
+        raise ValueError(f"{ROWS} and {COLUMNS} of {name} do not have the shape {tuple(parameter.shape)} together")
+    attention, weight = site_and_parameter(name, found)
+    if attention is None:
+        return {ROWS: rows, COLUMNS: columns}
+    if weight == "out_proj.weight":
+        (cut,) = found[attention](weight, columns[None], MOMENTS["exp_avg_sq"])
+        return {ROWS: rows * _share(cut, columns), COLUMNS: cut}
+    cut = found[attention](weight, rows)
+    return {ROWS: cut, COLUMNS: columns * _share(cut, rows)}
+
+
+def _share(cut: Tensor, whole: Tensor) -> Tensor:
+    """The mean of what stays, divided by the mean of all; 0 if nothing stays."""
+    return cut.mean() / whole.mean() if cut.numel() else whole.new_zeros(())

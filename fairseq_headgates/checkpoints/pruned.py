@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -16,7 +17,7 @@ from torch import nn
 from fairseq_headgates.checkpoints.building import architecture, build_model, freeze_as_stored
 from fairseq_headgates.checkpoints.loading import model_args
 from fairseq_headgates.checkpoints.optimizer import cut_average, cut_optimizer
-from fairseq_headgates.heads import HeadTable
+from fairseq_headgates.heads import Mask
 from fairseq_headgates.models import DEFAULTS
 from fairseq_headgates.pruning import (
     apply_cuts,
@@ -24,21 +25,30 @@ from fairseq_headgates.pruning import (
     cuts,
     fill_heads,
     kept_heads,
+    kept_heads_entries,
     prune,
     pruned_options,
 )
 
+logger = logging.getLogger(__name__)
+
 PLAIN_CRITERION = "label_smoothed_cross_entropy"  # what is left of our criterion when there are no gates
+L0_OPTIONS = ("l0_weight", "l0_reduction", "tensorboard_logdir")
 
 
 def prune_checkpoint(
-    state: Mapping[str, Any], mask: HeadTable, optimizer: bool = True, model: nn.Module | None = None
+    state: Mapping[str, Any],
+    mask: Mask,
+    optimizer: bool = True,
+    model: nn.Module | None = None,
+    notice: Callable[[str], None] = logger.warning,
 ) -> dict[str, Any]:
-    """The checkpoint without the heads that `mask` removes, as a `transformer_head_gates` that knows its own shape.
+    """Returns the checkpoint without the heads that `mask` removes, as a `transformer_head_gates` of its own shape.
 
-    What the optimiser remembers and the moving average of the weights are cut in the same way, so that training goes
-    on without a jump; without `optimizer` the former is left out. `state` is not changed; `model` is its model.
-    Raises ValueError for a mask of another shape and an optimiser that is not known.
+    What the optimiser remembers and the moving average of the weights are cut in the same way, so that training goes on
+    without a jump. What of them cannot be cut is left out, and `notice` is called with one line that says so; without
+    `optimizer` its state is left out in any case. `state` is not changed; `model` is its model. Raises ValueError for a
+    mask of another shape.
     """
     model = model or build_model(state)
     pattern = getattr(model_args(state), "freeze_params", None)
@@ -51,16 +61,29 @@ def prune_checkpoint(
         pruned.requires_grad_(True)
     result = _with_options(state, args, _gated_architecture(architecture(args)))
     weights = dict(state["model"])
-    model.upgrade_state_dict(weights)
-    result["model"] = cut_tensors(weights, found)
-    result["extra_state"] = dict(state.get("extra_state") or {})
-    for key in {"ema", "ema_fp32_params"} & set(result["extra_state"]):
-        result["extra_state"][key] = cut_average(result["extra_state"][key], model, found)
-    result["last_optimizer_state"] = remembered and cut_optimizer(remembered, model, pruned, found)
+    model.convert_old_names(weights)
+    result["model"] = {**cut_tensors(weights, found), **kept_heads_entries(pruned)}
+    result["extra_state"] = dict(_mapping(state.get("extra_state")))
+    for key in [key for key in ("ema", "ema_fp32_params") if key in result["extra_state"]]:
+        average = result["extra_state"].pop(key)
+        try:
+            result["extra_state"][key] = {**cut_average(average, model, found), **kept_heads_entries(pruned)}
+        except ValueError as error:
+            notice(f"the moving average {key} is left out: {error}")
+    result["last_optimizer_state"] = None
+    if remembered:
+        try:
+            result["last_optimizer_state"] = cut_optimizer(remembered, model, pruned, found)
+        except ValueError as error:
+            notice(f"the state of the optimiser is left out: {error}")
     return result
 
 
-def stock_checkpoint(state: Mapping[str, Any], mask: HeadTable, model: nn.Module | None = None) -> dict[str, Any]:
+def _mapping(value: Any) -> Mapping:
+    return value if isinstance(value, Mapping) else {}
+
+
+def stock_checkpoint(state: Mapping[str, Any], mask: Mask, model: nn.Module | None = None) -> dict[str, Any]:
     """The checkpoint as one of fairseq's own `transformer`: of the old size, removed heads zero, gates folded.
 
     fairseq ties the size of a head to width / heads, so there is no smaller form that it could load. The options are
@@ -68,8 +91,7 @@ def stock_checkpoint(state: Mapping[str, Any], mask: HeadTable, model: nn.Module
     """
     model = model or build_model(state)
     if not state.get("cfg"):
-        cfg = convert_namespace_to_omegaconf(state["args"])
-        state = {**state, "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)}
+        state = {**state, "cfg": _converted(state["args"])}
     pruned = prune_checkpoint(state, mask, optimizer=False, model=model)
     args = model_args(pruned)
     name = architecture(args).replace("_head_gates", "")
@@ -82,12 +104,21 @@ def stock_checkpoint(state: Mapping[str, Any], mask: HeadTable, model: nn.Module
     result["cfg"] = {**result["cfg"], "model": vars(model_args(result))}
     result["model"] = fill_heads(prune(model, mask), pruned["model"])
     # fairseq wants these, also where the checkpoint was stripped of them
-    iterator = (state.get("extra_state") or {}).get("train_iterator") or {"epoch": 1, "iterations_in_epoch": 0}
-    result["extra_state"] = {"train_iterator": iterator}
+    iterator = _mapping(_mapping(state.get("extra_state")).get("train_iterator"))
+    result["extra_state"] = {"train_iterator": iterator or {"epoch": 1, "iterations_in_epoch": 0}}
     result["optimizer_history"] = result.get("optimizer_history") or [
         {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
     ]
     return result
+
+
+def _converted(args: argparse.Namespace) -> dict[str, Any]:
+    """Options as fairseq stored them before version 0.10, in the form of today. Raises ValueError."""
+    try:
+        return OmegaConf.to_container(convert_namespace_to_omegaconf(args), resolve=True, enum_to_str=True)  # type: ignore[return-value]
+    except Exception as error:  # of fairseq, hydra or omegaconf, for an option of an odd type
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"the options of the checkpoint cannot be brought into the form of today: {reason}") from None
 
 
 def _gated_architecture(name: str) -> str:
@@ -110,17 +141,18 @@ def _with_options(state: Mapping[str, Any], args: argparse.Namespace, name: str)
         result["args"] = args
     if result.get("cfg"):
         cfg = dict(result["cfg"])
-        cfg["model"] = args if isinstance(cfg["model"], argparse.Namespace) else vars(args)
+        cfg["model"] = args if isinstance(cfg.get("model"), argparse.Namespace) else vars(args)
         criterion = cfg.get("criterion")
         if isinstance(criterion, dict) and criterion.get("_name") == f"{PLAIN_CRITERION}_l0":
-            kept = {k: v for k, v in criterion.items() if not k.startswith("l0_") and k != "tensorboard_logdir"}
+            kept = {k: v for k, v in criterion.items() if k not in L0_OPTIONS}
             cfg["criterion"] = {**kept, "_name": PLAIN_CRITERION}
         if isinstance(cfg.get("common"), dict):
             cfg["common"] = {**cfg["common"], "user_dir": None}
         result["cfg"] = cfg
-    if result.get("optimizer_history"):
-        *before, last = result["optimizer_history"]
-        if "criterion_name" in last:
+    history = result.get("optimizer_history")
+    if isinstance(history, list) and history and isinstance(history[-1], Mapping):
+        *before, last = history
+        if isinstance(last.get("criterion_name"), str):
             last = {**last, "criterion_name": last["criterion_name"].replace("L0Criterion", "Criterion")}
         result["optimizer_history"] = [*before, last]
     return result
