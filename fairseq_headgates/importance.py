@@ -86,6 +86,8 @@ def confidence(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
 
     def see(site: HeadSite, weights: Tensor, _: Tensor) -> None:
         keys, queries = words[site.kind]
+        if weights.size(-1) > keys.size(1):  # --cross-self-attention: a decoder layer looks at the source, too
+            keys = torch.cat([words["enc-self"][0], keys], 1)
         largest = weights.masked_fill(~keys[:, None, None, :], 0.0).amax(-1)  # [B, H, T]
         sums.add(site, (largest * queries[:, None, :]).sum((0, 2)), queries.sum())
 
@@ -132,12 +134,21 @@ def gradient(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
             losses = token_losses(model, sample, corpus.pad)
             if not gates:  # no head is left
                 break
-            gradients = torch.autograd.grad(losses.sum() * math.log(2), list(gates.values()))
             units = _units(sample, corpus, per_token)
-            for site, found in zip(gates, gradients, strict=True):
+            for site, found in zip(gates, _gradients(losses, list(gates.values())), strict=True):
                 sums.add(site, found.abs().sum((0, 2, 3)), units[site.kind])
     means = sums.means()
     return _normalized(means) if options.normalize == "layer" else means
+
+
+def _gradients(losses: Tensor, gates: list[Tensor]) -> Sequence[Tensor]:
+    """The derivative of the sum of `losses` [B, T], from bits to nats, by each gate.
+
+    It is 0 by heads that the loss does not depend on: those of an encoder that no decoder layer reads.
+    """
+    if not losses.requires_grad:
+        return [torch.zeros_like(gate) for gate in gates]
+    return torch.autograd.grad(losses.sum() * math.log(2), gates, materialize_grads=True, allow_unused=True)
 
 
 def _units(sample: Sample, corpus: Corpus, per_token: bool) -> dict[str, int]:

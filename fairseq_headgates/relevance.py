@@ -154,6 +154,11 @@ def _unsupported(model: nn.Module) -> Iterator[str]:
         yield "an adaptive softmax (--adaptive-softmax-cutoff)"
     elif not isinstance(decoder.output_projection, nn.Linear):
         yield f"an output projection of class {type(decoder.output_projection).__name__}"
+    yield from (
+        f"no {name} layers (--{name}-layers 0)"
+        for name in ("encoder", "decoder")
+        if not len(getattr(model, name).layers)
+    )
     if decoder.cross_self_attention:
         yield "self-attention over encoder states (--cross-self-attention)"
     for layer, known in [(x, ENCODER_LAYERS) for x in encoder.layers] + [(x, DECODER_LAYERS) for x in decoder.layers]:

@@ -124,7 +124,7 @@ def test_imports_run_downward_only():
         "criterions": {"sites", "models", "report"},
         "checkpoints": {"files", "heads", "freezing", "safety", "sites", "models", "pruning"},
         "convert": {"sites", "models"},
-        "evaluation": {"files"},
+        "evaluation": {"arguments", "files"},
         "propagation": set(),
         "relevance": {"attention", "sites", "propagation"},
         "ablation": {"files", "heads", "sites", "pruning", "evaluation"},
