@@ -128,7 +128,7 @@ def gradient(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
         gates[site] = context.new_ones(batch, heads, length if per_token else 1, 1, requires_grad=True)
         return context * gates[site]
 
-    with _frozen(model), watching(model, insert):
+    with _frozen(model), _not_recomputing(model), watching(model, insert):
         for sample in options.progress(corpus.batches):
             gates.clear()
             losses = token_losses(model, sample, corpus.pad)
@@ -180,6 +180,19 @@ def _frozen(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter in training:
             parameter.requires_grad_(True)
+
+
+@contextmanager
+def _not_recomputing(model: nn.Module) -> Iterator[None]:
+    """Within the context, layers keep their activations, whatever --checkpoint-activations says: gates need them."""
+    layers = {module: module.forward for module in model.modules() if hasattr(module, "precheckpoint_forward")}
+    try:
+        for module in layers:
+            module.forward = module.precheckpoint_forward
+        yield
+    finally:
+        for module, forward in layers.items():
+            module.forward = forward
 
 
 def relevance(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import logging
 import os
@@ -129,11 +130,9 @@ class Session:
 
     def plot(self, path: str | None, draw: Callable[[], Any]) -> None:
         if path and self.writes:
-            from matplotlib import rc_context
-
-            kind = Path(path).suffix.lstrip(".") or "png"
-            with replacing(path, self.args.force) as temporary, rc_context({"svg.fonttype": "none"}):  # text stays text
-                draw().savefig(temporary, format=kind, dpi=150)
+            picture = _drawn(path, draw)
+            with replacing(path, self.args.force) as temporary:
+                temporary.write_bytes(picture)
 
     def say(self, text: str) -> None:
         if self.writes:
@@ -179,7 +178,7 @@ def _one_line_errors():
         if "allocate memory" in str(error) or "out of memory" in str(error):
             raise ValueError(OUT_OF_MEMORY) from None
         if torch.distributed.is_initialized() and any(name in str(error) for name in ("gloo", "NCCL", "Connection")):
-            raise ValueError(f"another worker has stopped ({first_line(error)}): see its error") from None
+            raise ValueError("another worker has stopped: see its error") from None
         raise
 
 
@@ -200,9 +199,29 @@ def _check_plot(path: str) -> None:
     except ImportError:
         raise ValueError("--plot needs matplotlib: pip install 'fairseq-headgates[plots]'") from None
     kinds = Figure().canvas.get_supported_filetypes()
-    kind = Path(path).suffix.lstrip(".") or "png"
+    kind = _kind(path)
     if kind not in kinds:
         raise ValueError(f"--plot {path}: no picture of the kind {kind!r} can be drawn; choose .png, .pdf or .svg")
+
+
+def _drawn(path: str, draw: Callable[[], Any]) -> bytes:
+    """Return the content of a picture file. It is drawn in memory: without room on the disk, JPEG never ends."""
+    from matplotlib import rc_context
+
+    kind = _kind(path)
+    picture = io.BytesIO()
+    target = io.TextIOWrapper(picture, "utf-8", write_through=True) if kind == "pgf" else picture
+    try:
+        with rc_context({"svg.fonttype": "none"}):  # text stays text
+            draw().savefig(target, format=kind, dpi=150)
+        return picture.getvalue()
+    except Exception as error:  # a program is missing, such as that of LaTeX
+        raise ValueError(f"cannot draw {path} ({first_line(error)}): choose .png, .pdf or .svg") from None
+
+
+def _kind(path: str) -> str:
+    """Return the format that the name of a picture says."""
+    return Path(path).suffix.lstrip(".") or "png"
 
 
 def short_name(path: str) -> str:

@@ -61,7 +61,7 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
     if reasons:
         raise ValueError("this checkpoint cannot be handled: " + "; ".join(reasons))
     args.encoder_embed_path = args.decoder_embed_path = None  # files that the weights make unnecessary
-    # They save memory in training, and cut what is differentiated off by anything but the inputs of a layer.
+    # Recomputed activations save memory in training. Here they would only cost time and hide layers from autograd.
     args.checkpoint_activations = args.offload_activations = False
     weights = dict(state["model"])
     task = _Task(weights, getattr(args, "share_all_embeddings", False))

@@ -17,6 +17,7 @@ import numpy
 
 MMAP = b"MMIDIDX\x00"  # the format of fairseq-preprocess
 LEGACY = b"TNTIDX\x00\x00"  # that of --dataset-impl cached and lazy
+HUFFMAN = b"HUFFIDX\x00"
 MMAP_HEADER = struct.Struct("<9sQBQ")  # magic, version, type, number of sentences
 LEGACY_HEADER = struct.Struct("<8sQQQQQ")  # magic, version, type, bytes of a token, numbers of sentences and of sizes
 # The integers among the types of fairseq's indexed_dataset.
@@ -41,6 +42,11 @@ class _Index(NamedTuple):
     token: int
 
 
+def dictionary_files(folder: str) -> list[Path]:
+    """Return the dictionaries in a folder of binarised data."""
+    return sorted(Path(folder).glob("dict.*.txt"))
+
+
 def subset_files(folder: str, subset: str, pairs: Sequence[str] = ()) -> list[Path]:
     """Return the files of a subset by name, only those of the language pairs ("de-en") if any are named."""
     prefix = Path(os.path.join(folder, subset))
@@ -56,8 +62,7 @@ def check_whole(files: Iterable[Path]) -> None:
     """Raise ValueError unless every index fits its data file and both sides have the same number of sentences."""
     numbers = {}
     for path in files:
-        if not path.is_file():
-            raise ValueError(f"{path} is not a regular file")
+        check_regular(path)
         if path.suffix == ".idx" and (found := _read_index(path)) is not None:
             _check_data(path.with_suffix(".bin"), found)
             numbers[path.name] = len(found.sizes)
@@ -66,18 +71,25 @@ def check_whole(files: Iterable[Path]) -> None:
         raise ValueError(f"the numbers of sentences differ: {told}")
 
 
+def check_regular(path: Path) -> None:
+    """Raise ValueError for a device, a pipe or a folder, which fairseq would read for ever or not at all."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a regular file")
+
+
 def is_empty(files: Iterable[Path]) -> bool:
     """Return whether a data file holds no token, which fairseq cannot map into memory."""
     return any(path.suffix == ".bin" and path.stat().st_size == 0 for path in files)
 
 
 def _read_index(path: Path) -> _Index | None:
-    """Return the content of an index, None for a format that is not known here."""
+    """Return the content of an index, None for a format that is left to fairseq."""
     with path.open("rb") as file:
         magic = file.read(len(MMAP))
-    if magic == MMAP:
-        return _read_mmap(path)
-    return _read_legacy(path) if magic == LEGACY else None
+    readers = {MMAP: _read_mmap, LEGACY: _read_legacy, HUFFMAN: lambda _: None}
+    if magic not in readers:
+        raise ValueError(f"{path} is damaged: it does not begin as an index of fairseq-preprocess does")
+    return readers[magic](path)
 
 
 def _read_mmap(path: Path) -> _Index:

@@ -16,7 +16,13 @@ from fairseq import tasks, utils
 from fairseq.data import BaseWrapperDataset
 from torch import nn
 
-from fairseq_headgates.evaluation.binarised import check_whole, is_empty, subset_files
+from fairseq_headgates.evaluation.binarised import (
+    check_regular,
+    check_whole,
+    dictionary_files,
+    is_empty,
+    subset_files,
+)
 from fairseq_headgates.evaluation.options import first_line, logging_only, to_config
 from fairseq_headgates.evaluation.workers import device_of, total
 
@@ -66,6 +72,8 @@ def setup_task(args: Namespace) -> Any:
     """Return fairseq's task with its dictionaries. Raise ValueError if the data cannot be read."""
     config = to_config(args).task
     try:
+        for path in dictionary_files(utils.split_paths(args.data)[0]):
+            check_regular(path)
         task = tasks.setup_task(config)
     except Exception as error:  # fairseq raises no other for a missing folder, dictionary or language
         raise ValueError(

@@ -93,7 +93,7 @@ def _refuse_unused(args: argparse.Namespace) -> None:
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
-    longest = max(getattr(args, f"max_{side}_positions", 0) for side in ("source", "target"))
+    longest = max(getattr(args, f"max_{side}_positions", 0) or 0 for side in ("source", "target"))
     limits = {**NUMBERS, "--required-seq-len-multiple": (1, max(longest, 1024))}
     for option, (low, high) in limits.items():
         value = getattr(args, NAMES.get(option, option[2:].replace("-", "_")), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from sacrebleu.significance import PairedTest
 from torch import Tensor, nn
 
 from fairseq_headgates.evaluation.corpus import Corpus
-from fairseq_headgates.evaluation.options import first_line
+from fairseq_headgates.evaluation.options import first_line, logging_only
 from fairseq_headgates.evaluation.workers import union
 
 RESAMPLINGS = 1000  # of the paired bootstrap (Koehn 2004)
@@ -63,13 +64,9 @@ def make_generator(model: nn.Module, corpus: Corpus) -> Any:
     try:
         generator = corpus.task.build_generator([model], corpus.cfg.generation)
     except Exception as error:
-        raise ValueError(_unusable(error)) from None
+        raise ValueError(f"the options of the search cannot be used: {first_line(error)}") from None
     _check_lengths(corpus, getattr(generator, "max_len", None))
     return generator
-
-
-def _unusable(error: Exception) -> str:
-    return f"the options of the search cannot be used: {first_line(error)}"
 
 
 def _check_sampling(corpus: Corpus) -> None:
@@ -104,8 +101,11 @@ def translate(model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], I
         forced = sample["target"][:, :prefix] if prefix > 0 else None
         try:
             best = corpus.task.inference_step(generator, [model], sample, prefix_tokens=forced)
-        except (AssertionError, OverflowError) as error:  # of numbers that are too large or too small
-            raise ValueError(_unusable(error)) from None
+        except (AssertionError, OverflowError):  # no best hypothesis can be found
+            raise ValueError(
+                "the scores of the search are not finite: use less extreme values of --temperature, --lenpen, --unkpen "
+                "and --diverse-beam-strength"
+            ) from None
         for number, hypotheses in zip(sample["id"].tolist(), best, strict=True):
             found[number] = texts.text(hypotheses[0]["tokens"])
     return [text for _, text in sorted(union(found).items())]
@@ -126,7 +126,8 @@ def bleu_metric(corpus: Corpus) -> BLEU:
     scoring = corpus.cfg.scoring
     tokenizer = getattr(scoring, "sacrebleu_tokenizer", None) or "13a"
     try:
-        return BLEU(lowercase=bool(getattr(scoring, "sacrebleu_lowercase", False)), tokenize=tokenizer)
+        with logging_only(logging.CRITICAL, "sacrebleu"):  # which logs what it raises
+            return BLEU(lowercase=bool(getattr(scoring, "sacrebleu_lowercase", False)), tokenize=tokenizer)
     except Exception as error:  # a package or a model of the tokenizer is missing
         raise ValueError(f"--sacrebleu-tokenizer {tokenizer} cannot be used ({first_line(error)})") from None
 
