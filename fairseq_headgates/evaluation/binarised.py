@@ -31,6 +31,7 @@ TOKENS = {
     9: numpy.uint32,
     10: numpy.uint64,
 }
+UNKNOWN = "it does not begin as an index of fairseq-preprocess does"
 CHUNK = 2**20  # bytes hashed at a time
 
 
@@ -88,12 +89,14 @@ def _read_index(path: Path) -> _Index | None:
         magic = file.read(len(MMAP))
     readers = {MMAP: _read_mmap, LEGACY: _read_legacy, HUFFMAN: lambda _: None}
     if magic not in readers:
-        raise ValueError(f"{path} is damaged: it does not begin as an index of fairseq-preprocess does")
+        raise ValueError(f"{path} is damaged: {UNKNOWN}")
     return readers[magic](path)
 
 
 def _read_mmap(path: Path) -> _Index:
-    _, version, code, number = _header(path, MMAP_HEADER)
+    magic, version, code, number = _header(path, MMAP_HEADER)
+    if magic != MMAP + b"\x00":
+        raise ValueError(f"{path} is damaged: {UNKNOWN}")
     token = _bytes_of(path, version, code)
     offset = MMAP_HEADER.size
     _check_size(path, offset + number * 12)
@@ -105,14 +108,15 @@ def _read_mmap(path: Path) -> _Index:
 
 
 def _read_legacy(path: Path) -> _Index:
-    _, version, code, token, number, dimensions = _header(path, LEGACY_HEADER)
-    if token != _bytes_of(path, version, code) or dimensions != number:
+    _, version, code, token, number, total = _header(path, LEGACY_HEADER)
+    if token != _bytes_of(path, version, code) or total != number:
         raise ValueError(f"{path} is damaged: it is not an index of sentences")
     _check_size(path, LEGACY_HEADER.size + 8 * (3 * number + 2))
     longs = numpy.fromfile(path, numpy.int64, offset=LEGACY_HEADER.size)
-    if (longs[: number + 1] != numpy.arange(number + 1)).any():
+    dimensions, bounds, sizes = numpy.split(longs, [number + 1, 2 * number + 2])
+    if (dimensions != numpy.arange(number + 1)).any() or bounds[-1] != sizes.sum():
         raise ValueError(f"{path} is damaged: it is not an index of sentences")
-    return _Index(longs[2 * number + 2 :], longs[number + 1 : 2 * number + 1], token)
+    return _Index(sizes, bounds[:-1], token)
 
 
 def _header(path: Path, form: struct.Struct) -> tuple:
