@@ -17,6 +17,16 @@ class ArgumentParser(argparse.ArgumentParser):
         fail(self.prog, f"{message} (see {self.prog} --help)")
 
 
+class Once(argparse.Action):
+    """An option without a default that is not given twice with different values, of which argparse takes the last."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        before = getattr(namespace, self.dest, None)
+        if before not in (None, values):
+            parser.error(f"argument {option_string}: given twice, as {before!r} and {values!r}: give it once")
+        setattr(namespace, self.dest, values)
+
+
 def fail(program: str, message: str) -> NoReturn:
     """Ends a program with one line on stderr and exit code 2."""
     print(f"{program}: error: {one_line(message)}", file=sys.stderr)

@@ -212,7 +212,7 @@ def test_imports_run_downward_only():
         "criterions": {"arguments", "sites", "options", "report"},
         "checkpoints": {"files", "heads", "freezing", "safety", "sites", "models", "pruning"},
         "convert": {"parts", "sites", "models"},
-        "evaluation": {"files"},
+        "evaluation": {"arguments", "files"},
         "propagation": set(),
         "relevance": {"attention", "sites", "propagation"},
         "ablation": {"files", "heads", "sites", "pruning", "evaluation"},

@@ -109,6 +109,8 @@ def safe_model_options(state: Mapping[str, Any]) -> argparse.Namespace:
     """The stored options that a model is built from. Raises ValueError for one of a wrong type."""
     args = model_options(vars(model_args(state)))
     args.encoder_embed_path = args.decoder_embed_path = None  # files that the weights make unnecessary
+    # Recomputed activations save memory in training. Here they would only cost time and hide layers from autograd.
+    args.checkpoint_activations = args.offload_activations = False
     alive = getattr(args, "alive_heads", None)
     if alive and not alive.lstrip().startswith("{"):  # a path: nothing is opened because a file says so
         raise ValueError(f"the stored option alive_heads is {shown(alive)}: it must be a mask as inline JSON")
