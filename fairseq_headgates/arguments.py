@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import reprlib
 import sys
 from typing import Any, NoReturn
 
@@ -20,7 +21,13 @@ class ArgumentParser(argparse.ArgumentParser):
 class Once(argparse.Action):
     """An option without a default that is not given twice with different values, of which argparse takes the last."""
 
-    def __call__(self, parser, namespace, values, option_string=None):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
         before = getattr(namespace, self.dest, None)
         if before not in (None, values):
             parser.error(f"argument {option_string}: given twice, as {before!r} and {values!r}: give it once")
@@ -42,9 +49,10 @@ def one_line(message: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A wrong value for a message: its repr, cut off where it is long."""
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} characters)"
+    """A wrong value for a message: its repr, cut in the middle where it is long, and quick for any value."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxlong = short.maxother = SHOWN
+    return short.repr(value)
 
 
 def filled(text: str) -> str:

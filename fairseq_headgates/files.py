@@ -105,23 +105,23 @@ class Journal:
         self.found: dict[str, Any] = {}
         lines = [json.dumps(work)]
         if self.path and self.path.exists():
-            lines = self._known(lines[0], force)
+            lines = self._known(self.path, lines[0], force)
         if self.path and writes:  # without what follows the last newline, which was broken off
             write_whole(self.path, "\n".join(lines) + "\n", force=True)
 
-    def _known(self, head: str, force: bool) -> list[str]:
+    def _known(self, path: Path, head: str, force: bool) -> list[str]:
         """Read the results of the file. Return its whole lines."""
         try:
-            text = self.path.read_text(encoding="utf-8") if self.path.is_file() else ""
+            text = path.read_text(encoding="utf-8") if path.is_file() else ""
             *lines, _ = text.split("\n")
             if lines[:1] == [head]:
                 self.found = dict(json.loads(line) for line in lines[1:])
                 return lines
         except (OSError, ValueError, TypeError, RecursionError):
             pass
-        if not force or not self.path.is_file():
+        if not force or not path.is_file():
             raise ValueError(
-                f"{self.path} is not what this command left when it was stopped (the data, the checkpoint or the "
+                f"{path} is not what this command left when it was stopped (the data, the checkpoint or the "
                 "options are others): remove it, choose another --out, or pass --force to begin anew"
             )
         return [head]
@@ -131,16 +131,16 @@ class Journal:
         if key not in self.found:
             self.found[key] = compute()
             if self.path and self.writes:
-                self._append(json.dumps([key, self.found[key]]) + "\n")
+                self._append(self.path, json.dumps([key, self.found[key]]) + "\n")
         return self.found[key]
 
-    def _append(self, line: str) -> None:
+    def _append(self, path: Path, line: str) -> None:
         try:
-            with self.path.open("a", encoding="utf-8") as file:
+            with path.open("a", encoding="utf-8") as file:
                 file.write(line)
         except OSError as error:
             raise ValueError(
-                f"cannot add a result to {self.path} ({error.strerror}): make room on the disk, then run the same "
+                f"cannot add a result to {path} ({error.strerror}): make room on the disk, then run the same "
                 "command again, which goes on from there"
             ) from None
 

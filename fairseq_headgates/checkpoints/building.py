@@ -17,12 +17,13 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
 from torch import Tensor, nn
 
+from fairseq_headgates.arguments import shown
 from fairseq_headgates.checkpoints.loading import load_checkpoint, model_args, updates_of
 from fairseq_headgates.checkpoints.sizes import check_sizes
 from fairseq_headgates.freezing import freeze
 from fairseq_headgates.heads import TYPES, HeadTable
 from fairseq_headgates.models import HeadGatesMixin, TransformerHeadGatesModel
-from fairseq_headgates.safety import model_options, shown
+from fairseq_headgates.safety import model_options
 from fairseq_headgates.sites import gate_values, gated_sites, open_probabilities, to_tables
 
 LANGUAGE = re.compile(r"[\w@.-]+")
