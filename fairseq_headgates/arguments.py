@@ -49,7 +49,9 @@ def one_line(message: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A wrong value for a message: its repr, cut in the middle where it is long, and quick for any value."""
+    """A wrong value for a message: its repr, cut where it is long, and quick for any value."""
+    if isinstance(value, str) and len(value) > SHOWN:
+        return f"{value[:SHOWN]!r}... ({len(value):,} characters)"
     short = reprlib.Repr()
     short.maxstring = short.maxlong = short.maxother = SHOWN
     return short.repr(value)
