@@ -32,7 +32,6 @@ from xml.etree import ElementTree
 import numpy as np
 from corpora import lines, one_line
 from fetching import BROKEN_ARCHIVE, Refused, does_not_open
-from settings import number, option
 from tqdm import tqdm
 
 from fairseq_headgates.arguments import ArgumentParser
@@ -145,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("to", type=Path, metavar="TO")
     parser.add_argument("source", metavar="SRC")
     parser.add_argument("target", metavar="TGT")
-    parser.add_argument("--overlap", type=option(number(0)), default=0.9)
+    parser.add_argument("--overlap", type=float, default=0.9)
     parser.add_argument("--pairs", type=int, default=6_000_000)
     parser.add_argument("--held-out", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)

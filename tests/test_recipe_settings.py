@@ -368,7 +368,7 @@ def program(name):
         ("results", [], "required: RUN_DIR"),
         ("results", ["a", "--paper", "x"], "argument --paper: invalid choice: 'x'"),
         ("subtitles", ["a"], "required"),
-        ("subtitles", ["a", "b", "c", "en", "ru", "--overlap", "nan"], "argument --overlap"),
+        ("subtitles", ["a", "b", "c", "en", "ru", "--overlap", "x"], "argument --overlap"),
     ],
 )
 def test_arguments_of_a_helper_are_refused_in_one_line(name, arguments, words, monkeypatch, capsys):
