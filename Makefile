@@ -7,13 +7,15 @@ SHELL := bash
 .DEFAULT_GOAL := help
 VENV ?= .venv
 ARGS ?=
+# Processes that the tests are shared among.
+WORKERS ?= 2
 export VENV
 # The environment is self-contained: a PYTHONPATH of other work could bring another fairseq in.
 unexport PYTHONPATH PYTHONHOME
 
 IN_VENV = PATH="$$(cd "$(VENV)/bin" && pwd):$$PATH"
 # The rooms that mypy checks: those that do not stand on fairseq's untyped classes.
-TYPED = $(wildcard $(addprefix fairseq_headgates/,heads.py gates.py freezing.py beam.py inference.py report.py agreement.py cli.py arguments.py parts.py))
+TYPED = $(wildcard $(addprefix fairseq_headgates/,heads.py gates.py freezing.py beam.py inference.py report.py agreement.py cli.py arguments.py parts.py files.py options.py safety/*.py))
 
 .PHONY: help setup test demo check format wheel clean distclean
 
@@ -24,7 +26,7 @@ setup: ## make the environment (test, demo, check ... do this themselves)
 	@recipes/setup.sh
 
 test: setup ## run the tests
-	@$(IN_VENV) python -m pytest $(ARGS)
+	@$(IN_VENV) python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 demo: setup ## train, gate, prune and report on a small model; writes demo-out/
 	@$(IN_VENV) recipes/demo.sh $(ARGS)

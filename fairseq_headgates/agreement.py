@@ -46,9 +46,8 @@ def agreement(a: HeadTable, b: HeadTable, types: Sequence[str] = (), top: int | 
         raise ValueError(f"the best {k} heads are to be compared: there are {len(x)} of {', '.join(chosen)}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of constant scores: NaN says it
-        (r, r_p), (rho, rho_p) = (
-            test(x, y) if len(x) > 1 else (math.nan, math.nan) for test in (stats.pearsonr, stats.spearmanr)
-        )
+        r, r_p = stats.pearsonr(_scaled(x), _scaled(y)) if len(x) > 1 else (math.nan, math.nan)
+        rho, rho_p = stats.spearmanr(x, y) if len(x) > 1 else (math.nan, math.nan)
     best_x, best_y = _best(x, k), _best(y, k)
     shared = math.nan if best_x is None or best_y is None else len(best_x & best_y) / k
     return Agreement(len(x), float(r), float(r_p), float(rho), float(rho_p), k, shared)
@@ -69,6 +68,12 @@ def check_comparable(a: HeadTable, b: HeadTable, types: Sequence[str]) -> None:
 
 def _shape(rows: list[int]) -> str:
     return f"{len(rows)} x {rows[0]}" if rows and len(set(rows)) == 1 else str(rows)
+
+
+def _scaled(values: list[float]) -> list[float]:
+    """Multiply by a power of 2 so that the largest is about 1: Pearson's r of huge or tiny numbers would be NaN."""
+    exponent = math.frexp(max(map(abs, values)))[1]
+    return [math.ldexp(value, -exponent) for value in values]
 
 
 def _best(values: list[float], k: int) -> set[int] | None:

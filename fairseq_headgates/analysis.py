@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from torch import nn
 
 from fairseq_headgates import ablation, evaluation, importance, report
 from fairseq_headgates.agreement import agreement
+from fairseq_headgates.arguments import Once
+from fairseq_headgates.evaluation.options import USAGE
 from fairseq_headgates.files import Journal
 from fairseq_headgates.heads import (
     HeadTable,
@@ -29,7 +31,7 @@ from fairseq_headgates.heads import (
 )
 from fairseq_headgates.propagation import RULES
 from fairseq_headgates.pruning import open_heads
-from fairseq_headgates.session import USAGE, Loaded, Session, session
+from fairseq_headgates.session import Loaded, Session, say, session
 from fairseq_headgates.sites import head_counts
 
 METRICS = ("nll", "bleu")
@@ -54,7 +56,9 @@ def add_commands(commands: Any) -> None:
 def _add_score(commands: Any) -> None:
     parser = _data_command(commands, "score", run_score, "a number for every head: how much it matters")
     methods = ", ".join(importance.METHODS)
-    parser.add_argument("--method", metavar="M[,M...]", required=True, help=f"one or several of {methods}; or all")
+    parser.add_argument(
+        "--method", metavar="M[,M...]", action=Once, required=True, help=f"one or several of {methods}; or all"
+    )
     _add_method_options(parser)
     parser.add_argument("--json", action="store_true", help="print the scores as JSON instead of tables")
     parser.add_argument("--plot", metavar="FILE", help="write heat maps: .png, .pdf, .svg (needs matplotlib)")
@@ -101,8 +105,10 @@ def _add_ablate(commands: Any) -> None:
 def _add_curve(commands: Any) -> None:
     parser = _data_command(commands, "curve", run_curve, "remove the least important heads step by step, and measure")
     order = parser.add_mutually_exclusive_group(required=True)
-    order.add_argument("--by", metavar="METHOD", choices=list(importance.METHODS), help="the scores that decide")
-    order.add_argument("--scores", metavar="FILE", help="the score file that decides")
+    order.add_argument(
+        "--by", metavar="METHOD", action=Once, choices=list(importance.METHODS), help="the scores that decide"
+    )
+    order.add_argument("--scores", metavar="FILE", action=Once, help="the score file that decides")
     parser.add_argument("--score-method", metavar="M", help="which scores, if FILE has those of several methods")
     parser.add_argument("--score-subset", metavar="S", help="with --by: score on this subset (default: --gen-subset)")
     _add_method_options(parser)
@@ -135,7 +141,7 @@ def _add_correlate(commands: Any) -> None:
         "those of one method on several data sets or checkpoints.",
     )
     parser.add_argument("files", metavar="FILE", nargs="+", help="score files of `headgates score --out`")
-    parser.add_argument("--method", metavar="M[,M...]", help="compare the scores of these methods only")
+    parser.add_argument("--method", metavar="M[,M...]", action=Once, help="compare the scores of these methods only")
     parser.add_argument("--types", metavar="TYPES", help="compare these attention types only")
     parser.add_argument("--each-type", action="store_true", help="compare each attention type alone, too")
     parser.add_argument(
@@ -221,10 +227,12 @@ def _one(paths: list[str]) -> str:
 
 
 def run_ablate(args: argparse.Namespace) -> int:
-    if args.select_subset and (args.mode != "all-but-one" or args.metric != "bleu"):
+    if args.select_subset is not None and (args.mode != "all-but-one" or args.metric != "bleu"):
         raise ValueError("--select-subset is for --mode all-but-one --metric bleu, which has heads to choose")
     with session(args) as work:
-        loaded = work.load(_one(work.paths))
+        path = _one(work.paths)
+        loaded = work.load(path)
+        bleu = Bleu.of(loaded, work.journal(path)) if args.metric == "bleu" else None
         nll, losses = ablation.ablation_losses(loaded.model, loaded.corpus, args.mode, work.progress("loss"))
         difference = losses.map(lambda loss: loss - nll, f"+bits, {args.mode}")
         result: dict[str, Any] = {
@@ -236,35 +244,45 @@ def run_ablate(args: argparse.Namespace) -> int:
         }
         text = [f"loss of the whole model: {nll:.4f} bits per target token", ""]
         text.append(report.score_table(difference))
-        if args.metric == "bleu":
+        if bleu:
             select = losses
             if args.select_subset:
                 selecting = work.corpus(loaded.model, args.select_subset)
                 _, select = ablation.ablation_losses(loaded.model, selecting, args.mode, work.progress("choose"))
                 result["selected_on"] = work.signature(selecting)
-            bleu = bleu_ablation(work, loaded, select)
-            result.update(bleu, search=work.search)
-            text += ["", _bleu_text(args.mode, bleu)]
+            found = bleu_ablation(work, loaded, select, bleu)
+            result.update(found, search=work.search)
+            text += ["", _bleu_text(args.mode, found)]
         work.write(args.out, json.dumps(result, indent=1) + "\n")
         work.say(json.dumps(result, allow_nan=False) if args.json else "\n".join([*text, loaded.signature]))
+        if bleu:
+            bleu.journal.discard()
     return 0
 
 
-def bleu_ablation(work: Session, loaded: Loaded, select: HeadTable) -> dict[str, Any]:
-    """BLEU of the model, and its difference and p-value for each masking: {name: value}."""
+@dataclass(frozen=True)
+class Bleu:
+    """What BLEU needs besides translations. It is made before long work, so that options that fail do so first."""
+
+    metric: Any
+    references: list[str]
+    journal: Journal
+
+    @classmethod
+    def of(cls, loaded: Loaded, journal: Journal) -> Bleu:
+        return cls(evaluation.bleu_metric(loaded.corpus), evaluation.references(loaded.model, loaded.corpus), journal)
+
+
+def bleu_ablation(work: Session, loaded: Loaded, select: HeadTable, bleu: Bleu) -> dict[str, Any]:
+    """Return BLEU of the model, and its difference and p-value for each masking: {name: value}."""
     masks = ablation.ablation_masks(loaded.model, work.args.mode, select)
-    journal = work.journal(work.paths[0])
-    texts = ablation.masked_translations(loaded.model, loaded.corpus, masks, journal, work.progress("translate"))
-    metric = evaluation.bleu_metric(loaded.corpus)
-    bleu, p_values = evaluation.bleu_with_significance(
-        metric, texts, evaluation.references(loaded.model, loaded.corpus)
-    )
-    journal.discard()
+    texts = ablation.masked_translations(loaded.model, loaded.corpus, masks, bleu.journal, work.progress("translate"))
+    scores, p_values = evaluation.bleu_with_significance(bleu.metric, texts, bleu.references)
     return {
-        "bleu": bleu["full"],
-        "bleu_difference": {name: bleu[name] - bleu["full"] for name in masks},
+        "bleu": scores["full"],
+        "bleu_difference": {name: scores[name] - scores["full"] for name in masks},
         "p_value": p_values,
-        "bleu_signature": str(metric.get_signature()),
+        "bleu_signature": str(bleu.metric.get_signature()),
     }
 
 
@@ -279,9 +297,9 @@ def _bleu_text(mode: str, bleu: Mapping[str, Any]) -> str:
 
 
 def run_curve(args: argparse.Namespace) -> int:
-    if args.scores and (args.reestimate or args.score_subset):
+    if args.scores is not None and (args.reestimate or args.score_subset is not None):
         raise ValueError("--reestimate and --score-subset go with --by: a score file is not computed anew")
-    if args.score_method and not args.scores:
+    if args.score_method is not None and args.scores is None:
         raise ValueError("--score-method names the scores of a file: give it with --scores")
     with session(args) as work:
         journals = {path: work.journal(path) for path in work.paths}
@@ -328,7 +346,7 @@ def curves_of(work: Session, path: str, journal: Journal) -> list[dict[str, Any]
 
 def _scores_for_curve(work: Session, loaded: Loaded) -> tuple[HeadTable, Callable[[nn.Module], HeadTable] | None]:
     args = work.args
-    if args.scores:
+    if args.scores is not None:
         scores = parse_scores(args.scores, args.score_method, "--score-method")
         check_shape(scores, head_counts(loaded.model), "the score file")
         return scores, None
@@ -382,11 +400,13 @@ def run_correlate(args: argparse.Namespace) -> int:
             found = agreement(HeadTable(a.values, first), HeadTable(b.values, second), group, args.top)
             pairs.append({"a": first, "b": second, "types": ",".join(group), **asdict(found)})
     if args.json:
-        print(json.dumps([_without_nan(pair) for pair in pairs]))
+        say(json.dumps([_without_nan(pair) for pair in pairs]))
         return 0
+    text = report.agreement_table(pairs)
     if len(tables) > 2 and not args.each_type:
-        print(report.matrix("Spearman", list(tables), {(p["a"], p["b"]): p["spearman"] for p in pairs}) + "\n")
-    print(report.agreement_table(pairs))
+        matrix = report.matrix("Spearman", list(tables), {(p["a"], p["b"]): p["spearman"] for p in pairs})
+        text = f"{matrix}\n\n{text}"
+    say(text)
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import reprlib
 import sys
 from typing import Any, NoReturn
 
@@ -15,6 +16,22 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         fail(self.prog, f"{message} (see {self.prog} --help)")
+
+
+class Once(argparse.Action):
+    """An option without a default that is not given twice with different values, of which argparse takes the last."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, None)
+        if before not in (None, values):
+            parser.error(f"argument {option_string}: given twice, as {before!r} and {values!r}: give it once")
+        setattr(namespace, self.dest, values)
 
 
 def fail(program: str, message: str) -> NoReturn:
@@ -32,9 +49,12 @@ def one_line(message: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A wrong value for a message: its repr, cut off where it is long."""
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} characters)"
+    """A wrong value for a message: its repr, cut where it is long, and quick for any value."""
+    if isinstance(value, str) and len(value) > SHOWN:
+        return f"{value[:SHOWN]!r}... ({len(value):,} characters)"
+    short = reprlib.Repr()
+    short.maxstring = short.maxlong = short.maxother = SHOWN
+    return short.repr(value)
 
 
 def filled(text: str) -> str:

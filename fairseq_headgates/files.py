@@ -93,10 +93,10 @@ def write_whole(path: str | os.PathLike[str], text: str, force: bool = False) ->
 
 
 class Journal:
-    """What a long work has found so far, in a file of JSON lines, so that it goes on where it was stopped.
+    """The results of long work so far, in a file of JSON lines, so that it goes on where it was stopped.
 
-    The first line says what the work is; a file of another work is replaced only with `force`. Without a path nothing
-    is kept. Raises ValueError.
+    The first line names all that the results depend on; a file with another first line is replaced only with `force`.
+    Without a path nothing is kept. Raises ValueError.
     """
 
     def __init__(self, path: str | None, work: str, writes: bool = True, force: bool = False):
@@ -105,35 +105,46 @@ class Journal:
         self.found: dict[str, Any] = {}
         lines = [json.dumps(work)]
         if self.path and self.path.exists():
-            lines = self._known(lines[0], force)
+            lines = self._known(self.path, lines[0], force)
         if self.path and writes:  # without what follows the last newline, which was broken off
             write_whole(self.path, "\n".join(lines) + "\n", force=True)
 
-    def _known(self, head: str, force: bool) -> list[str]:
-        """The whole lines of the file."""
+    def _known(self, path: Path, head: str, force: bool) -> list[str]:
+        """Read the results of the file. Return its whole lines."""
         try:
-            *lines, _ = self.path.read_text(encoding="utf-8").split("\n")
+            text = path.read_text(encoding="utf-8") if path.is_file() else ""
+            *lines, _ = text.split("\n")
             if lines[:1] == [head]:
                 self.found = dict(json.loads(line) for line in lines[1:])
                 return lines
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             pass
-        if not force:
+        if not force or not path.is_file():
             raise ValueError(
-                f"{self.path} is not what this command left when it was stopped: remove it, choose another --out, or "
-                "pass --force to begin anew"
+                f"{path} is not what this command left when it was stopped (the data, the checkpoint or the "
+                "options are others): remove it, choose another --out, or pass --force to begin anew"
             )
         return [head]
 
     def get(self, key: str, compute: Callable[[], Any]) -> Any:
+        """Return the result of `compute`, from the file if it has it. A result that is new is added to the file."""
         if key not in self.found:
             self.found[key] = compute()
             if self.path and self.writes:
-                with self.path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps([key, self.found[key]]) + "\n")
+                self._append(self.path, json.dumps([key, self.found[key]]) + "\n")
         return self.found[key]
 
+    def _append(self, path: Path, line: str) -> None:
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:
+            raise ValueError(
+                f"cannot add a result to {path} ({error.strerror}): make room on the disk, then run the same "
+                "command again, which goes on from there"
+            ) from None
+
     def discard(self) -> None:
-        """Removes the file, at the end of the work."""
+        """Remove the file, at the end of the work."""
         if self.path and self.writes:
             self.path.unlink(missing_ok=True)

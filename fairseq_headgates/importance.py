@@ -86,6 +86,8 @@ def confidence(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
 
     def see(site: HeadSite, weights: Tensor, _: Tensor) -> None:
         keys, queries = words[site.kind]
+        if weights.size(-1) > keys.size(1):  # --cross-self-attention: a decoder layer looks at the source, too
+            keys = torch.cat([words["enc-self"][0], keys], 1)
         largest = weights.masked_fill(~keys[:, None, None, :], 0.0).amax(-1)  # [B, H, T]
         sums.add(site, (largest * queries[:, None, :]).sum((0, 2)), queries.sum())
 
@@ -126,18 +128,27 @@ def gradient(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:
         gates[site] = context.new_ones(batch, heads, length if per_token else 1, 1, requires_grad=True)
         return context * gates[site]
 
-    with _frozen(model), watching(model, insert):
+    with _frozen(model), _not_recomputing(model), watching(model, insert):
         for sample in options.progress(corpus.batches):
             gates.clear()
             losses = token_losses(model, sample, corpus.pad)
             if not gates:  # no head is left
                 break
-            gradients = torch.autograd.grad(losses.sum() * math.log(2), list(gates.values()))
             units = _units(sample, corpus, per_token)
-            for site, found in zip(gates, gradients, strict=True):
+            for site, found in zip(gates, _gradients(losses, list(gates.values())), strict=True):
                 sums.add(site, found.abs().sum((0, 2, 3)), units[site.kind])
     means = sums.means()
     return _normalized(means) if options.normalize == "layer" else means
+
+
+def _gradients(losses: Tensor, gates: list[Tensor]) -> Sequence[Tensor]:
+    """The derivative of the sum of `losses` [B, T], from bits to nats, by each gate.
+
+    It is 0 by heads that the loss does not depend on: those of an encoder that no decoder layer reads.
+    """
+    if not losses.requires_grad:
+        return [torch.zeros_like(gate) for gate in gates]
+    return torch.autograd.grad(losses.sum() * math.log(2), gates, materialize_grads=True, allow_unused=True)
 
 
 def _units(sample: Sample, corpus: Corpus, per_token: bool) -> dict[str, int]:
@@ -169,6 +180,19 @@ def _frozen(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter in training:
             parameter.requires_grad_(True)
+
+
+@contextmanager
+def _not_recomputing(model: nn.Module) -> Iterator[None]:
+    """Within the context, layers keep their activations, whatever --checkpoint-activations says: gates need them."""
+    layers = {module: module.forward for module in model.modules() if hasattr(module, "precheckpoint_forward")}
+    try:
+        for module in layers:
+            module.forward = module.precheckpoint_forward
+        yield
+    finally:
+        for module, forward in layers.items():
+            module.forward = forward
 
 
 def relevance(model: nn.Module, corpus: Corpus, options: Options) -> HeadTable:

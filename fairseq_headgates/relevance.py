@@ -80,6 +80,10 @@ class Relevance:
     conserved: Tensor
 
 
+class NotFiniteError(RuntimeError, ValueError):
+    """Relevance is infinite or NaN, as the weights of the model are: a ValueError, which commands report."""
+
+
 def head_relevance(model: nn.Module, net_input: Mapping[str, Tensor], rule: str | Rule = "story-of-heads"):
     """{type: [B, T, L, H]} of `explain`."""
     return explain(model, net_input, rule).heads
@@ -119,7 +123,7 @@ def explain(model: nn.Module, net_input: Mapping[str, Tensor], rule: str | Rule 
             _explain_sentence(model, states, result, row, words, places, rule)
     lost = (result.conserved - 1)[is_target].abs().amax().item() if is_target.any() else 0.0
     if not math.isfinite(lost):
-        raise RuntimeError("relevance is not finite: are there infinite or NaN weights, or is the precision too low?")
+        raise NotFiniteError("relevance is not finite: are there infinite or NaN weights, or is the precision too low?")
     if lost > TOLERANCE:
         logger.warning("%.0f %% of the relevance of a logit was lost to epsilon: see Rule.rescale_eps", 100 * lost)
     return result
@@ -154,6 +158,11 @@ def _unsupported(model: nn.Module) -> Iterator[str]:
         yield "an adaptive softmax (--adaptive-softmax-cutoff)"
     elif not isinstance(decoder.output_projection, nn.Linear):
         yield f"an output projection of class {type(decoder.output_projection).__name__}"
+    yield from (
+        f"no {name} layers (--{name}-layers 0)"
+        for name in ("encoder", "decoder")
+        if not len(getattr(model, name).layers)
+    )
     if decoder.cross_self_attention:
         yield "self-attention over encoder states (--cross-self-attention)"
     for layer, known in [(x, ENCODER_LAYERS) for x in encoder.layers] + [(x, DECODER_LAYERS) for x in decoder.layers]:

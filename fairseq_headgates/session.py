@@ -3,60 +3,40 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import io
 import json
 import logging
+import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fairseq import options, utils
+import torch
+from fairseq import utils
 from torch import nn
 from tqdm import tqdm
 
 from fairseq_headgates import evaluation, importance
 from fairseq_headgates.checkpoints import load_model, updates_of
+from fairseq_headgates.evaluation.binarised import digest
+from fairseq_headgates.evaluation.options import fairseq_options, first_line, logging_only
 from fairseq_headgates.files import Journal, check_writable, replacing, write_whole
 
-# Options that change how, but not what is computed: work that was stopped goes on with others.
-ELSEWHERE = ("distributed", "device_id", "num_workers", "max_tokens", "batch_size", "path", "log", "no_progress", "cpu")
-USAGE = "%(prog)s DATA --path CKPT [options] [options of fairseq-generate]"
+# Options that change how, but not what is computed: work that was stopped goes on with others. The content of the data
+# and of the checkpoint counts, not their place.
+ELSEWHERE = (
+    *("distributed", "device_id", "num_workers", "max_tokens", "batch_size", "log", "no_progress", "cpu"),
+    *("path", "data"),
+)
 
 
-def fairseq_options(command: str, rest: Sequence[str]) -> argparse.Namespace:
-    """The options of fairseq-generate among `rest`. Exits with 2, as argparse does, for others."""
-    parser = options.get_generation_parser()
-    parser.prog, parser.usage = f"headgates {command}", USAGE
-    parser.set_defaults(required_batch_size_multiple=1)  # fairseq drops what does not fill the last batch
-    try:
-        args = options.parse_args_and_arch(parser, list(rest))
-    except OSError as error:  # of --user-dir
-        raise ValueError(f"cannot import --user-dir ({error}): give the folder of a package, or leave it out") from None
-    if args.path is None:
-        raise ValueError("no checkpoint is given: add --path CKPT")
-    _refuse_unused(args)
-    return args
-
-
-def _refuse_unused(args: argparse.Namespace) -> None:
-    """What would be passed over without a word."""
-    unused = {
-        "--model-overrides": args.model_overrides != "{}",
-        "--lm-path": args.lm_path is not None,
-        "--constraints": args.constraints is not None,
-        "--replace-unk": args.replace_unk is not None,
-        "--num-shards": args.num_shards not in (0, 1),
-        f"--scoring {args.scoring}": args.scoring not in ("bleu", "sacrebleu"),
-    }
-    given = [option for option, is_given in unused.items() if is_given]
-    if given:
-        raise ValueError(f"{', '.join(given)} cannot be used here: leave it out")
-    if args.beam < 1:
-        raise ValueError(f"--beam is {args.beam}: it must be at least 1")
+OUT_OF_MEMORY = "out of memory: pass a smaller --max-tokens or --beam"
 
 
 @dataclass(frozen=True)
@@ -105,7 +85,8 @@ class Session:
 
     def signature(self, corpus: evaluation.Corpus) -> str:
         languages = (getattr(self.task.cfg, f"{side}_lang", None) for side in ("source", "target"))
-        data = f"{short_name(self.fairseq.data)}|langs:{'-'.join(filter(None, languages))}"
+        folders = ":".join(short_name(folder) for folder in utils.split_paths(self.fairseq.data))
+        data = f"{folders}|langs:{'-'.join(filter(None, languages))}"
         return f"data:{data}|split:{corpus.subset}|sents:{corpus.sentences}"
 
     def progress(self, text: str) -> Callable[[Iterable], Iterable]:
@@ -123,13 +104,25 @@ class Session:
         return f"beam:{args.beam}|lenpen:{args.lenpen}|post:{args.post_process}|tok:{args.tokenizer}|bpe:{args.bpe}"
 
     def journal(self, path: str) -> Journal:
-        """Where long work with a checkpoint keeps what it has found: beside the file that it is to write."""
-        place = f"{self.args.out}.part{self.paths.index(path) or ''}" if self.args.out else None
-        when = Path(path).stat().st_mtime_ns  # of the checkpoint: trained on, it is another
+        """Return where long work with a checkpoint keeps its results: a file beside the one that it is to write.
+
+        Its first line names all that these results depend on: the options of the search, the content of the checkpoint,
+        of `--gen-subset` and of the dictionaries. What chooses heads (scores, --select-subset) is not part of it:
+        results are kept by the heads that are masked.
+        """
+        if not self.args.out:
+            return Journal(None, "")
+        place = f"{self.args.out}.part{self.paths.index(path) or ''}"
         told = {name: str(value) for name, value in vars(self.fairseq).items() if not name.startswith(ELSEWHERE)}
         own = (self.args.command, getattr(self.args, "mode", ""), self.args.sentences, _version())
-        work = json.dumps([*map(str, own), str(Path(path).resolve()), when, told], sort_keys=True)
-        return Journal(place, work, self.writes, self.args.force)
+        files = evaluation.files_of(self.task, self.fairseq.gen_subset)
+        content = {"checkpoint": digest([path]), "data": digest(files), "dictionaries": self._dictionaries()}
+        return Journal(place, json.dumps([*map(str, own), content, told], sort_keys=True), self.writes, self.args.force)
+
+    def _dictionaries(self) -> list[str]:
+        """Return a digest of the symbols of each dictionary."""
+        found = (self.task.source_dictionary, self.task.target_dictionary)
+        return [hashlib.sha256("\n".join(each.symbols).encode()).hexdigest() for each in found if each is not None]
 
     def write(self, path: str | None, text: str) -> None:
         if path and self.writes:
@@ -137,15 +130,13 @@ class Session:
 
     def plot(self, path: str | None, draw: Callable[[], Any]) -> None:
         if path and self.writes:
-            from matplotlib import rc_context
-
-            kind = Path(path).suffix.lstrip(".") or "png"
-            with replacing(path, self.args.force) as temporary, rc_context({"svg.fonttype": "none"}):  # text stays text
-                draw().savefig(temporary, format=kind, dpi=150)
+            picture = _drawn(path, draw)
+            with replacing(path, self.args.force) as temporary:
+                temporary.write_bytes(picture)
 
     def say(self, text: str) -> None:
         if self.writes:
-            print(text)
+            say(text)
 
 
 @contextmanager
@@ -158,7 +149,10 @@ def session(args: argparse.Namespace, needs_target: bool = True):
         check_writable(path, args.force)
     if len({Path(path).resolve() for path in outputs.values()}) < len(outputs):
         raise ValueError(f"{' and '.join(f'--{name}' for name in outputs)} name one file: give each its own")
-    with _quiet():
+    for name in ("scores", "score_method", "score_subset", "select_subset"):
+        if getattr(args, name, None) == "":
+            raise ValueError(f"--{name.replace('_', '-')} is empty: give a name, or leave it out")
+    with _quiet(), _one_line_errors():
         if getattr(args, "plot", None):
             _check_plot(args.plot)
         yield Session(args, needs_target)
@@ -167,18 +161,36 @@ def session(args: argparse.Namespace, needs_target: bool = True):
 
 @contextmanager
 def _quiet():
-    """Only warnings of the libraries, none of those that are about their own future."""
-    loggers = [logging.getLogger(name) for name in ("fairseq", "sacrebleu", "hydra", "matplotlib")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
+    """Within the context, only warnings of the libraries are shown, none of those that are about their own future."""
+    with warnings.catch_warnings(), logging_only(logging.WARNING, "fairseq", "sacrebleu", "hydra", "matplotlib"):
         warnings.simplefilter("ignore")
-        try:
-            for logger in loggers:
-                logger.setLevel(logging.WARNING)
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+        yield
+
+
+@contextmanager
+def _one_line_errors():
+    """Within the context, errors that are no fault of the program are a ValueError of one line."""
+    try:
+        yield
+    except MemoryError:
+        raise ValueError(OUT_OF_MEMORY) from None
+    except RuntimeError as error:
+        if "allocate memory" in str(error) or "out of memory" in str(error):
+            raise ValueError(OUT_OF_MEMORY) from None
+        if torch.distributed.is_initialized() and any(name in str(error) for name in ("gloo", "NCCL", "Connection")):
+            raise ValueError("another worker has stopped: see its error") from None
+        raise
+
+
+def say(text: str) -> None:
+    """Print the result of a command. Raise ValueError if standard output cannot be written."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (what is left is not written again at exit)
+        raise ValueError(f"cannot write to standard output ({error.strerror}): make room, or use --out") from None
 
 
 def _check_plot(path: str) -> None:
@@ -187,9 +199,29 @@ def _check_plot(path: str) -> None:
     except ImportError:
         raise ValueError("--plot needs matplotlib: pip install 'fairseq-headgates[plots]'") from None
     kinds = Figure().canvas.get_supported_filetypes()
-    kind = Path(path).suffix.lstrip(".") or "png"
+    kind = _kind(path)
     if kind not in kinds:
         raise ValueError(f"--plot {path}: no picture of the kind {kind!r} can be drawn; choose .png, .pdf or .svg")
+
+
+def _drawn(path: str, draw: Callable[[], Any]) -> bytes:
+    """Return the content of a picture file. It is drawn in memory: without room on the disk, JPEG never ends."""
+    from matplotlib import rc_context
+
+    kind = _kind(path)
+    picture = io.BytesIO()
+    target = io.TextIOWrapper(picture, "utf-8", write_through=True) if kind == "pgf" else picture
+    try:
+        with rc_context({"svg.fonttype": "none"}):  # text stays text
+            draw().savefig(target, format=kind, dpi=150)
+        return picture.getvalue()
+    except Exception as error:  # a program is missing, such as that of LaTeX
+        raise ValueError(f"cannot draw {path} ({first_line(error)}): choose .png, .pdf or .svg") from None
+
+
+def _kind(path: str) -> str:
+    """Return the format that the name of a picture says."""
+    return Path(path).suffix.lstrip(".") or "png"
 
 
 def short_name(path: str) -> str:

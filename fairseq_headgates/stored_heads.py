@@ -12,9 +12,10 @@ import torch
 from fairseq.models.transformer import base_architecture
 from torch import Tensor
 
+from fairseq_headgates.arguments import shown
 from fairseq_headgates.gates import HardConcrete, HeadGates, parse_stretch
 from fairseq_headgates.heads import HeadTable, check_shape, kind_and_layer, parse_mask
-from fairseq_headgates.safety import is_checkpoint_file, load_file, model_options, shown
+from fairseq_headgates.safety import is_checkpoint_file, load_file, model_options
 
 OUTPUT = re.compile(r"(.*attn)\.out_proj\.weight$")
 

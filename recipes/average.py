@@ -16,8 +16,10 @@ import sys
 from pathlib import Path
 
 import torch
+from settings import option, whole
 from torch import Tensor
 
+from fairseq_headgates.arguments import ArgumentParser
 from fairseq_headgates.checkpoints import load_checkpoint, save_checkpoint, updates_of
 
 
@@ -56,18 +58,19 @@ def average(paths: list[Path]) -> dict:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN_DIR")
     parser.add_argument("output", metavar="OUTPUT")
-    parser.add_argument("--last", type=int, required=True, metavar="N")
+    parser.add_argument("--last", type=option(whole()), required=True, metavar="N")
     args = parser.parse_args(argv)
     try:
         paths = last_checkpoints(args.run, args.last)
         save_checkpoint(average(paths), args.output, force=True)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"average.py: {error}", file=sys.stderr)
         return 2
-    print(f"the mean of {', '.join(path.name for path in paths)}")
+    fewer = f", all there are: {args.last} were asked for" if len(paths) < args.last else ""
+    print(f"the mean of {', '.join(path.name for path in paths)}{fewer}")
     return 0
 
 

@@ -23,6 +23,9 @@ from pathlib import Path
 
 import numpy as np
 from fairseq.data import Dictionary, data_utils
+from settings import number, option, whole
+
+from fairseq_headgates.arguments import ArgumentParser
 
 # Weights and gradients in half, a copy and Adam's two moments in single precision.
 BYTES_OF_A_PARAMETER = 2 + 2 + 4 + 4 + 4
@@ -51,6 +54,11 @@ class Batches:
     def source_tokens(self, max_tokens: int) -> float:
         """The mean number of source tokens in a batch."""
         fitting = self.order[self.longest[self.order] <= max_tokens]
+        if not len(fitting):
+            raise ValueError(
+                f"no sentence pair of the training data fits into --max-tokens {max_tokens}: the shortest has "
+                f"{self.longest.min() if len(self.longest) else 0} tokens"
+            )
         batches = data_utils.batch_by_size(
             fitting, None, self.longest[fitting], max_tokens, required_batch_size_multiple=1
         )
@@ -86,14 +94,14 @@ def fitting_tokens(memory: float, dim: int, ffn: int, layers: int, vocabulary: i
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="*", metavar="DATA_BIN SRC TGT")
-    parser.add_argument("--tokens", type=int, default=16_000)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--max-tokens", type=int)
-    parser.add_argument("--fit", type=float, metavar="BYTES")
+    parser.add_argument("--tokens", type=option(whole()), default=16_000)
+    parser.add_argument("--workers", type=option(whole()), default=1)
+    parser.add_argument("--max-tokens", type=option(whole()))
+    parser.add_argument("--fit", type=option(number(above=0)), metavar="BYTES")
     for name, default in (("dim", 512), ("ffn", 2048), ("layers", 6), ("vocabulary", 32_000)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+        parser.add_argument(f"--{name}", type=option(whole()), default=default)
     parser.add_argument("--full-precision", action="store_true")
     args = parser.parse_args(argv)
     if (args.fit is None) == (len(args.data) != 3 or args.max_tokens is None):

@@ -13,6 +13,7 @@ stdout.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -20,10 +21,10 @@ from contextlib import ExitStack
 from hashlib import blake2b
 from itertools import zip_longest
 
+from settings import number, option, whole
 from tqdm import tqdm
 
-from fairseq_headgates.files import replacing
-from fairseq_headgates.report import text_table
+# settings.py imports this module for its options alone: what takes seconds to import is imported where it is used.
 
 REASONS = ["empty", "too long", "ratio", "in dev or test", "again"]
 
@@ -81,6 +82,8 @@ def pairs(prefix: str, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
 
 def clean(read: str, write: str, languages: tuple[str, str], cleaner: Cleaner) -> Counter[str | None]:
     """Writes both sides whole or not at all; the number of pairs by reason, None for those that stay."""
+    from fairseq_headgates.files import replacing
+
     counts: Counter[str | None] = Counter()
     with ExitStack() as stack:
         names = [stack.enter_context(replacing(f"{write}.{language}", force=True)) for language in languages]
@@ -95,6 +98,8 @@ def clean(read: str, write: str, languages: tuple[str, str], cleaner: Cleaner) -
 
 
 def table(counts: Counter[str | None]) -> str:
+    from fairseq_headgates.report import text_table
+
     total = sum(counts.values())
     rows = [["pairs", total], *([reason, -counts[reason]] for reason in REASONS), ["left", counts[None]]]
     return text_table(
@@ -102,17 +107,29 @@ def table(counts: Counter[str | None]) -> str:
     )
 
 
+def ratio(text: str) -> float:
+    return math.inf if text == "inf" else number(1)(text)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What CLEAN may have."""
+    parser.add_argument("--max-length", type=option(whole()), default=200)
+    parser.add_argument("--max-ratio", type=option(ratio), default=9)
+    parser.add_argument("--unique", action="store_true")
+    parser.add_argument("--without", nargs="*", action="extend", default=[], metavar="TEXT")
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    from fairseq_headgates.arguments import ArgumentParser
+
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("read", metavar="FROM")
     parser.add_argument("write", metavar="TO")
-    parser.add_argument("languages", nargs=2, metavar=("SRC", "TGT"))
-    parser.add_argument("--max-length", type=int, default=200)
-    parser.add_argument("--max-ratio", type=float, default=9)
-    parser.add_argument("--unique", action="store_true")
-    parser.add_argument("--without", nargs="*", default=[], metavar="TEXT")
+    parser.add_argument("source", metavar="SRC")
+    parser.add_argument("target", metavar="TGT")
+    add_options(parser)
     args = parser.parse_args(argv)
-    languages = tuple(args.languages)
+    languages = args.source, args.target
     try:
         held_out = {digest(*pair) for text in args.without for pair in pairs(text, languages)}
         cleaner = Cleaner(args.max_length, args.max_ratio, args.unique, held_out)

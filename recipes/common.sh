@@ -5,21 +5,52 @@
 #
 # With DRY_RUN=1 (the option --dry-run of a recipe) commands are printed instead of run.
 
+source "$recipes/jobs.sh"
+
 fail() { echo "${0##*/}: $*" >&2; exit 2; }
 say() { [[ ${DRY_RUN:-0} == 1 ]] || printf '%s  %s\n' "$(date +%H:%M:%S)" "$*"; }
 
 # recipe_arguments NAMES "$@": --dry-run, and as many arguments as there are names, which are left in `arguments`.
 recipe_arguments() {
-  local names=$1 wanted
+  local names=$1 wanted argument
   shift
+  if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" # the comment at the top
+    exit 0
+  fi
   if [[ ${1:-} == --dry-run ]]; then
     DRY_RUN=1
     shift
   fi
   wanted=$(wc -w <<<"$names")
+  for argument in "$@"; do
+    [[ $argument != -* ]] || fail "unknown option '$argument': ${0##*/} [--dry-run] $names (write ./$argument for a file)"
+  done
   (($# == wanted)) || fail "got $# arguments, needs $wanted: ${0##*/} [--dry-run] $names"
+  for argument in "$@"; do
+    [[ -n $argument ]] || fail "an argument is empty: ${0##*/} [--dry-run] $names"
+  done
   arguments=("$@")
 }
+
+# check_settings: settings.py has the rules for all settings of a recipe; it reads the environment, so that a recipe
+# exports its defaults first.
+check_settings() {
+  export DRY_RUN=${DRY_RUN:-0}
+  python3 "$recipes/settings.py" "${0##*/}" || exit 2
+}
+
+# check_out OUT_DIR: a folder that can be written to, or that can be made.
+check_out() {
+  local place=$1
+  while [[ ! -e $place && ! -L $place ]]; do place=$(dirname "$place"); done
+  [[ -d $place && -w $place && -x $place ]] || fail "OUT_DIR='$1' cannot be written: $place is $(
+    [[ -d $place ]] && echo "a folder without the permission to write" || echo "not a folder"
+  ); choose another folder"
+}
+
+# no_colon OUT_DIR: fairseq would read the names of two folders of data.
+no_colon() { [[ $1 != *:* ]] || fail "OUT_DIR='$1' has a colon, which separates folders for fairseq: choose another name"; }
 
 # A program that is missing is found before the work begins, not in the middle of it.
 need() {
@@ -42,11 +73,17 @@ need_space() {
   ((free >= $1)) || fail "$free GB are free on the disk of $2, and it needs about $1 GB: free some, take another OUT_DIR, or set DISK_GB if you know better"
 }
 
+# Sets `plugin`.
+find_plugin() {
+  plugin=${HEADGATES:-}
+  [[ -n $plugin ]] || answer plugin headgates path
+}
+
 # only_run OUT_DIR: two runs in one folder would write to the same files. Children keep the lock as long as they live;
 # a recipe that one of these has called knows that it is its own.
 only_run() {
   [[ ${DRY_RUN:-0} == 1 || ${RECIPE_LOCK:-} == "$1" ]] && return
-  mkdir -p "$1"
+  mkdir -p "$1" 2>/dev/null || fail "OUT_DIR='$1' cannot be made: choose another folder"
   exec 8>"$1/.lock"
   command -v flock >/dev/null || return 0 # not everywhere
   # Of a run that was killed, the processes that read its data end some seconds later.
@@ -70,7 +107,7 @@ step() {
   shift
   dry_run "$@" && return
   say "$what"
-  "$@" || exit 2
+  attended "$@" || exit 2
 }
 
 # last_table OUTPUT COMMAND...: what a recipe ends with, printed and kept.
@@ -79,41 +116,80 @@ last_table() {
   shift
   dry_run "$@" && return
   echo
-  "$@" | tee "$output"
+  attended "$@" >"$output.part" || exit 2 # it has said why
+  mv "$output.part" "$output"
+  cat "$output"
 }
 
 # reading FILE: the command that reads FILE, or FILE.gz where that alone is there.
 reading() { if [[ ! -f $1 && -f $1.gz ]]; then echo "gzip -dc $(quoted "$1.gz")"; else echo "cat $(quoted "$1")"; fi; }
 
-# aligned SPLIT PREFIX SRC TGT: PREFIX.SRC and PREFIX.TGT have as many lines.
-aligned() {
-  local lines other
-  [[ ${DRY_RUN:-0} == 1 ]] && return
-  lines=$(wc -l <"$2.$3") other=$(wc -l <"$2.$4")
-  [[ $lines == "$other" ]] || fail "$1 has $lines lines in $3 but $other in $4: the two sides must be aligned"
+# has_text FILE: FILE, or FILE.gz, has more than blanks and ends of lines.
+has_text() { LC_ALL=C grep -q '[^[:space:]]' < <(eval "$(reading "$1")" 2>/dev/null); }
+
+# need_text RAW_DIR LANGUAGE SPLIT...: text without a word would be found in the middle of the work, or not at all.
+need_text() {
+  local raw=$1 language=$2 split
+  shift 2
+  for split in "$@"; do
+    [[ ! -f $raw/$split.$language && ! -f $raw/$split.$language.gz ]] || has_text "$raw/$split.$language" ||
+      fail "$raw/$split.$language[.gz] has no text, or cannot be read: give one sentence per line"
+  done
 }
+
+# aligned SPLIT PREFIX SRC TGT: PREFIX.SRC and PREFIX.TGT have as many lines. Otherwise they are removed, so that they
+# are made again from text that has been corrected.
+aligned() {
+  local lines other language
+  [[ ${DRY_RUN:-0} == 1 ]] && return
+  for language in "$3" "$4"; do
+    [[ -z $(tail -c 1 "$2.$language" | tr '\0' x) ]] || echo >>"$2.$language" # the end of the last line is missing
+  done
+  lines=$(wc -l <"$2.$3") other=$(wc -l <"$2.$4")
+  [[ $lines == "$other" ]] || {
+    rm -f "$2.$3" "$2.$4"
+    fail "$1 has $lines lines in $3 but $other in $4: the two sides must be aligned"
+  }
+}
+
+# last_line LOG: without what a progress bar has overwritten.
+last_line() { tail -n 1 "$1" | tr '\r' '\n' | tail -n 1; }
 
 # run LOG COMMAND...: what it says goes to LOG, of a failure the last line.
 run() {
   local log=$1
   shift
   dry_run "$@" && return
-  "$@" >>"$log" 2>&1 || fail "$(basename "$1") failed: $(tail -n 1 "$log") (all of it: $log)"
+  attended "$@" >>"$log" 2>&1 || fail "$(basename "$1") failed: $(last_line "$log") (all of it: $log)"
 }
 
 # into OUTPUT PIPELINE: OUTPUT is written whole or not at all, and only when it is missing. PIPELINE is one string
-# of shell, so that it can be shown as it is.
+# of shell, so that it can be shown as it is. Of what it says, the last line is shown, and that only if it fails.
 into() {
-  local output=$1 pipeline=$2
+  local output=$1 pipeline=$2 said=$1.log why
   [[ -s $output ]] && return
   if [[ ${DRY_RUN:-0} == 1 ]]; then
     printf '%s > %q\n' "$pipeline" "$output"
     return
   fi
-  bash -c "set -euo pipefail; $pipeline" >"$output.part" || {
-    (($? == 2)) && exit 2 # it has said why
-    fail "$output cannot be made: $pipeline"
+  attended bash -c "set -euo pipefail; $pipeline" >"$output.part" 2>"$said" || {
+    why=$(last_line "$said")
+    fail "$output cannot be made: ${why:-$pipeline} (all of it: $said)"
   }
+  rm -f "$said"
+  mv "$output.part" "$output"
+}
+
+# step_into OUTPUT COMMAND...: the same for a command that shows its progress, and says itself what is wrong.
+step_into() {
+  local output=$1
+  shift
+  [[ -s $output ]] && return
+  if [[ ${DRY_RUN:-0} == 1 ]]; then
+    printf '%s > %q\n' "$(quoted "$@")" "$output"
+    return
+  fi
+  attended "$@" >"$output.part" || exit 2
   mv "$output.part" "$output"
 }
 
@@ -130,10 +206,10 @@ keep_settings() {
   mv "$file.part" "$file"
 }
 
-# train MODEL_DIR DATA_BIN ARGUMENTS...: fairseq-train; an interrupted run goes on from its last checkpoint. SIGUSR1 or
-# SIGTERM to the recipe stop it after the next update, with a checkpoint; then the recipe leaves with 75 (try again).
+# train MODEL_DIR DATA_BIN ARGUMENTS...: fairseq-train; an interrupted run goes on from its last checkpoint. SIGINT,
+# SIGTERM or SIGUSR1 to the recipe stop it after the next update, with a checkpoint; then the recipe exits with 75.
 train() {
-  local model=$1 data=$2 job status told=0
+  local model=$1 data=$2 job status told=0 before=0 why
   shift 2
   [[ -f $model/finished ]] && return
   local epochs=(--no-epoch-checkpoints)
@@ -144,20 +220,36 @@ train() {
   dry_run "${command[@]}" && return
   say "training $(basename "$model") (log: $model/train.log)"
   mkdir -p "$model"
-  # A file tells all processes on all machines, however they were started. The shell waits beside the job,
-  # because a trap has to wait for a job in the foreground.
-  trap 'told=1; touch "$model/stop"' USR1 TERM
-  "${command[@]}" >>"$model/train.log" 2>&1 &
+  [[ ! -f $model/train.log ]] || before=$(wc -l <"$model/train.log")
+  # torchrun is not to heed Ctrl-C: it would end its workers without waiting for their checkpoint.
+  PET_SIGNALS_TO_HANDLE=SIGTERM,SIGHUP,SIGQUIT "${command[@]}" >>"$model/train.log" 2>&1 &
   job=$!
+  # A file tells all processes on all machines, however they were started.
+  trap '((told)) || tell_to_stop "$model/stop" "$job" &
+    told=1' INT TERM USR1
   while kill -0 "$job" 2>/dev/null; do wait "$job" || true; done # a signal ends a wait, too
   wait "$job" && status=0 || status=$?
-  trap - USR1 TERM
-  [[ -f $model/finished ]] && return
-  if ((told && status == 0)); then
+  trap stopped INT TERM USR1
+  rm -f "$model/stop"
+  if [[ -f $model/finished ]]; then
+    ((told == 0)) || stopped # it came with the last update
+    return
+  fi
+  if ((told)) && { ((status == 0)) || tail -n "+$((before + 1))" "$model/train.log" | grep -q 'stopped at update'; }; then
     say "told to stop: $(basename "$model") has saved a checkpoint, run this again and it goes on"
     exit 75
   fi
-  fail "training of $model failed: $(tail -n 1 "$model/train.log")"
+  why=$(last_line "$model/train.log")
+  fail "training of $model failed: ${why:-no reason given} (log: $model/train.log)"
+}
+
+# tell_to_stop FILE PID: makes the file again and again as long as the process lives, because train.py removes a file that
+# it finds when it starts.
+tell_to_stop() {
+  while kill -0 "$2" 2>/dev/null; do
+    touch "$1"
+    sleep 1
+  done
 }
 
 # translate MODEL_DIR CHECKPOINT DATA_BIN TARGET_LANGUAGE: detokenised translations of the test
@@ -173,8 +265,8 @@ translate() {
     printf '%s> %q\n' "$(quoted "${command[@]}")" "$model/generate.log"
   else
     say "translating the test set with $(basename "$model")"
-    "${command[@]}" >"$model/generate.log" 2>&1 ||
-      fail "translation with $model failed: $(tail -n 1 "$model/generate.log")"
+    attended "${command[@]}" >"$model/generate.log" 2>&1 ||
+      fail "translation with $model failed: $(last_line "$model/generate.log")"
   fi
   into "$model/test.hyp" "grep '^D-' $(quoted "$model/generate.log")| sort -t- -k2 -n | cut -f3 | sacremoses -q -l $target detokenize"
 }
@@ -240,7 +332,7 @@ get_files() {
 }
 get_corpora() {
   get_files "$1" "$2"
-  into "$2/corpora.txt" "$(quoted python3 "$recipes/corpora.py" unpack "$1" "$2/downloads" "$2/corpora")"
+  step_into "$2/corpora.txt" python3 "$recipes/corpora.py" unpack "$1" "$2/downloads" "$2/corpora"
   [[ ${DRY_RUN:-0} == 1 ]] || cat "$2/corpora.txt"
 }
 
@@ -252,10 +344,12 @@ get_corpora() {
 #   HOSTS="a b c"    machines that share this folder: torchrun is started on each, by ssh; the first is this one
 #   LAUNCHER="..." WORKERS=N    anything else that starts N processes of a Python script, one for each GPU: "srun python3"
 find_devices() {
-  local hosts
+  local hosts visible
   gpus=0 device=() distributed=() launcher=(python3) workers=1
   if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
-    gpus=${GPUS:-$(if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES"; else nvidia-smi -L; fi | wc -l)}
+    visible=$(if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES"; else nvidia-smi -L; fi | wc -l)
+    gpus=${GPUS:-$visible}
+    ((gpus <= visible)) || fail "GPUS=$gpus must be at most $visible, the number of GPUs that this machine shows"
   fi
   if ((gpus == 0)); then
     device=(--cpu)
@@ -263,8 +357,8 @@ find_devices() {
     export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-8589934592} MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-8589934592}
   fi
   if [[ -n ${LAUNCHER:-} ]]; then
-    [[ ${WORKERS:-} =~ ^[0-9]+$ ]] || fail "WORKERS='${WORKERS:-}' must be the number of processes that LAUNCHER='$LAUNCHER' starts"
     read -ra launcher <<<"$LAUNCHER"
+    [[ ${DRY_RUN:-0} == 1 ]] || command -v "${launcher[0]}" >/dev/null || fail "LAUNCHER='$LAUNCHER': '${launcher[0]}' is not on the PATH"
     workers=$WORKERS
   elif [[ -n ${HOSTS:-} ]]; then
     read -ra hosts <<<"$HOSTS"
@@ -290,4 +384,5 @@ need_gpu() {
   ((gpus)) || [[ ${CPU:-0} == 1 || -n ${LAUNCHER:-} || ${DRY_RUN:-0} == 1 ]] ||
     fail "no GPU is to be seen (nvidia-smi -L): this recipe trains for days on one; CPU=1 runs it all the same, for trying it with small sizes"
 }
+
 sacrebleu_flags=()

@@ -31,8 +31,10 @@ from pathlib import Path
 from typing import IO
 
 from fetching import BROKEN_ARCHIVE, Refused, Source, does_not_open, fetch
+from settings import sacrebleu_sets
 from tqdm import tqdm
 
+from fairseq_headgates.arguments import ArgumentParser
 from fairseq_headgates.files import replacing, write_whole
 
 STATMT = "http://data.statmt.org"
@@ -196,10 +198,10 @@ def segments(patterns: Iterable[str]) -> Callable[[Path, str], Iterable[str]]:
 def sacrebleu_set(name: str, data_set: str, pair: str) -> Corpus:
     from sacrebleu.dataset import DATASETS
 
-    found = DATASETS.get(data_set)
-    if found is None or pair not in found.langpairs:
-        fitting = " ".join(key for key, value in DATASETS.items() if pair in value.langpairs)
-        raise Refused(f"{data_set!r} is no set of sacrebleu with {pair}: take one of {fitting}")
+    fitting = sacrebleu_sets(pair)
+    if data_set not in fitting:
+        raise Refused(f"{data_set!r} is no set of sacrebleu with {pair}: take one of {' '.join(fitting)}")
+    found = DATASETS[data_set]
     file = f"{data_set.replace('/', '_')}.{found.data[0].rpartition('/')[2]}"
     source = Source(file, found.data[0], found.md5[0] if found.md5 else None)
 
@@ -285,7 +287,7 @@ def one_line(text: str) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["list", "fetch", "unpack"])
     parser.add_argument("collection")
     parser.add_argument("folders", nargs="*", type=Path)

@@ -14,6 +14,7 @@ import csv
 import re
 import sys
 
+from fairseq_headgates.arguments import ArgumentParser
 from fairseq_headgates.report import text_table
 
 # Section 6, IWSLT14 German-English, without pruning.
@@ -54,7 +55,7 @@ def table(curves: dict[tuple[str, str], dict[float, float]], paper: bool) -> str
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", metavar="CURVE.tsv")
     parser.add_argument("--paper", action="store_true")
     args = parser.parse_args()

@@ -23,13 +23,18 @@ source "$recipes/common.sh"
 recipe_arguments OUT_DIR "$@"
 out=${arguments[0]}
 : "${MEASURED:=1 2 3 5 10 20 30 40}" "${STEPS:=0,10,20,30,40,50,60,70,80,90}"
-EPOCHS=${MEASURED##* }
+read -rd '' -a measured <<<"$MEASURED" || true # to the end
+EPOCHS=${measured[*]: -1}
+export MEASURED STEPS
 export LOWERCASE=${LOWERCASE:-1} CLEAN=${CLEAN:---max-length 175 --max-ratio 1.5} BPE=${BPE:-10000} JOINT=${JOINT:-1} EPOCHS
 export EMBED=${EMBED:-512} FFN=${FFN:-1024} LAYERS=${LAYERS:-6} HEADS=${HEADS:-8} DROPOUT=${DROPOUT:-0.3} PRE_NORM=${PRE_NORM:-0}
-export MAX_TOKENS=${MAX_TOKENS:-4000} LR=${LR:-0.0005} WARMUP=${WARMUP:-4000} BEAM=${BEAM:-5} RUNS= KEEP_EPOCHS=1
+export MAX_TOKENS=${MAX_TOKENS:-4000} LR=${LR:-0.0005} WARMUP=${WARMUP:-4000} BEAM=${BEAM:-5} RUNS= SCRATCH= KEEP_EPOCHS=1
 TRAIN_FLAGS="--weight-decay 0.0001 ${TRAIN_FLAGS:-}"
 
 need curl fairseq-preprocess fairseq-train fairseq-generate headgates sacremoses subword-nmt sacrebleu
+check_settings
+check_out "$out"
+no_colon "$out"
 need_plots
 find_devices
 need_gpu
@@ -37,7 +42,7 @@ need_gpu
 only_run "$out"
 # A checkpoint of every epoch: weights and two moments.
 need_space "${DISK_GB:-$((2 + EPOCHS * 12 * (BPE * EMBED + LAYERS * (12 * EMBED * EMBED + 4 * EMBED * FFN)) / 1000000000))}" "$out"
-export TRAIN_FLAGS DRY_RUN
+export TRAIN_FLAGS
 
 get_corpora iwslt14-de-en "$out"
 talks="paste $(quoted "$out"/corpora/talks.{de,en})| awk -F '\t'" # titles without a description are empty on one side
@@ -47,12 +52,13 @@ for column in 1 2; do
   into "$out/raw/valid.$language" "$talks '\$1 && \$2 && ++n % 23 == 0 { print \$$column }'"
   into "$out/raw/test.$language" "cat $(quoted "$out/corpora/test.$language")"
 done
-"$recipes/translation.sh" "$out/raw" "$out" de en
+part_of_recipe "$recipes/translation.sh" "$out/raw" "$out" de en
 
-checkpoints=$(printf ":$out/baseline/checkpoint%s.pt" $MEASURED)
+checkpoints=$(printf ":%s.pt" "${measured[@]/#/$out/baseline/checkpoint}")
 say "pruning the checkpoints of epochs $MEASURED step by step"
+find_plugin
 [[ -f $out/dynamics.tsv ]] ||
-  run "$out/dynamics.log" headgates curve "$out/data-bin" --path "${checkpoints#:}" --user-dir "$(headgates path)" \
+  run "$out/dynamics.log" headgates curve "$out/data-bin" --path "${checkpoints#:}" --user-dir "$plugin" \
     --by gradient --types all --score-subset valid --gen-subset test --steps "$STEPS" --beam "$BEAM" --remove-bpe \
     --source-lang de --target-lang en --tokenizer moses --max-tokens "${GENERATION_TOKENS:-4000}" "${device[@]}" \
     --out "$out/dynamics.json" --tsv "$out/dynamics.tsv" --plot "$out/dynamics.svg" --force

@@ -15,13 +15,13 @@ source "$recipes/published.sh"
 
 recipe_arguments OUT_DIR "$@"
 out=${arguments[0]}
-PAPER=opensubtitles
+export PAPER=opensubtitles OVERLAP=${OVERLAP:-0.9} PAIRS=${PAIRS:-6000000} HELD_OUT=${HELD_OUT:-10000}
 published_begin "$out" 30
-keep_settings "$out" "OVERLAP=${OVERLAP:=0.9} PAIRS=${PAIRS:=6000000} HELD_OUT=${HELD_OUT:=10000}" data.txt
+keep_settings "$out" "OVERLAP=$OVERLAP PAIRS=$PAIRS HELD_OUT=$HELD_OUT" data.txt
 
 get_files opensubtitles-en-ru "$out"
-into "$out/selection.txt" "$(quoted python3 "$recipes/subtitles.py" \
+step_into "$out/selection.txt" python3 "$recipes/subtitles.py" \
   "$out"/downloads/opensubtitles-v2018.en-ru.{txt.zip,xml.gz} "$out/raw" en ru \
-  --overlap "$OVERLAP" --pairs "$PAIRS" --held-out "$HELD_OUT")"
+  --overlap "$OVERLAP" --pairs "$PAIRS" --held-out "$HELD_OUT"
 [[ ${DRY_RUN:-0} == 1 ]] || cat "$out/selection.txt"
 published_end "$out/raw" "$out"

@@ -24,7 +24,9 @@ from datetime import datetime
 from pathlib import Path
 
 from batches import fitting_tokens
+from settings import option, whole
 
+from fairseq_headgates.arguments import ArgumentParser
 from fairseq_headgates.report import text_table
 
 # Peak of dense half-precision products, TFLOP/s, and memory, GB, of the data sheets.
@@ -121,14 +123,14 @@ def cells(phases: dict[str, float], factor: float) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
-    parser.add_argument("--tokens", type=int, default=16_000, help="source tokens for each update")
-    parser.add_argument("--updates", type=int, default=100_000)
-    parser.add_argument("--prune-updates", type=int, default=60_000)
-    parser.add_argument("--gated", type=int, default=6, help="gated runs")
-    parser.add_argument("--scratch", type=int, default=4, help="runs from scratch")
-    parser.add_argument("--every", type=int, default=2048, help="updates from one checkpoint to the next")
+    parser.add_argument("--tokens", type=option(whole()), default=16_000, help="source tokens for each update")
+    parser.add_argument("--updates", type=option(whole()), default=100_000)
+    parser.add_argument("--prune-updates", type=option(whole()), default=60_000)
+    parser.add_argument("--gated", type=option(whole(0)), default=6, help="gated runs")
+    parser.add_argument("--scratch", type=option(whole(0)), default=4, help="runs from scratch")
+    parser.add_argument("--every", type=option(whole()), default=2048, help="updates from one checkpoint to the next")
     args = parser.parse_args()
     try:
         print(plan(args))

@@ -17,6 +17,8 @@ from pathlib import Path
 from fairseq.models.transformer import TransformerModel
 from fetching import Refused, Source, fetch
 
+from fairseq_headgates.arguments import ArgumentParser
+
 
 def address_of(name: str) -> str:
     models = TransformerModel.hub_models()
@@ -40,7 +42,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--data-dir", metavar="PLACE")

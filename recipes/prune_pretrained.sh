@@ -23,10 +23,30 @@ source "$recipes/common.sh"
 
 recipe_arguments "CHECKPOINT DATA OUT_DIR" "$@"
 checkpoint=${arguments[0]} data=${arguments[1]} out=${arguments[2]}
+set -a
 : "${SRC:=en}" "${TGT:=fr}" "${STEPS:=0,10,20,30,40,50,60,70,80,90}" "${KEEP:=0.8}" "${TOKENIZE=tokenize -a}" "${BEAM:=5}" "${SENTENCES:=}"
+set +a
 need curl fairseq-preprocess fairseq-generate headgates sacremoses subword-nmt sacrebleu
-plugin=${HEADGATES:-$(headgates path)}
+check_settings
+check_out "$out"
 need_plots
+[[ -f $checkpoint || $checkpoint == transformer.* || ${DRY_RUN:-0} == 1 ]] ||
+  fail "CHECKPOINT='$checkpoint' is no file: give a .pt file, or a name like transformer.wmt14.en-fr"
+if ! compgen -G "$data/dict.*.txt" >/dev/null; then
+  no_colon "$out"
+  for split in valid test; do
+    for language in "$SRC" "$TGT"; do
+      [[ -f $data/$split.$language || -f $data/$split.$language.gz ]] ||
+        fail "$data/$split.$language[.gz] is missing: DATA needs valid and test in $SRC and $TGT, or what fairseq-preprocess made"
+      need_text "$data" "$language" "$split"
+    done
+  done
+  for file in bpecodes "dict.$SRC.txt" "dict.$TGT.txt"; do
+    [[ ! -f $checkpoint || -f $(dirname "$checkpoint")/$file ]] ||
+      fail "$(dirname "$checkpoint")/$file is missing: CHECKPOINT needs its BPE codes and dictionaries beside it"
+  done
+fi
+find_plugin
 find_devices
 keep_settings "$out" "CHECKPOINT=$checkpoint DATA=$data SRC=$SRC TGT=$TGT STEPS=$STEPS KEEP=$KEEP TOKENIZE=${TOKENIZE// /,} BEAM=$BEAM \
 LENPEN=${LENPEN:-1} SENTENCES=$SENTENCES"
@@ -37,7 +57,6 @@ if [[ $checkpoint == transformer.* && ! -f $checkpoint ]]; then
     python3 "$recipes/pretrained.py" "$checkpoint" "$out" ${DATA_DIR:+--data-dir "$DATA_DIR"}
   checkpoint=$out/model/model.pt
 fi
-[[ -f $checkpoint || ${DRY_RUN:-0} == 1 ]] || fail "$checkpoint is no file: give a .pt file, or a name like transformer.wmt14.en-fr"
 model=$(dirname "$checkpoint")
 
 # --- text: raw -> tokenised -> BPE -> binarised ---------------------------------------------------------------------
@@ -48,7 +67,6 @@ if ! compgen -G "$data/dict.*.txt" >/dev/null; then
   for split in valid test; do
     for language in "$SRC" "$TGT"; do
       raw=$data/$split.$language
-      [[ -f $raw || -f $raw.gz ]] || fail "$raw[.gz] is missing: DATA needs valid and test in $SRC and $TGT, or what fairseq-preprocess made"
       into "$text/$split.tok.$language" "$(reading "$raw")${TOKENIZE:+| sacremoses -q -l $language normalize $TOKENIZE}"
       into "$text/$split.bpe.$language" "$(quoted subword-nmt apply-bpe -c "$model/bpecodes" --input "$text/$split.tok.$language")"
     done

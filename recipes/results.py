@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fairseq_headgates.arguments import ArgumentParser
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.report import results_table, text_table
@@ -67,10 +69,22 @@ class Run:
 
     @classmethod
     def read(cls, folder: Path) -> Run:
-        shown = json.loads((folder / "heads.json").read_text(encoding="utf-8"))
-        scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
-        heads = {kind: tuple(count) for kind, count in shown["heads"].items()}
-        return cls(folder.name, heads, shown["parameters"], {score["name"]: score for score in scores})
+        try:
+            shown, listed = (
+                json.loads((folder / name).read_text(encoding="utf-8")) for name in ("heads.json", "scores.json")
+            )
+            scores = {score["name"]: score for score in listed}
+            heads = {kind: (alive, there_are) for kind, (alive, there_are) in shown["heads"].items()}
+            run = cls(folder.name, heads, int(shown["parameters"]), scores)
+            for name in ("BLEU", "chrF2"):
+                float(scores[name]["score"]), scores[name]["signature"]
+            heads["total"]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise ValueError(
+                f"{folder} has no heads.json of `headgates show --json`, or no scores.json of `sacrebleu -m bleu chrf "
+                "--format json`: give the folder of a finished run"
+            ) from None
+        return run
 
     @property
     def bleu(self) -> float:
@@ -145,19 +159,25 @@ def tsv(runs: list[Run], data: str | None) -> str:
     return "\n".join([*lines, ""])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> int:
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN_DIR")
     parser.add_argument("--paper", choices=list(PAPER))
     parser.add_argument("--tsv", metavar="FILE")
     args = parser.parse_args()
-    runs = [Run.read(folder) for folder in args.folders]
-    print(one_by_one(runs), *(f"{name}: {score['signature']}" for name, score in runs[-1].scores.items()), sep="\n")
-    if args.paper:
-        print(f"\nBLEU as in table 2 of Voita et al. 2019 ({args.paper}):", as_published(runs, args.paper), sep="\n")
-    if args.tsv:
-        write_whole(args.tsv, tsv(runs, args.paper), force=True)
+    try:
+        runs = [Run.read(folder) for folder in args.folders]
+        print(one_by_one(runs), *(f"{name}: {score['signature']}" for name, score in runs[-1].scores.items()), sep="\n")
+        if args.paper:
+            print(f"\nBLEU as in table 2 of Voita et al. 2019 ({args.paper}):")
+            print(as_published(runs, args.paper))
+        if args.tsv:
+            write_whole(args.tsv, tsv(runs, args.paper), force=True)
+    except (OSError, ValueError) as error:
+        print(f"results.py: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -34,6 +34,7 @@ from corpora import lines, one_line
 from fetching import BROKEN_ARCHIVE, Refused, does_not_open
 from tqdm import tqdm
 
+from fairseq_headgates.arguments import ArgumentParser
 from fairseq_headgates.files import replacing
 
 SETS = ("train", "valid", "test")
@@ -137,22 +138,23 @@ def write_sets(archive: Path, pair: tuple[str, str], sets: np.ndarray, folder: P
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("archive", type=Path, metavar="MOSES.zip")
     parser.add_argument("alignment", type=Path, metavar="ALIGNMENT.xml.gz")
     parser.add_argument("to", type=Path, metavar="TO")
-    parser.add_argument("languages", nargs=2, metavar=("SRC", "TGT"))
+    parser.add_argument("source", metavar="SRC")
+    parser.add_argument("target", metavar="TGT")
     parser.add_argument("--overlap", type=float, default=0.9)
     parser.add_argument("--pairs", type=int, default=6_000_000)
     parser.add_argument("--held-out", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(argv)
-    pair = tuple(args.languages)
+    pair = args.source, args.target
     counts: Counter[str] = Counter()
     try:
-        for option, number in (("pairs", args.pairs), ("held-out", args.held_out)):
-            if number < 1:
-                raise Refused(f"--{option} {number} must be at least 1")
+        for name, wanted in (("pairs", args.pairs), ("held-out", args.held_out)):
+            if wanted < 1:
+                raise Refused(f"--{name} {wanted} must be at least 1")
         overlap = overlapping(args.alignment, args.overlap, counts)
         keys, film_of, films = read_ids(args.archive, pair)
         film_of = np.where(np.isin(keys, overlap), film_of, -1)

@@ -5,9 +5,10 @@
     torchrun --nproc_per_node N recipes/train.py ARGUMENTS
     srun python recipes/train.py ARGUMENTS
 
-To stop it, send SIGUSR1 or SIGTERM to any of its processes, or create SAVE_DIR/stop. All processes then end the update
-they are at, save checkpoint_last.pt without a validation before, and leave with exit code 0. The same command again
-goes on from there. When training comes to its own end, SAVE_DIR/finished is written; with it there is nothing to do.
+To stop it, send SIGINT, SIGTERM or SIGUSR1 to any of its processes, or create SAVE_DIR/stop. All processes then end the
+update they are at, save checkpoint_last.pt without a validation before, and leave with exit code 0. The same command
+again goes on from there. When training comes to its own end, SAVE_DIR/finished is written; with it there is nothing to
+do.
 A checkpoint_last.pt that is cut off (fairseq was killed while it copied the file) is replaced by the newest whole one.
 
 How: after every update the processes ask each other whether one was told to stop, so that all decide at the same one.
@@ -17,8 +18,8 @@ Worth knowing:
 - Signals are heeded once the arguments are read; before that they end the process, and nothing is lost.
 - A validation that is due, or under way, comes first. So it makes no difference to the best checkpoint, --patience or
   the learning rate that there was a stop.
-- With torchrun signal one of its workers, or create the file. torchrun itself hands on a SIGTERM, gives the workers
-  30 s and ends with an error; a SIGUSR1 ends torchrun alone, and its workers go on.
+- With torchrun signal one of its workers, or create the file. torchrun itself hands on a SIGTERM or SIGINT, gives the
+  workers 30 s and ends with an error; a SIGUSR1 ends torchrun alone, and its workers go on.
 - On CPUs torchrun needs --cpu --distributed-backend gloo --ddp-backend legacy_ddp.
 - With --restore-file FILE fairseq begins from FILE every time: use --finetune-from-model to begin from another model.
 - --profile, --use-plasma-view and --model-parallel-size are for fairseq-train itself.
@@ -47,7 +48,7 @@ from omegaconf import DictConfig
 
 logger = logging.getLogger("train.py")
 
-SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 # What fairseq saves besides checkpoint_last.pt.
 SAVED = re.compile(r"checkpoint(\d+|_\d+_\d+|_best|\.best_.+)\.pt")
 

@@ -24,18 +24,21 @@
 #                               with enc-self alone the decoder is frozen (Voita et al. 2019, section 6.2)
 #   SCRATCH=""            which TYPES of them to train from nothing too, with the heads that were left: "all"
 #   PRUNE_UPDATES=1260 PRUNE_LR=0.0015 PRUNE_WARMUP=100 GATE_LR_SCALE=    their training; the rate falls to 0, linearly
-#   PRUNE_SCHEDULE=polynomial_decay                                       (or inverse_sqrt, as the baseline's)
+#   PRUNE_SCHEDULE=polynomial_decay               (or inverse_sqrt, as the baseline's; fixed, cosine, reduce_lr_on_plateau)
 #   TRAIN_FLAGS=""              anything else for every fairseq-train, for example "--fp16"
 #   BEAM=4 LENPEN=1 (fairseq's default; the 0.6 of the paper belongs to another formula) SEED=1
 #   PAPER=                      wmt or opensubtitles: set the numbers of Voita et al. 2019, table 2, beside ours
 #   HEADGATES=<folder of the plugin, default: headgates path>
-# GPUS, HOSTS, LAUNCHER, WORKERS: where it runs, see common.sh. SIGUSR1 or SIGTERM stop a training with a checkpoint.
+# GPUS, HOSTS, LAUNCHER, WORKERS: where it runs, see common.sh. Ctrl-C, SIGTERM or SIGUSR1 stop a training with a
+# checkpoint. settings.py has the range of every setting, and refuses any other value before anything runs.
 set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/common.sh"
 
 recipe_arguments "RAW_DIR OUT_DIR SRC TGT" "$@"
 raw=${arguments[0]} out=${arguments[1]} src=${arguments[2]} tgt=${arguments[3]}
+set -a # settings.py and the programs see the settings in the environment
+SRC=$src TGT=$tgt
 : "${LOWERCASE:=0}" "${PRETOKENIZED:=0}" "${CLEAN:=}" "${BPE:=6000}" "${JOINT:=1}"
 : "${ARCH:=transformer}" "${EMBED:=128}" "${FFN:=512}" "${LAYERS:=3}" "${HEADS:=8}" "${PRE_NORM:=1}" "${DROPOUT:=0.1}"
 : "${MAX_TOKENS:=2500}" "${UPDATE_FREQ:=1}" "${TOKENS_PER_UPDATE:=}" "${EPOCHS:=16}" "${UPDATES:=}" "${LR:=0.004}"
@@ -43,13 +46,14 @@ raw=${arguments[0]} out=${arguments[1]} src=${arguments[2]} tgt=${arguments[3]}
 : "${RUNS=enc-self:0.01 enc-self:0.02 all:0.02 all:0.03}"
 : "${PRUNE_UPDATES:=1260}" "${PRUNE_LR:=0.0015}" "${PRUNE_WARMUP:=100}" "${GATE_LR_SCALE:=}"
 : "${PRUNE_SCHEDULE:=polynomial_decay}"
+set +a
 read -ra train_flags <<<"$TRAIN_FLAGS"
 read -ra clean_flags <<<"$CLEAN"
 
 need fairseq-preprocess fairseq-train fairseq-generate headgates sacremoses subword-nmt sacrebleu
-plugin=${HEADGATES:-$(headgates path)}
-find_devices
-
+check_settings
+check_out "$out"
+no_colon "$out"
 if [[ ${DRY_RUN:-0} != 1 ]]; then
   for split in train valid test; do
     for language in "$src" "$tgt"; do
@@ -58,7 +62,9 @@ if [[ ${DRY_RUN:-0} != 1 ]]; then
     done
   done
 fi
-[[ $AVERAGE == 0 || -n $SAVE_EVERY ]] || fail "AVERAGE=$AVERAGE needs checkpoints to take the mean of: set SAVE_EVERY to a number of updates"
+for language in "$src" "$tgt"; do need_text "$raw" "$language" train valid test; done
+find_plugin
+find_devices
 # How an update is put together from batches is a matter of the machine where TOKENS_PER_UPDATE says how large it is.
 batch_settings="MAX_TOKENS=$MAX_TOKENS UPDATE_FREQ=$UPDATE_FREQ"
 [[ -z $TOKENS_PER_UPDATE ]] || batch_settings="TOKENS_PER_UPDATE=$TOKENS_PER_UPDATE"
@@ -86,12 +92,14 @@ into "$text/reference.$tgt" "$(reading "$raw/test.$tgt")$(detokenised)"
 train=$text/train.tok
 if [[ -n $CLEAN ]]; then
   train=$text/train.clean
-  into "$text/cleaning.txt" "$(quoted python3 "$recipes/clean.py" "$text/train.tok" "$train" "$src" "$tgt" "${clean_flags[@]}" \
-    --without "$text/valid.tok" "$text/test.tok")"
-  [[ ${DRY_RUN:-0} == 1 ]] || cat "$text/cleaning.txt"
+  step_into "$text/cleaning.txt" python3 "$recipes/clean.py" "$text/train.tok" "$train" "$src" "$tgt" "${clean_flags[@]}" \
+    --without "$text/valid.tok" "$text/test.tok"
+  if [[ ${DRY_RUN:-0} != 1 ]]; then
+    cat "$text/cleaning.txt"
+    [[ -s $train.$src ]] || fail "CLEAN='$CLEAN' leaves no training text (see the table above): other options need another OUT_DIR"
+  fi
 fi
-# learn-bpe draws a progress bar, apply-bpe warns of workers without --input
-learn_bpe() { echo "$(quoted subword-nmt learn-bpe -s "$BPE" --input "$1")2>>$(quoted "$out/preprocess.log")"; }
+learn_bpe() { quoted subword-nmt learn-bpe -s "$BPE" --input "$1"; }
 if [[ $JOINT == 1 ]]; then
   into "$text/train.both" "$(quoted cat "$train.$src" "$train.$tgt")"
   into "$text/codes.$src" "$(learn_bpe "$text/train.both")"
@@ -123,8 +131,7 @@ if [[ -n $TOKENS_PER_UPDATE ]]; then
     echo "# gives --max-tokens and --update-freq"
     UPDATE_FREQ="UPDATE_FREQ"
   else
-    found=$("${plan[@]}") || exit 2
-    read -r MAX_TOKENS UPDATE_FREQ <<<"$found"
+    answer "MAX_TOKENS UPDATE_FREQ" "${plan[@]}"
   fi
 fi
 [[ $LOWERCASE == 1 ]] && sacrebleu_flags=(--lowercase --chrf-lowercase)
@@ -160,7 +167,7 @@ for run in $RUNS; do
   types=${run%:*} lambda=${run##*:}
   name=${types//,/+}_lambda$lambda
   scratch=0
-  [[ " $SCRATCH " == *" $types "* ]] && scratch=1
+  [[ " $(echo $SCRATCH) " == *" $types "* ]] && scratch=1
   [[ $types == all ]] && types=enc-self,dec-self,dec-enc
   gated_run "$out/$name" "$bin" "$reference" "$tgt" "$types" "$lambda" "$baseline" "${gated_training[@]}"
   runs+=("$out/$name")

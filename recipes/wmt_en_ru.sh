@@ -21,9 +21,9 @@ source "$recipes/published.sh"
 
 recipe_arguments OUT_DIR "$@"
 out=${arguments[0]}
-PAPER=wmt
+export PAPER=wmt DEV=${DEV:-wmt13} TEST=${TEST:-wmt14}
 published_begin "$out" 15
-keep_settings "$out" "DEV=${DEV:=wmt13} TEST=${TEST:=wmt14}" data.txt
+keep_settings "$out" "DEV=$DEV TEST=$TEST" data.txt
 
 get_corpora "wmt-en-ru:$DEV,$TEST" "$out"
 for language in en ru; do

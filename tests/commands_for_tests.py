@@ -69,14 +69,15 @@ class Finished:
 class Command:
     """A running command, in a process forked off one that has imported fairseq; `folder` takes its streams."""
 
-    def __init__(self, folder: Path, program: str, arguments: list, stdin: str = ""):
+    def __init__(self, folder: Path, program: str, arguments: list, stdin: str = "", limits: dict | None = None):
         folder.mkdir()
         self._files = [folder / name for name in ("stdin", "stdout", "stderr")]
         self._files[0].write_text(stdin)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         argv = [program, *map(str, arguments)]
-        self._process = context.Process(target=_run_entry_point, args=(argv, [str(file) for file in self._files]))
+        arguments = (argv, [str(file) for file in self._files], limits or {})
+        self._process = context.Process(target=_run_entry_point, args=arguments)
         self._process.start()
 
     def finish(self, seconds: float = 600) -> Finished:
@@ -88,8 +89,10 @@ class Command:
         return Finished(self._process.exitcode, *(file.read_text() for file in self._files[1:]))
 
 
-def _run_entry_point(argv, files):
-    """What the installed script does, with the standard streams in files."""
+def _run_entry_point(argv, files, limits):
+    """What the installed script does, with the standard streams in files, under {"RLIMIT_FSIZE": bytes, ...}."""
+    import resource
+
     import torch
 
     torch.set_num_threads(1)
@@ -98,6 +101,8 @@ def _run_entry_point(argv, files):
             os.dup2(file.fileno(), descriptor)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115  (multiprocessing has closed it)
     sys.argv = argv
+    for name, value in limits.items():
+        resource.setrlimit(getattr(resource, name), (value, value))
     os.chdir(Path(files[0]).parent)
     try:
         sys.exit(_entry_point(argv[0])())

@@ -18,11 +18,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 @pytest.fixture(scope="session")
 def start(tmp_path_factory):
-    """start(program, *arguments, stdin="") starts a command; its `finish()` waits for it."""
+    """start(program, *arguments, stdin="", limits={}) starts a command; its `finish()` waits for it."""
     folder = tmp_path_factory.mktemp("streams")
 
-    def start(program, *arguments, stdin=""):
-        return Command(folder / str(len(os.listdir(folder))), program, arguments, stdin)
+    def start(program, *arguments, stdin="", limits=None):
+        return Command(folder / str(len(os.listdir(folder))), program, arguments, stdin, limits)
 
     return start
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from test_importance import MASK, TASK, loss_of, make_gates, make_model, sample, sentences
+from test_importance import MASK, ODD, TASK, loss_of, make_gates, make_model, sample, sentences
 
 from fairseq_headgates import HeadTable, ablation, masked, prune
 from fairseq_headgates.ablation import (
@@ -54,6 +54,30 @@ def test_losses_of_all_ablations(tokens, normalize_before, monkeypatch):
                     row = [int((i == head) == (mode == "all-but-one")) for i in range(4)]
                     expected = bits(model, with_row(kind, layer, row))
                     assert without.values[kind][layer][head] == pytest.approx(expected, abs=1e-9), (kind, layer, head)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_losses_of_odd_models(name):
+    model = make_model(**ODD[name])
+    loss, without = ablation_losses(model, corpus())
+
+    def naive(mask):
+        """From fairseq's own log-probabilities, in single precision, one sentence at a time."""
+        total = tokens = 0
+        with torch.no_grad(), masked(model, mask):
+            for pair in sentences():
+                one = sample([pair])
+                logs = model.get_normalized_probs(model(**one["net_input"]), log_probs=True, sample=one)
+                total -= logs.gather(-1, one["target"][..., None]).double().sum().item()
+                tokens += len(pair[1])
+        return total / tokens / math.log(2)
+
+    assert loss == pytest.approx(naive(HeadTable({})), abs=1e-5)
+    for kind, rows in without.values.items():
+        for layer, row in enumerate(rows):
+            for head, value in enumerate(row):
+                mask = HeadTable({kind: [[int((i, h) != (layer, head)) for h in range(4)] for i in range(len(rows))]})
+                assert value == pytest.approx(naive(mask), abs=1e-5), (kind, layer, head)
 
 
 def test_heads_that_are_not_there_have_no_loss():
@@ -193,3 +217,30 @@ def test_a_journal_goes_on_where_work_was_stopped(tmp_path):
     Journal(str(path), "work 2").discard()
     assert not path.exists()
     assert Journal(None, "").get("a", lambda: 1) == 1
+
+
+def test_a_full_disk_under_a_journal_is_reported(tmp_path):
+    import resource
+
+    path = tmp_path / "out.part"
+    journal = Journal(str(path), "work")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # Python ignores the signal: an OSError, as of a disk
+    try:
+        with pytest.raises(
+            ValueError, match=r"cannot add a result to .*out.part \(File too large\): make room"
+        ) as error:
+            journal.get("a", lambda: "x" * 200)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(error.value)
+    assert Journal(str(path), "work").found == {}  # what was broken off does not count
+
+
+def test_a_journal_of_odd_content_is_refused(tmp_path):
+    path = tmp_path / "out.part"
+    for line in ("[" * 100_000, "[]", '[["a"], 1]', "5", "\ud800".encode("utf-8", "surrogatepass")):
+        text = line if isinstance(line, bytes) else line.encode()
+        path.write_bytes(b'"work"\n' + text + b"\n")
+        with pytest.raises(ValueError, match="is not what this command left when it was stopped"):
+            Journal(str(path), "work")

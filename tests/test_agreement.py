@@ -61,6 +61,14 @@ def test_constant_scores_have_no_correlation():
     assert math.isnan(found.shared)  # which heads would be the best?
 
 
+@pytest.mark.parametrize("scale", [1e308, 1e-320])
+def test_huge_and_tiny_scores_have_a_correlation(scale):
+    x = [value / 5 * scale for value in X]
+    found = agreement(table(x), table(Y))
+    assert found.pearson == pytest.approx(pearson(X, Y), abs=1e-3)  # 1e-320 has few digits
+    assert found.spearman == pytest.approx(pearson(ranks(X), ranks(Y)))
+
+
 def test_heads_that_were_taken_out_of_one_model_are_left_aside():
     gone = [0.3, math.nan, -1.0, 5.0, 0.5, 0.7]
     found = agreement(table(gone), table(Y), top=2)

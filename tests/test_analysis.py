@@ -2,17 +2,20 @@
 
 import json
 import math
+import os
 import re
+import shutil
 import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from commands_for_tests import EVALUATION, run_program, worker_arguments
 
-from fairseq_headgates import cli, evaluation
+from fairseq_headgates import ablation, cli, evaluation
 from fairseq_headgates.heads import SCORE_FORMAT, HeadTable, parse_scores, read_scores, scores_to_json
 
 SEARCH = ["--beam", "2", "--max-len-b", "20"]
@@ -217,6 +220,47 @@ def test_a_stopped_ablation_goes_on(on_toy, tmp_path, monkeypatch):
     assert (tmp_path / "out.json").read_text() == expected.read_text()
 
 
+@pytest.mark.parametrize("changed", ["data", "dictionary", "checkpoint"])
+def test_results_of_other_data_are_not_taken_up(changed, on_toy, copied, checkpoints, tmp_path, monkeypatch):
+    """A stopped command goes on with copies of its data and checkpoint, not with others in their place."""
+    data, checkpoint = copied(), tmp_path / "model.pt"
+    shutil.copy(checkpoints["baseline"], checkpoint)
+    options = ["--by", "magnitude", "--steps", "0,50", "--types", "all", *SEARCH, "--out", tmp_path / "out.json"]
+
+    def curve(folder=data, model=checkpoint, code=0, more=()):
+        return on_toy("curve", *options, *more, checkpoint=model, data=folder, subset="test", code=code)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ablation, "translate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        curve(code=130)
+    kept = (tmp_path / "out.json.part").read_text()
+    assert kept.count("\n") == 2
+    if changed == "data":  # as binarised anew: the same sizes, other words
+        path = data / "test.src-tgt.tgt.bin"
+        tokens = numpy.fromfile(path, numpy.uint16)
+        tokens[0] ^= 1
+        tokens.tofile(path)
+    elif changed == "dictionary":
+        path = data / "dict.tgt.txt"
+        path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
+    else:
+        stamps = os.stat(checkpoint)
+        shutil.copy(checkpoints["gated"], checkpoint)
+        os.utime(checkpoint, ns=(stamps.st_atime_ns, stamps.st_mtime_ns))
+    line = one_line(curve(code=2))
+    assert "out.json.part is not what this command left when it was stopped (the data, the checkpoint or the" in line
+    assert (tmp_path / "out.json.part").read_text() == kept
+    elsewhere, model = copied("elsewhere"), tmp_path / "moved.pt"
+    shutil.copy(checkpoints["baseline"], model)
+    with monkeypatch.context() as patched:
+        translated, translate = [], ablation.translate
+        patched.setattr(ablation, "mean_loss", lambda *_: translated.append("loss") or 1.0)
+        patched.setattr(ablation, "translate", lambda *args: translated.append("text") or translate(*args))
+        curve(elsewhere, model)
+    assert translated == ["text", "loss", "text"]  # the first loss was kept
+    assert not (tmp_path / "out.json.part").exists()
+
+
 # --- curve -----------------------------------------------------------------------------------------------------------
 
 
@@ -320,6 +364,44 @@ def one_line(text):
         ("curve", ["--by", "gate", "--score-method", "gate"], "give it with --scores"),
         ("curve", ["--by", "gate", "--types", "encoder"], "unknown attention type 'encoder'"),
         ("curve", ["--by", "gate", "--types", ","], "names no attention type: choose from all, enc-self"),
+        ("score", ["--method", "gate", "--gen-subset", "/abs/path"], "there is no subset '/abs/path' in"),
+        ("score", ["--method", "gate", "--gen-subset", ""], "--gen-subset is empty: give a name"),
+        ("score", ["--method", "gate", "--path", ""], "--path is empty: give a name"),
+        ("score", ["--method", "gate", "--user-dir", ""], "--user-dir is empty: give the folder of a package"),
+        ("score", ["--method", "gate", "--dataset-impl", "lazy"], "(Index file doesn't match expected format."),
+        ("score", ["--method", "gate", "--dataset-impl", "fasta"], "check the options that say how (--dataset-impl"),
+        ("score", ["--method", "gate", "--shard-id", "1"], "--shard-id cannot be used here: leave it out"),
+        ("score", ["--method", "gate", "--required-batch-size-multiple", "-8"], "-8: it must be at least 1"),
+        ("score", ["--method", "gate", "--required-batch-size-multiple", "99"], "--required-batch-size-multiple 99"),
+        ("score", ["--method", "gate", "--required-seq-len-multiple", "0"], "is 0: it must be at least 1"),
+        ("score", ["--method", "gate", "--required-seq-len-multiple", str(10**9)], "it must be at most 1024"),
+        (
+            "score",
+            ["--method", "gate", "--max-tokens", "9" * 20],
+            "--max-tokens is 99999999999999999999: it must be at",
+        ),
+        ("score", ["--method", "gate", "--num-workers", "-1"], "--num-workers is -1: it must be at least 0"),
+        ("score", ["--method", "gate", "--seed", "-3"], "--seed is -3: it must be at least -1"),
+        ("score", ["--method", "gate", "--seed", str(2**32)], "it must be at most 4294967294"),
+        ("score", ["--method", "gate", "--distributed-world-size", "-1"], "it must be at least 0"),
+        (
+            "score",
+            ["--method", "gate", *"--distributed-world-size 2 --distributed-rank 2".split()]
+            + ["--distributed-init-method", "tcp://127.0.0.1:1"],
+            "--distributed-rank is 2: it must be from 0 to 1",
+        ),
+        (
+            "score",
+            ["--method", "gate", "--distributed-world-size", "2", "--distributed-init-method", "x"],
+            "the workers cannot meet at --distributed-init-method x (",
+        ),
+        ("score", ["--method", "gate", "--bpe", "bytes"], "fairseq cannot use these options (In 'config'"),
+        ("curve", ["--scores", ""], "--scores is empty: give a name"),
+        ("curve", ["--by", "gate", "--score-subset", ""], "--score-subset is empty: give a name"),
+        ("curve", ["--by", "gate", "--score-method", ""], "--score-method names the scores of a file"),
+        ("curve", ["--by", "gate", "--score-reference"], "--score-reference cannot be used here"),
+        ("ablate", ["--select-subset", ""], "--select-subset is for --mode all-but-one"),
+        ("ablate", [*"--mode all-but-one --metric bleu --select-subset".split(), ""], "--select-subset is empty"),
     ],
 )
 def test_bad_input_gets_one_line(command, options, words, on_toy):
@@ -330,16 +412,72 @@ def test_bad_input_gets_one_line(command, options, words, on_toy):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["--max-len-b", "-1"], "--min-len is 1, but translations of 9 source tokens have at most -1 tokens: lower"),
+        (["--max-len-b", "10", "--min-len", "11"], "--min-len is 11, but translations of 9 source tokens have at most"),
+        (["--min-len", "2000"], "have at most 200 tokens"),
+        (
+            ["--match-source-len", "--min-len", "50"],
+            "--min-len is 50, but translations of 9 source tokens have at most",
+        ),
+        (["--max-len-a", "nan"], "--max-len-a is nan: it must be a finite number"),
+        (["--max-len-a", "inf"], "--max-len-a is inf: it must be a finite number"),
+        (["--lenpen", "nan"], "--lenpen is nan: it must be a finite number"),
+        (["--unkpen", "nan"], "--unkpen is nan: it must be a finite number"),
+        (["--unkpen=-inf"], "--unkpen is -inf: it must be a finite number"),
+        (["--temperature", "0"], "--temperature is 0: it must be above 0"),
+        (["--temperature", "-1"], "--temperature is -1.0: it must be at least 0"),
+        (["--sampling", "--sampling-topk", "99"], "--sampling-topk is 99: it must be at most 24"),
+        (["--sampling", "--sampling-topp", "2"], "--sampling-topp is 2.0: it must be at most 1"),
+        (["--sampling-topk", "3"], "the options of the search cannot be used: --sampling-topk requires --sampling"),
+        (["--diverse-beam-groups", "2", "--diverse-beam-strength", "nan"], "it must be a finite number"),
+        (["--diversity-rate", "nan"], "--diversity-rate is nan"),
+        (
+            ["--scoring", "sacrebleu", "--sacrebleu-tokenizer", "ja-mecab"],
+            "--sacrebleu-tokenizer ja-mecab cannot be used",
+        ),
+    ],
+)
+def test_options_of_the_search_are_checked_before_anything_is_computed(options, words, on_toy, monkeypatch):
+    for name in ("ablation_losses", "mean_loss", "translate"):
+        monkeypatch.setattr(ablation, name, lambda *_: pytest.fail("it has begun to compute"))
+    assert words in one_line(on_toy("ablate", "--metric", "bleu", *options, subset="test", code=2))
+    if "--min-len" in options:
+        assert words in one_line(on_toy("curve", "--by", "gate", *options, subset="test", code=2))
+
+
+@pytest.mark.parametrize("options", [["--lenpen", "1e300"], ["--temperature", "1e-300"]])
+def test_a_search_without_a_best_translation(options, on_toy):
+    line = one_line(on_toy("curve", "--by", "gate", "--steps", "0", "--types", "all", *options, code=2))
+    assert "the scores of the search are not finite: use less extreme values of --temperature, --lenpen" in line
+
+
+def test_extreme_but_possible_options(on_toy):
+    """What the search limits by itself, and what is not used, stays allowed."""
+    more = ["--beam", "1000000000", "--max-len-b", "9", "--unkpen", "inf", "--temperature", "inf", "--nbest", "0"]
+    more += ["--prefix-size", "-1", "--num-workers", "99999", "--seed", "-1", "--sentences", "9" * 20]
+    on_toy("curve", "--by", "random", "--steps", "0", "--types", "all", *more, subset="test")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
         (["curve", "--by", "guess"], "argument --by: invalid choice: 'guess' (choose from"),
         (["curve", "--by", "gate", "--steps", "0,120"], "120 percent of the heads: it must be from 0 to 100"),
         (["curve", "--by", "gate", "--steps", "ten"], "'ten' is no list of percentages"),
         (["score", "--method", "gate", "--sentenc", "3"], "unrecognized arguments: --sentenc 3"),
+        (["score", "--method", "gate", "--beam", "x"], "argument --beam: invalid int value: 'x'"),
+        (["score", "--method", "gate", "--gen-subset"], "argument --gen-subset: expected one argument"),
+        (["score", "--method", "gate", "--user-dir"], "argument --user-dir: expected one argument"),
+        (["score", "--method", "gate", "--task", "x"], "argument --task: invalid choice: 'x'"),
+        (["score", "--method", "gate", "--dataset-impl", "x"], "argument --dataset-impl: invalid choice: 'x'"),
+        (["score", "--method", "gate", "--method", "random"], "argument --method: given twice, as 'gate' and 'random'"),
+        (["curve", "--by", "gate", "--by", "random"], "argument --by: given twice, as 'gate' and 'random'"),
         (["show", "x.pt", "--beam", "3"], "unrecognized arguments: --beam 3"),
     ],
 )
 def test_bad_options_are_argparses(options, words, headgates, toy, gated_checkpoint):
     where = [] if options[0] == "show" else [toy.data, "--path", gated_checkpoint, *READ]
-    assert words in headgates(options[0], *where, *options[1:], code=2)
+    assert words in one_line(headgates(options[0], *where, *options[1:], code=2))
 
 
 def test_no_checkpoint_or_data_of_another_vocabulary(headgates, on_toy, toy, tmp_path):
@@ -350,6 +488,31 @@ def test_no_checkpoint_or_data_of_another_vocabulary(headgates, on_toy, toy, tmp
     (tmp_path / "valid.src-tgt.src.idx").write_bytes(b"")
     line = on_toy("score", "--method", "gate", "--source-lang", "src", "--target-lang", "tgt", data=tmp_path, code=2)
     assert "has 5 symbols, the encoder of the checkpoint" in one_line(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("broken_syntax", "def (", "SyntaxError: invalid syntax"),
+        ("broken_import", "import nothing_like_this", "ModuleNotFoundError: No module named 'nothing_like_this'"),
+        ("broken_at_work", "raise RuntimeError('so\\nand so')", "(RuntimeError: so)"),
+        ("broken_exit", "import sys; sys.exit(3)", "(SystemExit: 3)"),
+        ("json", "", "is not globally unique"),
+        ("copy", "", "AttributeError: module 'copy' has no attribute '__path__'"),
+        ("fairseq_headgates", "", "is not globally unique"),
+        ("missing", None, "(no such folder)"),
+        ("one.two", "", "ModuleNotFoundError: No module named 'one'"),
+    ],
+)
+def test_a_broken_user_dir(name, content, words, on_toy, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))  # to which fairseq adds the folder
+    folder = tmp_path / name
+    if content is not None:
+        folder.mkdir()
+        (folder / "__init__.py").write_text(content)
+    monkeypatch.setattr(sys, "argv", ["headgates", "--user-dir", str(folder)])  # which fairseq reads as well
+    line = one_line(on_toy("score", "--method", "gate", "--user-dir", folder, code=2))
+    assert f"cannot import --user-dir {folder} (" in line and words in line
 
 
 @pytest.fixture(scope="module")
@@ -410,6 +573,120 @@ def test_a_hostile_checkpoint_is_not_run(on_toy, tmp_path):
     torch.save({"model": {}, "args": Hostile()}, path)
     assert "pass --trust" in one_line(on_toy("score", "--method", "gate", checkpoint=path, code=2))
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.fixture
+def copied(toy, tmp_path):
+    """copied(): a folder with the dictionaries and the test data."""
+
+    def copied(name="copy"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for path in [*toy.data.glob("dict.*"), *toy.data.glob("test.*")]:
+            shutil.copy(path, folder)
+        return folder
+
+    return copied
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("test.src-tgt.src.bin", lambda data: data[:-1], "is cut off: it has 111 bytes, its index describes 112"),
+        ("test.src-tgt.tgt.bin", lambda data: b"", "is cut off: it has 0 bytes"),
+        ("test.src-tgt.src.idx", lambda data: data[:40], "is cut off: it has 40 bytes, its header says 146"),
+        ("test.src-tgt.tgt.idx", lambda data: data[:70] + b"\x07" + data[71:], "is damaged: "),
+        ("test.src-tgt.src.bin", lambda data: b"\x18" + data[1:], "the token 24, its dictionary 24 symbols"),
+        ("test.src-tgt.tgt.bin", lambda data: b"\xff" * len(data), "the token 65535, its dictionary 24 symbols"),
+        ("dict.src.txt", lambda data: data + data, "Duplicate word found when loading Dictionary"),
+        ("dict.src.txt", lambda data: data + b"\xff 1\n", "Incorrect encoding detected in"),
+        ("dict.tgt.txt", lambda data: data.replace(b" ", b""), "Incorrect dictionary format"),
+        ("dict.tgt.txt", lambda data: data + b"more 1\n", "has 25 symbols, the decoder of the checkpoint 24"),
+    ],
+)
+def test_damaged_data(name, change, words, on_toy, copied):
+    path = copied() / name
+    path.write_bytes(change(path.read_bytes()))
+    commands = [["ablate"], ["curve", "--by", "random"], ["score", "--method", "random"]]
+    for command in commands if "cut off" in words else commands[:1]:
+        line = one_line(on_toy(*command, data=path.parent, subset="test", code=2))
+        assert words in line and str(path.parent) in line
+
+
+def test_pipes_and_devices_are_no_data(on_toy, copied):
+    folder = copied()
+    (folder / "dict.src.txt").unlink()
+    os.mkfifo(folder / "dict.src.txt")
+    assert "dict.src.txt is not a regular file" in one_line(
+        on_toy("score", "--method", "gate", data=folder, subset="test", code=2)
+    )
+
+
+def test_options_that_would_kill_or_hang_a_process(start, toy, gated_checkpoint, tmp_path):
+    """Division by zero in compiled code; JPEG on a full disk; workers of which one cannot write."""
+    common = ["score", toy.data, "--path", gated_checkpoint, "--gen-subset", "test", "--cpu", "--method", "gradient"]
+    full = {"RLIMIT_FSIZE": 300}
+    out = tmp_path / "x.json"
+    children = [
+        start("headgates", *common, "--required-batch-size-multiple", "0"),
+        start("headgates", *common, "--plot", tmp_path / "x.jpg", limits=full),
+        *(
+            start("headgates", *common, "--out", out, *own, limits=limits)
+            for own, limits in zip(worker_arguments(2), [full, None], strict=True)
+        ),
+    ]
+    words = [
+        "--required-batch-size-multiple is 0: it must be at least 1",
+        f"cannot write {tmp_path / 'x.jpg'} (File too large)",
+        f"cannot write {out} (File too large)",
+        "another worker has stopped: see its error",
+    ]
+    for child, expected in zip(children, words, strict=True):
+        assert expected in one_line(child.finish(90).expect(2).err)
+    assert not list(tmp_path.iterdir())
+
+
+def test_standard_output_without_room(on_toy, headgates, tmp_path, monkeypatch):
+    scores = tmp_path / "scores.json"
+    on_toy("score", "--method", "magnitude,random", "--out", scores)
+    for run in (lambda: on_toy("score", "--method", "gate", code=2), lambda: headgates("correlate", scores, code=2)):
+        monkeypatch.setattr(sys, "stdout", open("/dev/full", "w"))  # noqa: SIM115
+        assert "cannot write to standard output (No space left on device)" in one_line(run())
+
+
+def test_workers_named_by_the_environment_have_numbers(monkeypatch):
+    for name, value in {"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="the environment variable RANK is 'x': it must be a number"):
+        evaluation.join_workers(Namespace(distributed_world_size=1))
+
+
+def test_a_gpu_that_does_not_exist_is_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert evaluation.device_of(Namespace(cpu=False, device_id=1)) == torch.device("cuda", 1)
+    with pytest.raises(ValueError, match="--device-id is 2: it must be from 0 to 1"):
+        evaluation.device_of(Namespace(cpu=False, device_id=2))
+
+
+@pytest.mark.parametrize("option", ["checkpoint_activations", "offload_activations"])
+def test_saved_options_of_training_do_not_matter(option, on_toy, checkpoints, tmp_path):
+    state = torch.load(checkpoints["baseline"], weights_only=False)
+    options = state.get("args") or state["cfg"]["model"]
+    setattr(options, option, True)
+    torch.save(state, tmp_path / "saved.pt")
+    found = [
+        json.loads(on_toy("score", "--method", "gradient", "--json", checkpoint=checkpoint))["scores"]
+        for checkpoint in (checkpoints["baseline"], tmp_path / "saved.pt")
+    ]
+    assert found[0] == found[1]
+
+
+def test_several_folders_are_all_signed(on_toy, toy, copied):
+    """fairseq reads validation data from the first of them."""
+    other = copied("other")
+    signature = json.loads(on_toy("score", "--method", "gate", "--json", data=f"{toy.data}:{other}"))["signature"]
+    assert f"|data:{toy.data.parent.name}/bin:{other.parent.name}/other|langs:src-tgt|" in signature
 
 
 @pytest.mark.parametrize(("visible", "size"), [(8, 8), (8, 1), (0, 1)])

@@ -145,6 +145,79 @@ def naive_gradient(model, per_token, step=1e-5):
     return found
 
 
+ODD = {
+    "no-cross-attention": {"no_cross_attention": True},
+    "cross-self-attention": {"cross_self_attention": True},
+    "both": {"no_cross_attention": True, "cross_self_attention": True},
+    "adaptive-softmax": {"adaptive_softmax_cutoff": [10, 25]},
+    "no-encoder-layers": {"encoder_layers": 0},
+    "no-decoder-layers": {"decoder_layers": 0},
+    "checkpoint-activations": {"checkpoint_activations": True},
+    "offload-activations": {"checkpoint_activations": True, "offload_activations": True},
+}
+
+
+def difference_quotients(model, step=1e-6):
+    """The gradient score by finite differences of the loss, with `head_mask` as the gates."""
+    found = {}
+    for site in head_sites(model):
+        row = found.setdefault(site.kind, [])
+        row.append([0.0] * 4)
+        for head in range(4):
+            for pair in sentences():
+                losses = []
+                for sign in (1, -1):
+                    site.attention.head_mask = torch.ones(4).double()
+                    site.attention.head_mask[head] += sign * step
+                    with torch.no_grad():
+                        losses.append(log_loss(model, pair))
+                site.attention.head_mask = None
+                row[-1][head] += abs(losses[0] - losses[1]) / (2 * step) / len(sentences())
+    return found
+
+
+def log_loss(model, pair):
+    """-ln p of a sentence; from fairseq's own log-probabilities where the softmax is adaptive."""
+    if model.decoder.adaptive_softmax is None:
+        return loss_of(model, pair).item()
+    one = alone(pair)
+    logs = model.get_normalized_probs(model(**one["net_input"]), log_probs=True, sample=one)
+    return -logs.gather(-1, one["target"][..., None]).sum().item()
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_gradient_of_odd_models(name):
+    model = make_model(**ODD[name])
+    forwards = [module.forward for module in model.modules() if hasattr(module, "precheckpoint_forward")]
+    table = scores(model, "gradient", normalize="none")
+    assert_close(table, difference_quotients(model), 1e-6)
+    heads = {kind: table.heads(kind) for kind in table.types}
+    assert heads and any(map(any, heads.values())) == (name != "no-decoder-layers")
+    assert ("enc-self" not in heads) == (name == "no-encoder-layers")
+    if name in ("no-cross-attention", "no-decoder-layers"):  # nothing reads the encoder
+        assert not any(heads["enc-self"])
+    assert [m.forward for m in model.modules() if hasattr(m, "precheckpoint_forward")] == forwards
+
+
+def test_confidence_of_a_decoder_whose_self_attention_reads_the_source():
+    model = make_model(cross_self_attention=True)
+    table = scores(model, "confidence")
+    found, counts = [[0.0] * 4 for _ in range(2)], 0
+    for pair in sentences():
+        prefix = [EOS, *pair[1][:-1]]
+        with torch.no_grad(), observe(model) as seen:
+            model(**alone(pair)["net_input"])
+        keys = [*pair[0], *prefix]
+        for t, query in enumerate(prefix):
+            counts += query != EOS
+            for layer, attention in seen["dec-self"].items() if query != EOS else ():
+                for head in range(4):
+                    looked = [attention.weights[0, head, t, s].item() for s, key in enumerate(keys) if key != EOS]
+                    found[layer][head] += max(looked)
+    expected = [[value / counts for value in row] for row in found]
+    assert torch.allclose(torch.tensor(table.values["dec-self"]), torch.tensor(expected), atol=1e-9)
+
+
 @pytest.mark.parametrize("pruned", [False, True])
 def test_confidence(pruned):
     model = prune(make_model(), MASK) if pruned else make_model()

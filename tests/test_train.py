@@ -186,6 +186,15 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path, toy, train, l
     assert last.stat().st_mtime_ns == before
 
 
+def test_ctrl_c_stops_it_with_a_checkpoint(tmp_path, toy, launch):
+    """A terminal sends SIGINT to the whole group, the data loader's process included."""
+    arguments = train_arguments(toy, tmp_path / "run", *SMALL, "--num-workers", 1, updates=500)
+    run = launch(arguments).reach(3).signal(signal.SIGINT, whole_group=True)
+    text = run.finish()
+    assert stopped_at(text) >= 3 and "Traceback" not in text
+    assert (tmp_path / "run" / "checkpoint_last.pt").exists()
+
+
 @pytest.mark.slow
 def test_two_processes_stop_at_the_same_update(tmp_path, toy, start, launch):
     """Spawned by fairseq and stopped by its parent, started by torchrun and stopped by one of two, and by hand."""

@@ -17,12 +17,13 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
 from torch import Tensor, nn
 
+from fairseq_headgates.arguments import shown
 from fairseq_headgates.checkpoints.loading import load_checkpoint, model_args, updates_of
 from fairseq_headgates.checkpoints.sizes import check_sizes
 from fairseq_headgates.freezing import freeze
 from fairseq_headgates.heads import TYPES, HeadTable
 from fairseq_headgates.models import HeadGatesMixin, TransformerHeadGatesModel
-from fairseq_headgates.safety import model_options, shown
+from fairseq_headgates.safety import model_options
 from fairseq_headgates.sites import gate_values, gated_sites, open_probabilities, to_tables
 
 LANGUAGE = re.compile(r"[\w@.-]+")
@@ -109,6 +110,8 @@ def safe_model_options(state: Mapping[str, Any]) -> argparse.Namespace:
     """The stored options that a model is built from. Raises ValueError for one of a wrong type."""
     args = model_options(vars(model_args(state)))
     args.encoder_embed_path = args.decoder_embed_path = None  # files that the weights make unnecessary
+    # Recomputed activations save memory in training. Here they would only cost time and hide layers from autograd.
+    args.checkpoint_activations = args.offload_activations = False
     alive = getattr(args, "alive_heads", None)
     if alive and not alive.lstrip().startswith("{"):  # a path: nothing is opened because a file says so
         raise ValueError(f"the stored option alive_heads is {shown(alive)}: it must be a mask as inline JSON")

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq_headgates.arguments import shown
 from fairseq_headgates.files import replacing
-from fairseq_headgates.safety import check_evaluated, load_file, shown
+from fairseq_headgates.safety import check_evaluated, load_file
 
 # Where fairseq keeps what in a checkpoint, and of which type; each may be missing.
 FORMS: dict[tuple[str, ...], tuple[type, ...]] = {

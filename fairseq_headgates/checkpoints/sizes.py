@@ -13,7 +13,7 @@ import torch
 from fairseq.models.transformer import TransformerModel, base_architecture
 from torch import Tensor, nn
 
-from fairseq_headgates.safety import shown
+from fairseq_headgates.arguments import shown
 
 SIZES = ("embed_dim", "ffn_embed_dim", "attention_heads")
 MOST_LAYERS = 1_000  # of a stack; more take minutes to build

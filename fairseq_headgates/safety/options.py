@@ -11,7 +11,6 @@ import argparse
 import ast
 import dataclasses
 import re
-import reprlib
 import typing
 import warnings
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,8 @@ from typing import Any
 
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
+
+from fairseq_headgates.arguments import shown
 
 NUMBERS = "a number or a list of numbers"
 LITERAL = "a Python literal"
@@ -44,11 +45,6 @@ DEEPEST = 20  # levels of dictionaries and lists among stored options
 MOST_VALUES = 1_000_000  # of stored options, over all levels
 
 Number = (int, float)
-
-
-def shown(value: Any) -> str:
-    """A value from a file for an error message: short, in one line."""
-    return reprlib.repr(value)
 
 
 def plain(value: Any) -> Any:

@@ -1,0 +1,231 @@
+"""A subset of binarised data in batches, found and batched by fairseq with the options of fairseq-generate."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import tasks, utils
+from fairseq.data import BaseWrapperDataset
+from torch import nn
+
+from fairseq_headgates.evaluation.binarised import (
+    check_regular,
+    check_whole,
+    dictionary_files,
+    is_empty,
+    subset_files,
+)
+from fairseq_headgates.evaluation.options import first_line, logging_only, to_config
+from fairseq_headgates.evaluation.workers import device_of, total
+
+logger = logging.getLogger(__name__)
+
+Sample = Mapping[str, Any]
+
+
+class FirstSentences(BaseWrapperDataset):
+    """The first `number` sentences of a data set."""
+
+    def __init__(self, dataset, number: int):
+        super().__init__(dataset)
+        self.number = min(number, len(dataset))
+
+    def __len__(self) -> int:
+        return self.number
+
+    def ordered_indices(self):
+        indices = self.dataset.ordered_indices()
+        return indices[indices < self.number]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A subset of binarised data: this process's share of its batches, and what turns tokens into text.
+
+    `sentences` counts those of all processes; `cfg` holds the options of fairseq-generate.
+    """
+
+    task: Any
+    batches: Sequence[Sample]
+    subset: str = ""
+    sentences: int = 0
+    cfg: Any = None
+
+    @property
+    def pad(self) -> int:
+        return self.task.target_dictionary.pad()
+
+    @property
+    def eos(self) -> int:
+        return self.task.target_dictionary.eos()
+
+
+def setup_task(args: Namespace) -> Any:
+    """Return fairseq's task with its dictionaries. Raise ValueError if the data cannot be read."""
+    config = to_config(args).task
+    try:
+        for path in dictionary_files(utils.split_paths(args.data)[0]):
+            check_regular(path)
+        task = tasks.setup_task(config)
+    except Exception as error:  # fairseq raises no other for a missing folder, dictionary or language
+        raise ValueError(
+            f"cannot read the data in {args.data} ({first_line(error)}): give a folder of fairseq-preprocess"
+        ) from None
+    for option in ("source_lang", "target_lang"):  # fairseq ignores one that is given without the other
+        wanted, found = getattr(args, option, None), getattr(task.cfg, option, None)
+        if wanted and found != wanted:
+            raise ValueError(
+                f"--{option.replace('_', '-')} is {wanted}, the data in {args.data} have {found}: name both"
+            )
+    return task
+
+
+def files_of(task: Any, subset: str) -> list[Path]:
+    """Return the files that fairseq reads for a subset: those of its language pair in the first folder of DATA."""
+    source, target = (getattr(task.cfg, f"{side}_lang", None) for side in ("source", "target"))
+    pairs = (f"{source}-{target}", f"{target}-{source}") if source and target else ()
+    return subset_files(utils.split_paths(task.cfg.data)[0], subset, pairs)
+
+
+def load_corpus(args: Namespace, task: Any, model: nn.Module, sentences: int | None = None) -> Corpus:
+    """Return the batches of `--gen-subset`, or of its first `sentences`, for a model. Raise ValueError."""
+    _check_vocabulary(task, model, args.data)
+    dataset = _load_dataset(task, args.gen_subset, args.data)
+    if sentences is not None:
+        if sentences < 1:
+            raise ValueError(f"--sentences is {sentences}: it must be at least 1")
+        dataset = FirstSentences(dataset, sentences)
+    if len(dataset) == 0:
+        raise ValueError(_empty(args.gen_subset, args.data))
+    try:
+        with logging_only(logging.ERROR, "fairseq"):
+            batches = list(_batches(args, task, dataset, model))
+    except ValueError as error:
+        raise ValueError(first_line(error)) from None
+    except Exception as error:  # whatever its readers make of broken files
+        raise ValueError(_unreadable(args.gen_subset, args.data, error)) from None
+    _check_tokens(batches, task, args)
+    device = device_of(args)
+    batches = [utils.move_to_cuda(batch, device) for batch in batches] if device.type == "cuda" else batches
+    number = int(total(torch.tensor(sum(len(batch["id"]) for batch in batches))))
+    _report_dropped(args, number, len(dataset))
+    return Corpus(task, batches, args.gen_subset, number, to_config(args))
+
+
+def _report_dropped(args: Namespace, number: int, there_are: int) -> None:
+    multiple = args.required_batch_size_multiple
+    reason = "longer than --max-source-positions and --max-target-positions, or than the model takes"
+    reason += f", or more than a multiple of --required-batch-size-multiple {multiple}" if multiple > 1 else ""
+    if not number:
+        raise ValueError(f"no sentence of {args.gen_subset!r} is left: all are {reason}")
+    if number < there_are and args.distributed_rank == 0:
+        logger.warning("%d of %d sentences of %r are %s", there_are - number, there_are, args.gen_subset, reason)
+
+
+def _check_vocabulary(task: Any, model: nn.Module, folder: str) -> None:
+    for side, dictionary in (("encoder", task.source_dictionary), ("decoder", task.target_dictionary)):
+        embedding = getattr(getattr(model, side, None), "embed_tokens", None)
+        if embedding is not None and dictionary is not None and len(dictionary) != embedding.num_embeddings:
+            raise ValueError(
+                f"the dictionary of {folder} has {len(dictionary)} symbols, the {side} of the checkpoint "
+                f"{embedding.num_embeddings}: give the data that it was trained on"
+            )
+
+
+def _check_tokens(batches: Sequence[Sample], task: Any, args: Namespace) -> None:
+    """Raise ValueError for tokens that the dictionaries do not have."""
+    for batch in batches:
+        sides = (
+            (batch["net_input"].get("src_tokens"), task.source_dictionary),
+            (batch["target"], task.target_dictionary),
+        )
+        for tokens, dictionary in sides:
+            if tokens is None or not tokens.numel():
+                continue
+            for token in (int(tokens.min()), int(tokens.max())):
+                if not 0 <= token < len(dictionary):
+                    raise ValueError(
+                        f"the subset {args.gen_subset!r} of {args.data} has the token {token}, its dictionary "
+                        f"{len(dictionary)} symbols: run fairseq-preprocess again"
+                    )
+
+
+def _load_dataset(task: Any, subset: str, folder: str) -> Any:
+    files = files_of(task, subset)
+    try:
+        check_whole(files)
+    except ValueError as error:
+        raise ValueError(f"{error}: run fairseq-preprocess again, or copy the data again") from None
+    if is_empty(files):  # which fairseq's memory map would fail on
+        raise ValueError(_empty(subset, folder))
+    reason = ""
+    with _silent_destructors():
+        try:
+            task.load_dataset(subset)
+        except FileNotFoundError:
+            reason = f"there is no subset {subset!r} in {folder}: choose another with --gen-subset"
+        except Exception as error:
+            reason = _unreadable(subset, folder, error)
+    if reason:
+        raise ValueError(reason)
+    return task.dataset(subset)
+
+
+@contextmanager
+def _silent_destructors() -> Iterator[None]:
+    """Within the context, nothing is printed when fairseq deletes a data set that it has not been able to open."""
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda _: None
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def _unreadable(subset: str, folder: str, error: Exception) -> str:
+    return (
+        f"the subset {subset!r} of {folder} cannot be read ({first_line(error)}): check the options that say how "
+        "(--dataset-impl, ...), or run fairseq-preprocess again"
+    )
+
+
+def _empty(subset: str, folder: str) -> str:
+    return f"the subset {subset!r} of {folder} is empty: choose another with --gen-subset"
+
+
+def _batches(args: Namespace, task: Any, dataset: Any, model: nn.Module) -> Iterator[Sample]:
+    if args.max_tokens is None and args.batch_size is None:
+        args.max_tokens = 4000
+    try:
+        iterator = task.get_batch_iterator(
+            dataset,
+            max_tokens=args.max_tokens,
+            max_sentences=args.batch_size,
+            max_positions=utils.resolve_max_positions(task.max_positions(), model.max_positions()),
+            ignore_invalid_inputs=args.skip_invalid_size_inputs_valid_test,
+            required_batch_size_multiple=args.required_batch_size_multiple,
+            seed=args.seed,
+            num_shards=args.distributed_world_size,
+            shard_id=args.distributed_rank,
+            num_workers=0,  # all batches are read before anything is computed: more processes would not be faster
+        )
+    except Exception as error:  # how fairseq says that a sentence is too long
+        if "max_positions" not in str(error) and "max_tokens" not in str(error):
+            raise
+        raise ValueError(f"{args.gen_subset}: {first_line(error)}") from None
+    # An epoch has the same number of batches for every process: the last ones of some are empty.
+    return (batch for batch in iterator.next_epoch_itr(shuffle=False) if batch and "net_input" in batch)
+
+
+def check_target(corpus: Corpus, what: str) -> None:
+    """Raises ValueError if the corpus has no target side."""
+    if any(sample.get("target") is None for sample in corpus.batches):
+        raise ValueError(f"the subset {corpus.subset!r} has no target side, which {what} needs: choose another subset")

@@ -1,0 +1,145 @@
+"""The translations of a corpus by fairseq's beam search, and their BLEU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from fairseq import utils
+from fairseq_cli.generate import get_symbols_to_strip_from_output
+from sacrebleu.metrics import BLEU
+from sacrebleu.significance import PairedTest
+from torch import Tensor, nn
+
+from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.evaluation.options import first_line, logging_only
+from fairseq_headgates.evaluation.workers import union
+
+RESAMPLINGS = 1000  # of the paired bootstrap (Koehn 2004)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """How fairseq-generate turns tokens into text: BPE removed (--post-process), --bpe and --tokenizer decoded."""
+
+    dictionary: Any
+    post_process: str | None
+    decoders: tuple[Callable[[str], str], ...]
+    ignored: set[int]
+
+    @classmethod
+    def of(cls, corpus: Corpus, generator: Any) -> Texts:
+        cfg = corpus.cfg
+        try:
+            decoders = [corpus.task.build_bpe(cfg.bpe), corpus.task.build_tokenizer(cfg.tokenizer)]
+            corpus.task.target_dictionary.string(torch.tensor([corpus.eos]), cfg.common_eval.post_process)
+        except Exception as error:  # a missing model, an unknown name
+            raise ValueError(
+                f"--bpe, --tokenizer or --post-process cannot be used ({first_line(error)}): see fairseq-generate "
+                "--help"
+            ) from None
+        return cls(
+            corpus.task.target_dictionary,
+            cfg.common_eval.post_process,
+            tuple(decoder.decode for decoder in decoders if decoder is not None),
+            get_symbols_to_strip_from_output(generator),
+        )
+
+    def text(self, tokens: Tensor, reference: bool = False) -> str:
+        line = self.dictionary.string(
+            tokens.int().cpu(), self.post_process, escape_unk=reference, extra_symbols_to_ignore=self.ignored
+        )
+        for decode in self.decoders:
+            line = decode(line)
+        return line
+
+
+def make_generator(model: nn.Module, corpus: Corpus) -> Any:
+    """Return fairseq's beam search with the options of the command line. Raise ValueError for those that contradict."""
+    _check_sampling(corpus)
+    utils.set_torch_seed(corpus.cfg.common.seed)  # of --sampling: the same for every model
+    try:
+        generator = corpus.task.build_generator([model], corpus.cfg.generation)
+    except Exception as error:
+        raise ValueError(f"the options of the search cannot be used: {first_line(error)}") from None
+    _check_lengths(corpus, getattr(generator, "max_len", None))
+    return generator
+
+
+def _check_sampling(corpus: Corpus) -> None:
+    k, symbols = corpus.cfg.generation.sampling_topk, len(corpus.task.target_dictionary)
+    if k > symbols:
+        raise ValueError(f"--sampling-topk is {k}: it must be at most {symbols}, the number of symbols to choose from")
+
+
+def _check_lengths(corpus: Corpus, longest: int | None) -> None:
+    """Raise ValueError if --min-len is above the length that fairseq allows for one of the batches."""
+    options = corpus.cfg.generation
+    for sample in corpus.batches if longest else ():
+        length = sample["net_input"]["src_tokens"].size(1)
+        limit = min(int(options.max_len_a * length + options.max_len_b), longest - 1)
+        if options.match_source_len:
+            limit = int(sample["net_input"]["src_lengths"].max())
+        if options.min_len > limit:
+            raise ValueError(
+                f"--min-len is {options.min_len}, but translations of {length} source tokens have at most {limit} "
+                "tokens: lower --min-len or raise --max-len-a and --max-len-b"
+            )
+
+
+@torch.no_grad()
+def translate(model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], Iterable] = iter) -> list[str]:
+    """The translations of a corpus by a model prepared for inference, in the order of the sentences."""
+    generator = make_generator(model, corpus)
+    texts = Texts.of(corpus, generator)
+    prefix = corpus.cfg.generation.prefix_size
+    found = {}
+    for sample in progress(corpus.batches):
+        forced = sample["target"][:, :prefix] if prefix > 0 else None
+        try:
+            best = corpus.task.inference_step(generator, [model], sample, prefix_tokens=forced)
+        except (AssertionError, OverflowError):  # no best hypothesis can be found
+            raise ValueError(
+                "the scores of the search are not finite: use less extreme values of --temperature, --lenpen, --unkpen "
+                "and --diverse-beam-strength"
+            ) from None
+        for number, hypotheses in zip(sample["id"].tolist(), best, strict=True):
+            found[number] = texts.text(hypotheses[0]["tokens"])
+    return [text for _, text in sorted(union(found).items())]
+
+
+def references(model: nn.Module, corpus: Corpus) -> list[str]:
+    """The target side of a corpus as text. Raises ValueError if there is none."""
+    texts = Texts.of(corpus, make_generator(model, corpus))
+    found = {}
+    for sample in corpus.batches:
+        for number, tokens in zip(sample["id"].tolist(), sample["target"], strict=True):
+            found[number] = texts.text(utils.strip_pad(tokens, corpus.pad), reference=True)
+    return [text for _, text in sorted(union(found).items())]
+
+
+def bleu_metric(corpus: Corpus) -> BLEU:
+    """Return sacreBLEU with the options of `--scoring sacrebleu`. Raise ValueError if they cannot be used."""
+    scoring = corpus.cfg.scoring
+    tokenizer = getattr(scoring, "sacrebleu_tokenizer", None) or "13a"
+    try:
+        with logging_only(logging.CRITICAL, "sacrebleu"):  # which logs what it raises
+            return BLEU(lowercase=bool(getattr(scoring, "sacrebleu_lowercase", False)), tokenize=tokenizer)
+    except Exception as error:  # a package or a model of the tokenizer is missing
+        raise ValueError(f"--sacrebleu-tokenizer {tokenizer} cannot be used ({first_line(error)})") from None
+
+
+def bleu_with_significance(
+    metric: BLEU, systems: Mapping[str, Sequence[str]], references: Sequence[str]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """BLEU of every system, and the p-value of its difference to the first one by paired bootstrap resampling."""
+    named = [(name, list(texts)) for name, texts in systems.items()]
+    if len(named) == 1:
+        return {named[0][0]: metric.corpus_score(named[0][1], [list(references)]).score}, {}
+    _, scores = PairedTest(named, {"BLEU": metric}, [list(references)], "bs", RESAMPLINGS)()
+    results = {name: result for (name, _), result in zip(named, scores["BLEU"], strict=True)}
+    bleu = {name: float(result.score) for name, result in results.items()}
+    return bleu, {name: float(result.p_value) for name, result in results.items() if result.p_value is not None}

@@ -1,0 +1,103 @@
+"""The processes that share the data of one command."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from fairseq_headgates.evaluation.options import first_line
+
+
+def join_workers(args: Namespace) -> None:
+    """Join the other processes of `torchrun`, or those that fairseq's --distributed-* options name, if there are any.
+
+    Afterwards `args` holds the rank of this process and the number of processes. Raises ValueError for options that
+    name no rendezvous.
+    """
+    if all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
+        args.distributed_init_method = "env://"
+        args.distributed_rank, args.distributed_world_size = _number("RANK"), _number("WORLD_SIZE")
+        args.device_id = _number("LOCAL_RANK") if "LOCAL_RANK" in os.environ else args.distributed_rank
+    # fairseq's default is the number of visible GPUs; this command takes one of them, unless it is told more.
+    by_default = not args.distributed_init_method and args.distributed_world_size == torch.cuda.device_count()
+    if args.distributed_world_size <= 1 or by_default:
+        args.distributed_rank, args.distributed_world_size = 0, 1
+        return
+    size, rank = args.distributed_world_size, args.distributed_rank
+    if not args.distributed_init_method:
+        raise ValueError(
+            f"--distributed-world-size {size} without a place to meet: start the command with "
+            f"`torchrun --nproc-per-node {size} --no-python`, or give every process "
+            "--distributed-init-method and --distributed-rank"
+        )
+    if not 0 <= rank < size:
+        raise ValueError(f"--distributed-rank is {rank}: it must be from 0 to {size - 1}, one less than the world size")
+    on_gpu = device_of(args).type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(args.device_id)
+    if not torch.distributed.is_initialized():
+        _start(args, args.distributed_backend if on_gpu else "gloo")
+
+
+def _number(name: str) -> int:
+    """Return an environment variable as a number."""
+    try:
+        return int(os.environ[name])
+    except ValueError:
+        raise ValueError(
+            f"the environment variable {name} is {os.environ[name]!r}: it must be a number, or {name} must not be set"
+        ) from None
+
+
+def _start(args: Namespace, backend: str) -> None:
+    try:
+        torch.distributed.init_process_group(
+            backend,
+            init_method=args.distributed_init_method,
+            world_size=args.distributed_world_size,
+            rank=args.distributed_rank,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"the workers cannot meet at --distributed-init-method {args.distributed_init_method} "
+            f"({first_line(error)}): use tcp://HOST:PORT with a free port of the first worker's machine"
+        ) from None
+
+
+def leave_workers() -> None:
+    """The opposite of `join_workers`, when all have done their work: one that failed must not wait for the others."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+def total(sums: Tensor) -> Tensor:
+    """The sum of a small tensor over all processes."""
+    if not torch.distributed.is_initialized():
+        return sums
+    gathered = sums.cuda() if torch.distributed.get_backend() == "nccl" else sums.clone()
+    torch.distributed.all_reduce(gathered)
+    return gathered.to(sums.device)
+
+
+def union(found: dict) -> dict:
+    """The dictionaries of all processes as one."""
+    if not torch.distributed.is_initialized():
+        return found
+    parts: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(parts, found)
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def device_of(args: Namespace) -> torch.device:
+    """Return where fairseq computes. Raise ValueError for a GPU that does not exist."""
+    if args.cpu or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if not 0 <= args.device_id < torch.cuda.device_count():
+        raise ValueError(f"--device-id is {args.device_id}: it must be from 0 to {torch.cuda.device_count() - 1}")
+    return torch.device("cuda", args.device_id)

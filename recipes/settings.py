@@ -1,0 +1,368 @@
+#!/usr/bin/env python3
+"""Checks the settings of a recipe before anything runs.
+
+    settings.py RECIPE      for example translation.sh; the settings are environment variables
+
+Prints nothing when all settings are valid. Otherwise one line on stderr names the setting, its value and the rule, and
+the exit code is 2. An empty setting counts as not set, and the recipe takes its default. What a setting means is
+written at the top of the recipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+TYPES = ("enc-self", "dec-self", "dec-enc")
+# A rule returns the value of a text, or raises ValueError with words that go on after NAME='value'.
+Rule = Callable[[str], Any]
+Rules = Mapping[str, Rule]
+
+
+# --- rules --------------------------------------------------------------------------------------------------------
+
+
+def whole(low: int = 1, high: int | None = None) -> Rule:
+    """A whole number, in digits without a leading zero: the shell would read 010 as 8."""
+    bounds = f"{low} or more" if high is None else f"from {low} to {high}"
+
+    def rule(text: str) -> int:
+        if not re.fullmatch("0|[1-9][0-9]{0,17}", text) or not low <= int(text) <= (high or int(text)):
+            raise ValueError(f"must be a whole number, {bounds}")
+        return int(text)
+
+    return rule
+
+
+def number(low: float = -math.inf, high: float = math.inf, above: float = -math.inf) -> Rule:
+    """A finite number: low <= number <= high, or number > above."""
+    bounds = f"from {low:g} to {high:g}" if high < math.inf else f"{low:g} or more" if low > -math.inf else ""
+    bounds = f"above {above:g}" if above > -math.inf else bounds
+
+    def rule(text: str) -> float:
+        plain = re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text)
+        value = float(text) if plain else math.nan
+        if not (math.isfinite(value) and low <= value <= high and value > above):
+            raise ValueError(f"must be a finite number{bounds and ', '}{bounds}")
+        return value
+
+    return rule
+
+
+def one_of(*words: str) -> Rule:
+    def rule(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"must be {', '.join(words[:-1])} or {words[-1]}")
+        return text
+
+    return rule
+
+
+def each(rule: Rule) -> Rule:
+    """Several values, each under the rule."""
+
+    def rule_of_all(text: str) -> list:
+        try:
+            return [rule(part.strip()) for part in text.split(",")]
+        except ValueError as error:
+            raise ValueError(f"{error}, or several of them, separated by commas") from None
+
+    return rule_of_all
+
+
+def words(text: str) -> list[str]:
+    if not text.split():
+        raise ValueError("must have at least one word")
+    return text.split()
+
+
+def word(text: str) -> str:
+    if len(text.split()) != 1:
+        raise ValueError("must be one word")
+    return text
+
+
+def language(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_@.+-]*", text):
+        raise ValueError("must be a language as in the names of the files, for example en or pt-br")
+    return text
+
+
+def plugin_folder(text: str) -> str:
+    if not os.path.isfile(os.path.join(text, "__init__.py")):
+        raise ValueError("must be the folder of the plugin, as `headgates path` prints it")
+    return text
+
+
+def place(text: str) -> str:
+    if "://" not in text and not os.path.isdir(text):
+        raise ValueError("must be a folder that exists, or the address of a mirror")
+    return text
+
+
+def heads_to_keep(text: str) -> float:
+    """As `headgates prune --keep`: a number with a point is a share."""
+    rule = number(0, 1) if "." in text else whole(0)
+    try:
+        return rule(text)
+    except ValueError:
+        raise ValueError("must be a share of the heads, from 0.0 to 1.0, or a whole number of heads") from None
+
+
+def epochs(text: str) -> list[int]:
+    """The epochs to measure; training ends after the last one."""
+    found = [int(word) if re.fullmatch("[1-9][0-9]{0,8}", word) else 0 for word in text.split()]
+    if not found or 0 in found or found[-1] != max(found):
+        raise ValueError("must be epochs, whole numbers from 1 up with the largest one last: 1 2 3 5 10")
+    return found
+
+
+def types_of_run(text: str) -> str:
+    names = text.split(",")
+    for name in names:
+        if name not in TYPES and text != "all":
+            raise ValueError(f"{name!r} is no attention type: choose from {', '.join(TYPES)}, or all")
+        if names.count(name) > 1:
+            raise ValueError(f"{name!r} is named twice: name each attention type once")
+    return text
+
+
+def runs(text: str) -> list[tuple[str, str]]:
+    """The gated runs, (TYPES, LAMBDA) each."""
+    found = []
+    for word in text.split():
+        types, colon, weight = word.rpartition(":")
+        try:
+            if not colon:
+                raise ValueError("has no colon")
+            types_of_run(types)
+            number(0)(weight)
+        except ValueError as error:
+            why = f"lambda {weight!r} {error}" if str(error).startswith("must") else str(error)
+            raise ValueError(f"must be TYPES:LAMBDA, or several, separated by blanks; in {word!r} {why}") from None
+        found.append((types, weight))
+    for run, times in Counter(found).items():
+        if times > 1:
+            raise ValueError(f"must not name {':'.join(run)!r} twice")
+    return found
+
+
+def types_of_runs(text: str) -> list[str]:
+    try:
+        return [types_of_run(word) for word in text.split()]
+    except ValueError as error:
+        raise ValueError(f"must be attention types as in RUNS; {error}") from None
+
+
+class _Options(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise ValueError(f"must be options of clean.py; {message}")
+
+
+def cleaning(text: str) -> argparse.Namespace:
+    """Options of clean.py."""
+    from clean import add_options
+
+    parser = _Options(add_help=False)
+    add_options(parser)
+    return parser.parse_args(text.split())
+
+
+def sacrebleu_sets(pair: str) -> list[str]:
+    """The test sets of sacrebleu with a language pair, en-ru."""
+    from sacrebleu.dataset import DATASETS
+
+    return [name for name, data in DATASETS.items() if pair in data.langpairs]
+
+
+def english_russian_set(text: str) -> str:
+    return one_of(*sacrebleu_sets("en-ru"))(text)
+
+
+# --- the table ----------------------------------------------------------------------------------------------------
+
+switch = one_of("0", "1")
+MACHINE: Rules = {
+    "DRY_RUN": switch,
+    "GPUS": whole(0),
+    "HOSTS": words,
+    "LAUNCHER": words,
+    "WORKERS": whole(),
+    "PORT": whole(1, 65535),
+    "CPU": switch,
+    "DISK_GB": whole(0),
+}
+SEARCH: Rules = {"BEAM": whole(), "LENPEN": number(), "GENERATION_TOKENS": whole(), "HEADGATES": plugin_folder}
+TRANSLATION: Rules = {
+    **MACHINE,
+    **SEARCH,
+    "LOWERCASE": switch,
+    "PRETOKENIZED": switch,
+    "CLEAN": cleaning,
+    "BPE": whole(),
+    "JOINT": switch,
+    "ARCH": word,
+    "EMBED": whole(),
+    "FFN": whole(),
+    "LAYERS": whole(),
+    "HEADS": whole(),
+    "PRE_NORM": switch,
+    "DROPOUT": number(0, 1),
+    "MAX_TOKENS": whole(),
+    "UPDATE_FREQ": each(whole()),
+    "TOKENS_PER_UPDATE": whole(),
+    "EPOCHS": whole(0),
+    "UPDATES": whole(),
+    "LR": number(above=0),
+    "WARMUP": whole(),
+    "KEEP_EPOCHS": switch,
+    "SAVE_EVERY": whole(),
+    "AVERAGE": whole(0),
+    "RUNS": runs,
+    "SCRATCH": types_of_runs,
+    "PRUNE_UPDATES": whole(),
+    "PRUNE_LR": each(number(above=0)),
+    "PRUNE_WARMUP": whole(0),
+    "PRUNE_SCHEDULE": one_of("polynomial_decay", "inverse_sqrt", "fixed", "cosine", "reduce_lr_on_plateau"),
+    "GATE_LR_SCALE": number(above=0),
+    "SEED": whole(0, 2**32 - 1),
+    "PAPER": one_of("wmt", "opensubtitles"),
+}
+PUBLISHED: Rules = {**TRANSLATION, "DATA_DIR": place, "PRECISION": one_of("fp16", "amp", "fp32")}
+STEPS: Rules = {"STEPS": each(number(0, 100))}
+RECIPES: Mapping[str, Rules] = {
+    "translation.sh": {**TRANSLATION, "SRC": language, "TGT": language},
+    "demo.sh": TRANSLATION,
+    "wmt_en_ru.sh": {**PUBLISHED, "DEV": english_russian_set, "TEST": english_russian_set},
+    "opensubtitles_en_ru.sh": {**PUBLISHED, "OVERLAP": number(0, 1), "PAIRS": whole(), "HELD_OUT": whole()},
+    "iwslt14_de_en.sh": {"MEASURED": epochs, **STEPS, **TRANSLATION, "DATA_DIR": place},
+    "prune_pretrained.sh": {
+        **MACHINE,
+        **SEARCH,
+        **STEPS,
+        "DATA_DIR": place,
+        "SRC": language,
+        "TGT": language,
+        "KEEP": heads_to_keep,
+        "SENTENCES": whole(),
+    },
+}
+
+
+# --- settings that depend on each other -------------------------------------------------------------------------
+
+
+def check_launcher(given: Mapping[str, Any]) -> None:
+    if "LAUNCHER" in given and "WORKERS" not in given:
+        launcher = " ".join(given["LAUNCHER"])
+        raise ValueError(f"WORKERS must be set to the number of processes that LAUNCHER={launcher!r} starts")
+
+
+def check_architecture(given: Mapping[str, Any]) -> None:
+    """fairseq or the plugin has the architecture; the default is not looked up, which takes seconds."""
+    name = given.get("ARCH", "transformer")
+    if name == "transformer" or "HEADGATES" in given:
+        return
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    import fairseq_headgates  # noqa: F401  (registers its architectures)
+
+    if name not in ARCH_MODEL_REGISTRY:
+        raise ValueError(f"ARCH={shown(name)} must be an architecture of fairseq, for example transformer_iwslt_de_en")
+
+
+def check_sizes(given: Mapping[str, Any]) -> None:
+    embed, heads = given.get("EMBED"), given.get("HEADS")
+    if embed and heads and embed % heads:
+        raise ValueError(f"HEADS={heads} must divide EMBED={embed}")
+
+
+def check_length(given: Mapping[str, Any]) -> None:
+    if given.get("EPOCHS") == 0 and "UPDATES" not in given:
+        raise ValueError("EPOCHS=0 would train without end: it must be 1 or more, or set UPDATES")
+    if given.get("PRUNE_SCHEDULE") == "inverse_sqrt" and given.get("PRUNE_WARMUP") == 0:
+        raise ValueError("PRUNE_WARMUP=0 must be 1 or more with PRUNE_SCHEDULE=inverse_sqrt")
+
+
+def check_average(given: Mapping[str, Any]) -> None:
+    """The baseline saves enough checkpoints; of shorter gated runs the mean takes all there are."""
+    average, every, updates = (given.get(name) for name in ("AVERAGE", "SAVE_EVERY", "UPDATES"))
+    if average and not every:
+        raise ValueError(
+            f"AVERAGE={average} needs checkpoints to take the mean of: set SAVE_EVERY to a number of updates"
+        )
+    if average and updates and average > (saved := math.ceil(updates / every)):
+        raise ValueError(
+            f"AVERAGE={average} must be at most {saved}, the number of checkpoints of UPDATES={updates} with "
+            f"SAVE_EVERY={every}"
+        )
+
+
+def check_scratch(given: Mapping[str, Any]) -> None:
+    there = ", ".join(dict.fromkeys(types for types, _ in given.get("RUNS", ())))
+    for types in given.get("SCRATCH", ()):
+        if types not in there.split(", "):
+            raise ValueError(f"SCRATCH={types!r} must be among the types of RUNS ({there or 'there are none'})")
+
+
+def check_epochs(given: Mapping[str, Any]) -> None:
+    if "MEASURED" in given and "SAVE_EVERY" in given:
+        raise ValueError(
+            f"SAVE_EVERY={given['SAVE_EVERY']} must not be set: MEASURED needs a checkpoint of every epoch"
+        )
+
+
+TOGETHER = [check_launcher, check_sizes, check_length, check_average, check_scratch, check_epochs, check_architecture]
+
+
+def check(recipe: str, environment: Mapping[str, str]) -> None:
+    """Raises ValueError, with one line, for the first setting of the recipe that cannot be obeyed."""
+    given = {}
+    for name, rule in RECIPES[recipe].items():
+        text = environment.get(name, "")
+        if text:
+            try:
+                given[name] = rule(text)
+            except ValueError as error:
+                raise ValueError(f"{name}={shown(text)} {error}") from None
+    for check_together in TOGETHER:
+        check_together(given)
+
+
+def shown(text: str) -> str:
+    """The text in quotes, on one line and not long."""
+    return repr(text if len(text) <= 200 else text[:197] + "...")
+
+
+def option(rule: Rule) -> Rule:
+    """The rule as a `type` of argparse."""
+
+    def value(text: str) -> Any:
+        try:
+            return rule(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{shown(text)} {error}") from None
+
+    return value
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) != 1 or argv[0] not in RECIPES:
+        print(f"settings.py: give the name of one recipe: {', '.join(RECIPES)}", file=sys.stderr)
+        return 2
+    try:
+        check(argv[0], os.environ)
+    except ValueError as error:
+        print(f"{argv[0]}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,127 @@
+"""Binarised data that were cut off, changed or made up: refused before fairseq opens them."""
+
+import os
+import struct
+
+import numpy
+import pytest
+import torch
+from fairseq.data.indexed_dataset import IndexedDatasetBuilder, MMapIndexedDatasetBuilder
+
+from fairseq_headgates.evaluation.binarised import check_whole, digest, is_empty, subset_files
+
+SENTENCES = [[5, 6, 7, 2], [8, 2], [9, 10, 11, 12, 13, 2]]
+
+
+def build(folder, kind="mmap", name="valid.de-en.de", sentences=SENTENCES):
+    builder = {
+        "mmap": lambda path: MMapIndexedDatasetBuilder(path, dtype=numpy.uint16),
+        "int64": lambda path: MMapIndexedDatasetBuilder(path, dtype=numpy.int64),
+        "legacy": IndexedDatasetBuilder,
+    }[kind](str(folder / f"{name}.bin"))
+    for sentence in sentences:
+        builder.add_item(torch.tensor(sentence, dtype=torch.int32))
+    builder.finalize(str(folder / f"{name}.idx"))
+    return folder / f"{name}.idx", folder / f"{name}.bin"
+
+
+def check(folder):
+    check_whole(subset_files(str(folder), "valid", ["de-en", "en-de"]))
+
+
+@pytest.mark.parametrize("kind", ["mmap", "int64", "legacy"])
+def test_whole_data_pass(kind, tmp_path):
+    build(tmp_path, kind)
+    build(tmp_path, kind, "valid.de-en.en", [[3, 2], [4, 2], [2]])
+    (tmp_path / "valid.de-fr.fr.idx").write_bytes(b"of another pair")
+    check(tmp_path)
+    files = subset_files(str(tmp_path), "valid", ["de-en"])
+    assert [path.name.removeprefix("valid.de-en.") for path in files] == ["de.bin", "de.idx", "en.bin", "en.idx"]
+    assert subset_files(str(tmp_path / "x"), "valid") == subset_files(str(tmp_path), "/nowhere/valid") == []
+    assert subset_files(str(tmp_path), "va\0lid") == [] and not is_empty(files)
+    assert subset_files("/nowhere", str(tmp_path / "valid"), ["de-en"]) == files  # as fairseq joins them
+
+
+def test_an_empty_subset_is_whole(tmp_path):
+    build(tmp_path, sentences=[])
+    check(tmp_path)
+    assert is_empty(subset_files(str(tmp_path), "valid"))
+
+
+@pytest.mark.parametrize("kind", ["mmap", "int64", "legacy"])
+@pytest.mark.parametrize("suffix", [".idx", ".bin"])
+def test_no_cut_off_file_passes(kind, suffix, tmp_path):
+    path = build(tmp_path, kind)[suffix == ".bin"]
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="is cut off|is damaged: it does not begin as an index"):
+            check(tmp_path)
+    path.write_bytes(whole + b"\0")
+    with pytest.raises(ValueError, match="is damaged|is not the data of its index"):
+        check(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["mmap", "legacy"])
+def test_no_flipped_bit_of_an_index_passes(kind, tmp_path):
+    index, _ = build(tmp_path, kind)
+    whole = index.read_bytes()
+    for place in range(len(whole)):
+        for bit in (1, 16, 128):
+            changed = bytearray(whole)
+            changed[place] ^= bit
+            index.write_bytes(bytes(changed))
+            with pytest.raises(ValueError, match="damaged|cut off|not the data"):
+                check(tmp_path)
+
+
+HUGE = 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (struct.pack("<9sQBQ", b"MMIDIDX\0\0", 1, 8, 2**62), "is cut off: it has 26 bytes, its header says"),
+        (struct.pack("<9sQBQ", b"MMIDIDX\0\0", 1, 8, 2**64 - 1), "is cut off"),
+        (struct.pack("<9sQBQiq", b"MMIDIDX\0\0", 1, 8, 1, -1, 0), "is damaged: a sentence has -1 tokens"),
+        (struct.pack("<9sQBQiq", b"MMIDIDX\0\0", 1, 8, 1, HUGE, 0), "bin is cut off: it has 24 bytes"),
+        (struct.pack("<9sQBQiq", b"MMIDIDX\0\0", 1, 8, 1, 12, -2), "is damaged: its sentences do not follow"),
+        (struct.pack("<9sQBQiq", b"MMIDIDX\0\0", 1, 8, 1, 12, 1), "is damaged: a sentence begins within a token"),
+        (struct.pack("<9sQBQ2i2q", b"MMIDIDX\0\0", 1, 8, 2, HUGE, 13 - HUGE, 0, HUGE * 2), "has -2147483634 tokens"),
+        (struct.pack("<9sQBQiq", b"MMIDIDX\0\0", 1, 6, 1, 3, 0), "version 1 and token type 6 are not fairseq's"),
+        (struct.pack("<9sQBQiq", b"MMIDIDX\0\0", 7, 8, 1, 12, 0), "version 7 and token type 8 are not fairseq's"),
+        (struct.pack("<8sQQQQQ", b"TNTIDX\0\0", 1, 4, 4, 2**60, 2**60), "is cut off: it has 48 bytes"),
+        (struct.pack("<8sQQQQQ", b"TNTIDX\0\0", 1, 4, 2**60, 1, 1), "it is not an index of sentences"),
+        (struct.pack("<8sQQQQQ5q", b"TNTIDX\0\0", 1, 4, 4, 1, 1, 0, 7, 0, 6, 6), "it is not an index of sentences"),
+        (b"", "does not begin as an index of fairseq-preprocess does"),
+        (b"{}", "does not begin as an index of fairseq-preprocess does"),
+    ],
+)
+def test_made_up_indices_are_refused(content, words, tmp_path):
+    build(tmp_path)[0].write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        check(tmp_path)
+
+
+def test_files_that_do_not_belong_together(tmp_path):
+    index, data = build(tmp_path)
+    build(tmp_path, name="valid.de-en.en", sentences=SENTENCES[:2])
+    with pytest.raises(ValueError, match="numbers of sentences differ: 3 in valid.de-en.de.idx, 2 in valid.de-en.en"):
+        check(tmp_path)
+    data.unlink()
+    with pytest.raises(ValueError, match="valid.de-en.de.bin is missing, which its index describes"):
+        check(tmp_path)
+    index.unlink()
+    os.mkfifo(index)  # which a reader would wait for
+    with pytest.raises(ValueError, match="valid.de-en.de.idx is not a regular file"):
+        check(tmp_path)
+
+
+def test_a_digest_is_of_the_content(tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        build(tmp_path / name, sentences=SENTENCES if name != "c" else [[5, 6, 7, 2], [8, 2], [9, 10, 11, 12, 14, 2]])
+    found = [digest(subset_files(str(tmp_path / name), "valid")) for name in ("a", "b", "c")]
+    assert found[0] == found[1] != found[2]
+    files = subset_files(str(tmp_path / "a"), "valid")
+    assert digest(files) != digest(reversed(files)) and digest([]) != found[0]

@@ -1,0 +1,401 @@
+"""Bad settings, arguments and texts of the recipes: one line with the value and the rule, before anything runs."""
+
+import gzip
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from recipes_for_tests import RECIPES, refused, run
+
+sys.path.insert(0, str(RECIPES))
+import settings
+
+WHOLE = "must be a whole number, 1 or more"
+SWITCH = "must be 0 or 1"
+# NAME=VALUE of translation.sh, and words of the message after it.
+BAD = [
+    *[(name, value, SWITCH) for name in ("LOWERCASE", "PRETOKENIZED", "JOINT", "PRE_NORM") for value in ("yes", "2")],
+    *[(name, "x", SWITCH) for name in ("KEEP_EPOCHS", "CPU", "DRY_RUN")],
+    *[(name, "0", WHOLE) for name in "BPE EMBED FFN LAYERS HEADS MAX_TOKENS UPDATE_FREQ TOKENS_PER_UPDATE".split()],
+    *[(name, "0", WHOLE) for name in "UPDATES WARMUP SAVE_EVERY PRUNE_UPDATES BEAM GENERATION_TOKENS WORKERS".split()],
+    *[(name, "x", "must be a whole number, 0 or more") for name in ("GPUS", "DISK_GB", "EPOCHS", "AVERAGE")],
+    *[(name, "-1", "must be a whole number, 0 or more") for name in ("GPUS", "EPOCHS", "AVERAGE", "PRUNE_WARMUP")],
+    ("BPE", "x", WHOLE),
+    ("BPE", "1e3", WHOLE),
+    ("BPE", "6000.5", WHOLE),
+    ("BPE", "-5", WHOLE),
+    ("BPE", "010", WHOLE),
+    ("BPE", "९", WHOLE),
+    ("BPE", "9" * 300, WHOLE),
+    ("BPE", "1\n2", WHOLE),
+    ("EPOCHS", "0", "would train without end"),
+    ("HEADS", "3", "must divide EMBED=128"),
+    ("LR", "-0.1", "must be a finite number, above 0"),
+    ("LR", "0", "above 0"),
+    ("LR", "nan", "above 0"),
+    ("LR", "1e999", "above 0"),
+    ("LR", "high", "above 0"),
+    ("PRUNE_LR", "0.1,x", "above 0"),
+    ("GATE_LR_SCALE", "0", "above 0"),
+    ("DROPOUT", "1.5", "from 0 to 1"),
+    ("DROPOUT", "-0.1", "from 0 to 1"),
+    ("LENPEN", "inf", "must be a finite number"),
+    ("LENPEN", "0,6", "must be a finite number"),
+    ("UPDATE_FREQ", "1,0", WHOLE),
+    ("UPDATE_FREQ", "1,", WHOLE),
+    ("SEED", "-1", "from 0 to 4294967295"),
+    ("SEED", "4294967296", "from 0 to 4294967295"),
+    ("PORT", "70000", "from 1 to 65535"),
+    ("HOSTS", " ", "at least one word"),
+    ("LAUNCHER", "srun python3", "WORKERS must be set to the number of processes"),
+    ("AVERAGE", "2", "set SAVE_EVERY"),
+    ("PAPER", "WMT", "must be wmt or opensubtitles"),
+    ("PRUNE_SCHEDULE", "linear", "must be polynomial_decay, inverse_sqrt"),
+    ("HEADGATES", "/nope", "must be the folder of the plugin"),
+    ("ARCH", "transformer big", "must be one word"),
+    ("ARCH", "transfromer", "must be an architecture of fairseq"),
+    ("CLEAN", "yes", "unrecognized arguments: yes"),
+    ("CLEAN", "--max-lenght 100", "unrecognized arguments: --max-lenght 100"),
+    ("CLEAN", "--max-length x", "argument --max-length: 'x' must be a whole number"),
+    ("CLEAN", "--max-length", "expected one argument"),
+    ("CLEAN", "--max-ratio 0.5", "1 or more"),
+    ("CLEAN", "--max-ratio nan", "1 or more"),
+    ("RUNS", "all", "in 'all' has no colon"),
+    ("RUNS", "all:", "lambda '' must be a finite number, 0 or more"),
+    ("RUNS", ":0.1", "'' is no attention type"),
+    ("RUNS", "all:x", "lambda 'x' must be"),
+    ("RUNS", "all:-1", "lambda '-1' must be"),
+    ("RUNS", "all:nan", "lambda 'nan' must be"),
+    ("RUNS", "all:inf", "lambda 'inf' must be"),
+    ("RUNS", "all:1:2", "'all:1' is no attention type"),
+    ("RUNS", "enc:0.1", "'enc' is no attention type: choose from enc-self, dec-self, dec-enc, or all"),
+    ("RUNS", "all,enc-self:0.1", "'all' is no attention type"),
+    ("RUNS", "enc-self,:0.1", "'' is no attention type"),
+    ("RUNS", "enc-self,enc-self:0.1", "'enc-self' is named twice"),
+    ("RUNS", "all:0.1 enc-self:0.1 all:0.1", "must not name 'all:0.1' twice"),
+    ("SCRATCH", "x", "'x' is no attention type"),
+    ("SCRATCH", "dec-enc", "must be among the types of RUNS (enc-self, all)"),
+    ("SRC", "en;ls", "must be a language"),
+    ("TGT", "../en", "must be a language"),
+]
+DEFAULTS = {"EMBED": "128", "HEADS": "8", "EPOCHS": "16", "RUNS": "enc-self:0.01 enc-self:0.02 all:0.02 all:0.03"}
+
+
+def refusal(recipe, **environment):
+    """What is said of the settings; they must be refused, in one line."""
+    with pytest.raises(ValueError) as error:
+        settings.check(recipe, environment)
+    assert len(str(error.value).splitlines()) == 1 and len(str(error.value)) < 600
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("name", "value", "words"), BAD)
+def test_a_setting_that_cannot_be_obeyed_is_refused(name, value, words):
+    message = refusal("translation.sh", **DEFAULTS | {name: value})
+    assert name in message and words in message
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"AVERAGE": "3", "SAVE_EVERY": "4", "UPDATES": "8"}, "AVERAGE=3 must be at most 2"),
+        ({"PRUNE_SCHEDULE": "inverse_sqrt", "PRUNE_WARMUP": "0"}, "PRUNE_WARMUP=0 must be 1 or more"),
+        ({"RUNS": "", "SCRATCH": "all"}, "SCRATCH='all' must be among the types of RUNS (there are none)"),
+        ({"LAUNCHER": "srun python3", "WORKERS": "x"}, f"WORKERS='x' {WHOLE}"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(given, words):
+    assert words in refusal("translation.sh", **given)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "value", "words"),
+    [
+        ("wmt_en_ru.sh", "DEV", "wmt99", "must be"),
+        ("wmt_en_ru.sh", "TEST", "iwslt17", "wmt14"),
+        ("wmt_en_ru.sh", "PRECISION", "fp8", "must be fp16, amp or fp32"),
+        ("wmt_en_ru.sh", "DATA_DIR", "/nowhere", "must be a folder that exists, or the address of a mirror"),
+        ("opensubtitles_en_ru.sh", "OVERLAP", "1.5", "from 0 to 1"),
+        ("opensubtitles_en_ru.sh", "OVERLAP", "nan", "from 0 to 1"),
+        ("opensubtitles_en_ru.sh", "PAIRS", "0", WHOLE),
+        ("opensubtitles_en_ru.sh", "HELD_OUT", "-1", WHOLE),
+        ("iwslt14_de_en.sh", "MEASURED", "1 2 x", "must be epochs"),
+        ("iwslt14_de_en.sh", "MEASURED", "0 1", "must be epochs"),
+        ("iwslt14_de_en.sh", "MEASURED", "5 3", "with the largest one last"),
+        ("iwslt14_de_en.sh", "MEASURED", "1,2,3", "must be epochs"),
+        ("iwslt14_de_en.sh", "STEPS", "0,101", "from 0 to 100"),
+        ("prune_pretrained.sh", "STEPS", "0 50", "from 0 to 100"),
+        ("prune_pretrained.sh", "KEEP", "1.5", "must be a share of the heads, from 0.0 to 1.0, or a whole number"),
+        ("prune_pretrained.sh", "KEEP", "80%", "must be a share of the heads"),
+        ("prune_pretrained.sh", "SENTENCES", "0", WHOLE),
+        ("prune_pretrained.sh", "SRC", "en fr", "must be a language"),
+        ("demo.sh", "EPOCHS", "x", "must be a whole number"),
+    ],
+)
+def test_settings_of_the_other_recipes(recipe, name, value, words):
+    assert words in refusal(recipe, **{name: value}).removeprefix(f"{name}={value!r} ")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"BPE": "", "GPUS": "", "RUNS": "", "SCRATCH": "", "PAPER": ""},  # empty: the default
+        {"LR": "4e-3", "DROPOUT": "0", "LENPEN": "-.5", "GATE_LR_SCALE": "1E2", "SEED": "0"},
+        {"EPOCHS": "0", "UPDATES": "100", "UPDATE_FREQ": "1,2, 4", "PRUNE_LR": "0.1,0.05"},
+        {"AVERAGE": "2", "SAVE_EVERY": "4", "UPDATES": "5", "PRUNE_UPDATES": "4"},
+        {"AVERAGE": "50", "SAVE_EVERY": "4", "EPOCHS": "2"},  # how many updates is not known
+        {"CLEAN": "--max-length 200 --max-ratio 1.5 --unique --without a b", "WORKERS": "3"},
+        {"CLEAN": "--max-ratio inf --max-len 5"},
+        {"RUNS": "enc-self:0 dec-enc,enc-self:1e-2\tall:.5", "SCRATCH": "all  enc-self"},
+        {"ARCH": "transformer_iwslt_de_en", "GPUS": "0", "PRUNE_SCHEDULE": "inverse_sqrt", "PRUNE_WARMUP": "1"},
+        {"LAUNCHER": "srun python3", "WORKERS": "16", "PORT": "29500", "HOSTS": "a b", "SRC": "zh_CN", "TGT": "pt-br"},
+    ],
+)
+def test_settings_that_can_be_obeyed_are_accepted(given):
+    settings.check("translation.sh", given)
+
+
+def test_every_setting_in_the_scripts_is_in_the_table():
+    """NAME= at the top of a script, and ${NAME:=...} in it."""
+    free = {"TRAIN_FLAGS", "TOKENIZE", "DATA_DIR", "SSH"}  # anything, or checked where it is used
+    for name, rules in settings.RECIPES.items():
+        text = (RECIPES / name).read_text()
+        found = set(re.findall(r"\$\{([A-Z_]+):?=", text)) | set(re.findall(r"^# {2,3}([A-Z_]+)=", text, re.MULTILINE))
+        assert found - free <= rules.keys(), name
+
+
+@pytest.fixture
+def raw(tmp_path):
+    """Raw text of three pairs for every split."""
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for split in ("train", "valid", "test"):
+        (folder / f"{split}.en").write_text("one two\ntwo one\none one\n")
+        (folder / f"{split}.de").write_text("eins zwei\nzwei eins\neins eins\n")
+    return folder
+
+
+# --- through the shell ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipe", "arguments", "name", "value"),
+    [
+        ("translation.sh", ["raw", "OUT", "en", "de"], "JOINT", "yes"),
+        ("translation.sh", ["raw", "OUT", "en", "de"], "RUNS", "all"),
+        ("translation.sh", ["raw", "OUT", "en", "de"], "CLEAN", "--nope"),
+        ("demo.sh", ["OUT"], "EPOCHS", "x"),
+        ("demo.sh", ["OUT"], "BEAM", "0"),
+        ("wmt_en_ru.sh", ["OUT"], "TEST", "wmt99"),
+        ("wmt_en_ru.sh", ["OUT"], "AVERAGE", "1000"),
+        ("wmt_en_ru.sh", ["OUT"], "PRECISION", "x"),
+        ("opensubtitles_en_ru.sh", ["OUT"], "OVERLAP", "x"),
+        ("opensubtitles_en_ru.sh", ["OUT"], "GPUS", "all"),
+        ("iwslt14_de_en.sh", ["OUT"], "MEASURED", "x"),
+        ("iwslt14_de_en.sh", ["OUT"], "SAVE_EVERY", "100"),
+        ("prune_pretrained.sh", ["transformer.wmt14.en-fr", "data", "OUT"], "KEEP", "x"),
+    ],
+)
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_recipe_checks_its_settings_first(recipe, arguments, name, value, dry, tmp_path):
+    arguments = [tmp_path / "out" if argument == "OUT" else argument for argument in arguments]
+    refused(run(recipe, *["--dry-run"] * dry, *arguments, **{name: value}), recipe, name, value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "arguments", "words"),
+    [
+        ("translation.sh", ["raw", "", "en", "de"], ["an argument is empty"]),
+        ("translation.sh", ["raw", "out", "en", "d e"], ["TGT='d e'"]),
+        ("translation.sh", ["raw", "file", "en", "de"], ["OUT_DIR='file'", "not a folder"]),
+        ("translation.sh", ["raw", "file/out", "en", "de"], ["OUT_DIR='file/out'", "file is not a folder"]),
+        ("translation.sh", ["raw", "a:b", "en", "de"], ["has a colon"]),
+        ("demo.sh", ["a", "b"], ["got 2 arguments, needs 1"]),
+        ("demo.sh", [""], ["an argument is empty"]),
+        ("demo.sh", ["file"], ["OUT_DIR='file'"]),
+        ("demo.sh", ["--dryrun"], ["unknown option '--dryrun'"]),
+        ("wmt_en_ru.sh", [""], ["an argument is empty"]),
+        ("wmt_en_ru.sh", ["file"], ["OUT_DIR='file'"]),
+        ("wmt_en_ru.sh", ["--dryrun"], ["unknown option '--dryrun'"]),
+        ("iwslt14_de_en.sh", ["file"], ["OUT_DIR='file'"]),
+        ("opensubtitles_en_ru.sh", ["file"], ["OUT_DIR='file'"]),
+        ("prune_pretrained.sh", ["model.pt", "data", "out"], ["CHECKPOINT='model.pt' is no file"]),
+        ("prune_pretrained.sh", ["file", "data", "out"], ["data/valid.en[.gz] is missing"]),
+        ("prune_pretrained.sh", ["file", "data", "file"], ["OUT_DIR='file'"]),
+    ],
+)
+def test_arguments_that_cannot_be_obeyed_are_refused(recipe, arguments, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("kept")
+    refused(run(recipe, *arguments, CPU=1), recipe, *words)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_checkpoint_without_its_dictionaries_is_refused(raw, tmp_path):
+    (tmp_path / "model.pt").touch()
+    (tmp_path / "bpecodes").touch()
+    command = ["prune_pretrained.sh", tmp_path / "model.pt", raw, tmp_path / "out"]
+    refused(run(*command, TGT="de"), "dict.en.txt is missing")
+    assert not (tmp_path / "out").exists()
+
+
+def test_more_gpus_than_the_machine_shows_are_refused(tmp_path):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: Some'\necho 'GPU 1: Some'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    path = f"{tmp_path}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    env = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"} | {"PATH": path}
+    command = ["bash", "-c", f"recipes={RECIPES}; source {RECIPES}/common.sh; find_devices; echo $gpus"]
+    for gpus, shown in (("2", "2"), ("1", "1"), ("0", "0"), ("", "2")):
+        assert subprocess.run(command, env=env | {"GPUS": gpus}, capture_output=True, text=True).stdout == f"{shown}\n"
+    refused(subprocess.run(command, env=env | {"GPUS": "3"}, capture_output=True, text=True), "GPUS=3", "at most 2")
+
+
+def test_a_recipe_prints_its_help():
+    for recipe in settings.RECIPES:
+        result = run(recipe, "--help")
+        assert result.returncode == 0 and f"recipes/{recipe} [--dry-run]" in result.stdout and result.stderr == ""
+        assert "#" not in result.stdout and "set -e" not in result.stdout
+
+
+# --- text ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", ["", "\n\n\n", " \n\t\n \r\n"])
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_text_without_a_word_is_refused(split, content, raw, tmp_path):
+    for language in ("en", "de"):
+        (raw / f"{split}.{language}").write_text(content)
+    refused(run("translation.sh", raw, tmp_path / "out", "en", "de"), f"{split}.en", "has no text")
+    assert not (tmp_path / "out").exists()
+
+
+def test_compressed_text_is_looked_into(raw, tmp_path):
+    (raw / "valid.de").unlink()
+    (raw / "valid.de.gz").write_bytes(gzip.compress(b"\n\n\n"))
+    refused(run("translation.sh", raw, tmp_path / "out", "en", "de"), "valid.de[.gz] has no text")
+    (raw / "valid.de.gz").write_bytes(b"no archive")
+    refused(run("translation.sh", raw, tmp_path / "out", "en", "de"), "valid.de[.gz] has no text, or cannot be read")
+
+
+STOP = "#!/bin/sh\necho it came to the data >&2\nexit 2\n"
+
+
+@pytest.fixture
+def until_binarised(tmp_path):
+    """until_binarised(RECIPE, ...): runs a recipe whose fairseq-preprocess fails with a line of its own."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "fairseq-preprocess").write_text(STOP)
+    (folder / "fairseq-preprocess").chmod(0o755)
+    path = f"{folder}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+
+    def run_it(recipe, *arguments, **given):
+        env = os.environ | {"PATH": path, "HEADGATES": str(RECIPES.parent / "fairseq_headgates")} | given
+        command = ["bash", str(RECIPES / recipe), *map(str, arguments)]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+    return run_it
+
+
+@pytest.mark.parametrize("pretokenized", ["0", "1"])
+def test_the_end_of_the_last_line_may_be_missing(pretokenized, raw, tmp_path, until_binarised):
+    for split in ("train", "valid", "test"):
+        (raw / f"{split}.de").write_text("eins zwei\nzwei eins\neins eins")
+    result = until_binarised("translation.sh", raw, tmp_path / "out", "en", "de", PRETOKENIZED=pretokenized, BPE="5")
+    refused(result, "it came to the data")
+    for name in ("tok", "bpe"):
+        assert (tmp_path / "out" / "text" / f"train.{name}.de").read_text().count("\n") == 3
+
+
+def test_a_last_line_that_is_missing_is_found_and_can_be_added(raw, tmp_path, until_binarised):
+    (raw / "valid.de").write_text("eins zwei\nzwei eins")
+    command = ["translation.sh", raw, tmp_path / "out", "en", "de"]
+    refused(until_binarised(*command, PRETOKENIZED="1"), "valid has 3 lines in en but 2 in de")
+    (raw / "valid.de").write_text("eins zwei\nzwei eins\neins eins")
+    refused(until_binarised(*command, PRETOKENIZED="1"), "it came to the data")
+
+
+def test_cleaning_that_leaves_nothing_is_refused(raw, tmp_path, until_binarised):
+    result = until_binarised(
+        "translation.sh", raw, tmp_path / "out", "en", "de", PRETOKENIZED="1", CLEAN="--max-length 1", BPE="5"
+    )
+    refused(result, "CLEAN='--max-length 1' leaves no training text")
+    assert "too long" in result.stdout
+
+
+def test_a_program_that_fails_is_quoted_in_one_line(raw, tmp_path, until_binarised):
+    for split in ("train", "valid", "test"):
+        (raw / f"{split}.en").write_text("a b\n")  # no two letters to merge
+        (raw / f"{split}.de").write_text("c d\n")
+    result = until_binarised("translation.sh", raw, tmp_path / "out", "en", "de", PRETOKENIZED="1")
+    refused(result, "codes.en cannot be made", "codes.en.log")
+
+
+# --- helper programs ------------------------------------------------------------------------------------------------
+
+
+def program(name):
+    return __import__(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("average", [], "required: RUN_DIR, OUTPUT, --last"),
+        ("average", ["a", "b", "--last", "0"], "argument --last: '0' must be a whole number, 1 or more"),
+        ("average", ["a", "b", "--last", "x"], "'x' must be"),
+        ("batches", [], "give either DATA_BIN SRC TGT and --max-tokens, or --fit"),
+        ("batches", ["a", "b", "c", "--max-tokens", "0"], "argument --max-tokens: '0' must be"),
+        ("batches", ["a", "b", "c", "--max-tokens", "9", "--tokens", "0"], "argument --tokens"),
+        ("batches", ["a", "b", "c", "--max-tokens", "9", "--workers", "0"], "argument --workers"),
+        ("batches", ["--fit", "nan"], "argument --fit"),
+        ("batches", ["--fit", "1e9", "--layers", "0"], "argument --layers"),
+        ("clean", ["a"], "required"),
+        ("clean", ["a", "b", "en", "de", "--max-length", "-1"], "argument --max-length"),
+        ("clean", ["a", "b", "en", "de", "--max-ratio", "nan"], "argument --max-ratio"),
+        ("clean", ["a", "b", "en", "de", "--nope"], "unrecognized arguments: --nope"),
+        ("corpora", ["get"], "argument command: invalid choice: 'get'"),
+        ("corpora", ["fetch", "wmt-en-ru"], "fetch takes 1 folders after the collection, not 0"),
+        ("curves", [], "required: CURVE.tsv"),
+        ("plan", ["a", "--every", "0"], "argument --every: '0' must be"),
+        ("plan", ["a", "--tokens", "0"], "argument --tokens: '0' must be"),
+        ("plan", ["a", "--gated", "-1"], "argument --gated"),
+        ("pretrained", ["a"], "required: FOLDER"),
+        ("results", [], "required: RUN_DIR"),
+        ("results", ["a", "--paper", "x"], "argument --paper: invalid choice: 'x'"),
+        ("subtitles", ["a"], "required"),
+        ("subtitles", ["a", "b", "c", "en", "ru", "--overlap", "x"], "argument --overlap"),
+    ],
+)
+def test_arguments_of_a_helper_are_refused_in_one_line(name, arguments, words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        program(name).main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and len(said.splitlines()) == 1 and words in said, said
+
+
+def test_results_of_a_folder_without_them_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["results.py", str(tmp_path)])
+    contents = [None, "no json", "[]", '{"heads": {}}', '{"heads": {"total": [1, 2]}, "parameters": 1}']
+    for content in contents:
+        if content is not None:
+            (tmp_path / "heads.json").write_text(content)
+            (tmp_path / "scores.json").write_text("[]" if content.startswith("{") else content)
+        assert program("results").main() == 2
+        said = capsys.readouterr().err
+        assert len(said.splitlines()) == 1 and str(tmp_path) in said
+
+
+def test_batches_too_small_for_any_sentence_are_refused(toy, capsys):
+    assert program("batches").main([str(toy.data), "src", "tgt", "--max-tokens", "1"]) == 2
+    assert "fits into --max-tokens 1: the shortest has" in capsys.readouterr().err
+
+
+def test_settings_py_wants_the_name_of_a_recipe(capsys):
+    assert settings.main([]) == settings.main(["nope.sh"]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
