@@ -115,7 +115,7 @@ class Session:
         place = f"{self.args.out}.part{self.paths.index(path) or ''}"
         told = {name: str(value) for name, value in vars(self.fairseq).items() if not name.startswith(ELSEWHERE)}
         own = (self.args.command, getattr(self.args, "mode", ""), self.args.sentences, _version())
-        files = evaluation.files_of(self.task, self.fairseq.gen_subset)
+        files = evaluation.files_of(self.task, self.fairseq.data, self.fairseq.gen_subset)
         content = {"checkpoint": digest([path]), "data": digest(files), "dictionaries": self._dictionaries()}
         return Journal(place, json.dumps([*map(str, own), content, told], sort_keys=True), self.writes, self.args.force)
 

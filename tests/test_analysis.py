@@ -613,6 +613,19 @@ def test_damaged_data(name, change, words, on_toy, copied):
         assert words in line and str(path.parent) in line
 
 
+def test_damage_of_what_is_not_read_does_not_matter(on_toy, copied):
+    """The other direction of the same pair, other languages, alignments without --load-alignments."""
+    folder = copied()
+    for name in ("test.tgt-src.src.idx", "test.src-xx.src.idx", "test.align.src-tgt.idx", "test.src-tgt.src2.idx"):
+        (folder / name).write_bytes(b"damaged")
+    languages = ["--source-lang", "src", "--target-lang", "tgt"]
+    on_toy("score", "--method", "gate", *languages, data=folder, subset="test")
+    line = one_line(
+        on_toy("score", "--method", "gate", *languages, "--load-alignments", data=folder, subset="test", code=2)
+    )
+    assert "test.align.src-tgt.idx is damaged" in line
+
+
 def test_pipes_and_devices_are_no_data(on_toy, copied):
     folder = copied()
     (folder / "dict.src.txt").unlink()

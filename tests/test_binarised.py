@@ -26,7 +26,7 @@ def build(folder, kind="mmap", name="valid.de-en.de", sentences=SENTENCES):
 
 
 def check(folder):
-    check_whole(subset_files(str(folder), "valid", ["de-en", "en-de"]))
+    check_whole(subset_files(str(folder), "valid", ["de-en.de", "de-en.en"]))
 
 
 @pytest.mark.parametrize("kind", ["mmap", "int64", "legacy"])
@@ -35,11 +35,12 @@ def test_whole_data_pass(kind, tmp_path):
     build(tmp_path, kind, "valid.de-en.en", [[3, 2], [4, 2], [2]])
     (tmp_path / "valid.de-fr.fr.idx").write_bytes(b"of another pair")
     check(tmp_path)
-    files = subset_files(str(tmp_path), "valid", ["de-en"])
+    (tmp_path / "valid.de-en.den.idx").write_bytes(b"of another language")
+    files = subset_files(str(tmp_path), "valid", ["de-en.de", "de-en.en"])
     assert [path.name.removeprefix("valid.de-en.") for path in files] == ["de.bin", "de.idx", "en.bin", "en.idx"]
     assert subset_files(str(tmp_path / "x"), "valid") == subset_files(str(tmp_path), "/nowhere/valid") == []
     assert subset_files(str(tmp_path), "va\0lid") == [] and not is_empty(files)
-    assert subset_files("/nowhere", str(tmp_path / "valid"), ["de-en"]) == files  # as fairseq joins them
+    assert subset_files("/nowhere", str(tmp_path / "valid"), ["de-en.de", "de-en.en"]) == files  # as fairseq joins them
 
 
 def test_an_empty_subset_is_whole(tmp_path):

@@ -48,15 +48,15 @@ def dictionary_files(folder: str) -> list[Path]:
     return sorted(Path(folder).glob("dict.*.txt"))
 
 
-def subset_files(folder: str, subset: str, pairs: Sequence[str] = ()) -> list[Path]:
-    """Return the files of a subset by name, only those of the language pairs ("de-en") if any are named."""
+def subset_files(folder: str, subset: str, stems: Sequence[str] = ()) -> list[Path]:
+    """Return the files of a subset by name: only those of `stems`, such as "de-en.de", if there are any."""
     prefix = Path(os.path.join(folder, subset))
     try:
         there = [path for path in prefix.parent.iterdir() if path.name.startswith(f"{prefix.name}.")]
     except (OSError, ValueError):  # ValueError: a null byte in the name
         return []
-    rests = {path: path.name[len(prefix.name) + 1 :].split(".") for path in there}
-    return sorted(path for path in there if not pairs or rests[path][0] in pairs or rests[path][0] == "align")
+    wanted = [f"{prefix.name}.{stem}." for stem in stems]
+    return sorted(path for path in there if not stems or f"{path.name}.".startswith(tuple(wanted)))
 
 
 def check_whole(files: Iterable[Path]) -> None:

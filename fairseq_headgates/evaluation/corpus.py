@@ -88,11 +88,16 @@ def setup_task(args: Namespace) -> Any:
     return task
 
 
-def files_of(task: Any, subset: str) -> list[Path]:
-    """Return the files that fairseq reads for a subset: those of its language pair in the first folder of DATA."""
+def files_of(task: Any, folder: str, subset: str) -> list[Path]:
+    """Return the files that fairseq reads for a subset: those of its languages in the first folder of DATA."""
+    first = utils.split_paths(folder)[0]
     source, target = (getattr(task.cfg, f"{side}_lang", None) for side in ("source", "target"))
-    pairs = (f"{source}-{target}", f"{target}-{source}") if source and target else ()
-    return subset_files(utils.split_paths(task.cfg.data)[0], subset, pairs)
+    if not source or not target:
+        return subset_files(first, subset)
+    pairs = (f"{source}-{target}", f"{target}-{source}")  # fairseq takes the second where the first does not exist
+    found = (subset_files(first, subset, [f"{pair}.{source}", f"{pair}.{target}"]) for pair in pairs)
+    aligned = [f"align.{pairs[0]}"] if getattr(task.cfg, "load_alignments", False) else []
+    return next(filter(None, found), []) + (subset_files(first, subset, aligned) if aligned else [])
 
 
 def load_corpus(args: Namespace, task: Any, model: nn.Module, sentences: int | None = None) -> Corpus:
@@ -145,10 +150,10 @@ def _check_tokens(batches: Sequence[Sample], task: Any, args: Namespace) -> None
     for batch in batches:
         sides = (
             (batch["net_input"].get("src_tokens"), task.source_dictionary),
-            (batch["target"], task.target_dictionary),
+            (batch.get("target"), task.target_dictionary),
         )
         for tokens, dictionary in sides:
-            if tokens is None or not tokens.numel():
+            if tokens is None or dictionary is None or not tokens.numel():
                 continue
             for token in (int(tokens.min()), int(tokens.max())):
                 if not 0 <= token < len(dictionary):
@@ -159,7 +164,7 @@ def _check_tokens(batches: Sequence[Sample], task: Any, args: Namespace) -> None
 
 
 def _load_dataset(task: Any, subset: str, folder: str) -> Any:
-    files = files_of(task, subset)
+    files = files_of(task, folder, subset)
     try:
         check_whole(files)
     except ValueError as error:
