@@ -24,10 +24,11 @@ from attempts_for_tests import Attempts
 from commands_for_tests import EVALUATION
 from hypothesis import given
 from hypothesis import strategies as st
-from models_for_tests import make_args, make_gated, make_stock
+from models_for_tests import make_args, make_gated, make_stock, make_task
 from omegaconf import OmegaConf
 
 from fairseq_headgates.checkpoints import build_model, load_checkpoint
+from fairseq_headgates.checkpoints.sizes import check_sizes
 from fairseq_headgates.safety import check_evaluated, load_file, model_options
 from fairseq_headgates.safety.objects import STORED, safe_globals
 from fairseq_headgates.safety.options import EVALUATED, LITERAL, NUMBERS, transformer_options
@@ -511,6 +512,9 @@ def test_the_options_of_every_preset_are_accepted():
         assert kept == {key: value for key, value in vars(args).items() if key in known}
         dropped = set(vars(args)) - set(kept)
         assert dropped <= {"encoder_embed_path", "decoder_embed_path", "char_inputs"}, dropped
+        with torch.device("meta"):  # at its full size, without memory
+            weights = TransformerModel.build_model(copy.deepcopy(args), make_task()).state_dict()
+        check_sizes(model_options(vars(args)), weights, make_task())
 
 
 @pytest.mark.parametrize("cutoff", ["10,20", [10, 20], "[10, 20]", "(10,20)"])
