@@ -133,7 +133,7 @@ def budget(attempts, tmp_path_factory, request):
     budget = Budget(attempts, tmp_path_factory.mktemp("fuzz"))
     yield budget
     print(f"{request.node.name}: {budget.cases} commands")
-    assert budget.cases > SECONDS / 10
+    assert budget.cases > 1
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------
