@@ -54,7 +54,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _add_score(commands: Any) -> None:
-    parser = _data_command(commands, "score", run_score, "a number for every head: how much it matters")
+    parser = _data_command(commands, "score", run_score, "compute importance scores of all heads")
     methods = ", ".join(importance.METHODS)
     parser.add_argument(
         "--method", metavar="M[,M...]", action=Once, required=True, help=f"one or several of {methods}; or all"
@@ -87,7 +87,9 @@ def _add_method_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_ablate(commands: Any) -> None:
-    parser = _data_command(commands, "ablate", run_ablate, "what is lost without each head, or with one head alone")
+    parser = _data_command(
+        commands, "ablate", run_ablate, "measure the loss or BLEU without each head, or with one head alone"
+    )
     parser.add_argument(
         "--mode",
         choices=ablation.MODES,
@@ -106,9 +108,13 @@ def _add_curve(commands: Any) -> None:
     parser = _data_command(commands, "curve", run_curve, "remove the least important heads step by step, and measure")
     order = parser.add_mutually_exclusive_group(required=True)
     order.add_argument(
-        "--by", metavar="METHOD", action=Once, choices=list(importance.METHODS), help="the scores that decide"
+        "--by",
+        metavar="METHOD",
+        action=Once,
+        choices=list(importance.METHODS),
+        help="remove heads in the order of these scores",
     )
-    order.add_argument("--scores", metavar="FILE", action=Once, help="the score file that decides")
+    order.add_argument("--scores", metavar="FILE", action=Once, help="remove heads in the order of a score file")
     parser.add_argument("--score-method", metavar="M", help="which scores, if FILE has those of several methods")
     parser.add_argument("--score-subset", metavar="S", help="with --by: score on this subset (default: --gen-subset)")
     _add_method_options(parser)
@@ -136,7 +142,7 @@ def _add_curve(commands: Any) -> None:
 def _add_correlate(commands: Any) -> None:
     parser = commands.add_parser(
         "correlate",
-        help="how far scores agree",
+        help="compute the correlation of score files",
         description="Compares all scores of the files with each other: those of several methods on the same data, or "
         "those of one method on several data sets or checkpoints.",
     )
@@ -145,9 +151,9 @@ def _add_correlate(commands: Any) -> None:
     parser.add_argument("--types", metavar="TYPES", help="compare these attention types only")
     parser.add_argument("--each-type", action="store_true", help="compare each attention type alone, too")
     parser.add_argument(
-        "--top", metavar="K", type=int, help="how many of the best heads are shared (default: a quarter)"
+        "--top", metavar="K", type=int, help="count the heads that are among the best K of both (default: a quarter)"
     )
-    parser.add_argument("--any", action="store_true", help="compare what differs in both method and data, too")
+    parser.add_argument("--any", action="store_true", help="also compare scores that differ in both method and data")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.set_defaults(run=run_correlate)
 

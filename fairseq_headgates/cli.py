@@ -99,7 +99,9 @@ def stopped_by_signals(numbers: Sequence[int]) -> Iterator[None]:
 
 def build_parser() -> ArgumentParser:
     parser = ArgumentParser(
-        prog="headgates", description="Attention heads of fairseq models: see, choose, remove.", epilog=EXIT_CODES
+        prog="headgates",
+        description="Inspect, score and remove the attention heads of fairseq models.",
+        epilog=EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -181,7 +183,9 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         "--method", metavar="M", type=filled, help="which scores, if FILE has those of several methods"
     )
     with_scores.add_argument("--types", metavar="TYPES", help="prune these attention types only (default: all scored)")
-    with_scores.add_argument("--min-per-layer", metavar="K", type=int, help="keep the best K of each layer anyway")
+    with_scores.add_argument(
+        "--min-per-layer", metavar="K", type=int, help="keep at least the best K heads of each layer"
+    )
 
 
 def _number_or_share(text: str) -> float:
@@ -294,7 +298,7 @@ def chosen_heads(args: argparse.Namespace, model: nn.Module) -> HeadTable:
     }
     given = [name for name, value in only_with_scores.items() if value is not None]
     if given and args.scores is None:
-        raise ValueError(f"{', '.join(given)} without --scores: give the file of the scores that decide")
+        raise ValueError(f"{', '.join(given)} without --scores: give a score file")
     if args.alive is not None:
         return read_mask(args.alive)
     if args.scores is None:

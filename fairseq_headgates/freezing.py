@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import regex
 from torch import nn
 
-LONGEST_STORED_PATTERN = 1_000  # characters
+LONGEST_PATTERN = 10_000  # characters
+MATCHING_SECONDS = 10.0
 
 
 @dataclass
@@ -33,7 +34,9 @@ class FrozenReport:
         return [*groups, total + (f"; {self.dropouts} dropouts turned off" if self.dropouts else "")]
 
 
-def freeze(model: nn.Module, pattern: str, freeze_dropout: bool = False, seconds: float | None = None) -> FrozenReport:
+def freeze(
+    model: nn.Module, pattern: str, freeze_dropout: bool = False, seconds: float = MATCHING_SECONDS
+) -> FrozenReport:
     """Freezes every parameter one of whose names matches `pattern` (re.search); returns what was frozen.
 
     A shared parameter has several names (with shared embeddings, `encoder.embed_tokens.weight` is also
@@ -41,14 +44,14 @@ def freeze(model: nn.Module, pattern: str, freeze_dropout: bool = False, seconds
     trainable. With `freeze_dropout`, dropout is off in every module all of whose parameters are frozen, so that
     the frozen part computes in training what it computes at evaluation.
 
-    Raises ValueError if the pattern is no regular expression, or matches no parameter, or all of them; with `seconds`,
-    for a pattern from a file, also if matching takes longer than that.
+    Raises ValueError if the pattern is no regular expression, matches no parameter or all of them, or takes longer than
+    `seconds` to match: fairseq stores it in checkpoints, and some patterns backtrack without end.
     """
     try:
-        search = re.compile(pattern).search if seconds is None else _search_within(pattern, seconds)
+        search = _search_within(pattern, seconds)
         names = _names(model)
         chosen = {parameter: known for parameter, known in names.items() if any(map(search, known))}
-    except (re.error, regex.error, OverflowError, RecursionError) as error:  # the last two: huge numbers, deep nesting
+    except (regex.error, OverflowError, RecursionError) as error:  # the last two: huge numbers, deep nesting
         raise ValueError(f"--freeze-params {pattern!r:.200} is not a regular expression: {error}") from None
     except TimeoutError:
         raise ValueError(f"--freeze-params {pattern!r:.200} takes longer than {seconds} seconds to match") from None
@@ -79,8 +82,8 @@ def _names(model: nn.Module) -> dict[nn.Parameter, list[str]]:
 
 
 def _search_within(pattern: str, seconds: float) -> Callable[[str], object]:
-    """`re.search` with a limit on its time, which `re` does not have: some patterns backtrack without end."""
-    if len(pattern) > LONGEST_STORED_PATTERN:
+    """Returns `regex.search` for a pattern with a limit on its time, which `re` does not have."""
+    if len(pattern) > LONGEST_PATTERN:
         raise TimeoutError
     expression, end = regex.compile(pattern), time.monotonic() + seconds
 

@@ -36,7 +36,7 @@ def mask_of_checkpoint(path: str) -> HeadTable:
 
     It is the mask that `headgates show CKPT --out FILE` writes. Raises ValueError, in one line, for another file.
     """
-    state = load_file(path)
+    state = load_file(path, cure="take another file, or a mask as JSON")
     try:
         args, weights = _options(state), state["model"]
         sizes = _sizes(weights, args)

@@ -1,7 +1,7 @@
 # Shared by the recipes: sourced, not run. Each function wraps one of fairseq's own commands and
 # skips it when its output is there, so that a recipe can be stopped at any point and run again. The recipe sets
-# `plugin`, the folder for --user-dir: with torch 2.6 or later even a stock checkpoint loads only with the plugin,
-# which allows the options stored in it.
+# `plugin`, the folder for --user-dir: with torch 2.6 or later the checkpoints of fairseq-train load only with the plugin,
+# which allows the options stored in them.
 #
 # With DRY_RUN=1 (the option --dry-run of a recipe) commands are printed instead of run.
 

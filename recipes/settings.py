@@ -4,8 +4,8 @@
     settings.py RECIPE      for example translation.sh; the settings are environment variables
 
 Prints nothing when all settings are valid. Otherwise one line on stderr names the setting, its value and the rule, and
-the exit code is 2. An empty setting counts as not set, and the recipe takes its default. What a setting means is
-written at the top of the recipe.
+the exit code is 2. An empty setting takes the default of the recipe, except RUNS and SCRATCH, where it means none.
+TRAIN_FLAGS is left to fairseq-train. The comment at the top of each recipe says what its settings mean.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def runs(text: str) -> list[tuple[str, str]]:
             number(0)(weight)
         except ValueError as error:
             why = f"lambda {weight!r} {error}" if str(error).startswith("must") else str(error)
-            raise ValueError(f"must be TYPES:LAMBDA, or several, separated by blanks; in {word!r} {why}") from None
+            raise ValueError(f"must be one or more TYPES:LAMBDA, separated by blanks: {word!r} {why}") from None
         found.append((types, weight))
     for run, times in Counter(found).items():
         if times > 1:

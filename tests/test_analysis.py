@@ -393,7 +393,7 @@ def one_line(text):
         (
             "score",
             ["--method", "gate", "--distributed-world-size", "2", "--distributed-init-method", "x"],
-            "the workers cannot meet at --distributed-init-method x (",
+            "the rendezvous failed at --distributed-init-method x (",
         ),
         ("score", ["--method", "gate", "--bpe", "bytes"], "fairseq cannot use these options (In 'config'"),
         ("curve", ["--scores", ""], "--scores is empty: give a name"),
@@ -713,5 +713,5 @@ def test_visible_gpus_are_not_taken_for_workers(monkeypatch, visible, size):
 
 def test_workers_without_a_place_to_meet_are_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
-    with pytest.raises(ValueError, match="--distributed-world-size 4 without a place to meet"):
+    with pytest.raises(ValueError, match="--distributed-world-size is 4, but there is no rendezvous address"):
         evaluation.join_workers(Namespace(distributed_world_size=4, distributed_init_method=None, distributed_rank=0))

@@ -1,6 +1,7 @@
 """Mutated files of every kind, given to the commands that read them: one line or a result, never anything else.
 
-HEADGATES_FUZZ_SECONDS (default 38: five minutes in all) is spent on each kind of file. A file that fails is kept, and its path is shown.
+HEADGATES_FUZZ_SECONDS (default 38: five minutes in all) is spent on each kind of file. A file that fails is kept, and
+its path is shown.
 """
 
 from __future__ import annotations

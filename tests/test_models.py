@@ -327,7 +327,7 @@ class Evil:
     ("content", "message"),
     [
         (None, "cannot read the checkpoint .*No such file"),
-        (b"garbage", "damaged or no checkpoint"),
+        (b"garbage", "cannot be loaded"),
         ({"model": Evil(), "args": 1}, "it holds print, which is neither"),
         ({"weights": 1}, "is not a fairseq checkpoint"),
         ({"model": {"w": torch.ones(1)}, "args": argparse.Namespace()}, "it has no attention layer"),

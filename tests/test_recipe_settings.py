@@ -62,7 +62,7 @@ BAD = [
     ("CLEAN", "--max-length", "expected one argument"),
     ("CLEAN", "--max-ratio 0.5", "1 or more"),
     ("CLEAN", "--max-ratio nan", "1 or more"),
-    ("RUNS", "all", "in 'all' has no colon"),
+    ("RUNS", "all", "'all' has no colon"),
     ("RUNS", "all:", "lambda '' must be a finite number, 0 or more"),
     ("RUNS", ":0.1", "'' is no attention type"),
     ("RUNS", "all:x", "lambda 'x' must be"),

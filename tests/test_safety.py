@@ -223,6 +223,22 @@ def test_whatever_is_accepted_is_a_literal(text):
         assert kind == LITERAL or numpy.asarray(value, dtype=float).size >= 0
 
 
+@pytest.mark.parametrize(
+    "value", [b"print(1)", bytearray(b"print(1)"), numpy.array([112], "u1"), [b"1"], {b"a": 1}, {1}]
+)
+def test_what_eval_takes_beside_text_is_refused(value, tmp_path):
+    """`eval` reads code from anything that has bytes."""
+    for name in ("adam_betas", "left_pad_source", "decoder_layers"):
+        with pytest.raises(ValueError, match=f"stored option {name}"):
+            check_evaluated({"task": {name: value}})
+    state = small_state("dict")
+    state["cfg"]["task"] = {"_name": "multilingual_translation", "left_pad_source": value}
+    with pytest.raises(ValueError, match="is not loaded: "):
+        load_checkpoint(str(save(state, tmp_path / "a.pt")))
+    with pytest.raises(ValueError, match="evaluates it|BUILD"):
+        torch.load(save(argparse.Namespace(encoder_layers=value), tmp_path / "b.pt"))
+
+
 def test_options_that_are_too_many_or_too_deep_are_refused():
     laughs = deep = []
     for _ in range(12):
@@ -440,6 +456,24 @@ def test_archives_that_unpack_to_more_than_the_file(attempts, tmp_path):
             new.writestr(entry.filename, old.read(entry))
     ended = attempts.run("headgates", "show", bomb)
     assert ended.refused and "compressed" in ended.err
+
+
+def test_a_file_that_is_read_in_two_ways(attempts, tmp_path):
+    """torch looks at the first bytes of a file, zip programs at the last ones."""
+    path = tmp_path / "x.pt"
+    torch.save({**small_state("args"), "x": collections.Counter()}, path, _use_new_zipfile_serialization=False)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
+        archive.writestr("x/data.pkl", pickle.dumps({}, protocol=2))
+    ended = attempts.run("headgates", "show", path)
+    assert ended.refused and "it holds collections.Counter" in ended.err, ended
+
+
+def test_a_list_of_instructions_without_end(attempts, tmp_path):
+    path = raw_pickle(tmp_path / "x.pt", b"]" * 20_000_000)
+    ended = attempts.run("headgates", "show", path, seconds=60)
+    assert ended.refused and "instructions" in ended.err, ended
+    path.write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2) + b"\x80\x02" + b"]" * 20_000_000)
+    assert attempts.run("headgates", "show", path, seconds=60).refused
 
 
 def test_a_stored_expression_that_backtracks_does_not_hang(attempts, tmp_path):

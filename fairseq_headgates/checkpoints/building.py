@@ -89,7 +89,7 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
     except Exception as error:  # options that contradict each other or the weights make fairseq raise anything
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         raise ValueError(
-            f"the options and the weights of the checkpoint make no model: {' '.join(lines[:2])[:500]}"
+            f"the model cannot be built from its options and weights: {' '.join(lines[:2])[:500]}"
         ) from None
     pattern = getattr(model_args(state), "freeze_params", None)
     if isinstance(pattern, str) and pattern:
@@ -124,7 +124,7 @@ def _unknown(state: Mapping[str, Any], args: argparse.Namespace) -> typing.Itera
     if model_class is not TransformerModel and not (
         isinstance(model_class, type) and issubclass(model_class, HeadGatesMixin)
     ):
-        yield f"its architecture is {shown(name)}, known are fairseq's transformer and transformer_head_gates"
+        yield f"its architecture is {shown(name)}: only fairseq's transformer and transformer_head_gates are supported"
     if not any(re.search(r"attn\.(out_proj|in_proj)", key) for key in state["model"]):
         yield "it has no attention layer"
     if getattr(args, "quant_noise_pq", 0):
@@ -142,13 +142,13 @@ def load_dictionaries(state: Mapping[str, Any], folder: str | os.PathLike[str]) 
     """
     stored = (state.get("cfg") or {}).get("task") or model_args(state)
     task = vars(stored) if isinstance(stored, argparse.Namespace) else stored
-    hint = f" (it was trained on {shown(task['data'])})" if task.get("data") else ""
+    hint = f" (the checkpoint was trained on {shown(task['data'])})" if task.get("data") else ""
     languages = [task.get("source_lang"), task.get("target_lang")]
     if None in languages and Path(folder).is_dir():
         languages = infer_language_pair(folder)
     if not all(isinstance(language, str) and LANGUAGE.fullmatch(language) for language in languages):
         raise ValueError(
-            f"nothing names the languages in {folder}: give the folder of the binarised data with --data{hint}"
+            f"cannot infer the languages from {folder}: give the folder of the binarised data with --data{hint}"
         )
     found = []
     for side, language in zip(("encoder", "decoder"), languages, strict=True):

@@ -50,7 +50,7 @@ def load_checkpoint(path: str, trust: bool = False) -> dict[str, Any]:
 def _faults(state: Any) -> Iterator[str]:
     """Says what is not as fairseq writes it."""
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        yield "it holds no model with its options"
+        yield "it holds no model"
         return
     for name, weight in state["model"].items():
         if not isinstance(name, str) or not isinstance(weight, Tensor):
@@ -60,13 +60,14 @@ def _faults(state: Any) -> Iterator[str]:
         for key in place:
             value = value.get(key) if isinstance(value, dict) else None
         if not isinstance(value, (*kinds, type(None))):
-            yield f"its {'.'.join(place)} is of type {type(value).__name__}, not {kinds[-1].__name__}"
+            allowed = " or ".join(kind.__name__ for kind in kinds)
+            yield f"its {'.'.join(place)} is of type {type(value).__name__}, not {allowed}"
             return
     if not all(isinstance(entry, dict) for entry in state.get("optimizer_history") or []):
         yield "its optimizer_history is not a list of dictionaries"
     options = state.get("args") or (state.get("cfg") or {}).get("model")
     if options is None:
-        yield "it holds no model with its options"
+        yield "it holds no options of the model, in args or cfg.model"
         return
     named = vars(options) if isinstance(options, argparse.Namespace) else options
     if not all(isinstance(name, str) for name in named):

@@ -1,4 +1,4 @@
-"""What training keeps beside the weights, cut as they are: the state of the optimiser and the moving average."""
+"""Pruning of what training keeps beside the weights: the state of the optimiser and the moving average."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from fairseq_headgates.arguments import shown
 SIZES = ("embed_dim", "ffn_embed_dim", "attention_heads")
 MOST_LAYERS = 1_000  # of a stack; more take minutes to build
 LARGEST_SIZE = 2**24
-LARGEST_TABLE = 2**28  # numbers in a table of sinusoidal positions, which is not stored but computed
+LARGEST_TABLE = 2**26  # numbers in a table of sinusoidal positions, which is not stored but computed
 # What pruning makes smaller, and what is not stored where it is shared, constant or without heads.
 PROJECTION = re.compile(r"attn\.(q_proj|k_proj|v_proj|out_proj)\.(weight|bias)$")
 MISSING_SHARE = 4  # how many times as large as the stored weights all that is not stored may be
@@ -61,8 +61,10 @@ def _check_layers(args: argparse.Namespace, weights: Mapping[str, Tensor], side:
         fits = layers <= len(found)
     else:
         fits = layers == len(found)
-    if not fits or len(found) > MOST_LAYERS:
+    if not fits:
         raise ValueError(f"the stored option {name} is {shown(layers)}, the weights are of {len(found)} layers")
+    if len(found) > MOST_LAYERS:
+        raise ValueError(f"the stored option {name} is {shown(layers)}: at most {MOST_LAYERS:,} are supported")
 
 
 def _check_size(name: str, value: Any) -> None:
@@ -74,9 +76,8 @@ def _check_shapes(skeleton: nn.Module, weights: Mapping[str, Tensor]) -> None:
     missing = 0
     for name, tensor in skeleton.state_dict().items():
         stored = weights.get(name)
-        if stored is None:
-            missing += tensor.numel()
-        elif not _fits(name, stored.shape, tensor.shape):
+        missing += tensor.numel() - (0 if stored is None else min(stored.numel(), tensor.numel()))
+        if stored is not None and not _fits(name, stored.shape, tensor.shape):
             raise ValueError(
                 f"the stored options give {name} the shape {tuple(tensor.shape)}, it is stored as {tuple(stored.shape)}"
             )

@@ -130,7 +130,7 @@ def _report_dropped(args: Namespace, number: int, there_are: int) -> None:
     reason = "longer than --max-source-positions and --max-target-positions, or than the model takes"
     reason += f", or more than a multiple of --required-batch-size-multiple {multiple}" if multiple > 1 else ""
     if not number:
-        raise ValueError(f"no sentence of {args.gen_subset!r} is left: all are {reason}")
+        raise ValueError(f"all sentences of {args.gen_subset!r} are skipped: they are {reason}")
     if number < there_are and args.distributed_rank == 0:
         logger.warning("%d of %d sentences of %r are %s", there_are - number, there_are, args.gen_subset, reason)
 

@@ -31,7 +31,7 @@ def join_workers(args: Namespace) -> None:
     size, rank = args.distributed_world_size, args.distributed_rank
     if not args.distributed_init_method:
         raise ValueError(
-            f"--distributed-world-size {size} without a place to meet: start the command with "
+            f"--distributed-world-size is {size}, but there is no rendezvous address: start the command with "
             f"`torchrun --nproc-per-node {size} --no-python`, or give every process "
             "--distributed-init-method and --distributed-rank"
         )
@@ -64,7 +64,7 @@ def _start(args: Namespace, backend: str) -> None:
         )
     except (RuntimeError, ValueError) as error:
         raise ValueError(
-            f"the workers cannot meet at --distributed-init-method {args.distributed_init_method} "
+            f"the rendezvous failed at --distributed-init-method {args.distributed_init_method} "
             f"({first_line(error)}): use tcp://HOST:PORT with a free port of the first worker's machine"
         ) from None
 

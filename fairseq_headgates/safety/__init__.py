@@ -1,4 +1,4 @@
-"""What a file from a stranger may hold: objects that may be loaded, options that may be acted on."""
+"""Allow-list of the objects and options in a checkpoint file, which may come from a stranger."""
 
 from fairseq_headgates.safety.objects import allow_stored_objects
 from fairseq_headgates.safety.options import check_evaluated, model_options

@@ -90,8 +90,10 @@ class StoredScalar:
 def _check_data(kind: Any, count: int, data: Any) -> None:
     if not isinstance(kind, StoredType) or not isinstance(data, bytes):
         raise ValueError("numpy data that are not plain numbers")
-    if len(data) != count * kind.dtype.itemsize or len(data) > LARGEST_ARRAY:
-        raise ValueError(f"{len(data)} bytes of numpy data for {count} numbers of {kind.dtype}")
+    if len(data) != count * kind.dtype.itemsize:
+        raise ValueError(f"{len(data):,} bytes of numpy data for {count:,} numbers of {kind.dtype}")
+    if len(data) > LARGEST_ARRAY:
+        raise ValueError(f"a numpy array of {len(data):,} bytes: at most {LARGEST_ARRAY:,} are allowed")
 
 
 class StoredNode:
@@ -119,7 +121,7 @@ def _value(node: Any) -> Any:
 
 
 def _become(stored: Any, value: Any, kind: type) -> None:
-    """Makes a stand-in for a configuration the configuration of `value`."""
+    """Turns a placeholder for a configuration into the configuration of `value`."""
     value = plain(value)
     check_evaluated(value if isinstance(value, Mapping) else {"": value})
     made = OmegaConf.create(value, flags={"allow_objects": True})

@@ -57,7 +57,7 @@ def plain(value: Any) -> Any:
     def copied(value: Any, depth: int) -> Any:
         budget[0] -= 1
         if depth > DEEPEST or budget[0] < 0:
-            raise ValueError(f"stored options are nested more than {DEEPEST} levels deep, or more than {MOST_VALUES:,}")
+            raise ValueError(f"stored options are nested more than {DEEPEST} levels deep, or there are too many")
         if isinstance(value, dict):
             return {key: copied(element, depth + 1) for key, element in value.items()}
         if isinstance(value, (list, tuple)):
@@ -75,14 +75,14 @@ def check_evaluated(options: Mapping[str, Any]) -> None:
     """
     for name, value in _named_values(options):
         kind = EVALUATED.get(name)
-        if kind and isinstance(value, str) and not _is_literal(value, kind):
+        if kind and not (_is_literal(value, kind) if isinstance(value, str) else _is_plain(value)):
             raise ValueError(
                 f"the stored option {name} is {shown(value)}: it must be {kind}, because fairseq evaluates it"
             )
 
 
 def _named_values(options: Any) -> Iterator[tuple[str, Any]]:
-    """Every (name, value) of nested options. Raises ValueError for options too deep or too many to be any."""
+    """Every (name, value) of nested options. Raises ValueError for options that are nested too deeply or too many."""
     pending: list[tuple[Any, int]] = [(options, 0)]
     count = 0
     while pending:
@@ -100,6 +100,15 @@ def _named_values(options: Any) -> Iterator[tuple[str, Any]]:
                 pending.append((vars(value), depth + 1))
             elif isinstance(value, (Mapping, list, tuple)):
                 pending.append((value, depth + 1))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number, a truth value, text or None, or made of those. `eval` would take bytes, too."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, [*value, *value.values()]))
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def _is_literal(text: str, kind: str) -> bool:

@@ -9,7 +9,7 @@ import stat
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,19 +30,24 @@ TENSORS = {
 }
 STORAGE_OR_TYPE = re.compile(r"torch\.(cuda\.)?[A-Za-z]+Storage|torch\.[a-z]+\d+(_e\dm\d(fn)?(uz)?)?|torch\.bool")
 RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # modules of Python 2, whose names protocol 2 keeps
-LARGEST_PICKLE = 2**28  # bytes; that of a model with 10,000 tensors has about two million
+ZIP = b"PK\x03\x04"
+PICKLES_BEFORE_1_6 = 5  # torch wrote five, then the numbers of the tensors
+LARGEST_PICKLE = 2**26  # bytes; that of 10,000 tensors has about two million
+MOST_INSTRUCTIONS = 5_000_000  # of a pickle; 10,000 tensors and their optimiser take about two million
+TRUST = "pass --trust only if you made the file yourself"
 
 
-def load_file(path: str | os.PathLike[str], trust: bool = False) -> Any:
+def load_file(path: str | os.PathLike[str], trust: bool = False, cure: str = TRUST) -> Any:
     """Returns what a file of `torch.save` holds, on the CPU.
 
     Without `trust`, the file may hold tensors, plain values and the objects of `objects.STORED`, nothing that could run
-    code, and no tensor that is larger than the file. Raises ValueError for any other file, in one line.
+    code, and no tensor that is larger than the file. Raises ValueError for any other file, in one line; `cure` is what
+    it says to do about a file that could run code.
     """
     try:
         size = _size_of_regular_file(path)
         if not trust:
-            _check_names(path, size)
+            _check_names(path, size, cure)
             with torch.serialization.safe_globals(safe_globals()):
                 state = torch.load(path, map_location="cpu", weights_only=True)
             _check_tensors(state, size)
@@ -67,45 +72,51 @@ def _size_of_regular_file(path: str | os.PathLike[str]) -> int:
     return status.st_size
 
 
-def _check_names(path: str | os.PathLike[str], size: int) -> None:
+def _check_names(path: str | os.PathLike[str], size: int, cure: str) -> None:
     """Raises Refused if the file names anything but tensors and `STORED`, or unpacks to more than its size."""
     with open(path, "rb") as file:
-        names = _names_in_zip(file, size) if zipfile.is_zipfile(file) else _names_before_tensors(file)
-        for name in names:
+        is_zip = file.read(len(ZIP)) == ZIP  # how torch decides; zipfile would also look at the end
+        file.seek(0)
+        for name in _names([_pickle_in_zip(path, size)] if is_zip else [file] * PICKLES_BEFORE_1_6):
             if name not in TENSORS and name not in STORED and not STORAGE_OR_TYPE.fullmatch(name):
                 raise Refused(
                     f"is not loaded: it holds {name.removeprefix('builtins.')}, which is neither a weight nor a plain "
-                    "option and could run code; pass --trust if you know where the file comes from"
+                    f"option and could run code; {cure}"
                 )
 
 
-def _names_in_zip(file: IO[bytes], size: int) -> Iterator[str]:
-    with zipfile.ZipFile(file) as archive:
+def _pickle_in_zip(path: str | os.PathLike[str], size: int) -> bytes:
+    """Reads the pickle of an archive as torch does, if the archive has the form in which torch writes it."""
+    with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
             raise Refused("is not loaded: it is compressed, which fairseq's checkpoints are not; save it again")
-        if sum(entry.file_size for entry in entries) > size:
-            raise Refused("is not loaded: its parts overlap; copy or train it again")
+        if sum(entry.file_size for entry in entries) > size or len({entry.filename for entry in entries}) < len(
+            entries
+        ):
+            raise Refused("is not loaded: its parts overlap; download or save it again")
         pickles = [entry for entry in entries if entry.filename.endswith("data.pkl")]
-        if len(pickles) != 1 or len({entry.filename for entry in entries}) < len(entries):
-            raise Refused("is no checkpoint: it holds no list of weights, or several; copy or train it again")
+        if len(pickles) != 1:
+            raise Refused("is not a checkpoint: it must hold exactly one data.pkl; download or save it again")
         if pickles[0].file_size > LARGEST_PICKLE:
-            raise Refused(f"is no checkpoint: the list of its weights has {pickles[0].file_size:,} bytes")
-        yield from _names(archive.read(pickles[0]))
+            raise Refused(f"is not loaded: its data.pkl has {pickles[0].file_size:,} bytes, {LARGEST_PICKLE:,} at most")
+        found = archive.read(pickles[0])
+    if bytes(torch._C.PyTorchFileReader(str(path)).get_record("data.pkl")) != found:
+        raise Refused("is not loaded: it is ambiguous where its data.pkl is; download or save it again")
+    return found
 
 
-def _names_before_tensors(file: IO[bytes]) -> Iterator[str]:
-    """The names in a file as torch wrote them before 1.6: five pickles, then the numbers of the tensors."""
-    file.seek(0)
-    for _ in range(5):
-        yield from _names(file)
-
-
-def _names(pickle: bytes | IO[bytes]) -> Iterator[str]:
-    for opcode, argument, _ in pickletools.genops(pickle):
-        if opcode.name == "GLOBAL":
-            module, _, name = str(argument).partition(" ")
-            yield f"{RENAMED.get(module, module)}.{name}"
+def _names(pickles: list[Any]) -> Iterator[str]:
+    """The names in pickles, each bytes or a file that stands at its beginning. Raises Refused for endless ones."""
+    count = 0
+    for pickle in pickles:
+        for opcode, argument, _ in pickletools.genops(pickle):
+            count += 1
+            if count > MOST_INSTRUCTIONS:
+                raise Refused(f"is not loaded: it has more than {MOST_INSTRUCTIONS:,} instructions")
+            if opcode.name == "GLOBAL":
+                module, _, name = str(argument).partition(" ")
+                yield f"{RENAMED.get(module, module)}.{name}"
 
 
 def _check_tensors(state: Any, size: int) -> None:
@@ -138,6 +149,8 @@ def _reason(error: Exception) -> str:
     """One line of torch's long message."""
     if isinstance(error, Refused):
         return str(error)
+    if type(error) is ValueError and "stored option" in str(error):
+        return f"is not loaded: {error}"
     told = re.search(r"WeightsUnpickler error: ([^\n]+)", str(error))  # after torch's advice, which does not help here
     reason = told.group(1) if told else str(error).partition("\n")[0] or type(error).__name__
     forbidden = re.search(r"GLOBAL (\S+)", str(error))
@@ -145,7 +158,7 @@ def _reason(error: Exception) -> str:
         reason = f"it holds {forbidden.group(1)}"
     elif "weights_only" in reason:
         reason = "its contents cannot be read"
-    return f"is damaged or no checkpoint ({reason[:200]}): copy or train it again"
+    return f"cannot be loaded ({reason[:200]}): it is damaged or no checkpoint of fairseq, download or save it again"
 
 
 def is_checkpoint_file(path: str | os.PathLike[str]) -> bool:
@@ -154,4 +167,4 @@ def is_checkpoint_file(path: str | os.PathLike[str]) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        return file.read(4) == b"PK\x03\x04" or path.suffix == ".pt"
+        return file.read(len(ZIP)) == ZIP or path.suffix == ".pt"
