@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import Counter
@@ -11,8 +12,8 @@ from dataclasses import dataclass, field
 import regex
 from torch import nn
 
-LONGEST_PATTERN = 10_000  # characters
 MATCHING_SECONDS = 10.0
+MOST_REPEATS = 100_000  # in a pattern; the package regex unrolls them
 
 
 @dataclass
@@ -51,7 +52,7 @@ def freeze(
         search = _search_within(pattern, seconds)
         names = _names(model)
         chosen = {parameter: known for parameter, known in names.items() if any(map(search, known))}
-    except (regex.error, OverflowError, RecursionError) as error:  # the last two: huge numbers, deep nesting
+    except (re.error, regex.error, OverflowError, RecursionError) as error:  # the last two: huge numbers, deep nesting
         raise ValueError(f"--freeze-params {pattern!r:.200} is not a regular expression: {error}") from None
     except TimeoutError:
         raise ValueError(f"--freeze-params {pattern!r:.200} takes longer than {seconds} seconds to match") from None
@@ -83,8 +84,10 @@ def _names(model: nn.Module) -> dict[nn.Parameter, list[str]]:
 
 def _search_within(pattern: str, seconds: float) -> Callable[[str], object]:
     """Returns `regex.search` for a pattern with a limit on its time, which `re` does not have."""
-    if len(pattern) > LONGEST_PATTERN:
-        raise TimeoutError
+    re.compile(pattern)
+    counts = [max(1, int(count)) for count in re.findall(r"\d+", "".join(re.findall(r"\{[\d, ]*\}", pattern)))]
+    if math.prod(counts) > MOST_REPEATS:
+        raise re.error(f"repeats of more than {MOST_REPEATS:,} in all")
     expression, end = regex.compile(pattern), time.monotonic() + seconds
 
     def search(name: str) -> object:

@@ -570,11 +570,12 @@ def test_the_model_is_as_before():
     model.encoder.layers[0].eval()
     before = {name: module.training for name, module in model.named_modules()}
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    hooks = {name: list(module._forward_hooks) for name, module in model.named_modules()}
     with torch.enable_grad():
         found = explain(model, make_batch())
     assert {name: m.training for name, m in model.named_modules() if name in before} == before
     assert all(tensor.equal(state[name]) for name, tensor in model.state_dict().items())
-    assert not any(module._forward_hooks for module in model.modules())
+    assert {name: list(module._forward_hooks) for name, module in model.named_modules()} == hooks
     assert not found.source.requires_grad
     assert_equal(explain(model.eval(), make_batch()), found)
 
