@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import torch
-from settings import option, whole
+from rules import option, whole
 from torch import Tensor
 
 from fairseq_headgates.arguments import ArgumentParser

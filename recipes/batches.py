@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 from fairseq.data import Dictionary, data_utils
-from settings import number, option, whole
+from rules import number, option, whole
 
 from fairseq_headgates.arguments import ArgumentParser
 

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from hashlib import blake2b
 from itertools import zip_longest
 
-from settings import number, option, whole
+from rules import number, option, whole
 from tqdm import tqdm
 
 # settings.py imports this module for its options alone: what takes seconds to import is imported where it is used.

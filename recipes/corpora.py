@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import IO
 
 from fetching import BROKEN_ARCHIVE, Refused, Source, does_not_open, fetch
-from settings import sacrebleu_sets
+from rules import sacrebleu_sets
 from tqdm import tqdm
 
 from fairseq_headgates.arguments import ArgumentParser

@@ -24,7 +24,7 @@ from datetime import datetime
 from pathlib import Path
 
 from batches import fitting_tokens
-from settings import option, whole
+from rules import option, whole
 
 from fairseq_headgates.arguments import ArgumentParser
 from fairseq_headgates.report import text_table
