@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import fairseq.distributed.utils
@@ -186,6 +187,7 @@ STORED = {
 }
 
 
+@cache
 def safe_globals() -> list[Any]:
     """The allow-list for `torch.serialization.add_safe_globals`: one class for each name of `STORED`.
 
@@ -201,6 +203,6 @@ def safe_globals() -> list[Any]:
 
 
 def allow_stored_objects() -> None:
-    """Lets `torch.load` read fairseq's checkpoints in this process, fairseq's own commands included."""
+    """Lets `torch.load` read fairseq's checkpoints in this process; fairseq's commands use it, too."""
     if hasattr(torch.serialization, "add_safe_globals"):
         torch.serialization.add_safe_globals(safe_globals())

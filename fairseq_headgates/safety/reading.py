@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_headgates.safety.objects import STORED, safe_globals
+from fairseq_headgates.safety.objects import STORED, allow_stored_objects
 
 # What the pickle in a checkpoint may name: far less than `torch.load(weights_only=True)` accepts.
 TENSORS = {
@@ -48,8 +48,8 @@ def load_file(path: str | os.PathLike[str], trust: bool = False, cure: str = TRU
         size = _size_of_regular_file(path)
         if not trust:
             _check_names(path, size, cure)
-            with torch.serialization.safe_globals(safe_globals()):
-                state = torch.load(path, map_location="cpu", weights_only=True)
+            allow_stored_objects()
+            state = torch.load(path, map_location="cpu", weights_only=True)
             _check_tensors(state, size)
             return state
         return torch.load(path, map_location="cpu", weights_only=False)
