@@ -127,7 +127,7 @@ reading() { if [[ ! -f $1 && -f $1.gz ]]; then echo "gzip -dc $(quoted "$1.gz")"
 # has_text FILE: FILE, or FILE.gz, has more than blanks and ends of lines.
 has_text() { LC_ALL=C grep -q '[^[:space:]]' < <(eval "$(reading "$1")" 2>/dev/null); }
 
-# need_text RAW_DIR LANGUAGE SPLIT...: text without a word would be found in the middle of the work, or not at all.
+# need_text RAW_DIR LANGUAGE SPLIT...: fail early if a file of text is empty or holds blanks only.
 need_text() {
   local raw=$1 language=$2 split
   shift 2

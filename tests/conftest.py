@@ -91,3 +91,14 @@ def checkpoints(tmp_path_factory, train):
 def gated_checkpoint(checkpoints):
     """A checkpoint with gates on every type of attention."""
     return checkpoints["gated"]
+
+
+@pytest.fixture
+def raw(tmp_path):
+    """Raw text of three pairs for every split."""
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for split in ("train", "valid", "test"):
+        (folder / f"{split}.en").write_text("one two\ntwo one\none one\n")
+        (folder / f"{split}.de").write_text("eins zwei\nzwei eins\neins eins\n")
+    return folder

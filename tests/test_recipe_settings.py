@@ -167,17 +167,6 @@ def test_every_setting_in_the_scripts_is_in_the_table():
         assert found - free <= rules.keys(), name
 
 
-@pytest.fixture
-def raw(tmp_path):
-    """Raw text of three pairs for every split."""
-    folder = tmp_path / "raw"
-    folder.mkdir()
-    for split in ("train", "valid", "test"):
-        (folder / f"{split}.en").write_text("one two\ntwo one\none one\n")
-        (folder / f"{split}.de").write_text("eins zwei\nzwei eins\neins eins\n")
-    return folder
-
-
 # --- through the shell ------------------------------------------------------------------------------------------------
 
 

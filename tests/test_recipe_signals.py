@@ -88,17 +88,6 @@ def assert_nothing_left(session, seconds=3):
         time.sleep(0.05)
 
 
-@pytest.fixture
-def raw(tmp_path):
-    """Text of three pairs for every split."""
-    folder = tmp_path / "raw"
-    folder.mkdir()
-    for split in ("train", "valid", "test"):
-        (folder / f"{split}.en").write_text("one two\ntwo one\none one\n")
-        (folder / f"{split}.de").write_text("eins zwei\nzwei eins\neins eins\n")
-    return folder
-
-
 def make_corpus(folder):
     sizes = ["--train", "300", "--valid", "8", "--test", "9"]
     command = [sys.executable, str(RECIPES / "make_corpus.py"), str(folder), *sizes]
