@@ -1,20 +1,16 @@
 """The recipes as a user runs them, and the README's word about options."""
 
-import gzip
 import json
 import os
 import re
 import subprocess
 import sys
-from itertools import islice
 from pathlib import Path
 
 import pytest
-from recipes_for_tests import RECIPES, refused, run
+from support.recipes import RECIPES, ROOT, first_lines, refused, run
 
 from fairseq_headgates.models import DEFAULTS
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -26,12 +22,6 @@ def raw(tmp_path):
         (folder / f"{split}.en").write_text("a b\nc d\ne f\n")
         (folder / f"{split}.de").write_text("b a\nd c\nf e\n")
     return folder
-
-
-def first_lines(source, number, target):
-    """The beginning of a compressed file, compressed."""
-    with gzip.open(source, "rt", encoding="utf-8") as file, gzip.open(target, "wt", encoding="utf-8") as copy:
-        copy.writelines(islice(file, number))
 
 
 def test_translation_refuses_a_missing_file(raw, tmp_path):
@@ -64,13 +54,13 @@ def test_results_are_compared_with_the_first_run(tmp_path):
         scores = [{"name": n, "score": s, "signature": "x"} for n, s in (("BLEU", bleu), ("chrF2", 55.5))]
         (folder / "heads.json").write_text(json.dumps(heads))
         (folder / "scores.json").write_text(json.dumps(scores))
-    command = [sys.executable, str(RECIPES / "results.py"), str(tmp_path / "baseline"), str(tmp_path / "gated")]
+    command = [sys.executable, str(RECIPES / "lib" / "results.py"), str(tmp_path / "baseline"), str(tmp_path / "gated")]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert lines[0].split() == ["model", "enc-self", "total", "params", "BLEU", "diff", "chrF"]
     assert lines[3].split() == ["gated", "1/4", "1/4", "1.23M", "29.50", "-0.50", "55.50"]
 
 
-@pytest.mark.slow
+@pytest.mark.rehearsal
 def test_a_small_demo_learns_and_closes_heads(tmp_path):
     """The whole path in about two minutes: the baseline learns, gates close, translation does not suffer.
 

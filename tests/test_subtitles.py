@@ -10,15 +10,12 @@ import sys
 import zipfile
 from collections import Counter, defaultdict
 from hashlib import blake2b
-from pathlib import Path
 
-import mirror_for_tests as mirror
 import pytest
+from support import mirrors
+from support.recipes import RECIPES
 
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
-sys.path.append(str(RECIPES))
-
-import subtitles  # noqa: E402
+import subtitles
 
 SETS = ("train", "valid", "test")
 PAIRS = [(f"Line {n} of the film & more.", f"Строка {n}: <i>да</i>!") for n in range(1600)]
@@ -29,8 +26,8 @@ EVERYTHING = 10**9
 def made(tmp_path_factory):
     """The two files and the records of all lines."""
     folder = tmp_path_factory.mktemp("mirror")
-    records = mirror.make_subtitles_mirror(folder, PAIRS, seed=5)
-    return folder / mirror.SUBTITLES, folder / mirror.ALIGNMENT, records
+    records = mirrors.make_subtitles_mirror(folder, PAIRS, seed=5)
+    return folder / mirrors.SUBTITLES, folder / mirrors.ALIGNMENT, records
 
 
 def run(files, to, pairs=EVERYTHING, held_out=60, **options):
@@ -146,7 +143,7 @@ def corpus(folder, films):
 
 def archive(folder, members):
     path = folder / "moses.zip"
-    path.write_bytes(mirror.zipped({f"OpenSubtitles.en-ru.{name}": mirror.lines(t) for name, t in members.items()}))
+    path.write_bytes(mirrors.zipped({f"OpenSubtitles.en-ru.{name}": mirrors.lines(t) for name, t in members.items()}))
     return path
 
 
@@ -227,7 +224,7 @@ def test_the_order_in_the_alignment_does_not_matter(made, tmp_path):
             for link in rng.sample(links, len(links))
         ]
         other += [first, *links, last]
-    shuffled = xml.split("<linkGrp")[0] + mirror.lines(other) + "</cesAlign>\n"
+    shuffled = xml.split("<linkGrp")[0] + mirrors.lines(other) + "</cesAlign>\n"
     assert shuffled != xml
     assert run((files[0], alignment(tmp_path, shuffled)), tmp_path / "two", pairs=200) == 0
     assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "two")
@@ -295,7 +292,7 @@ def changed(path, target, change):
     """A copy of the Moses archive, one member of which is changed."""
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name).decode() for name in archive.namelist()}
-    target.write_bytes(mirror.zipped({name: change(name, text) for name, text in members.items()}))
+    target.write_bytes(mirrors.zipped({name: change(name, text) for name, text in members.items()}))
     return target
 
 
@@ -358,7 +355,7 @@ def test_a_member_that_is_missing(member, made, tmp_path, refused):
     moses, aligned, _ = made
     with zipfile.ZipFile(moses) as archive:
         members = {name: archive.read(name).decode() for name in archive.namelist() if not name.endswith(member)}
-    (tmp_path / "x.zip").write_bytes(mirror.zipped(members))
+    (tmp_path / "x.zip").write_bytes(mirrors.zipped(members))
     refused(run((tmp_path / "x.zip", aligned), tmp_path / "out"), "has no member", f"OpenSubtitles.en-ru.{member}")
 
 
@@ -367,7 +364,7 @@ def test_too_many_pairs_to_hold_out(made, tmp_path, refused):
     *files, records = made
     number = len(selected(records))
     for held_out in (number, number // 2 + 1):
-        refused(run(files, tmp_path / "out", held_out=held_out), f"--held-out {held_out}", "no more films", "fewer")
+        refused(run(files, tmp_path / "out", held_out=held_out), f"--held-out {held_out}", "too few films", "fewer")
     most = max(n for n in range(number // 4, number // 2 + 1) if splits(records, n))
     assert not naive_split(records, most, 1)["train"]
     refused(run(files, tmp_path / "out", held_out=most), f"--held-out {most}", "nothing is left for training", "fewer")
