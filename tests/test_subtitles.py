@@ -14,6 +14,7 @@ from hashlib import blake2b
 import pytest
 from support import mirrors
 from support.recipes import RECIPES
+from support.subtitles import alignment, archive, changed, corpus
 
 import subtitles
 
@@ -122,35 +123,6 @@ def test_the_threshold_itself_is_enough(overlap, stays, tmp_path):
     assert run(files, tmp_path / "out", held_out=1) == 0
     found = [pair for pairs in read(tmp_path / "out").values() for pair in pairs]
     assert (("en 99 0", "ru 99 0") in found) is stays and len(found) == 4 + stays
-
-
-def corpus(folder, films):
-    """A corpus of one document for each film: of each link its xtargets, its ids in .ids, and its overlap."""
-    xml, ids, english, russian = [], [], [], []
-    for film, links in films.items():
-        documents = f"en/2000/{film}/1.xml.gz", f"ru/2000/{film}/2.xml.gz"
-        xml.append('<linkGrp fromDoc="{}" toDoc="{}">'.format(*documents))
-        for number, (targets, sentences, overlap) in enumerate(links):
-            attribute = "" if overlap is None else f' overlap="{overlap}"'
-            xml.append(f'<link id="{number}" xtargets="{targets}"{attribute}/>')
-            ids.append("\t".join([*documents, sentences]))
-            english.append(f"en {film} {number}")
-            russian.append(f"ru {film} {number}")
-        xml.append("</linkGrp>")
-    members = {"en": english, "ru": russian, "ids": ids}
-    return archive(folder, members), alignment(folder, "\n".join(["<cesAlign>", *xml, "</cesAlign>"]))
-
-
-def archive(folder, members):
-    path = folder / "moses.zip"
-    path.write_bytes(mirrors.zipped({f"OpenSubtitles.en-ru.{name}": mirrors.lines(t) for name, t in members.items()}))
-    return path
-
-
-def alignment(folder, xml):
-    path = folder / "alignment.xml.gz"
-    path.write_bytes(gzip.compress(xml.encode()))
-    return path
 
 
 def test_a_link_belongs_to_its_documents(tmp_path):
@@ -288,14 +260,6 @@ def refused(capsys, tmp_path):
     return refused
 
 
-def changed(path, target, change):
-    """A copy of the Moses archive, one member of which is changed."""
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name).decode() for name in archive.namelist()}
-    target.write_bytes(mirrors.zipped({name: change(name, text) for name, text in members.items()}))
-    return target
-
-
 def test_damaged_alignments(made, tmp_path, refused):
     moses, whole, _ = made
     data, path = whole.read_bytes(), tmp_path / "damaged.xml.gz"
@@ -379,9 +343,12 @@ def splits(records, held_out):
 
 @pytest.mark.parametrize("option", ["pairs", "held_out"])
 @pytest.mark.parametrize("number", [0, -1])
-def test_numbers_that_are_none(option, number, made, tmp_path, refused):
-    *files, _ = made
-    refused(run(files, tmp_path / "out", **{option: number}), f"--{option.replace('_', '-')} {number}", "at least 1")
+def test_numbers_below_one(option, number, made, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(made[:2], tmp_path / "out", **{option: number})
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1
+    assert f"--{option.replace('_', '-')}: '{number}' must be a whole number, 1 or more" in err
 
 
 def test_nothing_with_that_overlap(made, tmp_path, refused):
@@ -398,7 +365,7 @@ def test_nothing_with_that_overlap(made, tmp_path, refused):
 def test_the_command_itself(made, tmp_path):
     """A refusal in a process of its own, without a traceback."""
     moses, aligned, _ = made
-    command = [sys.executable, RECIPES / "subtitles.py", moses, aligned, tmp_path, "en", "de"]
+    command = [sys.executable, RECIPES / "lib" / "subtitles.py", moses, aligned, tmp_path, "en", "de"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2 and result.stderr.count("\n") == 1
     assert result.stderr.startswith(f"subtitles.py: {moses} has no member OpenSubtitles.en-de.ids")
