@@ -246,6 +246,7 @@ def test_a_dry_run_prints_every_command_and_writes_nothing(recipe, tmp_path):
         assert all("--adam-betas \\(0.9\\,0.998\\)" in line for line in trainings)
 
 
+@pytest.mark.rehearsal
 def test_two_runs_in_one_folder_are_refused(text, tmp_path):
     with open(tmp_path / ".lock", "w") as lock:
         import fcntl

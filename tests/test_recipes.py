@@ -84,6 +84,7 @@ def test_a_small_demo_learns_and_closes_heads(tmp_path):
     refused(run("demo.sh", out, **{**settings, "EPOCHS": 8}), "was made with other settings", "EPOCHS=7")
 
 
+@pytest.mark.rehearsal
 @pytest.mark.skipif("HEADGATES_DATA" not in os.environ, reason="HEADGATES_DATA names no folder of real data")
 def test_translation_goes_from_raw_text_to_a_table(tmp_path):
     """A few lines of Multi30k, cased and compressed, through every stage of the recipe; too few to learn from."""

@@ -149,6 +149,7 @@ def assert_same_training(folder, reference):
         assert_same(ours, theirs, path.name)
 
 
+@pytest.mark.rehearsal
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path, toy, train, launch):
     """Stopped by a signal, by one to the data loader too, by a file; then its checkpoint is cut off."""
     reference, folder = tmp_path / "reference", tmp_path / "run"

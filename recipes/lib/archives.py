@@ -9,7 +9,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -25,19 +25,30 @@ def does_not_open(error: Exception) -> str:
 
 
 @contextmanager
-def open_member(path: Path, member: str | None) -> Iterator[IO[bytes]]:
+def open_member(path: Path, member: str | None) -> Iterator[IO[bytes] | gzip.GzipFile]:
     """Open a file inside a tar or zip archive, or the content of a .gz file, for reading from beginning to end."""
-    with ExitStack() as stack:
-        if member is None:
-            yield stack.enter_context(gzip.open(path))
-            return
-        zipped = path.suffix == ".zip"
-        archive = stack.enter_context(zipfile.ZipFile(path) if zipped else tarfile.open(path))  # noqa: SIM115
-        names = archive.namelist() if zipped else archive.getnames()
-        if member not in names:
-            some = ", ".join(names[:3])
-            raise Refused(f"{path} has no member {member}, but for example {some}: is it the right file?")
-        yield stack.enter_context(archive.open(member) if zipped else archive.extractfile(member))
+    if member is None:
+        with gzip.open(path) as text:
+            yield text
+    elif path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            check_member(path, member, archive.namelist())
+            with archive.open(member) as file:
+                yield file
+    else:
+        with tarfile.open(path) as tar:
+            check_member(path, member, tar.getnames())
+            extracted = tar.extractfile(member)
+            if extracted is None:
+                raise Refused(f"{path}: {member} is not a file: is it the right archive?")
+            with extracted:
+                yield extracted
+
+
+def check_member(path: Path, member: str, names: list[str]) -> None:
+    if member not in names:
+        some = ", ".join(names[:3])
+        raise Refused(f"{path} has no member {member}, but for example {some}: is it the right file?")
 
 
 def lines(path: Path, member: str | None = None) -> Iterator[str]:

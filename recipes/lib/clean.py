@@ -105,7 +105,7 @@ def table(counts: Counter[str | None]) -> str:
     from fairseq_headgates.report import text_table
 
     total = sum(counts.values())
-    rows = [["pairs", total], *([reason, -counts[reason]] for reason in REASONS), ["left", counts[None]]]
+    rows = [("pairs", total), *((reason, -counts[reason]) for reason in REASONS), ("left", counts[None])]
     return text_table(
         ["cleaning", "number", "share"], [[name, f"{n:,}", f"{n / max(total, 1):.2%}"] for name, n in rows]
     )

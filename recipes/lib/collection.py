@@ -48,8 +48,9 @@ def sacrebleu_corpus(name: str, data_set: str, pair: str) -> Corpus:
     if data_set not in fitting:
         raise Refused(f"{data_set!r} is not a set of sacrebleu with {pair}: choose from {' '.join(fitting)}")
     found = DATASETS[data_set]
-    file = f"{data_set.replace('/', '_')}.{found.data[0].rpartition('/')[2]}"
-    source = Source(file, found.data[0], found.md5[0] if found.md5 else None)
+    address = (found.data or [""])[0]
+    file = f"{data_set.replace('/', '_')}.{address.rpartition('/')[2]}"
+    source = Source(file, address, found.md5[0] if found.md5 else None)
     return Corpus(name, source, sacrebleu_set(data_set, pair, file))
 
 
