@@ -9,7 +9,7 @@ def main() -> int:
     """Runs the command. Ctrl-C while it starts ends it with one line and exit code 130, as it does later on."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in a background job
         signal.signal(signal.SIGINT, _stop)
-    from fairseq_headgates.cli import main as run
+    from fairseq_headgates.cli.main import main as run
 
     if signal.getsignal(signal.SIGINT) is _stop:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -19,8 +19,9 @@ import torch
 from rules import option, whole
 from torch import Tensor
 
-from fairseq_headgates.arguments import ArgumentParser
-from fairseq_headgates.checkpoints import load_checkpoint, save_checkpoint, updates_of
+from fairseq_headgates.checkpoints import load_checkpoint, save_checkpoint
+from fairseq_headgates.cli.parser import ArgumentParser
+from fairseq_headgates.safety import updates_of
 
 
 def last_checkpoints(folder: Path, number: int) -> list[Path]:

@@ -25,7 +25,7 @@ import numpy as np
 from fairseq.data import Dictionary, data_utils
 from rules import number, option, whole
 
-from fairseq_headgates.arguments import ArgumentParser
+from fairseq_headgates.cli.parser import ArgumentParser
 
 # Weights and gradients in half, a copy and Adam's two moments in single precision.
 BYTES_OF_A_PARAMETER = 2 + 2 + 4 + 4 + 4

@@ -34,7 +34,7 @@ from fetching import BROKEN_ARCHIVE, Refused, Source, does_not_open, fetch
 from rules import sacrebleu_sets
 from tqdm import tqdm
 
-from fairseq_headgates.arguments import ArgumentParser
+from fairseq_headgates.cli.parser import ArgumentParser
 from fairseq_headgates.files import replacing, write_whole
 
 STATMT = "http://data.statmt.org"

@@ -14,7 +14,7 @@ import csv
 import re
 import sys
 
-from fairseq_headgates.arguments import ArgumentParser
+from fairseq_headgates.cli.parser import ArgumentParser
 from fairseq_headgates.report import text_table
 
 # Section 6, IWSLT14 German-English, without pruning.

@@ -26,7 +26,7 @@ from pathlib import Path
 from batches import fitting_tokens
 from rules import option, whole
 
-from fairseq_headgates.arguments import ArgumentParser
+from fairseq_headgates.cli.parser import ArgumentParser
 from fairseq_headgates.report import text_table
 
 # Peak of dense half-precision products, TFLOP/s, and memory, GB, of the data sheets.

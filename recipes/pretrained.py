@@ -17,7 +17,7 @@ from pathlib import Path
 from fairseq.models.transformer import TransformerModel
 from fetching import Refused, Source, fetch
 
-from fairseq_headgates.arguments import ArgumentParser
+from fairseq_headgates.cli.parser import ArgumentParser
 
 
 def address_of(name: str) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairseq_headgates.arguments import ArgumentParser
+from fairseq_headgates.cli.parser import ArgumentParser
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.report import results_table, text_table

@@ -34,7 +34,7 @@ from corpora import lines, one_line
 from fetching import BROKEN_ARCHIVE, Refused, does_not_open
 from tqdm import tqdm
 
-from fairseq_headgates.arguments import ArgumentParser
+from fairseq_headgates.cli.parser import ArgumentParser
 from fairseq_headgates.files import replacing
 
 SETS = ("train", "valid", "test")

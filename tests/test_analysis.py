@@ -15,7 +15,9 @@ import pytest
 import torch
 from commands_for_tests import EVALUATION, run_program, worker_arguments
 
-from fairseq_headgates import ablation, cli, evaluation
+from fairseq_headgates import evaluation
+from fairseq_headgates.analysis import ablation
+from fairseq_headgates.cli import main as cli
 from fairseq_headgates.heads import SCORE_FORMAT, HeadTable, parse_scores, read_scores, scores_to_json
 
 SEARCH = ["--beam", "2", "--max-len-b", "20"]
@@ -126,7 +128,7 @@ def test_torchrun(toy, gated_checkpoint, on_toy, tmp_path):
         shared,
     ]
     command[2:5] = ["3", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=Path(cli.__file__).parents[1])
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=Path(cli.__file__).parents[2])
     assert done.returncode == 0, done.stderr
     alone = tmp_path / "alone.json"
     on_toy("score", "--method", "gradient,confidence", "--out", alone)

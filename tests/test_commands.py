@@ -33,7 +33,7 @@ from models_for_tests import assert_same
 
 import fairseq_headgates
 from fairseq_headgates import gate_values
-from fairseq_headgates.cli import main
+from fairseq_headgates.cli.main import main
 
 # Of torch's data loader, about machines without a GPU.
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
@@ -485,9 +485,11 @@ def test_show_does_not_replace_a_device(gated_checkpoint, tmp_path, run):
 
 
 def test_show_on_a_full_disk(gated_checkpoint, tmp_path):
-    command = f"import sys; from fairseq_headgates.cli import main; sys.exit(main(['show', {str(gated_checkpoint)!r}]))"
+    command = "import sys; from fairseq_headgates.cli.main import main; sys.exit(main(['show', sys.argv[1]]))"
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-c", command], stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", command, gated_checkpoint], stdout=full, stderr=subprocess.PIPE, text=True
+        )
     assert done.returncode == 2 and done.stderr.splitlines()[-1:] == done.stderr.splitlines()
     assert "No space left on device" in done.stderr
 

@@ -17,11 +17,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models_for_tests import PAD, VOCABULARY, make_gated, make_stock, make_task
 
-from fairseq_headgates.cli import main
-from fairseq_headgates.convert import to_ctranslate2, unsupported
+from fairseq_headgates.checkpoints.ctranslate2 import to_ctranslate2, unsupported
+from fairseq_headgates.cli.main import main
 from fairseq_headgates.heads import TYPES, HeadTable
-from fairseq_headgates.pruning import remove_heads
-from fairseq_headgates.sites import head_counts, head_sites
+from fairseq_headgates.surgery import head_counts, head_sites, remove_heads
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 

@@ -7,9 +7,9 @@ import torch
 from models_for_tests import PAD, VOCABULARY, make_gated, make_task
 
 from fairseq_headgates import HeadTable, masked, observe, open_probabilities, prune
+from fairseq_headgates.analysis.importance import METHODS, Options, score
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.importance import METHODS, Options, score
-from fairseq_headgates.sites import head_sites, watching
+from fairseq_headgates.surgery import head_sites, hooked
 
 EOS = 2
 TASK = make_task()
@@ -138,7 +138,7 @@ def naive_gradient(model, per_token, step=1e-5):
                             factor[:, i, t] += sign * step
                             return context * factor
 
-                        with torch.no_grad(), watching(model, change):
+                        with torch.no_grad(), hooked(model, change):
                             losses.append(loss_of(model, pair).item())
                     found[site.kind][site.layer][head] += abs(losses[0] - losses[1]) / (2 * step)
             found[site.kind][site.layer][head] /= tokens if per_token else len(sentences())

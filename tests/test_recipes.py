@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from recipes_for_tests import RECIPES, refused, run
 
-from fairseq_headgates.models import DEFAULTS
+from fairseq_headgates.options import DEFAULTS
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -1,0 +1,15 @@
+"""`headgates path`: print the folder of this package, for --user-dir."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """This command has no options."""
+
+
+def run(args: argparse.Namespace) -> int:
+    print(Path(__file__).resolve().parents[1])
+    return 0
