@@ -16,7 +16,7 @@ def main() -> int:
     return run()
 
 
-def _stop(number, frame) -> None:
+def _stop(number: int, frame: object) -> None:
     """Ends the process at once: there is nothing to tidy up yet, and an exception would end in a library's handler."""
     os.write(2, b"headgates: stopped\n")
     os._exit(130)

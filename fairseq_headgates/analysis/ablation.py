@@ -140,9 +140,7 @@ def _submodule(model: nn.Module, name: str) -> nn.Module | None:
 
 
 @contextmanager
-def _resuming(
-    model: nn.Module, site: HeadSite, outputs: Mapping[str, Any], order: Tensor, factor: Tensor
-) -> Iterator[None]:
+def _resuming(model: Any, site: HeadSite, outputs: Mapping[str, Any], order: Tensor, factor: Tensor) -> Iterator[None]:
     """Within the context, the model computes from the heads of a layer on, times their `factor` [B, H, 1, 1].
 
     The recorded outputs of the modules before are repeated for the rows `order`.
@@ -208,7 +206,7 @@ def _mask_of_layer(model: nn.Module, site: HeadSite, row: Sequence[int]) -> Head
 def prepared(model: nn.Module, corpus: Corpus) -> nn.Module:
     """Return a copy of the model prepared for generation, as fairseq-generate does."""
     model = use_head_attention(copy.deepcopy(model))
-    model.prepare_for_inference_(corpus.cfg)
+    model.prepare_for_inference_(corpus.cfg)  # type: ignore[operator]
     return model
 
 
@@ -237,7 +235,7 @@ class _Sharing:
 
 
 @contextmanager
-def _sharing_encoder(model: nn.Module) -> Iterator[_Sharing]:
+def _sharing_encoder(model: Any) -> Iterator[_Sharing]:
     """Within the context, and while `on`, the encoder computes each batch once."""
     encode, known, sharing = model.encoder.forward, {}, _Sharing()
 

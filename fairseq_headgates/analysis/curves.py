@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
@@ -67,8 +68,12 @@ def pruning_curve(
         mask = best_heads(scores, keep, mask if rescore else alive, chosen)
         smaller = prune(model, mask)
         key = json.dumps(dict(mask.values))
-        nll = journal.get(f"nll {key}", lambda m=smaller: mean_loss(m, corpus))
+        nll = journal.get(f"nll {key}", partial(mean_loss, smaller, corpus))
         texts = None
         if translations:
-            texts = journal.get(f"text {key}", lambda m=smaller: translate(prepared(m, corpus), corpus))
+            texts = journal.get(f"text {key}", partial(_translate, smaller, corpus))
         yield Point(step, keep, mask, nll, texts)
+
+
+def _translate(model: nn.Module, corpus: Corpus) -> list[str]:
+    return translate(prepared(model, corpus), corpus)

@@ -123,7 +123,7 @@ def gradient(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTab
     gates: dict[HeadSite, Tensor] = {}
 
     def insert(site: HeadSite, _: Tensor | None, context: Tensor) -> Tensor:
-        batch, heads, length, _ = context.shape
+        batch, heads, length, _size = context.shape
         gates[site] = context.new_ones(batch, heads, length if per_token else 1, 1, requires_grad=True)
         return context * gates[site]
 
@@ -184,7 +184,9 @@ def _frozen(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _not_recomputing(model: nn.Module) -> Iterator[None]:
     """Within the context, --checkpoint-activations is off: gates need the activations."""
-    layers = {module: module.forward for module in model.modules() if hasattr(module, "precheckpoint_forward")}
+    layers: dict[Any, Any] = {
+        module: module.forward for module in model.modules() if hasattr(module, "precheckpoint_forward")
+    }
     try:
         for module in layers:
             module.forward = module.precheckpoint_forward

@@ -28,7 +28,7 @@ MOMENTS = {
 ROWS, COLUMNS = "exp_avg_sq_row", "exp_avg_sq_col"
 
 
-def cut_average(average: Mapping[str, Tensor], model: nn.Module, found: Mapping[str, Cut]) -> dict[str, Tensor]:
+def cut_average(average: Mapping[str, Tensor], model: Any, found: Mapping[str, Cut]) -> dict[str, Tensor]:
     """Cut a moving average of the weights: keep the same heads, and fold the averages of their gates.
 
     Raise ValueError if `average` is not an average of the weights of `model`.

@@ -68,7 +68,7 @@ def prune_checkpoint(
         pruned.requires_grad_(True)
     result = _with_options(state, args, _gated_architecture(architecture(args)))
     weights = dict(state["model"])
-    model.upgrade_checked(weights)
+    model.upgrade_checked(weights)  # type: ignore[operator]
     result["model"] = as_state_dict(cut_tensors(weights, found), pruned)
     result["extra_state"] = dict(_mapping(state.get("extra_state")))
     for key in [key for key in ("ema", "ema_fp32_params") if key in result["extra_state"]]:

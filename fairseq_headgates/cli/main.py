@@ -39,9 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     chosen = next((argument for argument in argv if not argument.startswith("-")), None)
     parser = build_parser([chosen] if chosen in COMMANDS else [])
-    args, args.rest = parser.parse_known_args(argv)
-    if args.rest and not args.takes_fairseq:
-        parser.error(f"unrecognized arguments: {' '.join(args.rest)}")
+    args, rest = parser.parse_known_args(argv)
+    args.rest = rest
+    if rest and not args.takes_fairseq:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     logger = logging.getLogger("fairseq_headgates")
     level = logger.level
     logger.setLevel(logging.WARNING)  # models log when they are built

@@ -35,10 +35,10 @@ class L0Mixin:
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
-        """Add the options of the criterion; those of the penalty report a wrong value in one line."""
+        """Add the options of the criterion. fairseq skips those that the parser already has."""
         parser.add_argument("--l0-weight", type=_number, default=0.0, help=HELP["l0_weight"])
         parser.add_argument("--l0-reduction", type=_reduction, default="sum", help=HELP["l0_reduction"])
-        super().add_args(parser)  # type: ignore[misc]  (fairseq skips options that the parser has)
+        super().add_args(parser)  # type: ignore[misc]
 
     def set_l0(self, weight: float, reduction: str, tensorboard_logdir: str | None) -> None:
         """Set lambda, the reduction ("sum" or "layer-mean"), and the folder of TensorBoard's logs or None."""

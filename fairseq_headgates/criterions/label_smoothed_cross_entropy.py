@@ -2,7 +2,7 @@
 
 # Without `from __future__ import annotations`: fairseq reads the types of the options.
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Any, Optional
 
 from fairseq.criterions import register_criterion
 from fairseq.criterions.label_smoothed_cross_entropy import (
@@ -33,8 +33,15 @@ class LabelSmoothedCrossEntropyL0Criterion(L0Mixin, LabelSmoothedCrossEntropyCri
     """Label-smoothed cross-entropy + lambda L_C."""
 
     def __init__(
-        self, task, sentence_avg, label_smoothing, l0_weight, l0_reduction, tensorboard_logdir=None,
-        ignore_prefix_size=0, report_accuracy=False,
-    ):  # fmt: skip
+        self,
+        task: Any,
+        sentence_avg: bool,
+        label_smoothing: float,
+        l0_weight: float,
+        l0_reduction: str,
+        tensorboard_logdir: Optional[str] = None,  # noqa: UP045
+        ignore_prefix_size: int = 0,
+        report_accuracy: bool = False,
+    ):
         super().__init__(task, sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy)
         self.set_l0(l0_weight, str(l0_reduction), tensorboard_logdir)

@@ -35,14 +35,14 @@ Sample = Mapping[str, Any]
 class FirstSentences(BaseWrapperDataset):
     """The first `number` sentences of a data set."""
 
-    def __init__(self, dataset, number: int):
+    def __init__(self, dataset: Any, number: int):
         super().__init__(dataset)
         self.number = min(number, len(dataset))
 
     def __len__(self) -> int:
         return self.number
 
-    def ordered_indices(self):
+    def ordered_indices(self) -> Any:
         indices = self.dataset.ordered_indices()
         return indices[indices < self.number]
 
@@ -207,7 +207,7 @@ def _empty(subset: str, folder: str) -> str:
     return f"the subset {subset!r} of {folder} is empty: choose another with --gen-subset"
 
 
-def _batches(args: Namespace, task: Any, dataset: Any, model: nn.Module) -> Iterator[Sample]:
+def _batches(args: Namespace, task: Any, dataset: Any, model: Any) -> Iterator[Sample]:
     if args.max_tokens is None and args.batch_size is None:
         args.max_tokens = 4000
     try:

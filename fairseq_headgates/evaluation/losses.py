@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ LN2 = math.log(2)
 LOGITS = {"cpu": 2**20, "cuda": 2**26}  # so many are computed at a time
 
 
-def token_losses(model: nn.Module, sample: Sample, pad: int) -> Tensor:
+def token_losses(model: Any, sample: Sample, pad: int) -> Tensor:
     """Return -log2 p of every target token, as fairseq logs `nll_loss`: [B, T], in bits, 0 on padding."""
     target = sample["target"]
     real = target.ne(pad)
@@ -30,7 +31,7 @@ def token_losses(model: nn.Module, sample: Sample, pad: int) -> Tensor:
     return found.new_zeros(target.shape).masked_scatter(real, found)
 
 
-def _cross_entropies(decoder: nn.Module, features: Tensor, words: Tensor) -> Tensor:
+def _cross_entropies(decoder: Any, features: Tensor, words: Tensor) -> Tensor:
     """Return -ln p of `words` [N] from the features [N, E] of the last decoder layer."""
     # Few logits at a time: many are slow to write to memory and to read again.
     rows = max(1, LOGITS[features.device.type] // len(decoder.output_layer(features[:1])[0]))
@@ -41,7 +42,7 @@ def _cross_entropies(decoder: nn.Module, features: Tensor, words: Tensor) -> Ten
     return torch.cat(parts)
 
 
-def _adaptive_cross_entropies(adaptive: nn.Module, features: Tensor, words: Tensor) -> Tensor:
+def _adaptive_cross_entropies(adaptive: Any, features: Tensor, words: Tensor) -> Tensor:
     """Return -ln p of `words` [N] under an adaptive softmax: of the word's cluster, plus of the word within it.
 
     fairseq's `get_log_prob` writes in place, which breaks a backward pass.

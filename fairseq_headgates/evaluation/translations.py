@@ -78,7 +78,9 @@ def _check_sampling(corpus: Corpus) -> None:
 def _check_lengths(corpus: Corpus, longest: int | None) -> None:
     """Raise ValueError if --min-len is above the length that fairseq allows for one of the batches."""
     options = corpus.cfg.generation
-    for sample in corpus.batches if longest else ():
+    if longest is None:
+        return
+    for sample in corpus.batches:
         length = sample["net_input"]["src_tokens"].size(1)
         limit = min(int(options.max_len_a * length + options.max_len_b), longest - 1)
         if options.match_source_len:
@@ -136,10 +138,10 @@ def bleu_with_significance(
     metric: BLEU, systems: Mapping[str, Sequence[str]], references: Sequence[str]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return BLEU of every system, and the p-value of its difference to the first (paired bootstrap, Koehn 2004)."""
-    named = [(name, list(texts)) for name, texts in systems.items()]
+    named: list[tuple[str, Sequence[str]]] = [(name, list(texts)) for name, texts in systems.items()]
     if len(named) == 1:
         return {named[0][0]: metric.corpus_score(named[0][1], [list(references)]).score}, {}
     _, scores = PairedTest(named, {"BLEU": metric}, [list(references)], "bs", RESAMPLINGS)()
-    results = {name: result for (name, _), result in zip(named, scores["BLEU"], strict=True)}
+    results: dict[str, Any] = {name: result for (name, _), result in zip(named, scores["BLEU"], strict=True)}
     bleu = {name: float(result.score) for name, result in results.items()}
     return bleu, {name: float(result.p_value) for name, result in results.items() if result.p_value is not None}

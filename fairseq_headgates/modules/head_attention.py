@@ -20,8 +20,10 @@ from torch import Tensor
 
 from fairseq_headgates.gates import HeadGates
 from fairseq_headgates.heads import kind_and_layer
-from fairseq_headgates.modules.beam_cache import BeamCache, Beams, EncoderCache, StepCache, mask_value, repeated
+from fairseq_headgates.modules.beam_cache import Beams, EncoderCache, StepCache, mask_value, repeated
 from fairseq_headgates.modules.packed_linear import InferenceLinear, ParameterCache
+
+State = dict | None  # the incremental state of a decoder
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class HeadAttention(MultiheadAttention):
         k, v, mask = self._keys_values(q, k, v, key_padding_mask, attn_mask, incremental_state, static_kv)
         beam = q.size(1) // k.size(0)  # above 1 in beam search: the hypotheses of a sentence read the same keys
         q = self._split(q, beam)
-        weights = None
+        weights: Tensor | None = None
         # On a CPU the fused kernel takes two to four times as long as the formula; but it is what fairseq trains with.
         formula = need_weights or (self.hook is not None and self.hook.weights)
         if not formula and (q.is_cuda or (incremental_state is None and not self._prepared)):
@@ -132,10 +134,12 @@ class HeadAttention(MultiheadAttention):
             context = self.dropout_module(weights).to(v) @ v
         if self.hook is not None:
             context = self.hook(weights, context)
-        if need_weights and self.self_attention and beam > 1:  # one key for every slot of a position: see beam_cache.py
+        output = self._project_out(self._merge(context, beam))
+        if not need_weights or weights is None:
+            return output, None
+        if self.self_attention and beam > 1:  # one key for every slot of a position: see beam_cache.py
             weights = weights.unflatten(-1, (-1, beam)).sum(-1)
-        weights = _per_hypothesis(weights, beam, need_head_weights) if need_weights else None
-        return self._project_out(self._merge(context, beam)), weights
+        return output, _per_hypothesis(weights, beam, need_head_weights)
 
     def output_of(self, context: Tensor) -> Tensor:
         """Return the output [T, B, E] of the layer for the contexts [B, H, T, D] of its heads."""
@@ -146,10 +150,10 @@ class HeadAttention(MultiheadAttention):
         if self.gate is None:
             return self.head_mask
         constant = self._prepared and not torch.is_grad_enabled()
-        gates = self._inference_gates() if constant else self.gate()
+        gates = self._inference_gates(self.gate) if constant else self.gate()
         return gates if self.head_mask is None else gates * self.head_mask
 
-    def make_generation_fast_(self, **kwargs) -> None:
+    def make_generation_fast_(self, **kwargs: Any) -> None:
         """Prepare for inference: constant gates, and q, k and v of self-attention in one multiplication.
 
         fairseq's commands call it. Afterwards the model must not be trained.
@@ -158,21 +162,23 @@ class HeadAttention(MultiheadAttention):
         if self.self_attention and self.num_heads:
             self._in_proj = InferenceLinear([self.q_proj, self.k_proj, self.v_proj])
 
-    def _inference_gates(self) -> Tensor:
+    def _inference_gates(self, gate: HeadGates) -> Tensor:
         """Return the evaluation gates, which are computed again when their parameter has changed."""
-        gate = self.gate
         return self._constant_gates.get(
             lambda: [gate.theta], lambda: gate.distribution.evaluation_value(gate.log_alpha())
         )
 
-    def _project_in(self, query, key, value, incremental_state, static_kv):
+    def _project_in(
+        self, query: Tensor, key: Any, value: Any, incremental_state: State, static_kv: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return q [T, B, H D], k and v [S, B', H D]; k and v are None if the cache has them.
 
         B' is B, or B / beam if beam search has repeated the encoder states for every hypothesis of a sentence.
         """
         if self.self_attention:
             if self._in_proj is not None and not torch.is_grad_enabled():
-                return self._in_proj(query).chunk(3, dim=-1)
+                q, k, v = self._in_proj(query).chunk(3, dim=-1)
+                return q, k, v
             key = value = query
         elif static_kv and self._is_cached(incremental_state):
             return self.q_proj(query), None, None
@@ -180,7 +186,16 @@ class HeadAttention(MultiheadAttention):
             key, value = key[:, :: self.beam_size], value[:, :: self.beam_size]
         return self.q_proj(query), self.k_proj(key), self.v_proj(value)
 
-    def _keys_values(self, q, k, v, key_padding_mask, attn_mask, incremental_state, static_kv):
+    def _keys_values(
+        self,
+        q: Tensor,
+        k: Any,
+        v: Any,
+        key_padding_mask: Any,
+        attn_mask: Any,
+        incremental_state: State,
+        static_kv: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return all keys and values [B', H, S, D], including the cache, and their mask (see `_mask`)."""
         if incremental_state is None:
             return self._split(k), self._split(v), _mask(attn_mask, key_padding_mask, q.dtype)
@@ -204,13 +219,13 @@ class HeadAttention(MultiheadAttention):
         self._set_input_buffer(incremental_state, saved)
         return k, v, _mask(attn_mask, key_padding_mask, q.dtype)
 
-    def _is_cached(self, incremental_state) -> bool:
+    def _is_cached(self, incremental_state: State) -> bool:
         return bool(self._beam_cache(incremental_state) or self._get_input_buffer(incremental_state))
 
-    def _beam_cache(self, incremental_state) -> BeamCache | None:
+    def _beam_cache(self, incremental_state: State) -> Any:  # StepCache, EncoderCache or None
         return self.get_incremental_state(incremental_state, "beam_cache")
 
-    def _searches_beams(self, query: Tensor, incremental_state) -> bool:
+    def _searches_beams(self, query: Tensor, incremental_state: State) -> bool:
         """Return whether `query` [T, B, E] is one step of a beam search."""
         step = incremental_state is not None and query.size(0) == 1
         return step and self.beam_size > 1 and query.size(1) % self.beam_size == 0
@@ -234,7 +249,9 @@ class HeadAttention(MultiheadAttention):
         self.set_incremental_state(incremental_state, "beam_cache", cache)
         return cache
 
-    def _cache_encoder(self, q, k, v, key_padding_mask, incremental_state) -> None:
+    def _cache_encoder(
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, incremental_state: dict
+    ) -> None:
         repeats = q.size(1) // k.size(1)
         if key_padding_mask is not None:
             key_padding_mask = key_padding_mask[::repeats].bool()
@@ -247,14 +264,14 @@ class HeadAttention(MultiheadAttention):
             saved = {"prev_key": k, "prev_value": v, "prev_key_padding_mask": key_padding_mask}
             self._set_input_buffer(incremental_state, saved)
 
-    def _cached_encoder(self, incremental_state) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _cached_encoder(self, incremental_state: State) -> tuple[Tensor, Tensor, Tensor | None]:
         cache = self._beam_cache(incremental_state)
         if cache is not None:
             return cache.keys, cache.values, cache.padding
         saved = self._get_input_buffer(incremental_state)
         return saved["prev_key"], saved["prev_value"], saved.get("prev_key_padding_mask")
 
-    def reorder_incremental_state(self, incremental_state, new_order):
+    def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
         """Reorder the cache: row i of the batch continues row `new_order[i]`."""
         cache = self._beam_cache(incremental_state)
         if cache is not None:
@@ -314,12 +331,12 @@ class HeadAttention(MultiheadAttention):
 
     # `kept` is an option of the model, not a weight. But the weights of two masks with equal numbers of heads have the
     # same shapes, so the metadata of the state dict, where torch keeps versions of modules, names the heads too.
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.num_heads < self.heads and hasattr(destination, "_metadata"):
             destination._metadata[prefix[:-1]]["kept"] = list(self.kept)
 
-    def upgrade_state_dict_named(self, state_dict, name):
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
         """Keep initial gates if the checkpoint has none.
 
         Raise ValueError for a checkpoint with gates that this model does not have, or with other heads.
@@ -332,7 +349,7 @@ class HeadAttention(MultiheadAttention):
         if self.gate is not None:
             state_dict.setdefault(f"{name}.gate.log_alpha", self.gate.state_dict()["log_alpha"])
 
-    def _check_heads(self, state_dict, name) -> None:
+    def _check_heads(self, state_dict: dict[str, Any], name: str) -> None:
         weight = state_dict.get(f"{name}.out_proj.weight")
         kind, layer = kind_and_layer(name)
         if weight is not None and weight.size(1) != self.out_proj.weight.size(1):

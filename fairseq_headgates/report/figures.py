@@ -72,8 +72,8 @@ def _cells(axes: Axes, rows: Sequence[Sequence[float]], low: float, high: float)
     width = max(len(row) for row in rows)
     padded = [[*row, *[float("nan")] * (width - len(row))] for row in rows]
     mesh = axes.pcolormesh(padded, vmin=low, vmax=high, cmap="viridis", edgecolors="white", linewidth=0.5)
-    axes.set_xticks([i + 0.5 for i in range(width)], range(width))
-    axes.set_yticks([i + 0.5 for i in range(len(rows))], range(len(rows)))
+    axes.set_xticks([i + 0.5 for i in range(width)], map(str, range(width)))
+    axes.set_yticks([i + 0.5 for i in range(len(rows))], map(str, range(len(rows))))
     axes.tick_params(length=0)
     if max(width, len(rows)) <= LARGEST_WITH_VALUES:
         for layer, row in enumerate(rows):

@@ -61,7 +61,7 @@ def _faults(state: Any) -> Iterator[str]:
         if not isinstance(name, str) or not isinstance(weight, Tensor):
             yield f"{shown(name)} in its model is not a named tensor"
     for place, kinds in FORMS.items():
-        value = state
+        value: Any = state
         for key in place:
             value = value.get(key) if isinstance(value, dict) else None
         if not isinstance(value, (*kinds, type(None))):

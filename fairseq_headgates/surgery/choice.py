@@ -11,7 +11,7 @@ from fairseq_headgates.heads import HeadId, HeadTable, check_shape
 
 def best_heads(
     scores: HeadTable,
-    keep: float,
+    keep: int | float,
     alive: HeadTable,
     types: Iterable[str] = (),
     min_per_layer: int = 0,
@@ -43,7 +43,7 @@ def best_heads(
                 "compute those of this model"
             )
     kept = _best(candidates, scores, _number_to_keep(keep, len(candidates), chosen), min_per_layer)
-    mask = {
+    mask: dict[str, list[list[float]]] = {
         kind: [
             [int(HeadId(kind, i, j) in kept) if kind in chosen else int(value) for j, value in enumerate(row)]
             for i, row in enumerate(rows)
@@ -56,7 +56,8 @@ def best_heads(
 def _best(candidates: list[HeadId], scores: HeadTable, number: int, min_per_layer: int) -> set[HeadId]:
     ranked = sorted(candidates, key=lambda head: -scores[head])  # sorting is stable: equal scores stay in order
     seen: Counter[tuple[str, int]] = Counter()
-    reserved, others = [], []
+    reserved: list[HeadId] = []
+    others: list[HeadId] = []
     for head in ranked:
         (reserved if seen[head.kind, head.layer] < min_per_layer else others).append(head)
         seen[head.kind, head.layer] += 1
@@ -68,7 +69,7 @@ def _best(candidates: list[HeadId], scores: HeadTable, number: int, min_per_laye
     return {*reserved, *others[: number - len(reserved)]}
 
 
-def _number_to_keep(keep: float, available: int, types: Iterable[str]) -> int:
+def _number_to_keep(keep: int | float, available: int, types: Iterable[str]) -> int:
     if isinstance(keep, float):
         if not 0 <= keep <= 1:
             raise ValueError(f"the share of heads to keep is {keep}: it must be from 0 to 1 (a number has no point)")

@@ -98,7 +98,7 @@ def option_features(args: Any) -> dict[str, str]:
 
 def _foreign_classes(model: nn.Module) -> Iterator[str]:
     for side, known, layers in (("encoder", ENCODERS, ENCODER_LAYERS), ("decoder", DECODERS, DECODER_LAYERS)):
-        stack = getattr(model, side, None)
+        stack: Any = getattr(model, side, None)
         if type(stack) not in known:
             yield type(model if stack is None else stack).__name__
         else:

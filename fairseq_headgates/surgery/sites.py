@@ -65,7 +65,7 @@ def use_head_attention(model: nn.Module) -> nn.Module:
         raise ValueError("attention with " + ", ".join(reasons) + " cannot be gated: build the model without it")
     for site in sites:
         parent, _, child = site.name.rpartition(".")
-        layer = model.get_submodule(parent)
+        layer: Any = model.get_submodule(parent)
         setattr(layer, child, HeadAttention(site.attention))
         if site.kind == "dec-enc":
             layer.register_forward_hook(_align_by_open_heads)

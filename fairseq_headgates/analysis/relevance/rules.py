@@ -16,8 +16,9 @@ sizes of vectors. Relevance is [T, N, E]: of every number at every token, for ev
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -98,7 +99,8 @@ def add(R: Tensor, a: Tensor, b: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
     up, down = a.clamp(min=0) + b.clamp(min=0), a.clamp(max=0) + b.clamp(max=0)
     to_positive, to_negative = _coefficients(up, down, rule)
     parts = [R * (x * torch.where(x > 0, to_positive, to_negative))[:, None] for x in (a, b)]
-    return _rescale(R, rule, *parts, dim=-1, whole=False)
+    at_a, at_b = _rescale(R, rule, *parts, dim=-1, whole=False)
+    return at_a, at_b
 
 
 def attention(
@@ -136,18 +138,19 @@ def attention(
     mean = for_positive.add_(for_negative).div_(2)
     difference = for_negative.neg_().add_(mean)  # (positive - negative) / 2
     to_k = _at_keys(mean, a, q, k) + _at_keys(difference, a.abs_(), q.abs(), k.abs())
-    return _rescale(R, rule, to_q, to_k, to_v, dim=(1, 3))
+    at_q, at_k, at_v = _rescale(R, rule, to_q, to_k, to_v, dim=(1, 3))
+    return at_q, at_k, at_v
 
 
 def merge(*parts: Tensor) -> Tensor:
     """The sum of relevance [T, N, E] that comes to the same place on several ways, with the L1 norm of all parts."""
     total = sum(parts[1:], parts[0])
-    return total.mul_(quotient(sum(l1_norm(part, (0, 2)) for part in parts), l1_norm(total, (0, 2))))
+    return total.mul_(quotient(_sum(l1_norm(part, (0, 2)) for part in parts), l1_norm(total, (0, 2))))
 
 
 def keep_norm(R: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
     """`parts`, each [.., N, E], in place, with the L1 norm of R [T, N, E] together."""
-    ratio = quotient(l1_norm(R, (0, 2)), sum(l1_norm(part, (0, 2)) for part in parts))
+    ratio = quotient(l1_norm(R, (0, 2)), _sum(l1_norm(part, (0, 2)) for part in parts))
     return tuple(part.mul_(ratio) for part in parts)
 
 
@@ -181,7 +184,7 @@ def _divide(
 
 def _coefficients(up: Tensor, down: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
     """What z+_ji and z-_ji are multiplied by, from their sums over i: as these, one number for every output."""
-    if rule.alpha is None:
+    if rule.alpha is None or rule.beta is None:
         total = up + down
         both = 1 / (total + torch.copysign(total.new_tensor(rule.eps), total))
         return both, both
@@ -199,7 +202,7 @@ def _at_values(for_positive: Tensor, for_negative: Tensor, v: Tensor, weights: T
     heads, length, positions, size = for_positive.shape
     back = weights.transpose(1, 2)
     sums = [(back @ r.flatten(2)).view(heads, -1, positions, size) for r in (for_positive, for_negative)]
-    return torch.where((v > 0)[:, :, None], *sums).mul_(v[:, :, None])
+    return torch.where((v > 0)[:, :, None], sums[0], sums[1]).mul_(v[:, :, None])
 
 
 def _at_keys(r: Tensor, a: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -209,13 +212,17 @@ def _at_keys(r: Tensor, a: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return back.unflatten(1, (k.size(1), -1)).mul_(k[:, :, None])
 
 
+def _sum(parts: Iterable[Tensor]) -> Tensor:
+    return reduce(torch.add, parts)
+
+
 def l1_norm(x: Tensor, dim: Dims) -> Tensor:
     return x.abs().sum(dim, keepdim=True)  # twice as fast as vector_norm on a CPU
 
 
-def quotient(wanted: Tensor, there: Tensor) -> Tensor:
-    """wanted / there, where nothing makes nothing."""
-    return wanted / there.clamp(min=torch.finfo(there.dtype).tiny)
+def quotient(wanted: Tensor, available: Tensor) -> Tensor:
+    """Return wanted / available, where 0 / 0 = 0."""
+    return wanted / available.clamp(min=torch.finfo(available.dtype).tiny)
 
 
 def _rescale(R: Tensor, rule: Rule, *inputs: Tensor, dim: Dims, whole: bool = True) -> tuple[Tensor, ...]:
@@ -223,7 +230,7 @@ def _rescale(R: Tensor, rule: Rule, *inputs: Tensor, dim: Dims, whole: bool = Tr
 
     As in the original: since both have an epsilon, this is not the same as the first alone.
     """
-    wanted, there = l1_norm(R, dim), sum(l1_norm(part, dim) for part in inputs)
+    wanted, there = l1_norm(R, dim), _sum(l1_norm(part, dim) for part in inputs)
     ratio = quotient(wanted, there + rule.rescale_eps)
     if whole:
         ratio *= quotient(wanted.sum(0), (there * ratio).sum(0) + rule.rescale_eps)

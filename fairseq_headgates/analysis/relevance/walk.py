@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -75,19 +76,23 @@ class NotFiniteError(RuntimeError, ValueError):
     """Relevance is infinite or NaN. (Also a ValueError, which the commands report in one line.)"""
 
 
-def head_relevance(model: nn.Module, net_input: Mapping[str, Tensor], rule: str | Rule = "story-of-heads"):
+def head_relevance(
+    model: nn.Module, net_input: Mapping[str, Tensor], rule: str | Rule = "story-of-heads"
+) -> dict[str, Tensor]:
     """Return the relevance of every head for the top-1 logit: {type: [B, T, L, H]}; see `explain`."""
     return explain(model, net_input, rule).heads
 
 
-def token_contributions(model: nn.Module, net_input: Mapping[str, Tensor], rule: str | Rule = "story-of-heads"):
+def token_contributions(
+    model: nn.Module, net_input: Mapping[str, Tensor], rule: str | Rule = "story-of-heads"
+) -> tuple[Tensor, Tensor]:
     """Return the relevance of source [B, T, S] and target tokens [B, T, T] for the top-1 logit; see `explain`."""
     found = explain(model, net_input, rule)
     return found.source, found.target
 
 
 @torch.no_grad()
-def explain(model: nn.Module, net_input: Mapping[str, Tensor], rule: str | Rule = "story-of-heads") -> Relevance:
+def explain(model: Any, net_input: Mapping[str, Tensor], rule: str | Rule = "story-of-heads") -> Relevance:
     """Propagate the relevance of the top-1 logit of every target position to heads and tokens.
 
     Args:
@@ -133,7 +138,7 @@ def _rule(rule: str | Rule) -> Rule:
     return RULES[rule]
 
 
-def _check(model: nn.Module) -> None:
+def _check(model: Any) -> None:
     """Raise ValueError, with every reason, if relevance cannot be propagated through a model."""
     features = model_features(model)
     reasons = unsupported(features, SUPPORTED)
@@ -147,7 +152,7 @@ def _check(model: nn.Module) -> None:
 
 
 @contextmanager
-def _recording(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
+def _recording(model: Any) -> Iterator[dict[str, list[Tensor]]]:
     """Within the context, record the inputs of all layers and the output of the last: {side: [T, B, E] each}."""
     states: dict[str, list[Tensor]] = {"encoder": [], "decoder": []}
     handles = []
@@ -168,7 +173,7 @@ def _first(output: Tensor | tuple) -> Tensor:
 
 
 def _explain_sentence(
-    model: nn.Module,
+    model: Any,
     states: dict[str, list[Tensor]],
     result: Relevance,
     row: int,
@@ -191,7 +196,7 @@ def _explain_sentence(
         R = walk.layers(R, model.decoder.layers, [x[:last] for x in decoder])
         result.target[row, explained[:, None], targets[:last]] = R.sum(-1).t()
         conserved = l1_norm(R, (0, 2))
-        if walk.at_memory is not None:
+        if walk.at_memory is not None and walk.memory_norm is not None:
             R = walk.at_memory * quotient(walk.memory_norm, l1_norm(walk.at_memory, (0, 2)))
             R = R if model.encoder.layer_norm is None else layer_norm(R, encoder[-1], model.encoder.layer_norm, rule)
             R = walk.layers(R, model.encoder.layers, encoder)
@@ -202,7 +207,7 @@ def _explain_sentence(
             result.heads[kind][row, explained] = values
 
 
-def _from_logits(decoder: nn.Module, x: Tensor, top: Tensor, rule: Rule) -> Tensor:
+def _from_logits(decoder: Any, x: Tensor, top: Tensor, rule: Rule) -> Tensor:
     """Return relevance [T, N, E] at the last decoder layer's output x [T, E], from logits `top` of N tokens."""
     normed = _normed(decoder.layer_norm, x)
     project, output = decoder.project_out_dim, decoder.output_projection
@@ -231,7 +236,7 @@ class _Walk:
         self.at_memory: Tensor | None = None
         self.memory_norm: Tensor | None = None
 
-    def layers(self, R: Tensor, layers: nn.ModuleList, states: list[Tensor]) -> Tensor:
+    def layers(self, R: Tensor, layers: Any, states: list[Tensor]) -> Tensor:
         """Return relevance [T, N, E] at the input of the first layer, from that at the output of the last."""
         for number in reversed(range(len(layers))):
             x, backs = states[number], []
@@ -242,7 +247,7 @@ class _Walk:
                 R = backs.pop()(R)
         return R
 
-    def _branches(self, layer: nn.Module, number: int) -> Iterator[tuple[nn.LayerNorm, Branch]]:
+    def _branches(self, layer: Any, number: int) -> Iterator[tuple[nn.LayerNorm, Branch]]:
         encoder_attention = getattr(layer, "encoder_attn", None)
         kind = "enc-self" if encoder_attention is None else "dec-self"
         yield layer.self_attn_layer_norm, partial(self._attention, layer.self_attn, kind, number)
@@ -250,7 +255,9 @@ class _Walk:
             yield layer.encoder_attn_layer_norm, partial(self._attention, encoder_attention, "dec-enc", number)
         yield layer.final_layer_norm, partial(self._feed_forward, layer)
 
-    def _residual(self, x: Tensor, norm: nn.LayerNorm, norm_first: bool, branch: Branch):
+    def _residual(
+        self, x: Tensor, norm: nn.LayerNorm, norm_first: bool, branch: Branch
+    ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Return x + branch(norm(x)), or norm(x + branch(x)), and the function back."""
         y, back_through_branch = branch(norm(x) if norm_first else x)
         total = x + y
@@ -270,7 +277,7 @@ class _Walk:
 
         return total if norm_first else norm(total), back
 
-    def _feed_forward(self, layer: nn.Module, x: Tensor) -> tuple[Tensor, Back]:
+    def _feed_forward(self, layer: Any, x: Tensor) -> tuple[Tensor, Back]:
         hidden = layer.activation_fn(layer.fc1(x))
 
         def back(R: Tensor) -> tuple[Tensor]:
@@ -306,9 +313,9 @@ class _Walk:
 
             def into(names: str) -> Tensor:
                 """Propagate through the joined projections of these inputs."""
-                joined = (torch.cat(tensors) for tensors in zip(*(_part(module, n, rows) for n in names), strict=True))
+                weights, biases = zip(*(_part(module, n, rows) for n in names), strict=True)
                 R = torch.cat([parts.pop(n).permute(1, 2, 0, 3).flatten(2) for n in names], dim=-1)
-                return linear(R, inputs[names[0]], *joined, self.rule)
+                return linear(R, inputs[names[0]], torch.cat(weights), torch.cat(biases), self.rule)
 
             return (into("q"), into("kv")) if kind == "dec-enc" else (into("qkv"),)
 
