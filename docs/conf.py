@@ -1,0 +1,46 @@
+"""Configuration of the documentation site, which `make docs` builds."""
+
+import logging as standard_logging
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+sys.path[:0] = [str(DOCS.parent), str(DOCS)]
+
+import generate_options  # noqa: E402
+from sphinx.util import logging  # noqa: E402
+
+import fairseq_headgates  # noqa: E402
+
+logger = logging.getLogger(__name__)
+standard_logging.getLogger("markdown_it").setLevel(standard_logging.WARNING)  # fairseq has opened the root logger
+
+project = "fairseq-headgates"
+author = "The fairseq-headgates authors"
+version = release = fairseq_headgates.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build", "_generated"]
+html_theme = "furo"
+html_title = f"fairseq-headgates {release}"
+
+myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence"]
+
+default_role = "code"  # docstrings write code between single backticks
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+# Types of other projects: the build reads nothing from the network, so there is no index to look them up in.
+nitpick_ignore_regex = [(r"py:.*", r"(torch|Tensor|nn|fairseq|os|collections|typing|Any|Callable|Iterator|Mapping).*")]
+
+
+def require_docstring(app, what, name, obj, options, lines) -> None:
+    """Report a documented object without a docstring; with -W the build fails."""
+    if not any(line.strip() for line in lines):
+        logger.warning("%s %s has no docstring", what, name, type="docstring", subtype="missing")
+
+
+def setup(app) -> None:
+    """Generate the pages of options before the sources are read."""
+    app.connect("builder-inited", lambda app: generate_options.write(DOCS / "_generated"))
+    app.connect("autodoc-process-docstring", require_docstring)
