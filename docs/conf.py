@@ -1,6 +1,7 @@
 """Configuration of the documentation site, which `make docs` builds."""
 
 import logging as standard_logging
+import re
 import sys
 from pathlib import Path
 
@@ -34,6 +35,16 @@ autodoc_preserve_defaults = True
 nitpick_ignore_regex = [(r"py:.*", r"(torch|Tensor|nn|fairseq|os|collections|typing|Any|Callable|Iterator|Mapping).*")]
 
 
+ROOT_PAGES = {"security": "SECURITY.md", "changelog": "CHANGELOG.md"}
+
+
+def read_root_page(app, docname, source) -> None:
+    """Replace a page by the file at the root of the repository, with its links relative to this folder."""
+    if docname in ROOT_PAGES:
+        text = (DOCS.parent / ROOT_PAGES[docname]).read_text(encoding="utf-8")
+        source[0] = re.sub(r"\]\((?!https?:|#)(docs/)?", lambda match: "](" if match[1] else "](../", text)
+
+
 def require_docstring(app, what, name, obj, options, lines) -> None:
     """Report a documented object without a docstring; with -W the build fails."""
     if not any(line.strip() for line in lines):
@@ -43,4 +54,5 @@ def require_docstring(app, what, name, obj, options, lines) -> None:
 def setup(app) -> None:
     """Generate the pages of options before the sources are read."""
     app.connect("builder-inited", lambda app: generate_options.write(DOCS / "_generated"))
+    app.connect("source-read", read_root_page)
     app.connect("autodoc-process-docstring", require_docstring)
