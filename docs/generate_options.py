@@ -51,7 +51,8 @@ def table(actions: Iterable[argparse.Action]) -> str:
     for action in actions:
         name = action.option_strings[0]
         value = "" if action.nargs == 0 else " " + str(action.metavar or action.dest.upper())
-        meaning = re.sub(r" \(default: [^)]*\)", "", (action.help or "").replace("%(default)s", str(action.default)))
+        text = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
+        meaning = re.sub(r" \(default: [^)]*\)", "", text)
         rows.append(f"| `{name}{value}` | {meaning.replace('|', chr(92) + '|')} | {_default(action)} |")
     return "\n".join(rows) + "\n"
 
