@@ -32,7 +32,7 @@ demo: setup ## train, gate, prune and report on a small model; writes demo-out/
 	@$(IN_VENV) recipes/demo.sh $(ARGS)
 
 docs: setup ## build the documentation in docs/_build/html; a dead link or an unknown reference fails
-	@$(IN_VENV) python -m sphinx -q -W --keep-going -n -b html docs docs/_build/html
+	@$(IN_VENV) python -m sphinx -q -E -W --keep-going -n -b html docs docs/_build/html
 
 check: setup ## lint, formatting, types
 	@$(IN_VENV) ruff check .

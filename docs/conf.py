@@ -48,6 +48,14 @@ def read_root_page(app, docname, source) -> None:
         source[0] = re.sub(r"\]\((?!https?:|#)(docs/)?", lambda match: "](" if match[1] else "](../", text)
 
 
+def plain_returns(app, what, name, obj, options, lines) -> None:
+    """Mark sections `Returns:` and `Yields:` as having no type: they are text, which may have a colon."""
+    for i, line in enumerate(lines[:-1]):
+        if line.strip() in ("Returns:", "Yields:"):
+            text = lines[i + 1].lstrip()
+            lines[i + 1] = lines[i + 1].removesuffix(text) + ":" + text
+
+
 def require_docstring(app, what, name, obj, options, lines) -> None:
     """Report a documented object without a docstring; with -W the build fails."""
     if not any(line.strip() for line in lines):
@@ -58,4 +66,5 @@ def setup(app) -> None:
     """Generate the pages of options before the sources are read."""
     app.connect("builder-inited", lambda app: generate_options.write(DOCS / "_generated"))
     app.connect("source-read", read_root_page)
+    app.connect("autodoc-process-docstring", plain_returns, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", require_docstring)
