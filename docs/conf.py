@@ -28,6 +28,7 @@ html_title = f"fairseq-headgates {release}"
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]
 
+smartquotes = False  # `--option` stays as it is
 default_role = "code"  # docstrings write code between single backticks
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True

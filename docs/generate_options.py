@@ -52,7 +52,7 @@ def table(actions: Iterable[argparse.Action]) -> str:
         name = action.option_strings[0]
         value = "" if action.nargs == 0 else " " + str(action.metavar or action.dest.upper())
         text = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
-        meaning = re.sub(r" \(default: [^)]*\)", "", text)
+        meaning = re.sub(r" \(default: [^)]*\)", "", text).replace("\\", r"\\")
         rows.append(f"| `{name}{value}` | {meaning.replace('|', chr(92) + '|')} | {_default(action)} |")
     return "\n".join(rows) + "\n"
 
