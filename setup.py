@@ -9,7 +9,7 @@ readme = Path(__file__).with_name("README.md")
 setup(
     name="fairseq-headgates",
     version="0.1.0",
-    description="Learn which attention heads a trained fairseq transformer can do without, and take them out",
+    description="Learn which attention heads of a trained fairseq transformer can be removed, and remove them",
     long_description=readme.read_text(encoding="utf-8") if readme.exists() else "",
     long_description_content_type="text/markdown",
     author="The fairseq-headgates authors",
@@ -21,6 +21,7 @@ setup(
         "Programming Language :: Python :: 3.12",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
+    package_data={"fairseq_headgates": ["py.typed"]},
     packages=find_packages(include=["fairseq_headgates", "fairseq_headgates.*"]),
     python_requires=">=3.11",
     install_requires=["torch>=2.1", "numpy", "regex", "sacrebleu", "scipy", "tensorboardX", "tqdm"],

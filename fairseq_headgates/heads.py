@@ -35,6 +35,7 @@ class HeadId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> HeadId:
+        """Parse the text of a head: 'dec-enc 5 0'."""
         kind, layer, head = text.split()
         return cls(kind, int(layer), int(head))
 
@@ -54,6 +55,7 @@ class Signature:
 
     @classmethod
     def parse(cls, text: str) -> Signature:
+        """Parse the text of a signature."""
         fields = [part.partition(":") for part in text.split("|")]
         method = "".join(name for name, colon, _ in fields[:1] if not colon)
         return cls({name: value for name, colon, value in fields if colon}, method)
@@ -84,6 +86,7 @@ class HeadTable:
 
     @property
     def types(self) -> tuple[str, ...]:
+        """The attention types, in the order of `TYPES`."""
         return tuple(self.values)
 
     def __getitem__(self, head: HeadId) -> float:

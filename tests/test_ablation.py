@@ -14,7 +14,7 @@ from fairseq_headgates.analysis.curves import pruning_curve
 from fairseq_headgates.analysis.options import ABLATION_MODES
 from fairseq_headgates.evaluation import Corpus, mean_loss
 from fairseq_headgates.files import ResumeJournal
-from fairseq_headgates.heads import TYPES
+from fairseq_headgates.heads import TYPES, HeadId
 from fairseq_headgates.surgery import head_sites, open_mask
 
 FULL = HeadTable({kind: [[1] * 4] * 2 for kind in TYPES})
@@ -106,14 +106,13 @@ def test_masks_of_ablations():
     _, losses = ablation_losses(model, corpus(), "all-but-one")
     masks = ablation_masks(model, "all-but-one", losses)
     assert len(masks) == 6
-    for name, mask in masks.items():
-        kind, layer, head = name.split()
-        row = losses.values[kind][int(layer)]
-        assert row[int(head)] == min(row)
-        assert mask.values == with_row(kind, int(layer), [int(i == int(head)) for i in range(4)]).values
+    for (kind, layer, head), mask in masks.items():
+        row = losses.values[kind][layer]
+        assert row[head] == min(row)
+        assert mask.values == with_row(kind, layer, [int(i == head) for i in range(4)]).values
     masks = ablation_masks(model, "single", losses)
     assert len(masks) == 24
-    assert masks["dec-self 1 2"].values == {"dec-self": [[1, 1, 1, 1], [1, 1, 0, 1]]}
+    assert masks[HeadId("dec-self", 1, 2)].values == {"dec-self": [[1, 1, 1, 1], [1, 1, 0, 1]]}
 
 
 class Words:
@@ -206,7 +205,7 @@ def test_a_journal_goes_on_where_work_was_stopped(tmp_path):
     assert again.get("c", lambda: 3) == 3
     assert ResumeJournal(str(path), "work 1").found == {"a": ["x"], "b": 2, "c": 3}
     for bad in (lambda: ResumeJournal(str(path), "work 2"), lambda: ResumeJournal(str(tmp_path), "work 1")):
-        with pytest.raises(ValueError, match="is not what this command left when it was stopped"):
+        with pytest.raises(ValueError, match="is the journal of a command with other data"):
             bad()
     assert ResumeJournal(str(path), "work 2", force=True).found == {}  # other work begins anew
     assert json.loads(path.read_text()) == "work 2"
@@ -238,5 +237,5 @@ def test_a_journal_of_odd_content_is_refused(tmp_path):
     for line in ("[" * 100_000, "[]", '[["a"], 1]', "5", "\ud800".encode("utf-8", "surrogatepass")):
         text = line if isinstance(line, bytes) else line.encode()
         path.write_bytes(b'"work"\n' + text + b"\n")
-        with pytest.raises(ValueError, match="is not what this command left when it was stopped"):
+        with pytest.raises(ValueError, match="is the journal of a command with other data"):
             ResumeJournal(str(path), "work")

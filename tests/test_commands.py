@@ -539,7 +539,8 @@ def test_bad_command_lines_end_with_one_line(argv, words, capsys, monkeypatch, t
 
 
 START = (
-    "import sys; sys.argv[1:] = ['path']; import headgates_start; print('begins', flush=True); headgates_start.main()"
+    "import sys; sys.argv[1:] = ['show', 'x.pt']; import headgates_start; "
+    "print('begins', flush=True); headgates_start.main()"
 )
 
 
@@ -607,7 +608,7 @@ BAD_OPTIONS = {
     "stretch without bound": (["--gate-stretch=-inf,inf"], ["-inf,inf"]),
     "first gate nan": (["--gate-init", "nan"], ["nan", "number"]),
     "first gate": (["--gate-init", "open"], ["'open'", "glorot"]),
-    "negative lambda": ([*GATED, "--l0-weight=-0.1"], ["--l0-weight", "-0.1", "0 or more"]),
+    "negative lambda": ([*GATED, "--l0-weight=-0.1"], ["--l0-weight", "-0.1", "from 0 to"]),
     "lambda nan": ([*GATED, "--l0-weight=nan"], ["--l0-weight", "nan"]),
     "lambda inf": ([*GATED, "--l0-weight=inf"], ["--l0-weight", "inf"]),
     "gate rate inf": (["--gate-heads", "enc-self", "--gate-lr-scale=inf"], ["inf", "scale"]),

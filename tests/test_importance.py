@@ -242,7 +242,7 @@ def test_gradient_leaves_the_model_as_it_was():
     scores(model, "gradient")
     assert model.training and not frozen.requires_grad and model.encoder.layers[0].fc1.weight.requires_grad
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert all(site.attention.watcher is None for site in head_sites(model))
+    assert all(site.attention.hook is None for site in head_sites(model))
 
 
 def test_ablation():
@@ -346,7 +346,7 @@ def test_scores_that_are_not_finite_are_refused():
 def test_unknown_methods_and_options_are_refused():
     with pytest.raises(ValueError, match="unknown method 'attention': choose from confidence, gradient"):
         scores(make_model(), "attention")
-    with pytest.raises(ValueError, match="unknown unit 'batch'"):
+    with pytest.raises(ValueError, match="unknown gradient unit 'batch'"):
         scores(make_model(), "gradient", gradient_unit="batch")
     with pytest.raises(ValueError, match="unknown normalisation 'l1'"):
         scores(make_model(), "gradient", normalize="l1")

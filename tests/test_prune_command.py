@@ -15,7 +15,7 @@ import pytest
 import torch
 from models_for_tests import assert_same, logits, make_batch, make_gated
 
-from fairseq_headgates import HeadTable, head_sites, masked
+from fairseq_headgates import HeadTable, checkpoints, head_sites, masked
 from fairseq_headgates.checkpoints import build_model
 from fairseq_headgates.cli import main as command
 from fairseq_headgates.files import refuse_existing, replacing
@@ -210,7 +210,7 @@ def test_an_optimiser_that_is_not_known_is_left_out_with_a_notice(checkpoint, pr
     torch.save(state, checkpoint)
     out, without = checkpoint.with_name("pruned.pt"), checkpoint.with_name("without.pt")
     done = prune(checkpoint, out)
-    assert done.err == "headgates prune: the state of the optimiser is left out: its form is not known\n"
+    assert done.err == "headgates prune: the optimiser state is dropped: its form is not known\n"
     assert "written" in done.out
     prune(checkpoint, without, "--no-optimizer")
     assert_same(torch.load(out, weights_only=False), torch.load(without, weights_only=False))
@@ -219,14 +219,14 @@ def test_an_optimiser_that_is_not_known_is_left_out_with_a_notice(checkpoint, pr
 
 HISTORY = "optimizer_history"
 ODD_STATES = {
-    "an average of something else": ({"extra_state": {"ema": {"encoder.layers.0.fc1.weight": 3}}}, "ema is left out"),
+    "an average of something else": ({"extra_state": {"ema": {"encoder.layers.0.fc1.weight": 3}}}, "ema is dropped"),
     "an average of other sizes": (
         {"extra_state": {"ema": {"encoder.layers.0.fc1.weight": torch.ones(2)}}},
-        "ema is left out: it is not one of the weights of this model",
+        "ema is dropped: it is not one of the weights of this model",
     ),
     "an average of other heads": (
         {"extra_state": {"ema": {"encoder.layers.0.self_attn.out_proj.weight": torch.ones(32, 8)}}},
-        "ema is left out: it is not one of the weights of this model",
+        "ema is dropped: it is not one of the weights of this model",
     ),
     "a number as criterion": ({HISTORY: [{"criterion_name": 3, "num_updates": 1}]}, ""),
     "a list as criterion": ({HISTORY: [{"criterion_name": ["x"]}]}, ""),
@@ -235,7 +235,7 @@ ODD_STATES = {
     "text as groups": ({"last_optimizer_state": {"state": {}, "param_groups": "x"}}, "its form is not known"),
     "text as moments": (
         {"last_optimizer_state": {"state": {0: "x"}, "param_groups": [{"params": list(range(86))}]}},
-        "the state of the optimiser is left out: ",
+        "the optimiser state is dropped: ",
     ),
 }
 
@@ -439,7 +439,7 @@ def test_an_ignored_signal_stays_ignored(checkpoint, prune, monkeypatch):
 def test_an_existing_file_is_kept_and_nothing_is_done_first(checkpoint, refused, prune, monkeypatch):
     out = write(checkpoint.with_name("pruned.pt"), "mine")
     with monkeypatch.context() as patched:
-        patched.setattr(command, "load_model", lambda *args: pytest.fail("it began to work"))
+        patched.setattr(checkpoints, "load_model", lambda *args: pytest.fail("it began to work"))
         refused(checkpoint, out, words=[str(out), "exists", "--force"])
     assert out.read_text() == "mine"
     prune(checkpoint, out, "--force")
@@ -574,8 +574,8 @@ BAD_OPTIONS = {
     "keep with a mask": (["--alive", mask(enc_self=[FOUR, FOUR]), "--keep", "3"], ["--keep without --scores"]),
     "keep with a threshold": (["--threshold", "0.5", "--keep", "3"], ["--keep without --scores"]),
     "scores alone": (["--scores", "SCORES"], ["--scores without --keep", "--keep 12"]),
-    "too many": (["--scores", "SCORES", "--keep", "14"], ["14 heads are to be kept: there are 13"]),
-    "fewer than none": (["--scores", "SCORES", "--keep", "-1"], ["-1 heads"]),
+    "too many": (["--scores", "SCORES", "--keep", "14"], ["the number of heads to keep is 14: there are 13"]),
+    "fewer than none": (["--scores", "SCORES", "--keep", "-1"], ["heads to keep is -1"]),
     "a share above 1": (["--scores", "SCORES", "--keep", "1.5"], ["1.5", "from 0 to 1"]),
     "a share below 0": (["--scores", "SCORES", "--keep", "-0.5"], ["-0.5", "from 0 to 1"]),
     "missing type": (["--scores", "SOME", "--keep", "3", "--types", "dec-enc"], ["no scores of dec-enc", "enc-self"]),

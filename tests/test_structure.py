@@ -19,7 +19,8 @@ LAYERS = [
     ["modules", "options"],
     ["surgery"],
     ["models", "monitoring"],
-    ["criterions", "checkpoints", "evaluation"],
+    ["criterions", "evaluation"],
+    ["checkpoints"],
     ["analysis"],
     ["cli"],
 ]

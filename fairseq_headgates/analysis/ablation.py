@@ -45,6 +45,8 @@ def ablation_losses(
     """Compute the loss of a model, and its loss with every single head masked.
 
     Args:
+        model: a fairseq transformer
+        corpus: the data, in batches
         mode: "single" masks one head at a time; "all-but-one" masks all heads of a layer but one
         progress: wraps the iterable of batches
 

@@ -39,6 +39,8 @@ def agreement(a: HeadTable, b: HeadTable, types: Sequence[str] = (), top: int | 
     """Compare two tables of scores.
 
     Args:
+        a: scores
+        b: scores of the same heads
         types: attention types to compare (default: those of both tables)
         top: how many of the best heads to compare (default: a quarter)
 

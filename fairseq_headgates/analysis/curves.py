@@ -49,6 +49,8 @@ def pruning_curve(
     """Remove the heads with the lowest scores step by step, and measure the model after each step.
 
     Args:
+        model: a fairseq transformer; it is not changed
+        corpus: the data, in batches
         scores: a score for every head
         alive: the heads that the model has
         steps: percent of the heads of `types` to remove

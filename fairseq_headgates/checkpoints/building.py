@@ -175,8 +175,14 @@ def load_dictionaries(state: Mapping[str, Any], folder: str | os.PathLike[str]) 
 
 @dataclass(frozen=True)
 class CheckpointHeads:
-    """The heads of a checkpoint: P(gate != 0) and evaluation gate of every head, the gated types, and the number of
-    parameters of the model."""
+    """The heads of a checkpoint.
+
+    Attributes:
+        open_probability: P(gate != 0) of every head
+        gate: evaluation gate of every head
+        gated: attention types with gates
+        parameters: number of parameters of the model
+    """
 
     open_probability: HeadTable
     gate: HeadTable

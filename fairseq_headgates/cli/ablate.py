@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `headgates ablate`."""
     add_data(parser)
     parser.add_argument(
         "--mode",
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run `headgates ablate` and return its exit code."""
     from fairseq_headgates.analysis.ablation import ablation_losses
     from fairseq_headgates.cli.session import BleuWork, session
 

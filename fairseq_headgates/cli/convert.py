@@ -10,6 +10,7 @@ from fairseq_headgates.cli.parser import add_checkpoint, filled
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `headgates convert`."""
     parser.description = "Remove heads as `headgates prune` does, and write the model for CTranslate2."
     add_checkpoint(parser)
     parser.add_argument("output", metavar="OUT", type=filled, help="the folder to write")
@@ -21,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run `headgates convert` and return its exit code."""
     from fairseq_headgates.checkpoints import load_dictionaries, load_model
     from fairseq_headgates.checkpoints.ctranslate2 import check_output, to_ctranslate2
     from fairseq_headgates.surgery import prune

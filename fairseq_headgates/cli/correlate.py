@@ -19,6 +19,7 @@ from fairseq_headgates.heads import HeadTable, Signature, parse_types, read_scor
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `headgates correlate`."""
     parser.description = (
         "Compare all scores of the files with each other: those of several methods on the same data, or those of one "
         "method on several data sets or checkpoints."
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run `headgates correlate` and return its exit code."""
     from fairseq_headgates.analysis.agreement import agreement  # scipy takes a second to import
     from fairseq_headgates.cli.output import say
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `headgates curve`."""
     add_data(parser)
     order = parser.add_mutually_exclusive_group(required=True)
     order.add_argument(
@@ -68,6 +69,7 @@ def _steps(text: str) -> list[float]:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run `headgates curve` and return its exit code."""
     from fairseq_headgates.cli.session import session
 
     if args.scores is not None and (args.reestimate or args.score_subset is not None):

@@ -7,7 +7,7 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -17,7 +17,7 @@ from fairseq_headgates.cli.parser import ArgumentParser
 from fairseq_headgates.messages import one_line
 
 # Subcommands by name, with their help. The module cli/NAME.py is imported only if it is chosen, and imports fairseq and
-# torch, which takes seconds, only in its function `run`.
+# torch, which takes seconds, only in its function `run`: help and wrong options take a tenth of a second.
 COMMANDS = {
     "path": "print the folder for --user-dir",
     "show": "show the gates of a checkpoint",
@@ -28,14 +28,25 @@ COMMANDS = {
     "curve": "remove the least important heads step by step, and measure",
     "correlate": "compute the correlation of score files",
 }
+# The module whose import takes seconds, for each subcommand that needs it.
+IMPORTS = {
+    **dict.fromkeys(("show", "prune", "convert"), "fairseq_headgates.checkpoints"),
+    **dict.fromkeys(("score", "ablate", "curve"), "fairseq_headgates.cli.session"),
+    "correlate": "fairseq_headgates.analysis.agreement",
+}
 EXIT_CODES = (
     "exit codes: 0 success; 2 bad input or a file that cannot be written, with one line on stderr; 128 + N stopped by "
     "the signal N, 130 by Ctrl-C"
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit code; see `EXIT_CODES`."""
+def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda: None) -> int:
+    """Run one subcommand and return its exit code; see `EXIT_CODES`.
+
+    Args:
+        argv: the arguments (default: those of the process)
+        started: called when all modules are imported, before the work
+    """
     argv = sys.argv[1:] if argv is None else list(argv)
     chosen = next((argument for argument in argv if not argument.startswith("-")), None)
     parser = build_parser([chosen] if chosen in COMMANDS else [])
@@ -43,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.rest = rest
     if rest and not args.takes_fairseq:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if args.command in IMPORTS:
+        importlib.import_module(IMPORTS[args.command])
+    started()
     logger = logging.getLogger("fairseq_headgates")
     level = logger.level
     logger.setLevel(logging.WARNING)  # models log when they are built

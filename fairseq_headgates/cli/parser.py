@@ -22,6 +22,7 @@ class ArgumentParser(argparse.ArgumentParser):
     """argparse's parser, except that an error is one line on stderr, without the usage; exit code 2."""
 
     def error(self, message: str) -> NoReturn:
+        """Print an error in one line and exit with code 2."""
         fail(self.prog, f"{message} (see {self.prog} --help)")
 
 
@@ -35,6 +36,7 @@ class Once(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
+        """Set the option. Report an error for a second, different value."""
         before = getattr(namespace, self.dest, None)
         if before not in (None, values):
             parser.error(f"argument {option_string}: given twice, as {before!r} and {values!r}: give it once")
@@ -51,6 +53,7 @@ class Deprecated(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
+        """Warn, and set the new option."""
         warn(parser.prog, f"{option_string} is deprecated: use {self.const}")
         setattr(namespace, self.dest, values)
 
@@ -74,6 +77,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add --trust."""
     parser.add_argument("--trust", action="store_true", help="load any Python object from CKPT, which may run code")
 
 

@@ -11,5 +11,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run `headgates path` and return its exit code."""
     print(Path(__file__).resolve().parents[1])
     return 0

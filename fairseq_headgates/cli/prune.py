@@ -15,6 +15,7 @@ from fairseq_headgates.messages import one_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `headgates prune`."""
     parser.description = (
         "Write a checkpoint without the heads whose evaluation gate is 0, or, with one of --threshold, --alive and "
         "--scores, without other heads. A head whose gate is 0 is always removed, because it contributes nothing."
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run `headgates prune` and return its exit code."""
     from fairseq_headgates.checkpoints import (
         build_model,
         load_model,
@@ -67,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_notice(message: str) -> None:
+    """Print a part of the checkpoint that is dropped on stderr."""
     print(f"headgates prune: {one_line(message)}", file=sys.stderr)
 
 

@@ -11,6 +11,7 @@ from fairseq_headgates.heads import scores_to_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `headgates score`."""
     add_data(parser)
     scores = "; ".join(f"{name}: {text}" for name, text in SCORES.items())
     parser.add_argument(
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run `headgates score` and return its exit code."""
     from fairseq_headgates.cli.session import session
 
     methods = parse_methods(args.method)

@@ -50,6 +50,7 @@ class Loaded:
     signature: Signature
 
     def with_model(self, model: nn.Module) -> Loaded:
+        """Return another model with the same corpus and signature."""
         return replace(self, model=model)
 
 
@@ -63,6 +64,7 @@ class BleuWork:
 
     @classmethod
     def of(cls, loaded: Loaded, journal: ResumeJournal) -> BleuWork:
+        """Prepare the metric and the references of a corpus. Raise ValueError."""
         return cls(evaluation.bleu_metric(loaded.corpus), evaluation.references(loaded.model, loaded.corpus), journal)
 
 
@@ -106,6 +108,7 @@ class Session:
         return corpus
 
     def with_corpus(self, loaded: Loaded, corpus: evaluation.Corpus) -> Loaded:
+        """Return the same model with another corpus and its signature."""
         return Loaded(loaded.model, corpus, loaded.signature.with_parts(self.signature(corpus).parts))
 
     def scores(self, loaded: Loaded, method: str) -> HeadTable:

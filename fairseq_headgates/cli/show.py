@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `headgates show`."""
     add_checkpoint(parser)
     add_output(
         parser,
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run `headgates show` and return its exit code."""
     from fairseq_headgates.checkpoints import load_model, read_heads
 
     if args.json and args.out == "-":
@@ -42,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_text(heads: CheckpointHeads) -> str:
+    """Return what `headgates show` prints."""
     open_heads, all_heads = report.open_counts(heads.gate)["total"]
     ungated = [kind for kind in heads.gate.types if kind not in heads.gated]
     summary = f"in total {open_heads} of {all_heads} heads open"

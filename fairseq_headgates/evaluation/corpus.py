@@ -43,6 +43,7 @@ class FirstSentences(BaseWrapperDataset):
         return self.number
 
     def ordered_indices(self) -> Any:
+        """Return the indices in the order of the data set, without those of other sentences."""
         indices = self.dataset.ordered_indices()
         return indices[indices < self.number]
 
@@ -62,10 +63,12 @@ class Corpus:
 
     @property
     def pad(self) -> int:
+        """Index of the padding in the target dictionary."""
         return self.task.target_dictionary.pad()
 
     @property
     def eos(self) -> int:
+        """Index of end of sentence in the target dictionary."""
         return self.task.target_dictionary.eos()
 
 

@@ -32,6 +32,7 @@ class Texts:
 
     @classmethod
     def of(cls, corpus: Corpus, generator: Any) -> Texts:
+        """Read the options of a corpus. Raise ValueError for options that cannot be used."""
         cfg = corpus.cfg
         try:
             decoders = [corpus.task.build_bpe(cfg.bpe), corpus.task.build_tokenizer(cfg.tokenizer)]
@@ -49,6 +50,7 @@ class Texts:
         )
 
     def text(self, tokens: Tensor, reference: bool = False) -> str:
+        """Convert the tokens of a sentence to text."""
         line = self.dictionary.string(
             tokens.int().cpu(), self.post_process, escape_unk=reference, extra_symbols_to_ignore=self.ignored
         )

@@ -21,6 +21,7 @@ def read_text(path: str, what: str, cure: str) -> str:
     A pipe or a device is not opened: it could block, or never end.
 
     Args:
+        path: the file
         what: what the file is, for the message
         cure: what to do about a file that cannot be read, for the message
 

@@ -58,6 +58,7 @@ class HeadGates(nn.Module):
         return self.distribution.open_probability(self.log_alpha())
 
     def extra_repr(self) -> str:
+        """Return what `print(model)` shows."""
         d = self.distribution
         shape = f"temperature={d.temperature:g}, stretch=({d.low:g}, {d.high:g})"
         return f"{self.theta.numel()}, {shape}, lr_scale={self.lr_scale:g}"

@@ -37,7 +37,10 @@ def gates_penalty(gates: Sequence[HeadGates], reduction: str = "sum") -> Tensor:
 
 
 def count_open_gates(gates: Sequence[HeadGates]) -> list[Tensor]:
-    """Return for each layer how many of its evaluation gates are above 0, without a gradient or a device sync."""
+    """Return the L0 norm of the evaluation gates of each layer (Voita et al. 2019, eq. 5): how many are not 0.
+
+    Scalars on the device of the gates, without a gradient.
+    """
     with torch.no_grad():
         margins = torch.cat([gate.log_alpha() - gate.distribution.closes_at for gate in gates])
         return [row.sum() for row in (margins > 0).split([gate.theta.numel() for gate in gates])]

@@ -46,6 +46,7 @@ class HeadGatesMixin:
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
+        """Add the options of the stock model and of this plugin; fairseq calls it."""
         super().add_args(parser)  # type: ignore[misc]
         add_head_gate_args(parser)
 
@@ -67,6 +68,7 @@ class HeadGatesMixin:
         return model
 
     def set_num_updates(self, num_updates: int) -> None:
+        """Set the number of updates before the next one; fairseq calls it."""
         super().set_num_updates(num_updates)  # type: ignore[misc]
         self.num_updates = num_updates
 

@@ -20,6 +20,7 @@ class TransformerHeadGatesModel(HeadGatesMixin, TransformerModel):
 
     @classmethod
     def build_encoder(cls, args: Any, src_dict: Any, embed_tokens: nn.Embedding) -> BeamEncoder:
+        """Build the encoder; fairseq calls it."""
         encoder = BeamEncoder(TransformerConfig.from_namespace(args), src_dict, embed_tokens)
         encoder.dropout_module.module_name = "TransformerEncoder"  # its name for --retain-dropout-modules
         return encoder

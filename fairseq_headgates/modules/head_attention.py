@@ -41,6 +41,7 @@ class HeadHook:
     weights: bool = False
 
     def __call__(self, weights: Tensor | None, context: Tensor) -> Tensor:
+        """Call the hook. Return the contexts, changed or not."""
         changed = self.call(weights if self.weights else None, context)
         return context if changed is None else changed
 
@@ -100,15 +101,19 @@ class HeadAttention(MultiheadAttention):
         before_softmax: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute the attention of `query` [T, B, E] over `key` and `value` [S, B, E'].
+        """Compute the attention of `query` over `key` and `value`.
 
         Args:
+            query: [T, B, E]
+            key: [S, B, E']; ignored in self-attention
+            value: [S, B, E']; ignored in self-attention
             key_padding_mask: [B, S], true on padding
             attn_mask: [T, S], added to the scores
             incremental_state: the cache of incremental decoding
             static_kv: take keys and values from the cache if it has them
             need_weights: return attention weights averaged over heads
             need_head_weights: return the attention weights of every head
+            before_softmax: not supported
 
         Returns:
             The output [T, B, E], and the attention weights: [H, B, T, S] if `need_head_weights`, [B, T, S] if

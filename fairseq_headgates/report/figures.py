@@ -45,6 +45,7 @@ def heat_maps(tables: Sequence[HeadTable], limits: tuple[float, float] | None = 
     Cells are rectangles, which are sharp at any size. They show their values, except in very large tables.
 
     Args:
+        tables: tables of scores or gates
         limits: the range of the colours (default: from the lowest to the highest value of each table)
     """
     from matplotlib.figure import Figure

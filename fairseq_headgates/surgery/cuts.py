@@ -50,6 +50,8 @@ class Cut:
         """Cut a parameter of the layer, e.g. 'q_proj.weight' [H D, E], or a tensor of the same shape.
 
         Args:
+            parameter: name of the parameter within the layer
+            tensor: its value, or a tensor of the same shape
             power: how the tensor scales with the folded factor: 1 for weights, -1 for gradients (a weight g times as
                 large has a gradient 1/g times as large), -2 for squared gradients, 0 for steps
         """
@@ -73,6 +75,7 @@ def open_mask(model: nn.Module, threshold: float | None = None) -> HeadTable:
     """Return the mask of the open heads of a model.
 
     Args:
+        model: a fairseq model
         threshold: keep heads with P(open) >= `threshold`; by default, those with an evaluation gate above 0
 
     Raises:

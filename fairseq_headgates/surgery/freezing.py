@@ -38,10 +38,10 @@ class FrozenReport:
 def freeze(
     model: nn.Module, pattern: str, freeze_dropout: bool = False, seconds: float = MATCHING_SECONDS
 ) -> FrozenReport:
-    """Freeze every parameter whose name matches `pattern` (``re.search``), in place.
+    r"""Freeze every parameter whose name matches `pattern` (``re.search``), in place.
 
     A shared parameter has several names (with shared embeddings, `encoder.embed_tokens.weight` is also
-    `decoder.embed_tokens.weight`) and is frozen if any of them matches: ``^decoder\\.`` freezes the whole decoder.
+    `decoder.embed_tokens.weight`) and is frozen if any of them matches: ``^decoder\.`` freezes the whole decoder.
 
     Args:
         model: any model

@@ -131,6 +131,7 @@ def l0_penalty(model: nn.Module, reduction: str = "sum") -> Tensor:
     """Return L_C = sum over gated heads of P(gate != 0) (Voita et al. 2019, eq. 7), a scalar with its gradient.
 
     Args:
+        model: a gated model
         reduction: "sum", or "layer-mean": divided by the number of gated attention layers, as in the released code
 
     Raises:

@@ -73,7 +73,7 @@ class Relevance:
 
 
 class NotFiniteError(RuntimeError, ValueError):
-    """Relevance is infinite or NaN. (Also a ValueError, which the commands report in one line.)"""
+    """Relevance is infinite or NaN. It is also a ValueError, which the commands report in one line."""
 
 
 def head_relevance(
