@@ -14,10 +14,7 @@ export VENV
 unexport PYTHONPATH PYTHONHOME
 
 IN_VENV = PATH="$$(cd "$(VENV)/bin" && pwd):$$PATH"
-# The rooms that mypy checks: those that do not stand on fairseq's untyped classes.
-TYPED = $(wildcard $(addprefix fairseq_headgates/,heads.py gates.py freezing.py beam.py inference.py report.py agreement.py cli.py arguments.py parts.py files.py options.py safety/*.py))
-
-.PHONY: help setup test demo check format wheel clean distclean
+.PHONY: help setup test demo docs check format wheel clean distclean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
@@ -31,10 +28,13 @@ test: setup ## run the tests
 demo: setup ## train, gate, prune and report on a small model; writes demo-out/
 	@$(IN_VENV) recipes/demo.sh $(ARGS)
 
+docs: setup ## build the documentation in docs/_build/html; a dead link or an unknown reference fails
+	@$(IN_VENV) python -m sphinx -q -E -W --keep-going -n -b html docs docs/_build/html
+
 check: setup ## lint, formatting, types
 	@$(IN_VENV) ruff check .
 	@$(IN_VENV) ruff format --check .
-	@$(IN_VENV) mypy $(TYPED)
+	@$(IN_VENV) mypy fairseq_headgates headgates_start.py
 
 format: setup ## rewrite the code in the project's format
 	@$(IN_VENV) ruff check --fix-only .
@@ -44,7 +44,7 @@ wheel: setup ## build dist/*.whl and *.tar.gz
 	@$(IN_VENV) python -m build --no-isolation
 
 clean: ## remove caches and built packages (keeps the environment and the recipes' results)
-	@rm -rf build dist ./*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@rm -rf build dist docs/_build docs/_generated ./*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## remove the environment too

@@ -72,8 +72,8 @@ from tqdm import tqdm
 from fairseq_headgates import HeadTable, head_sites, prune
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import TYPES, mask_to_json
-from fairseq_headgates.inference import packed_bytes
 from fairseq_headgates.models import TransformerHeadGatesModel
+from fairseq_headgates.modules.packed_linear import packed_bytes
 from fairseq_headgates.report import text_table
 
 VARIANTS = ["stock", "full", "gated", "masked", "pruned", "native"]

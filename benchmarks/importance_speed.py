@@ -35,11 +35,11 @@ from fairseq.models.transformer import TransformerModel
 from tqdm import tqdm
 
 from fairseq_headgates import HeadTable, masked, use_head_attention
+from fairseq_headgates.analysis.importance import score
+from fairseq_headgates.analysis.relevance import explain
+from fairseq_headgates.analysis.relevance.rules import RULES
 from fairseq_headgates.files import write_whole
-from fairseq_headgates.importance import score
-from fairseq_headgates.propagation import RULES
-from fairseq_headgates.relevance import explain
-from fairseq_headgates.sites import head_counts
+from fairseq_headgates.surgery import head_counts
 
 PARTS = ("gradient", "confidence", "ablation", "relevance")
 

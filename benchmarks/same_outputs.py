@@ -35,8 +35,8 @@ from fairseq_headgates.checkpoints import (
     save_checkpoint,
     stock_checkpoint,
 )
-from fairseq_headgates.convert import to_ctranslate2
-from fairseq_headgates.pruning import open_heads, prune
+from fairseq_headgates.checkpoints.ctranslate2 import to_ctranslate2
+from fairseq_headgates.surgery import open_mask, prune
 
 LENGTH_LIMIT = 200  # words of a translation: --max-len-b of fairseq-generate
 
@@ -138,7 +138,7 @@ def compare(options: argparse.Namespace) -> dict[str, dict]:
 
 def make_forms(state: dict, task, options: argparse.Namespace, folder: str, stack: contextlib.ExitStack) -> dict:
     gated = build_model(state)
-    mask = open_heads(gated)
+    mask = open_mask(gated)
     models = {"gated": gated, "masked": stack.enter_context(masked(copy.deepcopy(gated), mask))}
     for name, smaller in (("pruned", prune_checkpoint(state, mask)), ("stock", stock_checkpoint(state, mask))):
         save_checkpoint(smaller, f"{folder}/{name}.pt")

@@ -1,45 +1,55 @@
-"""fairseq-headgates: learn which attention heads of a fairseq transformer can be removed.
+"""fairseq-headgates: learn which attention heads of a fairseq transformer can be removed, and remove them.
 
-Importing the package registers its architectures and criterions with fairseq, which is what `--user-dir` does.
+Importing the package registers its architectures and criterions with fairseq (this is what ``--user-dir`` does), and
+lets `torch.load` read the objects in fairseq's checkpoints. The `headgates` command imports only what a subcommand
+needs, because fairseq and torch take seconds to import.
 """
 
 import importlib.util
-
-if importlib.util.find_spec("fairseq") is None:
-    raise ImportError("fairseq is missing: pip install 'fairseq-headgates[fairseq]', or fairseq 0.12.2 or later")
-
-from fairseq_headgates import criterions, models  # noqa: F401  (registers architectures and criterions)
-from fairseq_headgates.attention import HeadAttention
-from fairseq_headgates.freezing import freeze
-from fairseq_headgates.gates import HardConcrete, HeadGates
-from fairseq_headgates.heads import HeadTable, parse_mask
-from fairseq_headgates.pruning import prune, remove_heads
-from fairseq_headgates.safety import allow_stored_objects
-from fairseq_headgates.sites import (
-    fix_heads,
-    gate_values,
-    head_sites,
-    insert_gates,
-    l0_penalty,
-    masked,
-    observe,
-    open_probabilities,
-    use_head_attention,
-)
+import sys
 
 __version__ = "0.1.0"
 
-allow_stored_objects()
+if "headgates_start" not in sys.modules:  # the entry point of the command
+    if importlib.util.find_spec("fairseq") is None:
+        raise ImportError("fairseq is missing: pip install 'fairseq-headgates[fairseq]', or fairseq 0.12.2 or later")
+
+    from fairseq_headgates import criterions, models  # noqa: F401  (registers criterions and architectures)
+    from fairseq_headgates.analysis import ablation, agreement, importance, relevance
+    from fairseq_headgates.gates import HardConcrete, HeadGates
+    from fairseq_headgates.heads import HeadId, HeadTable, parse_mask
+    from fairseq_headgates.modules import HeadAttention
+    from fairseq_headgates.safety import allow_stored_objects
+    from fairseq_headgates.surgery import (
+        fix_heads,
+        freeze,
+        gate_values,
+        head_sites,
+        insert_gates,
+        l0_penalty,
+        masked,
+        observe,
+        open_probabilities,
+        prune,
+        remove_heads,
+        use_head_attention,
+    )
+
+    allow_stored_objects()
 
 __all__ = [
     "HardConcrete",
     "HeadAttention",
     "HeadGates",
+    "HeadId",
     "HeadTable",
+    "ablation",
+    "agreement",
     "fix_heads",
     "freeze",
     "gate_values",
     "head_sites",
+    "importance",
     "insert_gates",
     "l0_penalty",
     "masked",
@@ -47,6 +57,7 @@ __all__ = [
     "open_probabilities",
     "parse_mask",
     "prune",
+    "relevance",
     "remove_heads",
     "use_head_attention",
 ]

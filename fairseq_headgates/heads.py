@@ -1,7 +1,7 @@
-"""Attention heads by name: (attention type, layer, head) -> value.
+"""Attention types, head tables, masks and score files (no torch).
 
-`HeadTable` is what everything that measures heads produces and everything that removes or prints them consumes.
-A mask is a table of 0 and 1. No torch here: a table is a small thing made of lists.
+A `HeadTable` holds a number for every head: gates, scores, or a mask of 0 and 1. Whatever measures heads returns one;
+whatever removes or prints heads takes one.
 """
 
 from __future__ import annotations
@@ -11,21 +11,70 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from fairseq_headgates.arguments import shown
 from fairseq_headgates.files import read_text
+from fairseq_headgates.messages import shown
 
 TYPES = ("enc-self", "dec-self", "dec-enc")  # encoder self-, decoder self-, decoder-encoder attention
 MASK_FORMAT = "headgates.heads/1"
 SCORE_FORMAT = "headgates.scores/1"
 
 
+class HeadId(NamedTuple):
+    """Identifies a head: attention type, layer and head, both counted from 0. Its text is 'dec-enc 5 0'."""
+
+    kind: str
+    layer: int
+    head: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.layer} {self.head}"
+
+    @classmethod
+    def parse(cls, text: str) -> HeadId:
+        """Parse the text of a head: 'dec-enc 5 0'."""
+        kind, layer, head = text.split()
+        return cls(kind, int(layer), int(head))
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Describes how a result was computed; its text is 'method|name:value|name:value'.
+
+    `method` may be empty. Values may hold colons, names and values no '|'.
+    """
+
+    parts: Mapping[str, str]
+    method: str = ""
+
+    def __str__(self) -> str:
+        return "|".join([*filter(None, [self.method]), *(f"{name}:{value}" for name, value in self.parts.items())])
+
+    @classmethod
+    def parse(cls, text: str) -> Signature:
+        """Parse the text of a signature."""
+        fields = [part.partition(":") for part in text.split("|")]
+        method = "".join(name for name, colon, _ in fields[:1] if not colon)
+        return cls({name: value for name, colon, value in fields if colon}, method)
+
+    def with_parts(self, parts: Mapping[str, object]) -> Signature:
+        """Return the signature with other values of some parts, and new parts at the end."""
+        return Signature({**self.parts, **{name: str(value) for name, value in parts.items()}}, self.method)
+
+    def of_method(self, method: str, parts: Mapping[str, object]) -> Signature:
+        """Return the signature of a method, whose own `parts` come first."""
+        return Signature({**{name: str(value) for name, value in parts.items()}, **self.parts}, method)
+
+
 @dataclass(frozen=True)
 class HeadTable:
-    """A value for every head: `values[type][layer][head]`, types in the order of `TYPES`."""
+    """A number for every head: `values[type][layer][head]`, with types in the order of `TYPES`.
+
+    `name` says what the numbers are (a method, "gate", "alive"), `signature` how they were computed.
+    """
 
     values: Mapping[str, list[list[float]]]
     name: str = ""
@@ -37,32 +86,46 @@ class HeadTable:
 
     @property
     def types(self) -> tuple[str, ...]:
+        """The attention types, in the order of `TYPES`."""
         return tuple(self.values)
 
+    def __getitem__(self, head: HeadId) -> float:
+        return self.values[head.kind][head.layer][head.head]
+
+    def items(self) -> Iterator[tuple[HeadId, float]]:
+        """Iterate over all heads, by type, layer and number, with their values."""
+        for kind, rows in self.values.items():
+            for layer, row in enumerate(rows):
+                for head, value in enumerate(row):
+                    yield HeadId(kind, layer, head), value
+
     def heads(self, kind: str) -> list[float]:
-        """All values of one type, layer after layer."""
+        """Return all values of one type, layer after layer."""
         return [value for layer in self.values[kind] for value in layer]
 
     def rows(self) -> dict[str, list[list[float | None]]]:
-        """The values for JSON, which has no NaN: None instead."""
+        """Return the values for JSON, with None for NaN."""
         return {
             kind: [[None if math.isnan(value) else value for value in layer] for layer in layers]
             for kind, layers in self.values.items()
         }
 
     def map(self, function: Callable[[float], float], name: str = "") -> HeadTable:
-        """The table with `function` applied to every value."""
+        """Return the table with `function` applied to every value."""
         changed = {kind: [[function(v) for v in layer] for layer in rows] for kind, rows in self.values.items()}
         return HeadTable(changed, name or self.name, self.signature)
 
     def count(self, kind: str) -> tuple[int, int]:
-        """How many heads of a type have a value above 0, and how many heads there are."""
+        """Return how many heads of a type have a value above 0, and the number of all."""
         values = self.heads(kind)
         return sum(value > 0 for value in values), len(values)
 
 
 def kind_and_layer(name: str) -> tuple[str, int]:
-    """'decoder.layers.3.encoder_attn' -> ('dec-enc', 3): fairseq names its attention alike in every architecture."""
+    """Return type and layer of an attention module by its name: 'decoder.layers.3.encoder_attn' -> ('dec-enc', 3).
+
+    fairseq uses the same names in all its architectures.
+    """
     layer = re.findall(r"(?:^|\.)layers\.(\d+)\.", name)
     if name.endswith("encoder_attn"):
         kind = "dec-enc"
@@ -72,7 +135,10 @@ def kind_and_layer(name: str) -> tuple[str, int]:
 
 
 def parse_types(text: str | None) -> tuple[str, ...]:
-    """'dec-enc,enc-self' -> ('enc-self', 'dec-enc'). Raises ValueError for an unknown or repeated type."""
+    """Parse attention types: 'dec-enc,enc-self' -> ('enc-self', 'dec-enc').
+
+    Raise ValueError for an unknown or repeated type.
+    """
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     for name in names:
         if name not in TYPES:
@@ -83,10 +149,16 @@ def parse_types(text: str | None) -> tuple[str, ...]:
 
 
 def parse_mask(text: str) -> HeadTable:
-    """Reads a mask: inline JSON, or the path of a JSON file.
+    """Read a mask from inline JSON, or from a JSON file.
 
-    The format is `{"format": "headgates.heads/1", "enc-self": [[1, 0, ...] for every layer], ...}`; 1 alive,
-    0 removed, a missing type is fully alive. Raises ValueError with the place and the rule.
+    The format is ``{"format": "headgates.heads/1", "enc-self": [[1, 0, ...] for every layer], ...}``: 1 keeps a head,
+    0 removes it, and all heads of a missing type are kept.
+
+    Args:
+        text: JSON, which starts with '{', or the path of a file
+
+    Raises:
+        ValueError: with the place and the rule, if the mask cannot be used
     """
     if text.lstrip().startswith("{"):
         return _mask("the inline mask", _json("the inline mask", text))
@@ -97,10 +169,15 @@ Mask = HeadTable | Mapping[str, Any] | str | os.PathLike[str]
 
 
 def as_mask(mask: Mask) -> HeadTable:
-    """The mask that is given in any of its forms: a table, a dict like a mask file, inline JSON, or a file's path.
+    """Return a mask in any form as a `HeadTable`.
 
-    The rows of a dict are lists, tuples, arrays or tensors. Raises TypeError for anything else, and ValueError as
-    `parse_mask` does.
+    Args:
+        mask: a `HeadTable`, a dict with the content of a mask file (whose rows may be lists, tuples, arrays or
+            tensors), inline JSON, or the path of a mask file
+
+    Raises:
+        TypeError: if `mask` has another type
+        ValueError: if the mask cannot be used; see `parse_mask`
     """
     if isinstance(mask, HeadTable):
         return mask
@@ -115,7 +192,7 @@ def as_mask(mask: Mask) -> HeadTable:
 
 
 def _lists(value: Any) -> Any:
-    """Tuples, arrays and tensors as lists, at every level."""
+    """Convert tuples, arrays and tensors to lists, at every level."""
     value = value.tolist() if hasattr(value, "tolist") else value
     return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
 
@@ -161,15 +238,21 @@ def _object_without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _repeated(names: Iterable[str]) -> str | None:
-    """The first name that occurs a second time."""
+    """Return the first name that occurs a second time."""
     seen: set[str] = set()
     return next((name for name in names if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
 
 
 def parse_scores(path: str, method: str | None = None, option: str = "--method") -> HeadTable:
-    """Reads the scores of one method from a score file; of `method`, where the file has several.
+    """Read the scores of one method from a score file.
 
-    Raises ValueError; `option` is how the user names the method.
+    Args:
+        path: a score file
+        method: which scores to take if the file has those of several methods
+        option: the command-line option of `method`, for messages
+
+    Raises:
+        ValueError: if the file cannot be read, or the method is missing or ambiguous
     """
     tables = read_scores(path)
     named = {table.name: table for table in tables}
@@ -181,11 +264,14 @@ def parse_scores(path: str, method: str | None = None, option: str = "--method")
 
 
 def read_scores(path: str) -> list[HeadTable]:
-    """Reads a score file: one object, or a list of them.
+    """Read all scores of a score file, which holds one object or a list of objects.
 
-    The format is `{"format": "headgates.scores/1", "method": "gradient", "signature": "...", "scores": {"enc-self":
-    [[0.1, ...] for every layer], ...}}`; a higher score says that a head matters more; null, NaN here, stands for a
-    head that was taken out of the model. Raises ValueError.
+    The format is ``{"format": "headgates.scores/1", "method": "gradient", "signature": "...", "scores": {"enc-self":
+    [[0.1, ...] for every layer], ...}}``. A higher score means a more important head; null (NaN in the table) marks a
+    removed head.
+
+    Raises:
+        ValueError: if the file cannot be used
     """
     data = _read("the score file", path)
     tables = data if isinstance(data, list) else [data]
@@ -213,7 +299,7 @@ def read_scores(path: str) -> list[HeadTable]:
 
 
 def scores_to_json(tables: Sequence[HeadTable]) -> str:
-    """The text of a score file, one layer per line: an object for one table, a list for several."""
+    """Return the text of a score file, one layer per line: an object for one table, a list for several."""
     objects = [_object(t, {"format": SCORE_FORMAT, "method": t.name, "signature": t.signature}) for t in tables]
     return (objects[0] if len(objects) == 1 else "[\n" + ",\n".join(objects) + "\n]") + "\n"
 
@@ -224,7 +310,7 @@ def _object(table: HeadTable, head: Mapping[str, str]) -> str:
 
 
 def _rows(values: Mapping[str, list], indent: str) -> str:
-    """The entries of a JSON object with a list of layers for every type, one layer per line."""
+    """Return the entries of a JSON object with a list of layers for every type, one layer per line."""
     entries = []
     for kind, layers in values.items():
         lines = ",\n".join(f"{indent}  {json.dumps(layer, allow_nan=False)}" for layer in layers)
@@ -257,7 +343,7 @@ def _check_zero_one(where: str, kind: str, layers: Any) -> None:
 
 
 def check_shape(table: HeadTable, sizes: Mapping[str, tuple[int, int]], what: str = "the mask") -> None:
-    """Raises ValueError, with every reason at once, unless `table` fits a model: `sizes[type] = (layers, heads)`."""
+    """Raise ValueError, with every reason, unless `table` fits a model with `sizes[type] = (layers, heads)`."""
     reasons = []
     for kind, rows in table.values.items():
         if kind not in sizes:
@@ -276,7 +362,7 @@ def check_shape(table: HeadTable, sizes: Mapping[str, tuple[int, int]], what: st
 
 
 def mask_to_json(mask: HeadTable, one_line: bool = False) -> str:
-    """A mask as the text of a mask file: one layer per line, or all in one line."""
+    """Return the text of a mask file: one layer per line, or all in one line."""
     rows = {kind: [[int(value) for value in layer] for layer in layers] for kind, layers in mask.values.items()}
     head: dict[str, Any] = {"format": MASK_FORMAT}
     if mask.signature:

@@ -67,7 +67,7 @@ def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     import fairseq_cli.generate  # noqa: F401
 
-    import fairseq_headgates.cli  # noqa: F401
+    import fairseq_headgates.cli.main  # noqa: F401
 
     for line in sys.stdin:
         seconds, command = json.loads(line)
@@ -115,7 +115,7 @@ def _run(command: list[str], seconds: int, folder: str) -> None:
 
 def _main_of(program: str):
     if program == "headgates":
-        from fairseq_headgates.cli import main
+        from fairseq_headgates.cli.main import main
 
         return main
     import importlib

@@ -114,7 +114,7 @@ def _entry_point(program):
     found = importlib.metadata.entry_points(group="console_scripts", name=program)
     if found:
         return next(iter(found)).load()
-    return importlib.import_module("fairseq_headgates.cli").main  # a checkout that is not installed
+    return importlib.import_module("fairseq_headgates.cli.main").main  # a checkout that is not installed
 
 
 def run_program(folder: Path, program: str, *arguments: object, stdin: str = "", code: int | None = 0) -> Finished:

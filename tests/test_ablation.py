@@ -7,19 +7,15 @@ import pytest
 import torch
 from test_importance import MASK, ODD, TASK, loss_of, make_gates, make_model, sample, sentences
 
-from fairseq_headgates import HeadTable, ablation, masked, prune
-from fairseq_headgates.ablation import (
-    ablation_losses,
-    ablation_masks,
-    masked_translations,
-    pruning_curve,
-    variant_losses,
-)
+from fairseq_headgates import HeadTable, masked, prune
+from fairseq_headgates.analysis import ablation
+from fairseq_headgates.analysis.ablation import ablation_losses, ablation_masks, masked_translations, variant_losses
+from fairseq_headgates.analysis.curves import pruning_curve
+from fairseq_headgates.analysis.options import ABLATION_MODES
 from fairseq_headgates.evaluation import Corpus, mean_loss
-from fairseq_headgates.files import Journal
-from fairseq_headgates.heads import TYPES
-from fairseq_headgates.pruning import open_heads
-from fairseq_headgates.sites import head_sites
+from fairseq_headgates.files import ResumeJournal
+from fairseq_headgates.heads import TYPES, HeadId
+from fairseq_headgates.surgery import head_sites, open_mask
 
 FULL = HeadTable({kind: [[1] * 4] * 2 for kind in TYPES})
 
@@ -45,7 +41,7 @@ def test_losses_of_all_ablations(tokens, normalize_before, monkeypatch):
     monkeypatch.setattr(ablation, "TOKENS", tokens)
     sides = {f"{side}_normalize_before": normalize_before for side in ("encoder", "decoder")}
     model = make_gates(make_model(gate_heads="enc-self,dec-self,dec-enc", **sides))
-    for mode in ablation.MODES:
+    for mode in ABLATION_MODES:
         loss, without = ablation_losses(model, corpus(), mode)
         assert loss == pytest.approx(bits(model), abs=1e-9)
         for kind in TYPES:
@@ -110,14 +106,13 @@ def test_masks_of_ablations():
     _, losses = ablation_losses(model, corpus(), "all-but-one")
     masks = ablation_masks(model, "all-but-one", losses)
     assert len(masks) == 6
-    for name, mask in masks.items():
-        kind, layer, head = name.split()
-        row = losses.values[kind][int(layer)]
-        assert row[int(head)] == min(row)
-        assert mask.values == with_row(kind, int(layer), [int(i == int(head)) for i in range(4)]).values
+    for (kind, layer, head), mask in masks.items():
+        row = losses.values[kind][layer]
+        assert row[head] == min(row)
+        assert mask.values == with_row(kind, layer, [int(i == head) for i in range(4)]).values
     masks = ablation_masks(model, "single", losses)
     assert len(masks) == 24
-    assert masks["dec-self 1 2"].values == {"dec-self": [[1, 1, 1, 1], [1, 1, 0, 1]]}
+    assert masks[HeadId("dec-self", 1, 2)].values == {"dec-self": [[1, 1, 1, 1], [1, 1, 0, 1]]}
 
 
 class Words:
@@ -148,7 +143,7 @@ def test_translations_share_the_encoder_where_it_is_the_same(monkeypatch):
         "encoder": with_row("enc-self", 0, [1, 1, 0, 1]),
         "again": with_row("dec-self", 0, [1, 0, 1, 1]),
     }
-    found = masked_translations(model, data, masks, Journal(None, ""))
+    found = masked_translations(model, data, masks, ResumeJournal(None, ""))
     assert words.encoded == 2 * len(data.batches)  # for the whole model, and for the masked encoder
     for name, mask in {"full": FULL, **masks}.items():
         with masked(model, mask):
@@ -181,7 +176,7 @@ def test_a_curve_can_score_again_what_is_left():
     seen = []
 
     def rescore(smaller):
-        seen.append(open_heads(smaller))
+        seen.append(open_mask(smaller))
         return HeadTable({kind: [[-v for v in row] for row in rows] for kind, rows in scores.values.items()})
 
     scores = HeadTable({kind: [[4.0 * i + j for j in range(4)] for i in range(2)] for kind in TYPES})
@@ -199,31 +194,31 @@ def test_mean_loss_counts_tokens_not_batches():
 
 def test_a_journal_goes_on_where_work_was_stopped(tmp_path):
     path = tmp_path / "out.part"
-    journal = Journal(str(path), "work 1")
+    journal = ResumeJournal(str(path), "work 1")
     assert journal.get("a", lambda: ["x"]) == ["x"]
     assert journal.get("b", lambda: 2) == 2
     with path.open("a") as file:
         file.write('["c", [1, ')  # killed while it wrote
-    again = Journal(str(path), "work 1")
+    again = ResumeJournal(str(path), "work 1")
     assert again.found == {"a": ["x"], "b": 2}
     assert again.get("a", lambda: pytest.fail("known already")) == ["x"]
     assert again.get("c", lambda: 3) == 3
-    assert Journal(str(path), "work 1").found == {"a": ["x"], "b": 2, "c": 3}
-    for bad in (lambda: Journal(str(path), "work 2"), lambda: Journal(str(tmp_path), "work 1")):
-        with pytest.raises(ValueError, match="is not what this command left when it was stopped"):
+    assert ResumeJournal(str(path), "work 1").found == {"a": ["x"], "b": 2, "c": 3}
+    for bad in (lambda: ResumeJournal(str(path), "work 2"), lambda: ResumeJournal(str(tmp_path), "work 1")):
+        with pytest.raises(ValueError, match="is the journal of a command with other data"):
             bad()
-    assert Journal(str(path), "work 2", force=True).found == {}  # other work begins anew
+    assert ResumeJournal(str(path), "work 2", force=True).found == {}  # other work begins anew
     assert json.loads(path.read_text()) == "work 2"
-    Journal(str(path), "work 2").discard()
+    ResumeJournal(str(path), "work 2").discard()
     assert not path.exists()
-    assert Journal(None, "").get("a", lambda: 1) == 1
+    assert ResumeJournal(None, "").get("a", lambda: 1) == 1
 
 
 def test_a_full_disk_under_a_journal_is_reported(tmp_path):
     import resource
 
     path = tmp_path / "out.part"
-    journal = Journal(str(path), "work")
+    journal = ResumeJournal(str(path), "work")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # Python ignores the signal: an OSError, as of a disk
     try:
@@ -234,7 +229,7 @@ def test_a_full_disk_under_a_journal_is_reported(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "\n" not in str(error.value)
-    assert Journal(str(path), "work").found == {}  # what was broken off does not count
+    assert ResumeJournal(str(path), "work").found == {}  # what was broken off does not count
 
 
 def test_a_journal_of_odd_content_is_refused(tmp_path):
@@ -242,5 +237,5 @@ def test_a_journal_of_odd_content_is_refused(tmp_path):
     for line in ("[" * 100_000, "[]", '[["a"], 1]', "5", "\ud800".encode("utf-8", "surrogatepass")):
         text = line if isinstance(line, bytes) else line.encode()
         path.write_bytes(b'"work"\n' + text + b"\n")
-        with pytest.raises(ValueError, match="is not what this command left when it was stopped"):
-            Journal(str(path), "work")
+        with pytest.raises(ValueError, match="is the journal of a command with other data"):
+            ResumeJournal(str(path), "work")

@@ -15,7 +15,9 @@ import pytest
 import torch
 from commands_for_tests import EVALUATION, run_program, worker_arguments
 
-from fairseq_headgates import ablation, cli, evaluation
+from fairseq_headgates import evaluation
+from fairseq_headgates.analysis import ablation, curves
+from fairseq_headgates.cli import main as cli
 from fairseq_headgates.heads import SCORE_FORMAT, HeadTable, parse_scores, read_scores, scores_to_json
 
 SEARCH = ["--beam", "2", "--max-len-b", "20"]
@@ -126,7 +128,7 @@ def test_torchrun(toy, gated_checkpoint, on_toy, tmp_path):
         shared,
     ]
     command[2:5] = ["3", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=Path(cli.__file__).parents[1])
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=Path(cli.__file__).parents[2])
     assert done.returncode == 0, done.stderr
     alone = tmp_path / "alone.json"
     on_toy("score", "--method", "gradient,confidence", "--out", alone)
@@ -140,11 +142,14 @@ def test_options_of_the_methods(on_toy, tmp_path):
         return json.loads(on_toy("score", "--json", *options))
 
     default = table("--method", "gradient")
-    assert default["signature"].startswith("gradient|abs:sentence|normalize:layer|")
+    assert default["signature"].startswith("gradient|gradient-unit:sentence|normalize:layer|")
     for rows in default["scores"].values():
         assert [math.hypot(*row) for row in rows] == pytest.approx([1, 1])
-    token = table("--method", "gradient", "--abs", "token", "--normalize", "none")
-    assert token["signature"].startswith("gradient|abs:token|normalize:none|") and token["scores"] != default["scores"]
+    token = table("--method", "gradient", "--gradient-unit", "token", "--normalize", "none")
+    assert (
+        token["signature"].startswith("gradient|gradient-unit:token|normalize:none|")
+        and token["scores"] != default["scores"]
+    )
     rules = [table("--method", "relevance", "--rule", rule)["scores"] for rule in ("epsilon", "attn-constant")]
     assert rules[0] != rules[1] != table("--method", "relevance")["scores"]
     assert table("--method", "random", "--seed", "5")["signature"].startswith("random|seed:5|")
@@ -199,7 +204,7 @@ def test_ablation_of_single_heads_by_bleu(on_toy, toy, tmp_path):
 
 
 def test_a_stopped_ablation_goes_on(on_toy, tmp_path, monkeypatch):
-    from fairseq_headgates import ablation
+    from fairseq_headgates.analysis import ablation
 
     translate, calls = ablation.translate, []
 
@@ -231,7 +236,7 @@ def test_results_of_other_data_are_not_taken_up(changed, on_toy, copied, checkpo
         return on_toy("curve", *options, *more, checkpoint=model, data=folder, subset="test", code=code)
 
     with monkeypatch.context() as patched:
-        patched.setattr(ablation, "translate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(curves, "translate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         curve(code=130)
     kept = (tmp_path / "out.json.part").read_text()
     assert kept.count("\n") == 2
@@ -248,14 +253,14 @@ def test_results_of_other_data_are_not_taken_up(changed, on_toy, copied, checkpo
         shutil.copy(checkpoints["gated"], checkpoint)
         os.utime(checkpoint, ns=(stamps.st_atime_ns, stamps.st_mtime_ns))
     line = one_line(curve(code=2))
-    assert "out.json.part is not what this command left when it was stopped (the data, the checkpoint or the" in line
+    assert "out.json.part is the journal of a command with other data, another checkpoint or other options" in line
     assert (tmp_path / "out.json.part").read_text() == kept
     elsewhere, model = copied("elsewhere"), tmp_path / "moved.pt"
     shutil.copy(checkpoints["baseline"], model)
     with monkeypatch.context() as patched:
-        translated, translate = [], ablation.translate
-        patched.setattr(ablation, "mean_loss", lambda *_: translated.append("loss") or 1.0)
-        patched.setattr(ablation, "translate", lambda *args: translated.append("text") or translate(*args))
+        translated, translate = [], curves.translate
+        patched.setattr(curves, "mean_loss", lambda *_: translated.append("loss") or 1.0)
+        patched.setattr(curves, "translate", lambda *args: translated.append("text") or translate(*args))
         curve(elsewhere, model)
     assert translated == ["text", "loss", "text"]  # the first loss was kept
     assert not (tmp_path / "out.json.part").exists()
@@ -349,7 +354,7 @@ def one_line(text):
         ("score", ["--method", "gate", "--max-tokens", "0"], "--max-tokens is 0: it must be at least 1"),
         ("score", ["--method", "gate", "--source-lang", "xx"], "--source-lang is xx, the data in"),
         ("score", ["--method", "gate", "--out", "/nowhere/x.json"], "cannot write /nowhere/x.json"),
-        ("score", ["--method", "gate", "--out", ""], "--out is empty"),
+        ("score", ["--method", "gate", "--out", ""], "argument --out: the value is empty: give a name"),
         (
             "score",
             ["--method", "gate", "--lm-path", "x", "--scoring", "wer"],
@@ -360,10 +365,10 @@ def one_line(text):
         ("ablate", ["--metric", "bleu", "--remove-bpe", "x"], "--bpe, --tokenizer or --post-process cannot be used"),
         ("ablate", ["--select-subset", "valid"], "--select-subset is for --mode all-but-one"),
         ("curve", ["--scores", "missing.json"], "cannot read the score file 'missing.json'"),
-        ("curve", ["--scores", "x.json", "--reestimate"], "go with --by"),
+        ("curve", ["--scores", "x.json", "--reestimate"], "are for --by"),
         ("curve", ["--by", "gate", "--score-method", "gate"], "give it with --scores"),
         ("curve", ["--by", "gate", "--types", "encoder"], "unknown attention type 'encoder'"),
-        ("curve", ["--by", "gate", "--types", ","], "names no attention type: choose from all, enc-self"),
+        ("curve", ["--by", "gate", "--types", ","], "names no attention type: choose from enc-self"),
         ("score", ["--method", "gate", "--gen-subset", "/abs/path"], "there is no subset '/abs/path' in"),
         ("score", ["--method", "gate", "--gen-subset", ""], "--gen-subset is empty: give a name"),
         ("score", ["--method", "gate", "--path", ""], "--path is empty: give a name"),
@@ -438,8 +443,8 @@ def test_bad_input_gets_one_line(command, options, words, on_toy):
     ],
 )
 def test_options_of_the_search_are_checked_before_anything_is_computed(options, words, on_toy, monkeypatch):
-    for name in ("ablation_losses", "mean_loss", "translate"):
-        monkeypatch.setattr(ablation, name, lambda *_: pytest.fail("it has begun to compute"))
+    for room, name in ((ablation, "ablation_losses"), (ablation, "translate"), (curves, "mean_loss")):
+        monkeypatch.setattr(room, name, lambda *_: pytest.fail("it has begun to compute"))
     assert words in one_line(on_toy("ablate", "--metric", "bleu", *options, subset="test", code=2))
     if "--min-len" in options:
         assert words in one_line(on_toy("curve", "--by", "gate", *options, subset="test", code=2))
@@ -463,7 +468,7 @@ def test_extreme_but_possible_options(on_toy):
     [
         (["curve", "--by", "guess"], "argument --by: invalid choice: 'guess' (choose from"),
         (["curve", "--by", "gate", "--steps", "0,120"], "120 percent of the heads: it must be from 0 to 100"),
-        (["curve", "--by", "gate", "--steps", "ten"], "'ten' is no list of percentages"),
+        (["curve", "--by", "gate", "--steps", "ten"], "'ten' is not a list of percentages"),
         (["score", "--method", "gate", "--sentenc", "3"], "unrecognized arguments: --sentenc 3"),
         (["score", "--method", "gate", "--beam", "x"], "argument --beam: invalid int value: 'x'"),
         (["score", "--method", "gate", "--gen-subset"], "argument --gen-subset: expected one argument"),
@@ -559,7 +564,7 @@ def test_scores_of_other_models_are_refused(on_toy, headgates, tmp_path):
     assert "are scores of different heads: enc-self has 2 x 2 and 2 x 3" in one_line(
         headgates("correlate", small, large, code=2)
     )
-    assert "1 scores are given, two are needed" in one_line(headgates("correlate", small, code=2))
+    assert "the number of scores is 1: at least two are needed" in one_line(headgates("correlate", small, code=2))
     assert "given twice" in one_line(headgates("correlate", small, small, code=2))
     assert "no file has scores of 'x'" in one_line(headgates("correlate", small, large, "--method", "x", code=2))
 

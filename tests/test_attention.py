@@ -25,10 +25,10 @@ from fairseq_headgates import (
     remove_heads,
     use_head_attention,
 )
-from fairseq_headgates.beam import EncoderCache
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.pruning import fill_heads
-from fairseq_headgates.sites import watching
+from fairseq_headgates.modules.beam_cache import EncoderCache
+from fairseq_headgates.surgery import hooked
+from fairseq_headgates.surgery.cuts import pad_heads
 
 E, H, D, T, S, B = 12, 3, 4, 5, 6, 2
 
@@ -262,7 +262,7 @@ def test_averaged_attention_is_the_same_in_every_form(row):
     for other in (gated, fix_heads(make_gated(), mask), prune(gated)):
         torch.testing.assert_close(attention_of(other), expected)
     exported = make_stock()
-    exported.load_state_dict(fill_heads(pruned, pruned.state_dict()))
+    exported.load_state_dict(pad_heads(pruned, pruned.state_dict()))
     uniform = make_batch()["src_tokens"].ne(PAD).float()
     uniform = (uniform / uniform.sum(-1, keepdim=True))[:, None]
     mixed = (sum(row) * expected + (4 - sum(row)) * uniform) / 4
@@ -495,10 +495,10 @@ def test_observe_gives_what_the_heads_did(keep):
             assert torch.allclose(found.contexts[:, head], context, atol=1e-6)
             into = outputs[site.name][..., head * 8 : head * 8 + 8].transpose(0, 1)
             assert torch.allclose(into, context, atol=1e-6)
-    assert all(site.attention.watcher is None for site in head_sites(model))
+    assert all(site.attention.hook is None for site in head_sites(model))
 
 
-def test_a_watcher_changes_what_a_head_gives_and_is_gone_afterwards():
+def test_a_hook_changes_contexts_and_is_removed_afterwards():
     model = make_gated().eval()
     batch = make_batch()
     before = logits(model, batch)
@@ -506,9 +506,9 @@ def test_a_watcher_changes_what_a_head_gives_and_is_gone_afterwards():
     row = torch.tensor([1.0, 0, 1, 1]).view(1, 4, 1, 1)
     with masked(model, mask):
         expected = logits(model, batch)
-    with watching(model, lambda site, _, context: context * row if site.layer == 0 else None, types=["dec-enc"]):
+    with hooked(model, lambda site, _, context: context * row if site.layer == 0 else None, types=["dec-enc"]):
         assert torch.allclose(logits(model, batch), expected, atol=1e-6)
     assert not torch.allclose(before, expected)
-    with pytest.raises(KeyError), watching(model, lambda *_: {}["nothing"]):
+    with pytest.raises(KeyError), hooked(model, lambda *_: {}["nothing"]):
         logits(model, batch)
     assert torch.equal(logits(model, batch), before)

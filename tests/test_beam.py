@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models_for_tests import make_gated
 
-from fairseq_headgates.beam import GROWTH, BeamCache
-from fairseq_headgates.sites import head_sites
+from fairseq_headgates.modules.beam_cache import GROWTH, BeamCache
+from fairseq_headgates.surgery import head_sites
 
 E, S = 32, 6  # width, source length
 

@@ -40,15 +40,14 @@ from fairseq_headgates.checkpoints import (
     build_model,
     load_checkpoint,
     load_dictionaries,
-    model_args,
     prune_checkpoint,
     read_heads,
     save_checkpoint,
     stock_checkpoint,
 )
-from fairseq_headgates.pruning import kept_heads, open_heads
-from fairseq_headgates.sites import head_counts
-from fairseq_headgates.stored_heads import read_mask
+from fairseq_headgates.options.stored_mask import read_mask
+from fairseq_headgates.safety import model_args
+from fairseq_headgates.surgery import head_counts, kept_mask, open_mask
 
 pytestmark = [
     # of torch's data loader, about machines without a GPU
@@ -238,7 +237,7 @@ def test_checkpoints_of_every_kind(kind, form, checkpoints, run, tmp_path):
     expected = {kind: alive.get(kind, [[1] * 4] * 2) for kind in TYPES.split(",")}
     assert type(after).__name__ == ("TransformerModel" if form else "TransformerHeadGatesModel")
     if not form:
-        assert kept_heads(after).values == expected
+        assert kept_mask(after).values == expected
 
 
 # The form of the file
@@ -282,7 +281,7 @@ def test_half_precision_stays(gated):
     state["model"] = {
         k: v.half() if v.is_floating_point() and "gate" not in k else v for k, v in state["model"].items()
     }
-    smaller = prune_checkpoint(state, open_heads(build_model(state)))
+    smaller = prune_checkpoint(state, open_mask(build_model(state)))
     parameters = {name for name, _ in build_model(smaller).named_parameters()}
     assert {smaller["model"][name].dtype for name in parameters} == {torch.float16}
     model, whole = build_model(smaller), build_model(state)
@@ -463,7 +462,7 @@ def test_a_checkpoint_of_fairseq_is_pruned_by_a_mask(arch, train, run, tmp_path)
             site.attention.out_proj.weight.data[:, 8 * head : 8 * head + 8] *= alive
     torch.testing.assert_close(predictions(smaller, task), predictions(whole, task), atol=1e-5, rtol=1e-5)
     assert model_args(read(out)).arch == arch.replace("transformer", "transformer_head_gates")
-    assert kept_heads(smaller).values == {**mask, "dec-self": [[1] * 4] * 2}
+    assert kept_mask(smaller).values == {**mask, "dec-self": [[1] * 4] * 2}
 
 
 def test_presets_get_the_name_of_ours_and_back():
@@ -502,7 +501,7 @@ def test_pruned_again_and_gated_again(pruned, run, train, tmp_path):
     }
     whole, task = load(pruned)
     smaller, _ = load(again)
-    assert kept_heads(smaller).values == left
+    assert kept_mask(smaller).values == left
     with masked(whole, HeadTable(mask)):
         torch.testing.assert_close(predictions(smaller, task), predictions(whole, task), atol=1e-5, rtol=1e-5)
 
@@ -521,7 +520,7 @@ def test_pruned_again_and_gated_again(pruned, run, train, tmp_path):
     third, _ = load(tmp_path / "third.pt")
     closed, _ = load(tmp_path / "closed.pt")
     torch.testing.assert_close(predictions(third, task), predictions(closed, task), atol=1e-5, rtol=1e-5)
-    assert kept_heads(third).values == {**left, "enc-self": [[0, 0, 0, 1], [0, 0, 0, 0]]}
+    assert kept_mask(third).values == {**left, "enc-self": [[0, 0, 0, 1], [0, 0, 0, 0]]}
 
 
 def with_some_closed(state):
@@ -600,7 +599,9 @@ NO_MASKS = [
 @pytest.mark.parametrize("kind", NO_MASKS)
 def test_checkpoints_without_a_mask_are_refused_in_one_line(kind, tmp_path):
     path = no_mask_in(kind, tmp_path / "x.pt")
-    with pytest.raises(ValueError, match=re.escape(repr(str(path))) + " cannot be taken as a mask: ") as error:
+    with pytest.raises(
+        ValueError, match=re.escape(repr(str(path))) + " (cannot be taken as a mask|is not a fairseq checkpoint): "
+    ) as error:
         read_mask(str(path))
     assert "\n" not in str(error.value)
 
@@ -784,7 +785,7 @@ def test_the_average_is_cut_with_its_own_gates(gated):
         with masked(average, HeadTable(OPEN)):
             expected = logits(average, toy_batch())
         torch.testing.assert_close(logits(cut, toy_batch()), expected, atol=1e-5, rtol=1e-5)
-        assert kept_heads(cut).values == OPEN
+        assert kept_mask(cut).values == OPEN
     assert not torch.allclose(logits(cut, toy_batch()), logits(build_model(smaller), toy_batch()), atol=1e-2)
 
 
@@ -934,7 +935,7 @@ def test_states_that_cannot_be_cut_are_left_out_with_a_notice(kind):
     smaller = prune_checkpoint(state, HeadTable(OPEN), notice=notices.append)
     assert smaller["last_optimizer_state"] is None
     (notice,) = notices
-    assert notice.startswith("the state of the optimiser is left out: ") and "\n" not in notice
+    assert notice.startswith("the optimiser state is dropped: ") and "\n" not in notice
     prune_checkpoint(state, HeadTable(OPEN), optimizer=False, notice=pytest.fail)
     stock_checkpoint(state, HeadTable(OPEN))
 

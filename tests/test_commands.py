@@ -33,7 +33,7 @@ from models_for_tests import assert_same
 
 import fairseq_headgates
 from fairseq_headgates import gate_values
-from fairseq_headgates.cli import main
+from fairseq_headgates.cli.main import main
 
 # Of torch's data loader, about machines without a GPU.
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
@@ -485,9 +485,11 @@ def test_show_does_not_replace_a_device(gated_checkpoint, tmp_path, run):
 
 
 def test_show_on_a_full_disk(gated_checkpoint, tmp_path):
-    command = f"import sys; from fairseq_headgates.cli import main; sys.exit(main(['show', {str(gated_checkpoint)!r}]))"
+    command = "import sys; from fairseq_headgates.cli.main import main; sys.exit(main(['show', sys.argv[1]]))"
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-c", command], stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", command, gated_checkpoint], stdout=full, stderr=subprocess.PIPE, text=True
+        )
     assert done.returncode == 2 and done.stderr.splitlines()[-1:] == done.stderr.splitlines()
     assert "No space left on device" in done.stderr
 
@@ -537,7 +539,8 @@ def test_bad_command_lines_end_with_one_line(argv, words, capsys, monkeypatch, t
 
 
 START = (
-    "import sys; sys.argv[1:] = ['path']; import headgates_start; print('begins', flush=True); headgates_start.main()"
+    "import sys; sys.argv[1:] = ['show', 'x.pt']; import headgates_start; "
+    "print('begins', flush=True); headgates_start.main()"
 )
 
 
@@ -605,7 +608,7 @@ BAD_OPTIONS = {
     "stretch without bound": (["--gate-stretch=-inf,inf"], ["-inf,inf"]),
     "first gate nan": (["--gate-init", "nan"], ["nan", "number"]),
     "first gate": (["--gate-init", "open"], ["'open'", "glorot"]),
-    "negative lambda": ([*GATED, "--l0-weight=-0.1"], ["--l0-weight", "-0.1", "0 or more"]),
+    "negative lambda": ([*GATED, "--l0-weight=-0.1"], ["--l0-weight", "-0.1", "from 0 to"]),
     "lambda nan": ([*GATED, "--l0-weight=nan"], ["--l0-weight", "nan"]),
     "lambda inf": ([*GATED, "--l0-weight=inf"], ["--l0-weight", "inf"]),
     "gate rate inf": (["--gate-heads", "enc-self", "--gate-lr-scale=inf"], ["inf", "scale"]),

@@ -17,11 +17,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models_for_tests import PAD, VOCABULARY, make_gated, make_stock, make_task
 
-from fairseq_headgates.cli import main
-from fairseq_headgates.convert import to_ctranslate2, unsupported
+from fairseq_headgates.checkpoints.ctranslate2 import to_ctranslate2, unsupported
+from fairseq_headgates.cli.main import main
 from fairseq_headgates.heads import TYPES, HeadTable
-from fairseq_headgates.pruning import remove_heads
-from fairseq_headgates.sites import head_counts, head_sites
+from fairseq_headgates.surgery import head_counts, head_sites, remove_heads
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 
@@ -278,11 +277,11 @@ def test_returned_attention_is_the_mean_over_the_heads_that_are_left(tmp_path):
 
 
 UNSUPPORTED = {
-    "--activation-fn linear": {"activation_fn": "linear"},
+    "the activation function linear": {"activation_fn": "linear"},
     "--no-token-positional-embeddings": {"no_token_positional_embeddings": True},
     "--quant-noise-pq": {"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 8},
     "--adaptive-softmax-cutoff": {"adaptive_softmax_cutoff": "10,20", "adaptive_softmax_factor": 2},
-    "--decoder-input-dim or --decoder-output-dim": {"decoder_output_dim": 16},
+    "--decoder-output-dim": {"decoder_output_dim": 16},
     "--cross-self-attention": {"cross_self_attention": True},
     "--no-cross-attention": {"no_cross_attention": True},
     "--scale-attn": {"scale_attn": True},
@@ -290,14 +289,14 @@ UNSUPPORTED = {
     "--scale-fc": {"scale_fc": True},
     "--scale-resids": {"scale_resids": True},
     "--lang-tok-replacing-bos-eos": {"lang_tok_replacing_bos_eos": True},
-    "an encoder or decoder without layers": {"decoder_layers": 0},
+    "--decoder-layers 0": {"decoder_layers": 0},
 }
 
 
 @pytest.mark.parametrize(("reason", "options"), UNSUPPORTED.items(), ids=UNSUPPORTED)
 def test_what_ctranslate2_cannot_express(reason, options):
     (found,) = unsupported(make_stock(**options))
-    assert found.startswith(reason)
+    assert reason in found
 
 
 def test_what_it_can_express_has_no_reasons():
@@ -308,7 +307,7 @@ def test_gates_and_fixed_heads_must_be_folded_first():
     gated = make_gated(gate_heads="enc-self,dec-enc", alive_heads='{"dec-self": [[1, 0, 1, 1], [1, 1, 1, 1]]}')
     assert unsupported(gated) == [
         "gates on enc-self, dec-enc (`headgates prune` folds them into the weights)",
-        "fixed heads on dec-self (`headgates prune` takes them out)",
+        "fixed heads on dec-self (`headgates prune` removes them)",
     ]
 
 
@@ -319,15 +318,18 @@ def test_modules_of_other_classes():
     model = make_stock()
     model.encoder.__class__ = Encoder
     model.decoder.layers[1] = torch.nn.Identity()
-    assert unsupported(model) == ["it has modules of the class Encoder"]
+    assert unsupported(model) == ["a part of class Encoder", "a part of class Identity"]
     model.encoder.__class__ = TransformerEncoderBase
-    assert unsupported(model) == ["it has modules of the class Identity"]
-    assert unsupported(torch.nn.Linear(2, 2)) == ["Linear is not an encoder-decoder transformer"]
+    assert unsupported(model) == ["a part of class Identity"]
+    assert unsupported(torch.nn.Linear(2, 2)) == ["a part of class Linear"]
 
 
 def test_all_reasons_are_given_at_once_in_one_line(tmp_path):
     model = make_gated(gate_heads="dec-self", activation_fn="linear", no_token_positional_embeddings=True)
-    with pytest.raises(ValueError, match="linear.*; --no-token-positional-embeddings; gates on dec-self") as error:
+    with pytest.raises(
+        ValueError,
+        match="it has gates on dec-self .*; .*--no-token-positional-embeddings.*; the activation function linear",
+    ) as error:
         convert(model, tmp_path)
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
@@ -370,7 +372,7 @@ def test_an_existing_model_is_kept_without_force(tmp_path):
 def test_force_deletes_nothing_but_models(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "thesis.tex").write_text("The only copy")
-    with pytest.raises(ValueError, match="model exists and is no CTranslate2 model"):
+    with pytest.raises(ValueError, match="model exists and is not a CTranslate2 model"):
         convert(make_stock(), tmp_path, force=True)
     assert contents(tmp_path) == {Path("model/thesis.tex"): b"The only copy"}
 

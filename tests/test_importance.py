@@ -7,9 +7,9 @@ import torch
 from models_for_tests import PAD, VOCABULARY, make_gated, make_task
 
 from fairseq_headgates import HeadTable, masked, observe, open_probabilities, prune
+from fairseq_headgates.analysis.importance import METHODS, Options, score
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.importance import METHODS, Options, score
-from fairseq_headgates.sites import head_sites, watching
+from fairseq_headgates.surgery import head_sites, hooked
 
 EOS = 2
 TASK = make_task()
@@ -138,7 +138,7 @@ def naive_gradient(model, per_token, step=1e-5):
                             factor[:, i, t] += sign * step
                             return context * factor
 
-                        with torch.no_grad(), watching(model, change):
+                        with torch.no_grad(), hooked(model, change):
                             losses.append(loss_of(model, pair).item())
                     found[site.kind][site.layer][head] += abs(losses[0] - losses[1]) / (2 * step)
             found[site.kind][site.layer][head] /= tokens if per_token else len(sentences())
@@ -242,7 +242,7 @@ def test_gradient_leaves_the_model_as_it_was():
     scores(model, "gradient")
     assert model.training and not frozen.requires_grad and model.encoder.layers[0].fc1.weight.requires_grad
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert all(site.attention.watcher is None for site in head_sites(model))
+    assert all(site.attention.hook is None for site in head_sites(model))
 
 
 def test_ablation():
@@ -346,7 +346,7 @@ def test_scores_that_are_not_finite_are_refused():
 def test_unknown_methods_and_options_are_refused():
     with pytest.raises(ValueError, match="unknown method 'attention': choose from confidence, gradient"):
         scores(make_model(), "attention")
-    with pytest.raises(ValueError, match="unknown unit 'batch'"):
+    with pytest.raises(ValueError, match="unknown gradient unit 'batch'"):
         scores(make_model(), "gradient", gradient_unit="batch")
     with pytest.raises(ValueError, match="unknown normalisation 'l1'"):
         scores(make_model(), "gradient", normalize="l1")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from models_for_tests import logits, make_batch, make_gated
 from torch import nn
 
-from fairseq_headgates.inference import WORTH_PACKING, InferenceLinear, PackedLinear, pack_linears
+from fairseq_headgates.modules.packed_linear import WORTH_PACKING, InferenceLinear, PackedLinear, pack_linears
 
 LARGE, SMALL = (512, WORTH_PACKING // 512), (24, 16)  # outputs, inputs
 NEEDS_ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")

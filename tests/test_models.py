@@ -16,14 +16,11 @@ from omegaconf import OmegaConf
 
 from fairseq_headgates import gate_values, head_sites, l0_penalty
 from fairseq_headgates.checkpoints import load_checkpoint, read_heads
-from fairseq_headgates.models import (
-    DEFAULTS,
-    TransformerHeadGatesModel,
-    add_head_gate_args,
-    gate_reach,
-    parse_stretch,
-)
-from fairseq_headgates.options import likely_option
+from fairseq_headgates.gates import parse_stretch
+from fairseq_headgates.models import TransformerHeadGatesModel
+from fairseq_headgates.monitoring import GateMonitor, gate_reach
+from fairseq_headgates.options import DEFAULTS, add_head_gate_args
+from fairseq_headgates.options.head_options import likely_option
 
 PRESETS = ["", "_tiny", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big"]
 
@@ -58,8 +55,10 @@ def test_options_have_one_default():
 def test_a_mask_file_becomes_part_of_the_options(tmp_path):
     mask = {"enc-self": [[1, 0, 1, 1], [1, 1, 1, 0]]}
     (tmp_path / "heads.json").write_text(json.dumps(mask))
-    args = parse("--alive-heads", str(tmp_path / "heads.json"))
+    args = make_args(**vars(parse("--alive-heads", str(tmp_path / "heads.json"))))
+    TransformerHeadGatesModel.build_model(args, make_task())
     (tmp_path / "heads.json").unlink()
+    assert json.loads(args.alive_heads) == {"format": "headgates.heads/1", **mask}  # what a checkpoint stores
     model = make_gated(alive_heads=args.alive_heads)
     assert gate_values(model)["enc-self"].tolist() == mask["enc-self"]
     assert gate_values(model)["dec-enc"].min() == 1
@@ -71,29 +70,29 @@ def test_a_mask_file_becomes_part_of_the_options(tmp_path):
         (["--gate-heads", "enc"], "unknown attention type 'enc': choose from enc-self, dec-self, dec-enc"),
         (["--gate-stretch", "0,1.1"], "stretch is 0,1.1: it must have LOW < 0 and HIGH > 1"),
         (["--gate-stretch", "wide"], "stretch is 'wide': it must be two numbers"),
-        (["--gate-init", "open"], "log_alpha is 'open': it must be a number or 'glorot'"),
+        (["--gate-init", "open"], "log_alpha is 'open': it must be 'glorot' or a number"),
         (["--alive-heads", "nowhere.json"], "cannot read the mask 'nowhere.json'"),
         (["--alive-heads", "/dev/zero"], "cannot read the mask '/dev/zero' (it is no regular file)"),
         (["--alive-heads", "x" * 5000], "cannot read the mask 'xxx"),
         (["--alive-heads", ""], "cannot read the mask ''"),
-        (["--gate-init", "1e300"], "log_alpha is '1e300': it must be a number or 'glorot', the number from -1e+06"),
+        (["--gate-init", "1e300"], "log_alpha is '1e300': it must be 'glorot' or a number from -1e+06"),
         (["--gate-lr-scale", "1e300"], "scale of the gates is 1e+300: it must be above 0 and finite, from 0.0001 to"),
         (["--gate-lr-scale", "1e-40"], "scale of the gates is 1e-40: it must be above 0 and finite, from 0.0001 to"),
-        (["--gate-lr-scale", "fast"], "the learning rate scale of the gates is 'fast': it must be a number"),
+        (["--gate-lr-scale", "fast"], "'fast' is not a number"),
         (["--gate-stretch=-1e300,1e300"], "stretch is -1e+300,1e+300: it must have LOW < 0 and HIGH > 1, both"),
         (["--gate-stretch=-1e-300,1.1"], "stretch is -1e-300,1.1: it must have LOW < 0 and HIGH > 1, both"),
         (["--gate-stretch=-0.1,1.0000000001"], "it must have LOW < 0 and HIGH > 1, both by at least 1e-06"),
         (["--gate-temperature", "1e300"], "temperature is 1e+300: it must be above 0 and finite, from 1e-06 to 1e+06"),
         (["--gate-temperature", "1e-300"], "temperature is 1e-300: it must be above 0 and finite, from 1e-06 to 1e+06"),
-        (["--gate-temperature", "warm"], "the gate temperature is 'warm': it must be a number"),
+        (["--gate-temperature", "warm"], "'warm' is not a number"),
     ],
 )
 def test_the_command_line_refuses_bad_values_in_one_line(argv, message, capsys):
     with pytest.raises(SystemExit) as exit_:
-        parse(*argv)
+        make_gated(**vars(parse(*argv)))
     error = capsys.readouterr().err
     assert exit_.value.code == 2 and message in error and error.count("\n") == 1
-    assert error.startswith(f"fairseq-headgates: error: argument {argv[0].partition('=')[0]}: ")
+    assert error.startswith(f"fairseq-headgates: error: {argv[0].partition('=')[0]}: ")
 
 
 @pytest.mark.parametrize("extreme", ["low", "high"])
@@ -131,7 +130,7 @@ def test_lists_and_mappings_of_yaml_are_taken_and_stored_as_text():
     assert gate_values(model)["enc-self"].tolist() == MAPPING["enc-self"]
     gate = head_sites(model)[-1].attention.gate
     assert (gate.distribution.low, gate.distribution.high, gate.lr_scale) == (-0.2, 1.3, 4)
-    assert (config.gate_heads, config.gate_stretch, config.gate_init) == ("dec-self,dec-enc", "-0.2,1.3", "1")
+    assert (config.gate_heads, config.gate_stretch, config.gate_init) == ("dec-self,dec-enc", "-0.2,1.3", "1.0")
     assert json.loads(config.alive_heads) == {"format": "headgates.heads/1", **MAPPING}
 
 
@@ -148,11 +147,11 @@ def test_lists_and_mappings_of_yaml_are_taken_and_stored_as_text():
         ({"alive_heads": {"enc-self": [[1, 2]]}}, "enc-self layer 0 holds 2"),
         ({"alive_heads": [[1, 0]]}, "the mask is [[1, 0]]: it must be a file, inline JSON, a checkpoint or a mapping"),
         ({"alive_heads": 7}, "the mask is 7"),
-        ({"gate_temperature": [1]}, "the gate temperature is [1]: it must be a number"),
-        ({"gate_lr_scale": "fast"}, "'fast': it must be a number"),
-        ({"gate_init": [2]}, "the first log_alpha is '[2]'"),
-        ({"remove_heads": "no"}, "remove_heads is 'no': it must be true or false"),
-        ({"freeze_dropout": 2}, "freeze_dropout is 2: it must be true or false"),
+        ({"gate_temperature": [1]}, "--gate-temperature: [1] is not a number"),
+        ({"gate_lr_scale": "fast"}, "--gate-lr-scale: 'fast' is not a number"),
+        ({"gate_init": [2]}, "the initial log_alpha is [2]"),
+        ({"remove_heads": "no"}, "--remove-heads: 'no' is neither true nor false"),
+        ({"freeze_dropout": 2}, "--freeze-dropout: 2 is neither true nor false"),
     ],
 )
 def test_other_values_of_yaml_end_with_one_line(options, message, capsys):
@@ -354,15 +353,15 @@ def schedule(**options):
 
 def test_reach_is_the_sum_of_the_learning_rates():
     naive = sum(1e-3 * (t / 100 if t < 100 else (100 / t) ** 0.5) for t in range(400))
-    assert gate_reach(schedule(gate_lr_scale=10.0), 400) == pytest.approx(10 * naive, rel=1e-6)
-    assert gate_reach(
-        schedule(lr_scheduler="fixed", warmup_updates=0, force_anneal=None, gate_lr_scale=2.0), 50
-    ) == pytest.approx(0.1)
-    long = gate_reach(schedule(gate_lr_scale=10.0), 200_000)  # sampled, not summed one by one
+    assert gate_reach(schedule(), 10.0, 400) == pytest.approx(10 * naive, rel=1e-6)
+    assert gate_reach(schedule(lr_scheduler="fixed", warmup_updates=0, force_anneal=None), 2.0, 50) == pytest.approx(
+        0.1
+    )
+    long = gate_reach(schedule(), 10.0, 200_000)  # sampled, not summed one by one
     assert long == pytest.approx(
         10 * sum(1e-3 * min(t / 100, (100 / max(t, 1)) ** 0.5) for t in range(200_000)), rel=1e-3
     )
-    assert gate_reach(make_args(), 100) is None
+    assert gate_reach(make_args(), 1.0, 100) is None
 
 
 @pytest.mark.parametrize(("max_update", "level"), [(100, logging.WARNING), (100_000, logging.INFO), (0, None)])
@@ -372,16 +371,18 @@ def test_a_schedule_that_closes_no_gate_is_warned_about(max_update, level, caplo
     assert not caplog.records  # a checkpoint that is only loaded keeps quiet
     model.set_num_updates(max_update)  # fairseq does so when it loads a model for generation
     assert not caplog.records
-    model.training_begins()
+    GateMonitor(None).training(model)
     records = [record for record in caplog.records if "a gate can move by" in record.message]
     assert [record.levelno for record in records] == ([] if level is None else [level])
 
 
 def test_a_run_counted_in_epochs_is_warned_after_the_first(caplog):
     model = TransformerHeadGatesModel.build_model(schedule(max_update=0, max_epoch=3, gate_lr_scale=10.0), make_task())
+    monitor = GateMonitor(None)
     model.set_num_updates(0)
-    model.training_begins()
+    monitor.training(model)
     model.set_num_updates(49)  # fairseq counts the updates before this one
-    model.training_pauses()
-    model.training_pauses()
+    monitor.validating(model)
+    monitor.training(model)
+    monitor.validating(model)
     assert [record.message.split(" a gate")[0] for record in caplog.records] == ["over 150 updates"]

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_headgates.files import check_writable, replacing, write_whole
-from fairseq_headgates.parts import part_of, remove_dead_parts, replace_folder
+from fairseq_headgates.files import check_writable, part_of, remove_dead_parts, replace_folder, replacing, write_whole
 
 FORK = multiprocessing.get_context("fork")  # faster than to import all anew
 

@@ -15,12 +15,12 @@ import pytest
 import torch
 from models_for_tests import assert_same, logits, make_batch, make_gated
 
-from fairseq_headgates import HeadTable, head_sites, masked
-from fairseq_headgates import cli as command
+from fairseq_headgates import HeadTable, checkpoints, head_sites, masked
 from fairseq_headgates.checkpoints import build_model
+from fairseq_headgates.cli import main as command
 from fairseq_headgates.files import refuse_existing, replacing
 from fairseq_headgates.heads import parse_scores
-from fairseq_headgates.pruning import kept_heads
+from fairseq_headgates.surgery import kept_mask
 
 TYPES = ("enc-self", "dec-self", "dec-enc")
 # Gates that are closed, open and between at evaluation: 0, 1, about 0.62.
@@ -137,7 +137,7 @@ def test_open_heads_stay_by_default(checkpoint, prune):
     done = prune(checkpoint, out)
     before, after = load(checkpoint), load(out)
     torch.testing.assert_close(logits(after, make_batch()), logits(before, make_batch()), atol=1e-5, rtol=1e-5)
-    assert kept_heads(after).values == OPEN
+    assert kept_mask(after).values == OPEN
     for kind, rows in OPEN.items():
         stay = sum(map(sum, rows))
         assert re.search(rf"^{kind} +8 +{stay} +{by_layer(rows)}$", done.out, re.MULTILINE), done.out
@@ -187,7 +187,7 @@ def test_the_checkpoint_itself_can_be_replaced(checkpoint, prune):
     whole = load(checkpoint)
     prune(checkpoint, checkpoint, "--force")
     smaller = load(checkpoint)
-    assert kept_heads(smaller).values == OPEN and names(checkpoint.parent) == ["gated.pt"]
+    assert kept_mask(smaller).values == OPEN and names(checkpoint.parent) == ["gated.pt"]
     torch.testing.assert_close(logits(smaller, make_batch()), logits(whole, make_batch()), atol=1e-5, rtol=1e-5)
 
 
@@ -210,7 +210,7 @@ def test_an_optimiser_that_is_not_known_is_left_out_with_a_notice(checkpoint, pr
     torch.save(state, checkpoint)
     out, without = checkpoint.with_name("pruned.pt"), checkpoint.with_name("without.pt")
     done = prune(checkpoint, out)
-    assert done.err == "headgates prune: the state of the optimiser is left out: its form is not known\n"
+    assert done.err == "headgates prune: the optimiser state is dropped: its form is not known\n"
     assert "written" in done.out
     prune(checkpoint, without, "--no-optimizer")
     assert_same(torch.load(out, weights_only=False), torch.load(without, weights_only=False))
@@ -219,14 +219,14 @@ def test_an_optimiser_that_is_not_known_is_left_out_with_a_notice(checkpoint, pr
 
 HISTORY = "optimizer_history"
 ODD_STATES = {
-    "an average of something else": ({"extra_state": {"ema": {"encoder.layers.0.fc1.weight": 3}}}, "ema is left out"),
+    "an average of something else": ({"extra_state": {"ema": {"encoder.layers.0.fc1.weight": 3}}}, "ema is dropped"),
     "an average of other sizes": (
         {"extra_state": {"ema": {"encoder.layers.0.fc1.weight": torch.ones(2)}}},
-        "ema is left out: it is not one of the weights of this model",
+        "ema is dropped: it is not one of the weights of this model",
     ),
     "an average of other heads": (
         {"extra_state": {"ema": {"encoder.layers.0.self_attn.out_proj.weight": torch.ones(32, 8)}}},
-        "ema is left out: it is not one of the weights of this model",
+        "ema is dropped: it is not one of the weights of this model",
     ),
     "a number as criterion": ({HISTORY: [{"criterion_name": 3, "num_updates": 1}]}, ""),
     "a list as criterion": ({HISTORY: [{"criterion_name": ["x"]}]}, ""),
@@ -235,7 +235,7 @@ ODD_STATES = {
     "text as groups": ({"last_optimizer_state": {"state": {}, "param_groups": "x"}}, "its form is not known"),
     "text as moments": (
         {"last_optimizer_state": {"state": {0: "x"}, "param_groups": [{"params": list(range(86))}]}},
-        "the state of the optimiser is left out: ",
+        "the optimiser state is dropped: ",
     ),
 }
 
@@ -273,7 +273,7 @@ def test_a_mask_from_a_file_or_inline(checkpoint, prune):
     for i, given in enumerate((file, json.dumps(mask))):
         out = checkpoint.with_name(f"{i}.pt")
         done = prune(checkpoint, out, "--alive", given)
-        assert kept_heads(load(out)).values == expected
+        assert kept_mask(load(out)).values == expected
         assert "the output changes" in done.out
         (line,) = (line for line in done.out.splitlines() if "the output changes" in line)
         assert "4" in line  # two of layer 0 of the encoder, two of layer 0 of the decoder
@@ -288,7 +288,7 @@ def test_a_threshold_on_the_probability(threshold, values, checkpoint, prune):
     out = checkpoint.with_name("pruned.pt")
     done = prune(checkpoint, out, "--threshold", threshold)
     expected = {k: [[int(a in values and a != C) for a in row] for row in rows] for k, rows in LOG_ALPHA.items()}
-    assert kept_heads(load(out)).values == expected
+    assert kept_mask(load(out)).values == expected
     assert ("the output changes" in done.out) == (threshold > 0.5)
     assert done.out.count("loses all its heads") == (3 if threshold == 1 else 0)
 
@@ -323,7 +323,7 @@ def test_the_best_by_their_scores(keep, number, checkpoint, prune):
     scores = write(checkpoint.with_name("scores.json"), score_file(SCORES))
     out = checkpoint.with_name("pruned.pt")
     prune(checkpoint, out, "--scores", scores, "--keep", keep)
-    assert kept_heads(load(out)).values == mask_of(RANKED[:number])
+    assert kept_mask(load(out)).values == mask_of(RANKED[:number])
 
 
 def test_the_best_of_some_types_and_of_every_layer(checkpoint, prune):
@@ -332,12 +332,12 @@ def test_the_best_of_some_types_and_of_every_layer(checkpoint, prune):
     prune(checkpoint, some, "--scores", scores, "--keep", 2, "--types", "dec-self")
     best = [head for head in RANKED if head[0] == "dec-self"][:2]
     others = [head for head in RANKED if head[0] != "dec-self"]
-    assert kept_heads(load(some)).values == mask_of([*best, *others])
+    assert kept_mask(load(some)).values == mask_of([*best, *others])
     prune(checkpoint, each, "--scores", scores, "--keep", 6, "--min-per-layer", 1)
     first = {head[:2]: head for head in reversed(RANKED)}  # one of each layer: 5 layers have heads
     rest = [head for head in RANKED if head not in first.values()]
     assert len(first) == 5
-    assert kept_heads(load(each)).values == mask_of([*first.values(), rest[0]])
+    assert kept_mask(load(each)).values == mask_of([*first.values(), rest[0]])
 
 
 def test_a_type_may_lose_all_its_heads_and_that_is_said(checkpoint, prune):
@@ -357,7 +357,7 @@ def test_one_of_several_methods(checkpoint, prune, refused):
     refused(checkpoint, out, "--scores", scores, "--keep", 3, words=["gradient, ablation", "--method"])
     refused(checkpoint, out, "--scores", scores, "--keep", 3, "--method", "x", words=["'x'", "gradient, ablation"])
     prune(checkpoint, out, "--scores", scores, "--keep", 3, "--method", "ablation")
-    assert kept_heads(load(out)).values == mask_of(RANKED[-3:])
+    assert kept_mask(load(out)).values == mask_of(RANKED[-3:])
 
 
 def test_pruned_again_heads_keep_their_numbers(checkpoint, prune, refused):
@@ -365,7 +365,7 @@ def test_pruned_again_heads_keep_their_numbers(checkpoint, prune, refused):
     prune(checkpoint, first)
     scores = write(checkpoint.with_name("scores.json"), score_file(SCORES))
     done = prune(first, second, "--scores", scores, "--keep", 4)
-    assert kept_heads(load(second)).values == mask_of(RANKED[:4])
+    assert kept_mask(load(second)).values == mask_of(RANKED[:4])
     assert re.search(r"^total +13 +4$", done.out, re.MULTILINE)
     refused(first, checkpoint.with_name("3.pt"), "--scores", scores, "--keep", 14, words=["14", "there are 13"])
 
@@ -400,7 +400,7 @@ def test_a_link_is_written_through(checkpoint, prune, refused):
     folder.mkdir()
     link.symlink_to("folder/pruned.pt")
     prune(checkpoint, link)
-    assert link.is_symlink() and kept_heads(load(folder / "pruned.pt")).values == OPEN
+    assert link.is_symlink() and kept_mask(load(folder / "pruned.pt")).values == OPEN
     refused(checkpoint, link, words=["link.pt exists", "--force"])
     device = checkpoint.with_name("null")
     device.symlink_to("/dev/null")
@@ -439,11 +439,11 @@ def test_an_ignored_signal_stays_ignored(checkpoint, prune, monkeypatch):
 def test_an_existing_file_is_kept_and_nothing_is_done_first(checkpoint, refused, prune, monkeypatch):
     out = write(checkpoint.with_name("pruned.pt"), "mine")
     with monkeypatch.context() as patched:
-        patched.setattr(command, "load_model", lambda *args: pytest.fail("it began to work"))
+        patched.setattr(checkpoints, "load_model", lambda *args: pytest.fail("it began to work"))
         refused(checkpoint, out, words=[str(out), "exists", "--force"])
     assert out.read_text() == "mine"
     prune(checkpoint, out, "--force")
-    assert kept_heads(load(out)).values == OPEN
+    assert kept_mask(load(out)).values == OPEN
 
 
 def break_off(error):
@@ -574,8 +574,8 @@ BAD_OPTIONS = {
     "keep with a mask": (["--alive", mask(enc_self=[FOUR, FOUR]), "--keep", "3"], ["--keep without --scores"]),
     "keep with a threshold": (["--threshold", "0.5", "--keep", "3"], ["--keep without --scores"]),
     "scores alone": (["--scores", "SCORES"], ["--scores without --keep", "--keep 12"]),
-    "too many": (["--scores", "SCORES", "--keep", "14"], ["14 heads are to be kept: there are 13"]),
-    "fewer than none": (["--scores", "SCORES", "--keep", "-1"], ["-1 heads"]),
+    "too many": (["--scores", "SCORES", "--keep", "14"], ["the number of heads to keep is 14: there are 13"]),
+    "fewer than none": (["--scores", "SCORES", "--keep", "-1"], ["heads to keep is -1"]),
     "a share above 1": (["--scores", "SCORES", "--keep", "1.5"], ["1.5", "from 0 to 1"]),
     "a share below 0": (["--scores", "SCORES", "--keep", "-0.5"], ["-0.5", "from 0 to 1"]),
     "missing type": (["--scores", "SOME", "--keep", "3", "--types", "dec-enc"], ["no scores of dec-enc", "enc-self"]),

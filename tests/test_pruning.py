@@ -32,20 +32,10 @@ from fairseq_headgates import (
     use_head_attention,
 )
 from fairseq_headgates.checkpoints import stock_checkpoint
-from fairseq_headgates.heads import TYPES, parse_mask
+from fairseq_headgates.heads import TYPES, mask_to_json
 from fairseq_headgates.models import TransformerHeadGatesModel
-from fairseq_headgates.pruning import (
-    Cut,
-    best_heads,
-    cut_tensors,
-    cuts,
-    fill_heads,
-    kept_heads,
-    open_heads,
-    refolded,
-    removal_plan,
-)
-from fairseq_headgates.sites import head_counts
+from fairseq_headgates.surgery import best_heads, head_counts, kept_mask, open_mask
+from fairseq_headgates.surgery.cuts import Cut, cut_tensors, cuts, pad_heads, removal_plan, with_gates_of
 
 ALL_TYPES = ",".join(TYPES)
 PRESETS = ["", "_tiny", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big", "_acl19"]
@@ -222,7 +212,7 @@ def test_gated_masked_pruned_and_stock_compute_the_same(case):
         assert_logits(logits(model, batch), expected)
     pruned = prune(model, mask)
     assert_logits(logits(pruned, batch), expected)
-    assert kept_heads(pruned).values == alive(case)
+    assert kept_mask(pruned).values == alive(case)
     exported = stock_checkpoint(checkpoint_of(model), mask, model)
     args = argparse.Namespace(**exported["cfg"]["model"])
     stock = TransformerModel.build_model(args, make_task()).eval()
@@ -309,7 +299,7 @@ def test_a_mask_that_leaves_types_out_leaves_them_whole():
     model = make_case(0, values=[OPEN]).model()
     pruned = prune(model, HeadTable({"dec-self": [[0, 0, 1, 0], [1, 1, 0, 1]]}))
     expected = {"enc-self": [[1] * 4] * 2, "dec-self": [[0, 0, 1, 0], [1, 1, 0, 1]], "dec-enc": [[1] * 4] * 2}
-    assert kept_heads(pruned).values == expected
+    assert kept_mask(pruned).values == expected
 
 
 @pytest.mark.parametrize("normalize_before", [True, False])
@@ -499,7 +489,7 @@ def test_removed_heads_from_scratch_leave_the_others_as_the_same_seed_makes_them
         torch.manual_seed(0)
         built.append(TransformerHeadGatesModel.build_model(args, make_task()))
     whole, smaller = built
-    assert kept_heads(smaller).values == case.mask
+    assert kept_mask(smaller).values == case.mask
     assert_same_tensors(smaller.state_dict(), prune(whole, HeadTable(case.mask)).state_dict())
 
 
@@ -538,7 +528,7 @@ def test_gates_on_a_pruned_model_then_pruned_again():
         sum(p.sum().item() for p in open_probabilities(smaller).values()), rel=1e-5
     )
     again = prune(smaller)
-    assert kept_heads(again).values == {k: [[int(v > 0) for v in row] for row in rows] for k, rows in expected.items()}
+    assert kept_mask(again).values == {k: [[int(v > 0) for v in row] for row in rows] for k, rows in expected.items()}
     assert_logits(logits(again, batch), logits(smaller, batch))
     second = {k: [[gate(a) for a in row] for row in rows] for k, rows in log_alpha.items()}
     both = {
@@ -572,7 +562,7 @@ def test_gates_and_removed_heads_are_options_of_the_same_model():
         ),
         (
             {"gate_heads": "enc-self", "alive_heads": '{"enc-self": [[1, 1, 0, 1], [1, 1, 1, 1]]}'},
-            "with --remove-heads the heads that are left can have gates",
+            "with --remove-heads the remaining heads can have gates",
         ),
     ],
 )
@@ -723,14 +713,14 @@ def test_what_inference_prepares_follows_every_change(kind, change):
 @pytest.mark.parametrize(("kind", "change"), CHANGED)
 def test_packed_weights_follow_every_change(kind, change, monkeypatch):
     """As in a model that is large enough for it."""
-    inference = pytest.importorskip("fairseq_headgates.inference")
+    inference = pytest.importorskip("fairseq_headgates.modules.packed_linear")
     monkeypatch.setattr(inference, "WORTH_PACKING", 1)
     assert_prepared_follows(kind, change)
 
 
 def test_an_address_that_weights_are_known_by_is_not_given_away():
     """Else other weights in the same memory are taken for those that are packed; it happens once in 200 times."""
-    inference = pytest.importorskip("fairseq_headgates.inference")
+    inference = pytest.importorskip("fairseq_headgates.modules.packed_linear")
     layer = torch.nn.Linear(512, 512)
     linear = inference.InferenceLinear([layer])
     with torch.no_grad():
@@ -854,8 +844,8 @@ def test_the_signature_of_the_scores_stays_with_the_mask():
 @pytest.mark.parametrize(
     ("scores", "keep", "types", "minimum", "message"),
     [
-        ({"enc-self": [[1, 2, 3]] * 2}, 7, [], 0, "7 heads are to be kept: there are 6 of enc-self"),
-        ({"enc-self": [[1, 2, 3]] * 2}, -1, [], 0, "-1 heads are to be kept"),
+        ({"enc-self": [[1, 2, 3]] * 2}, 7, [], 0, "the number of heads to keep is 7: there are 6 of enc-self"),
+        ({"enc-self": [[1, 2, 3]] * 2}, -1, [], 0, "the number of heads to keep is -1"),
         ({"enc-self": [[1, 2, 3]] * 2}, 1.5, [], 0, "share of heads to keep is 1.5: it must be from 0 to 1"),
         ({"enc-self": [[1, 2, 3]] * 2}, math.nan, [], 0, "share of heads to keep is nan"),
         ({"enc-self": [[1, 2, 3]] * 2}, 2, ["dec-enc"], 0, "no scores of dec-enc: the score file has enc-self"),
@@ -879,34 +869,32 @@ def test_heads_that_are_gone_are_no_candidates():
     model = make_case(0, values=[OPEN]).model(gates=False)
     pruned = prune(model, HeadTable({"enc-self": [[0, 1, 1, 0], [0, 0, 1, 1]]}))
     scores = HeadTable({"enc-self": [[9, 1, 2, 9], [9, 9, 4, 3]]})
-    mask = best_heads(scores, 2, kept_heads(pruned))
+    mask = best_heads(scores, 2, kept_mask(pruned))
     assert mask.values["enc-self"] == [[0, 0, 0, 0], [0, 0, 1, 1]]
-    assert best_heads(scores, 0.75, kept_heads(pruned)).values["enc-self"] == [[0, 0, 1, 0], [0, 0, 1, 1]]
-    with pytest.raises(ValueError, match="5 heads are to be kept: there are 4"):
-        best_heads(scores, 5, kept_heads(pruned))
-    assert kept_heads(prune(pruned, mask)).values["enc-self"] == mask.values["enc-self"]
+    assert best_heads(scores, 0.75, kept_mask(pruned)).values["enc-self"] == [[0, 0, 1, 0], [0, 0, 1, 1]]
+    with pytest.raises(ValueError, match="the number of heads to keep is 5: there are 4"):
+        best_heads(scores, 5, kept_mask(pruned))
+    assert kept_mask(prune(pruned, mask)).values["enc-self"] == mask.values["enc-self"]
 
 
 def test_open_heads_by_gate_and_by_probability():
     case = make_case(2)
     model = case.model()
-    assert open_heads(model).values == {
-        k: [[int(a != CLOSED) for a in r] for r in v] for k, v in case.log_alpha.items()
-    }
+    assert open_mask(model).values == {k: [[int(a != CLOSED) for a in r] for r in v] for k, v in case.log_alpha.items()}
 
     def opens(log_alpha):  # P(g != 0) = sigmoid(log_alpha - temperature log(-low/high)), by hand
         return 1 / (1 + math.exp(-(log_alpha - 0.33 * math.log(0.1 / 1.1))))
 
     for threshold in (0.0, 0.1, 0.5, 0.8, 1.0):
         expected = {k: [[int(opens(a) >= threshold) for a in r] for r in v] for k, v in case.log_alpha.items()}
-        assert open_heads(model, threshold).values == expected
-    low = prune(model, open_heads(model, 0.0))  # a gate that is 0 goes in any case
-    assert kept_heads(low).values == open_heads(model).values
+        assert open_mask(model, threshold).values == expected
+    low = prune(model, open_mask(model, 0.0))  # a gate that is 0 goes in any case
+    assert kept_mask(low).values == open_mask(model).values
     for threshold in (-0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match="from 0 to 1"):
-            open_heads(model, threshold)
+            open_mask(model, threshold)
     for threshold in (None, 1.0):  # heads without gates are open in any case
-        assert open_heads(make_stock(), threshold).values == {kind: [[1] * 4] * 2 for kind in TYPES}
+        assert open_mask(make_stock(), threshold).values == {kind: [[1] * 4] * 2 for kind in TYPES}
 
 
 # The parts
@@ -949,11 +937,11 @@ def test_tensors_are_cut_by_the_name_of_their_parameter():
 
 def test_refolding_takes_the_same_heads_with_other_gates():
     model = make_case(6).model()
-    found = cuts(model, open_heads(model))
+    found = cuts(model, open_mask(model))
     other = set_gates(copy.deepcopy(model), {k: [[0.9] * 4] * 2 for k in TYPES})
-    for name, cut in refolded(found, other).items():
-        assert cut.stay == found[name].stay and cut.head_dim == found[name].head_dim
-        torch.testing.assert_close(cut.factor, torch.full((len(cut.stay),), gate(0.9)))
+    for name, cut in with_gates_of(found, other).items():
+        assert cut.keep == found[name].keep and cut.head_dim == found[name].head_dim
+        torch.testing.assert_close(cut.factor, torch.full((len(cut.keep),), gate(0.9)))
 
 
 @settings(max_examples=20)
@@ -961,7 +949,7 @@ def test_refolding_takes_the_same_heads_with_other_gates():
 def test_filled_up_a_pruned_model_is_the_stock_model_with_zeros(case):
     model = case.model()
     pruned = prune(model, HeadTable(case.mask))
-    filled = fill_heads(pruned, pruned.state_dict())
+    filled = pad_heads(pruned, pruned.state_dict())
     whole = {name: tensor for name, tensor in model.state_dict().items() if "gate" not in name}
     assert {k: v.shape for k, v in filled.items()} == {k: v.shape for k, v in whole.items()}
     for site in head_sites(model):
@@ -1018,17 +1006,16 @@ def test_a_stock_model_is_pruned_as_it_is():
     factors = {"enc-self": [[1] * 4] * 2, "dec-self": [[1] * 4] * 2, **mask.values}
     assert_logits(logits(pruned, batch), logits(stock_twin(stock, factors), batch))
     assert type(head_sites(stock)[0].attention).__name__ == "MultiheadAttention"  # the original is as it was
-    assert not hasattr(stock.args, "alive_heads")
-    assert parse_mask(pruned.args.alive_heads).values == factors and pruned.args.remove_heads
+    assert pruned.args == stock.args and not hasattr(stock.args, "alive_heads")  # only checkpoints change options
 
 
 def test_a_pruned_model_is_built_again_from_its_options():
     case = make_case(7)
     pruned = prune(case.model(), HeadTable(case.mask))
-    again = TransformerHeadGatesModel.build_model(pruned.args, make_task()).eval()
+    args = make_args(alive_heads=mask_to_json(kept_mask(pruned)), remove_heads=True)
+    again = TransformerHeadGatesModel.build_model(args, make_task()).eval()
     again.load_state_dict(pruned.state_dict(), strict=True)
     assert torch.equal(logits(again, make_batch()), logits(pruned, make_batch()))
-    assert pruned.args.gate_heads == ""
 
 
 def test_removing_heads_in_place_of_a_plain_model():
@@ -1050,7 +1037,7 @@ def test_a_mask_of_another_shape_changes_nothing(mask):
     with pytest.raises(ValueError, match="no dec-enc"):
         prune(make_gated(no_cross_attention=True), HeadTable({"dec-enc": [[1] * 4] * 2}))
     assert_same_tensors(model.state_dict(), before)
-    assert kept_heads(model).values == {kind: [[1] * 4] * 2 for kind in TYPES}
+    assert kept_mask(model).values == {kind: [[1] * 4] * 2 for kind in TYPES}
 
 
 @pytest.mark.parametrize("pattern", [None, r"^decoder\.|q_proj"])

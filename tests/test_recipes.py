@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.recipes import RECIPES, ROOT, first_lines, refused, run
 
-from fairseq_headgates.models import DEFAULTS
+from fairseq_headgates.options import DEFAULTS
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ from torch import nn
 
 from fairseq_headgates import HardConcrete, HeadAttention, HeadGates, head_sites, l0_penalty
 from fairseq_headgates.criterions import LabelSmoothedCrossEntropyL0Criterion
+from fairseq_headgates.gates import gates_penalty
 from fairseq_headgates.models import TransformerHeadGatesModel
-from fairseq_headgates.sites import penalty_of
 
 DATA = Path(__file__).parent / "data"
 GATES = dict(np.load(DATA / "reference_gates.npz"))
@@ -108,7 +108,7 @@ def test_penalty_and_its_gradient(tag, lr_scale, layers, reduction):
     gates = [HeadGates(len(row), distribution(tag), lr_scale=lr_scale) for row in rows]
     for gate, row in zip(gates, rows, strict=True):
         gate.load_state_dict({"log_alpha": row})
-    penalty = penalty_of(gates, reduction)
+    penalty = gates_penalty(gates, reduction)
     penalty.backward()
     divisor = layers if reduction == "layer-mean" else 1
     assert_close(penalty, GATES[f"{tag}/l0_penalty"] / divisor, 1e-6)

@@ -17,11 +17,12 @@ import torch.nn.functional as F
 from models_for_tests import PAD, make_batch, make_gated, make_stock
 from torch.autograd.functional import jacobian
 
-from fairseq_headgates import HeadTable, fix_heads, head_sites, masked, propagation, prune, relevance
+from fairseq_headgates import HeadTable, fix_heads, head_sites, masked, prune
+from fairseq_headgates.analysis.relevance import explain, head_relevance, token_contributions, walk
+from fairseq_headgates.analysis.relevance import rules as rules_room
+from fairseq_headgates.analysis.relevance.rules import RULES, Rule, add, attention, keep_norm, layer_norm, linear, merge
 from fairseq_headgates.gates import OPEN
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.propagation import RULES, Rule, add, attention, keep_norm, layer_norm, linear, merge
-from fairseq_headgates.relevance import explain, head_relevance, token_contributions
 
 REFERENCE = dict(np.load(Path(__file__).parent / "data" / "reference_relevance.npz"))
 SETTINGS = {
@@ -529,9 +530,9 @@ def test_a_sentence_is_explained_alike_alone_and_in_a_batch(options, pads):
 def test_long_sentences_are_explained_in_turns(monkeypatch):
     model = small()
     found = explain(model, make_batch())
-    monkeypatch.setattr(relevance, "POSITIONS", 1)
-    monkeypatch.setattr(relevance, "BLOCK", 2 * 12 * 7)  # two positions of seven tokens at the widest place
-    monkeypatch.setattr(propagation, "CHUNK", 1)
+    monkeypatch.setattr(walk, "POSITIONS", 1)
+    monkeypatch.setattr(walk, "BLOCK", 2 * 12 * 7)  # two positions of seven tokens at the widest place
+    monkeypatch.setattr(rules_room, "CHUNK", 1)
     assert_equal(explain(model, make_batch()), found)
 
 
@@ -557,7 +558,7 @@ def test_lost_relevance_is_reported(caplog):
     explain(small(), make_batch())
     assert not caplog.records
     explain(small(), make_batch(), Rule(rescale_eps=0.1))
-    assert "% of the relevance of a logit was lost" in caplog.text
+    assert "% of the relevance of a logit is lost" in caplog.text
 
 
 def test_no_position_sees_those_after_it():
@@ -620,9 +621,9 @@ def test_unknown_layers_are_refused():
 
     model = make_stock()
     model.encoder.layers[1].__class__ = Layer
-    with pytest.raises(ValueError, match="a layer of class Layer$"):
+    with pytest.raises(ValueError, match="a part of class Layer$"):
         explain(model, make_batch())
-    with pytest.raises(ValueError, match="no transformer encoder and decoder"):
+    with pytest.raises(ValueError, match="a part of class Linear"):
         explain(torch.nn.Linear(2, 2), make_batch())
 
 

@@ -1,37 +1,40 @@
-"""The model of a checkpoint, its dictionaries and its heads."""
+"""Build the model of a checkpoint, load its dictionaries, read its gates."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
-import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import infer_language_pair
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
-from fairseq.models.transformer import TransformerModel
 from torch import Tensor, nn
 
-from fairseq_headgates.arguments import shown
-from fairseq_headgates.checkpoints.loading import load_checkpoint, model_args, updates_of
 from fairseq_headgates.checkpoints.sizes import check_sizes
-from fairseq_headgates.freezing import freeze
-from fairseq_headgates.heads import TYPES, HeadTable
-from fairseq_headgates.models import HeadGatesMixin, TransformerHeadGatesModel
-from fairseq_headgates.safety import model_options
-from fairseq_headgates.sites import gate_values, gated_sites, open_probabilities, to_tables
+from fairseq_headgates.heads import TYPES, HeadTable, Signature
+from fairseq_headgates.messages import shown
+from fairseq_headgates.models import HeadGatesMixin, head_gates_class
+from fairseq_headgates.safety import architecture, load_checkpoint, model_args, model_options, updates_of
+from fairseq_headgates.surgery import freeze, gate_values, gated_sites, open_probabilities, to_table
+from fairseq_headgates.surgery.features import option_features
 
 LANGUAGE = re.compile(r"[\w@.-]+")
 MATCHING_SECONDS = 2.0  # for a regular expression from a file
 
 
 def load_model(path: str, trust: bool = False) -> tuple[dict[str, Any], nn.Module]:
-    """`load_checkpoint`, and `build_model` of it. Raises ValueError that names the file."""
+    """Load a checkpoint and build its model; see `load_checkpoint` and `build_model`.
+
+    Returns:
+        The checkpoint and its model, in evaluation mode, on the CPU
+
+    Raises:
+        ValueError: in one line that names the file
+    """
     state = load_checkpoint(path, trust)
     try:
         return state, build_model(state)
@@ -40,7 +43,7 @@ def load_model(path: str, trust: bool = False) -> tuple[dict[str, Any], nn.Modul
 
 
 class _Vocabulary:
-    """As much of a dictionary as building a model needs: the number of symbols, and which is the padding."""
+    """The part of a dictionary that building a model needs: the number of symbols, and the padding."""
 
     def __init__(self, size: int):
         self.size = size
@@ -53,7 +56,7 @@ class _Vocabulary:
 
 
 class _Task:
-    """As much of a task as building a model needs."""
+    """The part of a task that building a model needs."""
 
     def __init__(self, weights: Mapping[str, Tensor], shared: bool):
         sizes = [self._symbols(weights, f"{side}.embed_tokens.weight") for side in ("encoder", "decoder")]
@@ -69,22 +72,25 @@ class _Task:
 
 
 def build_model(state: Mapping[str, Any]) -> nn.Module:
-    """Builds the model of a checkpoint with its weights, in evaluation mode, frozen as in its training.
+    """Build the model of a checkpoint with its weights, in evaluation mode, frozen as in its training.
 
-    The model is a `TransformerHeadGatesModel`, also where the checkpoint is one of fairseq's `transformer`. Needs no
-    data, and of the stored options only those that say what the model is. Their sizes are compared with the weights
-    before anything is allocated. Raises ValueError, with every reason at once, for a model that is not supported.
+    The model is of the checkpoint's architecture, or of this plugin's counterpart of fairseq's. Data are not needed.
+    The stored sizes are compared with the weights before memory is allocated.
+
+    Raises:
+        ValueError: with every reason, if the model is not supported
     """
     args = safe_model_options(state)
-    reasons = list(_unknown(state, args))
-    if reasons:
+    model_class = head_gates_class(architecture(args))
+    reasons = list(_unsupported(state, args, model_class))
+    if reasons or model_class is None:
         raise ValueError("this checkpoint is not supported: " + "; ".join(reasons))
     weights = dict(state["model"])
     try:
         task = _Task(weights, getattr(args, "share_all_embeddings", False))
         check_sizes(args, weights, task)
-        model = TransformerHeadGatesModel.build_checked(args, task)
-        model.convert_old_names(weights)
+        model: Any = model_class.build_checked(args, task)
+        model.upgrade_checked(weights)
         model.load_state_dict(weights, strict=True, model_cfg=args)
     except Exception as error:  # options that contradict each other or the weights make fairseq raise anything
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
@@ -98,7 +104,7 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
 
 
 def freeze_as_stored(model: nn.Module, pattern: str) -> bool:
-    """Freezes parameters by a stored `--freeze-params`; False where it cannot be used or matches nothing here."""
+    """Freeze parameters by a stored `--freeze-params`. Return False if it cannot be used or matches nothing."""
     try:
         freeze(model, pattern, seconds=MATCHING_SECONDS)
     except ValueError:
@@ -107,7 +113,7 @@ def freeze_as_stored(model: nn.Module, pattern: str) -> bool:
 
 
 def safe_model_options(state: Mapping[str, Any]) -> argparse.Namespace:
-    """The stored options that a model is built from. Raises ValueError for one of a wrong type."""
+    """Return the stored options that a model is built from. Raise ValueError for one of a wrong type."""
     args = model_options(vars(model_args(state)))
     args.encoder_embed_path = args.decoder_embed_path = None  # files that the weights make unnecessary
     # Recomputed activations save memory in training. Here they would only cost time and hide layers from autograd.
@@ -118,27 +124,27 @@ def safe_model_options(state: Mapping[str, Any]) -> argparse.Namespace:
     return args
 
 
-def _unknown(state: Mapping[str, Any], args: argparse.Namespace) -> typing.Iterator[str]:
-    name = architecture(args)
-    model_class = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)
-    if model_class is not TransformerModel and not (
-        isinstance(model_class, type) and issubclass(model_class, HeadGatesMixin)
-    ):
-        yield f"its architecture is {shown(name)}: only fairseq's transformer and transformer_head_gates are supported"
+def _unsupported(
+    state: Mapping[str, Any], args: argparse.Namespace, model_class: type[HeadGatesMixin] | None
+) -> Iterator[str]:
+    if model_class is None:
+        name = shown(architecture(args))
+        yield f"its architecture is {name}: only fairseq's transformer and transformer_head_gates are supported"
     if not any(re.search(r"attn\.(out_proj|in_proj)", key) for key in state["model"]):
         yield "it has no attention layer"
-    if getattr(args, "quant_noise_pq", 0):
-        yield "it was trained with quantisation noise (--quant-noise-pq)"
-    if getattr(args, "encoder_xformers_att_config", None) or getattr(args, "decoder_xformers_att_config", None):
-        yield "its attention is xFormers' (--encoder-xformers-att-config)"
+    features = option_features(args)
+    yield from (f"it has {features[name]}" for name in ("quant-noise", "xformers") if name in features)
     if "fsdp_metadata" in state:
         yield "it is one shard of several (fully sharded training): consolidate it first"
 
 
 def load_dictionaries(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> tuple[Dictionary, Dictionary]:
-    """Reads the source and the target dictionary of a translation model from `folder`, as dict.LANGUAGE.txt.
+    """Load the source and the target dictionary of a translation model from `folder`, as dict.LANGUAGE.txt.
 
-    The checkpoint may name the languages, but not the folder. Raises ValueError.
+    The checkpoint may name the languages, but not the folder.
+
+    Raises:
+        ValueError: if a dictionary is missing, cannot be read or has another size than the model
     """
     stored = (state.get("cfg") or {}).get("task") or model_args(state)
     task = vars(stored) if isinstance(stored, argparse.Namespace) else stored
@@ -167,15 +173,16 @@ def load_dictionaries(state: Mapping[str, Any], folder: str | os.PathLike[str]) 
     return found[0], found[1]
 
 
-def architecture(args: argparse.Namespace) -> str:
-    """The name that fairseq builds the model by."""
-    return getattr(args, "_name", None) or getattr(args, "arch", None) or "?"
-
-
 @dataclass(frozen=True)
 class CheckpointHeads:
-    """The heads of a checkpoint: P(gate != 0) and the evaluation gate of every head, which types are gated, and the
-    number of parameters of the model."""
+    """The heads of a checkpoint.
+
+    Attributes:
+        open_probability: P(gate != 0) of every head
+        gate: evaluation gate of every head
+        gated: attention types with gates
+        parameters: number of parameters of the model
+    """
 
     open_probability: HeadTable
     gate: HeadTable
@@ -184,16 +191,24 @@ class CheckpointHeads:
 
 
 def read_heads(state: Mapping[str, Any], name: str, model: nn.Module | None = None) -> CheckpointHeads:
-    """The heads of a checkpoint called `name`; `model` is its model, if that was built already.
+    """Read the gates of a checkpoint.
 
-    A head without a gate counts as 1, a fixed head as its 0 or 1, one that was taken out as 0. Raises ValueError.
+    A head without a gate counts as 1, a fixed head as its value in the mask, a removed head as 0.
+
+    Args:
+        state: the checkpoint
+        name: its name, for the signature of the tables
+        model: its model, if it is already built
+
+    Raises:
+        ValueError: if the model cannot be built
     """
     model = model or build_model(state)
-    signature = f"ckpt:{Path(name).name}|updates:{updates_of(state)}"
+    signature = str(Signature({"ckpt": Path(name).name, "updates": str(updates_of(state))}))
     gated = {site.kind for site in gated_sites(model)}
     return CheckpointHeads(
-        to_tables(open_probabilities(model), "P(open)", signature),
-        to_tables(gate_values(model), "gate", signature),
+        to_table(open_probabilities(model), "P(open)", signature),
+        to_table(gate_values(model), "gate", signature),
         tuple(kind for kind in TYPES if kind in gated),
         sum(p.numel() for p in model.parameters()),
     )

@@ -1,4 +1,4 @@
-"""Pruning of what training keeps beside the weights: the state of the optimiser and the moving average."""
+"""Prune the optimiser state and the moving average of the weights."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_headgates.pruning import Cut, cut_tensors, refolded, site_and_parameter
+from fairseq_headgates.surgery.cuts import Cut, cut_tensors, site_and_parameter, with_gates_of
 
-# How what an optimiser remembers of a parameter grows with the parameter (see `pruning.Cut`).
+# How the moments of an optimiser scale with their parameter (see `surgery.cuts.Cut`).
 MOMENTS = {
     "exp_avg": -1,  # Adam and its kin, LAMB
     "exp_avg_sq": -2,
@@ -22,34 +22,33 @@ MOMENTS = {
     "square_avg": -2,  # Adadelta
     "acc_delta": 0,  # of its steps, which do not depend on the size of the gradient
 }
-# Adafactor remembers of a matrix of squared gradients V the means of its rows, r, and of its columns, c, and takes
-# V = r c^T / mean(r) for the matrix. What stays of V is known where r or c is cut; the other one becomes the mean of
-# what stays of r c^T / mean(r), which is exact if the removed heads had no gradient.
+# Adafactor keeps of a matrix V of squared gradients the means of its rows, r, and of its columns, c, and approximates
+# V = r c^T / mean(r). One of r and c is cut; the other becomes the mean of the remaining part of r c^T / mean(r), which
+# is exact if the removed heads had no gradient.
 ROWS, COLUMNS = "exp_avg_sq_row", "exp_avg_sq_col"
 
 
-def cut_average(average: Mapping[str, Tensor], model: nn.Module, found: Mapping[str, Cut]) -> dict[str, Tensor]:
-    """The moving average of the weights: the same heads stay, each with the average of its own gate.
+def cut_average(average: Mapping[str, Tensor], model: Any, found: Mapping[str, Cut]) -> dict[str, Tensor]:
+    """Cut a moving average of the weights: keep the same heads, and fold the averages of their gates.
 
-    Raises ValueError for what is no average of the weights of `model`.
+    Raise ValueError if `average` is not an average of the weights of `model`.
     """
     averaged = copy.deepcopy(model)
     try:
-        averaged.convert_old_names(dict(average))  # raises; loading would end the process instead
+        averaged.upgrade_checked(dict(average))  # raises; loading would end the process instead
         averaged.load_state_dict(dict(average), strict=False)
-        return cut_tensors(average, refolded(found, averaged))
-    except Exception:  # what is stored under that name may be anything
+        return cut_tensors(average, with_gates_of(found, averaged))
+    except Exception:  # the entry may hold anything
         raise ValueError("it is not one of the weights of this model") from None
 
 
 def cut_optimizer(
     state: Mapping[str, Any], model: nn.Module, pruned: nn.Module, found: Mapping[str, Cut]
 ) -> dict[str, Any]:
-    """What the optimiser remembers of each parameter, cut as the parameter was.
+    """Cut the state of the optimiser like the parameters.
 
-    Optimisers know parameters by their number among those that are trained. --fp16 trains all of them as one vector;
-    `--optimizer composite` keeps a state for every group of parameters. Raises ValueError, with the reason, for a state
-    that cannot be cut.
+    Optimisers number the trained parameters. --fp16 trains all of them as one vector; `--optimizer composite` has a
+    state for every group of parameters. Raise ValueError, with the reason, for a state that cannot be cut.
     """
     try:
         if "param_groups" not in state and len(state) == 1:
@@ -85,7 +84,7 @@ def _named(entries: Mapping[int, dict], numbers: list[int], trained: Mapping[str
 
 
 def _unflattened(entries: Mapping[int, dict], trained: Mapping[str, Tensor]) -> dict[str, dict]:
-    """One long vector for all parameters, taken apart again."""
+    """Split the one vector of --fp16 into parameters."""
     ((_, entry),) = entries.items()
     sizes = [parameter.numel() for parameter in trained.values()]
     parts: dict[str, dict] = {name: {} for name in trained}
@@ -119,7 +118,7 @@ def _cut_entry(name: str, entry: Mapping[str, Any], parameter: Tensor, found: Ma
 
 
 def _power(key: str, entry: Mapping[str, Any]) -> int | None:
-    """How a moment grows with its parameter; None if that is not known."""
+    """Return how a moment scales with its parameter, None if that is unknown."""
     if key == "exp_avg" and "RMS" in entry:  # Adafactor averages its steps, not the gradients
         return 0
     return MOMENTS.get(key)
@@ -128,12 +127,12 @@ def _power(key: str, entry: Mapping[str, Any]) -> int | None:
 def _cut_elements(
     what: str, name: str, value: Tensor, parameter: Tensor, found: Mapping[str, Cut], power: int | None
 ) -> Tensor:
-    """A moment with a number for every element of its parameter."""
+    """Cut a moment of the shape of its parameter."""
     if value.shape != parameter.shape:
         raise ValueError(f"{what} has the shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}")
     attention, _ = site_and_parameter(name, found)
     if power is None and attention is not None and bool((found[attention].factor != 1).any()):
-        raise ValueError(f"{what} is not one of {', '.join(MOMENTS)}: how a folded gate changes it is not known")
+        raise ValueError(f"{what} is not one of {', '.join(MOMENTS)}: how a folded gate changes it is unknown")
     cut = cut_tensors({name: value}, found, power or 0)[name]
     if not cut.isfinite().all() and value.isfinite().all():
         raise ValueError(f"{what} is too large for its precision when a gate is folded")
@@ -143,7 +142,7 @@ def _cut_elements(
 def _cut_means(
     name: str, rows: Tensor, columns: Tensor, parameter: Tensor, found: Mapping[str, Cut]
 ) -> dict[str, Tensor]:
-    """Adafactor's means of the rows and columns of squared gradients."""
+    """Cut Adafactor's means of the rows and columns of squared gradients."""
     if (*rows.shape, *columns.shape) != tuple(parameter.shape):
         raise ValueError(f"{ROWS} and {COLUMNS} of {name} do not have the shape {tuple(parameter.shape)} together")
     attention, weight = site_and_parameter(name, found)
@@ -157,5 +156,5 @@ def _cut_means(
 
 
 def _share(cut: Tensor, whole: Tensor) -> Tensor:
-    """The mean of what stays, divided by the mean of all; 0 if nothing stays."""
+    """Return the mean of the remaining numbers divided by the mean of all; 0 if none remain."""
     return cut.mean() / whole.mean() if cut.numel() else whole.new_zeros(())

@@ -1,4 +1,4 @@
-"""Checkpoints without some of their heads: of this plugin's architecture, or of fairseq's own."""
+"""Remove heads from a checkpoint, for this plugin's architecture or for fairseq's own."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from fairseq.models.transformer import TransformerModel
 from omegaconf import OmegaConf
 from torch import nn
 
-from fairseq_headgates.checkpoints.building import architecture, build_model, freeze_as_stored
-from fairseq_headgates.checkpoints.loading import model_args
+from fairseq_headgates.checkpoints.building import build_model, freeze_as_stored
 from fairseq_headgates.checkpoints.optimizer import cut_average, cut_optimizer
-from fairseq_headgates.heads import Mask
-from fairseq_headgates.models import DEFAULTS
-from fairseq_headgates.pruning import (
+from fairseq_headgates.heads import HeadTable, Mask, mask_to_json
+from fairseq_headgates.options import DEFAULTS
+from fairseq_headgates.safety import architecture, model_args
+from fairseq_headgates.surgery.cuts import (
     apply_cuts,
     as_state_dict,
     cut_tensors,
     cuts,
-    fill_heads,
-    kept_heads,
+    kept_mask,
+    pad_heads,
     prune,
-    pruned_options,
 )
 
 logger = logging.getLogger(__name__)
 
-PLAIN_CRITERION = "label_smoothed_cross_entropy"  # what is left of our criterion when there are no gates
+PLAIN_CRITERION = "label_smoothed_cross_entropy"  # the L0 criterion without gates
 L0_OPTIONS = ("l0_weight", "l0_reduction", "tensorboard_logdir")
 
 
@@ -43,25 +42,33 @@ def prune_checkpoint(
     model: nn.Module | None = None,
     notice: Callable[[str], None] = logger.warning,
 ) -> dict[str, Any]:
-    """Returns the checkpoint without the heads that `mask` removes, as a `transformer_head_gates` of its own shape.
+    """Return a checkpoint without the heads that `mask` removes, of a `transformer_head_gates` architecture.
 
-    What the optimiser remembers and the moving average of the weights are cut in the same way, so that training goes on
-    without a jump. What of them cannot be cut is left out, and `notice` is called with one line that says so; without
-    `optimizer` its state is left out in any case. `state` is not changed; `model` is its model. Raises ValueError for a
-    mask of another shape.
+    The optimiser state and the moving average of the weights are cut like the weights, so that training continues
+    without a jump. A part of them that cannot be cut is dropped.
+
+    Args:
+        state: a checkpoint; it is not changed
+        mask: a mask in any form of `heads.as_mask`
+        optimizer: keep the optimiser state
+        model: the model of the checkpoint, if it is already built
+        notice: called with one line for every part that is dropped
+
+    Raises:
+        ValueError: if the mask has another shape than the model
     """
     model = model or build_model(state)
     pattern = getattr(model_args(state), "freeze_params", None)
     remembered = state.get("last_optimizer_state") if optimizer else None
     found = cuts(model, mask)
     pruned = apply_cuts(copy.deepcopy(model), found)
-    args = pruned_options(model_args(state), kept_heads(pruned))
+    args = _pruned_options(model_args(state), kept_mask(pruned))
     if pattern is not None and not (isinstance(pattern, str) and freeze_as_stored(pruned, pattern)):
-        args.freeze_params = None  # it was about gates
+        args.freeze_params = None  # it matched gates only
         pruned.requires_grad_(True)
     result = _with_options(state, args, _gated_architecture(architecture(args)))
     weights = dict(state["model"])
-    model.convert_old_names(weights)
+    model.upgrade_checked(weights)  # type: ignore[operator]
     result["model"] = as_state_dict(cut_tensors(weights, found), pruned)
     result["extra_state"] = dict(_mapping(state.get("extra_state")))
     for key in [key for key in ("ema", "ema_fp32_params") if key in result["extra_state"]]:
@@ -69,14 +76,23 @@ def prune_checkpoint(
         try:
             result["extra_state"][key] = as_state_dict(cut_average(average, model, found), pruned)
         except ValueError as error:
-            notice(f"the moving average {key} is left out: {error}")
+            notice(f"the moving average {key} is dropped: {error}")
     result["last_optimizer_state"] = None
     if remembered:
         try:
             result["last_optimizer_state"] = cut_optimizer(remembered, model, pruned, found)
         except ValueError as error:
-            notice(f"the state of the optimiser is left out: {error}")
+            notice(f"the optimiser state is dropped: {error}")
     return result
+
+
+def _pruned_options(args: argparse.Namespace, mask: HeadTable) -> argparse.Namespace:
+    """Return the options of a model that has only the heads of `mask`."""
+    changed = copy.copy(args)
+    changed.gate_heads = ""
+    changed.alive_heads = mask_to_json(mask, one_line=True)
+    changed.remove_heads = True
+    return changed
 
 
 def _mapping(value: Any) -> Mapping:
@@ -84,10 +100,10 @@ def _mapping(value: Any) -> Mapping:
 
 
 def stock_checkpoint(state: Mapping[str, Any], mask: Mask, model: nn.Module | None = None) -> dict[str, Any]:
-    """The checkpoint as one of fairseq's own `transformer`: of the old size, removed heads zero, gates folded.
+    """Return the checkpoint for fairseq's own `transformer`: same size, removed heads zero, gates folded.
 
-    fairseq ties the size of a head to width / heads, so there is no smaller form that it could load. The options are
-    stored as plain values and what an optimiser or a counter left is dropped: this loads without any plugin.
+    fairseq computes the size of a head as width / heads, so it cannot load a smaller form. The options are stored as
+    plain values, without optimiser state and counters, so that the checkpoint loads without any plugin.
     """
     model = model or build_model(state)
     if not state.get("cfg"):
@@ -102,8 +118,8 @@ def stock_checkpoint(state: Mapping[str, Any], mask: Mask, model: nn.Module | No
     result = _with_options(pruned, args, stock_name)
     result["args"] = None
     result["cfg"] = {**result["cfg"], "model": vars(model_args(result))}
-    result["model"] = fill_heads(prune(model, mask), pruned["model"])
-    # fairseq wants these, also where the checkpoint was stripped of them
+    result["model"] = pad_heads(prune(model, mask), pruned["model"])
+    # fairseq requires these entries
     iterator = _mapping(_mapping(state.get("extra_state")).get("train_iterator"))
     result["extra_state"] = {"train_iterator": iterator or {"epoch": 1, "iterations_in_epoch": 0}}
     result["optimizer_history"] = result.get("optimizer_history") or [
@@ -113,16 +129,18 @@ def stock_checkpoint(state: Mapping[str, Any], mask: Mask, model: nn.Module | No
 
 
 def _converted(args: argparse.Namespace) -> dict[str, Any]:
-    """Options as fairseq stored them before version 0.10, in the form of today. Raises ValueError."""
+    """Convert options from the form of fairseq before 0.10. Raise ValueError."""
     try:
         return OmegaConf.to_container(convert_namespace_to_omegaconf(args), resolve=True, enum_to_str=True)  # type: ignore[return-value]
     except Exception as error:  # of fairseq, hydra or omegaconf, for an option of an odd type
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"the options of the checkpoint cannot be brought into the form of today: {reason}") from None
+        raise ValueError(
+            f"the options of the checkpoint cannot be converted to those of fairseq 0.12: {reason}"
+        ) from None
 
 
 def _gated_architecture(name: str) -> str:
-    """'transformer_iwslt_de_en' -> 'transformer_head_gates_iwslt_de_en' where there is one."""
+    """Return this plugin's counterpart: 'transformer_iwslt_de_en' -> 'transformer_head_gates_iwslt_de_en'."""
     if "head_gates" in name:
         return name
     ours = name.replace("transformer", "transformer_head_gates", 1)
@@ -130,7 +148,7 @@ def _gated_architecture(name: str) -> str:
 
 
 def _with_options(state: Mapping[str, Any], args: argparse.Namespace, name: str) -> dict[str, Any]:
-    """The checkpoint with other options of the model, under the architecture `name`; the L0 criterion goes with it."""
+    """Return the checkpoint with other options of the model, architecture `name`, and without the L0 criterion."""
     result = dict(state)
     for option in {"arch", "_name"} & set(vars(args)):
         setattr(args, option, name)

@@ -1,4 +1,4 @@
-"""Stored options against stored weights, before a model of these sizes is allocated."""
+"""Compare stored options with stored weights, before a model of these sizes is allocated."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import torch
 from fairseq.models.transformer import TransformerModel, base_architecture
 from torch import Tensor, nn
 
-from fairseq_headgates.arguments import shown
+from fairseq_headgates.messages import shown
 
 SIZES = ("embed_dim", "ffn_embed_dim", "attention_heads")
 MOST_LAYERS = 1_000  # of a stack; more take minutes to build
 LARGEST_SIZE = 2**24
 LARGEST_TABLE = 2**26  # numbers in a table of sinusoidal positions, which is not stored but computed
-# What pruning makes smaller, and what is not stored where it is shared, constant or without heads.
+# Parameters that pruning makes smaller.
 PROJECTION = re.compile(r"attn\.(q_proj|k_proj|v_proj|out_proj)\.(weight|bias)$")
 MISSING_SHARE = 4  # how many times as large as the stored weights all that is not stored may be
 MISSING_NUMBERS = 2**26
 
 
 def check_sizes(args: argparse.Namespace, weights: Mapping[str, Tensor], task: Any) -> None:
-    """Raises ValueError unless the model that `args` describe has the shapes of `weights`.
+    """Raise ValueError unless the model that `args` describe has the shapes of `weights`.
 
-    Nothing of the model's size is allocated: it is built on torch's meta device.
+    The model is built on torch's meta device, without memory for its weights.
     """
     args = copy.deepcopy(args)
     base_architecture(args)

@@ -1,4 +1,4 @@
-"""A model on real data: fairseq's batches, shared among processes; the loss on them, translations and their BLEU."""
+"""Evaluate a model on binarised data: batches, shared among workers; losses, translations and BLEU."""
 
 from fairseq_headgates.evaluation.corpus import (
     Corpus,
@@ -17,12 +17,13 @@ from fairseq_headgates.evaluation.translations import (
     references,
     translate,
 )
-from fairseq_headgates.evaluation.workers import device_of, join_workers, leave_workers, total, union
+from fairseq_headgates.evaluation.workers import all_reduce, device_of, gather, join_workers, leave_workers
 
 __all__ = [
     "Corpus",
     "FirstSentences",
     "Sample",
+    "all_reduce",
     "at_least_single",
     "bleu_metric",
     "bleu_with_significance",
@@ -30,6 +31,7 @@ __all__ = [
     "device_of",
     "files_of",
     "finite",
+    "gather",
     "join_workers",
     "leave_workers",
     "load_corpus",
@@ -38,7 +40,5 @@ __all__ = [
     "references",
     "setup_task",
     "token_losses",
-    "total",
     "translate",
-    "union",
 ]

@@ -23,8 +23,9 @@ from fairseq_headgates.evaluation.binarised import (
     is_empty,
     subset_files,
 )
-from fairseq_headgates.evaluation.options import first_line, logging_only, to_config
-from fairseq_headgates.evaluation.workers import device_of, total
+from fairseq_headgates.evaluation.options import to_config
+from fairseq_headgates.evaluation.workers import all_reduce, device_of
+from fairseq_headgates.messages import first_line, logging_only
 
 logger = logging.getLogger(__name__)
 
@@ -34,23 +35,24 @@ Sample = Mapping[str, Any]
 class FirstSentences(BaseWrapperDataset):
     """The first `number` sentences of a data set."""
 
-    def __init__(self, dataset, number: int):
+    def __init__(self, dataset: Any, number: int):
         super().__init__(dataset)
         self.number = min(number, len(dataset))
 
     def __len__(self) -> int:
         return self.number
 
-    def ordered_indices(self):
+    def ordered_indices(self) -> Any:
+        """Return the indices in the order of the data set, without those of other sentences."""
         indices = self.dataset.ordered_indices()
         return indices[indices < self.number]
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A subset of binarised data: this process's share of its batches, and what turns tokens into text.
+    """A subset of binarised data: the batches of this worker, and the task with its dictionaries.
 
-    `sentences` counts those of all processes; `cfg` holds the options of fairseq-generate.
+    `sentences` counts those of all workers; `cfg` holds the options of fairseq-generate.
     """
 
     task: Any
@@ -61,10 +63,12 @@ class Corpus:
 
     @property
     def pad(self) -> int:
+        """Index of the padding in the target dictionary."""
         return self.task.target_dictionary.pad()
 
     @property
     def eos(self) -> int:
+        """Index of end of sentence in the target dictionary."""
         return self.task.target_dictionary.eos()
 
 
@@ -120,7 +124,7 @@ def load_corpus(args: Namespace, task: Any, model: nn.Module, sentences: int | N
     _check_tokens(batches, task, args)
     device = device_of(args)
     batches = [utils.move_to_cuda(batch, device) for batch in batches] if device.type == "cuda" else batches
-    number = int(total(torch.tensor(sum(len(batch["id"]) for batch in batches))))
+    number = int(all_reduce(torch.tensor(sum(len(batch["id"]) for batch in batches))))
     _report_dropped(args, number, len(dataset))
     return Corpus(task, batches, args.gen_subset, number, to_config(args))
 
@@ -206,7 +210,7 @@ def _empty(subset: str, folder: str) -> str:
     return f"the subset {subset!r} of {folder} is empty: choose another with --gen-subset"
 
 
-def _batches(args: Namespace, task: Any, dataset: Any, model: nn.Module) -> Iterator[Sample]:
+def _batches(args: Namespace, task: Any, dataset: Any, model: Any) -> Iterator[Sample]:
     if args.max_tokens is None and args.batch_size is None:
         args.max_tokens = 4000
     try:
@@ -220,13 +224,13 @@ def _batches(args: Namespace, task: Any, dataset: Any, model: nn.Module) -> Iter
             seed=args.seed,
             num_shards=args.distributed_world_size,
             shard_id=args.distributed_rank,
-            num_workers=0,  # all batches are read before anything is computed: more processes would not be faster
+            num_workers=0,  # all batches are read before anything is computed: more loaders would not be faster
         )
     except Exception as error:  # how fairseq says that a sentence is too long
         if "max_positions" not in str(error) and "max_tokens" not in str(error):
             raise
         raise ValueError(f"{args.gen_subset}: {first_line(error)}") from None
-    # An epoch has the same number of batches for every process: the last ones of some are empty.
+    # Every worker gets the same number of batches: the last ones of some are empty.
     return (batch for batch in iterator.next_epoch_itr(shuffle=False) if batch and "net_input" in batch)
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_headgates.evaluation.corpus import Corpus, Sample
-from fairseq_headgates.evaluation.workers import total
+from fairseq_headgates.evaluation.workers import all_reduce
 
 LN2 = math.log(2)
 LOGITS = {"cpu": 2**20, "cuda": 2**26}  # so many are computed at a time
 
 
-def token_losses(model: nn.Module, sample: Sample, pad: int) -> Tensor:
-    """-log2 p of every target token, as fairseq logs `nll_loss`: [B, T], 0 on padding."""
+def token_losses(model: Any, sample: Sample, pad: int) -> Tensor:
+    """Return -log2 p of every target token, as fairseq logs `nll_loss`: [B, T], in bits, 0 on padding."""
     target = sample["target"]
     real = target.ne(pad)
     decoder = model.decoder
@@ -30,9 +31,9 @@ def token_losses(model: nn.Module, sample: Sample, pad: int) -> Tensor:
     return found.new_zeros(target.shape).masked_scatter(real, found)
 
 
-def _cross_entropies(decoder: nn.Module, features: Tensor, words: Tensor) -> Tensor:
-    """-ln p of `words` [N] from the features [N, E] of the last decoder layer."""
-    # Only where there is a word, and few logits at a time: so many of them are slow to write and to read again.
+def _cross_entropies(decoder: Any, features: Tensor, words: Tensor) -> Tensor:
+    """Return -ln p of `words` [N] from the features [N, E] of the last decoder layer."""
+    # Few logits at a time: many are slow to write to memory and to read again.
     rows = max(1, LOGITS[features.device.type] // len(decoder.output_layer(features[:1])[0]))
     parts = [
         F.cross_entropy(at_least_single(decoder.output_layer(x)), y, reduction="none")
@@ -41,10 +42,10 @@ def _cross_entropies(decoder: nn.Module, features: Tensor, words: Tensor) -> Ten
     return torch.cat(parts)
 
 
-def _adaptive_cross_entropies(adaptive: nn.Module, features: Tensor, words: Tensor) -> Tensor:
-    """-ln p of `words` [N] under an adaptive softmax: that of the word's cluster plus that of the word within it.
+def _adaptive_cross_entropies(adaptive: Any, features: Tensor, words: Tensor) -> Tensor:
+    """Return -ln p of `words` [N] under an adaptive softmax: of the word's cluster, plus of the word within it.
 
-    fairseq's `get_log_prob` writes in place, which a backward pass does not survive; its training loss does not.
+    fairseq's `get_log_prob` writes in place, which breaks a backward pass.
     """
     logits, targets = adaptive(features, words)
     found = F.cross_entropy(at_least_single(logits[0]), targets[0], reduction="none")
@@ -56,22 +57,22 @@ def _adaptive_cross_entropies(adaptive: nn.Module, features: Tensor, words: Tens
 
 
 def at_least_single(x: Tensor) -> Tensor:
-    """In single precision, unless it is in double."""
+    """Convert to single precision, except from double."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 @torch.no_grad()
 def mean_loss(model: nn.Module, corpus: Corpus) -> float:
-    """The loss of a corpus in bits per target token."""
+    """Return the loss of a corpus in bits per target token."""
     sums = torch.zeros(2, dtype=torch.double)
     for sample in corpus.batches:
         losses = token_losses(model, sample, corpus.pad)
         sums += torch.stack([losses.double().sum(), sample["target"].ne(corpus.pad).sum().double()]).cpu()
-    return finite(*total(sums).tolist())
+    return finite(*all_reduce(sums).tolist())
 
 
 def finite(loss: float, tokens: float) -> float:
-    """The mean of a loss. Raises ValueError if it is no number."""
+    """Return the mean of a loss. Raise ValueError if the sum is not finite."""
     if not math.isfinite(loss):
         raise ValueError(
             f"the loss is {loss}: the model has weights that are not finite, or its precision is too low (leave out "

@@ -1,116 +1,14 @@
-"""The options of fairseq-generate that the commands take: parsed, and checked before anything is computed."""
+"""Convert the options of fairseq-generate for fairseq's tasks."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-from fairseq import options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from fairseq_headgates.arguments import ArgumentParser, fail
-
-USAGE = "%(prog)s DATA --path CKPT [options] [options of fairseq-generate]"
-C_LONG = 2**63 - 1
-# The smallest and the largest value of what fairseq passes on unchecked. None: no limit, but a finite number.
-NUMBERS: dict[str, tuple[float | None, float | None]] = {
-    "--seed": (-1, 2**32 - 2),  # fairseq seeds NumPy with the seed plus 1
-    "--max-tokens": (1, C_LONG),
-    "--max-sentences": (1, C_LONG),
-    "--num-workers": (0, None),
-    "--required-batch-size-multiple": (1, C_LONG),
-    "--distributed-world-size": (0, None),
-    "--beam": (1, None),
-    "--max-len-a": (None, None),
-    "--max-len-b": (None, None),
-    "--lenpen": (None, None),
-    "--unkpen": (None, math.inf),
-    "--temperature": (0, math.inf),
-    "--sampling-topp": (None, 1),
-    "--diverse-beam-strength": (None, None),
-    "--diversity-rate": (None, None),
-}
-NAMES = {"--max-sentences": "batch_size"}  # where fairseq stores an option under another name
-
-
-def fairseq_options(command: str, rest: Sequence[str]) -> argparse.Namespace:
-    """Parse the options of fairseq-generate in `rest`. Raise ValueError for values that cannot be used.
-
-    Ends with one line and exit code 2, as argparse does, for options that do not exist.
-    """
-    program = f"headgates {command}"
-    _import_user_dir(program, rest)
-    parser = options.get_generation_parser()
-    parser.prog, parser.usage = program, USAGE
-    parser.error = lambda message: fail(program, message)  # without the usage
-    parser.set_defaults(required_batch_size_multiple=1)  # fairseq drops what does not fill the last batch
-    args = options.parse_args_and_arch(parser, list(rest))
-    if args.path is None:
-        raise ValueError("no checkpoint is given: add --path CKPT")
-    for name, value in (("DATA", args.data), ("--path", args.path), ("--gen-subset", args.gen_subset)):
-        if not value:
-            raise ValueError(f"{name} is empty: give a name")
-    _refuse_unused(args)
-    _check_numbers(args)
-    return args
-
-
-def _import_user_dir(program: str, rest: Sequence[str]) -> None:
-    """Import the package of --user-dir first, so that what goes wrong there is reported as such."""
-    parser = ArgumentParser(prog=program, add_help=False, allow_abbrev=False)
-    parser.add_argument("--user-dir")
-    folder = parser.parse_known_args(rest)[0].user_dir
-    if folder == "":
-        raise ValueError("--user-dir is empty: give the folder of a package, or leave it out")
-    try:
-        utils.import_user_module(argparse.Namespace(user_dir=folder))
-    except (Exception, SystemExit) as error:  # the package is anyone's code
-        reason = "no such folder" if isinstance(error, FileNotFoundError) else described(error)
-        raise ValueError(
-            f"cannot import --user-dir {folder} ({reason}): give the folder of a package, or leave it out"
-        ) from None
-
-
-def _refuse_unused(args: argparse.Namespace) -> None:
-    """Refuse options that would have no effect."""
-    unused = {
-        "--model-overrides": args.model_overrides != "{}",
-        "--lm-path": args.lm_path is not None,
-        "--constraints": args.constraints is not None,
-        "--replace-unk": args.replace_unk is not None,
-        "--score-reference": args.score_reference,
-        "--num-shards": args.num_shards not in (0, 1),
-        "--shard-id": args.shard_id != 0,
-        f"--scoring {args.scoring}": args.scoring not in ("bleu", "sacrebleu"),
-    }
-    given = [option for option, is_given in unused.items() if is_given]
-    if given:
-        raise ValueError(f"{', '.join(given)} cannot be used here: leave it out")
-
-
-def _check_numbers(args: argparse.Namespace) -> None:
-    longest = max(getattr(args, f"max_{side}_positions", 0) or 0 for side in ("source", "target"))
-    limits = {**NUMBERS, "--required-seq-len-multiple": (1, max(longest, 1024))}
-    for option, (low, high) in limits.items():
-        value = getattr(args, NAMES.get(option, option[2:].replace("-", "_")), None)
-        if value is not None:
-            check_number(option, value, low, high)
-    if args.temperature == 0:
-        raise ValueError("--temperature is 0: it must be above 0")
-
-
-def check_number(option: str, value: float, low: float | None = None, high: float | None = None) -> None:
-    """Raise ValueError unless low <= value <= high; without a limit, any finite number will do."""
-    if value != value or (value == -math.inf and low is None) or (value == math.inf and high is None):
-        raise ValueError(f"{option} is {value}: it must be a finite number")
-    if low is not None and value < low:
-        raise ValueError(f"{option} is {value}: it must be at least {low}")
-    if high is not None and value > high:
-        raise ValueError(f"{option} is {value}: it must be at most {high}")
+from fairseq_headgates.messages import first_line, logging_only
 
 
 def to_config(args: argparse.Namespace) -> Any:
@@ -122,31 +20,3 @@ def to_config(args: argparse.Namespace) -> Any:
         raise ValueError(
             f"fairseq cannot use these options ({first_line(error)}): see fairseq-generate --help"
         ) from None
-
-
-@contextmanager
-def logging_only(level: int, *names: str) -> Iterator[None]:
-    """Within the context, the loggers `names` report nothing below `level`."""
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(level)
-        yield
-    finally:
-        for logger, before in zip(loggers, levels, strict=True):
-            logger.setLevel(before)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error; of one that a worker of a DataLoader passes on, the line that says why."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return lines[-1] if "DataLoader worker" in lines[0] else lines[0]
-
-
-def described(error: BaseException) -> str:
-    """Return the type and the first line of an error."""
-    name, line = type(error).__name__, first_line(error)
-    return name if line == name else f"{name}: {line}"

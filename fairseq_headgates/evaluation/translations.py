@@ -1,4 +1,4 @@
-"""The translations of a corpus by fairseq's beam search, and their BLEU."""
+"""Translate a corpus with fairseq's beam search, and compute BLEU."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sacrebleu.significance import PairedTest
 from torch import Tensor, nn
 
 from fairseq_headgates.evaluation.corpus import Corpus
-from fairseq_headgates.evaluation.options import first_line, logging_only
-from fairseq_headgates.evaluation.workers import union
+from fairseq_headgates.evaluation.workers import gather
+from fairseq_headgates.messages import first_line, logging_only
 
-RESAMPLINGS = 1000  # of the paired bootstrap (Koehn 2004)
+RESAMPLINGS = 1000  # of the paired bootstrap
 
 
 @dataclass(frozen=True)
 class Texts:
-    """How fairseq-generate turns tokens into text: BPE removed (--post-process), --bpe and --tokenizer decoded."""
+    """Converts tokens to text as fairseq-generate does: --post-process, then --bpe and --tokenizer."""
 
     dictionary: Any
     post_process: str | None
@@ -32,6 +32,7 @@ class Texts:
 
     @classmethod
     def of(cls, corpus: Corpus, generator: Any) -> Texts:
+        """Read the options of a corpus. Raise ValueError for options that cannot be used."""
         cfg = corpus.cfg
         try:
             decoders = [corpus.task.build_bpe(cfg.bpe), corpus.task.build_tokenizer(cfg.tokenizer)]
@@ -49,6 +50,7 @@ class Texts:
         )
 
     def text(self, tokens: Tensor, reference: bool = False) -> str:
+        """Convert the tokens of a sentence to text."""
         line = self.dictionary.string(
             tokens.int().cpu(), self.post_process, escape_unk=reference, extra_symbols_to_ignore=self.ignored
         )
@@ -78,7 +80,9 @@ def _check_sampling(corpus: Corpus) -> None:
 def _check_lengths(corpus: Corpus, longest: int | None) -> None:
     """Raise ValueError if --min-len is above the length that fairseq allows for one of the batches."""
     options = corpus.cfg.generation
-    for sample in corpus.batches if longest else ():
+    if longest is None:
+        return
+    for sample in corpus.batches:
         length = sample["net_input"]["src_tokens"].size(1)
         limit = min(int(options.max_len_a * length + options.max_len_b), longest - 1)
         if options.match_source_len:
@@ -92,7 +96,7 @@ def _check_lengths(corpus: Corpus, longest: int | None) -> None:
 
 @torch.no_grad()
 def translate(model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], Iterable] = iter) -> list[str]:
-    """The translations of a corpus by a model prepared for inference, in the order of the sentences."""
+    """Translate a corpus by a model prepared for inference. Return the translations in the order of the sentences."""
     generator = make_generator(model, corpus)
     texts = Texts.of(corpus, generator)
     prefix = corpus.cfg.generation.prefix_size
@@ -108,17 +112,17 @@ def translate(model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], I
             ) from None
         for number, hypotheses in zip(sample["id"].tolist(), best, strict=True):
             found[number] = texts.text(hypotheses[0]["tokens"])
-    return [text for _, text in sorted(union(found).items())]
+    return [text for _, text in sorted(gather(found).items())]
 
 
 def references(model: nn.Module, corpus: Corpus) -> list[str]:
-    """The target side of a corpus as text. Raises ValueError if there is none."""
+    """Return the target side of a corpus as text. Raise ValueError if there is none."""
     texts = Texts.of(corpus, make_generator(model, corpus))
     found = {}
     for sample in corpus.batches:
         for number, tokens in zip(sample["id"].tolist(), sample["target"], strict=True):
             found[number] = texts.text(utils.strip_pad(tokens, corpus.pad), reference=True)
-    return [text for _, text in sorted(union(found).items())]
+    return [text for _, text in sorted(gather(found).items())]
 
 
 def bleu_metric(corpus: Corpus) -> BLEU:
@@ -135,11 +139,11 @@ def bleu_metric(corpus: Corpus) -> BLEU:
 def bleu_with_significance(
     metric: BLEU, systems: Mapping[str, Sequence[str]], references: Sequence[str]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """BLEU of every system, and the p-value of its difference to the first one by paired bootstrap resampling."""
-    named = [(name, list(texts)) for name, texts in systems.items()]
+    """Return BLEU of every system, and the p-value of its difference to the first (paired bootstrap, Koehn 2004)."""
+    named: list[tuple[str, Sequence[str]]] = [(name, list(texts)) for name, texts in systems.items()]
     if len(named) == 1:
         return {named[0][0]: metric.corpus_score(named[0][1], [list(references)]).score}, {}
     _, scores = PairedTest(named, {"BLEU": metric}, [list(references)], "bs", RESAMPLINGS)()
-    results = {name: result for (name, _), result in zip(named, scores["BLEU"], strict=True)}
+    results: dict[str, Any] = {name: result for (name, _), result in zip(named, scores["BLEU"], strict=True)}
     bleu = {name: float(result.score) for name, result in results.items()}
     return bleu, {name: float(result.p_value) for name, result in results.items() if result.p_value is not None}

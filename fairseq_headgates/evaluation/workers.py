@@ -1,4 +1,4 @@
-"""The processes that share the data of one command."""
+"""The workers (processes) that share the data of one command."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from fairseq_headgates.evaluation.options import first_line
+from fairseq_headgates.messages import first_line
 
 
 def join_workers(args: Namespace) -> None:
-    """Join the other processes of `torchrun`, or those that fairseq's --distributed-* options name, if there are any.
+    """Initialise torch.distributed if there are several workers, by `torchrun` or fairseq's --distributed-* options.
 
-    Afterwards `args` holds the rank of this process and the number of processes. Raises ValueError for options that
-    name no rendezvous.
+    Afterwards `args` holds the rank and the world size. Raise ValueError if the rendezvous address is missing or wrong.
     """
     if all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         args.distributed_init_method = "env://"
@@ -70,14 +69,14 @@ def _start(args: Namespace, backend: str) -> None:
 
 
 def leave_workers() -> None:
-    """The opposite of `join_workers`, when all have done their work: one that failed must not wait for the others."""
+    """Wait for the other workers and leave torch.distributed, after success: a worker that failed must not wait."""
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
 
 
-def total(sums: Tensor) -> Tensor:
-    """The sum of a small tensor over all processes."""
+def all_reduce(sums: Tensor) -> Tensor:
+    """Return the sum of a small tensor over all workers."""
     if not torch.distributed.is_initialized():
         return sums
     gathered = sums.cuda() if torch.distributed.get_backend() == "nccl" else sums.clone()
@@ -85,8 +84,8 @@ def total(sums: Tensor) -> Tensor:
     return gathered.to(sums.device)
 
 
-def union(found: dict) -> dict:
-    """The dictionaries of all processes as one."""
+def gather(found: dict) -> dict:
+    """Return the dictionaries of all workers as one."""
     if not torch.distributed.is_initialized():
         return found
     parts: list[Any] = [None] * torch.distributed.get_world_size()
@@ -95,7 +94,7 @@ def union(found: dict) -> dict:
 
 
 def device_of(args: Namespace) -> torch.device:
-    """Return where fairseq computes. Raise ValueError for a GPU that does not exist."""
+    """Return the device of fairseq's options. Raise ValueError for a GPU that does not exist."""
     if args.cpu or not torch.cuda.is_available():
         return torch.device("cpu")
     if not 0 <= args.device_id < torch.cuda.device_count():

@@ -1,7 +1,18 @@
-"""Allow-list of the objects and options in a checkpoint file, which may come from a stranger."""
+"""Load checkpoints from strangers: an allow-list of objects, checks of options, the form of a checkpoint."""
 
+from fairseq_headgates.safety.checkpoint import architecture, load_checkpoint, model_args, updates_of
 from fairseq_headgates.safety.objects import allow_stored_objects
 from fairseq_headgates.safety.options import check_evaluated, model_options
 from fairseq_headgates.safety.reading import is_checkpoint_file, load_file
 
-__all__ = ["allow_stored_objects", "check_evaluated", "is_checkpoint_file", "load_file", "model_options"]
+__all__ = [
+    "allow_stored_objects",
+    "architecture",
+    "check_evaluated",
+    "is_checkpoint_file",
+    "load_checkpoint",
+    "load_file",
+    "model_args",
+    "model_options",
+    "updates_of",
+]

@@ -41,6 +41,7 @@ class Marker:
     """A class that is named in a file, where only its name counts."""
 
     def __new__(cls, *_: Any) -> Marker:
+        """Ignore the arguments of the file."""
         return object.__new__(cls)
 
     def __setstate__(self, _: Any) -> None:
@@ -65,6 +66,7 @@ class StoredArray(numpy.ndarray):
     """A small numpy array of numbers."""
 
     def __new__(cls, *_: Any) -> StoredArray:
+        """Return an empty array, which `__setstate__` fills."""
         return super().__new__(cls, (0,), "f8")
 
     def __setstate__(self, state: Any) -> None:
@@ -84,6 +86,7 @@ class StoredScalar:
     """A numpy scalar."""
 
     def __new__(cls, kind: Any, data: Any) -> Any:
+        """Return the number as numpy reads it."""
         _check_data(kind, 1, data)
         return numpy.frombuffer(data, kind.dtype)[0]
 
@@ -136,6 +139,7 @@ class StoredDict(DictConfig):
     """Options as the first of several workers sends them to the others."""
 
     def __new__(cls) -> StoredDict:
+        """Return an object without content, which `__setstate__` fills."""
         return object.__new__(cls)
 
     def __init__(self) -> None:
@@ -149,6 +153,7 @@ class StoredList(ListConfig):
     """A list among such options."""
 
     def __new__(cls) -> StoredList:
+        """Return an object without content, which `__setstate__` fills."""
         return object.__new__(cls)
 
     def __init__(self) -> None:

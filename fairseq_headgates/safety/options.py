@@ -19,7 +19,7 @@ from typing import Any
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
 
-from fairseq_headgates.arguments import shown
+from fairseq_headgates.messages import shown
 
 NUMBERS = "a number or a list of numbers"
 LITERAL = "a Python literal"

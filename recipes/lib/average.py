@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from commands import ArgumentParser, exit_code
-from fairseq_headgates.checkpoints import load_checkpoint, save_checkpoint, updates_of
+from fairseq_headgates.checkpoints import load_checkpoint, save_checkpoint
+from fairseq_headgates.safety import updates_of
 from rules import option, whole
 
 

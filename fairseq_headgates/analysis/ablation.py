@@ -1,0 +1,256 @@
+"""Ablation: the loss and the translations of a model with single heads masked (Michel et al. 2019).
+
+Masking heads of one layer does not change the layers below. So the outputs of the encoder and of the layers below are
+computed once, and several variants of a layer are computed in one batch.
+
+Shapes: B batch, T target length, H remaining heads of a layer, V variants of a layer, E model size.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_headgates.analysis.options import ABLATION_MODES
+from fairseq_headgates.evaluation import Corpus, Sample, all_reduce, finite, token_losses, translate
+from fairseq_headgates.files import ResumeJournal
+from fairseq_headgates.heads import HeadId, HeadTable
+from fairseq_headgates.messages import shown
+from fairseq_headgates.surgery import (
+    HeadSite,
+    head_counts,
+    head_sites,
+    hooked,
+    masked,
+    site_table,
+    use_head_attention,
+)
+
+TOKENS = 2048  # in one batch, padding included: more would not be faster
+
+
+# --- losses ----------------------------------------------------------------------------------------------------------
+
+
+def ablation_losses(
+    model: nn.Module, corpus: Corpus, mode: str = "single", progress: Callable[[Iterable], Iterable] = iter
+) -> tuple[float, HeadTable]:
+    """Compute the loss of a model, and its loss with every single head masked.
+
+    Args:
+        model: a fairseq transformer
+        corpus: the data, in batches
+        mode: "single" masks one head at a time; "all-but-one" masks all heads of a layer but one
+        progress: wraps the iterable of batches
+
+    Returns:
+        The loss of the whole model, and the loss for each head (NaN for removed heads), in bits per target token
+
+    Raises:
+        ValueError: for an unknown mode, or if the loss is not finite
+    """
+    if mode not in ABLATION_MODES:
+        raise ValueError(f"unknown mode {shown(mode)}: choose from {', '.join(ABLATION_MODES)}")
+    use_head_attention(model)
+    variants = {site: _factors(site, mode) for site in head_sites(model) if site.attention.num_heads}
+    sums = {site: torch.zeros(len(rows), dtype=torch.double) for site, rows in variants.items()}
+    whole = torch.zeros(2, dtype=torch.double)
+    for sample in progress(corpus.batches):
+        loss, found = variant_losses(model, sample, corpus.pad, variants)
+        whole += torch.tensor([loss, sample["target"].ne(corpus.pad).sum()], dtype=torch.double)
+        for site, losses in found.items():
+            sums[site] += losses
+    flat = all_reduce(torch.cat([whole, *sums.values()]))
+    loss, tokens = flat[:2].tolist()
+    rows = flat[2:].div(tokens).split([len(row) for row in sums.values()])
+    return finite(loss, tokens), site_table(model, dict(zip(sums, rows, strict=True)), f"nll|{mode}")
+
+
+def _factors(site: HeadSite, mode: str) -> Tensor:
+    """Return the factor on the heads of a layer in each variant: [V, H]."""
+    one = torch.eye(site.attention.num_heads)
+    return 1 - one if mode == "single" else one
+
+
+@torch.no_grad()
+def variant_losses(
+    model: nn.Module, sample: Sample, pad: int, variants: Mapping[HeadSite, Tensor]
+) -> tuple[float, dict[HeadSite, Tensor]]:
+    """Return the loss of a batch in bits, and that of each variant of each layer: {site: [V]}.
+
+    `variants[site]` [V, H] are factors on the heads of this layer.
+    """
+    with _recording(model) as outputs:
+        loss = token_losses(model, sample, pad).double().sum().item()
+    return loss, {site: _losses_of(model, sample, pad, site, rows, outputs) for site, rows in variants.items()}
+
+
+def _losses_of(
+    model: nn.Module, sample: Sample, pad: int, site: HeadSite, rows: Tensor, outputs: Mapping[str, Any]
+) -> Tensor:
+    batch, length = sample["target"].shape
+    longest = max(length, sample["net_input"]["src_tokens"].size(1)) if "src_tokens" in sample["net_input"] else length
+    losses = []
+    for chunk in rows.split(max(1, TOKENS // (batch * longest))):
+        order = torch.arange(batch, device=sample["target"].device).repeat(len(chunk))
+        factor = chunk.to(order.device).repeat_interleave(batch, 0)[:, :, None, None]
+        inputs = {key: value.index_select(0, order) for key, value in sample["net_input"].items()}
+        repeated = {"net_input": inputs, "target": sample["target"].index_select(0, order)}
+        with _resuming(model, site, outputs, order, factor):
+            found = token_losses(model, repeated, pad)
+        losses.append(found.view(len(chunk), -1).sum(1, dtype=torch.double))
+    return torch.cat(losses).cpu()
+
+
+@contextmanager
+def _recording(model: nn.Module) -> Iterator[dict[str, Any]]:
+    """Within the context, record the outputs of encoder, layers and self-attention by name, and all contexts."""
+    outputs: dict[str, Any] = {}
+    sites = head_sites(model)
+    names = {name for site in sites for name in _layer_names(site)} | {site.name for site in sites} | {"encoder"}
+
+    def remember(site: HeadSite, _: Tensor | None, context: Tensor) -> None:
+        outputs[f"{site.name}.heads"] = context
+
+    with ExitStack() as hooks, hooked(model, remember):
+        for name in names:
+            module = _submodule(model, name)
+            if module is not None:
+                handle = module.register_forward_hook(lambda _, __, out, name=name: outputs.update({name: out}))
+                hooks.callback(handle.remove)
+        yield outputs
+
+
+def _layer_names(site: HeadSite) -> list[str]:
+    """Return the name of the layer of an attention module, and of all below: 'decoder.layers.1', 'decoder.layers.0'."""
+    stack, _, rest = site.name.rpartition("layers.")
+    return [f"{stack}layers.{i}" for i in range(int(rest.partition(".")[0]), -1, -1)]
+
+
+def _submodule(model: nn.Module, name: str) -> nn.Module | None:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+@contextmanager
+def _resuming(model: Any, site: HeadSite, outputs: Mapping[str, Any], order: Tensor, factor: Tensor) -> Iterator[None]:
+    """Within the context, the model computes from the heads of a layer on, times their `factor` [B, H, 1, 1].
+
+    The recorded outputs of the modules before are repeated for the rows `order`.
+    """
+    layer, *below = _layer_names(site)
+    replayed = {name: outputs[name] for name in below}
+    if below:
+        replayed[below[0]] = _repeated(outputs[below[0]], order)  # the only one that is read
+    if site.kind == "dec-enc":
+        replayed[f"{layer}.self_attn"] = _repeated(outputs[f"{layer}.self_attn"], order)
+    if site.kind != "enc-self" and "encoder" in outputs:
+        replayed["encoder"] = model.encoder.reorder_encoder_out(outputs["encoder"], order)
+    context = outputs[f"{site.name}.heads"].index_select(0, order)
+    replayed[site.name] = (site.attention.output_of(context * factor.to(context)), None)
+    with ExitStack() as stack:
+        for name, output in replayed.items():
+            stack.enter_context(_replaying(model.get_submodule(name), lambda *_, output=output, **__: output))
+        yield
+
+
+def _repeated(output: Any, order: Tensor) -> Any:
+    """Select rows of a layer's output, [T, B, E] or a tuple that starts with it."""
+    if isinstance(output, tuple):
+        return (output[0].index_select(1, order), *[None] * (len(output) - 1))
+    return output.index_select(1, order)
+
+
+@contextmanager
+def _replaying(module: nn.Module, forward: Callable) -> Iterator[None]:
+    """Within the context, `forward` replaces that of a module."""
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+# --- translations ----------------------------------------------------------------------------------------------------
+
+
+def ablation_masks(model: nn.Module, mode: str, losses: HeadTable) -> dict[HeadId, HeadTable]:
+    """Return the masks to translate with, by the head that is masked ("single"), or kept alone in its layer.
+
+    With "all-but-one", each layer keeps the head with the lowest of the `losses`.
+    """
+    masks = {}
+    for site in head_sites(model):
+        row = losses.values[site.kind][site.layer]
+        heads = [head for head, loss in enumerate(row) if not math.isnan(loss)]
+        if mode == "all-but-one" and heads:
+            heads = [min(heads, key=lambda head: row[head])]
+        for head in heads:
+            alone = [int(i == head) if mode == "all-but-one" else int(i != head) for i in range(len(row))]
+            masks[HeadId(site.kind, site.layer, head)] = _mask_of_layer(model, site, alone)
+    return masks
+
+
+def _mask_of_layer(model: nn.Module, site: HeadSite, row: Sequence[int]) -> HeadTable:
+    layers, heads = head_counts(model)[site.kind]
+    return HeadTable({site.kind: [list(row) if i == site.layer else [1] * heads for i in range(layers)]}, "alive")
+
+
+def prepared(model: nn.Module, corpus: Corpus) -> nn.Module:
+    """Return a copy of the model prepared for generation, as fairseq-generate does."""
+    model = use_head_attention(copy.deepcopy(model))
+    model.prepare_for_inference_(corpus.cfg)  # type: ignore[operator]
+    return model
+
+
+def masked_translations(
+    model: nn.Module,
+    corpus: Corpus,
+    masks: Mapping[HeadId, HeadTable],
+    journal: ResumeJournal,
+    progress: Callable[[Iterable], Iterable] = iter,
+) -> dict[str, list[str]]:
+    """Translate a corpus by the model ("full") and with each mask; return the translations by name ('dec-enc 5 0')."""
+    model = prepared(model, corpus)
+    found = {}
+    with _sharing_encoder(model) as sharing:
+        named = ((str(head), mask) for head, mask in masks.items())
+        for name, mask in progress([("full", None), *named]):
+            sharing.on = mask is None or "enc-self" not in mask.values
+            with masked(model, mask or HeadTable({})):
+                found[name] = journal.get(name, lambda: translate(model, corpus))
+    return found
+
+
+@dataclass
+class _Sharing:
+    on: bool = True
+
+
+@contextmanager
+def _sharing_encoder(model: Any) -> Iterator[_Sharing]:
+    """Within the context, and while `on`, the encoder computes each batch once."""
+    encode, known, sharing = model.encoder.forward, {}, _Sharing()
+
+    def forward(src_tokens: Tensor, **others: Any) -> Any:
+        if not sharing.on:
+            return encode(src_tokens, **others)
+        key = (src_tokens.data_ptr(), src_tokens.shape)
+        if key not in known:
+            known[key] = (
+                src_tokens,
+                encode(src_tokens, **others),
+            )  # the tokens too, so that their address is not reused
+        return known[key][1]
+
+    with _replaying(model.encoder, forward):
+        yield sharing

@@ -1,0 +1,96 @@
+"""Correlation of two tables of scores (no torch)."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scipy import stats
+
+from fairseq_headgates.heads import HeadTable
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Agreement of two tables over the heads that both have.
+
+    Attributes:
+        heads: number of heads compared
+        pearson: Pearson's r, NaN if one table is constant
+        pearson_p: its two-sided p-value
+        spearman: Spearman's rho, NaN if one table is constant
+        spearman_p: its two-sided p-value
+        top: K
+        shared: share of the best K heads of one table among the best K of the other, NaN if ties leave them open
+    """
+
+    heads: int
+    pearson: float
+    pearson_p: float
+    spearman: float
+    spearman_p: float
+    top: int
+    shared: float
+
+
+def agreement(a: HeadTable, b: HeadTable, types: Sequence[str] = (), top: int | None = None) -> Agreement:
+    """Compare two tables of scores.
+
+    Args:
+        a: scores
+        b: scores of the same heads
+        types: attention types to compare (default: those of both tables)
+        top: how many of the best heads to compare (default: a quarter)
+
+    Raises:
+        ValueError: with every reason, if the tables have different heads
+    """
+    chosen = tuple(types) or tuple(kind for kind in a.types if kind in b.values)
+    check_comparable(a, b, chosen)
+    values = zip(*([value for kind in chosen for value in table.heads(kind)] for table in (a, b)), strict=True)
+    both = [pair for pair in values if not any(map(math.isnan, pair))]  # heads that are in both models
+    if not both:
+        raise ValueError(f"{a.name} and {b.name} have no head of {', '.join(chosen)} in common")
+    x, y = (list(column) for column in zip(*both, strict=True))
+    k = max(1, len(x) // 4) if top is None else top
+    if not 1 <= k <= len(x):
+        raise ValueError(f"the number of best heads to compare is {k}: there are {len(x)} heads of {', '.join(chosen)}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about constant scores, whose correlation is NaN
+        r, r_p = stats.pearsonr(_scaled(x), _scaled(y)) if len(x) > 1 else (math.nan, math.nan)
+        rho, rho_p = stats.spearmanr(x, y) if len(x) > 1 else (math.nan, math.nan)
+    best_x, best_y = _best(x, k), _best(y, k)
+    shared = math.nan if best_x is None or best_y is None else len(best_x & best_y) / k
+    return Agreement(len(x), float(r), float(r_p), float(rho), float(rho_p), k, shared)
+
+
+def check_comparable(a: HeadTable, b: HeadTable, types: Sequence[str]) -> None:
+    """Raise ValueError, with every reason, unless both tables have the same heads of `types`."""
+    if not types:
+        raise ValueError(f"{a.name} scores {', '.join(a.types)}, {b.name} {', '.join(b.types)}: no type in common")
+    reasons = [f"{t.name} has no {kind}" for t in (a, b) for kind in types if kind not in t.values]
+    for kind in (kind for kind in types if not reasons):
+        shapes = [[len(row) for row in table.values.get(kind, [])] for table in (a, b)]
+        if shapes[0] != shapes[1]:
+            reasons.append(f"{kind} has {' and '.join(_shape(shape) for shape in shapes)} heads")
+    if reasons:
+        raise ValueError(f"{a.name} and {b.name} are scores of different heads: {'; '.join(reasons)}")
+
+
+def _shape(rows: list[int]) -> str:
+    return f"{len(rows)} x {rows[0]}" if rows and len(set(rows)) == 1 else str(rows)
+
+
+def _scaled(values: list[float]) -> list[float]:
+    """Multiply by a power of 2 so that the largest is about 1: Pearson's r of huge or tiny numbers would be NaN."""
+    exponent = math.frexp(max(map(abs, values)))[1]
+    return [math.ldexp(value, -exponent) for value in values]
+
+
+def _best(values: list[float], k: int) -> set[int] | None:
+    """Return the indices of the k highest values, None if a tie leaves them open."""
+    ranked = sorted(range(len(values)), key=lambda i: -values[i])
+    tied = k < len(values) and values[ranked[k - 1]] == values[ranked[k]]
+    return None if tied else set(ranked[:k])

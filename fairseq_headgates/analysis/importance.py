@@ -1,0 +1,287 @@
+"""Importance scores: a number for every head of a model; a higher score means a more important head.
+
+A new score is a function here, an entry in `METHODS`, and its description in `analysis.options.SCORES`.
+
+Shapes: B batch, T target length, S source length, L layers, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_headgates.analysis.ablation import ablation_losses
+from fairseq_headgates.analysis.options import GRADIENT_UNITS, NORMS, ScoreOptions
+from fairseq_headgates.analysis.relevance import head_relevance
+from fairseq_headgates.evaluation import Corpus, Sample, all_reduce, token_losses
+from fairseq_headgates.heads import HeadTable
+from fairseq_headgates.messages import shown
+from fairseq_headgates.surgery import (
+    HeadSite,
+    evaluating,
+    head_counts,
+    head_sites,
+    hooked,
+    open_probabilities,
+    site_table,
+    use_head_attention,
+)
+
+Options = ScoreOptions
+
+
+def score(
+    model: nn.Module, task: Any, batches: Sequence[Sample], method: str, options: ScoreOptions | None = None
+) -> HeadTable:
+    """Compute the importance scores of all heads.
+
+    Args:
+        model: a fairseq transformer; its attention modules become `HeadAttention`
+        task: the fairseq task of the model, which holds the dictionaries
+        batches: samples of the task, those of this worker if several share the data
+        method: a name in `METHODS`; "magnitude", "gate" and "random" use neither `task` nor `batches`
+        options: options of the scores (default: `ScoreOptions()`)
+
+    Returns:
+        A score for every head, NaN for removed heads
+
+    Raises:
+        ValueError: for an unknown method, or if scores are not finite
+    """
+    if method not in METHODS:
+        raise ValueError(f"unknown method {shown(method)}: choose from {', '.join(METHODS)}")
+    corpus = Corpus(task, batches)
+    use_head_attention(model)
+    with evaluating(model):
+        table = METHODS[method](model, corpus, options or ScoreOptions())
+    _check_finite(model, table, method)
+    return HeadTable(table.values, method)
+
+
+def _check_finite(model: nn.Module, table: HeadTable, method: str) -> None:
+    for site in head_sites(model):
+        row = table.values[site.kind][site.layer]
+        if not all(math.isfinite(row[head]) for head in site.attention.kept):
+            raise ValueError(
+                f"the scores of {method} in {site.kind} layer {site.layer} are not finite: the model has weights that "
+                "are not, or its precision is too low (leave out --fp16)"
+            )
+
+
+def confidence(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
+    """Mean over tokens of a head's largest attention weight, without end of sentence (Voita et al. 2019, section 3).
+
+    EOS is excluded from keys and queries. The queries of a decoder are the tokens of the prefix, whose first is EOS.
+    """
+    sums = _Sums(model)
+
+    def see(site: HeadSite, weights: Tensor | None, _: Tensor) -> None:
+        assert weights is not None
+        keys, queries = words[site.kind]
+        if weights.size(-1) > keys.size(1):  # --cross-self-attention: a decoder layer looks at the source, too
+            keys = torch.cat([words["enc-self"][0], keys], 1)
+        largest = weights.masked_fill(~keys[:, None, None, :], 0.0).amax(-1)  # [B, H, T]
+        sums.add(site, (largest * queries[:, None, :]).sum((0, 2)), queries.sum())
+
+    with torch.no_grad(), hooked(model, see, weights=True):
+        for sample in options.progress(corpus.batches):
+            words = _words(sample["net_input"], corpus)
+            model(**sample["net_input"], features_only=True)
+    return sums.means()
+
+
+def _words(net_input: Mapping[str, Tensor], corpus: Corpus) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return which keys [B, S] and queries [B, T] of each attention type are neither padding nor EOS."""
+
+    def of(name: str) -> Tensor:
+        tokens = net_input[name if name in net_input else "src_tokens"]
+        return tokens.ne(corpus.pad) & tokens.ne(corpus.eos)
+
+    source, target = of("src_tokens"), of("prev_output_tokens")
+    return {"enc-self": (source, source), "dec-self": (target, target), "dec-enc": (source, target)}
+
+
+def gradient(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
+    """I_h = E_x |Att_h(x)^T dL(x)/dAtt_h(x)| (Michel et al. 2019, eq. 2), with the loss L(x) of a sentence.
+
+    The product is the derivative with respect to a gate on the head, so one backward pass gives it for all heads: with
+    a gate per sentence, or (`gradient_unit` "token") per sentence and position, whose absolute values are averaged.
+    """
+    if options.gradient_unit not in GRADIENT_UNITS:
+        raise ValueError(
+            f"unknown gradient unit {shown(options.gradient_unit)}: choose from {', '.join(GRADIENT_UNITS)}"
+        )
+    if options.normalize not in NORMS:
+        raise ValueError(f"unknown normalisation {shown(options.normalize)}: choose from {', '.join(NORMS)}")
+    per_token = options.gradient_unit == "token"
+    sums = _Sums(model)
+    gates: dict[HeadSite, Tensor] = {}
+
+    def insert(site: HeadSite, _: Tensor | None, context: Tensor) -> Tensor:
+        batch, heads, length, _size = context.shape
+        gates[site] = context.new_ones(batch, heads, length if per_token else 1, 1, requires_grad=True)
+        return context * gates[site]
+
+    with _frozen(model), _not_recomputing(model), hooked(model, insert):
+        for sample in options.progress(corpus.batches):
+            gates.clear()
+            losses = token_losses(model, sample, corpus.pad)
+            if not gates:  # no head is left
+                break
+            units = _units(sample, corpus, per_token)
+            for site, found in zip(gates, _gradients(losses, list(gates.values())), strict=True):
+                sums.add(site, found.abs().sum((0, 2, 3)), units[site.kind])
+    means = sums.means()
+    return _normalized(means) if options.normalize == "layer" else means
+
+
+def _gradients(losses: Tensor, gates: list[Tensor]) -> Sequence[Tensor]:
+    """Return the derivative of the sum of `losses` [B, T], converted from bits to nats, with respect to each gate.
+
+    It is 0 for heads that the loss does not depend on: those of an encoder that no decoder layer reads.
+    """
+    if not losses.requires_grad:
+        return [torch.zeros_like(gate) for gate in gates]
+    return torch.autograd.grad(losses.sum() * math.log(2), gates, materialize_grads=True, allow_unused=True)
+
+
+def _units(sample: Sample, corpus: Corpus, per_token: bool) -> dict[str, int]:
+    """Return the number of sentences, or of tokens, that each attention type is averaged over."""
+    if not per_token:
+        return dict.fromkeys(("enc-self", "dec-self", "dec-enc"), len(sample["target"]))
+    target = int(sample["target"].ne(corpus.pad).sum())
+    source = int(sample["net_input"]["src_tokens"].ne(corpus.pad).sum())
+    return {"enc-self": source, "dec-self": target, "dec-enc": target}
+
+
+def _normalized(table: HeadTable) -> HeadTable:
+    """Divide each layer by its l2 norm, as Michel et al. do after Molchanov et al. 2017."""
+
+    def unit(row: list[float]) -> list[float]:
+        norm = math.hypot(*(value for value in row if not math.isnan(value)))
+        return [value / norm for value in row] if norm else row
+
+    return HeadTable({kind: [unit(row) for row in rows] for kind, rows in table.values.items()}, table.name)
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """Within the context, parameters need no gradients, so that only those of gates are computed."""
+    training = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    model.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in training:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def _not_recomputing(model: nn.Module) -> Iterator[None]:
+    """Within the context, --checkpoint-activations is off: gates need the activations."""
+    layers: dict[Any, Any] = {
+        module: module.forward for module in model.modules() if hasattr(module, "precheckpoint_forward")
+    }
+    try:
+        for module in layers:
+            module.forward = module.precheckpoint_forward
+        yield
+    finally:
+        for module, forward in layers.items():
+            module.forward = forward
+
+
+def relevance(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
+    """Mean share of a head in the relevance of its layer for the top-1 logit (Voita et al. 2019, section 4)."""
+    sums = _Sums(model)
+    sites = {(site.kind, site.layer): site for site in head_sites(model)}
+    for sample in options.progress(corpus.batches):
+        real = sample["target"].ne(corpus.pad)
+        for kind, found in head_relevance(model, sample["net_input"], options.rule).items():
+            shares = found / found.sum(-1, keepdim=True).clamp(min=torch.finfo(found.dtype).tiny)
+            for layer, row in enumerate((shares * real[:, :, None, None]).sum((0, 1))):
+                site = sites[kind, layer]
+                sums.add(site, row[list(site.attention.kept)], real.sum())
+    return sums.means()
+
+
+def ablation(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
+    """Increase of the loss, in bits per target token, with the head masked (Michel et al. 2019, section 3.2)."""
+    loss, without = ablation_losses(model, corpus, progress=options.progress)
+    return without.map(lambda value: value - loss)
+
+
+def magnitude(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
+    """L2 norm of a head's weights: its rows of W_Q, W_K and W_V and its columns of W_O times its gate."""
+    sums = _Sums(model)
+    with torch.no_grad():
+        for site in head_sites(model):
+            attention = site.attention
+            if attention.num_heads:
+                scale = attention.head_scale()
+                out = attention.out_proj.weight.T
+                out = out if scale is None else out * scale.repeat_interleave(attention.head_dim)[:, None]
+                weights = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight, out]
+                squares = sum(weight.double().square().sum(1) for weight in weights)
+                sums.add(site, squares.view(attention.num_heads, -1).sum(1).sqrt(), 1)
+    return sums.means(shared=False)
+
+
+def gate(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
+    """P(open) of a head's gate, 1 without a gate (Voita et al. 2019, section 6)."""
+    sums = _Sums(model)
+    found = open_probabilities(model)
+    for site in head_sites(model):
+        sums.add(site, found[site.kind][site.layer, list(site.attention.kept)], 1)
+    return sums.means(shared=False)
+
+
+def random(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
+    """Random numbers from 0 to 1, for comparison."""
+    generator = torch.Generator().manual_seed(options.seed)
+    sums = _Sums(model)
+    for kind, (layers, heads) in head_counts(model).items():
+        drawn = torch.rand(
+            layers, heads, generator=generator
+        )  # for removed heads too, so that those of others do not change
+        for site in head_sites(model):
+            if site.kind == kind:
+                sums.add(site, drawn[site.layer, list(site.attention.kept)], 1)
+    return sums.means(shared=False)
+
+
+class _Sums:
+    """Sums and counts for every remaining head, in double precision."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self.sums = {site: torch.zeros(site.attention.num_heads).double() for site in head_sites(model)}
+        self.counts = dict.fromkeys(self.sums, 0.0)
+
+    def add(self, site: HeadSite, values: Tensor, count: float | Tensor) -> None:
+        self.sums[site] += values.detach().double().cpu()
+        self.counts[site] += float(count)
+
+    def means(self, shared: bool = True) -> HeadTable:
+        """Return sums divided by counts, over all workers if each has a part of the data (`shared`)."""
+        flat = torch.cat([*self.sums.values(), torch.tensor(list(self.counts.values())).double()])
+        flat = all_reduce(flat) if shared else flat
+        *rows, counts = flat.split([*map(len, self.sums.values()), len(self.counts)])
+        means = (row / count.clamp(min=1) for row, count in zip(rows, counts, strict=True))
+        return site_table(self.model, dict(zip(self.sums, means, strict=True)))
+
+
+METHODS: dict[str, Callable[[nn.Module, Corpus, ScoreOptions], HeadTable]] = {
+    "confidence": confidence,
+    "gradient": gradient,
+    "relevance": relevance,
+    "ablation": ablation,
+    "magnitude": magnitude,
+    "gate": gate,
+    "random": random,
+}

@@ -1,0 +1,60 @@
+"""Names and options of the importance scores (no torch): what `headgates score --help` lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+# Scores by name; `importance.METHODS` has their functions.
+SCORES = {
+    "confidence": "mean of a head's largest attention weight (Voita et al. 2019)",
+    "gradient": "expected sensitivity of the loss to masking a head (Michel et al. 2019)",
+    "relevance": "share of a head in the relevance of the top-1 logit, by LRP (Voita et al. 2019)",
+    "ablation": "increase of the loss with the head masked (Michel et al. 2019)",
+    "magnitude": "l2 norm of a head's weights",
+    "gate": "P(open) of a head's gate (Voita et al. 2019)",
+    "random": "random numbers, for comparison",
+}
+WITHOUT_DATA = ("magnitude", "gate", "random")  # scores that do not depend on the data
+GRADIENT_UNITS = ("sentence", "token")  # Michel et al. 2019: the paper's equation 2; its released code
+NORMS = ("layer", "none")
+LRP_RULES = ("story-of-heads", "attn-constant", "epsilon")  # relevance.rules.RULES
+ABLATION_MODES = ("single", "all-but-one")  # Michel et al. 2019, tables 1 and 2
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """Options of the importance scores.
+
+    Attributes:
+        gradient_unit: of the gradient, take absolute values per "sentence" or per "token"
+        normalize: of the gradient, divide by the l2 norm of the "layer", or "none"
+        rule: of the relevance, the rule of propagation
+        seed: of the random scores
+        progress: wraps the iterable of batches, e.g. `tqdm`
+    """
+
+    gradient_unit: str = "sentence"
+    normalize: str = "layer"
+    rule: str = "story-of-heads"
+    seed: int = 1
+    progress: Callable[[Iterable], Iterable] = iter
+
+    def signature_parts(self, method: str) -> dict[str, str]:
+        """Return the options that the scores of a method depend on, for their signature."""
+        return {
+            "gradient": {"gradient-unit": self.gradient_unit, "normalize": self.normalize},
+            "relevance": {"rule": self.rule},
+            "random": {"seed": str(self.seed)},
+        }.get(method, {})
+
+
+def parse_methods(text: str) -> list[str]:
+    """Parse a comma-separated list of scores, or "all". Raise ValueError for an unknown or repeated name."""
+    names = list(SCORES) if text == "all" else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in SCORES:
+            raise ValueError(f"unknown method {name!r}: choose from {', '.join(SCORES)}")
+        if names.count(name) > 1:
+            raise ValueError(f"the method {name!r} is named twice: name each method once")
+    return names

@@ -1,0 +1,238 @@
+"""Rules of layer-wise relevance propagation for each kind of layer, on plain tensors.
+
+For an output j of a layer f and all its inputs i, let
+
+    z_ji = J_ji x_i + f(0)_j / n
+    R_i = sum_j R_j [alpha z+_ji / (sum_i z+_ji + eps) + beta z-_ji / (sum_i z-_ji - eps)]
+
+with the Jacobian J, the number n of inputs, and the positive and negative parts z+ and z-, so that positive relevance
+stays positive. Then the inputs are rescaled to the L1 norm of the outputs: token by token, or head by head within
+attention, and then, except for sums, over the whole sentence (Voita et al. 2019, section 4; details as in their code).
+
+No Jacobian of a whole layer is formed: linear layers and LayerNorm go token by token, and the Jacobian of attention
+factorises. Shapes: T target, S source length (or any), N explained target positions, H heads, D head size, E, I, O
+sizes of vectors. Relevance is [T, N, E]: of every number at every token, for every explained position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CHUNK = 2**18  # numbers of z formed at a time: what stays in the cache of one core
+
+Dims = int | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Rule by which relevance is divided among inputs.
+
+    `alpha` and `beta` weigh positive and negative contributions; None for both is the epsilon rule
+    R_i = sum_j R_j z_ji / (z_j + eps sign(z_j)) with z_j = sum_i z_ji (Bach et al. 2015). There z_j may be nearly 0, so
+    that single precision gives the relevance of heads to about a percent. `eps` keeps denominators away from 0,
+    `rescale_eps` those of the rescaling. With `constant_attention`, queries and keys get nothing.
+    """
+
+    alpha: float | None = 0.5
+    beta: float | None = 0.5
+    eps: float = 1e-5
+    rescale_eps: float = 1e-5
+    constant_attention: bool = False
+
+
+RULES = {
+    "story-of-heads": Rule(),  # the numbers of the paper's released code
+    "attn-constant": Rule(constant_attention=True),
+    "epsilon": Rule(alpha=None, beta=None),
+}
+
+
+def linear(R: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, rule: Rule) -> Tensor:
+    """Relevance [T, N, I] at the input x [T, I] of x W^T + b, from R [T, N, O]; weight [O, I], bias [O] or None."""
+    share = weight.new_zeros(len(weight), 1) if bias is None else bias[:, None] / x.size(-1)
+
+    def positive(tokens: slice) -> Tensor:
+        return torch.addcmul(share, weight, x[tokens, None]).clamp_(min=0)
+
+    def weighted(r: Tensor, tokens: slice) -> Tensor:
+        return (r @ weight).mul_(x[tokens, None]).add_(r @ share)
+
+    found = _divide(R, F.linear(x, weight, bias), x.size(-1), positive, weighted, rule)
+    return _rescale(R, rule, found, dim=-1)[0]
+
+
+def layer_norm(R: Tensor, x: Tensor, norm: nn.LayerNorm, rule: Rule) -> Tensor:
+    """Relevance [T, N, E] at the input x [T, E] of a LayerNorm, from R [T, N, E].
+
+    With y = (x - mean) / sigma: J_ji = gamma_j / sigma (delta_ji - 1/E - y_j y_i / E) and f(0) = bias.
+    """
+    size = x.size(-1)
+    centred = x - x.mean(-1, keepdim=True)
+    sigma = (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+    y, slope = centred / sigma, norm.weight / sigma
+    share = norm.bias[:, None] / size
+    left = torch.stack([slope, slope * y], dim=-1) / -size  # J = diag(slope) + left [1, y]
+    right = torch.stack([x, y * x], dim=-2)
+
+    def positive(tokens: slice) -> Tensor:
+        z = torch.baddbmm(share, left[tokens], right[tokens])
+        z.diagonal(dim1=-2, dim2=-1).add_(slope[tokens] * x[tokens])
+        return z.clamp_(min=0)
+
+    def weighted(r: Tensor, tokens: slice) -> Tensor:
+        steep = r * slope[tokens, None]
+        removed = y[tokens, None] * (steep @ y[tokens, :, None]) + steep.sum(-1, keepdim=True)
+        return (steep - removed / size).mul_(x[tokens, None]).add_(r @ share)
+
+    total = slope * (centred - y * (y * x).mean(-1, keepdim=True)) + norm.bias
+    return _rescale(R, rule, _divide(R, total, size, positive, weighted, rule), dim=-1)[0]
+
+
+def add(R: Tensor, a: Tensor, b: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    """Relevance [T, N, E] at both terms of a + b, each [T, E], from R [T, N, E]."""
+    up, down = a.clamp(min=0) + b.clamp(min=0), a.clamp(max=0) + b.clamp(max=0)
+    to_positive, to_negative = _coefficients(up, down, rule)
+    parts = [R * (x * torch.where(x > 0, to_positive, to_negative))[:, None] for x in (a, b)]
+    at_a, at_b = _rescale(R, rule, *parts, dim=-1, whole=False)
+    return at_a, at_b
+
+
+def attention(
+    R: Tensor, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, scaling: float, rule: Rule
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Relevance [H, T, N, D], [H, S, N, D] twice, at queries [H, T, D], keys and values [H, S, D], from that of heads.
+
+    Heads give c_td = sum_s w_ts v_sd; `R` is [H, T, N, D], `weights` w [H, T, S] are softmax(scaling q k^T). Then
+
+        v: z = w_ts v_sd,   q: z = sum_s A_tsd B_tse,   k: z = A_tsd B_tse,
+
+    where A_tsd = w_ts (v_sd - c_td) and B_tse = scaling q_te k_se, so that |z| = |A| |B| at the keys, and all sums are
+    matrix products. Every head is rescaled on its own, over all its tokens.
+    """
+    context = weights @ v
+    up, down = weights @ v.clamp(min=0), weights @ v.clamp(max=0)
+    if rule.constant_attention:
+        for_positive, for_negative = _per_output(R, up, down, rule)
+        found = _at_values(for_positive, for_negative, v, weights)
+        return R.new_zeros(R.shape), torch.zeros_like(found), _rescale(R, rule, found, dim=(1, 3))[0]
+    a = (v[:, None] - context[:, :, None]).mul_(weights[..., None])  # [H, T, S, D]
+    q = q * scaling
+    at_q = (a.transpose(2, 3).flatten(1, 2) @ k).view(*a.shape[:2], v.size(-1), k.size(-1)).mul_(q[:, :, None])
+    at_q_positive = at_q.clamp(min=0)  # [H, T, D, D]
+    at_q_negative = at_q.clamp_(max=0)
+    scores, sizes = q @ k.transpose(1, 2), q.abs() @ k.abs().transpose(1, 2)
+    at_k = (scores[:, :, None] @ a).squeeze(2)  # the sum over s and e of z, [H, T, D]; next, that of |z|
+    at_k_size = (sizes[:, :, None] @ a.abs()).squeeze(2)
+    up = up + at_q_positive.sum(-1) + (at_k_size + at_k) / 2
+    down = down + at_q_negative.sum(-1) - (at_k_size - at_k) / 2
+    for_positive, for_negative = _per_output(R, up, down, rule)
+    to_v = _at_values(for_positive, for_negative, v, weights)
+    to_q = for_positive @ at_q_positive + for_negative @ at_q_negative
+    # z+ = (|z| + z) / 2 and z- = (z - |z|) / 2.
+    mean = for_positive.add_(for_negative).div_(2)
+    difference = for_negative.neg_().add_(mean)  # (positive - negative) / 2
+    to_k = _at_keys(mean, a, q, k) + _at_keys(difference, a.abs_(), q.abs(), k.abs())
+    at_q, at_k, at_v = _rescale(R, rule, to_q, to_k, to_v, dim=(1, 3))
+    return at_q, at_k, at_v
+
+
+def merge(*parts: Tensor) -> Tensor:
+    """The sum of relevance [T, N, E] that comes to the same place on several ways, with the L1 norm of all parts."""
+    total = sum(parts[1:], parts[0])
+    return total.mul_(quotient(_sum(l1_norm(part, (0, 2)) for part in parts), l1_norm(total, (0, 2))))
+
+
+def keep_norm(R: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+    """`parts`, each [.., N, E], in place, with the L1 norm of R [T, N, E] together."""
+    ratio = quotient(l1_norm(R, (0, 2)), _sum(l1_norm(part, (0, 2)) for part in parts))
+    return tuple(part.mul_(ratio) for part in parts)
+
+
+def _divide(
+    R: Tensor,
+    total: Tensor,
+    inputs: int,
+    positive: Callable[[slice], Tensor],
+    weighted: Callable[[Tensor, slice], Tensor],
+    rule: Rule,
+) -> Tensor:
+    """Relevance [T, N, I] before rescaling, from R [T, N, O], for a layer that treats every token on its own.
+
+    `total` [T, O] is sum_i z_ji, over I = `inputs`; for some tokens, `positive(tokens)` gives z+ [T', O, I] and
+    `weighted(r, tokens)` the sum over j of r_j z_ji. The two are enough: z- = z - z+.
+    """
+    if rule.alpha is None:
+        return weighted(R * _coefficients(total, 0 * total, rule)[0][:, None], slice(None))
+    found = R.new_empty(*R.shape[:2], inputs)
+    step = max(1, CHUNK // (total.size(-1) * inputs))
+    for first in range(0, len(R), step):
+        tokens = slice(first, first + step)
+        z = positive(tokens)
+        up = z.sum(-1)
+        for_positive, for_negative = _coefficients(up, (total[tokens] - up).clamp_(max=0), rule)
+        r = R[tokens]
+        by_sign = torch.bmm(r * (for_positive - for_negative)[:, None], z, out=found[tokens])
+        by_sign.add_(weighted(r * for_negative[:, None], tokens))
+    return found
+
+
+def _coefficients(up: Tensor, down: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    """What z+_ji and z-_ji are multiplied by, from their sums over i: as these, one number for every output."""
+    if rule.alpha is None or rule.beta is None:
+        total = up + down
+        both = 1 / (total + torch.copysign(total.new_tensor(rule.eps), total))
+        return both, both
+    return rule.alpha / (up + rule.eps), rule.beta / (down - rule.eps)
+
+
+def _per_output(R: Tensor, up: Tensor, down: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    """R_j times both coefficients: [H, T, N, D] from sums [H, T, D]."""
+    for_positive, for_negative = _coefficients(up, down, rule)
+    return R * for_positive[:, :, None], R * for_negative[:, :, None]
+
+
+def _at_values(for_positive: Tensor, for_negative: Tensor, v: Tensor, weights: Tensor) -> Tensor:
+    """[H, S, N, D]: sum over t of r_td w_ts v_sd, with the first r where v > 0 and the second where it is below."""
+    heads, length, positions, size = for_positive.shape
+    back = weights.transpose(1, 2)
+    sums = [(back @ r.flatten(2)).view(heads, -1, positions, size) for r in (for_positive, for_negative)]
+    return torch.where((v > 0)[:, :, None], sums[0], sums[1]).mul_(v[:, :, None])
+
+
+def _at_keys(r: Tensor, a: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """[H, S, N, D]: sum over t and d of r_td A_tsd q_te k_se; r [H, T, N, D], A [H, T, S, D]."""
+    to_weights = r @ a.transpose(2, 3)  # [H, T, N, S]
+    back = to_weights.permute(0, 3, 2, 1).flatten(1, 2) @ q  # [H, S N, D]
+    return back.unflatten(1, (k.size(1), -1)).mul_(k[:, :, None])
+
+
+def _sum(parts: Iterable[Tensor]) -> Tensor:
+    return reduce(torch.add, parts)
+
+
+def l1_norm(x: Tensor, dim: Dims) -> Tensor:
+    """Return the sum of absolute values over some dimensions, which are kept with size 1."""
+    return x.abs().sum(dim, keepdim=True)  # twice as fast as vector_norm on a CPU
+
+
+def quotient(wanted: Tensor, available: Tensor) -> Tensor:
+    """Return wanted / available, where 0 / 0 = 0."""
+    return wanted / available.clamp(min=torch.finfo(available.dtype).tiny)
+
+
+def _rescale(R: Tensor, rule: Rule, *inputs: Tensor, dim: Dims, whole: bool = True) -> tuple[Tensor, ...]:
+    """`inputs`, in place, with the L1 norm that R has over `dim`, and then, if `whole`, over the first dimension too.
+
+    As in the original: since both have an epsilon, this is not the same as the first alone.
+    """
+    wanted, there = l1_norm(R, dim), _sum(l1_norm(part, dim) for part in inputs)
+    ratio = quotient(wanted, there + rule.rescale_eps)
+    if whole:
+        ratio *= quotient(wanted.sum(0), (there * ratio).sum(0) + rule.rescale_eps)
+    return tuple(part.mul_(ratio) for part in inputs)

@@ -1,0 +1,184 @@
+"""Convert a fairseq transformer with removed heads to CTranslate2.
+
+CTranslate2 (https://github.com/OpenNMT/CTranslate2, 4.8) has one number of heads for all layers of the encoder, and one
+for all self- and cross attention of the decoder. The size of a head is independent of the model size (`head_dim` of its
+attention specification). Each stack is padded with zero heads up to its largest attention. A zero head has zeros as
+queries, keys, values and columns of the output projection: it adds exactly 0.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary
+from torch import nn
+
+from fairseq_headgates.files import part_of, remove_dead_parts, replace_folder
+from fairseq_headgates.messages import shown
+from fairseq_headgates.surgery import head_sites
+from fairseq_headgates.surgery.features import model_features
+
+if TYPE_CHECKING:
+    from ctranslate2.specs import TransformerSpec
+
+# fairseq's --activation-fn: the name in `ctranslate2.specs.Activation`
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "tanh": "Tanh"}
+
+
+def to_ctranslate2(
+    model: nn.Module,
+    source_dictionary: Dictionary,
+    target_dictionary: Dictionary,
+    output_dir: str | os.PathLike[str],
+    quantization: str | None = None,
+    force: bool = False,
+) -> None:
+    """Write a fairseq encoder-decoder transformer as a CTranslate2 model, whole or not at all.
+
+    Args:
+        model: a model without gates and fixed heads, e.g. a result of `prune`; it is not changed
+        source_dictionary: the source dictionary of the model
+        target_dictionary: the target dictionary of the model
+        output_dir: the folder to write
+        quantization: one of CTranslate2's types, e.g. "int8"; None is single precision
+        force: replace an existing CTranslate2 model, once the new one is complete
+
+    Raises:
+        ValueError: with every reason, if CTranslate2 cannot express the model; for an unknown `quantization`; or if the
+            output cannot be written
+
+    `Translator.translate_batch` of the result searches like fairseq-generate with these options:
+
+    - `--beam B`: `beam_size=B`; fairseq's default is 5, CTranslate2's 2.
+    - `--lenpen A`: `length_penalty=A`. Both divide the log-probability by length^A and count </s> in the length.
+      With 0 (and `--unnormalized`) CTranslate2 continues until its best hypothesis is finished; fairseq stops at B
+      finished ones, as CTranslate2 does with 1e-7.
+    - `--max-len-a a --max-len-b b`: `max_decoding_length = min(a S + b, max_target_positions - 1) + 1`, S tokens of the
+      longest source in the batch with </s>; by default 201, not 256. A translation that is still unfinished then gets
+      an </s> from fairseq, whatever that costs, and none from CTranslate2.
+    - `--min-len 1`: `min_decoding_length=1`, the default of both. CTranslate2 renormalises the first step without
+      </s>, which adds -log(1 - P(</s>)) to all hypotheses; without a minimum (0) the scores are the same.
+    - fairseq never generates <pad>: `suppress_sequences=[["<blank>"]]`. A trained model does not either.
+    """
+    output = Path(output_dir).resolve()
+    check_output(output, force)
+    reasons = unsupported(model)
+    if reasons:
+        raise ValueError("CTranslate2 cannot express this model: it has " + "; ".join(reasons))
+    _write_folder(_specification(model, source_dictionary, target_dictionary, quantization), output)
+
+
+def unsupported(model: nn.Module) -> list[str]:
+    """Return every reason why CTranslate2 cannot express a model, an empty list if it can.
+
+    These are the rules of CTranslate2's own converter (converters/fairseq.py) and of its decoder layer. Two rules of
+    the converter do not apply: equal numbers of heads and equal normalisation in encoder and decoder.
+    """
+    activation = getattr(getattr(model, "args", None), "activation_fn", "relu")
+    reasons = list(model_features(model).values())
+    if activation not in ACTIVATIONS:
+        reasons.append(f"the activation function {activation} (supported: {', '.join(ACTIVATIONS)})")
+    return reasons
+
+
+@torch.no_grad()
+def _specification(model: Any, source: Dictionary, target: Dictionary, quantization: str | None) -> TransformerSpec:
+    """Return the model and its vocabularies as a specification of CTranslate2."""
+    try:
+        from ctranslate2 import specs
+        from ctranslate2.converters import fairseq
+        from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
+    except ImportError as error:
+        cure = "pip install 'fairseq-headgates[ctranslate2]'"
+        raise ValueError(f"CTranslate2 cannot be loaded ({error}): {cure}") from None
+    if quantization not in (None, *ACCEPTED_MODEL_TYPES):
+        raise ValueError(f"unknown quantization {shown(quantization)}: choose from {', '.join(ACCEPTED_MODEL_TYPES)}")
+    # A copy: heads are added to it, and CTranslate2 quantises in place. In training mode, LayerDrop hides layers.
+    model = copy.deepcopy(model).cpu().float().eval()
+    # `return_attention` averages over the last layer's own heads, which come first, as in fairseq.
+    aligned = max(1, model.decoder.layers[-1].encoder_attn.num_heads)
+    spec = specs.TransformerSpec(
+        specs.TransformerEncoderSpec(**_pad_heads(model.encoder), **_common(model, model.encoder, specs)),
+        specs.TransformerDecoderSpec(
+            **_pad_heads(model.decoder), **_common(model, model.decoder, specs), alignment_heads=aligned
+        ),
+    )
+    fairseq.set_transformer_encoder(spec.encoder, model.encoder)
+    fairseq.set_transformer_decoder(spec.decoder, model.decoder)
+    spec.register_source_vocabulary(_vocabulary(source))
+    spec.register_target_vocabulary(_vocabulary(target))
+    # fairseq ends every source with </s> and starts every target with it.
+    spec.config.add_source_eos = True
+    spec.config.decoder_start_token = spec.config.eos_token
+    spec.validate()
+    # In int16, the zeros of a layer without heads get the scale 1024 / 0 and are read back as something / inf = 0.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spec.optimize(quantization=quantization)
+    return spec
+
+
+def _common(model: Any, stack: Any, specs: ModuleType) -> dict[str, Any]:
+    """Return the arguments that encoder and decoder share."""
+    return {
+        "num_layers": len(stack.layers),
+        "pre_norm": stack.layers[0].normalize_before,
+        "no_final_norm": stack.layer_norm is None,
+        "activation": specs.Activation[ACTIVATIONS[getattr(model.args, "activation_fn", "relu")]],
+        "layernorm_embedding": stack.layernorm_embedding is not None,
+    }
+
+
+def _pad_heads(stack: nn.Module) -> dict[str, int]:
+    """Pad every attention of an encoder or decoder with zero heads to the same number, at least 1, in place.
+
+    q, k, v [H D, E] get rows of zeros, the output projection [E, H D] columns. Return H and D.
+    """
+    attentions = [site.attention for site in head_sites(stack)]
+    heads, size = max(1, *(attention.num_heads for attention in attentions)), attentions[0].head_dim
+    for attention in attentions:
+        for name, inputs in (("q_proj", attention.embed_dim), ("k_proj", attention.kdim), ("v_proj", attention.vdim)):
+            setattr(attention, name, _zero_padded(getattr(attention, name), inputs, heads * size))
+        attention.out_proj = _zero_padded(attention.out_proj, heads * size, attention.embed_dim)
+    return {"num_heads": heads, "head_dim": size}
+
+
+def _zero_padded(linear: nn.Linear | None, inputs: int, outputs: int) -> nn.Linear:
+    """Return `linear`, or zeros for None, padded with zeros to a weight [outputs, inputs] and a bias [outputs]."""
+    padded = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    for parameter in padded.parameters():
+        parameter.zero_()
+    if linear is not None:
+        padded.weight[: linear.weight.size(0), : linear.weight.size(1)] = linear.weight
+        if linear.bias is not None:
+            padded.bias[: len(linear.bias)] = linear.bias
+    return padded
+
+
+def _vocabulary(dictionary: Dictionary) -> list[str]:
+    """Return the symbols by number; CTranslate2 has its own name for padding."""
+    return ["<blank>" if number == dictionary.pad() else symbol for number, symbol in enumerate(dictionary.symbols)]
+
+
+def check_output(output: Path, force: bool) -> None:
+    """Raise ValueError unless a model may be written there: `force` replaces models, nothing else."""
+    remove_dead_parts(output)  # one may be the old model of a killed process that was replacing it
+    if output.exists() and not force:
+        raise ValueError(f"{output} exists: choose another name, or pass --force to overwrite it")
+    if output.exists() and not (output / "model.bin").is_file():
+        raise ValueError(f"{output} exists and is not a CTranslate2 model: choose another name (--force does not help)")
+
+
+def _write_folder(spec: TransformerSpec, output: Path) -> None:
+    """Save to a folder beside `output` and rename it; an old `output` is deleted afterwards."""
+    try:
+        with part_of(output, folder=True) as part:
+            spec.save(str(part))
+            replace_folder(part, output)
+    except OSError as error:
+        raise ValueError(f"cannot write {output} ({error.strerror or error}): choose another place") from None

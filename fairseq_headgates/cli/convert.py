@@ -1,0 +1,37 @@
+"""`headgates convert`: remove heads as `headgates prune` does, and write the model for CTranslate2."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fairseq_headgates.cli.choice import add_choice, chosen_heads, refuse_standard_output
+from fairseq_headgates.cli.parser import add_checkpoint, filled
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `headgates convert`."""
+    parser.description = "Remove heads as `headgates prune` does, and write the model for CTranslate2."
+    add_checkpoint(parser)
+    parser.add_argument("output", metavar="OUT", type=filled, help="the folder to write")
+    parser.add_argument("--to", choices=["ctranslate2"], required=True, help="the format to write")
+    parser.add_argument("--data", metavar="DIR", type=filled, help="folder of dict.*.txt (default: the folder of CKPT)")
+    parser.add_argument("--quantization", metavar="TYPE", help="for instance int8 (default: single precision)")
+    add_choice(parser)
+    parser.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `headgates convert` and return its exit code."""
+    from fairseq_headgates.checkpoints import load_dictionaries, load_model
+    from fairseq_headgates.checkpoints.ctranslate2 import check_output, to_ctranslate2
+    from fairseq_headgates.surgery import prune
+
+    refuse_standard_output(args.output)
+    check_output(Path(args.output), args.force)
+    state, model = load_model(args.checkpoint, args.trust)
+    pruned = prune(model, chosen_heads(args, model))
+    source, target = load_dictionaries(state, args.data or Path(args.checkpoint).parent)
+    to_ctranslate2(pruned, source, target, args.output, args.quantization, args.force)
+    print(f"written: {args.output}")
+    return 0

@@ -1,0 +1,171 @@
+"""`headgates curve`: remove the least important heads step by step, and measure after each step."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fairseq_headgates import report
+from fairseq_headgates.analysis.options import SCORES
+from fairseq_headgates.cli.parser import Once, add_data, add_output, add_score_options, warn
+from fairseq_headgates.heads import TYPES, HeadTable, check_shape, parse_scores, parse_types
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fairseq_headgates.cli.session import Loaded, Session
+    from fairseq_headgates.files import ResumeJournal
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `headgates curve`."""
+    add_data(parser)
+    order = parser.add_mutually_exclusive_group(required=True)
+    order.add_argument(
+        "--by", metavar="METHOD", action=Once, choices=list(SCORES), help=f"remove heads by scores: {', '.join(SCORES)}"
+    )
+    order.add_argument("--scores", metavar="FILE", action=Once, help="remove heads by a score file")
+    parser.add_argument("--score-method", metavar="M", help="which scores, if FILE has those of several methods")
+    parser.add_argument("--score-subset", metavar="S", help="with --by: score on this subset (default: --gen-subset)")
+    parser.add_argument("--reestimate", action="store_true", help="with --by: score again after each step")
+    add_score_options(parser)
+    parser.add_argument(
+        "--types",
+        metavar="T[,T...]",
+        nargs="+",
+        help=f"remove heads of these attention types, of {', '.join(TYPES)} "
+        "(default: a curve for all types together, and one for each type alone)",
+    )
+    parser.add_argument("--each-type", action="store_true", help="with --types: also a curve for each type alone")
+    parser.add_argument(
+        "--steps",
+        metavar="P[,P...]",
+        type=_steps,
+        default=list(range(0, 100, 10)),
+        help="percent of the heads to remove (default: 0,10,...,90)",
+    )
+    parser.add_argument(
+        "--metric",
+        choices=("nll", "bleu"),
+        default="bleu",
+        help="measure the loss, or also BLEU (default: %(default)s)",
+    )
+    parser.add_argument("--tsv", metavar="FILE", help="write the points as a table for plots")
+    parser.add_argument("--plot", metavar="FILE", help="draw the curves: .png, .pdf, .svg (needs matplotlib)")
+    add_output(parser, "write the points as JSON; FILE.part keeps partial results to resume from")
+
+
+def _steps(text: str) -> list[float]:
+    try:
+        steps = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of percentages: 0,10,20") from None
+    for step in steps:
+        if not 0 <= step <= 100:
+            raise argparse.ArgumentTypeError(f"{step:g} percent of the heads: it must be from 0 to 100")
+    return steps
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `headgates curve` and return its exit code."""
+    from fairseq_headgates.cli.session import session
+
+    if args.scores is not None and (args.reestimate or args.score_subset is not None):
+        raise ValueError("--reestimate and --score-subset are for --by: a score file is not computed again")
+    if args.score_method is not None and args.scores is None:
+        raise ValueError("--score-method names the scores of a file: give it with --scores")
+    if args.each_type and args.types is None:
+        raise ValueError("--each-type is for --types: by default there is a curve for each type")
+    with session(args) as work:
+        journals = {path: work.journal(path) for path in work.paths}
+        points = [point for path in work.paths for point in _points(work, path, journals[path])]
+        work.write(args.out, json.dumps({"format": "headgates.curve/1", "points": points}, indent=1) + "\n")
+        work.write(args.tsv, tsv(points))
+        work.plot(args.plot, lambda: report.curve_plot(points))
+        work.say(json.dumps(points) if args.json else report.curve_table(points))
+        for journal in journals.values():
+            journal.discard()
+    return 0
+
+
+def _points(work: Session, path: str, journal: ResumeJournal) -> list[dict[str, Any]]:
+    """Return the points of all curves of one checkpoint, as plain values."""
+    from fairseq_headgates.analysis.curves import pruning_curve
+    from fairseq_headgates.evaluation import bleu_metric, references
+    from fairseq_headgates.surgery import open_mask
+
+    args, loaded = work.args, work.load(path)
+    scores, rescore = _scores(work, loaded)
+    alive = open_mask(loaded.model)
+    metric = bleu_metric(loaded.corpus)
+    reference = references(loaded.model, loaded.corpus) if args.metric == "bleu" else []
+    points = []
+    for name, types in _curves(args, scores).items():
+        steps = pruning_curve(
+            loaded.model, loaded.corpus, scores, alive, args.steps, types, rescore, args.metric == "bleu", journal
+        )
+        for point in work.progress(f"{work.name(path)} {name}")(steps):
+            bleu = metric.corpus_score(point.translations, [reference]).score if args.metric == "bleu" else None
+            points.append(
+                {
+                    "checkpoint": work.name(path),
+                    "by": scores.name,
+                    "types": name,
+                    "removed": point.removed,
+                    "heads": point.heads,
+                    "nll": point.nll,
+                    "bleu": bleu,
+                    "mask": dict(point.mask.values),
+                    "signature": scores.signature,
+                }
+            )
+    return points
+
+
+def _scores(work: Session, loaded: Loaded) -> tuple[HeadTable, Callable[[nn.Module], HeadTable] | None]:
+    """Return the scores of the curve, and the function that computes them again or None."""
+    from fairseq_headgates.surgery import head_counts
+
+    args = work.args
+    if args.scores is not None:
+        scores = parse_scores(args.scores, args.score_method, "--score-method")
+        check_shape(scores, head_counts(loaded.model), "the score file")
+        return scores, None
+    if args.score_subset:
+        loaded = work.with_corpus(loaded, work.corpus(loaded.model, args.score_subset))
+
+    def score(model: nn.Module) -> HeadTable:
+        return work.scores(loaded.with_model(model), args.by)
+
+    return score(loaded.model), score if args.reestimate else None
+
+
+def _curves(args: argparse.Namespace, scores: HeadTable) -> dict[str, tuple[str, ...]]:
+    """Return the curves by name, with the attention types that each removes heads of."""
+    texts = args.types
+    if texts is None:
+        texts = ["all", *scores.types] if len(scores.types) > 1 else list(scores.types)
+    elif len(texts) > 1 or "all" in texts:
+        warn("headgates curve", "--types with several values, or with all, is deprecated: use --types T,T --each-type")
+    elif args.each_type:
+        texts = list(dict.fromkeys([*texts, *parse_types(texts[0])]))
+    for text in texts:
+        if "all" in text.split(",") and text != "all":
+            raise ValueError(f"--types {text!r}: all stands alone, as in --types all enc-self")
+    curves = {text: scores.types if text == "all" else parse_types(text) for text in texts}
+    for text, types in curves.items():
+        if not types:
+            raise ValueError(f"--types {text!r} names no attention type: choose from {', '.join(scores.types)}")
+        for kind in types:
+            if kind not in scores.values:
+                raise ValueError(f"there are no scores of {kind}: they are of {', '.join(scores.types)}")
+    return curves
+
+
+def tsv(points: Sequence[Mapping[str, Any]]) -> str:
+    """Return points as lines of values separated by tabs, after a line of names."""
+    names = [name for name in points[0] if name not in ("mask", "signature")]
+    lines = [[("" if point[name] is None else str(point[name])) for name in names] for point in points]
+    return "".join("\t".join(line) + "\n" for line in [names, *lines])

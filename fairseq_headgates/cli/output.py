@@ -1,0 +1,54 @@
+"""Write the results of a command: to standard output, and as pictures (no torch)."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fairseq_headgates.messages import first_line
+
+
+def say(text: str) -> None:
+    """Print the result of a command. Raise ValueError if standard output cannot be written."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (the buffer is not written again at exit)
+        raise ValueError(f"cannot write to standard output ({error.strerror}): make room, or use --out") from None
+
+
+def check_picture(path: str) -> None:
+    """Raise ValueError unless matplotlib can draw a picture of this name: fail early."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("--plot needs matplotlib: pip install 'fairseq-headgates[plots]'") from None
+    kind = _kind(path)
+    if kind not in Figure().canvas.get_supported_filetypes():
+        raise ValueError(f"--plot {path}: no picture of the kind {kind!r} can be drawn; choose .png, .pdf or .svg")
+
+
+def picture(path: str, draw: Callable[[], Any]) -> bytes:
+    """Return the content of a picture file. It is drawn in memory: on a full disk, matplotlib's JPEG never ends."""
+    from matplotlib import rc_context
+
+    kind = _kind(path)
+    content = io.BytesIO()
+    target = io.TextIOWrapper(content, "utf-8", write_through=True) if kind == "pgf" else content
+    try:
+        with rc_context({"svg.fonttype": "none"}):  # text remains text
+            draw().savefig(target, format=kind, dpi=150)
+        return content.getvalue()
+    except Exception as error:  # a program is missing, such as LaTeX
+        raise ValueError(f"cannot draw {path} ({first_line(error)}): choose .png, .pdf or .svg") from None
+
+
+def _kind(path: str) -> str:
+    """Return the format of a picture by its name."""
+    return Path(path).suffix.lstrip(".") or "png"

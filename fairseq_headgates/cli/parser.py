@@ -1,0 +1,141 @@
+"""The argument parser of the command, whose errors are one line, and options that subcommands share."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any, NoReturn
+
+from fairseq_headgates.analysis.options import GRADIENT_UNITS, LRP_RULES, NORMS
+from fairseq_headgates.heads import TYPES
+from fairseq_headgates.messages import fail
+
+DATA_USAGE = "%(prog)s DATA --path CKPT [options] [options of fairseq-generate]"
+DATA_EPILOG = (
+    "DATA is a folder of binarised data. Data, batches, workers and beam search are set by the options of "
+    "fairseq-generate: --gen-subset (default: test), --max-tokens (4000), --cpu, --fp16, --beam, --lenpen, "
+    "--post-process, --tokenizer, --scoring sacrebleu, ... (fairseq-generate --help)."
+)
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse's parser, except that an error is one line on stderr, without the usage; exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print an error in one line and exit with code 2."""
+        fail(self.prog, f"{message} (see {self.prog} --help)")
+
+
+class Once(argparse.Action):
+    """An option that cannot be given twice with different values; argparse would take the last."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Set the option. Report an error for a second, different value."""
+        before = getattr(namespace, self.dest, None)
+        if before not in (None, values):
+            parser.error(f"argument {option_string}: given twice, as {before!r} and {values!r}: give it once")
+        setattr(namespace, self.dest, values)
+
+
+class Deprecated(argparse.Action):
+    """The old name of an option: works, with a warning. `const` is the new name."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Warn, and set the new option."""
+        warn(parser.prog, f"{option_string} is deprecated: use {self.const}")
+        setattr(namespace, self.dest, values)
+
+
+def warn(program: str, message: str) -> None:
+    """Print one line on stderr."""
+    print(f"{program}: warning: {message}", file=sys.stderr)
+
+
+def filled(text: str) -> str:
+    """Parse the name of a file, which is not empty (`--out "$OUT"` without $OUT)."""
+    if not text:
+        raise argparse.ArgumentTypeError("the value is empty: give a name")
+    return text
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Add the checkpoint to read, and --trust."""
+    parser.add_argument("checkpoint", metavar="CKPT", type=filled, help="a fairseq checkpoint (.pt)")
+    add_trust(parser)
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add --trust."""
+    parser.add_argument("--trust", action="store_true", help="load any Python object from CKPT, which may run code")
+
+
+def add_output(parser: argparse.ArgumentParser, text: str, json: str = "print JSON instead of tables") -> None:
+    """Add --out (with the help `text`), --json and --force."""
+    parser.add_argument("--out", metavar="FILE", type=filled, help=text)
+    parser.add_argument("--json", action="store_true", help=json)
+    parser.add_argument("--force", action="store_true", help="overwrite files that exist")
+
+
+def add_types(parser: Any, text: str) -> None:
+    """Add --types, attention types separated by commas."""
+    parser.add_argument("--types", metavar="T[,T...]", help=f"{text}; of {', '.join(TYPES)}")
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """Make a subcommand read data with the options of fairseq-generate."""
+    parser.usage, parser.epilog, parser.allow_abbrev = DATA_USAGE, DATA_EPILOG, False
+    parser.add_argument("--sentences", metavar="N", type=int, help="use only the first N sentences of the subset")
+    add_trust(parser)
+    parser.set_defaults(takes_fairseq=True)
+
+
+def add_score_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of importance scores; see `analysis.options.ScoreOptions`."""
+    parser.add_argument(
+        "--gradient-unit",
+        choices=GRADIENT_UNITS,
+        default="sentence",
+        help="gradient: take absolute values per sentence (Michel et al. 2019, the paper) or per token (their code); "
+        "default: %(default)s",
+    )
+    parser.add_argument(
+        "--abs",
+        dest="gradient_unit",
+        choices=GRADIENT_UNITS,
+        action=Deprecated,
+        const="--gradient-unit",
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
+    )
+    parser.add_argument(
+        "--normalize",
+        choices=NORMS,
+        default="layer",
+        help="gradient: divide by the l2 norm of the layer, or not (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rule",
+        choices=LRP_RULES,
+        default="story-of-heads",
+        help="relevance: rule of propagation (default: %(default)s)",
+    )
+
+
+def number_or_share(text: str) -> float:
+    """Parse a number of heads (12, an int) or a share (0.5, a float)."""
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of heads (12) nor a share (0.5)") from None

@@ -1,0 +1,93 @@
+"""`headgates prune`: write a checkpoint without the heads that gates, a threshold, a mask or scores remove."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from fairseq_headgates import report
+from fairseq_headgates.cli.choice import add_choice, chosen_heads, refuse_standard_output
+from fairseq_headgates.cli.parser import add_checkpoint, filled
+from fairseq_headgates.files import refuse_existing
+from fairseq_headgates.messages import one_line
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `headgates prune`."""
+    parser.description = (
+        "Write a checkpoint without the heads whose evaluation gate is 0, or, with one of --threshold, --alive and "
+        "--scores, without other heads. A head whose gate is 0 is always removed, because it contributes nothing."
+    )
+    add_checkpoint(parser)
+    parser.add_argument("output", metavar="OUT", type=filled, help="the checkpoint to write")
+    add_choice(parser)
+    parser.add_argument(
+        "--stock",
+        action="store_true",
+        help="write a checkpoint of fairseq's own transformer: of the same size, with zeros for removed heads",
+    )
+    parser.add_argument("--no-optimizer", action="store_true", help="drop the optimiser state")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `headgates prune` and return its exit code."""
+    from fairseq_headgates.checkpoints import (
+        build_model,
+        load_model,
+        prune_checkpoint,
+        save_checkpoint,
+        stock_checkpoint,
+    )
+    from fairseq_headgates.surgery import kept_mask, prune, removal_plan
+
+    refuse_standard_output(args.output)
+    if not args.dry_run:
+        refuse_existing(args.output, args.force)
+    state, model = load_model(args.checkpoint, args.trust)
+    mask = chosen_heads(args, model)
+    pruned = prune(model, mask)
+    if args.stock:
+        smaller = stock_checkpoint(state, mask, model)
+    else:
+        smaller = prune_checkpoint(state, mask, not args.no_optimizer, model, print_notice)
+    build_model(smaller)  # proves that the result loads
+    if not args.dry_run:
+        save_checkpoint(smaller, args.output, args.force)
+    plan = removal_plan(model, pruned)
+    if args.json:
+        print(json.dumps(plan))
+        return 0
+    print(report.removal_table(kept_mask(model), kept_mask(pruned)))
+    print("\n".join(removal_notes(plan)))
+    print("nothing written (--dry-run)" if args.dry_run else f"written: {args.output}")
+    return 0
+
+
+def print_notice(message: str) -> None:
+    """Print a part of the checkpoint that is dropped on stderr."""
+    print(f"headgates prune: {one_line(message)}", file=sys.stderr)
+
+
+def removal_notes(plan: dict[str, Any]) -> list[str]:
+    """Return the plan as lines of text."""
+    before, after = plan["parameters"]
+    lines = [f"\nparameters: {before:,} -> {after:,} ({after / before - 1:+.1%})"]
+    for kind, where in (("dec-self", "target token and hypothesis"), ("dec-enc", "source token and sentence")):
+        if kind in plan["heads"]:
+            sizes = " -> ".join(f"{size:,}" for size in plan["cache_bytes_per_token"][kind])
+            lines.append(f"key/value cache of {kind}: {sizes} bytes for each {where}")
+    lines += [
+        f"{kind} loses all its heads: its layers become their output bias"
+        for kind, (_, kept) in plan["heads"].items()
+        if not kept
+    ]
+    if plan["removed_with_open_gate"]:
+        lines.append(f"open heads among those removed: {plan['removed_with_open_gate']}; the output changes")
+    if plan["folded_gates"]:
+        lines.append(f"gates between 0 and 1, folded into the output projection: {plan['folded_gates']}")
+    return lines

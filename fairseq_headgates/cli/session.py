@@ -1,0 +1,231 @@
+"""What the commands that read data share: options, workers, loading, progress, signatures, journals, output."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import utils
+from torch import nn
+from tqdm import tqdm
+
+from fairseq_headgates import __version__, evaluation
+from fairseq_headgates.analysis import importance
+from fairseq_headgates.analysis.options import ScoreOptions
+from fairseq_headgates.checkpoints import load_model
+from fairseq_headgates.cli.fairseq_options import fairseq_options
+from fairseq_headgates.cli.output import check_picture, picture, say
+from fairseq_headgates.evaluation.binarised import digest
+from fairseq_headgates.files import ResumeJournal, check_writable, replacing, write_whole
+from fairseq_headgates.heads import HeadTable, Signature
+from fairseq_headgates.messages import logging_only
+from fairseq_headgates.safety import updates_of
+
+# Options that do not change the results: a stopped command resumes with others. The content of the data and of the
+# checkpoint is compared, not their place.
+IRRELEVANT = (
+    *("distributed", "device_id", "num_workers", "max_tokens", "batch_size", "log", "no_progress", "cpu"),
+    *("path", "data"),
+)
+OUT_OF_MEMORY = "out of memory: pass a smaller --max-tokens or --beam"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model on its device, the corpus, and the signature of both."""
+
+    model: nn.Module
+    corpus: evaluation.Corpus
+    signature: Signature
+
+    def with_model(self, model: nn.Module) -> Loaded:
+        """Return another model with the same corpus and signature."""
+        return replace(self, model=model)
+
+
+@dataclass(frozen=True)
+class BleuWork:
+    """What BLEU needs besides translations. It is made before long work, so that wrong options fail early."""
+
+    metric: Any
+    references: list[str]
+    journal: ResumeJournal
+
+    @classmethod
+    def of(cls, loaded: Loaded, journal: ResumeJournal) -> BleuWork:
+        """Prepare the metric and the references of a corpus. Raise ValueError."""
+        return cls(evaluation.bleu_metric(loaded.corpus), evaluation.references(loaded.model, loaded.corpus), journal)
+
+
+class Session:
+    """The options of one command, those of fairseq, its task, and whether this worker writes the output."""
+
+    def __init__(self, args: argparse.Namespace, needs_target: bool = True):
+        self.args = args
+        self.fairseq = fairseq_options(args.command, args.rest)
+        self.needs_target = needs_target
+        self.paths = utils.split_paths(self.fairseq.path)
+        if len({Path(path).resolve() for path in self.paths}) < len(self.paths):
+            raise ValueError(f"--path {self.fairseq.path} names a checkpoint twice: name each once")
+        evaluation.join_workers(self.fairseq)
+        self.writes = self.fairseq.distributed_rank == 0
+        self.task = evaluation.setup_task(self.fairseq)
+
+    def only_path(self) -> str:
+        """Return the one checkpoint of --path. Raise ValueError if there are several."""
+        if len(self.paths) != 1:
+            number = len(self.paths)
+            raise ValueError(f"--path names {number} checkpoints: give one (`headgates curve` takes several)")
+        return self.paths[0]
+
+    def load(self, path: str) -> Loaded:
+        """Load a checkpoint, build its model on the device, and read the corpus."""
+        state, model = load_model(path, self.args.trust)
+        device = evaluation.device_of(self.fairseq)
+        if self.fairseq.fp16 and device.type == "cuda":
+            model.half()
+        corpus = self.corpus(model)
+        origin = {"ckpt": short_name(path), "updates": updates_of(state), "v": __version__}
+        return Loaded(model.to(device), corpus, self.signature(corpus).with_parts(origin))
+
+    def corpus(self, model: nn.Module, subset: str | None = None) -> evaluation.Corpus:
+        """Return the batches of a subset (default: --gen-subset) for a model."""
+        chosen = argparse.Namespace(**{**vars(self.fairseq), "gen_subset": subset or self.fairseq.gen_subset})
+        corpus = evaluation.load_corpus(chosen, self.task, model, self.args.sentences)
+        if self.needs_target:
+            evaluation.check_target(corpus, f"headgates {self.args.command}")
+        return corpus
+
+    def with_corpus(self, loaded: Loaded, corpus: evaluation.Corpus) -> Loaded:
+        """Return the same model with another corpus and its signature."""
+        return Loaded(loaded.model, corpus, loaded.signature.with_parts(self.signature(corpus).parts))
+
+    def scores(self, loaded: Loaded, method: str) -> HeadTable:
+        """Compute importance scores, with a signature of all that they depend on."""
+        args = self.args
+        options = ScoreOptions(args.gradient_unit, args.normalize, args.rule, self.fairseq.seed, self.progress(method))
+        table = importance.score(loaded.model, loaded.corpus.task, loaded.corpus.batches, method, options)
+        signature = loaded.signature.of_method(method, options.signature_parts(method))
+        return HeadTable(table.values, method, str(signature))
+
+    def name(self, path: str) -> str:
+        """Return the name of a checkpoint: its last folder and name, if that distinguishes it from the others."""
+        short = short_name(path)
+        return short if sum(short_name(other) == short for other in self.paths) == 1 else path
+
+    def signature(self, corpus: evaluation.Corpus) -> Signature:
+        """Return the signature of a corpus."""
+        languages = (getattr(self.task.cfg, f"{side}_lang", None) for side in ("source", "target"))
+        folders = ":".join(short_name(folder) for folder in utils.split_paths(self.fairseq.data))
+        parts = {"data": folders, "langs": "-".join(filter(None, languages)), "split": corpus.subset}
+        return Signature({**parts, "sents": str(corpus.sentences)})
+
+    @property
+    def search(self) -> Signature:
+        """The options of the search that change translations."""
+        args = self.fairseq
+        parts = {"beam": args.beam, "lenpen": args.lenpen, "post": args.post_process, "tok": args.tokenizer}
+        return Signature({}).with_parts({**parts, "bpe": args.bpe})
+
+    def progress(self, text: str) -> Callable[[Iterable], Iterable]:
+        """Return a function that wraps an iterable in a progress bar, on a terminal."""
+        visible = self.writes and sys.stderr.isatty()
+        return partial(tqdm, desc=text, disable=not visible, leave=False)
+
+    def journal(self, path: str) -> ResumeJournal:
+        """Return the journal of work with a checkpoint: a file beside the one of --out.
+
+        Its first line names all that the results depend on: the options of the search, and the content of the
+        checkpoint, of --gen-subset and of the dictionaries. Options that choose heads (scores, --select-subset) are not
+        part of it: results are stored by the heads that are masked.
+        """
+        if not self.args.out:
+            return ResumeJournal(None, "")
+        place = f"{self.args.out}.part{self.paths.index(path) or ''}"
+        relevant = {name: str(value) for name, value in vars(self.fairseq).items() if not name.startswith(IRRELEVANT)}
+        own = (self.args.command, getattr(self.args, "mode", ""), self.args.sentences, __version__)
+        files = evaluation.files_of(self.task, self.fairseq.data, self.fairseq.gen_subset)
+        content = {"checkpoint": digest([path]), "data": digest(files), "dictionaries": self._dictionaries()}
+        work = json.dumps([*map(str, own), content, relevant], sort_keys=True)
+        return ResumeJournal(place, work, self.writes, self.args.force)
+
+    def _dictionaries(self) -> list[str]:
+        """Return a digest of the symbols of each dictionary."""
+        found = (self.task.source_dictionary, self.task.target_dictionary)
+        return [hashlib.sha256("\n".join(each.symbols).encode()).hexdigest() for each in found if each is not None]
+
+    def write(self, path: str | None, text: str) -> None:
+        """Write a file, in the first worker, if `path` is given."""
+        if path and self.writes:
+            write_whole(path, text, self.args.force)
+
+    def plot(self, path: str | None, draw: Callable[[], Any]) -> None:
+        """Write a picture, in the first worker, if `path` is given; `draw` returns matplotlib's figure."""
+        if path and self.writes:
+            content = picture(path, draw)
+            with replacing(path, self.args.force) as temporary:
+                temporary.write_bytes(content)
+
+    def say(self, text: str) -> None:
+        """Print a result, in the first worker."""
+        if self.writes:
+            say(text)
+
+
+@contextmanager
+def session(args: argparse.Namespace, needs_target: bool = True) -> Iterator[Session]:
+    """Within the context, a `Session`. Refuse outputs that cannot be written at its beginning."""
+    outputs = {name: path for name in ("out", "plot", "tsv") if (path := getattr(args, name, None)) is not None}
+    for name, path in outputs.items():
+        if not path:
+            raise ValueError(f"--{name} is empty: give the name of a file")
+        check_writable(path, args.force)
+    if len({Path(path).resolve() for path in outputs.values()}) < len(outputs):
+        raise ValueError(f"{' and '.join(f'--{name}' for name in outputs)} name one file: give each its own")
+    for name in ("scores", "score_method", "score_subset", "select_subset"):
+        if getattr(args, name, None) == "":
+            raise ValueError(f"--{name.replace('_', '-')} is empty: give a name, or leave it out")
+    with _quiet(), _one_line_errors():
+        if getattr(args, "plot", None):
+            check_picture(args.plot)
+        yield Session(args, needs_target)
+        evaluation.leave_workers()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Within the context, libraries show only warnings of their loggers."""
+    with warnings.catch_warnings(), logging_only(logging.WARNING, "fairseq", "sacrebleu", "hydra", "matplotlib"):
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Within the context, errors of the environment become a ValueError of one line."""
+    try:
+        yield
+    except MemoryError:
+        raise ValueError(OUT_OF_MEMORY) from None
+    except RuntimeError as error:
+        if "allocate memory" in str(error) or "out of memory" in str(error):
+            raise ValueError(OUT_OF_MEMORY) from None
+        if torch.distributed.is_initialized() and any(name in str(error) for name in ("gloo", "NCCL", "Connection")):
+            raise ValueError("another worker has stopped: see its error") from None
+        raise
+
+
+def short_name(path: str) -> str:
+    """Return the last folder and the name of a path."""
+    return "/".join(Path(path).resolve().parts[-2:])

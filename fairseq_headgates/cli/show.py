@@ -1,0 +1,65 @@
+"""`headgates show`: print the gates of a checkpoint, or write its open heads as a mask."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from fairseq_headgates import report
+from fairseq_headgates.cli.parser import add_checkpoint, add_output
+from fairseq_headgates.files import write_whole
+from fairseq_headgates.heads import mask_to_json
+
+if TYPE_CHECKING:
+    from fairseq_headgates.checkpoints import CheckpointHeads
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `headgates show`."""
+    add_checkpoint(parser)
+    add_output(
+        parser,
+        "write the open heads as a mask file for --alive-heads; - prints it instead of the table",
+        "print JSON instead of a table",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `headgates show` and return its exit code."""
+    from fairseq_headgates.checkpoints import load_model, read_heads
+
+    if args.json and args.out == "-":
+        raise ValueError("--json and --out - both go to standard output: choose one, or give --out a file")
+    state, model = load_model(args.checkpoint, args.trust)
+    heads = read_heads(state, args.checkpoint, model)
+    alive = heads.gate.map(lambda g: int(g > 0), "alive")
+    if args.out == "-":
+        print(mask_to_json(alive), end="")
+        return 0
+    if args.out is not None:
+        write_whole(args.out, mask_to_json(alive), args.force)
+    print(json.dumps(as_json(heads)) if args.json else as_text(heads))
+    return 0
+
+
+def as_text(heads: CheckpointHeads) -> str:
+    """Return what `headgates show` prints."""
+    open_heads, all_heads = report.open_counts(heads.gate)["total"]
+    ungated = [kind for kind in heads.gate.types if kind not in heads.gated]
+    summary = f"in total {open_heads} of {all_heads} heads open"
+    if ungated:
+        summary += f"; no gates on {', '.join(ungated)}"
+    return f"{report.gate_table(heads.open_probability, heads.gate)}\n\n{summary}"
+
+
+def as_json(heads: CheckpointHeads) -> dict[str, Any]:
+    """Return the content of `headgates show --json`: counts are [open, all]."""
+    return {
+        "signature": heads.gate.signature,
+        "parameters": heads.parameters,
+        "gated": list(heads.gated),
+        "open_probability": dict(heads.open_probability.values),
+        "gate": dict(heads.gate.values),
+        "heads": {kind: list(count) for kind, count in report.open_counts(heads.gate).items()},
+    }

@@ -1,0 +1,17 @@
+"""Files that are written whole or not at all, and journals with which long work resumes (no torch)."""
+
+from fairseq_headgates.files.journal import ResumeJournal
+from fairseq_headgates.files.parts import part_of, remove_dead_parts, replace_folder
+from fairseq_headgates.files.writing import check_writable, read_text, refuse_existing, replacing, write_whole
+
+__all__ = [
+    "ResumeJournal",
+    "check_writable",
+    "part_of",
+    "read_text",
+    "refuse_existing",
+    "remove_dead_parts",
+    "replace_folder",
+    "replacing",
+    "write_whole",
+]

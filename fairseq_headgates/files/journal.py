@@ -1,0 +1,74 @@
+"""A journal of results, from which a stopped command resumes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fairseq_headgates.files.writing import write_whole
+
+
+class ResumeJournal:
+    """The results of long work so far, in a file of JSON lines, from which the same command resumes.
+
+    Args:
+        path: the file; None keeps the results in memory only
+        work: text that names all that the results depend on, the first line of the file
+        writes: whether this process writes the file
+        force: replace a file of other work
+
+    Raises:
+        ValueError: if the file is of other work, or cannot be written
+    """
+
+    def __init__(self, path: str | None, work: str, writes: bool = True, force: bool = False):
+        self.path = None if path is None else Path(path)
+        self.writes = writes
+        self.found: dict[str, Any] = {}
+        lines = [json.dumps(work)]
+        if self.path and self.path.exists():
+            lines = self._known(self.path, lines[0], force)
+        if self.path and writes:  # without an incomplete last line
+            write_whole(self.path, "\n".join(lines) + "\n", force=True)
+
+    def _known(self, path: Path, head: str, force: bool) -> list[str]:
+        """Read the results of the file. Return its whole lines."""
+        try:
+            text = path.read_text(encoding="utf-8") if path.is_file() else ""
+            *lines, _ = text.split("\n")
+            if lines[:1] == [head]:
+                self.found = dict(json.loads(line) for line in lines[1:])
+                return lines
+        except (OSError, ValueError, TypeError, RecursionError):
+            pass
+        if not force or not path.is_file():
+            raise ValueError(
+                f"{path} is the journal of a command with other data, another checkpoint or other options: remove it, "
+                "choose another --out, or pass --force to start again"
+            )
+        return [head]
+
+    def get(self, key: str, compute: Callable[[], Any]) -> Any:
+        """Return the stored result of `key`, or call `compute` and store its result."""
+        if key not in self.found:
+            self.found[key] = compute()
+            if self.path and self.writes:
+                self._append(self.path, json.dumps([key, self.found[key]]) + "\n")
+        return self.found[key]
+
+    def _append(self, path: Path, line: str) -> None:
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:
+            raise ValueError(
+                f"cannot add a result to {path} ({error.strerror}): make room on the disk, then run the same "
+                "command again, which resumes from there"
+            ) from None
+
+    def discard(self) -> None:
+        """Remove the file, at the end of the work."""
+        if self.path and self.writes:
+            self.path.unlink(missing_ok=True)

@@ -1,0 +1,86 @@
+"""The gates of one attention layer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_headgates.gates.distribution import LARGEST, OPEN, HardConcrete
+
+SMALLEST_LR_SCALE = 1e-4  # theta + (S - 1) theta loses all its digits towards S = 0
+
+
+class HeadGates(nn.Module):
+    """Stochastic gates of one attention layer: one per head, independent of the input.
+
+    The state dict holds `log_alpha` [H]. The optimiser trains theta = log_alpha / lr_scale and gets the gradient of
+    log_alpha unscaled. Each step moves log_alpha lr_scale times as far as a plain parameter with the same learning
+    rate, with any optimiser, without parameter groups and without a larger share of the gradient norm. Decoupled
+    weight decay is not scaled.
+
+    Args:
+        heads: H, the number of gates
+        distribution: temperature and stretch
+        init: initial log_alpha of every gate, or "glorot" for U(-sqrt(3/H), sqrt(3/H)), as in the code of
+            Voita et al. 2019. From 2.398 up (default stretch) the evaluation gate is exactly 1.
+        lr_scale: factor on the learning rate of the gates, 1e-4 to 1e6
+
+    Raises:
+        ValueError: if `lr_scale` is out of range
+    """
+
+    def __init__(self, heads: int, distribution: HardConcrete, init: float | str = OPEN, lr_scale: float = 1.0):
+        super().__init__()
+        self.distribution = distribution
+        self.lr_scale = check_lr_scale(lr_scale)
+        if init == "glorot":
+            bound = math.sqrt(3 / heads)
+            first = torch.empty(heads).uniform_(-bound, bound)
+        else:
+            first = torch.full((heads,), float(init))
+        self.theta = nn.Parameter(first / lr_scale)
+
+    def log_alpha(self) -> Tensor:
+        """Return the location of every gate, [H], in single precision: half is too coarse for the noise."""
+        theta = self.theta.float()
+        return theta + (self.lr_scale - 1) * theta.detach()
+
+    def forward(self) -> Tensor:
+        """Return the gates, [H]: in training a new sample per call, in evaluation mode their evaluation value."""
+        log_alpha = self.log_alpha()
+        return self.distribution.sample(log_alpha) if self.training else self.distribution.evaluation_value(log_alpha)
+
+    def open_probability(self) -> Tensor:
+        """Return P(g != 0) of every gate, [H] (Voita et al. 2019, eq. 6)."""
+        return self.distribution.open_probability(self.log_alpha())
+
+    def extra_repr(self) -> str:
+        """Return what `print(model)` shows."""
+        d = self.distribution
+        shape = f"temperature={d.temperature:g}, stretch=({d.low:g}, {d.high:g})"
+        return f"{self.theta.numel()}, {shape}, lr_scale={self.lr_scale:g}"
+
+    # Files hold log_alpha, whatever scales its learning rate. In double precision the conversion is exact in both
+    # directions, so a resumed run continues from the same theta.
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        theta = self.theta if keep_vars else self.theta.detach()
+        destination[prefix + "log_alpha"] = theta.double() * self.lr_scale
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        key = prefix + "log_alpha"
+        if key in state_dict:
+            state_dict[prefix + "theta"] = state_dict.pop(key).double() / self.lr_scale
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def check_lr_scale(scale: float) -> float:
+    """Return the learning rate scale of gates. Raise ValueError if it is out of range."""
+    if not SMALLEST_LR_SCALE <= scale <= LARGEST:
+        raise ValueError(
+            f"the learning rate scale of the gates is {scale:g}: it must be above 0 and finite, "
+            f"from {SMALLEST_LR_SCALE:g} to {LARGEST:g}"
+        )
+    return scale

@@ -1,0 +1,104 @@
+"""Heads for any architecture of fairseq: `HeadGatesMixin` applies the options of this plugin to a stock model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from torch import nn
+
+from fairseq_headgates.modules import pack_linears
+from fairseq_headgates.options import HeadOptions, add_head_gate_args, one_line_errors
+from fairseq_headgates.safety import check_evaluated
+from fairseq_headgates.surgery import fix_heads, freeze, insert_gates, remove_heads, use_head_attention
+
+logger = logging.getLogger(__name__)
+
+
+def apply_head_options(model: nn.Module, options: HeadOptions) -> nn.Module:
+    """Apply the options to a newly built stock model, in place: remove or mask heads, insert gates, freeze.
+
+    Raises:
+        ValueError: for options that contradict the model
+    """
+    use_head_attention(model)
+    if options.mask is not None:
+        remove_heads(model, options.mask) if options.remove else fix_heads(model, options.mask)
+    if options.gate_types:
+        insert_gates(model, options.gate_types, options.distribution, options.init, options.lr_scale)
+    if options.freeze_params:
+        for line in freeze(model, options.freeze_params, options.freeze_dropout).lines():
+            logger.info(line)
+    return model
+
+
+class HeadGatesMixin:
+    """Base of every registered model of this plugin; comes first among the bases, before the stock model.
+
+    `stock` is fairseq's architecture whose checkpoints this model loads.
+    """
+
+    stock: ClassVar[type]
+    args: Any
+    num_updates = 0
+
+    @classmethod
+    def add_args(cls, parser: Any) -> None:
+        """Add the options of the stock model and of this plugin; fairseq calls it."""
+        super().add_args(parser)  # type: ignore[misc]
+        add_head_gate_args(parser)
+
+    @classmethod
+    def build_model(cls, args: Any, task: Any) -> nn.Module:
+        """Build the model from options of the command line, of hydra or of a checkpoint; fairseq calls it."""
+        with one_line_errors():
+            return cls.build_checked(args, task)
+
+    @classmethod
+    def build_checked(cls, args: Any, task: Any) -> nn.Module:
+        """Build the model that `args` describe. Raise ValueError for options that cannot be used."""
+        check_evaluated(args if isinstance(args, Mapping) else vars(args))
+        options = HeadOptions.of(args)
+        options.store(args)
+        model = super().build_model(args, task)  # type: ignore[misc]
+        apply_head_options(model, options)
+        model.args = args
+        return model
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Set the number of updates before the next one; fairseq calls it."""
+        super().set_num_updates(num_updates)  # type: ignore[misc]
+        self.num_updates = num_updates
+
+    def set_beam_size(self, beam_size: int) -> None:
+        """Set the beam size of the decoder's cache; fairseq's beam search calls it."""
+        self.decoder.set_beam_size(beam_size)  # type: ignore[attr-defined]
+
+    def make_generation_fast_(self, **kwargs: Any) -> None:
+        """Prepare for inference; fairseq's commands call it."""
+        pack_linears(self)  # type: ignore[arg-type]
+        super().make_generation_fast_(**kwargs)  # type: ignore[misc]
+
+    def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Rename the weights of older versions of fairseq; fairseq's commands call it."""
+        with one_line_errors():  # fairseq hides any other exception behind one of its own
+            self.upgrade_checked(state_dict)
+
+    def upgrade_checked(self, state_dict: dict[str, Any]) -> None:
+        """Rename the weights of older versions of fairseq. Raise ValueError for weights of other heads."""
+        super().upgrade_state_dict(state_dict)  # type: ignore[misc]
+
+
+def head_gates_class(architecture: str) -> type[HeadGatesMixin] | None:
+    """Return the model of this plugin that loads checkpoints of an architecture, None if there is none.
+
+    Args:
+        architecture: name of one of this plugin's architectures, or of one of fairseq's, presets included
+    """
+    model_class = ARCH_MODEL_REGISTRY.get(architecture) or MODEL_REGISTRY.get(architecture)
+    if isinstance(model_class, type) and issubclass(model_class, HeadGatesMixin):
+        return model_class
+    own = (each for each in MODEL_REGISTRY.values() if isinstance(each, type) and issubclass(each, HeadGatesMixin))
+    return next((each for each in own if each.stock is model_class), None)

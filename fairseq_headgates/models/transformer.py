@@ -1,0 +1,43 @@
+"""`transformer_head_gates`: fairseq's encoder-decoder transformer with gates, fixed and removed heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairseq.models import ARCH_CONFIG_REGISTRY, register_model, register_model_architecture
+from fairseq.models.transformer import TransformerConfig, TransformerModel, base_architecture
+from torch import nn
+
+from fairseq_headgates.models.mixin import HeadGatesMixin
+from fairseq_headgates.modules import BeamEncoder
+
+
+@register_model("transformer_head_gates")
+class TransformerHeadGatesModel(HeadGatesMixin, TransformerModel):
+    """fairseq's `transformer` with head gates; without options of this plugin it computes the same."""
+
+    stock = TransformerModel
+
+    @classmethod
+    def build_encoder(cls, args: Any, src_dict: Any, embed_tokens: nn.Embedding) -> BeamEncoder:
+        """Build the encoder; fairseq calls it."""
+        encoder = BeamEncoder(TransformerConfig.from_namespace(args), src_dict, embed_tokens)
+        encoder.dropout_module.module_name = "TransformerEncoder"  # its name for --retain-dropout-modules
+        return encoder
+
+
+register_model_architecture("transformer_head_gates", "transformer_head_gates")(base_architecture)
+for _preset in ("tiny", "iwslt_de_en", "wmt_en_de", "vaswani_wmt_en_de_big"):
+    _stock_preset = ARCH_CONFIG_REGISTRY[f"transformer_{_preset}"]
+    register_model_architecture("transformer_head_gates", f"transformer_head_gates_{_preset}")(_stock_preset)
+
+
+@register_model_architecture("transformer_head_gates", "transformer_head_gates_acl19")
+def acl19(args: Any) -> None:
+    """The model of Voita et al. 2019: pre-norm transformer-base, dropout 0.1 on residuals, attention and ReLU."""
+    args.encoder_normalize_before = getattr(args, "encoder_normalize_before", True)
+    args.decoder_normalize_before = getattr(args, "decoder_normalize_before", True)
+    args.dropout = getattr(args, "dropout", 0.1)
+    args.attention_dropout = getattr(args, "attention_dropout", 0.1)
+    args.activation_dropout = getattr(args, "activation_dropout", 0.1)
+    base_architecture(args)

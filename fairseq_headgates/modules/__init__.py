@@ -1,0 +1,7 @@
+"""Attention with access to its heads, its cache in beam search, and packed linear layers."""
+
+from fairseq_headgates.modules.beam_encoder import BeamEncoder
+from fairseq_headgates.modules.head_attention import HeadAttention, HeadHook
+from fairseq_headgates.modules.packed_linear import pack_linears
+
+__all__ = ["BeamEncoder", "HeadAttention", "HeadHook", "pack_linears"]

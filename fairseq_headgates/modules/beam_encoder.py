@@ -1,0 +1,30 @@
+"""fairseq's transformer encoder without needless copies in beam search."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from fairseq.models.transformer import TransformerEncoderBase
+from torch import Tensor
+
+
+class BeamEncoder(TransformerEncoderBase):
+    """fairseq's encoder, whose states are copied in beam search only if sentences change their rows.
+
+    fairseq copies the encoder states at every step, although all hypotheses of a sentence share them.
+    """
+
+    def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Encode as fairseq does, and add the number of the sentence in each row, [B]."""
+        encoder_out = super().forward(src_tokens, *args, **kwargs)
+        encoder_out["sentence"] = [torch.arange(src_tokens.size(0), device=src_tokens.device)]
+        return encoder_out
+
+    def reorder_encoder_out(self, encoder_out: dict[str, Any], new_order: Tensor) -> dict[str, Any]:
+        """Reorder rows: row i of the batch becomes row `new_order[i]`."""
+        before = encoder_out["sentence"][0]
+        after = before.index_select(0, new_order)
+        if torch.equal(before, after):
+            return encoder_out
+        return {**super().reorder_encoder_out(encoder_out, new_order), "sentence": [after]}

@@ -1,0 +1,418 @@
+"""Multi-head attention whose heads can be gated, masked, removed and observed.
+
+fairseq's module computes all heads in one torch function, without access to a single head. After fairseq has built a
+model, `surgery.use_head_attention` replaces each of its attention modules by a `HeadAttention` with the same
+parameters under the same names.
+
+Shapes: T target length, S source length, B batch, H heads, D head size, E model size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from fairseq.modules import MultiheadAttention
+from torch import Tensor
+
+from fairseq_headgates.gates import HeadGates
+from fairseq_headgates.heads import kind_and_layer
+from fairseq_headgates.modules.beam_cache import Beams, EncoderCache, StepCache, mask_value, repeated
+from fairseq_headgates.modules.packed_linear import InferenceLinear, ParameterCache
+
+State = dict | None  # the incremental state of a decoder
+
+
+@dataclass(frozen=True)
+class HeadHook:
+    """Hook on the attention weights and contexts of every head of a `HeadAttention`.
+
+    Args:
+        call: called as `call(weights, context)` in every forward pass, with the attention weights [B, H, T, S] and the
+            contexts [B, H, T, D] of the remaining heads, before gates. A tensor that it returns replaces the contexts.
+            In beam search the hypotheses of a sentence are queries on the same keys: beam T instead of T.
+        weights: whether `call` gets attention weights; if not, it gets None
+    """
+
+    call: Callable[[Tensor | None, Tensor], Tensor | None]
+    weights: bool = False
+
+    def __call__(self, weights: Tensor | None, context: Tensor) -> Tensor:
+        """Call the hook. Return the contexts, changed or not."""
+        changed = self.call(weights if self.weights else None, context)
+        return context if changed is None else changed
+
+
+class HeadAttention(MultiheadAttention):
+    """MultiHead(Q, K, V) = Concat_i(g_i head_i) W_O (Voita et al. 2019, eq. 4), with fairseq's interface.
+
+    Without gates, mask and removed heads it computes exactly what the stock module computes. A layer without heads has
+    no query, key and value projections and returns the bias of its output projection.
+
+    Args:
+        stock: the attention module of fairseq whose projections are taken over (not copied)
+
+    Attributes:
+        gate: stochastic gates of the remaining heads, or None
+        head_mask: factor [H] of each remaining head, 1 to keep and 0 to mask it, or None
+        hook: `HeadHook` on attention weights and contexts, or None
+        heads: number of heads that the model was trained with
+        kept: numbers of the remaining heads, those with weights, from 0 to `heads` - 1; H = `num_heads` = len(kept)
+    """
+
+    def __init__(self, stock: MultiheadAttention):
+        # The stock constructor would make (and randomly initialise) projections; these come from `stock`.
+        super(MultiheadAttention, self).__init__(None)
+        self.embed_dim, self.kdim, self.vdim = stock.embed_dim, stock.kdim, stock.vdim
+        self.qkv_same_dim, self.scaling = stock.qkv_same_dim, stock.scaling
+        self.num_heads, self.head_dim = stock.num_heads, stock.head_dim
+        self.heads, self.kept = stock.num_heads, tuple(range(stock.num_heads))
+        self.self_attention = stock.self_attention
+        self.encoder_decoder_attention = stock.encoder_decoder_attention
+        self.dropout_module = stock.dropout_module
+        # In the stock module's order: optimisers know parameters by their number.
+        self.k_proj, self.v_proj, self.q_proj = stock.k_proj, stock.v_proj, stock.q_proj
+        self.out_proj = stock.out_proj
+        self.beam_size = stock.beam_size
+        self.onnx_trace = False
+        self.init_incremental_state()
+        self.gate: HeadGates | None = None
+        # Not in the state dict: which heads are alive is an option of the model, not a weight.
+        self.register_buffer("head_mask", None, persistent=False)
+        self.hook: HeadHook | None = None
+        self._prepared = False  # for inference, by fairseq's call
+        self._in_proj: InferenceLinear | None = None  # q, k and v as one
+        self._constant_gates = ParameterCache()
+        self.train(stock.training)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: dict | None = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Tensor | None = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute the attention of `query` over `key` and `value`.
+
+        Args:
+            query: [T, B, E]
+            key: [S, B, E']; ignored in self-attention
+            value: [S, B, E']; ignored in self-attention
+            key_padding_mask: [B, S], true on padding
+            attn_mask: [T, S], added to the scores
+            incremental_state: the cache of incremental decoding
+            static_kv: take keys and values from the cache if it has them
+            need_weights: return attention weights averaged over heads
+            need_head_weights: return the attention weights of every head
+            before_softmax: not supported
+
+        Returns:
+            The output [T, B, E], and the attention weights: [H, B, T, S] if `need_head_weights`, [B, T, S] if
+            `need_weights`, else None. Weights of a layer without heads are 0, for one head.
+        """
+        if before_softmax:
+            raise NotImplementedError("HeadAttention returns no scores before the softmax: use need_head_weights")
+        need_weights = need_weights or need_head_weights
+        if self.num_heads == 0:
+            return self._bias(query, key), self._no_weights(query, key, need_head_weights) if need_weights else None
+        q, k, v = self._project_in(query, key, value, incremental_state, static_kv)
+        k, v, mask = self._keys_values(q, k, v, key_padding_mask, attn_mask, incremental_state, static_kv)
+        beam = q.size(1) // k.size(0)  # above 1 in beam search: the hypotheses of a sentence read the same keys
+        q = self._split(q, beam)
+        weights: Tensor | None = None
+        # On a CPU the fused kernel takes two to four times as long as the formula; but it is what fairseq trains with.
+        formula = need_weights or (self.hook is not None and self.hook.weights)
+        if not formula and (q.is_cuda or (incremental_state is None and not self._prepared)):
+            mask = _additive(mask, q.dtype)
+            context = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=self._dropout(), scale=self.scaling)
+        else:
+            weights = _attention_weights(q, k, mask, self.scaling)
+            context = self.dropout_module(weights).to(v) @ v
+        if self.hook is not None:
+            context = self.hook(weights, context)
+        output = self._project_out(self._merge(context, beam))
+        if not need_weights or weights is None:
+            return output, None
+        if self.self_attention and beam > 1:  # one key for every slot of a position: see beam_cache.py
+            weights = weights.unflatten(-1, (-1, beam)).sum(-1)
+        return output, _per_hypothesis(weights, beam, need_head_weights)
+
+    def output_of(self, context: Tensor) -> Tensor:
+        """Return the output [T, B, E] of the layer for the contexts [B, H, T, D] of its heads."""
+        return self._project_out(self._merge(context, 1))
+
+    def head_scale(self) -> Tensor | None:
+        """Return the factor on the context of every head, gate times mask: [H], or None if all are 1."""
+        if self.gate is None:
+            return self.head_mask
+        constant = self._prepared and not torch.is_grad_enabled()
+        gates = self._inference_gates(self.gate) if constant else self.gate()
+        return gates if self.head_mask is None else gates * self.head_mask
+
+    def make_generation_fast_(self, **kwargs: Any) -> None:
+        """Prepare for inference: constant gates, and q, k and v of self-attention in one multiplication.
+
+        fairseq's commands call it. Afterwards the model must not be trained.
+        """
+        self._prepared = True
+        if self.self_attention and self.num_heads:
+            self._in_proj = InferenceLinear([self.q_proj, self.k_proj, self.v_proj])
+
+    def _inference_gates(self, gate: HeadGates) -> Tensor:
+        """Return the evaluation gates, which are computed again when their parameter has changed."""
+        return self._constant_gates.get(
+            lambda: [gate.theta], lambda: gate.distribution.evaluation_value(gate.log_alpha())
+        )
+
+    def _project_in(
+        self, query: Tensor, key: Any, value: Any, incremental_state: State, static_kv: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return q [T, B, H D], k and v [S, B', H D]; k and v are None if the cache has them.
+
+        B' is B, or B / beam if beam search has repeated the encoder states for every hypothesis of a sentence.
+        """
+        if self.self_attention:
+            if self._in_proj is not None and not torch.is_grad_enabled():
+                q, k, v = self._in_proj(query).chunk(3, dim=-1)
+                return q, k, v
+            key = value = query
+        elif static_kv and self._is_cached(incremental_state):
+            return self.q_proj(query), None, None
+        elif static_kv and self._searches_beams(query, incremental_state) and repeated(key, self.beam_size):
+            key, value = key[:, :: self.beam_size], value[:, :: self.beam_size]
+        return self.q_proj(query), self.k_proj(key), self.v_proj(value)
+
+    def _keys_values(
+        self,
+        q: Tensor,
+        k: Any,
+        v: Any,
+        key_padding_mask: Any,
+        attn_mask: Any,
+        incremental_state: State,
+        static_kv: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return all keys and values [B', H, S, D], including the cache, and their mask (see `_mask`)."""
+        if incremental_state is None:
+            return self._split(k), self._split(v), _mask(attn_mask, key_padding_mask, q.dtype)
+        if static_kv:
+            if k is not None:
+                self._cache_encoder(q, k, v, key_padding_mask, incremental_state)
+            k, v, key_padding_mask = self._cached_encoder(incremental_state)
+            return k, v, _mask(attn_mask, key_padding_mask, q.dtype)
+        cache = self._step_cache(q, attn_mask, incremental_state)
+        if cache is not None:
+            beam = self.beam_size
+            return cache.append(self._split(k, beam), self._split(v, beam), key_padding_mask)
+        saved = self._get_input_buffer(incremental_state)
+        k, v = self._split(k), self._split(v)
+        if "prev_key" in saved:
+            k, v = torch.cat([saved["prev_key"], k], dim=2), torch.cat([saved["prev_value"], v], dim=2)
+        key_padding_mask = self._append_prev_key_padding_mask(
+            key_padding_mask, saved.get("prev_key_padding_mask"), k.size(0), k.size(2), static_kv
+        )
+        saved.update(prev_key=k, prev_value=v, prev_key_padding_mask=key_padding_mask)
+        self._set_input_buffer(incremental_state, saved)
+        return k, v, _mask(attn_mask, key_padding_mask, q.dtype)
+
+    def _is_cached(self, incremental_state: State) -> bool:
+        return bool(self._beam_cache(incremental_state) or self._get_input_buffer(incremental_state))
+
+    def _beam_cache(self, incremental_state: State) -> Any:  # StepCache, EncoderCache or None
+        return self.get_incremental_state(incremental_state, "beam_cache")
+
+    def _searches_beams(self, query: Tensor, incremental_state: State) -> bool:
+        """Return whether `query` [T, B, E] is one step of a beam search."""
+        step = incremental_state is not None and query.size(0) == 1
+        return step and self.beam_size > 1 and query.size(1) % self.beam_size == 0
+
+    def _beams(self, q: Tensor, incremental_state: dict) -> Beams:
+        """Return the object that all layers of a decoder share in a search; its name is the same for all layers."""
+        if "beams" not in incremental_state:
+            incremental_state["beams"] = Beams(q.size(1), self.beam_size, q.device)
+        return incremental_state["beams"]
+
+    def _step_cache(self, q: Tensor, attn_mask: Tensor | None, incremental_state: dict) -> StepCache | None:
+        """Return the cache of self-attention in beam search; None if fairseq's cache must be used."""
+        cache = self._beam_cache(incremental_state)
+        if cache is not None or self._get_input_buffer(incremental_state):
+            return cache
+        if not self._searches_beams(q, incremental_state) or not self.self_attention or attn_mask is not None:
+            return None
+        if torch.is_grad_enabled():  # a StepCache is written in place, which breaks a backward pass
+            return None
+        cache = StepCache(self._beams(q, incremental_state))
+        self.set_incremental_state(incremental_state, "beam_cache", cache)
+        return cache
+
+    def _cache_encoder(
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, incremental_state: dict
+    ) -> None:
+        repeats = q.size(1) // k.size(1)
+        if key_padding_mask is not None:
+            key_padding_mask = key_padding_mask[::repeats].bool()
+            key_padding_mask = key_padding_mask if key_padding_mask.any() else None
+        k, v = self._split(k).contiguous(), self._split(v).contiguous()  # every step reads them
+        if repeats > 1:
+            cache = EncoderCache(self._beams(q, incremental_state), k, v, key_padding_mask)
+            self.set_incremental_state(incremental_state, "beam_cache", cache)
+        else:
+            saved = {"prev_key": k, "prev_value": v, "prev_key_padding_mask": key_padding_mask}
+            self._set_input_buffer(incremental_state, saved)
+
+    def _cached_encoder(self, incremental_state: State) -> tuple[Tensor, Tensor, Tensor | None]:
+        cache = self._beam_cache(incremental_state)
+        if cache is not None:
+            return cache.keys, cache.values, cache.padding
+        saved = self._get_input_buffer(incremental_state)
+        return saved["prev_key"], saved["prev_value"], saved.get("prev_key_padding_mask")
+
+    def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
+        """Reorder the cache: row i of the batch continues row `new_order[i]`."""
+        cache = self._beam_cache(incremental_state)
+        if cache is not None:
+            if not cache.reorder(new_order):
+                self._set_input_buffer(incremental_state, cache.plain())
+                self.set_incremental_state(incremental_state, "beam_cache", None)
+            return incremental_state
+        saved = self._get_input_buffer(incremental_state)
+        for name, tensor in saved.items():
+            saved[name] = None if tensor is None else tensor.index_select(0, new_order)
+        return incremental_state
+
+    def _split(self, x: Tensor, beam: int = 1) -> Tensor:
+        """Split heads: [T, B beam, H D] -> [B, H, beam T, D]; hypotheses of a sentence are queries on the same keys."""
+        length, rows, _ = x.shape
+        if beam == 1:
+            return x.view(length, rows, self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+        x = x.view(length, rows // beam, beam, self.num_heads, self.head_dim).permute(1, 3, 2, 0, 4)
+        return x.reshape(rows // beam, self.num_heads, beam * length, self.head_dim)
+
+    def _merge(self, context: Tensor, beam: int) -> Tensor:
+        """Merge heads, the reverse of `_split`: [B, H, beam T, D] -> [T, B beam, H D]."""
+        batch, _, queries, _ = context.shape
+        if beam == 1:
+            return context.permute(2, 0, 1, 3).reshape(queries, batch, -1)
+        context = context.view(batch, self.num_heads, beam, queries // beam, self.head_dim).permute(3, 0, 2, 1, 4)
+        return context.reshape(queries // beam, batch * beam, -1)
+
+    def _project_out(self, merged: Tensor) -> Tensor:
+        """Compute Concat_i(g_i head_i) W_O: [T, B, H D] -> [T, B, E]."""
+        scale = self.head_scale()
+        if scale is None:
+            return self.out_proj(merged)
+        per_column = scale.to(merged.dtype).repeat_interleave(self.head_dim)
+        weight, bias = self.out_proj.weight, self.out_proj.bias
+        # g_i head_i W_O,i = head_i (g_i W_O,i): scale whichever of the two is smaller.
+        if merged.numel() < weight.numel():
+            return F.linear(merged * per_column, weight, bias)
+        return F.linear(merged, weight * per_column, bias)
+
+    def _bias(self, query: Tensor, key: Tensor | None) -> Tensor:
+        """Return the output of a layer without heads: the bias of its output projection, [T, B, E]."""
+        nothing = query[..., :0]
+        if torch.is_grad_enabled() and key is not None and not self.self_attention:
+            nothing = nothing + key[:1, :, :0]
+        # Computed from the inputs through the empty projection, so that all parameters have gradients, if zeros:
+        # distributed training waits for them.
+        return self.out_proj(nothing)
+
+    def _no_weights(self, query: Tensor, key: Tensor | None, per_head: bool) -> Tensor:
+        shape = (query.size(1), query.size(0), (query if key is None else key).size(0))
+        return query.new_zeros(1, *shape) if per_head else query.new_zeros(shape)
+
+    def _dropout(self) -> float:
+        module = self.dropout_module
+        return module.p if self.training or module.apply_during_inference else 0.0
+
+    # `kept` is an option of the model, not a weight. But the weights of two masks with equal numbers of heads have the
+    # same shapes, so the metadata of the state dict, where torch keeps versions of modules, names the heads too.
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.num_heads < self.heads and hasattr(destination, "_metadata"):
+            destination._metadata[prefix[:-1]]["kept"] = list(self.kept)
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
+        """Keep initial gates if the checkpoint has none.
+
+        Raise ValueError for a checkpoint with gates that this model does not have, or with other heads.
+        """
+        super().upgrade_state_dict_named(state_dict, name)
+        self._check_heads(state_dict, name)
+        if self.gate is None and f"{name}.gate.log_alpha" in state_dict:
+            kind, _ = kind_and_layer(name)
+            raise ValueError(f"the checkpoint has gates on {kind}, the model has none: add {kind} to --gate-heads")
+        if self.gate is not None:
+            state_dict.setdefault(f"{name}.gate.log_alpha", self.gate.state_dict()["log_alpha"])
+
+    def _check_heads(self, state_dict: dict[str, Any], name: str) -> None:
+        weight = state_dict.get(f"{name}.out_proj.weight")
+        kind, layer = kind_and_layer(name)
+        if weight is not None and weight.size(1) != self.out_proj.weight.size(1):
+            raise ValueError(
+                f"{kind} layer {layer} has {weight.size(1) / self.head_dim:g} heads in the checkpoint and "
+                f"{self.num_heads} in the model: a pruned checkpoint needs its own mask (--alive-heads CKPT "
+                "--remove-heads; headgates show CKPT prints it); `headgates prune` removes heads from an unpruned one"
+            )
+        kept = _kept_heads(state_dict, name)
+        if kept is not None and kept != list(self.kept):
+            there, here = (", ".join(map(str, heads)) or "none" for heads in (kept, self.kept))
+            raise ValueError(
+                f"{kind} layer {layer} has the heads {there} in the checkpoint and {here} in the model: "
+                "take the mask from the checkpoint, --alive-heads CKPT --remove-heads"
+            )
+
+
+def _kept_heads(state_dict: Any, name: str) -> list[int] | None:
+    """Return the remaining heads of a layer as a state dict names them; None if it does not, or has all heads."""
+    metadata = getattr(state_dict, "_metadata", None)
+    of_layer = metadata.get(name) if isinstance(metadata, dict) else None
+    kept = of_layer.get("kept") if isinstance(of_layer, dict) else None
+    return kept if isinstance(kept, list) else None
+
+
+def _mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Join both masks into one that broadcasts to [B, H, T, S]: true on masked positions, or added to the scores."""
+    padding = None if key_padding_mask is None else key_padding_mask.bool()[:, None, None, :]
+    if attn_mask is None:
+        return padding
+    mask = attn_mask.to(dtype).clamp(min=mask_value(dtype))
+    return (
+        mask
+        if padding is None
+        else mask.expand(padding.size(0), 1, *mask.shape).masked_fill(padding, mask_value(dtype))
+    )
+
+
+def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, mask_value(dtype))
+
+
+def _attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """Compute softmax(Q K^T / sqrt(D)), at least in single precision: [B, H, T, S]."""
+    scores = (q * scaling) @ k.transpose(2, 3)
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(mask, mask_value(scores.dtype))
+    elif mask is not None:
+        scores = scores + mask
+    return F.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+
+
+def _per_hypothesis(weights: Tensor, beam: int, per_head: bool) -> Tensor:
+    """[B, H, beam T, S] -> [H, B beam, T, S], or their mean over heads [B beam, T, S]."""
+    batch, _, queries, positions = weights.shape
+    weights = weights if per_head else weights.mean(dim=1, keepdim=True)
+    weights = weights.view(batch, -1, beam, queries // beam, positions).permute(1, 0, 2, 3, 4)
+    weights = weights.reshape(-1, batch * beam, queries // beam, positions)
+    return weights if per_head else weights[0]

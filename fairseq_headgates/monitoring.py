@@ -1,0 +1,154 @@
+"""Monitor the gates in training: counts of open heads, a heat map in TensorBoard, a check of the schedule."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq.distributed import utils as distributed_utils
+from fairseq.optim import FairseqOptimizer
+from fairseq.optim.lr_scheduler import build_lr_scheduler
+from torch import Tensor, nn
+
+from fairseq_headgates import report
+from fairseq_headgates.gates import count_open_gates
+from fairseq_headgates.surgery import HeadSite, gated_sites, open_probabilities, to_table
+
+logger = logging.getLogger(__name__)
+
+
+class GateMonitor:
+    """Reports on the gates of a model in training, in the first worker only.
+
+    The criterion calls `training` and `validating` with the model at every step. At the first update, and after the
+    first epoch, the monitor warns if the learning rate schedule is too short to close a gate. At each validation it
+    writes a heat map of P(gate = 0), `gates/closed`, to TensorBoard.
+
+    Args:
+        tensorboard_logdir: folder of TensorBoard's logs, None for no heat map
+    """
+
+    def __init__(self, tensorboard_logdir: str | None):
+        self.tensorboard_logdir = tensorboard_logdir
+        self._first_update: int | None = None  # of this process
+        self._schedule_checked = False
+        self._trained_since_validation = False
+
+    def training(self, model: nn.Module) -> None:
+        """Note a training step. At the first one, check a schedule whose length is given in updates."""
+        if self._first_update is None:
+            self._first_update = updates_of(unwrapped(model))
+            args = getattr(unwrapped(model), "args", None)
+            self._check_schedule(model, getattr(args, "max_update", None))
+        self._trained_since_validation = True
+
+    def validating(self, model: nn.Module) -> None:
+        """Note a validation step. At the first one of each validation, write the heat map."""
+        if not self._trained_since_validation:
+            return
+        self._trained_since_validation = False
+        model = unwrapped(model)
+        args = getattr(model, "args", None)
+        # The first validation ends the first epoch: now the length of a run given in epochs is known in updates.
+        if self._first_update == 0 and not getattr(args, "validate_interval_updates", 0):
+            self._check_schedule(model, int((updates_of(model) + 1) * (getattr(args, "max_epoch", None) or 0)))
+        if self.tensorboard_logdir and _is_first_worker() and self._writer is not None:
+            closed = to_table(open_probabilities(model), "P(open)").map(lambda p: 1 - p, "P(gate = 0)")
+            # fairseq tells a model the number of updates before each, so that the last one is not counted.
+            self._writer.add_figure("gates/closed", report.heat_map(closed), updates_of(model) + 1)
+            self._writer.flush()
+
+    def _check_schedule(self, model: nn.Module, updates: int | None) -> None:
+        if self._schedule_checked or not updates or not _is_first_worker():
+            return
+        self._schedule_checked = check_schedule(unwrapped(model), updates)
+
+    @cached_property
+    def _writer(self) -> Any:
+        try:
+            import matplotlib  # noqa: F401
+            from tensorboardX import SummaryWriter
+        except ImportError as error:
+            logger.warning(
+                f"no heat map of the gates: {error.name} is missing (pip install 'fairseq-headgates[plots]')"
+            )
+            return None
+        return SummaryWriter(str(Path(str(self.tensorboard_logdir)) / "gates"))
+
+
+def open_head_counts(sites: Sequence[HeadSite]) -> dict[str, Tensor]:
+    """Count gated heads with an evaluation gate above 0: `heads_open` in all, `heads_open_enc_self` and so on."""
+    counts = dict(zip(sites, count_open_gates([site.attention.gate for site in sites]), strict=True))
+    found = {"heads_open": torch.stack(list(counts.values())).sum()}
+    for kind in dict.fromkeys(site.kind for site in sites):
+        group = [count for site, count in counts.items() if site.kind == kind]
+        found["heads_open_" + kind.replace("-", "_")] = torch.stack(group).sum()
+    return found
+
+
+def check_schedule(model: nn.Module, updates: int) -> bool:
+    """Log how far the gates can move in `updates` updates; warn if that is too short to close one.
+
+    Returns:
+        False if the model has no gates, or its options hold no learning rate schedule
+    """
+    sites, args = gated_sites(model), getattr(model, "args", None)
+    reach = gate_reach(args, sites[0].attention.gate.lr_scale, updates) if sites else None
+    if reach is None:
+        return False
+    gate = sites[0].attention.gate
+    distance = float(gate.log_alpha().detach().max()) - gate.distribution.closes_at
+    message = f"over {updates} updates a gate can move by {reach:.1f} in log_alpha; it closes after {distance:.1f}"
+    if reach < 2 * distance:  # the loss pulls the other way, and Adam's steps are shorter than the learning rate
+        logger.warning(f"{message}: expect few closed gates; raise --gate-lr-scale, --lr or the number of updates")
+    else:
+        logger.info(message)
+    return True
+
+
+def gate_reach(args: Any, lr_scale: float, updates: int) -> float | None:
+    """Return how far a gate can move in log_alpha: `lr_scale` times the sum of the learning rates of all updates.
+
+    None if `args` hold no learning rate schedule, as for a model that is not trained from the command line.
+    """
+    if getattr(args, "lr_scheduler", None) is None or getattr(args, "lr", None) is None:
+        return None
+    optimizer = _RateRecorder()
+    try:
+        scheduler = build_lr_scheduler(args, optimizer)
+        total = 0.0
+        step = max(1, updates // 10_000)  # the schedules are smooth: 10,000 points are enough
+        for update in range(0, updates, step):
+            scheduler.step_update(update)
+            total += optimizer.get_lr() * min(step, updates - update)
+    except (AttributeError, TypeError, AssertionError):  # a schedule that needs more than its options
+        return None
+    return lr_scale * total
+
+
+class _RateRecorder(FairseqOptimizer):
+    """Optimiser without parameters, whose learning rate fairseq's schedulers set."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self._optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+
+
+def updates_of(model: nn.Module) -> int:
+    """Return the number of updates before the present one, 0 for a model that is not told."""
+    return int(getattr(model, "num_updates", 0))
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside fairseq's and torch's distributed wrappers."""
+    while hasattr(model, "module"):
+        model = model.module  # type: ignore[assignment]
+    return model
+
+
+def _is_first_worker() -> bool:
+    return distributed_utils.get_global_rank() == 0

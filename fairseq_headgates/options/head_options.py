@@ -1,0 +1,233 @@
+"""The options of this plugin's models: from the command line, from hydra, or stored in a checkpoint.
+
+`HeadOptions.of` parses and checks them once, when a model is built. `HeadOptions.store` writes what checkpoints hold.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from fairseq_headgates.gates import OPEN, HardConcrete, check_lr_scale, parse_stretch
+from fairseq_headgates.gates.distribution import LARGEST
+from fairseq_headgates.heads import TYPES, HeadTable, as_mask, mask_to_json, parse_types
+from fairseq_headgates.messages import fail, shown
+from fairseq_headgates.options.stored_mask import read_mask
+
+logger = logging.getLogger(__name__)
+
+# All defaults; those of the distribution are in gates/distribution.py. With gate_init 2.5 a warm-started model computes
+# what the baseline computes. A gate must move by about 5 in log_alpha to close: 50 times a learning rate of 0.001 is
+# 0.05 per update, so that it can close within an epoch or two of a small corpus; Golden Stick and CoFi use about 0.1.
+DEFAULTS: dict[str, Any] = {
+    "gate_heads": "",
+    "alive_heads": None,
+    "remove_heads": False,
+    "gate_temperature": HardConcrete.temperature,
+    "gate_stretch": f"{HardConcrete.low:g},{HardConcrete.high:g}",
+    "gate_init": f"{OPEN:g}",
+    "gate_lr_scale": 50.0,
+    "freeze_params": None,
+    "freeze_dropout": False,
+}
+HELP = {
+    "gate_heads": ("TYPES", f"attention types with stochastic gates, comma-separated: {', '.join(TYPES)}"),
+    "alive_heads": (
+        "MASK",
+        "fixed heads, 1 to keep and 0 to mask a head: a mask file, the same JSON inline, or a checkpoint of this "
+        "plugin, whose open heads are taken",
+    ),
+    "remove_heads": (None, "remove the heads that --alive-heads masks from the weights: a smaller model"),
+    "gate_temperature": ("T", "temperature of the Hard Concrete distribution"),
+    "gate_stretch": ("LOW,HIGH", "stretch of the distribution, LOW < 0 and HIGH > 1; write --gate-stretch=LOW,HIGH"),
+    "gate_init": (
+        "LOG_ALPHA",
+        "initial log_alpha of every gate, open from 2.398 up; or 'glorot', as in the code of Voita et al. 2019",
+    ),
+    "gate_lr_scale": ("S", "factor on the learning rate of the gates"),
+    "freeze_params": ("REGEX", r"freeze parameters whose name matches (re.search), e.g. '^decoder\.'"),
+    "freeze_dropout": (None, "turn off dropout in modules whose parameters are all frozen"),
+}
+
+
+def add_head_gate_args(parser: Any) -> None:
+    """Add the options of this plugin to the parser of an architecture. `HeadOptions.of` checks their values."""
+    for name, (metavar, text) in HELP.items():
+        option, default = "--" + name.replace("_", "-"), DEFAULTS[name]
+        if metavar is None:
+            parser.add_argument(option, action="store_true", default=default, help=text)
+        else:
+            text += f" (default: {default if default not in ('', None) else 'none'})"
+            parser.add_argument(option, metavar=metavar, default=default, help=text.replace("%", "%%"))
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """The options of this plugin for one model, parsed and checked.
+
+    Attributes:
+        gate_types: attention types that get stochastic gates
+        mask: heads to keep, or None for all
+        remove: remove the other heads from the weights, instead of masking them
+        distribution: temperature and stretch of the gates
+        init: initial log_alpha, or "glorot"
+        lr_scale: factor on the learning rate of the gates
+        freeze_params: regular expression of parameters to freeze, or None
+        freeze_dropout: turn off dropout in frozen modules
+    """
+
+    gate_types: tuple[str, ...] = ()
+    mask: HeadTable | None = None
+    remove: bool = False
+    distribution: HardConcrete = HardConcrete()
+    init: float | str = OPEN
+    lr_scale: float = DEFAULTS["gate_lr_scale"]
+    freeze_params: str | None = None
+    freeze_dropout: bool = False
+
+    def __post_init__(self) -> None:
+        if self.remove and self.mask is None:
+            raise ValueError("--remove-heads without --alive-heads: name the heads to keep")
+        for kind in self.gate_types:
+            if self.mask is not None and kind in self.mask.values and not self.remove:
+                raise ValueError(
+                    f"{kind} is in --gate-heads and in --alive-heads: a type has either gates or fixed heads; "
+                    "with --remove-heads the remaining heads can have gates"
+                )
+
+    @classmethod
+    def of(cls, args: Any) -> HeadOptions:
+        """Parse the options of a model.
+
+        Args:
+            args: a namespace of the command line or of a checkpoint, or a configuration of hydra, in which
+                `gate_heads` and `gate_stretch` may be lists and `alive_heads` a mapping
+
+        Raises:
+            ValueError: for a value that cannot be used, or options that contradict each other
+        """
+        if OmegaConf.is_config(args):
+            refuse_misspelt(args)
+        low, high = _parsed(args, "gate_stretch", lambda value: parse_stretch(_comma_separated(value)))
+        return cls(
+            gate_types=_parsed(args, "gate_heads", lambda value: parse_types(_comma_separated(value))),
+            mask=_parsed(args, "alive_heads", _mask),
+            remove=_parsed(args, "remove_heads", _switch),
+            distribution=_parsed(args, "gate_temperature", lambda value: HardConcrete(_number(value), low, high)),
+            init=_parsed(args, "gate_init", parse_init),
+            lr_scale=_parsed(args, "gate_lr_scale", lambda value: check_lr_scale(_number(value))),
+            freeze_params=getattr(args, "freeze_params", None) or None,
+            freeze_dropout=_parsed(args, "freeze_dropout", _switch),
+        )
+
+    def store(self, args: Any) -> None:
+        """Write the options to `args` as checkpoints hold them: text, numbers, true and false, the mask as JSON.
+
+        A checkpoint must not depend on a mask file. Options that are None in `args` keep their default.
+        """
+        stored = {
+            "gate_heads": ",".join(self.gate_types),
+            "alive_heads": self.mask and mask_to_json(self.mask, one_line=True),
+            "remove_heads": self.remove,
+            "gate_temperature": self.distribution.temperature,
+            "gate_stretch": f"{self.distribution.low!r},{self.distribution.high!r}",
+            "gate_init": self.init if isinstance(self.init, str) else repr(self.init),
+            "gate_lr_scale": self.lr_scale,
+            "freeze_params": self.freeze_params,
+            "freeze_dropout": self.freeze_dropout,
+        }
+        for name, value in stored.items():
+            if getattr(args, name, None) is not None:
+                setattr(args, name, value)
+
+
+def _parsed(args: Any, name: str, parse: Callable[[Any], Any]) -> Any:
+    """Parse an option, or its default; an error names the option."""
+    value = getattr(args, name, None)
+    value = DEFAULTS[name] if value is None else value
+    if OmegaConf.is_config(value):
+        value = OmegaConf.to_container(value, resolve=True)
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise ValueError(f"--{name.replace('_', '-')}: {error}") from None
+
+
+def parse_init(value: Any) -> float | str:
+    """Parse an initial log_alpha: '2.5' -> 2.5, 'glorot' -> 'glorot'. Raise ValueError."""
+    if value == "glorot":
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not abs(number) <= LARGEST:
+        raise ValueError(
+            f"the initial log_alpha is {shown(value)}: it must be 'glorot' or a number from {-LARGEST:g} to {LARGEST:g}"
+        )
+    return number
+
+
+def _comma_separated(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _mask(value: Any) -> HeadTable | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return read_mask(value)
+    if isinstance(value, Mapping):
+        return as_mask(value)
+    raise ValueError(f"the mask is {shown(value)}: it must be a file, inline JSON, a checkpoint or a mapping")
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{shown(value)} is not a number") from None
+
+
+def _switch(value: Any) -> bool:
+    if value not in (True, False):
+        raise ValueError(f"{shown(value)} is neither true nor false")
+    return bool(value)
+
+
+def refuse_misspelt(args: Mapping[str, Any]) -> None:
+    """Raise ValueError for a key of hydra's `model` that is almost an option of this plugin.
+
+    A checkpoint that was trained with such a key loads with a warning.
+    """
+    for key in args:
+        name = likely_option(str(key))
+        if name is None:
+            continue
+        if HydraConfig.initialized():
+            raise ValueError(f"unknown option {shown(key)} of the model: write {name}")
+        logger.warning(f"unknown option {shown(key)} of the model is ignored: it should be {name}")
+
+
+def likely_option(key: str) -> str | None:
+    """Return the option of this plugin that `key` is a misspelling of, if any."""
+    if key in DEFAULTS:
+        return None
+    return next(iter(difflib.get_close_matches(key.lower().replace("-", "_"), DEFAULTS, 1, 0.85)), None)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Within the context, a ValueError ends fairseq's command with one line and exit code 2."""
+    try:
+        yield
+    except ValueError as error:
+        fail("fairseq-headgates", str(error))

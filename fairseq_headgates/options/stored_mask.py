@@ -1,0 +1,124 @@
+"""Read a mask: from JSON, a mask file, or the options and gates of a checkpoint, without building its model."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Mapping
+
+import torch
+from fairseq.models.transformer import base_architecture
+from torch import Tensor
+
+from fairseq_headgates.gates import HardConcrete, HeadGates, parse_stretch
+from fairseq_headgates.heads import HeadTable, check_shape, kind_and_layer, parse_mask
+from fairseq_headgates.messages import shown
+from fairseq_headgates.safety import architecture, is_checkpoint_file, load_checkpoint, model_args, model_options
+
+OUTPUT = re.compile(r"(.*attn)\.out_proj\.weight$")
+
+
+def read_mask(text: str) -> HeadTable:
+    """Read a mask from inline JSON, from a mask file, or from a checkpoint of this plugin.
+
+    Args:
+        text: JSON, which starts with '{', or the path of a mask file or of a checkpoint
+
+    Raises:
+        ValueError: if there is no mask to read
+    """
+    if text.lstrip().startswith("{"):
+        return parse_mask(text)
+    try:
+        stored = os.path.isfile(text) and is_checkpoint_file(text)
+    except OSError as error:
+        raise ValueError(f"cannot read the mask {text!r} ({error.strerror})") from None
+    return mask_of_checkpoint(text) if stored else parse_mask(text)
+
+
+def mask_of_checkpoint(path: str) -> HeadTable:
+    """Return the open heads of a checkpoint of this plugin: not removed, not masked, evaluation gate above 0.
+
+    It is the mask that ``headgates show CKPT --out FILE`` writes.
+
+    Raises:
+        ValueError: in one line, if the file is not such a checkpoint
+    """
+    state = load_checkpoint(path, cure="take another file, or a mask as JSON")
+    try:
+        args, weights = _options(model_args(state)), state["model"]
+        sizes = _sizes(weights, args)
+        mask = _full(sizes)
+        if getattr(args, "alive_heads", None):
+            if not args.alive_heads.lstrip().startswith("{"):
+                raise ValueError(f"the stored option alive_heads is {shown(args.alive_heads)}, not inline JSON")
+            alive = parse_mask(args.alive_heads)
+            check_shape(alive, sizes, "its own mask")
+            mask.update({kind: [list(row) for row in rows] for kind, rows in alive.values.items()})
+        for name, tensor in weights.items():
+            if name.endswith(".gate.log_alpha"):
+                _close(mask, name.removesuffix(".gate.log_alpha"), tensor, args)
+    except ValueError as error:
+        raise ValueError(f"{path!r} cannot be taken as a mask: {error}") from None
+    return HeadTable(mask, "alive", f"ckpt:{path.rpartition('/')[2]}")
+
+
+def _options(stored: argparse.Namespace) -> argparse.Namespace:
+    """Return the checked options of a checkpoint of this plugin, with fairseq's defaults."""
+    args = model_options(vars(stored))
+    base_architecture(args)
+    name = architecture(args)
+    if "head_gates" not in name:
+        raise ValueError(
+            f"its architecture is {shown(name)}, but only checkpoints of transformer_head_gates hold a mask"
+        )
+    return args
+
+
+def _sizes(weights: Mapping[str, Tensor], args: argparse.Namespace) -> dict[str, tuple[int, int]]:
+    """Return {type: (layers, heads)}, removed heads included."""
+    layers: dict[str, int] = {}
+    heads: dict[str, int] = {}
+    for name, weight in weights.items():
+        if not (found := OUTPUT.match(name)):
+            continue
+        kind, _ = kind_and_layer(found[1])
+        layers[kind] = layers.get(kind, 0) + 1
+        option = f"{'encoder' if kind == 'enc-self' else 'decoder'}_attention_heads"
+        number = getattr(args, option, None)
+        if not isinstance(number, int) or weight.dim() != 2 or not 1 <= number <= weight.size(0):
+            raise ValueError(f"the stored option {option} is {shown(number)}: it does not fit {name}")
+        heads[kind] = number
+    if not layers:
+        raise ValueError("it has no attention layer")
+    return {kind: (layers[kind], heads[kind]) for kind in layers}
+
+
+def _full(sizes: Mapping[str, tuple[int, int]]) -> dict[str, list[list[float]]]:
+    return {kind: [[1] * heads for _ in range(layers)] for kind, (layers, heads) in sizes.items()}
+
+
+def _close(mask: dict[str, list[list[float]]], name: str, log_alpha: Tensor, args: argparse.Namespace) -> None:
+    """Set the heads of one attention layer to 0 whose evaluation gate is 0."""
+    kind, layer = kind_and_layer(name)
+    rows = mask.get(kind, [])
+    if layer >= len(rows):
+        raise ValueError(f"it has a gate on {kind} layer {layer}, but no such layer")
+    # With --remove-heads only the remaining heads have gates.
+    gated = [i for i, alive in enumerate(rows[layer]) if alive or not getattr(args, "remove_heads", False)]
+    if log_alpha.shape != (len(gated),):
+        raise ValueError(f"it has {log_alpha.numel()} gates on {kind} layer {layer}, which has {len(gated)} heads")
+    for head, gate in zip(gated, _evaluation_gates(log_alpha, args).tolist(), strict=True):
+        rows[layer][head] *= int(gate > 0)
+
+
+def _evaluation_gates(log_alpha: Tensor, args: argparse.Namespace) -> Tensor:
+    """Compute evaluation gates exactly as the model does."""
+    stretch = getattr(args, "gate_stretch", None)
+    low, high = parse_stretch(stretch) if stretch else (HardConcrete.low, HardConcrete.high)
+    lr_scale = getattr(args, "gate_lr_scale", None) or 1.0
+    gates = HeadGates(len(log_alpha), HardConcrete(low=low, high=high), lr_scale=lr_scale)
+    gates.load_state_dict({"log_alpha": log_alpha})
+    with torch.no_grad():
+        return gates.eval()()

@@ -1,0 +1,33 @@
+"""Tables and figures for people (no torch)."""
+
+from fairseq_headgates.report.figures import curve_plot, heat_map, heat_maps
+from fairseq_headgates.report.tables import (
+    agreement_table,
+    best_head_table,
+    curve_table,
+    gate_table,
+    layer_tables,
+    matrix,
+    open_counts,
+    removal_table,
+    results_table,
+    score_table,
+    text_table,
+)
+
+__all__ = [
+    "agreement_table",
+    "best_head_table",
+    "curve_plot",
+    "curve_table",
+    "gate_table",
+    "heat_map",
+    "heat_maps",
+    "layer_tables",
+    "matrix",
+    "open_counts",
+    "removal_table",
+    "results_table",
+    "score_table",
+    "text_table",
+]

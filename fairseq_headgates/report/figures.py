@@ -1,0 +1,92 @@
+"""Figures of head tables and pruning curves; each function needs matplotlib (no torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from math import isnan
+from typing import TYPE_CHECKING, Any
+
+from fairseq_headgates.heads import HeadTable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+CELL = (0.42, 0.3)  # width and height of a cell in inches; its value fits into it
+LARGEST_WITH_VALUES = 24  # heads or layers of a heat map whose cells show their values
+
+
+def curve_plot(points: Sequence[Mapping[str, Any]]) -> Figure:
+    """Plot pruning curves: bits per token and, if measured, BLEU over the percent of heads removed."""
+    from matplotlib.figure import Figure  # not pyplot: no display, no global state
+
+    measures = [name for name in ("nll", "bleu") if any(p[name] is not None for p in points)]
+    figure = Figure(figsize=(5 * len(measures), 4), layout="constrained")
+    labels = {"nll": "bits per target token", "bleu": "BLEU"}
+    several = len({(p["checkpoint"], p["by"]) for p in points}) > 1
+    for axes, name in zip(figure.subplots(1, len(measures), squeeze=False)[0], measures, strict=True):
+        for (checkpoint, by, types), group in groupby(points, key=lambda p: (p["checkpoint"], p["by"], p["types"])):
+            line = [(p["removed"], p[name]) for p in group]
+            axes.plot(*zip(*line, strict=True), marker="o", label=f"{types} {by} {checkpoint}" if several else types)
+        axes.set(xlabel="heads removed (%)", ylabel=labels[name])
+        axes.legend()
+    return figure
+
+
+def heat_map(table: HeadTable, limits: tuple[float, float] | None = (0.0, 1.0)) -> Figure:
+    """Plot a heat map per attention type, layers (the last on top) by heads."""
+    return heat_maps([table], limits)
+
+
+def heat_maps(tables: Sequence[HeadTable], limits: tuple[float, float] | None = None) -> Figure:
+    """Plot heat maps of several tables below each other.
+
+    Cells are rectangles, which are sharp at any size. They show their values, except in very large tables.
+
+    Args:
+        tables: tables of scores or gates
+        limits: the range of the colours (default: from the lowest to the highest value of each table)
+    """
+    from matplotlib.figure import Figure
+
+    types = list(dict.fromkeys(kind for table in tables for kind in table.types))
+    heads = max(len(row) for table in tables for rows in table.values.values() for row in rows)
+    layers = max(len(rows) for table in tables for rows in table.values.values())
+    size = (1.5 + (0.8 + max(6, heads) * CELL[0]) * len(types), (0.9 + max(4, layers) * CELL[1]) * len(tables))
+    figure = Figure(figsize=size, layout="constrained")
+    for line, table in zip(figure.subplots(len(tables), len(types), squeeze=False), tables, strict=True):
+        values = [value for kind in table.types for value in table.heads(kind) if not isnan(value)] or [0.0]
+        low, high = limits or (min(values), max(values))
+        for axes, kind in zip(line, types, strict=True):
+            if kind in table.values:
+                mesh = _cells(axes, table.values[kind], low, high)
+                axes.set(title=kind, xlabel="head", ylabel="layer")
+            else:
+                axes.set_axis_off()
+        figure.colorbar(mesh, ax=list(line), label=table.name)
+    return figure
+
+
+def _cells(axes: Axes, rows: Sequence[Sequence[float]], low: float, high: float) -> Any:
+    """Draw a rectangle for every number, with its value if there is room."""
+    width = max(len(row) for row in rows)
+    padded = [[*row, *[float("nan")] * (width - len(row))] for row in rows]
+    mesh = axes.pcolormesh(padded, vmin=low, vmax=high, cmap="viridis", edgecolors="white", linewidth=0.5)
+    axes.set_xticks([i + 0.5 for i in range(width)], map(str, range(width)))
+    axes.set_yticks([i + 0.5 for i in range(len(rows))], map(str, range(len(rows))))
+    axes.tick_params(length=0)
+    if max(width, len(rows)) <= LARGEST_WITH_VALUES:
+        for layer, row in enumerate(rows):
+            for head, value in enumerate(row):
+                if not isnan(value):
+                    dark = (value - low) < 0.6 * (high - low)
+                    style: dict[str, Any] = {"ha": "center", "va": "center", "color": "white" if dark else "black"}
+                    axes.text(head + 0.5, layer + 0.5, _short(value), fontsize=7, **style)
+    return mesh
+
+
+def _short(value: float) -> str:
+    """Return a number in at most five characters where possible: 0.05, 1, 12.3, 1e-05."""
+    text = f"{value:.2f}".rstrip("0").rstrip(".") if 0.005 <= abs(value) < 1000 else f"{value:.1g}"
+    return text.replace("-0.", "-.") if len(text) > 5 else text

@@ -1,0 +1,162 @@
+"""Text tables of gates, scores, curves and results (no torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from math import isnan
+from typing import Any
+
+from fairseq_headgates.heads import HeadId, HeadTable
+
+TITLES = {
+    "enc-self": "encoder self-attention",
+    "dec-self": "decoder self-attention",
+    "dec-enc": "decoder-encoder attention",
+}
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Align columns: the first to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        first, *others = (
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        return "  ".join([first, *others]).rstrip()
+
+    return "\n".join([line(header), "  ".join("-" * w for w in widths), *map(line, rows)])
+
+
+def gate_table(open_probability: HeadTable, gate: HeadTable) -> str:
+    """Print P(open) and evaluation gate of every head: one block per attention type, layers by heads."""
+    blocks = []
+    for kind, rows in gate.values.items():
+        alive, total = gate.count(kind)
+        heads = max(len(row) for row in rows)
+        cells = [
+            [
+                f"layer {i}",
+                *(f"{p:.2f}/{g:.2f}" for p, g in zip(open_probability.values[kind][i], row, strict=True)),
+                str(sum(g > 0 for g in row)),
+            ]
+            for i, row in enumerate(rows)
+        ]
+        title = f"{kind} ({TITLES[kind]}): {alive} of {total} heads open"
+        blocks.append(title + "\n" + text_table(["P(open)/gate", *(f"head {j}" for j in range(heads)), "open"], cells))
+    return "\n\n".join(blocks)
+
+
+def score_table(scores: HeadTable) -> str:
+    """Print scores: one block per attention type, layers by heads; '-' for removed heads (NaN)."""
+    blocks = []
+    for kind, rows in scores.values.items():
+        cells = [[f"layer {i}", *("-" if isnan(v) else f"{v:z.4f}" for v in row)] for i, row in enumerate(rows)]
+        header = [scores.name, *(f"head {j}" for j in range(max(map(len, rows))))]
+        blocks.append(f"{kind} ({TITLES[kind]})\n" + text_table(header, cells))
+    return "\n\n".join(blocks)
+
+
+def layer_tables(difference: Mapping[HeadId, float], p_values: Mapping[HeadId, float]) -> list[str]:
+    """Print differences of BLEU with a mark of significance: a table per attention type, layers by heads."""
+    cells: dict[str, dict[int, dict[int, str]]] = {}
+    for head, value in difference.items():
+        cell = f"{value:+z.2f}{_stars(p_values.get(head))}"
+        cells.setdefault(head.kind, {}).setdefault(head.layer, {})[head.head] = cell
+    tables = []
+    for kind, layers in cells.items():
+        heads = range(1 + max(head for row in layers.values() for head in row))
+        rows = [[f"layer {i}", *(row.get(j, "-") for j in heads)] for i, row in layers.items()]
+        tables.append(f"{kind} ({TITLES[kind]})\n" + text_table(["BLEU", *(f"head {j}" for j in heads)], rows))
+    return tables
+
+
+def best_head_table(difference: Mapping[HeadId, float], p_values: Mapping[HeadId, float]) -> str:
+    """Print differences of BLEU with only the best head of a layer, and that head: layers by attention types."""
+    cells: dict[int, dict[str, str]] = {}
+    for head, value in difference.items():
+        text = f"{value:+z.2f}{_stars(p_values.get(head))} (head {head.head})"
+        cells.setdefault(head.layer, {})[head.kind] = text
+    types = [kind for kind in TITLES if any(kind in row for row in cells.values())]
+    rows = [[f"layer {i}", *(cells[i].get(kind, "-") for kind in types)] for i in sorted(cells)]
+    return text_table(["one head alone", *types], rows)
+
+
+def _stars(p: float | None) -> str:
+    """Return stars of significance, padded to the same width."""
+    return "  " if p is None or p >= 0.05 else "* " if p >= 0.01 else "**"
+
+
+def curve_table(points: Sequence[Mapping[str, Any]]) -> str:
+    """Print pruning curves: percent removed, heads kept, bits per token and BLEU of each point."""
+    blocks = []
+    for (checkpoint, by, types), group in groupby(points, key=lambda p: (p["checkpoint"], p["by"], p["types"])):
+        rows = [
+            [
+                f"{p['removed']:g}%",
+                str(p["heads"]),
+                f"{p['nll']:.4f}",
+                "-" if p["bleu"] is None else f"{p['bleu']:.2f}",
+            ]
+            for p in group
+        ]
+        blocks.append(
+            f"{types} by {by} ({checkpoint})\n" + text_table(["removed", "heads", "bits/token", "BLEU"], rows)
+        )
+    return "\n\n".join(blocks)
+
+
+def agreement_table(pairs: Sequence[Mapping[str, Any]]) -> str:
+    """Print correlations with p-values, and the share of common best heads: a line per pair of scores."""
+    rows = [
+        [
+            f"{p['a']} ~ {p['b']}",
+            p["types"],
+            str(p["heads"]),
+            _number(p["pearson"]),
+            _p_value(p["pearson_p"]),
+            _number(p["spearman"]),
+            _p_value(p["spearman_p"]),
+            "-" if isnan(p["shared"]) else f"{p['shared']:.0%} of {p['top']}",
+        ]
+        for p in pairs
+    ]
+    return text_table(["scores", "types", "heads", "Pearson", "p", "Spearman", "p", "best shared"], rows)
+
+
+def matrix(title: str, names: Sequence[str], values: Mapping[tuple[str, str], float]) -> str:
+    """Print a symmetric matrix of the numbers of pairs."""
+    both = {**values, **{(b, a): value for (a, b), value in values.items()}}
+    rows = [[a, *("" if a == b else _number(both[a, b]) for b in names)] for a in names]
+    return text_table([title, *names], rows)
+
+
+def _number(value: float) -> str:
+    return "-" if isnan(value) else f"{value:.2f}"
+
+
+def _p_value(value: float) -> str:
+    return "-" if isnan(value) else "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def removal_table(before: HeadTable, after: HeadTable) -> str:
+    """Print what pruning removes: heads before, heads kept, and heads kept in each layer, a line per attention type."""
+    rows = []
+    for kind, layers in after.values.items():
+        per_layer = " ".join(str(sum(value > 0 for value in layer)) for layer in layers)
+        rows.append([kind, str(before.count(kind)[0]), str(after.count(kind)[0]), per_layer])
+    sums = [str(sum(table.count(kind)[0] for kind in table.types)) for table in (before, after)]
+    return text_table(["", "heads", "kept", "by layer"], [*rows, ["total", *sums, ""]])
+
+
+def open_counts(gate: HeadTable) -> dict[str, tuple[int, int]]:
+    """Return {type: (open heads, all heads)}, and the sum over types as "total"."""
+    counts = {kind: gate.count(kind) for kind in gate.types}
+    return {**counts, "total": (sum(c[0] for c in counts.values()), sum(c[1] for c in counts.values()))}
+
+
+def results_table(runs: Mapping[str, Mapping[str, str]]) -> str:
+    """Print runs by name, each a row of named cells; the columns are those of the first run."""
+    columns = list(next(iter(runs.values())))
+    return text_table(["model", *columns], [[name, *(cells[c] for c in columns)] for name, cells in runs.items()])

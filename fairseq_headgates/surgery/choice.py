@@ -1,0 +1,79 @@
+"""Choose which heads to keep by their scores (no torch)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from fairseq_headgates.heads import HeadId, HeadTable, check_shape
+
+
+def best_heads(
+    scores: HeadTable,
+    keep: int | float,
+    alive: HeadTable,
+    types: Iterable[str] = (),
+    min_per_layer: int = 0,
+) -> HeadTable:
+    """Return the mask that keeps the heads with the highest scores. Of equal scores, the earlier head is kept.
+
+    Args:
+        scores: a score for every head of `alive`
+        keep: how many heads to keep of those that `alive` has of `types`: a number (int) or a share (float, 0 to 1)
+        alive: the heads that the model has
+        types: attention types to prune (default: all that have scores); heads of other types are kept
+        min_per_layer: keep at least the best `min_per_layer` heads of every layer
+
+    Raises:
+        ValueError: if the scores do not fit `alive`, or the numbers contradict each other
+    """
+    if min_per_layer < 0:
+        raise ValueError(f"the number of heads to keep in every layer is {min_per_layer}: it must be 0 or more")
+    chosen = tuple(types) or scores.types
+    for kind in chosen:
+        if kind not in scores.values:
+            raise ValueError(f"there are no scores of {kind}: the score file has {', '.join(scores.types)}")
+    check_shape(scores, {kind: (len(rows), len(rows[0])) for kind, rows in alive.values.items()}, "the score file")
+    candidates = [head for head, present in alive.items() if present and head.kind in chosen]
+    for head in candidates:
+        if math.isnan(scores[head]):
+            raise ValueError(
+                f"{head.kind} layer {head.layer} head {head.head} has no score: the scores are of a model without it, "
+                "compute those of this model"
+            )
+    kept = _best(candidates, scores, _number_to_keep(keep, len(candidates), chosen), min_per_layer)
+    mask: dict[str, list[list[float]]] = {
+        kind: [
+            [int(HeadId(kind, i, j) in kept) if kind in chosen else int(value) for j, value in enumerate(row)]
+            for i, row in enumerate(rows)
+        ]
+        for kind, rows in alive.values.items()
+    }
+    return HeadTable(mask, "alive", scores.signature)
+
+
+def _best(candidates: list[HeadId], scores: HeadTable, number: int, min_per_layer: int) -> set[HeadId]:
+    ranked = sorted(candidates, key=lambda head: -scores[head])  # sorting is stable: equal scores stay in order
+    seen: Counter[tuple[str, int]] = Counter()
+    reserved: list[HeadId] = []
+    others: list[HeadId] = []
+    for head in ranked:
+        (reserved if seen[head.kind, head.layer] < min_per_layer else others).append(head)
+        seen[head.kind, head.layer] += 1
+    if len(reserved) > number:
+        raise ValueError(
+            f"{min_per_layer} heads in every layer are {len(reserved)}, more than the {number} to keep: "
+            "lower --min-per-layer or raise --keep"
+        )
+    return {*reserved, *others[: number - len(reserved)]}
+
+
+def _number_to_keep(keep: int | float, available: int, types: Iterable[str]) -> int:
+    if isinstance(keep, float):
+        if not 0 <= keep <= 1:
+            raise ValueError(f"the share of heads to keep is {keep}: it must be from 0 to 1 (a number has no point)")
+        return round(keep * available)
+    if not 0 <= keep <= available:
+        raise ValueError(f"the number of heads to keep is {keep}: there are {available} of {', '.join(types)}")
+    return keep

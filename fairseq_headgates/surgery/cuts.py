@@ -1,0 +1,247 @@
+"""Remove heads: cut the weights of a model to the heads that a mask keeps.
+
+A head is rows of the query, key and value projections and columns of the output projection. Without them, a smaller
+layer computes the other heads exactly as before. A gate between 0 and 1 is folded into the columns of its head. Layers
+keep different numbers of heads; a layer that keeps none becomes the bias of its output projection.
+
+Shapes: H heads of a layer, H' heads to keep, D head size, E model size.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_headgates.heads import HeadTable, Mask, as_mask, check_shape
+from fairseq_headgates.modules import HeadAttention
+from fairseq_headgates.surgery.sites import (
+    gate_values,
+    head_counts,
+    head_sites,
+    open_probabilities,
+    to_table,
+    use_head_attention,
+)
+
+INPUTS = ("q_proj", "k_proj", "v_proj")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Description of what pruning does to one attention layer.
+
+    Attributes:
+        keep: the heads to keep [H'], by their position among the H heads that the layer has
+        factor: the factor [H'] that is folded into the weights of each, its gate
+        head_dim: D
+    """
+
+    keep: tuple[int, ...]
+    factor: Tensor
+    head_dim: int
+
+    def __call__(self, parameter: str, tensor: Tensor, power: int = 1) -> Tensor:
+        """Cut a parameter of the layer, e.g. 'q_proj.weight' [H D, E], or a tensor of the same shape.
+
+        Args:
+            parameter: name of the parameter within the layer
+            tensor: its value, or a tensor of the same shape
+            power: how the tensor scales with the folded factor: 1 for weights, -1 for gradients (a weight g times as
+                large has a gradient 1/g times as large), -2 for squared gradients, 0 for steps
+        """
+        if parameter == "out_proj.bias":
+            return tensor
+        positions = _positions(self.keep, self.head_dim)
+        if parameter != "out_proj.weight":
+            return tensor.index_select(0, positions)
+        columns = self.factor.to(torch.float32).repeat_interleave(self.head_dim)
+        cut = tensor.index_select(1, positions)
+        return (cut.to(torch.promote_types(cut.dtype, torch.float32)) * columns**power).to(cut.dtype)
+
+
+def _positions(heads: Iterable[int], head_dim: int) -> Tensor:
+    """Return the rows (or columns) of heads, one after another: [H' D]."""
+    first = torch.tensor(tuple(heads), dtype=torch.long) * head_dim
+    return (first[:, None] + torch.arange(head_dim)).view(-1)
+
+
+def open_mask(model: nn.Module, threshold: float | None = None) -> HeadTable:
+    """Return the mask of the open heads of a model.
+
+    Args:
+        model: a fairseq model
+        threshold: keep heads with P(open) >= `threshold`; by default, those with an evaluation gate above 0
+
+    Raises:
+        ValueError: if `threshold` is not in [0, 1]
+    """
+    gates = to_table(gate_values(model), "gate")
+    if threshold is None:
+        return gates.map(lambda g: int(g > 0), "alive")
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"the threshold on P(open) is {threshold:g}: it must be a probability, from 0 to 1")
+    opened = to_table(open_probabilities(model), "P(open)")
+    return opened.map(lambda p: int(p >= threshold), "alive")
+
+
+def prune(model: nn.Module, mask: Mask | None = None) -> nn.Module:
+    """Return a copy of a fairseq model without the heads that `mask` removes.
+
+    The copy computes what the masked model computes. A head whose evaluation gate is 0 is always removed, because it
+    contributes nothing. Gates between 0 and 1 are folded into the output projection. The options in `model.args` stay
+    as they are; `checkpoints.prune_checkpoint` changes those of a checkpoint.
+
+    Args:
+        model: a fairseq model, with or without gates; it is not changed
+        mask: a `HeadTable`, a dict such as ``{"enc-self": [[1, 0, 1, 1], ...]}`` (1 keep, 0 remove; all heads of a
+            missing type are kept), the path of a mask file, or the same JSON as text (default: the open heads)
+
+    Raises:
+        ValueError: if the mask has another shape than the model
+        TypeError: if the mask has another type
+    """
+    mask = None if mask is None else as_mask(mask)
+    pruned = use_head_attention(copy.deepcopy(model))
+    return apply_cuts(pruned, cuts(pruned, open_mask(pruned) if mask is None else mask))
+
+
+def remove_heads(model: nn.Module, mask: Mask) -> nn.Module:
+    """Remove the heads with 0 in `mask` from a model, in place; see `prune` for the mask.
+
+    Returns:
+        `model`
+    """
+    mask = as_mask(mask)
+    use_head_attention(model)
+    return apply_cuts(model, cuts(model, mask))
+
+
+def cuts(model: nn.Module, mask: Mask) -> dict[str, Cut]:
+    """Return the cut of every attention layer, {module name: `Cut`}, for a model of `HeadAttention`."""
+    mask = as_mask(mask)
+    check_shape(mask, head_counts(model))
+    values = gate_values(model)
+    found = {}
+    for site in head_sites(model):
+        attention = site.attention
+        alive = mask.values[site.kind][site.layer] if site.kind in mask.values else [1] * attention.heads
+        gates = values[site.kind][site.layer].cpu()[list(attention.kept)]
+        keep = tuple(i for i, head in enumerate(attention.kept) if alive[head] and gates[i] > 0)
+        found[site.name] = Cut(keep, gates[list(keep)], attention.head_dim)
+    return found
+
+
+def with_gates_of(found: Mapping[str, Cut], model: nn.Module) -> dict[str, Cut]:
+    """Return cuts that keep the same heads and fold the gates of another `model` of the same shape."""
+    values = gate_values(model)
+    changed = {}
+    for site in head_sites(model):
+        gates = values[site.kind][site.layer].cpu()[list(site.attention.kept)]
+        cut = found[site.name]
+        changed[site.name] = replace(cut, factor=gates[list(cut.keep)])
+    return changed
+
+
+def apply_cuts(model: nn.Module, found: Mapping[str, Cut]) -> nn.Module:
+    """Apply the cuts to the attention layers of a model, in place."""
+    for name, cut in found.items():
+        attention = model.get_submodule(name)
+        assert isinstance(attention, HeadAttention)
+        _cut_attention(attention, cut)
+    return model
+
+
+def _cut_attention(attention: HeadAttention, cut: Cut) -> None:
+    for name in (*INPUTS, "out_proj"):
+        projection = getattr(attention, name)
+        if projection is None:
+            continue
+        for parameter, tensor in list(projection.named_parameters()):
+            smaller = cut(f"{name}.{parameter}", tensor.detach().cpu()).to(tensor.device)
+            setattr(projection, parameter, nn.Parameter(smaller, tensor.requires_grad))
+        projection.out_features, projection.in_features = projection.weight.shape
+    attention.kept = tuple(attention.kept[i] for i in cut.keep)
+    attention.num_heads = len(attention.kept)
+    attention.gate = attention.head_mask = None
+    if attention.num_heads == 0:
+        attention.q_proj = attention.k_proj = attention.v_proj = None
+
+
+def cut_tensors(tensors: Mapping[str, Tensor], found: Mapping[str, Cut], power: int = 1) -> dict[str, Tensor]:
+    """Cut tensors named like parameters: a state dict, or moments of an optimiser; see `Cut` for `power`."""
+    result = {}
+    for name, tensor in tensors.items():
+        attention, parameter = site_and_parameter(name, found)
+        if attention is None:
+            result[name] = tensor
+        elif not parameter.startswith("gate.") and (found[attention].keep or parameter.startswith("out_proj.")):
+            result[name] = found[attention](parameter, tensor, power)
+    return result
+
+
+def site_and_parameter(name: str, found: Mapping[str, Cut]) -> tuple[str | None, str]:
+    """Split a name: 'decoder.layers.0.self_attn.q_proj.weight' -> ('decoder.layers.0.self_attn', 'q_proj.weight')."""
+    attention, _, parameter = name.rpartition(".")
+    attention, _, projection = attention.rpartition(".")
+    return (attention, f"{projection}.{parameter}") if attention in found else (None, name)
+
+
+def kept_mask(model: nn.Module) -> HeadTable:
+    """Return the mask of the heads that have weights in a model of `HeadAttention`."""
+    rows: dict[str, list[list[float]]] = {}
+    for site in head_sites(model):
+        kept = set(site.attention.kept)
+        rows.setdefault(site.kind, []).append([int(head in kept) for head in range(site.attention.heads)])
+    return HeadTable(rows, "alive")
+
+
+def as_state_dict(tensors: Mapping[str, Tensor], pruned: nn.Module) -> dict[str, Tensor]:
+    """Return tensors as the state dict of a pruned model, with its metadata, which names the heads it has."""
+    result = OrderedDict(tensors)
+    result._metadata = pruned.state_dict()._metadata  # type: ignore[attr-defined]
+    return result
+
+
+def removal_plan(model: nn.Module, pruned: nn.Module) -> dict[str, Any]:
+    """Describe what pruning did to a model, as plain values; pairs are [before, after]."""
+    before, after = kept_mask(model), kept_mask(pruned)
+    gates = to_table(gate_values(model), "gate")
+    pairs = [pair for kind in gates.types for pair in zip(gates.heads(kind), after.heads(kind), strict=True)]
+    return {
+        "heads": {kind: [before.count(kind)[0], after.count(kind)[0]] for kind in after.types},
+        "parameters": [sum(p.numel() for p in m.parameters()) for m in (model, pruned)],
+        "cache_bytes_per_token": {kind: [cache_bytes(m, kind) for m in (model, pruned)] for kind in after.types},
+        "removed_with_open_gate": sum(gate > 0 and not kept for gate, kept in pairs),
+        "folded_gates": sum(0 < gate < 1 and bool(kept) for gate, kept in pairs),
+        "mask": dict(after.values),
+    }
+
+
+def cache_bytes(model: nn.Module, kind: str) -> int:
+    """Return the size of the key/value cache of an attention type, in bytes per token over all layers."""
+    attentions = [site.attention for site in head_sites(model) if site.kind == kind]
+    return sum(2 * a.num_heads * a.head_dim * a.out_proj.weight.element_size() for a in attentions)
+
+
+def pad_heads(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the state dict of a pruned model in the shapes of the stock model, with zeros for removed heads."""
+    filled = dict(tensors)
+    for site in head_sites(model):
+        attention = site.attention
+        positions = _positions(attention.kept, attention.head_dim)
+        size = attention.heads * attention.head_dim
+        out = tensors[f"{site.name}.out_proj.weight"]
+        filled[f"{site.name}.out_proj.weight"] = out.new_zeros(out.size(0), size).index_copy(1, positions, out)
+        for name in INPUTS:
+            width = attention.embed_dim if name == "q_proj" else getattr(attention, f"{name[0]}dim")
+            for parameter, shape in (("weight", (size, width)), ("bias", (size,))):
+                key = f"{site.name}.{name}.{parameter}"
+                kept = tensors.get(key, out.new_zeros(0, *shape[1:]))
+                filled[key] = kept.new_zeros(shape).index_copy(0, positions, kept)
+    return filled

@@ -1,0 +1,149 @@
+"""Describe which optional features of fairseq a model has.
+
+Gating, relevance, loading and export each support a different part of fairseq's options. Each asks this file which
+features a model has and compares them with the features that it supports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from fairseq.models import transformer
+from fairseq.modules import MultiheadAttention, transformer_layer
+from torch import nn
+
+from fairseq_headgates.heads import TYPES, kind_and_layer
+from fairseq_headgates.modules import BeamEncoder
+
+# Features by name, with their description in messages.
+FEATURES = {
+    "bias-kv": "an extra key and value (bias_k, add_zero_attn)",
+    "xformers": "xFormers attention (--encoder-xformers-att-config, --decoder-xformers-att-config)",
+    "quant-noise": "quantisation noise (--quant-noise-pq, --quant-noise-scalar)",
+    "gates": "gates on {types} (`headgates prune` folds them into the weights)",
+    "fixed-heads": "fixed heads on {types} (`headgates prune` removes them)",
+    "no-encoder-layers": "no encoder layers (--encoder-layers 0)",
+    "no-decoder-layers": "no decoder layers (--decoder-layers 0)",
+    "no-positions": "no positional embeddings (--no-token-positional-embeddings)",
+    "adaptive-input": "embeddings of several sizes (--adaptive-input)",
+    "adaptive-softmax": "an adaptive softmax (--adaptive-softmax-cutoff)",
+    "decoder-dims": "projections to other dimensions (--decoder-input-dim, --decoder-output-dim)",
+    "cross-self-attention": "self-attention over encoder states (--cross-self-attention)",
+    "no-cross-attention": "decoder layers without encoder attention (--no-cross-attention)",
+    "scale-attn": "a LayerNorm after attention (--scale-attn)",
+    "scale-heads": "scaled heads (--scale-heads)",
+    "scale-fc": "a LayerNorm within the feed-forward layer (--scale-fc)",
+    "scale-resids": "scaled residuals (--scale-resids)",
+    "lang-tok": "language tokens in place of <s> and </s> (--lang-tok-replacing-bos-eos)",
+}
+# Attributes of fairseq's layers and the features that they implement.
+LAYER_ATTRIBUTES = {
+    "attn_ln": "scale-attn",
+    "c_attn": "scale-heads",
+    "ffn_layernorm": "scale-fc",
+    "w_resid": "scale-resids",
+}
+# Classes are compared by identity, because a subclass may compute something else.
+ENCODERS = {transformer.TransformerEncoder, transformer.TransformerEncoderBase, BeamEncoder}
+DECODERS = {transformer.TransformerDecoder, transformer.TransformerDecoderBase}
+ENCODER_LAYERS = {transformer_layer.TransformerEncoderLayer, transformer_layer.TransformerEncoderLayerBase}
+DECODER_LAYERS = {transformer_layer.TransformerDecoderLayer, transformer_layer.TransformerDecoderLayerBase}
+
+
+def unsupported(features: Mapping[str, str], supported: Collection[str] = ()) -> list[str]:
+    """Return the descriptions of those `features` that are not in `supported`."""
+    return [text for name, text in features.items() if name not in supported]
+
+
+def model_features(model: nn.Module) -> dict[str, str]:
+    """Return the optional features of an encoder-decoder transformer, {name: description}; see `FEATURES`.
+
+    A part that is not of fairseq's transformer is a feature "class X", and nothing else is looked at.
+    """
+    strange = dict.fromkeys(_foreign_classes(model))
+    if strange:
+        return {f"class {name}": f"a part of class {name}" for name in strange}
+    found = {*_stack_features(model), *_option_features(getattr(model, "args", None))}
+    layers = [*model.encoder.layers.children(), *model.decoder.layers.children()]  # type: ignore[union-attr]
+    found |= {
+        feature
+        for name, feature in LAYER_ATTRIBUTES.items()
+        if any(getattr(layer, name, None) is not None for layer in layers)
+    }
+    if any(getattr(layer, "quant_noise", 0) for layer in layers):
+        found.add("quant-noise")
+    types: dict[str, dict[str, None]] = {}  # a feature of attention: the attention types that have it, in order
+    for name, module in model.named_modules():
+        if isinstance(module, MultiheadAttention):
+            for feature in _attention(module):
+                types.setdefault(feature, {})[kind_and_layer(name)[0]] = None
+    return {
+        name: text.format(types=", ".join(sorted(types.get(name, ()), key=TYPES.index)))
+        for name, text in FEATURES.items()
+        if name in found or name in types
+    }
+
+
+def attention_features(attention: MultiheadAttention) -> list[str]:
+    """Return the descriptions of all features of an attention module that `HeadAttention` cannot compute."""
+    return [FEATURES[name] for name in _attention(attention) if name not in ("gates", "fixed-heads")]
+
+
+def option_features(args: Any) -> dict[str, str]:
+    """Return the features that the options of a model tell before it is built, {name: description}."""
+    found = set(_option_features(args))
+    return {name: text for name, text in FEATURES.items() if name in found}
+
+
+def _foreign_classes(model: nn.Module) -> Iterator[str]:
+    for side, known, layers in (("encoder", ENCODERS, ENCODER_LAYERS), ("decoder", DECODERS, DECODER_LAYERS)):
+        stack: Any = getattr(model, side, None)
+        if type(stack) not in known:
+            yield type(model if stack is None else stack).__name__
+        else:
+            yield from (type(layer).__name__ for layer in stack.layers.children() if type(layer) not in layers)
+
+
+def _stack_features(model: Any) -> Iterator[str]:
+    encoder, decoder = model.encoder, model.decoder
+    if not len(encoder.layers):
+        yield "no-encoder-layers"
+    if not len(decoder.layers):
+        yield "no-decoder-layers"
+    if encoder.embed_positions is None or decoder.embed_positions is None:
+        yield "no-positions"
+    if {type(encoder.embed_tokens), type(decoder.embed_tokens)} != {nn.Embedding}:
+        yield "adaptive-input"
+    if encoder.quant_noise is not None:
+        yield "quant-noise"
+    if decoder.adaptive_softmax is not None:
+        yield "adaptive-softmax"
+    if decoder.project_in_dim is not None or decoder.project_out_dim is not None:
+        yield "decoder-dims"
+    if decoder.cross_self_attention:
+        yield "cross-self-attention"
+    if any(layer.encoder_attn is None for layer in decoder.layers.children()):
+        yield "no-cross-attention"
+
+
+def _option_features(args: Any) -> Iterator[str]:
+    if getattr(args, "quant_noise_pq", 0) or getattr(args, "quant_noise_scalar", 0):
+        yield "quant-noise"
+    if getattr(args, "encoder_xformers_att_config", None) or getattr(args, "decoder_xformers_att_config", None):
+        yield "xformers"
+    if getattr(args, "lang_tok_replacing_bos_eos", False):
+        yield "lang-tok"
+
+
+def _attention(attention: MultiheadAttention) -> Iterator[str]:
+    if getattr(attention, "bias_k", None) is not None or getattr(attention, "add_zero_attn", False):
+        yield "bias-kv"
+    if getattr(attention, "use_xformers", False):
+        yield "xformers"
+    if attention.out_proj._forward_pre_hooks:
+        yield "quant-noise"
+    if getattr(attention, "gate", None) is not None:
+        yield "gates"
+    if getattr(attention, "head_mask", None) is not None:
+        yield "fixed-heads"

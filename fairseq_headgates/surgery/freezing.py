@@ -1,0 +1,128 @@
+"""Freeze parameters by name, and turn off dropout in frozen modules."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import regex
+from torch import nn
+
+MATCHING_SECONDS = 10.0
+MOST_REPEATS = 100_000  # in a pattern; the package regex unrolls them
+
+
+@dataclass
+class FrozenReport:
+    """Report of `freeze`: tensors and parameters by group of names, and the number of dropouts turned off."""
+
+    tensors: Counter[str] = field(default_factory=Counter)
+    parameters: Counter[str] = field(default_factory=Counter)
+    trainable: int = 0
+    dropouts: int = 0
+
+    def lines(self) -> list[str]:
+        """Return the report as text: one line per group, then the totals."""
+        groups = [
+            f"frozen: {name} ({self.tensors[name]} tensors, {self.parameters[name]:,} parameters)"
+            for name in self.tensors
+        ]
+        total = f"frozen in all: {self.parameters.total():,} parameters; {self.trainable:,} still train"
+        return [*groups, total + (f"; {self.dropouts} dropouts turned off" if self.dropouts else "")]
+
+
+def freeze(
+    model: nn.Module, pattern: str, freeze_dropout: bool = False, seconds: float = MATCHING_SECONDS
+) -> FrozenReport:
+    r"""Freeze every parameter whose name matches `pattern` (``re.search``), in place.
+
+    A shared parameter has several names (with shared embeddings, `encoder.embed_tokens.weight` is also
+    `decoder.embed_tokens.weight`) and is frozen if any of them matches: ``^decoder\.`` freezes the whole decoder.
+
+    Args:
+        model: any model
+        pattern: a regular expression
+        freeze_dropout: turn off dropout in every module whose parameters are all frozen, so that the frozen part
+            computes the same in training as in evaluation
+        seconds: time limit for matching, because some patterns backtrack without end
+
+    Returns:
+        What was frozen
+
+    Raises:
+        ValueError: if the pattern is not a regular expression, matches no parameter or all of them, or takes too long
+    """
+    try:
+        search = _search_within(pattern, seconds)
+        names = _names(model)
+        chosen = {parameter: known for parameter, known in names.items() if any(map(search, known))}
+    except (re.error, regex.error, OverflowError, RecursionError) as error:  # the last two: huge numbers, deep nesting
+        raise ValueError(f"--freeze-params {pattern!r:.200} is not a regular expression: {error}") from None
+    except TimeoutError:
+        raise ValueError(f"--freeze-params {pattern!r:.200} takes longer than {seconds} seconds to match") from None
+    if not chosen:
+        raise ValueError(
+            f"--freeze-params {pattern!r:.200} matches no parameter: names look like {next(iter(names.values()))[0]!r}"
+        )
+    if len(chosen) == len(names):
+        raise ValueError(f"--freeze-params {pattern!r:.200} matches every parameter: something must be left to train")
+    report = FrozenReport()
+    for parameter, known in chosen.items():
+        parameter.requires_grad = False
+        group = _group(next(filter(search, known)))
+        report.tensors[group] += 1
+        report.parameters[group] += parameter.numel()
+    report.trainable = sum(parameter.numel() for parameter in names if parameter.requires_grad)
+    if freeze_dropout:
+        report.dropouts = _stop_dropout(model)
+    return report
+
+
+def _names(model: nn.Module) -> dict[nn.Parameter, list[str]]:
+    """Return all names of each parameter; a shared parameter has several."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return names
+
+
+def _search_within(pattern: str, seconds: float) -> Callable[[str], object]:
+    """Return `regex.search` for a pattern with a time limit, which `re` does not have."""
+    re.compile(pattern)
+    counts = [max(1, int(count)) for count in re.findall(r"\d+", "".join(re.findall(r"\{[\d, ]*\}", pattern)))]
+    if math.prod(counts) > MOST_REPEATS:
+        raise re.error(f"repeats of more than {MOST_REPEATS:,} in all")
+    expression, end = regex.compile(pattern), time.monotonic() + seconds
+
+    def search(name: str) -> object:
+        left = end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return expression.search(name, timeout=left)
+
+    return search
+
+
+def _group(name: str) -> str:
+    """Return the group of a name, for all layers: decoder.layers.3.fc1.weight -> decoder.layers.*.fc1."""
+    return re.sub(r"\.\d+\.", ".*.", name).rpartition(".")[0]
+
+
+def _stop_dropout(model: nn.Module) -> int:
+    stopped = set()
+    for module in model.modules():
+        parameters = list(module.parameters())
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            stopped |= {child for child in module.modules() if _dropout_of(child)}
+    for dropout in stopped:
+        dropout.p = 0.0  # type: ignore[assignment]
+    return len(stopped)
+
+
+def _dropout_of(module: nn.Module) -> float:
+    """Return the probability of a dropout module of torch or fairseq, 0 for any other module."""
+    return float(getattr(module, "p", 0.0)) if type(module).__name__.endswith("Dropout") else 0.0

@@ -1,0 +1,101 @@
+"""Gate and mask the heads of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from fairseq_headgates.gates import OPEN, HardConcrete, HeadGates
+from fairseq_headgates.heads import Mask, as_mask, check_shape
+from fairseq_headgates.surgery.sites import head_counts, head_sites, use_head_attention
+
+
+def insert_gates(
+    model: nn.Module,
+    types: Sequence[str],
+    distribution: HardConcrete | None = None,
+    init: float | str = OPEN,
+    lr_scale: float = 1.0,
+) -> nn.Module:
+    """Give every head of the attention `types` a stochastic gate, in place.
+
+    Args:
+        model: a fairseq model; its attention modules become `HeadAttention`
+        types: attention types, of "enc-self", "dec-self" and "dec-enc"
+        distribution: temperature and stretch of the gates (default: `HardConcrete()`)
+        init: initial log_alpha, or "glorot"; see `HeadGates`
+        lr_scale: factor on the learning rate of the gates; see `HeadGates`
+
+    Returns:
+        `model`
+
+    Raises:
+        ValueError: if the model has no attention of one of the types
+    """
+    use_head_attention(model)
+    sites = head_sites(model)
+    present = {site.kind for site in sites}
+    for kind in types:
+        if kind not in present:
+            raise ValueError(f"no {kind} attention to gate: this model has {', '.join(sorted(present)) or 'none'}")
+    for site in sites:
+        attention = site.attention
+        if site.kind in types and attention.num_heads > 0:
+            gates = HeadGates(attention.num_heads, distribution or HardConcrete(), init, lr_scale)
+            attention.gate = gates.to(attention.out_proj.weight).train(attention.training)
+    return model
+
+
+def fix_heads(model: nn.Module, mask: Mask) -> nn.Module:
+    """Multiply every head by its value in `mask` (1 keep, 0 mask), in place.
+
+    Removed heads stay removed, whatever their value in the mask.
+
+    Args:
+        model: a fairseq model; its attention modules become `HeadAttention`
+        mask: a mask in any form of `heads.as_mask`
+
+    Returns:
+        `model`
+
+    Raises:
+        ValueError: if the mask has another shape than the model
+    """
+    mask = as_mask(mask)
+    use_head_attention(model)
+    check_shape(mask, head_counts(model))
+    for site in head_sites(model):
+        if site.kind in mask.values:
+            weight = site.attention.out_proj.weight
+            row = [mask.values[site.kind][site.layer][head] for head in site.attention.kept]
+            site.attention.head_mask = torch.tensor(row, dtype=weight.dtype, device=weight.device)
+    return model
+
+
+@contextmanager
+def masked(model: nn.Module, mask: Mask) -> Iterator[nn.Module]:
+    """Within the context, heads with 0 in `mask` contribute nothing, in addition to gates and fixed heads.
+
+    Args:
+        model: a fairseq model; its attention modules become `HeadAttention`
+        mask: a mask in any form of `heads.as_mask`
+
+    Raises:
+        ValueError: if the mask has another shape than the model
+    """
+    mask = as_mask(mask)
+    use_head_attention(model)
+    attentions = [site.attention for site in head_sites(model)]
+    before = [attention.head_mask for attention in attentions]
+    try:
+        fix_heads(model, mask)
+        for attention, old in zip(attentions, before, strict=True):
+            if old is not None and attention.head_mask is not old:
+                attention.head_mask = attention.head_mask * old
+        yield model
+    finally:
+        for attention, old in zip(attentions, before, strict=True):
+            attention.head_mask = old

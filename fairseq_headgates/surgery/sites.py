@@ -1,0 +1,166 @@
+"""Find the attention layers of a fairseq model and replace them by `HeadAttention`.
+
+Shapes: B batch, T target length, S source length, L layers, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from fairseq.modules import MultiheadAttention
+from torch import Tensor, nn
+
+from fairseq_headgates.gates import HeadGates, gates_penalty
+from fairseq_headgates.heads import TYPES, HeadTable, kind_and_layer
+from fairseq_headgates.modules import HeadAttention
+from fairseq_headgates.surgery.features import attention_features
+
+
+@dataclass(frozen=True)
+class HeadSite:
+    """One attention layer of a model: its type, its layer number from 0, its module name, and the module."""
+
+    kind: str
+    layer: int
+    name: str
+    attention: MultiheadAttention
+
+
+def head_sites(model: nn.Module) -> list[HeadSite]:
+    """Return all attention layers of a fairseq model, stock or `HeadAttention`, ordered by type and layer."""
+    found = ((name, module) for name, module in model.named_modules() if isinstance(module, MultiheadAttention))
+    sites = [HeadSite(*kind_and_layer(name), name, module) for name, module in found]
+    return sorted(sites, key=lambda site: (TYPES.index(site.kind), site.layer))
+
+
+def gated_sites(model: nn.Module) -> list[HeadSite]:
+    """Return the attention layers that have stochastic gates, ordered by type and layer."""
+    return [site for site in head_sites(model) if getattr(site.attention, "gate", None) is not None]
+
+
+def head_counts(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return {type: (layers, heads per layer)} of a model, removed heads included."""
+    sites = head_sites(model)
+    return {
+        kind: (len(group), getattr(group[0].attention, "heads", group[0].attention.num_heads))
+        for kind in TYPES
+        if (group := [site for site in sites if site.kind == kind])
+    }
+
+
+def use_head_attention(model: nn.Module) -> nn.Module:
+    """Replace every attention module of fairseq in `model` by a `HeadAttention` with the same weights, in place.
+
+    Raises:
+        ValueError: with every reason, if the model has attention that `HeadAttention` cannot compute
+    """
+    sites = [site for site in head_sites(model) if not isinstance(site.attention, HeadAttention)]
+    reasons = sorted({feature for site in sites for feature in attention_features(site.attention)})
+    if reasons:
+        raise ValueError("attention with " + ", ".join(reasons) + " cannot be gated: build the model without it")
+    for site in sites:
+        parent, _, child = site.name.rpartition(".")
+        layer: Any = model.get_submodule(parent)
+        setattr(layer, child, HeadAttention(site.attention))
+        if site.kind == "dec-enc":
+            layer.register_forward_hook(_align_by_open_heads)
+        if hasattr(layer, "can_use_fastpath"):  # fairseq 0.12.2: an inference shortcut around self_attn
+            layer.can_use_fastpath = False
+    return model
+
+
+def _align_by_open_heads(layer: nn.Module, inputs: tuple, output: tuple) -> tuple | None:
+    """Hook on decoder layers that keeps of the attention weights [H, B, T, S] those of heads with a factor above 0.
+
+    fairseq's decoder averages the weights of its last layer over heads for alignments. With this hook, alignments are
+    the same when the other heads are removed. In training all heads count, because a closed gate may open again.
+    """
+    weights = output[1]
+    if layer.training or weights is None or weights.dim() != 4:
+        return None
+    scale = layer.encoder_attn.head_scale()  # type: ignore[union-attr,operator]
+    if scale is None or bool(scale.all()):
+        return None
+    contributing = weights[scale != 0] if bool(scale.any()) else torch.zeros_like(weights[:1])
+    return (output[0], contributing, *output[2:])
+
+
+def gate_values(model: nn.Module) -> dict[str, Tensor]:
+    """Return the evaluation gate of every head (Louizos et al. 2018, eq. 13).
+
+    Returns:
+        {type: [L, H]} in [0, 1], in single precision: 1 for a head without a gate, 0 for a masked or removed head
+    """
+    return _per_type(model, lambda gate: gate.distribution.evaluation_value(gate.log_alpha()))
+
+
+def open_probabilities(model: nn.Module) -> dict[str, Tensor]:
+    """Return P(gate != 0) of every head (Voita et al. 2019, eq. 6).
+
+    Returns:
+        {type: [L, H]} in [0, 1], in single precision: 1 for a head without a gate, 0 for a masked or removed head
+    """
+    return _per_type(model, HeadGates.open_probability)
+
+
+def _per_type(model: nn.Module, of_gate: Callable[[HeadGates], Tensor]) -> dict[str, Tensor]:
+    rows: dict[str, list[Tensor]] = {}
+    with torch.no_grad():
+        for site in head_sites(model):
+            rows.setdefault(site.kind, []).append(_per_head(site.attention, of_gate))
+    return {kind: torch.stack(group) for kind, group in rows.items()}
+
+
+def _per_head(attention: MultiheadAttention, of_gate: Callable[[HeadGates], Tensor]) -> Tensor:
+    """Return a number for every head that the layer was trained with, 0 for a removed one: [heads]."""
+    precise: dict[str, Any] = {"dtype": torch.float32, "device": attention.out_proj.weight.device}
+    if not isinstance(attention, HeadAttention):
+        return torch.ones(attention.num_heads, **precise)
+    row = torch.zeros(attention.heads, **precise)
+    alive = torch.ones(attention.num_heads, **precise) if attention.gate is None else of_gate(attention.gate)
+    kept = torch.tensor(attention.kept, dtype=torch.long, device=row.device)
+    return row.index_put((kept,), alive if attention.head_mask is None else alive * attention.head_mask.float())
+
+
+def l0_penalty(model: nn.Module, reduction: str = "sum") -> Tensor:
+    """Return L_C = sum over gated heads of P(gate != 0) (Voita et al. 2019, eq. 7), a scalar with its gradient.
+
+    Args:
+        model: a gated model
+        reduction: "sum", or "layer-mean": divided by the number of gated attention layers, as in the released code
+
+    Raises:
+        ValueError: if the model has no gates, or for an unknown reduction
+    """
+    return gates_penalty([site.attention.gate for site in gated_sites(model)], reduction)
+
+
+def site_table(model: nn.Module, rows: Mapping[HeadSite, Tensor], name: str = "") -> HeadTable:
+    """Return `rows`, a number [H] for every remaining head of each layer, as a `HeadTable`; NaN for removed heads."""
+    values = {kind: [[math.nan] * heads for _ in range(n)] for kind, (n, heads) in head_counts(model).items()}
+    for site, row in rows.items():
+        for head, value in zip(site.attention.kept, row.tolist(), strict=True):
+            values[site.kind][site.layer][head] = value
+    return HeadTable(values, name)
+
+
+def to_table(tensors: Mapping[str, Tensor], name: str, signature: str = "") -> HeadTable:
+    """Convert {type: [L, H]} to a `HeadTable`."""
+    return HeadTable({kind: tensor.tolist() for kind, tensor in tensors.items()}, name, signature)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within the context, all modules are in evaluation mode; afterwards each has its previous mode."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,176 @@
+"""README and pages of the documentation: their blocks, commands and links, and what the parsers say of the commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from fairseq import options
+from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.registry import REGISTRIES
+from fairseq.tasks import TASK_REGISTRY
+
+import fairseq_headgates  # noqa: F401  (registers architectures and criterions)
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "docs"))
+from generate_options import commands, headgates_help  # noqa: E402
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MARK = re.compile(r"<!-- (needs: (?:gpu|download|time)|shown: .+) -->")
+OPTION = re.compile(r"--[a-z][\w-]*")
+PLUGIN = "$(headgates path)"
+FAIRSEQ = {
+    "fairseq-train": options.get_training_parser,
+    "fairseq-generate": options.get_generation_parser,
+    "fairseq-interactive": options.get_interactive_generation_parser,
+    "fairseq-validate": options.get_validation_parser,
+    "fairseq-preprocess": options.get_preprocessing_parser,
+}
+LIKE_GENERATE = ("score", "ablate", "curve")  # these commands take the options of fairseq-generate
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: the page, the line of its fence, its language, its text, and the comment directly above it."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    mark: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks(page: Path) -> list[Block]:
+    """Return the fenced blocks of a page."""
+    found, start, lines = [], None, page.read_text(encoding="utf-8").splitlines()
+    for i, line in enumerate(lines):
+        if not line.startswith("```"):
+            continue
+        if start is None:
+            start = i
+            continue
+        mark = MARK.fullmatch(lines[start - 1].strip()) if start else None
+        text = "\n".join(lines[start + 1 : i]) + "\n"
+        found.append(Block(page, start + 1, lines[start][3:].strip(), text, mark[1] if mark else ""))
+        start = None
+    assert start is None, f"{page.name}:{start}: the fence is not closed"
+    return found
+
+
+def words_of(text: str) -> list[list[str]]:
+    """Return the words of every simple command of a block, comments left out."""
+    found = []
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line.replace(PLUGIN, "PLUGIN"), posix=True, punctuation_chars="&|;")
+        lexer.whitespace_split = True
+        command: list[str] = []
+        for word in lexer:
+            if set(word) <= set("&|;"):
+                found.append(command)
+                command = []
+            else:
+                command.append(word)
+        found.append(command)
+    return [command for command in found if command]
+
+
+def mistakes(block: Block) -> Iterator[str]:
+    """Yield what is wrong with a block of commands, as far as it shows without running it."""
+    shell = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
+    if shell.returncode:
+        yield shell.stderr.strip()
+        return
+    for words in words_of(block.text):
+        settings = [word.partition("=")[0] for word in words if re.match(r"[A-Z_]+=", word)]
+        words = [word for word in words if not re.match(r"[A-Z_]+=", word)]
+        if words:
+            yield from _mistakes_of_command(words, settings)
+
+
+def _mistakes_of_command(words: list[str], settings: list[str]) -> Iterator[str]:
+    for word in words:
+        if re.match(r"(recipes|benchmarks|tests|docs)/", word) and not (ROOT / word).exists():
+            yield f"{word} does not exist"
+    program, script = words[0], next((word for word in words if re.match(r"(recipes|benchmarks|tests)/", word)), "")
+    given = [match[0] for word in words if (match := OPTION.match(word))]
+    if "headgates" in words:
+        program, command = "headgates", words[words.index("headgates") + 1]
+        given = [match[0] for word in words[words.index("headgates") :] if (match := OPTION.match(word))]
+        if command not in commands():
+            yield f"headgates {command}: unknown command"
+            return
+        yield from (f"headgates {command}: unknown option {o}" for o in given if o not in headgates_options(command))
+    elif program in FAIRSEQ:
+        known = fairseq_options(program, tuple(words))
+        yield from (f"{program}: unknown option {option}" for option in given if option not in known)
+    elif program == "make":
+        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        yield from (f"make: unknown target {word}" for word in words[1:] if word not in targets)
+    elif script and (ROOT / script).is_file():
+        known = _text_around(ROOT / script)
+        yield from (f"{script}: unknown option {o}" for o in given if program != "sbatch" and o not in known)
+        yield from (f"{script}: unknown setting {s}" for s in settings if s not in known and s != "OMP_NUM_THREADS")
+
+
+@cache
+def headgates_options(command: str) -> frozenset[str]:
+    """Return the options of a command, those of fairseq-generate included where it takes them."""
+    lines = re.findall(r"^  (?:-\w, )?(--[a-z][\w-]*)", headgates_help(command), re.MULTILINE)
+    return frozenset(lines) | (fairseq_options("fairseq-generate") if command in LIKE_GENERATE else frozenset())
+
+
+@cache
+def fairseq_options(program: str, words: tuple[str, ...] = ()) -> frozenset[str]:
+    """Return the options of one of fairseq's commands, those of the classes that `words` choose included."""
+    parser = FAIRSEQ[program]()
+    parser.conflict_handler = "resolve"
+    registries = {name: entry["registry"] for name, entry in REGISTRIES.items()}
+    registries.update(arch=ARCH_MODEL_REGISTRY, criterion=CRITERION_REGISTRY, task=TASK_REGISTRY)
+    chosen = {"task": "translation", "optimizer": "adam", "arch": "transformer_head_gates"}
+    for option, value in zip(words, words[1:], strict=False):
+        if option.startswith("--") and option[2:].replace("-", "_") in registries:
+            chosen[option[2:].replace("-", "_")] = value
+    for name, value in chosen.items():
+        cls = registries[name].get(value)
+        if cls is not None and hasattr(cls, "add_args"):
+            cls.add_args(parser)
+    return frozenset(name for action in parser._actions for name in action.option_strings)
+
+
+@cache
+def _text_around(script: Path) -> str:
+    """Return the text of a script and of those that it may use: its folder and the folders in it."""
+    files = [file for file in script.parent.rglob("*") if file.suffix in (".py", ".sh")]
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)
+
+
+def links(page: Path) -> list[str]:
+    """Return the targets of links and pictures of a page that name files, without their anchors."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"\]\(([^)\s]+)\)", text)
+    return [link.partition("#")[0] for link in found if not link.startswith(("https:", "http:", "#"))]
+
+
+def named_files(page: Path) -> set[str]:
+    """Return the paths below the folders of the repository that a page names, in its text and its blocks."""
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(r"(?<![\w./-])(?:fairseq_headgates|recipes|benchmarks|tests|docs)/[\w./-]*\w", text)
+    return {name for name in found if not name.startswith(("docs/_build", "docs/_generated"))}
+
+
+def named_options(page: Path) -> set[str]:
+    """Return the options between backticks in the text of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    code = " ".join(re.findall(r"`([^`]+)`", text))
+    return set(re.findall(r"(?<![\w-])--[a-z][\w-]*\w", code))

@@ -1,0 +1,196 @@
+"""README and docs/: commands and snippets run or are checked, links and files exist, examples of files can be read."""
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from support.pages import (
+    FAIRSEQ,
+    LIKE_GENERATE,
+    PAGES,
+    ROOT,
+    Block,
+    blocks,
+    commands,
+    fairseq_options,
+    headgates_options,
+    links,
+    mistakes,
+    named_files,
+    named_options,
+    words_of,
+)
+
+import fairseq_headgates
+from fairseq_headgates.heads import parse_mask, read_scores
+
+ALL = [block for page in PAGES for block in blocks(page)]
+SHELL = [block for block in ALL if block.language in ("bash", "sh", "shell", "console")]
+RUN = {page: [b for b in blocks(page) if b.language in ("bash", "python") and not b.mark] for page in PAGES}
+# Programs of blocks that run, besides headgates and fairseq's: they only prepare the shell of the reader.
+PREPARING = ("source", "export", "cd")
+ELIDED = {"fairseq-generate": "--gen-subset test --max-tokens 500 --num-workers 0 --max-len-b 10"}
+
+
+def identified(values):
+    return {"argvalues": values, "ids": [str(v) if isinstance(v, Block) else v.name for v in values]}
+
+
+# --- commands and snippets -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", **identified(SHELL))
+def test_commands_are_those_of_the_parsers(block):
+    assert not list(mistakes(block))
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("headgates show CKPT --nothing", "headgates show: unknown option --nothing"),
+        ("headgates shows CKPT", "unknown command"),
+        ("headgates prune a.pt b.pt --gen-subset valid", "headgates prune: unknown option --gen-subset"),
+        ("torchrun --no-python headgates score DATA --path CKPT --methods gradient", "unknown option --methods"),
+        ("fairseq-train DATA --gate-heads enc-self --gates 1", "fairseq-train: unknown option --gates"),
+        ("fairseq-generate DATA --path CKPT --gate-heads-too", "unknown option --gate-heads-too"),
+        ("make nothing", "unknown target nothing"),
+        ("recipes/nothing.sh out", "recipes/nothing.sh does not exist"),
+        ("NOTHING_AT_ALL=1 recipes/translation.sh raw out en de", "unknown setting NOTHING_AT_ALL"),
+        ("python benchmarks/train_step.py --nothing-at-all", "unknown option --nothing-at-all"),
+        ("headgates show 'CKPT", "unexpected EOF"),
+    ],
+)
+def test_a_mistake_in_a_block_is_found(text, words):
+    assert any(words in found for found in mistakes(Block(Path("page.md"), 1, "bash", text + "\n")))
+
+
+def test_a_block_without_a_mark_is_run(tmp_path):
+    page = tmp_path / "page.md"
+    fence = "```bash\na\n```\n\n"
+    page.write_text(f"<!-- needs: gpu -->\n{fence}<!-- needs: luck -->\n{fence}<!-- needs: time -->\n\n{fence}")
+    assert [block.mark for block in blocks(page)] == ["needs: gpu", "", ""]
+
+
+class Reader:
+    """Does what a page says, in a folder of its own that holds small checkpoints under the names of the page."""
+
+    def __init__(self, folder, toy, checkpoints, run, train):
+        self.folder, self.run, self.train = folder, run, train
+        (folder / "data-bin").symlink_to(toy.data)
+        for place, name in {
+            "baseline/checkpoint_best.pt": "baseline",
+            "demo-out/enc-self_lambda0.05/checkpoint_last.pt": "gated",
+            **{f"e{epoch}.pt": "baseline" for epoch in (1, 2, 3)},
+        }.items():
+            self.place(place, checkpoints[name])
+
+    def place(self, name, checkpoint):
+        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(checkpoint, self.folder / name)
+
+    def shell(self, text):
+        """Runs the commands of a block and returns what they print."""
+        printed = []
+        for words in words_of(text):
+            program, *arguments = words
+            if program in PREPARING:
+                continue
+            elided = shlex.split(ELIDED.get(program, "")) if "..." in arguments else []
+            if program == "headgates" and arguments[0] in LIKE_GENERATE:
+                elided = ["--max-len-b", "10"]  # models that hardly translate would go on to the limit
+            arguments = [self.named(word) for word in arguments if word != "..."] + elided
+            if program == "fairseq-train":
+                save_dir = arguments[arguments.index("--save-dir") + 1]
+                # The options of the page come last, and so count; but six updates are enough.
+                printed.append(self.train(save_dir, *arguments[1:], "--max-update", 6).out)
+            else:
+                assert program in ("headgates", "fairseq-generate"), f"{program} runs nowhere: mark the block"
+                printed.append(self.run(program, *arguments).out)
+        return "\n".join(printed)
+
+    def named(self, word):
+        """A path of the page as a path of this folder; any other word as it is."""
+        if word == "PLUGIN":
+            return str(Path(fairseq_headgates.__file__).parent)
+        parts = word.split(":")
+        made_here = all((self.folder / part.split("/")[0]).exists() for part in parts)
+        made_by_it = all(re.fullmatch(r"[\w./-]+\.(pt|json|svg|tsv)", part) for part in parts)
+        folders = word in ("gated", "scratch", "more", "gated-again", "ctranslate2-int8")
+        return ":".join(str(self.folder / part) for part in parts) if made_here or made_by_it or folders else word
+
+    def python(self, block):
+        exec(compile(block.text, str(block), "exec"), {"__name__": "snippet"})
+
+
+@pytest.mark.parametrize("page", **identified([page for page in PAGES if RUN[page]]))
+def test_what_a_page_says_can_be_done(page, tmp_path, toy, checkpoints, run, train, monkeypatch):
+    reader = Reader(tmp_path, toy, checkpoints, run, train)
+    monkeypatch.chdir(tmp_path)
+    if not any("--save-dir gated " in block.text for block in RUN[page]):
+        reader.place("gated/checkpoint_last.pt", checkpoints["gated"])
+    following = dict(zip(blocks(page), blocks(page)[1:], strict=False))
+    for block in RUN[page]:
+        if block.language == "python":
+            reader.python(block)
+            continue
+        printed = reader.shell(block.text)
+        shown = following.get(block)
+        if shown is not None and shown.language == "":
+            header, words = (set(re.findall(r"[a-zA-Z/()-]{3,}", t)) for t in (shown.text.splitlines()[0], printed))
+            assert header and header <= words, f"{shown}: the output has no {header - words}\n{printed}"
+
+
+# --- links, files, options -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", **identified(PAGES))
+def test_links_lead_to_files(page):
+    assert not [link for link in links(page) if not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("page", **identified(PAGES))
+def test_named_files_exist(page):
+    assert not [name for name in sorted(named_files(page)) if not (ROOT / name).exists()]
+
+
+def test_named_options_exist():
+    headgates = {option for command in commands() for option in headgates_options(command)}
+    chosen = ("--lr-scheduler", "polynomial_decay", "--criterion", "label_smoothed_cross_entropy_l0")
+    fairseq = {option for program in FAIRSEQ for option in fairseq_options(program, chosen)}
+    files = [file for folder in ("recipes", "benchmarks") for file in (ROOT / folder).rglob("*") if file.is_file()]
+    scripts = "\n".join(file.read_text(encoding="utf-8") for file in files if file.suffix in (".py", ".sh"))
+    others = {"--no-build-isolation", "--distributed"}  # of pip; the beginning of several options
+    named = {option: page.name for page in PAGES for option in named_options(page)}
+    assert not {o: page for o, page in named.items() if o not in headgates | fairseq | others and o not in scripts}
+
+
+@pytest.mark.parametrize("command", LIKE_GENERATE)
+def test_commands_that_take_the_options_of_fairseq_generate(command):
+    assert command in commands() and "--max-tokens" in headgates_options(command)
+
+
+def test_a_link_and_a_file_that_do_not_exist_are_found(tmp_path):
+    page = tmp_path / "page.md"
+    text = "[a](b.md#c) [d](https://e.f) `recipes/nothing.sh`, tests/none.py. `--gone FILE`\n"
+    page.write_text(f"{text}```\n[g](h)\n```\n")
+    assert links(page) == ["b.md"]
+    assert named_files(page) == {"recipes/nothing.sh", "tests/none.py"}
+    assert named_options(page) == {"--gone"}
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", **identified([block for block in ALL if block.language == "json"]))
+def test_examples_of_files_can_be_read(block, tmp_path):
+    file = tmp_path / "example.json"
+    file.write_text(block.text)
+    kind = json.loads(block.text)["format"]
+    assert parse_mask(str(file)) if kind == "headgates.heads/1" else read_scores(str(file))

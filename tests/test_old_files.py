@@ -1,0 +1,79 @@
+"""Files that fairseq-headgates 0.1.0 wrote before its modules were rearranged (commit e5e470d) are still read.
+
+`data/v0.1/gated.pt` is a gated model after six updates with its optimiser and moving average, whose gates were then set
+by hand; that version made all other files from it: `headgates prune` (with and without --stock), show, score, ablate,
+curve. `expected.json` holds the logits, gates and numbers of parameters that it computed.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_headgates import gate_values, report
+from fairseq_headgates.checkpoints import load_checkpoint, load_model, prune_checkpoint, read_heads
+from fairseq_headgates.cli.main import main
+from fairseq_headgates.heads import parse_mask, read_scores
+from fairseq_headgates.options import read_mask
+
+OLD = Path(__file__).parent / "data" / "v0.1"
+EXPECTED = json.loads((OLD / "expected.json").read_text())
+BATCH = {
+    "src_tokens": torch.tensor([[4, 5, 6, 7, 8, 2], [1, 1, 9, 10, 11, 2]]),
+    "src_lengths": torch.tensor([6, 4]),
+    "prev_output_tokens": torch.tensor([[2, 12, 13, 14, 15], [2, 16, 17, 1, 1]]),
+}
+
+
+@pytest.mark.parametrize("name", ["gated", "pruned", "stock"])
+def test_checkpoints(name):
+    state, model = load_model(str(OLD / f"{name}.pt"))
+    with torch.no_grad():
+        torch.testing.assert_close(model(**BATCH)[0], torch.tensor(EXPECTED[name]["logits"]), atol=1e-6, rtol=0)
+    gates = {kind: values.tolist() for kind, values in gate_values(model).items()}
+    assert gates == EXPECTED[name]["gates"]
+    assert read_heads(state, name, model).parameters == EXPECTED[name]["parameters"]
+
+
+def test_pruning_gives_the_same_checkpoint():
+    """Optimiser and moving average included."""
+    pruned = prune_checkpoint(load_checkpoint(str(OLD / "gated.pt")), str(OLD / "mask.json"))
+    old = load_checkpoint(str(OLD / "pruned.pt"))
+    assert pruned["model"].keys() == old["model"].keys()
+    for name, tensor in old["model"].items():
+        assert torch.equal(pruned["model"][name], tensor), name
+    for name, tensor in old["extra_state"]["ema"].items():
+        assert torch.equal(pruned["extra_state"]["ema"][name], tensor), name
+    for number, entry in old["last_optimizer_state"]["state"].items():
+        assert torch.equal(pruned["last_optimizer_state"]["state"][number]["exp_avg"], entry["exp_avg"])
+
+
+def test_masks():
+    mask = parse_mask(str(OLD / "mask.json"))
+    assert read_mask(str(OLD / "gated.pt")).values == read_mask(str(OLD / "pruned.pt")).values == mask.values
+    assert [mask.count(kind)[0] for kind in mask.types] == [3, 4, 7]
+
+
+def test_scores_prune_and_correlate(capsys, tmp_path):
+    scores = {table.name: table for table in read_scores(str(OLD / "scores.json"))}
+    assert list(scores) == ["confidence", "gradient", "relevance", "ablation", "magnitude", "gate", "random"]
+    assert main(["correlate", str(OLD / "scores.json"), "--method", "gradient,ablation", "--json"]) == 0
+    (pair,) = json.loads(capsys.readouterr().out)
+    assert pair["heads"] == 24
+    command = ["prune", OLD / "gated.pt", tmp_path / "pruned.pt", "--scores", OLD / "scores.json", "--method"]
+    assert main([*map(str, command), "gradient", "--keep", "7", "--json"]) == 0
+    heads = json.loads(capsys.readouterr().out)["heads"]
+    assert sum(after for _, after in heads.values()) == 7
+
+
+def test_curves():
+    curve = json.loads((OLD / "curve.json").read_text())
+    assert curve["format"] == "headgates.curve/1" and len(curve["points"]) == 12
+    table = report.curve_table(curve["points"])
+    assert table.startswith("all by gradient (out/gated.pt)\nremoved  heads  bits/token  BLEU\n") and "4.8257" in table
+
+
+def test_ablation():
+    ablation = json.loads((OLD / "ablation.json").read_text())
+    assert ablation["format"] == "headgates.ablation/1" and ablation["nll"] == pytest.approx(4.8211, abs=1e-4)

@@ -1,0 +1,76 @@
+"""The structure of the package: layers of rooms, and what starts quickly."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fairseq_headgates
+
+PACKAGE = Path(fairseq_headgates.__file__).parent
+# Rooms (modules and sub-packages) in layers; a room imports only from lower layers, and from itself.
+LAYERS = [
+    ["messages"],
+    ["files", "safety"],
+    ["heads"],
+    ["gates", "report"],
+    ["modules", "options"],
+    ["surgery"],
+    ["models", "monitoring"],
+    ["criterions", "evaluation"],
+    ["checkpoints"],
+    ["analysis"],
+    ["cli"],
+]
+LARGEST = 400  # lines of a file
+
+
+def room_of(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path):
+    """The rooms that a file imports from, those in functions included."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fairseq_headgates"):
+            yield from [node.module.split(".")[1]] if "." in node.module else [name.name for name in node.names]
+        elif isinstance(node, ast.Import):
+            assert not any(name.name.startswith("fairseq_headgates") for name in node.names), path
+
+
+def test_imports_run_downward_only():
+    layer = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
+    files = [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
+    assert {room_of(path) for path in files} == set(layer)
+    for path in files:
+        own = room_of(path)
+        above = {room for room in imported_rooms(path) if room in layer and room != own and layer[room] >= layer[own]}
+        assert not above, f"{path.relative_to(PACKAGE)} imports {above}"
+
+
+@pytest.mark.parametrize("folder", ["fairseq_headgates", "recipes", "benchmarks"])
+def test_files_are_short(folder):
+    files = [path for path in (PACKAGE.parent / folder).rglob("*") if path.suffix in (".py", ".sh")]
+    long = {path.name: lines for path in files if (lines := len(path.read_text().splitlines())) > LARGEST}
+    assert files and not long
+
+
+def modules_after(statements):
+    """The modules that are imported after some statements in a fresh interpreter, as the command starts."""
+    code = f"import sys, headgates_start; {statements}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("command", ["show", "prune", "convert", "score", "ablate", "curve", "correlate", "path"])
+def test_help_and_wrong_options_need_neither_torch_nor_fairseq(command):
+    build = f"from fairseq_headgates.cli.main import build_parser; build_parser([{command!r}])"
+    assert not modules_after(build) & {"torch", "fairseq", "numpy", "scipy", "matplotlib"}
+
+
+def test_the_package_registers_on_import():
+    code = "import sys, fairseq_headgates; print('fairseq_headgates.criterions' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent, check=True)
+    assert done.stdout.startswith("True")
