@@ -10,8 +10,10 @@ stays positive. Then the inputs are rescaled to the L1 norm of the outputs: toke
 attention, and then, except for sums, over the whole sentence (Voita et al. 2019, section 4; details as in their code).
 
 The Jacobian of a whole layer is never computed: linear layers and LayerNorm work token by token, and the Jacobian of
-attention factorises. Shapes: T target, S source length (or any), N explained target positions, H heads, D head size, E, I, O
-sizes of vectors. Relevance is [T, N, E]: of every number at every token, for every explained position.
+attention factorises.
+
+Shapes: T target, S source length (or any), N explained target positions, H heads, D head size, E, I, O sizes of vectors.
+Relevance is [T, N, E]: of every number at every token, for every explained position.
 """
 
 from __future__ import annotations
@@ -33,10 +35,14 @@ Dims = int | tuple[int, ...]
 class Rule:
     """Rule by which relevance is divided among inputs.
 
-    `alpha` and `beta` weigh positive and negative contributions; None for both is the epsilon rule
-    R_i = sum_j R_j z_ji / (z_j + eps sign(z_j)) with z_j = sum_i z_ji (Bach et al. 2015). There z_j may be nearly 0, so
-    that single precision gives the relevance of heads to about a percent. `eps` keeps denominators away from 0,
-    `rescale_eps` those of the rescaling. With `constant_attention`, queries and keys get nothing.
+    Attributes:
+        alpha: weight of positive contributions. None for `alpha` and `beta` is the epsilon rule
+            R_i = sum_j R_j z_ji / (z_j + eps sign(z_j)) with z_j = sum_i z_ji (Bach et al. 2015). Its z_j may be nearly
+            0, so that in single precision the relevance of heads is exact to about one percent.
+        beta: weight of negative contributions
+        eps: keeps denominators away from 0
+        rescale_eps: keeps denominators of the rescaling away from 0
+        constant_attention: treat attention weights as constants: queries and keys get no relevance
     """
 
     alpha: float | None = 0.5
