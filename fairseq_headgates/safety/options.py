@@ -74,7 +74,7 @@ def check_evaluated(options: Mapping[str, Any]) -> None:
         kind = EVALUATED.get(name)
         if kind and not (_is_literal(value, kind) if isinstance(value, str) else _is_plain(value)):
             raise ValueError(
-                f"the stored option {name} is {shown(value)}: it must be {kind}, because fairseq evaluates it"
+                f"the stored option {name} is {shown(value)}: it must be {kind}, because fairseq passes it to eval"
             )
 
 
