@@ -1,0 +1,1 @@
+"""Helpers that several test files share; tests import from no other test file."""
