@@ -368,7 +368,11 @@ def one_line(text):
         ("curve", ["--scores", "x.json", "--reestimate"], "are for --by"),
         ("curve", ["--by", "gate", "--score-method", "gate"], "give it with --scores"),
         ("curve", ["--by", "gate", "--types", "encoder"], "unknown attention type 'encoder'"),
-        ("curve", ["--by", "gate", "--types", ","], "names no attention type: choose from enc-self"),
+        (
+            "curve",
+            ["--by", "gate", "--types", ","],
+            "names no attention type: choose from enc-self, dec-self, dec-enc, or all",
+        ),
         ("score", ["--method", "gate", "--gen-subset", "/abs/path"], "there is no subset '/abs/path' in"),
         ("score", ["--method", "gate", "--gen-subset", ""], "--gen-subset is empty: give a name"),
         ("score", ["--method", "gate", "--path", ""], "--path is empty: give a name"),

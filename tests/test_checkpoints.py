@@ -631,18 +631,18 @@ def test_heads_are_not_relabelled_in_silence(pruned, train, tmp_path):
     assert "the heads 1, 2, 3 in the checkpoint" in train(tmp_path / "3", *again, updates=6, code=2).err
 
 
-def readme_commands(word):
-    """The arguments of the README's fairseq-train commands that have `word` in them."""
-    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+def documented_commands(word):
+    """The arguments of the fairseq-train commands in docs/pruning.md that have `word` in them."""
+    text = (Path(__file__).parents[1] / "docs" / "pruning.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [line.split()[1:] for line in lines if line.startswith("fairseq-train") and word in line]
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_training_goes_on_as_the_readme_says(number, pruned, run, toy, tmp_path):
+def test_training_goes_on_as_documented(number, pruned, run, toy, tmp_path):
     """With the plain criterion, and with gates again."""
-    commands = readme_commands("--restore-file pruned.pt")
+    commands = documented_commands("--restore-file pruned.pt")
     assert len(commands) == 2
     text = " ".join(commands[number]).replace("$(headgates path)", str(USER_DIR)).replace("pruned.pt", str(pruned))
     words = text.replace("--save-dir ", f"--save-dir {tmp_path}/").replace("data-bin", str(toy.data)).split()

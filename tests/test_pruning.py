@@ -1012,7 +1012,8 @@ def test_a_stock_model_is_pruned_as_it_is():
 def test_a_pruned_model_is_built_again_from_its_options():
     case = make_case(7)
     pruned = prune(case.model(), HeadTable(case.mask))
-    args = make_args(alive_heads=mask_to_json(kept_mask(pruned)), remove_heads=True)
+    args = copy.copy(pruned.args)
+    args.gate_heads, args.alive_heads, args.remove_heads = "", mask_to_json(kept_mask(pruned)), True
     again = TransformerHeadGatesModel.build_model(args, make_task()).eval()
     again.load_state_dict(pruned.state_dict(), strict=True)
     assert torch.equal(logits(again, make_batch()), logits(pruned, make_batch()))

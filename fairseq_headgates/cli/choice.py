@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from fairseq_headgates.cli.parser import add_types, filled, number_or_share
-from fairseq_headgates.heads import HeadTable, parse_scores, parse_types
+from fairseq_headgates.cli.parser import add_types, chosen_types, filled, number_or_share
+from fairseq_headgates.heads import HeadTable, parse_scores
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,9 +58,7 @@ def chosen_heads(args: argparse.Namespace, model: nn.Module) -> HeadTable:
         return open_mask(model, args.threshold)
     if args.keep is None:
         raise ValueError("--scores without --keep: give the number of heads to keep, --keep 12 or --keep 0.5")
-    types = parse_types(args.types)
-    if args.types is not None and not types:
-        raise ValueError(f"--types {args.types!r} names no attention type: leave it out to prune all that have scores")
+    types = chosen_types(args.types)
     scores = parse_scores(args.scores, args.method)
     return best_heads(scores, args.keep, open_mask(model), types, args.min_per_layer or 0)
 

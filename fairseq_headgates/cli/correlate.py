@@ -13,9 +13,9 @@ from typing import Any
 
 from fairseq_headgates import report
 from fairseq_headgates.analysis.options import WITHOUT_DATA
-from fairseq_headgates.cli.parser import Once, add_output, add_types
+from fairseq_headgates.cli.parser import Once, add_output, add_types, chosen_types
 from fairseq_headgates.files import check_writable, write_whole
-from fairseq_headgates.heads import HeadTable, Signature, parse_types, read_scores
+from fairseq_headgates.heads import HeadTable, Signature, read_scores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,9 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         check_writable(args.out, args.force)
     tables = _tables(args)
-    types = parse_types(args.types)
-    if args.types is not None and not types:
-        raise ValueError(f"--types {args.types!r} names no attention type: leave it out to compare all")
+    types = chosen_types(args.types)
     pairs = []
     for (first, a), (second, b) in itertools.combinations(tables.items(), 2):
         _check_mixed(first, a, second, b, args.any)

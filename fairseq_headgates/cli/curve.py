@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates import report
 from fairseq_headgates.analysis.options import SCORES
-from fairseq_headgates.cli.parser import Once, add_data, add_output, add_score_options, warn
-from fairseq_headgates.heads import TYPES, HeadTable, check_shape, parse_scores, parse_types
+from fairseq_headgates.cli.parser import Once, add_data, add_output, add_score_options, chosen_types, warn
+from fairseq_headgates.heads import TYPES, HeadTable, check_shape, parse_scores
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--types",
         metavar="T[,T...]",
         nargs="+",
-        help=f"remove heads of these attention types, of {', '.join(TYPES)} "
+        help=f"remove heads of these attention types, of {', '.join(TYPES)}, or all "
         "(default: a curve for all types together, and one for each type alone)",
     )
     parser.add_argument("--each-type", action="store_true", help="with --types: also a curve for each type alone")
@@ -147,17 +147,12 @@ def _curves(args: argparse.Namespace, scores: HeadTable) -> dict[str, tuple[str,
     texts = args.types
     if texts is None:
         texts = ["all", *scores.types] if len(scores.types) > 1 else list(scores.types)
-    elif len(texts) > 1 or "all" in texts:
-        warn("headgates curve", "--types with several values, or with all, is deprecated: use --types T,T --each-type")
+    elif len(texts) > 1:
+        warn("headgates curve", "--types with several values is deprecated: use --types T,T --each-type")
     elif args.each_type:
-        texts = list(dict.fromkeys([*texts, *parse_types(texts[0])]))
-    for text in texts:
-        if "all" in text.split(",") and text != "all":
-            raise ValueError(f"--types {text!r}: all stands alone, as in --types all enc-self")
-    curves = {text: scores.types if text == "all" else parse_types(text) for text in texts}
-    for text, types in curves.items():
-        if not types:
-            raise ValueError(f"--types {text!r} names no attention type: choose from {', '.join(scores.types)}")
+        texts = list(dict.fromkeys([*texts, *chosen_types(texts[0], scores.types)]))
+    curves = {text: chosen_types(text, scores.types) for text in texts}
+    for types in curves.values():
         for kind in types:
             if kind not in scores.values:
                 raise ValueError(f"there are no scores of {kind}: they are of {', '.join(scores.types)}")

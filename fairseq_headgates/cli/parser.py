@@ -7,7 +7,7 @@ import sys
 from typing import Any, NoReturn
 
 from fairseq_headgates.analysis.options import GRADIENT_UNITS, LRP_RULES, NORMS
-from fairseq_headgates.heads import TYPES
+from fairseq_headgates.heads import TYPES, parse_types
 from fairseq_headgates.messages import fail
 
 DATA_USAGE = "%(prog)s DATA --path CKPT [options] [options of fairseq-generate]"
@@ -89,8 +89,18 @@ def add_output(parser: argparse.ArgumentParser, text: str, json: str = "print JS
 
 
 def add_types(parser: Any, text: str) -> None:
-    """Add --types, attention types separated by commas."""
-    parser.add_argument("--types", metavar="T[,T...]", help=f"{text}; of {', '.join(TYPES)}")
+    """Add --types, attention types separated by commas; see `chosen_types`."""
+    parser.add_argument("--types", metavar="T[,T...]", help=f"{text}; of {', '.join(TYPES)}, or all")
+
+
+def chosen_types(text: str | None, default: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Parse the value of --types; without a value, or for "all", return `default`. Raise ValueError."""
+    if text in (None, "all"):
+        return default
+    types = parse_types(text)
+    if not types:
+        raise ValueError(f"--types {text!r} names no attention type: choose from {', '.join(TYPES)}, or all")
+    return types
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:

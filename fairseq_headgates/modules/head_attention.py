@@ -20,7 +20,8 @@ from torch import Tensor
 
 from fairseq_headgates.gates import HeadGates
 from fairseq_headgates.heads import kind_and_layer
-from fairseq_headgates.modules.beam_cache import Beams, EncoderCache, StepCache, mask_value, repeated
+from fairseq_headgates.modules.attention_weights import additive_mask, attention_weights, join_masks, per_hypothesis
+from fairseq_headgates.modules.beam_cache import Beams, EncoderCache, StepCache, repeated
 from fairseq_headgates.modules.packed_linear import InferenceLinear, ParameterCache
 
 State = dict | None  # the incremental state of a decoder
@@ -132,10 +133,10 @@ class HeadAttention(MultiheadAttention):
         # On a CPU the fused kernel takes two to four times as long as the formula; but it is what fairseq trains with.
         formula = need_weights or (self.hook is not None and self.hook.weights)
         if not formula and (q.is_cuda or (incremental_state is None and not self._prepared)):
-            mask = _additive(mask, q.dtype)
+            mask = additive_mask(mask, q.dtype)
             context = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=self._dropout(), scale=self.scaling)
         else:
-            weights = _attention_weights(q, k, mask, self.scaling)
+            weights = attention_weights(q, k, mask, self.scaling)
             context = self.dropout_module(weights).to(v) @ v
         if self.hook is not None:
             context = self.hook(weights, context)
@@ -144,7 +145,7 @@ class HeadAttention(MultiheadAttention):
             return output, None
         if self.self_attention and beam > 1:  # one key for every slot of a position: see beam_cache.py
             weights = weights.unflatten(-1, (-1, beam)).sum(-1)
-        return output, _per_hypothesis(weights, beam, need_head_weights)
+        return output, per_hypothesis(weights, beam, need_head_weights)
 
     def output_of(self, context: Tensor) -> Tensor:
         """Return the output [T, B, E] of the layer for the contexts [B, H, T, D] of its heads."""
@@ -201,14 +202,14 @@ class HeadAttention(MultiheadAttention):
         incremental_state: State,
         static_kv: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return all keys and values [B', H, S, D], including the cache, and their mask (see `_mask`)."""
+        """Return all keys and values [B', H, S, D], including the cache, and their mask (see `join_masks`)."""
         if incremental_state is None:
-            return self._split(k), self._split(v), _mask(attn_mask, key_padding_mask, q.dtype)
+            return self._split(k), self._split(v), join_masks(attn_mask, key_padding_mask, q.dtype)
         if static_kv:
             if k is not None:
                 self._cache_encoder(q, k, v, key_padding_mask, incremental_state)
             k, v, key_padding_mask = self._cached_encoder(incremental_state)
-            return k, v, _mask(attn_mask, key_padding_mask, q.dtype)
+            return k, v, join_masks(attn_mask, key_padding_mask, q.dtype)
         cache = self._step_cache(q, attn_mask, incremental_state)
         if cache is not None:
             beam = self.beam_size
@@ -222,7 +223,7 @@ class HeadAttention(MultiheadAttention):
         )
         saved.update(prev_key=k, prev_value=v, prev_key_padding_mask=key_padding_mask)
         self._set_input_buffer(incremental_state, saved)
-        return k, v, _mask(attn_mask, key_padding_mask, q.dtype)
+        return k, v, join_masks(attn_mask, key_padding_mask, q.dtype)
 
     def _is_cached(self, incremental_state: State) -> bool:
         return bool(self._beam_cache(incremental_state) or self._get_input_buffer(incremental_state))
@@ -378,41 +379,3 @@ def _kept_heads(state_dict: Any, name: str) -> list[int] | None:
     of_layer = metadata.get(name) if isinstance(metadata, dict) else None
     kept = of_layer.get("kept") if isinstance(of_layer, dict) else None
     return kept if isinstance(kept, list) else None
-
-
-def _mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Join both masks into one that broadcasts to [B, H, T, S]: true on masked positions, or added to the scores."""
-    padding = None if key_padding_mask is None else key_padding_mask.bool()[:, None, None, :]
-    if attn_mask is None:
-        return padding
-    mask = attn_mask.to(dtype).clamp(min=mask_value(dtype))
-    return (
-        mask
-        if padding is None
-        else mask.expand(padding.size(0), 1, *mask.shape).masked_fill(padding, mask_value(dtype))
-    )
-
-
-def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, mask_value(dtype))
-
-
-def _attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """Compute softmax(Q K^T / sqrt(D)), at least in single precision: [B, H, T, S]."""
-    scores = (q * scaling) @ k.transpose(2, 3)
-    if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(mask, mask_value(scores.dtype))
-    elif mask is not None:
-        scores = scores + mask
-    return F.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-
-
-def _per_hypothesis(weights: Tensor, beam: int, per_head: bool) -> Tensor:
-    """[B, H, beam T, S] -> [H, B beam, T, S], or their mean over heads [B beam, T, S]."""
-    batch, _, queries, positions = weights.shape
-    weights = weights if per_head else weights.mean(dim=1, keepdim=True)
-    weights = weights.view(batch, -1, beam, queries // beam, positions).permute(1, 0, 2, 3, 4)
-    weights = weights.reshape(-1, batch * beam, queries // beam, positions)
-    return weights if per_head else weights[0]

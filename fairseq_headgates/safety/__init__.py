@@ -1,4 +1,4 @@
-"""Load checkpoints from strangers: an allow-list of objects, checks of options, the form of a checkpoint."""
+"""Load untrusted checkpoints: an allow-list of objects, checks of options, the form of a checkpoint."""
 
 from fairseq_headgates.safety.checkpoint import architecture, load_checkpoint, model_args, updates_of
 from fairseq_headgates.safety.objects import allow_stored_objects

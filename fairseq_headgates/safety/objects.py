@@ -1,9 +1,9 @@
-"""Objects that fairseq's checkpoints hold besides tensors and plain values, rebuilt by checked code.
+"""Allow-list of the objects in fairseq's checkpoints besides tensors and plain values.
 
 `torch.load` (since 2.6, and here always) creates only objects of an allow-list. The classes that fairseq stores are not
-safe there as they are: `numpy.ndarray` takes raw bytes for object pointers, and an `argparse.Namespace` may hold
-options that fairseq evaluates as Python. So each name on the list stands for a class of this module, which checks what
-it is given and then becomes (or returns) the object that was stored.
+safe on it: `numpy.ndarray` interprets raw bytes as object pointers, and an `argparse.Namespace` may hold options that
+fairseq evaluates as Python. So each name on the list maps to a class of this module, which checks its content and then
+becomes (or returns) the stored object.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LARGEST_ARRAY = 2**20  # bytes; fairseq stores counters, of a few numbers each
 
 
 class StoredNamespace(argparse.Namespace):
-    """Options of a model. Raises ValueError for one that would run code, see `check_evaluated`."""
+    """Options of a model. Raise ValueError for one that would run code; see `check_evaluated`."""
 
     def __setstate__(self, state: Any) -> None:
         if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
@@ -33,12 +33,12 @@ class StoredNamespace(argparse.Namespace):
         options = plain(state)
         check_evaluated(options)
         vars(self).update(options)
-        # Now that it is checked it is an ordinary Namespace, which the rest of the file cannot change.
+        # From here on it is an ordinary Namespace, which the rest of the file cannot change.
         object.__setattr__(self, "__class__", argparse.Namespace)
 
 
 class Marker:
-    """A class that is named in a file, where only its name counts."""
+    """A class of which a file needs only the name."""
 
     def __new__(cls, *_: Any) -> Marker:
         """Ignore the arguments of the file."""
@@ -125,7 +125,7 @@ def _value(node: Any) -> Any:
 
 
 def _become(stored: Any, value: Any, kind: type) -> None:
-    """Turns a placeholder for a configuration into the configuration of `value`."""
+    """Turn a placeholder into the configuration of `value`."""
     value = plain(value)
     check_evaluated(value if isinstance(value, Mapping) else {"": value})
     made = OmegaConf.create(value, flags={"allow_objects": True})
@@ -163,7 +163,7 @@ class StoredList(ListConfig):
         _become(self, [_value(node) for node in _content(state, list)], ListConfig)
 
 
-# Names in checkpoint files, and the class of this module that each stands for.
+# Names in checkpoint files, and the classes that they map to.
 STORED = {
     "argparse.Namespace": StoredNamespace,  # the options of a model, in checkpoints of fairseq's command line
     # the counters that --eval-bleu leaves in the training state; the module has moved between versions of numpy
@@ -194,20 +194,20 @@ STORED = {
 
 @cache
 def safe_globals() -> list[Any]:
-    """The allow-list for `torch.serialization.add_safe_globals`: one class for each name of `STORED`.
+    """Return the allow-list for `torch.serialization.add_safe_globals`: one class for each name of `STORED`.
 
-    torch knows the entries of its list by module and name, so each is a class of its own under the name in the file.
+    torch finds the entries of its list by module and name, so each is a class with the name in the file.
     """
     found = [
         type(name.rpartition(".")[2], (stored,), {"__module__": name.rpartition(".")[0]})
         for name, stored in STORED.items()
     ]
-    # What stands for a tensor that is sent separately. fairseq does not export the class.
+    # The placeholder of a tensor that is sent separately; a private class, which other versions may not have.
     placeholder = getattr(fairseq.distributed.utils, "_TensorPlaceholder", None)
     return [*found, *([placeholder] if placeholder else [])]
 
 
 def allow_stored_objects() -> None:
-    """Lets `torch.load` read fairseq's checkpoints in this process; fairseq's commands use it, too."""
+    """Let `torch.load` read fairseq's checkpoints in this process, for fairseq's commands, too."""
     if hasattr(torch.serialization, "add_safe_globals"):
         torch.serialization.add_safe_globals(safe_globals())

@@ -1,8 +1,8 @@
-"""Options stored in a checkpoint, checked by name and type before fairseq acts on them.
+"""Check options stored in a checkpoint by name and type, before fairseq uses them.
 
-fairseq passes some stored options to Python's `eval`. `check_evaluated` accepts them only as literals of the type that
-the option has. `model_options` goes further: it copies the options that a transformer is built from, each of the type
-that fairseq declares for it, and drops all others.
+fairseq passes some stored options to Python's `eval`. `check_evaluated` accepts them only as literals of the right
+type. `model_options` copies the options that a transformer is built from, of the types that fairseq declares, and drops
+all others.
 """
 
 from __future__ import annotations
@@ -48,10 +48,7 @@ Number = (int, float)
 
 
 def plain(value: Any) -> Any:
-    """A copy of nested dictionaries, lists and tuples that shares none of them with the original.
-
-    Raises ValueError for what is nested too deep, or holds too much.
-    """
+    """Copy nested dictionaries, lists and tuples. Raise ValueError if they are nested too deeply, or too large."""
     budget = [MOST_VALUES]
 
     def copied(value: Any, depth: int) -> Any:
@@ -69,9 +66,9 @@ def plain(value: Any) -> Any:
 
 
 def check_evaluated(options: Mapping[str, Any]) -> None:
-    """Raises ValueError if an option that fairseq evaluates as Python is anything but a literal of its type.
+    """Raise ValueError if an option that fairseq evaluates as Python is not a literal of its type.
 
-    Looks into dictionaries, lists and namespaces, too.
+    Options in nested dictionaries, lists and namespaces are checked, too.
     """
     for name, value in _named_values(options):
         kind = EVALUATED.get(name)
@@ -82,7 +79,7 @@ def check_evaluated(options: Mapping[str, Any]) -> None:
 
 
 def _named_values(options: Any) -> Iterator[tuple[str, Any]]:
-    """Every (name, value) of nested options. Raises ValueError for options that are nested too deeply or too many."""
+    """Yield every (name, value) of nested options. Raise ValueError if they are nested too deeply, or too many."""
     pending: list[tuple[Any, int]] = [(options, 0)]
     count = 0
     while pending:
@@ -103,7 +100,7 @@ def _named_values(options: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is a number, a truth value, text or None, or made of those. `eval` would take bytes, too."""
+    """Return whether a value is a number, a truth value, text or None, or made of those."""
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
     if isinstance(value, dict):
@@ -154,8 +151,8 @@ def _bounded(count: int) -> int:
 
 # --- the options of a transformer ------------------------------------------------------------------------------------
 
-# Options that a model of this plugin has besides those of fairseq's transformer. `freeze_params` is for training only:
-# a regular expression from a file could search for ever.
+# Options of this plugin's models besides those of fairseq's transformer. `freeze_params` is for training only, because a
+# regular expression from a file could search without end.
 OWN_OPTIONS: dict[str, tuple[type, ...]] = {
     "gate_heads": (str,),
     "alive_heads": (str,),
@@ -169,16 +166,20 @@ OWN_OPTIONS: dict[str, tuple[type, ...]] = {
     "lang_tok_replacing_bos_eos": (bool, int),
     "relu_dropout": Number,
 }
-# Files that the weights make unnecessary.
+# Files of embeddings; the weights hold them.
 IGNORED = ("encoder_embed_path", "decoder_embed_path", "embed_path")
 NESTED = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
 
 
 def model_options(stored: Mapping[str, Any]) -> argparse.Namespace:
-    """Copies the options that a transformer is built from, checked by name and type. Raises ValueError.
+    """Copy the options that a transformer is built from, checked by name and type; drop all others.
 
-    `stored` are the options of a checkpoint: flat (`encoder_embed_dim`), or nested as hydra keeps them
-    (`encoder: {embed_dim: ...}`). Options that no transformer is built from are left out.
+    Args:
+        stored: the options of a checkpoint, flat (`encoder_embed_dim`) or nested as hydra stores them
+            (`encoder: {embed_dim: ...}`)
+
+    Raises:
+        ValueError: for an option of a wrong type
     """
     types = transformer_options()
     found = dict(_flat(stored))
@@ -190,7 +191,7 @@ def model_options(stored: Mapping[str, Any]) -> argparse.Namespace:
 
 
 def transformer_options() -> dict[str, tuple[type, ...]]:
-    """The options of fairseq's transformer and of this plugin: {flat name: the types it may have}."""
+    """Return the options of fairseq's transformer and of this plugin: {flat name: allowed types}."""
     types: dict[str, tuple[type, ...]] = dict(OWN_OPTIONS)
     for name, hint in _fields(TransformerConfig):
         if name not in NESTED:
@@ -208,7 +209,7 @@ def _fields(config: type) -> Iterator[tuple[str, Any]]:
 
 
 def _types(hint: Any) -> tuple[type, ...]:
-    """The types of a declared option: `Optional[int]` -> (int,), `List[int]` -> (list, str), ..."""
+    """Return the types of a declared option: `Optional[int]` -> (int,), `List[int]` -> (list, str), ..."""
     arguments = [argument for argument in typing.get_args(hint) if argument is not type(None)]
     origin = typing.get_origin(hint)
     if origin is typing.Union:

@@ -1,4 +1,4 @@
-"""Reading a checkpoint file that a stranger may have made."""
+"""Read an untrusted checkpoint file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fairseq_headgates.safety.objects import STORED, allow_stored_objects
 
-# What the pickle in a checkpoint may name: far less than `torch.load(weights_only=True)` accepts.
+# Names that the pickle in a checkpoint may hold: far fewer than `torch.load(weights_only=True)` accepts.
 TENSORS = {
     "collections.OrderedDict",
     "torch._utils._rebuild_tensor",
@@ -38,11 +38,16 @@ TRUST = "pass --trust only if you made the file yourself"
 
 
 def load_file(path: str | os.PathLike[str], trust: bool = False, cure: str = TRUST) -> Any:
-    """Returns what a file of `torch.save` holds, on the CPU.
+    """Load the content of a file of `torch.save` on the CPU.
 
-    Without `trust`, the file may hold tensors, plain values and the objects of `objects.STORED`, nothing that could run
-    code, and no tensor that is larger than the file. Raises ValueError for any other file, in one line; `cure` is what
-    it says to do about a file that could run code.
+    Args:
+        path: the file
+        trust: allow objects of any class. Otherwise the file may hold tensors (not larger than the file), plain
+            values and the objects of `objects.STORED`, nothing that could run code.
+        cure: what to do about a file that could run code, for the message
+
+    Raises:
+        ValueError: in one line, for any other file
     """
     try:
         size = _size_of_regular_file(path)
@@ -62,7 +67,7 @@ def load_file(path: str | os.PathLike[str], trust: bool = False, cure: str = TRU
 
 
 class Refused(ValueError):
-    """A file that could harm; its text says why, and what to do."""
+    """A file that is not loaded; the message gives the reason and the cure."""
 
 
 def _size_of_regular_file(path: str | os.PathLike[str]) -> int:
@@ -73,7 +78,7 @@ def _size_of_regular_file(path: str | os.PathLike[str]) -> int:
 
 
 def _check_names(path: str | os.PathLike[str], size: int, cure: str) -> None:
-    """Raises Refused if the file names anything but tensors and `STORED`, or unpacks to more than its size."""
+    """Raise Refused if the file names anything but tensors and `STORED`, or unpacks to more than its size."""
     with open(path, "rb") as file:
         is_zip = file.read(len(ZIP)) == ZIP  # how torch decides; zipfile would also look at the end
         file.seek(0)
@@ -86,7 +91,7 @@ def _check_names(path: str | os.PathLike[str], size: int, cure: str) -> None:
 
 
 def _pickle_in_zip(path: str | os.PathLike[str], size: int) -> bytes:
-    """Reads the pickle of an archive as torch does, if the archive has the form in which torch writes it."""
+    """Read the pickle of an archive as torch does, if the archive has the form in which torch writes it."""
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
@@ -107,7 +112,7 @@ def _pickle_in_zip(path: str | os.PathLike[str], size: int) -> bytes:
 
 
 def _names(pickles: list[Any]) -> Iterator[str]:
-    """The names in pickles, each bytes or a file that stands at its beginning. Raises Refused for endless ones."""
+    """Yield the names in pickles, each bytes or an open file. Raise Refused for endless ones."""
     count = 0
     for pickle in pickles:
         for opcode, argument, _ in pickletools.genops(pickle):
@@ -120,7 +125,7 @@ def _names(pickles: list[Any]) -> Iterator[str]:
 
 
 def _check_tensors(state: Any, size: int) -> None:
-    """Raises Refused for tensors of other than plain numbers, or of more numbers than the file has room for."""
+    """Raise Refused for tensors that are not plain arrays of numbers, or are larger than the file."""
     storages: dict[int, int] = {}
     for tensor in _tensors(state):
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.device.type != "cpu":
@@ -134,7 +139,7 @@ def _check_tensors(state: Any, size: int) -> None:
 
 
 def _tensors(state: Any) -> Iterator[Tensor]:
-    """All tensors in nested dictionaries, lists and tuples, each container once."""
+    """Yield all tensors in nested dictionaries, lists and tuples, each container once."""
     pending, seen = [state], set()
     while pending:
         value = pending.pop()
@@ -146,7 +151,7 @@ def _tensors(state: Any) -> Iterator[Tensor]:
 
 
 def _reason(error: Exception) -> str:
-    """One line of torch's long message."""
+    """Return one line of torch's long message."""
     if isinstance(error, Refused):
         return str(error)
     if type(error) is ValueError and "stored option" in str(error):
@@ -162,7 +167,7 @@ def _reason(error: Exception) -> str:
 
 
 def is_checkpoint_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a path names a file that `torch.save` may have written, by its name or its first bytes."""
+    """Return whether `torch.save` may have written a file, by its name or its first bytes."""
     path = Path(path)
     if not path.is_file():
         return False

@@ -9,9 +9,11 @@ with the Jacobian J, the number n of inputs, and the positive and negative parts
 stays positive. Then the inputs are rescaled to the L1 norm of the outputs: token by token, or head by head within
 attention, and then, except for sums, over the whole sentence (Voita et al. 2019, section 4; details as in their code).
 
-No Jacobian of a whole layer is formed: linear layers and LayerNorm go token by token, and the Jacobian of attention
-factorises. Shapes: T target, S source length (or any), N explained target positions, H heads, D head size, E, I, O
-sizes of vectors. Relevance is [T, N, E]: of every number at every token, for every explained position.
+The Jacobian of a whole layer is never computed: linear layers and LayerNorm work token by token, and the Jacobian of
+attention factorises.
+
+Shapes: T target, S source length (or any), N explained target positions, H heads, D head size, E, I, O sizes of vectors.
+Relevance is [T, N, E]: of every number at every token, for every explained position.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-CHUNK = 2**18  # numbers of z formed at a time: what stays in the cache of one core
+CHUNK = 2**18  # numbers of z computed at a time, which fit into the cache of one core
 
 Dims = int | tuple[int, ...]
 
@@ -33,10 +35,14 @@ Dims = int | tuple[int, ...]
 class Rule:
     """Rule by which relevance is divided among inputs.
 
-    `alpha` and `beta` weigh positive and negative contributions; None for both is the epsilon rule
-    R_i = sum_j R_j z_ji / (z_j + eps sign(z_j)) with z_j = sum_i z_ji (Bach et al. 2015). There z_j may be nearly 0, so
-    that single precision gives the relevance of heads to about a percent. `eps` keeps denominators away from 0,
-    `rescale_eps` those of the rescaling. With `constant_attention`, queries and keys get nothing.
+    Attributes:
+        alpha: weight of positive contributions. None for `alpha` and `beta` is the epsilon rule
+            R_i = sum_j R_j z_ji / (z_j + eps sign(z_j)) with z_j = sum_i z_ji (Bach et al. 2015). Its z_j may be nearly
+            0, so that in single precision the relevance of heads is exact to about one percent.
+        beta: weight of negative contributions
+        eps: keeps denominators away from 0
+        rescale_eps: keeps denominators of the rescaling away from 0
+        constant_attention: treat attention weights as constants: queries and keys get no relevance
     """
 
     alpha: float | None = 0.5
@@ -54,7 +60,7 @@ RULES = {
 
 
 def linear(R: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, rule: Rule) -> Tensor:
-    """Relevance [T, N, I] at the input x [T, I] of x W^T + b, from R [T, N, O]; weight [O, I], bias [O] or None."""
+    """Return relevance [T, N, I] at the input x [T, I] of x W^T + b, from R [T, N, O]; W [O, I], bias [O] or None."""
     share = weight.new_zeros(len(weight), 1) if bias is None else bias[:, None] / x.size(-1)
 
     def positive(tokens: slice) -> Tensor:
@@ -68,7 +74,7 @@ def linear(R: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, rule: Rule
 
 
 def layer_norm(R: Tensor, x: Tensor, norm: nn.LayerNorm, rule: Rule) -> Tensor:
-    """Relevance [T, N, E] at the input x [T, E] of a LayerNorm, from R [T, N, E].
+    """Return relevance [T, N, E] at the input x [T, E] of a LayerNorm, from R [T, N, E].
 
     With y = (x - mean) / sigma: J_ji = gamma_j / sigma (delta_ji - 1/E - y_j y_i / E) and f(0) = bias.
     """
@@ -95,7 +101,7 @@ def layer_norm(R: Tensor, x: Tensor, norm: nn.LayerNorm, rule: Rule) -> Tensor:
 
 
 def add(R: Tensor, a: Tensor, b: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
-    """Relevance [T, N, E] at both terms of a + b, each [T, E], from R [T, N, E]."""
+    """Return relevance [T, N, E] at both terms of a + b, each [T, E], from R [T, N, E]."""
     up, down = a.clamp(min=0) + b.clamp(min=0), a.clamp(max=0) + b.clamp(max=0)
     to_positive, to_negative = _coefficients(up, down, rule)
     parts = [R * (x * torch.where(x > 0, to_positive, to_negative))[:, None] for x in (a, b)]
@@ -106,7 +112,7 @@ def add(R: Tensor, a: Tensor, b: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
 def attention(
     R: Tensor, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, scaling: float, rule: Rule
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Relevance [H, T, N, D], [H, S, N, D] twice, at queries [H, T, D], keys and values [H, S, D], from that of heads.
+    """Return relevance [H, T, N, D] at queries [H, T, D], and [H, S, N, D] at keys and at values [H, S, D].
 
     Heads give c_td = sum_s w_ts v_sd; `R` is [H, T, N, D], `weights` w [H, T, S] are softmax(scaling q k^T). Then
 
@@ -143,13 +149,13 @@ def attention(
 
 
 def merge(*parts: Tensor) -> Tensor:
-    """The sum of relevance [T, N, E] that comes to the same place on several ways, with the L1 norm of all parts."""
+    """Return the sum of relevance [T, N, E] from several paths, rescaled to the L1 norm of all parts."""
     total = sum(parts[1:], parts[0])
     return total.mul_(quotient(_sum(l1_norm(part, (0, 2)) for part in parts), l1_norm(total, (0, 2))))
 
 
 def keep_norm(R: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
-    """`parts`, each [.., N, E], in place, with the L1 norm of R [T, N, E] together."""
+    """Rescale `parts`, each [.., N, E], in place, so that together they have the L1 norm of R [T, N, E]."""
     ratio = quotient(l1_norm(R, (0, 2)), _sum(l1_norm(part, (0, 2)) for part in parts))
     return tuple(part.mul_(ratio) for part in parts)
 
@@ -162,7 +168,7 @@ def _divide(
     weighted: Callable[[Tensor, slice], Tensor],
     rule: Rule,
 ) -> Tensor:
-    """Relevance [T, N, I] before rescaling, from R [T, N, O], for a layer that treats every token on its own.
+    """Return relevance [T, N, I] before rescaling, from R [T, N, O], of a layer that works token by token.
 
     `total` [T, O] is sum_i z_ji, over I = `inputs`; for some tokens, `positive(tokens)` gives z+ [T', O, I] and
     `weighted(r, tokens)` the sum over j of r_j z_ji. The two are enough: z- = z - z+.
@@ -183,7 +189,7 @@ def _divide(
 
 
 def _coefficients(up: Tensor, down: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
-    """What z+_ji and z-_ji are multiplied by, from their sums over i: as these, one number for every output."""
+    """Return the factors of z+_ji and z-_ji, one for every output, from their sums over i."""
     if rule.alpha is None or rule.beta is None:
         total = up + down
         both = 1 / (total + torch.copysign(total.new_tensor(rule.eps), total))
@@ -192,13 +198,13 @@ def _coefficients(up: Tensor, down: Tensor, rule: Rule) -> tuple[Tensor, Tensor]
 
 
 def _per_output(R: Tensor, up: Tensor, down: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
-    """R_j times both coefficients: [H, T, N, D] from sums [H, T, D]."""
+    """Return R_j times both coefficients: [H, T, N, D] from sums [H, T, D]."""
     for_positive, for_negative = _coefficients(up, down, rule)
     return R * for_positive[:, :, None], R * for_negative[:, :, None]
 
 
 def _at_values(for_positive: Tensor, for_negative: Tensor, v: Tensor, weights: Tensor) -> Tensor:
-    """[H, S, N, D]: sum over t of r_td w_ts v_sd, with the first r where v > 0 and the second where it is below."""
+    """Return the sum over t of r_td w_ts v_sd, [H, S, N, D], with the first r if v > 0 and else the second."""
     heads, length, positions, size = for_positive.shape
     back = weights.transpose(1, 2)
     sums = [(back @ r.flatten(2)).view(heads, -1, positions, size) for r in (for_positive, for_negative)]
@@ -206,7 +212,7 @@ def _at_values(for_positive: Tensor, for_negative: Tensor, v: Tensor, weights: T
 
 
 def _at_keys(r: Tensor, a: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """[H, S, N, D]: sum over t and d of r_td A_tsd q_te k_se; r [H, T, N, D], A [H, T, S, D]."""
+    """Return the sum over t and d of r_td A_tsd q_te k_se, [H, S, N, D]; r [H, T, N, D], A [H, T, S, D]."""
     to_weights = r @ a.transpose(2, 3)  # [H, T, N, S]
     back = to_weights.permute(0, 3, 2, 1).flatten(1, 2) @ q  # [H, S N, D]
     return back.unflatten(1, (k.size(1), -1)).mul_(k[:, :, None])
@@ -227,7 +233,7 @@ def quotient(wanted: Tensor, available: Tensor) -> Tensor:
 
 
 def _rescale(R: Tensor, rule: Rule, *inputs: Tensor, dim: Dims, whole: bool = True) -> tuple[Tensor, ...]:
-    """`inputs`, in place, with the L1 norm that R has over `dim`, and then, if `whole`, over the first dimension too.
+    """Rescale `inputs`, in place, to the L1 norm of R over `dim` and then, if `whole`, over the first dimension.
 
     As in the original: since both have an epsilon, this is not the same as the first alone.
     """

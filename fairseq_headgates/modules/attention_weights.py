@@ -1,0 +1,51 @@
+"""Attention weights by the plain formula, and their masks.
+
+Shapes: T target length, S source length, B batch, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairseq_headgates.modules.beam_cache import mask_value
+
+
+def join_masks(attn_mask: Tensor | None, key_padding_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Join both masks into one that broadcasts to [B, H, T, S]: true on masked positions, or added to the scores."""
+    padding = None if key_padding_mask is None else key_padding_mask.bool()[:, None, None, :]
+    if attn_mask is None:
+        return padding
+    mask = attn_mask.to(dtype).clamp(min=mask_value(dtype))
+    return (
+        mask
+        if padding is None
+        else mask.expand(padding.size(0), 1, *mask.shape).masked_fill(padding, mask_value(dtype))
+    )
+
+
+def additive_mask(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Convert a mask of `join_masks` to numbers that are added to the scores."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, mask_value(dtype))
+
+
+def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """Compute softmax(Q K^T / sqrt(D)), at least in single precision: [B, H, T, S]."""
+    scores = (q * scaling) @ k.transpose(2, 3)
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(mask, mask_value(scores.dtype))
+    elif mask is not None:
+        scores = scores + mask
+    return F.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+
+
+def per_hypothesis(weights: Tensor, beam: int, per_head: bool) -> Tensor:
+    """[B, H, beam T, S] -> [H, B beam, T, S], or their mean over heads [B beam, T, S]."""
+    batch, _, queries, positions = weights.shape
+    weights = weights if per_head else weights.mean(dim=1, keepdim=True)
+    weights = weights.view(batch, -1, beam, queries // beam, positions).permute(1, 0, 2, 3, 4)
+    weights = weights.reshape(-1, batch * beam, queries // beam, positions)
+    return weights if per_head else weights[0]
