@@ -1,0 +1,3 @@
+"""Moved to support/commands.py."""
+
+from support.commands import *  # noqa: F403

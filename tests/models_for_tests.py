@@ -1,0 +1,3 @@
+"""Moved to support/models.py."""
+
+from support.models import *  # noqa: F403
