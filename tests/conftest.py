@@ -5,8 +5,12 @@ import os
 import random
 
 import pytest
-from commands_for_tests import ALIVE, GATED, Command, Toy, run_program, train_arguments
 from hypothesis import settings
+
+# Before anything imports them. Not in support/__init__.py: forked commands import that, and need no pytest.
+pytest.register_assert_rewrite("support.corpora", "support.models", "support.recipes")
+
+from support.commands import ALIVE, GATED, Command, Toy, run_program, train_arguments  # noqa: E402
 
 # A slow machine is no failure.
 settings.register_profile("headgates", deadline=None)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from test_importance import MASK, ODD, TASK, loss_of, make_gates, make_model, sample, sentences
+from support.sentences import MASK, ODD, TASK, loss_of, make_gates, make_model, sample, sentences
 
 from fairseq_headgates import HeadTable, masked, prune
 from fairseq_headgates.analysis import ablation

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from commands_for_tests import EVALUATION, run_program, worker_arguments
+from support.commands import EVALUATION, run_program, worker_arguments
 
 from fairseq_headgates import evaluation
 from fairseq_headgates.analysis import ablation, curves

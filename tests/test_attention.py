@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 from fairseq.modules import MultiheadAttention
-from models_for_tests import PAD, VOCABULARY, logits, make_batch, make_gated, make_stock, make_task
+from support.models import PAD, VOCABULARY, logits, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import (
     HardConcrete,

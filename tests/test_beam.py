@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from models_for_tests import make_gated
+from support.models import make_gated
 
 from fairseq_headgates.modules.beam_cache import GROWTH, BeamCache
 from fairseq_headgates.surgery import head_sites
@@ -122,7 +122,7 @@ def test_attention_to_the_encoder_equals_that_with_the_plain_cache(seed, sentenc
 def test_a_beam_size_left_over_from_another_search_changes_nothing(beam):
     """fairseq tells the model the size of a beam, but not that there is none any more."""
     from fairseq.sequence_generator import SequenceGenerator
-    from models_for_tests import make_batch, make_stock, make_task
+    from support.models import make_batch, make_stock, make_task
 
     task, sample = make_task(), {"net_input": make_batch()}
     stock, ours = make_stock(), make_gated()

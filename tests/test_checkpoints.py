@@ -13,7 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands_for_tests import (
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from fairseq.models.transformer import TransformerModel
+from fairseq.optim.adafactor import Adafactor
+from fairseq.optim.adamax import Adamax
+from fairseq.optim.nag import NAG
+from support.commands import (
     ALIVE,
     EVALUATION,
     GATED,
@@ -28,12 +33,7 @@ from commands_for_tests import (
     valid_loss,
     worker_arguments,
 )
-from fairseq.checkpoint_utils import load_model_ensemble_and_task
-from fairseq.models.transformer import TransformerModel
-from fairseq.optim.adafactor import Adafactor
-from fairseq.optim.adamax import Adamax
-from fairseq.optim.nag import NAG
-from models_for_tests import assert_same, logits, make_args, make_batch, make_gated, make_stock, make_task
+from support.models import assert_same, logits, make_args, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import HeadTable, gate_values, head_sites, masked, prune
 from fairseq_headgates.checkpoints import (
@@ -819,7 +819,7 @@ FREEZE = r"^decoder\.layers\.0\.(self_attn|fc1)|k_proj\.bias|embed_tokens"
 
 
 def small_state(model, optimizer=None):
-    """A checkpoint of a model of models_for_tests, which has no name among fairseq's."""
+    """A checkpoint of a model of support/models.py, which has no name among fairseq's."""
     model.args.arch = "transformer_head_gates"
     state = {"args": None, "cfg": {"model": model.args}, "model": model.state_dict(), "extra_state": {}}
     return {**state, "last_optimizer_state": optimizer and optimizer.state_dict()}

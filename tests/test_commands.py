@@ -1,4 +1,4 @@
-"""Integration: fairseq's own commands, and `headgates`, run as a user does (see commands_for_tests.py)."""
+"""Integration: fairseq's own commands, and `headgates`, run as a user does (see support/commands.py)."""
 
 import json
 import math
@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands_for_tests import (
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from fairseq.models.transformer import TransformerModel
+from support.commands import (
     ALIVE,
     EVALUATION,
     GATED,
@@ -27,9 +29,7 @@ from commands_for_tests import (
     valid_loss,
     worker_arguments,
 )
-from fairseq.checkpoint_utils import load_model_ensemble_and_task
-from fairseq.models.transformer import TransformerModel
-from models_for_tests import assert_same
+from support.models import assert_same
 
 import fairseq_headgates
 from fairseq_headgates import gate_values

@@ -15,7 +15,7 @@ from fairseq.models.transformer import TransformerEncoderBase
 from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from models_for_tests import PAD, VOCABULARY, make_gated, make_stock, make_task
+from support.models import PAD, VOCABULARY, make_gated, make_stock, make_task
 
 from fairseq_headgates.checkpoints.ctranslate2 import to_ctranslate2, unsupported
 from fairseq_headgates.cli.main import main

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.logging import metrics
-from models_for_tests import PAD, make_batch, make_gated, make_stock, make_task
+from support.models import PAD, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import l0_penalty
 from fairseq_headgates.criterions import LabelSmoothedCrossEntropyL0Criterion

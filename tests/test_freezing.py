@@ -1,7 +1,7 @@
 """Freezing by name, shared parameters, and dropout in frozen modules."""
 
 import pytest
-from models_for_tests import make_gated
+from support.models import make_gated
 from torch import nn
 
 from fairseq_headgates import freeze

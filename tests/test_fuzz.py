@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from attempts_for_tests import Attempts
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from support.attempts import Attempts
 
 from fairseq_headgates.safety.options import EVALUATED
 

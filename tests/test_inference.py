@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from models_for_tests import logits, make_batch, make_gated
+from support.models import logits, make_batch, make_gated
 from torch import nn
 
 from fairseq_headgates.modules.packed_linear import WORTH_PACKING, InferenceLinear, PackedLinear, pack_linears

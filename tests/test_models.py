@@ -11,8 +11,8 @@ from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.options import get_training_parser
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
-from models_for_tests import logits, make_args, make_batch, make_gated, make_stock, make_task
 from omegaconf import OmegaConf
+from support.models import logits, make_args, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import gate_values, head_sites, l0_penalty
 from fairseq_headgates.checkpoints import load_checkpoint, read_heads

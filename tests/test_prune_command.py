@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models_for_tests import assert_same, logits, make_batch, make_gated
+from support.models import assert_same, logits, make_batch, make_gated
 
 from fairseq_headgates import HeadTable, checkpoints, head_sites, masked
 from fairseq_headgates.checkpoints import build_model

@@ -14,7 +14,7 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models_for_tests import PAD, VOCABULARY, logits, make_args, make_batch, make_gated, make_stock, make_task
+from support.models import PAD, VOCABULARY, logits, make_args, make_batch, make_gated, make_stock, make_task
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fairseq_headgates import (
@@ -188,7 +188,7 @@ def positions(heads, size):
 
 
 def make_case(seed, values=(CLOSED, OPEN, *FRACTIONS), **options):
-    """A case with random gates and mask on the model of models_for_tests."""
+    """A case with random gates and mask on the model of support/models.py."""
     generator = torch.Generator().manual_seed(seed)
     sizes = {
         f"{side}_{k}": v

@@ -25,7 +25,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_l
 from fairseq.data import Dictionary
 from fairseq.modules import MultiheadAttention, SinusoidalPositionalEmbedding
 from fairseq.sequence_generator import SequenceGenerator
-from models_for_tests import PAD, make_args
+from support.models import PAD, make_args
 from torch import nn
 
 from fairseq_headgates import HardConcrete, HeadAttention, HeadGates, head_sites, l0_penalty

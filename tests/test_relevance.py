@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from models_for_tests import PAD, make_batch, make_gated, make_stock
+from support.models import PAD, make_batch, make_gated, make_stock
 from torch.autograd.functional import jacobian
 
 from fairseq_headgates import HeadTable, fix_heads, head_sites, masked, prune

@@ -20,12 +20,12 @@ import numpy
 import omegaconf
 import pytest
 import torch
-from attempts_for_tests import Attempts
-from commands_for_tests import EVALUATION
 from hypothesis import given
 from hypothesis import strategies as st
-from models_for_tests import make_args, make_gated, make_stock, make_task
 from omegaconf import OmegaConf
+from support.attempts import Attempts
+from support.commands import EVALUATION
+from support.models import make_args, make_gated, make_stock, make_task
 
 from fairseq_headgates.checkpoints import build_model, load_checkpoint
 from fairseq_headgates.checkpoints.sizes import check_sizes

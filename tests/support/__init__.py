@@ -1,5 +1,1 @@
 """Helpers that several test files share."""
-
-import pytest
-
-pytest.register_assert_rewrite("support.corpora", "support.recipes")
