@@ -1,6 +1,6 @@
 """recipes/train.py: a run that was stopped, in any way, ends as fairseq-train does when nobody stops it.
 
-Most runs are forked off a process that has imported fairseq, as those of commands_for_tests.py are; torchrun and its
+Most runs are forked off a process that has imported fairseq, as those of support/commands.py are; torchrun and its
 workers are started as a user starts them.
 """
 
@@ -18,8 +18,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from commands_for_tests import GATED, PRELOADED, train_arguments, worker_arguments
-from models_for_tests import assert_same
+from support.commands import GATED, PRELOADED, train_arguments, worker_arguments
+from support.models import assert_same
 from support.recipes import RECIPES
 
 import interrupted
