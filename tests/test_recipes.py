@@ -1,4 +1,4 @@
-"""The recipes as a user runs them, and the README's word about options."""
+"""The recipes as a user runs them, and the tables of options in the documentation."""
 
 import json
 import os
@@ -102,13 +102,14 @@ def test_translation_goes_from_raw_text_to_a_table(tmp_path):
     assert hypotheses.count("\n") == 21  # no multiple of 8: none may be lost
 
 
-def test_the_readme_knows_every_option_and_default():
-    """Each row of the option table is an option that exists, with its default."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_documentation_has_every_option_and_default(tmp_path):
+    """Each row of the generated tables of options is an option that exists, with its default."""
+    subprocess.run([sys.executable, ROOT / "docs" / "generate_options.py", tmp_path], check=True)
+    text = "".join((tmp_path / f"{part}.md").read_text(encoding="utf-8") for part in ("model", "criterion"))
     rows = re.findall(r"^\| `--([a-z0-9-]+)[^|]*` \|.*\| `?([^|`]*)`? \|$", text, re.MULTILINE)
     said = {name.replace("-", "_"): default for name, default in rows}
     for name, default in DEFAULTS.items():
-        assert name in said, f"the README has no --{name}"
+        assert name in said, f"the table has no --{name}"
         words = {"": "none", None: "none", False: "off"}
         shown = said[name] if not isinstance(default, float) else float(said[name])
         assert shown == words.get(default, default), name
