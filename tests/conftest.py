@@ -1,8 +1,11 @@
 """Fixtures of every test that runs whole commands: a toy corpus, ways to run fairseq on it, small checkpoints."""
 
+import fcntl
 import json
 import os
 import random
+import signal
+from functools import partial
 
 import pytest
 from hypothesis import settings
@@ -10,6 +13,7 @@ from hypothesis import settings
 # Before anything imports them. Not in support/__init__.py: forked commands import that, and need no pytest.
 pytest.register_assert_rewrite("support.corpora", "support.models", "support.recipes")
 
+from support.attempts import Attempts  # noqa: E402
 from support.commands import ALIVE, GATED, Command, Toy, run_program, train_arguments  # noqa: E402
 
 # A slow machine is no failure.
@@ -18,6 +22,30 @@ settings.load_profile("headgates")
 
 # The models of the tests are so small that threads would only wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# Ignored under nohup and in background jobs of a shell; the tests of signals need the defaults.
+for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory, request):
+    """made_once(name, make) returns a folder that make(folder) filled, once for all processes of pytest-xdist."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if hasattr(request.config, "workerinput") else base
+
+    def made_once(name, make):
+        folder, done = shared / name, shared / f"{name}.done"
+        with open(shared / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                folder.mkdir()  # fails where another process failed before
+                make(folder)
+                done.touch()
+        return folder
+
+    return made_once
 
 
 @pytest.fixture(scope="session")
@@ -41,18 +69,34 @@ def run(start):
     return run
 
 
+@pytest.fixture(params=["forked", pytest.param("installed", marks=pytest.mark.rehearsal)])
+def either(request, run, tmp_path):
+    """Like `run`; in rehearsals also with the installed program, which takes seconds to start."""
+    return run if request.param == "forked" else partial(run_program, tmp_path)
+
+
 @pytest.fixture(scope="session")
-def toy(tmp_path_factory):
+def attempts():
+    """Runs commands in children of a process that has imported everything; see support/attempts.py."""
+    with Attempts() as attempts:
+        yield attempts
+
+
+@pytest.fixture(scope="session")
+def toy(made_once, run):
     """Letters and, as their translation, the same letters as capitals in reverse; one dictionary for both."""
-    text = tmp_path_factory.mktemp("toy")
-    rng = random.Random(7)
-    for split, sentences in (("train", 200), ("valid", 30), ("test", 10)):
-        sources = [rng.choices("abcdefgh", k=rng.randint(3, 8)) for _ in range(sentences)]
-        for side, lines in (("src", sources), ("tgt", [[c.upper() for c in reversed(s)] for s in sources])):
-            (text / f"{split}.{side}").write_text("".join(" ".join(line) + "\n" for line in lines))
-    options = ["--source-lang", "src", "--target-lang", "tgt", "--joined-dictionary", "--destdir", text / "bin"]
-    options += [f"--{split}pref={text / split}" for split in ("train", "valid", "test")]
-    run_program(text, "fairseq-preprocess", *options)
+
+    def make(text):
+        rng = random.Random(7)
+        for split, sentences in (("train", 200), ("valid", 30), ("test", 10)):
+            sources = [rng.choices("abcdefgh", k=rng.randint(3, 8)) for _ in range(sentences)]
+            for side, lines in (("src", sources), ("tgt", [[c.upper() for c in reversed(s)] for s in sources])):
+                (text / f"{split}.{side}").write_text("".join(" ".join(line) + "\n" for line in lines))
+        options = ["--source-lang", "src", "--target-lang", "tgt", "--joined-dictionary", "--destdir", text / "bin"]
+        options += [f"--{split}pref={text / split}" for split in ("train", "valid", "test")]
+        run("fairseq-preprocess", *options)
+
+    text = made_once("toy", make)
     return Toy(text, text / "bin")
 
 
@@ -66,29 +110,35 @@ def train(toy, run):
     return train
 
 
+KINDS = {
+    "baseline": [],
+    "gated": GATED,
+    "fixed": ["--alive-heads", "fixed.json"],
+    "mixed": [*GATED, "--gate-heads", "dec-self,dec-enc", "--alive-heads", "mixed.json"],
+}
+
+
 @pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory, train):
+def checkpoints(made_once, train):
     """Checkpoints of every kind of model, {name: path}: two updates, then two more in a second run.
 
     The mask files of "fixed" and "mixed" are gone afterwards: a checkpoint must not need them.
     """
-    folder = tmp_path_factory.mktemp("checkpoints")
-    masks = {"fixed": ALIVE, "mixed": {"enc-self": ALIVE["enc-self"]}}
-    for name, mask in masks.items():
-        (folder / f"{name}.json").write_text(json.dumps(mask))
-    options = {
-        "baseline": [],
-        "gated": GATED,
-        "fixed": ["--alive-heads", folder / "fixed.json"],
-        "mixed": [*GATED, "--gate-heads", "dec-self,dec-enc", "--alive-heads", folder / "mixed.json"],
-    }
-    for name, own in options.items():
-        train(folder / name, *own, updates=2)
-        second = train(folder / name, *own, updates=4)
-        assert "checkpoint_last.pt (epoch 1 @ 2 updates)" in second.text  # it went on, it did not start anew
-    for name in masks:
-        (folder / f"{name}.json").unlink()
-    return {name: folder / name / "checkpoint_last.pt" for name in options}
+
+    def make(folder):
+        masks = {"fixed.json": ALIVE, "mixed.json": {"enc-self": ALIVE["enc-self"]}}
+        for name, mask in masks.items():
+            (folder / name).write_text(json.dumps(mask))
+        for kind, options in KINDS.items():
+            own = [folder / word if word in masks else word for word in options]
+            train(folder / kind, *own, updates=2)
+            second = train(folder / kind, *own, updates=4)
+            assert "checkpoint_last.pt (epoch 1 @ 2 updates)" in second.text  # it went on, it did not start anew
+        for name in masks:
+            (folder / name).unlink()
+
+    folder = made_once("checkpoints", make)
+    return {kind: folder / kind / "checkpoint_last.pt" for kind in KINDS}
 
 
 @pytest.fixture(scope="session")

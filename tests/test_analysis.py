@@ -111,6 +111,7 @@ def test_the_number_of_processes_makes_no_difference(start, toy, gated_checkpoin
             assert two.heads(kind) == pytest.approx(one.heads(kind), rel=1e-5, abs=1e-7), one.name
 
 
+@pytest.mark.rehearsal
 def test_torchrun(toy, gated_checkpoint, on_toy, tmp_path):
     """Three processes for fewer batches than that: one has nothing to do."""
     shared = tmp_path / "shared.json"

@@ -158,7 +158,14 @@ def test_pruned_is_smaller(gated, pruned):
     assert pruned.stat().st_size < gated.stat().st_size
 
 
-@pytest.mark.parametrize("options", [["--beam", 1], ["--beam", 4, "--nbest", 4], ["--beam", 3, "--print-alignment"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(["--beam", 1], marks=pytest.mark.rehearsal),
+        ["--beam", 4, "--nbest", 4],
+        ["--beam", 3, "--print-alignment"],
+    ],
+)
 def test_generate_prints_the_same(options, gated, pruned, stock, run, toy):
     """--print-alignment looks at the attention weights of the last layer, which has heads; see the next test."""
     printed_ = [
@@ -181,7 +188,7 @@ def alignments(finished):
     return sorted(re.findall(r"^A-(\d+)\t(.*)$", finished.out, re.MULTILINE))
 
 
-@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("beam", [pytest.param(1, marks=pytest.mark.rehearsal), 4])
 def test_alignments_are_those_of_every_form(beam, gated, run, toy, tmp_path):
     """Of a mask that says nothing about what attends to what; the stock form of fairseq is among them."""
     mask = json.dumps({"dec-enc": [[0, 1, 1, 0], [0, 1, 0, 1]]})
@@ -753,6 +760,7 @@ def test_the_numbers_of_fairseqs_parameters_are_ours():
         assert torch.equal(smaller["last_optimizer_state"]["state"][i]["exp_avg"], expected), name
 
 
+@pytest.mark.rehearsal
 def test_two_workers_train_a_pruned_model_as_one_with_two_batches(pruned, start, train, toy, tmp_path):
     """Layers without heads have parameters without elements, which the workers exchange too."""
     heads = ["--alive-heads", json.dumps(OPEN), "--remove-heads", "--finetune-from-model", pruned]
@@ -789,6 +797,7 @@ def test_the_average_is_cut_with_its_own_gates(gated):
     assert not torch.allclose(logits(cut, toy_batch()), logits(build_model(smaller), toy_batch()), atol=1e-2)
 
 
+@pytest.mark.rehearsal
 def test_the_loss_does_not_jump_where_gates_are_folded(gated, run, train, tmp_path):
     """From a checkpoint of a gated run, on with the plain criterion."""
     out = tmp_path / "pruned.pt"
@@ -1013,6 +1022,7 @@ def test_other_optimisers_remember_what_the_pruned_model_would_remember(optimize
             torch.testing.assert_close(one / scale, other / scale, atol=tolerance, rtol=0, msg=f"{name} {key}")
 
 
+@pytest.mark.rehearsal
 def test_training_goes_on_with_adafactor_as_if_nothing_had_been_removed(train, run, tmp_path):
     options = ["--dropout", 0, "--max-tokens", 300, "--optimizer", "adafactor", "--lr", 0.002]
     options += ["--no-epoch-checkpoints", "--clip-norm", 0]

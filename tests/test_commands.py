@@ -78,6 +78,7 @@ def test_without_options_it_trains_as_the_stock_model(tmp_path, train):
     assert valid_loss(ours) == pytest.approx(valid_loss(stock), abs=0.0011)
 
 
+@pytest.mark.rehearsal
 def test_forked_and_installed_program_train_alike(tmp_path, train, toy, run):
     train(tmp_path / "forked", *GATED)
     run_program(tmp_path, "fairseq-train", *train_arguments(toy, tmp_path / "installed", *GATED))
@@ -274,9 +275,9 @@ def test_generate_interactive_and_hub_agree(beam, gated_checkpoint, run, toy):
     assert hub.translate(sources.splitlines(), beam=beam) == generated
 
 
-def test_installed_interactive(gated_checkpoint, tmp_path, toy):
+def test_interactive_reads_lines(gated_checkpoint, toy, either):
     options = [*EVALUATION, "--path", gated_checkpoint]
-    done = run_program(tmp_path, "fairseq-interactive", toy.data, *options, stdin="a b c\nd d e f\n")
+    done = either("fairseq-interactive", toy.data, *options, stdin="a b c\nd d e f\n")
     assert len(hypotheses(done)) == 2
 
 
@@ -292,14 +293,14 @@ def test_ensemble_of_a_model_with_itself_is_that_model(gated_checkpoint, run, to
     assert hypotheses(run(*command, f"{path}:{path}")) == hypotheses(run(*command, path))
 
 
-def test_validate_repeats_the_loss_of_training(tmp_path, train, toy):
+def test_validate_repeats_the_loss_of_training(tmp_path, train, toy, either):
     trained = train(tmp_path, *GATED)
     options = [*EVALUATION, "--task", "translation", "--max-tokens", 500, "--path", tmp_path / "checkpoint_last.pt"]
-    validated = run_program(tmp_path, "fairseq-validate", toy.data, *options)
+    validated = either("fairseq-validate", toy.data, *options)
     assert valid_loss(validated) == valid_loss(trained)
 
 
-def test_hydra_train(tmp_path, toy, run):
+def test_hydra_train(tmp_path, toy, run, either):
     mask_file = tmp_path / "mask.json"
     mask_file.write_text(json.dumps({"enc-self": ALIVE["enc-self"]}))
     heads = {"gate_heads": "dec-enc", "alive_heads": str(mask_file)}
@@ -315,7 +316,7 @@ def test_hydra_train(tmp_path, toy, run):
         "checkpoint": {"save_dir": str(tmp_path / "save")},
     }
     (tmp_path / "toy.yaml").write_text(json.dumps(config))  # JSON is YAML
-    run_program(tmp_path, "fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "toy")
+    either("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "toy")
     mask_file.unlink()  # the checkpoint must not need it
     path = tmp_path / "save" / "checkpoint_last.pt"
     assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, "--path", path))) == 10
@@ -484,6 +485,7 @@ def test_show_does_not_replace_a_device(gated_checkpoint, tmp_path, run):
         assert (tmp_path / name).is_symlink()
 
 
+@pytest.mark.rehearsal
 def test_show_on_a_full_disk(gated_checkpoint, tmp_path):
     command = "import sys; from fairseq_headgates.cli.main import main; sys.exit(main(['show', sys.argv[1]]))"
     with open("/dev/full", "w") as full:
@@ -647,6 +649,7 @@ def test_gates_of_a_checkpoint_are_not_dropped_in_silence(gated_checkpoint, tmp_
     assert_one_line_error(train(tmp_path, *options, code=None), ["gates on dec-enc", "--gate-heads"])
 
 
+@pytest.mark.rehearsal
 def test_bad_options_of_the_installed_program(save_dir, toy):
     options, words = BAD_OPTIONS["a type in both options"]
     command = ["fairseq-train", *train_arguments(toy, save_dir, *options)]
@@ -683,8 +686,8 @@ def test_show_of_a_truncated_checkpoint(gated_checkpoint, tmp_path, run):
     assert_one_line_error(run("headgates", "show", tmp_path / "x.pt", code=None), [str(tmp_path / "x.pt")])
 
 
-def test_missing_checkpoint_with_the_installed_program(tmp_path):
-    assert_one_line_error(run_program(tmp_path, "headgates", "show", "no.pt", code=None), ["'no.pt'", "No such file"])
+def test_missing_checkpoint(either):
+    assert_one_line_error(either("headgates", "show", "no.pt", code=None), ["'no.pt'", "No such file"])
 
 
 def test_out_in_a_missing_folder(gated_checkpoint, tmp_path, run):

@@ -1,7 +1,7 @@
 """Mutated files of every kind, given to the commands that read them: one line or a result, never anything else.
 
-HEADGATES_FUZZ_SECONDS (default 38: five minutes in all) is spent on each kind of file. A file that fails is kept, and
-its path is shown.
+Each kind of file is given a few seconds; in rehearsals HEADGATES_FUZZ_SECONDS (default 38: five minutes in all). A
+file that fails is kept, and its path is shown.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import math
 import os
 import shutil
 import time
@@ -24,11 +25,8 @@ from support.attempts import Attempts
 
 from fairseq_headgates.safety.options import EVALUATED
 
-pytestmark = pytest.mark.slow
-
 SECONDS = float(os.environ.get("HEADGATES_FUZZ_SECONDS", "38"))
 FUZZ = settings(
-    max_examples=int(10 * SECONDS) + 1,
     database=None,
     phases=[Phase.generate],  # a failing file is kept as it is: making it smaller would take longer than the time given
     suppress_health_check=list(HealthCheck),
@@ -105,19 +103,17 @@ def put(state, path, value):
 # --- running ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def attempts():
-    with Attempts() as attempts:
-        yield attempts
-
-
 class Budget:
     """Runs cases until the time of a test is spent, and tells how many there were."""
 
-    def __init__(self, attempts: Attempts, kept: Path):
-        self.attempts, self.kept, self.end, self.cases = attempts, kept, time.monotonic() + SECONDS, 0
+    def __init__(self, attempts: Attempts, kept: Path, seconds: float):
+        self.attempts, self.kept, self.seconds, self.cases = attempts, kept, seconds, 0
+        self.end = math.inf  # until the first case begins
+        self.examples = settings(FUZZ, max_examples=int(10 * seconds) + 1)
 
     def try_(self, prepare: Callable[[], None], *commands: list) -> None:
+        if not self.cases:
+            self.end = time.monotonic() + self.seconds
         if time.monotonic() > self.end:
             return
         prepare()
@@ -129,9 +125,9 @@ class Budget:
                 pytest.fail(f"{' '.join(map(str, command))}\nended with {ended.code} ({self.kept}): {last}")
 
 
-@pytest.fixture
+@pytest.fixture(params=[pytest.param(3, id="short"), pytest.param(SECONDS, id="long", marks=pytest.mark.rehearsal)])
 def budget(attempts, tmp_path_factory, request):
-    budget = Budget(attempts, tmp_path_factory.mktemp("fuzz"))
+    budget = Budget(attempts, tmp_path_factory.mktemp("fuzz"), request.param)
     yield budget
     print(f"{request.node.name}: {budget.cases} commands")
     assert budget.cases > 1
@@ -144,7 +140,7 @@ def test_bytes_of_checkpoints(budget, gated_checkpoint):
     whole, path, out = gated_checkpoint.read_bytes(), budget.kept / "x.pt", budget.kept / "out.pt"
     commands = [["headgates", "show", path], ["headgates", "prune", path, out, "--force"]]
 
-    @FUZZ
+    @budget.examples
     @given(edits)
     def run(changes):
         budget.try_(lambda: path.write_bytes(mutated(whole, changes)), *commands)
@@ -163,7 +159,7 @@ def test_instructions_of_checkpoints(budget, gated_checkpoint):
             for name, data in entries.items():
                 archive.writestr(name, mutated(data, changes) if name.endswith("data.pkl") else data)
 
-    @FUZZ
+    @budget.examples
     @given(edits)
     def run(changes):
         budget.try_(lambda: write(changes), ["headgates", "prune", path, out, "--force"])
@@ -190,7 +186,7 @@ def test_values_of_checkpoints(budget, gated_checkpoint, checkpoints):
             put(state, ("cfg", "model", name), value)
         torch.save(state, path)
 
-    @FUZZ
+    @budget.examples
     @given(
         st.integers(0, 1),
         changes,
@@ -236,7 +232,7 @@ def test_masks_and_scores(kind, budget, gated_checkpoint):
             put(changed, known[place % len(known)], value)
         path.write_bytes(mutated(text, edited) if binary else json.dumps(changed, default=str).encode())
 
-    @FUZZ
+    @budget.examples
     @given(st.booleans(), edits, changes)
     def run(binary, edited, values):
         budget.try_(lambda: write(binary, edited, values), *commands)
@@ -255,7 +251,7 @@ def test_binarised_data(kind, budget, toy, gated_checkpoint):
     command = ["headgates", "score", folder, "--path", gated_checkpoint, "--gen-subset", "test", "--cpu"]
     command += ["--num-workers", "0", "--method", "confidence,gradient", "--source-lang", "src", "--target-lang", "tgt"]
 
-    @FUZZ
+    @budget.examples
     @given(edits)
     def run(changes):
         budget.try_(lambda: (folder / kind).write_bytes(mutated(whole, changes)), command)

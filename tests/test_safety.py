@@ -23,7 +23,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from support.attempts import Attempts
 from support.commands import EVALUATION
 from support.models import make_args, make_gated, make_stock, make_task
 
@@ -32,12 +31,6 @@ from fairseq_headgates.checkpoints.sizes import check_sizes
 from fairseq_headgates.safety import check_evaluated, load_file, model_options
 from fairseq_headgates.safety.objects import STORED, safe_globals
 from fairseq_headgates.safety.options import EVALUATED, LITERAL, NUMBERS, transformer_options
-
-
-@pytest.fixture(scope="module")
-def attempts():
-    with Attempts() as attempts:
-        yield attempts
 
 
 def small_state(form="args", **options):
@@ -503,6 +496,10 @@ def change(state, where, value):
 
 
 ODD_VALUES = [None, 3, -1.5, "text", [], [1, [2]], {}, {"a": {"b": 1}}, b"bytes", torch.zeros(2), (1,), True, {1: 2}]
+SHARES = [
+    pytest.param(ODD_VALUES[::4], id="some"),
+    pytest.param([v for i, v in enumerate(ODD_VALUES) if i % 4], id="others", marks=pytest.mark.rehearsal),
+]
 PLACES = [
     ("args",), ("cfg",), ("model",), ("optimizer_history",), ("extra_state",), ("last_optimizer_state",),
     ("optimizer_history", 0), ("optimizer_history", 0, "num_updates"), ("optimizer_history", 0, "criterion_name"),
@@ -513,11 +510,12 @@ PLACES = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("values", SHARES)
 @pytest.mark.parametrize("where", PLACES, ids=lambda where: ".".join(map(str, where)))
-def test_odd_forms_give_one_line_or_are_read(where, attempts, tmp_path):
+def test_odd_forms_give_one_line_or_are_read(where, values, attempts, tmp_path):
     state = small_state("gated")
     path, out = tmp_path / "odd.pt", tmp_path / "out.pt"
-    for value in ODD_VALUES:
+    for value in values:
         save(change(state, where, value), path)
         for options in [["--force"], *([["--force", "--stock"]] if where[0] == "cfg" else [])]:
             ended = attempts.run("headgates", "prune", path, out, *options)

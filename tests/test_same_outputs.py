@@ -30,7 +30,7 @@ def assert_same_outputs(checkpoint, data, folder):
     return forms
 
 
-@pytest.mark.slow
+@pytest.mark.rehearsal
 @pytest.mark.skipif(DATA is None, reason="HEADGATES_DATA names no folder of real data")
 @pytest.mark.parametrize(
     ("corpus", "epochs", "weight"), [("multi30k-en-de", 4, 0.2), ("opensubtitles-en-ru", 20, 0.03)]

@@ -5,6 +5,8 @@ Starting Python with torch and fairseq takes seconds. One process imports them, 
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import resource
@@ -18,6 +20,11 @@ from pathlib import Path
 
 SECONDS = 20
 MEGABYTES = 1500  # beside what the imported libraries take
+
+# What the commands import, most of it only when it is needed. Some are extras, and may be missing.
+PRELOADED = ["fairseq_cli.generate", "torch._dynamo", "sacrebleu", "ctranslate2.specs.transformer_spec"]
+PRELOADED += ["fairseq_headgates.checkpoints.ctranslate2", "fairseq_headgates.analysis.agreement"]
+PRELOADED += [f"fairseq_headgates.cli.{name}" for name in ("session", "show", "prune", "convert", "score", "correlate")]
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,7 @@ class Attempts:
             env=environment,
             text=True,
         )
+        self._process.stdout.readline()  # it has imported everything
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,10 +77,10 @@ class Attempts:
 
 def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    import fairseq_cli.generate  # noqa: F401
-
-    import fairseq_headgates.cli.main  # noqa: F401
-
+    for name in PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    print("ready", file=answers, flush=True)
     for line in sys.stdin:
         seconds, command = json.loads(line)
         print(json.dumps(_attempt(command, seconds)), file=answers, flush=True)
@@ -122,8 +130,6 @@ def _main_of(program: str):
         from fairseq_headgates.cli.main import main
 
         return main
-    import importlib
-
     return importlib.import_module(f"fairseq_cli.{program.removeprefix('fairseq-')}").cli_main
 
 
