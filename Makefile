@@ -9,12 +9,14 @@ VENV ?= .venv
 ARGS ?=
 # Processes that the tests are shared among.
 WORKERS ?= 2
+# Seconds of fuzzing for each kind of file.
+FUZZ_SECONDS ?= 38
 export VENV
 # The environment is self-contained: a PYTHONPATH of other work could bring another fairseq in.
 unexport PYTHONPATH PYTHONHOME
 
 IN_VENV = PATH="$$(cd "$(VENV)/bin" && pwd):$$PATH"
-.PHONY: help setup test demo docs check format wheel clean distclean
+.PHONY: help setup test rehearse coverage demo docs check format wheel clean distclean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
@@ -22,8 +24,15 @@ help: ## show this list
 setup: ## make the environment (test, demo, check ... do this themselves)
 	@recipes/setup.sh
 
-test: setup ## run the tests
-	@$(IN_VENV) python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+test: setup ## run the tests of every change
+	@$(IN_VENV) python -m pytest -n $(WORKERS) --dist loadfile -m "not rehearsal" $(ARGS)
+
+rehearse: setup ## run the long tests: whole recipes, stopped and killed runs, fuzzing, several workers
+	@$(IN_VENV) HEADGATES_FUZZ_SECONDS=$(FUZZ_SECONDS) python -m pytest -n $(WORKERS) --dist loadgroup -m rehearsal $(ARGS)
+
+coverage: setup ## run the tests of every change and print the lines that they do not reach
+	@$(IN_VENV) python -m pytest -n $(WORKERS) --dist loadfile -m "not rehearsal" --cov fairseq_headgates \
+		--cov-report term-missing:skip-covered $(ARGS)
 
 demo: setup ## train, gate, prune and report on a small model; writes demo-out/
 	@$(IN_VENV) recipes/demo.sh $(ARGS)
