@@ -322,7 +322,9 @@ def _check_numbers(where: str, kind: str, layers: Any) -> None:
     if kind not in TYPES:
         raise ValueError(f"{where} has the unknown attention type {shown(kind)}: choose from {', '.join(TYPES)}")
     if not isinstance(layers, list) or not layers or not all(isinstance(layer, list) for layer in layers):
-        raise ValueError(f"{where}: {kind} must be a list with one list of numbers for every layer")
+        raise ValueError(
+            f"{where}: {kind} is {shown(layers)}: it must be a list with one list of numbers for every layer"
+        )
     for i, layer in enumerate(layers):
         for value in layer:
             if value is None:
@@ -333,12 +335,12 @@ def _check_numbers(where: str, kind: str, layers: Any) -> None:
 
 def _check_zero_one(where: str, kind: str, layers: Any) -> None:
     if not isinstance(layers, list) or not layers or not all(isinstance(layer, list) for layer in layers):
-        raise ValueError(f"{where}: {kind} must be a list with one list of 0/1 for every layer")
+        raise ValueError(f"{where}: {kind} is {shown(layers)}: it must be a list with one list of 0/1 for every layer")
     for i, layer in enumerate(layers):
         for value in layer:
             if isinstance(value, bool) or value not in (0, 1):
                 raise ValueError(
-                    f"{where}: {kind} layer {i} holds {shown(value)}: only 1 (alive) and 0 (removed) are allowed"
+                    f"{where}: {kind} layer {i} holds {shown(value)}: only 1 (keep) and 0 (mask) are allowed"
                 )
 
 
@@ -358,7 +360,7 @@ def check_shape(table: HeadTable, sizes: Mapping[str, tuple[int, int]], what: st
             if len(row) != heads
         ]
     if reasons:
-        raise ValueError(f"{what} does not fit: " + "; ".join(reasons))
+        raise ValueError(f"{what} does not fit the model: " + "; ".join(reasons))
 
 
 def mask_to_json(mask: HeadTable, one_line: bool = False) -> str:

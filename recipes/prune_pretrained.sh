@@ -1,31 +1,29 @@
 #!/usr/bin/env bash
-# Which heads can a downloaded model do without? Pruning without training, as Michel et al. 2019 did it: heads are
-# scored by the gradient of the loss, and by what is lost without each; then they are removed step by step in that order.
+# Prune a trained model without training, as in Michel et al. 2019.
 #
 #   recipes/prune_pretrained.sh [--dry-run] CHECKPOINT DATA OUT_DIR
 #
-# CHECKPOINT is a .pt file with its dictionaries (dict.*.txt) and BPE codes (bpecodes, of subword-nmt) beside it, or the
-# name of one of fairseq's trained models: transformer.wmt14.en-fr, the model of the paper. DATA is a folder with
-# {valid,test}.{SRC,TGT}, raw text, one sentence per line: heads are scored on valid and BLEU is measured on test (there
-# newstest2009-12 and 2013); or a folder that fairseq-preprocess made with these dictionaries. The last thing it prints
-# is a table: BLEU by the share of heads removed, for both scores. OUT_DIR/pruned.pt has KEEP of the heads.
+# Heads are scored by the gradient of the loss and by ablation, then removed step by step in that order. The last output
+# is a table of BLEU: a row for each score, a column for each share of removed heads. OUT_DIR/pruned.pt keeps the share
+# KEEP of the heads.
 #
-# Settings, from the environment:
-#   SRC=en TGT=fr                      languages
-#   STEPS=0,10,20,30,40,50,60,70,80,90 percent of the heads
-#   KEEP=0.8                           the share of heads that the pruned checkpoint keeps, by the gradient
-#   TOKENIZE="tokenize -a"             what sacremoses does with raw text, after normalize; "" if it is tokenised
-#   BEAM=5 LENPEN=1 GENERATION_TOKENS=4000 SENTENCES= (score heads on the first N of valid only)
-#   DATA_DIR=PLACE                     where the archive of a trained model is (recipes/fetching.py)
+# CHECKPOINT is a .pt file with its dictionaries (dict.*.txt) and BPE codes (bpecodes, of subword-nmt) in the same
+# folder, or the name of a trained model of fairseq, which is downloaded: transformer.wmt14.en-fr, the model of the
+# paper. DATA is a folder with raw text, {valid,test}.{SRC,TGT}, one sentence per line: heads are scored on valid, BLEU
+# is measured on test (in the paper newstest2009-12 and 2013). It may also be a folder made by fairseq-preprocess with
+# these dictionaries. Runs on a CPU; a GPU is faster. Run the same command again to resume; --dry-run prints the
+# commands that are still to be run.
 set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-source "$recipes/common.sh"
-
-recipe_arguments "CHECKPOINT DATA OUT_DIR" "$@"
-checkpoint=${arguments[0]} data=${arguments[1]} out=${arguments[2]}
+source "$recipes/lib/common.sh"
+source "$recipes/lib/devices.sh"
 set -a
-: "${SRC:=en}" "${TGT:=fr}" "${STEPS:=0,10,20,30,40,50,60,70,80,90}" "${KEEP:=0.8}" "${TOKENIZE=tokenize -a}" "${BEAM:=5}" "${SENTENCES:=}"
+: "${SRC:=en}" "${TGT:=fr}" "${STEPS:=0,10,20,30,40,50,60,70,80,90}" "${KEEP:=0.8}" "${TOKENIZE=tokenize -a}"
+: "${BEAM:=5}" "${LENPEN:=1}" "${GENERATION_TOKENS:=4000}" "${SENTENCES:=}" "${DATA_DIR:=}"
 set +a
+
+parse_arguments "CHECKPOINT DATA OUT_DIR" "$@"
+checkpoint=${arguments[0]} data=${arguments[1]} out=${arguments[2]}
 need curl fairseq-preprocess fairseq-generate headgates sacremoses subword-nmt sacrebleu
 check_settings
 check_out "$out"
@@ -37,24 +35,24 @@ if ! compgen -G "$data/dict.*.txt" >/dev/null; then
   for split in valid test; do
     for language in "$SRC" "$TGT"; do
       [[ -f $data/$split.$language || -f $data/$split.$language.gz ]] ||
-        fail "$data/$split.$language[.gz] is missing: DATA needs valid and test in $SRC and $TGT, or what fairseq-preprocess made"
+        fail "$data/$split.$language[.gz] is missing: DATA needs valid and test in $SRC and $TGT, or the output of fairseq-preprocess"
       need_text "$data" "$language" "$split"
     done
   done
   for file in bpecodes "dict.$SRC.txt" "dict.$TGT.txt"; do
     [[ ! -f $checkpoint || -f $(dirname "$checkpoint")/$file ]] ||
-      fail "$(dirname "$checkpoint")/$file is missing: CHECKPOINT needs its BPE codes and dictionaries beside it"
+      fail "$(dirname "$checkpoint")/$file is missing: CHECKPOINT needs its BPE codes and dictionaries in the same folder"
   done
 fi
 find_plugin
 find_devices
 keep_settings "$out" "CHECKPOINT=$checkpoint DATA=$data SRC=$SRC TGT=$TGT STEPS=$STEPS KEEP=$KEEP TOKENIZE=${TOKENIZE// /,} BEAM=$BEAM \
-LENPEN=${LENPEN:-1} SENTENCES=$SENTENCES"
-only_run "$out"
+LENPEN=$LENPEN SENTENCES=$SENTENCES"
+lock_out "$out"
 
 if [[ $checkpoint == transformer.* && ! -f $checkpoint ]]; then
   step "getting $checkpoint" \
-    python3 "$recipes/pretrained.py" "$checkpoint" "$out" ${DATA_DIR:+--data-dir "$DATA_DIR"}
+    python3 "$recipes/lib/pretrained.py" "$checkpoint" "$out" ${DATA_DIR:+--data-dir "$DATA_DIR"}
   checkpoint=$out/model/model.pt
 fi
 model=$(dirname "$checkpoint")
@@ -82,8 +80,8 @@ fi
 
 # --- scores, curves, a pruned checkpoint ----------------------------------------------------------------------------
 common=("$bin" --path "$checkpoint" --user-dir "$plugin" --source-lang "$SRC" --target-lang "$TGT"
-  --max-tokens "${GENERATION_TOKENS:-4000}" "${device[@]}")
-search=(--beam "$BEAM" --lenpen "${LENPEN:-1}" --remove-bpe --tokenizer moses)
+  --max-tokens "$GENERATION_TOKENS" "${device[@]}")
+search=(--beam "$BEAM" --lenpen "$LENPEN" --remove-bpe --tokenizer moses)
 say "scoring the heads on valid"
 [[ -f $out/scores.json ]] ||
   run "$out/scores.log" headgates score "${common[@]}" --gen-subset valid ${SENTENCES:+--sentences "$SENTENCES"} \
@@ -101,4 +99,4 @@ say "the pruned checkpoint: $out/pruned.pt"
 [[ -f $out/pruned.pt ]] ||
   run "$out/prune.log" headgates prune "$checkpoint" "$out/pruned.pt" --scores "$out/scores.json" --method gradient \
     --keep "$KEEP" --no-optimizer
-last_table "$out/results.txt" python3 "$recipes/curves.py" "$out/gradient.tsv" "$out/ablation.tsv"
+last_table "$out/results.txt" python3 "$recipes/lib/curves.py" "$out/gradient.tsv" "$out/ablation.tsv"

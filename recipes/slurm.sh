@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs a recipe under SLURM: text on the first machine, training on all GPUs of the job, and a requeue when time is up.
+# Run a recipe under SLURM: text on the first machine, training on all GPUs of the job, requeueing at the time limit.
 #
 #   sbatch --nodes 2 --ntasks-per-node 8 --gpus-per-node 8 --time 24:00:00 recipes/slurm.sh recipes/wmt_en_ru.sh OUT_DIR
 #
 # One task for each GPU; all machines share OUT_DIR. Five minutes before the time limit, and when the job is preempted,
-# the training saves a checkpoint, and the job is put back into the queue and goes on there.
+# the training saves a checkpoint, and the job is requeued and resumes.
 #SBATCH --job-name=headgates
 #SBATCH --open-mode=append
 #SBATCH --requeue
@@ -21,9 +21,9 @@ export LAUNCHER=${LAUNCHER:-srun python3} WORKERS=${WORKERS:-$tasks}
 "$@" &
 recipe=$!
 trap 'kill -USR1 "$recipe"' USR1 TERM
-while kill -0 "$recipe" 2>/dev/null; do wait "$recipe" || true; done # a signal ends a wait, too
+while kill -0 "$recipe" 2>/dev/null; do wait "$recipe" || true; done # a signal interrupts a wait
 wait "$recipe" && status=0 || status=$?
-if ((status == 75)); then # told to stop, saved
+if ((status == 75)); then # stopped with a checkpoint
   scontrol requeue "$SLURM_JOB_ID"
   exit 0
 fi

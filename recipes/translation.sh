@@ -3,50 +3,21 @@
 #
 #   recipes/translation.sh [--dry-run] RAW_DIR OUT_DIR SRC TGT
 #
-# RAW_DIR holds {train,valid,test}.{SRC,TGT}, plain or .gz, one sentence per line. Every stage is skipped when
-# its output is in OUT_DIR: stop it whenever you like and run the same line again. The last thing it prints is
-# a table: model, heads kept per attention type, parameters, BLEU and chrF on detokenised text. --dry-run prints the
-# commands that are still to be run.
+# RAW_DIR holds {train,valid,test}.{SRC,TGT}, plain or .gz, one sentence per line. A baseline is trained, then gated
+# models that start from it and are pruned. The last output is a table: model, heads kept per attention type,
+# parameters, BLEU and chrF on detokenised text. The defaults are a small model for two CPU cores.
 #
-# Settings come from the environment; the defaults are a small model for two CPU cores:
-#   LOWERCASE=0       1: lowercase the text (BLEU is then case-insensitive)
-#   PRETOKENIZED=0    1: the text is tokenised already (the reference is detokenised for scoring)
-#   CLEAN=""          options of clean.py for the tokenised training text, for example "--max-length 200 --unique"
-#   BPE=6000 JOINT=1  BPE merges; 1: one code and one dictionary for both languages, embeddings shared
-#   ARCH=transformer EMBED=128 FFN=512 LAYERS=3 HEADS=8 PRE_NORM=1 DROPOUT=0.1     the baseline
-#   MAX_TOKENS=2500 UPDATE_FREQ=1 EPOCHS=16 LR=0.004 WARMUP=600           its training
-#   TOKENS_PER_UPDATE=    source tokens for each update, whatever the number of GPUs: --update-freq follows from it, and
-#                         --max-tokens (at most MAX_TOKENS) too; see batches.py
-#   UPDATES=              its updates, instead of EPOCHS
-#   KEEP_EPOCHS=0         1: keep a checkpoint of every epoch
-#   SAVE_EVERY= AVERAGE=0 checkpoints (and dev BLEU) every so many updates; models are the mean of the last AVERAGE
-#   RUNS="enc-self:0.01 ..."    gated runs, each TYPES:LAMBDA; "all" stands for enc-self,dec-self,dec-enc;
-#                               with enc-self alone the decoder is frozen (Voita et al. 2019, section 6.2)
-#   SCRATCH=""            which TYPES of them to train from nothing too, with the heads that were left: "all"
-#   PRUNE_UPDATES=1260 PRUNE_LR=0.0015 PRUNE_WARMUP=100 GATE_LR_SCALE=    their training; the rate falls to 0, linearly
-#   PRUNE_SCHEDULE=polynomial_decay               (or inverse_sqrt, as the baseline's; fixed, cosine, reduce_lr_on_plateau)
-#   TRAIN_FLAGS=""              anything else for every fairseq-train, for example "--fp16"
-#   BEAM=4 LENPEN=1 (fairseq's default; the 0.6 of the paper belongs to another formula) SEED=1
-#   PAPER=                      wmt or opensubtitles: set the numbers of Voita et al. 2019, table 2, beside ours
-#   HEADGATES=<folder of the plugin, default: headgates path>
-# GPUS, HOSTS, LAUNCHER, WORKERS: where it runs, see common.sh. Ctrl-C, SIGTERM or SIGUSR1 stop a training with a
-# checkpoint. settings.py has the range of every setting, and refuses any other value before anything runs.
+# A stage is skipped when its output is in OUT_DIR: run the same command again to resume. Ctrl-C, SIGTERM or SIGUSR1
+# stop a training with a checkpoint. --dry-run prints the commands that are still to be run.
 set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-source "$recipes/common.sh"
+source "$recipes/lib/common.sh"
+source "$recipes/lib/models.sh"
+source "$recipes/lib/defaults.sh"
 
-recipe_arguments "RAW_DIR OUT_DIR SRC TGT" "$@"
+parse_arguments "RAW_DIR OUT_DIR SRC TGT" "$@"
 raw=${arguments[0]} out=${arguments[1]} src=${arguments[2]} tgt=${arguments[3]}
-set -a # settings.py and the programs see the settings in the environment
-SRC=$src TGT=$tgt
-: "${LOWERCASE:=0}" "${PRETOKENIZED:=0}" "${CLEAN:=}" "${BPE:=6000}" "${JOINT:=1}"
-: "${ARCH:=transformer}" "${EMBED:=128}" "${FFN:=512}" "${LAYERS:=3}" "${HEADS:=8}" "${PRE_NORM:=1}" "${DROPOUT:=0.1}"
-: "${MAX_TOKENS:=2500}" "${UPDATE_FREQ:=1}" "${TOKENS_PER_UPDATE:=}" "${EPOCHS:=16}" "${UPDATES:=}" "${LR:=0.004}"
-: "${WARMUP:=600}" "${SAVE_EVERY:=}" "${AVERAGE:=0}" "${TRAIN_FLAGS:=}" "${PAPER:=}" "${SCRATCH:=}"
-: "${RUNS=enc-self:0.01 enc-self:0.02 all:0.02 all:0.03}"
-: "${PRUNE_UPDATES:=1260}" "${PRUNE_LR:=0.0015}" "${PRUNE_WARMUP:=100}" "${GATE_LR_SCALE:=}"
-: "${PRUNE_SCHEDULE:=polynomial_decay}"
-set +a
+export SRC=$src TGT=$tgt
 read -ra train_flags <<<"$TRAIN_FLAGS"
 read -ra clean_flags <<<"$CLEAN"
 
@@ -65,19 +36,19 @@ fi
 for language in "$src" "$tgt"; do need_text "$raw" "$language" train valid test; done
 find_plugin
 find_devices
-# How an update is put together from batches is a matter of the machine where TOKENS_PER_UPDATE says how large it is.
+# With TOKENS_PER_UPDATE the batches of an update depend on the machine, and are not part of the experiment.
 batch_settings="MAX_TOKENS=$MAX_TOKENS UPDATE_FREQ=$UPDATE_FREQ"
 [[ -z $TOKENS_PER_UPDATE ]] || batch_settings="TOKENS_PER_UPDATE=$TOKENS_PER_UPDATE"
 keep_settings "$out" "SRC=$src TGT=$tgt LOWERCASE=$LOWERCASE PRETOKENIZED=$PRETOKENIZED CLEAN=${CLEAN// /,} BPE=$BPE \
 JOINT=$JOINT ARCH=$ARCH EMBED=$EMBED FFN=$FFN LAYERS=$LAYERS HEADS=$HEADS PRE_NORM=$PRE_NORM DROPOUT=$DROPOUT $batch_settings EPOCHS=$EPOCHS \
 UPDATES=$UPDATES LR=$LR WARMUP=$WARMUP SAVE_EVERY=$SAVE_EVERY AVERAGE=$AVERAGE TRAIN_FLAGS=${TRAIN_FLAGS// /,}"
-only_run "$out"
+lock_out "$out"
 
 # --- text: raw -> tokenised -> cleaned -> BPE -> binarised ----------------------------------------------------------
 text=$out/text bin=$out/data-bin
 [[ ${DRY_RUN:-0} == 1 ]] || mkdir -p "$text"
 
-lowercased() { [[ $LOWERCASE == 0 ]] || echo "| python3 $(quoted "$recipes/lowercase.py")"; }
+lowercased() { [[ $LOWERCASE == 0 ]] || echo "| python3 $(quoted "$recipes/lib/lowercase.py")"; }
 tokenised() { [[ $PRETOKENIZED == 1 ]] || echo "| sacremoses -q -l $1 normalize tokenize"; }
 
 say "tokenising and encoding the text"
@@ -92,11 +63,11 @@ into "$text/reference.$tgt" "$(reading "$raw/test.$tgt")$(detokenised)"
 train=$text/train.tok
 if [[ -n $CLEAN ]]; then
   train=$text/train.clean
-  step_into "$text/cleaning.txt" python3 "$recipes/clean.py" "$text/train.tok" "$train" "$src" "$tgt" "${clean_flags[@]}" \
+  step_into "$text/cleaning.txt" python3 "$recipes/lib/clean.py" "$text/train.tok" "$train" "$src" "$tgt" "${clean_flags[@]}" \
     --without "$text/valid.tok" "$text/test.tok"
   if [[ ${DRY_RUN:-0} != 1 ]]; then
     cat "$text/cleaning.txt"
-    [[ -s $train.$src ]] || fail "CLEAN='$CLEAN' leaves no training text (see the table above): other options need another OUT_DIR"
+    [[ -s $train.$src ]] || fail "CLEAN='$CLEAN' leaves no training text (see the table above): use other options and another OUT_DIR"
   fi
 fi
 learn_bpe() { quoted subword-nmt learn-bpe -s "$BPE" --input "$1"; }
@@ -123,9 +94,9 @@ if [[ ! -d $bin ]]; then
   run "$out/preprocess.log" mv "$bin.part" "$bin"
 fi
 
-# --- models: one baseline, then gated runs that start from it and are pruned ----------------------------------------
+# --- models: a baseline, then gated runs that start from it and are pruned ------------------------------------------
 if [[ -n $TOKENS_PER_UPDATE ]]; then
-  plan=(python3 "$recipes/batches.py" "$bin" "$src" "$tgt" --tokens "$TOKENS_PER_UPDATE" --workers "$workers" --max-tokens "$MAX_TOKENS")
+  plan=(python3 "$recipes/lib/batches.py" "$bin" "$src" "$tgt" --tokens "$TOKENS_PER_UPDATE" --workers "$workers" --max-tokens "$MAX_TOKENS")
   if [[ ${DRY_RUN:-0} == 1 ]]; then
     quoted "${plan[@]}"
     echo "# gives --max-tokens and --update-freq"
@@ -146,7 +117,7 @@ common=(--task translation -s "$src" -t "$tgt" "${size[@]}" --dropout "$DROPOUT"
   --eval-bleu --eval-bleu-args '{"beam": 1}' --eval-bleu-detok moses --eval-bleu-remove-bpe
   --best-checkpoint-metric bleu --maximize-best-checkpoint-metric
   "${train_flags[@]}")
-# Checkpoints by updates, and then none at the end of epochs.
+# Checkpoints by updates, and none at the end of epochs.
 [[ -z $SAVE_EVERY ]] || common+=(--save-interval-updates "$SAVE_EVERY" --validate-interval-updates "$SAVE_EVERY"
   --keep-interval-updates "$((AVERAGE > 1 ? AVERAGE : 1))" --save-interval 1000000 --validate-interval 1000000)
 length=(--max-epoch "$EPOCHS")
@@ -177,4 +148,4 @@ for run in $RUNS; do
   fi
 done
 last_table "$out/results.txt" \
-  python3 "$recipes/results.py" "${runs[@]}" ${PAPER:+--paper "$PAPER"} --tsv "$out/results.tsv"
+  python3 "$recipes/lib/results.py" "${runs[@]}" ${PAPER:+--paper "$PAPER"} --tsv "$out/results.tsv"

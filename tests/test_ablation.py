@@ -223,7 +223,7 @@ def test_a_full_disk_under_a_journal_is_reported(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # Python ignores the signal: an OSError, as of a disk
     try:
         with pytest.raises(
-            ValueError, match=r"cannot add a result to .*out.part \(File too large\): make room"
+            ValueError, match=r"cannot add a result to .*out.part \(File too large\): free disk space"
         ) as error:
             journal.get("a", lambda: "x" * 200)
     finally:

@@ -84,8 +84,8 @@ def test_heads_that_were_taken_out_of_one_model_are_left_aside():
         (HeadTable({"enc-self": [[1, 2], [3, 4]]}, "b"), {}, "different heads: enc-self has 2 x 3 and 2 x 2"),
         (table(Y, "dec-enc", "b"), {}, "a scores enc-self, b dec-enc: no type in common"),
         (table(Y, name="b"), {"types": ["dec-enc"]}, "a has no dec-enc; b has no dec-enc"),
-        (table(Y, name="b"), {"top": 7}, "the number of best heads to compare is 7: there are 6 heads of enc-self"),
-        (table(Y, name="b"), {"top": 0}, "the number of best heads to compare is 0"),
+        (table(Y, name="b"), {"top": 7}, "top is 7: it must be from 1 to 6"),
+        (table(Y, name="b"), {"top": 0}, "top is 0"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_refused(other, options, words):

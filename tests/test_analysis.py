@@ -366,7 +366,7 @@ def one_line(text):
         ("ablate", ["--metric", "bleu", "--remove-bpe", "x"], "--bpe, --tokenizer or --post-process cannot be used"),
         ("ablate", ["--select-subset", "valid"], "--select-subset is for --mode all-but-one"),
         ("curve", ["--scores", "missing.json"], "cannot read the score file 'missing.json'"),
-        ("curve", ["--scores", "x.json", "--reestimate"], "are for --by"),
+        ("curve", ["--scores", "x.json", "--reestimate"], "need --by"),
         ("curve", ["--by", "gate", "--score-method", "gate"], "give it with --scores"),
         ("curve", ["--by", "gate", "--types", "encoder"], "unknown attention type 'encoder'"),
         (
@@ -565,7 +565,7 @@ def test_scores_of_other_models_are_refused(on_toy, headgates, tmp_path):
     small.write_text(scores_to_json([HeadTable({"enc-self": [[1, 2], [3, 4]]}, "gate")]))
     large.write_text(scores_to_json([HeadTable({"enc-self": [[1, 2, 3], [3, 4, 5]]}, "gate")]))
     line = one_line(on_toy("curve", "--scores", small, code=2))
-    assert "the score file does not fit: enc-self layer 0 has 2 heads, the model has 4" in line
+    assert "the score file does not fit the model: enc-self layer 0 has 2 heads, the model has 4" in line
     assert "are scores of different heads: enc-self has 2 x 2 and 2 x 3" in one_line(
         headgates("correlate", small, large, code=2)
     )

@@ -13,11 +13,9 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.recipes import RECIPES
 
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
-sys.path.append(str(RECIPES))
-
-import clean  # noqa: E402
+import clean
 
 REASONS = ["empty", "too long", "ratio", "in dev or test", "again"]
 
@@ -261,7 +259,7 @@ def test_lowercasing_in_any_locale(locale):
     """Line for line, whatever else ends one elsewhere."""
     lines = ["ÀB Ёж", "", "ǅ İ ẞ", "a\rB", "\u2028X\u0085Y\x0bZ\x0c", "\ufeffBOM", "ΑΣ"]
     text = "\n".join(lines) + "\nNO END"
-    command = [sys.executable, str(RECIPES / "lowercase.py")]
+    command = [sys.executable, str(RECIPES / "lib" / "lowercase.py")]
     env = {**os.environ, "LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     out = subprocess.run(command, input=text.encode(), env=env, capture_output=True, check=True).stdout
     assert out.decode().split("\n") == [*(line.lower() for line in lines), "no end"]

@@ -41,7 +41,7 @@ def test_a_mask_is_read_from_a_file_or_inline(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"enc-self": [[1, 0], [1, 2]]}', r"enc-self layer 1 holds 2: only 1 \(alive\) and 0"),
+        ('{"enc-self": [[1, 0], [1, 2]]}', r"enc-self layer 1 holds 2: only 1 \(keep\) and 0"),
         ('{"enc-self": [[1, 0.5]]}', "layer 0 holds 0.5"),
         ('{"enc-self": [[true, 1]]}', "layer 0 holds True"),
         ('{"enc-self": [1, 0]}', "one list of 0/1 for every layer"),

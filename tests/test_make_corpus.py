@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
 import random
 import subprocess
 import sys
@@ -10,46 +10,21 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.clauses import clause, noun, pronoun
+from support.recipes import RECIPES
 
-SCRIPT = Path(__file__).resolve().parents[1] / "recipes" / "make_corpus.py"
+import grammar
+import lexicon
+import make_corpus
+import sampling
+
+SCRIPT = RECIPES / "make_corpus.py"
 SIZES = {"train": 1000, "valid": 60, "test": 60}
-
-
-def load():
-    spec = importlib.util.spec_from_file_location("make_corpus", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-mc = load()
-
-
-def noun(word, det="the", *adjectives, number="sg", **dependents):
-    return mc.NP(mc.NOUNS[word], number, "" if mc.NOUNS[word].proper else det, adjectives, **dependents)
-
-
-def nouns(word, det="the", *adjectives, **dependents):
-    return noun(word, det, *adjectives, number="pl", **dependents)
-
-
-def pronoun(word):
-    return mc.NP(mc.PRONOUNS[word])
-
-
-def clause(subj, verb, obj=None, **rest):
-    return mc.Clause(mc.VERBS[verb], subj, obj=obj, **rest)
-
-
-def spell_out(sentence):
-    tree, russian = mc.render(sentence)
-    return " ".join(node.form for node in tree.walk()), russian
 
 
 @pytest.fixture(scope="module")
 def corpus():
-    return mc.make_corpus(SIZES, seed=1)
+    return make_corpus.make_corpus(SIZES, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +39,30 @@ def lines(corpus, name):
 
 # ---------------------------------------------------------------------------------------- the corpus
 def test_same_seed_same_corpus(corpus):
-    assert mc.make_corpus(SIZES, seed=1) == corpus
-    assert mc.make_corpus(SIZES, seed=2) != corpus
+    assert make_corpus.make_corpus(SIZES, seed=1) == corpus
+    assert make_corpus.make_corpus(SIZES, seed=2) != corpus
+
+
+@pytest.mark.parametrize(
+    ("arguments", "digest"),
+    [
+        ([], "cff7e478711f4d0e036b98a92911c201e3b183fd9cfe83ae8ad8ff1f1d1f6020"),  # the corpus of the demo
+        (
+            ["--train", 300, "--valid", 8, "--test", 9],
+            "8abee5ec96fca9dd08b9cd2feff9f61e139f2ab852decf66685a472346707b8f",
+        ),
+        (["--train", 2000, "--seed", 7], "ba2804cd918334f9cfbebca4b9902b6b7b585a7ec570c47c1ff05efce5744023"),
+    ],
+)
+def test_the_corpus_is_the_same_byte_for_byte(arguments, digest, tmp_path):
+    """SHA-256 of all files together, in the order of their names, recorded on 2026-11-22."""
+    assert make_corpus.main([str(tmp_path), *map(str, arguments)]) == 0
+    files = sorted(tmp_path.iterdir())
+    assert hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest() == digest
 
 
 def test_size_of_train_leaves_the_other_splits_alone(corpus):
-    smaller = mc.make_corpus({**SIZES, "train": 10}, seed=1)
+    smaller = make_corpus.make_corpus({**SIZES, "train": 10}, seed=1)
     assert smaller["test.en"] == corpus["test.en"]
     assert smaller["valid.ru"] == corpus["valid.ru"]
 
@@ -103,42 +96,51 @@ def test_zipf_tail(corpus):
         [counts[w] for w in ("argue", "argues", "argued")],
     )
     assert sum(ranked[0]) > 5 * sum(ranked[1])
-    rare = {form for word in mc.RARE for form in (word.en, word.plural)}
+    rare = {form for word in lexicon.RARE for form in (word.en, word.plural)}
     share = sum(any(word in rare for word in line.split()) for line in english) / len(english)
     assert 0.06 < share < 0.15
 
 
 def test_lexicon():
-    tables = (mc.COMMON, mc.NAMES, mc.VERBS, mc.ADJECTIVES, mc.PREPOSITIONS, mc.MANNER, mc.FREQUENCY, mc.TIME)
+    tables = (
+        lexicon.COMMON,
+        lexicon.NAMES,
+        lexicon.VERBS,
+        lexicon.ADJECTIVES,
+        lexicon.PREPOSITIONS,
+        lexicon.MANNER,
+        lexicon.FREQUENCY,
+        lexicon.TIME,
+    )
     assert 150 <= sum(map(len, tables)) <= 250
-    assert len(mc.RARE) >= 400
-    words = [*mc.COMMON, *mc.NAMES, *mc.RARE]
-    assert len(mc.NOUNS) == len(words)  # no English word has two translations ...
+    assert len(lexicon.RARE) >= 400
+    words = [*lexicon.COMMON, *lexicon.NAMES, *lexicon.RARE]
+    assert len(lexicon.NOUNS) == len(words)  # no English word has two translations ...
     forms = {form for word in words for form in (word.en, word.plural)}
-    verbs = {form for verb in mc.VERBS.values() for form in (verb.en, verb.past, mc.add_s(verb.en))}
+    verbs = {form for verb in lexicon.VERBS.values() for form in (verb.en, verb.past, lexicon.add_s(verb.en))}
     assert not forms & verbs  # ... nor is both a noun and a verb
-    rare_translations = [word.ru for word in mc.RARE]
+    rare_translations = [word.ru for word in lexicon.RARE]
     assert len(set(rare_translations)) == len(rare_translations)
 
 
 def test_one_source_has_one_tree_and_one_translation(monkeypatch):
     # With very few words the same English sentence comes up often; a second reading would show.
     for table, words in (("ADJECTIVES", ["old"]), ("MANNER", ["slowly"]), ("FREQUENCY", ["often", "never"])):
-        monkeypatch.setattr(mc, table, {word: getattr(mc, table)[word] for word in words})
-    monkeypatch.setattr(mc, "SINGULAR_DETS", ("the", "her"))
-    monkeypatch.setattr(mc, "PLURAL_DETS", ("", "her"))
-    sampler = mc.Sampler(random.Random(3))
+        monkeypatch.setattr(sampling, table, {word: getattr(lexicon, table)[word] for word in words})
+    monkeypatch.setattr(sampling, "SINGULAR_DETS", ("the", "her"))
+    monkeypatch.setattr(sampling, "PLURAL_DETS", ("", "her"))
+    sampler = sampling.Sampler(random.Random(3))
     sampler.rare = dict.fromkeys("pbol", [])
     few = {"p": ("girl", "teacher"), "b": ("cat",), "o": ("book", "letter"), "l": ("house",)}
-    sampler.common = {kind: [mc.NOUNS[word] for word in words] for kind, words in few.items()}
+    sampler.common = {kind: [lexicon.NOUNS[word] for word in words] for kind, words in few.items()}
     kept = ("see", "help", "give", "sleep", "talk", "say", "play", "return", "stand")
-    sampler.verbs = [mc.VERBS[word] for word in kept]
+    sampler.verbs = [lexicon.VERBS[word] for word in kept]
     readings = {}
     repeated = 0
     for _ in range(3000):
-        tree, russian = mc.render(sampler.sentence())
+        tree, russian = grammar.render(sampler.sentence())
         english = " ".join(node.form for node in tree.walk())
-        reading = russian, mc.to_conllu(tree, "0")
+        reading = russian, make_corpus.to_conllu(tree, "0")
         repeated += english in readings
         assert readings.setdefault(english, reading) == reading
     assert repeated > 30
@@ -199,8 +201,8 @@ def test_relations_of_one_sentence():
         shift=True,
         negated=True,
     )
-    tree, _ = mc.render(sentence)
-    rows = [line.split("\t") for line in mc.to_conllu(tree, "1").splitlines()[2:] if line]
+    tree, _ = grammar.render(sentence)
+    rows = [line.split("\t") for line in make_corpus.to_conllu(tree, "1").splitlines()[2:] if line]
     assert [(row[1], row[6], row[7]) for row in rows] == [
         ("an", "3", "det"),
         ("old", "3", "amod"),
@@ -217,218 +219,6 @@ def test_relations_of_one_sentence():
         ("book", "8", "obj"),
         (".", "8", "punct"),
     ]
-
-
-# ------------------------------------------------------------------------------------------- Russian
-GOLD = [
-    # past agrees in gender and number, also across an attractor
-    (clause(noun("girl"), "sleep"), "the girl slept .", "девочка спала ."),
-    (clause(nouns("boy"), "sleep"), "the boys slept .", "мальчики спали ."),
-    (
-        clause(noun("letter", "a", "new"), "burn", time="yesterday"),
-        "a new letter burned yesterday .",
-        "вчера новое письмо горело .",
-    ),
-    (
-        clause(noun("woman", pp=("with", nouns("cat", ""))), "laugh"),
-        "the woman with cats laughed .",
-        "женщина с кошками смеялась .",
-    ),
-    # present agrees in person and number
-    (clause(pronoun("i"), "love", pronoun("you"), tense="pres"), "i love you .", "я вас люблю ."),
-    (clause(pronoun("we"), "help", noun("anna"), tense="pres"), "we help anna .", "мы помогаем анне ."),
-    (
-        clause(pronoun("you"), "own", nouns("key"), tense="pres"),
-        "you own the keys .",
-        "вы владеете ключами .",
-    ),
-    (
-        clause(noun("man"), "see", noun("man", "a", "old"), tense="pres"),
-        "the man sees an old man .",
-        "мужчина видит старого мужчину .",
-    ),
-    # future: the auxiliary agrees
-    (
-        clause(nouns("student", "our"), "build", noun("house", "this"), tense="fut", time="tomorrow"),
-        "our students will build this house tomorrow .",
-        "завтра наши студенты будут строить этот дом .",
-    ),
-    # government: accusative, animate or not; genitive; dative; instrumental
-    (
-        clause(noun("king"), "find", noun("book", "a", "blue")),
-        "the king found a blue book .",
-        "король находил синюю книгу .",
-    ),
-    (
-        clause(noun("king"), "find", noun("wolf", "a", "big")),
-        "the king found a big wolf .",
-        "король находил большого волка .",
-    ),
-    (
-        clause(noun("king"), "find", noun("table", "a", "big")),
-        "the king found a big table .",
-        "король находил большой стол .",
-    ),
-    (
-        clause(pronoun("they"), "see", nouns("girl", "this", "good")),
-        "they saw these good girls .",
-        "они видели этих хороших девочек .",
-    ),
-    (
-        clause(noun("mouse"), "fear", noun("cat", "every"), tense="pres"),
-        "the mouse fears every cat .",
-        "мышь боится каждой кошки .",
-    ),
-    (
-        clause(noun("queen"), "admire", noun("artist", "her"), tense="pres"),
-        "the queen admires her artist .",
-        "королева восхищается её художником .",
-    ),
-    (
-        clause(noun("doctor"), "answer", noun("father", "my")),
-        "the doctor answered my father .",
-        "врач отвечал моему отцу .",
-    ),
-    # prepositions and their case
-    (
-        clause(pronoun("he"), "think", pps=(("about", noun("window", "this")),), tense="pres"),
-        "he thinks about this window .",
-        "он думает об этом окне .",
-    ),
-    (
-        clause(pronoun("she"), "play", pps=(("with", noun("student", "the", "strange")),)),
-        "she played with the strange student .",
-        "она играла со странным студентом .",
-    ),
-    (
-        clause(noun("ivan"), "come", pps=(("to", noun("library")),)),
-        "ivan came to the library .",
-        "иван приходил к библиотеке .",
-    ),
-    (
-        clause(noun("olga"), "work", pps=(("in", noun("building", "a", "ancient")),), tense="pres"),
-        "olga works in an ancient building .",
-        "ольга работает в древнем здании .",
-    ),
-    (
-        clause(noun("house", pp=("without", nouns("window", ""))), "stand", pps=(("near", noun("museum")),)),
-        "the house without windows stood near the museum .",
-        "дом без окон стоял около музея .",
-    ),
-    # order: possessor, adverbs, object pronouns, recipients
-    (
-        clause(noun("girl"), "see", noun("book", "", "new", owner=noun("teacher"))),
-        "the girl saw the teacher 's new book .",
-        "девочка видела новую книгу учителя .",
-    ),
-    (
-        clause(noun("dog", "", owner=nouns("neighbour")), "sleep", tense="pres", frequency="often"),
-        "the neighbours ' dog often sleeps .",
-        "собака соседок часто спит .",
-    ),
-    (
-        clause(noun("boy"), "hear", pronoun("they"), manner="well", negated=True, tense="pres"),
-        "the boy does not hear them well .",
-        "мальчик их хорошо не слышит .",
-    ),
-    (
-        clause(noun("poet"), "give", nouns("letter", ""), to=noun("princess", "the", "young")),
-        "the poet gave letters to the young princess .",
-        "поэт давал молодой принцессе письма .",
-    ),
-    (
-        clause(noun("poet"), "give", nouns("letter", ""), to=noun("princess", "the", "young"), shift=True),
-        "the poet gave the young princess letters .",
-        "поэт давал молодой принцессе письма .",
-    ),
-    (
-        clause(pronoun("we"), "show", noun("map", "a"), to=pronoun("he"), tense="fut"),
-        "we will show a map to him .",
-        "мы ему будем показывать карту .",
-    ),
-    (
-        clause(noun("witch"), "help", pronoun("i"), frequency="never"),
-        "the witch never helped me .",
-        "ведьма никогда мне не помогала .",
-    ),
-    # coordination
-    (
-        clause(noun("cat", conj=noun("dog")), "see", noun("vera", conj=noun("oleg")), tense="pres"),
-        "the cat and the dog see vera and oleg .",
-        "кошка и собака видят веру и олега .",
-    ),
-    (
-        clause(noun("knight"), "see", noun("dragon", "a"), link=("and", clause(None, "help", pronoun("we")))),
-        "the knight saw a dragon and helped us .",
-        "рыцарь видел дракона и нам помогал .",
-    ),
-    (
-        clause(noun("cow"), "sleep", link=("but", clause(pronoun("she"), "work"))),
-        "the cow slept , but she worked .",
-        "корова спала , но она работала .",
-    ),
-    (
-        clause(noun("cow"), "sleep", link=("because", clause(pronoun("i"), "work"))),
-        "the cow slept because i worked .",
-        "корова спала , потому что я работал .",
-    ),
-    # clauses inside: the relative pronoun takes gender and number from its noun, case from its own verb
-    (
-        clause(noun("teacher", rel=clause(None, "see", noun("girl"))), "sleep", tense="pres"),
-        "the teacher who saw the girl sleeps .",
-        "учитель , который видел девочку , спит .",
-    ),
-    (
-        clause(pronoun("i"), "buy", noun("book", rel=clause(pronoun("she"), "lose"))),
-        "i bought the book that she lost .",
-        "я покупал книгу , которую она теряла .",
-    ),
-    (
-        clause(nouns("boy", rel=clause(noun("anna"), "help", tense="pres")), "fear", noun("monster")),
-        "the boys who anna helps feared the monster .",
-        "мальчики , которым анна помогает , боялись чудовища .",
-    ),
-    (
-        clause(noun("singer"), "say", that=clause(noun("castle"), "disappear"), tense="pres"),
-        "the singer says that the castle disappeared .",
-        "певица говорит , что замок исчезал .",
-    ),
-]
-
-
-@pytest.mark.parametrize(("sentence", "english", "russian"), GOLD, ids=[english for _, english, _ in GOLD])
-def test_gold_pairs(sentence, english, russian):
-    assert spell_out(sentence) == (english, russian)
-
-
-def test_declension_of_nouns():
-    cases = ("nom", "gen", "dat", "acc", "ins", "pre")
-    table = {
-        ("king", "sg"): "король короля королю короля королем короле",
-        ("father", "pl"): "отцы отцов отцам отцов отцами отцах",
-        ("door", "sg"): "дверь двери двери дверь дверью двери",
-        ("mouse", "pl"): "мыши мышей мышам мышей мышами мышах",
-        ("story", "sg"): "история истории истории историю историей истории",
-        ("building", "pl"): "здания зданий зданиям здания зданиями зданиях",
-        ("bird", "sg"): "птица птицы птице птицу птицей птице",
-        ("village", "pl"): "деревни деревень деревням деревни деревнями деревнях",
-        ("knife", "pl"): "ножи ножей ножам ножи ножами ножах",
-        ("towel", "sg"): "полотенце полотенца полотенцу полотенце полотенцем полотенце",
-        ("teacher", "pl"): "учителя учителей учителям учителей учителями учителях",
-        ("peter", "sg"): "пётр петра петру петра петром петре",
-    }
-    for (word, number), forms in table.items():
-        assert [mc.decline(mc.NOUNS[word], case, number) for case in cases] == forms.split()
-
-
-def test_rare_words_are_transliterated_and_declined():
-    name = next(word for word in mc.RARE if word.en.endswith("ka"))
-    assert name.gender == "f" and name.proper
-    assert mc.decline(name, "gen") == name.ru[:-1] + "и"
-    place = next(word for word in mc.RARE if word.en.endswith("grad"))
-    assert place.ru.endswith("град")
-    assert mc.decline(place, "pre") == place.ru + "е"
-    assert all(word.ru.translate({ord(c): None for c in "адегиклмнорстувз"}) == "" for word in mc.RARE)
 
 
 # -------------------------------------------------------------------------------------- command line
@@ -453,7 +243,7 @@ def test_writes_refuses_and_overwrites(tmp_path):
     names = {f"{split}.{suffix}" for split in SIZES for suffix in ("en", "ru", "en.conllu")}
     first = {path.name: path.read_bytes() for path in out.iterdir()}
     assert set(first) == names  # and no temporary file
-    expected = mc.make_corpus({"train": 20, "valid": 5, "test": 5}, seed=1)
+    expected = make_corpus.make_corpus({"train": 20, "valid": 5, "test": 5}, seed=1)
     assert first == {name: text.encode("utf-8") for name, text in expected.items()}
     message = refused(run(out, *SMALL, "--seed", 2))
     assert "train.en" in message and "--force" in message
@@ -491,5 +281,5 @@ def test_failed_write_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", broken)
     with pytest.raises(OSError, match="no space"):
-        mc.write_files(tmp_path, {"train.en": "a\n", "train.ru": "b\n"})
+        make_corpus.write_files(tmp_path, {"train.en": "a\n", "train.ru": "b\n"})
     assert list(tmp_path.iterdir()) == []

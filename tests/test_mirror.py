@@ -14,8 +14,8 @@ import zipfile
 from collections import Counter
 from xml.etree import ElementTree
 
-import mirror_for_tests as mirror
 import pytest
+from support import mirrors as mirror
 
 DECOYS = {
     mirror.COMMONCRAWL: {

@@ -181,7 +181,7 @@ def test_the_file_that_the_output_goes_to_is_not_replaced(name, tmp_path):
     process.start()
     process.join()
     first, second = (tmp_path / "out.txt").read_text().splitlines()
-    assert first == "first" and second.endswith("is where this command prints: choose the name of another file")
+    assert first == "first" and second.endswith("is the standard output or error of this command: choose another name")
     assert (tmp_path / "link").is_symlink()
 
 

@@ -844,14 +844,14 @@ def test_the_signature_of_the_scores_stays_with_the_mask():
 @pytest.mark.parametrize(
     ("scores", "keep", "types", "minimum", "message"),
     [
-        ({"enc-self": [[1, 2, 3]] * 2}, 7, [], 0, "the number of heads to keep is 7: there are 6 of enc-self"),
-        ({"enc-self": [[1, 2, 3]] * 2}, -1, [], 0, "the number of heads to keep is -1"),
-        ({"enc-self": [[1, 2, 3]] * 2}, 1.5, [], 0, "share of heads to keep is 1.5: it must be from 0 to 1"),
-        ({"enc-self": [[1, 2, 3]] * 2}, math.nan, [], 0, "share of heads to keep is nan"),
+        ({"enc-self": [[1, 2, 3]] * 2}, 7, [], 0, "keep is 7: it must be from 0 to 6, the number of heads of enc-self"),
+        ({"enc-self": [[1, 2, 3]] * 2}, -1, [], 0, "keep is -1"),
+        ({"enc-self": [[1, 2, 3]] * 2}, 1.5, [], 0, "keep is 1.5: a share must be from 0 to 1"),
+        ({"enc-self": [[1, 2, 3]] * 2}, math.nan, [], 0, "keep is nan"),
         ({"enc-self": [[1, 2, 3]] * 2}, 2, ["dec-enc"], 0, "no scores of dec-enc: the score file has enc-self"),
-        ({"enc-self": [[1, 2, 3]]}, 2, [], 0, "the score file does not fit: enc-self has 1 layers, the model has 2"),
+        ({"enc-self": [[1, 2, 3]]}, 2, [], 0, "the score file does not fit the model: enc-self has 1 layers, the model has 2"),
         ({"enc-self": [[1, 2, 3], [1, 2]]}, 2, [], 0, "enc-self layer 1 has 2 heads, the model has 3"),
-        ({"enc-self": [[1, 2, 3]] * 2}, 3, [], 2, "2 heads in every layer are 4, more than the 3 to keep"),
+        ({"enc-self": [[1, 2, 3]] * 2}, 3, [], 2, "min-per-layer 2 keeps 4 heads, more than keep, 3"),
     ],
 )
 def test_choices_that_cannot_be_made_are_refused(scores, keep, types, minimum, message):
@@ -872,7 +872,7 @@ def test_heads_that_are_gone_are_no_candidates():
     mask = best_heads(scores, 2, kept_mask(pruned))
     assert mask.values["enc-self"] == [[0, 0, 0, 0], [0, 0, 1, 1]]
     assert best_heads(scores, 0.75, kept_mask(pruned)).values["enc-self"] == [[0, 0, 1, 0], [0, 0, 1, 1]]
-    with pytest.raises(ValueError, match="the number of heads to keep is 5: there are 4"):
+    with pytest.raises(ValueError, match="keep is 5: it must be from 0 to 4"):
         best_heads(scores, 5, kept_mask(pruned))
     assert kept_mask(prune(pruned, mask)).values["enc-self"] == mask.values["enc-self"]
 
@@ -1033,7 +1033,7 @@ def test_a_mask_of_another_shape_changes_nothing(mask):
     model = use_head_attention(make_gated())
     before = copy.deepcopy(model.state_dict())
     for function in (prune, remove_heads, fix_heads):
-        with pytest.raises(ValueError, match="the mask does not fit: enc-self"):
+        with pytest.raises(ValueError, match="the mask does not fit the model: enc-self"):
             function(model, HeadTable(mask))
     with pytest.raises(ValueError, match="no dec-enc"):
         prune(make_gated(no_cross_attention=True), HeadTable({"dec-enc": [[1] * 4] * 2}))

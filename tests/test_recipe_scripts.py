@@ -5,15 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from recipes_for_tests import RECIPES
 
-sys.path.insert(0, str(RECIPES))
 import average
 import batches
 import curves
 import plan
 import results
-
 from fairseq_headgates.checkpoints import load_checkpoint
 
 # --- batches.py --------------------------------------------------------------------------------------------------
@@ -47,15 +44,6 @@ def test_a_plan_reaches_the_tokens_within_the_limit(toy, workers, limit):
     assert reached == pytest.approx(400, rel=0.2)  # the toy's batches are few and small
     if update_freq > 1:  # one batch less for each worker would not do
         assert (update_freq - 1) * workers * ours.source_tokens(limit) < 400
-
-
-def test_more_memory_fits_more_tokens_and_too_little_is_refused(capsys):
-    sizes = {"dim": 512, "ffn": 2048, "layers": 6, "vocabulary": 32_000}
-    fit = [batches.fitting_tokens(gb * 1e9, **sizes, value=2) for gb in (8, 16, 32, 80)]
-    assert fit == sorted(fit) and fit[0] > 1000
-    assert batches.fitting_tokens(16e9, **sizes, value=4) < fit[1]
-    assert batches.main(["--fit", "1e9"]) == 2
-    assert "too little for this model" in capsys.readouterr().err
 
 
 def test_a_folder_without_data_is_refused(tmp_path, capsys):
@@ -194,20 +182,16 @@ def test_a_plan_is_what_the_log_says_times_what_is_to_be_done(tmp_path):
     """Half a second an update of half the size, a minute for each of ten validations: 10 h and 10 min."""
     table = plan.plan(measured_run(tmp_path, "NVIDIA A100-SXM4-80GB")).splitlines()
     assert "20,000 target tokens a second" in table[0] and "60 s" in table[0]
-    assert table[3].split()[-7:] == ["10.2", "2.0", "10.2", "22.4", "8.5", "GB", "free"]
-    a100 = next(row for row in map(str.split, table[4:]) if row[:3] == ["A100", "(computed)", "1"])
-    assert a100[3:7] == ["10.2", "2.0", "10.2", "22.4"]
-    eight = next(row for row in map(str.split, table[4:]) if row[:3] == ["H100", "(computed)", "8"])
-    assert float(eight[6]) == pytest.approx(22.37 * 312 / 989 / 8, abs=0.06)
+    assert table[3].split() == ["NVIDIA", "A100-SXM4-80GB", "10.2", "2.0", "10.2", "22.4", "8.5", "GB"]
+    assert len(table) == 4  # this machine only
 
 
-def test_nothing_is_computed_for_gpus_from_a_cpu(tmp_path, monkeypatch, capsys):
+def test_a_plan_from_a_cpu(tmp_path, monkeypatch, capsys):
     measured_run(tmp_path, "x")
     log = tmp_path / "baseline" / "train.log"
     log.write_text("\n".join(line for line in log.read_text().splitlines() if "capabilities" not in line))
     monkeypatch.setattr(sys, "argv", ["plan.py", str(tmp_path)])
     assert plan.main() == 0
-    printed = capsys.readouterr().out
-    assert "computed" not in printed and "CPU" in printed
+    assert capsys.readouterr().out.splitlines()[3].startswith("CPU ")
     log.write_text("")
     assert plan.main() == 2 and "train for more updates" in capsys.readouterr().err

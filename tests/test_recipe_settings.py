@@ -7,9 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from recipes_for_tests import RECIPES, refused, run
+from support.recipes import RECIPES, refused, run
 
-sys.path.insert(0, str(RECIPES))
 import settings
 
 WHOLE = "must be a whole number, 1 or more"
@@ -64,18 +63,18 @@ BAD = [
     ("CLEAN", "--max-ratio nan", "1 or more"),
     ("RUNS", "all", "'all' has no colon"),
     ("RUNS", "all:", "lambda '' must be a finite number, 0 or more"),
-    ("RUNS", ":0.1", "'' is no attention type"),
+    ("RUNS", ":0.1", "'' is not an attention type"),
     ("RUNS", "all:x", "lambda 'x' must be"),
     ("RUNS", "all:-1", "lambda '-1' must be"),
     ("RUNS", "all:nan", "lambda 'nan' must be"),
     ("RUNS", "all:inf", "lambda 'inf' must be"),
-    ("RUNS", "all:1:2", "'all:1' is no attention type"),
-    ("RUNS", "enc:0.1", "'enc' is no attention type: choose from enc-self, dec-self, dec-enc, or all"),
-    ("RUNS", "all,enc-self:0.1", "'all' is no attention type"),
-    ("RUNS", "enc-self,:0.1", "'' is no attention type"),
+    ("RUNS", "all:1:2", "'all:1' is not an attention type"),
+    ("RUNS", "enc:0.1", "'enc' is not an attention type: choose from enc-self, dec-self, dec-enc, or all"),
+    ("RUNS", "all,enc-self:0.1", "'all' is not an attention type"),
+    ("RUNS", "enc-self,:0.1", "'' is not an attention type"),
     ("RUNS", "enc-self,enc-self:0.1", "'enc-self' is named twice"),
     ("RUNS", "all:0.1 enc-self:0.1 all:0.1", "must not name 'all:0.1' twice"),
-    ("SCRATCH", "x", "'x' is no attention type"),
+    ("SCRATCH", "x", "'x' is not an attention type"),
     ("SCRATCH", "dec-enc", "must be among the types of RUNS (enc-self, all)"),
     ("SRC", "en;ls", "must be a language"),
     ("TGT", "../en", "must be a language"),
@@ -102,7 +101,7 @@ def test_a_setting_that_cannot_be_obeyed_is_refused(name, value, words):
     [
         ({"AVERAGE": "3", "SAVE_EVERY": "4", "UPDATES": "8"}, "AVERAGE=3 must be at most 2"),
         ({"PRUNE_SCHEDULE": "inverse_sqrt", "PRUNE_WARMUP": "0"}, "PRUNE_WARMUP=0 must be 1 or more"),
-        ({"RUNS": "", "SCRATCH": "all"}, "SCRATCH='all' must be among the types of RUNS (there are none)"),
+        ({"RUNS": "", "SCRATCH": "all"}, "SCRATCH='all' must be among the types of RUNS (RUNS is empty)"),
         ({"LAUNCHER": "srun python3", "WORKERS": "x"}, f"WORKERS='x' {WHOLE}"),
     ],
 )
@@ -159,12 +158,29 @@ def test_settings_that_can_be_obeyed_are_accepted(given):
 
 
 def test_every_setting_in_the_scripts_is_in_the_table():
-    """NAME= at the top of a script, and ${NAME:=...} in it."""
-    free = {"TRAIN_FLAGS", "TOKENIZE", "DATA_DIR", "SSH"}  # anything, or checked where it is used
-    for name, rules in settings.RECIPES.items():
+    """${NAME:=...} and ${NAME:-...} in a recipe, and in what it sources."""
+    sourced = {name: (RECIPES / "lib" / f"{name}.sh").read_text() for name in ("defaults", "published")}
+    for name, table in settings.RECIPES.items():
         text = (RECIPES / name).read_text()
-        found = set(re.findall(r"\$\{([A-Z_]+):?=", text)) | set(re.findall(r"^# {2,3}([A-Z_]+)=", text, re.MULTILINE))
-        assert found - free <= rules.keys(), name
+        text += "".join(more for part, more in sourced.items() if f"lib/{part}.sh" in text)
+        found = set(re.findall(r"\$\{([A-Z_]+):?[=-]", text))
+        assert found and found <= table.keys(), name
+        assert all(setting.meaning for setting in table.values())
+
+
+def test_help_lists_every_setting_once_with_its_default():
+    said = run("wmt_en_ru.sh", "--help").stdout
+    for setting in (
+        "BPE=32000",
+        "TEST=wmt14",
+        "DROPOUT=0.1",
+        "SEED=1",
+        "CLEAN='--max-length 200 --max-ratio 9 --unique'",
+    ):
+        assert said.count(f"\n  {setting}\n      ") == 1
+    for name in settings.RECIPES["wmt_en_ru.sh"]:
+        assert len(re.findall(rf"^  {name}=", said, re.MULTILINE)) == 1
+    assert "\n  BPE=9\n" in run("wmt_en_ru.sh", "--help", BPE=9).stdout
 
 
 # --- through the shell ------------------------------------------------------------------------------------------------
@@ -237,7 +253,11 @@ def test_more_gpus_than_the_machine_shows_are_refused(tmp_path):
     (tmp_path / "nvidia-smi").chmod(0o755)
     path = f"{tmp_path}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
     env = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"} | {"PATH": path}
-    command = ["bash", "-c", f"recipes={RECIPES}; source {RECIPES}/common.sh; find_devices; echo $gpus"]
+    command = [
+        "bash",
+        "-c",
+        f"recipes={RECIPES}; source {RECIPES}/lib/common.sh; source {RECIPES}/lib/devices.sh; find_devices; echo $gpus",
+    ]
     for gpus, shown in (("2", "2"), ("1", "1"), ("0", "0"), ("", "2")):
         assert subprocess.run(command, env=env | {"GPUS": gpus}, capture_output=True, text=True).stdout == f"{shown}\n"
     refused(subprocess.run(command, env=env | {"GPUS": "3"}, capture_output=True, text=True), "GPUS=3", "at most 2")
@@ -322,67 +342,6 @@ def test_a_program_that_fails_is_quoted_in_one_line(raw, tmp_path, until_binaris
         (raw / f"{split}.de").write_text("c d\n")
     result = until_binarised("translation.sh", raw, tmp_path / "out", "en", "de", PRETOKENIZED="1")
     refused(result, "codes.en cannot be made", "codes.en.log")
-
-
-# --- helper programs ------------------------------------------------------------------------------------------------
-
-
-def program(name):
-    return __import__(name)
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "words"),
-    [
-        ("average", [], "required: RUN_DIR, OUTPUT, --last"),
-        ("average", ["a", "b", "--last", "0"], "argument --last: '0' must be a whole number, 1 or more"),
-        ("average", ["a", "b", "--last", "x"], "'x' must be"),
-        ("batches", [], "give either DATA_BIN SRC TGT and --max-tokens, or --fit"),
-        ("batches", ["a", "b", "c", "--max-tokens", "0"], "argument --max-tokens: '0' must be"),
-        ("batches", ["a", "b", "c", "--max-tokens", "9", "--tokens", "0"], "argument --tokens"),
-        ("batches", ["a", "b", "c", "--max-tokens", "9", "--workers", "0"], "argument --workers"),
-        ("batches", ["--fit", "nan"], "argument --fit"),
-        ("batches", ["--fit", "1e9", "--layers", "0"], "argument --layers"),
-        ("clean", ["a"], "required"),
-        ("clean", ["a", "b", "en", "de", "--max-length", "-1"], "argument --max-length"),
-        ("clean", ["a", "b", "en", "de", "--max-ratio", "nan"], "argument --max-ratio"),
-        ("clean", ["a", "b", "en", "de", "--nope"], "unrecognized arguments: --nope"),
-        ("corpora", ["get"], "argument command: invalid choice: 'get'"),
-        ("corpora", ["fetch", "wmt-en-ru"], "fetch takes 1 folders after the collection, not 0"),
-        ("curves", [], "required: CURVE.tsv"),
-        ("plan", ["a", "--every", "0"], "argument --every: '0' must be"),
-        ("plan", ["a", "--tokens", "0"], "argument --tokens: '0' must be"),
-        ("plan", ["a", "--gated", "-1"], "argument --gated"),
-        ("pretrained", ["a"], "required: FOLDER"),
-        ("results", [], "required: RUN_DIR"),
-        ("results", ["a", "--paper", "x"], "argument --paper: invalid choice: 'x'"),
-        ("subtitles", ["a"], "required"),
-        ("subtitles", ["a", "b", "c", "en", "ru", "--overlap", "x"], "argument --overlap"),
-    ],
-)
-def test_arguments_of_a_helper_are_refused_in_one_line(name, arguments, words, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        program(name).main()
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and len(said.splitlines()) == 1 and words in said, said
-
-
-def test_results_of_a_folder_without_them_are_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["results.py", str(tmp_path)])
-    contents = [None, "no json", "[]", '{"heads": {}}', '{"heads": {"total": [1, 2]}, "parameters": 1}']
-    for content in contents:
-        if content is not None:
-            (tmp_path / "heads.json").write_text(content)
-            (tmp_path / "scores.json").write_text("[]" if content.startswith("{") else content)
-        assert program("results").main() == 2
-        said = capsys.readouterr().err
-        assert len(said.splitlines()) == 1 and str(tmp_path) in said
-
-
-def test_batches_too_small_for_any_sentence_are_refused(toy, capsys):
-    assert program("batches").main([str(toy.data), "src", "tgt", "--max-tokens", "1"]) == 2
-    assert "fits into --max-tokens 1: the shortest has" in capsys.readouterr().err
 
 
 def test_settings_py_wants_the_name_of_a_recipe(capsys):

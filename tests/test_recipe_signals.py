@@ -5,17 +5,17 @@ import os
 import pty
 import select
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-import mirror_for_tests as mirror
 import pytest
-from recipes_for_tests import RECIPES, environment, run
+from support import mirrors
+from support.recipes import RECIPES, environment, make_corpus, run
 
 import fairseq_headgates
 
+STOPPED = "translation.sh: stopped; run the same command again to resume"
 PLUGIN = Path(fairseq_headgates.__file__).parent
 TINY = {"HEADGATES": PLUGIN, "PRETOKENIZED": 1, "BPE": 200, "EMBED": 16, "FFN": 16, "LAYERS": 1, "HEADS": 2, "RUNS": ""}
 # Waits in a child of its own, and says with a traceback that it was interrupted, as programs in Python do.
@@ -88,12 +88,6 @@ def assert_nothing_left(session, seconds=3):
         time.sleep(0.05)
 
 
-def make_corpus(folder):
-    sizes = ["--train", "300", "--valid", "8", "--test", "9"]
-    command = [sys.executable, str(RECIPES / "make_corpus.py"), str(folder), *sizes]
-    subprocess.run(command, check=True, capture_output=True)
-
-
 @pytest.fixture
 def waiting(tmp_path):
     """waiting(PROGRAM, **settings): an environment in which PROGRAM waits for ever; and the file that says it began."""
@@ -120,7 +114,7 @@ def test_a_signal_ends_the_preparation_of_text(program, how, raw, tmp_path, wait
     begun = time.monotonic()
     assert recipe.finish() == 75 and time.monotonic() - begun < 10
     said = [line for line in recipe.output.replace("^C", "").splitlines() if "tokenising" not in line]
-    assert said == ["translation.sh: stopped; run this again and it goes on"]
+    assert said == [STOPPED]
     assert_nothing_left(recipe.pid)
 
 
@@ -130,27 +124,27 @@ def test_a_signal_ends_the_start_of_a_recipe(raw, tmp_path, waiting):
     recipe.wait_for(started.exists)
     recipe.press_ctrl_c()
     assert recipe.finish() == 75
-    assert recipe.output.replace("^C", "").splitlines() == ["translation.sh: stopped; run this again and it goes on"]
+    assert recipe.output.replace("^C", "").splitlines() == [STOPPED]
     assert_nothing_left(recipe.pid)
 
 
-@pytest.mark.slow
+@pytest.mark.rehearsal
 @pytest.mark.parametrize("how", ["ctrl-c", "SIGTERM"])
 def test_a_signal_ends_a_recipe_inside_a_recipe(how, tmp_path, waiting):
     """iwslt14_de_en.sh runs translation.sh, and goes on after it: the line comes once."""
     sentences = [(f"ein Satz {n}", f"a sentence {n}") for n in range(50)]
-    mirror.make_iwslt_mirror(tmp_path / "mirror", sentences, test=sentences[:3])
+    mirrors.make_iwslt_mirror(tmp_path / "mirror", sentences, test=sentences[:3])
     env, started = waiting("sacremoses", **TINY | {"CPU": 1, "DISK_GB": 0, "DATA_DIR": tmp_path / "mirror"})
     recipe = Terminal("iwslt14_de_en.sh", tmp_path / "out", env=env)
     recipe.wait_for(started.exists)
     recipe.press_ctrl_c() if how == "ctrl-c" else os.kill(recipe.pid, signal.SIGTERM)
     assert recipe.finish() == 75
-    assert "Traceback" not in recipe.output and recipe.output.count("it goes on") == 1, recipe.output
-    assert recipe.output.replace("^C", "").splitlines()[-1] == "translation.sh: stopped; run this again and it goes on"
+    assert "Traceback" not in recipe.output and recipe.output.count("to resume") == 1, recipe.output
+    assert recipe.output.replace("^C", "").splitlines()[-1] == STOPPED
     assert_nothing_left(recipe.pid)
 
 
-@pytest.mark.slow
+@pytest.mark.rehearsal
 def test_ctrl_c_stops_a_training_with_a_checkpoint(tmp_path):
     """Pressed while it starts, in the middle, and in generation; the results are those of a run without."""
     make_corpus(tmp_path / "raw")
@@ -165,7 +159,7 @@ def test_ctrl_c_stops_a_training_with_a_checkpoint(tmp_path):
         recipe.press_ctrl_c()
         assert recipe.finish() == 75, recipe.output
         assert_nothing_left(recipe.pid)
-        assert "Traceback" not in recipe.output and "it goes on" in recipe.output.splitlines()[-1]
+        assert "Traceback" not in recipe.output and "to resume" in recipe.output.splitlines()[-1]
         return recipe.output
 
     assert "has saved a checkpoint" in stopped(lambda recipe: log.exists())  # while it imports
@@ -182,7 +176,7 @@ def test_ctrl_c_stops_a_training_with_a_checkpoint(tmp_path):
     assert whole.stdout.splitlines()[-3:] == again.stdout.splitlines()[-3:]
 
 
-@pytest.mark.slow
+@pytest.mark.rehearsal
 def test_ctrl_c_stops_a_training_on_two_machines(tmp_path):
     """By ssh, here to the same machine; torchrun starts the workers."""
     make_corpus(tmp_path / "raw")

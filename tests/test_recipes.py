@@ -1,20 +1,16 @@
-"""The recipes as a user runs them, and the README's word about options."""
+"""The recipes as a user runs them, and the tables of options in the documentation."""
 
-import gzip
 import json
 import os
 import re
 import subprocess
 import sys
-from itertools import islice
 from pathlib import Path
 
 import pytest
-from recipes_for_tests import RECIPES, refused, run
+from support.recipes import RECIPES, ROOT, first_lines, refused, run
 
 from fairseq_headgates.options import DEFAULTS
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -26,12 +22,6 @@ def raw(tmp_path):
         (folder / f"{split}.en").write_text("a b\nc d\ne f\n")
         (folder / f"{split}.de").write_text("b a\nd c\nf e\n")
     return folder
-
-
-def first_lines(source, number, target):
-    """The beginning of a compressed file, compressed."""
-    with gzip.open(source, "rt", encoding="utf-8") as file, gzip.open(target, "wt", encoding="utf-8") as copy:
-        copy.writelines(islice(file, number))
 
 
 def test_translation_refuses_a_missing_file(raw, tmp_path):
@@ -64,13 +54,13 @@ def test_results_are_compared_with_the_first_run(tmp_path):
         scores = [{"name": n, "score": s, "signature": "x"} for n, s in (("BLEU", bleu), ("chrF2", 55.5))]
         (folder / "heads.json").write_text(json.dumps(heads))
         (folder / "scores.json").write_text(json.dumps(scores))
-    command = [sys.executable, str(RECIPES / "results.py"), str(tmp_path / "baseline"), str(tmp_path / "gated")]
+    command = [sys.executable, str(RECIPES / "lib" / "results.py"), str(tmp_path / "baseline"), str(tmp_path / "gated")]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert lines[0].split() == ["model", "enc-self", "total", "params", "BLEU", "diff", "chrF"]
     assert lines[3].split() == ["gated", "1/4", "1/4", "1.23M", "29.50", "-0.50", "55.50"]
 
 
-@pytest.mark.slow
+@pytest.mark.rehearsal
 def test_a_small_demo_learns_and_closes_heads(tmp_path):
     """The whole path in about two minutes: the baseline learns, gates close, translation does not suffer.
 
@@ -94,6 +84,7 @@ def test_a_small_demo_learns_and_closes_heads(tmp_path):
     refused(run("demo.sh", out, **{**settings, "EPOCHS": 8}), "was made with other settings", "EPOCHS=7")
 
 
+@pytest.mark.rehearsal
 @pytest.mark.skipif("HEADGATES_DATA" not in os.environ, reason="HEADGATES_DATA names no folder of real data")
 def test_translation_goes_from_raw_text_to_a_table(tmp_path):
     """A few lines of Multi30k, cased and compressed, through every stage of the recipe; too few to learn from."""
@@ -111,13 +102,14 @@ def test_translation_goes_from_raw_text_to_a_table(tmp_path):
     assert hypotheses.count("\n") == 21  # no multiple of 8: none may be lost
 
 
-def test_the_readme_knows_every_option_and_default():
-    """Each row of the option table is an option that exists, with its default."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_documentation_has_every_option_and_default(tmp_path):
+    """Each row of the generated tables of options is an option that exists, with its default."""
+    subprocess.run([sys.executable, ROOT / "docs" / "generate_options.py", tmp_path], check=True)
+    text = "".join((tmp_path / f"{part}.md").read_text(encoding="utf-8") for part in ("model", "criterion"))
     rows = re.findall(r"^\| `--([a-z0-9-]+)[^|]*` \|.*\| `?([^|`]*)`? \|$", text, re.MULTILINE)
     said = {name.replace("-", "_"): default for name, default in rows}
     for name, default in DEFAULTS.items():
-        assert name in said, f"the README has no --{name}"
+        assert name in said, f"the table has no --{name}"
         words = {"": "none", None: "none", False: "off"}
         shown = said[name] if not isinstance(default, float) else float(said[name])
         assert shown == words.get(default, default), name

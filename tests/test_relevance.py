@@ -621,7 +621,7 @@ def test_unknown_layers_are_refused():
 
     model = make_stock()
     model.encoder.layers[1].__class__ = Layer
-    with pytest.raises(ValueError, match="a part of class Layer$"):
+    with pytest.raises(ValueError, match="a part of class Layer; choose another method$"):
         explain(model, make_batch())
     with pytest.raises(ValueError, match="a part of class Linear"):
         explain(torch.nn.Linear(2, 2), make_batch())

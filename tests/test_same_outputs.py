@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_recipes import ROOT, first_lines, run
+from support.recipes import ROOT, first_lines, run
 
 DATA = os.environ.get("HEADGATES_DATA")
 

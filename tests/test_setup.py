@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TOOLS = "awk bash cat cksum cut df dirname env flock grep head ls mkdir rm sed sh tail touch uname".split()
+TOOLS = "awk bash cat chmod cksum cp cut df dirname env flock grep head ls mkdir mv rm sed sh tail touch uname".split()
 
 # Answers what the script asks of an interpreter: its version, its compiler, its headers, its modules.
 PYTHON_STUB = """#!/bin/sh
@@ -21,6 +21,25 @@ case "$2" in
   *get_config_var*) echo stub-cc ;;
   *get_path*) echo /stub/include ;;
   *"import venv"*) exit {venv_exit} ;;
+esac
+"""
+# An interpreter that makes environments with a copy of itself. Its pip only writes what it was asked for to pip.log; a
+# package can be imported once pip was asked for it. pip fails for $BROKEN.
+WORKING_PYTHON = """#!/bin/sh
+log=$HOME/pip.log
+touch $log
+for last; do :; done
+case "$*" in
+  *version_info*) echo 3.12 ;;
+  "-m venv "*) mkdir -p "$last/bin" && cp "$0" "$last/bin/python" && echo "#!$last/bin/python3" >"$last/bin/pip" ;;
+  "-m pip index "*) exit 1 ;;
+  "-m pip uninstall "*) ;;
+  "-m pip "*) case "$*" in *"${BROKEN:-nothing}"*) echo "ERROR: no $BROKEN"; exit 1 ;; esac
+    echo "$@" >>$log
+    case "$last" in ".["*) echo >"${0%/*}/headgates" && chmod +x "${0%/*}/headgates" ;; esac ;;
+  *"environment.py shared-torch") ;;
+  *"environment.py torch") grep -q torch== $log ;;
+  *"environment.py fairseq "*) grep -q fairseq-fixed== $log ;;
 esac
 """
 # A compiler that can do everything but find Python.h.
@@ -52,15 +71,19 @@ def machine(tmp_path):
     return tmp_path
 
 
-def refusal(machine, **environment):
-    """What the script says when it refuses: its only line."""
-    run = subprocess.run(
+def set_up(machine, **environment):
+    return subprocess.run(
         [machine / "main/recipes/setup.sh"],
         env={"PATH": str(machine / "bin"), "HOME": str(machine), **environment},
         capture_output=True,
         text=True,
         timeout=60,
     )
+
+
+def refusal(machine, **environment):
+    """What the script says when it refuses: its only line."""
+    run = set_up(machine, **environment)
     lines = run.stderr.splitlines()
     assert run.returncode == 1, run.stderr
     assert len(lines) == 1 and lines[0].startswith("setup: "), run.stderr
@@ -70,7 +93,7 @@ def refusal(machine, **environment):
 
 def test_named_python_does_not_run(machine):
     line = refusal(machine, PYTHON="python3.77")
-    assert "PYTHON=python3.77 does not run" in line and "3.11 or 3.12" in line and "PYTHON=/path/to" in line
+    assert "no Python 3.11 or 3.12 (PYTHON=python3.77 is missing)" in line and "PYTHON=/path/to" in line
     assert not (machine / "main/.venv").exists()
 
 
@@ -78,14 +101,14 @@ def test_named_python_does_not_run(machine):
 def test_named_python_is_unsupported(machine, version):
     python = put(machine / "bin/other", python_stub(version))
     line = refusal(machine, PYTHON=str(python))
-    assert f"is Python {version}; headgates needs 3.11 or 3.12" in line
+    assert f"no Python 3.11 or 3.12 (PYTHON={python} is {version})" in line
 
 
 def test_no_python_says_what_was_tried(machine):
     put(machine / "bin/python3.12", "#!/bin/sh\necho 'not found' >&2\nexit 127\n")  # a version manager's shim
     put(machine / "bin/python3", python_stub("3.13"))
     line = refusal(machine)
-    assert "(python3.12 does not run, no python3.11, python3 is 3.13)" in line
+    assert "(python3.12 does not run, python3.11 is missing, python3 is 3.13)" in line
 
 
 def test_no_venv_module(machine):
@@ -145,3 +168,50 @@ def test_environment_of_another_python(machine):
     assert "PYTHON=python3.12 is Python 3.12" in line and "holds Python 3.11" in line
     assert "VENV=.venv-3.12" in line
     assert os.access(venv / "bin/python", os.X_OK)
+
+
+@pytest.fixture
+def working(machine):
+    """A machine on which everything works; `working()` is all that pip was asked for."""
+    put(machine / "bin/python3.12", WORKING_PYTHON)
+    for compiler in ("stub-cc", "c++"):
+        put(machine / "bin" / compiler, "#!/bin/sh\n")
+    (machine / "bin/df").unlink()
+    return lambda: (machine / "pip.log").read_text().splitlines()
+
+
+def test_a_whole_set_up_and_nothing_to_do_the_second_time(machine, working):
+    run = set_up(machine)
+    assert run.returncode == 0, run.stderr
+    steps = [line.split()[0] for line in run.stderr.splitlines() if line.startswith("[")]
+    assert steps == ["[1/5]", "[2/5]", "[3/5]", "[4/5]", "[5/5]"]
+    asked = working()
+    assert any("torch==2.11.0" in line for line in asked) and "-e .[fairseq,recipes,plots,dev]" in asked[-1]
+    assert all("-c " in line for line in asked[1:])  # torch and numpy are pinned
+    again = set_up(machine)
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "") and working() == asked
+
+
+def test_a_set_up_that_failed_goes_on_where_it_was(machine, working):
+    run = set_up(machine, BROKEN="fairseq-fixed==")
+    assert run.returncode == 1 and run.stderr.splitlines()[-1].startswith("setup: fairseq-fixed==")
+    assert "ERROR: no fairseq-fixed==" in run.stderr and "setup.log" in run.stderr
+    asked = working()
+    run = set_up(machine)
+    assert run.returncode == 0 and ".venv exists" in run.stderr and "torch is installed" in run.stderr
+    assert not any("torch==" in line for line in working()[len(asked) :])
+    (machine / "main/setup.py").write_text((machine / "main/setup.py").read_text() + "\n")  # another project
+    assert "[5/5]" in set_up(machine).stderr
+
+
+def test_a_moved_environment_is_made_again(machine, working):
+    assert set_up(machine).returncode == 0
+    (machine / "main/.venv").rename(machine / "main/.moved")
+    assert "making .moved" in set_up(machine, VENV=".moved").stderr
+
+
+def test_a_torch_may_be_named(machine, working):
+    assert set_up(machine, TORCH_SPEC="torch==2.5.1 numpy<2").returncode == 0
+    assert working()[0] == "-m pip install torch==2.5.1 numpy<2 numpy"
+    assert set_up(machine, TORCH_SPEC="torch==2.5.1 numpy<2").stderr == ""
+    assert "[2/5] installing torch==2.6" in set_up(machine, TORCH_SPEC="torch==2.6").stderr

@@ -10,15 +10,13 @@ import sys
 import zipfile
 from collections import Counter, defaultdict
 from hashlib import blake2b
-from pathlib import Path
 
-import mirror_for_tests as mirror
 import pytest
+from support import mirrors
+from support.recipes import RECIPES
+from support.subtitles import alignment, archive, changed, corpus
 
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
-sys.path.append(str(RECIPES))
-
-import subtitles  # noqa: E402
+import subtitles
 
 SETS = ("train", "valid", "test")
 PAIRS = [(f"Line {n} of the film & more.", f"Строка {n}: <i>да</i>!") for n in range(1600)]
@@ -29,8 +27,8 @@ EVERYTHING = 10**9
 def made(tmp_path_factory):
     """The two files and the records of all lines."""
     folder = tmp_path_factory.mktemp("mirror")
-    records = mirror.make_subtitles_mirror(folder, PAIRS, seed=5)
-    return folder / mirror.SUBTITLES, folder / mirror.ALIGNMENT, records
+    records = mirrors.make_subtitles_mirror(folder, PAIRS, seed=5)
+    return folder / mirrors.SUBTITLES, folder / mirrors.ALIGNMENT, records
 
 
 def run(files, to, pairs=EVERYTHING, held_out=60, **options):
@@ -127,35 +125,6 @@ def test_the_threshold_itself_is_enough(overlap, stays, tmp_path):
     assert (("en 99 0", "ru 99 0") in found) is stays and len(found) == 4 + stays
 
 
-def corpus(folder, films):
-    """A corpus of one document for each film: of each link its xtargets, its ids in .ids, and its overlap."""
-    xml, ids, english, russian = [], [], [], []
-    for film, links in films.items():
-        documents = f"en/2000/{film}/1.xml.gz", f"ru/2000/{film}/2.xml.gz"
-        xml.append('<linkGrp fromDoc="{}" toDoc="{}">'.format(*documents))
-        for number, (targets, sentences, overlap) in enumerate(links):
-            attribute = "" if overlap is None else f' overlap="{overlap}"'
-            xml.append(f'<link id="{number}" xtargets="{targets}"{attribute}/>')
-            ids.append("\t".join([*documents, sentences]))
-            english.append(f"en {film} {number}")
-            russian.append(f"ru {film} {number}")
-        xml.append("</linkGrp>")
-    members = {"en": english, "ru": russian, "ids": ids}
-    return archive(folder, members), alignment(folder, "\n".join(["<cesAlign>", *xml, "</cesAlign>"]))
-
-
-def archive(folder, members):
-    path = folder / "moses.zip"
-    path.write_bytes(mirror.zipped({f"OpenSubtitles.en-ru.{name}": mirror.lines(t) for name, t in members.items()}))
-    return path
-
-
-def alignment(folder, xml):
-    path = folder / "alignment.xml.gz"
-    path.write_bytes(gzip.compress(xml.encode()))
-    return path
-
-
 def test_a_link_belongs_to_its_documents(tmp_path):
     """The same sentence ids in another film, or in other documents, are another link."""
     films = {
@@ -227,7 +196,7 @@ def test_the_order_in_the_alignment_does_not_matter(made, tmp_path):
             for link in rng.sample(links, len(links))
         ]
         other += [first, *links, last]
-    shuffled = xml.split("<linkGrp")[0] + mirror.lines(other) + "</cesAlign>\n"
+    shuffled = xml.split("<linkGrp")[0] + mirrors.lines(other) + "</cesAlign>\n"
     assert shuffled != xml
     assert run((files[0], alignment(tmp_path, shuffled)), tmp_path / "two", pairs=200) == 0
     assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "two")
@@ -291,14 +260,6 @@ def refused(capsys, tmp_path):
     return refused
 
 
-def changed(path, target, change):
-    """A copy of the Moses archive, one member of which is changed."""
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name).decode() for name in archive.namelist()}
-    target.write_bytes(mirror.zipped({name: change(name, text) for name, text in members.items()}))
-    return target
-
-
 def test_damaged_alignments(made, tmp_path, refused):
     moses, whole, _ = made
     data, path = whole.read_bytes(), tmp_path / "damaged.xml.gz"
@@ -358,7 +319,7 @@ def test_a_member_that_is_missing(member, made, tmp_path, refused):
     moses, aligned, _ = made
     with zipfile.ZipFile(moses) as archive:
         members = {name: archive.read(name).decode() for name in archive.namelist() if not name.endswith(member)}
-    (tmp_path / "x.zip").write_bytes(mirror.zipped(members))
+    (tmp_path / "x.zip").write_bytes(mirrors.zipped(members))
     refused(run((tmp_path / "x.zip", aligned), tmp_path / "out"), "has no member", f"OpenSubtitles.en-ru.{member}")
 
 
@@ -367,7 +328,7 @@ def test_too_many_pairs_to_hold_out(made, tmp_path, refused):
     *files, records = made
     number = len(selected(records))
     for held_out in (number, number // 2 + 1):
-        refused(run(files, tmp_path / "out", held_out=held_out), f"--held-out {held_out}", "no more films", "fewer")
+        refused(run(files, tmp_path / "out", held_out=held_out), f"--held-out {held_out}", "too few films", "fewer")
     most = max(n for n in range(number // 4, number // 2 + 1) if splits(records, n))
     assert not naive_split(records, most, 1)["train"]
     refused(run(files, tmp_path / "out", held_out=most), f"--held-out {most}", "nothing is left for training", "fewer")
@@ -382,9 +343,12 @@ def splits(records, held_out):
 
 @pytest.mark.parametrize("option", ["pairs", "held_out"])
 @pytest.mark.parametrize("number", [0, -1])
-def test_numbers_that_are_none(option, number, made, tmp_path, refused):
-    *files, _ = made
-    refused(run(files, tmp_path / "out", **{option: number}), f"--{option.replace('_', '-')} {number}", "at least 1")
+def test_numbers_below_one(option, number, made, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(made[:2], tmp_path / "out", **{option: number})
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1
+    assert f"--{option.replace('_', '-')}: '{number}' must be a whole number, 1 or more" in err
 
 
 def test_nothing_with_that_overlap(made, tmp_path, refused):
@@ -401,7 +365,7 @@ def test_nothing_with_that_overlap(made, tmp_path, refused):
 def test_the_command_itself(made, tmp_path):
     """A refusal in a process of its own, without a traceback."""
     moses, aligned, _ = made
-    command = [sys.executable, RECIPES / "subtitles.py", moses, aligned, tmp_path, "en", "de"]
+    command = [sys.executable, RECIPES / "lib" / "subtitles.py", moses, aligned, tmp_path, "en", "de"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2 and result.stderr.count("\n") == 1
     assert result.stderr.startswith(f"subtitles.py: {moses} has no member OpenSubtitles.en-de.ids")

@@ -1,11 +1,10 @@
 """recipes/train.py: a run that was stopped, in any way, ends as fairseq-train does when nobody stops it.
 
-Most runs are forked off a process that has imported fairseq, as those of commands_for_tests.py are; torchrun and its
+Most runs are forked off a process that has imported fairseq, as those of support/commands.py are; torchrun and its
 workers are started as a user starts them.
 """
 
 import contextlib
-import importlib.util
 import multiprocessing
 import os
 import re
@@ -19,10 +18,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from commands_for_tests import GATED, PRELOADED, train_arguments, worker_arguments
-from models_for_tests import assert_same
+from support.commands import GATED, PRELOADED, train_arguments, worker_arguments
+from support.models import assert_same
+from support.recipes import RECIPES
 
-SCRIPT = Path(__file__).resolve().parents[1] / "recipes" / "train.py"
+import interrupted
+import stopping
+
+SCRIPT = RECIPES / "train.py"
 
 # Small batches, for many updates in an epoch.
 SMALL = [*GATED, "--max-tokens", 100]
@@ -130,7 +133,7 @@ def worker(run, rank):
 
 def stopped_at(text):
     """The update at which a run said that it stopped; there it saved a checkpoint, and it made no validation first."""
-    (update,) = re.findall(r"train\.py \| stopped at update (\d+), saved: the same command again goes on", text)
+    (update,) = re.findall(r"train\.py \| stopped at update (\d+), saved: the same command resumes", text)
     end = text.rpartition("| train_inner |")[2]
     assert re.search(rf"Saved checkpoint \S+/checkpoint_last\.pt \(epoch \d+ @ {update} updates", end)
     assert "begin validation" not in end
@@ -146,14 +149,7 @@ def assert_same_training(folder, reference):
         assert_same(ours, theirs, path.name)
 
 
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("train_recipe", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
+@pytest.mark.rehearsal
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path, toy, train, launch):
     """Stopped by a signal, by one to the data loader too, by a file; then its checkpoint is cut off."""
     reference, folder = tmp_path / "reference", tmp_path / "run"
@@ -195,7 +191,7 @@ def test_ctrl_c_stops_it_with_a_checkpoint(tmp_path, toy, launch):
     assert (tmp_path / "run" / "checkpoint_last.pt").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.rehearsal
 def test_two_processes_stop_at_the_same_update(tmp_path, toy, start, launch):
     """Spawned by fairseq and stopped by its parent, started by torchrun and stopped by one of two, and by hand."""
     reference, folder = tmp_path / "reference", tmp_path / "run"
@@ -219,18 +215,20 @@ def test_two_processes_stop_at_the_same_update(tmp_path, toy, start, launch):
     ("updates", "end_of_epoch", "stops"),
     [(4, False, [True, True]), (4, True, [False, True]), (5, False, [False, True]), (20, False, [False, False])],
 )
-def test_a_stop_lets_a_validation_go_first_but_only_one(updates, end_of_epoch, stops, script):
+def test_a_stop_lets_a_validation_go_first_but_only_one(updates, end_of_epoch, stops):
     """5 is a multiple of --save-interval-updates; 20 is --max-update, where there is nothing left to stop."""
     cfg = SimpleNamespace(
         checkpoint=SimpleNamespace(save_interval_updates=5),
         dataset=SimpleNamespace(validate_interval_updates=0),
         optimization=SimpleNamespace(max_update=20),
     )
-    trainer = object.__new__(script.Trainer)
-    vars(trainer).update(cfg=cfg, _num_updates=updates, _put_off=False, _stop=script.Stop())
+    from trainer import Trainer  # fairseq's modules take seconds to import
+
+    trainer = object.__new__(Trainer)
+    vars(trainer).update(cfg=cfg, _num_updates=updates, _postponed=False, _stop=stopping.Stop())
     trainer._batches = SimpleNamespace(end_of_epoch=lambda: end_of_epoch)
     for expected in stops:
-        trainer._heed()
+        trainer._stop_soon()
         assert trainer._stop.agreed == expected
 
 
@@ -241,17 +239,17 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, toy, launch):
 
 
 @pytest.mark.parametrize("lost", [1, 21, 22, 1000, 5000])
-def test_a_checkpoint_without_its_end_is_not_whole(lost, script, tmp_path):
+def test_a_checkpoint_without_its_end_is_not_whole(lost, tmp_path):
     checkpoint = tmp_path / "checkpoint_last.pt"
     torch.save({"model": torch.zeros(5000)}, checkpoint)
-    assert script.is_whole(checkpoint)
+    assert interrupted.is_whole(checkpoint)
     os.truncate(checkpoint, checkpoint.stat().st_size - lost)
-    assert not script.is_whole(checkpoint)
+    assert not interrupted.is_whole(checkpoint)
 
 
-def test_without_a_whole_checkpoint_training_begins_anew(script, tmp_path):
+def test_without_a_whole_checkpoint_training_begins_anew(tmp_path):
     for name in ("checkpoint_last.pt", "checkpoint_best.pt", "checkpoint3.pt"):
         (tmp_path / name).write_bytes(b"PK\3\4")
     torch.save({}, tmp_path / "checkpoint_mine.pt")  # not one of fairseq's
-    script.mend(tmp_path / "checkpoint_last.pt")
+    interrupted.replace_by_newest(tmp_path / "checkpoint_last.pt")
     assert not (tmp_path / "checkpoint_last.pt").exists()

@@ -52,11 +52,11 @@ def agreement(a: HeadTable, b: HeadTable, types: Sequence[str] = (), top: int | 
     values = zip(*([value for kind in chosen for value in table.heads(kind)] for table in (a, b)), strict=True)
     both = [pair for pair in values if not any(map(math.isnan, pair))]  # heads that are in both models
     if not both:
-        raise ValueError(f"{a.name} and {b.name} have no head of {', '.join(chosen)} in common")
+        raise ValueError(f"{a.name} and {b.name} have no head of {', '.join(chosen)} in common: choose other types")
     x, y = (list(column) for column in zip(*both, strict=True))
     k = max(1, len(x) // 4) if top is None else top
     if not 1 <= k <= len(x):
-        raise ValueError(f"the number of best heads to compare is {k}: there are {len(x)} heads of {', '.join(chosen)}")
+        raise ValueError(f"top is {k}: it must be from 1 to {len(x)}, the number of heads compared")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about constant scores, whose correlation is NaN
         r, r_p = stats.pearsonr(_scaled(x), _scaled(y)) if len(x) > 1 else (math.nan, math.nan)
@@ -69,14 +69,19 @@ def agreement(a: HeadTable, b: HeadTable, types: Sequence[str] = (), top: int | 
 def check_comparable(a: HeadTable, b: HeadTable, types: Sequence[str]) -> None:
     """Raise ValueError, with every reason, unless both tables have the same heads of `types`."""
     if not types:
-        raise ValueError(f"{a.name} scores {', '.join(a.types)}, {b.name} {', '.join(b.types)}: no type in common")
+        raise ValueError(
+            f"{a.name} scores {', '.join(a.types)}, {b.name} {', '.join(b.types)}: no type in common, score the "
+            f"same types"
+        )
     reasons = [f"{t.name} has no {kind}" for t in (a, b) for kind in types if kind not in t.values]
     for kind in (kind for kind in types if not reasons):
         shapes = [[len(row) for row in table.values.get(kind, [])] for table in (a, b)]
         if shapes[0] != shapes[1]:
             reasons.append(f"{kind} has {' and '.join(_shape(shape) for shape in shapes)} heads")
     if reasons:
-        raise ValueError(f"{a.name} and {b.name} are scores of different heads: {'; '.join(reasons)}")
+        raise ValueError(
+            f"{a.name} and {b.name} are scores of different heads: {'; '.join(reasons)}; score the same model"
+        )
 
 
 def _shape(rows: list[int]) -> str:

@@ -68,8 +68,9 @@ def _check_finite(model: nn.Module, table: HeadTable, method: str) -> None:
         row = table.values[site.kind][site.layer]
         if not all(math.isfinite(row[head]) for head in site.attention.kept):
             raise ValueError(
-                f"the scores of {method} in {site.kind} layer {site.layer} are not finite: the model has weights that "
-                "are not, or its precision is too low (leave out --fp16)"
+                f"the scores of {method} in {site.kind} layer {site.layer} are not finite: check the weights "
+                f"for inf and "
+                "NaN, or leave out --fp16"
             )
 
 

@@ -67,7 +67,7 @@ class _Task:
     def _symbols(weights: Mapping[str, Tensor], name: str) -> int:
         table = weights.get(name)
         if table is None or table.dim() != 2:
-            raise ValueError(f"{name} is {'missing' if table is None else 'not a matrix'}")
+            raise ValueError(f"the weight {name} is {'missing' if table is None else 'not a matrix'}")
         return len(table)
 
 
@@ -168,7 +168,9 @@ def load_dictionaries(state: Mapping[str, Any], folder: str | os.PathLike[str]) 
         expected = len(state["model"][f"{side}.embed_tokens.weight"])
         if len(found[-1]) != expected:
             raise ValueError(
-                f"{path} has {len(found[-1])} symbols, the checkpoint {expected}: give its own with --data"
+                f"{path} has {len(found[-1])} symbols, the checkpoint {expected}: give the folder of its own "
+                f"dictionaries with "
+                "--data"
             )
     return found[0], found[1]
 

@@ -39,7 +39,7 @@ def cut_average(average: Mapping[str, Tensor], model: Any, found: Mapping[str, C
         averaged.load_state_dict(dict(average), strict=False)
         return cut_tensors(average, with_gates_of(found, averaged))
     except Exception:  # the entry may hold anything
-        raise ValueError("it is not one of the weights of this model") from None
+        raise ValueError("it does not have the weights of this model") from None
 
 
 def cut_optimizer(
@@ -58,7 +58,7 @@ def cut_optimizer(
     except ValueError:
         raise
     except Exception:  # a state of another form can raise anything
-        raise ValueError("its form is not known") from None
+        raise ValueError("its form is unknown") from None
 
 
 def _cut_state(state: Mapping[str, Any], model: nn.Module, pruned: nn.Module, found: Mapping[str, Cut]) -> dict:
@@ -66,7 +66,7 @@ def _cut_state(state: Mapping[str, Any], model: nn.Module, pruned: nn.Module, fo
     (group,) = state["param_groups"]
     flat = len(group["params"]) == 1 and len(old) > 1
     if not flat and len(group["params"]) != len(old):
-        raise ValueError(f"it has {len(group['params'])} parameters, the model trains {len(old)}")
+        raise ValueError(f"it has {len(group['params'])} parameters, but the model trains {len(old)}")
     entries = state["state"]
     by_name = _unflattened(entries, old) if flat else _named(entries, group["params"], old)
     cut = {name: _cut_entry(name, by_name[name], old[name], found) for name in new if name in by_name}
@@ -91,7 +91,7 @@ def _unflattened(entries: Mapping[int, dict], trained: Mapping[str, Tensor]) -> 
     for key, value in entry.items():
         if isinstance(value, Tensor) and value.dim() > 0:
             if value.numel() != sum(sizes):
-                raise ValueError(f"{key} has {value.numel()} numbers, the model trains {sum(sizes)}")
+                raise ValueError(f"{key} has {value.numel()} numbers, but the model trains {sum(sizes)}")
             pieces = [x.view(p.shape) for x, p in zip(value.split(sizes), trained.values(), strict=True)]
         else:
             pieces = [value] * len(sizes)
@@ -132,10 +132,10 @@ def _cut_elements(
         raise ValueError(f"{what} has the shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}")
     attention, _ = site_and_parameter(name, found)
     if power is None and attention is not None and bool((found[attention].factor != 1).any()):
-        raise ValueError(f"{what} is not one of {', '.join(MOMENTS)}: how a folded gate changes it is unknown")
+        raise ValueError(f"{what} cannot be rescaled for a folded gate: only {', '.join(MOMENTS)} can")
     cut = cut_tensors({name: value}, found, power or 0)[name]
     if not cut.isfinite().all() and value.isfinite().all():
-        raise ValueError(f"{what} is too large for its precision when a gate is folded")
+        raise ValueError(f"{what} overflows its data type when it is rescaled for a folded gate")
     return cut
 
 

@@ -44,7 +44,10 @@ def check_sizes(args: argparse.Namespace, weights: Mapping[str, Tensor], task: A
             _check_size(name, positions)
             learned = getattr(args, f"{side}_learned_pos")
             if not learned and positions * getattr(args, f"{side}_embed_dim") > LARGEST_TABLE:
-                raise ValueError(f"the stored option {name} is {positions:,}: its table would have too many numbers")
+                raise ValueError(
+                    f"the stored option {name} is {positions:,}: its table would have more than "
+                    f"{LARGEST_TABLE:,} numbers"
+                )
     if getattr(args, "base_layers", 0):
         raise ValueError(f"the stored option base_layers is {shown(args.base_layers)}: BASE layers are not supported")
     with torch.device("meta"):
@@ -62,7 +65,7 @@ def _check_layers(args: argparse.Namespace, weights: Mapping[str, Tensor], side:
     else:
         fits = layers == len(found)
     if not fits:
-        raise ValueError(f"the stored option {name} is {shown(layers)}, the weights are of {len(found)} layers")
+        raise ValueError(f"the stored option {name} is {shown(layers)}, but the weights have {len(found)} layers")
     if len(found) > MOST_LAYERS:
         raise ValueError(f"the stored option {name} is {shown(layers)}: at most {MOST_LAYERS:,} are supported")
 

@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mode",
         choices=ABLATION_MODES,
         default="single",
-        help="mask each head, or all heads of a layer but the best (default: %(default)s)",
+        help="single: mask one head; all-but-one: mask all heads of a layer but one. The loss is measured for "
+        "every head, "
+        "BLEU with all-but-one only for the head of each layer with the lowest loss (default: %(default)s)",
     )
     parser.add_argument(
         "--metric",
@@ -32,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure the loss, or also BLEU with p-values (default: %(default)s)",
     )
     parser.add_argument(
-        "--select-subset", metavar="S", help="all-but-one: choose the best heads by the loss on this subset instead"
+        "--select-subset",
+        metavar="S",
+        help="with --mode all-but-one --metric bleu: choose the head of each layer by the loss on this subset "
+        "(default: --gen-subset)",
     )
     add_output(parser, "write the result as JSON; with BLEU, FILE.part keeps partial results to resume from")
 
@@ -43,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_headgates.cli.session import BleuWork, session
 
     if args.select_subset is not None and (args.mode != "all-but-one" or args.metric != "bleu"):
-        raise ValueError("--select-subset is for --mode all-but-one --metric bleu, which has heads to choose")
+        raise ValueError(
+            "--select-subset has no effect without --mode all-but-one --metric bleu: add them, or leave it out"
+        )
     with session(args) as work:
         path = work.only_path()
         loaded = work.load(path)

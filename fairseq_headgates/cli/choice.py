@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 def add_choice(parser: argparse.ArgumentParser) -> None:
     """Add --threshold, --alive, and --scores with its options."""
     choice = parser.add_mutually_exclusive_group()
-    choice.add_argument("--threshold", metavar="P", type=float, help="remove heads with P(open) below P")
+    choice.add_argument(
+        "--threshold",
+        metavar="P",
+        type=float,
+        help="remove heads with P(open) below P, besides those whose evaluation gate is 0",
+    )
     choice.add_argument(
         "--alive",
         metavar="MASK",
@@ -27,7 +32,10 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     )
     with_scores = parser.add_argument_group("with --scores")
     with_scores.add_argument(
-        "--keep", metavar="N", type=number_or_share, help="number of heads to keep: 12, or a share: 0.5"
+        "--keep",
+        metavar="N",
+        type=number_or_share,
+        help="heads to keep of those of --types: a number (12), or a share with a point (0.5)",
     )
     with_scores.add_argument(
         "--method", metavar="M", type=filled, help="which scores, if FILE has those of several methods"

@@ -1,4 +1,4 @@
-"""`headgates convert`: remove heads as `headgates prune` does, and write the model for CTranslate2."""
+"""`headgates convert`: prune a checkpoint as `headgates prune` does, and write it as a CTranslate2 model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairseq_headgates.cli.parser import add_checkpoint, filled
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `headgates convert`."""
-    parser.description = "Remove heads as `headgates prune` does, and write the model for CTranslate2."
+    parser.description = "Prune a checkpoint as `headgates prune` does, and write it as a CTranslate2 model."
     add_checkpoint(parser)
     parser.add_argument("output", metavar="OUT", type=filled, help="the folder to write")
     parser.add_argument("--to", choices=["ctranslate2"], required=True, help="the format to write")

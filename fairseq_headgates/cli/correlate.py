@@ -29,9 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_types(parser, "compare only these attention types")
     parser.add_argument("--each-type", action="store_true", help="also compare each attention type alone")
     parser.add_argument(
-        "--top", metavar="K", type=int, help="count the heads that are among the best K of both (default: a quarter)"
+        "--top",
+        metavar="K",
+        type=int,
+        help="report the overlap of the K highest-scored heads (default: a quarter of the heads)",
     )
-    parser.add_argument("--any", action="store_true", help="also compare scores that differ in both method and data")
+    parser.add_argument("--any", action="store_true", help="also compare pairs that differ in both method and data")
     add_output(parser, "write the result as JSON")
 
 
@@ -69,8 +72,9 @@ def _text(pairs: list[dict[str, Any]], tables: Mapping[str, HeadTable], each_typ
 def _tables(args: argparse.Namespace) -> dict[str, HeadTable]:
     """Return the scores to compare, by method, by file, or by both, whichever distinguishes them."""
     wanted = None if args.method is None else [name.strip() for name in args.method.split(",")]
-    if len({Path(path).resolve() for path in args.files}) < len(args.files):
-        raise ValueError(f"a file is given twice among {', '.join(args.files)}: name each once")
+    for i, path in enumerate(args.files):
+        if any(Path(path).resolve() == Path(other).resolve() for other in args.files[:i]):
+            raise ValueError(f"{path} is given twice: name each file once")
     found = [(path, table) for path in args.files for table in read_scores(path)]
     chosen = [(path, table) for path, table in found if wanted is None or table.name in wanted]
     for name in wanted or []:
@@ -98,7 +102,7 @@ def _check_mixed(first: str, a: HeadTable, second: str, b: HeadTable, anything: 
         return
     told = ", ".join(f"{key} {origins[0][key]} and {origins[1][key]}" for key in sorted(differ))
     raise ValueError(
-        f"{first} and {second} differ in method ({a.name}, {b.name}) and in more ({told}): compare scores of one "
+        f"{first} and {second} differ in both method ({a.name}, {b.name}) and origin ({told}): compare scores of one "
         "method, or of one model and the same data, or pass --any"
     )
 

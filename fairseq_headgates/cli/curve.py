@@ -1,4 +1,4 @@
-"""`headgates curve`: remove the least important heads step by step, and measure after each step."""
+"""`headgates curve`: measure loss and BLEU while the least important heads are removed step by step."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _steps(text: str) -> list[float]:
     try:
         steps = [float(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of percentages: 0,10,20") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of percentages such as 0,10,20") from None
     for step in steps:
         if not 0 <= step <= 100:
             raise argparse.ArgumentTypeError(f"{step:g} percent of the heads: it must be from 0 to 100")
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_headgates.cli.session import session
 
     if args.scores is not None and (args.reestimate or args.score_subset is not None):
-        raise ValueError("--reestimate and --score-subset are for --by: a score file is not computed again")
+        raise ValueError("--reestimate and --score-subset need --by: leave them out with --scores")
     if args.score_method is not None and args.scores is None:
         raise ValueError("--score-method names the scores of a file: give it with --scores")
     if args.each_type and args.types is None:
@@ -155,7 +155,7 @@ def _curves(args: argparse.Namespace, scores: HeadTable) -> dict[str, tuple[str,
     for types in curves.values():
         for kind in types:
             if kind not in scores.values:
-                raise ValueError(f"there are no scores of {kind}: they are of {', '.join(scores.types)}")
+                raise ValueError(f"there are no scores of {kind}: choose --types from {', '.join(scores.types)}")
     return curves
 
 

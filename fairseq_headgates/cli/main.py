@@ -22,10 +22,10 @@ COMMANDS = {
     "path": "print the folder for --user-dir",
     "show": "show the gates of a checkpoint",
     "prune": "remove heads from the weights of a checkpoint",
-    "convert": "convert a pruned model for CTranslate2",
+    "convert": "prune a checkpoint and write it as a CTranslate2 model",
     "score": "compute importance scores of all heads",
     "ablate": "measure the loss or BLEU with single heads masked",
-    "curve": "remove the least important heads step by step, and measure",
+    "curve": "measure loss and BLEU while the least important heads are removed step by step",
     "correlate": "compute the correlation of score files",
 }
 # The module whose import takes seconds, for each subcommand that needs it.

@@ -20,7 +20,7 @@ def say(text: str) -> None:
         raise
     except OSError as error:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (the buffer is not written again at exit)
-        raise ValueError(f"cannot write to standard output ({error.strerror}): make room, or use --out") from None
+        raise ValueError(f"cannot write to standard output ({error.strerror}): free disk space, or use --out") from None
 
 
 def check_picture(path: str) -> None:
@@ -31,7 +31,7 @@ def check_picture(path: str) -> None:
         raise ValueError("--plot needs matplotlib: pip install 'fairseq-headgates[plots]'") from None
     kind = _kind(path)
     if kind not in Figure().canvas.get_supported_filetypes():
-        raise ValueError(f"--plot {path}: no picture of the kind {kind!r} can be drawn; choose .png, .pdf or .svg")
+        raise ValueError(f"--plot {path}: unknown format {kind!r}, choose .png, .pdf or .svg")
 
 
 def picture(path: str, draw: Callable[[], Any]) -> bytes:

@@ -12,8 +12,10 @@ from fairseq_headgates.messages import fail
 
 DATA_USAGE = "%(prog)s DATA --path CKPT [options] [options of fairseq-generate]"
 DATA_EPILOG = (
-    "DATA is a folder of binarised data. Data, batches, workers and beam search are set by the options of "
-    "fairseq-generate: --gen-subset (default: test), --max-tokens (4000), --cpu, --fp16, --beam, --lenpen, "
+    "DATA is a folder written by fairseq-preprocess, --path CKPT (required) a fairseq checkpoint. Data, "
+    "batches, workers "
+    "and beam search are set by the options of fairseq-generate: --gen-subset (default: test), --max-tokens "
+    "(4000), --cpu, --fp16, --beam, --lenpen, "
     "--post-process, --tokenizer, --scoring sacrebleu, ... (fairseq-generate --help)."
 )
 
@@ -139,7 +141,9 @@ def add_score_options(parser: argparse.ArgumentParser) -> None:
         "--rule",
         choices=LRP_RULES,
         default="story-of-heads",
-        help="relevance: rule of propagation (default: %(default)s)",
+        help="relevance: story-of-heads, the rule of Voita et al. 2019 (alpha = beta = 0.5); attn-constant, the "
+        "same with "
+        "attention weights as constants; epsilon, the epsilon rule of Bach et al. 2015 (default: %(default)s)",
     )
 
 

@@ -192,7 +192,7 @@ def session(args: argparse.Namespace, needs_target: bool = True) -> Iterator[Ses
             raise ValueError(f"--{name} is empty: give the name of a file")
         check_writable(path, args.force)
     if len({Path(path).resolve() for path in outputs.values()}) < len(outputs):
-        raise ValueError(f"{' and '.join(f'--{name}' for name in outputs)} name one file: give each its own")
+        raise ValueError(f"{' and '.join(f'--{name}' for name in outputs)} name the same file: give each its own")
     for name in ("scores", "score_method", "score_subset", "select_subset"):
         if getattr(args, name, None) == "":
             raise ValueError(f"--{name.replace('_', '-')} is empty: give a name, or leave it out")

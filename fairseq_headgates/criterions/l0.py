@@ -16,8 +16,11 @@ from fairseq_headgates.surgery import HeadSite, gated_sites
 LARGEST_WEIGHT = 1e9  # times all tokens of an update and all heads, squared by an optimiser, it stays finite
 PROGRAM = "fairseq-headgates"
 HELP = {
-    "l0_weight": "lambda: weight of the expected number of open heads against the loss per token",
-    "l0_reduction": "sum over heads (the paper), or the mean over gated layers of these sums (its code)",
+    "l0_weight": "lambda: weight of the expected number of open heads against the loss per token; with 0, no "
+    "gate closes",
+    "l0_reduction": "sum: over all gated heads, as in Voita et al. 2019; layer-mean: that sum divided by the "
+    "number of gated "
+    "attention layers, as in their code",
 }
 
 

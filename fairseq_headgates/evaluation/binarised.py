@@ -103,7 +103,7 @@ def _read_mmap(path: Path) -> _Index:
     sizes = numpy.fromfile(path, numpy.int32, number, offset=offset)
     begins = numpy.fromfile(path, numpy.int64, number, offset=offset + sizes.nbytes)
     if (begins % token).any():
-        raise ValueError(f"{path} is damaged: a sentence begins within a token")
+        raise ValueError(f"{path} is damaged: an offset is not a multiple of the {token} bytes of a token")
     return _Index(sizes.astype(numpy.int64), begins // token, token)
 
 
@@ -145,9 +145,11 @@ def _check_data(path: Path, index: _Index) -> None:
     if not path.exists():
         raise ValueError(f"{path} is missing, which its index describes")
     if (index.sizes < 0).any():
-        raise ValueError(f"{path.with_suffix('.idx')} is damaged: a sentence has {index.sizes.min()} tokens")
+        raise ValueError(
+            f"{path.with_suffix('.idx')} is damaged: a sentence has {index.sizes.min()} tokens, it must have 0 or more"
+        )
     if (index.begins != numpy.cumsum(index.sizes) - index.sizes).any():
-        raise ValueError(f"{path.with_suffix('.idx')} is damaged: its sentences do not follow one another")
+        raise ValueError(f"{path.with_suffix('.idx')} is damaged: its sentences are not contiguous")
     size, expected = path.stat().st_size, int(index.sizes.sum()) * index.token
     if size != expected:
         state = "cut off" if size < expected else "not the data of its index"

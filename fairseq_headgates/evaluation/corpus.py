@@ -87,7 +87,8 @@ def setup_task(args: Namespace) -> Any:
         wanted, found = getattr(args, option, None), getattr(task.cfg, option, None)
         if wanted and found != wanted:
             raise ValueError(
-                f"--{option.replace('_', '-')} is {wanted}, the data in {args.data} have {found}: name both"
+                f"--{option.replace('_', '-')} is {wanted}, the data in {args.data} have {found}: pass both "
+                f"--source-lang and --target-lang"
             )
     return task
 

@@ -75,7 +75,6 @@ def finite(loss: float, tokens: float) -> float:
     """Return the mean of a loss. Raise ValueError if the sum is not finite."""
     if not math.isfinite(loss):
         raise ValueError(
-            f"the loss is {loss}: the model has weights that are not finite, or its precision is too low (leave out "
-            "--fp16)"
+            f"the loss is {loss}: it must be finite, check the weights for inf and NaN, or leave out --fp16"
         )
     return loss / tokens

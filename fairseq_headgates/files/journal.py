@@ -64,7 +64,7 @@ class ResumeJournal:
                 file.write(line)
         except OSError as error:
             raise ValueError(
-                f"cannot add a result to {path} ({error.strerror}): make room on the disk, then run the same "
+                f"cannot add a result to {path} ({error.strerror}): free disk space, then run the same "
                 "command again, which resumes from there"
             ) from None
 

@@ -47,7 +47,7 @@ def _claim(target: Path, folder: bool) -> tuple[Path, int]:
         if _lock(descriptor) is not False and _is_open_as(descriptor, part):
             return part, descriptor
         os.close(descriptor)
-    raise AssertionError("numbers do not end")
+    raise AssertionError("no free name")
 
 
 def replace_folder(part: Path, target: Path) -> None:

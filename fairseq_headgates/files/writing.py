@@ -47,7 +47,7 @@ def refuse_existing(path: str | os.PathLike[str], force: bool) -> None:
     if not os.path.isfile(path):
         raise ValueError(f"{path} exists and is not a file: choose another name")
     if _is_printed_to(path):
-        raise ValueError(f"{path} is where this command prints: choose the name of another file")
+        raise ValueError(f"{path} is the standard output or error of this command: choose another name")
     if not force:
         raise ValueError(f"{path} exists: choose another name, or pass --force to overwrite it")
 

@@ -121,7 +121,9 @@ class HeadAttention(MultiheadAttention):
             `need_weights`, else None. Weights of a layer without heads are 0, for one head.
         """
         if before_softmax:
-            raise NotImplementedError("HeadAttention returns no scores before the softmax: use need_head_weights")
+            raise NotImplementedError(
+                "HeadAttention does not return scores before the softmax: pass need_head_weights=True"
+            )
         need_weights = need_weights or need_head_weights
         if self.num_heads == 0:
             return self._bias(query, key), self._no_weights(query, key, need_head_weights) if need_weights else None
@@ -362,7 +364,8 @@ class HeadAttention(MultiheadAttention):
             raise ValueError(
                 f"{kind} layer {layer} has {weight.size(1) / self.head_dim:g} heads in the checkpoint and "
                 f"{self.num_heads} in the model: a pruned checkpoint needs its own mask (--alive-heads CKPT "
-                "--remove-heads; headgates show CKPT prints it); `headgates prune` removes heads from an unpruned one"
+                "--remove-heads; `headgates show CKPT --out -` prints it); `headgates prune` removes heads from "
+                "an unpruned one"
             )
         kept = _kept_heads(state_dict, name)
         if kept is not None and kept != list(self.kept):

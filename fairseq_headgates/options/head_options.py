@@ -42,15 +42,17 @@ HELP = {
     "gate_heads": ("TYPES", f"attention types with stochastic gates, comma-separated: {', '.join(TYPES)}"),
     "alive_heads": (
         "MASK",
-        "fixed heads, 1 to keep and 0 to mask a head: a mask file, the same JSON inline, or a checkpoint of this "
-        "plugin, whose open heads are taken",
+        "constant mask, 1 to keep and 0 to mask a head: a mask file, the same JSON inline, or a checkpoint of this "
+        "plugin, whose open heads are kept",
     ),
     "remove_heads": (None, "remove the heads that --alive-heads masks from the weights: a smaller model"),
     "gate_temperature": ("T", "temperature of the Hard Concrete distribution"),
     "gate_stretch": ("LOW,HIGH", "stretch of the distribution, LOW < 0 and HIGH > 1; write --gate-stretch=LOW,HIGH"),
     "gate_init": (
         "LOG_ALPHA",
-        "initial log_alpha of every gate, open from 2.398 up; or 'glorot', as in the code of Voita et al. 2019",
+        "initial log_alpha of every gate: with the default stretch, an evaluation gate is 0 up to -2.398 and 1 "
+        "from 2.398 "
+        "up; or 'glorot', as in the code of Voita et al. 2019",
     ),
     "gate_lr_scale": ("S", "factor on the learning rate of the gates"),
     "freeze_params": ("REGEX", r"freeze parameters whose name matches (re.search), e.g. '^decoder\.'"),
@@ -99,7 +101,7 @@ class HeadOptions:
         for kind in self.gate_types:
             if self.mask is not None and kind in self.mask.values and not self.remove:
                 raise ValueError(
-                    f"{kind} is in --gate-heads and in --alive-heads: a type has either gates or fixed heads; "
+                    f"{kind} is in --gate-heads and in --alive-heads: a type has either gates or a constant mask; "
                     "with --remove-heads the remaining heads can have gates"
                 )
 
@@ -213,8 +215,8 @@ def refuse_misspelt(args: Mapping[str, Any]) -> None:
         if name is None:
             continue
         if HydraConfig.initialized():
-            raise ValueError(f"unknown option {shown(key)} of the model: write {name}")
-        logger.warning(f"unknown option {shown(key)} of the model is ignored: it should be {name}")
+            raise ValueError(f"unknown option {shown(key)} of the model: did you mean {name}?")
+        logger.warning(f"unknown option {shown(key)} of the model is ignored: did you mean {name}?")
 
 
 def likely_option(key: str) -> str | None:

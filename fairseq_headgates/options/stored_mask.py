@@ -33,7 +33,9 @@ def read_mask(text: str) -> HeadTable:
     try:
         stored = os.path.isfile(text) and is_checkpoint_file(text)
     except OSError as error:
-        raise ValueError(f"cannot read the mask {text!r} ({error.strerror})") from None
+        raise ValueError(
+            f"cannot read the mask {text!r} ({error.strerror}): give a mask file or a checkpoint"
+        ) from None
     return mask_of_checkpoint(text) if stored else parse_mask(text)
 
 
@@ -71,7 +73,8 @@ def _options(stored: argparse.Namespace) -> argparse.Namespace:
     name = architecture(args)
     if "head_gates" not in name:
         raise ValueError(
-            f"its architecture is {shown(name)}, but only checkpoints of transformer_head_gates hold a mask"
+            f"its architecture is {shown(name)}, not transformer_head_gates or one of its presets: give a mask "
+            f"file instead"
         )
     return args
 

@@ -74,7 +74,7 @@ def check_evaluated(options: Mapping[str, Any]) -> None:
         kind = EVALUATED.get(name)
         if kind and not (_is_literal(value, kind) if isinstance(value, str) else _is_plain(value)):
             raise ValueError(
-                f"the stored option {name} is {shown(value)}: it must be {kind}, because fairseq evaluates it"
+                f"the stored option {name} is {shown(value)}: it must be {kind}, because fairseq passes it to eval"
             )
 
 
@@ -151,8 +151,8 @@ def _bounded(count: int) -> int:
 
 # --- the options of a transformer ------------------------------------------------------------------------------------
 
-# Options of this plugin's models besides those of fairseq's transformer. `freeze_params` is for training only, because a
-# regular expression from a file could search without end.
+# Options of this plugin's models besides those of fairseq's transformer. `freeze_params` is not one of them: a regular
+# expression from a file could search without end.
 OWN_OPTIONS: dict[str, tuple[type, ...]] = {
     "gate_heads": (str,),
     "alive_heads": (str,),

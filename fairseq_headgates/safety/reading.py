@@ -107,7 +107,9 @@ def _pickle_in_zip(path: str | os.PathLike[str], size: int) -> bytes:
             raise Refused(f"is not loaded: its data.pkl has {pickles[0].file_size:,} bytes, {LARGEST_PICKLE:,} at most")
         found = archive.read(pickles[0])
     if bytes(torch._C.PyTorchFileReader(str(path)).get_record("data.pkl")) != found:
-        raise Refused("is not loaded: it is ambiguous where its data.pkl is; download or save it again")
+        raise Refused(
+            "is not loaded: torch and zipfile find different entries data.pkl in it; download or save it again"
+        )
     return found
 
 
@@ -118,7 +120,7 @@ def _names(pickles: list[Any]) -> Iterator[str]:
         for opcode, argument, _ in pickletools.genops(pickle):
             count += 1
             if count > MOST_INSTRUCTIONS:
-                raise Refused(f"is not loaded: it has more than {MOST_INSTRUCTIONS:,} instructions")
+                raise Refused(f"is not loaded: its pickle has more than {MOST_INSTRUCTIONS:,} instructions")
             if opcode.name == "GLOBAL":
                 module, _, name = str(argument).partition(" ")
                 yield f"{RENAMED.get(module, module)}.{name}"
@@ -133,7 +135,7 @@ def _check_tensors(state: Any, size: int) -> None:
         storage = tensor.untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()
         if tensor.numel() * tensor.element_size() > storage.nbytes():
-            raise Refused(f"is not loaded: a tensor of shape {tuple(tensor.shape)} has fewer numbers than that")
+            raise Refused(f"is not loaded: its tensor of shape {tuple(tensor.shape)} is larger than its storage")
     if sum(storages.values()) > size:
         raise Refused("is not loaded: its tensors are larger than the file")
 

@@ -29,7 +29,7 @@ def best_heads(
         ValueError: if the scores do not fit `alive`, or the numbers contradict each other
     """
     if min_per_layer < 0:
-        raise ValueError(f"the number of heads to keep in every layer is {min_per_layer}: it must be 0 or more")
+        raise ValueError(f"min-per-layer is {min_per_layer}: it must be 0 or more")
     chosen = tuple(types) or scores.types
     for kind in chosen:
         if kind not in scores.values:
@@ -63,8 +63,8 @@ def _best(candidates: list[HeadId], scores: HeadTable, number: int, min_per_laye
         seen[head.kind, head.layer] += 1
     if len(reserved) > number:
         raise ValueError(
-            f"{min_per_layer} heads in every layer are {len(reserved)}, more than the {number} to keep: "
-            "lower --min-per-layer or raise --keep"
+            f"min-per-layer {min_per_layer} keeps {len(reserved)} heads, more than keep, {number}: lower one or "
+            f"raise the other"
         )
     return {*reserved, *others[: number - len(reserved)]}
 
@@ -72,8 +72,8 @@ def _best(candidates: list[HeadId], scores: HeadTable, number: int, min_per_laye
 def _number_to_keep(keep: int | float, available: int, types: Iterable[str]) -> int:
     if isinstance(keep, float):
         if not 0 <= keep <= 1:
-            raise ValueError(f"the share of heads to keep is {keep}: it must be from 0 to 1 (a number has no point)")
+            raise ValueError(f"keep is {keep}: a share must be from 0 to 1 (an integer is a number of heads)")
         return round(keep * available)
     if not 0 <= keep <= available:
-        raise ValueError(f"the number of heads to keep is {keep}: there are {available} of {', '.join(types)}")
+        raise ValueError(f"keep is {keep}: it must be from 0 to {available}, the number of heads of {', '.join(types)}")
     return keep

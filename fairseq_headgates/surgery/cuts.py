@@ -85,7 +85,7 @@ def open_mask(model: nn.Module, threshold: float | None = None) -> HeadTable:
     if threshold is None:
         return gates.map(lambda g: int(g > 0), "alive")
     if not 0 <= threshold <= 1:
-        raise ValueError(f"the threshold on P(open) is {threshold:g}: it must be a probability, from 0 to 1")
+        raise ValueError(f"threshold is {threshold:g}: it must be a probability, from 0 to 1")
     opened = to_table(open_probabilities(model), "P(open)")
     return opened.map(lambda p: int(p >= threshold), "alive")
 

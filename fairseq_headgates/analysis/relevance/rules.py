@@ -12,7 +12,7 @@ attention, and then, except for sums, over the whole sentence (Voita et al. 2019
 The Jacobian of a whole layer is never computed: linear layers and LayerNorm work token by token, and the Jacobian of
 attention factorises.
 
-Shapes: T target, S source length (or any), N explained target positions, H heads, D head size, E, I, O sizes of vectors.
+Shapes: T target, S source length (or any), N explained target positions, H heads, D head size; E, I, O vector sizes.
 Relevance is [T, N, E]: of every number at every token, for every explained position.
 """
 

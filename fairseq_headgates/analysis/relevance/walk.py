@@ -124,9 +124,9 @@ def explain(model: Any, net_input: Mapping[str, Tensor], rule: str | Rule = "sto
             _explain_sentence(model, states, result, row, words, places, rule)
     lost = (result.conserved - 1)[is_target].abs().amax().item() if is_target.any() else 0.0
     if not math.isfinite(lost):
-        raise NotFiniteError("relevance is not finite: are there infinite or NaN weights, or is the precision too low?")
+        raise NotFiniteError("relevance is not finite: check the weights for inf and NaN, or leave out --fp16")
     if lost > TOLERANCE:
-        logger.warning("%.0f %% of the relevance of a logit is lost to epsilon: see Rule.rescale_eps", 100 * lost)
+        logger.warning("%.0f %% of the relevance of a logit is lost to `rescale_eps` of the rule", 100 * lost)
     return result
 
 
@@ -147,7 +147,11 @@ def _check(model: Any) -> None:
         if output is not None and not isinstance(output, nn.Linear):
             reasons.append(f"an output projection of class {type(output).__name__}")
     if reasons:
-        raise ValueError("relevance cannot be propagated through this model: it has " + ", ".join(reasons))
+        raise ValueError(
+            "relevance cannot be propagated through this model: it has "
+            + ", ".join(reasons)
+            + "; choose another method"
+        )
     use_head_attention(model)
 
 

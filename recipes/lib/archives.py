@@ -1,0 +1,88 @@
+"""Reading of archives and compressed text: member by member, line by line, with a clear error for a damaged file."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from commands import Refused
+
+# zipfile raises RuntimeError for an unknown compression or encryption.
+BROKEN_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError)
+
+
+def does_not_open(error: Exception) -> str:
+    reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+    return f"does not open ({reason.splitlines()[0].rstrip(':')}): it is incomplete, or not an archive"
+
+
+@contextmanager
+def open_member(path: Path, member: str | None) -> Iterator[IO[bytes] | gzip.GzipFile]:
+    """Open a file inside a tar or zip archive, or the content of a .gz file, for reading from beginning to end."""
+    if member is None:
+        with gzip.open(path) as text:
+            yield text
+    elif path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            check_member(path, member, archive.namelist())
+            with archive.open(member) as file:
+                yield file
+    else:
+        with tarfile.open(path) as tar:
+            check_member(path, member, tar.getnames())
+            extracted = tar.extractfile(member)
+            if extracted is None:
+                raise Refused(f"{path}: {member} is not a file: is it the right archive?")
+            with extracted:
+                yield extracted
+
+
+def check_member(path: Path, member: str, names: list[str]) -> None:
+    if member not in names:
+        some = ", ".join(names[:3])
+        raise Refused(f"{path} has no member {member}, but for example {some}: is it the right file?")
+
+
+def lines(path: Path, member: str | None = None) -> Iterator[str]:
+    """Yield lines without their ends; bytes that are not UTF-8 become U+FFFD."""
+    try:
+        with open_member(path, member) as file:
+            for line in file:
+                yield line.decode("utf-8", errors="replace").rstrip("\r\n")
+    except BROKEN_ARCHIVE as error:
+        raise Refused(f"{path} {does_not_open(error)}") from None
+
+
+# Only \n ends a line here. Some tools end a line, or a column, at these characters too, which breaks the alignment.
+BREAKS = re.compile("[\t\r\x00\x0b\x0c\x1c-\x1e\x85\u2028\u2029\ufeff]+")
+
+
+def one_line(text: str) -> str:
+    """Replace characters that end a line or a column in other tools by blanks, and strip blanks at both ends."""
+    return BREAKS.sub(" ", text).strip()
+
+
+def read_to_the_end(path: Path) -> None:
+    """Raise one of BROKEN_ARCHIVE if an archive is incomplete or damaged. Checksums are at the end of an archive."""
+    if path.stat().st_size == 0:
+        raise EOFError("it is empty")  # gzip reads an empty file without an error
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            if (damaged := archive.testzip()) is not None:
+                raise zipfile.BadZipFile(f"{damaged} is damaged")
+    else:
+        with (bz2.open if path.suffix == ".bz2" else gzip.open)(path) as file:
+            if path.name.endswith((".tgz", ".tar.gz", ".tar.bz2")):
+                with tarfile.open(fileobj=file, mode="r|") as archive:
+                    for _ in archive:
+                        pass
+            while file.read(1 << 20):
+                pass

@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Average the last checkpoints of a training run (Vaswani et al. 2017, section 6.1).
+
+    average.py RUN_DIR OUTPUT --last N
+
+takes the N checkpoints of RUN_DIR with the most updates, or all if there are fewer: `checkpoint_last.pt` and those of
+--save-interval-updates, `checkpoint_EPOCH_UPDATES.pt` (fairseq writes none where an epoch ends). Gates are averaged
+like all other parameters. OUTPUT has no optimizer state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from commands import ArgumentParser, exit_code
+from fairseq_headgates.checkpoints import load_checkpoint, save_checkpoint
+from fairseq_headgates.safety import updates_of
+from rules import option, whole
+
+
+def last_checkpoints(folder: Path, number: int) -> list[Path]:
+    """Return the checkpoints with the most updates, oldest first."""
+    last = folder / "checkpoint_last.pt"
+    if not last.exists():
+        raise ValueError(f"{folder} has no checkpoint_last.pt: give the folder of a training run")
+    found = {}
+    for path in folder.glob("checkpoint_*_*.pt"):
+        if match := re.fullmatch(r"checkpoint_\d+_(\d+)\.pt", path.name):
+            found[int(match[1])] = path
+    found.setdefault(updates_of(load_checkpoint(str(last))), last)
+    return [found[updates] for updates in sorted(found)[-number:]]
+
+
+def average(paths: list[Path]) -> dict:
+    """Return the last state with the mean of all models, summed in double precision."""
+    sums: dict[str, Tensor] = {}
+    for path in paths:
+        state = load_checkpoint(str(path))
+        model = state["model"]
+        if sums and model.keys() != sums.keys():
+            raise ValueError(f"{path} is another model than {paths[0]}: average checkpoints of one run")
+        for name, tensor in model.items():
+            if tensor.is_floating_point():
+                sums[name] = sums[name] + tensor.double() if name in sums else tensor.double()
+            else:
+                sums[name] = tensor
+    state["model"] = {
+        name: (total / len(paths)).to(model[name].dtype) if total.is_floating_point() else total
+        for name, total in sums.items()
+    }
+    state["last_optimizer_state"] = None
+    return state
+
+
+def work(args: argparse.Namespace) -> None:
+    paths = last_checkpoints(args.run, args.last)
+    save_checkpoint(average(paths), args.output, force=True)
+    fewer = f" (--last {args.last}, but there are {len(paths)})" if len(paths) < args.last else ""
+    print(f"average of {', '.join(path.name for path in paths)}{fewer}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = ArgumentParser(__doc__)
+    parser.add_argument("run", type=Path, metavar="RUN_DIR")
+    parser.add_argument("output", metavar="OUTPUT")
+    parser.add_argument("--last", type=option(whole()), required=True, metavar="N")
+    return exit_code("average.py", work, parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(main())

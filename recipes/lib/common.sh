@@ -1,0 +1,225 @@
+# Functions that every recipe uses: arguments, checks, and stages that are skipped when their output exists. Source it.
+#
+# A recipe sets `recipes` to this folder's parent. With DRY_RUN=1 (the option --dry-run) commands are printed, not run.
+
+source "$recipes/lib/jobs.sh"
+
+fail() { echo "${0##*/}: $*" >&2; exit 2; }
+say() { [[ ${DRY_RUN:-0} == 1 ]] || printf '%s  %s\n' "$(date +%H:%M:%S)" "$*"; }
+
+# --- arguments and checks -------------------------------------------------------------------------------------------
+
+# parse_arguments NAMES "$@": set `arguments`, one for each name. Handle --help and --dry-run.
+parse_arguments() {
+  local names=$1 wanted argument
+  shift
+  if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" # the comment at the top of the recipe
+    echo
+    exec python3 "$recipes/lib/settings.py" --help "${0##*/}"
+  fi
+  if [[ ${1:-} == --dry-run ]]; then
+    DRY_RUN=1
+    shift
+  fi
+  wanted=$(wc -w <<<"$names")
+  for argument in "$@"; do
+    [[ $argument != -* ]] || fail "unknown option '$argument': ${0##*/} [--dry-run] $names (write ./$argument for a file)"
+  done
+  (($# == wanted)) || fail "got $# arguments, needs $wanted: ${0##*/} [--dry-run] $names"
+  for argument in "$@"; do
+    [[ -n $argument ]] || fail "an argument is empty: ${0##*/} [--dry-run] $names"
+  done
+  arguments=("$@")
+}
+
+# check_settings: check the environment variables of the recipe, which exports its defaults first.
+check_settings() {
+  export DRY_RUN=${DRY_RUN:-0}
+  python3 "$recipes/lib/settings.py" "${0##*/}" || exit 2
+}
+
+# check_out OUT_DIR: fail unless the folder is writable or can be created.
+check_out() {
+  local place=$1
+  while [[ ! -e $place && ! -L $place ]]; do place=$(dirname "$place"); done
+  [[ -d $place && -w $place && -x $place ]] || fail "OUT_DIR='$1' cannot be written: $place is $(
+    [[ -d $place ]] && echo "a folder without write permission" || echo "not a folder"
+  ); choose another folder"
+}
+
+# no_colon OUT_DIR: fairseq splits the path of its data at colons.
+no_colon() { [[ $1 != *:* ]] || fail "OUT_DIR='$1' has a colon, which separates folders in fairseq: choose another name"; }
+
+# need PROGRAM...: fail early if a program is missing.
+need() {
+  local program
+  for program in "$@"; do
+    command -v "$program" >/dev/null || fail "'$program' is not on the PATH: activate the environment (README, Install)"
+  done
+}
+
+need_plots() {
+  python3 -c 'import matplotlib' 2>/dev/null || fail "matplotlib is missing, and this recipe draws curves: pip install 'fairseq-headgates[plots]'"
+}
+
+# need_space GB FOLDER: fail early if the disk is too full.
+need_space() {
+  local folder=$2 free
+  while [[ ! -d $folder ]]; do folder=$(dirname "$folder"); done
+  free=$(df -Pk "$folder" 2>/dev/null | awk 'NR == 2 { print int($4 / 1000000) }') || true
+  [[ $free =~ ^[0-9]+$ ]] || return 0 # df gives no number
+  ((free >= $1)) || fail "$free GB are free on the disk of $2, and this recipe needs about $1 GB: free some, take another OUT_DIR, or set DISK_GB"
+}
+
+# has_text FILE: true if FILE or FILE.gz contains more than whitespace.
+has_text() { LC_ALL=C grep -q '[^[:space:]]' < <(eval "$(reading "$1")" 2>/dev/null); }
+
+# need_text RAW_DIR LANGUAGE SPLIT...: fail early if an existing file has no text.
+need_text() {
+  local raw=$1 language=$2 split
+  shift 2
+  for split in "$@"; do
+    [[ ! -f $raw/$split.$language && ! -f $raw/$split.$language.gz ]] || has_text "$raw/$split.$language" ||
+      fail "$raw/$split.$language[.gz] has no text, or cannot be read: give one sentence per line"
+  done
+}
+
+# find_plugin: set `plugin`, the folder for --user-dir. With torch 2.6 or later the checkpoints of fairseq-train load
+# only with the plugin, which allows the types of the options stored in them.
+find_plugin() {
+  plugin=${HEADGATES:-}
+  [[ -n $plugin ]] || answer plugin headgates path
+}
+
+# lock_out OUT_DIR: fail if another run uses the folder. Child processes inherit the lock; a recipe that was started by
+# another one shares its lock.
+lock_out() {
+  [[ ${DRY_RUN:-0} == 1 || ${RECIPE_LOCK:-} == "$1" ]] && return
+  mkdir -p "$1" 2>/dev/null || fail "OUT_DIR='$1' cannot be created: choose another folder"
+  exec 8>"$1/.lock"
+  command -v flock >/dev/null || return 0
+  # The data loaders of a killed run end some seconds after it.
+  flock -w 15 8 || fail "another run uses $1 (or one of its programs still runs): wait until it ends, or stop it"
+  export RECIPE_LOCK=$1
+  find "$1" -maxdepth 2 -type f -name '*.[0-9]*.part' -delete # NAME.PID.part of a killed run
+}
+
+# keep_settings OUT_DIR SETTINGS [FILE]: record the settings of a folder. Fail if they differ from the recorded ones.
+keep_settings() {
+  local file=$1/${3:-settings.txt} current=$2
+  if [[ -f $file && $(<"$file") != "$current" ]]; then
+    fail "$1 was made with other settings ($(diff <(tr ' ' '\n' <<<"$current") <(tr ' ' '\n' <"$file") | sed -n 's/^> //p' | tr '\n' ' ' | sed 's/ $//')): take another folder or remove it"
+  fi
+  [[ ${DRY_RUN:-0} == 1 ]] && return
+  mkdir -p "$1"
+  [[ -f $file ]] && return
+  printf '%s\n' "$current" >"$file.part"
+  mv "$file.part" "$file"
+}
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+quoted() { printf '%q ' "$@"; }
+
+# dry_run COMMAND...: in a dry run print the command and return true.
+dry_run() {
+  [[ ${DRY_RUN:-0} == 1 ]] || return 1
+  quoted "$@"
+  echo
+}
+
+# last_line LOG: the last line, without the overwritten states of a progress bar.
+last_line() { tail -n 1 "$1" | tr '\r' '\n' | tail -n 1; }
+
+# step WHAT COMMAND...: run a command that shows its own progress and errors.
+step() {
+  local what=$1
+  shift
+  dry_run "$@" && return
+  say "$what"
+  attended "$@" || exit 2
+}
+
+# run LOG COMMAND...: run a command with its output in LOG; on failure print its last line.
+run() {
+  local log=$1
+  shift
+  dry_run "$@" && return
+  attended "$@" >>"$log" 2>&1 || fail "$(basename "$1") failed: $(last_line "$log") (log: $log)"
+}
+
+# into OUTPUT PIPELINE: write the output of a pipeline (one string of shell code) unless OUTPUT exists. The file appears
+# when it is complete. On failure print the last line of the error output.
+into() {
+  local output=$1 pipeline=$2 said=$1.log why
+  [[ -s $output ]] && return
+  if [[ ${DRY_RUN:-0} == 1 ]]; then
+    printf '%s > %q\n' "$pipeline" "$output"
+    return
+  fi
+  attended bash -c "set -euo pipefail; $pipeline" >"$output.part" 2>"$said" || {
+    why=$(last_line "$said")
+    fail "$output cannot be made: ${why:-$pipeline} (log: $said)"
+  }
+  rm -f "$said"
+  mv "$output.part" "$output"
+}
+
+# step_into OUTPUT COMMAND...: as `into`, for a command that shows its own progress and errors.
+step_into() {
+  local output=$1
+  shift
+  [[ -s $output ]] && return
+  if [[ ${DRY_RUN:-0} == 1 ]]; then
+    printf '%s > %q\n' "$(quoted "$@")" "$output"
+    return
+  fi
+  attended "$@" >"$output.part" || exit 2
+  mv "$output.part" "$output"
+}
+
+# last_table OUTPUT COMMAND...: write and print the table at the end of a recipe.
+last_table() {
+  local output=$1
+  shift
+  dry_run "$@" && return
+  echo
+  attended "$@" >"$output.part" || exit 2
+  mv "$output.part" "$output"
+  cat "$output"
+}
+
+# --- text -----------------------------------------------------------------------------------------------------------
+
+# reading FILE: the command that reads FILE, or FILE.gz if only that exists.
+reading() { if [[ ! -f $1 && -f $1.gz ]]; then echo "gzip -dc $(quoted "$1.gz")"; else echo "cat $(quoted "$1")"; fi; }
+
+# aligned SPLIT PREFIX SRC TGT: fail unless PREFIX.SRC and PREFIX.TGT have the same number of lines. On failure remove
+# them, so that the next run makes them from corrected text.
+aligned() {
+  local lines other language
+  [[ ${DRY_RUN:-0} == 1 ]] && return
+  for language in "$3" "$4"; do
+    [[ -z $(tail -c 1 "$2.$language" | tr '\0' x) ]] || echo >>"$2.$language" # the last line has no end
+  done
+  lines=$(wc -l <"$2.$3") other=$(wc -l <"$2.$4")
+  [[ $lines == "$other" ]] || {
+    rm -f "$2.$3" "$2.$4"
+    fail "$1 has $lines lines in $3 but $other in $4: the two sides must be aligned"
+  }
+}
+
+# get_files COLLECTION OUT_DIR: download the files of a collection, or find them in DATA_DIR (recipes/corpora.py).
+get_files() {
+  [[ ${DRY_RUN:-0} == 1 ]] || mkdir -p "$2/raw"
+  step "getting the files of $1" \
+    python3 "$recipes/corpora.py" fetch "$1" "$2/downloads" ${DATA_DIR:+--data-dir "$DATA_DIR"}
+}
+
+# get_corpora COLLECTION OUT_DIR: the same, then unpack them to OUT_DIR/corpora.
+get_corpora() {
+  get_files "$1" "$2"
+  step_into "$2/corpora.txt" python3 "$recipes/corpora.py" unpack "$1" "$2/downloads" "$2/corpora"
+  [[ ${DRY_RUN:-0} == 1 ]] || cat "$2/corpora.txt"
+}

@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Print BLEU over the share of removed heads as one table: a row for each curve, a column for each step.
+
+    curves.py CURVE.tsv [CURVE.tsv ...] [--paper]      files written by `headgates curve --tsv`
+
+A row is named by its checkpoint (checkpoint3.pt: epoch 3) if there are several, else by its scores. --paper adds a
+column with the BLEU of the whole model in Michel et al. 2019, by epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import sys
+
+from commands import ArgumentParser, exit_code
+from fairseq_headgates.report import text_table
+
+# Section 6, IWSLT14 German-English, without pruning.
+MICHEL = {"1": 3.0, "2": 6.2, "3": 18.1, "5": 26.9, "10": 30.6, "20": 34.5, "30": 34.7, "40": 34.9}
+
+
+def read(paths: list[str]) -> dict[tuple[str, str], dict[float, float]]:
+    """Return BLEU by (checkpoint, scores) and percent of heads removed."""
+    found: dict[tuple[str, str], dict[float, float]] = {}
+    for path in paths:
+        with open(path, encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file, delimiter="\t"):
+                try:
+                    if row["types"] == "all":
+                        curve = found.setdefault((row["checkpoint"], row["by"]), {})
+                        curve[float(row["removed"])] = float(row["bleu"])
+                except KeyError as column:
+                    raise ValueError(f"{path} has no column {column}: give a file of headgates curve --tsv") from None
+    if not found:
+        raise ValueError(f"{', '.join(paths)}: no curve over all attention types (headgates curve --types all)")
+    return found
+
+
+def epoch(checkpoint: str) -> str:
+    """Return the epoch if the file name contains it, else the file name."""
+    named = re.search(r"checkpoint(\d+)\.pt$", checkpoint)
+    return named[1] if named else checkpoint
+
+
+def table(curves: dict[tuple[str, str], dict[float, float]], paper: bool) -> str:
+    over_training = len({checkpoint for checkpoint, _ in curves}) > 1
+    steps = sorted({step for curve in curves.values() for step in curve})
+    header = ["epoch" if over_training else "by", *(f"-{step:g}%" for step in steps)]
+    rows = []
+    for (checkpoint, scores), curve in curves.items():
+        name = epoch(checkpoint) if over_training else scores
+        rows.append([name, *(f"{curve[step]:.2f}" if step in curve else "-" for step in steps)])
+        if paper:
+            rows[-1].append(str(MICHEL.get(name, "-")))
+    return text_table([*header, *(["| paper, whole"] if paper else [])], rows)
+
+
+def work(args: argparse.Namespace) -> None:
+    print(table(read(args.files), args.paper))
+
+
+def main() -> int:
+    parser = ArgumentParser(__doc__)
+    parser.add_argument("files", nargs="+", metavar="CURVE.tsv")
+    parser.add_argument("--paper", action="store_true")
+    return exit_code("curves.py", work, parser.parse_args())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

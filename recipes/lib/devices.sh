@@ -1,0 +1,45 @@
+# Where a recipe runs: GPUS, HOSTS, LAUNCHER and WORKERS. Source it after common.sh.
+
+# find_devices: set `gpus` (of this machine, 0: none), `launcher` (the command that starts train.py), `workers` (the
+# number of its processes), and fairseq's options `device` (for this machine) and `distributed` (for training).
+find_devices() {
+  local hosts visible
+  gpus=0 device=() distributed=() launcher=(python3) workers=1
+  if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
+    visible=$(if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES"; else nvidia-smi -L; fi | wc -l)
+    gpus=${GPUS:-$visible}
+    ((gpus <= visible)) || fail "GPUS=$gpus must be at most $visible, the number of GPUs that this machine shows"
+  fi
+  if ((gpus == 0)); then
+    device=(--cpu)
+    # By default glibc returns large buffers to the kernel after each use and requests them again.
+    export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-8589934592} MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-8589934592}
+  fi
+  if [[ -n ${LAUNCHER:-} ]]; then
+    read -ra launcher <<<"$LAUNCHER"
+    [[ ${DRY_RUN:-0} == 1 ]] || command -v "${launcher[0]}" >/dev/null || fail "LAUNCHER='$LAUNCHER': '${launcher[0]}' is not on the PATH"
+    workers=$WORKERS
+  elif [[ -n ${HOSTS:-} ]]; then
+    read -ra hosts <<<"$HOSTS"
+    launcher=("$recipes/lib/on_hosts.sh" "${hosts[@]}" --)
+    export NPROC_PER_NODE=$((gpus ? gpus : 1))
+    workers=$((${#hosts[@]} * NPROC_PER_NODE))
+  elif ((gpus > 1)); then
+    launcher=(torchrun --standalone --nproc_per_node "$gpus")
+    workers=$gpus
+  fi
+  # The machines of a LAUNCHER may have GPUs although this one has none.
+  if ((gpus == 0)) && [[ -z ${LAUNCHER:-} || ${CPU:-0} == 1 ]]; then
+    distributed=(--cpu)
+    ((workers == 1)) || distributed+=(--distributed-backend gloo --ddp-backend legacy_ddp)
+  fi
+  # fairseq reads ranks and the first machine from SLURM's environment; it needs the number of processes and the port.
+  [[ -z ${LAUNCHER:-} || -z ${SLURM_JOB_ID:-} ]] ||
+    distributed+=(--distributed-world-size "$workers" --distributed-port "${PORT:-29500}")
+}
+
+# need_gpu: recipes of full size need a GPU, except for a dry run.
+need_gpu() {
+  ((gpus)) || [[ ${CPU:-0} == 1 || -n ${LAUNCHER:-} || ${DRY_RUN:-0} == 1 ]] ||
+    fail "no GPU found (nvidia-smi -L): this recipe trains for days on one; set CPU=1 to run it on the CPU, with small sizes"
+}

@@ -1,0 +1,247 @@
+"""Download files with curl, or find them in a folder, and check them.
+
+A folder or a mirror is laid out `<host>/<path>` as the addresses are (`wget -x` makes this layout); in a folder a file
+may also have its bare name. curl downloads what a folder does not contain: all files at once, to NAME.part, resuming
+where an earlier attempt stopped.
+
+Three places may give the checksum of a file: manifest.tsv (lib/manifest.py), SHA256SUMS in the folder or mirror, and
+sacrebleu's MD5 sums. A file is recorded in the manifest when its checksums are right and it could be read to its end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tqdm import tqdm
+
+import manifest
+from archives import BROKEN_ARCHIVE, does_not_open, read_to_the_end
+from commands import Refused
+from manifest import Entry
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file to download: its name on this machine, its address, and sacrebleu's MD5 sum if there is one."""
+
+    name: str
+    address: str
+    md5: str | None = None
+
+    @property
+    def path(self) -> str:
+        """Its path in a mirror."""
+        parts = urlsplit(self.address)
+        return f"{parts.hostname}{parts.path}"
+
+    @property
+    def names(self) -> list[str]:
+        """Its possible names in a folder and in SHA256SUMS. The bare names of sacrebleu's files are not unique."""
+        return [self.path, self.name, *([] if self.md5 else [self.address.rpartition("/")[2]])]
+
+    def at(self, place: str | None) -> str:
+        """Its address, in a mirror if `place` is one."""
+        return f"{place.rstrip('/')}/{self.path}" if place and is_address(place) else self.address
+
+
+def is_address(place: str) -> bool:
+    return "://" in place
+
+
+def fetch(sources: list[Source], folder: Path, place: str | None) -> None:
+    """Put all files into the folder, checked and recorded. Raise Refused with a line for each file that failed."""
+    if place and not is_address(place) and not Path(place).is_dir():
+        raise Refused(f"DATA_DIR={place} is not a folder: give a folder with the files, or the address of a mirror")
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder) as lock:
+        entries = manifest.read_manifest(folder)
+        wanted = [source for source in sources if not is_ready(folder, source, entries)]
+        sums = listed_sums(place) if wanted else {}
+        missing = [source for source in wanted if not (folder / source.name).exists()]
+        errors = download(folder, [source for source in missing if not take(folder, source, place)], place, lock)
+        for source in tqdm(wanted, desc="checking", unit="file", disable=None):
+            if source.name not in errors:
+                try:
+                    origin = source.at(place) if source in missing else None
+                    entries[source.name] = check(folder, source, entries.get(source.name), sums, origin)
+                    manifest.write_manifest(folder, entries)
+                except Refused as error:
+                    errors[source.name] = str(error)
+    if errors:
+        raise Refused("\n  ".join(errors.values()))
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[int]:
+    """Refuse a second run in the same folder. Yield the file descriptor that holds the lock."""
+    with open(folder / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refused(f"another run downloads to {folder}: wait until it ends, or stop it") from None
+        yield file.fileno()
+
+
+def is_ready(folder: Path, source: Source, entries: dict[str, Entry]) -> bool:
+    """Whether an earlier run checked the file, and its size is the same."""
+    path, entry = folder / source.name, entries.get(source.name)
+    return path.exists() and entry is not None and path.stat().st_size == entry.size
+
+
+def take(folder: Path, source: Source, place: str | None) -> bool:
+    """Link to a file of the user's folder. Return whether that folder has it."""
+    if not place or is_address(place):
+        return False
+    found = next((file for name in source.names if (file := Path(place) / name).is_file()), None)
+    if found is None:
+        return False
+    link = folder / source.name
+    link.unlink(missing_ok=True)  # a broken link
+    link.symlink_to(found.resolve())
+    return True
+
+
+# --- curl -----------------------------------------------------------------------------------------------------------
+
+# A server that cannot resume in the middle of a file (33), or has nothing after the given position (416).
+RESTART = re.compile(r"curl: \(33\)|error: 416\b")
+# An interrupted or stalled connection, or a busy server. curl's own --retry would lose the bytes of the attempt.
+RETRY = re.compile(r"curl: \((18|28|52|55|56|92)\)|error: (429|50[0-4])\b")
+ATTEMPTS = 4
+
+
+def curl(*arguments: str) -> list[str]:
+    if shutil.which("curl") is None:
+        raise Refused("curl is not on the PATH: install it, or put the files into a folder and set DATA_DIR to it")
+    return ["curl", "--fail", "--location", "--silent", "--show-error", *arguments]
+
+
+def listed_sums(place: str | None) -> dict[str, str]:
+    """Return the checksums of PLACE/SHA256SUMS by file name, if a folder or mirror has that file."""
+    if not place:
+        return {}
+    if is_address(place):
+        command = curl("--max-time", "60", f"{place.rstrip('/')}/SHA256SUMS")
+        got = subprocess.run(command, capture_output=True, check=False)
+        return manifest.parse_sums(got.stdout) if got.returncode == 0 else {}
+    file = Path(place) / "SHA256SUMS"
+    return manifest.parse_sums(file.read_bytes()) if file.exists() else {}
+
+
+def size_at(address: str) -> int:
+    """Return the size that the server announces, in bytes, or 0."""
+    answer = subprocess.run(curl("--head", "--max-time", "30", address), capture_output=True, check=False)
+    found = re.findall(rb"(?im)^content-length: *(\d+)", answer.stdout)
+    return int(found[-1]) if found and answer.returncode == 0 else 0
+
+
+def size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def download(folder: Path, sources: list[Source], place: str | None, lock: int) -> dict[str, str]:
+    """Download all files at once. Return the errors by file name."""
+    parts = {source: folder / f"{source.name}.part" for source in sources}
+    sizes = {source: size_at(source.at(place)) for source in sources}
+    need_space(folder, sum(max(0, size - size_of(parts[source])) for source, size in sizes.items()))
+    left = [source for source in sources if not 0 < sizes[source] == size_of(parts[source])]
+    reasons: dict[Source, str] = {}
+    for _ in range(ATTEMPTS):
+        results = run_curl({source.at(place): parts[source] for source in left}, sum(sizes.values()), lock)
+        reasons |= zip(left, results, strict=True)
+        for source in left:
+            if RESTART.search(reasons[source]):
+                parts[source].unlink(missing_ok=True)
+        left = [s for s in left if RESTART.search(reasons[s]) or RETRY.search(reasons[s])]
+        if not left:
+            break
+    for source in sources:
+        if not reasons.get(source):
+            parts[source].rename(folder / source.name)
+    return {
+        source.name: f"{source.name}: {source.at(place)} cannot be downloaded ({reason}): run the same command again "
+        "to resume, or put the file into a folder and set DATA_DIR to it"
+        for source, reason in reasons.items()
+        if reason
+    }
+
+
+def need_space(folder: Path, size: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise Refused(
+            f"{folder}: {free / 1e9:.1f} GB are free and {size / 1e9:.1f} GB are to be downloaded: free some, "
+            "or take another folder"
+        )
+
+
+def run_curl(parts: dict[str, Path], size: int, lock: int) -> list[str]:
+    """Download {address: file}, one curl for each, with a progress bar. Return the error of each, "" for success.
+
+    One process per file gives an exit code for each with any version of curl (`--parallel` needs 7.66, the exit code
+    of a transfer 7.75). curl inherits the lock: if this process is killed, no other run writes to the same files.
+    """
+    patience = ["--connect-timeout", "30", "--speed-limit", "1", "--speed-time", "60"]
+    with ExitStack() as stack:
+        running = []
+        for address, part in parts.items():
+            command = curl(*patience, "--continue-at", "-", "--output", str(part), address)
+            process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, pass_fds=[lock])
+            stack.callback(process.terminate)
+            running.append(process)
+        bar = stack.enter_context(
+            tqdm(desc="downloading", total=size or None, unit="B", unit_scale=True, disable=None if parts else True)
+        )
+        while any(process.poll() is None for process in running):
+            bar.update(sum(map(size_of, parts.values())) - bar.n)
+            time.sleep(0.1)
+        said = [process.communicate()[1].strip().splitlines() for process in running]
+    return [
+        "" if process.returncode == 0 and part.exists() else (words or [f"curl exited with {process.returncode}"])[-1]
+        for process, part, words in zip(running, parts.values(), said, strict=True)
+    ]
+
+
+# --- checks -------------------------------------------------------------------------------------------------------
+
+
+def check(folder: Path, source: Source, entry: Entry | None, sums: dict[str, str], origin: str | None) -> Entry:
+    """Return the manifest entry of a file whose checksums are right and that opens.
+
+    Otherwise raise Refused, and remove a link or a file just downloaded from `origin`, but no file of the user.
+    """
+    path = folder / source.name
+    found = Entry.of(path, source.address)
+    wrong = defect(path, found, source, entry, next((sums[name] for name in source.names if name in sums), None))
+    if not wrong:
+        return found
+    if not path.is_symlink() and origin is None:
+        raise Refused(f"{source.name}: {path} {wrong}: remove it and run the same command again")
+    where = path.resolve() if path.is_symlink() else origin
+    path.unlink()
+    raise Refused(f"{source.name}: {where} {wrong}: download it again, or set DATA_DIR to another place")
+
+
+def defect(path: Path, found: Entry, source: Source, entry: Entry | None, expected: str | None) -> str | None:
+    """Return what is wrong with a file, or None. `expected` is the SHA-256 in SHA256SUMS."""
+    if entry and (entry.size, entry.sha256) != (found.size, found.sha256):
+        known = f"{entry.size:,} and {entry.sha256[:12]}... of {manifest.NAME} (remove its line to accept this file)"
+        return f"has {found.size:,} bytes and SHA-256 {found.sha256[:12]}..., not the {known}"
+    if expected and found.sha256 != expected:
+        return f"has SHA-256 {found.sha256[:12]}..., not the {expected[:12]}... of SHA256SUMS"
+    if source.md5 and not expected and (md5 := manifest.digest(path, "md5")) != source.md5:
+        return f"has MD5 {md5}, not the {source.md5} that sacrebleu gives"
+    try:
+        read_to_the_end(path)
+    except BROKEN_ARCHIVE as error:
+        return does_not_open(error)
+    return None

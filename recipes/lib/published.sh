@@ -1,0 +1,49 @@
+# The experiment of Voita et al. 2019 for translation.sh: sourced by the recipes of its two data sets. Any of these
+# settings may be given in the environment. Comments mark what the paper does not say.
+
+set -a
+: "${LOWERCASE:=1}" "${CLEAN:=--max-length 200 --max-ratio 9 --unique}" # the ratio is the default of Moses
+: "${BPE:=32000}" "${JOINT:=0}"
+: "${EMBED:=512}" "${FFN:=2048}" "${LAYERS:=6}" "${HEADS:=8}" "${DROPOUT:=0.1}"
+: "${TOKENS_PER_UPDATE:=16000}" "${MAX_TOKENS:=4000}" "${LR:=0.00139754}" "${WARMUP:=16000}"
+: "${UPDATES:=100000}" # not in the paper: "until it has converged"
+: "${SAVE_EVERY:=2048}" "${AVERAGE:=10}"
+# A gated run has a new optimizer and schedule. Its length and lambda are not in the paper.
+: "${PRUNE_SCHEDULE:=inverse_sqrt}" "${PRUNE_LR:=$LR}" "${PRUNE_WARMUP:=$WARMUP}" "${PRUNE_UPDATES:=60000}"
+: "${RUNS=enc-self:0.01 enc-self:0.02 all:0.005 all:0.01 all:0.02 all:0.03}" "${SCRATCH=$([[ " $RUNS" != *" all:"* ]] || echo all)}"
+# The paper divides by ((5 + length) / 6)^0.6; fairseq, with this option, by length^0.6.
+: "${BEAM:=4}" "${LENPEN:=0.6}"
+: "${PRECISION:=}" "${DATA_DIR:=}"
+set +a
+source "$recipes/lib/defaults.sh"
+# Adam's second beta is 0.998 in the authors' scripts, 0.98 in the paper.
+published_flags="--attention-dropout 0.1 --activation-dropout 0.1 --adam-betas (0.9,0.998) --adam-eps 1e-9"
+
+# published_begin OUT_DIR TEXT_GB: check what can be checked before days of work.
+published_begin() {
+  local out=$1 text=$2 parameters
+  need curl fairseq-preprocess fairseq-train fairseq-generate headgates sacremoses subword-nmt sacrebleu
+  check_settings
+  check_out "$out"
+  no_colon "$out"
+  find_devices
+  need_gpu
+  lock_out "$out"
+  # A launcher may start the training on GPUs of other machines.
+  if ((gpus)) || [[ -n ${LAUNCHER:-} && ${CPU:-0} != 1 ]]; then
+    : "${PRECISION:=fp16}"
+  fi
+  : "${PRECISION:=fp32}"
+  [[ $PRECISION == fp32 ]] || published_flags+=" --$PRECISION"
+  TRAIN_FLAGS="$published_flags $TRAIN_FLAGS"
+  # A checkpoint has weights and two moments, 12 bytes for each parameter; one run at a time keeps several.
+  parameters=$((2 * BPE * EMBED + LAYERS * (12 * EMBED * EMBED + 4 * EMBED * FFN)))
+  : "${DISK_GB:=$((text + parameters * (12 * (AVERAGE + 3) + 20 * 2 * $(wc -w <<<"$RUNS")) / 1000000000 + 1))}"
+  need_space "$DISK_GB" "$out"
+}
+
+# published_end RAW_DIR OUT_DIR: run translation.sh on the raw text. It inherits the lock.
+published_end() {
+  export TRAIN_FLAGS
+  exec "$recipes/translation.sh" "$1" "$2" en ru
+}

@@ -1,0 +1,163 @@
+"""Random clauses for the artificial corpus, with word frequencies as in Zipf's law."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+from grammar import NP, OBJECT_CASES, Clause
+from lexicon import (
+    ADJECTIVES,
+    COMMON,
+    FREQUENCY,
+    LINKS,
+    MANNER,
+    NAMES,
+    NOUN_PHRASES,
+    PREPOSITIONS,
+    PRONOUNS,
+    RARE,
+    TIME,
+    VERB_PHRASES,
+    VERBS,
+    Noun,
+)
+
+# The articles occur twice, to be more frequent than by rank alone.
+SINGULAR_DETS = ("the", "a", "the", "a", "my", "this", "his", "her", "every", "our", "their", "your")
+PLURAL_DETS = ("the", "", "the", "my", "this", "her", "his", "our", "their", "your")
+RARE_WORD = 0.06  # probability that a noun is a rare one
+
+
+@cache
+def zipf_weights(size: int) -> list[float]:
+    return list(accumulate(1 / (rank + 2) for rank in range(size)))
+
+
+class Sampler:
+    """Draw clauses, without constructions that would give an English sentence two readings."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.common = {kind: [noun for noun in COMMON if noun.kind == kind] for kind in "pbol"}
+        self.common["p"][6:6] = NAMES
+        mixed = sorted(
+            RARE, key=lambda noun: noun.en[1:]
+        )  # otherwise names with the same ending would be the most frequent ones
+        self.rare = {kind: [noun for noun in mixed if noun.kind == kind] for kind in "pbol"}
+        self.verbs = list(VERBS.values())
+
+    def chance(self, probability: float) -> bool:
+        return self.rng.random() < probability
+
+    def zipf(self, items: Iterable[Any]) -> Any:
+        pool = list(items)
+        return self.rng.choices(pool, cum_weights=zipf_weights(len(pool)))[0]
+
+    def noun(self, kinds: str) -> Noun:
+        kind = self.zipf(kinds)
+        return self.zipf(self.rare[kind] if self.rare[kind] and self.chance(RARE_WORD) else self.common[kind])
+
+    def np(self, kinds: str, rich: bool = False, rel: bool = False, pronoun: float = 0.0) -> NP:
+        """Draw a noun phrase. `rich` allows another one inside, `rel` a relative clause."""
+        if "p" in kinds and self.chance(pronoun):
+            return NP(self.zipf(PRONOUNS.values()))
+        np = NP(self.noun(kinds))
+        if not np.noun.proper:
+            np.number = "pl" if self.chance(0.35) else "sg"
+            np.det = self.zipf(PLURAL_DETS if np.number == "pl" else SINGULAR_DETS)
+            fitting = [word for word, (_, allowed) in ADJECTIVES.items() if np.noun.kind in allowed]
+            np.adjectives = (self.zipf(fitting),) if self.chance(0.3) else ()
+        if rich:
+            self.enrich(np, rel)
+        return np
+
+    def enrich(self, np: NP, rel: bool) -> None:
+        """Add at most one dependent phrase, so that its attachment is unambiguous."""
+        choice, kind = self.rng.random(), np.noun.kind
+        if choice < 0.07:
+            np.conj = self.np(kind)
+        elif np.noun.proper:
+            return
+        elif choice < 0.15:
+            np.det, np.owner = "", self.np("p")
+        elif choice < 0.23:
+            preposition, _, inside = self.zipf(row for row in NOUN_PHRASES if kind in row[1])
+            np.pp = (preposition, self.np(inside))
+        elif rel and choice < 0.35:
+            np.rel = self.relative(kind)
+
+    def relative(self, kind: str) -> Clause:
+        """Draw a clause that relativises its object or its subject, a noun of this kind."""
+        verbs = [verb for verb in self.verbs if verb.government in (*OBJECT_CASES, "none")]
+        tense = self.zipf(("past", "pres", "fut"))
+        if self.chance(0.4):
+            verb = self.zipf(verb for verb in verbs if kind in verb.kinds)
+            clause = Clause(verb, self.np("pb", pronoun=0.3), tense)
+        else:
+            clause = Clause(self.zipf(verb for verb in verbs if kind in verb.subjects), None, tense)
+            if clause.verb.government != "none":
+                clause.obj = self.np(clause.verb.kinds, pronoun=0.15)
+        clause.manner = self.zipf(MANNER) if self.chance(0.15) else ""
+        return clause
+
+    def clause(self, subj: NP | None = None, tense: str = "", rich: bool = True, end: bool = True) -> Clause:
+        """Draw a clause, with the subject `subj` if given; `rich` as in `np`.
+
+        Its object takes a relative clause only at the `end` of the sentence: words after it would join that clause.
+        """
+        kind = subj.noun.kind if subj else ""
+        verb = self.zipf(v for v in self.verbs if kind in v.subjects and (rich or v.government != "that"))
+        clause = Clause(verb, subj, tense or self.zipf(("past", "pres", "fut")))
+        clause.subj = subj or self.np(verb.subjects, rich, rel=True, pronoun=0.25)
+        clause.negated = self.chance(0.12)
+        if not clause.negated and self.chance(0.12):
+            clause.frequency = self.zipf(FREQUENCY)
+        self.complements(clause, rich, rel=end)
+        phrases = [clause.obj, *(np for _, np in clause.pps)]
+        if not clause.that and not any(np and np.rel for np in phrases):
+            self.adjuncts(clause, timed=not subj)
+        return clause
+
+    def complements(self, clause: Clause, rich: bool, rel: bool) -> None:
+        government, kinds = clause.verb.government, clause.verb.kinds
+        if government == "that":
+            clause.that = self.clause(rich=False)
+        elif government == "give":
+            clause.obj, clause.to = self.np(kinds), self.np("pb", pronoun=0.2)
+            clause.shift = self.chance(0.5)
+        elif government in PREPOSITIONS:
+            clause.pps = ((government, self.np(kinds, rich, rel=rel)),)
+        elif government != "none":
+            clause.obj = self.np(kinds, rich, rel=rel, pronoun=0.2)
+        for np in (clause.obj, clause.to):
+            if np and clause.subj and np.noun.pronoun and np.noun == clause.subj.noun:
+                np.noun = NAMES[0]  # no "i saw me", which would ask for a reflexive
+
+    def adjuncts(self, clause: Clause, timed: bool) -> None:
+        if not clause.pps and self.chance(0.22):
+            preposition, kinds = self.zipf(VERB_PHRASES)
+            clause.pps = ((preposition, self.np(kinds)),)
+        if self.chance(0.2):
+            clause.manner = self.zipf(MANNER)
+        elif timed and self.chance(0.25):
+            clause.time = self.zipf(word for word, row in TIME.items() if row[1] == clause.tense)
+
+    def sentence(self) -> Clause:
+        """Draw a clause, alone or with a second one: with the same subject, coordinate or subordinate."""
+        choice = self.rng.random()
+        if choice < 0.74:
+            return self.clause()
+        first = self.clause(end=False)
+        if first.that:
+            return first  # a second clause could belong to either verb
+        if choice < 0.87:
+            second = self.clause(first.subj, first.tense, rich=False)
+            second.subj = None
+            first.link = ("and", second)
+        else:
+            first.link = (self.zipf(LINKS), self.clause(rich=False))
+        return first

@@ -1,0 +1,266 @@
+#!/usr/bin/env python3
+"""Check the settings of a recipe, which are environment variables, before anything runs.
+
+    settings.py RECIPE            for example translation.sh
+    settings.py --help RECIPE     list the settings with their meaning and value
+
+Prints nothing when all settings are valid. Otherwise one line on stderr gives the setting, its value and the rule, and
+the exit code is 2. An empty setting means the default of the recipe, except for RUNS and SCRATCH, where it means none.
+fairseq-train checks TRAIN_FLAGS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from commands import exit_code
+from rules import (
+    Rule,
+    anything,
+    each,
+    english_russian_set,
+    epochs,
+    heads_to_keep,
+    language,
+    number,
+    one_of,
+    place,
+    plugin_folder,
+    runs,
+    shown,
+    types_of_runs,
+    whole,
+    word,
+    words,
+)
+
+
+class Setting(NamedTuple):
+    """The values that a setting may have, and its meaning."""
+
+    rule: Rule
+    meaning: str
+
+
+Settings = Mapping[str, Setting]
+
+# --- the table ----------------------------------------------------------------------------------------------------
+
+
+class _Options(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise ValueError(f"must be options of clean.py; {message}")
+
+
+def cleaning(text: str) -> argparse.Namespace:
+    """Options of clean.py."""
+    from clean import add_options
+
+    parser = _Options(add_help=False)
+    add_options(parser)
+    return parser.parse_args(text.split())
+
+
+switch = one_of("0", "1")
+MACHINE: Settings = {
+    "DRY_RUN": Setting(switch, "1: as --dry-run"),
+    "GPUS": Setting(whole(0), "number of GPUs of this machine (default: all that nvidia-smi shows)"),
+    "HOSTS": Setting(words, "machines that share this folder, this one first: torchrun is started on each by ssh"),
+    "SSH": Setting(words, "command that reaches the other HOSTS (default: ssh)"),
+    "PORT": Setting(whole(1, 65535), "free port of the first machine, for HOSTS and SLURM"),
+    "LAUNCHER": Setting(words, "another command that starts WORKERS processes of a script, for example: srun python3"),
+    "WORKERS": Setting(whole(), "number of processes that LAUNCHER starts, one for each GPU"),
+    "CPU": Setting(switch, "1: run a recipe of full size without a GPU"),
+    "DISK_GB": Setting(whole(0), "free disk space that the recipe requires (default: estimated)"),
+}
+SEARCH: Settings = {
+    "BEAM": Setting(whole(), "beam size"),
+    "LENPEN": Setting(number(), "exponent of the length penalty, as fairseq-generate --lenpen"),
+    "GENERATION_TOKENS": Setting(whole(), "--max-tokens of generation"),
+    "HEADGATES": Setting(plugin_folder, "folder of the plugin (default: the output of headgates path)"),
+}
+TRANSLATION: Settings = {
+    "LOWERCASE": Setting(switch, "1: lowercase the text; BLEU is then case-insensitive"),
+    "PRETOKENIZED": Setting(switch, "1: the text is tokenised; the reference is detokenised for scoring"),
+    "CLEAN": Setting(cleaning, "options of clean.py for the tokenised training text: --max-length 200 --unique"),
+    "BPE": Setting(whole(), "number of BPE merge operations"),
+    "JOINT": Setting(switch, "1: one BPE code and dictionary for both languages, with shared embeddings"),
+    "ARCH": Setting(word, "architecture of the baseline"),
+    "EMBED": Setting(whole(), "embedding dimension"),
+    "FFN": Setting(whole(), "dimension of the feed-forward layers"),
+    "LAYERS": Setting(whole(), "layers of the encoder, and of the decoder"),
+    "HEADS": Setting(whole(), "attention heads in a layer; they must divide EMBED"),
+    "PRE_NORM": Setting(switch, "1: layer normalisation before each sublayer"),
+    "DROPOUT": Setting(number(0, 1), "dropout"),
+    "MAX_TOKENS": Setting(whole(), "--max-tokens of training: tokens in a batch, limited by memory"),
+    "UPDATE_FREQ": Setting(each(whole()), "batches for each update, as fairseq-train --update-freq"),
+    "TOKENS_PER_UPDATE": Setting(
+        whole(), "source tokens for each update on any number of GPUs; sets UPDATE_FREQ and lowers MAX_TOKENS"
+    ),
+    "EPOCHS": Setting(whole(0), "epochs of the baseline"),
+    "UPDATES": Setting(whole(), "updates of the baseline, instead of EPOCHS"),
+    "LR": Setting(number(above=0), "learning rate of the baseline"),
+    "WARMUP": Setting(whole(), "warm-up updates of the baseline"),
+    "KEEP_EPOCHS": Setting(switch, "1: keep a checkpoint of every epoch"),
+    "SAVE_EVERY": Setting(whole(), "updates between checkpoints (each with BLEU on the development set)"),
+    "AVERAGE": Setting(whole(0), "average the last AVERAGE checkpoints; 0: use the best, or the last of a gated run"),
+    "RUNS": Setting(runs, "gated runs, TYPES:LAMBDA each; with enc-self alone the decoder is frozen"),
+    "SCRATCH": Setting(types_of_runs, "types of RUNS whose pruned shape is also trained from scratch"),
+    "PRUNE_UPDATES": Setting(whole(), "updates of a gated run"),
+    "PRUNE_LR": Setting(each(number(above=0)), "learning rate of a gated run"),
+    "PRUNE_WARMUP": Setting(whole(0), "warm-up updates of a gated run"),
+    "PRUNE_SCHEDULE": Setting(
+        one_of("polynomial_decay", "inverse_sqrt", "fixed", "cosine", "reduce_lr_on_plateau"),
+        "learning rate schedule of a gated run",
+    ),
+    "GATE_LR_SCALE": Setting(number(above=0), "factor on the learning rate of the gates"),
+    "TRAIN_FLAGS": Setting(anything, "more options for every fairseq-train, for example --fp16"),
+    "SEED": Setting(whole(0, 2**32 - 1), "random seed of training"),
+    "PAPER": Setting(one_of("wmt", "opensubtitles"), "compare with table 2 of Voita et al. 2019"),
+    **SEARCH,
+    **MACHINE,
+}
+DATA_DIR = Setting(place, "folder that has (some of) the files, or the address of a mirror")
+PUBLISHED: Settings = {
+    "DATA_DIR": DATA_DIR,
+    "PRECISION": Setting(one_of("fp16", "amp", "fp32"), "precision of training (default: fp16 on a GPU)"),
+    **TRANSLATION,
+}
+STEPS = Setting(each(number(0, 100)), "percent of the heads to remove at each step")
+english_russian = Setting(english_russian_set, "development and test set, named as in sacrebleu")
+RECIPES: Mapping[str, Settings] = {
+    "translation.sh": {**TRANSLATION, "SRC": Setting(language, "argument"), "TGT": Setting(language, "argument")},
+    "demo.sh": TRANSLATION,
+    "wmt_en_ru.sh": {"DEV": english_russian, "TEST": english_russian, **PUBLISHED},
+    "opensubtitles_en_ru.sh": {
+        "OVERLAP": Setting(number(0, 1), "smallest overlap in time of a pair's subtitles"),
+        "PAIRS": Setting(whole(), "pairs for training"),
+        "HELD_OUT": Setting(whole(), "pairs in the development set, and in the test set"),
+        **PUBLISHED,
+    },
+    "iwslt14_de_en.sh": {
+        "MEASURED": Setting(epochs, "epochs after which heads are removed; training ends after the last one"),
+        "STEPS": STEPS,
+        "DATA_DIR": DATA_DIR,
+        **TRANSLATION,
+    },
+    "prune_pretrained.sh": {
+        "SRC": Setting(language, "source language"),
+        "TGT": Setting(language, "target language"),
+        "STEPS": STEPS,
+        "KEEP": Setting(heads_to_keep, "share of the heads that the pruned checkpoint keeps, by the gradient score"),
+        "SENTENCES": Setting(whole(), "score heads on the first SENTENCES sentences of valid only"),
+        "TOKENIZE": Setting(anything, "command of sacremoses for raw text, after normalize; empty: it is tokenised"),
+        "DATA_DIR": DATA_DIR,
+        **SEARCH,
+        **MACHINE,
+    },
+}
+
+
+# --- settings that depend on each other -------------------------------------------------------------------------
+
+
+def check_launcher(given: Mapping[str, Any]) -> None:
+    if "LAUNCHER" in given and "WORKERS" not in given:
+        launcher = " ".join(given["LAUNCHER"])
+        raise ValueError(f"WORKERS must be set to the number of processes that LAUNCHER={launcher!r} starts")
+
+
+def check_architecture(given: Mapping[str, Any]) -> None:
+    """The architecture is registered. The default is not looked up, because importing fairseq takes seconds."""
+    name = given.get("ARCH", "transformer")
+    if name == "transformer" or "HEADGATES" in given:
+        return
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    import fairseq_headgates  # noqa: F401  (registers its architectures)
+
+    if name not in ARCH_MODEL_REGISTRY:
+        raise ValueError(f"ARCH={shown(name)} must be an architecture of fairseq, for example transformer_iwslt_de_en")
+
+
+def check_sizes(given: Mapping[str, Any]) -> None:
+    embed, heads = given.get("EMBED"), given.get("HEADS")
+    if embed and heads and embed % heads:
+        raise ValueError(f"HEADS={heads} must divide EMBED={embed}")
+
+
+def check_length(given: Mapping[str, Any]) -> None:
+    if given.get("EPOCHS") == 0 and "UPDATES" not in given:
+        raise ValueError("EPOCHS=0 would train without end: it must be 1 or more, or set UPDATES")
+    if given.get("PRUNE_SCHEDULE") == "inverse_sqrt" and given.get("PRUNE_WARMUP") == 0:
+        raise ValueError("PRUNE_WARMUP=0 must be 1 or more with PRUNE_SCHEDULE=inverse_sqrt")
+
+
+def check_average(given: Mapping[str, Any]) -> None:
+    """The baseline saves enough checkpoints. For shorter gated runs the average takes all that exist."""
+    average, every, updates = (given.get(name) for name in ("AVERAGE", "SAVE_EVERY", "UPDATES"))
+    if average and not every:
+        raise ValueError(f"AVERAGE={average} needs checkpoints to average: set SAVE_EVERY to a number of updates")
+    if average and updates and average > (saved := math.ceil(updates / every)):
+        raise ValueError(
+            f"AVERAGE={average} must be at most {saved}, the number of checkpoints of UPDATES={updates} with "
+            f"SAVE_EVERY={every}"
+        )
+
+
+def check_scratch(given: Mapping[str, Any]) -> None:
+    existing = ", ".join(dict.fromkeys(types for types, _ in given.get("RUNS", ())))
+    for types in given.get("SCRATCH", ()):
+        if types not in existing.split(", "):
+            raise ValueError(f"SCRATCH={types!r} must be among the types of RUNS ({existing or 'RUNS is empty'})")
+
+
+def check_epochs(given: Mapping[str, Any]) -> None:
+    if "MEASURED" in given and "SAVE_EVERY" in given:
+        raise ValueError(
+            f"SAVE_EVERY={given['SAVE_EVERY']} must not be set: MEASURED needs a checkpoint of every epoch"
+        )
+
+
+TOGETHER = [check_launcher, check_sizes, check_length, check_average, check_scratch, check_epochs, check_architecture]
+
+
+def check(recipe: str, environment: Mapping[str, str]) -> None:
+    """Raise ValueError, with one line, for the first invalid setting of the recipe."""
+    given = {}
+    for name, setting in RECIPES[recipe].items():
+        text = environment.get(name, "")
+        if text:
+            try:
+                given[name] = setting.rule(text)
+            except ValueError as error:
+                raise ValueError(f"{name}={shown(text)} {error}") from None
+    for check_together in TOGETHER:
+        check_together(given)
+
+
+def describe(recipe: str, environment: Mapping[str, str]) -> str:
+    """List the settings of a recipe: name and value, then the meaning."""
+    lines = ["Settings are environment variables: NAME=VALUE recipes/" + recipe + " ... (below with their values now)"]
+    for name, setting in RECIPES[recipe].items():
+        if setting.meaning != "argument":
+            value = environment.get(name, "")
+            lines += [f"  {name}={value!r}" if " " in value else f"  {name}={value}", f"      {setting.meaning}"]
+    return "\n".join(lines)
+
+
+def main(argv: list[str]) -> int:
+    *option, recipe = argv or [""]
+    if recipe not in RECIPES or option not in ([], ["--help"]):
+        print(f"settings.py: give the name of one recipe: {', '.join(RECIPES)}", file=sys.stderr)
+        return 2
+    if option:
+        print(describe(recipe, os.environ))
+        return 0
+    return exit_code(recipe, check, recipe, os.environ)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,3 +1,0 @@
-"""Moved to support/commands.py."""
-
-from support.commands import *  # noqa: F403

@@ -1,3 +1,0 @@
-"""Moved to support/models.py."""
-
-from support.models import *  # noqa: F403

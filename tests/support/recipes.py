@@ -1,0 +1,46 @@
+"""Ways to run recipes in tests."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+from kill_and_resume import environment, fingerprints, run, run_killed
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ROOT / "recipes"
+
+__all__ = [
+    "RECIPES",
+    "ROOT",
+    "environment",
+    "fingerprints",
+    "first_lines",
+    "make_corpus",
+    "refused",
+    "run",
+    "run_killed",
+]
+
+
+def refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    """One line on stderr that says what is wrong, exit code 2."""
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1 and all(word in result.stderr for word in words), result.stderr
+
+
+def make_corpus(folder: Path) -> Path:
+    """A folder of artificial English and Russian, {train,valid,test}.{en,ru}."""
+    sizes = ["--train", "300", "--valid", "8", "--test", "9"]
+    command = [sys.executable, str(RECIPES / "make_corpus.py"), str(folder), *sizes, "--force"]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def first_lines(source, number, target):
+    """The beginning of a compressed file, compressed."""
+    with gzip.open(source, "rt", encoding="utf-8") as file, gzip.open(target, "wt", encoding="utf-8") as copy:
+        copy.writelines(islice(file, number))

@@ -1,0 +1,220 @@
+"""Files of corpora from a mirror: downloads that resume (recipes/corpora.py fetch)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+
+import pytest
+from support.corpora import IWSLT, SUBTITLES, WMT, all_there, fetch, until, wanted, was_killed
+
+import fetching
+
+pytest_plugins = ["support.corpora"]
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_mirror_serves_all_files_at_once_and_once(ranges, place, tmp_path, serve):
+    server, out = serve(place), tmp_path / "out"
+    server.ranges = ranges
+    server.together = threading.Barrier(len(wanted(WMT)))  # one after the other, they would wait for ever
+    assert fetch(WMT, out, server.address + "/") == 0
+    all_there(WMT, out, place)
+    assert all(server.asked(source) == [None] for source in wanted(WMT))
+    server.seen.clear()
+    before = (out / "manifest.tsv").stat()
+    assert fetch(WMT, out, server.address) == 0
+    assert server.seen == [] and (out / "manifest.tsv").stat() == before
+
+
+def test_a_download_goes_on_in_the_middle(place, tmp_path, serve):
+    server, out = serve(place), tmp_path / "out"
+    out.mkdir()
+    halves = {}
+    for source in wanted(SUBTITLES):
+        data = (place / source.path).read_bytes()
+        halves[source] = len(data) // 2
+        (out / f"{source.name}.part").write_bytes(data[: halves[source]])
+    assert fetch(SUBTITLES, out, server.address) == 0
+    all_there(SUBTITLES, out, place)
+    for source, half in halves.items():
+        assert server.asked(source) == [f"bytes={half}-"]
+        assert server.sent[source.path] == len((place / source.path).read_bytes()) - half
+
+
+def test_a_download_begins_anew_where_the_server_knows_no_ranges(place, tmp_path, serve):
+    server, out = serve(place), tmp_path / "out"
+    server.ranges = False
+    out.mkdir()
+    (source,) = wanted(IWSLT)
+    (out / f"{source.name}.part").write_bytes((place / source.path).read_bytes()[:1000])
+    assert fetch(IWSLT, out, server.address) == 0
+    all_there(IWSLT, out, place)
+    assert server.asked(source) == ["bytes=1000-", None]
+
+
+def test_a_part_that_is_whole_becomes_the_file(place, tmp_path, serve):
+    server, out = serve(place), tmp_path / "out"
+    out.mkdir()
+    (source,) = wanted(IWSLT)
+    data = (place / source.path).read_bytes()
+    (out / f"{source.name}.part").write_bytes(data)
+    assert fetch(IWSLT, out, server.address) == 0
+    all_there(IWSLT, out, place)
+    assert server.asked(source) == [] and server.asked(source, "HEAD") == [None]
+
+
+def test_a_part_that_is_too_long_is_begun_anew(place, tmp_path, serve):
+    """The server has nothing from there on, and says so (416)."""
+    server, out = serve(place), tmp_path / "out"
+    out.mkdir()
+    (source,) = wanted(IWSLT)
+    (out / f"{source.name}.part").write_bytes(b"x" * 9999)
+    assert fetch(IWSLT, out, server.address) == 0
+    all_there(IWSLT, out, place)
+    assert server.asked(source) == ["bytes=9999-", None]
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_part_outlives_a_server_that_refuses(status, place, tmp_path, serve, refused):
+    server, out = serve(place), tmp_path / "out"
+    (source,) = wanted(IWSLT)
+    server.answers[source.path] = status, b"<p>not now</p>"
+    out.mkdir()
+    part = (place / source.path).read_bytes()[:1000]
+    (out / f"{source.name}.part").write_bytes(part)
+    refused(
+        fetch(IWSLT, out, server.address),
+        [source.name, server.address, str(status), "run the same command again", "DATA_DIR"],
+    )
+    assert (out / f"{source.name}.part").read_bytes() == part
+    server.answers.clear()
+    server.seen.clear()
+    assert fetch(IWSLT, out, server.address) == 0
+    all_there(IWSLT, out, place)
+    assert server.asked(source) == ["bytes=1000-"]
+
+
+def test_a_broken_connection_is_taken_up_again(place, tmp_path, serve):
+    """The connection breaks off after a third of the file, each time; the same run goes on from there."""
+    server, out = serve(place), tmp_path / "out"
+    _, broken = wanted(SUBTITLES)
+    size = (place / broken.path).stat().st_size
+    server.cut[broken.path] = size // 3 + 1
+    assert fetch(SUBTITLES, out, server.address) == 0
+    all_there(SUBTITLES, out, place)
+    assert server.asked(broken)[1:] == [f"bytes={n * (size // 3 + 1)}-" for n in (1, 2)]
+
+
+def test_a_broken_connection_loses_nothing(place, tmp_path, serve, refused, monkeypatch):
+    """One of two files breaks off for good: the other is recorded, the part stays, and the same command goes on."""
+    monkeypatch.setattr(fetching, "ATTEMPTS", 1)
+    server, out = serve(place), tmp_path / "out"
+    whole, broken = wanted(SUBTITLES)
+    server.cut[broken.path] = 700
+    refused(fetch(SUBTITLES, out, server.address), [broken.name, "cannot be downloaded", "run the same command again"])
+    assert (out / f"{broken.name}.part").stat().st_size == 700
+    assert whole.name in (out / "manifest.tsv").read_text() and broken.name not in (out / "manifest.tsv").read_text()
+    server.cut.clear()
+    server.seen.clear()
+    assert fetch(SUBTITLES, out, server.address) == 0
+    all_there(SUBTITLES, out, place)
+    assert server.asked(broken) == ["bytes=700-"] and server.asked(whole) == []
+
+
+def test_a_server_that_is_gone(place, tmp_path, serve, refused):
+    server, out = serve(place), tmp_path / "out"
+    address = server.address
+    server.shutdown()
+    server.server_close()
+    names = [[source.name, address, "cannot be downloaded"] for source in wanted(SUBTITLES)]
+    refused(fetch(SUBTITLES, out, address), *names)
+    assert fetch(SUBTITLES, out, serve(place).address) == 0
+    all_there(SUBTITLES, out, place)
+
+
+def test_a_page_instead_of_an_archive(place, tmp_path, serve, refused):
+    server, out = serve(place), tmp_path / "out"
+    lines = []
+    for source in wanted(SUBTITLES):
+        server.answers[source.path] = 200, b"<!DOCTYPE html>\n<title>Log in first</title>\n"
+        lines.append([source.name, f"{server.address}/{source.path}", "does not open"])
+    server.answers["SHA256SUMS"] = 200, b"<!DOCTYPE html>\n<title>Not\xff found</title>\n"
+    refused(fetch(SUBTITLES, out, server.address), *lines)
+    assert {path.name for path in out.iterdir()} <= {".lock", "manifest.tsv"}
+    server.answers.clear()
+    assert fetch(SUBTITLES, out, server.address) == 0
+    all_there(SUBTITLES, out, place)
+
+
+def test_a_small_disk_is_found_before_the_download(place, tmp_path, serve, refused, monkeypatch):
+    """What is there in part needs no room again."""
+    server, out = serve(place), tmp_path / "out"
+    (source,) = wanted(IWSLT)
+    data = (place / source.path).read_bytes()
+    free = len(data) - 1000
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free))
+    refused(fetch(IWSLT, out, server.address), [str(out), "GB are free", "to be downloaded", "free some"])
+    assert server.asked(source) == [] and server.asked(source, "HEAD") == [None]
+    (out / f"{source.name}.part").write_bytes(data[:999])
+    refused(fetch(IWSLT, out, server.address), ["GB are free"])
+    (out / f"{source.name}.part").write_bytes(data[:1000])
+    assert fetch(IWSLT, out, server.address) == 0
+    all_there(IWSLT, out, place)
+
+
+def test_without_curl_there_is_a_line(place, tmp_path, refused, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    for address in (None, "http://127.0.0.1:1"):
+        refused(fetch(IWSLT, tmp_path / "out", address), ["curl is not on the PATH", "DATA_DIR"])
+    assert fetch(IWSLT, tmp_path / "out", place) == 0  # a folder needs none
+
+
+def test_a_run_that_is_killed_goes_on_where_it_was(place, tmp_path, serve, refused, capsys, in_child):
+    """Its curl lives on and keeps the folder to itself until its end; then the same command has all files."""
+    server, out = serve(place), tmp_path / "out"
+    server.hold = True
+    child = in_child(lambda: fetch(SUBTITLES, out, server.address))
+    until(lambda: server.held == len(wanted(SUBTITLES)))
+    os.kill(child, signal.SIGKILL)
+    assert was_killed(child)
+    refused(fetch(SUBTITLES, out, server.address), ["another run", str(out), "wait"])
+    server.hold = False
+    server.go_on.set()
+    until(lambda: "another run" not in first_line(capsys, fetch(SUBTITLES, out, server.address)))
+    all_there(SUBTITLES, out, place)
+    assert all(server.asked(source) == [None] for source in wanted(SUBTITLES))  # nothing was sent twice
+
+
+def first_line(capsys, code):
+    err = capsys.readouterr().err
+    assert (code == 0) == (err == ""), err
+    return err
+
+
+def test_an_interrupted_run_stops_its_downloads(place, tmp_path, serve, capsys, monkeypatch):
+    """It leaves what has arrived, nobody who holds the folder, and the way to go on."""
+    server, out = serve(place), tmp_path / "out"
+    server.hold = True
+    with monkeypatch.context() as patch:
+        patch.setattr(fetching.time, "sleep", lambda seconds: interrupt() if server.held == 2 else None)
+        assert fetch(SUBTITLES, out, server.address) == 130
+    assert capsys.readouterr().err == "corpora.py: stopped; run the same command again to resume\n"
+    server.hold = False  # for new requests; the old ones still wait
+    until(lambda: "another run" not in first_line(capsys, fetch(SUBTITLES, out, server.address)), seconds=5)
+    all_there(SUBTITLES, out, place)
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def test_two_runs_do_not_share_a_folder(place, tmp_path, refused):
+    (tmp_path / "out").mkdir()
+    with fetching.locked(tmp_path / "out"):
+        refused(fetch(IWSLT, tmp_path / "out", place), ["another run downloads to", "wait until it ends"])
+    assert fetch(IWSLT, tmp_path / "out", place) == 0

@@ -1,0 +1,286 @@
+"""Unpacking of corpora (recipes/corpora.py unpack)."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from support import mirrors
+from support.corpora import IWSLT, SUBTITLES, TEST, TRAIN, VALID, WMT, call, fetch, wanted, was_killed
+
+import archives
+from collection import collection as corpora_of
+from commands import Refused
+from formats import columns
+
+pytest_plugins = ["support.corpora"]
+
+
+def unpacked(texts, name, languages):
+    """The pairs of a corpus, cut at \\n and nowhere else."""
+    sides = [(texts / f"{name}.{language}").read_bytes().decode().split("\n") for language in languages]
+    assert all(side.pop() == "" for side in sides)
+    return list(zip(*sides, strict=True))
+
+
+@pytest.fixture(scope="module")
+def all_unpacked(made, tmp_path_factory):
+    """What `unpack` made of every collection, and what it said."""
+    folder = tmp_path_factory.mktemp("all")
+    said = {}
+    for collection in (WMT, SUBTITLES, IWSLT):
+        assert fetch(collection, folder / "downloads", made[0]) == 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdout", io.StringIO())
+            assert call("unpack", collection, folder / "downloads", folder / collection) == 0
+            said[collection] = sys.stdout.getvalue()
+    return folder, said
+
+
+@pytest.mark.parametrize("collection", [WMT, SUBTITLES, IWSLT])
+def test_corpora_are_what_the_mirror_was_made_of(collection, made, all_unpacked):
+    folder, said = all_unpacked
+    truth = made[1][collection]
+    for name, pairs in truth.items():
+        assert unpacked(folder / collection, name, collection.split("-")[-2:]) == pairs, name
+    assert said[collection] == "".join(f"{name}: {len(pairs):,} pairs\n" for name, pairs in truth.items())
+
+
+def test_nothing_is_left_over(all_unpacked):
+    folder, _ = all_unpacked
+    assert not [path for path in folder.rglob("*") if path.is_dir() and path.name.endswith(".unpacked")]
+    suffixes = {"en", "ru", "de", "count"}
+    for collection in (WMT, SUBTITLES, IWSLT):
+        assert {path.name.rpartition(".")[2] for path in (folder / collection).iterdir()} <= suffixes
+
+
+@pytest.mark.parametrize("name", ["valid", "test"])
+def test_the_sets_are_what_sacrebleu_says(name, place, all_unpacked, tmp_path):
+    """sacrebleu finds the file where it would have downloaded it, and unpacks it itself."""
+    data_set = {"valid": "wmt13", "test": "wmt14"}[name]
+    source = next(s for s in wanted(WMT) if s.name.startswith(data_set))
+    raw = tmp_path / data_set / "raw"
+    raw.mkdir(parents=True)
+    with tarfile.open(place / source.path) as archive:
+        archive.extractall(raw, filter="data")
+    shutil.copy(place / source.path, raw / source.name)
+    command = [sys.executable, "-m", "sacrebleu", "-t", data_set, "-l", "en-ru", "--echo", "src", "ref"]
+    env = {**os.environ, "SACREBLEU": str(tmp_path), "PYTHONUTF8": "1"}
+    echo = subprocess.run(command, env=env, capture_output=True, check=True).stdout.decode()
+    pairs = unpacked(all_unpacked[0] / WMT, name, ("en", "ru"))
+    assert [tuple(line.split("\t")) for line in echo.split("\n")[:-1]] == pairs
+
+
+def test_talks_are_what_grep_and_sed_leave(place, all_unpacked):
+    """fairseq's preparation of the corpus: whole fields go, of titles and descriptions the tags."""
+    for language in ("de", "en"):
+        with tarfile.open(place / mirrors.IWSLT14) as archive:
+            data = archive.extractfile(f"de-en/train.tags.de-en.{language}").read()
+        filters = "grep -v '<url>' | grep -v '<talkid>' | grep -v '<keywords>'"
+        filters += " | sed -e 's/^<title>//' -e 's/<\\/title>$//' -e 's/^<description>//' -e 's/<\\/description>$//'"
+        left = subprocess.run(["bash", "-c", filters], input=data, capture_output=True, check=True).stdout
+        assert (all_unpacked[0] / IWSLT / f"talks.{language}").read_bytes() == left
+
+
+def test_talks_of_later_years_have_more_fields(tmp_path):
+    truth = mirrors.make_iwslt_mirror(tmp_path / "place", TRAIN[:30], VALID, TEST, later_fields=True)
+    assert fetch(IWSLT, tmp_path / "out", tmp_path / "place") == 0
+    assert call("unpack", IWSLT, tmp_path / "out", tmp_path / "texts") == 0
+    assert unpacked(tmp_path / "texts", "talks", ("de", "en")) == truth["train"]
+
+
+def test_unpacking_again_changes_nothing(made, tmp_path, capsys):
+    assert fetch(IWSLT, tmp_path / "out", made[0]) == 0
+    assert call("unpack", IWSLT, tmp_path / "out", tmp_path / "texts") == 0
+    first, stats = capsys.readouterr().out, {p: p.stat() for p in (tmp_path / "texts").iterdir()}
+    assert call("unpack", IWSLT, tmp_path / "out", tmp_path / "texts") == 0
+    assert capsys.readouterr().out == first
+    assert {p: p.stat() for p in (tmp_path / "texts").iterdir()} == stats
+
+
+@pytest.mark.parametrize("moment", [1, 2, 3])
+def test_killed_between_two_files_it_ends_the_same(moment, made, tmp_path, in_child):
+    """Each output and the count come into being by a rename: before, between and after those of the two sides."""
+    texts = tmp_path / "texts"
+    assert fetch(IWSLT, tmp_path / "out", made[0]) == 0
+
+    def work():
+        rename, calls = Path.replace, []
+
+        def deadly(path, target):
+            calls.append(path)
+            if len(calls) == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return rename(path, target)
+
+        Path.replace = deadly
+        call("unpack", IWSLT, tmp_path / "out", texts)
+
+    assert was_killed(in_child(work))
+    names = {path.name for path in texts.iterdir() if not path.name.endswith(".part")}
+    assert len(names & {"talks.de", "talks.en"}) == moment - 1 and "talks.count" not in names
+    assert call("unpack", IWSLT, tmp_path / "out", texts) == 0
+    for name, pairs in made[1][IWSLT].items():
+        assert unpacked(texts, name, ("de", "en")) == pairs
+
+
+def subtitles_archive(folder, english, russian):
+    """The file of OpenSubtitles with these bytes on its two sides, where `unpack` looks for it."""
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / wanted(SUBTITLES)[0].name, "w") as archive:
+        archive.writestr("OpenSubtitles.en-ru.en", english)
+        archive.writestr("OpenSubtitles.en-ru.ru", russian)
+    (folder / wanted(SUBTITLES)[1].name).write_bytes(mirrors.gz(b"<a/>"))
+    return folder
+
+
+def test_no_character_breaks_the_alignment(tmp_path):
+    """Whatever ends a line for some tool is a blank; each line and each column is in its place for all of them."""
+    enders = [c for c in map(chr, range(sys.maxunicode + 1)) if len(f"a{c}b".splitlines()) == 2 and c != "\n"]
+    assert {"\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028"} <= set(enders)
+    breaks = [*enders, "\t", "\0", "\ufeff", "\r\r", "\r\u2028\t"]
+    english = [f"{c}number{c}{n}{c}" for n, c in enumerate(breaks)]
+    russian = [f"номер {n}" for n in range(len(breaks))]
+    folder = subtitles_archive(
+        tmp_path / "out", ("\ufeff" + "\n".join(english)).encode(), "".join(f"{r}\r\n" for r in russian).encode()
+    )
+    assert call("unpack", SUBTITLES, folder, tmp_path / "texts") == 0
+    expected = [f"number {n}" for n in range(len(breaks))]
+    assert unpacked(tmp_path / "texts", "opensubtitles", ("en", "ru")) == list(zip(expected, russian, strict=True))
+    for name, lines in (("en", expected), ("ru", russian)):
+        text = (tmp_path / "texts" / f"opensubtitles.{name}").read_bytes().decode()
+        assert text.splitlines() == lines and text.count("\n") == len(lines)
+
+
+def test_bytes_that_are_no_text_are_counted(tmp_path, capsys):
+    folder = subtitles_archive(
+        tmp_path / "out", b"caf\xe9 au lait\nna\xefve \xff\nplain\n", "один\nдва\nтри\n".encode() + b"\xd1\n"
+    )
+    assert call("unpack", SUBTITLES, folder, tmp_path / "texts") == 2
+    assert "3 lines in en and 4 lines in ru" in capsys.readouterr().err
+    subtitles_archive(folder, b"caf\xe9 au lait\nna\xefve \xff\nplain\nlast\n", "один\nдва\nтри\n".encode() + b"\xd1\n")
+    assert call("unpack", SUBTITLES, folder, tmp_path / "texts") == 0
+    assert capsys.readouterr().out.startswith("opensubtitles: 4 pairs, 4 characters U+FFFD")
+    assert unpacked(tmp_path / "texts", "opensubtitles", ("en", "ru")) == [
+        ("caf\ufffd au lait", "один"), ("na\ufffdve \ufffd", "два"), ("plain", "три"), ("last", "\ufffd"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("english", "russian"), [(3, 2), (2, 3), (0, 1)])
+def test_sides_of_different_length_are_refused(english, russian, tmp_path, refused):
+    folder = subtitles_archive(tmp_path / "out", b"a\n" * english, b"b\n" * russian)
+    refused(
+        call("unpack", SUBTITLES, folder, tmp_path / "texts"),
+        [str(folder), f"{english} lines in en and {russian} lines in ru", "aligned"],
+    )
+    assert list((tmp_path / "texts").iterdir()) == []
+    subtitles_archive(folder, b"a\n", b"b\n")
+    assert call("unpack", SUBTITLES, folder, tmp_path / "texts") == 0
+
+
+def test_rows_have_two_columns(tmp_path):
+    """Of a row with fewer or more it cannot be known what belongs together: both sides are empty, for clean.py."""
+    path, read = tmp_path / "x.gz", columns(("ru", "en"))
+    path.write_bytes(mirrors.gz("один\tone\nтолько\nраз\tтаб\tone\n\tno\nдва\ttwo\t\nтри\tthree".encode()))
+    assert list(read(path, "ru")) == ["один", "", "", "", "", "три"]
+    assert list(read(path, "en")) == ["one", "", "", "no", "", "three"]
+    path.write_bytes(mirrors.gz(b"one\ntwo\n"))
+    for language in ("ru", "en"):
+        with pytest.raises(Refused, match=r"x.gz: none of 2 rows has two columns"):
+            list(read(path, language))
+    path.write_bytes(mirrors.gz(b""))
+    assert list(read(path, "ru")) == []
+
+
+@pytest.mark.parametrize("collection", [SUBTITLES, IWSLT])
+def test_a_member_that_is_missing(collection, tmp_path, refused):
+    """An archive that is whole, but another one."""
+    out = tmp_path / "out"
+    out.mkdir()
+    source = wanted(collection)[0]
+    pack = mirrors.zipped if source.name.endswith(".zip") else mirrors.tgz
+    (out / source.name).write_bytes(pack({"de-en/other.txt": "x\n"}))
+    (out / wanted(collection)[-1].name).touch()
+    refused(
+        call("unpack", collection, out, tmp_path / "texts"),
+        [str(out / source.name), "has no member", "de-en/other.txt", "right file?"],
+    )
+
+
+def test_a_set_without_its_files(made, tmp_path, refused):
+    """sacrebleu says what is missing."""
+    out = tmp_path / "out"
+    assert fetch(WMT, out, made[0]) == 0
+    (out / "wmt14.test-filtered.tgz").unlink()
+    (out / "wmt14.test-filtered.tgz").write_bytes(mirrors.tgz({"test/other.sgm": ""}))
+    path = out / "wmt14.test-filtered.tgz"
+    corpus = corpora_of(WMT)[-1]
+    with pytest.raises(Refused, match=r"sacrebleu cannot read .*wmt14.test-filtered.tgz: .*newstest2014"):
+        list(corpus.read(path, "en"))
+    assert not list(out.glob("*.unpacked"))
+
+
+def test_a_set_whose_link_leads_to_another_name(place, tmp_path):
+    """As in stores that keep files under their checksums."""
+    source = next(s for s in wanted(WMT) if s.name.startswith("wmt13"))
+    (tmp_path / "0123abcd").write_bytes((place / source.path).read_bytes())
+    (tmp_path / source.name).symlink_to(tmp_path / "0123abcd")
+    corpus = next(c for c in corpora_of(WMT) if c.source == source)
+    assert len(list(corpus.read(tmp_path / source.name, "en"))) == len(VALID)
+
+
+def test_what_is_missing_or_broken_is_named(place, tmp_path, refused):
+    out, texts = tmp_path / "out", tmp_path / "texts"
+    out.mkdir()
+    for collection in (WMT, SUBTITLES, IWSLT):
+        source = wanted(collection)[0]
+        refused(call("unpack", collection, out, texts), [str(out / source.name), "is missing", "corpora.py fetch"])
+        data = (place / source.path).read_bytes()
+        for broken in (data[: len(data) // 2], b"<html>"):
+            (out / source.name).write_bytes(broken)
+            refused(call("unpack", collection, out, texts), [str(out / source.name), "does not open"])
+        assert list(texts.iterdir()) == []
+
+
+def test_a_text_that_cannot_be_written(place, tmp_path, refused):
+    assert fetch(IWSLT, tmp_path / "out", place) == 0
+    (tmp_path / "texts" / "talks.en").mkdir(parents=True)
+    refused(call("unpack", IWSLT, tmp_path / "out", tmp_path / "texts"), [str(tmp_path / "texts" / "talks.en")])
+
+
+def test_archives_are_closed(place, tmp_path, monkeypatch):
+    """Read to their end or not."""
+    opened = []
+    for module, name in ((tarfile, "open"), (zipfile, "ZipFile"), (gzip, "open")):
+        monkeypatch.setattr(module, name, recording(getattr(module, name), opened))
+    for read in (
+        archives.lines(place / mirrors.IWSLT14, "de-en/train.tags.de-en.de"),
+        archives.lines(place / mirrors.SUBTITLES, "OpenSubtitles.en-ru.en"),
+        archives.lines(place / mirrors.ALIGNMENT),
+    ):
+        next(read)
+        read.close()
+        assert len(opened) == 1 and is_closed(opened.pop())
+    assert len(list(archives.lines(place / mirrors.SUBTITLES, "OpenSubtitles.en-ru.en"))) > len(TRAIN)
+    assert is_closed(opened.pop())
+
+
+def recording(function, results):
+    def recorded(*arguments):
+        results.append(function(*arguments))
+        return results[-1]
+
+    return recorded
+
+
+def is_closed(archive):
+    return archive.fp is None if hasattr(archive, "fp") else archive.closed
