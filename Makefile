@@ -14,7 +14,8 @@ export VENV
 unexport PYTHONPATH PYTHONHOME
 
 IN_VENV = PATH="$$(cd "$(VENV)/bin" && pwd):$$PATH"
-.PHONY: help setup test demo docs check format wheel clean distclean
+PYTEST = $(IN_VENV) python -m pytest -n $(WORKERS)
+.PHONY: help setup test rehearse coverage demo docs check format wheel clean distclean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
@@ -22,8 +23,14 @@ help: ## show this list
 setup: ## make the environment (test, demo, check ... do this themselves)
 	@recipes/setup.sh
 
-test: setup ## run the tests
-	@$(IN_VENV) python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+test: setup ## run the tests of every change
+	@$(PYTEST) --dist worksteal -m "not rehearsal" $(ARGS)
+
+rehearse: setup ## run the long tests: whole recipes, the demo, kills, fuzzing, the wheel
+	@$(PYTEST) --dist loadfile -m rehearsal $(ARGS)
+
+coverage: setup ## run the tests of every change and print the lines that they do not reach
+	@$(PYTEST) --dist worksteal -m "not rehearsal" --cov --cov-report=term-missing:skip-covered $(ARGS); status=$$?; rm -f .coverage.*; exit $$status
 
 demo: setup ## train, gate, prune and report on a small model; writes demo-out/
 	@$(IN_VENV) recipes/demo.sh $(ARGS)
@@ -44,7 +51,7 @@ wheel: setup ## build dist/*.whl and *.tar.gz
 	@$(IN_VENV) python -m build --no-isolation
 
 clean: ## remove caches and built packages (keeps the environment and the recipes' results)
-	@rm -rf build dist docs/_build docs/_generated ./*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@rm -rf build dist docs/_build docs/_generated ./*.egg-info .coverage .coverage.* .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## remove the environment too

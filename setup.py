@@ -41,6 +41,7 @@ setup(
             "mypy",
             "myst-parser",
             "pytest",
+            "pytest-cov",
             "pytest-xdist",
             "ruff",
             "setuptools>=64",
