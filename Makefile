@@ -9,13 +9,12 @@ VENV ?= .venv
 ARGS ?=
 # Processes that the tests are shared among.
 WORKERS ?= 2
-# Seconds of fuzzing for each kind of file.
-FUZZ_SECONDS ?= 38
 export VENV
 # The environment is self-contained: a PYTHONPATH of other work could bring another fairseq in.
 unexport PYTHONPATH PYTHONHOME
 
 IN_VENV = PATH="$$(cd "$(VENV)/bin" && pwd):$$PATH"
+PYTEST = $(IN_VENV) python -m pytest -n $(WORKERS)
 .PHONY: help setup test rehearse coverage demo docs check format wheel clean distclean
 
 help: ## show this list
@@ -25,14 +24,13 @@ setup: ## make the environment (test, demo, check ... do this themselves)
 	@recipes/setup.sh
 
 test: setup ## run the tests of every change
-	@$(IN_VENV) python -m pytest -n $(WORKERS) --dist loadfile -m "not rehearsal" $(ARGS)
+	@$(PYTEST) --dist worksteal -m "not rehearsal" $(ARGS)
 
-rehearse: setup ## run the long tests: whole recipes, stopped and killed runs, fuzzing, several workers
-	@$(IN_VENV) HEADGATES_FUZZ_SECONDS=$(FUZZ_SECONDS) python -m pytest -n $(WORKERS) --dist loadgroup -m rehearsal $(ARGS)
+rehearse: setup ## run the long tests: whole recipes, the demo, kills, fuzzing, the wheel
+	@$(PYTEST) --dist loadgroup -m rehearsal $(ARGS)
 
 coverage: setup ## run the tests of every change and print the lines that they do not reach
-	@$(IN_VENV) python -m pytest -n $(WORKERS) --dist loadfile -m "not rehearsal" --cov fairseq_headgates \
-		--cov-report term-missing:skip-covered $(ARGS)
+	@$(PYTEST) --dist worksteal -m "not rehearsal" --cov --cov-report=term-missing:skip-covered $(ARGS); status=$$?; rm -f .coverage.*; exit $$status
 
 demo: setup ## train, gate, prune and report on a small model; writes demo-out/
 	@$(IN_VENV) recipes/demo.sh $(ARGS)
@@ -53,7 +51,7 @@ wheel: setup ## build dist/*.whl and *.tar.gz
 	@$(IN_VENV) python -m build --no-isolation
 
 clean: ## remove caches and built packages (keeps the environment and the recipes' results)
-	@rm -rf build dist docs/_build docs/_generated ./*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@rm -rf build dist docs/_build docs/_generated ./*.egg-info .coverage .coverage.* .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## remove the environment too
