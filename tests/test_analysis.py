@@ -326,7 +326,7 @@ def test_correlate(on_toy, headgates, tmp_path):
     same = json.loads(headgates("correlate", *files, "--method", "magnitude", "--json", "--top", "3"))
     assert same[0]["pearson"] == pytest.approx(1) and same[0]["shared"] == 1 and same[0]["top"] == 3
     mixed = headgates("correlate", *files, code=2)
-    assert "differ in method (gradient, confidence) and in more (sents 30 and 10, split valid and test)" in mixed
+    assert "differ in both method (gradient, confidence) and origin (sents 30 and 10, split valid and test)" in mixed
     assert "--any" in mixed
     headgates("correlate", *files, "--any")
 
@@ -350,7 +350,7 @@ def one_line(text):
         ("score", ["--method", "gate", "--path", "a.pt:b.pt"], "--path names 2 checkpoints"),
         ("score", ["--method", "gate", "--path", "missing.pt"], "cannot read the checkpoint 'missing.pt'"),
         ("score", ["--method", "gate", "--distributed-world-size", "2"], "torchrun --nproc-per-node 2"),
-        ("score", ["--method", "gate", "--plot", "map.xyz"], "no picture of the kind 'xyz' can be drawn"),
+        ("score", ["--method", "gate", "--plot", "map.xyz"], "unknown format 'xyz', choose .png, .pdf or .svg"),
         ("score", ["--method", "confidence", "--max-source-positions", "4"], "--skip-invalid-size-inputs-valid-test"),
         ("score", ["--method", "gate", "--max-tokens", "0"], "--max-tokens is 0: it must be at least 1"),
         ("score", ["--method", "gate", "--source-lang", "xx"], "--source-lang is xx, the data in"),
@@ -364,7 +364,7 @@ def one_line(text):
         ("score", ["--method", "gate", "--user-dir", "/nowhere"], "cannot import --user-dir"),
         ("ablate", ["--metric", "bleu", "--beam", "0"], "--beam is 0: it must be at least 1"),
         ("ablate", ["--metric", "bleu", "--remove-bpe", "x"], "--bpe, --tokenizer or --post-process cannot be used"),
-        ("ablate", ["--select-subset", "valid"], "--select-subset is for --mode all-but-one"),
+        ("ablate", ["--select-subset", "valid"], "--select-subset has no effect without --mode all-but-one"),
         ("curve", ["--scores", "missing.json"], "cannot read the score file 'missing.json'"),
         ("curve", ["--scores", "x.json", "--reestimate"], "need --by"),
         ("curve", ["--by", "gate", "--score-method", "gate"], "give it with --scores"),
@@ -410,7 +410,7 @@ def one_line(text):
         ("curve", ["--by", "gate", "--score-subset", ""], "--score-subset is empty: give a name"),
         ("curve", ["--by", "gate", "--score-method", ""], "--score-method names the scores of a file"),
         ("curve", ["--by", "gate", "--score-reference"], "--score-reference cannot be used here"),
-        ("ablate", ["--select-subset", ""], "--select-subset is for --mode all-but-one"),
+        ("ablate", ["--select-subset", ""], "--select-subset has no effect without --mode all-but-one"),
         ("ablate", [*"--mode all-but-one --metric bleu --select-subset".split(), ""], "--select-subset is empty"),
     ],
 )

@@ -356,7 +356,7 @@ def test_hydra_takes_lists_and_mappings(tmp_path, toy, run):
 
 def test_hydra_refuses_misspelt_options(tmp_path, toy, run):
     done = hydra_train(run, toy, tmp_path, code=2, gate_heads="enc-self", gate_temprature=0.5)
-    assert_one_line_error(done, ["unknown option 'gate_temprature' of the model: write gate_temperature"])
+    assert_one_line_error(done, ["unknown option 'gate_temprature' of the model: did you mean gate_temperature?"])
     assert not list((tmp_path / "save").glob("*.pt"))
 
 
@@ -593,9 +593,9 @@ BAD_OPTIONS = {
     "unknown type in a mask": (["--alive-heads", mask(encoder=[FOUR, FOUR])], ["'encoder'", "enc-self"]),
     "layers of a mask": (["--alive-heads", mask(enc_self=[FOUR])], ["enc-self", "1 layers", "has 2"]),
     "heads of a mask": (["--alive-heads", mask(dec_enc=[FOUR, [1, 1]])], ["dec-enc layer 1", "2 heads", "has 4"]),
-    "a half": (["--alive-heads", mask(enc_self=[[1, 1, 1, 0.5], FOUR])], ["layer 0", "0.5", "1 (alive)"]),
-    "true": (["--alive-heads", mask(enc_self=[FOUR, [1, 1, 1, True]])], ["layer 1", "True", "1 (alive)"]),
-    "text": (["--alive-heads", mask(enc_self=[FOUR, [1, 1, 1, "1"]])], ["layer 1", "'1'", "1 (alive)"]),
+    "a half": (["--alive-heads", mask(enc_self=[[1, 1, 1, 0.5], FOUR])], ["layer 0", "0.5", "1 (keep)"]),
+    "true": (["--alive-heads", mask(enc_self=[FOUR, [1, 1, 1, True]])], ["layer 1", "True", "1 (keep)"]),
+    "text": (["--alive-heads", mask(enc_self=[FOUR, [1, 1, 1, "1"]])], ["layer 1", "'1'", "1 (keep)"]),
     "no list": (["--alive-heads", mask(enc_self=1)], ["enc-self", "list"]),
     "an empty mask": (["--alive-heads", "{}"], ["enc-self"]),
     "broken JSON": (["--alive-heads", '{"enc-self": [[1'], ["JSON", "column"]),

@@ -49,6 +49,7 @@ def lines(path):
 
 
 @pytest.mark.rehearsal
+@pytest.mark.xdist_group("wmt")  # one worker makes the fixture
 def test_wmt_goes_from_archives_to_the_papers_table(wmt, pairs):
     out, printed, truth, _ = wmt
     for corpus, its_pairs in truth.items():
@@ -71,6 +72,7 @@ def test_wmt_goes_from_archives_to_the_papers_table(wmt, pairs):
 
 
 @pytest.mark.rehearsal
+@pytest.mark.xdist_group("wmt")  # one worker makes the fixture
 def test_a_finished_recipe_runs_nothing_again(wmt):
     out, printed, _, settings = wmt
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
@@ -85,6 +87,7 @@ def test_a_finished_recipe_runs_nothing_again(wmt):
 
 
 @pytest.mark.rehearsal
+@pytest.mark.xdist_group("wmt")  # one worker makes the fixture
 def test_averages_take_the_last_checkpoints(wmt):
     import torch
 
@@ -132,6 +135,7 @@ def test_iwslt14_measures_every_epoch(pairs, tmp_path):
 
 
 @pytest.mark.rehearsal
+@pytest.mark.xdist_group("wmt")  # one worker makes the fixture
 def test_a_downloaded_model_is_pruned(wmt, text, tmp_path):
     """The archive of a trained model of fairseq, as its users download it, through every stage."""
     out = wmt[0]

@@ -210,7 +210,7 @@ def test_an_optimiser_that_is_not_known_is_left_out_with_a_notice(checkpoint, pr
     torch.save(state, checkpoint)
     out, without = checkpoint.with_name("pruned.pt"), checkpoint.with_name("without.pt")
     done = prune(checkpoint, out)
-    assert done.err == "headgates prune: the optimiser state is dropped: its form is not known\n"
+    assert done.err == "headgates prune: the optimiser state is dropped: its form is unknown\n"
     assert "written" in done.out
     prune(checkpoint, without, "--no-optimizer")
     assert_same(torch.load(out, weights_only=False), torch.load(without, weights_only=False))
@@ -222,17 +222,17 @@ ODD_STATES = {
     "an average of something else": ({"extra_state": {"ema": {"encoder.layers.0.fc1.weight": 3}}}, "ema is dropped"),
     "an average of other sizes": (
         {"extra_state": {"ema": {"encoder.layers.0.fc1.weight": torch.ones(2)}}},
-        "ema is dropped: it is not one of the weights of this model",
+        "ema is dropped: it does not have the weights of this model",
     ),
     "an average of other heads": (
         {"extra_state": {"ema": {"encoder.layers.0.self_attn.out_proj.weight": torch.ones(32, 8)}}},
-        "ema is dropped: it is not one of the weights of this model",
+        "ema is dropped: it does not have the weights of this model",
     ),
     "a number as criterion": ({HISTORY: [{"criterion_name": 3, "num_updates": 1}]}, ""),
     "a list as criterion": ({HISTORY: [{"criterion_name": ["x"]}]}, ""),
     "no history": ({HISTORY: []}, ""),
-    "a list as entries": ({"last_optimizer_state": {"state": [1], "param_groups": [1]}}, "its form is not known"),
-    "text as groups": ({"last_optimizer_state": {"state": {}, "param_groups": "x"}}, "its form is not known"),
+    "a list as entries": ({"last_optimizer_state": {"state": [1], "param_groups": [1]}}, "its form is unknown"),
+    "text as groups": ({"last_optimizer_state": {"state": {}, "param_groups": "x"}}, "its form is unknown"),
     "text as moments": (
         {"last_optimizer_state": {"state": {0: "x"}, "param_groups": [{"params": list(range(86))}]}},
         "the optimiser state is dropped: ",
@@ -367,7 +367,7 @@ def test_pruned_again_heads_keep_their_numbers(checkpoint, prune, refused):
     done = prune(first, second, "--scores", scores, "--keep", 4)
     assert kept_mask(load(second)).values == mask_of(RANKED[:4])
     assert re.search(r"^total +13 +4$", done.out, re.MULTILINE)
-    refused(first, checkpoint.with_name("3.pt"), "--scores", scores, "--keep", 14, words=["14", "there are 13"])
+    refused(first, checkpoint.with_name("3.pt"), "--scores", scores, "--keep", 14, words=["14", "from 0 to 13"])
 
 
 def test_show_reads_what_prune_writes(checkpoint, prune, capsys):
@@ -582,7 +582,7 @@ BAD_OPTIONS = {
     "unknown type": (["--scores", "SCORES", "--keep", "3", "--types", "enc"], ["'enc'", "enc-self"]),
     "too many per layer": (
         ["--scores", "SCORES", "--keep", "3", "--min-per-layer", "2"],
-        ["2 heads in every layer are 10, more than the 3", "--min-per-layer"],
+        ["min-per-layer 2 keeps 10 heads, more than keep, 3"],
     ),
     "no such scores": (["--scores", "no/such.json", "--keep", "3"], ["'no/such.json'", "No such file"]),
     "threshold above 1": (["--threshold", "1.01"], ["1.01", "from 0 to 1"]),

@@ -795,7 +795,7 @@ def test_best_heads_are_the_best_of_all_choices(tables, data):
         if all(len(set(subset) & set(layer)) >= min(minimum, len(layer)) for layer in layers)
     ]
     if not allowed:
-        with pytest.raises(ValueError, match=f"{minimum} heads in every layer are .* more than the {keep} to keep"):
+        with pytest.raises(ValueError, match=f"min-per-layer {minimum} keeps .* heads, more than keep, {keep}"):
             best_heads(scores, keep, present, types, minimum)
         return
     mask = best_heads(scores, keep, present, types, minimum)
@@ -849,7 +849,13 @@ def test_the_signature_of_the_scores_stays_with_the_mask():
         ({"enc-self": [[1, 2, 3]] * 2}, 1.5, [], 0, "keep is 1.5: a share must be from 0 to 1"),
         ({"enc-self": [[1, 2, 3]] * 2}, math.nan, [], 0, "keep is nan"),
         ({"enc-self": [[1, 2, 3]] * 2}, 2, ["dec-enc"], 0, "no scores of dec-enc: the score file has enc-self"),
-        ({"enc-self": [[1, 2, 3]]}, 2, [], 0, "the score file does not fit the model: enc-self has 1 layers, the model has 2"),
+        (
+            {"enc-self": [[1, 2, 3]]},
+            2,
+            [],
+            0,
+            "the score file does not fit the model: enc-self has 1 layers, the model has 2",
+        ),
         ({"enc-self": [[1, 2, 3], [1, 2]]}, 2, [], 0, "enc-self layer 1 has 2 heads, the model has 3"),
         ({"enc-self": [[1, 2, 3]] * 2}, 3, [], 2, "min-per-layer 2 keeps 4 heads, more than keep, 3"),
     ],
