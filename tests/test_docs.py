@@ -158,8 +158,14 @@ def test_named_files_exist(page):
 
 def test_named_options_exist():
     headgates = {option for command in commands() for option in headgates_options(command)}
-    chosen = ("--lr-scheduler", "polynomial_decay", "--criterion", "label_smoothed_cross_entropy_l0")
-    fairseq = {option for program in FAIRSEQ for option in fairseq_options(program, chosen)}
+    fairseq = {
+        option
+        for program in FAIRSEQ
+        for schedule in ("polynomial_decay", "inverse_sqrt")
+        for option in fairseq_options(
+            program, ("--lr-scheduler", schedule, "--criterion", "label_smoothed_cross_entropy_l0")
+        )
+    }
     files = [file for folder in ("recipes", "benchmarks") for file in (ROOT / folder).rglob("*") if file.is_file()]
     scripts = "\n".join(file.read_text(encoding="utf-8") for file in files if file.suffix in (".py", ".sh"))
     others = {"--no-build-isolation", "--distributed"}  # of pip; the beginning of several options
