@@ -48,15 +48,9 @@ def test_the_best_of_several_runs_finds_a_slow_start():
 
 def test_correlate_needs_neither_torch_nor_fairseq(tmp_path):
     files = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
-    scores = {"format": SCORE_FORMAT, "method": "gate", "signature": "gate"}
+    common = {"format": SCORE_FORMAT, "method": "gate", "signature": "gate"}
     for number, file in enumerate(files):
-        scores = {
-            "format": SCORE_FORMAT,
-            "method": "gate",
-            "signature": "gate",
-            "scores": {"enc-self": [[1, number, 3]]},
-        }
-        Path(file).write_text(json.dumps(scores | {"scores": values}))
+        Path(file).write_text(json.dumps({**common, "scores": {"enc-self": [[1, number, 3]]}}))
     code = START.format(["correlate", *files, "--any"]) + "; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=USER_DIR.parent, check=True)
     *table, modules = done.stdout.splitlines()
