@@ -1,0 +1,58 @@
+"""What the command needs to start: time, and modules."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.commands import USER_DIR
+
+from fairseq_headgates.heads import SCORE_FORMAT
+
+BARE = ["-c", "pass"]
+START = "import sys, headgates_start; sys.argv[1:] = {!r}; headgates_start.main()"
+QUICK = {
+    "help": ["--help"],
+    "version": ["--version"],
+    "path": ["path"],
+    "no command": [],
+    "a wrong command": ["nothing"],
+    "a wrong option": ["score", "--nothing-like-it"],
+    "help of a command": ["curve", "--help"],
+}
+
+
+def seconds(*arguments):
+    begun = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], capture_output=True, cwd=USER_DIR.parent)
+    return time.perf_counter() - begun
+
+
+@pytest.mark.parametrize("arguments", QUICK.values(), ids=QUICK)
+def test_what_needs_no_model_starts_in_five_times_the_time_of_python(arguments):
+    """The best of several runs, one beside the other: other work on the machine slows both."""
+    bare, ours = [], []
+    for _ in range(8):
+        bare.append(seconds(*BARE))
+        ours.append(seconds("-c", START.format(arguments)))
+        if len(ours) > 2 and min(ours) <= 5 * min(bare):
+            return
+    pytest.fail(f"{min(ours):.3f} s, python itself {min(bare):.3f} s")
+
+
+def test_the_best_of_several_runs_finds_a_slow_start():
+    assert seconds("-c", "import torch") > 5 * min(seconds(*BARE) for _ in range(2))
+
+
+def test_correlate_needs_neither_torch_nor_fairseq(tmp_path):
+    files = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
+    common = {"format": SCORE_FORMAT, "method": "gate", "signature": "gate"}
+    for number, file in enumerate(files):
+        Path(file).write_text(json.dumps({**common, "scores": {"enc-self": [[1, number, 3]]}}))
+    code = START.format(["correlate", *files, "--any"]) + "; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=USER_DIR.parent, check=True)
+    *table, modules = done.stdout.splitlines()
+    assert "enc-self      3 " in table[-1]
+    assert "scipy" in modules.split() and not {"torch", "fairseq", "matplotlib"} & set(modules.split())
