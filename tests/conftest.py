@@ -11,10 +11,13 @@ import pytest
 from hypothesis import settings
 
 # Before anything imports them. Not in support/__init__.py: forked commands import that, and need no pytest.
-pytest.register_assert_rewrite("support.corpora", "support.models", "support.recipes")
+pytest.register_assert_rewrite("support")
 
 from support.attempts import Attempts  # noqa: E402
 from support.commands import ALIVE, GATED, Command, Toy, run_program, train_arguments  # noqa: E402
+
+# Fixtures that several test files share.
+pytest_plugins = ["support.analysis", "support.checkpoints", "support.prune_command"]
 
 # A slow machine is no failure.
 settings.register_profile("headgates", deadline=None)

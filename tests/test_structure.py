@@ -1,6 +1,8 @@
 """The structure of the package: layers of rooms, and what starts quickly."""
 
 import ast
+import fnmatch
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,11 +52,20 @@ def test_imports_run_downward_only():
         assert not above, f"{path.relative_to(PACKAGE)} imports {above}"
 
 
-@pytest.mark.parametrize("folder", ["fairseq_headgates", "recipes", "benchmarks"])
+@pytest.mark.parametrize("folder", ["fairseq_headgates", "recipes", "benchmarks", "tests"])
 def test_files_are_short(folder):
     files = [path for path in (PACKAGE.parent / folder).rglob("*") if path.suffix in (".py", ".sh")]
     long = {path.name: lines for path in files if (lines := len(path.read_text().splitlines())) > LARGEST}
     assert files and not long
+
+
+def test_contributing_says_what_every_test_file_checks():
+    page = (PACKAGE.parent / "docs" / "contributing.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- checks -->")[2].partition("<!-- /checks -->")[0]
+    files = {path.name for path in (PACKAGE.parent / "tests").glob("test_*.py")}
+    named = {pattern: fnmatch.filter(files, pattern) for pattern in re.findall(r"`(test_[\w*]+\.py)`", table)}
+    assert named and all(named.values())
+    assert files == {file for found in named.values() for file in found}
 
 
 def modules_after(statements):

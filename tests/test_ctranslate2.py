@@ -1,30 +1,24 @@
-"""CTranslate2 models against fairseq: the same log-probabilities, the same search, whole folders or none."""
+"""What CTranslate2 computes and searches with a converted model, against fairseq."""
 
 import copy
-import errno
 import json
 import random
-import sys
 import tempfile
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from fairseq.models.transformer import TransformerEncoderBase
 from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.models import PAD, VOCABULARY, make_gated, make_stock, make_task
+from support.ctranslate2 import DICTIONARY, convert
+from support.models import PAD, VOCABULARY, make_stock
 
-from fairseq_headgates.checkpoints.ctranslate2 import to_ctranslate2, unsupported
-from fairseq_headgates.cli.main import main
+from fairseq_headgates.checkpoints.ctranslate2 import to_ctranslate2
 from fairseq_headgates.heads import TYPES, HeadTable
 from fairseq_headgates.surgery import head_counts, head_sites, remove_heads
 
-ctranslate2 = pytest.importorskip("ctranslate2")
-
-DICTIONARY = make_task().source_dictionary
 EOS = DICTIONARY.eos()
 TOLERANCE = 1e-5  # of a log-probability in single precision; the largest difference seen is 1.5e-6
 
@@ -98,11 +92,6 @@ def columns_of(model, mask):
     for site in head_sites(model):
         row = torch.tensor(mask[site.kind][site.layer]).bool()
         yield site, row.repeat_interleave(site.attention.head_dim)
-
-
-def convert(model, folder, quantization=None, **options):
-    to_ctranslate2(model, DICTIONARY, DICTIONARY, folder / "model", quantization, **options)
-    return ctranslate2.Translator(str(folder / "model"), compute_type="float32", intra_threads=1)
 
 
 def make_sentences(seed, number=6, vocabulary=VOCABULARY):
@@ -271,168 +260,3 @@ def test_returned_attention_is_the_mean_over_the_heads_that_are_left(tmp_path):
         attention = model(**source_batch([source]), prev_output_tokens=target_batch([said])[0])[1]["attn"][0]
     expected = attention[0, : len(said), : len(source)]  # CTranslate2 leaves out </s>
     torch.testing.assert_close(torch.tensor(found.attention[0]), expected, atol=TOLERANCE, rtol=0)
-
-
-# What it refuses
-
-
-UNSUPPORTED = {
-    "the activation function linear": {"activation_fn": "linear"},
-    "--no-token-positional-embeddings": {"no_token_positional_embeddings": True},
-    "--quant-noise-pq": {"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 8},
-    "--adaptive-softmax-cutoff": {"adaptive_softmax_cutoff": "10,20", "adaptive_softmax_factor": 2},
-    "--decoder-output-dim": {"decoder_output_dim": 16},
-    "--cross-self-attention": {"cross_self_attention": True},
-    "--no-cross-attention": {"no_cross_attention": True},
-    "--scale-attn": {"scale_attn": True},
-    "--scale-heads": {"scale_heads": True},
-    "--scale-fc": {"scale_fc": True},
-    "--scale-resids": {"scale_resids": True},
-    "--lang-tok-replacing-bos-eos": {"lang_tok_replacing_bos_eos": True},
-    "--decoder-layers 0": {"decoder_layers": 0},
-}
-
-
-@pytest.mark.parametrize(("reason", "options"), UNSUPPORTED.items(), ids=UNSUPPORTED)
-def test_what_ctranslate2_cannot_express(reason, options):
-    (found,) = unsupported(make_stock(**options))
-    assert reason in found
-
-
-def test_what_it_can_express_has_no_reasons():
-    assert unsupported(make_stock()) == unsupported(make_gated()) == []
-
-
-def test_gates_and_fixed_heads_must_be_folded_first():
-    gated = make_gated(gate_heads="enc-self,dec-enc", alive_heads='{"dec-self": [[1, 0, 1, 1], [1, 1, 1, 1]]}')
-    assert unsupported(gated) == [
-        "gates on enc-self, dec-enc (`headgates prune` folds them into the weights)",
-        "fixed heads on dec-self (`headgates prune` removes them)",
-    ]
-
-
-def test_modules_of_other_classes():
-    class Encoder(TransformerEncoderBase):
-        pass
-
-    model = make_stock()
-    model.encoder.__class__ = Encoder
-    model.decoder.layers[1] = torch.nn.Identity()
-    assert unsupported(model) == ["a part of class Encoder", "a part of class Identity"]
-    model.encoder.__class__ = TransformerEncoderBase
-    assert unsupported(model) == ["a part of class Identity"]
-    assert unsupported(torch.nn.Linear(2, 2)) == ["a part of class Linear"]
-
-
-def test_all_reasons_are_given_at_once_in_one_line(tmp_path):
-    model = make_gated(gate_heads="dec-self", activation_fn="linear", no_token_positional_embeddings=True)
-    with pytest.raises(
-        ValueError,
-        match="it has gates on dec-self .*; .*--no-token-positional-embeddings.*; the activation function linear",
-    ) as error:
-        convert(model, tmp_path)
-    assert "\n" not in str(error.value)
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_unknown_quantization(tmp_path):
-    with pytest.raises(ValueError, match="unknown quantization 'int4': choose from int8, .*float32$"):
-        convert(make_stock(), tmp_path, "int4")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_dictionary_of_another_size(tmp_path):
-    dictionary = make_task().source_dictionary
-    dictionary.add_symbol("one more")
-    with pytest.raises(ValueError, match="Target vocabulary .* size 45"):
-        to_ctranslate2(make_stock(), DICTIONARY, dictionary, tmp_path / "model")
-
-
-def test_a_missing_package_is_named_with_its_cure(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    with pytest.raises(ValueError, match=r"pip install 'fairseq-headgates\[ctranslate2\]'"):
-        convert(make_stock(), tmp_path)
-
-
-# What it writes
-
-
-def test_an_existing_model_is_kept_without_force(tmp_path):
-    convert(make_stock(), tmp_path)
-    before = contents(tmp_path)
-    with pytest.raises(ValueError, match="model exists: choose another name, or pass --force"):
-        convert(make_stock(seed=1), tmp_path)
-    assert contents(tmp_path) == before
-    convert(make_stock(seed=1), tmp_path, force=True)
-    after = contents(tmp_path)
-    assert after.keys() == before.keys()
-    assert after[Path("model/model.bin")] != before[Path("model/model.bin")]
-
-
-def test_force_deletes_nothing_but_models(tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "thesis.tex").write_text("The only copy")
-    with pytest.raises(ValueError, match="model exists and is not a CTranslate2 model"):
-        convert(make_stock(), tmp_path, force=True)
-    assert contents(tmp_path) == {Path("model/thesis.tex"): b"The only copy"}
-
-
-@pytest.mark.parametrize("existing", [False, True])
-@pytest.mark.parametrize("method", ["save", "rename"])
-@pytest.mark.parametrize(
-    ("stop", "error", "message"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), ValueError, r"^cannot write .*model \(No space left"),
-        (KeyboardInterrupt(), KeyboardInterrupt, None),
-    ],
-)
-def test_all_or_nothing_is_written(existing, method, stop, error, message, tmp_path, monkeypatch):
-    if existing:
-        convert(make_stock(seed=1), tmp_path)
-    before = contents(tmp_path)
-
-    def interrupted(first, second, original=Path.rename):
-        if method == "save":
-            Path(second, "model.bin").write_bytes(b"half")
-        elif ".part" not in first.name:  # the old model is moved aside, and back; the new one does not come
-            return original(first, second)
-        raise stop
-
-    owner = ctranslate2.specs.TransformerSpec if method == "save" else Path
-    monkeypatch.setattr(owner, method, interrupted)
-    with pytest.raises(error, match=message):
-        convert(make_stock(), tmp_path, force=True)
-    assert contents(tmp_path) == before
-
-
-def test_a_place_that_does_not_exist(tmp_path):
-    with pytest.raises(ValueError, match="cannot write .*model .No such file or directory.: choose another place"):
-        convert(make_stock(), tmp_path / "nowhere")
-
-
-def contents(folder):
-    """{path: bytes} of all files; a folder without files counts as well."""
-    return {
-        path.relative_to(folder): path.read_bytes() if path.is_file() else b""
-        for path in folder.rglob("*")
-        if path.is_file() or not list(path.iterdir())
-    }
-
-
-def test_the_command_converts_a_gated_checkpoint(gated_checkpoint, toy, tmp_path, capsys):
-    """A checkpoint does not say where dictionaries are read: --data does, or the folder that it lies in."""
-    command = ["convert", str(gated_checkpoint), str(tmp_path / "model"), "--to", "ctranslate2"]
-    assert main(command) == 2
-    assert "dict" in (told := capsys.readouterr().err) or "languages" in told
-    command += ["--data", str(toy.data)]
-    assert main(command) == 0
-    found = ctranslate2.Translator(str(tmp_path / "model")).translate_batch([["a", "b"]], max_decoding_length=5)
-    assert found[0].hypotheses
-    assert main(command) == 2
-    assert "exists" in capsys.readouterr().err
-    before = (tmp_path / "model" / "model.bin").stat().st_size
-    assert main([*command, "--force", "--quantization", "int8"]) == 0
-    assert (tmp_path / "model" / "model.bin").stat().st_size < before
-    capsys.readouterr()
-    assert main([*command[:2], str(tmp_path / "other"), *command[3:], "--data", str(tmp_path)]) == 2
-    assert "--data" in capsys.readouterr().err and not (tmp_path / "other").exists()

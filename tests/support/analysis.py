@@ -1,0 +1,64 @@
+"""The commands that read data, in this process, on the toy corpus."""
+
+import shutil
+
+import pytest
+
+from fairseq_headgates.cli import main as cli
+
+SEARCH = ["--beam", "2", "--max-len-b", "20"]
+READ = ["--cpu", "--num-workers", "0"]
+
+
+@pytest.fixture
+def headgates(capsys):
+    """headgates(*arguments, code=0): what the command prints (or its one line of complaint)."""
+
+    def headgates(*arguments, code=0):
+        capsys.readouterr()
+        try:
+            ended = cli.main(list(map(str, arguments)))
+        except SystemExit as error:  # argparse's
+            ended = error.code
+        out, err = capsys.readouterr()
+        assert ended == code, out + err
+        if code:
+            assert not out and "Traceback" not in err
+            return err
+        return out
+
+    return headgates
+
+
+@pytest.fixture
+def on_toy(headgates, toy, gated_checkpoint):
+    """on_toy(command, *options): on the validation data and the gated checkpoint."""
+
+    def on_toy(command, *options, checkpoint=gated_checkpoint, data=toy.data, subset="valid", code=0):
+        places = [data, "--path", checkpoint, "--gen-subset", subset, *READ]
+        return headgates(command, *places, *options, code=code)
+
+    return on_toy
+
+
+FULL = {"enc-self": [4, 4], "dec-self": [4, 4], "dec-enc": [4, 4]}
+
+
+def one_line(text):
+    lines = text.strip().splitlines()
+    assert len(lines) == 1, text
+    return lines[0]
+
+
+@pytest.fixture
+def copied(toy, tmp_path):
+    """copied(): a folder with the dictionaries and the test data."""
+
+    def copied(name="copy"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for path in [*toy.data.glob("dict.*"), *toy.data.glob("test.*")]:
+            shutil.copy(path, folder)
+        return folder
+
+    return copied

@@ -1,0 +1,188 @@
+"""Pruned and stock checkpoints through fairseq's own commands compute and generate as before."""
+
+import copy
+import json
+import re
+
+import pytest
+import torch
+from fairseq.models.transformer import TransformerModel
+from support.checkpoints import (
+    GENERATE,
+    OPEN,
+    WITHOUT_PLUGIN,
+    C,
+    O,
+    assert_same_output,
+    assert_same_tensors,
+    load,
+    predictions,
+    read,
+    toy_batch,
+    with_gates,
+)
+from support.commands import ALIVE, EVALUATION, TYPES, USER_DIR, hypotheses, valid_loss
+from support.models import assert_same, logits
+
+from fairseq_headgates import HeadTable, prune
+from fairseq_headgates.checkpoints import build_model, load_checkpoint, prune_checkpoint, stock_checkpoint
+from fairseq_headgates.safety import model_args
+from fairseq_headgates.surgery import kept_mask, open_mask
+
+pytestmark = [
+    # of torch's data loader, about machines without a GPU
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set"),
+    # of the hydra that fairseq brings with it
+    pytest.mark.filterwarnings(r"ignore:\s*'config' is validated:UserWarning"),
+]
+VALIDATE = ["--task", "translation", "--max-tokens", 500]
+
+
+# fairseq's commands on a pruned checkpoint
+
+
+def test_pruned_is_smaller(gated, pruned):
+    before, after = read(gated), read(pruned)
+    sizes = [sum(t.numel() for n, t in state["model"].items() if "attn" in n) for state in (before, after)]
+    alive = sum(sum(map(sum, rows)) for rows in OPEN.values())
+    biases = 6 * 32  # of the output projections
+    assert sizes[0] == 24 * 4 * 8 * 32 + 24 * 3 * 8 + biases + 2 * 6 * 32 + 24  # projections, biases, norms, gates
+    assert sizes[1] == alive * 4 * 8 * 32 + alive * 3 * 8 + biases + 2 * 6 * 32
+    assert pruned.stat().st_size < gated.stat().st_size
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(["--beam", 1], marks=pytest.mark.rehearsal),
+        ["--beam", 4, "--nbest", 4],
+        ["--beam", 3, "--print-alignment"],
+    ],
+)
+def test_generate_prints_the_same(options, gated, pruned, stock, run, toy):
+    """--print-alignment looks at the attention weights of the last layer, which has heads; see the next test."""
+    printed_ = [
+        run("fairseq-generate", toy.data, *plugin, "--gen-subset", "test", "--path", path, *options)
+        for path, plugin in ((gated, EVALUATION), (pruned, EVALUATION), (stock, WITHOUT_PLUGIN))
+    ]
+    number = 40 if "--nbest" in options else 10
+    assert_same_output(printed_[0], printed_[1], number)
+    assert_same_output(printed_[0], printed_[2], number)
+
+
+def test_alignment_of_a_last_layer_without_heads(gated, run, toy, tmp_path):
+    mask = json.dumps({"dec-enc": [[1, 1, 1, 1], [0, 0, 0, 0]]})
+    run("headgates", "prune", gated, tmp_path / "x.pt", "--alive", mask)
+    done = run("fairseq-generate", toy.data, *GENERATE, "--path", tmp_path / "x.pt", "--print-alignment")
+    assert len(hypotheses(done)) == 10 and len(re.findall(r"^A-\d+", done.out, re.MULTILINE)) == 10
+
+
+def alignments(finished):
+    return sorted(re.findall(r"^A-(\d+)\t(.*)$", finished.out, re.MULTILINE))
+
+
+@pytest.mark.parametrize("beam", [pytest.param(1, marks=pytest.mark.rehearsal), 4])
+def test_alignments_are_those_of_every_form(beam, gated, run, toy, tmp_path):
+    """Of a mask that says nothing about what attends to what; the stock form of fairseq is among them."""
+    mask = json.dumps({"dec-enc": [[0, 1, 1, 0], [0, 1, 0, 1]]})
+    state = with_gates(read(gated), {"dec-enc": [[C, O, O, C], [C, O, C, O]]})
+    torch.save(state, tmp_path / "gated.pt")
+    run("headgates", "prune", tmp_path / "gated.pt", tmp_path / "pruned.pt", "--alive", mask)
+    run("headgates", "prune", tmp_path / "gated.pt", tmp_path / "stock.pt", "--alive", mask, "--stock")
+    options = ["--gen-subset", "valid", "--print-alignment", "--beam", beam, "--path"]
+    found = [
+        alignments(run("fairseq-generate", toy.data, *plugin, *options, tmp_path / name))
+        for name, plugin in (("gated.pt", EVALUATION), ("pruned.pt", EVALUATION), ("stock.pt", WITHOUT_PLUGIN))
+    ]
+    assert len(found[0]) == 30 and found[0] == found[1] == found[2]
+
+
+def test_interactive_and_hub_say_the_same(gated, pruned, stock, run, toy):
+    sources = (toy.text / "test.src").read_text()
+    options = ["--beam", 4, "--buffer-size", 10, "--batch-size", 10, "--path"]
+    done = [
+        run("fairseq-interactive", toy.data, *plugin, *options, path, stdin=sources)
+        for path, plugin in ((gated, EVALUATION), (pruned, EVALUATION), (stock, WITHOUT_PLUGIN))
+    ]
+    assert_same_output(done[0], done[1])
+    assert_same_output(done[0], done[2])
+    for path, plugin in ((pruned, {"user_dir": str(USER_DIR)}), (stock, {})):
+        hub = TransformerModel.from_pretrained(str(path.parent), path.name, data_name_or_path=str(toy.data), **plugin)
+        assert hub.translate(sources.splitlines(), beam=4) == hypotheses(done[0])
+
+
+def test_validate_finds_the_same_loss(gated, pruned, stock, run, toy):
+    losses = [
+        valid_loss(run("fairseq-validate", toy.data, *plugin, *VALIDATE, "--path", path))
+        for path, plugin in ((gated, EVALUATION), (pruned, EVALUATION), (stock, WITHOUT_PLUGIN))
+    ]
+    assert losses[1:] == pytest.approx([losses[0]] * 2, abs=0.0011)  # the last digit printed
+
+
+def test_ensemble_of_gated_pruned_and_stock_is_each_of_them(gated, pruned, stock, run, toy):
+    command = ["fairseq-generate", toy.data, *GENERATE, "--beam", 4, "--path"]
+    assert_same_output(run(*command, gated), run(*command, f"{gated}:{pruned}:{stock}"))
+
+
+@pytest.mark.parametrize("kind", ["baseline", "fixed", "mixed"])
+@pytest.mark.parametrize("form", [[], ["--stock"]])
+def test_checkpoints_of_every_kind(kind, form, checkpoints, run, tmp_path):
+    """Heads that are fixed at 0 go; a baseline has no gates, and keeps what it has."""
+    path = tmp_path / "out.pt"
+    run("headgates", "prune", checkpoints[kind], path, *form)
+    before, task = load(checkpoints[kind])
+    after, _ = load(path)
+    torch.testing.assert_close(predictions(after, task), predictions(before, task), atol=1e-5, rtol=1e-5)
+    alive = {"fixed": {**ALIVE, "dec-self": [[1] * 4] * 2}, "mixed": {"enc-self": ALIVE["enc-self"]}}.get(kind, {})
+    expected = {kind: alive.get(kind, [[1] * 4] * 2) for kind in TYPES.split(",")}
+    assert type(after).__name__ == ("TransformerModel" if form else "TransformerHeadGatesModel")
+    if not form:
+        assert kept_mask(after).values == expected
+
+
+# The form of the file
+
+
+def test_what_a_pruned_checkpoint_says_of_itself(gated, pruned):
+    before, after = read(gated), read(pruned)
+    args = model_args(after)
+    assert (args.arch, args.gate_heads, args.remove_heads) == ("transformer_head_gates", "", True)
+    assert json.loads(args.alive_heads) == {"format": "headgates.heads/1", **OPEN}
+    assert args.criterion == "label_smoothed_cross_entropy"
+    assert after["optimizer_history"][-1]["criterion_name"] == "LabelSmoothedCrossEntropyCriterion"
+    assert after["cfg"]["criterion"]["_name"] == "label_smoothed_cross_entropy"
+    assert str(USER_DIR) not in str(after["cfg"])  # a path of another machine
+    assert before["extra_state"]["train_iterator"] == after["extra_state"]["train_iterator"]
+    assert not any("gate" in name for name in after["model"])
+
+
+def test_pruning_does_not_change_what_it_is_given(gated):
+    state = load_checkpoint(str(gated))
+    before, model = copy.deepcopy(state), build_model(state)
+    weights = copy.deepcopy(model.state_dict())
+    mask = HeadTable({"enc-self": [[1, 1, 0, 0], [1, 0, 0, 1]]})
+    for function in (prune_checkpoint, stock_checkpoint):
+        function(state, mask, model=model)
+        assert_same(state, before)
+        assert_same_tensors(model.state_dict(), weights)
+
+
+def test_a_pruned_checkpoint_holds_exactly_the_pruned_model(gated):
+    state = load_checkpoint(str(gated))
+    mask = HeadTable({"enc-self": [[1, 1, 0, 0], [1, 1, 1, 1]], "dec-enc": [[1, 1, 1, 1], [1, 1, 0, 1]]})
+    expected = prune(build_model(state), mask)
+    smaller = prune_checkpoint(state, mask)
+    assert_same_tensors(dict(build_model(smaller).state_dict()), dict(expected.state_dict()))
+    assert_same_tensors(smaller["model"], dict(expected.state_dict()))
+
+
+def test_half_precision_stays(gated):
+    state = load_checkpoint(str(gated))
+    state["model"] = {
+        k: v.half() if v.is_floating_point() and "gate" not in k else v for k, v in state["model"].items()
+    }
+    smaller = prune_checkpoint(state, open_mask(build_model(state)))
+    parameters = {name for name, _ in build_model(smaller).named_parameters()}
+    assert {smaller["model"][name].dtype for name in parameters} == {torch.float16}
+    model, whole = build_model(smaller), build_model(state)
+    torch.testing.assert_close(logits(model, toy_batch()), logits(whole, toy_batch()), atol=2e-3, rtol=0)

@@ -1,0 +1,185 @@
+"""Training continues from a pruned checkpoint as if nothing had been removed."""
+
+import json
+
+import pytest
+import torch
+from support.checkpoints import OPEN, C, F, O, assert_same_tensors, read, toy_batch, with_gates
+from support.commands import GATED, logged, train_arguments, valid_loss, worker_arguments
+from support.models import logits, make_args, make_stock
+
+from fairseq_headgates import HeadTable, masked
+from fairseq_headgates.checkpoints import build_model, load_checkpoint, prune_checkpoint
+from fairseq_headgates.surgery import kept_mask
+
+pytestmark = [
+    # of torch's data loader, about machines without a GPU
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set"),
+    # of the hydra that fairseq brings with it
+    pytest.mark.filterwarnings(r"ignore:\s*'config' is validated:UserWarning"),
+]
+
+
+# Training goes on
+
+ADAM = ["--dropout", 0, "--max-tokens", 300, "--clip-norm", 0.5, "--weight-decay", 0.01, "--lr", 0.002]
+ADAM += ["--lr-scheduler", "inverse_sqrt", "--warmup-updates", 4, "--store-ema", "--ema-decay", 0.9, "--ema-fp32"]
+EXACT = {"atol": 2e-5, "rtol": 1e-4}
+
+
+def moved(weights):
+    """Without the biases of the keys: a softmax does not see them, and Adam makes steps of what is left by rounding."""
+    return {name: tensor for name, tensor in weights.items() if not name.endswith("k_proj.bias")}
+
+
+@pytest.fixture(scope="module")
+def continued(train, run, tmp_path_factory):
+    """A model whose removed heads are multiplied by 0, and the same pruned after 3 updates, both up to 10 updates.
+
+    A head that is multiplied by 0 has no gradient, so that the equality is exact but for the order of additions.
+    Returns the folder and the logs: masked, pruned, pruned without the state of the optimiser.
+    """
+    folder = tmp_path_factory.mktemp("continued")
+    heads = ["--alive-heads", json.dumps(OPEN)]
+    train(folder / "masked", *ADAM, *heads, updates=3)
+    last = folder / "masked" / "checkpoint_last.pt"
+    run("headgates", "prune", last, folder / "pruned.pt")
+    run("headgates", "prune", last, folder / "without.pt", "--no-optimizer")
+    logs = {"masked": train(folder / "masked", *ADAM, *heads, updates=10)}
+    for name in ("pruned", "without"):
+        start = ["--restore-file", folder / f"{name}.pt"]
+        logs[name] = train(folder / name, *ADAM, *heads, "--remove-heads", *start, updates=10)
+    return folder, logs
+
+
+def test_training_goes_on_as_if_nothing_had_been_removed(continued):
+    folder, logs = continued
+    for key in ("loss", "gnorm", "lr"):
+        assert len(logged(logs["pruned"], key)) == 7
+        assert logged(logs["pruned"], key) == pytest.approx(logged(logs["masked"], key), abs=0.0011)
+    assert valid_loss(logs["pruned"]) == pytest.approx(valid_loss(logs["masked"]), abs=0.0011)
+    masked_, pruned_ = (read(folder / name / "checkpoint_last.pt") for name in ("masked", "pruned"))
+    cut = prune_checkpoint(masked_, HeadTable(OPEN))
+    assert_same_tensors(moved(cut["model"]), moved(pruned_["model"]), **EXACT)
+    for key in ("ema", "ema_fp32_params"):
+        assert_same_tensors(moved(cut["extra_state"][key]), moved(pruned_["extra_state"][key]), **EXACT)
+    first, second = (state["last_optimizer_state"]["state"] for state in (cut, pruned_))
+    assert first.keys() == second.keys() and len(first) > 40
+    for number in first:
+        assert first[number]["step"] == second[number]["step"] == 10
+        assert_same_tensors(
+            {k: first[number][k] for k in ("exp_avg", "exp_avg_sq")},
+            {k: second[number][k] for k in ("exp_avg", "exp_avg_sq")},
+            **EXACT,
+        )
+    assert pruned_["optimizer_history"][-1]["num_updates"] == 10
+    assert pruned_["extra_state"]["train_iterator"] == masked_["extra_state"]["train_iterator"]
+
+
+def test_without_the_state_of_the_optimiser_training_starts_anew(continued):
+    """What the comparison above would show if the state were lost or cut wrongly."""
+    folder, logs = continued
+    assert read(folder / "without.pt")["last_optimizer_state"] is None
+    losses = logged(logs["without"], "loss")
+    assert losses[0] == pytest.approx(logged(logs["masked"], "loss")[0], abs=0.0011)  # the weights are the same
+    assert losses[1:7] != pytest.approx(logged(logs["masked"], "loss")[1:], abs=0.0011)
+
+
+def test_training_goes_on_from_a_checkpoint_of_fairseq(train, run, tmp_path):
+    """fairseq's own moments, by fairseq's own numbers: of removed heads they move nothing that counts."""
+    options = ["--dropout", 0, "--max-tokens", 300, "--lr", 0.002]
+    heads = ["--alive-heads", json.dumps(OPEN)]
+    train(tmp_path, *options, arch="transformer", updates=3)
+    last, out = tmp_path / "checkpoint_last.pt", tmp_path / "pruned.pt"
+    run("headgates", "prune", last, out, "--alive", json.dumps(OPEN))
+    masked_ = train(tmp_path / "masked", *options, *heads, "--restore-file", last, updates=8)
+    pruned_ = train(tmp_path / "pruned", *options, *heads, "--remove-heads", "--restore-file", out, updates=8)
+    assert len(logged(pruned_, "loss")) == 5
+    assert logged(pruned_, "loss") == pytest.approx(logged(masked_, "loss"), abs=0.0011)
+    states = [read(tmp_path / name / "checkpoint_last.pt") for name in ("masked", "pruned")]
+    cut = prune_checkpoint(states[0], HeadTable(OPEN))
+    assert_same_tensors(moved(cut["model"]), moved(states[1]["model"]), atol=1e-4, rtol=1e-4)
+
+
+def test_the_numbers_of_fairseqs_parameters_are_ours():
+    """Every parameter's moment holds its number, so that a confusion of two of one shape shows."""
+    stock, args = make_stock(), make_args()
+    args.arch = "transformer"
+    names = [name for name, _ in stock.named_parameters()]
+    moments = {i: {"exp_avg": torch.full_like(p, i)} for i, p in enumerate(stock.parameters())}
+    optimizer = {"state": moments, "param_groups": [{"params": list(moments)}]}
+    state = {"cfg": {"model": args}, "model": stock.state_dict(), "last_optimizer_state": optimizer}
+    smaller = prune_checkpoint(state, HeadTable(OPEN))
+    pruned = build_model(smaller)
+    for i, (name, parameter) in enumerate(pruned.named_parameters()):
+        expected = torch.full_like(parameter, names.index(name))
+        assert torch.equal(smaller["last_optimizer_state"]["state"][i]["exp_avg"], expected), name
+
+
+@pytest.mark.rehearsal
+def test_two_workers_train_a_pruned_model_as_one_with_two_batches(pruned, start, train, toy, tmp_path):
+    """Layers without heads have parameters without elements, which the workers exchange too."""
+    heads = ["--alive-heads", json.dumps(OPEN), "--remove-heads", "--finetune-from-model", pruned]
+    options = [*heads, "--dropout", 0, "--max-tokens", 100, "--optimizer", "sgd", "--lr", 0.5]
+    train(tmp_path / "one", *options, "--update-freq", 2, updates=2)
+    workers = [
+        start("fairseq-train", *train_arguments(toy, tmp_path / "two", *options, *own, updates=2))
+        for own in worker_arguments(2)
+    ]
+    for worker in workers:
+        worker.finish().expect(0)
+    one, two = (read(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("one", "two"))
+    assert_same_tensors(one, two, atol=1e-5, rtol=1e-5)
+    assert max((one[name] - read(pruned)["model"][name]).abs().max() for name in one if one[name].numel()) > 0.01
+
+
+def test_the_average_is_cut_with_its_own_gates(gated):
+    """The heads of the model stay, also where the average of a gate has closed."""
+    averages = {"enc-self": [[O, F, O, C], [O, O, O, O]], "dec-enc": [[O, O, O, O], [O, C, F, C]]}
+    state = load_checkpoint(str(gated))
+    state["extra_state"]["ema"] = {k: v + 0.01 if v.is_floating_point() else v for k, v in state["model"].items()}
+    state = with_gates(state, averages, of="ema")
+    state["extra_state"]["ema_fp32_params"] = {
+        k: v.float() if v.is_floating_point() else v for k, v in state["extra_state"]["ema"].items()
+    }
+    smaller = prune_checkpoint(state, HeadTable(OPEN))
+    average = build_model({**state, "model": state["extra_state"]["ema"]})
+    for key in ("ema", "ema_fp32_params"):
+        cut = build_model({**smaller, "model": smaller["extra_state"][key]})
+        with masked(average, HeadTable(OPEN)):
+            expected = logits(average, toy_batch())
+        torch.testing.assert_close(logits(cut, toy_batch()), expected, atol=1e-5, rtol=1e-5)
+        assert kept_mask(cut).values == OPEN
+    assert not torch.allclose(logits(cut, toy_batch()), logits(build_model(smaller), toy_batch()), atol=1e-2)
+
+
+@pytest.mark.rehearsal
+def test_the_loss_does_not_jump_where_gates_are_folded(gated, run, train, tmp_path):
+    """From a checkpoint of a gated run, on with the plain criterion."""
+    out = tmp_path / "pruned.pt"
+    run("headgates", "prune", gated, out)
+    heads = ["--alive-heads", json.dumps(OPEN), "--remove-heads", "--restore-file", out, "--dropout", 0]
+    still = train(tmp_path / "0", *heads, "--lr", 0, "--reset-lr-scheduler", updates=5)
+    before = train(tmp_path / "1", *GATED, "--finetune-from-model", gated, "--lr", 0, updates=1)
+    assert valid_loss(still) == pytest.approx(valid_loss(before), abs=0.0011)
+    moving = train(tmp_path / "2", *heads, "--lr", 0.0005, "--reset-lr-scheduler", updates=7)
+    assert len(logged(moving, "loss")) == 3  # from update 4 on
+    assert logged(moving, "loss")[0] == pytest.approx(logged(still, "loss")[0], abs=0.0011)
+    assert logged(moving, "loss")[-1] < logged(moving, "loss")[0] + 0.2
+    assert valid_loss(moving) < valid_loss(before) + 0.05
+
+
+@pytest.mark.rehearsal
+def test_training_goes_on_with_adafactor_as_if_nothing_had_been_removed(train, run, tmp_path):
+    options = ["--dropout", 0, "--max-tokens", 300, "--optimizer", "adafactor", "--lr", 0.002]
+    options += ["--no-epoch-checkpoints", "--clip-norm", 0]
+    heads = ["--alive-heads", json.dumps(OPEN)]
+    train(tmp_path / "masked", *options, *heads, updates=3)
+    last, out = tmp_path / "masked" / "checkpoint_last.pt", tmp_path / "pruned.pt"
+    assert run("headgates", "prune", last, out).err == ""
+    masked_ = train(tmp_path / "masked", *options, *heads, updates=8)
+    pruned_ = train(tmp_path / "pruned", *options, *heads, "--remove-heads", "--restore-file", out, updates=8)
+    assert len(logged(pruned_, "loss")) == 5
+    assert logged(pruned_, "loss") == pytest.approx(
+        logged(masked_, "loss"), abs=0.02
+    )  # steps are clipped by their mean

@@ -1,0 +1,124 @@
+"""What a checkpoint says of itself: heads and dictionaries; it is written whole or not at all."""
+
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from support.checkpoints import OPEN, load, names
+from support.commands import TYPES
+
+from fairseq_headgates import gate_values
+from fairseq_headgates.checkpoints import load_checkpoint, load_dictionaries, read_heads, save_checkpoint
+
+pytestmark = [
+    # of torch's data loader, about machines without a GPU
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set"),
+    # of the hydra that fairseq brings with it
+    pytest.mark.filterwarnings(r"ignore:\s*'config' is validated:UserWarning"),
+]
+
+
+def test_heads_are_read(gated, pruned):
+    heads = read_heads(load_checkpoint(str(gated)), str(gated))
+    assert heads.gated == tuple(TYPES.split(",")) and heads.gate.signature == "ckpt:gated.pt|updates:4"
+    (model, _) = load(gated)
+    for kind, values in gate_values(model).items():
+        assert heads.gate.values[kind] == values.tolist()
+    left = read_heads(load_checkpoint(str(pruned)), str(pruned))
+    assert left.gated == () and left.gate.values == OPEN and left.open_probability.values == OPEN
+
+
+def test_dictionaries_of_a_run_that_inferred_its_languages(gated, toy):
+    """fairseq-train takes the languages from the names of the data, as all of these tests have it do."""
+    source, _ = load_dictionaries(load_checkpoint(str(gated)), toy.data)
+    assert "a" in source.symbols
+
+
+def test_dictionaries(gated, toy, tmp_path):
+    state = load_checkpoint(str(gated))
+    state["cfg"]["task"] |= {"source_lang": "src", "target_lang": "tgt"}  # as -s and -t would have it
+    source, target = load_dictionaries(state, toy.data)
+    assert source.symbols == target.symbols and len(source) == len(state["model"]["encoder.embed_tokens.weight"])
+    for language in ("src", "tgt"):
+        (tmp_path / f"dict.{language}.txt").write_text((toy.data / f"dict.{language}.txt").read_text())
+    assert load_dictionaries(state, str(tmp_path))[0].symbols == source.symbols
+    with (tmp_path / "dict.tgt.txt").open("a") as file:
+        file.write("new 1\n")
+    with pytest.raises(ValueError, match=rf"dict.tgt.txt has {len(source) + 1} symbols, the checkpoint {len(source)}"):
+        load_dictionaries(state, str(tmp_path))
+    (tmp_path / "dict.tgt.txt").unlink()
+    with pytest.raises(
+        ValueError, match=f"no dictionary .*dict.tgt.txt.*--data .the checkpoint was trained on '.*{toy.data.name}"
+    ):
+        load_dictionaries(state, str(tmp_path))
+    state["cfg"]["task"] |= {"source_lang": "../src"}
+    with pytest.raises(ValueError, match="cannot infer the languages"):
+        load_dictionaries(state, str(tmp_path))
+
+
+def test_dictionaries_of_languages_that_nothing_names(gated, toy, tmp_path):
+    """A folder with dictionaries alone, and a run that inferred its languages: the message must say what is missing."""
+    for language in ("src", "tgt"):
+        (tmp_path / f"dict.{language}.txt").write_text((toy.data / f"dict.{language}.txt").read_text())
+    with pytest.raises(ValueError) as error:
+        load_dictionaries(load_checkpoint(str(gated)), str(tmp_path))
+    assert "None" not in str(error.value)
+
+
+def test_a_dictionary_in_another_encoding(gated, tmp_path):
+    state = load_checkpoint(str(gated))
+    state["cfg"]["task"] |= {"source_lang": "src", "target_lang": "tgt"}
+    (tmp_path / "dict.src.txt").write_bytes(b"\xff\xfe 1\n")
+    with pytest.raises(ValueError, match="dict.src.txt"):
+        load_dictionaries(state, str(tmp_path))
+
+
+# Writing
+
+
+def test_a_checkpoint_is_written_whole(tmp_path):
+    save_checkpoint({"model": {}, "x": 1}, tmp_path / "a.pt")
+    assert torch.load(tmp_path / "a.pt") == {"model": {}, "x": 1}
+    with pytest.raises(ValueError, match="a.pt exists.*--force"):
+        save_checkpoint({"x": 2}, tmp_path / "a.pt")
+    save_checkpoint({"x": 2}, tmp_path / "a.pt", force=True)
+    assert torch.load(tmp_path / "a.pt") == {"x": 2} and names(tmp_path) == ["a.pt"]
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (OSError(28, "No space left on device"), ValueError),
+        (RuntimeError("PytorchStreamWriter failed writing file data/1: file write failed\nmore"), ValueError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
+def test_what_breaks_off_leaves_nothing_new(error, raised, existing, tmp_path, monkeypatch):
+    if existing:
+        (tmp_path / "a.pt").write_text("old")
+
+    def save(state, path):
+        Path(path).write_text("half")
+        raise error
+
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(raised) as caught:
+        save_checkpoint({"x": 1}, tmp_path / "a.pt", force=True)
+    if raised is ValueError:
+        assert "a.pt" in str(caught.value) and "\n" not in str(caught.value)
+    assert names(tmp_path) == (["a.pt"] if existing else [])
+    assert not existing or (tmp_path / "a.pt").read_text() == "old"
+
+
+def test_a_real_failure_of_the_disk_leaves_nothing(tmp_path):
+    """The system refuses to let a file of this process grow beyond 100 kB."""
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        with pytest.raises(ValueError, match="cannot write .*a.pt") as error:
+            save_checkpoint({"x": torch.zeros(1_000_000)}, tmp_path / "a.pt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names(tmp_path) == [] and "\n" not in str(error.value)

@@ -1,0 +1,112 @@
+"""`headgates ablate` as a user runs it, on toy models; stopped work is resumed."""
+
+import json
+import os
+import re
+import shutil
+
+import numpy
+import pytest
+from support.analysis import FULL, SEARCH, one_line
+from support.commands import EVALUATION
+
+from fairseq_headgates.analysis import curves
+
+
+def test_loss_is_the_one_that_fairseq_logs(on_toy, run, toy, checkpoints):
+    found = json.loads(on_toy("ablate", "--json", checkpoint=checkpoints["baseline"]))
+    validated = run(
+        "fairseq-validate", toy.data, "--task", "translation", "--path", checkpoints["baseline"],
+        "--valid-subset", "valid", "--criterion", "cross_entropy", "--batch-size", 8, *EVALUATION,
+    )  # fmt: skip
+    assert f"{found['nll']:.3f}" == re.search(r"nll_loss ([\d.]+)", validated.text).group(1)
+    assert {kind: [len(row) for row in rows] for kind, rows in found["nll_difference"].items()} == FULL
+
+
+@pytest.mark.parametrize("more", [[], ["--prefix-size", "2", "--lenpen", "0.3"]])
+def test_bleu_is_that_of_fairseq_generate(more, on_toy, run, toy, checkpoints):
+    search = [*SEARCH, *more]
+    found = json.loads(on_toy("ablate", "--json", "--metric", "bleu", *search, "--mode", "all-but-one"))
+    generated = run(
+        "fairseq-generate", toy.data, "--path", checkpoints["gated"], "--gen-subset", "valid", *search,
+        "--scoring", "sacrebleu", *EVALUATION,
+    )  # fmt: skip
+    assert f"{found['bleu']:.2f}" == re.search(r"BLEU = ([\d.]+)", generated.out).group(1)
+    assert len(found["bleu_difference"]) == len(found["p_value"]) == 6  # the best head of every layer
+    assert all(0 <= p <= 1 for p in found["p_value"].values())
+
+
+def test_ablation_of_single_heads_by_bleu(on_toy, toy, tmp_path):
+    out = tmp_path / "ablation.json"
+    text = on_toy("ablate", "--metric", "bleu", *SEARCH, "--out", out, subset="test")
+    found = json.loads(out.read_text())
+    assert len(found["bleu_difference"]) == 24 and found["mode"] == "single"
+    assert "dec-enc (decoder-encoder attention)" in text and "paired bootstrap" in text
+    assert not list(tmp_path.glob("*.part*"))
+    best = on_toy(
+        "ablate", "--mode", "all-but-one", "--metric", "bleu", "--select-subset", "valid", *SEARCH, subset="test"
+    )
+    assert len(re.findall(r"\(head \d\)", best)) == 6
+
+
+def test_a_stopped_ablation_goes_on(on_toy, tmp_path, monkeypatch):
+    from fairseq_headgates.analysis import ablation
+
+    translate, calls = ablation.translate, []
+
+    def stop_at_the_fifth(model, corpus):
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return translate(model, corpus)
+
+    options = ["--metric", "bleu", *SEARCH, "--out", tmp_path / "out.json"]
+    expected = tmp_path / "expected.json"
+    on_toy("ablate", *options[:-1], expected, subset="test")
+    monkeypatch.setattr(ablation, "translate", stop_at_the_fifth)
+    assert on_toy("ablate", *options, subset="test", code=130) == "headgates ablate: stopped\n"
+    assert [path.name for path in tmp_path.glob("out*")] == ["out.json.part"]
+    on_toy("ablate", *options, subset="test")
+    assert len(calls) == 5 + 21
+    assert (tmp_path / "out.json").read_text() == expected.read_text()
+
+
+@pytest.mark.parametrize("changed", ["data", "dictionary", "checkpoint"])
+def test_results_of_other_data_are_not_taken_up(changed, on_toy, copied, checkpoints, tmp_path, monkeypatch):
+    """A stopped command goes on with copies of its data and checkpoint, not with others in their place."""
+    data, checkpoint = copied(), tmp_path / "model.pt"
+    shutil.copy(checkpoints["baseline"], checkpoint)
+    options = ["--by", "magnitude", "--steps", "0,50", "--types", "all", *SEARCH, "--out", tmp_path / "out.json"]
+
+    def curve(folder=data, model=checkpoint, code=0, more=()):
+        return on_toy("curve", *options, *more, checkpoint=model, data=folder, subset="test", code=code)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(curves, "translate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        curve(code=130)
+    kept = (tmp_path / "out.json.part").read_text()
+    assert kept.count("\n") == 2
+    if changed == "data":  # as binarised anew: the same sizes, other words
+        path = data / "test.src-tgt.tgt.bin"
+        tokens = numpy.fromfile(path, numpy.uint16)
+        tokens[0] ^= 1
+        tokens.tofile(path)
+    elif changed == "dictionary":
+        path = data / "dict.tgt.txt"
+        path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
+    else:
+        stamps = os.stat(checkpoint)
+        shutil.copy(checkpoints["gated"], checkpoint)
+        os.utime(checkpoint, ns=(stamps.st_atime_ns, stamps.st_mtime_ns))
+    line = one_line(curve(code=2))
+    assert "out.json.part is the journal of a command with other data, another checkpoint or other options" in line
+    assert (tmp_path / "out.json.part").read_text() == kept
+    elsewhere, model = copied("elsewhere"), tmp_path / "moved.pt"
+    shutil.copy(checkpoints["baseline"], model)
+    with monkeypatch.context() as patched:
+        translated, translate = [], curves.translate
+        patched.setattr(curves, "mean_loss", lambda *_: translated.append("loss") or 1.0)
+        patched.setattr(curves, "translate", lambda *args: translated.append("text") or translate(*args))
+        curve(elsewhere, model)
+    assert translated == ["text", "loss", "text"]  # the first loss was kept
+    assert not (tmp_path / "out.json.part").exists()

@@ -1,0 +1,69 @@
+"""`headgates curve` and `correlate` as a user runs them, on toy models."""
+
+import json
+
+import pytest
+from support.analysis import FULL, READ, SEARCH
+
+from fairseq_headgates.heads import HeadTable, scores_to_json
+
+
+def test_curve(on_toy, toy, checkpoints, tmp_path):
+    files = ["--out", tmp_path / "c.json", "--tsv", tmp_path / "c.tsv", "--plot", tmp_path / "c.png"]
+    text = on_toy(
+        "curve", "--by", "gradient", "--steps", "0,50,100", "--types", "all", "dec-enc", *SEARCH, *files,
+        checkpoint=checkpoints["baseline"],
+    )  # fmt: skip
+    points = json.loads((tmp_path / "c.json").read_text())["points"]
+    assert [(p["types"], p["removed"], p["heads"]) for p in points] == [
+        ("all", 0, 24), ("all", 50, 12), ("all", 100, 0), ("dec-enc", 0, 8), ("dec-enc", 50, 4), ("dec-enc", 100, 0),
+    ]  # fmt: skip
+    for point in points:
+        alive = sum(sum(row) for kind, rows in point["mask"].items() for row in rows)
+        assert alive == point["heads"] + (16 if point["types"] == "dec-enc" else 0)
+    assert points[0]["nll"] == points[3]["nll"] and points[0]["bleu"] == points[3]["bleu"]
+    lines = (tmp_path / "c.tsv").read_text().splitlines()
+    assert lines[0].split("\t") == ["checkpoint", "by", "types", "removed", "heads", "nll", "bleu"] and len(lines) == 7
+    assert "dec-enc by gradient" in text
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves_of_several_checkpoints_by_a_file_of_scores(headgates, toy, checkpoints, tmp_path):
+    scores = tmp_path / "scores.json"
+    table = HeadTable({kind: [[1, 2, 3, 4], [5, 6, 7, 8]] for kind in FULL}, "own")
+    scores.write_text(scores_to_json([table, HeadTable(table.values, "other")]))
+    paths = f"{checkpoints['baseline']}:{checkpoints['fixed']}"
+    common = ["curve", toy.data, "--path", paths, "--gen-subset", "test", *READ, "--scores", scores, "--metric", "nll"]
+    points = json.loads(headgates(*common, "--score-method", "own", "--steps", "0,25", "--json"))
+    assert len(points) == 2 * 4 * 2 and len({p["checkpoint"] for p in points}) == 2
+    assert all(p["bleu"] is None and p["by"] == "own" for p in points)
+    assert points[8]["heads"] == 17  # of the checkpoint with fixed heads: those that are alive
+    assert "choose one with --score-method" in headgates(*common, code=2)
+
+
+def test_a_curve_can_score_anew(on_toy, checkpoints):
+    options = ["--by", "ablation", "--metric", "nll", "--steps", "25,50", "--types", "enc-self", "--json"]
+    points = json.loads(on_toy("curve", *options, "--reestimate", checkpoint=checkpoints["baseline"]))
+    first, second = (point["mask"]["enc-self"] for point in points)
+    assert all(a >= b for rows in zip(first, second, strict=True) for a, b in zip(*rows, strict=True))
+
+
+# --- correlate -------------------------------------------------------------------------------------------------------
+
+
+def test_correlate(on_toy, headgates, tmp_path):
+    files = [tmp_path / "valid.json", tmp_path / "test.json"]
+    for path in files:
+        on_toy("score", "--method", "gradient,confidence,magnitude", "--out", path, subset=path.stem)
+    text = headgates("correlate", files[0])
+    assert "gradient ~ confidence" in text and text.startswith("Spearman")
+    pairs = json.loads(headgates("correlate", *files, "--method", "gradient", "--each-type", "--json"))
+    assert [(pair["types"], pair["heads"]) for pair in pairs] == [
+        ("enc-self,dec-self,dec-enc", 24), ("enc-self", 8), ("dec-self", 8), ("dec-enc", 8),
+    ]  # fmt: skip
+    same = json.loads(headgates("correlate", *files, "--method", "magnitude", "--json", "--top", "3"))
+    assert same[0]["pearson"] == pytest.approx(1) and same[0]["shared"] == 1 and same[0]["top"] == 3
+    mixed = headgates("correlate", *files, code=2)
+    assert "differ in both method (gradient, confidence) and origin (sents 30 and 10, split valid and test)" in mixed
+    assert "--any" in mixed
+    headgates("correlate", *files, "--any")

@@ -1,0 +1,203 @@
+"""Data and checkpoints of the commands that read data: empty, damaged, of other models; workers and devices."""
+
+import json
+import os
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from support.analysis import one_line
+from support.commands import run_program, worker_arguments
+
+from fairseq_headgates import evaluation
+from fairseq_headgates.heads import SCORE_FORMAT, HeadTable, scores_to_json
+
+
+@pytest.fixture(scope="module")
+def odd_data(tmp_path_factory, toy):
+    """'valid' has no sentences, 'test' has no target side."""
+    folder = tmp_path_factory.mktemp("odd")
+    (folder / "empty.src").write_text("")
+    (folder / "empty.tgt").write_text("")
+    (folder / "some.src").write_text("a b c\n")
+    common = ["--source-lang", "src", "--target-lang", "tgt", "--destdir", folder / "bin", "--joined-dictionary"]
+    common += ["--srcdict", toy.data / "dict.src.txt"]
+    run_program(folder, "fairseq-preprocess", *common, "--validpref", folder / "empty")
+    run_program(folder, "fairseq-preprocess", *common, "--testpref", folder / "some", "--only-source")
+    return folder / "bin"
+
+
+@pytest.mark.parametrize(
+    "command", [["score", "--method", "gradient"], ["ablate", "--metric", "bleu"], ["curve", "--by", "gate"]]
+)
+def test_empty_subsets_and_those_without_a_target(command, on_toy, odd_data):
+    pair = ["--source-lang", "src", "--target-lang", "tgt"]
+    line = one_line(on_toy(*command, *pair, data=odd_data, code=2))
+    assert "the subset 'valid' of" in line and "is empty" in line
+    line = one_line(on_toy(*command, *pair, data=odd_data, subset="test", code=2))
+    assert f"the subset 'test' has no target side, which headgates {command[0]} needs" in line
+
+
+def test_files_are_not_overwritten(on_toy, tmp_path):
+    out = tmp_path / "scores.json"
+    out.write_text("mine")
+    for command in (["score", "--method", "random"], ["ablate"], ["curve", "--by", "random"]):
+        assert "pass --force" in one_line(on_toy(*command, "--out", out, code=2))
+    assert out.read_text() == "mine"
+    on_toy("score", "--method", "random", "--out", out, "--force")
+    assert json.loads(out.read_text())["format"] == SCORE_FORMAT
+
+
+def test_scores_of_other_models_are_refused(on_toy, headgates, tmp_path):
+    small, large = tmp_path / "small.json", tmp_path / "large.json"
+    small.write_text(scores_to_json([HeadTable({"enc-self": [[1, 2], [3, 4]]}, "gate")]))
+    large.write_text(scores_to_json([HeadTable({"enc-self": [[1, 2, 3], [3, 4, 5]]}, "gate")]))
+    line = one_line(on_toy("curve", "--scores", small, code=2))
+    assert "the score file does not fit the model: enc-self layer 0 has 2 heads, the model has 4" in line
+    assert "are scores of different heads: enc-self has 2 x 2 and 2 x 3" in one_line(
+        headgates("correlate", small, large, code=2)
+    )
+    assert "the number of scores is 1: at least two are needed" in one_line(headgates("correlate", small, code=2))
+    assert "given twice" in one_line(headgates("correlate", small, small, code=2))
+    assert "no file has scores of 'x'" in one_line(headgates("correlate", small, large, "--method", "x", code=2))
+
+
+def test_a_hostile_checkpoint_is_not_run(on_toy, tmp_path):
+    class Hostile:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    path = tmp_path / "hostile.pt"
+    torch.save({"model": {}, "args": Hostile()}, path)
+    assert "pass --trust" in one_line(on_toy("score", "--method", "gate", checkpoint=path, code=2))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("test.src-tgt.src.bin", lambda data: data[:-1], "is cut off: it has 111 bytes, its index describes 112"),
+        ("test.src-tgt.tgt.bin", lambda data: b"", "is cut off: it has 0 bytes"),
+        ("test.src-tgt.src.idx", lambda data: data[:40], "is cut off: it has 40 bytes, its header says 146"),
+        ("test.src-tgt.tgt.idx", lambda data: data[:70] + b"\x07" + data[71:], "is damaged: "),
+        ("test.src-tgt.src.bin", lambda data: b"\x18" + data[1:], "the token 24, its dictionary 24 symbols"),
+        ("test.src-tgt.tgt.bin", lambda data: b"\xff" * len(data), "the token 65535, its dictionary 24 symbols"),
+        ("dict.src.txt", lambda data: data + data, "Duplicate word found when loading Dictionary"),
+        ("dict.src.txt", lambda data: data + b"\xff 1\n", "Incorrect encoding detected in"),
+        ("dict.tgt.txt", lambda data: data.replace(b" ", b""), "Incorrect dictionary format"),
+        ("dict.tgt.txt", lambda data: data + b"more 1\n", "has 25 symbols, the decoder of the checkpoint 24"),
+    ],
+)
+def test_damaged_data(name, change, words, on_toy, copied):
+    path = copied() / name
+    path.write_bytes(change(path.read_bytes()))
+    commands = [["ablate"], ["curve", "--by", "random"], ["score", "--method", "random"]]
+    for command in commands if "cut off" in words else commands[:1]:
+        line = one_line(on_toy(*command, data=path.parent, subset="test", code=2))
+        assert words in line and str(path.parent) in line
+
+
+def test_damage_of_what_is_not_read_does_not_matter(on_toy, copied):
+    """The other direction of the same pair, other languages, alignments without --load-alignments."""
+    folder = copied()
+    for name in ("test.tgt-src.src.idx", "test.src-xx.src.idx", "test.align.src-tgt.idx", "test.src-tgt.src2.idx"):
+        (folder / name).write_bytes(b"damaged")
+    languages = ["--source-lang", "src", "--target-lang", "tgt"]
+    on_toy("score", "--method", "gate", *languages, data=folder, subset="test")
+    line = one_line(
+        on_toy("score", "--method", "gate", *languages, "--load-alignments", data=folder, subset="test", code=2)
+    )
+    assert "test.align.src-tgt.idx is damaged" in line
+
+
+def test_pipes_and_devices_are_no_data(on_toy, copied):
+    folder = copied()
+    (folder / "dict.src.txt").unlink()
+    os.mkfifo(folder / "dict.src.txt")
+    assert "dict.src.txt is not a regular file" in one_line(
+        on_toy("score", "--method", "gate", data=folder, subset="test", code=2)
+    )
+
+
+def test_options_that_would_kill_or_hang_a_process(start, toy, gated_checkpoint, tmp_path):
+    """Division by zero in compiled code; JPEG on a full disk; workers of which one cannot write."""
+    common = ["score", toy.data, "--path", gated_checkpoint, "--gen-subset", "test", "--cpu", "--method", "gradient"]
+    full = {"RLIMIT_FSIZE": 300}
+    out = tmp_path / "x.json"
+    children = [
+        start("headgates", *common, "--required-batch-size-multiple", "0"),
+        start("headgates", *common, "--plot", tmp_path / "x.jpg", limits=full),
+        *(
+            start("headgates", *common, "--out", out, *own, limits=limits)
+            for own, limits in zip(worker_arguments(2), [full, None], strict=True)
+        ),
+    ]
+    words = [
+        "--required-batch-size-multiple is 0: it must be at least 1",
+        f"cannot write {tmp_path / 'x.jpg'} (File too large)",
+        f"cannot write {out} (File too large)",
+        "another worker has stopped: see its error",
+    ]
+    for child, expected in zip(children, words, strict=True):
+        assert expected in one_line(child.finish(90).expect(2).err)
+    assert not list(tmp_path.iterdir())
+
+
+def test_standard_output_without_room(on_toy, headgates, tmp_path, monkeypatch):
+    scores = tmp_path / "scores.json"
+    on_toy("score", "--method", "magnitude,random", "--out", scores)
+    for run in (lambda: on_toy("score", "--method", "gate", code=2), lambda: headgates("correlate", scores, code=2)):
+        monkeypatch.setattr(sys, "stdout", open("/dev/full", "w"))  # noqa: SIM115
+        assert "cannot write to standard output (No space left on device)" in one_line(run())
+
+
+def test_workers_named_by_the_environment_have_numbers(monkeypatch):
+    for name, value in {"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="the environment variable RANK is 'x': it must be a number"):
+        evaluation.join_workers(Namespace(distributed_world_size=1))
+
+
+def test_a_gpu_that_does_not_exist_is_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert evaluation.device_of(Namespace(cpu=False, device_id=1)) == torch.device("cuda", 1)
+    with pytest.raises(ValueError, match="--device-id is 2: it must be from 0 to 1"):
+        evaluation.device_of(Namespace(cpu=False, device_id=2))
+
+
+@pytest.mark.parametrize("option", ["checkpoint_activations", "offload_activations"])
+def test_saved_options_of_training_do_not_matter(option, on_toy, checkpoints, tmp_path):
+    state = torch.load(checkpoints["baseline"], weights_only=False)
+    options = state.get("args") or state["cfg"]["model"]
+    setattr(options, option, True)
+    torch.save(state, tmp_path / "saved.pt")
+    found = [
+        json.loads(on_toy("score", "--method", "gradient", "--json", checkpoint=checkpoint))["scores"]
+        for checkpoint in (checkpoints["baseline"], tmp_path / "saved.pt")
+    ]
+    assert found[0] == found[1]
+
+
+def test_several_folders_are_all_signed(on_toy, toy, copied):
+    """fairseq reads validation data from the first of them."""
+    other = copied("other")
+    signature = json.loads(on_toy("score", "--method", "gate", "--json", data=f"{toy.data}:{other}"))["signature"]
+    assert f"|data:{toy.data.parent.name}/bin:{other.parent.name}/other|langs:src-tgt|" in signature
+
+
+@pytest.mark.parametrize(("visible", "size"), [(8, 8), (8, 1), (0, 1)])
+def test_visible_gpus_are_not_taken_for_workers(monkeypatch, visible, size):
+    """fairseq's --distributed-world-size is by default the number of GPUs, of which a command takes one."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
+    args = Namespace(distributed_world_size=size, distributed_init_method=None, distributed_rank=5)
+    evaluation.join_workers(args)
+    assert (args.distributed_world_size, args.distributed_rank) == (1, 0)
+
+
+def test_workers_without_a_place_to_meet_are_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    with pytest.raises(ValueError, match="--distributed-world-size is 4, but there is no rendezvous address"):
+        evaluation.join_workers(Namespace(distributed_world_size=4, distributed_init_method=None, distributed_rank=0))

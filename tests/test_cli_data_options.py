@@ -1,0 +1,193 @@
+"""Options of the commands that read data: bad values end with one line, before anything is computed."""
+
+import sys
+
+import pytest
+from support.analysis import READ, one_line
+
+from fairseq_headgates.analysis import ablation, curves
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "words"),
+    [
+        ("score", ["--method", "attention"], "unknown method 'attention': choose from confidence, gradient, relevance"),
+        ("score", ["--method", "gate,gate"], "the method 'gate' is named twice"),
+        ("score", ["--method", "gate", "--gen-subset", "dev"], "there is no subset 'dev' in"),
+        ("score", ["--method", "gate", "--sentences", "0"], "--sentences is 0: it must be at least 1"),
+        ("score", ["--method", "gate", "--path", "a.pt:b.pt"], "--path names 2 checkpoints"),
+        ("score", ["--method", "gate", "--path", "missing.pt"], "cannot read the checkpoint 'missing.pt'"),
+        ("score", ["--method", "gate", "--distributed-world-size", "2"], "torchrun --nproc-per-node 2"),
+        ("score", ["--method", "gate", "--plot", "map.xyz"], "unknown format 'xyz', choose .png, .pdf or .svg"),
+        ("score", ["--method", "confidence", "--max-source-positions", "4"], "--skip-invalid-size-inputs-valid-test"),
+        ("score", ["--method", "gate", "--max-tokens", "0"], "--max-tokens is 0: it must be at least 1"),
+        ("score", ["--method", "gate", "--source-lang", "xx"], "--source-lang is xx, the data in"),
+        ("score", ["--method", "gate", "--out", "/nowhere/x.json"], "cannot write /nowhere/x.json"),
+        ("score", ["--method", "gate", "--out", ""], "argument --out: the value is empty: give a name"),
+        (
+            "score",
+            ["--method", "gate", "--lm-path", "x", "--scoring", "wer"],
+            "--lm-path, --scoring wer cannot be used",
+        ),
+        ("score", ["--method", "gate", "--user-dir", "/nowhere"], "cannot import --user-dir"),
+        ("ablate", ["--metric", "bleu", "--beam", "0"], "--beam is 0: it must be at least 1"),
+        ("ablate", ["--metric", "bleu", "--remove-bpe", "x"], "--bpe, --tokenizer or --post-process cannot be used"),
+        ("ablate", ["--select-subset", "valid"], "--select-subset has no effect without --mode all-but-one"),
+        ("curve", ["--scores", "missing.json"], "cannot read the score file 'missing.json'"),
+        ("curve", ["--scores", "x.json", "--reestimate"], "need --by"),
+        ("curve", ["--by", "gate", "--score-method", "gate"], "give it with --scores"),
+        ("curve", ["--by", "gate", "--types", "encoder"], "unknown attention type 'encoder'"),
+        (
+            "curve",
+            ["--by", "gate", "--types", ","],
+            "names no attention type: choose from enc-self, dec-self, dec-enc, or all",
+        ),
+        ("score", ["--method", "gate", "--gen-subset", "/abs/path"], "there is no subset '/abs/path' in"),
+        ("score", ["--method", "gate", "--gen-subset", ""], "--gen-subset is empty: give a name"),
+        ("score", ["--method", "gate", "--path", ""], "--path is empty: give a name"),
+        ("score", ["--method", "gate", "--user-dir", ""], "--user-dir is empty: give the folder of a package"),
+        ("score", ["--method", "gate", "--dataset-impl", "lazy"], "(Index file doesn't match expected format."),
+        ("score", ["--method", "gate", "--dataset-impl", "fasta"], "check the options that say how (--dataset-impl"),
+        ("score", ["--method", "gate", "--shard-id", "1"], "--shard-id cannot be used here: leave it out"),
+        ("score", ["--method", "gate", "--required-batch-size-multiple", "-8"], "-8: it must be at least 1"),
+        ("score", ["--method", "gate", "--required-batch-size-multiple", "99"], "--required-batch-size-multiple 99"),
+        ("score", ["--method", "gate", "--required-seq-len-multiple", "0"], "is 0: it must be at least 1"),
+        ("score", ["--method", "gate", "--required-seq-len-multiple", str(10**9)], "it must be at most 1024"),
+        (
+            "score",
+            ["--method", "gate", "--max-tokens", "9" * 20],
+            "--max-tokens is 99999999999999999999: it must be at",
+        ),
+        ("score", ["--method", "gate", "--num-workers", "-1"], "--num-workers is -1: it must be at least 0"),
+        ("score", ["--method", "gate", "--seed", "-3"], "--seed is -3: it must be at least -1"),
+        ("score", ["--method", "gate", "--seed", str(2**32)], "it must be at most 4294967294"),
+        ("score", ["--method", "gate", "--distributed-world-size", "-1"], "it must be at least 0"),
+        (
+            "score",
+            ["--method", "gate", *"--distributed-world-size 2 --distributed-rank 2".split()]
+            + ["--distributed-init-method", "tcp://127.0.0.1:1"],
+            "--distributed-rank is 2: it must be from 0 to 1",
+        ),
+        (
+            "score",
+            ["--method", "gate", "--distributed-world-size", "2", "--distributed-init-method", "x"],
+            "the rendezvous failed at --distributed-init-method x (",
+        ),
+        ("score", ["--method", "gate", "--bpe", "bytes"], "fairseq cannot use these options (In 'config'"),
+        ("curve", ["--scores", ""], "--scores is empty: give a name"),
+        ("curve", ["--by", "gate", "--score-subset", ""], "--score-subset is empty: give a name"),
+        ("curve", ["--by", "gate", "--score-method", ""], "--score-method names the scores of a file"),
+        ("curve", ["--by", "gate", "--score-reference"], "--score-reference cannot be used here"),
+        ("ablate", ["--select-subset", ""], "--select-subset has no effect without --mode all-but-one"),
+        ("ablate", [*"--mode all-but-one --metric bleu --select-subset".split(), ""], "--select-subset is empty"),
+    ],
+)
+def test_bad_input_gets_one_line(command, options, words, on_toy):
+    line = one_line(on_toy(command, *options, code=2))
+    assert line.startswith(f"headgates {command}: error: ") and words in line
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--max-len-b", "-1"], "--min-len is 1, but translations of 9 source tokens have at most -1 tokens: lower"),
+        (["--max-len-b", "10", "--min-len", "11"], "--min-len is 11, but translations of 9 source tokens have at most"),
+        (["--min-len", "2000"], "have at most 200 tokens"),
+        (
+            ["--match-source-len", "--min-len", "50"],
+            "--min-len is 50, but translations of 9 source tokens have at most",
+        ),
+        (["--max-len-a", "nan"], "--max-len-a is nan: it must be a finite number"),
+        (["--max-len-a", "inf"], "--max-len-a is inf: it must be a finite number"),
+        (["--lenpen", "nan"], "--lenpen is nan: it must be a finite number"),
+        (["--unkpen", "nan"], "--unkpen is nan: it must be a finite number"),
+        (["--unkpen=-inf"], "--unkpen is -inf: it must be a finite number"),
+        (["--temperature", "0"], "--temperature is 0: it must be above 0"),
+        (["--temperature", "-1"], "--temperature is -1.0: it must be at least 0"),
+        (["--sampling", "--sampling-topk", "99"], "--sampling-topk is 99: it must be at most 24"),
+        (["--sampling", "--sampling-topp", "2"], "--sampling-topp is 2.0: it must be at most 1"),
+        (["--sampling-topk", "3"], "the options of the search cannot be used: --sampling-topk requires --sampling"),
+        (["--diverse-beam-groups", "2", "--diverse-beam-strength", "nan"], "it must be a finite number"),
+        (["--diversity-rate", "nan"], "--diversity-rate is nan"),
+        (
+            ["--scoring", "sacrebleu", "--sacrebleu-tokenizer", "ja-mecab"],
+            "--sacrebleu-tokenizer ja-mecab cannot be used",
+        ),
+    ],
+)
+def test_options_of_the_search_are_checked_before_anything_is_computed(options, words, on_toy, monkeypatch):
+    for room, name in ((ablation, "ablation_losses"), (ablation, "translate"), (curves, "mean_loss")):
+        monkeypatch.setattr(room, name, lambda *_: pytest.fail("it has begun to compute"))
+    assert words in one_line(on_toy("ablate", "--metric", "bleu", *options, subset="test", code=2))
+    if "--min-len" in options:
+        assert words in one_line(on_toy("curve", "--by", "gate", *options, subset="test", code=2))
+
+
+@pytest.mark.parametrize("options", [["--lenpen", "1e300"], ["--temperature", "1e-300"]])
+def test_a_search_without_a_best_translation(options, on_toy):
+    line = one_line(on_toy("curve", "--by", "gate", "--steps", "0", "--types", "all", *options, code=2))
+    assert "the scores of the search are not finite: use less extreme values of --temperature, --lenpen" in line
+
+
+def test_extreme_but_possible_options(on_toy):
+    """What the search limits by itself, and what is not used, stays allowed."""
+    more = ["--beam", "1000000000", "--max-len-b", "9", "--unkpen", "inf", "--temperature", "inf", "--nbest", "0"]
+    more += ["--prefix-size", "-1", "--num-workers", "99999", "--seed", "-1", "--sentences", "9" * 20]
+    on_toy("curve", "--by", "random", "--steps", "0", "--types", "all", *more, subset="test")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["curve", "--by", "guess"], "argument --by: invalid choice: 'guess' (choose from"),
+        (["curve", "--by", "gate", "--steps", "0,120"], "120 percent of the heads: it must be from 0 to 100"),
+        (["curve", "--by", "gate", "--steps", "ten"], "'ten' is not a list of percentages"),
+        (["score", "--method", "gate", "--sentenc", "3"], "unrecognized arguments: --sentenc 3"),
+        (["score", "--method", "gate", "--beam", "x"], "argument --beam: invalid int value: 'x'"),
+        (["score", "--method", "gate", "--gen-subset"], "argument --gen-subset: expected one argument"),
+        (["score", "--method", "gate", "--user-dir"], "argument --user-dir: expected one argument"),
+        (["score", "--method", "gate", "--task", "x"], "argument --task: invalid choice: 'x'"),
+        (["score", "--method", "gate", "--dataset-impl", "x"], "argument --dataset-impl: invalid choice: 'x'"),
+        (["score", "--method", "gate", "--method", "random"], "argument --method: given twice, as 'gate' and 'random'"),
+        (["curve", "--by", "gate", "--by", "random"], "argument --by: given twice, as 'gate' and 'random'"),
+        (["show", "x.pt", "--beam", "3"], "unrecognized arguments: --beam 3"),
+    ],
+)
+def test_bad_options_are_argparses(options, words, headgates, toy, gated_checkpoint):
+    where = [] if options[0] == "show" else [toy.data, "--path", gated_checkpoint, *READ]
+    assert words in one_line(headgates(options[0], *where, *options[1:], code=2))
+
+
+def test_no_checkpoint_or_data_of_another_vocabulary(headgates, on_toy, toy, tmp_path):
+    assert "add --path CKPT" in headgates("score", toy.data, "--method", "gate", *READ, code=2)
+    assert "cannot read the data in" in on_toy("score", "--method", "gate", data=tmp_path, code=2)
+    for side in ("src", "tgt"):
+        (tmp_path / f"dict.{side}.txt").write_text("a 1\n")
+    (tmp_path / "valid.src-tgt.src.idx").write_bytes(b"")
+    line = on_toy("score", "--method", "gate", "--source-lang", "src", "--target-lang", "tgt", data=tmp_path, code=2)
+    assert "has 5 symbols, the encoder of the checkpoint" in one_line(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("broken_syntax", "def (", "SyntaxError: invalid syntax"),
+        ("broken_import", "import nothing_like_this", "ModuleNotFoundError: No module named 'nothing_like_this'"),
+        ("broken_at_work", "raise RuntimeError('so\\nand so')", "(RuntimeError: so)"),
+        ("broken_exit", "import sys; sys.exit(3)", "(SystemExit: 3)"),
+        ("json", "", "is not globally unique"),
+        ("copy", "", "AttributeError: module 'copy' has no attribute '__path__'"),
+        ("fairseq_headgates", "", "is not globally unique"),
+        ("missing", None, "(no such folder)"),
+        ("one.two", "", "ModuleNotFoundError: No module named 'one'"),
+    ],
+)
+def test_a_broken_user_dir(name, content, words, on_toy, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))  # to which fairseq adds the folder
+    folder = tmp_path / name
+    if content is not None:
+        folder.mkdir()
+        (folder / "__init__.py").write_text(content)
+    monkeypatch.setattr(sys, "argv", ["headgates", "--user-dir", str(folder)])  # which fairseq reads as well
+    line = one_line(on_toy("score", "--method", "gate", "--user-dir", folder, code=2))
+    assert f"cannot import --user-dir {folder} (" in line and words in line

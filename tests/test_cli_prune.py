@@ -1,0 +1,288 @@
+"""`headgates prune` on a small checkpoint: what it removes, keeps and prints."""
+
+import json
+import logging
+import re
+
+import pytest
+import torch
+from support.models import assert_same, logits, make_batch
+from support.prune_command import LOG_ALPHA, OPEN, SCORES, TYPES, C, F, O, load, names, score_file, write
+
+from fairseq_headgates import HeadTable, masked
+from fairseq_headgates.checkpoints import build_model
+from fairseq_headgates.cli import main as command
+from fairseq_headgates.surgery import kept_mask
+
+FULL = {kind: [[1] * 4] * 2 for kind in TYPES}
+
+
+def by_layer(rows):
+    return " ".join(str(sum(row)) for row in rows)
+
+
+# What it does
+
+
+def test_open_heads_stay_by_default(checkpoint, prune):
+    out = checkpoint.with_name("pruned.pt")
+    done = prune(checkpoint, out)
+    before, after = load(checkpoint), load(out)
+    torch.testing.assert_close(logits(after, make_batch()), logits(before, make_batch()), atol=1e-5, rtol=1e-5)
+    assert kept_mask(after).values == OPEN
+    for kind, rows in OPEN.items():
+        stay = sum(map(sum, rows))
+        assert re.search(rf"^{kind} +8 +{stay} +{by_layer(rows)}$", done.out, re.MULTILINE), done.out
+    total = sum(sum(map(sum, rows)) for rows in OPEN.values())
+    assert re.search(rf"^total +24 +{total}$", done.out, re.MULTILINE)
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (before, after)]
+    assert f"parameters: {sizes[0]:,} -> {sizes[1]:,} ({100 * (sizes[1] / sizes[0] - 1):+.1f}%)" in done.out
+    assert f"written: {out}" in done.out and done.err == ""
+    assert names(checkpoint.parent) == ["gated.pt", "pruned.pt"]
+    assert not re.search(r"output changes|loses all", done.out)
+    (folded,) = re.findall(r"^.*gates between 0 and 1.*$", done.out, re.MULTILINE)
+    assert "4" in folded
+
+
+@pytest.mark.parametrize("form", [[], ["--stock"], ["--no-optimizer"]])
+def test_a_dry_run_prints_the_same_and_writes_nothing(form, checkpoint, prune):
+    out = checkpoint.with_name("pruned.pt")
+    dry = prune(checkpoint, out, "--dry-run", *form)
+    assert names(checkpoint.parent) == ["gated.pt"]
+    wet = prune(checkpoint, out, *form)
+    assert "nothing written (--dry-run)" in dry.out
+    assert dry.out.splitlines()[:-1] == wet.out.splitlines()[:-1]
+    out.write_text("mine")
+    assert prune(checkpoint, out, "--dry-run", *form).out == dry.out  # it cannot hurt a file that is there
+    assert prune(checkpoint, out.parent / "no" / "x.pt", "--dry-run", *form).out == dry.out
+    assert out.read_text() == "mine"
+
+
+@pytest.mark.parametrize("form", [[], ["--dry-run"]])
+def test_the_plan_as_json(form, checkpoint, prune):
+    out = checkpoint.with_name("pruned.pt")
+    plan = json.loads(prune(checkpoint, out, "--json", *form).out)
+    assert out.exists() == (not form)
+    assert plan["mask"] == OPEN
+    assert plan["heads"] == {kind: [8, sum(map(sum, rows))] for kind, rows in OPEN.items()}
+    assert plan["folded_gates"] == sum(row.count(F) for rows in LOG_ALPHA.values() for row in rows)
+    assert plan["removed_with_open_gate"] == 0
+    before = sum(p.numel() for p in load(checkpoint).parameters())
+    gone = 24 - sum(sum(map(sum, rows)) for rows in OPEN.values())
+    # a head of 8 dimensions: rows of 32 weights and a bias for q, k and v, columns of the output; and every gate
+    assert plan["parameters"] == [before, before - gone * 8 * (3 * 33 + 32) - 24]
+    stay = {kind: sum(map(sum, rows)) for kind, rows in OPEN.items()}
+    assert plan["cache_bytes_per_token"] == {kind: [8 * 64, number * 64] for kind, number in stay.items()}
+
+
+def test_the_checkpoint_itself_can_be_replaced(checkpoint, prune):
+    whole = load(checkpoint)
+    prune(checkpoint, checkpoint, "--force")
+    smaller = load(checkpoint)
+    assert kept_mask(smaller).values == OPEN and names(checkpoint.parent) == ["gated.pt"]
+    torch.testing.assert_close(logits(smaller, make_batch()), logits(whole, make_batch()), atol=1e-5, rtol=1e-5)
+
+
+def test_the_state_of_the_optimiser_is_cut_or_left_out(checkpoint, prune):
+    cut, without = checkpoint.with_name("cut.pt"), checkpoint.with_name("without.pt")
+    prune(checkpoint, cut)
+    prune(checkpoint, without, "--no-optimizer")
+    state, bare = torch.load(cut), torch.load(without)
+    shapes = [p.shape for p in build_model(state).parameters()]
+    moments = state["last_optimizer_state"]["state"]
+    assert [moments[i]["exp_avg"].shape for i in range(len(shapes))] == shapes
+    assert bare["last_optimizer_state"] is None
+    assert state["model"].keys() == bare["model"].keys()
+
+
+def test_an_optimiser_that_is_not_known_is_left_out_with_a_notice(checkpoint, prune):
+    state = torch.load(checkpoint, weights_only=False)
+    for entry in state["last_optimizer_state"]["state"].values():
+        entry["exp_avg_sq_row"] = entry.pop("exp_avg_sq")[..., 0]
+    torch.save(state, checkpoint)
+    out, without = checkpoint.with_name("pruned.pt"), checkpoint.with_name("without.pt")
+    done = prune(checkpoint, out)
+    assert done.err == "headgates prune: the optimiser state is dropped: its form is unknown\n"
+    assert "written" in done.out
+    prune(checkpoint, without, "--no-optimizer")
+    assert_same(torch.load(out, weights_only=False), torch.load(without, weights_only=False))
+    assert prune(checkpoint, out, "--force", "--no-optimizer").err == ""
+
+
+HISTORY = "optimizer_history"
+ODD_STATES = {
+    "an average of something else": ({"extra_state": {"ema": {"encoder.layers.0.fc1.weight": 3}}}, "ema is dropped"),
+    "an average of other sizes": (
+        {"extra_state": {"ema": {"encoder.layers.0.fc1.weight": torch.ones(2)}}},
+        "ema is dropped: it does not have the weights of this model",
+    ),
+    "an average of other heads": (
+        {"extra_state": {"ema": {"encoder.layers.0.self_attn.out_proj.weight": torch.ones(32, 8)}}},
+        "ema is dropped: it does not have the weights of this model",
+    ),
+    "a number as criterion": ({HISTORY: [{"criterion_name": 3, "num_updates": 1}]}, ""),
+    "a list as criterion": ({HISTORY: [{"criterion_name": ["x"]}]}, ""),
+    "no history": ({HISTORY: []}, ""),
+    "a list as entries": ({"last_optimizer_state": {"state": [1], "param_groups": [1]}}, "its form is unknown"),
+    "text as groups": ({"last_optimizer_state": {"state": {}, "param_groups": "x"}}, "its form is unknown"),
+    "text as moments": (
+        {"last_optimizer_state": {"state": {0: "x"}, "param_groups": [{"params": list(range(86))}]}},
+        "the optimiser state is dropped: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_STATES)
+def test_odd_states_beside_the_weights_do_no_harm(kind, checkpoint, prune):
+    changes, notice = ODD_STATES[kind]
+    torch.save({**torch.load(checkpoint, weights_only=False), **changes}, checkpoint)
+    for name, form in (("pruned.pt", []), ("stock.pt", ["--stock"])):
+        done = prune(checkpoint, checkpoint.with_name(name), *form)
+        assert done.err.count("\n") == bool(notice) and notice in done.err or form and not done.err
+        expected = logits(load(checkpoint), make_batch())
+        torch.testing.assert_close(logits(load(checkpoint.with_name(name)), make_batch()), expected)
+
+
+@pytest.mark.parametrize("key", ["optimizer_history", "extra_state", "last_optimizer_state", "cfg", "args"])
+@pytest.mark.parametrize("value", [7, "x", [1], ["x"]])
+def test_odd_parts_of_a_checkpoint_end_with_one_line(key, value, checkpoint, refused):
+    torch.save({**torch.load(checkpoint, weights_only=False), key: value}, checkpoint)
+    refused(checkpoint, checkpoint.with_name("pruned.pt"), words=[str(checkpoint)])
+    assert names(checkpoint.parent) == ["gated.pt"]
+
+
+def test_a_mask_from_a_file_or_inline(checkpoint, prune):
+    """Heads with a closed gate go in any case; that open ones go is said."""
+    mask = {"enc-self": [[1, 1, 0, 0], [1, 1, 1, 1]], "dec-enc": [[0, 0, 0, 0], [1, 1, 1, 1]]}
+    expected = {
+        kind: [
+            [a * b for a, b in zip(*pair, strict=True)]
+            for pair in zip(OPEN[kind], mask.get(kind, FULL[kind]), strict=True)
+        ]
+        for kind in TYPES
+    }
+    file = write(checkpoint.with_name("heads.json"), {"format": "headgates.heads/1", **mask})
+    for i, given in enumerate((file, json.dumps(mask))):
+        out = checkpoint.with_name(f"{i}.pt")
+        done = prune(checkpoint, out, "--alive", given)
+        assert kept_mask(load(out)).values == expected
+        assert "the output changes" in done.out
+        (line,) = (line for line in done.out.splitlines() if "the output changes" in line)
+        assert "4" in line  # two of layer 0 of the encoder, two of layer 0 of the decoder
+    model = load(checkpoint)
+    with masked(model, HeadTable(mask)):
+        torch.testing.assert_close(logits(load(out), make_batch()), logits(model, make_batch()), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("threshold", "values"), [(0, (C, O, F)), (0.5, (O, F)), (0.9, (O,)), (1, ())])
+def test_a_threshold_on_the_probability(threshold, values, checkpoint, prune):
+    """P(open) is about 0.10, 0.77 and 0.98; a gate that is 0 at evaluation goes in any case."""
+    out = checkpoint.with_name("pruned.pt")
+    done = prune(checkpoint, out, "--threshold", threshold)
+    expected = {k: [[int(a in values and a != C) for a in row] for row in rows] for k, rows in LOG_ALPHA.items()}
+    assert kept_mask(load(out)).values == expected
+    assert ("the output changes" in done.out) == (threshold > 0.5)
+    assert done.out.count("loses all its heads") == (3 if threshold == 1 else 0)
+
+
+RANKED = sorted(  # of the heads whose gate is open, the best first
+    (
+        (kind, i, j)
+        for kind in TYPES
+        for i, row in enumerate(OPEN[kind])
+        for j, there in enumerate(row)
+        if there
+    ),
+    key=lambda head: -SCORES[head[0]][head[1]][head[2]],
+)  # fmt: skip
+
+
+def mask_of(heads):
+    return {kind: [[int((kind, i, j) in heads) for j in range(4)] for i in range(2)] for kind in TYPES}
+
+
+@pytest.mark.parametrize(
+    ("keep", "number"), [("5", 5), ("0.5", 6), ("1.0", 13), ("13", 13), ("1", 1), ("0", 0), ("0.0", 0)]
+)
+def test_the_best_by_their_scores(keep, number, checkpoint, prune):
+    """Of the 13 heads that are open; closed ones are no candidates, however high their score is."""
+    assert len(RANKED) == 13
+    scores = write(checkpoint.with_name("scores.json"), score_file(SCORES))
+    out = checkpoint.with_name("pruned.pt")
+    prune(checkpoint, out, "--scores", scores, "--keep", keep)
+    assert kept_mask(load(out)).values == mask_of(RANKED[:number])
+
+
+def test_the_best_of_some_types_and_of_every_layer(checkpoint, prune):
+    scores = write(checkpoint.with_name("scores.json"), score_file(SCORES))
+    some, each = checkpoint.with_name("some.pt"), checkpoint.with_name("each.pt")
+    prune(checkpoint, some, "--scores", scores, "--keep", 2, "--types", "dec-self")
+    best = [head for head in RANKED if head[0] == "dec-self"][:2]
+    others = [head for head in RANKED if head[0] != "dec-self"]
+    assert kept_mask(load(some)).values == mask_of([*best, *others])
+    prune(checkpoint, each, "--scores", scores, "--keep", 6, "--min-per-layer", 1)
+    first = {head[:2]: head for head in reversed(RANKED)}  # one of each layer: 5 layers have heads
+    rest = [head for head in RANKED if head not in first.values()]
+    assert len(first) == 5
+    assert kept_mask(load(each)).values == mask_of([*first.values(), rest[0]])
+
+
+def test_a_type_may_lose_all_its_heads_and_that_is_said(checkpoint, prune):
+    scores = write(checkpoint.with_name("scores.json"), score_file(SCORES))
+    out = checkpoint.with_name("pruned.pt")
+    done = prune(checkpoint, out, "--scores", scores, "--keep", 5)
+    lost = [line for line in done.out.splitlines() if "loses all its heads" in line]
+    assert len(lost) == 2 and lost[0].startswith("enc-self") and lost[1].startswith("dec-enc")
+    assert logits(load(out), make_batch()).isfinite().all()
+
+
+def test_one_of_several_methods(checkpoint, prune, refused):
+    other = {kind: [[-v for v in row] for row in rows] for kind, rows in SCORES.items()}
+    tables = [score_file(SCORES), score_file(other, method="ablation")]
+    scores = write(checkpoint.with_name("scores.json"), tables)
+    out = checkpoint.with_name("pruned.pt")
+    refused(checkpoint, out, "--scores", scores, "--keep", 3, words=["gradient, ablation", "--method"])
+    refused(checkpoint, out, "--scores", scores, "--keep", 3, "--method", "x", words=["'x'", "gradient, ablation"])
+    prune(checkpoint, out, "--scores", scores, "--keep", 3, "--method", "ablation")
+    assert kept_mask(load(out)).values == mask_of(RANKED[-3:])
+
+
+def test_pruned_again_heads_keep_their_numbers(checkpoint, prune, refused):
+    first, second = checkpoint.with_name("1.pt"), checkpoint.with_name("2.pt")
+    prune(checkpoint, first)
+    scores = write(checkpoint.with_name("scores.json"), score_file(SCORES))
+    done = prune(first, second, "--scores", scores, "--keep", 4)
+    assert kept_mask(load(second)).values == mask_of(RANKED[:4])
+    assert re.search(r"^total +13 +4$", done.out, re.MULTILINE)
+    refused(first, checkpoint.with_name("3.pt"), "--scores", scores, "--keep", 14, words=["14", "from 0 to 13"])
+
+
+def test_show_reads_what_prune_writes(checkpoint, prune, capsys):
+    out, heads = checkpoint.with_name("pruned.pt"), checkpoint.with_name("heads.json")
+    prune(checkpoint, out)
+    assert command.main(["show", str(out), "--json", "--out", str(heads)]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["gate"] == OPEN and shown["gated"] == []
+    assert {kind: shown["heads"][kind] for kind in TYPES} == {k: [sum(map(sum, v)), 8] for k, v in OPEN.items()}
+    again = checkpoint.with_name("again.pt")
+    prune(checkpoint, again, "--alive", heads)
+    first, second = torch.load(out), torch.load(again)
+    assert all(torch.equal(first["model"][name], second["model"][name]) for name in first["model"])
+
+
+def test_the_command_gives_the_level_of_messages_back(prune, tmp_path):
+    logger = logging.getLogger("fairseq_headgates")
+    before = logger.level
+    prune(tmp_path / "missing.pt", tmp_path / "out.pt", code=2)
+    assert logger.level == before
+
+
+def test_the_program_itself(checkpoint, run):
+    """The same as a command of its own: exit codes and streams."""
+    out = checkpoint.with_name("out.pt")
+    assert "written" in run("headgates", "prune", checkpoint, out).out
+    failed = run("headgates", "prune", checkpoint, out, code=2)
+    assert failed.out == "" and failed.err.splitlines()[-1].startswith("headgates prune: error: ")
+    assert "Traceback" not in failed.err
+    usage = run("headgates", "prune", "--help").out
+    assert all(option in usage for option in ("--alive", "--threshold", "--scores", "--keep", "--stock", "--dry-run"))

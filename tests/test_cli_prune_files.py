@@ -1,0 +1,183 @@
+"""`headgates prune` and its files: nothing is overwritten or left half-written."""
+
+import os
+import resource
+import signal
+import stat
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from support.prune_command import OPEN, load, names, score_file, write
+
+from fairseq_headgates import HeadTable, checkpoints
+from fairseq_headgates.files import refuse_existing, replacing
+from fairseq_headgates.heads import parse_scores
+from fairseq_headgates.surgery import kept_mask
+
+
+@pytest.mark.parametrize("form", [[], ["--dry-run"], ["--stock"]])
+def test_a_checkpoint_is_not_printed(form, checkpoint, refused, monkeypatch):
+    monkeypatch.chdir(checkpoint.parent)
+    refused(checkpoint, "-", *form, words=["'-'", "standard output", "./-"])
+    refused(checkpoint, "", *form, words=["OUT", "empty"])
+    refused("", "x.pt", *form, words=["CKPT", "empty"])
+    assert names(checkpoint.parent) == ["gated.pt"]
+
+
+def test_a_link_is_written_through(checkpoint, prune, refused):
+    folder, link = checkpoint.with_name("folder"), checkpoint.with_name("link.pt")
+    folder.mkdir()
+    link.symlink_to("folder/pruned.pt")
+    prune(checkpoint, link)
+    assert link.is_symlink() and kept_mask(load(folder / "pruned.pt")).values == OPEN
+    refused(checkpoint, link, words=["link.pt exists", "--force"])
+    device = checkpoint.with_name("null")
+    device.symlink_to("/dev/null")
+    refused(checkpoint, device, "--force", words=["not a file"])
+    assert device.is_symlink() and names(folder) == ["pruned.pt"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_nothing_and_says_so(number, checkpoint, prune, monkeypatch):
+    def save(state, path):
+        Path(path).write_bytes(b"half of it")
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+    monkeypatch.setattr(torch, "save", save)
+    done = prune(checkpoint, checkpoint.with_name("pruned.pt"), code=128 + number)
+    assert done.err == "headgates prune: stopped\n" and names(checkpoint.parent) == ["gated.pt"]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_an_ignored_signal_stays_ignored(checkpoint, prune, monkeypatch):
+    """As under nohup."""
+
+    def save(state, path, original=torch.save):
+        os.kill(os.getpid(), signal.SIGHUP)
+        original(state, path)
+
+    monkeypatch.setattr(torch, "save", save)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        prune(checkpoint, checkpoint.with_name("pruned.pt"))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_an_existing_file_is_kept_and_nothing_is_done_first(checkpoint, refused, prune, monkeypatch):
+    out = write(checkpoint.with_name("pruned.pt"), "mine")
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "load_model", lambda *args: pytest.fail("it began to work"))
+        refused(checkpoint, out, words=[str(out), "exists", "--force"])
+    assert out.read_text() == "mine"
+    prune(checkpoint, out, "--force")
+    assert kept_mask(load(out)).values == OPEN
+
+
+def break_off(error):
+    def save(state, path):
+        Path(path).write_bytes(b"half of it")
+        raise error
+
+    return save
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), RuntimeError("file write failed\nat inline_container.cc")]
+)
+def test_a_full_disk_leaves_nothing(error, existing, checkpoint, refused, monkeypatch):
+    out = checkpoint.with_name("pruned.pt")
+    if existing:
+        out.write_text("mine")
+    monkeypatch.setattr(torch, "save", break_off(error))
+    refused(checkpoint, out, "--force", words=["cannot write", str(out)])
+    assert names(checkpoint.parent) == ["gated.pt", *(["pruned.pt"] if existing else [])]
+    assert not existing or out.read_text() == "mine"
+
+
+def test_a_file_that_may_not_grow_leaves_nothing(checkpoint, refused):
+    """A failure of the system itself."""
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+        refused(checkpoint, checkpoint.with_name("pruned.pt"), words=["cannot write", "pruned.pt"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names(checkpoint.parent) == ["gated.pt"]
+
+
+def test_an_interruption_leaves_nothing(checkpoint, monkeypatch, prune):
+    monkeypatch.setattr(torch, "save", break_off(KeyboardInterrupt()))
+    assert prune(checkpoint, checkpoint.with_name("pruned.pt"), code=130).err == "headgates prune: stopped\n"
+    assert names(checkpoint.parent) == ["gated.pt"]
+
+
+def test_folders_that_cannot_be_written_to(checkpoint, refused):
+    refused(checkpoint, checkpoint.parent / "no" / "x.pt", words=["cannot write", "/no/x.pt"])
+    refused(checkpoint, "/proc/headgates.pt", words=["cannot write", "/proc/headgates.pt"])  # not even root may
+    folder = checkpoint.with_name("folder")
+    folder.mkdir()
+    refused(checkpoint, folder, words=["exists"])
+    refused(checkpoint, folder, "--force", words=["not a file"])
+    assert names(checkpoint.parent) == ["folder", "gated.pt"] and names(folder) == []
+
+
+@pytest.mark.parametrize("name", ["gated.pt/x.pt", "x" * 250, "x" * 300], ids=["in a file", "long", "too long"])
+def test_names_that_cannot_be_written_to(name, checkpoint, refused):
+    refused(checkpoint, checkpoint.parent / name, words=["cannot write"])
+
+
+def test_what_is_no_file_is_not_replaced(checkpoint, refused):
+    pipe = checkpoint.with_name("pipe")
+    os.mkfifo(pipe)
+    refused(checkpoint, pipe, "--force", words=["pipe", "not a file"])
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+# The parts
+
+
+def test_scores_are_read(tmp_path):
+    file = write(tmp_path / "s.json", score_file({"dec-enc": [[0.5, -1]], "enc-self": [[1, 2]]}))
+    table = parse_scores(str(file))
+    assert table == HeadTable({"enc-self": [[1, 2]], "dec-enc": [[0.5, -1]]}, "gradient", "gradient|x")
+    assert parse_scores(str(file), "gradient") == table
+    both = write(tmp_path / "b.json", [score_file({"enc-self": [[1]]}), score_file({"enc-self": [[2]]}, method="b")])
+    assert parse_scores(str(both), "b").values == {"enc-self": [[2]]}
+    bare = write(tmp_path / "c.json", {"format": "headgates.scores/1", "scores": {"enc-self": [[1]]}})
+    assert parse_scores(str(bare)) == HeadTable({"enc-self": [[1]]}, "", "")
+
+
+def test_an_empty_list_of_scores_is_said_to_be_empty(tmp_path):
+    with pytest.raises(ValueError, match="holds no scores"):
+        parse_scores(str(write(tmp_path / "s.json", [])))
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "a"
+    with replacing(path) as temporary:
+        temporary.write_text("first")
+        assert not path.exists() and temporary.parent == path.parent  # the same file system: renaming is one step
+    assert path.read_text() == "first"
+    with pytest.raises(ValueError, match="exists.*--force"), replacing(path):
+        pytest.fail("it should not begin")
+    for error in (KeyboardInterrupt(), ZeroDivisionError(), SystemExit(1)):
+        with pytest.raises(type(error)), replacing(path, force=True) as temporary:
+            temporary.write_text("half")
+            raise error
+    assert path.read_text() == "first" and names(tmp_path) == ["a"]
+    with replacing(path, force=True) as temporary:
+        temporary.write_text("second")
+    assert path.read_text() == "second" and names(tmp_path) == ["a"]
+
+
+def test_existing_files_are_refused(tmp_path):
+    refuse_existing(tmp_path / "a", force=False)
+    write(tmp_path / "a", "x")
+    refuse_existing(tmp_path / "a", force=True)
+    with pytest.raises(ValueError, match="exists: choose another name, or pass --force"):
+        refuse_existing(tmp_path / "a", force=False)

@@ -1,0 +1,122 @@
+"""`headgates score` as a user runs it, on toy models."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.analysis import FULL, READ
+from support.commands import EVALUATION, worker_arguments
+
+from fairseq_headgates.cli import main as cli
+from fairseq_headgates.heads import parse_scores, read_scores
+
+
+def shapes(table):
+    return {kind: [len(row) for row in rows] for kind, rows in table.values.items()}
+
+
+# --- score -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["baseline", "gated", "fixed", "mixed"])
+def test_all_methods_score_every_kind_of_checkpoint(name, on_toy, checkpoints, tmp_path):
+    out = tmp_path / "scores.json"
+    text = on_toy("score", "--method", "all", "--out", out, checkpoint=checkpoints[name])
+    tables = {table.name: table for table in read_scores(str(out))}
+    assert list(tables) == ["confidence", "gradient", "relevance", "ablation", "magnitude", "gate", "random"]
+    for method, table in tables.items():
+        assert shapes(table) == FULL
+        assert table.signature.startswith(method) and table.signature in text
+        assert "|data:" in table.signature and "|split:valid|sents:30|ckpt:" in table.signature
+    assert {row.split()[0] for row in re.findall(r"^confidence .*$", text, re.MULTILINE)} == {"confidence"}
+    if name == "fixed":  # heads that are masked change nothing
+        assert tables["ablation"].values["enc-self"][1] == pytest.approx([0, 0, 0, 0], abs=1e-6)
+
+
+def test_scores_choose_what_prune_keeps(on_toy, headgates, checkpoints, run, toy, tmp_path):
+    scores, pruned = tmp_path / "scores.json", tmp_path / "pruned.pt"
+    on_toy("score", "--method", "gradient", "--out", scores, checkpoint=checkpoints["baseline"])
+    headgates("prune", checkpoints["baseline"], pruned, "--scores", scores, "--keep", "12")
+    shown = json.loads(headgates("show", pruned, "--json"))
+    assert shown["heads"]["total"] == [12, 24]
+    ranked = sorted((v for kind in FULL for v in parse_scores(str(scores)).heads(kind)), reverse=True)
+    for kind, rows in parse_scores(str(scores)).values.items():
+        for row, gates in zip(rows, shown["gate"][kind], strict=True):
+            assert [int(value >= ranked[11]) for value in row] == gates
+    again = tmp_path / "again.json"
+    on_toy("score", "--method", "all", "--out", again, checkpoint=pruned)  # a pruned checkpoint has scores as well
+    assert all(shapes(table) == FULL for table in read_scores(str(again)))
+    run("fairseq-generate", toy.data, "--path", pruned, *EVALUATION)
+
+
+def test_the_number_of_processes_makes_no_difference(start, toy, gated_checkpoint, on_toy, tmp_path):
+    options = ["--method", "all", "--max-tokens", "40"]
+    alone = tmp_path / "alone.json"
+    on_toy("score", *options, "--out", alone)
+    shared = tmp_path / "shared.json"
+    arguments = ["score", toy.data, "--path", gated_checkpoint, "--gen-subset", "valid", *READ, *options]
+    workers = [start("headgates", *arguments, "--out", shared, *own) for own in worker_arguments(2)]
+    outputs = [worker.finish().expect(0).out for worker in workers]
+    assert outputs[0] and not outputs[1]  # one of them writes
+    for one, two in zip(read_scores(str(alone)), read_scores(str(shared)), strict=True):
+        assert one.signature == two.signature
+        for kind in FULL:
+            assert two.heads(kind) == pytest.approx(one.heads(kind), rel=1e-5, abs=1e-7), one.name
+
+
+@pytest.mark.rehearsal
+def test_torchrun(toy, gated_checkpoint, on_toy, tmp_path):
+    """Three processes for fewer batches than that: one has nothing to do."""
+    shared = tmp_path / "shared.json"
+    command = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node", 3, "--master-port", 0, "--no-python"]
+    command += [sys.executable, "-m", "fairseq_headgates.cli", "score", toy.data, "--path", gated_checkpoint]
+    command += [
+        "--gen-subset",
+        "valid",
+        *READ,
+        "--method",
+        "gradient,confidence",
+        "--max-sentences",
+        15,
+        "--out",
+        shared,
+    ]
+    command[2:5] = ["3", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=Path(cli.__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    alone = tmp_path / "alone.json"
+    on_toy("score", "--method", "gradient,confidence", "--out", alone)
+    for one, two in zip(read_scores(str(alone)), read_scores(str(shared)), strict=True):
+        for kind in FULL:
+            assert two.heads(kind) == pytest.approx(one.heads(kind), rel=1e-5, abs=1e-7), one.name
+
+
+def test_options_of_the_methods(on_toy, tmp_path):
+    def table(*options):
+        return json.loads(on_toy("score", "--json", *options))
+
+    default = table("--method", "gradient")
+    assert default["signature"].startswith("gradient|gradient-unit:sentence|normalize:layer|")
+    for rows in default["scores"].values():
+        assert [math.hypot(*row) for row in rows] == pytest.approx([1, 1])
+    token = table("--method", "gradient", "--gradient-unit", "token", "--normalize", "none")
+    assert (
+        token["signature"].startswith("gradient|gradient-unit:token|normalize:none|")
+        and token["scores"] != default["scores"]
+    )
+    rules = [table("--method", "relevance", "--rule", rule)["scores"] for rule in ("epsilon", "attn-constant")]
+    assert rules[0] != rules[1] != table("--method", "relevance")["scores"]
+    assert table("--method", "random", "--seed", "5")["signature"].startswith("random|seed:5|")
+    few = table("--method", "confidence", "--sentences", "7")
+    assert "|sents:7|" in few["signature"] and few["scores"] != table("--method", "confidence")["scores"]
+
+
+def test_heat_maps(on_toy, tmp_path):
+    for name in ("maps.png", "maps.svg"):
+        on_toy("score", "--method", "magnitude,random", "--plot", tmp_path / name)
+    assert (tmp_path / "maps.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "maps.svg").read_text()

@@ -1,0 +1,161 @@
+"""fairseq's other commands, hydra, the hub and TensorBoard with gated checkpoints."""
+
+import json
+
+import pytest
+from fairseq.models.transformer import TransformerModel
+from support.commands import ALIVE, EVALUATION, GATED, TOY_MODEL, USER_DIR, hypotheses, logged, run_program, valid_loss
+from support.training import GENERATE, assert_one_line_error, read
+
+# Of torch's data loader, about machines without a GPU.
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
+
+
+# The other commands
+
+
+def test_installed_generate_equals_the_forked_one(gated_checkpoint, tmp_path, run, toy):
+    command = ["fairseq-generate", toy.data, *GENERATE, "--path", gated_checkpoint, "--beam", 4]
+    assert hypotheses(run_program(tmp_path, *command)) == hypotheses(run(*command))
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_generate_interactive_and_hub_agree(beam, gated_checkpoint, run, toy):
+    options = ["--path", gated_checkpoint, "--beam", beam]
+    sources = (toy.text / "test.src").read_text()
+    generated = hypotheses(run("fairseq-generate", toy.data, *GENERATE, *options))
+    interactive = ["--buffer-size", 10, "--batch-size", 10]  # all sentences at once, as fairseq-generate does
+    typed = run("fairseq-interactive", toy.data, *EVALUATION, *options, *interactive, stdin=sources)
+    hub = TransformerModel.from_pretrained(
+        str(gated_checkpoint.parent), gated_checkpoint.name, data_name_or_path=str(toy.data), user_dir=str(USER_DIR)
+    )
+    assert len(generated) == 10
+    assert hypotheses(typed) == generated
+    assert hub.translate(sources.splitlines(), beam=beam) == generated
+
+
+def test_interactive_reads_lines(gated_checkpoint, toy, either):
+    options = [*EVALUATION, "--path", gated_checkpoint]
+    done = either("fairseq-interactive", toy.data, *options, stdin="a b c\nd d e f\n")
+    assert len(hypotheses(done)) == 2
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_ensemble(beam, checkpoints, run, toy):
+    path = f"{checkpoints['gated']}:{checkpoints['mixed']}"
+    assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, "--path", path, "--beam", beam))) == 10
+
+
+def test_ensemble_of_a_model_with_itself_is_that_model(gated_checkpoint, run, toy):
+    command = ["fairseq-generate", toy.data, *GENERATE, "--beam", 4, "--path"]
+    path = str(gated_checkpoint)
+    assert hypotheses(run(*command, f"{path}:{path}")) == hypotheses(run(*command, path))
+
+
+def test_validate_repeats_the_loss_of_training(tmp_path, train, toy, either):
+    trained = train(tmp_path, *GATED)
+    options = [*EVALUATION, "--task", "translation", "--max-tokens", 500, "--path", tmp_path / "checkpoint_last.pt"]
+    validated = either("fairseq-validate", toy.data, *options)
+    assert valid_loss(validated) == valid_loss(trained)
+
+
+def test_hydra_train(tmp_path, toy, run, either):
+    mask_file = tmp_path / "mask.json"
+    mask_file.write_text(json.dumps({"enc-self": ALIVE["enc-self"]}))
+    heads = {"gate_heads": "dec-enc", "alive_heads": str(mask_file)}
+    config = {
+        "common": {"cpu": True, "user_dir": str(USER_DIR), "seed": 1, "log_format": "simple", "log_interval": 1},
+        "task": {"_name": "translation", "data": str(toy.data)},
+        "model": {"_name": "transformer_head_gates", **TOY_MODEL, **heads},
+        "criterion": {"_name": "label_smoothed_cross_entropy_l0", "l0_weight": 0.05, "label_smoothing": 0.1},
+        "optimizer": {"_name": "adam"},
+        "lr_scheduler": {"_name": "fixed"},
+        "dataset": {"max_tokens": 500, "num_workers": 0, "required_batch_size_multiple": 1},
+        "optimization": {"max_update": 2, "lr": [0.005]},
+        "checkpoint": {"save_dir": str(tmp_path / "save")},
+    }
+    (tmp_path / "toy.yaml").write_text(json.dumps(config))  # JSON is YAML
+    either("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "toy")
+    mask_file.unlink()  # the checkpoint must not need it
+    path = tmp_path / "save" / "checkpoint_last.pt"
+    assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, "--path", path))) == 10
+    shown = json.loads(run("headgates", "show", path, "--json").out)
+    assert shown["gated"] == ["dec-enc"]
+    assert shown["gate"]["enc-self"] == ALIVE["enc-self"]
+
+
+HYDRA = {
+    "common": {"cpu": True, "user_dir": str(USER_DIR), "seed": 1},
+    "criterion": {"_name": "label_smoothed_cross_entropy"},
+    "optimizer": {"_name": "adam"},
+    "lr_scheduler": {"_name": "fixed"},
+    "dataset": {"max_tokens": 500, "num_workers": 0, "required_batch_size_multiple": 1},
+    "optimization": {"max_update": 1, "lr": [0.005]},
+}
+
+
+def hydra_train(run, toy, folder, code=0, **model):
+    """fairseq-hydra-train with these options of the model."""
+    config = {**HYDRA, "task": {"_name": "translation", "data": str(toy.data)}}
+    config |= {"model": {"_name": "transformer_head_gates", **TOY_MODEL, **model}}
+    config |= {"checkpoint": {"save_dir": str(folder / "save")}}
+    (folder / "toy.yaml").write_text(json.dumps(config))
+    return run("fairseq-hydra-train", "--config-dir", folder, "--config-name", "toy", code=code)
+
+
+def test_hydra_takes_lists_and_mappings(tmp_path, toy, run):
+    alive = {"enc-self": ALIVE["enc-self"]}
+    hydra_train(run, toy, tmp_path, gate_heads=["dec-enc"], gate_stretch=[-0.2, 1.2], alive_heads=alive)
+    stored = read(tmp_path / "save" / "checkpoint_last.pt")["cfg"]["model"]
+    assert (stored["gate_heads"], stored["gate_stretch"]) == ("dec-enc", "-0.2,1.2")
+    assert json.loads(stored["alive_heads"]) == {"format": "headgates.heads/1", **alive}
+    done = run("fairseq-generate", toy.data, *GENERATE, "--path", tmp_path / "save" / "checkpoint_last.pt")
+    assert len(hypotheses(done)) == 10
+
+
+def test_hydra_refuses_misspelt_options(tmp_path, toy, run):
+    done = hydra_train(run, toy, tmp_path, code=2, gate_heads="enc-self", gate_temprature=0.5)
+    assert_one_line_error(done, ["unknown option 'gate_temprature' of the model: did you mean gate_temperature?"])
+    assert not list((tmp_path / "save").glob("*.pt"))
+
+
+def test_eval_bleu(tmp_path, train, run, toy):
+    bleu = ["--eval-bleu", "--eval-bleu-args", '{"beam": 2}', "--eval-bleu-detok", "space"]
+    bleu += ["--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"]
+    train(tmp_path, *GATED, *bleu, updates=2)
+    assert "valid | epoch 001 | valid on 'valid' subset" in (second := train(tmp_path, *GATED, *bleu, updates=4)).text
+    assert "(epoch 1 @ 2 updates)" in second.text and "best_bleu" in second.text
+    best = tmp_path / "checkpoint_best.pt"
+    assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, "--path", best))) == 10
+    run("headgates", "show", best)
+
+
+def test_without_the_plugin_a_checkpoint_does_not_load(gated_checkpoint, run, toy):
+    """The symptom to document: torch >= 2.6 refuses the file, earlier ones let fairseq miss the architecture."""
+    options = [option for option in GENERATE if option not in ("--user-dir", USER_DIR)]
+    failed = run("fairseq-generate", toy.data, *options, "--path", gated_checkpoint, code=1)
+    assert "argparse.Namespace was not an allowed global" in failed.err or "IndexError: Replacement" in failed.err
+
+
+# TensorBoard
+
+
+def test_tensorboard(tmp_path, train):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    pytest.importorskip("matplotlib")
+    logs = tmp_path / "tensorboard"
+    log = train(tmp_path, *GATED, "--tensorboard-logdir", logs)
+
+    def events(folder):
+        return accumulator.EventAccumulator(str(logs / folder)).Reload()
+
+    kinds = ("enc_self", "dec_self", "dec_enc")
+    for folder in ("train_inner", "train", "valid"):
+        assert {"l0", "heads_open", *(f"heads_open_{kind}" for kind in kinds)} <= set(events(folder).Tags()["scalars"])
+    l0 = [event.value for event in events("train_inner").Scalars("l0")]
+    assert l0 == pytest.approx(logged(log, "l0"))
+    (tag,) = events("gates").Tags()["images"]
+    (image,) = events("gates").Images(tag)
+    assert tag.startswith("gates/")
+    assert image.step == events("valid").Scalars("l0")[-1].step == 2
+    assert image.encoded_image_string.startswith(b"\x89PNG")

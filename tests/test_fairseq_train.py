@@ -1,0 +1,234 @@
+"""fairseq-train with gates, run as a user does: resumed, warm-started, by several workers."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from support.commands import (
+    ALIVE,
+    EVALUATION,
+    GATED,
+    L0,
+    USER_DIR,
+    hypotheses,
+    logged,
+    run_program,
+    train_arguments,
+    valid_loss,
+    worker_arguments,
+)
+from support.models import assert_same
+from support.training import GENERATE, KINDS, RESET, read
+
+import fairseq_headgates
+from fairseq_headgates import gate_values
+
+# Of torch's data loader, about machines without a GPU.
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
+
+
+def logits(path):
+    """What a checkpoint predicts for the first batch of the validation data, [B, T, V]."""
+    (model,), _, task = load_model_ensemble_and_task([str(path)])
+    task.load_dataset("valid")
+    batch = next(task.get_batch_iterator(task.dataset("valid"), max_tokens=500).next_epoch_itr(shuffle=False))
+    with torch.no_grad():
+        return model.eval()(**batch["net_input"])[0]
+
+
+# Train, resume, generate
+
+
+def test_plugin_is_the_tested_one():
+    """`--user-dir` must be the folder of the package that the tests import, or one of them tests something else."""
+    assert Path(fairseq_headgates.__file__).parent == USER_DIR
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trained_and_resumed_checkpoint_generates(kind, checkpoints, run, toy):
+    done = run("fairseq-generate", toy.data, *GENERATE, "--path", checkpoints[kind], "--beam", 2)
+    assert len(hypotheses(done)) == 10
+
+
+def test_without_options_it_trains_as_the_stock_model(tmp_path, train):
+    ours, stock = train(tmp_path / "ours", updates=4), train(tmp_path / "stock", arch="transformer", updates=4)
+    for key in ("loss", "gnorm"):
+        assert len(logged(ours, key)) == 4
+        assert logged(ours, key) == pytest.approx(logged(stock, key), abs=0.0011)  # 0.001: the last digit printed
+    assert valid_loss(ours) == pytest.approx(valid_loss(stock), abs=0.0011)
+
+
+@pytest.mark.rehearsal
+def test_forked_and_installed_program_train_alike(tmp_path, train, toy, run):
+    train(tmp_path / "forked", *GATED)
+    run_program(tmp_path, "fairseq-train", *train_arguments(toy, tmp_path / "installed", *GATED))
+    forked, installed = (read(tmp_path / name / "checkpoint_last.pt") for name in ("forked", "installed"))
+    for part in ("model", "last_optimizer_state"):
+        assert_same(forked[part], installed[part], part)
+
+
+@pytest.mark.parametrize(("kind", "options"), [("baseline", []), ("gated", GATED)])
+def test_resuming_continues_exactly(kind, options, checkpoints, tmp_path, train):
+    """2 + 2 updates are 4 updates, with dropout and gate noise: fairseq seeds every update by its number."""
+    train(tmp_path, *options, updates=4)
+    at_once, resumed = read(tmp_path / "checkpoint_last.pt"), read(checkpoints[kind])
+    for part in ("model", "last_optimizer_state"):
+        assert_same(at_once[part], resumed[part], part)
+    assert at_once["optimizer_history"][-1]["num_updates"] == resumed["optimizer_history"][-1]["num_updates"] == 4
+
+
+def test_checkpointed_activations_change_nothing(gated_checkpoint, tmp_path, train):
+    """The second forward pass, in the backward pass, must see the gates of the first."""
+    train(tmp_path, *GATED, "--checkpoint-activations", updates=4)
+    usual, recomputed = (read(path)["model"] for path in (gated_checkpoint, tmp_path / "checkpoint_last.pt"))
+    for name in usual:
+        torch.testing.assert_close(recomputed[name], usual[name], atol=1e-3, rtol=0, msg=name)
+
+
+def test_schedule_that_closes_no_gate_is_warned_of_in_training_only(gated_checkpoint, tmp_path, train, run, toy):
+    warning = "expect few closed gates"
+    assert warning in train(tmp_path, *GATED).text
+    assert warning not in run("fairseq-generate", toy.data, *GENERATE, "--path", gated_checkpoint).text
+
+
+def test_gates_are_trained_and_saved(gated_checkpoint):
+    log_alphas = {k: v for k, v in read(gated_checkpoint)["model"].items() if k.endswith("gate.log_alpha")}
+    assert len(log_alphas) == 6
+    assert all(v.shape == (4,) and (v - 2.5).abs().min() > 0.001 for v in log_alphas.values())
+
+
+def test_fixed_heads_are_stored_with_the_checkpoint(checkpoints):
+    (model,), _, _ = load_model_ensemble_and_task([str(checkpoints["fixed"])])
+    values = {kind: v.tolist() for kind, v in gate_values(model).items()}
+    assert values == {**ALIVE, "dec-self": [[1.0] * 4] * 2}
+
+
+# Warm start from a stock checkpoint
+
+
+@pytest.fixture(scope="module", params=["pre-norm, shared embeddings", "post-norm, separate embeddings"])
+def stock(request, tmp_path_factory, train):
+    """(path, options): a checkpoint of fairseq's `transformer` and the options of its architecture."""
+    pre_norm = ["--encoder-normalize-before", "--decoder-normalize-before", "--share-all-embeddings"]
+    options = pre_norm if request.param.startswith("pre") else []
+    folder = tmp_path_factory.mktemp("stock")
+    train(folder, *options, arch="transformer", updates=6)
+    return folder / "checkpoint_last.pt", options
+
+
+@pytest.mark.parametrize("route", ["finetune", "restore"])
+def test_warm_start_is_the_stock_model_at_step_0(stock, route, tmp_path, train, run, toy):
+    path, options = stock
+    start = ["--finetune-from-model", path] if route == "finetune" else ["--restore-file", path, *RESET]
+    train(tmp_path, *options, *GATED, *start, "--lr", 0, updates=1)  # one update that changes nothing
+    gated = tmp_path / "checkpoint_last.pt"
+
+    weights = read(gated)["model"]
+    log_alphas = {name: weights.pop(name) for name in list(weights) if name.endswith("gate.log_alpha")}
+    assert_same(weights, read(path)["model"])
+    assert len(log_alphas) == 6
+    torch.testing.assert_close(torch.cat(list(log_alphas.values())), torch.full((24,), 2.5).double())
+    torch.testing.assert_close(logits(gated), logits(path), atol=1e-5, rtol=1e-5)
+    # The validation loss of the gated model is that of the stock model, with no L0 penalty in it.
+    validate = ["fairseq-validate", toy.data, *EVALUATION, "--task", "translation", "--max-tokens", 500, "--path"]
+    assert valid_loss(run(*validate, gated)) == valid_loss(run(*validate, path))
+
+
+@pytest.mark.parametrize("stock", ["post-norm, separate embeddings"], indirect=True)
+def test_stock_weights_load_strictly(stock, checkpoints):
+    """As fairseq's trainer loads them, into a model whose gates have already moved: the gates stay as they are."""
+    path, _ = stock
+    (model,), _, _ = load_model_ensemble_and_task([str(checkpoints["gated"])])
+    before = gate_values(model)
+    model.load_state_dict(read(path)["model"], strict=True)
+    assert_same(gate_values(model), before)
+    assert_same(model.state_dict()["encoder.layers.0.fc1.weight"], read(path)["model"]["encoder.layers.0.fc1.weight"])
+
+
+# Lambda against batch size, --update-freq and workers
+
+# Gates so far down that no noise (|logit(u)| < 13.82) opens one: what the model computes has no randomness left,
+# and the gates get no gradient but the penalty's. Plain SGD, because Adam would hide a wrong factor.
+CERTAIN = -15.0
+LAMBDA, RATE, SCALE = 1e6, 0.1, 10.0
+CLOSED = ["--gate-heads", "enc-self,dec-self", f"--gate-init={CERTAIN}", *L0, "--l0-weight", LAMBDA]
+CLOSED += ["--gate-lr-scale", SCALE, "--optimizer", "sgd", "--lr", RATE, "--dropout", 0, "--max-tokens", 100]
+
+
+def log_alpha_by_hand(updates):
+    """SGD on lambda * P(open) alone, scaled learning rate, default temperature and stretch."""
+    log_alpha = CERTAIN
+    for _ in range(updates):
+        p = 1 / (1 + math.exp(-(log_alpha - 0.33 * math.log(0.1 / 1.1))))
+        log_alpha -= RATE * SCALE * LAMBDA * p * (1 - p)
+    return log_alpha
+
+
+@pytest.fixture(scope="module")
+def closed_run(tmp_path_factory, train):
+    """Two updates on two batches each: (log, checkpoint)."""
+    folder = tmp_path_factory.mktemp("closed")
+    done = train(folder, *CLOSED, "--update-freq", 2)
+    return done, read(folder / "checkpoint_last.pt")["model"]
+
+
+def train_by_two(start, toy, save_dir, *options):
+    """fairseq-train by two workers on the CPU: the log of the first, which writes the checkpoint, and the weights."""
+    workers = [start("fairseq-train", *train_arguments(toy, save_dir, *options, *own)) for own in worker_arguments(2)]
+    logs = [worker.finish().expect(0) for worker in workers]
+    return logs[0], read(save_dir / "checkpoint_last.pt")["model"]
+
+
+def test_penalty_moves_the_gates_as_computed_by_hand(closed_run):
+    _, weights = closed_run
+    for name in (n for n in weights if n.endswith("gate.log_alpha")):
+        torch.testing.assert_close(weights[name], torch.full_like(weights[name], log_alpha_by_hand(2)))
+        assert weights[name].max() < CERTAIN - 1  # they did move
+
+
+@pytest.mark.parametrize("options", [["--max-tokens", 1000], ["--sentence-avg"], ["--update-freq", 1]])
+def test_penalty_does_not_depend_on_the_batch(options, tmp_path, train):
+    train(tmp_path, *CLOSED, *options)
+    weights = read(tmp_path / "checkpoint_last.pt")["model"]
+    for name in (n for n in weights if n.endswith("gate.log_alpha")):
+        torch.testing.assert_close(weights[name], torch.full_like(weights[name], log_alpha_by_hand(2)))
+
+
+def test_two_workers_equal_two_batches_of_one(closed_run, tmp_path, start, toy):
+    one_log, one = closed_run
+    two_log, two = train_by_two(start, toy, tmp_path, *CLOSED)
+    assert one.keys() == two.keys()
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], atol=1e-5, rtol=1e-5, msg=name)
+    for key in ("loss", "nll_loss", "l0", "heads_open", "gnorm"):
+        assert logged(two_log, key) == pytest.approx(logged(one_log, key), abs=0.0011)
+
+
+def test_two_workers_log_the_gates_of_one_model(tmp_path, start, toy):
+    """`l0` and `heads_open` are properties of the model: no sum over workers or batches."""
+    log, _ = train_by_two(start, toy, tmp_path, *GATED, "--update-freq", 2, "--max-tokens", 100)
+    p = 1 / (1 + math.exp(-(2.5 - 0.33 * math.log(0.1 / 1.1))))
+    assert logged(log, "l0")[0] == pytest.approx(24 * p, abs=0.0051)
+    assert logged(log, "heads_open") == [24, 24]
+    assert [logged(log, f"heads_open_{kind}")[0] for kind in ("enc_self", "dec_self", "dec_enc")] == [8, 8, 8]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("stock", ["pre-norm, shared embeddings"], indirect=True)
+def test_frozen_parameters_stay_to_the_last_bit(workers, stock, tmp_path, start, toy, run):
+    path, options = stock
+    own = ["--gate-heads", "enc-self", "--freeze-params", r"^decoder\.", "--freeze-dropout", "--max-tokens", 100]
+    own = [*options, "--finetune-from-model", path, *L0, *own]
+    if workers == 1:
+        run("fairseq-train", *train_arguments(toy, tmp_path, *own, "--update-freq", 2))
+        weights = read(tmp_path / "checkpoint_last.pt")["model"]
+    else:
+        _, weights = train_by_two(start, toy, tmp_path, *own)
+    # encoder.version and the positions are constants; a shift of all keys does not change a softmax.
+    constant = ("version", "_float_tensor", "k_proj.bias")
+    for name, before in read(path)["model"].items():
+        frozen = name.startswith("decoder.") or name == "encoder.embed_tokens.weight"  # one tensor with the decoder's
+        if frozen or not name.endswith(constant):
+            assert torch.equal(weights[name], before) == frozen, name

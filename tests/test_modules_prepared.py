@@ -1,0 +1,161 @@
+"""Beam search, and what inference prepares: packed weights follow every change of the model."""
+
+import argparse
+import copy
+import itertools
+
+import pytest
+import torch
+from support.models import logits, make_batch
+from support.pruning import ALL_TYPES, assert_same_tensors, generate, make_case, stock_twin
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from fairseq_headgates import HeadTable, fix_heads, head_sites, insert_gates, masked, prune
+from fairseq_headgates.heads import TYPES
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("fast", [None, "make_generation_fast_", "prepare_for_inference_"])
+def test_search_finds_the_same_in_gated_masked_and_pruned_models(seed, beam, fast):
+    case = make_case(seed)
+    model, mask = case.model(), HeadTable(case.mask)
+    expected = generate(stock_twin(model, case.factors()), beam)
+    with masked(model, mask):
+        assert generate(model, beam) == expected
+    pruned = prune(model, mask)
+    assert generate(pruned, beam) == expected
+    if fast:
+        for one in (model, pruned):
+            prepare(one, fast)
+        with masked(model, mask):
+            assert generate(model, beam) == expected
+        assert generate(pruned, beam) == expected
+        assert generate(prune(model, mask), beam) == expected  # a model that was prepared can be pruned
+
+
+def prepare(model, how="make_generation_fast_"):
+    """By either of fairseq's two ways, the second of which takes the options of a command."""
+    options = [argparse.Namespace(generation=argparse.Namespace())] if how == "prepare_for_inference_" else []
+    getattr(model, how)(*options)
+    return model
+
+
+def with_weights_of(other):
+    def load(model):
+        model.load_state_dict({k: v.clone() for k, v in other().state_dict().items()})
+        return model
+
+    return load
+
+
+def grown(model):
+    """In place, but for the gates, which inference takes for constants."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.mul_(1.0 if "gate" in name else 1.1)
+    return model
+
+
+CASE = make_case(4)
+OTHER = make_case(5)
+MODELS = {
+    "stock": lambda: CASE.model(gates=False),
+    "gated": lambda: CASE.model(),
+    "fixed": lambda: fix_heads(CASE.model(gates=False), HeadTable(CASE.mask)),
+    "pruned": lambda: prune(CASE.model(gates=False), HeadTable(CASE.mask)),
+    "gates on pruned": lambda: set_left_gates(CASE.model(gates=False)),
+}
+
+
+def set_left_gates(model, log_alpha=0.3, mask=CASE.mask):
+    pruned = insert_gates(prune(model, HeadTable(mask)), TYPES, init=log_alpha).eval()
+    pruned.args.gate_heads = ALL_TYPES
+    return pruned
+
+
+OTHERS = {
+    "stock": lambda: OTHER.model(seed=1, gates=False),
+    "gated": lambda: OTHER.model(seed=1),
+    "fixed": lambda: OTHER.model(seed=1, gates=False),
+    "pruned": lambda: prune(OTHER.model(seed=1, gates=False), HeadTable(CASE.mask)),
+    "gates on pruned": lambda: set_left_gates(OTHER.model(seed=1, gates=False), -0.5),
+}
+CHANGES = {
+    "nothing": lambda model, kind: model,
+    "double": lambda model, kind: model.double(),
+    "half and back": lambda model, kind: model.half().float(),
+    "in place": lambda model, kind: grown(model),
+    "other weights": lambda model, kind: with_weights_of(OTHERS[kind])(model),
+    "a copy": lambda model, kind: copy.deepcopy(model),
+    "a copy, in place": lambda model, kind: grown(copy.deepcopy(model)),
+    "a copy, double": lambda model, kind: copy.deepcopy(model).double(),
+    "a copy, other weights": lambda model, kind: with_weights_of(OTHERS[kind])(copy.deepcopy(model)),
+    "double, other weights": lambda model, kind: with_weights_of(OTHERS[kind])(model.double()),
+    "other heads": lambda model, kind: fix_heads(model, HeadTable(OTHER.mask)),
+    "pruned": lambda model, kind: prune(model, HeadTable(OTHER.mask)),
+    "pruned, other weights": lambda model, kind: with_weights_of(lambda: prune(OTHERS[kind](), HeadTable(OTHER.mask)))(
+        prune(model, HeadTable(OTHER.mask))
+    ),
+}
+
+# Every (kind, change); a pruned model has no gates, and with them goes what the other weights are of.
+CHANGED = [
+    (kind, change)
+    for kind, change in itertools.product(MODELS, CHANGES)
+    if change != "pruned, other weights" or kind in ("stock", "pruned")
+]
+
+
+def assert_prepared_follows(kind, change):
+    """A model prepared and used before and one prepared never, changed alike, go on computing the same."""
+    never, before = MODELS[kind](), prepare(MODELS[kind]())
+    torch.testing.assert_close(logits(before, make_batch()), first := logits(never, make_batch()), atol=1e-6, rtol=1e-5)
+    outputs = [logits(CHANGES[change](model, kind), make_batch()) for model in (never, before)]
+    atol = 1e-3 if change == "half and back" else 1e-6  # what was prepared need not be rounded with the weights
+    torch.testing.assert_close(outputs[1], outputs[0], atol=atol, rtol=1e-5)
+    if change.endswith(("other weights", "pruned", "other heads", "in place")):
+        assert not torch.allclose(outputs[0].float(), first, atol=1e-3)  # there was a change
+
+
+@pytest.mark.parametrize(("kind", "change"), CHANGED)
+def test_what_inference_prepares_follows_every_change(kind, change):
+    assert_prepared_follows(kind, change)
+
+
+@pytest.mark.parametrize(("kind", "change"), CHANGED)
+def test_packed_weights_follow_every_change(kind, change, monkeypatch):
+    """As in a model that is large enough for it."""
+    inference = pytest.importorskip("fairseq_headgates.modules.packed_linear")
+    monkeypatch.setattr(inference, "WORTH_PACKING", 1)
+    assert_prepared_follows(kind, change)
+
+
+def test_an_address_that_weights_are_known_by_is_not_given_away():
+    """Else other weights in the same memory are taken for those that are packed; it happens once in 200 times."""
+    inference = pytest.importorskip("fairseq_headgates.modules.packed_linear")
+    layer = torch.nn.Linear(512, 512)
+    linear = inference.InferenceLinear([layer])
+    with torch.no_grad():
+        linear(torch.randn(3, 512))
+    if linear._packed is None:
+        pytest.skip("this torch has no oneDNN, and nothing is kept beside the weights")
+    memory = StorageWeakRef(layer.weight.untyped_storage())
+    layer.half()
+    assert not memory.expired()
+
+
+def test_prepared_parameters_keep_their_names_and_values():
+    never, before = MODELS["pruned"](), prepare(MODELS["pruned"]())
+    logits(before, make_batch())
+    assert_same_tensors(before.state_dict(), never.state_dict())
+    for site in head_sites(before):
+        if site.kind != "dec-enc" and site.attention.num_heads:
+            projections = [getattr(site.attention, f"{name}_proj").weight for name in "qkv"]
+            (_,) = {p.untyped_storage().data_ptr() for p in projections}  # views: no memory is spent twice
+
+
+def test_prepared_gates_go_with_the_model():
+    """fairseq's hub interface prepares a model first; `.cuda()` comes after."""
+    model = prepare(MODELS["gated"]()).to("meta")
+    assert {site.attention.head_scale().device.type for site in head_sites(model)} == {"meta"}

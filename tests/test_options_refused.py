@@ -1,0 +1,89 @@
+"""Bad options of fairseq-train end with one line and cost no checkpoint."""
+
+import json
+
+import pytest
+from support.commands import GATED, L0, TYPES, run_program, train_arguments
+from support.training import RESET, assert_one_line_error
+
+# Of torch's data loader, about machines without a GPU.
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
+
+
+# Bad input
+
+
+def mask(**rows):
+    return json.dumps({kind.replace("_", "-"): layers for kind, layers in rows.items()})
+
+
+FOUR = [1, 1, 1, 1]
+BAD_OPTIONS = {
+    "a type in both options": (
+        ["--gate-heads", "enc-self", "--alive-heads", mask(enc_self=[FOUR, FOUR])],
+        ["enc-self", "--gate-heads", "--alive-heads"],
+    ),
+    "unknown type": (["--gate-heads", "enc-slef"], ["--gate-heads", "'enc-slef'", TYPES.replace(",", ", ")]),
+    "a type twice in a mask": (["--alive-heads", '{"enc-self": [[1]], "enc-self": [[1]]}'], ["'enc-self' twice"]),
+    "a mask without end": (["--alive-heads", "/dev/zero"], ["'/dev/zero'", "no regular file"]),
+    "gate init without bound": (["--gate-init", "1e300"], ["--gate-init", "1e300", "1e+06"]),
+    "stretch out of bounds": (["--gate-stretch=-1e300,1e300"], ["--gate-stretch", "-1e+300,1e+300", "1e+06"]),
+    "gate rate too small": (["--gate-heads", "enc-self", "--gate-lr-scale", "1e-40"], ["--gate-lr-scale", "1e-40"]),
+    "lambda out of bounds": ([*GATED, "--l0-weight", "1e300"], ["--l0-weight", "1e+300", "1e+09"]),
+    "lambda is text": ([*GATED, "--l0-weight", "x"], ["--l0-weight", "'x'", "number"]),
+    "unknown reduction": ([*GATED, "--l0-reduction", "mean"], ["--l0-reduction", "'mean'", "sum, layer-mean"]),
+    "type named twice": (["--gate-heads", "enc-self,enc-self"], ["'enc-self'", "twice"]),
+    "unknown type in a mask": (["--alive-heads", mask(encoder=[FOUR, FOUR])], ["'encoder'", "enc-self"]),
+    "layers of a mask": (["--alive-heads", mask(enc_self=[FOUR])], ["enc-self", "1 layers", "has 2"]),
+    "heads of a mask": (["--alive-heads", mask(dec_enc=[FOUR, [1, 1]])], ["dec-enc layer 1", "2 heads", "has 4"]),
+    "a half": (["--alive-heads", mask(enc_self=[[1, 1, 1, 0.5], FOUR])], ["layer 0", "0.5", "1 (keep)"]),
+    "true": (["--alive-heads", mask(enc_self=[FOUR, [1, 1, 1, True]])], ["layer 1", "True", "1 (keep)"]),
+    "text": (["--alive-heads", mask(enc_self=[FOUR, [1, 1, 1, "1"]])], ["layer 1", "'1'", "1 (keep)"]),
+    "no list": (["--alive-heads", mask(enc_self=1)], ["enc-self", "list"]),
+    "an empty mask": (["--alive-heads", "{}"], ["enc-self"]),
+    "broken JSON": (["--alive-heads", '{"enc-self": [[1'], ["JSON", "column"]),
+    "another format": (["--alive-heads", '{"format": "x/9", "enc-self": [[1]]}'], ["'x/9'", "headgates.heads/1"]),
+    "missing mask file": (["--alive-heads", "no/such.json"], ["'no/such.json'", "No such file"]),
+    "stretch above 0": (["--gate-stretch=0.1,1.1"], ["0.1,1.1", "LOW < 0"]),
+    "stretch below 1": (["--gate-stretch=-0.1,0.9"], ["-0.1,0.9", "HIGH > 1"]),
+    "one number as stretch": (["--gate-stretch=-0.1"], ["-0.1", "LOW,HIGH"]),
+    "temperature 0": (["--gate-heads", "enc-self", "--gate-temperature", "0"], ["temperature", "0", "above 0"]),
+    "temperature below 0": (["--gate-heads", "enc-self", "--gate-temperature=-1"], ["-1", "above 0"]),
+    "temperature without bound": (["--gate-heads", "enc-self", "--gate-temperature=inf"], ["inf", "temperature"]),
+    "stretch without bound": (["--gate-stretch=-inf,inf"], ["-inf,inf"]),
+    "first gate nan": (["--gate-init", "nan"], ["nan", "number"]),
+    "first gate": (["--gate-init", "open"], ["'open'", "glorot"]),
+    "negative lambda": ([*GATED, "--l0-weight=-0.1"], ["--l0-weight", "-0.1", "from 0 to"]),
+    "lambda nan": ([*GATED, "--l0-weight=nan"], ["--l0-weight", "nan"]),
+    "lambda inf": ([*GATED, "--l0-weight=inf"], ["--l0-weight", "inf"]),
+    "gate rate inf": (["--gate-heads", "enc-self", "--gate-lr-scale=inf"], ["inf", "scale"]),
+    "gate rate 0": (["--gate-heads", "enc-self", "--gate-lr-scale", "0"], ["0", "above 0"]),
+    "freezing nothing": (["--freeze-params", "decodr"], ["'decodr'", "no parameter"]),
+    "freezing everything": (["--freeze-params", "."], ["'.'", "every parameter"]),
+    "no regular expression": (["--freeze-params", "(enc"], ["'(enc'", "regular expression"]),
+    "gates on missing attention": (["--no-cross-attention", "--gate-heads", "dec-enc"], ["no dec-enc", "enc-self"]),
+    "mask on missing attention": (
+        ["--no-cross-attention", "--alive-heads", mask(dec_enc=[FOUR, FOUR])],
+        ["no dec-enc"],
+    ),
+    "quantisation noise": (["--quant-noise-pq", "0.1", "--quant-noise-pq-block-size", "4"], ["--quant-noise-pq"]),
+    "L0 without gates": ([*L0, *RESET], ["--gate-heads", "no stochastic gates"]),
+    "L0 without gates on a stock model": ([*L0, *RESET, "--arch", "transformer"], ["--gate-heads"]),
+}
+
+
+@pytest.mark.parametrize(("options", "words"), BAD_OPTIONS.values(), ids=BAD_OPTIONS)
+def test_bad_options_end_with_one_line(options, words, save_dir, train):
+    assert_one_line_error(train(save_dir, *options, updates=6, code=None), words)
+
+
+def test_gates_of_a_checkpoint_are_not_dropped_in_silence(gated_checkpoint, tmp_path, train):
+    options = [*GATED, "--gate-heads", "enc-self,dec-self", "--finetune-from-model", gated_checkpoint]
+    assert_one_line_error(train(tmp_path, *options, code=None), ["gates on dec-enc", "--gate-heads"])
+
+
+@pytest.mark.rehearsal
+def test_bad_options_of_the_installed_program(save_dir, toy):
+    options, words = BAD_OPTIONS["a type in both options"]
+    command = ["fairseq-train", *train_arguments(toy, save_dir, *options)]
+    assert_one_line_error(run_program(save_dir, *command, code=None), words)

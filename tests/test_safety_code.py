@@ -1,0 +1,195 @@
+"""No stored option runs code, in our commands or in fairseq's."""
+
+import argparse
+import ast
+import importlib.util
+import pickle
+import zipfile
+from pathlib import Path
+
+import numpy
+import omegaconf
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from support.commands import EVALUATION
+from support.hostile import save, small_state, touch
+
+from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.safety import check_evaluated
+from fairseq_headgates.safety.options import EVALUATED, LITERAL, NUMBERS
+
+BY_TRANSFORMERS = (
+    "adaptive_softmax_cutoff adaptive_input_cutoff encoder_xformers_att_config decoder_xformers_att_config "
+    "encoder_layers decoder_layers"
+).split()
+
+
+@pytest.mark.parametrize("form", ["args", "cfg", "dict", "gated"])
+@pytest.mark.parametrize("option", BY_TRANSFORMERS)
+def test_options_that_fairseq_evaluates_run_no_code(option, form, attempts, tmp_path):
+    trace, path = tmp_path / "trace", tmp_path / "evil.pt"
+    save(small_state(form, **{option: touch(trace)}), path)
+    shown = attempts.run("headgates", "show", path)
+    assert shown.refused and option in shown.err and "evil.pt" in shown.err, shown
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("option", ["adaptive_softmax_cutoff", "xformers_att_config"])
+def test_nested_options_run_no_code(option, attempts, tmp_path):
+    """As hydra stores them: `encoder` and `decoder` are dictionaries of their own."""
+    trace, path = tmp_path / "trace", tmp_path / "evil.pt"
+    for side in ("encoder", "decoder"):
+        state = small_state("dict")
+        state["cfg"]["model"][side] = {option: touch(trace)}
+        assert attempts.run("headgates", "show", save(state, path)).refused
+    assert not trace.exists()
+
+
+OTHERS = ["adam_betas", "adafactor_eps", "lamb_betas", "wer_args", "conv_feature_layers", "left_pad_source"]
+
+
+@pytest.mark.parametrize("option", [*BY_TRANSFORMERS, *OTHERS])
+@pytest.mark.parametrize("form", ["args", "cfg"])
+def test_fairseqs_own_commands_refuse_a_namespace_that_runs_code(form, option, toy, attempts, tmp_path):
+    """torch refuses a Namespace; that it is allowed with --user-dir must not open a way."""
+    trace, path = tmp_path / "trace", tmp_path / "evil.pt"
+    save(small_state(form, **{option: touch(trace)}), path)
+    ended = attempts.run("fairseq-generate", toy.data, "--path", path, *EVALUATION)
+    assert ended.code != 0 and option in ended.err, ended
+    assert not trace.exists()
+
+
+def test_fairseqs_own_commands_refuse_our_architecture_with_code_in_a_dictionary(toy, attempts, tmp_path):
+    trace, path = tmp_path / "trace", tmp_path / "evil.pt"
+    for option in BY_TRANSFORMERS:
+        save(small_state("gated", **{option: touch(trace)}), path)
+        ended = attempts.run("fairseq-generate", toy.data, "--path", path, *EVALUATION)
+        assert ended.code == 2 and option in ended.err, ended
+        assert not trace.exists()
+
+
+def test_a_configuration_of_omegaconf_is_checked_as_a_namespace_is(tmp_path):
+    """It is allowed for several workers, which send options to each other."""
+    for good in ({"a": 1, "b": [1, {"c": "${a}"}], "n": None}, {"m": argparse.Namespace(x=1)}):
+        config = OmegaConf.create(good, flags={"allow_objects": True})
+        loaded = torch.load(save(config, tmp_path / "c.pt"))
+        assert type(loaded) is omegaconf.DictConfig and loaded == config
+        assert torch.load(save(loaded, tmp_path / "again.pt")) == config
+    loaded = torch.load(save(OmegaConf.create({"a": 1, "b": "${a}"}), tmp_path / "c.pt"))
+    assert loaded.b == 1 and loaded.a == 1
+    for evil in (
+        {"adam_betas": "print(1)"},
+        {"m": {"character_filters": "print(1)"}},
+        {"l": [{"wer_args": "print(1)"}]},
+    ):
+        with pytest.raises(ValueError, match="fairseq passes it to eval"):
+            torch.load(save(OmegaConf.create(evil), tmp_path / "c.pt"))
+
+
+def test_what_is_checked_cannot_be_changed_afterwards(tmp_path):
+    """Later instructions of a pickle reach the containers that were checked, unless they were copied."""
+    inner = {"encoder_layers": 2}
+    raw = pickle.dumps([argparse.Namespace(encoder=inner), inner], protocol=2)
+    assert raw.endswith(b"e.")  # the list of both is complete; `inner` is the last on the stack before
+    raw = raw[:-2] + b"X\x0e\x00\x00\x00encoder_layersX\x08\x00\x00\x00print(1)se."
+    path = tmp_path / "late.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("late/data.pkl", raw)
+        archive.writestr("late/version", "3\n")
+        archive.writestr("late/byteorder", "little")
+    namespace, changed = torch.load(path, weights_only=True)
+    assert changed["encoder_layers"] == "print(1)" and namespace.encoder["encoder_layers"] == 2
+
+
+def test_every_option_that_fairseq_evaluates_is_known():
+    """Calls of eval in the installed fairseq, examples aside, take options that `EVALUATED` names."""
+    folder = Path(importlib.util.find_spec("fairseq").origin).parent
+    found = set()
+    for path in folder.rglob("*.py"):
+        if "examples" in path.relative_to(folder).parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            is_builtin = isinstance(node.func, ast.Name) and name == "eval"
+            if is_builtin or name in ("eval_str_list", "eval_str_dict", "eval_bool"):
+                argument = node.args[0]
+                found.add(argument.attr if isinstance(argument, ast.Attribute) else getattr(argument, "id", "?"))
+    # x, uf: of these functions themselves and of the command line; ?: a line of a data file (data/codedataset.py)
+    assert found - {"x", "uf", "?"} <= set(EVALUATED), found - set(EVALUATED)
+    assert {"adaptive_softmax_cutoff", "adam_betas", "xformers_att_config", "decoder_layers"} <= found
+
+
+LITERALS = ["10000,20000", "[1, 2]", "(0.9, 0.98)", "5", " 7 ", "-1", "1e-30,1e-3"]
+PRODUCTS = ["[(512, 3)] * 20", "[(512, 3)] * 20 + [(1, 1)]", "'text'", "{'a': [1]}", "True", "None"]
+CODE = [
+    "print(1)", "__import__('os')", "[].__class__", "x", "lambda: 0", "[i for i in (1,)]", "f'{1}'", "(yield)",
+    "1 if 1 else 2", "9**9**9", "{**x}", "1;2", "", "\0", "*[1]", "a.b", "a[0]", "not 1", "~1", "1 < 2", "...",
+    "b'' % 1", "1 and 2", "None or print(1)", "-print(1)", "{print(1): 1}", "[print(1)] * 2",
+]  # fmt: skip
+BOMBS = [
+    "[1] * 10**9", "[1] * 99999999", "[[1] * 9999] * 9999", "(" * 500, "[" * 9000, "1" * 20_000, "'a' * 99999",
+    "-" * 9000 + "1", "1+" * 4999 + "1", "not " * 2000 + "1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", LITERALS)
+def test_numbers_are_accepted(text):
+    check_evaluated({"adam_betas": text, "adaptive_softmax_cutoff": text, "wer_args": text})
+
+
+@pytest.mark.parametrize("text", PRODUCTS)
+def test_other_literals_are_accepted_where_fairseq_has_them(text):
+    check_evaluated({"conv_feature_layers": text, "decoder_attention": text})
+    if "[(" not in text:
+        with pytest.raises(ValueError, match="must be a number"):
+            check_evaluated({"adam_betas": text if text != "True" else "'True'"})
+
+
+@pytest.mark.parametrize("text", [*CODE, *BOMBS], ids=lambda text: text[:20])
+def test_anything_else_is_refused(text):
+    for name in ("adam_betas", "conv_feature_layers", "adaptive_softmax_cutoff"):
+        with pytest.raises(ValueError, match=f"stored option {name} is .*must be"):
+            check_evaluated({"deep": [{"er": {name: text}}]})
+
+
+@given(st.text(max_size=60))
+def test_whatever_is_accepted_is_a_literal(text):
+    for name, kind in (("adam_betas", NUMBERS), ("wer_args", LITERAL)):
+        try:
+            check_evaluated({name: text})
+        except ValueError:
+            continue
+        value = eval(text, {"__builtins__": {}})  # without names there is nothing that it could call
+        assert kind == LITERAL or numpy.asarray(value, dtype=float).size >= 0
+
+
+@pytest.mark.parametrize(
+    "value", [b"print(1)", bytearray(b"print(1)"), numpy.array([112], "u1"), [b"1"], {b"a": 1}, {1}]
+)
+def test_what_eval_takes_beside_text_is_refused(value, tmp_path):
+    """`eval` reads code from anything that has bytes."""
+    for name in ("adam_betas", "left_pad_source", "decoder_layers"):
+        with pytest.raises(ValueError, match=f"stored option {name}"):
+            check_evaluated({"task": {name: value}})
+    state = small_state("dict")
+    state["cfg"]["task"] = {"_name": "multilingual_translation", "left_pad_source": value}
+    with pytest.raises(ValueError, match="is not loaded: "):
+        load_checkpoint(str(save(state, tmp_path / "a.pt")))
+    with pytest.raises(ValueError, match="passes it to eval|BUILD"):
+        torch.load(save(argparse.Namespace(encoder_layers=value), tmp_path / "b.pt"))
+
+
+def test_options_that_are_too_many_or_too_deep_are_refused():
+    laughs = deep = []
+    for _ in range(12):
+        laughs = [laughs] * 10
+    for _ in range(100):
+        deep = [deep]
+    for options in (laughs, deep):
+        with pytest.raises(ValueError, match="stored"):
+            check_evaluated({"options": options})

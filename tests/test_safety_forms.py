@@ -1,0 +1,115 @@
+"""Odd and damaged forms give one line; every valid form is read."""
+
+import argparse
+import copy
+import struct
+import zipfile
+
+import pytest
+import torch
+from support.hostile import save, small_state
+from support.models import make_stock, make_task
+
+from fairseq_headgates.checkpoints import build_model, load_checkpoint
+from fairseq_headgates.checkpoints.sizes import check_sizes
+from fairseq_headgates.safety import model_options
+from fairseq_headgates.safety.options import transformer_options
+
+
+def change(state, where, value):
+    """`state` with `value` at the path `where`."""
+    changed = copy.copy(state)
+    inner = changed
+    for key in where[:-1]:
+        inner[key] = copy.copy(inner[key])
+        inner = inner[key]
+    inner[where[-1]] = value
+    return changed
+
+
+ODD_VALUES = [None, 3, -1.5, "text", [], [1, [2]], {}, {"a": {"b": 1}}, b"bytes", torch.zeros(2), (1,), True, {1: 2}]
+SHARES = [
+    pytest.param(ODD_VALUES[::4], id="some"),
+    pytest.param([v for i, v in enumerate(ODD_VALUES) if i % 4], id="others", marks=pytest.mark.rehearsal),
+]
+PLACES = [
+    ("args",), ("cfg",), ("model",), ("optimizer_history",), ("extra_state",), ("last_optimizer_state",),
+    ("optimizer_history", 0), ("optimizer_history", 0, "num_updates"), ("optimizer_history", 0, "criterion_name"),
+    ("extra_state", "ema"), ("extra_state", "train_iterator"), ("cfg", "model"), ("cfg", "model", "arch"),
+    ("cfg", "model", "_name"), ("cfg", "task"), ("cfg", "common"), ("cfg", "criterion"),
+    ("cfg", "model", "alive_heads"), ("cfg", "model", "freeze_params"), ("cfg", "model", "criterion"),
+    ("model", "encoder.layers.0.self_attn.q_proj.weight"), ("model", "encoder.layers.0.self_attn.gate.log_alpha"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("values", SHARES)
+@pytest.mark.parametrize("where", PLACES, ids=lambda where: ".".join(map(str, where)))
+def test_odd_forms_give_one_line_or_are_read(where, values, attempts, tmp_path):
+    state = small_state("gated")
+    path, out = tmp_path / "odd.pt", tmp_path / "out.pt"
+    for value in values:
+        save(change(state, where, value), path)
+        for options in [["--force"], *([["--force", "--stock"]] if where[0] == "cfg" else [])]:
+            ended = attempts.run("headgates", "prune", path, out, *options)
+            assert ended.orderly, (value, options, ended)
+
+
+# --- what is valid ---------------------------------------------------------------------------------------------------
+
+
+def test_the_options_of_every_preset_are_accepted():
+    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+    from fairseq.models.transformer import TransformerModel
+
+    from fairseq_headgates.models import HeadGatesMixin
+
+    presets = [
+        name
+        for name, model in ARCH_MODEL_REGISTRY.items()
+        if model is TransformerModel or issubclass(model, HeadGatesMixin)
+    ]
+    assert len(presets) > 10
+    for name in presets:
+        args = argparse.Namespace(arch=name)
+        ARCH_CONFIG_REGISTRY[name](args)
+        kept = vars(model_options(vars(args)))
+        known = transformer_options()
+        assert kept == {key: value for key, value in vars(args).items() if key in known}
+        dropped = set(vars(args)) - set(kept)
+        assert dropped <= {"encoder_embed_path", "decoder_embed_path", "char_inputs"}, dropped
+        with torch.device("meta"):  # at its full size, without memory
+            weights = TransformerModel.build_model(copy.deepcopy(args), make_task()).state_dict()
+        check_sizes(model_options(vars(args)), weights, make_task())
+
+
+@pytest.mark.parametrize("cutoff", ["10,20", [10, 20], "[10, 20]", "(10,20)"])
+@pytest.mark.parametrize("form", ["args", "cfg", "dict"])
+def test_adaptive_softmax_loads_in_every_form(cutoff, form, tmp_path):
+    state = small_state(form, adaptive_softmax_cutoff=cutoff)
+    state["model"] = make_stock(adaptive_softmax_cutoff="10,20").state_dict()
+    model = build_model(load_checkpoint(str(save(state, tmp_path / "a.pt"))))
+    assert model.decoder.adaptive_softmax.cutoff[:2] == [10, 20]
+
+
+def test_a_file_of_torch_before_1_6_loads(tmp_path):
+    state, path = small_state("args"), tmp_path / "old.pt"
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+    assert not zipfile.is_zipfile(path)
+    build_model(load_checkpoint(str(path)))
+    state["args"].adaptive_softmax_cutoff = "print(1)"
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+    with pytest.raises(ValueError, match="adaptive_softmax_cutoff"):
+        load_checkpoint(str(path))
+    path.write_bytes(path.read_bytes().replace(b"argparse\nNamespace", b"subprocess\nPopenxx"))
+    with pytest.raises(ValueError, match="it holds subprocess.Popenxx"):
+        load_checkpoint(str(path))
+
+
+def test_damaged_tails_and_heads(attempts, tmp_path):
+    path = save(small_state("gated"), tmp_path / "x.pt")
+    whole = path.read_bytes()
+    for keep in (0, 1, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:keep])
+        assert attempts.run("headgates", "show", path).refused
+    path.write_bytes(struct.pack("<Q", 2**63) + whole)
+    assert attempts.run("headgates", "show", path).orderly

@@ -1,0 +1,135 @@
+"""Only plain objects and regular files are read."""
+
+import argparse
+import collections
+import os
+import re
+import typing
+import zipfile
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from support.commands import EVALUATION
+from support.hostile import raw_pickle, save, small_state, touch
+
+from fairseq_headgates.safety import load_file
+from fairseq_headgates.safety.objects import STORED, safe_globals
+
+
+def test_the_allow_list_is_no_wider_than_fairseqs_files_need(tmp_path):
+    """The whole list. A name may be added only with a file of fairseq's own that needs it."""
+    assert set(STORED) == {
+        "argparse.Namespace",
+        "numpy.ndarray", "numpy.dtype",
+        "numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct",
+        "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar",
+        "omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig", "omegaconf.nodes.AnyNode",
+        "omegaconf.base.ContainerMetadata", "omegaconf.base.Metadata",
+        "typing.Any", "collections.defaultdict", "builtins.dict", "builtins.list", "builtins.int",
+    }  # fmt: skip
+    load_file(save({}, tmp_path / "x.pt"))  # which must leave the list as it is
+    allowed = {f"{item.__module__}.{item.__qualname__}": item for item in torch.serialization.get_safe_globals()}
+    ours = {f"{item.__module__}.{item.__qualname__}" for item in safe_globals()}
+    assert ours - set(STORED) == {"fairseq.distributed.utils._TensorPlaceholder"}
+    assert ours <= set(allowed)
+    real = {argparse.Namespace, numpy.ndarray, numpy.dtype, collections.defaultdict, typing.Any, list, dict, int}
+    assert not real & set(allowed.values()), "the real class takes what is not checked"
+
+
+def bytes_of(data):
+    return b"U" + bytes([len(data)]) + data
+
+
+DTYPE = b"cnumpy\ndtype\nX\x01\x00\x00\x00O\x85R"
+POINTERS = {
+    "the constructor": [b"cbuiltins\nlist\ncnumpy\nndarray\nK\x01\x85", DTYPE, bytes_of(b"ABCDEFGH"), b"\x87R\x85R"],
+    "its state": [
+        b"cnumpy._core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85", bytes_of(b"b"), b"\x87R",
+        b"(K\x01K\x01\x85", DTYPE, b"\x89", bytes_of(b"ABCDEFGH"), b"tb",
+    ],
+    "a scalar": [b"cnumpy._core.multiarray\nscalar\n", DTYPE, bytes_of(b"ABCDEFGH"), b"\x86R"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", POINTERS)
+def test_numpy_takes_no_pointers_from_a_file(kind, toy, attempts, tmp_path):
+    path = raw_pickle(tmp_path / "pointer.pt", *POINTERS[kind])
+    shown = attempts.run("headgates", "show", path)
+    assert shown.refused, shown
+    generated = attempts.run("fairseq-generate", toy.data, "--path", path, *EVALUATION)
+    assert generated.code == 1 and "only numbers are allowed" in generated.err, generated  # no signal
+
+
+ARRAYS = [
+    numpy.array(5), numpy.arange(6).reshape(2, 3), numpy.asfortranarray(numpy.arange(6.0).reshape(2, 3)),
+    numpy.array([True, False]), numpy.array(2.5, dtype=">f4"), numpy.zeros((1, 3), dtype="u2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [*ARRAYS, numpy.float64(1.5), numpy.int32(-7), numpy.bool_(True)])
+def test_counters_of_numpy_come_back_as_they_were(value, tmp_path):
+    path = tmp_path / "counter.pt"
+    for _ in range(2):  # what was loaded is saved as an ordinary array
+        value = torch.load(save({"x": value}, path))["x"]
+        names = re.findall(rb"c([\w.]+)\n(\w+)\n", zipfile.ZipFile(path).read("counter/data.pkl"))
+        assert {module.split(b".")[0] for module, _ in names} <= {b"numpy", b"_codecs"}
+
+
+@pytest.mark.parametrize("value", [*ARRAYS, numpy.float64(1.5)])
+def test_counters_of_numpy_are_equal(value, tmp_path):
+    loaded = torch.load(save(value, tmp_path / "counter.pt"))
+    numpy.testing.assert_array_equal(loaded, value)
+    assert loaded.dtype == value.dtype.newbyteorder("=") and (loaded + 1 == value + 1).all()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        numpy.array(["a"]),
+        numpy.array([None]),
+        numpy.array([1], dtype=[("a", "i4")]),
+        numpy.array(["2020-01-01"], "M8[D]"),
+        numpy.zeros(2**18),
+    ],
+)
+def test_other_arrays_are_refused(value, tmp_path):
+    with pytest.raises(ValueError, match="numpy"):
+        load_file(save({"x": value}, tmp_path / "a.pt"))
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", ["alive_heads", "encoder_embed_path", "decoder_embed_path", "data", "user_dir"])
+def test_stored_options_open_nothing(option, attempts, tmp_path):
+    """A pipe that nobody writes to: whoever opens it waits for ever. As a module, the folder would leave a trace."""
+    pipe, trace, path = tmp_path / "pipe", tmp_path / "trace", tmp_path / "evil.pt"
+    os.mkfifo(pipe)
+    value = pipe
+    if option == "user_dir":
+        value = tmp_path / "plugin"
+        value.mkdir()
+        (value / "__init__.py").write_text(touch(trace))
+    for form in ("args", "dict", "gated"):
+        state = small_state(form, **{option: str(value)})
+        if state["cfg"]:
+            state["cfg"] |= {"common": {"user_dir": str(value)}, "task": {"_name": "translation", "data": str(value)}}
+        save(state, path)
+        for command in (["show", path], ["prune", path, tmp_path / "out.pt", "--force"],
+                        ["prune", path, tmp_path / "out.pt", "--force", "--stock"],
+                        ["convert", path, tmp_path / "out", "--to", "ctranslate2"]):  # fmt: skip
+            ended = attempts.run("headgates", *command)
+            assert ended.orderly, (command, ended)
+            assert ended.code == (2 if option == "alive_heads" or command[0] == "convert" else 0), (command, ended)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "nothing"])
+def test_only_regular_files_are_read(kind, attempts, tmp_path):
+    path = {"device": Path("/dev/zero"), "folder": tmp_path}.get(kind, tmp_path / "x.pt")
+    if kind == "pipe":
+        os.mkfifo(path)
+    ended = attempts.run("headgates", "show", path)
+    assert ended.refused and "cannot read the checkpoint" in ended.err, ended

@@ -1,0 +1,115 @@
+"""Sizes that the file contradicts are refused at once; nothing hangs or fills the memory."""
+
+import collections
+import pickle
+import zipfile
+
+import pytest
+import torch
+from support.hostile import raw_pickle, save, small_state
+
+WRONG = {
+    "encoder_layers": [10**9, 3, -1, 0, 2.0, "2", [2]],
+    "decoder_layers": [10**9, 1],
+    "encoder_attention_heads": [-4, 0, 3, 10**12],
+    "decoder_attention_heads": [-1, 2.5],
+    "encoder_embed_dim": [10**6, -32, 0, 2**40],
+    "decoder_embed_dim": [64, "32"],
+    "encoder_ffn_embed_dim": [10**9, 65],
+    "decoder_ffn_embed_dim": [-64],
+    "decoder_output_dim": [10**8],
+    "decoder_input_dim": [10**8],
+    "max_source_positions": [10**15, -1, 0, 2**24],
+    "max_target_positions": [10**15],
+    "base_layers": [3],
+    "encoder_layers_to_keep": ["0,1,2,3", "x"],
+    "adaptive_softmax_cutoff": [[10**12], "10000000000", [-5], ["a"]],
+    "activation_fn": ["nothing", 3],
+    "dropout": ["x", float("nan"), -1.0, 2.0],
+    "gate_temperature": ["x", -1],
+    "gate_stretch": ["1", "-1e300,1e300", 3],
+    "gate_init": ["x"],
+    "gate_lr_scale": [0, "x"],
+    "gate_heads": [3, "enc"],
+    "quant_noise_pq": [0.5],
+    "encoder_layerdrop": ["x"],
+}
+
+
+@pytest.mark.parametrize("option", WRONG)
+def test_options_that_the_weights_contradict_are_refused_at_once(option, attempts, tmp_path):
+    path = tmp_path / "evil.pt"
+    for value in WRONG[option]:
+        for form in ("args", "gated"):
+            ended = attempts.run("headgates", "show", save(small_state(form, **{option: value}), path))
+            # what a transformer without gates does not use is not looked at; a wrong rate of dropout hurts nobody
+            unused = option == "dropout" and isinstance(value, float) and value == value
+            unused |= form == "args" and option.startswith("gate_") and option != "gate_heads"
+            assert ended.code == 0 if unused and ended.code == 0 else ended.refused, (value, form, ended)
+            assert ended.seconds < 10
+
+
+def test_tensors_larger_than_the_file_are_refused(attempts, tmp_path):
+    """A tensor of one stored number can claim any shape; its options may agree."""
+    path = tmp_path / "evil.pt"
+    state = small_state("args", encoder_embed_dim=2**20, decoder_embed_dim=2**20)
+    for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
+        state["model"][name] = torch.zeros(1).expand(44, 2**20)
+    ended = attempts.run("headgates", "show", save(state, path))
+    assert ended.refused and "larger than its storage" in ended.err, ended
+
+
+@pytest.mark.parametrize("kind", ["sparse", "quantized", "meta", "scalar embedding", "no embedding", "integer weights"])
+def test_weights_that_are_no_plain_arrays(kind, attempts, tmp_path):
+    state, name = small_state("args"), "encoder.embed_tokens.weight"
+    weight = state["model"][name]
+    state["model"][name] = {
+        "sparse": weight.to_sparse(),
+        "quantized": torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8),
+        "meta": weight.to("meta"),
+        "scalar embedding": torch.tensor(1.0),
+        "integer weights": weight.to(torch.int8),
+    }.get(kind)
+    if kind == "no embedding":
+        del state["model"][name]
+    ended = attempts.run("headgates", "show", save(state, tmp_path / "evil.pt"))
+    assert ended.orderly if kind == "integer weights" else ended.refused, ended
+
+
+def test_archives_that_unpack_to_more_than_the_file(attempts, tmp_path):
+    path, bomb = tmp_path / "x.pt", tmp_path / "bomb.pt"
+    save(small_state("args"), path)
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename, old.read(entry))
+    ended = attempts.run("headgates", "show", bomb)
+    assert ended.refused and "compressed" in ended.err
+
+
+def test_a_file_that_is_read_in_two_ways(attempts, tmp_path):
+    """torch looks at the first bytes of a file, zip programs at the last ones."""
+    path = tmp_path / "x.pt"
+    torch.save({**small_state("args"), "x": collections.Counter()}, path, _use_new_zipfile_serialization=False)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
+        archive.writestr("x/data.pkl", pickle.dumps({}, protocol=2))
+    ended = attempts.run("headgates", "show", path)
+    assert ended.refused and "it holds collections.Counter" in ended.err, ended
+
+
+def test_a_list_of_instructions_without_end(attempts, tmp_path):
+    path = raw_pickle(tmp_path / "x.pt", b"]" * 20_000_000)
+    ended = attempts.run("headgates", "show", path, seconds=60)
+    assert ended.refused and "instructions" in ended.err, ended
+    path.write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2) + b"\x80\x02" + b"]" * 20_000_000)
+    assert attempts.run("headgates", "show", path, seconds=60).refused
+
+
+def test_a_stored_expression_that_backtracks_does_not_hang(attempts, tmp_path):
+    """Nothing but training and the numbers of an optimiser's parameters depends on it."""
+    for number, pattern in enumerate(
+        ["(x+x+)+y", "(([a-z.])+.)+[A-Z]([a-z.])+$", "(", "(?:(a{99}){99}){999}", "x" * 100_000, 3, ["a"]]
+    ):
+        path = save(small_state("gated", freeze_params=pattern), tmp_path / f"{number}.pt")
+        for command in (["show", path], ["prune", path, tmp_path / "out.pt", "--force"]):
+            ended = attempts.run("headgates", *command)
+            assert ended.orderly and ended.seconds < 12, (pattern, ended)

@@ -1,0 +1,166 @@
+"""Choosing heads by scores against brute force, and by gates."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.models import make_stock
+from support.pruning import CLOSED, OPEN, make_case
+
+from fairseq_headgates import HeadTable, prune
+from fairseq_headgates.heads import TYPES
+from fairseq_headgates.surgery import best_heads, kept_mask, open_mask
+
+
+def open_tables():
+    return HeadTable({kind: [[1, 1, 1], [1, 1, 1]] for kind in TYPES}, "alive")
+
+
+@st.composite
+def score_tables(draw):
+    """(scores, alive, types, min_per_layer): small enough to try every choice; few values, so that there are ties."""
+    kinds = draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=2, unique=True))
+    heads = draw(st.integers(1, 3))
+    layers = draw(st.integers(1, 2))
+    table = st.lists(st.lists(st.integers(-2, 2), min_size=heads, max_size=heads), min_size=layers, max_size=layers)
+    bits = st.lists(st.lists(st.integers(0, 1), min_size=heads, max_size=heads), min_size=layers, max_size=layers)
+    scores = HeadTable({kind: draw(table) for kind in kinds})
+    alive_ = HeadTable({kind: draw(bits) for kind in TYPES})
+    types = draw(st.lists(st.sampled_from(kinds), max_size=2, unique=True))
+    return scores, alive_, types, draw(st.integers(0, 2))
+
+
+@settings(max_examples=200)
+@given(score_tables(), st.data())
+def test_best_heads_are_the_best_of_all_choices(tables, data):
+    """Every subset of the right size that spares each layer is tried: none has a higher sum of scores."""
+    scores, present, types, minimum = tables
+    chosen = types or list(scores.types)
+    candidates = [
+        (kind, i, j)
+        for kind in TYPES
+        if kind in chosen
+        for i, row in enumerate(present.values[kind])
+        for j, there in enumerate(row)
+        if there
+    ]
+    layers = [[head for head in candidates if head[:2] == layer] for layer in {head[:2] for head in candidates}]
+    keep = data.draw(st.integers(0, len(candidates)))
+
+    def score(heads):
+        return sum(scores.values[kind][i][j] for kind, i, j in heads)
+
+    allowed = [
+        set(subset)
+        for subset in itertools.combinations(candidates, keep)
+        if all(len(set(subset) & set(layer)) >= min(minimum, len(layer)) for layer in layers)
+    ]
+    if not allowed:
+        with pytest.raises(ValueError, match=f"min-per-layer {minimum} keeps .* heads, more than keep, {keep}"):
+            best_heads(scores, keep, present, types, minimum)
+        return
+    mask = best_heads(scores, keep, present, types, minimum)
+    assert mask.types == present.types
+    kept = {(k, i, j) for k in chosen for i, row in enumerate(mask.values[k]) for j, value in enumerate(row) if value}
+    assert kept in allowed
+    assert score(kept) == max(map(score, allowed))
+    for kind in set(TYPES) - set(chosen):  # other types stay as they are
+        assert mask.values[kind] == present.values[kind]
+
+
+def test_ties_go_to_the_earlier_head():
+    scores = HeadTable({kind: [[7, 7, 7], [7, 7, 7]] for kind in TYPES})
+    for keep in range(19):
+        mask = best_heads(scores, keep, open_tables())
+        assert [v for kind in TYPES for v in mask.heads(kind)] == [1] * keep + [0] * (18 - keep)
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [(0, 0), (0.0, 0), (18, 18), (1.0, 18), (1, 1), (0.5, 9), (0.3, 5), (0.34, 6), (5, 5)]
+)
+def test_a_number_of_heads_or_a_share(keep, left):
+    scores = HeadTable({kind: [[n + i for n in range(3)] for i in range(2)] for kind in TYPES})
+    mask = best_heads(scores, keep, open_tables())
+    assert sum(mask.count(kind)[0] for kind in TYPES) == left
+    some = best_heads(scores, keep / 18 if keep > 1 else keep * 1.0, open_tables(), ["dec-self"])
+    assert some.count("dec-self")[0] == round(6 * (keep / 18 if keep > 1 else keep * 1.0))
+    assert some.count("enc-self") == some.count("dec-enc") == (6, 6)
+
+
+def test_every_layer_keeps_its_best():
+    scores = HeadTable({"enc-self": [[9, 8, 7], [1, 3, 2]]})
+    present = HeadTable({"enc-self": [[1, 1, 1], [1, 1, 1]]})
+    assert best_heads(scores, 3, present).values["enc-self"] == [[1, 1, 1], [0, 0, 0]]
+    assert best_heads(scores, 3, present, min_per_layer=1).values["enc-self"] == [[1, 1, 0], [0, 1, 0]]
+    assert best_heads(scores, 4, present, min_per_layer=2).values["enc-self"] == [[1, 1, 0], [0, 1, 1]]
+    fewer = HeadTable({"enc-self": [[1, 1, 1], [0, 0, 1]]})  # a layer that has fewer keeps those
+    assert best_heads(scores, 3, fewer, min_per_layer=2).values["enc-self"] == [[1, 1, 0], [0, 0, 1]]
+
+
+def test_the_signature_of_the_scores_stays_with_the_mask():
+    scores = HeadTable({"enc-self": [[1, 2, 3], [1, 2, 3]]}, "gradient", "gradient|split:valid")
+    assert best_heads(scores, 2, open_tables()).signature == "gradient|split:valid"
+
+
+@pytest.mark.parametrize(
+    ("scores", "keep", "types", "minimum", "message"),
+    [
+        ({"enc-self": [[1, 2, 3]] * 2}, 7, [], 0, "keep is 7: it must be from 0 to 6, the number of heads of enc-self"),
+        ({"enc-self": [[1, 2, 3]] * 2}, -1, [], 0, "keep is -1"),
+        ({"enc-self": [[1, 2, 3]] * 2}, 1.5, [], 0, "keep is 1.5: a share must be from 0 to 1"),
+        ({"enc-self": [[1, 2, 3]] * 2}, math.nan, [], 0, "keep is nan"),
+        ({"enc-self": [[1, 2, 3]] * 2}, 2, ["dec-enc"], 0, "no scores of dec-enc: the score file has enc-self"),
+        (
+            {"enc-self": [[1, 2, 3]]},
+            2,
+            [],
+            0,
+            "the score file does not fit the model: enc-self has 1 layers, the model has 2",
+        ),
+        ({"enc-self": [[1, 2, 3], [1, 2]]}, 2, [], 0, "enc-self layer 1 has 2 heads, the model has 3"),
+        ({"enc-self": [[1, 2, 3]] * 2}, 3, [], 2, "min-per-layer 2 keeps 4 heads, more than keep, 3"),
+    ],
+)
+def test_choices_that_cannot_be_made_are_refused(scores, keep, types, minimum, message):
+    with pytest.raises(ValueError, match=message) as error:
+        best_heads(HeadTable(scores), keep, open_tables(), types, minimum)
+    assert "\n" not in str(error.value)
+
+
+def test_a_negative_number_of_heads_per_layer_is_refused():
+    with pytest.raises(ValueError, match="-1"):
+        best_heads(HeadTable({"enc-self": [[1, 2, 3]] * 2}), 3, open_tables(), min_per_layer=-1)
+
+
+def test_heads_that_are_gone_are_no_candidates():
+    model = make_case(0, values=[OPEN]).model(gates=False)
+    pruned = prune(model, HeadTable({"enc-self": [[0, 1, 1, 0], [0, 0, 1, 1]]}))
+    scores = HeadTable({"enc-self": [[9, 1, 2, 9], [9, 9, 4, 3]]})
+    mask = best_heads(scores, 2, kept_mask(pruned))
+    assert mask.values["enc-self"] == [[0, 0, 0, 0], [0, 0, 1, 1]]
+    assert best_heads(scores, 0.75, kept_mask(pruned)).values["enc-self"] == [[0, 0, 1, 0], [0, 0, 1, 1]]
+    with pytest.raises(ValueError, match="keep is 5: it must be from 0 to 4"):
+        best_heads(scores, 5, kept_mask(pruned))
+    assert kept_mask(prune(pruned, mask)).values["enc-self"] == mask.values["enc-self"]
+
+
+def test_open_heads_by_gate_and_by_probability():
+    case = make_case(2)
+    model = case.model()
+    assert open_mask(model).values == {k: [[int(a != CLOSED) for a in r] for r in v] for k, v in case.log_alpha.items()}
+
+    def opens(log_alpha):  # P(g != 0) = sigmoid(log_alpha - temperature log(-low/high)), by hand
+        return 1 / (1 + math.exp(-(log_alpha - 0.33 * math.log(0.1 / 1.1))))
+
+    for threshold in (0.0, 0.1, 0.5, 0.8, 1.0):
+        expected = {k: [[int(opens(a) >= threshold) for a in r] for r in v] for k, v in case.log_alpha.items()}
+        assert open_mask(model, threshold).values == expected
+    low = prune(model, open_mask(model, 0.0))  # a gate that is 0 goes in any case
+    assert kept_mask(low).values == open_mask(model).values
+    for threshold in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match="from 0 to 1"):
+            open_mask(model, threshold)
+    for threshold in (None, 1.0):  # heads without gates are open in any case
+        assert open_mask(make_stock(), threshold).values == {kind: [[1] * 4] * 2 for kind in TYPES}

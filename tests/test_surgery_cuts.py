@@ -1,0 +1,368 @@
+"""Pruned models against gated, masked and stock ones that compute the same; the steps of a cut."""
+
+import argparse
+import copy
+
+import pytest
+import torch
+from fairseq.models.transformer import TransformerModel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.models import PAD, logits, make_args, make_batch, make_gated, make_stock, make_task
+from support.pruning import (
+    NO_HEADS_SOMEWHERE,
+    OPEN,
+    assert_logits,
+    assert_same_tensors,
+    cases,
+    gate,
+    make_case,
+    positions,
+    rows_of,
+    set_gates,
+    stirred,
+    stock_twin,
+)
+
+from fairseq_headgates import (
+    HeadTable,
+    fix_heads,
+    gate_values,
+    head_sites,
+    insert_gates,
+    masked,
+    prune,
+    remove_heads,
+    use_head_attention,
+)
+from fairseq_headgates.checkpoints import stock_checkpoint
+from fairseq_headgates.heads import TYPES, mask_to_json
+from fairseq_headgates.models import TransformerHeadGatesModel
+from fairseq_headgates.surgery import head_counts, kept_mask, open_mask
+from fairseq_headgates.surgery.cuts import Cut, cut_tensors, cuts, pad_heads, removal_plan, with_gates_of
+
+
+def alive(case):
+    """0 and 1 for every head: not removed by the mask, and its gate open."""
+    return {kind: [[int(f > 0) for f in row] for row in rows] for kind, rows in case.factors().items()}
+
+
+def checkpoint_of(model):
+    """As much of a checkpoint as fairseq writes as exporting needs."""
+    return {"args": None, "cfg": {"model": model.args}, "model": model.state_dict()}
+
+
+# Gated, masked, pruned, stock
+
+
+@settings(max_examples=60)
+@given(cases())
+def test_gated_masked_pruned_and_stock_compute_the_same(case):
+    model, mask, batch = case.model(), HeadTable(case.mask), make_batch()
+    expected = logits(stock_twin(model, case.factors()), batch)
+    with masked(model, mask):
+        assert_logits(logits(model, batch), expected)
+    pruned = prune(model, mask)
+    assert_logits(logits(pruned, batch), expected)
+    assert kept_mask(pruned).values == alive(case)
+    exported = stock_checkpoint(checkpoint_of(model), mask, model)
+    args = argparse.Namespace(**exported["cfg"]["model"])
+    stock = TransformerModel.build_model(args, make_task()).eval()
+    stock.load_state_dict(exported["model"], strict=True)
+    assert type(stock) is TransformerModel and "head_gates" not in args.arch
+    assert_logits(logits(stock, batch), expected)
+    assert_logits(logits(prune(model), batch), logits(model, batch))  # by default the open gates
+
+
+@settings(max_examples=30)
+@given(cases(), st.data())
+def test_pruning_and_masking_commute_and_pruning_twice_is_the_intersection(case, data):
+    model, batch, first = case.model(), make_batch(), HeadTable(case.mask)
+    second = HeadTable(rows_of(data.draw, head_counts(model), [0, 1], [0, 1]))
+    both = HeadTable(
+        {
+            kind: [
+                [a * b for a, b in zip(*rows, strict=True)]
+                for rows in zip(first.values[kind], second.values[kind], strict=True)
+            ]
+            for kind in TYPES
+        }
+    )
+    once = prune(model, both)
+    twice = prune(prune(model, first), second)
+    assert_same_tensors(once.state_dict(), twice.state_dict())
+    assert once.args == twice.args
+    with masked(prune(model, first), second) as pruned_and_masked:
+        assert_logits(logits(pruned_and_masked, batch), logits(once, batch))
+    with masked(model, first), masked(model, second):
+        assert_logits(logits(model, batch), logits(once, batch))
+        assert_same_tensors(prune(model).state_dict(), once.state_dict())  # fixed heads count as closed gates
+
+
+@settings(max_examples=20)
+@given(cases())
+def test_weights_of_a_pruned_model_are_those_of_the_heads_that_stay(case):
+    """Exactly, the columns times the gate; nothing else is touched. The original is not touched at all."""
+    model = case.model()
+    before, args = copy.deepcopy(model.state_dict()), copy.deepcopy(model.args)
+    pruned = prune(model, HeadTable(case.mask))
+    assert_same_tensors(model.state_dict(), before)
+    assert model.args == args
+    expected = {name: tensor for name, tensor in before.items() if "gate" not in name}
+    for site in head_sites(model):
+        stay = [i for i, factor in enumerate(case.factors()[site.kind][site.layer]) if factor > 0]
+        rows = positions(stay, site.attention.head_dim)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            for part in ("weight", "bias"):
+                kept = expected.pop(f"{site.name}.{name}.{part}")[rows]
+                if stay:
+                    expected[f"{site.name}.{name}.{part}"] = kept
+        gates = gate_values(model)[site.kind][site.layer]
+        columns = torch.tensor([gates[i] for i in stay for _ in range(site.attention.head_dim)])
+        expected[f"{site.name}.out_proj.weight"] = expected[f"{site.name}.out_proj.weight"][:, rows] * columns
+    actual = pruned.state_dict()
+    assert actual.keys() == expected.keys()
+    assert_same_tensors({name: actual[name] for name in expected}, expected)
+
+
+@settings(max_examples=20)
+@given(cases())
+def test_with_all_heads_alive_nothing_changes(case):
+    model, batch = case.model(gates=False), make_batch()
+    everything = HeadTable({kind: [[1] * len(row) for row in rows] for kind, rows in case.mask.items()})
+    for mask in (None, everything):
+        pruned = prune(model, mask)
+        assert_same_tensors(pruned.state_dict(), model.state_dict())
+        assert torch.equal(logits(pruned, batch), logits(model, batch))
+
+
+@pytest.mark.parametrize(
+    "insert",
+    [use_head_attention, prune, lambda model: insert_gates(model, TYPES, init=0.0)],
+    ids=["use_head_attention", "prune", "insert_gates"],
+)
+def test_a_model_at_evaluation_stays_so(insert):
+    """On a GPU attention dropout goes by the mode of the attention; gates in training draw noise."""
+    model = insert(make_stock(attention_dropout=0.1).eval())
+    assert [name for name, module in model.named_modules() if module.training] == []
+
+
+def test_a_mask_that_leaves_types_out_leaves_them_whole():
+    model = make_case(0, values=[OPEN]).model()
+    pruned = prune(model, HeadTable({"dec-self": [[0, 0, 1, 0], [1, 1, 0, 1]]}))
+    expected = {"enc-self": [[1] * 4] * 2, "dec-self": [[0, 0, 1, 0], [1, 1, 0, 1]], "dec-enc": [[1] * 4] * 2}
+    assert kept_mask(pruned).values == expected
+
+
+@pytest.mark.parametrize("normalize_before", [True, False])
+def test_without_any_head_attention_is_its_output_bias(normalize_before):
+    norm = {"encoder_normalize_before": normalize_before, "decoder_normalize_before": normalize_before}
+    model, batch = stirred(make_gated(**norm)), make_batch()
+    nothing = HeadTable({kind: [[0] * 4] * 2 for kind in TYPES})
+    pruned = prune(model, nothing)
+    for site in head_sites(pruned):
+        x = torch.randn(3, 2, 32)
+        output, weights = site.attention(x, x, x, need_weights=False)
+        assert torch.equal(output, site.attention.out_proj.bias.expand(3, 2, 32)) and weights is None
+        assert [name for name, _ in site.attention.named_parameters()] == ["out_proj.weight", "out_proj.bias"]
+    assert_logits(logits(pruned, batch), logits(stock_twin(model, nothing.values), batch))
+    other = {**batch, "src_tokens": batch["src_tokens"].flip(0)}
+    assert torch.equal(logits(pruned, other), logits(pruned, batch))  # nothing of the source reaches the decoder
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_half_precision_is_as_near_to_the_truth_pruned_as_gated(dtype, seed):
+    """Truth is single precision. The error of either is that of a few roundings in a row, and of the same size.
+
+    Rounding a folded gate into the weights is one rounding more, but of few heads: twice the error allows for it.
+    """
+    case, batch = make_case(seed), make_batch()
+    model, mask = case.model(), HeadTable(case.mask)
+    real = batch["prev_output_tokens"].ne(PAD)
+    with masked(model, mask):
+        truth = logits(model, batch)[real]
+        whole = copy.deepcopy(model).to(dtype)
+    error = (logits(whole, batch)[real] - truth).abs().max()
+    assert 0 < error < 16 * torch.finfo(dtype).eps * truth.abs().max()
+    exported = stock_checkpoint(checkpoint_of(model), mask, model)
+    stock = TransformerModel.build_model(argparse.Namespace(**exported["cfg"]["model"]), make_task()).eval()
+    stock.load_state_dict(exported["model"])
+    # rounded after pruning, pruned after rounding, exported
+    for smaller in (prune(model, mask).to(dtype), prune(whole, mask), stock.to(dtype)):
+        actual = logits(smaller, batch)[real]
+        assert actual.dtype == dtype
+        assert (actual - truth).abs().max() < 2 * error
+
+
+def test_weights_in_half_precision_are_folded_with_one_rounding():
+    model = make_case(3).model().half()
+    for site in head_sites(pruned := prune(model)):
+        original = model.get_submodule(site.name)
+        gates = gate_values(model)[site.kind][site.layer]
+        rows = positions(site.attention.kept, site.attention.head_dim)
+        columns = torch.tensor([gates[i] for i in site.attention.kept for _ in range(site.attention.head_dim)])
+        exact = original.out_proj.weight[:, rows].double() * columns.double()
+        assert torch.equal(site.attention.out_proj.weight, exact.half())
+    assert not any(p.dtype != torch.float16 for p in pruned.parameters())
+
+
+# The parts
+
+
+def test_a_cut_by_hand():
+    cut = Cut((2, 0), torch.tensor([0.5, 0.25]), head_dim=2)
+    weight = torch.arange(24.0).view(6, 4)
+    rows = [4, 5, 0, 1]
+    for name in ("q_proj", "k_proj", "v_proj"):
+        for power in (1, -1, -2):
+            assert torch.equal(cut(f"{name}.weight", weight, power), weight[rows])
+    assert torch.equal(cut("q_proj.bias", weight[:, 0]), weight[rows, 0])
+    out = weight.t()
+    for power, factors in ((1, [0.5, 0.5, 0.25, 0.25]), (-1, [2, 2, 4, 4]), (-2, [4, 4, 16, 16])):
+        assert torch.equal(cut("out_proj.weight", out, power), out[:, rows] * torch.tensor(factors))
+    bias = torch.randn(4)
+    assert cut("out_proj.bias", bias, -2) is bias
+    assert cut("out_proj.weight", out.half()).dtype == torch.float16
+    assert cut("out_proj.weight", out.double()).dtype == torch.float64
+
+
+def test_tensors_are_cut_by_the_name_of_their_parameter():
+    case = make_case(6)
+    model = case.model()
+    found = cuts(model, HeadTable(case.mask))
+    state = cut_tensors(model.state_dict(), found)
+    assert_same_tensors(state, prune(model, HeadTable(case.mask)).state_dict())
+    moments = {name: torch.randn_like(parameter) for name, parameter in model.named_parameters()}
+    for power in (-1, -2):
+        cut = cut_tensors(moments, found, power)
+        assert cut.keys() == {name for name, _ in prune(model, HeadTable(case.mask)).named_parameters()}
+        for site in head_sites(model):
+            factors = case.factors()[site.kind][site.layer]
+            stay = [i for i, factor in enumerate(factors) if factor > 0]
+            columns = torch.tensor([factors[i] ** power for i in stay for _ in range(8)])
+            key = f"{site.name}.out_proj.weight"
+            torch.testing.assert_close(cut[key], moments[key][:, positions(stay, 8)] * columns, rtol=1e-3, atol=0)
+
+
+def test_refolding_takes_the_same_heads_with_other_gates():
+    model = make_case(6).model()
+    found = cuts(model, open_mask(model))
+    other = set_gates(copy.deepcopy(model), {k: [[0.9] * 4] * 2 for k in TYPES})
+    for name, cut in with_gates_of(found, other).items():
+        assert cut.keep == found[name].keep and cut.head_dim == found[name].head_dim
+        torch.testing.assert_close(cut.factor, torch.full((len(cut.keep),), gate(0.9)))
+
+
+@settings(max_examples=20)
+@given(cases())
+def test_filled_up_a_pruned_model_is_the_stock_model_with_zeros(case):
+    model = case.model()
+    pruned = prune(model, HeadTable(case.mask))
+    filled = pad_heads(pruned, pruned.state_dict())
+    whole = {name: tensor for name, tensor in model.state_dict().items() if "gate" not in name}
+    assert {k: v.shape for k, v in filled.items()} == {k: v.shape for k, v in whole.items()}
+    for site in head_sites(model):
+        factors = case.factors()[site.kind][site.layer]
+        for head, factor in enumerate(factors):
+            part = slice(head * site.attention.head_dim, (head + 1) * site.attention.head_dim)
+            for name in ("q_proj", "k_proj", "v_proj"):
+                for kind in ("weight", "bias"):
+                    key = f"{site.name}.{name}.{kind}"
+                    assert torch.equal(filled[key][part], whole[key][part] * int(factor > 0))
+            key = f"{site.name}.out_proj.weight"
+            torch.testing.assert_close(filled[key][:, part], whole[key][:, part] * factor, atol=1e-7, rtol=1e-3)
+
+
+@settings(max_examples=20)
+@given(cases())
+def test_the_plan_counts_what_pruning_does(case):
+    model = case.model()
+    mask = HeadTable(case.mask)
+    plan = removal_plan(model, prune(model, mask))
+    flat = {
+        kind: list(
+            zip(
+                [a for row in case.log_alpha[kind] for a in row],
+                [m for row in case.mask[kind] for m in row],
+                strict=True,
+            )
+        )
+        for kind in TYPES
+    }
+    stays = {kind: [bool(m and gate(a)) for a, m in pairs] for kind, pairs in flat.items()}
+    every = [pair for kind in TYPES for pair in flat[kind]]
+    assert plan["heads"] == {kind: [len(stays[kind]), sum(stays[kind])] for kind in TYPES}
+    assert plan["removed_with_open_gate"] == sum(gate(a) > 0 and not m for a, m in every)
+    assert plan["folded_gates"] == sum(0 < gate(a) < 1 and bool(m) for a, m in every)
+    assert plan["mask"] == alive(case)
+    widths = {"enc-self": ("encoder", "encoder"), "dec-self": ("decoder", "decoder"), "dec-enc": ("decoder", "encoder")}
+    gone = 0  # a head has a row of weights and a bias for q, k and v, and a column of the output projection
+    for kind, (to, of) in widths.items():
+        width, memory = (case.options[f"{side}_embed_dim"] for side in (to, of))
+        size = width // case.options[f"{to}_attention_heads"]
+        gone += stays[kind].count(False) * size * ((width + 1) + 2 * (memory + 1) + width)
+        per_head = 2 * size * 4  # key and value, four bytes each
+        assert plan["cache_bytes_per_token"][kind] == [len(stays[kind]) * per_head, sum(stays[kind]) * per_head]
+    before, after = plan["parameters"]
+    assert before == sum(p.numel() for p in model.parameters())
+    assert before - after == gone + len(every)  # and its gate
+
+
+def test_a_stock_model_is_pruned_as_it_is():
+    stock, batch = stirred(make_stock()), make_batch()
+    mask = HeadTable({"dec-enc": [[0, 0, 0, 0], [1, 0, 0, 1]]})
+    pruned = prune(stock, mask)
+    factors = {"enc-self": [[1] * 4] * 2, "dec-self": [[1] * 4] * 2, **mask.values}
+    assert_logits(logits(pruned, batch), logits(stock_twin(stock, factors), batch))
+    assert type(head_sites(stock)[0].attention).__name__ == "MultiheadAttention"  # the original is as it was
+    assert pruned.args == stock.args and not hasattr(stock.args, "alive_heads")  # only checkpoints change options
+
+
+def test_a_pruned_model_is_built_again_from_its_options():
+    case = make_case(7)
+    pruned = prune(case.model(), HeadTable(case.mask))
+    args = copy.copy(pruned.args)
+    args.gate_heads, args.alive_heads, args.remove_heads = "", mask_to_json(kept_mask(pruned)), True
+    again = TransformerHeadGatesModel.build_model(args, make_task()).eval()
+    again.load_state_dict(pruned.state_dict(), strict=True)
+    assert torch.equal(logits(again, make_batch()), logits(pruned, make_batch()))
+
+
+def test_removing_heads_in_place_of_a_plain_model():
+    model = make_gated()
+    mask = HeadTable({"enc-self": [[1, 0, 1, 1], [0, 0, 0, 0]]})
+    expected = prune(model, mask)
+    assert remove_heads(model, mask) is model
+    assert_same_tensors(model.state_dict(), expected.state_dict())
+    assert model.args == expected.args
+
+
+@pytest.mark.parametrize("mask", [{"enc-self": [[1, 1], [1, 1]]}, {"enc-self": [[1] * 4]}])
+def test_a_mask_of_another_shape_changes_nothing(mask):
+    model = use_head_attention(make_gated())
+    before = copy.deepcopy(model.state_dict())
+    for function in (prune, remove_heads, fix_heads):
+        with pytest.raises(ValueError, match="the mask does not fit the model: enc-self"):
+            function(model, HeadTable(mask))
+    with pytest.raises(ValueError, match="no dec-enc"):
+        prune(make_gated(no_cross_attention=True), HeadTable({"dec-enc": [[1] * 4] * 2}))
+    assert_same_tensors(model.state_dict(), before)
+    assert kept_mask(model).values == {kind: [[1] * 4] * 2 for kind in TYPES}
+
+
+@pytest.mark.parametrize("pattern", [None, r"^decoder\.|q_proj"])
+def test_what_was_frozen_stays_frozen(pattern):
+    model = make_gated(freeze_params=pattern)
+    pruned = prune(model, HeadTable(NO_HEADS_SOMEWHERE))
+    expected = {name: p.requires_grad for name, p in model.named_parameters()}
+    assert {name: p.requires_grad for name, p in pruned.named_parameters()} == {
+        name: expected[name] for name, _ in pruned.named_parameters()
+    }
+
+
+def test_options_of_the_model_are_not_shared_with_the_pruned_one():
+    args = make_args()
+    model = TransformerHeadGatesModel.build_model(args, make_task())
+    prune(model, HeadTable(NO_HEADS_SOMEWHERE))
+    assert not getattr(args, "remove_heads", False) and not getattr(args, "alive_heads", None)

@@ -1,0 +1,178 @@
+"""Attention layers are found, swapped, masked, read and observed."""
+
+import json
+import math
+from contextlib import ExitStack
+
+import pytest
+import torch
+from support.models import logits, make_batch, make_gated, make_stock
+
+from fairseq_headgates import (
+    HardConcrete,
+    HeadAttention,
+    HeadTable,
+    fix_heads,
+    gate_values,
+    head_sites,
+    insert_gates,
+    l0_penalty,
+    masked,
+    observe,
+    open_probabilities,
+    prune,
+    remove_heads,
+    use_head_attention,
+)
+from fairseq_headgates.heads import TYPES
+from fairseq_headgates.surgery import hooked
+
+
+def test_sites_are_named_by_type_and_layer():
+    for model in (make_stock(), make_gated()):
+        assert [(site.kind, site.layer) for site in head_sites(model)] == [(kind, i) for kind in TYPES for i in (0, 1)]
+    swapped = use_head_attention(make_stock())
+    assert all(isinstance(site.attention, HeadAttention) for site in head_sites(swapped))
+    first = [site.attention for site in head_sites(swapped)]
+    assert [
+        site.attention for site in head_sites(use_head_attention(swapped))
+    ] == first  # a second time changes nothing
+
+
+def test_gates_of_a_missing_attention_are_refused():
+    model = make_gated(no_cross_attention=True)
+    with pytest.raises(ValueError, match="no dec-enc attention.*enc-self"):
+        insert_gates(model, ["dec-enc"])
+
+
+def test_unsupported_attention_is_refused():
+    stock = make_stock(quant_noise_pq=0.1, quant_noise_pq_block_size=8)
+    with pytest.raises(ValueError, match="quant-noise-pq"):
+        use_head_attention(stock)
+    assert not any(isinstance(site.attention, HeadAttention) for site in head_sites(stock))
+
+
+def test_penalty_is_the_sum_over_gated_heads():
+    model = make_gated()
+    with pytest.raises(ValueError, match="--gate-heads"):
+        l0_penalty(model)
+    insert_gates(model, ["enc-self", "dec-enc"], HardConcrete(), init="glorot", lr_scale=3.0)
+    naive_sum = 0.0
+    for kind, rows in open_probabilities(model).items():
+        if kind != "dec-self":
+            naive_sum += sum(p for row in rows.tolist() for p in row)
+    assert l0_penalty(model).item() == pytest.approx(naive_sum, rel=1e-6)
+    assert l0_penalty(model, "layer-mean").item() == pytest.approx(naive_sum / 4, rel=1e-6)
+    assert open_probabilities(model)["dec-self"].min() == 1
+    insert_gates(model, ["dec-self"], HardConcrete(temperature=0.5, low=-0.2, high=1.2), init=0.0)
+    naive_sum += 8 / (1 + math.exp(0.5 * math.log(0.2 / 1.2)))
+    assert l0_penalty(model).item() == pytest.approx(naive_sum, rel=1e-6)  # each type by its own distribution
+    with pytest.raises(ValueError, match="sum, layer-mean"):
+        l0_penalty(model, "mean")
+
+
+DICT = {"enc-self": [[1, 0, 1, 1], [1, 1, 1, 1]], "dec-enc": [[1, 1, 1, 0], [0, 0, 0, 0]]}
+
+
+@pytest.mark.parametrize("form", ["dict", "path", "text of a path", "JSON", "table"])
+def test_a_mask_may_have_any_form(form, tmp_path):
+    file = tmp_path / "heads.json"
+    file.write_text(json.dumps(DICT))
+    forms = {"dict": DICT, "path": file, "text of a path": str(file), "JSON": json.dumps(DICT)}
+    mask = {**forms, "table": HeadTable(DICT)}[form]
+    expected = {"dec-self": [[1] * 4] * 2, **DICT}
+    with masked(make_gated(), mask) as model:
+        within = {kind: values.tolist() for kind, values in gate_values(model).items()}
+    for values in (
+        within,
+        *({k: v.tolist() for k, v in gate_values(change(make_gated(), mask)).items()} for change in (fix_heads, prune)),
+        {k: v.tolist() for k, v in gate_values(remove_heads(make_gated(), mask)).items()},
+    ):
+        assert values == expected
+
+
+@pytest.mark.parametrize("change", [prune, remove_heads, fix_heads, masked])
+def test_what_is_no_mask_is_refused_before_anything_is_changed(change):
+    model = make_stock()
+    for mask, error in ((7, TypeError), ([[1]], TypeError), ({}, ValueError), ({"enc": [[1]]}, ValueError)):
+        with pytest.raises(error, match="mask"), ExitStack() as stack:
+            changed = change(model, mask)
+            if change is masked:
+                stack.enter_context(changed)
+    assert not any(isinstance(site.attention, HeadAttention) for site in head_sites(model))
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_gates_are_read_in_any_precision(dtype, default):
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(default)
+        model = make_gated(
+            gate_heads="enc-self,dec-enc", gate_init="-3", alive_heads='{"dec-self": [[1,0,1,1],[1,1,1,1]]}'
+        )
+        models = [
+            model.to(dtype),
+            prune(model, {"dec-enc": [[1, 1, 1, 1]] * 2}),
+            use_head_attention(make_stock().to(dtype)),
+        ]
+        for read in (gate_values, open_probabilities):
+            found = [read(some) for some in (*models, make_stock().to(dtype))]
+            assert {values.dtype for table in found for values in table.values()} == {torch.float32}
+        assert gate_values(model)["enc-self"].max() == 0 and gate_values(model)["dec-self"].sum() == 7
+        torch.testing.assert_close(
+            open_probabilities(model)["dec-enc"],
+            torch.full((2, 4), 1 / (1 + math.exp(3) * 11**-0.33)).float(),
+            atol=2e-2,
+            rtol=0,
+        )
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("keep", [4, 2])
+def test_observe_gives_what_the_heads_did(keep):
+    """Contexts are weights times values, and the output is made of them."""
+    model = make_gated()
+    fix = {kind: [[1] * keep + [0] * (4 - keep)] * 2 for kind in TYPES}
+    model = prune(model, HeadTable(fix)).eval()
+    batch = make_batch()
+    before = logits(model, batch)
+    values, outputs = {}, {}
+    handles = []
+    for site in head_sites(model):
+        keep_value = lambda _, __, out, name=site.name: values.update({name: out})  # noqa: E731
+        keep_output = lambda _, inputs, __, name=site.name: outputs.update({name: inputs[0]})  # noqa: E731
+        handles += [site.attention.v_proj.register_forward_hook(keep_value)]
+        handles += [site.attention.out_proj.register_forward_hook(keep_output)]
+    with observe(model) as seen:
+        assert torch.allclose(logits(model, batch), before, atol=1e-5)
+    for handle in handles:
+        handle.remove()
+    assert {kind: list(layers) for kind, layers in seen.items()} == {kind: [0, 1] for kind in TYPES}
+    for site in head_sites(model):
+        found = seen[site.kind][site.layer]
+        assert torch.allclose(found.weights.sum(-1), torch.ones(()), atol=1e-5)
+        for head in range(keep):
+            value = values[site.name][..., head * 8 : head * 8 + 8].transpose(0, 1)  # [B, S, D]
+            context = found.weights[:, head] @ value
+            assert torch.allclose(found.contexts[:, head], context, atol=1e-6)
+            into = outputs[site.name][..., head * 8 : head * 8 + 8].transpose(0, 1)
+            assert torch.allclose(into, context, atol=1e-6)
+    assert all(site.attention.hook is None for site in head_sites(model))
+
+
+def test_a_hook_changes_contexts_and_is_removed_afterwards():
+    model = make_gated().eval()
+    batch = make_batch()
+    before = logits(model, batch)
+    mask = HeadTable({"dec-enc": [[1, 0, 1, 1], [1, 1, 1, 1]]})
+    row = torch.tensor([1.0, 0, 1, 1]).view(1, 4, 1, 1)
+    with masked(model, mask):
+        expected = logits(model, batch)
+    with hooked(model, lambda site, _, context: context * row if site.layer == 0 else None, types=["dec-enc"]):
+        assert torch.allclose(logits(model, batch), expected, atol=1e-6)
+    assert not torch.allclose(before, expected)
+    with pytest.raises(KeyError), hooked(model, lambda *_: {}["nothing"]):
+        logits(model, batch)
+    assert torch.equal(logits(model, batch), before)
