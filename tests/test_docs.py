@@ -100,7 +100,8 @@ class Reader:
                 continue
             elided = shlex.split(ELIDED.get(program, "")) if "..." in arguments else []
             if program == "headgates" and arguments[0] in LIKE_GENERATE:
-                elided = ["--max-len-b", "10"]  # models that hardly translate would go on to the limit
+                # Models that hardly translate would go on to the limit; a few sentences are enough.
+                elided = ["--max-len-b", "10"] + ["--sentences", "8"] * ("--sentences" not in arguments)
             arguments = [self.named(word) for word in arguments if word != "..."] + elided
             if program == "fairseq-train":
                 save_dir = arguments[arguments.index("--save-dir") + 1]

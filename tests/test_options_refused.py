@@ -1,6 +1,7 @@
 """Bad options of fairseq-train end with one line and cost no checkpoint."""
 
 import json
+import shutil
 
 import pytest
 from support.commands import GATED, L0, TYPES, run_program, train_arguments
@@ -70,6 +71,16 @@ BAD_OPTIONS = {
     "L0 without gates": ([*L0, *RESET], ["--gate-heads", "no stochastic gates"]),
     "L0 without gates on a stock model": ([*L0, *RESET, "--arch", "transformer"], ["--gate-heads"]),
 }
+
+
+@pytest.fixture
+def save_dir(checkpoints, tmp_path):
+    """A folder with a checkpoint that a mistake in the options must not cost."""
+    path = tmp_path / "checkpoint_last.pt"
+    shutil.copyfile(checkpoints["baseline"], path)
+    yield tmp_path
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    assert path.read_bytes() == checkpoints["baseline"].read_bytes()
 
 
 @pytest.mark.parametrize(("options", "words"), BAD_OPTIONS.values(), ids=BAD_OPTIONS)
