@@ -1,4 +1,4 @@
-"""What the benchmarks are made of: models, batches, beam search by hand, a clock under which variants take turns."""
+"""Models, batches, steps of a beam search, and interleaved timing for the benchmarks."""
 
 import argparse
 import copy
@@ -28,7 +28,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def make_task(vocabulary: int) -> SimpleNamespace:
-    """As much of a translation task as building a model needs; source and target share a dictionary."""
+    """The part of a translation task that building a model needs; source and target share a dictionary."""
     dictionary = Dictionary()
     for i in range(vocabulary):
         dictionary.add_symbol(str(i))
@@ -36,7 +36,7 @@ def make_task(vocabulary: int) -> SimpleNamespace:
 
 
 def make_args(size: str, dropout: float = 0.1, attention_dropout: float = 0.0, **gates) -> argparse.Namespace:
-    """The options of a pre-norm transformer with shared embeddings, and those of this plugin."""
+    """Return the options of a pre-norm transformer with shared embeddings, and those of this plugin."""
     width, ffn, layers, heads = SIZES[size]
     sizes = {
         "embed_dim": width,
@@ -53,7 +53,7 @@ def make_args(size: str, dropout: float = 0.1, attention_dropout: float = 0.0, *
 
 
 def training_batches(sentences: int, length: int, vocabulary: int, device: str) -> Iterator[dict]:
-    """Random sentences of half to full length, padded as fairseq pads: source left, target right. No end."""
+    """Yield batches of random sentences of half to full length, padded like fairseq's: source left, target right."""
     generator = torch.Generator().manual_seed(0)
     positions = torch.arange(length)
     while True:
@@ -72,7 +72,7 @@ def training_batches(sentences: int, length: int, vocabulary: int, device: str) 
 
 
 def training_update(model: nn.Module, criterion, device: str, dtype: torch.dtype) -> Callable[[dict], None]:
-    """A function that does one update on a batch: forward, criterion, backward, gradient clipping, Adam."""
+    """Return a function that does one update on a batch: forward, criterion, backward, gradient clipping, Adam."""
     model.to(device).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98))
 
@@ -88,12 +88,12 @@ def training_update(model: nn.Module, criterion, device: str, dtype: torch.dtype
 
 
 def next_update(update: Callable[[dict], None], batches: Iterator[dict]) -> Callable[[], None]:
-    """`update` on the next batch."""
+    """Return `update` on the next batch."""
     return partial(update, next(batches))
 
 
 def make_source(options: argparse.Namespace, generator: SequenceGenerator, batch: int) -> dict[str, Tensor]:
-    """Random sentences without padding, the same for every variant."""
+    """Return random sentences without padding, the same for every variant."""
     chance = torch.Generator().manual_seed(options.seed)
     source = torch.randint(4, generator.vocab_size, (batch, options.length), generator=chance)
     source[:, -1] = generator.eos
@@ -102,7 +102,7 @@ def make_source(options: argparse.Namespace, generator: SequenceGenerator, batch
 
 
 class Decoding:
-    """beam * batch hypotheses of random tokens, the same for every variant, decoded step by step."""
+    """Decode beam * batch hypotheses of random tokens step by step, the same for every variant."""
 
     @torch.no_grad()
     def __init__(self, options: argparse.Namespace, generator: SequenceGenerator, batch: int):
@@ -121,7 +121,7 @@ class Decoding:
 
     @torch.no_grad()
     def step(self) -> Tensor:
-        """Reorders the cache as beam search does and returns the logits of the next position [beam * batch, 1, V]."""
+        """Reorder the cache as beam search does; return the logits of the next position [beam * batch, 1, V]."""
         self.model.decoder.reorder_incremental_state_scripting(self.state, self.order)
         prefix = self.tokens[:, : self.position + 1]
         logits, _ = self.model.decoder(prefix, encoder_out=self.encoder_out, incremental_state=self.state)
@@ -134,7 +134,7 @@ class Decoding:
         return self
 
     def next_step(self) -> Callable[[], Tensor]:
-        """The next step, on a copy of the cache."""
+        """Return the next step, on a copy of the cache."""
         branch = copy.copy(self)
         branch.state = copy.deepcopy(self.state)
         return branch.step
@@ -143,11 +143,11 @@ class Decoding:
 def take_turns(
     ready: Mapping[str, Callable[[], Callable[[], object]]], rounds: int, warm_up: int, device: str, bar: tqdm
 ) -> dict[str, list[float]]:
-    """Seconds of every variant in every round; `ready[name]()` gives, outside the clock, the work that is timed."""
+    """Return the seconds of every variant in every round. `ready[name]()`, not timed, returns the work to time."""
     names = list(ready)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for i in range(warm_up + rounds):
-        for name in names[i % len(names) :] + names[: i % len(names)]:  # nobody is always first
+        for name in names[i % len(names) :] + names[: i % len(names)]:  # no variant is always first
             taken = seconds_of(ready[name](), device)
             if i >= warm_up:
                 seconds[name].append(taken)
@@ -156,7 +156,7 @@ def take_turns(
 
 
 def seconds_of(work: Callable[[], object], device: str) -> float:
-    """How long `work` takes, with what it leaves to the GPU."""
+    """Return the seconds that `work` takes, including its work on the GPU."""
     if device == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -167,12 +167,12 @@ def seconds_of(work: Callable[[], object], device: str) -> float:
 
 
 def median_ratio(seconds: Mapping[str, list[float]], above: str, below: str) -> float:
-    """The median over rounds of seconds[above] / seconds[below], each within one round."""
+    """Return the median over rounds of seconds[above] / seconds[below], each within one round."""
     return statistics.median(a / b for a, b in zip(seconds[above], seconds[below], strict=True))
 
 
 def peak_bytes(work: Callable[[], object], device: str) -> int:
-    """The most memory that tensors made by `work` take at one time, as torch's allocator counts them."""
+    """Return the peak memory of the tensors that `work` makes, as torch's allocator counts it."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -185,7 +185,7 @@ def peak_bytes(work: Callable[[], object], device: str) -> int:
 
 
 def launches(work: Callable[[], object]) -> int:
-    """How many kernels `work` launches on the GPU."""
+    """Return the number of kernels that `work` launches on the GPU."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         seconds_of(work, "cuda")
     names = [event.name for event in profiler.events() if event.device_type == DeviceType.CUDA]
@@ -193,7 +193,7 @@ def launches(work: Callable[[], object]) -> int:
 
 
 def tensor_bytes(held: object) -> int:
-    """Memory under all tensors that `held` refers to, each storage counted once."""
+    """Return the memory of all tensors that `held` refers to, each storage counted once."""
     storages, seen, todo = {}, set(), [held]
     while todo:
         item = todo.pop()
@@ -210,7 +210,7 @@ def tensor_bytes(held: object) -> int:
 
 
 def batch_options(parser: argparse.ArgumentParser, vocabulary: int, sentences: int) -> None:
-    """The options of a random batch, and of what runs on it."""
+    """Add the options of a random batch and of the device."""
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--vocabulary", type=int, default=vocabulary)
     parser.add_argument("--sentences", type=int, default=sentences, help="sentences in a batch (default: %(default)s)")
@@ -218,11 +218,11 @@ def batch_options(parser: argparse.ArgumentParser, vocabulary: int, sentences: i
         "--length", type=int, default=26, help="longest sentence; the shortest is half (default: %(default)s)"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
 
 
 def machine(device: str) -> str:
-    """The GPU, or the processor and the number of threads."""
+    """Return the name of the GPU, or of the processor with the number of threads."""
     if device == "cuda":
         return torch.cuda.get_device_name()
     info = Path("/proc/cpuinfo")

@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# The WMT recipe at the paper's model size on a small corpus, within half an hour of one GPU: tokens a second, memory,
-# BLEU and heads, and what the whole recipe would take.
+# Run the WMT recipe at the paper's model size on a small corpus, in half an hour on one GPU: tokens per second, memory,
+# BLEU, heads, and an estimate of the time of the whole recipe.
 #
 #   benchmarks/full_size.sh TEXT_DIR OUT_DIR
 #
-# TEXT_DIR holds {train,valid,test}.{en,ru}, plain or .gz, some ten thousand pairs; it is first made into a
-# miniature mirror of WMT, so that the recipe itself runs from its first line. Settings are those of
-# recipes/wmt_en_ru.sh; the sizes of the model are left as they are there. Not run by the tests.
+# TEXT_DIR holds {train,valid,test}.{en,ru}, plain or .gz, about ten thousand pairs, from which a miniature mirror of WMT
+# is made. Settings and model sizes are those of recipes/wmt_en_ru.sh. The tests do not run this script.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 [[ $# -eq 2 ]] || { echo "full_size.sh: got $# arguments, needs TEXT_DIR OUT_DIR" >&2; exit 2; }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Speed, memory and size of translation: stock fairseq, gates, heads multiplied by zero, heads taken out.
+"""Measure speed, memory and size of translation: stock fairseq, and this plugin with gated, masked and removed heads.
 
     python benchmarks/generation_speed.py --size base --vocabulary 8000 32000 --remove 0.5 0.75 --device cuda \
         --dtype fp32 bf16 --parts encoder step beam train --json generation.json
@@ -7,32 +7,30 @@
 The variants, with the same weights where the shapes allow it:
 
     stock     fairseq's own `transformer`
-    full      ours, without gates
-    gated     ours, with gates on all attention types, of which a share (--remove) is closed
-    masked    ours, the same heads fixed at zero (--alive-heads)
-    pruned    what `prune` makes of `gated`
-    native    ours, built without these heads (--alive-heads, --remove-heads): random weights
+    full      this plugin's model, without gates
+    gated     with gates on all attention types; the share --remove of the gates is closed
+    masked    with the same heads masked (--alive-heads)
+    pruned    the result of `prune` on `gated`
+    native    built without these heads (--alive-heads, --remove-heads): random weights
 
-Which heads go is drawn for every layer, the same number in each. What is timed, for each batch size:
+The heads are chosen at random, the same number in every layer. These parts are timed for each batch size:
 
-    encoder   the encoder alone
-    step      one step of the decoder in the middle of a beam search: the first half of every hypothesis is decoded,
-              then reordering the cache and decoding one more token are timed, each time from the same point
-    beam      translation as `fairseq-generate` does it, with its SequenceGenerator and its preparation of models;
-              exactly --length tokens for each sentence (and its end)
+    encoder   the encoder
+    step      one decoder step in the middle of a beam search: the first half of every hypothesis is decoded, then
+              reordering the cache and decoding one more token are timed, each time from the same state
+    beam      translation as in `fairseq-generate`, with its SequenceGenerator and its preparation of models; exactly
+              --length tokens for each sentence, and its end
     train     (once, not for each batch size) an update, as in benchmarks/train_step.py; --dtype is autocast there
 
-All source sentences have the same --length: there is no padding. The variants share one process and take turns, in an
-order that rotates, so that a machine whose speed drifts slows all of them alike. Reported are medians, and how many
-times as fast as stock (`/stock`) and as full (`/full`) a variant is: the ratio of every repetition, then the median.
-Before that, the variants that must agree (stock and full; gated, masked and pruned) have to generate the same tokens
-in single precision.
+All source sentences have --length tokens: there is no padding. The variants run in one process in turn, in a rotating
+order, so that changes in the speed of the machine affect all of them. The tables have medians, and the speed relative
+to stock (`/stock`) and to full (`/full`): the median of the ratios of single repetitions. First, variants that must
+agree (stock and full; gated, masked and pruned) have to generate the same tokens in single precision.
 
-Memory: `cache` is what the decoder holds for a batch at the end of its generation, `peak` the parameters, on a CPU the
-second, packed form of the large ones, and the most that tensors take beside them in `beam`, by the count of torch's
-allocators. Arithmetic of a step: FLOPs from the
-shapes; bytes are decoder weights and cached keys and values, each read once; with the peaks of a device these give
-the times that no step can undercut.
+Memory: `cache` is the memory of the decoder's cache at the end of the generation of a batch; `peak` is the memory of
+the parameters, of their packed form on a CPU, and the peak of other tensors in `beam`, as torch's allocators count it.
+FLOPs of a step are computed from the shapes. Bytes are decoder weights and cached keys and values, each read once. With
+the peak rates of a device they give a lower bound of the time of a step.
 """
 
 import argparse
@@ -135,7 +133,7 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--size", choices=SIZES, default="small", help="(default: %(default)s)")
     add("--vocabulary", type=int, nargs="+", default=[8000], help="joint vocabularies (default: 8000)")
-    add("--remove", type=float, nargs="+", default=[0.5, 0.75], help="shares of heads that go (default: 0.5 0.75)")
+    add("--remove", type=float, nargs="+", default=[0.5, 0.75], help="shares of heads to remove (default: 0.5 0.75)")
     add("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="(default: all)")
     add("--parts", nargs="+", choices=PARTS, default=PARTS[:3], help="(default: all but train)")
     add("--batch", type=int, nargs="+", default=[1, 8, 32, 64], help="sentences in a batch (default: 1 8 32 64)")
@@ -143,19 +141,19 @@ def parse() -> argparse.Namespace:
     add("--length", type=int, default=25, help="tokens of a sentence, source and target (default: %(default)s)")
     add("--sentences", type=int, default=96, help="sentences in a training batch (default: %(default)s)")
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--dtype", nargs="+", choices=DTYPES, default=["fp32"], help="of the weights (default: fp32)")
-    add("--repetitions", type=int, default=10, help="measured, of each variant (default: %(default)s)")
-    add("--warm-up", type=int, default=2, help="repetitions before the clock starts (default: %(default)s)")
-    add("--seed", type=int, default=1, help="of weights, sentences and the heads that go (default: %(default)s)")
-    add("--threads", type=int, help="threads on the CPU (default: torch's choice)")
+    add("--dtype", nargs="+", choices=DTYPES, default=["fp32"], help="data type of the weights (default: fp32)")
+    add("--repetitions", type=int, default=10, help="measured repetitions of each variant (default: %(default)s)")
+    add("--warm-up", type=int, default=2, help="repetitions that are not measured (default: %(default)s)")
+    add("--seed", type=int, default=1, help="seed of weights, sentences and removed heads (default: %(default)s)")
+    add("--threads", type=int, help="threads on the CPU (default: torch's)")
     add("--peak-tflops", type=float, help="for the lower bounds (default on CUDA: H200, 989; fp32 67)")
     add("--bandwidth-gbs", type=float, help="for the lower bounds (default on CUDA: H200, 4800)")
-    add("--json", metavar="FILE", help="also write all figures there")
+    add("--json", metavar="FILE", help="also write all figures to FILE")
     return parser.parse_args()
 
 
 def measure(options: argparse.Namespace, vocabulary: int, dtype: str, remove: float) -> dict:
-    """Builds, checks and times all variants for one vocabulary, data type and share of removed heads."""
+    """Build, check and time all variants for one vocabulary, data type and share of removed heads."""
     models = build(options, vocabulary, remove)
     agreement = check(options, models)
     models = {name: model for name, model in models.items() if name in options.variants}
@@ -175,7 +173,7 @@ def measure(options: argparse.Namespace, vocabulary: int, dtype: str, remove: fl
 
 
 def build(options: argparse.Namespace, vocabulary: int, remove: float) -> dict[str, nn.Module]:
-    """The variants in single precision on the CPU."""
+    """Return the variants in single precision on the CPU."""
     task = make_task(vocabulary)
     mask = random_mask(options, remove)
     inline = mask_to_json(mask, one_line=True)
@@ -197,7 +195,7 @@ def build(options: argparse.Namespace, vocabulary: int, remove: float) -> dict[s
 
 
 def random_mask(options: argparse.Namespace, remove: float) -> HeadTable:
-    """1 for a head that stays, 0 for one that goes: the same number in every layer, which ones is chance."""
+    """Return a random mask with the same number of removed heads in every layer."""
     _, _, layers, heads = SIZES[options.size]
     chance = torch.Generator().manual_seed(options.seed)
 
@@ -208,7 +206,7 @@ def random_mask(options: argparse.Namespace, remove: float) -> HeadTable:
 
 
 def make_generator(options: argparse.Namespace, model: nn.Module) -> SequenceGenerator:
-    """The model made ready as fairseq-generate does it, in fairseq's beam search with a fixed output length."""
+    """Return fairseq's beam search with a fixed output length, with the model prepared as in fairseq-generate."""
     config = GenerationConfig(beam=options.beam, max_len_b=options.length, min_len=options.length)
     model.prepare_for_inference_(SimpleNamespace(generation=config))
     lengths = {key: getattr(config, key) for key in ("max_len_a", "max_len_b", "min_len")}
@@ -216,7 +214,7 @@ def make_generator(options: argparse.Namespace, model: nn.Module) -> SequenceGen
 
 
 def check(options: argparse.Namespace, models: dict[str, nn.Module]) -> dict:
-    """The largest logit difference among the variants that must agree; AssertionError if their tokens differ."""
+    """Return the largest logit difference of variants that must agree. Raise AssertionError if tokens differ."""
     agreement = {}
     for names in AGREEING:
         (tokens, logits), *others = [translate(options, copy.deepcopy(models[name])) for name in names]
@@ -228,7 +226,7 @@ def check(options: argparse.Namespace, models: dict[str, nn.Module]) -> dict:
 
 
 def translate(options: argparse.Namespace, model: nn.Module) -> tuple[list[list[int]], Tensor]:
-    """All hypotheses of a batch, the smallest that is measured, and the logits of a step in the middle."""
+    """Return all hypotheses of the smallest batch size, and the logits of a step in the middle."""
     generator = make_generator(options, model.to(options.device))
     sentences = beam_search(options, generator, min(options.batch))()
     tokens = [hypothesis["tokens"].tolist() for hypotheses in sentences for hypothesis in hypotheses]
@@ -251,7 +249,7 @@ def beam_search(options: argparse.Namespace, generator: SequenceGenerator, batch
 
 
 def measure_batch(options: argparse.Namespace, generators: dict, sizes: dict, batch: int, turns: Callable) -> dict:
-    """{variant: {part: times, ...memory and arithmetic}} for one batch size."""
+    """Return {variant: {part: times, ...memory and arithmetic}} for one batch size."""
     rows: dict[str, dict] = {name: {} for name in generators}
     tokens = batch * options.length
     if "encoder" in options.parts:
@@ -274,7 +272,7 @@ def measure_batch(options: argparse.Namespace, generators: dict, sizes: dict, ba
 
 
 def train(options: argparse.Namespace, models: dict, vocabulary: int, dtype: str, turns: Callable) -> dict:
-    """Times updates of copies of the variants that are trained."""
+    """Time updates of copies of the variants that are trained."""
     criterion = LabelSmoothedCrossEntropyCriterion(make_task(vocabulary), False, 0.1)
     ready = {}
     for name in (name for name in TRAINED if name in models):
@@ -287,7 +285,7 @@ def train(options: argparse.Namespace, models: dict, vocabulary: int, dtype: str
 
 
 def add_times(rows: dict[str, dict], part: str, seconds: dict[str, list[float]], tokens: int = 0) -> None:
-    """Medians, speeds, how many times as fast as stock and as full, and every single time."""
+    """Return medians, speeds, speeds relative to stock and full, and all times."""
     for name in seconds:
         median = statistics.median(seconds[name])
         speed = {"tokens_per_s": tokens / median} if tokens else {}
@@ -297,7 +295,7 @@ def add_times(rows: dict[str, dict], part: str, seconds: dict[str, list[float]],
 
 
 def size(model: nn.Module) -> dict:
-    """Parameters, and what of them one step of the decoder uses; before any preparation for inference."""
+    """Count the parameters, and those that a decoder step uses; before any preparation for inference."""
     once = ("encoder_attn.k_proj", "encoder_attn.v_proj")  # for all steps together
     used = [p for name, p in model.decoder.layers.named_parameters() if not any(part in name for part in once)]
     used.append(model.decoder.output_projection.weight)
@@ -314,7 +312,7 @@ def size(model: nn.Module) -> dict:
 
 
 def arithmetic(options: argparse.Namespace, size: dict, half: Decoding) -> dict:
-    """What the next step of `half` computes and reads, and the times below which the device cannot do it."""
+    """Return what the next step of `half` computes and reads, and lower bounds of its time."""
     rows = len(half.tokens)
     own, source = size["widths"]["dec-self"] * (half.position + 1), size["widths"]["dec-enc"] * options.length
     flops = rows * (2 * size["step_multiplications"] + 4 * (own + source))  # 4: multiply, add; scores, context
@@ -343,7 +341,7 @@ def print_tables(result: dict) -> None:
 
 
 def table(first: str, rows: dict[str, dict], wanted: list[tuple]) -> str:
-    """The columns of `wanted` for which there are figures."""
+    """Return the columns of `wanted` for which there are figures."""
     found = {column: [figure(row, column[1]) for row in rows.values()] for column in wanted}
     found = {column: figures for column, figures in found.items() if any(f is not None for f in figures)}
     cells = [

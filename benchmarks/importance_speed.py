@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""What it costs to score all heads of a model, beside what it is made of: training steps and forward passes.
+"""Measure the cost of scoring all heads of a model, relative to training steps and forward passes.
 
     python benchmarks/importance_speed.py [--size small|base] [--parts gradient confidence ablation relevance]
         [--device cpu|cuda] [--json FILE]
 
-Everything runs in one process on the same batch, in turn, so that a machine whose speed drifts slows all of it alike.
-Reported are medians, and the median of the ratio round by round:
+Everything runs in one process on the same batch, in turn, so that changes in the speed of the machine affect all of it.
+The table has medians, and the median of the ratios of single rounds:
 
-  gradient     to forward, loss and backward of a training step of fairseq's transformer
-  confidence   to its forward pass
-  ablation     the loss without each head, to as many forward passes as there are heads; and the naive loop
-  relevance    milliseconds for a target position, and the most memory that torch has handed out at one time, both
-               beside a forward pass, for every rule
+  gradient     relative to forward, loss and backward of a training step of fairseq's transformer
+  confidence   relative to its forward pass
+  ablation     the loss without each head, relative to one forward pass for each head; and the naive loop
+  relevance    milliseconds for a target position, and the peak memory as torch counts it, both relative to a forward
+               pass, for every rule
 """
 
 import argparse
@@ -70,15 +70,15 @@ def parse() -> argparse.Namespace:
     batch_options(parser, vocabulary=8000, sentences=32)
     parser.add_argument("--relevance-sentences", type=int, nargs="+", default=[1, 8], help="(default: 1 and 8)")
     parser.add_argument("--relevance-length", type=int, default=15, help="tokens on each side (default: %(default)s)")
-    parser.add_argument("--relevance-layers", type=int, default=6, help="on each side (default: %(default)s)")
+    parser.add_argument("--relevance-layers", type=int, default=6, help="layers on each side (default: %(default)s)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--threads", type=int, help="of the processor (default: torch's)")
+    parser.add_argument("--threads", type=int, help="threads on the CPU (default: torch's)")
     parser.add_argument("--rounds", type=int, default=7, help="(default: %(default)s)")
     return parser.parse_args()
 
 
 class Bench:
-    """fairseq's model, ours with the same weights, and one batch."""
+    """fairseq's model, this plugin's with the same weights, and one batch."""
 
     def __init__(self, options: argparse.Namespace):
         self.options = options
@@ -110,7 +110,7 @@ class Bench:
 
     @torch.no_grad()
     def naive_ablation(self) -> None:
-        """A whole forward pass for every head."""
+        """Do a whole forward pass for every head."""
         sizes = head_counts(self.ours)
         for kind, (layers, heads) in sizes.items():
             for layer in range(layers):
@@ -120,7 +120,7 @@ class Bench:
                         self.criterion(self.ours, self.batch)
 
     def compare(self, works: dict, base: str, times: float = 1, rounds: int | None = None) -> list[dict]:
-        """Medians in milliseconds, and ratios to `times` times `base`."""
+        """Return medians in milliseconds, and ratios to `times` times `base`."""
         rounds = rounds or self.options.rounds
         ready = {name: partial(lambda work: work, work) for name, work in works.items()}
         with tqdm(total=rounds + 1, leave=False) as bar:
@@ -152,7 +152,7 @@ class Bench:
         return self.compare(works, "10 forward passes", heads / 10, max(1, self.options.rounds // 2))
 
     def relevance(self) -> list[dict]:
-        """A model of --relevance-layers on each side; every position of sentences without padding is explained."""
+        """Explain every position of sentences without padding, with --relevance-layers layers on each side."""
         args = make_args(self.options.size)
         args.encoder_layers = args.decoder_layers = self.options.relevance_layers
         model = TransformerModel.build_model(args, self.task).to(self.options.device).eval()

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Shows on real sentences that taking heads out changes nothing, and what it gains: five forms of one checkpoint.
+"""Compare the outputs and the speed of five versions of a checkpoint on real sentences.
 
     python benchmarks/same_outputs.py CKPT DATA-BIN [--gen-subset test] [--beam 4] [--time 5] [--json FILE]
 
-The forms: `gated`, the checkpoint as it is; `masked`, its closed heads masked too; `pruned` and `stock`, the files
-that `headgates prune` writes without and with --stock, loaded again; `ctranslate2`, what `headgates convert` writes.
-Compared are the logits of the reference translations (CTranslate2 gives only the log-probabilities of their words),
-the translations by beam search word by word, and their BLEU on words. With --time N all forms then translate the set N
-times in turn, prepared for it as fairseq-generate prepares them; the speed is the median, in words of the output with
-</s> a second. A checkpoint without gates is compared with itself, whole.
+The versions: `gated`, the checkpoint itself; `masked`, with its closed heads masked; `pruned` and `stock`, the files
+that `headgates prune` writes without and with --stock; `ctranslate2`, the model that `headgates convert` writes.
+Compared are the logits of the reference translations (CTranslate2 has only the log-probabilities of their words), the
+translations by beam search, and their BLEU on tokenised text. With --time N each version also translates the set N
+times, in turn, prepared as in fairseq-generate; the speed is the median, in output words with </s> per second.
 """
 
 import argparse
@@ -44,7 +43,7 @@ LENGTH_LIMIT = 200  # words of a translation: --max-len-b of fairseq-generate
 def main() -> None:
     options = parse()
     results = compare(options)
-    first = "form", "max |logit diff|", "max |log p diff|", "different translations", "BLEU", "words/s", "/ stock"
+    first = "version", "max |logit diff|", "max |log p diff|", "different translations", "BLEU", "words/s", "/ stock"
     print("{:14}{:>18}{:>18}{:>24}{:>17}{:>11}{:>9}".format(*first))
     for name, row in results.items():
         logits = "" if row["logits"] is None else f"{row['logits']:.2e}"
@@ -64,8 +63,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--beam", type=int, default=4)
     parser.add_argument("--max-tokens", type=int, default=4000)
     parser.add_argument("--without-ctranslate2", action="store_true")
-    parser.add_argument("--time", type=int, default=0, metavar="N", help="also measure the speed, N times")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    parser.add_argument(
+        "--time", type=int, default=0, metavar="N", help="also measure the speed, N times (default: %(default)s)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
     return parser.parse_args()
 
 
@@ -78,7 +79,7 @@ class FairseqForm:
 
     @torch.no_grad()
     def score(self, batch: dict) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [words, V] and log-probabilities [words] of the references."""
+        """Return logits [words, V] and log-probabilities [words] of the references."""
         output = self.model(**batch["net_input"])
         present = batch["target"] != self.task.target_dictionary.pad()
         log_p = self.model.get_normalized_probs(output, log_probs=True)
@@ -119,7 +120,7 @@ class CTranslate2Form:
 
 
 def compare(options: argparse.Namespace) -> dict[str, dict]:
-    """{form: largest differences to the gated model, sentences translated differently, BLEU, speed}."""
+    """Return {version: largest differences from gated, sentences translated differently, BLEU, speed}."""
     state = load_checkpoint(options.checkpoint)
     task, batches = load_data(state, options)
     references = [words(task, utils.strip_pad(row, 1)) for batch in batches for row in batch["target"]]
@@ -151,7 +152,7 @@ def make_forms(state: dict, task, options: argparse.Namespace, folder: str, stac
 
 
 def load_data(state: dict, options: argparse.Namespace):
-    """The task and its batches, as fairseq-generate would make them."""
+    """Return the task and its batches, as in fairseq-generate."""
     settings = {**state["cfg"]["task"], "data": options.data}
     task = tasks.setup_task(argparse.Namespace(**{"eval_bleu": False, **settings, "task": settings["_name"]}))
     task.load_dataset(options.gen_subset)
@@ -160,13 +161,13 @@ def load_data(state: dict, options: argparse.Namespace):
         max_tokens=options.max_tokens,
         max_positions=(1024, 1024),
         ignore_invalid_inputs=True,
-        required_batch_size_multiple=1,  # with the default of 8 fairseq drops what is left over
+        required_batch_size_multiple=1,  # with the default of 8 fairseq drops the last sentences
     )
     return task, list(iterator.next_epoch_itr(shuffle=False))
 
 
 def run(form, batches: list[dict], name: str) -> dict:
-    """Logits and log-probabilities of the references, and the translations."""
+    """Return logits and log-probabilities of the references, and the translations."""
     scores, translations = [], []
     for batch in tqdm(batches, desc=name, leave=False):
         scores.append(form.score(batch))
@@ -176,7 +177,7 @@ def run(form, batches: list[dict], name: str) -> dict:
 
 
 def measure(forms: dict, batches: list[dict], times: int) -> dict[str, list[float]]:
-    """Seconds to translate all batches, each form in turn."""
+    """Return the seconds to translate all batches, each version in turn."""
     found: dict[str, list[float]] = {name: [] for name in forms}
     for form in forms.values():
         form.prepare()
@@ -191,13 +192,13 @@ def measure(forms: dict, batches: list[dict], times: int) -> dict[str, list[floa
 
 
 def words(task, tokens: torch.Tensor, side: str = "target") -> str:
-    """Subword units of a sentence, without </s>."""
+    """Return the subword units of a sentence, without </s>."""
     dictionary = getattr(task, f"{side}_dictionary")
     return " ".join(dictionary[t] for t in tokens.tolist() if t != dictionary.eos())
 
 
 def difference(output: dict, expected: dict, references: list[str]) -> dict:
-    """The largest differences, and BLEU of the words that the subword units make up."""
+    """Return the largest differences, and BLEU of the text without subwords."""
     hypotheses, truth = ([line.replace("@@ ", "") for line in lines] for lines in (output["translations"], references))
     pairs = list(zip(output["translations"], expected["translations"], strict=True))
     return {

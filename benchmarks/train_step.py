@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Time per update: fairseq's `transformer`, ours without gates, and ours with gates on all attention types.
+"""Measure the time of an update: fairseq's `transformer`, this plugin without gates, and with gates on all types.
 
     python benchmarks/train_step.py [--size small|base] [--device cpu|cuda] [--dtype fp32 bf16 fp16] [--json FILE]
 
-The models train in one process on the same batches, one update of each in turn, so that a machine whose speed
-drifts slows all of them alike. Reported are medians, and the median of the ratio to stock update by update.
-One update is: forward, label-smoothed cross-entropy (with the L0 penalty where there are gates), backward,
-gradient clipping, Adam.
+The models train in one process on the same batches, one update of each in turn, so that changes in the speed of the
+machine affect all of them. The table has medians, and the median of the ratio to stock of single updates. An update is
+forward, label-smoothed cross-entropy (with the L0 penalty where there are gates), backward, gradient clipping, Adam.
 """
 
 import argparse
@@ -58,12 +57,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--attention-dropout", type=float, default=0.0, help="(default: %(default)s, fairseq's)")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["fp32"])
     parser.add_argument("--updates", type=int, default=30, help="measured updates of each model (default: %(default)s)")
-    parser.add_argument("--warm-up", type=int, default=3, help="updates before the clock starts (default: %(default)s)")
+    parser.add_argument("--warm-up", type=int, default=3, help="updates that are not measured (default: %(default)s)")
     return parser.parse_args()
 
 
 def measure(options: argparse.Namespace, dtype: str) -> dict:
-    """Trains all variants in turn and returns medians in milliseconds and ratios."""
+    """Train all variants in turn; return medians in milliseconds, and ratios."""
     updates = {name: make_update(options, name, DTYPES[dtype]) for name in VARIANTS}
     batch_of = partial(training_batches, options.sentences, options.length, options.vocabulary, options.device)
     ready = {name: partial(next_update, update, batch_of()) for name, update in updates.items()}
@@ -84,7 +83,7 @@ def measure(options: argparse.Namespace, dtype: str) -> dict:
 
 
 def make_update(options: argparse.Namespace, name: str, dtype: torch.dtype):
-    """A function that does one update of one variant on a batch."""
+    """Return a function that does one update of one variant on a batch."""
     task = make_task(options.vocabulary)
     args = partial(make_args, options.size, options.dropout, options.attention_dropout)
     criterion = LabelSmoothedCrossEntropyCriterion(task, False, 0.1)

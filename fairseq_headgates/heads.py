@@ -169,7 +169,7 @@ Mask = HeadTable | Mapping[str, Any] | str | os.PathLike[str]
 
 
 def as_mask(mask: Mask) -> HeadTable:
-    """Return a mask in any form as a `HeadTable`.
+    """Convert a mask in any form (mapping, JSON text, path of a file) to a `HeadTable`.
 
     Args:
         mask: a `HeadTable`, a dict with the content of a mask file (whose rows may be lists, tuples, arrays or
@@ -201,7 +201,10 @@ def _mask(where: str, data: Any) -> HeadTable:
     if not isinstance(data, dict):
         raise ValueError(f'{where} is not a JSON object: it must look like {{"enc-self": [[1, 0, 1, 1], ...]}}')
     if data.get("format", MASK_FORMAT) != MASK_FORMAT:
-        raise ValueError(f"{where} has format {shown(data['format'])}: only {MASK_FORMAT!r} is known")
+        raise ValueError(
+            f"{where} has format {shown(data['format'])}: it must be {MASK_FORMAT!r}, as `headgates show --out` writes "
+            "it"
+        )
     rows = {key: value for key, value in data.items() if key not in ("format", "signature")}
     for key in rows:
         if key not in TYPES:
@@ -259,7 +262,7 @@ def parse_scores(path: str, method: str | None = None, option: str = "--method")
     if method is None and len(tables) != 1:
         raise ValueError(f"{path} holds the scores of {', '.join(named)}: choose one with {option}")
     if method is not None and method not in named:
-        raise ValueError(f"{path} has no scores of {shown(method)}: it holds {', '.join(named)}")
+        raise ValueError(f"{path} has no scores of {shown(method)}: choose {option} from {', '.join(named)}")
     return tables[0] if method is None else named[method]
 
 
@@ -276,7 +279,7 @@ def read_scores(path: str) -> list[HeadTable]:
     data = _read("the score file", path)
     tables = data if isinstance(data, list) else [data]
     if not tables:
-        raise ValueError(f"{path} holds no scores: it is an empty list")
+        raise ValueError(f"{path} has no scores, only an empty list: write it with `headgates score --out`")
     for table in tables:
         if not isinstance(table, dict) or table.get("format") != SCORE_FORMAT:
             raise ValueError(f"{path} is not a score file: it must hold objects with the format {SCORE_FORMAT!r}")

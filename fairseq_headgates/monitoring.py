@@ -102,7 +102,10 @@ def check_schedule(model: nn.Module, updates: int) -> bool:
         return False
     gate = sites[0].attention.gate
     distance = float(gate.log_alpha().detach().max()) - gate.distribution.closes_at
-    message = f"over {updates} updates a gate can move by {reach:.1f} in log_alpha; it closes after {distance:.1f}"
+    message = (
+        f"over {updates} updates, log_alpha of a gate can change by about {reach:.1f}; "
+        f"closing a gate takes {distance:.1f}"
+    )
     if reach < 2 * distance:  # the loss pulls the other way, and Adam's steps are shorter than the learning rate
         logger.warning(f"{message}: expect few closed gates; raise --gate-lr-scale, --lr or the number of updates")
     else:

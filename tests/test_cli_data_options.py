@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from support.analysis import READ, one_line
-from support.storeys import sampled
+from support.sampling import sampled
 
 from fairseq_headgates.analysis import ablation, curves
 

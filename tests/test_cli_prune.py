@@ -53,7 +53,7 @@ def test_a_dry_run_prints_the_same_and_writes_nothing(form, checkpoint, prune):
     assert "nothing written (--dry-run)" in dry.out
     assert dry.out.splitlines()[:-1] == wet.out.splitlines()[:-1]
     out.write_text("mine")
-    assert prune(checkpoint, out, "--dry-run", *form).out == dry.out  # it cannot hurt a file that is there
+    assert prune(checkpoint, out, "--dry-run", *form).out == dry.out  # a dry run ignores an existing output file
     assert prune(checkpoint, out.parent / "no" / "x.pt", "--dry-run", *form).out == dry.out
     assert out.read_text() == "mine"
 

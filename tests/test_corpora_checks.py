@@ -108,7 +108,7 @@ def test_wrong_checksums_are_refused(copy, place, tmp_path, refused):
 
 @pytest.mark.parametrize("form", ["{}  {}", "{} *{}", "{}  ./{}", "{}\t{}"])
 def test_checksums_may_be_written_in_several_ways(form, copy, tmp_path, refused):
-    """Lines that are none are passed over, as sha256sum does."""
+    """Lines without a checksum are ignored, as sha256sum does."""
     folder = copy(IWSLT)
     (source,) = wanted(IWSLT)
     true = sha256((folder / source.path).read_bytes())

@@ -109,7 +109,7 @@ def test_a_broken_connection_is_taken_up_again(place, tmp_path, serve):
 
 
 def test_a_broken_connection_loses_nothing(place, tmp_path, serve, refused, monkeypatch):
-    """One of two files breaks off for good: the other is recorded, the part stays, and the same command goes on."""
+    """One of two downloads fails: the other file is recorded, and the same command resumes the partial one."""
     monkeypatch.setattr(fetching, "ATTEMPTS", 1)
     server, out = serve(place), tmp_path / "out"
     whole, broken = wanted(SUBTITLES)

@@ -161,7 +161,7 @@ for name in ("wmt13", "wmt14"):
     url = DATASETS[name].data[0]
     raw = Path(SACREBLEU_DIR, name, "raw")
     raw.mkdir(parents=True)
-    # sacrebleu neither downloads nor unpacks an archive that is there.
+    # sacrebleu neither downloads nor unpacks an existing archive.
     archive = shutil.copy(Path(sys.argv[1], url.split("://")[1]), raw / f"{name}.{url.split('/')[-1]}")
     extract_tarball(str(archive), str(raw))
     references = [line.rstrip() for (line,) in DATASETS[name].references("en-ru")]

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from support.commands import GATED, L0, TYPES, run_program, train_arguments
-from support.storeys import sampled
+from support.sampling import sampled
 from support.training import RESET, assert_one_line_error
 
 # Of torch's data loader, about machines without a GPU.

@@ -13,17 +13,6 @@ from support.recipes import RECIPES, ROOT, first_lines, refused, run
 from fairseq_headgates.options import DEFAULTS
 
 
-@pytest.fixture
-def raw(tmp_path):
-    """Raw text of three pairs for every split."""
-    folder = tmp_path / "raw"
-    folder.mkdir()
-    for split in ("train", "valid", "test"):
-        (folder / f"{split}.en").write_text("a b\nc d\ne f\n")
-        (folder / f"{split}.de").write_text("b a\nd c\nf e\n")
-    return folder
-
-
 def test_translation_refuses_a_missing_file(raw, tmp_path):
     (raw / "valid.de").unlink()
     refused(run("translation.sh", raw, tmp_path / "out", "en", "de"), "valid.de", "is missing", "train, valid and test")

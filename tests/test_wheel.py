@@ -1,5 +1,6 @@
 """The built wheel, installed in an environment of its own, outside of the checkout."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from support.commands import USER_DIR
+from support.commands import GATED, USER_DIR, train_arguments
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.rehearsal
@@ -65,18 +66,36 @@ def test_the_wheel_holds_the_whole_package(wheel):
     assert not [name for name in held if name.startswith(("tests", "recipes", "docs", "benchmarks"))]
 
 
-def test_commands_of_the_wheel(environment, gated_checkpoint, toy):
+def fairseq(environment, program, *arguments):
+    """Run a program of fairseq by the new interpreter; return its output and the file of the plugin that it loaded."""
+    start = f"import sys; from fairseq_cli.{program} import cli_main; cli_main()"
+    modules = "; print('plugin:', sys.modules['fairseq_headgates'].__file__)"
+    out = run(environment / "bin" / "python", "-c", start + modules, *arguments, folder=environment)
+    (plugin,) = (line for line in out.splitlines() if line.startswith("plugin:"))
+    return out, Path(plugin.split(": ")[1])
+
+
+def test_quick_start_with_the_wheel(environment, checkpoints, toy, tmp_path):
+    """The three steps of "Your own checkpoint" in the README."""
     headgates = environment / "bin" / "headgates"
     assert run(headgates, "--version", folder=environment).split()[0] == "headgates"
     path = Path(run(headgates, "path", folder=environment).strip())
     assert path.is_relative_to(environment.resolve()) and (path / "__init__.py").exists()
-    assert "in total 24 of 24 heads open" in run(headgates, "show", gated_checkpoint, folder=environment)
-    # fairseq's program is that of the running environment, started by the new interpreter.
-    start = "import sys; from fairseq_cli.generate import cli_main; cli_main()"
-    modules = "; print('plugin:', sys.modules['fairseq_headgates'].__file__)"
-    options = ["--user-dir", path, "--path", gated_checkpoint, "--gen-subset", "test", "--cpu", "--num-workers", "0"]
-    command = [environment / "bin" / "python", "-c", start + modules, toy.data, *options]
-    generated = run(*command, "--required-batch-size-multiple", "1", folder=environment)
-    assert sum(line.startswith("H-") for line in generated.splitlines()) == 10
-    (plugin,) = (line for line in generated.splitlines() if line.startswith("plugin:"))
-    assert plugin == f"plugin: {path / '__init__.py'}"
+
+    start = ["--finetune-from-model", checkpoints["baseline"], *GATED, "--user-dir", path]
+    _, plugin = fairseq(environment, "train", *train_arguments(toy, tmp_path / "gated", *start))
+    assert plugin == path / "__init__.py"
+    gated = tmp_path / "gated" / "checkpoint_last.pt"
+    assert "in total 24 of 24 heads open" in run(headgates, "show", gated, folder=environment)
+
+    run(headgates, "show", gated, "--out", tmp_path / "heads.json", folder=environment)
+    heads = json.loads((tmp_path / "heads.json").read_text())
+    heads["enc-self"][0][1] = heads["dec-enc"][1][3] = 0
+    (tmp_path / "heads.json").write_text(json.dumps(heads))
+    pruned = tmp_path / "pruned.pt"
+    run(headgates, "prune", gated, pruned, "--alive", tmp_path / "heads.json", folder=environment)
+    assert "in total 22 of 22 heads open" in run(headgates, "show", pruned, folder=environment)
+    options = ["--user-dir", path, "--path", pruned, "--gen-subset", "test", "--cpu", "--num-workers", "0"]
+    out, plugin = fairseq(environment, "generate", toy.data, *options, "--required-batch-size-multiple", "1")
+    assert sum(line.startswith("H-") for line in out.splitlines()) == 10
+    assert plugin == path / "__init__.py"

@@ -70,8 +70,8 @@ def check_comparable(a: HeadTable, b: HeadTable, types: Sequence[str]) -> None:
     """Raise ValueError, with every reason, unless both tables have the same heads of `types`."""
     if not types:
         raise ValueError(
-            f"{a.name} scores {', '.join(a.types)}, {b.name} {', '.join(b.types)}: no type in common, score the "
-            f"same types"
+            f"{a.name} has scores of {', '.join(a.types)}, {b.name} of {', '.join(b.types)}: they have no attention "
+            "type in common, score the same types in both"
         )
     reasons = [f"{t.name} has no {kind}" for t in (a, b) for kind in types if kind not in t.values]
     for kind in (kind for kind in types if not reasons):

@@ -75,7 +75,7 @@ def _check_finite(model: nn.Module, table: HeadTable, method: str) -> None:
 
 
 def confidence(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
-    """Mean over tokens of a head's largest attention weight, without end of sentence (Voita et al. 2019, section 3).
+    """Mean over tokens of a head's largest attention weight, without end of sentence (Voita et al. 2019, section 4).
 
     EOS is excluded from keys and queries. The queries of a decoder are the tokens of the prefix, whose first is EOS.
     """
@@ -108,7 +108,7 @@ def _words(net_input: Mapping[str, Tensor], corpus: Corpus) -> dict[str, tuple[T
 
 
 def gradient(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
-    """I_h = E_x |Att_h(x)^T dL(x)/dAtt_h(x)| (Michel et al. 2019, eq. 2), with the loss L(x) of a sentence.
+    """Gradient score: I_h = E_x |Att_h(x)^T dL(x)/dAtt_h(x)| (Michel et al. 2019, eq. 2), L(x) a sentence's loss.
 
     The product is the derivative with respect to a gate on the head, so one backward pass gives it for all heads: with
     a gate per sentence, or (`gradient_unit` "token") per sentence and position, whose absolute values are averaged.

@@ -11,10 +11,10 @@ SCORES = {
     "gradient": "expected sensitivity of the loss to masking a head (Michel et al. 2019)",
     "relevance": "share of a head in the relevance of the top-1 logit, by layer-wise relevance propagation "
     "(Voita et al. 2019)",
-    "ablation": "increase of the loss with the head masked (Michel et al. 2019)",
+    "ablation": "increase of the loss, in bits per target token, with the head masked (Michel et al. 2019)",
     "magnitude": "l2 norm of a head's weights",
-    "gate": "P(open) of a head's gate (Voita et al. 2019)",
-    "random": "random numbers, for comparison",
+    "gate": "P(open), the probability that a head's gate is not 0 (Voita et al. 2019)",
+    "random": "uniform random numbers (seed: --seed), as a baseline",
 }
 WITHOUT_DATA = ("magnitude", "gate", "random")  # scores that do not depend on the data
 GRADIENT_UNITS = ("sentence", "token")  # Michel et al. 2019: the paper's equation 2; its released code
@@ -29,7 +29,7 @@ class ScoreOptions:
 
     Attributes:
         gradient_unit: of the gradient, take absolute values per "sentence" or per "token"
-        normalize: of the gradient, divide by the l2 norm of the "layer", or "none"
+        normalize: of the gradient, "layer" to divide the scores of each layer by their l2 norm, or "none"
         rule: of the relevance, the rule of propagation
         seed: of the random scores
         progress: wraps the iterable of batches, e.g. `tqdm`

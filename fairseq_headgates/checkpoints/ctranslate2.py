@@ -39,7 +39,7 @@ def to_ctranslate2(
     quantization: str | None = None,
     force: bool = False,
 ) -> None:
-    """Write a fairseq encoder-decoder transformer as a CTranslate2 model, whole or not at all.
+    """Write a fairseq encoder-decoder transformer as a CTranslate2 model, atomically.
 
     Args:
         model: a model without gates and fixed heads, e.g. a result of `prune`; it is not changed
@@ -50,8 +50,8 @@ def to_ctranslate2(
         force: replace an existing CTranslate2 model, once the new one is complete
 
     Raises:
-        ValueError: with every reason, if CTranslate2 cannot express the model; for an unknown `quantization`; or if the
-            output cannot be written
+        ValueError: with every reason, if CTranslate2 does not support the model; for an unknown `quantization`; or if
+            the output cannot be written
 
     `Translator.translate_batch` of the result searches like fairseq-generate with these options:
 
@@ -70,12 +70,12 @@ def to_ctranslate2(
     check_output(output, force)
     reasons = unsupported(model)
     if reasons:
-        raise ValueError("CTranslate2 cannot express this model: it has " + "; ".join(reasons))
+        raise ValueError("CTranslate2 does not support this model: it has " + "; ".join(reasons))
     _write_folder(_specification(model, source_dictionary, target_dictionary, quantization), output)
 
 
 def unsupported(model: nn.Module) -> list[str]:
-    """Return every reason why CTranslate2 cannot express a model, an empty list if it can.
+    """Return every reason why CTranslate2 does not support a model, an empty list if it does.
 
     These are the rules of CTranslate2's own converter (converters/fairseq.py) and of its decoder layer. Two rules of
     the converter do not apply: equal numbers of heads and equal normalisation in encoder and decoder.
@@ -171,7 +171,10 @@ def check_output(output: Path, force: bool) -> None:
     if output.exists() and not force:
         raise ValueError(f"{output} exists: choose another name, or pass --force to overwrite it")
     if output.exists() and not (output / "model.bin").is_file():
-        raise ValueError(f"{output} exists and is not a CTranslate2 model: choose another name (--force does not help)")
+        raise ValueError(
+            f"{output} exists and is not a CTranslate2 model: choose another name "
+            "(--force replaces only CTranslate2 models)"
+        )
 
 
 def _write_folder(spec: TransformerSpec, output: Path) -> None:

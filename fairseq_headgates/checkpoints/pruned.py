@@ -82,7 +82,9 @@ def prune_checkpoint(
         try:
             result["last_optimizer_state"] = cut_optimizer(remembered, model, pruned, found)
         except ValueError as error:
-            notice(f"the optimiser state is dropped: {error}")
+            notice(
+                f"the optimiser state is dropped ({error}): training from this checkpoint starts with a new optimiser"
+            )
     return result
 
 

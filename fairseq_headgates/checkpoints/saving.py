@@ -1,4 +1,4 @@
-"""Write checkpoint files, whole or not at all."""
+"""Write checkpoint files atomically."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairseq_headgates.files import replacing
 
 
 def save_checkpoint(state: Mapping[str, Any], path: str, force: bool = False) -> None:
-    """Write a checkpoint whole or not at all, over an existing file only with `force`. Raise ValueError."""
+    """Write a checkpoint atomically; replace an existing file only with `force`. Raise ValueError."""
     with replacing(path, force) as temporary:
         try:
             torch.save(dict(state), temporary)

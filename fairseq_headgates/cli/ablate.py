@@ -23,15 +23,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mode",
         choices=ABLATION_MODES,
         default="single",
-        help="single: mask one head; all-but-one: mask all heads of a layer but one. The loss is measured for "
-        "every head, "
-        "BLEU with all-but-one only for the head of each layer with the lowest loss (default: %(default)s)",
+        help="single: mask one head at a time; all-but-one: mask all heads of a layer but one. The loss is measured "
+        "for every head; with all-but-one, BLEU is measured only for the best head (lowest loss) of each layer "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--metric",
         choices=("nll", "bleu"),
         default="nll",
-        help="measure the loss, or also BLEU with p-values (default: %(default)s)",
+        help="nll: loss in bits per target token; bleu: also BLEU, with p-values of a paired bootstrap "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--select-subset",

@@ -19,7 +19,8 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
         "--threshold",
         metavar="P",
         type=float,
-        help="remove heads with P(open) below P, besides those whose evaluation gate is 0",
+        help="remove heads whose gate is open (not 0) with a probability below P, from 0 to 1, in addition to heads "
+        "whose evaluation gate is 0 (default: only the latter)",
     )
     choice.add_argument(
         "--alive",
@@ -35,14 +36,21 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
         "--keep",
         metavar="N",
         type=number_or_share,
-        help="heads to keep of those of --types: a number (12), or a share with a point (0.5)",
+        help="how many heads of --types to keep (required with --scores): a number (12), or a fraction with a decimal "
+        "point (0.5)",
     )
     with_scores.add_argument(
-        "--method", metavar="M", type=filled, help="which scores, if FILE has those of several methods"
+        "--method",
+        metavar="M",
+        type=filled,
+        help="method whose scores to use; required if FILE has scores of several methods",
     )
     add_types(with_scores, "prune only these attention types (default: all that have scores)")
     with_scores.add_argument(
-        "--min-per-layer", metavar="K", type=int, help="keep at least the best K heads of each layer"
+        "--min-per-layer",
+        metavar="K",
+        type=int,
+        help="keep at least the K highest-scored heads of each attention layer (default: 0)",
     )
 
 
@@ -59,7 +67,9 @@ def chosen_heads(args: argparse.Namespace, model: nn.Module) -> HeadTable:
     }
     given = [name for name, value in only_with_scores.items() if value is not None]
     if given and args.scores is None:
-        raise ValueError(f"{', '.join(given)} without --scores: give a score file")
+        raise ValueError(
+            f"{', '.join(given)} given without --scores: add --scores FILE, or leave out {', '.join(given)}"
+        )
     if args.alive is not None:
         return read_mask(args.alive)
     if args.scores is None:
@@ -74,4 +84,6 @@ def chosen_heads(args: argparse.Namespace, model: nn.Module) -> HeadTable:
 def refuse_standard_output(output: str) -> None:
     """Raise ValueError for `-`: a model cannot be written to standard output."""
     if output == "-":
-        raise ValueError("OUT is '-', but a model is not written to standard output: give a name (./- for this one)")
+        raise ValueError(
+            "OUT is '-', but a model cannot be written to standard output: give a path (./- if its name is -)"
+        )

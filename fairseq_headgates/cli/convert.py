@@ -16,9 +16,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", metavar="OUT", type=filled, help="the folder to write")
     parser.add_argument("--to", choices=["ctranslate2"], required=True, help="the format to write")
     parser.add_argument("--data", metavar="DIR", type=filled, help="folder of dict.*.txt (default: the folder of CKPT)")
-    parser.add_argument("--quantization", metavar="TYPE", help="for instance int8 (default: single precision)")
+    parser.add_argument(
+        "--quantization",
+        metavar="TYPE",
+        help="type of the weights, as CTranslate2 names it: int8, int16, float16, ... (default: float32)",
+    )
     add_choice(parser)
-    parser.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
+    parser.add_argument("--force", action="store_true", help="replace OUT if it is a CTranslate2 model")
 
 
 def run(args: argparse.Namespace) -> int:

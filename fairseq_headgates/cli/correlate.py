@@ -21,12 +21,14 @@ from fairseq_headgates.heads import HeadTable, Signature, read_scores
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `headgates correlate`."""
     parser.description = (
-        "Compare all scores of the files with each other: those of several methods on the same data, or those of one "
-        "method on several data sets or checkpoints."
+        "Compute Pearson and Spearman correlations of all pairs of scores in the files: of several methods on the same "
+        "data, or of one method on several data sets or checkpoints."
     )
     parser.add_argument("files", metavar="FILE", nargs="+", help="score files of `headgates score --out`")
-    parser.add_argument("--method", metavar="M[,M...]", action=Once, help="compare only the scores of these methods")
-    add_types(parser, "compare only these attention types")
+    parser.add_argument(
+        "--method", metavar="M[,M...]", action=Once, help="compare only the scores of these methods (default: all)"
+    )
+    add_types(parser, "compare only these attention types (default: those that both scores have)")
     parser.add_argument("--each-type", action="store_true", help="also compare each attention type alone")
     parser.add_argument(
         "--top",
@@ -34,7 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="report the overlap of the K highest-scored heads (default: a quarter of the heads)",
     )
-    parser.add_argument("--any", action="store_true", help="also compare pairs that differ in both method and data")
+    parser.add_argument(
+        "--any",
+        action="store_true",
+        help="allow pairs that differ in both method and model or data (default: an error)",
+    )
     add_output(parser, "write the result as JSON")
 
 

@@ -24,18 +24,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data(parser)
     order = parser.add_mutually_exclusive_group(required=True)
     order.add_argument(
-        "--by", metavar="METHOD", action=Once, choices=list(SCORES), help=f"remove heads by scores: {', '.join(SCORES)}"
+        "--by",
+        metavar="METHOD",
+        action=Once,
+        choices=list(SCORES),
+        help=f"compute these scores and remove the lowest-scored heads first: {', '.join(SCORES)}",
     )
-    order.add_argument("--scores", metavar="FILE", action=Once, help="remove heads by a score file")
-    parser.add_argument("--score-method", metavar="M", help="which scores, if FILE has those of several methods")
+    order.add_argument(
+        "--scores",
+        metavar="FILE",
+        action=Once,
+        help="remove the heads with the lowest scores of this file (headgates score --out) first",
+    )
+    parser.add_argument(
+        "--score-method", metavar="M", help="method whose scores to use; required if FILE has scores of several methods"
+    )
     parser.add_argument("--score-subset", metavar="S", help="with --by: score on this subset (default: --gen-subset)")
-    parser.add_argument("--reestimate", action="store_true", help="with --by: score again after each step")
+    parser.add_argument(
+        "--reestimate",
+        action="store_true",
+        help="with --by: recompute the scores of the remaining heads after each step",
+    )
     add_score_options(parser)
     parser.add_argument(
         "--types",
         metavar="T[,T...]",
         nargs="+",
-        help=f"remove heads of these attention types, of {', '.join(TYPES)}, or all "
+        help=f"remove only heads of these attention types; choices: {', '.join(TYPES)}, all "
         "(default: a curve for all types together, and one for each type alone)",
     )
     parser.add_argument("--each-type", action="store_true", help="with --types: also a curve for each type alone")
@@ -44,15 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P[,P...]",
         type=_steps,
         default=list(range(0, 100, 10)),
-        help="percent of the heads to remove (default: 0,10,...,90)",
+        help="cumulative percentages of the heads to remove (default: 0,10,...,90)",
     )
     parser.add_argument(
         "--metric",
         choices=("nll", "bleu"),
         default="bleu",
-        help="measure the loss, or also BLEU (default: %(default)s)",
+        help="nll: loss in bits per target token; bleu: also BLEU (default: %(default)s)",
     )
-    parser.add_argument("--tsv", metavar="FILE", help="write the points as a table for plots")
+    parser.add_argument("--tsv", metavar="FILE", help="write the points as tab-separated values")
     parser.add_argument("--plot", metavar="FILE", help="draw the curves: .png, .pdf, .svg (needs matplotlib)")
     add_output(parser, "write the points as JSON; FILE.part keeps partial results to resume from")
 
@@ -75,9 +90,9 @@ def run(args: argparse.Namespace) -> int:
     if args.scores is not None and (args.reestimate or args.score_subset is not None):
         raise ValueError("--reestimate and --score-subset need --by: leave them out with --scores")
     if args.score_method is not None and args.scores is None:
-        raise ValueError("--score-method names the scores of a file: give it with --scores")
+        raise ValueError("--score-method needs --scores FILE: leave it out with --by")
     if args.each_type and args.types is None:
-        raise ValueError("--each-type is for --types: by default there is a curve for each type")
+        raise ValueError("--each-type needs --types: leave it out, there is a curve for each type by default")
     with session(args) as work:
         journals = {path: work.journal(path) for path in work.paths}
         points = [point for path in work.paths for point in _points(work, path, journals[path])]

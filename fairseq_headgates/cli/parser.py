@@ -12,11 +12,10 @@ from fairseq_headgates.messages import fail
 
 DATA_USAGE = "%(prog)s DATA --path CKPT [options] [options of fairseq-generate]"
 DATA_EPILOG = (
-    "DATA is a folder written by fairseq-preprocess, --path CKPT (required) a fairseq checkpoint. Data, "
-    "batches, workers "
-    "and beam search are set by the options of fairseq-generate: --gen-subset (default: test), --max-tokens "
-    "(4000), --cpu, --fp16, --beam, --lenpen, "
-    "--post-process, --tokenizer, --scoring sacrebleu, ... (fairseq-generate --help)."
+    "DATA is a folder written by fairseq-preprocess; --path CKPT (required) is a fairseq checkpoint (for curve, also "
+    "several, separated by colons). The options of fairseq-generate set data, batches, workers and beam search: "
+    "--gen-subset (default: test), --max-tokens (4000), --cpu, --fp16, --beam, --lenpen, --post-process, --tokenizer, "
+    "--scoring sacrebleu, ... (fairseq-generate --help)."
 )
 
 
@@ -80,7 +79,12 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """Add --trust."""
-    parser.add_argument("--trust", action="store_true", help="load any Python object from CKPT, which may run code")
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="load CKPT with unrestricted unpickling (torch.load with weights_only=False), which can run arbitrary "
+        "code: only for files that you trust",
+    )
 
 
 def add_output(parser: argparse.ArgumentParser, text: str, json: str = "print JSON instead of tables") -> None:
@@ -92,7 +96,7 @@ def add_output(parser: argparse.ArgumentParser, text: str, json: str = "print JS
 
 def add_types(parser: Any, text: str) -> None:
     """Add --types, attention types separated by commas; see `chosen_types`."""
-    parser.add_argument("--types", metavar="T[,T...]", help=f"{text}; of {', '.join(TYPES)}, or all")
+    parser.add_argument("--types", metavar="T[,T...]", help=f"{text}; choices: {', '.join(TYPES)}, all")
 
 
 def chosen_types(text: str | None, default: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -108,7 +112,9 @@ def chosen_types(text: str | None, default: tuple[str, ...] = ()) -> tuple[str, 
 def add_data(parser: argparse.ArgumentParser) -> None:
     """Make a subcommand read data with the options of fairseq-generate."""
     parser.usage, parser.epilog, parser.allow_abbrev = DATA_USAGE, DATA_EPILOG, False
-    parser.add_argument("--sentences", metavar="N", type=int, help="use only the first N sentences of the subset")
+    parser.add_argument(
+        "--sentences", metavar="N", type=int, help="use only the first N sentences of the subset (default: all)"
+    )
     add_trust(parser)
     parser.set_defaults(takes_fairseq=True)
 
@@ -135,15 +141,15 @@ def add_score_options(parser: argparse.ArgumentParser) -> None:
         "--normalize",
         choices=NORMS,
         default="layer",
-        help="gradient: divide by the l2 norm of the layer, or not (default: %(default)s)",
+        help="gradient: divide the scores of each layer by their l2 norm, or not (default: %(default)s)",
     )
     parser.add_argument(
         "--rule",
         choices=LRP_RULES,
         default="story-of-heads",
-        help="relevance: story-of-heads, the rule of Voita et al. 2019 (alpha = beta = 0.5); attn-constant, the "
-        "same with "
-        "attention weights as constants; epsilon, the epsilon rule of Bach et al. 2015 (default: %(default)s)",
+        help="relevance: the rule of propagation; story-of-heads, that of Voita et al. 2019 (alpha = beta = 0.5); "
+        "attn-constant, the same with attention weights as constants; epsilon, the epsilon rule of Bach et al. 2015 "
+        "(default: %(default)s)",
     )
 
 

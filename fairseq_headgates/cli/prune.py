@@ -17,8 +17,8 @@ from fairseq_headgates.messages import one_line
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `headgates prune`."""
     parser.description = (
-        "Write a checkpoint without the heads whose evaluation gate is 0, or, with one of --threshold, --alive and "
-        "--scores, without other heads. A head whose gate is 0 is always removed, because it contributes nothing."
+        "Write a checkpoint without the heads whose evaluation gate is 0, which contribute nothing. --threshold, "
+        "--alive or --scores removes further heads."
     )
     add_checkpoint(parser)
     parser.add_argument("output", metavar="OUT", type=filled, help="the checkpoint to write")
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stock",
         action="store_true",
-        help="write a checkpoint of fairseq's own transformer: of the same size, with zeros for removed heads",
+        help="write a checkpoint for fairseq's own transformer: same size, removed heads set to 0, no optimiser state",
     )
     parser.add_argument("--no-optimizer", action="store_true", help="drop the optimiser state")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 def print_notice(message: str) -> None:
     """Print a part of the checkpoint that is dropped on stderr."""
-    print(f"headgates prune: {one_line(message)}", file=sys.stderr)
+    print(f"headgates prune: warning: {one_line(message)}", file=sys.stderr)
 
 
 def removal_notes(plan: dict[str, Any]) -> list[str]:
@@ -82,12 +82,14 @@ def removal_notes(plan: dict[str, Any]) -> list[str]:
             sizes = " -> ".join(f"{size:,}" for size in plan["cache_bytes_per_token"][kind])
             lines.append(f"key/value cache of {kind}: {sizes} bytes for each {where}")
     lines += [
-        f"{kind} loses all its heads: its layers become their output bias"
+        f"all {kind} heads are removed: these attention layers return only the bias of their output projection"
         for kind, (_, kept) in plan["heads"].items()
         if not kept
     ]
     if plan["removed_with_open_gate"]:
-        lines.append(f"open heads among those removed: {plan['removed_with_open_gate']}; the output changes")
+        lines.append(
+            f"removed heads with an evaluation gate above 0: {plan['removed_with_open_gate']} (the output changes)"
+        )
     if plan["folded_gates"]:
         lines.append(f"gates between 0 and 1, folded into the output projection: {plan['folded_gates']}")
     return lines

@@ -1,4 +1,4 @@
-"""L = L_xent + lambda L_C (Voita et al. 2019, eq. 8), for any of fairseq's criterions."""
+"""The L0 penalty on gates for any fairseq criterion: L = L_xent + lambda L_C (Voita et al. 2019, eq. 8)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from fairseq_headgates.surgery import HeadSite, gated_sites
 LARGEST_WEIGHT = 1e9  # times all tokens of an update and all heads, squared by an optimiser, it stays finite
 PROGRAM = "fairseq-headgates"
 HELP = {
-    "l0_weight": "lambda: weight of the expected number of open heads against the loss per token; with 0, no "
-    "gate closes",
+    "l0_weight": "lambda, the weight of the L0 penalty (the expected number of open heads) against the loss per token "
+    "in nats (default: 0, no penalty)",
     "l0_reduction": "sum: over all gated heads, as in Voita et al. 2019; layer-mean: that sum divided by the "
-    "number of gated "
-    "attention layers, as in their code",
+    "number of gated attention layers, as in their code (default: sum)",
 }
 
 
 class L0Mixin:
-    """Adds lambda L_C to the loss of the criterion it is mixed into, in training only.
+    """Mixin that adds the L0 penalty, lambda L_C, to the training loss of a fairseq criterion.
 
     fairseq sums the loss over all tokens of an update and divides the gradient by their number, `sample_size`. The
     penalty is multiplied by `sample_size`, so that lambda weighs against the loss per token (per sentence with

@@ -1,6 +1,6 @@
 """Binarised data as files: what a subset consists of, whether it is whole, and a digest of its content.
 
-fairseq maps these files into memory and trusts the index. A subset that was cut off or overwritten is found here,
+fairseq maps these files into memory and trusts the index. A subset that was truncated or overwritten is found here,
 before fairseq opens it. Files of other formats (raw text, Huffman) are left to fairseq.
 """
 
@@ -123,7 +123,7 @@ def _header(path: Path, form: struct.Struct) -> tuple:
     with path.open("rb") as file:
         head = file.read(form.size)
     if len(head) < form.size:
-        raise ValueError(f"{path} is cut off: it has {len(head)} bytes, its header alone {form.size}")
+        raise ValueError(f"{path} is truncated: it has {len(head)} bytes, its header alone {form.size}")
     return form.unpack(head)
 
 
@@ -137,13 +137,13 @@ def _check_size(path: Path, expected: int) -> None:
     """Compare the size of an index with its header before anything of that size is read."""
     size = path.stat().st_size
     if size != expected:
-        state = "cut off" if size < expected else "damaged"
+        state = "truncated" if size < expected else "damaged"
         raise ValueError(f"{path} is {state}: it has {size} bytes, its header says {expected}")
 
 
 def _check_data(path: Path, index: _Index) -> None:
     if not path.exists():
-        raise ValueError(f"{path} is missing, which its index describes")
+        raise ValueError(f"{path} is missing, but its index {path.with_suffix('.idx').name} exists")
     if (index.sizes < 0).any():
         raise ValueError(
             f"{path.with_suffix('.idx')} is damaged: a sentence has {index.sizes.min()} tokens, it must have 0 or more"
@@ -152,7 +152,7 @@ def _check_data(path: Path, index: _Index) -> None:
         raise ValueError(f"{path.with_suffix('.idx')} is damaged: its sentences are not contiguous")
     size, expected = path.stat().st_size, int(index.sizes.sum()) * index.token
     if size != expected:
-        state = "cut off" if size < expected else "not the data of its index"
+        state = "truncated" if size < expected else "not the data of its index"
         raise ValueError(f"{path} is {state}: it has {size} bytes, its index describes {expected}")
 
 

@@ -132,12 +132,14 @@ def load_corpus(args: Namespace, task: Any, model: nn.Module, sentences: int | N
 
 def _report_dropped(args: Namespace, number: int, there_are: int) -> None:
     multiple = args.required_batch_size_multiple
-    reason = "longer than --max-source-positions and --max-target-positions, or than the model takes"
-    reason += f", or more than a multiple of --required-batch-size-multiple {multiple}" if multiple > 1 else ""
+    reason = "longer than --max-source-positions or --max-target-positions, or than the maximum of the model"
+    reason += f", or left over in the last batch by --required-batch-size-multiple {multiple}" if multiple > 1 else ""
     if not number:
         raise ValueError(f"all sentences of {args.gen_subset!r} are skipped: they are {reason}")
     if number < there_are and args.distributed_rank == 0:
-        logger.warning("%d of %d sentences of %r are %s", there_are - number, there_are, args.gen_subset, reason)
+        logger.warning(
+            "%d of %d sentences of %r are skipped: they are %s", there_are - number, there_are, args.gen_subset, reason
+        )
 
 
 def _check_vocabulary(task: Any, model: nn.Module, folder: str) -> None:
@@ -146,7 +148,8 @@ def _check_vocabulary(task: Any, model: nn.Module, folder: str) -> None:
         if embedding is not None and dictionary is not None and len(dictionary) != embedding.num_embeddings:
             raise ValueError(
                 f"the dictionary of {folder} has {len(dictionary)} symbols, the {side} of the checkpoint "
-                f"{embedding.num_embeddings}: give the data that it was trained on"
+                f"{embedding.num_embeddings}: binarise the data with the dictionaries of the checkpoint "
+                "(fairseq-preprocess --srcdict, --tgtdict)"
             )
 
 
@@ -202,8 +205,8 @@ def _silent_destructors() -> Iterator[None]:
 
 def _unreadable(subset: str, folder: str, error: Exception) -> str:
     return (
-        f"the subset {subset!r} of {folder} cannot be read ({first_line(error)}): check the options that say how "
-        "(--dataset-impl, ...), or run fairseq-preprocess again"
+        f"the subset {subset!r} of {folder} cannot be read ({first_line(error)}): check --dataset-impl "
+        "and the other data options, or run fairseq-preprocess again"
     )
 
 

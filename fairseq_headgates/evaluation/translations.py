@@ -66,7 +66,9 @@ def make_generator(model: nn.Module, corpus: Corpus) -> Any:
     try:
         generator = corpus.task.build_generator([model], corpus.cfg.generation)
     except Exception as error:
-        raise ValueError(f"the options of the search cannot be used: {first_line(error)}") from None
+        raise ValueError(
+            f"fairseq cannot use these search options ({first_line(error)}): see fairseq-generate --help"
+        ) from None
     _check_lengths(corpus, getattr(generator, "max_len", None))
     return generator
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and journals with which long work resumes (no torch)."""
+"""Atomic file writes, and journals from which interrupted commands resume (no torch)."""
 
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.files.parts import part_of, remove_dead_parts, replace_folder

@@ -45,8 +45,8 @@ class ResumeJournal:
             pass
         if not force or not path.is_file():
             raise ValueError(
-                f"{path} is the journal of a command with other data, another checkpoint or other options: remove it, "
-                "choose another --out, or pass --force to start again"
+                f"{path} has the partial results of a command with other data, another checkpoint or other options: "
+                "remove it, choose another --out, or pass --force to start again"
             )
         return [head]
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and rules for overwriting them."""
+"""Atomic file writes, and rules for overwriting files."""
 
 from __future__ import annotations
 
@@ -93,6 +93,6 @@ def _in_one_line(path: str | os.PathLike[str], force: bool) -> Iterator[Path]:
 
 
 def write_whole(path: str | os.PathLike[str], text: str, force: bool = False) -> None:
-    """Write a file whole or not at all, an existing one only with `force`. Raise ValueError."""
+    """Write a file atomically; replace an existing one only with `force`. Raise ValueError."""
     with replacing(path, force) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -47,8 +47,8 @@ class HardConcrete:
             )
         if not -LARGEST <= self.low <= -SMALLEST or not 1 + SMALLEST <= self.high <= LARGEST:
             raise ValueError(
-                f"the gate stretch is {self.low:g},{self.high:g}: it must have LOW < 0 and HIGH > 1, "
-                f"both by at least {SMALLEST:g} and within {LARGEST:g} of 0"
+                f"the gate stretch is {self.low:g},{self.high:g}: LOW must be from {-LARGEST:g} to {-SMALLEST:g}, "
+                f"and HIGH from 1 + {SMALLEST:g} to {LARGEST:g}"
             )
 
     def sample(self, log_alpha: Tensor, uniform: Tensor | None = None) -> Tensor:

@@ -35,7 +35,7 @@ def apply_head_options(model: nn.Module, options: HeadOptions) -> nn.Module:
 
 
 class HeadGatesMixin:
-    """Base of every registered model of this plugin; comes first among the bases, before the stock model.
+    """Mixin that adds gates, masks and removal of heads to a fairseq model; list it before the stock model.
 
     `stock` is fairseq's architecture whose checkpoints this model loads.
     """

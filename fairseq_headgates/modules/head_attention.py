@@ -48,7 +48,9 @@ class HeadHook:
 
 
 class HeadAttention(MultiheadAttention):
-    """MultiHead(Q, K, V) = Concat_i(g_i head_i) W_O (Voita et al. 2019, eq. 4), with fairseq's interface.
+    """Multi-head attention with a gate per head: Concat_i(g_i head_i) W_O (Voita et al. 2019, eq. 4).
+
+    Its interface is that of fairseq's `MultiheadAttention`.
 
     Without gates, mask and removed heads it computes exactly what the stock module computes. A layer without heads has
     no query, key and value projections and returns the bias of its output projection.
@@ -363,9 +365,8 @@ class HeadAttention(MultiheadAttention):
         if weight is not None and weight.size(1) != self.out_proj.weight.size(1):
             raise ValueError(
                 f"{kind} layer {layer} has {weight.size(1) / self.head_dim:g} heads in the checkpoint and "
-                f"{self.num_heads} in the model: a pruned checkpoint needs its own mask (--alive-heads CKPT "
-                "--remove-heads; `headgates show CKPT --out -` prints it); `headgates prune` removes heads from "
-                "an unpruned one"
+                f"{self.num_heads} in the model: load a pruned checkpoint with --alive-heads CKPT --remove-heads; "
+                "remove heads from an unpruned one with `headgates prune`"
             )
         kept = _kept_heads(state_dict, name)
         if kept is not None and kept != list(self.kept):

@@ -50,9 +50,8 @@ HELP = {
     "gate_stretch": ("LOW,HIGH", "stretch of the distribution, LOW < 0 and HIGH > 1; write --gate-stretch=LOW,HIGH"),
     "gate_init": (
         "LOG_ALPHA",
-        "initial log_alpha of every gate: with the default stretch, an evaluation gate is 0 up to -2.398 and 1 "
-        "from 2.398 "
-        "up; or 'glorot', as in the code of Voita et al. 2019",
+        "initial log_alpha of every gate, or 'glorot' (random, as in the code of Voita et al. 2019); with the default "
+        "stretch, the evaluation gate is 0 for log_alpha <= -2.398 and 1 for log_alpha >= 2.398",
     ),
     "gate_lr_scale": ("S", "factor on the learning rate of the gates"),
     "freeze_params": ("REGEX", r"freeze parameters whose name matches (re.search), e.g. '^decoder\.'"),

@@ -30,7 +30,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def gate_table(open_probability: HeadTable, gate: HeadTable) -> str:
-    """Print P(open) and evaluation gate of every head: one block per attention type, layers by heads."""
+    """Format P(open) and evaluation gate of every head: one block per attention type, layers by heads."""
     blocks = []
     for kind, rows in gate.values.items():
         alive, total = gate.count(kind)
@@ -49,7 +49,7 @@ def gate_table(open_probability: HeadTable, gate: HeadTable) -> str:
 
 
 def score_table(scores: HeadTable) -> str:
-    """Print scores: one block per attention type, layers by heads; '-' for removed heads (NaN)."""
+    """Format scores: one block per attention type, layers by heads; '-' for removed heads (NaN)."""
     blocks = []
     for kind, rows in scores.values.items():
         cells = [[f"layer {i}", *("-" if isnan(v) else f"{v:z.4f}" for v in row)] for i, row in enumerate(rows)]
@@ -59,7 +59,7 @@ def score_table(scores: HeadTable) -> str:
 
 
 def layer_tables(difference: Mapping[HeadId, float], p_values: Mapping[HeadId, float]) -> list[str]:
-    """Print differences of BLEU with a mark of significance: a table per attention type, layers by heads."""
+    """Format differences of BLEU with a mark of significance: a table per attention type, layers by heads."""
     cells: dict[str, dict[int, dict[int, str]]] = {}
     for head, value in difference.items():
         cell = f"{value:+z.2f}{_stars(p_values.get(head))}"
@@ -73,7 +73,7 @@ def layer_tables(difference: Mapping[HeadId, float], p_values: Mapping[HeadId, f
 
 
 def best_head_table(difference: Mapping[HeadId, float], p_values: Mapping[HeadId, float]) -> str:
-    """Print differences of BLEU with only the best head of a layer, and that head: layers by attention types."""
+    """Format differences of BLEU with only the best head of a layer, and that head: layers by attention types."""
     cells: dict[int, dict[str, str]] = {}
     for head, value in difference.items():
         text = f"{value:+z.2f}{_stars(p_values.get(head))} (head {head.head})"
@@ -89,7 +89,7 @@ def _stars(p: float | None) -> str:
 
 
 def curve_table(points: Sequence[Mapping[str, Any]]) -> str:
-    """Print pruning curves: percent removed, heads kept, bits per token and BLEU of each point."""
+    """Format pruning curves: percent removed, heads kept, bits per token and BLEU of each point."""
     blocks = []
     for (checkpoint, by, types), group in groupby(points, key=lambda p: (p["checkpoint"], p["by"], p["types"])):
         rows = [
@@ -108,7 +108,7 @@ def curve_table(points: Sequence[Mapping[str, Any]]) -> str:
 
 
 def agreement_table(pairs: Sequence[Mapping[str, Any]]) -> str:
-    """Print correlations with p-values, and the share of common best heads: a line per pair of scores."""
+    """Format correlations with p-values, and the share of common best heads: a line per pair of scores."""
     rows = [
         [
             f"{p['a']} ~ {p['b']}",
@@ -122,11 +122,11 @@ def agreement_table(pairs: Sequence[Mapping[str, Any]]) -> str:
         ]
         for p in pairs
     ]
-    return text_table(["scores", "types", "heads", "Pearson", "p", "Spearman", "p", "best shared"], rows)
+    return text_table(["scores", "types", "heads", "Pearson", "p", "Spearman", "p", "top overlap"], rows)
 
 
 def matrix(title: str, names: Sequence[str], values: Mapping[tuple[str, str], float]) -> str:
-    """Print a symmetric matrix of the numbers of pairs."""
+    """Format a symmetric matrix of the numbers of pairs."""
     both = {**values, **{(b, a): value for (a, b), value in values.items()}}
     rows = [[a, *("" if a == b else _number(both[a, b]) for b in names)] for a in names]
     return text_table([title, *names], rows)
@@ -141,7 +141,7 @@ def _p_value(value: float) -> str:
 
 
 def removal_table(before: HeadTable, after: HeadTable) -> str:
-    """Print what pruning removes: heads before, heads kept, and heads kept in each layer, a line per attention type."""
+    """Format what pruning removes: heads before, kept, and kept in each layer; a line per attention type."""
     rows = []
     for kind, layers in after.values.items():
         per_layer = " ".join(str(sum(value > 0 for value in layer)) for layer in layers)
@@ -157,6 +157,6 @@ def open_counts(gate: HeadTable) -> dict[str, tuple[int, int]]:
 
 
 def results_table(runs: Mapping[str, Mapping[str, str]]) -> str:
-    """Print runs by name, each a row of named cells; the columns are those of the first run."""
+    """Format runs by name, each a row of named cells; the columns are those of the first run."""
     columns = list(next(iter(runs.values())))
     return text_table(["model", *columns], [[name, *(cells[c] for c in columns)] for name, cells in runs.items()])

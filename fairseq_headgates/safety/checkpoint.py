@@ -76,7 +76,7 @@ def _faults(state: Any) -> Iterator[str]:
         return
     named = vars(options) if isinstance(options, argparse.Namespace) else options
     if not all(isinstance(name, str) for name in named):
-        yield "its options are not named"
+        yield "its option names are not text"
     for name in ("arch", "_name"):
         if not isinstance(named.get(name), (str, type(None))):
             yield f"its option {name} is {shown(named[name])}, not a name"

@@ -29,7 +29,7 @@ class StoredNamespace(argparse.Namespace):
 
     def __setstate__(self, state: Any) -> None:
         if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
-            raise ValueError("the stored options are not named")
+            raise ValueError("the names of the stored options are not text")
         options = plain(state)
         check_evaluated(options)
         vars(self).update(options)

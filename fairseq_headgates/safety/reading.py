@@ -165,7 +165,7 @@ def _reason(error: Exception) -> str:
         reason = f"it holds {forbidden.group(1)}"
     elif "weights_only" in reason:
         reason = "its contents cannot be read"
-    return f"cannot be loaded ({reason[:200]}): it is damaged or no checkpoint of fairseq, download or save it again"
+    return f"cannot be loaded ({reason[:200]}): it is damaged or not a fairseq checkpoint, download or save it again"
 
 
 def is_checkpoint_file(path: str | os.PathLike[str]) -> bool:

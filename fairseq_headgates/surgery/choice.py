@@ -63,8 +63,8 @@ def _best(candidates: list[HeadId], scores: HeadTable, number: int, min_per_laye
         seen[head.kind, head.layer] += 1
     if len(reserved) > number:
         raise ValueError(
-            f"min-per-layer {min_per_layer} keeps {len(reserved)} heads, more than keep, {number}: lower one or "
-            f"raise the other"
+            f"min-per-layer is {min_per_layer}, which keeps {len(reserved)} heads, but keep is {number}: "
+            "lower min-per-layer or raise keep"
         )
     return {*reserved, *others[: number - len(reserved)]}
 

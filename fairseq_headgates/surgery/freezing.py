@@ -63,13 +63,15 @@ def freeze(
     except (re.error, regex.error, OverflowError, RecursionError) as error:  # the last two: huge numbers, deep nesting
         raise ValueError(f"--freeze-params {pattern!r:.200} is not a regular expression: {error}") from None
     except TimeoutError:
-        raise ValueError(f"--freeze-params {pattern!r:.200} takes longer than {seconds} seconds to match") from None
+        raise ValueError(
+            f"--freeze-params {pattern!r:.200} takes longer than {seconds} seconds to match: simplify it"
+        ) from None
     if not chosen:
         raise ValueError(
             f"--freeze-params {pattern!r:.200} matches no parameter: names look like {next(iter(names.values()))[0]!r}"
         )
     if len(chosen) == len(names):
-        raise ValueError(f"--freeze-params {pattern!r:.200} matches every parameter: something must be left to train")
+        raise ValueError(f"--freeze-params {pattern!r:.200} matches every parameter: narrow the pattern")
     report = FrozenReport()
     for parameter, known in chosen.items():
         parameter.requires_grad = False

@@ -77,7 +77,7 @@ def fix_heads(model: nn.Module, mask: Mask) -> nn.Module:
 
 @contextmanager
 def masked(model: nn.Module, mask: Mask) -> Iterator[nn.Module]:
-    """Within the context, heads with 0 in `mask` contribute nothing, in addition to gates and fixed heads.
+    """Context manager that masks the heads with 0 in `mask`, in addition to gates and existing masks.
 
     Args:
         model: a fairseq model; its attention modules become `HeadAttention`

@@ -53,7 +53,7 @@ class Observed:
 
 @contextmanager
 def observe(model: nn.Module) -> Iterator[dict[str, dict[int, Observed]]]:
-    """Within the context, record the attention weights and contexts of every head in the last forward pass.
+    """Context manager that records the attention weights and contexts of every head in the last forward pass.
 
     A layer without heads has no entry. Recorded tensors keep their graph, if there is one, until they are deleted.
 

@@ -24,7 +24,7 @@ class Corpus:
 
 
 def wmt(dev: str, test: str) -> list[Corpus]:
-    """The training data of Voita et al. 2019, section 4.1, with a development and a test set of sacrebleu."""
+    """The training data of Voita et al. 2019, section 3, with a development and a test set of sacrebleu."""
     crawl = Source("commoncrawl.tgz", "http://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz")
     news = Source("news-commentary-v13.tgz", f"{STATMT}/wmt18/translation-task/training-parallel-nc-v13.tgz")
     yandex = Source("yandex-1m.zip", "https://github.com/mashashma/WMT2022-data/archive/refs/heads/main.zip")

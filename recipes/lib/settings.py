@@ -76,7 +76,7 @@ MACHINE: Settings = {
     "LAUNCHER": Setting(words, "another command that starts WORKERS processes of a script, for example: srun python3"),
     "WORKERS": Setting(whole(), "number of processes that LAUNCHER starts, one for each GPU"),
     "CPU": Setting(switch, "1: run a recipe of full size without a GPU"),
-    "DISK_GB": Setting(whole(0), "free disk space that the recipe requires (default: estimated)"),
+    "DISK_GB": Setting(whole(0), "free disk space in GB that the recipe requires (default: estimated)"),
 }
 SEARCH: Settings = {
     "BEAM": Setting(whole(), "beam size"),
@@ -86,8 +86,10 @@ SEARCH: Settings = {
 }
 TRANSLATION: Settings = {
     "LOWERCASE": Setting(switch, "1: lowercase the text; BLEU is then case-insensitive"),
-    "PRETOKENIZED": Setting(switch, "1: the text is tokenised; the reference is detokenised for scoring"),
-    "CLEAN": Setting(cleaning, "options of clean.py for the tokenised training text: --max-length 200 --unique"),
+    "PRETOKENIZED": Setting(switch, "1: the text is already tokenised; the reference is detokenised for scoring"),
+    "CLEAN": Setting(
+        cleaning, "options of clean.py for the tokenised training text, for example --max-length 200 --unique"
+    ),
     "BPE": Setting(whole(), "number of BPE merge operations"),
     "JOINT": Setting(switch, "1: one BPE code and dictionary for both languages, with shared embeddings"),
     "ARCH": Setting(word, "architecture of the baseline"),
@@ -125,18 +127,21 @@ TRANSLATION: Settings = {
     **SEARCH,
     **MACHINE,
 }
-DATA_DIR = Setting(place, "folder that has (some of) the files, or the address of a mirror")
+DATA_DIR = Setting(place, "folder with downloaded files (missing ones are downloaded), or the URL of a mirror")
 PUBLISHED: Settings = {
     "DATA_DIR": DATA_DIR,
     "PRECISION": Setting(one_of("fp16", "amp", "fp32"), "precision of training (default: fp16 on a GPU)"),
     **TRANSLATION,
 }
 STEPS = Setting(each(number(0, 100)), "percent of the heads to remove at each step")
-english_russian = Setting(english_russian_set, "development and test set, named as in sacrebleu")
 RECIPES: Mapping[str, Settings] = {
     "translation.sh": {**TRANSLATION, "SRC": Setting(language, "argument"), "TGT": Setting(language, "argument")},
     "demo.sh": TRANSLATION,
-    "wmt_en_ru.sh": {"DEV": english_russian, "TEST": english_russian, **PUBLISHED},
+    "wmt_en_ru.sh": {
+        "DEV": Setting(english_russian_set, "development set, named as in sacrebleu"),
+        "TEST": Setting(english_russian_set, "test set, named as in sacrebleu"),
+        **PUBLISHED,
+    },
     "opensubtitles_en_ru.sh": {
         "OVERLAP": Setting(number(0, 1), "smallest overlap in time of a pair's subtitles"),
         "PAIRS": Setting(whole(), "pairs for training"),
@@ -153,9 +158,15 @@ RECIPES: Mapping[str, Settings] = {
         "SRC": Setting(language, "source language"),
         "TGT": Setting(language, "target language"),
         "STEPS": STEPS,
-        "KEEP": Setting(heads_to_keep, "share of the heads that the pruned checkpoint keeps, by the gradient score"),
-        "SENTENCES": Setting(whole(), "score heads on the first SENTENCES sentences of valid only"),
-        "TOKENIZE": Setting(anything, "command of sacremoses for raw text, after normalize; empty: it is tokenised"),
+        "KEEP": Setting(
+            heads_to_keep,
+            "heads that the pruned checkpoint keeps, by the gradient score: a fraction (0.8) or a number (38)",
+        ),
+        "SENTENCES": Setting(whole(), "score heads on the first SENTENCES sentences of valid (default: all)"),
+        "TOKENIZE": Setting(
+            anything,
+            "sacremoses command that tokenises the text, after normalize; empty: the text is already tokenised",
+        ),
         "DATA_DIR": DATA_DIR,
         **SEARCH,
         **MACHINE,

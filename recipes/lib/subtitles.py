@@ -6,7 +6,7 @@
 writes TO/train, TO/valid and TO/test, each .SRC and .TGT. The sentences come from the Moses archive of OPUS, whose
 member `.ids` gives the documents and sentence ids of every pair. Only the alignment (XCES XML) gives the overlap in
 time, so the two are joined by documents and sentence ids. A pair is kept if its overlap is at least --overlap (0.9 in
-Voita et al. 2019, section 4.1).
+Voita et al. 2019, section 3).
 
 No film of the development and test sets is in the training data. Films are taken in an order that depends only on
 their ids and the seed, until each set has --held-out pairs. If a set has more pairs than requested, those with the

@@ -20,7 +20,7 @@ from pathlib import Path
 # Found, not imported: a forked command imports this file, and must get the plugin from --user-dir alone.
 USER_DIR = Path(importlib.util.find_spec("fairseq_headgates").origin).parent
 
-# What fairseq's commands import, the last ones not before they are at work. A missing one is passed over.
+# What fairseq's commands import, the last ones not before they are at work. A missing one is ignored.
 PRELOADED = ["fairseq_cli.train", "fairseq_cli.generate", "torch._dynamo", "tensorboardX", "sacrebleu"]
 
 TYPES = "enc-self,dec-self,dec-enc"

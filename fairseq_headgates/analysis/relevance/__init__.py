@@ -1,4 +1,4 @@
-"""Layer-wise relevance propagation (Voita et al. 2019, section 4): the rules, and the walk through a model."""
+"""Layer-wise relevance propagation (Voita et al. 2019, section 4 and appendix A): rules, walk through a model."""
 
 from fairseq_headgates.analysis.relevance.rules import RULES, Rule
 from fairseq_headgates.analysis.relevance.walk import Relevance, explain, head_relevance, token_contributions

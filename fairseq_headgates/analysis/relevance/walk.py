@@ -62,7 +62,8 @@ class Relevance:
         source: [B, T, S], the sum of relevance at the input of the first encoder layer, by explained position and token
         target: [B, T, T], the same for the decoder
         top: [B, T], the token of the logit
-        conserved: [B, T], the sum of absolute relevance at the inputs of both first layers: 1 minus the loss by eps
+        conserved: [B, T], the sum of absolute relevance at the inputs of both first layers: 1 minus the share
+            lost to eps
     """
 
     heads: dict[str, Tensor]
@@ -93,7 +94,7 @@ def token_contributions(
 
 @torch.no_grad()
 def explain(model: Any, net_input: Mapping[str, Tensor], rule: str | Rule = "story-of-heads") -> Relevance:
-    """Propagate the relevance of the top-1 logit of every target position to heads and tokens.
+    """Explain the top-1 logit of every target position by layer-wise relevance propagation to heads and tokens.
 
     Args:
         model: a fairseq encoder-decoder transformer, evaluated without dropout; its attention modules become
@@ -126,7 +127,11 @@ def explain(model: Any, net_input: Mapping[str, Tensor], rule: str | Rule = "sto
     if not math.isfinite(lost):
         raise NotFiniteError("relevance is not finite: check the weights for inf and NaN, or leave out --fp16")
     if lost > TOLERANCE:
-        logger.warning("%.0f %% of the relevance of a logit is lost to `rescale_eps` of the rule", 100 * lost)
+        logger.warning(
+            "up to %.0f %% of the relevance of a logit is lost in rescaling: use a `Rule` with a rescale_eps below %g",
+            100 * lost,
+            rule.rescale_eps,
+        )
     return result
 
 
