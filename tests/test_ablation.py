@@ -205,7 +205,7 @@ def test_a_journal_goes_on_where_work_was_stopped(tmp_path):
     assert again.get("c", lambda: 3) == 3
     assert ResumeJournal(str(path), "work 1").found == {"a": ["x"], "b": 2, "c": 3}
     for bad in (lambda: ResumeJournal(str(path), "work 2"), lambda: ResumeJournal(str(tmp_path), "work 1")):
-        with pytest.raises(ValueError, match="is the journal of a command with other data"):
+        with pytest.raises(ValueError, match="has the partial results of a command with other data"):
             bad()
     assert ResumeJournal(str(path), "work 2", force=True).found == {}  # other work begins anew
     assert json.loads(path.read_text()) == "work 2"
@@ -237,5 +237,5 @@ def test_a_journal_of_odd_content_is_refused(tmp_path):
     for line in ("[" * 100_000, "[]", '[["a"], 1]', "5", "\ud800".encode("utf-8", "surrogatepass")):
         text = line if isinstance(line, bytes) else line.encode()
         path.write_bytes(b'"work"\n' + text + b"\n")
-        with pytest.raises(ValueError, match="is the journal of a command with other data"):
+        with pytest.raises(ValueError, match="has the partial results of a command with other data"):
             ResumeJournal(str(path), "work")

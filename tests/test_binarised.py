@@ -1,4 +1,4 @@
-"""Binarised data that were cut off, changed or made up: refused before fairseq opens them."""
+"""Binarised data that are truncated, changed or made up: refused before fairseq opens them."""
 
 import os
 import struct
@@ -56,7 +56,7 @@ def test_no_cut_off_file_passes(kind, suffix, tmp_path):
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match="is cut off|is damaged: it does not begin as an index"):
+        with pytest.raises(ValueError, match="is truncated|is damaged: it does not begin as an index"):
             check(tmp_path)
     path.write_bytes(whole + b"\0")
     with pytest.raises(ValueError, match="is damaged|is not the data of its index"):
@@ -72,7 +72,7 @@ def test_no_flipped_bit_of_an_index_passes(kind, tmp_path):
             changed = bytearray(whole)
             changed[place] ^= bit
             index.write_bytes(bytes(changed))
-            with pytest.raises(ValueError, match="damaged|cut off|not the data"):
+            with pytest.raises(ValueError, match="damaged|truncated|not the data"):
                 check(tmp_path)
 
 
@@ -82,16 +82,16 @@ HUGE = 2**31 - 1
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (struct.pack("<9sQBQ", b"MMIDIDX\0\0", 1, 8, 2**62), "is cut off: it has 26 bytes, its header says"),
-        (struct.pack("<9sQBQ", b"MMIDIDX\0\0", 1, 8, 2**64 - 1), "is cut off"),
+        (struct.pack("<9sQBQ", b"MMIDIDX\0\0", 1, 8, 2**62), "is truncated: it has 26 bytes, its header says"),
+        (struct.pack("<9sQBQ", b"MMIDIDX\0\0", 1, 8, 2**64 - 1), "is truncated"),
         (struct.pack("<9sQBQiq", b"MMIDIDX\0\0", 1, 8, 1, -1, 0), "is damaged: a sentence has -1 tokens"),
-        (struct.pack("<9sQBQiq", b"MMIDIDX\0\0", 1, 8, 1, HUGE, 0), "bin is cut off: it has 24 bytes"),
+        (struct.pack("<9sQBQiq", b"MMIDIDX\0\0", 1, 8, 1, HUGE, 0), "bin is truncated: it has 24 bytes"),
         (struct.pack("<9sQBQiq", b"MMIDIDX\0\0", 1, 8, 1, 12, -2), "is damaged: its sentences are not contiguous"),
         (struct.pack("<9sQBQiq", b"MMIDIDX\0\0", 1, 8, 1, 12, 1), "is damaged: an offset is not a multiple"),
         (struct.pack("<9sQBQ2i2q", b"MMIDIDX\0\0", 1, 8, 2, HUGE, 13 - HUGE, 0, HUGE * 2), "has -2147483634 tokens"),
         (struct.pack("<9sQBQiq", b"MMIDIDX\0\0", 1, 6, 1, 3, 0), "version 1 and token type 6 are not fairseq's"),
         (struct.pack("<9sQBQiq", b"MMIDIDX\0\0", 7, 8, 1, 12, 0), "version 7 and token type 8 are not fairseq's"),
-        (struct.pack("<8sQQQQQ", b"TNTIDX\0\0", 1, 4, 4, 2**60, 2**60), "is cut off: it has 48 bytes"),
+        (struct.pack("<8sQQQQQ", b"TNTIDX\0\0", 1, 4, 4, 2**60, 2**60), "is truncated: it has 48 bytes"),
         (struct.pack("<8sQQQQQ", b"TNTIDX\0\0", 1, 4, 2**60, 1, 1), "it is not an index of sentences"),
         (struct.pack("<8sQQQQQ5q", b"TNTIDX\0\0", 1, 4, 4, 1, 1, 0, 7, 0, 6, 6), "it is not an index of sentences"),
         (b"", "does not begin as an index of fairseq-preprocess does"),
@@ -110,7 +110,7 @@ def test_files_that_do_not_belong_together(tmp_path):
     with pytest.raises(ValueError, match="numbers of sentences differ: 3 in valid.de-en.de.idx, 2 in valid.de-en.en"):
         check(tmp_path)
     data.unlink()
-    with pytest.raises(ValueError, match="valid.de-en.de.bin is missing, which its index describes"):
+    with pytest.raises(ValueError, match="valid.de-en.de.bin is missing, but its index .*idx exists"):
         check(tmp_path)
     index.unlink()
     os.mkfifo(index)  # which a reader would wait for

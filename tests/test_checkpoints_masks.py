@@ -71,7 +71,7 @@ def test_a_pruned_checkpoint_needs_its_mask_to_be_trained(pruned, train, tmp_pat
     done = train(tmp_path, "--finetune-from-model", pruned, code=2)
     (line,) = (line for line in done.err.splitlines() if "error:" in line)
     assert "enc-self layer 0 has 3 heads in the checkpoint and 4 in the model" in line
-    assert "headgates show" in line and "--remove-heads" in line and "Traceback" not in done.text
+    assert "--alive-heads CKPT --remove-heads" in line and "headgates prune" in line and "Traceback" not in done.text
 
 
 def test_a_mask_from_a_checkpoint_is_the_one_that_show_writes(gated, pruned, run, tmp_path):

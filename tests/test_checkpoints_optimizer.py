@@ -137,7 +137,7 @@ def test_states_that_cannot_be_cut_are_left_out_with_a_notice(kind):
     smaller = prune_checkpoint(state, HeadTable(OPEN), notice=notices.append)
     assert smaller["last_optimizer_state"] is None
     (notice,) = notices
-    assert notice.startswith("the optimiser state is dropped: ") and "\n" not in notice
+    assert notice.startswith("the optimiser state is dropped (") and "\n" not in notice
     prune_checkpoint(state, HeadTable(OPEN), optimizer=False, notice=pytest.fail)
     stock_checkpoint(state, HeadTable(OPEN))
 

@@ -99,7 +99,10 @@ def test_results_of_other_data_are_not_taken_up(changed, on_toy, copied, checkpo
         shutil.copy(checkpoints["gated"], checkpoint)
         os.utime(checkpoint, ns=(stamps.st_atime_ns, stamps.st_mtime_ns))
     line = one_line(curve(code=2))
-    assert "out.json.part is the journal of a command with other data, another checkpoint or other options" in line
+    assert (
+        "out.json.part has the partial results of a command with other data, another checkpoint or other options"
+        in line
+    )
     assert (tmp_path / "out.json.part").read_text() == kept
     elsewhere, model = copied("elsewhere"), tmp_path / "moved.pt"
     shutil.copy(checkpoints["baseline"], model)

@@ -78,9 +78,9 @@ def test_a_hostile_checkpoint_is_not_run(on_toy, tmp_path):
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("test.src-tgt.src.bin", lambda data: data[:-1], "is cut off: it has 111 bytes, its index describes 112"),
-        ("test.src-tgt.tgt.bin", lambda data: b"", "is cut off: it has 0 bytes"),
-        ("test.src-tgt.src.idx", lambda data: data[:40], "is cut off: it has 40 bytes, its header says 146"),
+        ("test.src-tgt.src.bin", lambda data: data[:-1], "is truncated: it has 111 bytes, its index describes 112"),
+        ("test.src-tgt.tgt.bin", lambda data: b"", "is truncated: it has 0 bytes"),
+        ("test.src-tgt.src.idx", lambda data: data[:40], "is truncated: it has 40 bytes, its header says 146"),
         ("test.src-tgt.tgt.idx", lambda data: data[:70] + b"\x07" + data[71:], "is damaged: "),
         ("test.src-tgt.src.bin", lambda data: b"\x18" + data[1:], "the token 24, its dictionary 24 symbols"),
         ("test.src-tgt.tgt.bin", lambda data: b"\xff" * len(data), "the token 65535, its dictionary 24 symbols"),
@@ -94,7 +94,7 @@ def test_damaged_data(name, change, words, on_toy, copied):
     path = copied() / name
     path.write_bytes(change(path.read_bytes()))
     commands = [["ablate"], ["curve", "--by", "random"], ["score", "--method", "random"]]
-    for command in commands if "cut off" in words else commands[:1]:
+    for command in commands if "truncated" in words else commands[:1]:
         line = one_line(on_toy(*command, data=path.parent, subset="test", code=2))
         assert words in line and str(path.parent) in line
 

@@ -49,7 +49,7 @@ from fairseq_headgates.analysis import ablation, curves
             ("ablate", ["--select-subset", "valid"], "--select-subset has no effect without --mode all-but-one"),
             ("curve", ["--scores", "missing.json"], "cannot read the score file 'missing.json'"),
             ("curve", ["--scores", "x.json", "--reestimate"], "need --by"),
-            ("curve", ["--by", "gate", "--score-method", "gate"], "give it with --scores"),
+            ("curve", ["--by", "gate", "--score-method", "gate"], "--score-method needs --scores FILE"),
             ("curve", ["--by", "gate", "--types", "encoder"], "unknown attention type 'encoder'"),
             (
                 "curve",
@@ -64,7 +64,7 @@ from fairseq_headgates.analysis import ablation, curves
             (
                 "score",
                 ["--method", "gate", "--dataset-impl", "fasta"],
-                "check the options that say how (--dataset-impl",
+                "check --dataset-impl and the other data options",
             ),
             ("score", ["--method", "gate", "--shard-id", "1"], "--shard-id cannot be used here: leave it out"),
             ("score", ["--method", "gate", "--required-batch-size-multiple", "-8"], "-8: it must be at least 1"),
@@ -98,7 +98,11 @@ from fairseq_headgates.analysis import ablation, curves
             ("score", ["--method", "gate", "--bpe", "bytes"], "fairseq cannot use these options (In 'config'"),
             ("curve", ["--scores", ""], "--scores is empty: give a name"),
             ("curve", ["--by", "gate", "--score-subset", ""], "--score-subset is empty: give a name"),
-            ("curve", ["--by", "gate", "--score-method", ""], "--score-method names the scores of a file"),
+            (
+                "curve",
+                ["--by", "gate", "--score-method", ""],
+                "--score-method needs --scores FILE: leave it out with --by",
+            ),
             ("curve", ["--by", "gate", "--score-reference"], "--score-reference cannot be used here"),
             ("ablate", ["--select-subset", ""], "--select-subset has no effect without --mode all-but-one"),
             ("ablate", [*"--mode all-but-one --metric bleu --select-subset".split(), ""], "--select-subset is empty"),
@@ -137,7 +141,7 @@ def test_bad_input_gets_one_line(command, options, words, on_toy):
             (["--temperature", "-1"], "--temperature is -1.0: it must be at least 0"),
             (["--sampling", "--sampling-topk", "99"], "--sampling-topk is 99: it must be at most 24"),
             (["--sampling", "--sampling-topp", "2"], "--sampling-topp is 2.0: it must be at most 1"),
-            (["--sampling-topk", "3"], "the options of the search cannot be used: --sampling-topk requires --sampling"),
+            (["--sampling-topk", "3"], "fairseq cannot use these search options (--sampling-topk requires --sampling"),
             (["--diverse-beam-groups", "2", "--diverse-beam-strength", "nan"], "it must be a finite number"),
             (["--diversity-rate", "nan"], "--diversity-rate is nan"),
             (

@@ -4,7 +4,9 @@ import os
 import resource
 import signal
 import stat
+import sys
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,19 @@ def test_a_link_is_written_through(checkpoint, prune, refused):
     assert device.is_symlink() and names(folder) == ["pruned.pt"]
 
 
+def in_a_child(work):
+    """Call `work` in a forked process: a signal must not reach the process of the tests."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_leaves_nothing_and_says_so(number, checkpoint, prune, monkeypatch):
     def save(state, path):
@@ -46,10 +61,14 @@ def test_a_signal_leaves_nothing_and_says_so(number, checkpoint, prune, monkeypa
         os.kill(os.getpid(), number)
         time.sleep(60)
 
+    def stopped():
+        done = prune(checkpoint, checkpoint.with_name("pruned.pt"), code=128 + number)
+        assert done.err == "headgates prune: stopped\n"
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
     monkeypatch.setattr(torch, "save", save)
-    done = prune(checkpoint, checkpoint.with_name("pruned.pt"), code=128 + number)
-    assert done.err == "headgates prune: stopped\n" and names(checkpoint.parent) == ["gated.pt"]
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    in_a_child(stopped)
+    assert names(checkpoint.parent) == ["gated.pt"]
 
 
 def test_an_ignored_signal_stays_ignored(checkpoint, prune, monkeypatch):
@@ -59,12 +78,13 @@ def test_an_ignored_signal_stays_ignored(checkpoint, prune, monkeypatch):
         os.kill(os.getpid(), signal.SIGHUP)
         original(state, path)
 
-    monkeypatch.setattr(torch, "save", save)
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
+    def ignored():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         prune(checkpoint, checkpoint.with_name("pruned.pt"))
-    finally:
-        signal.signal(signal.SIGHUP, before)
+
+    monkeypatch.setattr(torch, "save", save)
+    in_a_child(ignored)
+    assert names(checkpoint.parent) == ["gated.pt", "pruned.pt"]
 
 
 def test_an_existing_file_is_kept_and_nothing_is_done_first(checkpoint, refused, prune, monkeypatch):
@@ -153,7 +173,7 @@ def test_scores_are_read(tmp_path):
 
 
 def test_an_empty_list_of_scores_is_said_to_be_empty(tmp_path):
-    with pytest.raises(ValueError, match="holds no scores"):
+    with pytest.raises(ValueError, match="has no scores, only an empty list"):
         parse_scores(str(write(tmp_path / "s.json", [])))
 
 

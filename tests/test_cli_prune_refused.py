@@ -62,13 +62,19 @@ def test_monstrous_scores(text, checkpoint, refused):
 
 
 BAD_OPTIONS = {
-    "keep alone": (["--keep", "3"], ["--keep without --scores"]),
+    "keep alone": (["--keep", "3"], ["--keep given without --scores: add --scores FILE"]),
     "all of them alone": (
         ["--method", "x", "--types", "enc-self", "--min-per-layer", "1"],
-        ["--method, --types, --min-per-layer without --scores"],
+        ["--method, --types, --min-per-layer given without --scores"],
     ),
-    "keep with a mask": (["--alive", mask(enc_self=[FOUR, FOUR]), "--keep", "3"], ["--keep without --scores"]),
-    "keep with a threshold": (["--threshold", "0.5", "--keep", "3"], ["--keep without --scores"]),
+    "keep with a mask": (
+        ["--alive", mask(enc_self=[FOUR, FOUR]), "--keep", "3"],
+        ["--keep given without --scores: add --scores FILE"],
+    ),
+    "keep with a threshold": (
+        ["--threshold", "0.5", "--keep", "3"],
+        ["--keep given without --scores: add --scores FILE"],
+    ),
     "scores alone": (["--scores", "SCORES"], ["--scores without --keep", "--keep 12"]),
     "too many": (["--scores", "SCORES", "--keep", "14"], ["keep is 14: it must be from 0 to 13"]),
     "fewer than none": (["--scores", "SCORES", "--keep", "-1"], ["keep is -1"]),
@@ -78,7 +84,7 @@ BAD_OPTIONS = {
     "unknown type": (["--scores", "SCORES", "--keep", "3", "--types", "enc"], ["'enc'", "enc-self"]),
     "too many per layer": (
         ["--scores", "SCORES", "--keep", "3", "--min-per-layer", "2"],
-        ["min-per-layer 2 keeps 10 heads, more than keep, 3"],
+        ["min-per-layer is 2, which keeps 10 heads, but keep is 3"],
     ),
     "no such scores": (["--scores", "no/such.json", "--keep", "3"], ["'no/such.json'", "No such file"]),
     "threshold above 1": (["--threshold", "1.01"], ["1.01", "from 0 to 1"]),

@@ -44,7 +44,7 @@ def test_gates_and_fixed_heads_must_be_folded_first():
     gated = make_gated(gate_heads="enc-self,dec-enc", alive_heads='{"dec-self": [[1, 0, 1, 1], [1, 1, 1, 1]]}')
     assert unsupported(gated) == [
         "gates on enc-self, dec-enc (`headgates prune` folds them into the weights)",
-        "fixed heads on dec-self (`headgates prune` removes them)",
+        "masked heads on dec-self (`headgates prune` removes them)",
     ]
 
 

@@ -42,7 +42,7 @@ def test_the_report_groups_layers_and_counts():
     ("pattern", "message"),
     [
         ("decodr", "'decodr' matches no parameter: names look like 'encoder"),
-        (".", "'.' matches every parameter: something must be left to train"),
+        (".", "'.' matches every parameter: narrow the pattern"),
         ("(", "'.' is not a regular expression"),
         (r"\d{99999999999}", "is not a regular expression: the repetition number is too large"),
         ("(?:(?:(?:a{1000}){1000}){1000}){1000}", "repeats of more than 100,000"),

@@ -47,7 +47,7 @@ def test_a_mask_is_read_from_a_file_or_inline(tmp_path):
         ('{"enc-self": [1, 0]}', "one list of 0/1 for every layer"),
         ('{"enc-self": []}', "one list of 0/1 for every layer"),
         ('{"encoder": [[1]]}', "unknown attention type 'encoder': choose from enc-self, dec-self, dec-enc"),
-        ('{"format": "headgates.heads/9", "enc-self": [[1]]}', "format 'headgates.heads/9': only"),
+        ('{"format": "headgates.heads/9", "enc-self": [[1]]}', "it must be 'headgates.heads/1'"),
         ('{"enc-self": [[1, 0]', "is not JSON"),
         ("{}", "names no attention type"),
         ("no/such/file.json", "cannot read the mask 'no/such/file.json' .No such file"),

@@ -229,7 +229,7 @@ def test_an_unknown_rule_is_refused():
     ("options", "reasons"),
     [
         ({"adaptive_softmax_cutoff": "10,20"}, ["adaptive softmax"]),
-        ({"cross_self_attention": True, "no_cross_attention": True}, ["self-attention over", "without encoder"]),
+        ({"cross_self_attention": True, "no_cross_attention": True}, ["self-attention over", "without cross-"]),
         (
             {"scale_attn": True, "scale_heads": True, "scale_fc": True, "scale_resids": True},
             ["--scale-attn", "--scale-heads", "--scale-fc", "--scale-resids"],

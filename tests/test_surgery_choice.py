@@ -58,7 +58,7 @@ def test_best_heads_are_the_best_of_all_choices(tables, data):
         if all(len(set(subset) & set(layer)) >= min(minimum, len(layer)) for layer in layers)
     ]
     if not allowed:
-        with pytest.raises(ValueError, match=f"min-per-layer {minimum} keeps .* heads, more than keep, {keep}"):
+        with pytest.raises(ValueError, match=f"min-per-layer is {minimum}, which keeps .* heads, but keep is {keep}"):
             best_heads(scores, keep, present, types, minimum)
         return
     mask = best_heads(scores, keep, present, types, minimum)
@@ -120,7 +120,7 @@ def test_the_signature_of_the_scores_stays_with_the_mask():
             "the score file does not fit the model: enc-self has 1 layers, the model has 2",
         ),
         ({"enc-self": [[1, 2, 3], [1, 2]]}, 2, [], 0, "enc-self layer 1 has 2 heads, the model has 3"),
-        ({"enc-self": [[1, 2, 3]] * 2}, 3, [], 2, "min-per-layer 2 keeps 4 heads, more than keep, 3"),
+        ({"enc-self": [[1, 2, 3]] * 2}, 3, [], 2, "min-per-layer is 2, which keeps 4 heads, but keep is 3"),
     ],
 )
 def test_choices_that_cannot_be_made_are_refused(scores, keep, types, minimum, message):

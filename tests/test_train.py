@@ -151,7 +151,7 @@ def assert_same_training(folder, reference):
 
 @pytest.mark.rehearsal
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path, toy, train, launch):
-    """Stopped by a signal, by one to the data loader too, by a file; then its checkpoint is cut off."""
+    """Stopped by a signal, by one to the data loader too, by a file; then its checkpoint is truncated."""
     reference, folder = tmp_path / "reference", tmp_path / "run"
     assert "early stop since valid performance" in train(reference, *PATIENCE, updates=500).text
     arguments = train_arguments(toy, folder, *PATIENCE, "--num-workers", 1, updates=500)
@@ -169,10 +169,10 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path, toy, train, l
 
     last = folder / "checkpoint_last.pt"
     os.truncate(last, last.stat().st_size - 1000)
-    (folder / "checkpoint7.pt.tmp").write_text("cut off, too")
+    (folder / "checkpoint7.pt.tmp").write_text("truncated, too")
     epochs = len(list(folder.glob("checkpoint[0-9].pt")))
     text = launch(arguments).finish()
-    assert f"checkpoint_last.pt was cut off and is replaced by checkpoint{epochs}.pt" in text
+    assert f"checkpoint_last.pt is truncated and replaced by checkpoint{epochs}.pt" in text
     assert f"checkpoint_last.pt (epoch {epochs + 1} @" in text
     assert_same_training(folder, reference)
 
