@@ -8,7 +8,7 @@
 To stop it, send SIGINT, SIGTERM or SIGUSR1 to any of its processes, or create SAVE_DIR/stop. All processes finish the
 current update, save checkpoint_last.pt without a validation, and exit with code 0. The same command resumes. When the
 training is complete, SAVE_DIR/finished is written, and the same command does nothing.
-If checkpoint_last.pt is truncated (fairseq was killed while it copied the file), the newest whole checkpoint replaces it.
+If checkpoint_last.pt is truncated (fairseq was killed while it copied the file), the newest whole one replaces it.
 
 lib/trainer.py replaces fairseq's Trainer in this process; nothing else of fairseq is replaced.
 
