@@ -107,6 +107,7 @@ def test_old_checkpoints_hold_a_namespace(gated, run, toy, tmp_path):
         assert_same_output(before, run(*command))
 
 
+@pytest.mark.rehearsal
 def test_checkpoints_of_hydra_hold_a_dict(toy, run, tmp_path):
     config = {
         "common": {"cpu": True, "user_dir": str(USER_DIR), "seed": 1},
@@ -178,6 +179,7 @@ def test_stock_holds_nothing_but_tensors_and_plain_values(stock, gated):
     assert {name: tensor.shape for name, tensor in state["model"].items()} == shapes
 
 
+@pytest.mark.rehearsal
 def test_training_goes_on_from_stock_without_the_plugin(stock, train, gated, tmp_path):
     """One update that changes nothing: the loss is that of the gated model."""
     reset = ["--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler"]

@@ -121,6 +121,7 @@ def test_pipes_and_devices_are_no_data(on_toy, copied):
     )
 
 
+@pytest.mark.rehearsal
 def test_options_that_would_kill_or_hang_a_process(start, toy, gated_checkpoint, tmp_path):
     """Division by zero in compiled code; JPEG on a full disk; workers of which one cannot write."""
     common = ["score", toy.data, "--path", gated_checkpoint, "--gen-subset", "test", "--cpu", "--method", "gradient"]

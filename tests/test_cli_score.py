@@ -108,8 +108,9 @@ def test_options_of_the_methods(on_toy, tmp_path):
         token["signature"].startswith("gradient|gradient-unit:token|normalize:none|")
         and token["scores"] != default["scores"]
     )
-    rules = [table("--method", "relevance", "--rule", rule)["scores"] for rule in ("epsilon", "attn-constant")]
-    assert rules[0] != rules[1] != table("--method", "relevance")["scores"]
+    relevance = ["--method", "relevance", "--sentences", "3"]
+    rules = [table(*relevance, "--rule", rule)["scores"] for rule in ("epsilon", "attn-constant")]
+    assert rules[0] != rules[1] != table(*relevance)["scores"]
     assert table("--method", "random", "--seed", "5")["signature"].startswith("random|seed:5|")
     few = table("--method", "confidence", "--sentences", "7")
     assert "|sents:7|" in few["signature"] and few["scores"] != table("--method", "confidence")["scores"]

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
 # The other commands
 
 
+@pytest.mark.rehearsal
 def test_installed_generate_equals_the_forked_one(gated_checkpoint, tmp_path, run, toy):
     command = ["fairseq-generate", toy.data, *GENERATE, "--path", gated_checkpoint, "--beam", 4]
     assert hypotheses(run_program(tmp_path, *command)) == hypotheses(run(*command))
@@ -40,7 +41,7 @@ def test_interactive_reads_lines(gated_checkpoint, toy, either):
     assert len(hypotheses(done)) == 2
 
 
-@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("beam", [pytest.param(1, marks=pytest.mark.rehearsal), 4])
 def test_ensemble(beam, checkpoints, run, toy):
     path = f"{checkpoints['gated']}:{checkpoints['mixed']}"
     assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, "--path", path, "--beam", beam))) == 10

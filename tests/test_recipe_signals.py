@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM: a recipe ends with everything it has started, in one line, and the same line goes on."""
 
 import contextlib
+import itertools
 import os
 import pty
 import select
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from support import mirrors
 from support.recipes import RECIPES, environment, make_corpus, run
+from support.sampling import sampled
 
 import fairseq_headgates
 
@@ -103,8 +105,12 @@ def waiting(tmp_path):
     return waiting
 
 
-@pytest.mark.parametrize("how", ["ctrl-c", "SIGTERM", "SIGUSR1"])
-@pytest.mark.parametrize("program", ["sacremoses", "subword-nmt", "fairseq-preprocess"])
+PROGRAMS = "sacremoses", "subword-nmt", "fairseq-preprocess"
+
+
+@pytest.mark.parametrize(
+    ("program", "how"), sampled(itertools.product(PROGRAMS, ("ctrl-c", "SIGTERM", "SIGUSR1")), every=4)
+)
 def test_a_signal_ends_the_preparation_of_text(program, how, raw, tmp_path, waiting):
     settings = TINY | {"PRETOKENIZED": int(program != "sacremoses")}
     env, started = waiting(program, **settings)

@@ -29,8 +29,8 @@ def change(state, where, value):
 
 ODD_VALUES = [None, 3, -1.5, "text", [], [1, [2]], {}, {"a": {"b": 1}}, b"bytes", torch.zeros(2), (1,), True, {1: 2}]
 SHARES = [
-    pytest.param(ODD_VALUES[::4], id="some"),
-    pytest.param([v for i, v in enumerate(ODD_VALUES) if i % 4], id="others", marks=pytest.mark.rehearsal),
+    pytest.param(ODD_VALUES[::6], id="some"),
+    pytest.param([v for i, v in enumerate(ODD_VALUES) if i % 6], id="others", marks=pytest.mark.rehearsal),
 ]
 PLACES = [
     ("args",), ("cfg",), ("model",), ("optimizer_history",), ("extra_state",), ("last_optimizer_state",),

@@ -96,6 +96,7 @@ def test_a_file_that_is_read_in_two_ways(attempts, tmp_path):
     assert ended.refused and "it holds collections.Counter" in ended.err, ended
 
 
+@pytest.mark.rehearsal
 def test_a_list_of_instructions_without_end(attempts, tmp_path):
     path = raw_pickle(tmp_path / "x.pt", b"]" * 20_000_000)
     ended = attempts.run("headgates", "show", path, seconds=60)
@@ -104,6 +105,7 @@ def test_a_list_of_instructions_without_end(attempts, tmp_path):
     assert attempts.run("headgates", "show", path, seconds=60).refused
 
 
+@pytest.mark.rehearsal
 def test_a_stored_expression_that_backtracks_does_not_hang(attempts, tmp_path):
     """Nothing but training and the numbers of an optimiser's parameters depends on it."""
     for number, pattern in enumerate(
