@@ -46,7 +46,7 @@ BAD_OPTIONS = {
     "broken JSON": (["--alive-heads", '{"enc-self": [[1'], ["JSON", "column"]),
     "another format": (["--alive-heads", '{"format": "x/9", "enc-self": [[1]]}'], ["'x/9'", "headgates.heads/1"]),
     "missing mask file": (["--alive-heads", "no/such.json"], ["'no/such.json'", "No such file"]),
-    "stretch above 0": (["--gate-stretch=0.1,1.1"], ["0.1,1.1", "LOW < 0"]),
+    "stretch above 0": (["--gate-stretch=0.1,1.1"], ["0.1,1.1", "LOW must be from"]),
     "stretch below 1": (["--gate-stretch=-0.1,0.9"], ["-0.1,0.9", "HIGH from 1 + 1e-06 to 1e+06"]),
     "one number as stretch": (["--gate-stretch=-0.1"], ["-0.1", "LOW,HIGH"]),
     "temperature 0": (["--gate-heads", "enc-self", "--gate-temperature", "0"], ["temperature", "0", "above 0"]),
