@@ -96,6 +96,16 @@ def test_a_file_that_is_read_in_two_ways(attempts, tmp_path):
     assert ended.refused and "it holds collections.Counter" in ended.err, ended
 
 
+def test_a_warning_of_torch_is_no_second_line(attempts, tmp_path):
+    """Calling a storage makes torch warn before it refuses the file."""
+    storage = b"(X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0000X\3\0\0\0cpuK\1tQ"
+    path = raw_pickle(tmp_path / "x.pt", storage, b")R")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("x/data/0", bytes(4))
+    ended = attempts.run("headgates", "show", path)
+    assert ended.refused and "its contents cannot be read" in ended.err, ended
+
+
 @pytest.mark.rehearsal
 def test_a_list_of_instructions_without_end(attempts, tmp_path):
     path = raw_pickle(tmp_path / "x.pt", b"]" * 20_000_000)

@@ -94,7 +94,7 @@ def test_quick_start_with_the_wheel(environment, checkpoints, toy, tmp_path):
     (tmp_path / "heads.json").write_text(json.dumps(heads))
     pruned = tmp_path / "pruned.pt"
     run(headgates, "prune", gated, pruned, "--alive", tmp_path / "heads.json", folder=environment)
-    assert "in total 22 of 22 heads open" in run(headgates, "show", pruned, folder=environment)
+    assert "in total 22 of 24 heads open" in run(headgates, "show", pruned, folder=environment)
     options = ["--user-dir", path, "--path", pruned, "--gen-subset", "test", "--cpu", "--num-workers", "0"]
     out, plugin = fairseq(environment, "generate", toy.data, *options, "--required-batch-size-multiple", "1")
     assert sum(line.startswith("H-") for line in out.splitlines()) == 10
