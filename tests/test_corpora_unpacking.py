@@ -70,8 +70,7 @@ def test_the_sets_are_what_sacrebleu_says(name, place, all_unpacked, tmp_path):
     source = next(s for s in wanted(WMT) if s.name.startswith(data_set))
     raw = tmp_path / data_set / "raw"
     raw.mkdir(parents=True)
-    with tarfile.open(place / source.path) as archive:
-        archive.extractall(raw, filter="data")
+    archives.unpack(place / source.path, raw)
     shutil.copy(place / source.path, raw / source.name)
     command = [sys.executable, "-m", "sacrebleu", "-t", data_set, "-l", "en-ru", "--echo", "src", "ref"]
     env = {**os.environ, "SACREBLEU": str(tmp_path), "PYTHONUTF8": "1"}
@@ -236,6 +235,26 @@ def test_a_set_whose_link_leads_to_another_name(place, tmp_path):
     (tmp_path / source.name).symlink_to(tmp_path / "0123abcd")
     corpus = next(c for c in corpora_of(WMT) if c.source == source)
     assert len(list(corpus.read(tmp_path / source.name, "en"))) == len(VALID)
+
+
+@pytest.mark.parametrize("python", ["present", "before 3.11.4"])
+def test_an_archive_cannot_write_outside_of_its_folder(python, tmp_path, monkeypatch):
+    if python != "present":
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    good, folder = tmp_path / "good.tgz", tmp_path / "good"
+    good.write_bytes(mirrors.tgz({"test/a.sgm": "text", "test/deep/b.sgm": ""}))
+    archives.unpack(good, folder)
+    assert (folder / "test/a.sgm").read_text() == "text" and (folder / "test/deep/b.sgm").is_file()
+    for number, (name, kind, target) in enumerate(
+        [("../out", tarfile.REGTYPE, ""), ("link", tarfile.SYMTYPE, "../../out"), ("pipe", tarfile.FIFOTYPE, "")]
+    ):
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = kind, target
+        with tarfile.open(tmp_path / f"{number}.tar", "w") as tar:
+            tar.addfile(member, io.BytesIO())
+        with pytest.raises(tarfile.TarError):
+            archives.unpack(tmp_path / f"{number}.tar", tmp_path / str(number))
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_missing_or_broken_is_named(place, tmp_path, refused):

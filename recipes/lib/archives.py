@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import re
+import shutil
 import tarfile
 import zipfile
 import zlib
@@ -68,6 +69,23 @@ BREAKS = re.compile("[\t\r\x00\x0b\x0c\x1c-\x1e\x85\u2028\u2029\ufeff]+")
 def one_line(text: str) -> str:
     """Replace characters that end a line or a column in other tools by blanks, and strip blanks at both ends."""
     return BREAKS.sub(" ", text).strip()
+
+
+def unpack(path: Path, folder: Path) -> None:
+    """Unpack an archive. Raise one of BROKEN_ARCHIVE for a member outside of the folder, a link out of it or a device.
+
+    Python has a filter for this since 3.11.4; before, all links and devices are refused.
+    """
+    if hasattr(tarfile, "data_filter"):
+        shutil.unpack_archive(path, folder, filter="data")
+        return
+    if tarfile.is_tarfile(path):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                inside = (folder / member.name).resolve().is_relative_to(folder.resolve())
+                if not inside or not (member.isfile() or member.isdir()):
+                    raise tarfile.TarError(f"{member.name} is a link or a device, or outside of the archive's folder")
+    shutil.unpack_archive(path, folder)
 
 
 def read_to_the_end(path: Path) -> None:

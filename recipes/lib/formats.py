@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from archives import BROKEN_ARCHIVE, does_not_open, lines
+from archives import BROKEN_ARCHIVE, does_not_open, lines, unpack
 from commands import Refused
 
 Reader = Callable[[Path, str], Iterable[str]]
@@ -82,7 +82,7 @@ def sacrebleu_set(data_set: str, pair: str, file: str) -> Reader:
             raw = folder / data_set / "raw"
             raw.mkdir(parents=True)
             try:
-                shutil.unpack_archive(path, raw, filter="data")
+                unpack(path, raw)
             except BROKEN_ARCHIVE as error:
                 raise Refused(f"{path} {does_not_open(error)}") from None
             # sacrebleu does not download or unpack an archive that exists.

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fairseq.models.transformer import TransformerModel
 
+from archives import unpack
 from commands import ArgumentParser, Refused, exit_code
 from fetching import Source, fetch
 
@@ -28,11 +29,11 @@ def address_of(name: str) -> str:
     return found["path"] if isinstance(found, dict) else found
 
 
-def unpack(archive: Path, folder: Path) -> None:
+def unpack_model(archive: Path, folder: Path) -> None:
     """Unpack the files of the one folder inside the archive. `folder` appears when it is complete."""
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    shutil.unpack_archive(archive, part, filter="data")
+    unpack(archive, part)
     inside = [path for path in part.iterdir() if not path.name.startswith(".")]
     if len(inside) == 1 and inside[0].is_dir():
         inside[0].rename(folder)
@@ -46,7 +47,7 @@ def work(args: argparse.Namespace) -> None:
     source = Source(address.rpartition("/")[2], address)
     fetch([source], args.folder / "downloads", args.data_dir)
     if not (args.folder / "model").exists():
-        unpack(args.folder / "downloads" / source.name, args.folder / "model")
+        unpack_model(args.folder / "downloads" / source.name, args.folder / "model")
 
 
 def main(argv: list[str] | None = None) -> int:
