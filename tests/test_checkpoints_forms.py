@@ -20,7 +20,7 @@ from support.checkpoints import (
     small_state,
     with_gates,
 )
-from support.commands import EVALUATION, GATED, TOY_MODEL, TYPES, USER_DIR, valid_loss
+from support.commands import EVALUATION, GATED, TYPES, l0_configuration, valid_loss
 from support.models import logits, make_args, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import HeadTable, head_sites, masked, prune
@@ -109,17 +109,7 @@ def test_old_checkpoints_hold_a_namespace(gated, run, toy, tmp_path):
 
 @pytest.mark.rehearsal
 def test_checkpoints_of_hydra_hold_a_dict(toy, run, tmp_path):
-    config = {
-        "common": {"cpu": True, "user_dir": str(USER_DIR), "seed": 1},
-        "task": {"_name": "translation", "data": str(toy.data)},
-        "model": {"_name": "transformer_head_gates", **TOY_MODEL, "gate_heads": TYPES},
-        "criterion": {"_name": "label_smoothed_cross_entropy_l0", "l0_weight": 0.05, "label_smoothing": 0.1},
-        "optimizer": {"_name": "adam"},
-        "lr_scheduler": {"_name": "fixed"},
-        "dataset": {"max_tokens": 500, "num_workers": 0, "required_batch_size_multiple": 1},
-        "optimization": {"max_update": 2, "lr": [0.005]},
-        "checkpoint": {"save_dir": str(tmp_path / "save")},
-    }
+    config = l0_configuration(toy, tmp_path / "save", gate_heads=TYPES)
     (tmp_path / "toy.yaml").write_text(json.dumps(config))  # JSON is YAML
     run("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "toy")
     state = read(tmp_path / "save" / "checkpoint_last.pt")

@@ -4,7 +4,18 @@ import json
 
 import pytest
 from fairseq.models.transformer import TransformerModel
-from support.commands import ALIVE, EVALUATION, GATED, TOY_MODEL, USER_DIR, hypotheses, logged, run_program, valid_loss
+from support.commands import (
+    ALIVE,
+    EVALUATION,
+    GATED,
+    TOY_MODEL,
+    USER_DIR,
+    hypotheses,
+    l0_configuration,
+    logged,
+    run_program,
+    valid_loss,
+)
 from support.training import GENERATE, assert_one_line_error, read
 
 # Of torch's data loader, about machines without a GPU.
@@ -64,17 +75,8 @@ def test_hydra_train(tmp_path, toy, run, either):
     mask_file = tmp_path / "mask.json"
     mask_file.write_text(json.dumps({"enc-self": ALIVE["enc-self"]}))
     heads = {"gate_heads": "dec-enc", "alive_heads": str(mask_file)}
-    config = {
-        "common": {"cpu": True, "user_dir": str(USER_DIR), "seed": 1, "log_format": "simple", "log_interval": 1},
-        "task": {"_name": "translation", "data": str(toy.data)},
-        "model": {"_name": "transformer_head_gates", **TOY_MODEL, **heads},
-        "criterion": {"_name": "label_smoothed_cross_entropy_l0", "l0_weight": 0.05, "label_smoothing": 0.1},
-        "optimizer": {"_name": "adam"},
-        "lr_scheduler": {"_name": "fixed"},
-        "dataset": {"max_tokens": 500, "num_workers": 0, "required_batch_size_multiple": 1},
-        "optimization": {"max_update": 2, "lr": [0.005]},
-        "checkpoint": {"save_dir": str(tmp_path / "save")},
-    }
+    config = l0_configuration(toy, tmp_path / "save", **heads)
+    config["common"] |= {"log_format": "simple", "log_interval": 1}
     (tmp_path / "toy.yaml").write_text(json.dumps(config))  # JSON is YAML
     either("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "toy")
     mask_file.unlink()  # the checkpoint must not need it

@@ -139,6 +139,21 @@ def train_arguments(toy: Toy, save_dir: Path, *options: object, arch="transforme
     return [*places, *model, *TOY_TRAINING, *options]
 
 
+def l0_configuration(toy: Toy, save_dir: Path, **model: object) -> dict:
+    """The configuration of fairseq-hydra-train for two updates of the toy model with the L0 criterion."""
+    return {
+        "common": {"cpu": True, "user_dir": str(USER_DIR), "seed": 1},
+        "task": {"_name": "translation", "data": str(toy.data)},
+        "model": {"_name": "transformer_head_gates", **TOY_MODEL, **model},
+        "criterion": {"_name": "label_smoothed_cross_entropy_l0", "l0_weight": 0.05, "label_smoothing": 0.1},
+        "optimizer": {"_name": "adam"},
+        "lr_scheduler": {"_name": "fixed"},
+        "dataset": {"max_tokens": 500, "num_workers": 0, "required_batch_size_multiple": 1},
+        "optimization": {"max_update": 2, "lr": [0.005]},
+        "checkpoint": {"save_dir": str(save_dir)},
+    }
+
+
 def worker_arguments(count: int) -> list[list]:
     """The options of each of `count` workers started by hand on one machine."""
     with socket.socket() as free:
