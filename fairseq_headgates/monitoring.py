@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from fairseq.optim.lr_scheduler import build_lr_scheduler
 from torch import Tensor, nn
 
 from fairseq_headgates import report
-from fairseq_headgates.gates import count_open_gates
-from fairseq_headgates.surgery import HeadSite, gated_sites, open_probabilities, to_table
+from fairseq_headgates.gates import GateMethod
+from fairseq_headgates.surgery import gated_sites, open_probabilities, to_table
 
 logger = logging.getLogger(__name__)
 
@@ -80,12 +79,12 @@ class GateMonitor:
         return SummaryWriter(str(Path(str(self.tensorboard_logdir)) / "gates"))
 
 
-def open_head_counts(sites: Sequence[HeadSite]) -> dict[str, Tensor]:
+def open_head_counts(method: GateMethod) -> dict[str, Tensor]:
     """Count gated heads with an evaluation gate above 0: `heads_open` in all, `heads_open_enc_self` and so on."""
-    counts = dict(zip(sites, count_open_gates([site.attention.gate for site in sites]), strict=True))
-    found = {"heads_open": torch.stack(list(counts.values())).sum()}
-    for kind in dict.fromkeys(site.kind for site in sites):
-        group = [count for site, count in counts.items() if site.kind == kind]
+    counts = method.open_counts()
+    found = {"heads_open": torch.stack(counts).sum()}
+    for kind in dict.fromkeys(method.layer_kinds):
+        group = [count for count, other in zip(counts, method.layer_kinds, strict=True) if other == kind]
         found["heads_open_" + kind.replace("-", "_")] = torch.stack(group).sum()
     return found
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from fairseq.logging import metrics
 from torch import nn
 
-from fairseq_headgates.gates import L0_REDUCTIONS, gates_penalty
+from fairseq_headgates.gates import L0_REDUCTIONS, GateMethod, L0Schedule, parse_weights
 from fairseq_headgates.messages import fail, shown
-from fairseq_headgates.monitoring import GateMonitor, open_head_counts
+from fairseq_headgates.monitoring import GateMonitor, open_head_counts, unwrapped, updates_of
 from fairseq_headgates.options import one_line_errors
-from fairseq_headgates.surgery import HeadSite, gated_sites
+from fairseq_headgates.surgery import gate_method
 
-LARGEST_WEIGHT = 1e9  # times all tokens of an update and all heads, squared by an optimiser, it stays finite
 PROGRAM = "fairseq-headgates"
 HELP = {
     "l0_weight": "lambda, the weight of the L0 penalty (the expected number of open heads) against the loss per token "
     "in nats (default: 0, no penalty)",
+    "l0_warmup_updates": "updates in which lambda rises linearly from 0 to --l0-weight",
+    "l0_start_update": "first update with the penalty; the warm-up of lambda begins there",
     "l0_reduction": "sum: over all gated heads, as in Voita et al. 2019; layer-mean: that sum divided by the "
     "number of gated attention layers, as in their code (default: sum)",
 }
@@ -32,46 +33,50 @@ class L0Mixin:
     penalty and compare with those of a baseline.
     """
 
-    l0_weight: float
+    schedule: L0Schedule
     l0_reduction: str
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
         """Add the options of the criterion. fairseq skips those that the parser already has."""
-        parser.add_argument("--l0-weight", type=_number, default=0.0, help=HELP["l0_weight"])
+        parser.add_argument("--l0-weight", type=_weight, default="0.0", metavar="LAMBDA", help=HELP["l0_weight"])
         parser.add_argument("--l0-reduction", type=_reduction, default="sum", help=HELP["l0_reduction"])
         super().add_args(parser)  # type: ignore[misc]
 
-    def set_l0(self, weight: float, reduction: str, tensorboard_logdir: str | None) -> None:
-        """Set lambda, the reduction ("sum" or "layer-mean"), and the folder of TensorBoard's logs or None."""
-        if not 0 <= weight <= LARGEST_WEIGHT:
-            fail(PROGRAM, f"--l0-weight is {weight:g}: it must be from 0 to {LARGEST_WEIGHT:g}")
-        self.l0_weight, self.l0_reduction = weight, reduction
+    def set_l0(
+        self, weight: str, reduction: str, tensorboard_logdir: str | None, warmup: int = 0, start: int = 0
+    ) -> None:
+        """Set lambda and its schedule, the reduction ("sum" or "layer-mean"), the folder of TensorBoard's logs."""
+        try:
+            self.schedule = L0Schedule(parse_weights(weight), warmup, start)
+        except ValueError as error:
+            fail(PROGRAM, f"--l0-weight: {error}")
+        self.l0_reduction = reduction
         self.monitor = GateMonitor(tensorboard_logdir)
-        self._found: tuple[Any, list[HeadSite]] = (None, [])
+        self._found: tuple[Any, GateMethod | None] = (None, None)
 
     def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple:
         """Return the loss, the sample size and the logging outputs of fairseq's criterion, with the penalty added."""
         loss, sample_size, logs = super().forward(model, sample, reduce)  # type: ignore[misc]
-        sites = self._gated_sites(model)
-        penalty = gates_penalty([site.attention.gate for site in sites], self.l0_reduction)
+        method = self._method(model)
+        layers = len(method.layers) if self.l0_reduction == "layer-mean" else 1
+        log_alpha = method.log_alpha()
         if model.training:
             self.monitor.training(model)
-            loss = loss + self.l0_weight * sample_size * penalty
+            weight = log_alpha.new_tensor(self.schedule.at(updates_of(unwrapped(model)), method.kinds)) / layers
+            loss = loss + sample_size * method.penalty(log_alpha, weight)
             logs["loss"] = loss.data
         else:
             self.monitor.validating(model)
-        logs["l0"] = penalty.detach() * sample_size
-        logs.update({key: count * sample_size for key, count in open_head_counts(sites).items()})
+        logs["l0"] = method.open_probability(log_alpha.detach()).sum() / layers * sample_size
+        logs.update({key: count * sample_size for key, count in open_head_counts(method).items()})
         return loss, sample_size, logs
 
-    def _gated_sites(self, model: nn.Module) -> list[HeadSite]:
-        if model is not self._found[0]:  # searching for every batch would take longer than the gates do
+    def _method(self, model: nn.Module) -> GateMethod:
+        if model is not self._found[0] or self._found[1] is None:
             with one_line_errors():
-                sites = gated_sites(model)
-                gates_penalty([site.attention.gate for site in sites], self.l0_reduction)
-            self._found = (model, sites)  # a tuple, because a module as an attribute becomes a sub-module
-        return self._found[1]
+                self._found = (model, gate_method(unwrapped(model)))  # a tuple: modules become sub-modules
+        return cast(GateMethod, self._found[1])
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
@@ -87,11 +92,12 @@ class L0Mixin:
 # argparse would print all of fairseq's usage before the error.
 
 
-def _number(text: str) -> float:
+def _weight(text: str) -> str:
     try:
-        return float(text)
-    except ValueError:
-        fail(PROGRAM, f"argument --l0-weight: {shown(text)} is not a number")
+        parse_weights(text)
+    except ValueError as error:
+        fail(PROGRAM, f"argument --l0-weight: {error}")
+    return text
 
 
 def _reduction(text: str) -> str:

@@ -42,6 +42,7 @@ class HeadGates(nn.Module):
         else:
             first = torch.full((heads,), float(init))
         self.theta = nn.Parameter(first / lr_scale)
+        self.joined: tuple[Any, ...] = ()  # the `GateMethod` of all gates of the model, once it exists
 
     def log_alpha(self) -> Tensor:
         """Return the location of every gate, [H], in single precision: half is too coarse for the noise."""
@@ -50,12 +51,25 @@ class HeadGates(nn.Module):
 
     def forward(self) -> Tensor:
         """Return the gates, [H]: in training a new sample per call, in evaluation mode their evaluation value."""
-        log_alpha = self.log_alpha()
-        return self.distribution.sample(log_alpha) if self.training else self.distribution.evaluation_value(log_alpha)
+        if not self.training:
+            return self.evaluation_value()
+        return self.joined[0].drawn(self) if self.joined else self.distribution.sample(self.log_alpha())
+
+    def evaluation_value(self) -> Tensor:
+        """Return the evaluation gates, [H]."""
+        if self.joined:
+            return self.joined[0].evaluated(self)
+        return self.distribution.evaluation_value(self.log_alpha())
 
     def open_probability(self) -> Tensor:
         """Return P(g != 0) of every gate, [H] (Voita et al. 2019, eq. 6)."""
+        if self.joined:
+            return self.joined[0].opened(self)
         return self.distribution.open_probability(self.log_alpha())
+
+    def read(self) -> list[Tensor]:
+        """Return the parameters that the gates of this layer depend on."""
+        return [layer.theta for layer in self.joined[0].layers] if self.joined else [self.theta]
 
     def extra_repr(self) -> str:
         """Return what `print(model)` shows."""

@@ -34,13 +34,3 @@ def gates_penalty(gates: Sequence[HeadGates], reduction: str = "sum") -> Tensor:
         groups.setdefault(gate.distribution, []).append(gate.log_alpha())
     total = torch.stack([kind.open_probability(torch.cat(group)).sum() for kind, group in groups.items()]).sum()
     return total / len(gates) if reduction == "layer-mean" else total
-
-
-def count_open_gates(gates: Sequence[HeadGates]) -> list[Tensor]:
-    """Return the L0 norm of the evaluation gates of each layer (Voita et al. 2019, eq. 5): how many are not 0.
-
-    Scalars on the device of the gates, without a gradient.
-    """
-    with torch.no_grad():
-        margins = torch.cat([gate.log_alpha() - gate.distribution.closes_at for gate in gates])
-        return [row.sum() for row in (margins > 0).split([gate.theta.numel() for gate in gates])]

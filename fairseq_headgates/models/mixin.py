@@ -27,7 +27,7 @@ def apply_head_options(model: nn.Module, options: HeadOptions) -> nn.Module:
     if options.mask is not None:
         remove_heads(model, options.mask) if options.remove else fix_heads(model, options.mask)
     if options.gate_types:
-        insert_gates(model, options.gate_types, options.distribution, options.init, options.lr_scale)
+        insert_gates(model, options.gate_types, options.distribution, options.init, options.lr_scale, options.method)
     if options.freeze_params:
         for line in freeze(model, options.freeze_params, options.freeze_dropout).lines():
             logger.info(line)
@@ -89,6 +89,9 @@ class HeadGatesMixin:
     def upgrade_checked(self, state_dict: dict[str, Any]) -> None:
         """Rename the weights of older versions of fairseq. Raise ValueError for weights of other heads."""
         super().upgrade_state_dict(state_dict)  # type: ignore[misc]
+        for name, value in self.state_dict().items():  # type: ignore[attr-defined]
+            if name.startswith("gate_method."):  # not in a checkpoint without this method
+                state_dict.setdefault(name, value)
 
 
 def head_gates_class(architecture: str) -> type[HeadGatesMixin] | None:

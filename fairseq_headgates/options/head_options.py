@@ -8,7 +8,8 @@ from __future__ import annotations
 import difflib
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,18 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from fairseq_headgates.gates import OPEN, HardConcrete, check_lr_scale, parse_stretch
+from fairseq_headgates.gates import (
+    METHODS,
+    OPEN,
+    GateMethod,
+    HardConcrete,
+    HeadGates,
+    Target,
+    TargetGates,
+    check_lr_scale,
+    parse_stretch,
+    parse_target,
+)
 from fairseq_headgates.gates.distribution import LARGEST
 from fairseq_headgates.heads import TYPES, HeadTable, as_mask, mask_to_json, parse_types
 from fairseq_headgates.messages import fail, shown
@@ -35,6 +47,11 @@ DEFAULTS: dict[str, Any] = {
     "gate_stretch": f"{HardConcrete.low:g},{HardConcrete.high:g}",
     "gate_init": f"{OPEN:g}",
     "gate_lr_scale": 50.0,
+    "sparsity_method": "l0",
+    "target_heads": "",
+    "sparsity_warmup_updates": 0,
+    "settle_gates_after": 0,
+    "gate_hard": False,
     "freeze_params": None,
     "freeze_dropout": False,
 }
@@ -54,6 +71,25 @@ HELP = {
         "stretch, the evaluation gate is 0 for log_alpha <= -2.398 and 1 for log_alpha >= 2.398",
     ),
     "gate_lr_scale": ("S", "factor on the learning rate of the gates"),
+    "sparsity_method": (
+        "METHOD",
+        "l0: --l0-weight chooses the number of open heads; lagrangian, subset: keep exactly --target-heads, by learned "
+        "Lagrange multipliers, or by differentiable subsets (Li et al. 2021)",
+    ),
+    "target_heads": (
+        "N",
+        "heads to keep, with --sparsity-method lagrangian or subset: a number (12), a share with a decimal point "
+        "(0.25), or these by attention type (enc-self=6,dec-enc=12)",
+    ),
+    "sparsity_warmup_updates": (
+        "N",
+        "lagrangian: updates in which the number of heads falls to the target; subset: in which the temperature falls",
+    ),
+    "settle_gates_after": (
+        "N",
+        "fix the gates to 0 or 1 after N updates, and train the model without noise from there; 0: never",
+    ),
+    "gate_hard": (None, "round the gates to 0 or 1 in training, with the gradient of the unrounded gates"),
     "freeze_params": ("REGEX", r"freeze parameters whose name matches (re.search), e.g. '^decoder\.'"),
     "freeze_dropout": (None, "turn off dropout in modules whose parameters are all frozen"),
 }
@@ -81,6 +117,11 @@ class HeadOptions:
         distribution: temperature and stretch of the gates
         init: initial log_alpha, or "glorot"
         lr_scale: factor on the learning rate of the gates
+        sparsity_method: name of the gating method
+        target: numbers of heads to keep, for the methods that have a target
+        warmup: updates until the target is reached
+        settle_after: updates after which the gates are fixed, 0 for never
+        hard: round training gates to 0 or 1
         freeze_params: regular expression of parameters to freeze, or None
         freeze_dropout: turn off dropout in frozen modules
     """
@@ -91,12 +132,24 @@ class HeadOptions:
     distribution: HardConcrete = HardConcrete()
     init: float | str = OPEN
     lr_scale: float = DEFAULTS["gate_lr_scale"]
+    sparsity_method: str = DEFAULTS["sparsity_method"]
+    target: Target | None = None
+    warmup: int = 0
+    settle_after: int = 0
+    hard: bool = False
     freeze_params: str | None = None
     freeze_dropout: bool = False
 
     def __post_init__(self) -> None:
         if self.remove and self.mask is None:
             raise ValueError("--remove-heads without --alive-heads: name the heads to keep")
+        with_target = issubclass(METHODS[self.sparsity_method], TargetGates)
+        if with_target and self.gate_types and self.target is None:
+            raise ValueError(f"--sparsity-method {self.sparsity_method} needs --target-heads: give a number of heads")
+        if self.target is not None and not with_target:
+            raise ValueError("--target-heads needs --sparsity-method lagrangian or subset")
+        if self.target is not None and not self.gate_types:
+            raise ValueError("--target-heads needs gates: add --gate-heads, e.g. --gate-heads enc-self")
         for kind in self.gate_types:
             if self.mask is not None and kind in self.mask.values and not self.remove:
                 raise ValueError(
@@ -125,6 +178,11 @@ class HeadOptions:
             distribution=_parsed(args, "gate_temperature", lambda value: HardConcrete(_number(value), low, high)),
             init=_parsed(args, "gate_init", parse_init),
             lr_scale=_parsed(args, "gate_lr_scale", lambda value: check_lr_scale(_number(value))),
+            sparsity_method=_parsed(args, "sparsity_method", parse_method),
+            target=_parsed(args, "target_heads", lambda value: parse_target(_comma_separated(value))),
+            warmup=_parsed(args, "sparsity_warmup_updates", _updates),
+            settle_after=_parsed(args, "settle_gates_after", _updates),
+            hard=_parsed(args, "gate_hard", _switch),
             freeze_params=getattr(args, "freeze_params", None) or None,
             freeze_dropout=_parsed(args, "freeze_dropout", _switch),
         )
@@ -142,12 +200,29 @@ class HeadOptions:
             "gate_stretch": f"{self.distribution.low!r},{self.distribution.high!r}",
             "gate_init": self.init if isinstance(self.init, str) else repr(self.init),
             "gate_lr_scale": self.lr_scale,
+            "sparsity_method": self.sparsity_method,
+            "target_heads": str(self.target or ""),
+            "sparsity_warmup_updates": self.warmup,
+            "settle_gates_after": self.settle_after,
+            "gate_hard": self.hard,
             "freeze_params": self.freeze_params,
             "freeze_dropout": self.freeze_dropout,
         }
         for name, value in stored.items():
             if getattr(args, name, None) is not None:
                 setattr(args, name, value)
+
+    def method(self, layers: Sequence[HeadGates], kinds: Sequence[str]) -> GateMethod:
+        """Make the gating method for the gates and the attention type of each layer. Raise ValueError."""
+        settings: dict[str, Any] = {"settle_after": self.settle_after, "hard": self.hard}
+        if self.target is not None:
+            heads = Counter(kind for layer, kind in zip(layers, kinds, strict=True) for _ in layer.theta)
+            try:
+                settings["target"] = self.target.counts(heads)
+            except ValueError as error:
+                raise ValueError(f"--target-heads: {error}") from None
+            settings["warmup"] = self.warmup
+        return METHODS[self.sparsity_method](layers, kinds, **settings)
 
 
 def _parsed(args: Any, name: str, parse: Callable[[Any], Any]) -> Any:
@@ -174,6 +249,23 @@ def parse_init(value: Any) -> float | str:
         raise ValueError(
             f"the initial log_alpha is {shown(value)}: it must be 'glorot' or a number from {-LARGEST:g} to {LARGEST:g}"
         )
+    return number
+
+
+def parse_method(value: Any) -> str:
+    """Check the name of a gating method. Raise ValueError."""
+    if value not in METHODS:
+        raise ValueError(f"unknown method {shown(value)}: choose from {', '.join(METHODS)}")
+    return value
+
+
+def _updates(value: Any) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        number = -1
+    if number < 0:
+        raise ValueError(f"{shown(value)} is not a number of updates: it must be a whole number from 0")
     return number
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from fairseq.models.transformer import base_architecture
 from torch import Tensor
 
-from fairseq_headgates.gates import HardConcrete, HeadGates, parse_stretch
-from fairseq_headgates.heads import HeadTable, check_shape, kind_and_layer, parse_mask
+from fairseq_headgates.gates import METHODS, HardConcrete, HeadGates, parse_stretch, parse_target
+from fairseq_headgates.heads import TYPES, HeadTable, check_shape, kind_and_layer, parse_mask
 from fairseq_headgates.messages import shown
 from fairseq_headgates.safety import architecture, is_checkpoint_file, load_checkpoint, model_args, model_options
 
+GATE = ".gate.log_alpha"
 OUTPUT = re.compile(r"(.*attn)\.out_proj\.weight$")
 
 
@@ -58,9 +60,10 @@ def mask_of_checkpoint(path: str) -> HeadTable:
             alive = parse_mask(args.alive_heads)
             check_shape(alive, sizes, "its own mask")
             mask.update({kind: [list(row) for row in rows] for kind, rows in alive.values.items()})
-        for name, tensor in weights.items():
-            if name.endswith(".gate.log_alpha"):
-                _close(mask, name.removesuffix(".gate.log_alpha"), tensor, args)
+        gated = sorted(_gated_layers(weights), key=lambda found: (TYPES.index(found[0]), found[1]))
+        values = _evaluation_gates([tensor for *_, tensor in gated], [kind for kind, *_ in gated], args)
+        for (kind, layer, _), row in zip(gated, values, strict=True):
+            _close(mask, kind, layer, row, args)
     except ValueError as error:
         raise ValueError(f"{path!r} cannot be taken as a mask: {error}") from None
     return HeadTable(mask, "alive", f"ckpt:{path.rpartition('/')[2]}")
@@ -102,26 +105,39 @@ def _full(sizes: Mapping[str, tuple[int, int]]) -> dict[str, list[list[float]]]:
     return {kind: [[1] * heads for _ in range(layers)] for kind, (layers, heads) in sizes.items()}
 
 
-def _close(mask: dict[str, list[list[float]]], name: str, log_alpha: Tensor, args: argparse.Namespace) -> None:
+def _gated_layers(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, int, Tensor]]:
+    """Yield attention type, number and log_alpha of every layer with gates."""
+    for name, tensor in weights.items():
+        if name.endswith(GATE):
+            yield (*kind_and_layer(name.removesuffix(GATE)), tensor)
+
+
+def _close(mask: dict[str, list[list[float]]], kind: str, layer: int, values: Tensor, args: argparse.Namespace) -> None:
     """Set the heads of one attention layer to 0 whose evaluation gate is 0."""
-    kind, layer = kind_and_layer(name)
     rows = mask.get(kind, [])
     if layer >= len(rows):
         raise ValueError(f"it has a gate on {kind} layer {layer}, but no such layer")
     # With --remove-heads only the remaining heads have gates.
     gated = [i for i, alive in enumerate(rows[layer]) if alive or not getattr(args, "remove_heads", False)]
-    if log_alpha.shape != (len(gated),):
-        raise ValueError(f"it has {log_alpha.numel()} gates on {kind} layer {layer}, which has {len(gated)} heads")
-    for head, gate in zip(gated, _evaluation_gates(log_alpha, args).tolist(), strict=True):
+    if values.shape != (len(gated),):
+        raise ValueError(f"it has {values.numel()} gates on {kind} layer {layer}, which has {len(gated)} heads")
+    for head, gate in zip(gated, values.tolist(), strict=True):
         rows[layer][head] *= int(gate > 0)
 
 
-def _evaluation_gates(log_alpha: Tensor, args: argparse.Namespace) -> Tensor:
-    """Compute evaluation gates exactly as the model does."""
+def _evaluation_gates(rows: Sequence[Tensor], kinds: Sequence[str], args: argparse.Namespace) -> list[Tensor]:
+    """Compute the evaluation gates of all layers exactly as the model does."""
+    if not rows:
+        return []
     stretch = getattr(args, "gate_stretch", None)
     low, high = parse_stretch(stretch) if stretch else (HardConcrete.low, HardConcrete.high)
     lr_scale = getattr(args, "gate_lr_scale", None) or 1.0
-    gates = HeadGates(len(log_alpha), HardConcrete(low=low, high=high), lr_scale=lr_scale)
-    gates.load_state_dict({"log_alpha": log_alpha})
+    layers = [HeadGates(row.numel(), HardConcrete(low=low, high=high), lr_scale=lr_scale) for row in rows]
+    for layer, row in zip(layers, rows, strict=True):
+        layer.load_state_dict({"log_alpha": row.reshape(-1)})
+    target = parse_target(getattr(args, "target_heads", None) or "")
+    heads = {kind: sum(row.numel() for row, other in zip(rows, kinds, strict=True) if other == kind) for kind in kinds}
+    settings: dict[str, Any] = {"target": target.counts(heads)} if target else {}
+    method = METHODS[getattr(args, "sparsity_method", None) or "l0"](layers, kinds, **settings)
     with torch.no_grad():
-        return gates.eval()()
+        return list(method.evaluate(method.log_alpha()).split(method.sizes))

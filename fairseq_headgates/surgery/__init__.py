@@ -8,6 +8,7 @@ from fairseq_headgates.surgery.hooks import Observed, hooked, observe
 from fairseq_headgates.surgery.sites import (
     HeadSite,
     evaluating,
+    gate_method,
     gate_values,
     gated_sites,
     head_counts,
@@ -26,6 +27,7 @@ __all__ = [
     "evaluating",
     "fix_heads",
     "freeze",
+    "gate_method",
     "gate_values",
     "gated_sites",
     "head_counts",

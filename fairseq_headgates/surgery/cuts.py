@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.heads import HeadTable, Mask, as_mask, check_shape
 from fairseq_headgates.modules import HeadAttention
+from fairseq_headgates.surgery.gating import leave_method
 from fairseq_headgates.surgery.sites import (
     gate_values,
     head_counts,
@@ -154,6 +155,7 @@ def apply_cuts(model: nn.Module, found: Mapping[str, Cut]) -> nn.Module:
         attention = model.get_submodule(name)
         assert isinstance(attention, HeadAttention)
         _cut_attention(attention, cut)
+    leave_method(model)
     return model
 
 
@@ -178,6 +180,8 @@ def cut_tensors(tensors: Mapping[str, Tensor], found: Mapping[str, Cut], power: 
     result = {}
     for name, tensor in tensors.items():
         attention, parameter = site_and_parameter(name, found)
+        if name.startswith("gate_method."):
+            continue
         if attention is None:
             result[name] = tensor
         elif not parameter.startswith("gate.") and (found[attention].keep or parameter.startswith("out_proj.")):

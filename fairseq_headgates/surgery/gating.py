@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
-from fairseq_headgates.gates import OPEN, HardConcrete, HeadGates
+from fairseq_headgates.gates import OPEN, GateMethod, HardConcrete, HeadGates, L0Gates
 from fairseq_headgates.heads import Mask, as_mask, check_shape
-from fairseq_headgates.surgery.sites import head_counts, head_sites, use_head_attention
+from fairseq_headgates.surgery.sites import gated_sites, head_counts, head_sites, use_head_attention
 
 
 def insert_gates(
@@ -19,6 +19,7 @@ def insert_gates(
     distribution: HardConcrete | None = None,
     init: float | str = OPEN,
     lr_scale: float = 1.0,
+    method: Callable[[Sequence[HeadGates], Sequence[str]], GateMethod] = L0Gates,
 ) -> nn.Module:
     """Give every head of the attention `types` a stochastic gate, in place.
 
@@ -28,6 +29,7 @@ def insert_gates(
         distribution: temperature and stretch of the gates (default: `HardConcrete()`)
         init: initial log_alpha, or "glorot"; see `HeadGates`
         lr_scale: factor on the learning rate of the gates; see `HeadGates`
+        method: makes the gating method from the gates and the attention type of each layer
 
     Returns:
         `model`
@@ -46,7 +48,21 @@ def insert_gates(
         if site.kind in types and attention.num_heads > 0:
             gates = HeadGates(attention.num_heads, distribution or HardConcrete(), init, lr_scale)
             attention.gate = gates.to(attention.out_proj.weight).train(attention.training)
+    gated = gated_sites(model)
+    if gated:
+        leave_method(model)
+        joined = method([site.attention.gate for site in gated], [site.kind for site in gated])
+        model.gate_method = joined.to(gated[0].attention.out_proj.weight).train(model.training)
+        joined.hook = model.register_forward_pre_hook(joined.before_forward)
     return model
+
+
+def leave_method(model: nn.Module) -> None:
+    """Remove the gating method of a model, in place."""
+    method = getattr(model, "gate_method", None)
+    if method is not None:
+        method.hook.remove()
+        del model.gate_method
 
 
 def fix_heads(model: nn.Module, mask: Mask) -> nn.Module:

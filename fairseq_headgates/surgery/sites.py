@@ -15,7 +15,7 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from fairseq_headgates.gates import HeadGates, gates_penalty
+from fairseq_headgates.gates import GateMethod, HeadGates, gates_penalty
 from fairseq_headgates.heads import TYPES, HeadTable, kind_and_layer
 from fairseq_headgates.modules import HeadAttention
 from fairseq_headgates.surgery.features import attention_features
@@ -96,7 +96,7 @@ def gate_values(model: nn.Module) -> dict[str, Tensor]:
     Returns:
         {type: [L, H]} in [0, 1], in single precision: 1 for a head without a gate, 0 for a masked or removed head
     """
-    return _per_type(model, lambda gate: gate.distribution.evaluation_value(gate.log_alpha()))
+    return _per_type(model, HeadGates.evaluation_value)
 
 
 def open_probabilities(model: nn.Module) -> dict[str, Tensor]:
@@ -125,6 +125,14 @@ def _per_head(attention: MultiheadAttention, of_gate: Callable[[HeadGates], Tens
     alive = torch.ones(attention.num_heads, **precise) if attention.gate is None else of_gate(attention.gate)
     kept = torch.tensor(attention.kept, dtype=torch.long, device=row.device)
     return row.index_put((kept,), alive if attention.head_mask is None else alive * attention.head_mask.float())
+
+
+def gate_method(model: nn.Module) -> GateMethod:
+    """Return the gating method of a model. Raise ValueError if the model has no gates."""
+    method = getattr(model, "gate_method", None)
+    if method is None:
+        raise ValueError("the model has no stochastic gates: train it with --gate-heads, e.g. --gate-heads enc-self")
+    return method
 
 
 def l0_penalty(model: nn.Module, reduction: str = "sum") -> Tensor:

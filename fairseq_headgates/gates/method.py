@@ -1,0 +1,146 @@
+"""The interface of gating methods: how all gates of a model are drawn, evaluated and penalised.
+
+Shapes: N gates of a model, in the order of its layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_headgates.gates.layer import HeadGates
+
+SETTLED = 5.0  # log_alpha of a gate that is fixed to 1 (-5 to 0): far beyond what is left of an optimiser's momentum
+
+
+class GateMethod(nn.Module):
+    """Base of the gating methods, for all gates of a model. A new method is one subclass, listed in `METHODS`.
+
+    Before each forward pass in training the model calls `draw`, which draws all gates at once. In evaluation mode
+    each layer takes its part of `evaluate`.
+
+    Args:
+        layers: the gates of each attention layer
+        kinds: the attention type of each layer
+        settle_after: number of updates after which the gates are fixed to 0 or 1; 0 for never
+        hard: round training gates to 0 or 1, with the gradient of the gates themselves
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, layers: Sequence[HeadGates], kinds: Sequence[str], settle_after: int = 0, hard: bool = False):
+        super().__init__()
+        self.layers = tuple(layers)  # a tuple, because these are modules of their attention layers
+        self.layer_kinds = tuple(kinds)
+        self.kinds = tuple(kind for layer, kind in zip(layers, kinds, strict=True) for _ in range(layer.theta.numel()))
+        self.sizes = [layer.theta.numel() for layer in layers]
+        self.settle_after, self.hard, self.num_updates = settle_after, hard, 0
+        self._drawn: dict[int, Tensor] = {}
+        self.hook: Any = None  # the handle of `before_forward`
+        for layer in layers:
+            layer.joined = (self,)
+
+    # What a method defines
+
+    def sample(self, log_alpha: Tensor) -> Tensor:
+        """Return training gates [N] in [0, 1], a new sample."""
+        raise NotImplementedError
+
+    def evaluate(self, log_alpha: Tensor) -> Tensor:
+        """Return evaluation gates [N] in [0, 1]."""
+        raise NotImplementedError
+
+    def open_probability(self, log_alpha: Tensor) -> Tensor:
+        """Return the probability [N] that a gate is not 0 in training."""
+        raise NotImplementedError
+
+    def penalty(self, log_alpha: Tensor, weight: Tensor) -> Tensor:
+        """Return what is added to the loss per token, a scalar. `weight` [N] is the value of --l0-weight."""
+        raise NotImplementedError
+
+    # What all methods share
+
+    @property
+    def settled(self) -> bool:
+        """Whether the gates are fixed."""
+        return 0 < self.settle_after <= self.num_updates
+
+    def log_alpha(self) -> Tensor:
+        """Return the location of all gates, [N]."""
+        return torch.cat([layer.log_alpha() for layer in self.layers])
+
+    def before_forward(self, *_: Any) -> None:
+        """Draw new gates in training: a forward pre-hook of the model."""
+        if self.training:
+            self.draw()
+
+    def draw(self) -> None:
+        """Draw the training gates of all layers; once settled, take the evaluation gates without a gradient."""
+        log_alpha = self.log_alpha()
+        gates = self.evaluate(log_alpha).detach() if self.settled else self.sample(log_alpha)
+        if self.hard:
+            gates = gates + (gates.detach().ge(0.5).to(gates) - gates.detach())
+        self._drawn = {id(layer): part for layer, part in zip(self.layers, gates.split(self.sizes), strict=True)}
+
+    def open_counts(self) -> list[Tensor]:
+        """Return how many evaluation gates of each layer are not 0 (Voita et al. 2019, eq. 5): scalars."""
+        with torch.no_grad():
+            return [part.sum() for part in (self.evaluate(self.log_alpha()) > 0).split(self.sizes)]
+
+    def drawn(self, layer: HeadGates) -> Tensor:
+        """Return the training gates [H] of a layer, those of the present forward pass."""
+        if id(layer) not in self._drawn:  # the layer is used outside of a forward pass of the model
+            self.draw()
+        return self._drawn[id(layer)]
+
+    def evaluated(self, layer: HeadGates) -> Tensor:
+        """Return the evaluation gates [H] of a layer."""
+        return self._part(self.evaluate(self.log_alpha()), layer)
+
+    def opened(self, layer: HeadGates) -> Tensor:
+        """Return P(g != 0) of the gates [H] of a layer."""
+        return self._part(self.open_probability(self.log_alpha()), layer)
+
+    def _part(self, values: Tensor, layer: HeadGates) -> Tensor:
+        first = 0
+        for other, size in zip(self.layers, self.sizes, strict=True):
+            if other is layer:
+                return values[first : first + size]
+            first += size
+        raise ValueError("the layer has no gates of this method")
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Note the number of updates; fairseq calls it. At `settle_after`, fix the gates."""
+        before = self.settled
+        self.num_updates = num_updates
+        if self.settled and not before and self.training:
+            self.settle()
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Fix every gate to 1 if its evaluation gate is above 0, else to 0."""
+        kept = self.evaluate(self.log_alpha()) > 0
+        for layer, part in zip(self.layers, kept.split(self.sizes), strict=True):
+            layer.theta.copy_(torch.where(part, SETTLED, -SETTLED) / layer.lr_scale)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_drawn": {}}  # with their graph, drawn gates cannot be copied
+
+
+def groups_of(kinds: Sequence[str], counts: Mapping[tuple[str, ...], int]) -> list[tuple[Tensor, int]]:
+    """Return the positions of the gates of each target, and how many of them to keep."""
+    positions = [[i for i, kind in enumerate(kinds) if kind in group] for group in counts]
+    return [(torch.tensor(group), count) for group, count in zip(positions, counts.values(), strict=True)]
+
+
+def highest(log_alpha: Tensor, groups: Sequence[tuple[Tensor, int]]) -> Tensor:
+    """Return 1 for the gates [N] with the highest log_alpha, as many in each group as it keeps; 0 for the others."""
+    gates = torch.zeros_like(log_alpha)
+    for positions, count in groups:
+        positions = positions.to(log_alpha.device)
+        order = log_alpha[positions].argsort(descending=True, stable=True)
+        gates[positions[order[:count]]] = 1
+    return gates

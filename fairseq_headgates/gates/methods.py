@@ -1,0 +1,155 @@
+"""The gating methods: the L0 penalty, a Lagrangian constraint, and differentiable subsets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_headgates.gates.layer import HeadGates
+from fairseq_headgates.gates.method import GateMethod, groups_of, highest
+
+
+class L0Gates(GateMethod):
+    """Hard Concrete gates under lambda L_C (Voita et al. 2019, eq. 6 to 8): `--l0-weight` chooses the sparsity."""
+
+    name = "l0"
+
+    def __init__(self, layers: Sequence[HeadGates], kinds: Sequence[str], **settings: Any):
+        super().__init__(layers, kinds, **settings)
+        self.distribution = layers[0].distribution
+
+    def sample(self, log_alpha: Tensor) -> Tensor:
+        """Draw Hard Concrete gates."""
+        return self.distribution.sample(log_alpha)
+
+    def evaluate(self, log_alpha: Tensor) -> Tensor:
+        """Return the evaluation gates of the Hard Concrete distribution."""
+        return self.distribution.evaluation_value(log_alpha)
+
+    def open_probability(self, log_alpha: Tensor) -> Tensor:
+        """Return P(g != 0) (Voita et al. 2019, eq. 6)."""
+        return self.distribution.open_probability(log_alpha)
+
+    def penalty(self, log_alpha: Tensor, weight: Tensor) -> Tensor:
+        """Return the sum of lambda P(g != 0) over all gates."""
+        return (weight * self.open_probability(log_alpha)).sum()
+
+
+class TargetGates(GateMethod):
+    """Base of the methods that keep a given number of heads; in evaluation exactly these gates are 1, the others 0.
+
+    Args:
+        target: {attention types: number of heads to keep}, as `Target.counts` returns it
+        warmup: updates in which the number of heads falls from all to the target
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[HeadGates],
+        kinds: Sequence[str],
+        target: Mapping[tuple[str, ...], int],
+        warmup: int = 0,
+        **settings: Any,
+    ):
+        super().__init__(layers, kinds, **settings)
+        self.distribution = layers[0].distribution
+        self.groups = groups_of(self.kinds, target)
+        self.warmup = warmup
+
+    def evaluate(self, log_alpha: Tensor) -> Tensor:
+        """Return 1 for the gates with the highest log_alpha, as many as the target keeps."""
+        return highest(log_alpha, self.groups)
+
+    def progress(self) -> float:
+        """Return the part of the warm-up that is done, from 0 to 1."""
+        return min(1.0, self.num_updates / self.warmup) if self.warmup else 1.0
+
+
+class LagrangianGates(TargetGates):
+    """Hard Concrete gates whose expected number meets the target by learned Lagrange multipliers.
+
+    The penalty of a target is l1 d + l2 d^2, where d is the expected share of open heads minus the target share. The
+    multipliers l1 and l2 are learned by gradient ascent (Wang et al. 2020; Xia et al. 2022, section 3.2). The target
+    falls linearly in the warm-up.
+    """
+
+    name = "lagrangian"
+
+    def __init__(self, layers: Sequence[HeadGates], kinds: Sequence[str], *args: Any, **settings: Any):
+        super().__init__(layers, kinds, *args, **settings)
+        self.lr_scale = layers[0].lr_scale
+        self.multipliers = nn.Parameter(torch.zeros(len(self.groups), 2))
+
+    def sample(self, log_alpha: Tensor) -> Tensor:
+        """Draw Hard Concrete gates."""
+        return self.distribution.sample(log_alpha)
+
+    def open_probability(self, log_alpha: Tensor) -> Tensor:
+        """Return P(g != 0) of the Hard Concrete distribution."""
+        return self.distribution.open_probability(log_alpha)
+
+    def penalty(self, log_alpha: Tensor, weight: Tensor) -> Tensor:
+        """Return the sum of l1 d + l2 d^2 over the targets."""
+        if self.settled:
+            return log_alpha.new_zeros(())
+        open_probability = self.open_probability(log_alpha)
+        distances = []
+        for positions, count in self.groups:
+            share = 1 - self.progress() * (1 - count / len(positions))
+            distances.append(open_probability[positions.to(log_alpha.device)].mean() - share)
+        d = torch.stack(distances)
+        # The value is lr_scale times the parameter, the gradient is reversed: an optimiser that descends ascends here.
+        theta = self.multipliers.float()
+        multipliers = self.lr_scale * theta.detach() - (theta - theta.detach())
+        return (multipliers[:, 0] * d + multipliers[:, 1] * d**2).sum()
+
+
+class SubsetGates(TargetGates):
+    """Differentiable subsets of exactly N heads (Li et al. 2021).
+
+    Gates are sums of N softmax draws without replacement from Gumbel-perturbed scores; the temperature falls linearly
+    from 1 to `low_temperature` in the warm-up.
+    """
+
+    name = "subset"
+    low_temperature = 0.1
+
+    def sample(self, log_alpha: Tensor) -> Tensor:
+        """Draw N gates without replacement, relaxed by the temperature."""
+        uniform = torch.rand_like(log_alpha).clamp(1e-6, 1 - 1e-6)
+        return self._relaxed(log_alpha - torch.log(-torch.log(uniform)))
+
+    def open_probability(self, log_alpha: Tensor) -> Tensor:
+        """Return the relaxed gates without noise, an estimate of the probability that a head is drawn."""
+        return self._relaxed(log_alpha).clamp(0, 1)
+
+    def penalty(self, log_alpha: Tensor, weight: Tensor) -> Tensor:
+        """Return 0: the number of heads is exact."""
+        return log_alpha.new_zeros(())
+
+    def temperature(self) -> float:
+        """Return the temperature at this update."""
+        return 1 - self.progress() * (1 - self.low_temperature)
+
+    def _relaxed(self, scores: Tensor) -> Tensor:
+        gates = torch.zeros_like(scores)
+        for positions, count in self.groups:
+            positions = positions.to(scores.device)
+            gates = gates.index_put((positions,), relaxed_subset(scores[positions], count, self.temperature()))
+        return gates
+
+
+def relaxed_subset(scores: Tensor, count: int, temperature: float) -> Tensor:
+    """Return the sum of `count` softmax draws without replacement from `scores` [N] (Li et al. 2021, eq. 5 to 7)."""
+    total = torch.zeros_like(scores)
+    for _ in range(count):
+        drawn = torch.softmax(scores / temperature, 0)
+        total = total + drawn
+        scores = scores + torch.log((1 - drawn).clamp_min(1e-20))
+    return total
+
+
+METHODS: dict[str, type[GateMethod]] = {method.name: method for method in (L0Gates, LagrangianGates, SubsetGates)}

@@ -1,0 +1,65 @@
+"""Lambda over the updates: `--l0-weight`, `--l0-start-update`, `--l0-warmup-updates`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fairseq_headgates.gates.target import ALL
+from fairseq_headgates.heads import TYPES
+from fairseq_headgates.messages import shown
+
+LARGEST_WEIGHT = 1e9  # times all tokens of an update and all heads, squared by an optimiser, it stays finite
+
+
+@dataclass(frozen=True)
+class L0Schedule:
+    """The weight lambda of the L0 penalty at every update.
+
+    Lambda is 0 before the update `start`, and rises linearly to its value in `warmup` updates.
+
+    Attributes:
+        weights: {attention type, or `ALL` for all types: lambda}
+        warmup: number of updates, 0 for the full lambda at once
+        start: number of the first update with a penalty, from 0
+    """
+
+    weights: tuple[tuple[str, float], ...] = ((ALL, 0.0),)
+    warmup: int = 0
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        for kind, weight in self.weights:
+            if not 0 <= weight <= LARGEST_WEIGHT:
+                raise ValueError(
+                    f"lambda{f' of {kind}' if kind else ''} is {weight:g}: it must be from 0 to {LARGEST_WEIGHT:g}"
+                )
+        for name, updates in (("warm-up", self.warmup), ("start", self.start)):
+            if updates < 0:
+                raise ValueError(f"the {name} of lambda is {updates} updates: it must be at least 0")
+
+    def at(self, update: int, kinds: Sequence[str]) -> list[float]:
+        """Return lambda of every gate, whose attention types are `kinds`, at an update."""
+        done = update - self.start + 1
+        factor = 0.0 if done <= 0 else min(1.0, done / self.warmup) if self.warmup else 1.0
+        weights = dict(self.weights)
+        return [factor * weights.get(kind, weights.get(ALL, 0.0)) for kind in kinds]
+
+
+def parse_weights(text: str) -> tuple[tuple[str, float], ...]:
+    """Parse lambda: '0.02', or 'enc-self=0.05,dec-enc=0.2' (0 for other types). Raise ValueError."""
+    found: dict[str, float] = {}
+    parts = str(text).split(",")
+    for part in parts:
+        kind, equals, number = part.strip().rpartition("=")
+        try:
+            weight = float(number)
+        except ValueError:
+            raise ValueError(f"{shown(number)} is not a number") from None
+        if bool(equals) != (kind in TYPES) or kind in found or (not kind and len(parts) > 1):
+            raise ValueError(
+                f"{shown(text)} is not a weight: give a number (0.02), or numbers by attention type "
+                f"({', '.join(TYPES)}), e.g. enc-self=0.05,dec-enc=0.2"
+            )
+        found[kind] = weight
+    return tuple(found.items())

@@ -1,0 +1,275 @@
+"""Gating methods for all gates of a model: targets, draws, penalties, schedules."""
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+from support.commands import TYPES
+from support.models import make_batch, make_gated
+
+from fairseq_headgates import gate_values, head_sites, prune
+from fairseq_headgates.gates import (
+    HardConcrete,
+    HeadGates,
+    L0Gates,
+    L0Schedule,
+    LagrangianGates,
+    SubsetGates,
+    parse_target,
+    parse_weights,
+)
+from fairseq_headgates.gates.method import highest
+from fairseq_headgates.gates.methods import relaxed_subset
+from fairseq_headgates.surgery import gate_method, kept_mask
+
+KINDS = ["enc-self", "enc-self", "dec-enc"]
+HEADS = {"enc-self": 8, "dec-enc": 4}
+
+
+def layers(log_alpha=None, lr_scale=1.0):
+    made = [HeadGates(4, HardConcrete(), lr_scale=lr_scale) for _ in KINDS]
+    if log_alpha is not None:
+        for layer, row in zip(made, log_alpha, strict=True):
+            layer.load_state_dict({"log_alpha": torch.as_tensor(row, dtype=torch.float64)})
+    return made
+
+
+# Targets
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("6", {("enc-self", "dec-enc"): 6}),
+        ("0", {("enc-self", "dec-enc"): 0}),
+        ("0.25", {("enc-self", "dec-enc"): 3}),
+        ("1.0", {("enc-self", "dec-enc"): 12}),
+        ("enc-self=2,dec-enc=0.5", {("enc-self",): 2, ("dec-enc",): 2}),
+        (" enc-self=2 , dec-enc=4", {("enc-self",): 2, ("dec-enc",): 4}),
+    ],
+)
+def test_a_target_is_a_number_a_share_or_one_of_these_by_type(text, counts):
+    assert parse_target(text).counts(HEADS) == counts
+    assert parse_target(str(parse_target(text))) == parse_target(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["-1", "1.5", "x", "enc-self=", "=3", "3,4", "enc-self=3,4", "enc-self=1,enc-self=2", "nan", "0.x", ","]
+)
+def test_what_is_no_target_is_refused(text):
+    with pytest.raises(ValueError, match="it must be a number of heads"):
+        parse_target(text)
+
+
+def test_targets_that_the_model_contradicts():
+    for text, words in [
+        ("13", "the target is 13 heads of enc-self, dec-enc: there are 12"),
+        ("enc-self=9,dec-enc=1", "9 heads of enc-self: there are 8"),
+        ("dec-self=1", "names dec-self, which has no gates"),
+        ("enc-self=3", "dec-enc has gates but no target: add dec-enc=N"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            parse_target(text).counts(HEADS)
+    assert parse_target(" ") is None
+
+
+# Draws
+
+
+def test_all_gates_are_drawn_once_for_each_forward_pass():
+    model = make_gated(gate_heads=TYPES).train()
+    method, seen = gate_method(model), []
+    for attention in (site.attention for site in head_sites(model)):
+        attention.register_forward_hook(lambda module, *_: seen.append(module.gate().detach().clone()))
+    with torch.no_grad():
+        model.get_submodule("encoder.layers.0.self_attn.gate").theta.zero_()
+    gates = head_sites(model)[0].attention.gate
+    for _ in range(2):
+        model(**make_batch())
+        assert torch.equal(gates(), gates())
+    rows = len(method.layers)
+    assert len(seen) == 2 * rows
+    assert any(not torch.equal(a, b) for a, b in zip(seen[:rows], seen[rows:], strict=True))
+
+
+def test_a_model_is_copied_and_pruned_after_a_forward_pass_in_training():
+    model = make_gated(gate_heads=TYPES).train()
+    model(**make_batch())
+    twin = copy.deepcopy(model)
+    assert gate_method(twin) is not gate_method(model)
+    assert gate_method(twin).layers[0] is head_sites(twin)[0].attention.gate
+    smaller = prune(model)
+    assert not hasattr(smaller, "gate_method") and not smaller._forward_pre_hooks
+    smaller.train()(**make_batch())
+
+
+def test_hard_gates_are_0_or_1_with_the_gradient_of_the_gates():
+    made = layers([[0.3, -0.3, 2, -2]] * 3)
+    method = L0Gates(made, KINDS, hard=True)
+    method.draw()
+    gates = torch.cat([method.drawn(layer) for layer in made])
+    assert set(gates.unique().tolist()) <= {0.0, 1.0}
+    gates.sum().backward()
+    assert all(layer.theta.grad is not None for layer in made)
+
+
+# Targets are met
+
+
+@pytest.mark.parametrize("method", [LagrangianGates, SubsetGates])
+@pytest.mark.parametrize("count", [0, 1, 5, 12])
+def test_exactly_as_many_evaluation_gates_are_1(method, count):
+    made = layers(torch.randn(3, 4))
+    gates = method(made, KINDS, {("enc-self", "dec-enc"): count}).eval()
+    values = gates.evaluate(gates.log_alpha())
+    assert values.sum() == count and set(values.tolist()) <= {0.0, 1.0}
+    ranked = gates.log_alpha().argsort(descending=True)
+    assert (values[ranked[:count]] == 1).all()
+
+
+def test_targets_by_type_are_met_each():
+    log_alpha = torch.tensor([5.0, 4, 3, 2, 1, 0, -1, -2, -3, -4, -5, -6])
+    groups = [(torch.arange(8), 2), (torch.arange(8, 12), 3)]
+    assert highest(log_alpha, groups).tolist() == [1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0]
+    assert highest(torch.zeros(12), groups).sum() == 5  # ties
+
+
+# Differentiable subsets
+
+
+def naive_subset(scores, count, temperature):
+    """Li et al. 2021, in Python's numbers."""
+    scores, total = list(scores), [0.0] * len(scores)
+    for _ in range(count):
+        powers = [math.exp(s / temperature) for s in scores]
+        drawn = [p / sum(powers) for p in powers]
+        total = [t + d for t, d in zip(total, drawn, strict=True)]
+        scores = [s + math.log(1 - d) for s, d in zip(scores, drawn, strict=True)]
+    return total
+
+
+@pytest.mark.parametrize(("count", "temperature"), [*itertools.product([1, 3, 6], [1.0, 0.5])])
+def test_relaxed_subsets_equal_a_naive_rewrite(count, temperature):
+    scores = torch.randn(7, dtype=torch.float64)
+    found = relaxed_subset(scores, count, temperature)
+    torch.testing.assert_close(found, torch.tensor(naive_subset(scores.tolist(), count, temperature)).double())
+    assert found.sum().item() == pytest.approx(count)
+    assert torch.autograd.gradcheck(lambda s: relaxed_subset(s, count, temperature), (scores.requires_grad_(),))
+
+
+def test_a_cold_subset_is_the_highest_scores():
+    scores = torch.tensor([0.3, 2.0, -1.0, 1.5, 0.2])
+    assert relaxed_subset(scores, 2, 0.01).round(decimals=4).tolist() == [0, 1, 0, 1, 0]
+
+
+def test_the_temperature_of_subsets_falls_in_the_warm_up():
+    method = SubsetGates(layers(), KINDS, {("enc-self", "dec-enc"): 3}, warmup=10)
+    found = []
+    for update in (0, 5, 10, 99):
+        method.set_num_updates(update)
+        found.append(method.temperature())
+    assert found == pytest.approx([1, 0.55, 0.1, 0.1])
+
+
+# Lagrange multipliers
+
+
+def test_the_lagrangian_penalty_equals_a_naive_one_and_its_multipliers_ascend():
+    log_alpha = torch.randn(3, 4).tolist()
+    made = layers(log_alpha, lr_scale=10.0)
+    method = LagrangianGates(made, KINDS, {("enc-self",): 2, ("dec-enc",): 4}, warmup=100)
+    method.set_num_updates(25)
+    with torch.no_grad():
+        method.multipliers.copy_(torch.tensor([[0.3, -0.2], [0.1, 0.4]]))
+    expected = 0.0
+    for rows, keep, (first, second) in ((log_alpha[:2], 2, (3, -2)), (log_alpha[2:], 4, (1, 4))):
+        flat = [a for row in rows for a in row]
+        mean = sum(1 / (1 + math.exp(-(a - 0.33 * math.log(0.1 / 1.1)))) for a in flat) / len(flat)
+        d = mean - (1 - 0.25 * (1 - keep / len(flat)))
+        expected += first * d + second * d * d
+    penalty = method.penalty(method.log_alpha(), torch.zeros(12))
+    assert penalty.item() == pytest.approx(expected, abs=1e-6)
+    penalty.backward()
+    d = (method.open_probability(method.log_alpha())[:8].mean() - (1 - 0.25 * 0.75)).item()
+    assert method.multipliers.grad[0].tolist() == pytest.approx([-d, -d * d], abs=1e-6)  # descent on it is ascent
+
+
+def test_the_lagrangian_meets_its_target():
+    """The loss wants all heads, the last ones most; the rate decays to 0 as in training."""
+    torch.manual_seed(1)
+    made = layers(lr_scale=50.0)
+    method = LagrangianGates(made, KINDS, {("enc-self", "dec-enc"): 5}, warmup=100).train()
+    want = torch.linspace(0.02, 0.3, 12)
+    optimizer = torch.optim.Adam([*method.parameters(), *(layer.theta for layer in made)], lr=0.001)
+    for update in range(1500):
+        optimizer.param_groups[0]["lr"] = 0.001 * (1 - update / 1500)
+        method.set_num_updates(update)
+        method.draw()
+        gates = torch.cat([method.drawn(layer) for layer in made])
+        loss = (want * (1 - gates)).sum() + method.penalty(method.log_alpha(), torch.zeros(12))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert method.open_probability(method.log_alpha()).sum().item() == pytest.approx(5, abs=0.3)
+    assert method.evaluate(method.log_alpha()).tolist() == [0.0] * 7 + [1.0] * 5
+
+
+# Settling
+
+
+def test_gates_settle_and_stay():
+    made = layers([[3, 0.2, -3, 0.1]] * 3, lr_scale=7.0)
+    method = L0Gates(made, KINDS, settle_after=10).train()
+    method.set_num_updates(9)
+    assert not method.settled
+    method.set_num_updates(10)
+    assert method.settled
+    assert made[0].log_alpha().tolist() == pytest.approx([5, 5, -5, 5])
+    for _ in range(3):
+        method.draw()
+        drawn = method.drawn(made[0])
+        assert drawn.tolist() == [1, 1, 0, 1] and not drawn.requires_grad
+
+
+def test_a_checkpoint_in_evaluation_does_not_settle():
+    made = layers([[3, 0.2, -3, 0.1]] * 3)
+    method = L0Gates(made, KINDS, settle_after=10).eval()
+    method.set_num_updates(10)
+    assert made[0].log_alpha().tolist() == pytest.approx([3, 0.2, -3, 0.1])
+
+
+# Lambda
+
+
+def test_lambda_by_type_with_start_and_warm_up():
+    schedule = L0Schedule(parse_weights("enc-self=0.4,dec-enc=0.1"), warmup=4, start=2)
+    kinds = ["enc-self", "dec-self", "dec-enc"]
+    found = [schedule.at(update, kinds) for update in (0, 1, 2, 3, 5, 50)]
+    assert found == [
+        pytest.approx(row)
+        for row in ([0, 0, 0], [0, 0, 0], [0.1, 0, 0.025], [0.2, 0, 0.05], [0.4, 0, 0.1], [0.4, 0, 0.1])
+    ]
+    assert L0Schedule(parse_weights("0.02")).at(0, kinds) == [0.02] * 3
+
+
+@pytest.mark.parametrize("text", ["x", "", "enc=0.1", "0.1,0.2", "enc-self=0.1,0.2", "enc-self=0.1,enc-self=0.2", "=1"])
+def test_what_is_no_lambda_is_refused(text):
+    with pytest.raises(ValueError, match="is not a (number|weight)"):
+        parse_weights(text)
+
+
+def test_a_pruned_target_model_has_exactly_the_target():
+    for sparsity, target, counts in (
+        ("subset", "7", None),
+        ("lagrangian", "enc-self=1,dec-self=0,dec-enc=0.5", {"enc-self": 1, "dec-self": 0, "dec-enc": 4}),
+    ):
+        model = make_gated(gate_heads=TYPES, sparsity_method=sparsity, target_heads=target).eval()
+        with torch.no_grad():
+            for layer in gate_method(model).layers:
+                layer.theta.normal_()
+        kept = kept_mask(prune(model))
+        assert counts is None or {kind: kept.count(kind)[0] for kind in counts} == counts
+        assert sum(kept.count(kind)[0] for kind in kept.types) == (7 if counts is None else 5)
+        assert sum(v.sum().item() for v in gate_values(model).values()) == (7 if counts is None else 5)
