@@ -48,9 +48,9 @@ class L0Mixin:
     ) -> None:
         """Set lambda and its schedule, the reduction ("sum" or "layer-mean"), the folder of TensorBoard's logs."""
         try:
-            self.schedule = L0Schedule(parse_weights(weight), warmup, start)
+            self.schedule = L0Schedule(parse_weights(str(weight)), warmup, start)
         except ValueError as error:
-            fail(PROGRAM, f"--l0-weight: {error}")
+            fail(PROGRAM, str(error))
         self.l0_reduction = reduction
         self.monitor = GateMonitor(tensorboard_logdir)
         self._found: tuple[Any, GateMethod | None] = (None, None)

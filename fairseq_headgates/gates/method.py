@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fairseq_headgates.gates.distribution import NOISE_EPS
 from fairseq_headgates.gates.layer import HeadGates
 
 SETTLED = 5.0  # log_alpha of a gate that is fixed to 1 (-5 to 0): far beyond what is left of an optimiser's momentum
@@ -19,7 +20,7 @@ SETTLED = 5.0  # log_alpha of a gate that is fixed to 1 (-5 to 0): far beyond wh
 class GateMethod(nn.Module):
     """Base of the gating methods, for all gates of a model. A new method is one subclass, listed in `METHODS`.
 
-    Before each forward pass in training the model calls `draw`, which draws all gates at once. In evaluation mode
+    Before each forward pass in training the model calls `draw`, which draws the noise of all gates. In evaluation mode
     each layer takes its part of `evaluate`.
 
     Args:
@@ -38,15 +39,17 @@ class GateMethod(nn.Module):
         self.kinds = tuple(kind for layer, kind in zip(layers, kinds, strict=True) for _ in range(layer.theta.numel()))
         self.sizes = [layer.theta.numel() for layer in layers]
         self.settle_after, self.hard, self.num_updates = settle_after, hard, 0
-        self._drawn: dict[int, Tensor] = {}
+        self._noise: Tensor | None = None
+        self._shared: Tensor | None = None
+        self._recomputed: set[int] = set()
         self.hook: Any = None  # the handle of `before_forward`
         for layer in layers:
             layer.joined = (self,)
 
     # What a method defines
 
-    def sample(self, log_alpha: Tensor) -> Tensor:
-        """Return training gates [N] in [0, 1], a new sample."""
+    def sample(self, log_alpha: Tensor, uniform: Tensor) -> Tensor:
+        """Return training gates [N] in [0, 1] for noise [N] from the uniform distribution on (0, 1)."""
         raise NotImplementedError
 
     def evaluate(self, log_alpha: Tensor) -> Tensor:
@@ -78,23 +81,40 @@ class GateMethod(nn.Module):
             self.draw()
 
     def draw(self) -> None:
-        """Draw the training gates of all layers; once settled, take the evaluation gates without a gradient."""
+        """Draw the noise of all gates for one forward pass."""
+        self._noise = torch.rand(len(self.kinds), device=self.layers[0].theta.device)
+        self._shared, self._recomputed = None, set()
+
+    def drawn(self, layer: HeadGates) -> Tensor:
+        """Return the training gates [H] of a layer, those of the present forward pass.
+
+        All layers share one graph, except layers whose activations are recomputed in the backward pass
+        (--checkpoint-activations): these read their gates first without gradients, then again with their own graph.
+        """
+        if self._noise is None:  # the layer is used outside of a forward pass of the model
+            self.draw()
+        if not torch.is_grad_enabled():
+            self._recomputed.add(id(layer))
+            return self._part(self._gates(), layer)
+        if id(layer) in self._recomputed:
+            return self._part(self._gates(), layer)
+        if self._shared is None:
+            self._shared = self._gates()
+        return self._part(self._shared, layer)
+
+    def _gates(self) -> Tensor:
+        """Return the training gates [N]; once settled, the evaluation gates without a gradient."""
         log_alpha = self.log_alpha()
-        gates = self.evaluate(log_alpha).detach() if self.settled else self.sample(log_alpha)
-        if self.hard:
-            gates = gates + (gates.detach().ge(0.5).to(gates) - gates.detach())
-        self._drawn = {id(layer): part for layer, part in zip(self.layers, gates.split(self.sizes), strict=True)}
+        if self.settled:
+            return self.evaluate(log_alpha).detach()
+        assert self._noise is not None
+        gates = self.sample(log_alpha, self._noise.clamp(NOISE_EPS, 1 - NOISE_EPS))
+        return gates + (gates.detach().ge(0.5).to(gates) - gates.detach()) if self.hard else gates
 
     def open_counts(self) -> list[Tensor]:
         """Return how many evaluation gates of each layer are not 0 (Voita et al. 2019, eq. 5): scalars."""
         with torch.no_grad():
             return [part.sum() for part in (self.evaluate(self.log_alpha()) > 0).split(self.sizes)]
-
-    def drawn(self, layer: HeadGates) -> Tensor:
-        """Return the training gates [H] of a layer, those of the present forward pass."""
-        if id(layer) not in self._drawn:  # the layer is used outside of a forward pass of the model
-            self.draw()
-        return self._drawn[id(layer)]
 
     def evaluated(self, layer: HeadGates) -> Tensor:
         """Return the evaluation gates [H] of a layer."""
@@ -127,7 +147,7 @@ class GateMethod(nn.Module):
             layer.theta.copy_(torch.where(part, SETTLED, -SETTLED) / layer.lr_scale)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_drawn": {}}  # with their graph, drawn gates cannot be copied
+        return {**self.__dict__, "_noise": None, "_shared": None}  # gates cannot be copied with their graph
 
 
 def groups_of(kinds: Sequence[str], counts: Mapping[tuple[str, ...], int]) -> list[tuple[Tensor, int]]:

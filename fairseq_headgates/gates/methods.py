@@ -21,9 +21,9 @@ class L0Gates(GateMethod):
         super().__init__(layers, kinds, **settings)
         self.distribution = layers[0].distribution
 
-    def sample(self, log_alpha: Tensor) -> Tensor:
-        """Draw Hard Concrete gates."""
-        return self.distribution.sample(log_alpha)
+    def sample(self, log_alpha: Tensor, uniform: Tensor) -> Tensor:
+        """Return Hard Concrete gates."""
+        return self.distribution.sample(log_alpha, uniform)
 
     def evaluate(self, log_alpha: Tensor) -> Tensor:
         """Return the evaluation gates of the Hard Concrete distribution."""
@@ -83,9 +83,9 @@ class LagrangianGates(TargetGates):
         self.lr_scale = layers[0].lr_scale
         self.multipliers = nn.Parameter(torch.zeros(len(self.groups), 2))
 
-    def sample(self, log_alpha: Tensor) -> Tensor:
-        """Draw Hard Concrete gates."""
-        return self.distribution.sample(log_alpha)
+    def sample(self, log_alpha: Tensor, uniform: Tensor) -> Tensor:
+        """Return Hard Concrete gates."""
+        return self.distribution.sample(log_alpha, uniform)
 
     def open_probability(self, log_alpha: Tensor) -> Tensor:
         """Return P(g != 0) of the Hard Concrete distribution."""
@@ -117,9 +117,8 @@ class SubsetGates(TargetGates):
     name = "subset"
     low_temperature = 0.1
 
-    def sample(self, log_alpha: Tensor) -> Tensor:
-        """Draw N gates without replacement, relaxed by the temperature."""
-        uniform = torch.rand_like(log_alpha).clamp(1e-6, 1 - 1e-6)
+    def sample(self, log_alpha: Tensor, uniform: Tensor) -> Tensor:
+        """Return relaxed draws without replacement, with Gumbel noise."""
         return self._relaxed(log_alpha - torch.log(-torch.log(uniform)))
 
     def open_probability(self, log_alpha: Tensor) -> Tensor:

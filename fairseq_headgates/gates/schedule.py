@@ -32,11 +32,11 @@ class L0Schedule:
         for kind, weight in self.weights:
             if not 0 <= weight <= LARGEST_WEIGHT:
                 raise ValueError(
-                    f"lambda{f' of {kind}' if kind else ''} is {weight:g}: it must be from 0 to {LARGEST_WEIGHT:g}"
+                    f"--l0-weight{f' of {kind}' if kind else ''} is {weight:g}: it must be from 0 to {LARGEST_WEIGHT:g}"
                 )
-        for name, updates in (("warm-up", self.warmup), ("start", self.start)):
+        for name, updates in (("--l0-warmup-updates", self.warmup), ("--l0-start-update", self.start)):
             if updates < 0:
-                raise ValueError(f"the {name} of lambda is {updates} updates: it must be at least 0")
+                raise ValueError(f"{name} is {updates}: it must be at least 0")
 
     def at(self, update: int, kinds: Sequence[str]) -> list[float]:
         """Return lambda of every gate, whose attention types are `kinds`, at an update."""
