@@ -240,6 +240,34 @@ def test_a_checkpoint_in_evaluation_does_not_settle():
     assert made[0].log_alpha().tolist() == pytest.approx([3, 0.2, -3, 0.1])
 
 
+# Output scale
+
+
+def test_the_output_of_a_layer_keeps_its_size():
+    made = layers([[3, 3, -3, -3], [-3] * 4, [3] * 4])
+    method = L0Gates(made, KINDS, output_scale=True).eval()
+    factors = [layer.eval()().tolist() for layer in made]
+    assert factors == [pytest.approx([4 / 2.001] * 2 + [0, 0]), [0] * 4, [1] * 4]
+    assert made[0].evaluation_value().tolist() == [1, 1, 0, 0]
+    method.train()
+    for layer in made:
+        layer.train()
+    method.draw()
+    drawn = method.drawn(made[1])
+    opened = (drawn != 0).sum().item()
+    assert drawn.max() <= 4 and (opened == 0 or drawn.max() <= 4 / (opened + 1e-3) + 1e-6)
+
+
+def test_the_output_scale_is_folded_into_the_weights():
+    model = make_gated(gate_heads=TYPES, gate_output_scale=True)
+    with torch.no_grad():
+        for layer in gate_method(model).layers:
+            layer.theta.uniform_(-0.1, 0.1)
+    batch = make_batch()
+    with torch.no_grad():
+        torch.testing.assert_close(model(**batch)[0], prune(model)(**batch)[0], rtol=1e-4, atol=1e-5)
+
+
 # Lambda
 
 

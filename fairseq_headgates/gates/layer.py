@@ -52,7 +52,7 @@ class HeadGates(nn.Module):
     def forward(self) -> Tensor:
         """Return the gates, [H]: in training a new sample per call, in evaluation mode their evaluation value."""
         if not self.training:
-            return self.evaluation_value()
+            return self.factor()
         return self.joined[0].drawn(self) if self.joined else self.distribution.sample(self.log_alpha())
 
     def evaluation_value(self) -> Tensor:
@@ -60,6 +60,10 @@ class HeadGates(nn.Module):
         if self.joined:
             return self.joined[0].evaluated(self)
         return self.distribution.evaluation_value(self.log_alpha())
+
+    def factor(self) -> Tensor:
+        """Return the factors on the heads in evaluation, [H]: the evaluation gates, times the output scale if any."""
+        return self.joined[0].factor(self) if self.joined else self.evaluation_value()
 
     def open_probability(self) -> Tensor:
         """Return P(g != 0) of every gate, [H] (Voita et al. 2019, eq. 6)."""

@@ -28,17 +28,26 @@ class GateMethod(nn.Module):
         kinds: the attention type of each layer
         settle_after: number of updates after which the gates are fixed to 0 or 1; 0 for never
         hard: round training gates to 0 or 1, with the gradient of the gates themselves
+        output_scale: multiply the gates of a layer by H / (number of gates that are not 0), at most H
+            (Shim et al. 2021), so that the output of the layer keeps its size
     """
 
     name: ClassVar[str]
 
-    def __init__(self, layers: Sequence[HeadGates], kinds: Sequence[str], settle_after: int = 0, hard: bool = False):
+    def __init__(
+        self,
+        layers: Sequence[HeadGates],
+        kinds: Sequence[str],
+        settle_after: int = 0,
+        hard: bool = False,
+        output_scale: bool = False,
+    ):
         super().__init__()
         self.layers = tuple(layers)  # a tuple, because these are modules of their attention layers
         self.layer_kinds = tuple(kinds)
         self.kinds = tuple(kind for layer, kind in zip(layers, kinds, strict=True) for _ in range(layer.theta.numel()))
         self.sizes = [layer.theta.numel() for layer in layers]
-        self.settle_after, self.hard, self.num_updates = settle_after, hard, 0
+        self.settle_after, self.hard, self.output_scale, self.num_updates = settle_after, hard, output_scale, 0
         self._noise: Tensor | None = None
         self._shared: Tensor | None = None
         self._recomputed: set[int] = set()
@@ -106,10 +115,22 @@ class GateMethod(nn.Module):
         """Return the training gates [N]; once settled, the evaluation gates without a gradient."""
         log_alpha = self.log_alpha()
         if self.settled:
-            return self.evaluate(log_alpha).detach()
+            return self.scaled(self.evaluate(log_alpha).detach())
         assert self._noise is not None
         gates = self.sample(log_alpha, self._noise.clamp(NOISE_EPS, 1 - NOISE_EPS))
-        return gates + (gates.detach().ge(0.5).to(gates) - gates.detach()) if self.hard else gates
+        if self.hard:
+            gates = gates + (gates.detach().ge(0.5).to(gates) - gates.detach())
+        return self.scaled(gates)
+
+    def scaled(self, gates: Tensor) -> Tensor:
+        """Return gates [N] times the output scale of their layer."""
+        if not self.output_scale:
+            return gates
+        layers = gates.detach().split(self.sizes)
+        factors = [len(layer) / (layer.count_nonzero() + 1e-3) for layer in layers]
+        return gates * torch.cat(
+            [f.clamp(1, len(layer)).expand(len(layer)) for f, layer in zip(factors, layers, strict=True)]
+        )
 
     def open_counts(self) -> list[Tensor]:
         """Return how many evaluation gates of each layer are not 0 (Voita et al. 2019, eq. 5): scalars."""
@@ -119,6 +140,10 @@ class GateMethod(nn.Module):
     def evaluated(self, layer: HeadGates) -> Tensor:
         """Return the evaluation gates [H] of a layer."""
         return self._part(self.evaluate(self.log_alpha()), layer)
+
+    def factor(self, layer: HeadGates) -> Tensor:
+        """Return the factors [H] on the heads of a layer in evaluation: evaluation gate times output scale."""
+        return self._part(self.scaled(self.evaluate(self.log_alpha())), layer)
 
     def opened(self, layer: HeadGates) -> Tensor:
         """Return P(g != 0) of the gates [H] of a layer."""

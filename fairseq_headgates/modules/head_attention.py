@@ -174,7 +174,7 @@ class HeadAttention(MultiheadAttention):
 
     def _inference_gates(self, gate: HeadGates) -> Tensor:
         """Return the evaluation gates, which are computed again when their parameter has changed."""
-        return self._constant_gates.get(gate.read, gate.evaluation_value)
+        return self._constant_gates.get(gate.read, gate.factor)
 
     def _project_in(
         self, query: Tensor, key: Any, value: Any, incremental_state: State, static_kv: bool

@@ -52,6 +52,7 @@ DEFAULTS: dict[str, Any] = {
     "sparsity_warmup_updates": 0,
     "settle_gates_after": 0,
     "gate_hard": False,
+    "gate_output_scale": False,
     "freeze_params": None,
     "freeze_dropout": False,
 }
@@ -90,6 +91,10 @@ HELP = {
         "fix the gates to 0 or 1 after N updates, and train the model without noise from there; 0: never",
     ),
     "gate_hard": (None, "round the gates to 0 or 1 in training, with the gradient of the unrounded gates"),
+    "gate_output_scale": (
+        None,
+        "multiply the gates of a layer by H / (number of its gates that are not 0) (Shim et al. 2021)",
+    ),
     "freeze_params": ("REGEX", r"freeze parameters whose name matches (re.search), e.g. '^decoder\.'"),
     "freeze_dropout": (None, "turn off dropout in modules whose parameters are all frozen"),
 }
@@ -122,6 +127,7 @@ class HeadOptions:
         warmup: updates until the target is reached
         settle_after: updates after which the gates are fixed, 0 for never
         hard: round training gates to 0 or 1
+        output_scale: multiply the gates of a layer by H / (number of its gates that are not 0)
         freeze_params: regular expression of parameters to freeze, or None
         freeze_dropout: turn off dropout in frozen modules
     """
@@ -137,6 +143,7 @@ class HeadOptions:
     warmup: int = 0
     settle_after: int = 0
     hard: bool = False
+    output_scale: bool = False
     freeze_params: str | None = None
     freeze_dropout: bool = False
 
@@ -183,6 +190,7 @@ class HeadOptions:
             warmup=_parsed(args, "sparsity_warmup_updates", _updates),
             settle_after=_parsed(args, "settle_gates_after", _updates),
             hard=_parsed(args, "gate_hard", _switch),
+            output_scale=_parsed(args, "gate_output_scale", _switch),
             freeze_params=getattr(args, "freeze_params", None) or None,
             freeze_dropout=_parsed(args, "freeze_dropout", _switch),
         )
@@ -205,6 +213,7 @@ class HeadOptions:
             "sparsity_warmup_updates": self.warmup,
             "settle_gates_after": self.settle_after,
             "gate_hard": self.hard,
+            "gate_output_scale": self.output_scale,
             "freeze_params": self.freeze_params,
             "freeze_dropout": self.freeze_dropout,
         }
@@ -214,7 +223,11 @@ class HeadOptions:
 
     def method(self, layers: Sequence[HeadGates], kinds: Sequence[str]) -> GateMethod:
         """Make the gating method for the gates and the attention type of each layer. Raise ValueError."""
-        settings: dict[str, Any] = {"settle_after": self.settle_after, "hard": self.hard}
+        settings: dict[str, Any] = {
+            "settle_after": self.settle_after,
+            "hard": self.hard,
+            "output_scale": self.output_scale,
+        }
         if self.target is not None:
             heads = Counter(kind for layer, kind in zip(layers, kinds, strict=True) for _ in layer.theta)
             try:

@@ -24,6 +24,7 @@ from fairseq_headgates.surgery.gating import leave_method
 from fairseq_headgates.surgery.sites import (
     gate_values,
     head_counts,
+    head_factors,
     head_sites,
     open_probabilities,
     to_table,
@@ -127,7 +128,7 @@ def cuts(model: nn.Module, mask: Mask) -> dict[str, Cut]:
     """Return the cut of every attention layer, {module name: `Cut`}, for a model of `HeadAttention`."""
     mask = as_mask(mask)
     check_shape(mask, head_counts(model))
-    values = gate_values(model)
+    values = head_factors(model)
     found = {}
     for site in head_sites(model):
         attention = site.attention
@@ -140,7 +141,7 @@ def cuts(model: nn.Module, mask: Mask) -> dict[str, Cut]:
 
 def with_gates_of(found: Mapping[str, Cut], model: nn.Module) -> dict[str, Cut]:
     """Return cuts that keep the same heads and fold the gates of another `model` of the same shape."""
-    values = gate_values(model)
+    values = head_factors(model)
     changed = {}
     for site in head_sites(model):
         gates = values[site.kind][site.layer].cpu()[list(site.attention.kept)]

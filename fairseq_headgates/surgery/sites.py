@@ -99,6 +99,15 @@ def gate_values(model: nn.Module) -> dict[str, Tensor]:
     return _per_type(model, HeadGates.evaluation_value)
 
 
+def head_factors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the factor on every head in evaluation: the evaluation gate, times the output scale if there is one.
+
+    Returns:
+        {type: [L, H]}, in single precision: 1 for a head without a gate, 0 for a masked or removed head
+    """
+    return _per_type(model, HeadGates.factor)
+
+
 def open_probabilities(model: nn.Module) -> dict[str, Tensor]:
     """Return P(gate != 0) of every head (Voita et al. 2019, eq. 6).
 
