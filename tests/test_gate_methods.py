@@ -79,19 +79,19 @@ def test_targets_that_the_model_contradicts():
 
 
 def test_all_gates_are_drawn_once_for_each_forward_pass():
-    model = make_gated(gate_heads=TYPES).train()
-    method, seen = gate_method(model), []
+    model = make_gated(gate_heads=TYPES, gate_init="0").train()
+    seen = []
     for attention in (site.attention for site in head_sites(model)):
-        attention.register_forward_hook(lambda module, *_: seen.append(module.gate().detach().clone()))
-    with torch.no_grad():
-        model.get_submodule("encoder.layers.0.self_attn.gate").theta.zero_()
-    gates = head_sites(model)[0].attention.gate
+        attention.register_forward_hook(lambda module, *_: seen.append([module.gate(), module.gate()]))
     for _ in range(2):
         model(**make_batch())
-        assert torch.equal(gates(), gates())
-    rows = len(method.layers)
-    assert len(seen) == 2 * rows
-    assert any(not torch.equal(a, b) for a, b in zip(seen[:rows], seen[rows:], strict=True))
+    assert all(torch.equal(first, again) for first, again in seen)
+    layers_of_model = len(gate_method(model).layers)
+    first, second = seen[:layers_of_model], seen[layers_of_model:]
+    assert len(first) == len(second) == layers_of_model
+    assert not any(torch.equal(a[0], b[0]) for a, b in zip(first, second, strict=True))
+    gates = head_sites(model)[0].attention.gate
+    assert not torch.equal(gates(), gates())  # outside of a forward pass
 
 
 def test_a_model_is_copied_and_pruned_after_a_forward_pass_in_training():
@@ -108,7 +108,7 @@ def test_a_model_is_copied_and_pruned_after_a_forward_pass_in_training():
 def test_hard_gates_are_0_or_1_with_the_gradient_of_the_gates():
     made = layers([[0.3, -0.3, 2, -2]] * 3)
     method = L0Gates(made, KINDS, hard=True)
-    method.draw()
+    method.before_forward()
     gates = torch.cat([method.drawn(layer) for layer in made])
     assert set(gates.unique().tolist()) <= {0.0, 1.0}
     gates.sum().backward()
@@ -206,7 +206,7 @@ def test_the_lagrangian_meets_its_target():
     for update in range(1500):
         optimizer.param_groups[0]["lr"] = 0.001 * (1 - update / 1500)
         method.set_num_updates(update)
-        method.draw()
+        method.before_forward()
         gates = torch.cat([method.drawn(layer) for layer in made])
         loss = (want * (1 - gates)).sum() + method.penalty(method.log_alpha(), torch.zeros(12))
         optimizer.zero_grad()
@@ -228,7 +228,7 @@ def test_gates_settle_and_stay():
     assert method.settled
     assert made[0].log_alpha().tolist() == pytest.approx([5, 5, -5, 5])
     for _ in range(3):
-        method.draw()
+        method.before_forward()
         drawn = method.drawn(made[0])
         assert drawn.tolist() == [1, 1, 0, 1] and not drawn.requires_grad
 
@@ -252,7 +252,7 @@ def test_the_output_of_a_layer_keeps_its_size():
     method.train()
     for layer in made:
         layer.train()
-    method.draw()
+    method.before_forward()
     drawn = method.drawn(made[1])
     opened = (drawn != 0).sum().item()
     assert drawn.max() <= 4 and (opened == 0 or drawn.max() <= 4 / (opened + 1e-3) + 1e-6)

@@ -51,7 +51,8 @@ class GateMethod(nn.Module):
         self._noise: Tensor | None = None
         self._shared: Tensor | None = None
         self._recomputed: set[int] = set()
-        self.hook: Any = None  # the handle of `before_forward`
+        self._hooks: tuple[Any, ...] = ()
+        self._in_forward = False
         for layer in layers:
             layer.joined = (self,)
 
@@ -84,10 +85,29 @@ class GateMethod(nn.Module):
         """Return the location of all gates, [N]."""
         return torch.cat([layer.log_alpha() for layer in self.layers])
 
+    def join(self, model: nn.Module) -> None:
+        """Register the hooks on the forward pass of a model, which then holds this method as `gate_method`."""
+        self._hooks = (
+            model.register_forward_pre_hook(self.before_forward),
+            model.register_forward_hook(self.after_forward),
+        )
+        model.gate_method = self
+
+    def leave(self, model: nn.Module) -> None:
+        """Undo `join`."""
+        for hook in self._hooks:
+            hook.remove()
+        del model.gate_method
+
     def before_forward(self, *_: Any) -> None:
-        """Draw new gates in training: a forward pre-hook of the model."""
+        """Draw new gates in training."""
         if self.training:
             self.draw()
+            self._in_forward = True
+
+    def after_forward(self, *_: Any) -> None:
+        """End the forward pass. Its noise is kept for recomputed activations."""
+        self._in_forward = False
 
     def draw(self) -> None:
         """Draw the noise of all gates for one forward pass."""
@@ -99,9 +119,11 @@ class GateMethod(nn.Module):
 
         All layers share one graph, except layers whose activations are recomputed in the backward pass
         (--checkpoint-activations): these read their gates first without gradients, then again with their own graph.
+        A layer that is called outside of a forward pass of the model gets a new sample for every call.
         """
-        if self._noise is None:  # the layer is used outside of a forward pass of the model
+        if not self._in_forward and id(layer) not in self._recomputed:
             self.draw()
+            return self._part(self._gates(), layer)
         if not torch.is_grad_enabled():
             self._recomputed.add(id(layer))
             return self._part(self._gates(), layer)
@@ -172,7 +194,12 @@ class GateMethod(nn.Module):
             layer.theta.copy_(torch.where(part, SETTLED, -SETTLED) / layer.lr_scale)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_noise": None, "_shared": None}  # gates cannot be copied with their graph
+        return {
+            **self.__dict__,
+            "_noise": None,
+            "_shared": None,
+            "_in_forward": False,
+        }  # gates cannot be copied with their graph
 
 
 def groups_of(kinds: Sequence[str], counts: Mapping[tuple[str, ...], int]) -> list[tuple[Tensor, int]]:

@@ -52,8 +52,7 @@ def insert_gates(
     if gated:
         leave_method(model)
         joined = method([site.attention.gate for site in gated], [site.kind for site in gated])
-        model.gate_method = joined.to(gated[0].attention.out_proj.weight).train(model.training)
-        joined.hook = model.register_forward_pre_hook(joined.before_forward)
+        joined.to(gated[0].attention.out_proj.weight).train(model.training).join(model)
     return model
 
 
@@ -61,8 +60,7 @@ def leave_method(model: nn.Module) -> None:
     """Remove the gating method of a model, in place."""
     method = getattr(model, "gate_method", None)
     if method is not None:
-        method.hook.remove()
-        del model.gate_method
+        method.leave(model)
 
 
 def fix_heads(model: nn.Module, mask: Mask) -> nn.Module:
