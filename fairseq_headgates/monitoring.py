@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,11 @@ class GateMonitor:
 
     Args:
         tensorboard_logdir: folder of TensorBoard's logs, None for no heat map
+        ends: {option: update at which its schedule ends}, to warn if the training ends before
     """
 
-    def __init__(self, tensorboard_logdir: str | None):
-        self.tensorboard_logdir = tensorboard_logdir
+    def __init__(self, tensorboard_logdir: str | None, ends: Mapping[str, int] | None = None):
+        self.tensorboard_logdir, self.ends = tensorboard_logdir, ends or {}
         self._first_update: int | None = None  # of this process
         self._schedule_checked = False
         self._trained_since_validation = False
@@ -64,7 +66,12 @@ class GateMonitor:
     def _check_schedule(self, model: nn.Module, updates: int | None) -> None:
         if self._schedule_checked or not updates or not _is_first_worker():
             return
-        self._schedule_checked = check_schedule(unwrapped(model), updates)
+        model = unwrapped(model)
+        self._schedule_checked = check_schedule(model, updates)
+        method = getattr(model, "gate_method", None)
+        for option, end in {**self.ends, **(method.ends() if method is not None else {})}.items():
+            if end > updates:
+                logger.warning(f"the training has {updates} updates, but {option} lasts until update {end}: lower it")
 
     @cached_property
     def _writer(self) -> Any:

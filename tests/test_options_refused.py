@@ -20,6 +20,7 @@ def mask(**rows):
 
 
 FOUR = [1, 1, 1, 1]
+SUBSET = ["--sparsity-method", "subset", "--target-heads"]
 BAD_OPTIONS = {
     "a type in both options": (
         ["--gate-heads", "enc-self", "--alive-heads", mask(enc_self=[FOUR, FOUR])],
@@ -46,6 +47,22 @@ BAD_OPTIONS = {
     "broken JSON": (["--alive-heads", '{"enc-self": [[1'], ["JSON", "column"]),
     "another format": (["--alive-heads", '{"format": "x/9", "enc-self": [[1]]}'], ["'x/9'", "headgates.heads/1"]),
     "missing mask file": (["--alive-heads", "no/such.json"], ["'no/such.json'", "No such file"]),
+    "target without method": (["--target-heads", "3"], ["--target-heads needs --sparsity-method lagrangian or subset"]),
+    "target above all": ([*GATED, "--l0-weight", "0", *SUBSET, "99"], ["--target-heads", "99 heads", "there are"]),
+    "target below 0": ([*GATED, "--l0-weight", "0", *SUBSET, "-1"], ["--target-heads", "-1", "a number of heads (12)"]),
+    "target of an unknown type": (
+        [*GATED, "--l0-weight", "0", *SUBSET, "enc=3"],
+        ["--target-heads", "enc", "no gates"],
+    ),
+    "target without gates": ([*SUBSET, "3"], ["--target-heads needs gates"]),
+    "target and lambda": (
+        [*GATED, *RESET, *SUBSET, "3"],
+        ["--l0-weight has no effect with --target-heads", "leave one out"],
+    ),
+    "method without target": ([*GATED, "--sparsity-method", "lagrangian"], ["lagrangian needs --target-heads"]),
+    "unknown method": (["--sparsity-method", "magic"], ["--sparsity-method", "'magic'", "l0, lagrangian, subset"]),
+    "warm-up below 0": ([*GATED, "--l0-warmup-updates", "-1"], ["--l0-warmup-updates is -1", "at least 0"]),
+    "settling before 0": (["--settle-gates-after", "-3"], ["--settle-gates-after", "'-3'", "whole number"]),
     "stretch above 0": (["--gate-stretch=0.1,1.1"], ["0.1,1.1", "LOW must be from"]),
     "stretch below 1": (["--gate-stretch=-0.1,0.9"], ["-0.1,0.9", "HIGH from 1 + 1e-06 to 1e+06"]),
     "one number as stretch": (["--gate-stretch=-0.1"], ["-0.1", "LOW,HIGH"]),

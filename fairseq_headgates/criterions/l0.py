@@ -7,7 +7,7 @@ from typing import Any, cast
 from fairseq.logging import metrics
 from torch import nn
 
-from fairseq_headgates.gates import L0_REDUCTIONS, GateMethod, L0Schedule, parse_weights
+from fairseq_headgates.gates import L0_REDUCTIONS, GateMethod, L0Schedule, TargetGates, parse_weights
 from fairseq_headgates.messages import fail, shown
 from fairseq_headgates.monitoring import GateMonitor, open_head_counts, unwrapped, updates_of
 from fairseq_headgates.options import one_line_errors
@@ -52,7 +52,7 @@ class L0Mixin:
         except ValueError as error:
             fail(PROGRAM, str(error))
         self.l0_reduction = reduction
-        self.monitor = GateMonitor(tensorboard_logdir)
+        self.monitor = GateMonitor(tensorboard_logdir, {"--l0-warmup-updates": start + warmup})
         self._found: tuple[Any, GateMethod | None] = (None, None)
 
     def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple:
@@ -75,7 +75,12 @@ class L0Mixin:
     def _method(self, model: nn.Module) -> GateMethod:
         if model is not self._found[0] or self._found[1] is None:
             with one_line_errors():
-                self._found = (model, gate_method(unwrapped(model)))  # a tuple: modules become sub-modules
+                method = gate_method(unwrapped(model))
+                if isinstance(method, TargetGates) and any(weight for _, weight in self.schedule.weights):
+                    raise ValueError(
+                        "--l0-weight has no effect with --target-heads, which sets the number of heads: leave one out"
+                    )
+                self._found = (model, method)  # a tuple: modules become sub-modules
         return cast(GateMethod, self._found[1])
 
     @classmethod

@@ -74,6 +74,10 @@ class GateMethod(nn.Module):
         """Return what is added to the loss per token, a scalar. `weight` [N] is the value of --l0-weight."""
         raise NotImplementedError
 
+    def ends(self) -> dict[str, int]:
+        """Return {option: the update at which its schedule ends}."""
+        return {"--settle-gates-after": self.settle_after}
+
     # What all methods share
 
     @property

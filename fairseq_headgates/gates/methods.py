@@ -63,6 +63,10 @@ class TargetGates(GateMethod):
         """Return 1 for the gates with the highest log_alpha, as many as the target keeps."""
         return highest(log_alpha, self.groups)
 
+    def ends(self) -> dict[str, int]:
+        """Return {option: the update at which its schedule ends}."""
+        return {**super().ends(), "--sparsity-warmup-updates": self.warmup}
+
     def progress(self) -> float:
         """Return the part of the warm-up that is done, from 0 to 1."""
         return min(1.0, self.num_updates / self.warmup) if self.warmup else 1.0
