@@ -26,7 +26,11 @@ class GateMonitor:
 
     The criterion calls `training` and `validating` with the model at every step. At the first update, and after the
     first epoch, the monitor warns if the learning rate schedule is too short to close a gate. At each validation it
-    writes a heat map of P(gate = 0), `gates/closed`, to TensorBoard.
+    writes a heat map of P(gate = 0), `gates/closed`, to TensorBoard, and with --stop-when-settled it ends the training
+    once the gates are stable.
+
+    Attributes:
+        configuration: all options of fairseq's training, None outside of it
 
     Args:
         tensorboard_logdir: folder of TensorBoard's logs, None for no heat map
@@ -35,6 +39,7 @@ class GateMonitor:
 
     def __init__(self, tensorboard_logdir: str | None, ends: Mapping[str, int] | None = None):
         self.tensorboard_logdir, self.ends = tensorboard_logdir, ends or {}
+        self.configuration: Any = None
         self._first_update: int | None = None  # of this process
         self._schedule_checked = False
         self._trained_since_validation = False
@@ -57,6 +62,7 @@ class GateMonitor:
         # The first validation ends the first epoch: now the length of a run given in epochs is known in updates.
         if self._first_update == 0 and not getattr(args, "validate_interval_updates", 0):
             self._check_schedule(model, int((updates_of(model) + 1) * (getattr(args, "max_epoch", None) or 0)))
+        self._stop_if_stable(model)
         if self.tensorboard_logdir and _is_first_worker() and self._writer is not None:
             closed = to_table(open_probabilities(model), "P(open)").map(lambda p: 1 - p, "P(gate = 0)")
             # fairseq tells a model the number of updates before each, so that the last one is not counted.
@@ -69,9 +75,26 @@ class GateMonitor:
         model = unwrapped(model)
         self._schedule_checked = check_schedule(model, updates)
         method = getattr(model, "gate_method", None)
-        for option, end in {**self.ends, **(method.ends() if method is not None else {})}.items():
+        for option, end in self._all_ends(method).items():
             if end > updates:
                 logger.warning(f"the training has {updates} updates, but {option} lasts until update {end}: lower it")
+
+    def _all_ends(self, method: GateMethod | None) -> dict[str, int]:
+        return {**self.ends, **(method.ends() if method is not None else {})}
+
+    def _stop_if_stable(self, model: nn.Module) -> None:
+        """Lower --max-update to the present update if the gates are stable: fairseq stops after the next one."""
+        method = getattr(model, "gate_method", None)
+        if method is None or not method.stop_when_settled:
+            return
+        updates = updates_of(model) + 1
+        method.validated(counted=updates > max(self._all_ends(method).values(), default=0))
+        if method.stable and self.configuration is not None:
+            logger.info(
+                f"no gate has opened or closed in {int(method.unchanged)} validations (--stop-when-settled "
+                f"{method.stop_when_settled}): training ends after the next update"
+            )
+            self.configuration.optimization.max_update = updates
 
     @cached_property
     def _writer(self) -> Any:

@@ -226,11 +226,50 @@ def test_gates_settle_and_stay():
     assert not method.settled
     method.set_num_updates(10)
     assert method.settled
-    assert made[0].log_alpha().tolist() == pytest.approx([5, 5, -5, 5])
+    assert made[0].log_alpha().tolist() == [10, 10, -10, 10]
     for _ in range(3):
         method.before_forward()
         drawn = method.drawn(made[0])
         assert drawn.tolist() == [1, 1, 0, 1] and not drawn.requires_grad
+
+
+def test_settled_gates_do_not_read_the_parameter():
+    """Optimisers in mixed precision overwrite it with their own copy after every update."""
+    made = layers([[3, 0.2, -3, 0.1]] * 3)
+    method = L0Gates(made, KINDS, settle_after=10).train()
+    method.set_num_updates(10)
+    with torch.no_grad():
+        made[0].theta.fill_(-7.0)
+    assert made[0].evaluation_value().tolist() == [1, 1, 0, 1]
+    assert made[0].state_dict()["log_alpha"].tolist() == [10, 10, -10, 10]
+
+
+@pytest.mark.parametrize("scale", [1.0, 50.0])
+def test_weight_decay_leaves_log_alpha_where_it_is(scale):
+    """A decoupled decay of 0.9 per step, without a gradient; saved and loaded in the middle."""
+    gates = HeadGates(4, HardConcrete(), init=1.7, lr_scale=scale, undo_decay=True)
+    for _ in range(2):
+        optimizer = torch.optim.AdamW(gates.parameters(), lr=0.1, weight_decay=1.0)
+        for _ in range(5):
+            optimizer.zero_grad()
+            (0 * gates.log_alpha()).sum().backward()
+            optimizer.step()
+        assert gates.log_alpha().tolist() == pytest.approx([1.7] * 4, rel=1e-6)
+        state = gates.state_dict()
+        assert state["log_alpha"].tolist() == pytest.approx([1.7] * 4, rel=1e-6)
+        gates = HeadGates(4, HardConcrete(), lr_scale=scale, undo_decay=True)
+        gates.load_state_dict(state)
+    assert float(gates.decay) == pytest.approx(0.9**10, rel=1e-5)
+    assert gates.theta.tolist() == pytest.approx([1.7 / scale * 0.9**10] * 4, rel=1e-5)
+    without = HeadGates(4, HardConcrete(), lr_scale=scale)
+    without.load_state_dict(state)  # without weight decay from here on
+    assert without.log_alpha().tolist() == pytest.approx([1.7] * 4, rel=1e-6)
+
+
+def test_the_gradient_of_gates_that_undo_weight_decay_is_unscaled():
+    gates = HeadGates(4, HardConcrete(), lr_scale=50.0, undo_decay=True)
+    gates.log_alpha().sum().backward()
+    assert gates.theta.grad.tolist() == [1] * 4 and gates.decay.grad.item() == 0
 
 
 def test_a_checkpoint_in_evaluation_does_not_settle():

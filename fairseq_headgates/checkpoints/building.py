@@ -86,6 +86,7 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
     if reasons or model_class is None:
         raise ValueError("this checkpoint is not supported: " + "; ".join(reasons))
     weights = dict(state["model"])
+    args.weight_decay = float(any(name.endswith(".gate.decay") for name in weights))  # as in its training
     try:
         task = _Task(weights, getattr(args, "share_all_embeddings", False))
         check_sizes(args, weights, task)

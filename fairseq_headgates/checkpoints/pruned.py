@@ -92,6 +92,9 @@ def _pruned_options(args: argparse.Namespace, mask: HeadTable) -> argparse.Names
     """Return the options of a model that has only the heads of `mask`."""
     changed = copy.copy(args)
     changed.gate_heads = ""
+    for name in ("sparsity_method", "target_heads"):  # options of gates, refused without them
+        if hasattr(changed, name):
+            setattr(changed, name, DEFAULTS[name])
     changed.alive_heads = mask_to_json(mask, one_line=True)
     changed.remove_heads = True
     return changed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from fairseq.logging import metrics
+from omegaconf import OmegaConf
 from torch import nn
 
 from fairseq_headgates.gates import L0_REDUCTIONS, GateMethod, L0Schedule, TargetGates, parse_weights
@@ -14,6 +15,7 @@ from fairseq_headgates.options import one_line_errors
 from fairseq_headgates.surgery import gate_method
 
 PROGRAM = "fairseq-headgates"
+OWN_METRICS = ("l0", "heads_open", "gate_certainty")
 HELP = {
     "l0_weight": "lambda, the weight of the L0 penalty (the expected number of open heads) against the loss per token "
     "in nats (default: 0, no penalty)",
@@ -43,6 +45,13 @@ class L0Mixin:
         parser.add_argument("--l0-reduction", type=_reduction, default="sum", help=HELP["l0_reduction"])
         super().add_args(parser)  # type: ignore[misc]
 
+    @classmethod
+    def build_criterion(cls, cfg: Any, task: Any) -> Any:
+        """Build the criterion; fairseq calls it with the options of the criterion, a part of all options."""
+        criterion = super().build_criterion(cfg, task)  # type: ignore[misc]
+        criterion.monitor.configuration = cfg._get_root() if OmegaConf.is_config(cfg) else None
+        return criterion
+
     def set_l0(
         self, weight: str, reduction: str, tensorboard_logdir: str | None, warmup: int = 0, start: int = 0
     ) -> None:
@@ -68,6 +77,7 @@ class L0Mixin:
             logs["loss"] = loss.data
         else:
             self.monitor.validating(model)
+        logs["gate_certainty"] = method.certainty(log_alpha.detach()) * sample_size
         logs["l0"] = method.open_probability(log_alpha.detach()).sum() / layers * sample_size
         logs.update({key: count * sample_size for key, count in open_head_counts(method).items()})
         return loss, sample_size, logs
@@ -85,12 +95,11 @@ class L0Mixin:
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the metrics of fairseq's criterion, `l0` and the counts of open heads."""
+        """Log the metrics of fairseq's criterion, `l0`, the counts of open heads, and how certain the gates are."""
         super().reduce_metrics(logging_outputs)  # type: ignore[misc]
         weight = sum(log.get("sample_size", 0) for log in logging_outputs)
-        for key in sorted(
-            {key for log in logging_outputs for key in log if key == "l0" or key.startswith("heads_open")}
-        ):
+        own = {key for log in logging_outputs for key in log if key.startswith(OWN_METRICS)}
+        for key in sorted(own):
             metrics.log_scalar(key, sum(log.get(key, 0) for log in logging_outputs) / weight, weight, round=2)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.gates.distribution import LARGEST, OPEN, HardConcrete
 
+SETTLED = 10.0  # log_alpha of a gate that is fixed to 1; -10 of one that is fixed to 0
 SMALLEST_LR_SCALE = 1e-4  # theta + (S - 1) theta loses all its digits towards S = 0
 
 
@@ -18,8 +19,7 @@ class HeadGates(nn.Module):
 
     The state dict holds `log_alpha` [H]. The optimiser trains theta = log_alpha / lr_scale and gets the gradient of
     log_alpha unscaled. Each step moves log_alpha lr_scale times as far as a plain parameter with the same learning
-    rate, with any optimiser, without parameter groups and without a larger share of the gradient norm. Decoupled
-    weight decay is not scaled.
+    rate, with any optimiser, without parameter groups and without a larger share of the gradient norm.
 
     Args:
         heads: H, the number of gates
@@ -27,12 +27,22 @@ class HeadGates(nn.Module):
         init: initial log_alpha of every gate, or "glorot" for U(-sqrt(3/H), sqrt(3/H)), as in the code of
             Voita et al. 2019. From 2.398 up (default stretch) the evaluation gate is exactly 1.
         lr_scale: factor on the learning rate of the gates, 1e-4 to 1e6
+        undo_decay: undo the decoupled weight decay of the optimiser, which would pull log_alpha to 0. A second
+            parameter, `decay`, starts at 1 and has the gradient 0, so that only weight decay changes it, by the same
+            factor as theta: log_alpha = lr_scale theta / decay.
 
     Raises:
         ValueError: if `lr_scale` is out of range
     """
 
-    def __init__(self, heads: int, distribution: HardConcrete, init: float | str = OPEN, lr_scale: float = 1.0):
+    def __init__(
+        self,
+        heads: int,
+        distribution: HardConcrete,
+        init: float | str = OPEN,
+        lr_scale: float = 1.0,
+        undo_decay: bool = False,
+    ):
         super().__init__()
         self.distribution = distribution
         self.lr_scale = check_lr_scale(lr_scale)
@@ -42,12 +52,20 @@ class HeadGates(nn.Module):
         else:
             first = torch.full((heads,), float(init))
         self.theta = nn.Parameter(first / lr_scale)
+        self.decay = nn.Parameter(torch.ones(())) if undo_decay else None
+        self.settled: Tensor | None = None  # once the gates are fixed: whether each is open, [H]
         self.joined: tuple[Any, ...] = ()  # the `GateMethod` of all gates of the model, once it exists
 
     def log_alpha(self) -> Tensor:
         """Return the location of every gate, [H], in single precision: half is too coarse for the noise."""
         theta = self.theta.float()
-        return theta + (self.lr_scale - 1) * theta.detach()
+        log_alpha = theta + (self.lr_scale - 1) * theta.detach()
+        if self.decay is not None:
+            decay = self.decay.float()
+            log_alpha = log_alpha + (log_alpha / decay - log_alpha).detach() + 0 * decay
+        if self.settled is not None:  # a gradient of 0: distributed training waits for one
+            return torch.where(self.settled, SETTLED, -SETTLED) + 0 * log_alpha
+        return log_alpha
 
     def forward(self) -> Tensor:
         """Return the gates, [H]: in training a new sample per call, in evaluation mode their evaluation value."""
@@ -84,13 +102,25 @@ class HeadGates(nn.Module):
     # Files hold log_alpha, whatever scales its learning rate. In double precision the conversion is exact in both
     # directions, so a resumed run continues from the same theta.
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        theta = self.theta if keep_vars else self.theta.detach()
-        destination[prefix + "log_alpha"] = theta.double() * self.lr_scale
+        if self.settled is not None:
+            log_alpha = self.log_alpha().double()
+        else:
+            theta = self.theta if keep_vars else self.theta.detach()
+            log_alpha = theta.double() * self.lr_scale
+            if self.decay is not None:
+                log_alpha = log_alpha / self.decay.detach().double()
+        destination[prefix + "log_alpha"] = log_alpha
+        if self.decay is not None:
+            destination[prefix + "decay"] = self.decay if keep_vars else self.decay.detach()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        decay = state_dict.pop(prefix + "decay", torch.ones(()))
+        if self.decay is not None:
+            state_dict[prefix + "decay"] = decay
         key = prefix + "log_alpha"
         if key in state_dict:
-            state_dict[prefix + "theta"] = state_dict.pop(key).double() / self.lr_scale
+            theta = state_dict.pop(key).double() / self.lr_scale
+            state_dict[prefix + "theta"] = theta if self.decay is None else theta * decay.double()
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from fairseq_headgates.gates.distribution import NOISE_EPS
 from fairseq_headgates.gates.layer import HeadGates
 
-SETTLED = 5.0  # log_alpha of a gate that is fixed to 1 (-5 to 0): far beyond what is left of an optimiser's momentum
-
 
 class GateMethod(nn.Module):
     """Base of the gating methods, for all gates of a model. A new method is one subclass, listed in `METHODS`.
@@ -30,9 +28,12 @@ class GateMethod(nn.Module):
         hard: round training gates to 0 or 1, with the gradient of the gates themselves
         output_scale: multiply the gates of a layer by H / (number of gates that are not 0), at most H
             (Shim et al. 2021), so that the output of the layer keeps its size
+        stop_when_settled: number of validations for `stable`; 0 to count none
     """
 
     name: ClassVar[str]
+    last_open: Tensor  # [N]: which evaluation gates were above 0 at the last validation
+    unchanged: Tensor  # number of validations for which they have been the same
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class GateMethod(nn.Module):
         settle_after: int = 0,
         hard: bool = False,
         output_scale: bool = False,
+        stop_when_settled: int = 0,
     ):
         super().__init__()
         self.layers = tuple(layers)  # a tuple, because these are modules of their attention layers
@@ -48,6 +50,10 @@ class GateMethod(nn.Module):
         self.kinds = tuple(kind for layer, kind in zip(layers, kinds, strict=True) for _ in range(layer.theta.numel()))
         self.sizes = [layer.theta.numel() for layer in layers]
         self.settle_after, self.hard, self.output_scale, self.num_updates = settle_after, hard, output_scale, 0
+        self.stop_when_settled = stop_when_settled
+        if stop_when_settled:
+            self.register_buffer("last_open", torch.zeros(len(self.kinds), dtype=torch.bool))
+            self.register_buffer("unchanged", torch.zeros((), dtype=torch.long))
         self._noise: Tensor | None = None
         self._shared: Tensor | None = None
         self._recomputed: set[int] = set()
@@ -163,6 +169,31 @@ class GateMethod(nn.Module):
         with torch.no_grad():
             return [part.sum() for part in (self.evaluate(self.log_alpha()) > 0).split(self.sizes)]
 
+    @torch.no_grad()
+    def validated(self, counted: bool = True) -> None:
+        """Note a validation, for `stable`. It counts from 0 again if `counted` is false."""
+        if not self.stop_when_settled:
+            return
+        log_alpha = self.log_alpha()
+        opened = self.evaluate(log_alpha) > 0
+        difference = abs(float(self.open_probability(log_alpha).sum() - opened.sum()))
+        same = counted and bool((opened == self.last_open).all()) and difference <= 0.5
+        self.unchanged.fill_(int(self.unchanged) + 1 if same else 0)
+        self.last_open.copy_(opened)
+
+    @property
+    def stable(self) -> bool:
+        """Whether the gates did not change in the last `stop_when_settled` validations.
+
+        In each of these, the same evaluation gates were above 0 as in the one before, and the expected number of open
+        gates was within 0.5 of their number.
+        """
+        return 0 < self.stop_when_settled <= int(self.unchanged)
+
+    def certainty(self, log_alpha: Tensor) -> Tensor:
+        """Return the mean of |2 P(g != 0) - 1| over all gates, a scalar: 1 if each gate is open or closed for sure."""
+        return (2 * self.open_probability(log_alpha) - 1).abs().mean()
+
     def evaluated(self, layer: HeadGates) -> Tensor:
         """Return the evaluation gates [H] of a layer."""
         return self._part(self.evaluate(self.log_alpha()), layer)
@@ -185,17 +216,16 @@ class GateMethod(nn.Module):
 
     def set_num_updates(self, num_updates: int) -> None:
         """Note the number of updates; fairseq calls it. At `settle_after`, fix the gates."""
-        before = self.settled
         self.num_updates = num_updates
-        if self.settled and not before and self.training:
+        if self.settled and self.training and self.layers[0].settled is None:
             self.settle()
 
-    @torch.no_grad()
     def settle(self) -> None:
         """Fix every gate to 1 if its evaluation gate is above 0, else to 0."""
-        kept = self.evaluate(self.log_alpha()) > 0
+        with torch.no_grad():
+            kept = self.evaluate(self.log_alpha()) > 0
         for layer, part in zip(self.layers, kept.split(self.sizes), strict=True):
-            layer.theta.copy_(torch.where(part, SETTLED, -SETTLED) / layer.lr_scale)
+            layer.settled = part
 
     def __getstate__(self) -> dict[str, Any]:
         return {

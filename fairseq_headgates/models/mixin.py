@@ -15,6 +15,7 @@ from fairseq_headgates.safety import check_evaluated
 from fairseq_headgates.surgery import fix_heads, freeze, insert_gates, remove_heads, use_head_attention
 
 logger = logging.getLogger(__name__)
+GATE_METHOD = "gate_method."  # prefix of its names in the state dict
 
 
 def apply_head_options(model: nn.Module, options: HeadOptions) -> nn.Module:
@@ -27,7 +28,8 @@ def apply_head_options(model: nn.Module, options: HeadOptions) -> nn.Module:
     if options.mask is not None:
         remove_heads(model, options.mask) if options.remove else fix_heads(model, options.mask)
     if options.gate_types:
-        insert_gates(model, options.gate_types, options.distribution, options.init, options.lr_scale, options.method)
+        gates = (options.distribution, options.init, options.lr_scale)
+        insert_gates(model, options.gate_types, *gates, method=options.method, undo_decay=options.weight_decay)
     if options.freeze_params:
         for line in freeze(model, options.freeze_params, options.freeze_dropout).lines():
             logger.info(line)
@@ -89,9 +91,11 @@ class HeadGatesMixin:
     def upgrade_checked(self, state_dict: dict[str, Any]) -> None:
         """Rename the weights of older versions of fairseq. Raise ValueError for weights of other heads."""
         super().upgrade_state_dict(state_dict)  # type: ignore[misc]
-        for name, value in self.state_dict().items():  # type: ignore[attr-defined]
-            if name.startswith("gate_method."):  # not in a checkpoint without this method
-                state_dict.setdefault(name, value)
+        own = {name: value for name, value in self.state_dict().items() if name.startswith(GATE_METHOD)}  # type: ignore[attr-defined]
+        for name in [name for name in state_dict if name.startswith(GATE_METHOD) and name not in own]:
+            del state_dict[name]  # of a run with another method
+        for name, value in own.items():
+            state_dict.setdefault(name, value)
 
 
 def head_gates_class(architecture: str) -> type[HeadGatesMixin] | None:

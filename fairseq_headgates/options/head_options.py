@@ -16,6 +16,7 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_headgates.gates import (
     METHODS,
@@ -53,6 +54,7 @@ DEFAULTS: dict[str, Any] = {
     "settle_gates_after": 0,
     "gate_hard": False,
     "gate_output_scale": False,
+    "stop_when_settled": 0,
     "freeze_params": None,
     "freeze_dropout": False,
 }
@@ -95,6 +97,11 @@ HELP = {
         None,
         "multiply the gates of a layer by H / (number of its gates that are not 0) (Shim et al. 2021)",
     ),
+    "stop_when_settled": (
+        "K",
+        "end the training when in K consecutive validations no gate has opened or closed and the expected number of "
+        "open gates is within 0.5 of the actual one; 0: never",
+    ),
     "freeze_params": ("REGEX", r"freeze parameters whose name matches (re.search), e.g. '^decoder\.'"),
     "freeze_dropout": (None, "turn off dropout in modules whose parameters are all frozen"),
 }
@@ -128,6 +135,8 @@ class HeadOptions:
         settle_after: updates after which the gates are fixed, 0 for never
         hard: round training gates to 0 or 1
         output_scale: multiply the gates of a layer by H / (number of its gates that are not 0)
+        stop_when_settled: validations without a change of the gates after which training ends, 0 for never
+        weight_decay: whether the optimiser has weight decay, which the gates undo
         freeze_params: regular expression of parameters to freeze, or None
         freeze_dropout: turn off dropout in frozen modules
     """
@@ -144,6 +153,8 @@ class HeadOptions:
     settle_after: int = 0
     hard: bool = False
     output_scale: bool = False
+    stop_when_settled: int = 0
+    weight_decay: bool = False
     freeze_params: str | None = None
     freeze_dropout: bool = False
 
@@ -187,10 +198,12 @@ class HeadOptions:
             lr_scale=_parsed(args, "gate_lr_scale", lambda value: check_lr_scale(_number(value))),
             sparsity_method=_parsed(args, "sparsity_method", parse_method),
             target=_parsed(args, "target_heads", lambda value: parse_target(_comma_separated(value))),
-            warmup=_parsed(args, "sparsity_warmup_updates", _updates),
-            settle_after=_parsed(args, "settle_gates_after", _updates),
+            warmup=_parsed(args, "sparsity_warmup_updates", _count("updates")),
+            settle_after=_parsed(args, "settle_gates_after", _count("updates")),
             hard=_parsed(args, "gate_hard", _switch),
             output_scale=_parsed(args, "gate_output_scale", _switch),
+            stop_when_settled=_parsed(args, "stop_when_settled", _count("validations")),
+            weight_decay=_has_weight_decay(args),
             freeze_params=getattr(args, "freeze_params", None) or None,
             freeze_dropout=_parsed(args, "freeze_dropout", _switch),
         )
@@ -214,6 +227,7 @@ class HeadOptions:
             "settle_gates_after": self.settle_after,
             "gate_hard": self.hard,
             "gate_output_scale": self.output_scale,
+            "stop_when_settled": self.stop_when_settled,
             "freeze_params": self.freeze_params,
             "freeze_dropout": self.freeze_dropout,
         }
@@ -227,6 +241,7 @@ class HeadOptions:
             "settle_after": self.settle_after,
             "hard": self.hard,
             "output_scale": self.output_scale,
+            "stop_when_settled": self.stop_when_settled,
         }
         if self.target is not None:
             heads = Counter(kind for layer, kind in zip(layers, kinds, strict=True) for _ in layer.theta)
@@ -272,14 +287,28 @@ def parse_method(value: Any) -> str:
     return value
 
 
-def _updates(value: Any) -> int:
+def _count(things: str) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        try:
+            number = int(value)
+        except (TypeError, ValueError):
+            number = -1
+        if number < 0:
+            raise ValueError(f"{shown(value)} is not a number of {things}: it must be a whole number from 0")
+        return number
+
+    return parse
+
+
+def _has_weight_decay(args: Any) -> bool:
+    """Return whether the optimiser of a run has weight decay. hydra has its options beside those of the model."""
+    if not OmegaConf.is_config(args):
+        return bool(getattr(args, "weight_decay", 0))
+    beside = OmegaConf.create({"optimizer": "${optimizer}"}, parent=args)
     try:
-        number = int(value)
-    except (TypeError, ValueError):
-        number = -1
-    if number < 0:
-        raise ValueError(f"{shown(value)} is not a number of updates: it must be a whole number from 0")
-    return number
+        return bool(beside.optimizer.get("weight_decay", 0))
+    except (OmegaConfBaseException, AttributeError):
+        return False
 
 
 def _comma_separated(value: Any) -> str:

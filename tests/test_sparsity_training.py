@@ -1,0 +1,131 @@
+"""Gating methods and schedules in fairseq-train: resumed runs, workers, weight decay, the end of training."""
+
+import json
+
+import pytest
+import torch
+from support.commands import TYPES, l0_configuration, logged, train_arguments, worker_arguments
+from support.models import assert_same
+from support.training import read
+
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")  # of torch, on machines without a GPU
+
+GATES = ["--gate-heads", TYPES, "--criterion", "label_smoothed_cross_entropy_l0"]
+LAMBDA = ["--l0-weight", 0.5, "--gate-lr-scale", 500]
+TARGET = ["--target-heads", 7, "--gate-lr-scale", 200]
+SCHEDULES = {
+    "lambda": [*LAMBDA, "--l0-start-update", 1, "--l0-warmup-updates", 3],
+    "lambda by type": ["--l0-weight", "enc-self=0.5,dec-enc=0.1", "--gate-lr-scale", 500],
+    "lagrangian": [*TARGET, "--sparsity-method", "lagrangian", "--sparsity-warmup-updates", 3],
+    "subset": [*TARGET, "--sparsity-method", "subset", "--sparsity-warmup-updates", 3],
+    "settled before the resumption": [*LAMBDA, "--settle-gates-after", 1],
+    "settled after the resumption": [*LAMBDA, "--settle-gates-after", 3],
+    "weight decay": [*LAMBDA, "--weight-decay", 0.5],
+    "hard, scaled, counted": [*LAMBDA, "--gate-hard", "--gate-output-scale", "--stop-when-settled", 9],
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_resumed_run_continues_every_schedule_exactly(name, tmp_path, train):
+    options = [*GATES, *SCHEDULES[name]]
+    train(tmp_path / "once", *options, updates=4)
+    for updates in (2, 4):
+        train(tmp_path / "resumed", *options, updates=updates)
+    once, resumed = (read(tmp_path / run / "checkpoint_last.pt") for run in ("once", "resumed"))
+    for part in ("model", "last_optimizer_state"):
+        assert_same(once[part], resumed[part], part)
+
+
+@pytest.mark.parametrize("method", ["lagrangian", "subset"])
+def test_two_workers_train_gates_to_a_target(method, tmp_path, start, toy):
+    options = [*GATES, *TARGET, "--sparsity-method", method, "--settle-gates-after", 2]
+    arguments = [train_arguments(toy, tmp_path, *options, *own, updates=4) for own in worker_arguments(2)]
+    for worker in [start("fairseq-train", *each) for each in arguments]:
+        worker.finish().expect(0)
+    assert read(tmp_path / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 4
+
+
+@pytest.mark.parametrize("how", ["the command line", "hydra"])
+def test_weight_decay_does_not_move_the_gates(how, tmp_path, train, toy, run):
+    """lambda pulls each gate by the same step at every update. The decay halves a weight within three updates."""
+    options = ["--l0-weight", 1e4, "--gate-lr-scale", 10, "--lr", 0.001, "--lr-scheduler", "fixed"]
+    found = {}
+    for decay in (0, 200):
+        folder = tmp_path / str(decay)
+        if how == "hydra":
+            config = l0_configuration(toy, folder, gate_heads="enc-self", gate_lr_scale=10)
+            config["criterion"]["l0_weight"] = 1e4
+            config["optimizer"]["weight_decay"] = decay
+            config["optimization"] |= {"lr": [0.001], "max_update": 3}
+            (tmp_path / "toy.yaml").write_text(json.dumps(config))  # JSON is YAML
+            run("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "toy")
+        else:
+            train(folder, *GATES, *options, "--weight-decay", decay, updates=3)
+        found[decay] = read(folder / "checkpoint_last.pt")["model"]
+    gate = "encoder.layers.0.self_attn.gate."
+    plain, decayed = (found[decay][gate + "log_alpha"] for decay in (0, 200))
+    assert gate + "decay" not in found[0] and float(found[200][gate + "decay"]) == pytest.approx(0.8**3)
+    # By hand: at each update a step of 10 times the rate, divided by what is left of the decay parameter.
+    assert plain.tolist() == pytest.approx([2.5 - 0.01 * 3] * 4, abs=1e-4)
+    assert decayed.tolist() == pytest.approx([2.5 - 0.01 * (1 / 0.8 + 1 / 0.8**2 + 1 / 0.8**3)] * 4, abs=1e-4)
+
+
+def test_training_ends_when_the_gates_have_settled(tmp_path, train, run):
+    options = [*GATES, *LAMBDA, "--settle-gates-after", 2, "--stop-when-settled", 2, "--validate-interval-updates", 1]
+    done = train(tmp_path, *options, updates=20)
+    # Fixed at update 2. Validations 3, 4 and 5 find the same gates, and count from update 3 on.
+    assert "no gate has opened or closed in 2 validations (--stop-when-settled 2)" in done.text
+    state = read(tmp_path / "checkpoint_last.pt")
+    updates = state["optimizer_history"][-1]["num_updates"]
+    assert 4 <= updates <= 6 and "Stopping training due to num_updates" in done.text
+    assert logged(done, "gate_certainty")[-1] == pytest.approx(1, abs=0.01)
+    shown = json.loads(run("headgates", "show", tmp_path / "checkpoint_last.pt", "--json").out)
+    assert shown["heads"]["total"][0] == state["model"]["gate_method.last_open"].sum()
+
+
+def test_gates_that_change_do_not_end_the_training(tmp_path, train):
+    options = [*GATES, *LAMBDA, "--stop-when-settled", 2, "--validate-interval-updates", 1, "--l0-start-update", 4]
+    train(tmp_path, *options, updates=6)
+    assert read(tmp_path / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 6
+
+
+def test_the_state_of_another_method_is_dropped(tmp_path, train):
+    train(tmp_path / "first", *GATES, *SCHEDULES["lagrangian"])
+    last = tmp_path / "first" / "checkpoint_last.pt"
+    train(tmp_path / "second", *GATES, *SCHEDULES["subset"], "--finetune-from-model", last)
+    first, second = (read(tmp_path / run / "checkpoint_last.pt")["model"] for run in ("first", "second"))
+    assert first["gate_method.multipliers"].shape == (1, 2)
+    assert not any("multipliers" in name for name in second)
+
+
+def test_target_models_are_shown_and_pruned_to_exactly_the_target(tmp_path, train, run):
+    for method in ("lagrangian", "subset"):
+        folder = tmp_path / method
+        train(folder, *GATES, *SCHEDULES[method])
+        last = folder / "checkpoint_last.pt"
+        shown = json.loads(run("headgates", "show", last, "--json").out)
+        assert shown["heads"]["total"] == [7, 24]
+        run("headgates", "prune", last, folder / "pruned.pt", "--no-optimizer")
+        pruned = json.loads(run("headgates", "show", folder / "pruned.pt", "--json").out)
+        assert {kind: kept for kind, (kept, _) in pruned["heads"].items()} == {
+            kind: kept for kind, (kept, _) in shown["heads"].items()
+        }
+        run("headgates", "show", last, "--out", folder / "heads.json")
+        train(folder / "masked", "--alive-heads", last, "--remove-heads", updates=1)
+        again = json.loads(run("headgates", "show", folder / "masked" / "checkpoint_last.pt", "--json").out)
+        assert again["heads"]["total"][0] == 7
+
+
+def test_the_optimiser_of_a_pruned_model_forgets_the_multipliers(tmp_path, train, run):
+    options = [*GATES, *SCHEDULES["lagrangian"], "--weight-decay", 0.1]
+    train(tmp_path, *options)
+    run("headgates", "prune", tmp_path / "checkpoint_last.pt", tmp_path / "pruned.pt")
+    pruned = read(tmp_path / "pruned.pt")
+    assert not any("gate" in name for name in pruned["model"])
+    moments = {state["exp_avg"].shape for state in pruned["last_optimizer_state"]["state"].values()}
+    assert not moments & {torch.Size([]), torch.Size([1, 2])}
+    heads = ["--alive-heads", tmp_path / "pruned.pt", "--remove-heads"]
+    again = train(
+        tmp_path / "again", *heads, "--weight-decay", 0.1, "--restore-file", tmp_path / "pruned.pt", updates=3
+    )
+    assert len(logged(again, "loss")) == 1
