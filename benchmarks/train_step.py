@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Measure the time of an update: fairseq's `transformer`, this plugin without gates, and with gates on all types.
+"""Measure the time of an update: fairseq's `transformer`, and this plugin without gates and with each gating method.
 
     python benchmarks/train_step.py [--size small|base] [--device cpu|cuda] [--dtype fp32 bf16 fp16] [--json FILE]
 
 The models train in one process on the same batches, one update of each in turn, so that changes in the speed of the
-machine affect all of them. The table has medians, and the median of the ratio to stock of single updates. An update is
-forward, label-smoothed cross-entropy (with the L0 penalty where there are gates), backward, gradient clipping, Adam.
+machine affect all of them. Gates are on all attention types. The table has medians, and the median of the ratio to stock of
+single updates. An update is forward, label-smoothed cross-entropy (with the penalty of the gating method), backward,
+gradient clipping, Adam.
 """
 
 import argparse
@@ -35,7 +36,13 @@ from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.models import TransformerHeadGatesModel
 
-VARIANTS = ["stock", "no gates", "gates on all types"]
+VARIANTS = {
+    "stock": {},
+    "no gates": {},
+    "l0": {},
+    "lagrangian": {"sparsity_method": "lagrangian", "target_heads": "0.5"},
+    "subset": {"sparsity_method": "subset", "target_heads": "0.5"},
+}
 
 
 def main() -> None:
@@ -93,8 +100,9 @@ def make_update(options: argparse.Namespace, name: str, dtype: torch.dtype):
     elif name == "no gates":
         model = TransformerHeadGatesModel.build_model(args(), task)
     else:
-        model = TransformerHeadGatesModel.build_model(args(gate_heads=",".join(TYPES)), task)
-        criterion = LabelSmoothedCrossEntropyL0Criterion(task, False, 0.1, l0_weight=0.01, l0_reduction="sum")
+        model = TransformerHeadGatesModel.build_model(args(gate_heads=",".join(TYPES), **VARIANTS[name]), task)
+        weight = "0.01" if name == "l0" else "0"
+        criterion = LabelSmoothedCrossEntropyL0Criterion(task, False, 0.1, l0_weight=weight, l0_reduction="sum")
     return training_update(model, criterion, options.device, dtype)
 
 
