@@ -4,9 +4,9 @@
     python benchmarks/train_step.py [--size small|base] [--device cpu|cuda] [--dtype fp32 bf16 fp16] [--json FILE]
 
 The models train in one process on the same batches, one update of each in turn, so that changes in the speed of the
-machine affect all of them. Gates are on all attention types. The table has medians, and the median of the ratio to stock of
-single updates. An update is forward, label-smoothed cross-entropy (with the penalty of the gating method), backward,
-gradient clipping, Adam.
+machine affect all of them. Gates are on all attention types. The table has medians, and the median of the ratio to
+stock of single updates. An update is forward, label-smoothed cross-entropy (with the penalty of the gating method),
+backward, gradient clipping, Adam.
 """
 
 import argparse
