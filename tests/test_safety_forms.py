@@ -12,8 +12,9 @@ from support.models import make_stock, make_task
 
 from fairseq_headgates.checkpoints import build_model, load_checkpoint
 from fairseq_headgates.checkpoints.sizes import check_sizes
+from fairseq_headgates.options import DEFAULTS
 from fairseq_headgates.safety import model_options
-from fairseq_headgates.safety.options import transformer_options
+from fairseq_headgates.safety.options import OWN_OPTIONS, transformer_options
 
 
 def change(state, where, value):
@@ -113,3 +114,8 @@ def test_damaged_tails_and_heads(attempts, tmp_path):
         assert attempts.run("headgates", "show", path).refused
     path.write_bytes(struct.pack("<Q", 2**63) + whole)
     assert attempts.run("headgates", "show", path).orderly
+
+
+def test_every_option_of_this_plugin_is_read_from_checkpoints():
+    """All but those that building a model for `headgates` does not need."""
+    assert set(DEFAULTS) - {"freeze_params", "freeze_dropout"} <= set(OWN_OPTIONS)
