@@ -32,7 +32,7 @@ from fairseq_headgates.surgery.cuts import (
 logger = logging.getLogger(__name__)
 
 PLAIN_CRITERION = "label_smoothed_cross_entropy"  # the L0 criterion without gates
-L0_OPTIONS = ("l0_weight", "l0_reduction", "tensorboard_logdir")
+L0_OPTIONS = ("l0_weight", "l0_reduction", "l0_warmup_updates", "l0_start_update", "tensorboard_logdir")
 
 
 def prune_checkpoint(
