@@ -22,7 +22,7 @@ from rules import shown
 
 def score(command: str, files: list[str]) -> float:
     """Return the number that a command prints. Raise ValueError, in one line, if it fails or prints no number."""
-    done = subprocess.run([*shlex.split(command), *files], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run([*shlex.split(command), *files], capture_output=True, text=True, check=False)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or ["it printed no reason"])[-1]
         raise ValueError(f"METRIC={shown(command)} failed with exit code {done.returncode}: {why}")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sacrebleu.metrics import BLEU, CHRF
-from sacrebleu.significance import PairedTest
+from sacrebleu.significance import PairedTest, Result
 
 from commands import ArgumentParser, exit_code
 
@@ -43,14 +43,12 @@ def compare(reference: list[str], control: list[str], run: list[str], lowercase:
     }
     test = PairedTest([("control", control), ("run", run)], metrics, None, test_type="bs", n_samples=RESAMPLES)
     signatures, scores = test()
-    # Of two equal translations sacrebleu says p = 1 / (RESAMPLES + 1).
-    return {
-        name: {
-            "p": 1.0 if control == run else float(scores[name][1].p_value),
-            "signature": signature.format(),
-        }
-        for name, signature in signatures.items()
-    }
+    return {name: {"p": p_value(*scores[name]), "signature": sign.format()} for name, sign in signatures.items()}
+
+
+def p_value(control: Result, run: Result) -> float:
+    """Return the p-value, 1 for equal scores, where sacrebleu returns 1 / (RESAMPLES + 1) if the texts are equal."""
+    return 1.0 if control.score == run.score else float(run.p_value)
 
 
 def work(args: argparse.Namespace) -> None:
