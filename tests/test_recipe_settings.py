@@ -98,7 +98,13 @@ BAD = [
     ("SRC", "en;ls", "must be a language"),
     ("TGT", "../en", "must be a language"),
 ]
-DEFAULTS = {"EMBED": "128", "LAYERS": "3", "HEADS": "8", "EPOCHS": "16", "RUNS": "enc-self:0.01 enc-self:0.02 all:0.02 all:0.03"}
+DEFAULTS = {
+    "EMBED": "128",
+    "LAYERS": "3",
+    "HEADS": "8",
+    "EPOCHS": "16",
+    "RUNS": "enc-self:0.01 enc-self:0.02 all:0.02 all:0.03",
+}
 
 
 def refusal(recipe, **environment):
