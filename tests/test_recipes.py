@@ -166,7 +166,7 @@ def test_the_documentation_has_every_option_and_default(tmp_path):
     said = {name.replace("-", "_"): default for name, default in rows}
     for name, default in DEFAULTS.items():
         assert name in said, f"the table has no --{name}"
-        words = {"": "none", None: "none", False: "off"}
-        shown = said[name] if not isinstance(default, float) else float(said[name])
-        assert shown == words.get(default, default), name
+        words = {"": "none", "None": "none", "False": "off"}
+        shown = said[name] if not isinstance(default, float) else str(float(said[name]))
+        assert shown == words.get(str(default), str(default)), name
     assert said["l0_weight"] == "0.0" and said["l0_reduction"] == "sum"

@@ -239,9 +239,10 @@ def check_sizes(given: Mapping[str, Any]) -> None:
 def check_length(given: Mapping[str, Any]) -> None:
     schedule, updates, warmup = (given.get(name) for name in ("SCHEDULE", "UPDATES", "WARMUP"))
     if schedule == "polynomial_decay" and not updates:
+        ignored = f", not EPOCHS={given['EPOCHS']}" if "EPOCHS" in given else ""
         raise ValueError(
-            "SCHEDULE='polynomial_decay' needs UPDATES, the number of updates of the baseline: set it, or "
-            "SCHEDULE=inverse_sqrt, which also takes EPOCHS"
+            f"SCHEDULE='polynomial_decay' needs UPDATES, the number of updates of the baseline{ignored}: set UPDATES, "
+            "or SCHEDULE=inverse_sqrt, which also takes EPOCHS"
         )
     if schedule == "polynomial_decay" and warmup and warmup >= updates:
         raise ValueError(f"WARMUP={warmup} must be below UPDATES={updates}")
@@ -272,20 +273,16 @@ def check_scratch(given: Mapping[str, Any]) -> None:
 
 def check_runs(given: Mapping[str, Any]) -> None:
     """Names of runs are unique, and no run keeps more heads than there are."""
-    found = with_method(given.get("RUNS", []), given.get("SPARSITY_METHOD", "lagrangian"))
-    names = [run.name for run in found]
-    for run in found:
-        if names.count(run.name) > 1:
+    found = given.get("RUNS", [])
+    names = [run.name for run in with_method(found, given.get("SPARSITY_METHOD", "lagrangian"))]
+    layers, heads = given.get("LAYERS"), given.get("HEADS")
+    for i, run in enumerate(found):
+        if names[i] in names[:i]:
             raise ValueError(f"RUNS must not name {str(run)!r} twice")
-        layers, heads = given.get("LAYERS"), given.get("HEADS")
-        if (
-            run.method != "l0"
-            and layers
-            and heads
-            and run.heads(layers * heads) > (most := layers * heads * len(run.kinds))
-        ):
+        per_type = layers * heads if layers and heads else math.inf
+        if run.method != "l0" and "." not in run.value and int(run.value) > per_type * len(run.kinds):
             raise ValueError(
-                f"RUNS names {str(run)!r}, more heads than there are: it must be at most {most} "
+                f"RUNS names {str(run)!r}, more heads than there are: it must be at most {per_type * len(run.kinds)} "
                 f"(attention types x LAYERS={layers} x HEADS={heads})"
             )
         if run.method == "iterative" and given.get("ITERATIONS", 0) > given.get("PRUNE_UPDATES", math.inf):
