@@ -3,8 +3,9 @@
 #
 #   recipes/demo.sh [--dry-run] [OUT_DIR, default demo-out]
 #
-# Makes a small artificial English-to-Russian corpus, trains a baseline transformer, prunes heads of the encoder with
-# the decoder frozen, prunes heads of all types, and prints one table. It is recipes/translation.sh with small sizes.
+# Makes a small artificial English-to-Russian corpus, trains a baseline transformer, trains it further without pruning
+# as the control (baseline+), prunes heads of the encoder with the decoder frozen, prunes heads of all types, and prints
+# one table. It is recipes/translation.sh with small sizes.
 # Needs no GPU and no download. Run the same command again to resume. `make demo` makes the environment first.
 set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -12,7 +13,8 @@ source "$recipes/lib/common.sh"
 set -a
 : "${PRETOKENIZED:=1}" "${JOINT:=0}" "${BPE:=1000}"
 : "${EMBED:=64}" "${FFN:=128}" "${LAYERS:=2}" "${HEADS:=4}" "${DROPOUT:=0.1}"
-: "${MAX_TOKENS:=2500}" "${EPOCHS:=14}" "${LR:=0.008}" "${WARMUP:=150}"
+: "${MAX_TOKENS:=2500}" "${SAVE_EVERY:=300}" "${LR:=0.008}" "${WARMUP:=150}"
+[[ -n ${EPOCHS:-} ]] || : "${UPDATES:=1800}"
 : "${PRUNE_UPDATES:=450}" "${PRUNE_LR:=0.003}" "${PRUNE_WARMUP:=40}" "${RUNS=enc-self:0.05 all:0.08}"
 set +a
 source "$recipes/lib/defaults.sh"
@@ -20,7 +22,7 @@ source "$recipes/lib/defaults.sh"
 if (($# == 0)) || [[ $# == 1 && $1 == --dry-run ]]; then set -- "$@" demo-out; fi
 parse_arguments OUT_DIR "$@"
 out=${arguments[0]}
-need fairseq-preprocess fairseq-train fairseq-generate headgates sacremoses subword-nmt sacrebleu
+need fairseq-preprocess fairseq-train fairseq-generate fairseq-validate headgates sacremoses subword-nmt sacrebleu
 check_settings
 check_out "$out"
 no_colon "$out"

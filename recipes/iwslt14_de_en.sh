@@ -19,13 +19,14 @@ set -a
 : "${MAX_TOKENS:=4000}" "${LR:=0.0005}" "${WARMUP:=4000}" "${BEAM:=5}" "${DATA_DIR:=}"
 read -rd '' -a measured <<<"$MEASURED" || true # -d '': up to the end of the text
 EPOCHS=${measured[*]: -1} RUNS='' SCRATCH='' KEEP_EPOCHS=1
+SCHEDULE=inverse_sqrt # every epoch is measured, and none is the last
 set +a
 source "$recipes/lib/defaults.sh"
 
 parse_arguments OUT_DIR "$@"
 out=${arguments[0]}
 TRAIN_FLAGS="--weight-decay 0.0001 $TRAIN_FLAGS"
-need curl fairseq-preprocess fairseq-train fairseq-generate headgates sacremoses subword-nmt sacrebleu
+need curl fairseq-preprocess fairseq-train fairseq-generate fairseq-validate headgates sacremoses subword-nmt sacrebleu
 check_settings
 check_out "$out"
 no_colon "$out"

@@ -26,7 +26,8 @@ from rules import option, whole
 
 # Files of data or results, which do not contain times, process ids or machine names.
 DATA = ("downloads/*", "corpora/*", "corpora.txt", "selection.txt", "raw/*", "text/*", "data-bin/*")
-RESULTS = ("results.txt", "results.tsv", "*/scores.json", "*/heads.json", "*/test.hyp", "*/mask.json")
+NAMES = ("scores", "heads", "nll", "significance", "head_scores", "mask")
+RESULTS = ("results.txt", "results.tsv", "**/test.hyp", *(f"**/{name}.json" for name in NAMES))
 NOT_DATA = ("preprocess.log",)
 
 

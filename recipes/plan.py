@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Estimate how long a recipe of full size takes on this machine, from the log of a short run.
 
-    plan.py OUT_DIR [--tokens 16000] [--updates 100000] [--prune-updates 60000] [--gated 6] [--scratch 4] [--every 2048]
+    plan.py OUT_DIR [--tokens 16000] [--updates 100000] [--prune-updates 60000] [--gated 6] [--controls 2] [--scratch 4]
+            [--seeds 1] [--every 2048]
 
-OUT_DIR is the folder of a recipe that trained its baseline, and best a gated run too, at the real model size for some
-hundred updates (UPDATES=300 PRUNE_UPDATES=300). The time of an update is the median in fairseq's log without its first
-line, scaled by the number of tokens if the updates had another size; the time of a validation with its checkpoint comes
-from the same log.
+OUT_DIR is the folder of a recipe with one seed that trained its baseline, and best a gated run too, at the real model
+size for some hundred updates (UPDATES=300 PRUNE_UPDATES=300). The time of an update is the median in fairseq's log
+without its first line, scaled by the number of tokens if the updates had another size; the time of a validation with
+its checkpoint comes from the same log.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ VALIDATION = re.compile(
     rf"{TIME} \| INFO \| fairseq_cli.train \| begin validation.*?{TIME} \| INFO \| [^\n]*Saved", re.S
 )
 INNER = re.compile(r"\| train_inner \|.*?wps=([\d.]+), ups=[\d.]+, wpb=([\d.]+)(?:[^\n]*gb_free=([\d.]+))?")
+
+GATED = re.compile(r"_lambda[^_]+$|_heads[^_]+(_subset)?$")
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,8 @@ def tokens_per_update(out: Path) -> int | None:
 
 
 def gated_log(out: Path) -> Path | None:
-    """Return the log of a gated run, of all types if there is one."""
-    logs = sorted(path for path in out.glob("*_lambda*/train.log") if "_scratch" not in path.parent.name)
+    """Return the log of a run with gates, of all types if there is one."""
+    logs = sorted(path for path in out.glob("*/train.log") if GATED.search(path.parent.name))
     return logs[0] if logs else None
 
 
@@ -86,10 +89,11 @@ def plan(args: argparse.Namespace) -> str:
     device = re.search(r"rank +0: capabilities.*?name = ([^\n;]+)", log_text)
     phases = {
         "baseline": plain.hours(args.updates, args.every, scale),
+        "controls": args.controls * plain.hours(args.prune_updates, args.every, scale),
         "gated runs": args.gated * gated.hours(args.prune_updates, args.every, scale),
         "from scratch": args.scratch * plain.hours(args.updates, args.every, scale),
     }
-    hours = [f"{number:,.1f}" for number in (*phases.values(), sum(phases.values()))]
+    hours = [f"{args.seeds * number:,.1f}" for number in (*phases.values(), sum(phases.values()))]
     free = "-" if plain.free is None else f"{plain.free:.1f} GB"
     name = device[1].strip() if device else "CPU"
     table = text_table(["hours on", *phases, "all", "free memory"], [[name, *hours, free]])
@@ -104,7 +108,11 @@ def main() -> int:
     parser.add_argument("--updates", type=option(whole()), default=100_000, help="updates of the baseline")
     parser.add_argument("--prune-updates", type=option(whole()), default=60_000, help="updates of a gated run")
     parser.add_argument("--gated", type=option(whole(0)), default=6, help="number of gated runs")
+    parser.add_argument(
+        "--controls", type=option(whole(0)), default=2, help="number of controls: baseline+, baseline+frozen"
+    )
     parser.add_argument("--scratch", type=option(whole(0)), default=4, help="number of runs from scratch")
+    parser.add_argument("--seeds", type=option(whole()), default=1, help="number of seeds")
     parser.add_argument("--every", type=option(whole()), default=2048, help="updates between checkpoints")
     return exit_code("plan.py", lambda args: print(plan(args)), parser.parse_args())
 

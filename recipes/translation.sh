@@ -3,9 +3,10 @@
 #
 #   recipes/translation.sh [--dry-run] RAW_DIR OUT_DIR SRC TGT
 #
-# RAW_DIR holds {train,valid,test}.{SRC,TGT}, plain or .gz, one sentence per line. A baseline is trained, then gated
-# models that start from it and are pruned. The last output is a table: model, heads kept per attention type,
-# parameters, BLEU and chrF on detokenised text. The defaults are a small model for two CPU cores.
+# RAW_DIR holds {train,valid,test}.{SRC,TGT}, plain or .gz, one sentence per line. A baseline is trained, then models
+# that start from it and are pruned, and as their control the baseline trained for as long without pruning (baseline+).
+# The last output is a table: model, heads kept per attention type, parameters, BLEU and chrF on detokenised text, loss
+# on the validation set. The defaults are a small model for two CPU cores.
 #
 # A stage is skipped when its output is in OUT_DIR: run the same command again to resume. Ctrl-C, SIGTERM or SIGUSR1
 # stop a training with a checkpoint. --dry-run prints the commands that are still to be run.
@@ -13,6 +14,7 @@ set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/lib/common.sh"
 source "$recipes/lib/models.sh"
+source "$recipes/lib/runs.sh"
 source "$recipes/lib/defaults.sh"
 
 parse_arguments "RAW_DIR OUT_DIR SRC TGT" "$@"
@@ -20,8 +22,9 @@ raw=${arguments[0]} out=${arguments[1]} src=${arguments[2]} tgt=${arguments[3]}
 export SRC=$src TGT=$tgt
 read -ra train_flags <<<"$TRAIN_FLAGS"
 read -ra clean_flags <<<"$CLEAN"
+read -ra seeds <<<"$SEEDS"
 
-need fairseq-preprocess fairseq-train fairseq-generate headgates sacremoses subword-nmt sacrebleu
+need fairseq-preprocess fairseq-train fairseq-generate fairseq-validate headgates sacremoses subword-nmt sacrebleu
 check_settings
 check_out "$out"
 no_colon "$out"
@@ -40,8 +43,13 @@ find_devices
 batch_settings="MAX_TOKENS=$MAX_TOKENS UPDATE_FREQ=$UPDATE_FREQ"
 [[ -z $TOKENS_PER_UPDATE ]] || batch_settings="TOKENS_PER_UPDATE=$TOKENS_PER_UPDATE"
 keep_settings "$out" "SRC=$src TGT=$tgt LOWERCASE=$LOWERCASE PRETOKENIZED=$PRETOKENIZED CLEAN=${CLEAN// /,} BPE=$BPE \
-JOINT=$JOINT ARCH=$ARCH EMBED=$EMBED FFN=$FFN LAYERS=$LAYERS HEADS=$HEADS PRE_NORM=$PRE_NORM DROPOUT=$DROPOUT $batch_settings EPOCHS=$EPOCHS \
-UPDATES=$UPDATES LR=$LR WARMUP=$WARMUP SAVE_EVERY=$SAVE_EVERY AVERAGE=$AVERAGE TRAIN_FLAGS=${TRAIN_FLAGS// /,}"
+JOINT=$JOINT ARCH=$ARCH EMBED=$EMBED FFN=$FFN LAYERS=$LAYERS HEADS=$HEADS PRE_NORM=$PRE_NORM DROPOUT=$DROPOUT $batch_settings \
+SCHEDULE=$SCHEDULE EPOCHS=$EPOCHS UPDATES=$UPDATES LR=$LR WARMUP=$WARMUP SAVE_EVERY=$SAVE_EVERY AVERAGE=$AVERAGE \
+TRAIN_FLAGS=${TRAIN_FLAGS// /,} SEEDS=$([[ ${#seeds[@]} == 1 ]] && echo "$SEEDS" || echo several)"
+# Controls and runs are comparable only with the same further training; without RUNS there is none.
+[[ -z ${RUNS// /} ]] || keep_settings "$out" "PRUNE_UPDATES=$PRUNE_UPDATES PRUNE_LR=$PRUNE_LR PRUNE_WARMUP=$PRUNE_WARMUP \
+PRUNE_SCHEDULE=$PRUNE_SCHEDULE GATE_LR_SCALE=$GATE_LR_SCALE L0_WARMUP=$L0_WARMUP SPARSITY_WARMUP=$SPARSITY_WARMUP \
+SETTLE_AFTER=$SETTLE_AFTER SENTENCES=$SENTENCES ITERATIONS=$ITERATIONS" runs.txt
 lock_out "$out"
 
 # --- text: raw -> tokenised -> cleaned -> BPE -> binarised ----------------------------------------------------------
@@ -58,8 +66,9 @@ for split in train valid test; do
   done
   aligned "$split" "$text/$split.tok" "$src" "$tgt"
 done
-detokenised() { [[ $PRETOKENIZED == 0 ]] || echo "| sacremoses -q -l $tgt detokenize"; }
-into "$text/reference.$tgt" "$(reading "$raw/test.$tgt")$(detokenised)"
+detokenised() { [[ $PRETOKENIZED == 0 ]] || echo "| sacremoses -q -l $1 detokenize"; }
+into "$text/reference.$tgt" "$(reading "$raw/test.$tgt")$(detokenised "$tgt")"
+[[ -z $METRIC ]] || into "$text/source.$src" "$(reading "$raw/test.$src")$(detokenised "$src")"
 train=$text/train.tok
 if [[ -n $CLEAN ]]; then
   train=$text/train.clean
@@ -94,7 +103,7 @@ if [[ ! -d $bin ]]; then
   run "$out/preprocess.log" mv "$bin.part" "$bin"
 fi
 
-# --- models: a baseline, then gated runs that start from it and are pruned ------------------------------------------
+# --- models: a baseline, then its controls, and runs that start from it and are pruned ------------------------------
 if [[ -n $TOKENS_PER_UPDATE ]]; then
   plan=(python3 "$recipes/lib/batches.py" "$bin" "$src" "$tgt" --tokens "$TOKENS_PER_UPDATE" --workers "$workers" --max-tokens "$MAX_TOKENS")
   if [[ ${DRY_RUN:-0} == 1 ]]; then
@@ -105,7 +114,7 @@ if [[ -n $TOKENS_PER_UPDATE ]]; then
     answer "MAX_TOKENS UPDATE_FREQ" "${plan[@]}"
   fi
 fi
-[[ $LOWERCASE == 1 ]] && sacrebleu_flags=(--lowercase --chrf-lowercase)
+[[ $LOWERCASE == 0 ]] || lowercase=(--lowercase)
 size=(--encoder-embed-dim "$EMBED" --decoder-embed-dim "$EMBED" --encoder-ffn-embed-dim "$FFN"
   --decoder-ffn-embed-dim "$FFN" --encoder-layers "$LAYERS" --decoder-layers "$LAYERS"
   --encoder-attention-heads "$HEADS" --decoder-attention-heads "$HEADS"
@@ -122,30 +131,28 @@ common=(--task translation -s "$src" -t "$tgt" "${size[@]}" --dropout "$DROPOUT"
   --keep-interval-updates "$((AVERAGE > 1 ? AVERAGE : 1))" --save-interval 1000000 --validate-interval 1000000)
 length=(--max-epoch "$EPOCHS")
 [[ -z $UPDATES ]] || length=(--max-update "$UPDATES")
-baseline_training=("${common[@]}" --lr-scheduler inverse_sqrt --lr "$LR" --warmup-updates "$WARMUP" "${length[@]}")
-gated_training=("${common[@]}" --lr-scheduler "$PRUNE_SCHEDULE" --lr "$PRUNE_LR" --warmup-updates "$PRUNE_WARMUP"
-  --max-update "$PRUNE_UPDATES" ${GATE_LR_SCALE:+--gate-lr-scale "$GATE_LR_SCALE"})
-[[ $PRUNE_SCHEDULE != polynomial_decay ]] || gated_training+=(--total-num-update "$PRUNE_UPDATES")
+baseline_checkpoint=checkpoint_best.pt
+if [[ $SCHEDULE == polynomial_decay ]]; then
+  length+=(--total-num-update "$UPDATES")
+  # The training has converged. To choose another checkpoint by BLEU on the validation set would be a selection by noise.
+  baseline_checkpoint=checkpoint_last.pt
+fi
+baseline_training=("${common[@]}" --lr-scheduler "$SCHEDULE" --lr "$LR" --warmup-updates "$WARMUP" "${length[@]}")
+further_training=("${common[@]}" --lr-scheduler "$PRUNE_SCHEDULE" --lr "$PRUNE_LR" --warmup-updates "$PRUNE_WARMUP"
+  --max-update "$PRUNE_UPDATES")
+case $PRUNE_SCHEDULE in # whose length is not that of a step of a run
+  polynomial_decay) further_training+=(--total-num-update "$PRUNE_UPDATES") ;;
+  cosine) further_training+=(--lr-period-updates "$((PRUNE_UPDATES - PRUNE_WARMUP))") ;;
+esac
+gates=(${GATE_LR_SCALE:+--gate-lr-scale "$GATE_LR_SCALE"} ${SETTLE_AFTER:+--settle-gates-after "$SETTLE_AFTER"})
 
-reference=$text/reference.$tgt
-train "$out/baseline" "$bin" --arch "$ARCH" --criterion label_smoothed_cross_entropy "${baseline_training[@]}"
-averaged "$out/baseline" checkpoint_best.pt
-baseline=$out/baseline/$checkpoint
-evaluate "$out/baseline" "$checkpoint" "$bin" "$reference" "$tgt"
-
-runs=("$out/baseline")
-for run in $RUNS; do
-  types=${run%:*} lambda=${run##*:}
-  name=${types//,/+}_lambda$lambda
-  scratch=0
-  [[ " $(echo $SCRATCH) " == *" $types "* ]] && scratch=1
-  [[ $types == all ]] && types=enc-self,dec-self,dec-enc
-  gated_run "$out/$name" "$bin" "$reference" "$tgt" "$types" "$lambda" "$baseline" "${gated_training[@]}"
-  runs+=("$out/$name")
-  if ((scratch)); then
-    scratch_run "$out/${name}_scratch" "$bin" "$reference" "$tgt" "$out/$name/pruned.pt" "${baseline_training[@]}"
-    runs+=("$out/${name}_scratch")
-  fi
+mapfile -t plan_of_runs < <(python3 "$recipes/lib/runs.py")
+folders=()
+for seed in "${seeds[@]}"; do
+  place=$out
+  ((${#seeds[@]} == 1)) || place=$out/seed$seed
+  all_runs "$place" "${plan_of_runs[@]}"
 done
 last_table "$out/results.txt" \
-  python3 "$recipes/lib/results.py" "${runs[@]}" ${PAPER:+--paper "$PAPER"} --tsv "$out/results.tsv"
+  python3 "$recipes/lib/results.py" "${folders[@]}" ${PAPER:+--paper "$PAPER"} ${METRIC:+--metric "$METRIC_NAME"} \
+  --seed "${seeds[0]}" --tsv "$out/results.tsv"

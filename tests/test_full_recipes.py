@@ -61,14 +61,18 @@ def test_wmt_goes_from_archives_to_the_papers_table(wmt, pairs):
     assert len(manifest) == 1 + 6 and manifest[0] == ["file", "bytes", "sha256", "address"]
     rows = [line.split() for line in lines(out / "results.txt")]
     table = {row[0]: row for row in rows if row and "/" in " ".join(row[1:2])}
-    names = ["baseline", "enc-self_lambda0.05", "all_lambda0.05"]
-    assert set(names) <= table.keys() and "all_lambda0.05_scratch" in printed
+    names = ["baseline", "baseline+", "all_lambda0.05", "all_lambda0.05_scratch", "baseline+frozen"]
+    names += ["enc-self_lambda0.05"]
+    assert set(names) - table.keys() == {"all_lambda0.05_scratch"} and "all_lambda0.05_scratch" in printed
     assert table["baseline"][4:] == ["48/48/48", "29.6", "-"]  # the last table wins: the paper's
     assert table["enc-self_lambda0.05"][4:6] == ["10/48/48", "-0.15"] and table["all_lambda0.05"][5] == "29.62"
     values = [line.split("\t") for line in lines(out / "results.tsv")]
-    assert [row[0] for row in values[1:]] == [*names, "all_lambda0.05_scratch"]
+    assert [row[0] for row in values[1:]] == names
+    controls = [row[values[0].index("control")] for row in values[1:]]
+    assert controls == ["baseline+"] * 4 + ["baseline+frozen"] * 2
     assert "case:lc" in values[1][values[0].index("BLEU signature")]
-    assert values[4][-1] == "29.47" and values[3][-1] == "29.62"
+    by_name = {row[0]: row for row in values}
+    assert by_name["all_lambda0.05_scratch"][-1] == "29.47" and by_name["all_lambda0.05"][-1] == "29.62"
 
 
 @pytest.mark.rehearsal
@@ -245,8 +249,11 @@ def test_a_dry_run_prints_every_command_and_writes_nothing(recipe, tmp_path):
         assert program in result.stdout
     if recipe != "iwslt14_de_en.sh":
         trainings = [line for line in result.stdout.splitlines() if "train.py" in line]
-        assert len(trainings) == 4 and all("--max-update" in line for line in trainings)
-        assert "--freeze-params" in trainings[1] and "--remove-heads" in trainings[3]
+        assert len(trainings) == 6 and all("--max-update" in line for line in trainings)
+        plus, frozen, encoder = trainings[1:4]
+        assert "--gate-heads" not in plus + frozen and "--finetune-from-model" in plus
+        assert "--freeze-params" in frozen and "--freeze-params" not in plus
+        assert "--freeze-params" in encoder and "--remove-heads" in trainings[5]
         assert all("--adam-betas \\(0.9\\,0.998\\)" in line for line in trainings)
 
 

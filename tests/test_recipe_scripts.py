@@ -1,4 +1,4 @@
-"""The small programs of the recipes: batches, averages, tables, plans."""
+"""The small programs of the recipes: batches, averages, curves, plans."""
 
 import sys
 from types import SimpleNamespace
@@ -10,7 +10,6 @@ import average
 import batches
 import curves
 import plan
-import results
 from fairseq_headgates.checkpoints import load_checkpoint
 
 # --- batches.py --------------------------------------------------------------------------------------------------
@@ -94,44 +93,6 @@ def test_a_folder_without_checkpoints_has_no_average(tmp_path, capsys):
     assert "has no checkpoint_last.pt" in capsys.readouterr().err
 
 
-# --- results.py --------------------------------------------------------------------------------------------------
-
-
-def run_of(name, kept, bleu, of=(48, 48, 48)):
-    kinds = ("enc-self", "dec-self", "dec-enc")
-    heads = {kind: (k, n) for kind, k, n in zip(kinds, kept, of, strict=True)}
-    heads["total"] = (sum(kept), sum(of))
-    scores = {n: {"score": bleu, "signature": "s"} for n in ("BLEU", "chrF2")}
-    return results.Run(name, heads, 1_000_000, scores)
-
-
-def test_the_papers_nearest_row_stands_beside_ours():
-    runs = [
-        run_of("baseline", (48, 48, 48), 29.0),
-        run_of("all_lambda0.01", (11, 22, 25), 28.5),
-        run_of("all_lambda0.01_scratch", (11, 22, 25), 28.0),
-        run_of("all_lambda0.1", (2, 2, 2), 20.0),
-        run_of("enc-self_lambda0.01", (9, 48, 48), 28.9),
-        run_of("dec-enc_lambda0.01", (48, 48, 9), 28.9),
-    ]
-    rows = [line.split() for line in results.as_published(runs, "wmt").splitlines()[2:]]
-    assert rows == [
-        ["baseline", "48/48/48", "29.00", "-", "48/48/48", "29.6", "-"],
-        ["all_lambda0.01", "11/22/25", "28.50", "28.00", "12/21/25", "29.36", "28.95"],
-        ["all_lambda0.1", "2/2/2", "20.00", "-", "5/9/12", "28.90", "28.41"],
-        ["enc-self_lambda0.01", "9/48/48", "28.90", "-", "10/48/48", "-0.15", "-"],
-        ["dec-enc_lambda0.01", "48/48/9", "28.90", "-", "-", "-", "-"],
-    ]
-    tsv = [line.split("\t") for line in results.tsv(runs, "wmt").splitlines()]
-    assert len({len(row) for row in tsv}) == 1
-    assert tsv[3][0] == "all_lambda0.01_scratch" and tsv[3][-2:] == ["12/21/25", "28.95"]
-
-
-def test_shares_of_heads_decide_where_models_are_smaller():
-    small = run_of("all_lambda0.01", (5, 10, 10), 28.5, of=(16, 16, 16))  # 25 of 48, as 75 of 144
-    assert results.nearest(small, results.PAPER["wmt"]["all"]).heads == (14, 31, 30)
-
-
 # --- curves.py, plan.py ------------------------------------------------------------------------------------------
 
 
@@ -175,15 +136,32 @@ def measured_run(folder, name):
     (folder / "settings.txt").write_text("SRC=en TOKENS_PER_UPDATE=8000 EPOCHS=1\n")
     (folder / "baseline" / "train.log").write_text(LOG.format(name=name))
     choices = {"tokens": 16_000, "updates": 36_000, "prune_updates": 3_600, "gated": 2, "scratch": 1, "every": 3_600}
-    return SimpleNamespace(out=folder, **choices)
+    return SimpleNamespace(out=folder, **choices | {"controls": 2, "seeds": 1})
 
 
 def test_a_plan_is_what_the_log_says_times_what_is_to_be_done(tmp_path):
     """Half a second an update of half the size, a minute for each of ten validations: 10 h and 10 min."""
     table = plan.plan(measured_run(tmp_path, "NVIDIA A100-SXM4-80GB")).splitlines()
     assert "20,000 target tokens a second" in table[0] and "60 s" in table[0]
-    assert table[3].split() == ["NVIDIA", "A100-SXM4-80GB", "10.2", "2.0", "10.2", "22.4", "8.5", "GB"]
+    assert table[3].split() == ["NVIDIA", "A100-SXM4-80GB", "10.2", "2.0", "2.0", "10.2", "24.4", "8.5", "GB"]
     assert len(table) == 4  # this machine only
+
+
+def test_a_plan_for_several_seeds(tmp_path):
+    args = measured_run(tmp_path, "x")
+    args.seeds = 3
+    assert plan.plan(args).splitlines()[3].split()[1:6] == ["30.5", "6.1", "6.1", "30.5", "73.2"]
+
+
+@pytest.mark.parametrize("name", ["all_lambda0.1", "enc-self_heads6", "all_heads0.25_subset"])
+def test_a_plan_measures_a_run_with_gates(name, tmp_path):
+    for folder in (name, "all_heads6_gradient", "all_lambda0.1_scratch", "all_heads6_random"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "train.log").touch()
+    if name != "all_lambda0.1":
+        assert plan.gated_log(tmp_path) == tmp_path / name / "train.log"
+    else:
+        assert plan.gated_log(tmp_path).parent.name == name
 
 
 def test_a_plan_from_a_cpu(tmp_path, monkeypatch, capsys):

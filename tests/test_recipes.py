@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.recipes import RECIPES, ROOT, first_lines, refused, run
+from support.recipes import RECIPES, ROOT, first_lines, make_corpus, refused, run
 
 from fairseq_headgates.options import DEFAULTS
 
@@ -35,42 +35,109 @@ def test_translation_says_how_to_call_it(tmp_path):
     refused(run("translation.sh", tmp_path), "got 1 arguments, needs 4")
 
 
-def test_results_are_compared_with_the_first_run(tmp_path):
-    for name, alive, bleu in (("baseline", 4, 30.0), ("gated", 1, 29.5)):
+def test_results_are_compared_with_their_control(tmp_path):
+    p = {"control": "baseline+", **{name: {"p": 0.0213, "signature": "x"} for name in ("BLEU", "chrF2")}}
+    for name, alive, bleu in (("baseline", 4, 28.0), ("gated", 1, 29.5), ("baseline+", 4, 30.0)):
         folder = tmp_path / name
         folder.mkdir()
         heads = {"heads": {"enc-self": [alive, 4], "total": [alive, 4]}, "parameters": 1_234_567 * alive}
         scores = [{"name": n, "score": s, "signature": "x"} for n, s in (("BLEU", bleu), ("chrF2", 55.5))]
         (folder / "heads.json").write_text(json.dumps(heads))
         (folder / "scores.json").write_text(json.dumps(scores))
-    command = [sys.executable, str(RECIPES / "lib" / "results.py"), str(tmp_path / "baseline"), str(tmp_path / "gated")]
+        (folder / "nll.json").write_text('{"nll": 2.089}')
+        if name != "baseline+":
+            (folder / "significance.json").write_text(json.dumps(p))
+    folders = [str(tmp_path / name) for name in ("baseline", "gated", "baseline+")]
+    command = [sys.executable, str(RECIPES / "lib" / "results.py"), *folders]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert lines[0].split() == ["model", "enc-self", "total", "params", "BLEU", "diff", "chrF"]
-    assert lines[3].split() == ["gated", "1/4", "1/4", "1.23M", "29.50", "-0.50", "55.50"]
+    assert lines[0].split() == ["model", "enc-self", "total", "params", "BLEU", "diff", "p", "chrF", "nll"]
+    assert lines[2].split()[4:7] == ["28.00", "-2.00", "0.021"]
+    assert lines[3].split()[:1] + lines[3].split()[5:7] == ["baseline+", "+0.00", "-"]
+    assert lines[4].split() == ["gated", "1/4", "1/4", "1.23M", "29.50", "-0.50", "0.021", "55.50", "2.089"]
 
 
 @pytest.mark.rehearsal
 def test_a_small_demo_learns_and_closes_heads(tmp_path):
-    """The whole path in about two minutes: the baseline learns, gates close, translation does not suffer.
+    """The whole path in about three minutes: the baseline learns, gates close, translation does not suffer.
 
     Then again, with everything there and after a loss in the middle: the same table.
     """
     out = tmp_path / "demo"
-    settings = {"EPOCHS": 7, "PRUNE_UPDATES": 160, "RUNS": "enc-self:0.05"}
+    settings = {"UPDATES": 400, "PRUNE_UPDATES": 160, "RUNS": "enc-self:0.05"}
     result = run("demo.sh", out, **settings)
     assert result.returncode == 0, result.stdout + result.stderr
-    rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if "/" in line and " " in line}
-    baseline, gated = rows["baseline"], rows["enc-self_lambda0.05"]
-    assert baseline[0] == "8/8" and float(baseline[5]) > 20
+    rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if "/8 " in line}
+    assert list(rows) == ["baseline", "baseline+frozen", "enc-self_lambda0.05"]
+    baseline, control, gated = rows.values()
+    assert baseline[0] == control[0] == "8/8" and float(baseline[5]) > 20
+    assert control[6:8] == ["+0.00", "-"] and float(control[9]) < 5
     assert int(gated[0].partition("/")[0]) <= 4
     assert float(gated[4].rstrip("M")) < float(baseline[4].rstrip("M"))
     assert float(gated[5]) > float(baseline[5]) - 1
     (out / "enc-self_lambda0.05" / "test.hyp").unlink()
     (out / "enc-self_lambda0.05" / "scores.json").unlink()
     again = run("demo.sh", out, **settings)
-    assert again.stdout.splitlines()[-5:] == result.stdout.splitlines()[-5:]
+    assert again.stdout.splitlines()[-7:] == result.stdout.splitlines()[-7:]
     assert "training" not in again.stdout
-    refused(run("demo.sh", out, **{**settings, "EPOCHS": 8}), "was made with other settings", "EPOCHS=7")
+    refused(run("demo.sh", out, **{**settings, "UPDATES": 500}), "was made with other settings", "UPDATES=400")
+    refused(run("demo.sh", out, **{**settings, "PRUNE_LR": 0.1}), "was made with other settings", "PRUNE_LR=0.003")
+    refused(run("demo.sh", out, **{**settings, "SEEDS": "1 2"}), "was made with other settings", "SEEDS=1")
+
+
+TINY = {"EMBED": 16, "FFN": 16, "LAYERS": 1, "HEADS": 2, "BPE": 200, "WARMUP": 2, "LR": 0.01, "MAX_TOKENS": 400}
+TINY |= {"PRETOKENIZED": 1, "UPDATES": 6, "PRUNE_UPDATES": 6, "PRUNE_WARMUP": 1, "PRUNE_LR": 0.01, "SENTENCES": 20}
+
+
+def table_of(result):
+    """{model: cells} of the last table."""
+    assert result.returncode == 0, result.stdout + result.stderr
+    return {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if "/2 " in line}
+
+
+@pytest.mark.rehearsal
+def test_every_method_keeps_exactly_the_heads(tmp_path):
+    """All kinds of runs with a number of heads; a metric of the user."""
+    make_corpus(tmp_path / "raw")
+    script = tmp_path / "metric.sh"
+    script.write_text('#!/bin/sh\nwc -l <"$1"\n')
+    script.chmod(0o755)
+    methods = ["lagrangian", "subset", "gradient", "random", "iterative", "gradient-only", "ablation-only"]
+    runs = [f"all=3@{method}" for method in methods] + ["enc-self=1@iterative"]
+    settings = TINY | {"RUNS": " ".join(runs), "SCRATCH": "enc-self", "ITERATIONS": 2, "SPARSITY_WARMUP": 3}
+    settings |= {"METRIC": script, "METRIC_NAME": "lines"}
+    result = run("translation.sh", tmp_path / "raw", tmp_path / "out", "en", "ru", **settings)
+    table = table_of(result)
+    plus = ["all_heads3", *(f"all_heads3_{method}" for method in methods[1:]), "enc-self_heads1_iterative_scratch"]
+    assert list(table) == ["baseline", "baseline+", *plus, "baseline+frozen", "enc-self_heads1_iterative"]
+    assert {row[3] for name, row in table.items() if name.startswith("all_")} == {"3/6"}
+    assert table["enc-self_heads1_iterative"][:3] == table[plus[-1]][:3] == ["1/2", "2/2", "2/2"]
+    assert {row[-1] for row in table.values()} == {"9"}  # lines of the test set
+    # The second step goes on where the first one ended: updates, learning rate, optimiser.
+    for name in ("all_heads3_iterative", "enc-self_heads1_iterative"):
+        first, second = ((tmp_path / "out" / name / part / "train.log").read_text() for part in ("step1", "."))
+        assert "num_updates 3 | lr 0.006" in first and "num_updates 6 | lr 0 " in second
+        assert "Loaded checkpoint" in second and "(epoch 1 @ 3 updates)" in second
+    dry = run("translation.sh", "--dry-run", tmp_path / "raw", tmp_path / "out", "en", "ru", **settings)
+    assert len(dry.stdout.splitlines()) == 1 and "results.py" in dry.stdout  # nothing is left to do but the table
+
+
+@pytest.mark.rehearsal
+def test_seeds_have_folders_and_share_the_text(tmp_path):
+    make_corpus(tmp_path / "raw")
+    settings = TINY | {"SEEDS": "3 5", "RUNS": "dec-enc:0.1"}
+    result = run("translation.sh", tmp_path / "raw", tmp_path / "out", "en", "ru", **settings)
+    lines = result.stdout.splitlines()
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert sum("(" in line and ".." in line for line in lines) == 3  # one row per model
+    folders = {"text", "data-bin", "seed3", "seed5"}
+    assert {path.name for path in (tmp_path / "out").iterdir() if path.is_dir()} == folders
+    rows = [line.split("\t")[:2] for line in (tmp_path / "out" / "results.tsv").read_text().splitlines()]
+    assert rows[1:] == [[name, seed] for seed in "35" for name in ("baseline", "baseline+", "dec-enc_lambda0.1")]
+    more = run(
+        "translation.sh", "--dry-run", tmp_path / "raw", tmp_path / "out", "en", "ru", **settings | {"SEEDS": "3 5 8"}
+    )
+    trainings = [line for line in more.stdout.splitlines() if "train.py" in line]
+    assert len(trainings) == 3 and all("seed8" in line and "--seed 8" in line for line in trainings)
 
 
 @pytest.mark.rehearsal
@@ -82,7 +149,7 @@ def test_translation_goes_from_raw_text_to_a_table(tmp_path):
         for language in ("en", "de"):
             name = f"{split}.{language}.gz"
             first_lines(source / name, lines, tmp_path / name)
-    sizes = {"EMBED": 16, "FFN": 16, "LAYERS": 1, "HEADS": 2, "BPE": 300, "EPOCHS": 1, "PRUNE_UPDATES": 3}
+    sizes = {"EMBED": 16, "FFN": 16, "LAYERS": 1, "HEADS": 2, "BPE": 300, "UPDATES": 5, "WARMUP": 2, "PRUNE_UPDATES": 3}
     result = run("translation.sh", tmp_path, tmp_path / "out", "en", "de", RUNS="dec-enc:0.01", **sizes)
     assert result.returncode == 0, result.stdout + result.stderr
     rows = {line.split()[0]: line.split()[1:4] for line in result.stdout.splitlines() if "/" in line}
@@ -99,7 +166,7 @@ def test_the_documentation_has_every_option_and_default(tmp_path):
     said = {name.replace("-", "_"): default for name, default in rows}
     for name, default in DEFAULTS.items():
         assert name in said, f"the table has no --{name}"
-        words = {"": "none", None: "none", False: "off"}
-        shown = said[name] if not isinstance(default, float) else float(said[name])
-        assert shown == words.get(default, default), name
+        words = {"": "none", "None": "none", "False": "off"}
+        shown = said[name] if not isinstance(default, float) else str(float(said[name]))
+        assert shown == words.get(str(default), str(default)), name
     assert said["l0_weight"] == "0.0" and said["l0_reduction"] == "sum"

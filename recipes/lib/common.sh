@@ -102,7 +102,7 @@ lock_out() {
   # The data loaders of a killed run end some seconds after it.
   flock -w 15 8 || fail "another run uses $1 (or one of its programs still runs): wait until it ends, or stop it"
   export RECIPE_LOCK=$1
-  find "$1" -maxdepth 2 -type f -name '*.[0-9]*.part' -delete # NAME.PID.part of a killed run
+  find "$1" -maxdepth 4 -type f -name '*.[0-9]*.part' -delete # NAME.PID.part of a killed run
 }
 
 # keep_settings OUT_DIR SETTINGS [FILE]: record the settings of a folder. Fail if they differ from the recorded ones.

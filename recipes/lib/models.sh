@@ -1,23 +1,27 @@
-# Training, translation and scoring of one model. Source it after common.sh and devices.sh.
+# Training and evaluation of one model. Source it after common.sh.
 #
-# Every function skips what is complete in the folder of the run, RUN_DIR.
+# Every function skips what is complete in the folder of the run, RUN_DIR. Variables of the recipe: `out`, `bin` (the
+# binarised data), `text`, `src`, `tgt`, and `seed`.
 
 source "$recipes/lib/devices.sh"
-sacrebleu_flags=()
+lowercase=() # --lowercase if the text is lowercased
 
-# train RUN_DIR DATA_BIN ARGUMENTS...: run fairseq-train, or resume from the last checkpoint. SIGINT, SIGTERM or SIGUSR1
+# label RUN_DIR: the name of a run in messages.
+label() { echo "${1#"$out/"}"; }
+
+# train RUN_DIR ARGUMENTS...: run fairseq-train, or resume from the last checkpoint. SIGINT, SIGTERM or SIGUSR1
 # to the recipe stop the training after the next update with a checkpoint; the recipe then exits with 75.
 train() {
-  local model=$1 data=$2 job status told=0 before=0 why
-  shift 2
+  local model=$1 job status told=0 before=0 why
+  shift
   [[ -f $model/finished ]] && return
   local epochs=(--no-epoch-checkpoints)
   [[ $KEEP_EPOCHS == 1 ]] && epochs=()
-  local command=("${launcher[@]}" "$recipes/train.py" "$data" --user-dir "$plugin" --save-dir "$model"
+  local command=("${launcher[@]}" "$recipes/train.py" "$bin" --user-dir "$plugin" --save-dir "$model"
     --tensorboard-logdir "$model/tensorboard" "${epochs[@]}" --log-format simple --log-interval 50
-    --seed "$SEED" "${distributed[@]}" "$@")
+    --seed "$seed" "${distributed[@]}" "$@")
   dry_run "${command[@]}" && return
-  say "training $(basename "$model") (log: $model/train.log)"
+  say "training $(label "$model") (log: $model/train.log)"
   mkdir -p "$model"
   [[ ! -f $model/train.log ]] || before=$(wc -l <"$model/train.log")
   # torchrun must ignore Ctrl-C: it would end its workers before they save a checkpoint.
@@ -35,7 +39,7 @@ train() {
     return
   fi
   if ((told)) && { ((status == 0)) || tail -n "+$((before + 1))" "$model/train.log" | grep -q 'stopped at update'; }; then
-    say "stopped: $(basename "$model") has saved a checkpoint; run the same command again to resume"
+    say "stopped: $(label "$model") has saved a checkpoint; run the same command again to resume"
     exit 75
   fi
   why=$(last_line "$model/train.log")
@@ -61,59 +65,51 @@ averaged() {
   [[ ${DRY_RUN:-0} == 1 ]] || rm -f "$1"/checkpoint_*_*.pt "$1/checkpoint_best.pt"
 }
 
-# translate RUN_DIR CHECKPOINT DATA_BIN TARGET_LANGUAGE: write detokenised translations of the test set to
-# RUN_DIR/test.hyp. fairseq-fixed 0.12.3.1 drops the last sentences where they do not fill a batch of
-# --required-batch-size-multiple (8 by default), hence 1.
+# translate RUN_DIR CHECKPOINT: write detokenised translations of the test set to RUN_DIR/test.hyp. fairseq-fixed
+# 0.12.3.1 drops the last sentences where they do not fill a batch of --required-batch-size-multiple (8 by default),
+# hence 1.
 translate() {
-  local model=$1 checkpoint=$2 data=$3 target=$4
+  local model=$1 checkpoint=$2
   [[ -s $model/test.hyp ]] && return
-  local command=(fairseq-generate "$data" --user-dir "$plugin" --path "$model/$checkpoint" --gen-subset test --remove-bpe
+  local command=(fairseq-generate "$bin" --user-dir "$plugin" --path "$model/$checkpoint" --gen-subset test --remove-bpe
     --beam "$BEAM" --lenpen "$LENPEN" --max-tokens "$GENERATION_TOKENS"
     --required-batch-size-multiple 1 "${device[@]}")
   if [[ ${DRY_RUN:-0} == 1 ]]; then
     printf '%s> %q\n' "$(quoted "${command[@]}")" "$model/generate.log"
   else
-    say "translating the test set with $(basename "$model")"
+    say "translating the test set with $(label "$model")"
     attended "${command[@]}" >"$model/generate.log" 2>&1 ||
       fail "translation with $model failed: $(last_line "$model/generate.log")"
   fi
-  into "$model/test.hyp" "grep '^D-' $(quoted "$model/generate.log")| sort -t- -k2 -n | cut -f3 | sacremoses -q -l $target detokenize"
+  into "$model/test.hyp" "grep '^D-' $(quoted "$model/generate.log")| sort -t- -k2 -n | cut -f3 | sacremoses -q -l $tgt detokenize"
 }
 
-# evaluate RUN_DIR CHECKPOINT DATA_BIN REFERENCE TARGET_LANGUAGE: translate, and write the files that results.py reads:
-# BLEU and chrF with sacrebleu's signatures, and the number of heads.
+# validate RUN_DIR CHECKPOINT: write the loss per token on the validation set to RUN_DIR/nll.json. In training fairseq
+# stores --eval-bleu in the checkpoint; here it would only take time.
+validate() {
+  local model=$1 checkpoint=$2
+  [[ -s $model/nll.json ]] && return
+  run "$model/validate.log" fairseq-validate "$bin" --user-dir "$plugin" --path "$model/$checkpoint" --task translation \
+    --valid-subset valid --max-tokens "$GENERATION_TOKENS" --required-batch-size-multiple 1 --distributed-world-size 1 \
+    --log-format json --model-overrides "{'eval_bleu': False}" "${device[@]}"
+  into "$model/nll.json" "$(quoted python3 "$recipes/lib/nll.py" "$model/validate.log")"
+}
+
+# evaluate RUN_DIR CHECKPOINT: translate, and write the files that results.py reads: BLEU and chrF with sacrebleu's
+# signatures, the number of heads, the loss on the validation set, and the score of METRIC.
 evaluate() {
-  local model=$1 checkpoint=$2 data=$3 reference=$4 target=$5
-  translate "$model" "$checkpoint" "$data" "$target"
-  into "$model/scores.json" "$(quoted sacrebleu "$reference" -i "$model/test.hyp" -m bleu chrf -w 2 "${sacrebleu_flags[@]}" --format json)"
+  local model=$1 checkpoint=$2
+  translate "$model" "$checkpoint"
+  into "$model/scores.json" "$(quoted sacrebleu "$text/reference.$tgt" -i "$model/test.hyp" -m bleu chrf -w 2 \
+    "${lowercase[@]}" ${lowercase:+--chrf-lowercase} --format json)"
   into "$model/heads.json" "$(quoted headgates show "$model/$checkpoint" --json)"
+  validate "$model" "$checkpoint"
+  [[ -z $METRIC ]] || into "$model/metric.$METRIC_NAME.json" \
+    "$(quoted python3 "$recipes/lib/metric.py" "$METRIC" "$text/source.$src" "$model/test.hyp" "$text/reference.$tgt")"
 }
 
-# gated_run RUN_DIR DATA_BIN REFERENCE TARGET_LANGUAGE TYPES LAMBDA BASELINE_CHECKPOINT ARGUMENTS...: start from the
-# baseline, train the gates, remove the closed heads, and evaluate. With gates in the encoder alone the decoder is
-# frozen, so that it cannot take over functions of encoder heads (Voita et al. 2019, section 6.2).
-gated_run() {
-  local model=$1 data=$2 reference=$3 target=$4 types=$5 lambda=$6 baseline=$7 checkpoint
-  shift 7
-  local frozen=()
-  [[ $types == enc-self ]] && frozen=(--freeze-params '^decoder\.' --freeze-dropout)
-  train "$model" "$data" --arch transformer_head_gates --finetune-from-model "$baseline" \
-    --gate-heads "$types" --criterion label_smoothed_cross_entropy_l0 --l0-weight "$lambda" "${frozen[@]}" "$@"
-  averaged "$model" checkpoint_last.pt
-  [[ -f $model/pruned.pt ]] ||
-    run "$model/prune.log" headgates prune "$model/$checkpoint" "$model/pruned.pt" --no-optimizer
-  evaluate "$model" pruned.pt "$data" "$reference" "$target"
-}
-
-# scratch_run RUN_DIR DATA_BIN REFERENCE TARGET_LANGUAGE PRUNED_CHECKPOINT ARGUMENTS...: train a model with the heads of
-# a pruned one from random weights (Voita et al. 2019, table 2), and evaluate.
-scratch_run() {
-  local model=$1 data=$2 reference=$3 target=$4 pruned=$5 checkpoint
-  shift 5
-  [[ ${DRY_RUN:-0} == 1 ]] || mkdir -p "$model"
-  [[ -f $model/mask.json ]] || run "$model/mask.log" headgates show "$pruned" --out "$model/mask.json"
-  train "$model" "$data" --arch transformer_head_gates --alive-heads "$model/mask.json" --remove-heads \
-    --criterion label_smoothed_cross_entropy "$@"
-  averaged "$model" checkpoint_best.pt
-  evaluate "$model" "$checkpoint" "$data" "$reference" "$target"
+# compare RUN_DIR CONTROL_DIR: test whether a run differs from its control, with paired bootstrap.
+compare() {
+  into "$1/significance.json" \
+    "$(quoted python3 "$recipes/lib/significance.py" "$text/reference.$tgt" "$2" "$1" "${lowercase[@]}")"
 }

@@ -6,7 +6,7 @@ set -a
 : "${BPE:=32000}" "${JOINT:=0}"
 : "${EMBED:=512}" "${FFN:=2048}" "${LAYERS:=6}" "${HEADS:=8}" "${DROPOUT:=0.1}"
 : "${TOKENS_PER_UPDATE:=16000}" "${MAX_TOKENS:=4000}" "${LR:=0.00139754}" "${WARMUP:=16000}"
-: "${UPDATES:=100000}" # not in the paper: "until it has converged"
+: "${SCHEDULE:=inverse_sqrt}" "${UPDATES:=100000}" # not in the paper: "until it has converged"
 : "${SAVE_EVERY:=2048}" "${AVERAGE:=10}"
 # A gated run has a new optimizer and schedule. Its length and lambda are not in the paper.
 : "${PRUNE_SCHEDULE:=inverse_sqrt}" "${PRUNE_LR:=$LR}" "${PRUNE_WARMUP:=$WARMUP}" "${PRUNE_UPDATES:=60000}"
@@ -22,7 +22,7 @@ published_flags="--attention-dropout 0.1 --activation-dropout 0.1 --adam-betas (
 # published_begin OUT_DIR TEXT_GB: check what can be checked before days of work.
 published_begin() {
   local out=$1 text=$2 parameters
-  need curl fairseq-preprocess fairseq-train fairseq-generate headgates sacremoses subword-nmt sacrebleu
+  need curl fairseq-preprocess fairseq-train fairseq-generate fairseq-validate headgates sacremoses subword-nmt sacrebleu
   check_settings
   check_out "$out"
   no_colon "$out"
@@ -38,7 +38,8 @@ published_begin() {
   TRAIN_FLAGS="$published_flags $TRAIN_FLAGS"
   # A checkpoint has weights and two moments, 12 bytes for each parameter; one run at a time keeps several.
   parameters=$((2 * BPE * EMBED + LAYERS * (12 * EMBED * EMBED + 4 * EMBED * FFN)))
-  : "${DISK_GB:=$((text + parameters * (12 * (AVERAGE + 3) + 20 * 2 * $(wc -w <<<"$RUNS")) / 1000000000 + 1))}"
+  # Beside the runs there are two controls.
+  : "${DISK_GB:=$((text + parameters * (12 * (AVERAGE + 3) + 20 * 2 * ($(wc -w <<<"$RUNS") + 1)) * $(wc -w <<<"$SEEDS") / 1000000000 + 1))}"
   need_space "$DISK_GB" "$out"
 }
 

@@ -1,27 +1,31 @@
 #!/usr/bin/env python3
-"""Print the table of a recipe: model, heads kept per attention type, parameters, BLEU, chrF.
+"""Print the table of a recipe: model, heads kept per attention type, parameters, BLEU, chrF, validation loss.
 
-    results.py RUN_DIR [RUN_DIR ...] [--paper wmt|opensubtitles] [--tsv FILE]
+    results.py RUN_DIR [RUN_DIR ...] [--metric NAME] [--seed N] [--paper wmt|opensubtitles] [--tsv FILE]
 
-Each folder holds `scores.json` (sacrebleu) and `heads.json` (`headgates show --json`). The first is the baseline, from
-which BLEU differences are taken. --paper adds a table with the layout of table 2 of Voita et al. 2019: RUN and
-RUN_scratch in one row, with the row of the paper that keeps the most similar share of heads. The TSV has a row for each
-run with all numbers.
+Each folder holds what lib/models.sh writes: heads.json, scores.json, nll.json, and, if it is compared with a control,
+significance.json. `diff` is the difference of BLEU from the control, `p` its p-value in a paired bootstrap test.
+Folders in several parent folders (OUT_DIR/seed1, OUT_DIR/seed2, ...) are models of several seeds: the table has means
+and ranges. --paper adds a table with the layout of table 2 of Voita et al. 2019: RUN and RUN_scratch in one row, with
+the row of the paper that keeps the most similar share of heads. The TSV has a row for each run and seed with all
+numbers.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from commands import ArgumentParser, exit_code
+from evaluated import SCRATCH, Run, difference, in_order
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.report import results_table, text_table
+from seeds import over_seeds
 
 
 @dataclass(frozen=True)
@@ -55,64 +59,21 @@ PAPER = {
         "enc-self": [Published((4, 48, 48), "-0.25")],
     },
 }
-SCRATCH = "_scratch"
-
-
-@dataclass(frozen=True)
-class Run:
-    """The results in one folder."""
-
-    name: str
-    heads: dict[str, tuple[int, int]]
-    parameters: int
-    scores: dict[str, dict[str, Any]]
-
-    @classmethod
-    def read(cls, folder: Path) -> Run:
-        try:
-            shown, listed = (
-                json.loads((folder / name).read_text(encoding="utf-8")) for name in ("heads.json", "scores.json")
-            )
-            scores = {score["name"]: score for score in listed}
-            heads = {kind: (kept, total) for kind, (kept, total) in shown["heads"].items()}
-            run = cls(folder.name, heads, int(shown["parameters"]), scores)
-            for name in ("BLEU", "chrF2"):
-                float(scores[name]["score"]), scores[name]["signature"]
-            heads["total"]
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise ValueError(
-                f"{folder} has no heads.json of `headgates show --json`, or no scores.json of `sacrebleu -m bleu chrf "
-                "--format json`: give the folder of a finished run"
-            ) from None
-        return run
-
-    @property
-    def bleu(self) -> float:
-        return self.scores["BLEU"]["score"]
-
-    @property
-    def kind(self) -> str:
-        """The attention types with gates; the name of a run without gates."""
-        return self.name.partition("_lambda")[0]
-
-    @property
-    def is_from_scratch(self) -> bool:
-        return self.name.endswith(SCRATCH)
-
-    def kept(self) -> list[int | str]:
-        return [self.heads.get(kind, "-")[0] for kind in TYPES]
 
 
 def one_by_one(runs: list[Run]) -> str:
-    """Return the table with a row for each run."""
+    """Return the table with a row for each run of one seed."""
     rows = {
         run.name: {kind: "{}/{}".format(*run.heads[kind]) for kind in (*TYPES, "total") if kind in run.heads}
         | {
             "params": f"{run.parameters / 1e6:.2f}M",
             "BLEU": f"{run.bleu:.2f}",
-            "diff": f"{run.bleu - runs[0].bleu:+.2f}",
-            "chrF": f"{run.scores['chrF2']['score']:.2f}",
+            "diff": f"{difference(run, runs):+.2f}",
+            "p": "-" if run.p is None else f"{run.p:.3f}",
+            "chrF": f"{run.chrf:.2f}",
+            "nll": f"{run.nll:.3f}",
         }
+        | {name: f"{score:.4g}" for name, score in run.metrics.items()}
         for run in runs
     }
     return results_table(rows)
@@ -144,13 +105,18 @@ def nearest(run: Run, rows: list[Published]) -> Published | None:
 
 
 def tsv(runs: list[Run], data: str | None) -> str:
-    """Return a row for each run: full precision, signatures of the scores and the nearest row of the paper."""
-    header = ["model", *TYPES, "total", "of", "parameters", "BLEU", "chrF2", "BLEU signature", "chrF2 signature"]
+    """Return a row for each run and seed: full precision, signatures, and the nearest row of the paper."""
+    names = ("BLEU", "chrF2")
+    header = ["model", "seed", *TYPES, "total", "of", "parameters", *names, *(f"{name} signature" for name in names)]
+    header += ["nll", "control", "diff", *(f"p {name}" for name in names), "p signature", *runs[0].metrics]
     lines = ["\t".join([*header, *(["paper heads", "paper BLEU"] if data else [])])]
     for run in runs:
-        counts = [*run.kept(), *run.heads["total"]]
-        scores = [run.scores[name][what] for what in ("score", "signature") for name in ("BLEU", "chrF2")]
-        cells = [run.name, *counts, run.parameters, *scores]
+        scores = [run.scores[name][what] for what in ("score", "signature") for name in names]
+        diff = difference(run, [other for other in runs if other.seed == run.seed])
+        compared = run.compared or {}
+        p = [compared.get(name, {}).get("p", "-") for name in names]
+        cells = [run.name, run.seed, *run.kept(), *run.heads["total"], run.parameters, *scores, run.nll, run.control]
+        cells += [round(diff, 6), *p, compared.get("BLEU", {}).get("signature", "-"), *run.metrics.values()]
         if data:
             row = nearest(run, PAPER[data].get(run.kind, []))
             bleu = row and (row.scratch if run.is_from_scratch else row.trained)
@@ -159,12 +125,32 @@ def tsv(runs: list[Run], data: str | None) -> str:
     return "\n".join([*lines, ""])
 
 
+def read(folders: list[Path], metrics: list[str], seed: str) -> list[list[Run]]:
+    """Return the runs of each seed, in the order of the table."""
+    groups = [(parent, list(group)) for parent, group in groupby(folders, key=lambda folder: folder.resolve().parent)]
+    return [
+        in_order(
+            Run.read(folder, metrics, parent.name.removeprefix("seed") if len(groups) > 1 else seed) for folder in group
+        )
+        for parent, group in groups
+    ]
+
+
+LEGEND = """\
+diff, p: BLEU against the control ({}), paired bootstrap
+nll: bits per token on the validation set (lower is better)"""
+
+
 def work(args: argparse.Namespace) -> None:
-    runs = [Run.read(folder) for folder in args.folders]
-    print(one_by_one(runs), *(f"{name}: {score['signature']}" for name, score in runs[-1].scores.items()), sep="\n")
-    if args.paper:
-        print(f"\nBLEU as in table 2 of Voita et al. 2019 ({args.paper}):")
-        print(as_published(runs, args.paper))
+    seeds = read(args.folders, args.metric, args.seed)
+    runs = [run for of_seed in seeds for run in of_seed]
+    print(one_by_one(runs) if len(seeds) == 1 else over_seeds(seeds))
+    print(LEGEND.format(", ".join(dict.fromkeys(run.control for run in runs))))
+    print(*(f"{name}: {score['signature']}" for name, score in runs[-1].scores.items()), sep="\n")
+    for of_seed in seeds if args.paper else []:
+        seed = f", seed {of_seed[0].seed}" if len(seeds) > 1 else ""
+        print(f"\nBLEU as in table 2 of Voita et al. 2019 ({args.paper}{seed}):")
+        print(as_published(of_seed, args.paper))
     if args.tsv:
         write_whole(args.tsv, tsv(runs, args.paper), force=True)
 
@@ -172,6 +158,8 @@ def work(args: argparse.Namespace) -> None:
 def main() -> int:
     parser = ArgumentParser(__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN_DIR")
+    parser.add_argument("--metric", action="append", default=[], metavar="NAME", help="read RUN_DIR/metric.NAME.json")
+    parser.add_argument("--seed", default="-", metavar="N", help="the seed of the folders, for the TSV")
     parser.add_argument("--paper", choices=list(PAPER))
     parser.add_argument("--tsv", metavar="FILE")
     return exit_code("results.py", work, parser.parse_args())

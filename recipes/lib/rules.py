@@ -6,7 +6,8 @@ import argparse
 import math
 import os
 import re
-from collections import Counter
+import shlex
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -126,31 +127,34 @@ def types_of_run(text: str) -> str:
     return text
 
 
-def runs(text: str) -> list[tuple[str, str]]:
-    """Gated runs: (TYPES, LAMBDA) of each."""
-    found = []
-    for word in text.split():
-        types, colon, weight = word.rpartition(":")
-        try:
-            if not colon:
-                raise ValueError("has no colon")
-            types_of_run(types)
-            number(0)(weight)
-        except ValueError as error:
-            why = f"lambda {weight!r} {error}" if str(error).startswith("must") else str(error)
-            raise ValueError(f"must be one or more TYPES:LAMBDA, separated by blanks: {word!r} {why}") from None
-        found.append((types, weight))
-    for run, times in Counter(found).items():
-        if times > 1:
-            raise ValueError(f"must not name {':'.join(run)!r} twice")
-    return found
-
-
 def types_of_runs(text: str) -> list[str]:
     try:
         return [types_of_run(word) for word in text.split()]
     except ValueError as error:
         raise ValueError(f"must be attention types as in RUNS; {error}") from None
+
+
+def seeds(text: str) -> list[int]:
+    """Random seeds, each once."""
+    rule = whole(0, 2**32 - 1)
+    try:
+        found = [rule(word) for word in text.split()]
+    except ValueError as error:
+        raise ValueError(f"must be random seeds, separated by blanks; each {error}") from None
+    if not found or len(set(found)) < len(found):
+        raise ValueError("must be one or more random seeds, each once, separated by blanks: 1 2 3")
+    return found
+
+
+def program(text: str) -> list[str]:
+    """A command whose program exists, split as a shell does."""
+    try:
+        found = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"must be a command: {error}") from None
+    if not found or not shutil.which(found[0]):
+        raise ValueError("must be a command whose program is on the PATH, for example: python3 my_metric.py")
+    return found
 
 
 def sacrebleu_sets(pair: str) -> list[str]:

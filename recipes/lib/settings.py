@@ -14,12 +14,14 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from commands import exit_code
 from rules import (
+    TYPES,
     Rule,
     anything,
     each,
@@ -31,13 +33,15 @@ from rules import (
     one_of,
     place,
     plugin_folder,
-    runs,
+    program,
+    seeds,
     shown,
     types_of_runs,
     whole,
     word,
     words,
 )
+from runs import runs, with_method
 
 
 class Setting(NamedTuple):
@@ -64,6 +68,16 @@ def cleaning(text: str) -> argparse.Namespace:
     parser = _Options(add_help=False)
     add_options(parser)
     return parser.parse_args(text.split())
+
+
+def column(text: str) -> str:
+    """The name of a column beside those of the table, and a part of a file name."""
+    own = ("model", *TYPES, "total", "params", "BLEU", "diff", "p", "chrF", "nll")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", text) or text in own:
+        raise ValueError(
+            f"must be letters and digits, for example COMET, and no column of the table ({', '.join(own)})"
+        )
+    return text
 
 
 switch = one_of("0", "1")
@@ -104,25 +118,45 @@ TRANSLATION: Settings = {
     "TOKENS_PER_UPDATE": Setting(
         whole(), "source tokens for each update on any number of GPUs; sets UPDATE_FREQ and lowers MAX_TOKENS"
     ),
-    "EPOCHS": Setting(whole(0), "epochs of the baseline"),
+    "SCHEDULE": Setting(
+        one_of("polynomial_decay", "inverse_sqrt"),
+        "learning rate schedule of the baseline; polynomial_decay, to 0 at UPDATES: its last checkpoint is used",
+    ),
+    "EPOCHS": Setting(whole(0), "epochs of the baseline, with SCHEDULE=inverse_sqrt"),
     "UPDATES": Setting(whole(), "updates of the baseline, instead of EPOCHS"),
     "LR": Setting(number(above=0), "learning rate of the baseline"),
     "WARMUP": Setting(whole(), "warm-up updates of the baseline"),
     "KEEP_EPOCHS": Setting(switch, "1: keep a checkpoint of every epoch"),
     "SAVE_EVERY": Setting(whole(), "updates between checkpoints (each with BLEU on the development set)"),
-    "AVERAGE": Setting(whole(0), "average the last AVERAGE checkpoints; 0: use the best, or the last of a gated run"),
-    "RUNS": Setting(runs, "gated runs, TYPES:LAMBDA each; with enc-self alone the decoder is frozen"),
+    "AVERAGE": Setting(
+        whole(0), "average the last AVERAGE checkpoints; 0: use the last, or the best with SCHEDULE=inverse_sqrt"
+    ),
+    "RUNS": Setting(
+        runs,
+        "pruning runs, TYPES:LAMBDA, TYPES=HEADS or TYPES=HEADS@METHOD each; with enc-self alone the decoder is frozen",
+    ),
     "SCRATCH": Setting(types_of_runs, "types of RUNS whose pruned shape is also trained from scratch"),
-    "PRUNE_UPDATES": Setting(whole(), "updates of a gated run"),
-    "PRUNE_LR": Setting(each(number(above=0)), "learning rate of a gated run"),
-    "PRUNE_WARMUP": Setting(whole(0), "warm-up updates of a gated run"),
+    "PRUNE_UPDATES": Setting(whole(), "updates of a run of RUNS, and of its control"),
+    "PRUNE_LR": Setting(each(number(above=0)), "learning rate of a run of RUNS"),
+    "PRUNE_WARMUP": Setting(whole(0), "warm-up updates of a run of RUNS"),
     "PRUNE_SCHEDULE": Setting(
         one_of("polynomial_decay", "inverse_sqrt", "fixed", "cosine", "reduce_lr_on_plateau"),
-        "learning rate schedule of a gated run",
+        "learning rate schedule of a run of RUNS",
     ),
     "GATE_LR_SCALE": Setting(number(above=0), "factor on the learning rate of the gates"),
+    "L0_WARMUP": Setting(whole(0), "--l0-warmup-updates of runs with a LAMBDA"),
+    "SPARSITY_METHOD": Setting(one_of("lagrangian", "subset"), "method of TYPES=HEADS"),
+    "SPARSITY_WARMUP": Setting(whole(0), "--sparsity-warmup-updates of runs with SPARSITY_METHOD"),
+    "SETTLE_AFTER": Setting(whole(0), "--settle-gates-after of gated runs"),
+    "SENTENCES": Setting(whole(), "compute scores on the first SENTENCES sentences of the training set"),
+    "ITERATIONS": Setting(whole(), "number of steps in which METHOD iterative removes heads"),
     "TRAIN_FLAGS": Setting(anything, "more options for every fairseq-train, for example --fp16"),
-    "SEED": Setting(whole(0, 2**32 - 1), "random seed of training"),
+    "SEEDS": Setting(seeds, "random seeds of training, separated by blanks; with several, each has its folder"),
+    "SEED": Setting(whole(0, 2**32 - 1), "one random seed: the same as SEEDS with one"),
+    "METRIC": Setting(
+        program, "command that gets the files of source, translation and reference, and prints a score of all sentences"
+    ),
+    "METRIC_NAME": Setting(column, "column of METRIC"),
     "PAPER": Setting(one_of("wmt", "opensubtitles"), "compare with table 2 of Voita et al. 2019"),
     **SEARCH,
     **MACHINE,
@@ -203,7 +237,16 @@ def check_sizes(given: Mapping[str, Any]) -> None:
 
 
 def check_length(given: Mapping[str, Any]) -> None:
-    if given.get("EPOCHS") == 0 and "UPDATES" not in given:
+    schedule, updates, warmup = (given.get(name) for name in ("SCHEDULE", "UPDATES", "WARMUP"))
+    if schedule == "polynomial_decay" and not updates:
+        ignored = f", not EPOCHS={given['EPOCHS']}" if "EPOCHS" in given else ""
+        raise ValueError(
+            f"SCHEDULE='polynomial_decay' needs UPDATES, the number of updates of the baseline{ignored}: set UPDATES, "
+            "or SCHEDULE=inverse_sqrt, which also takes EPOCHS"
+        )
+    if schedule == "polynomial_decay" and warmup and warmup >= updates:
+        raise ValueError(f"WARMUP={warmup} must be below UPDATES={updates}")
+    if given.get("EPOCHS") == 0 and not updates:
         raise ValueError("EPOCHS=0 would train without end: it must be 1 or more, or set UPDATES")
     if given.get("PRUNE_SCHEDULE") == "inverse_sqrt" and given.get("PRUNE_WARMUP") == 0:
         raise ValueError("PRUNE_WARMUP=0 must be 1 or more with PRUNE_SCHEDULE=inverse_sqrt")
@@ -222,10 +265,33 @@ def check_average(given: Mapping[str, Any]) -> None:
 
 
 def check_scratch(given: Mapping[str, Any]) -> None:
-    existing = ", ".join(dict.fromkeys(types for types, _ in given.get("RUNS", ())))
+    existing = ", ".join(dict.fromkeys(run.types for run in given.get("RUNS", ())))
     for types in given.get("SCRATCH", ()):
         if types not in existing.split(", "):
             raise ValueError(f"SCRATCH={types!r} must be among the types of RUNS ({existing or 'RUNS is empty'})")
+
+
+def check_runs(given: Mapping[str, Any]) -> None:
+    """Names of runs are unique, and no run keeps more heads than there are."""
+    found = given.get("RUNS", [])
+    names = [run.name for run in with_method(found, given.get("SPARSITY_METHOD", "lagrangian"))]
+    layers, heads = given.get("LAYERS"), given.get("HEADS")
+    for i, run in enumerate(found):
+        if names[i] in names[:i]:
+            raise ValueError(f"RUNS must not name {str(run)!r} twice")
+        per_type = layers * heads if layers and heads else math.inf
+        if run.method != "l0" and "." not in run.value and int(run.value) > per_type * len(run.kinds):
+            raise ValueError(
+                f"RUNS names {str(run)!r}, more heads than there are: it must be at most {per_type * len(run.kinds)} "
+                f"(attention types x LAYERS={layers} x HEADS={heads})"
+            )
+        if run.method == "iterative" and given.get("ITERATIONS", 0) > given.get("PRUNE_UPDATES", math.inf):
+            raise ValueError(f"ITERATIONS={given['ITERATIONS']} must be at most PRUNE_UPDATES={given['PRUNE_UPDATES']}")
+
+
+def check_seeds(given: Mapping[str, Any]) -> None:
+    if "SEED" in given and given.get("SEEDS", [given["SEED"]]) != [given["SEED"]]:
+        raise ValueError(f"SEED={given['SEED']} and SEEDS={' '.join(map(str, given['SEEDS']))!r}: set only SEEDS")
 
 
 def check_epochs(given: Mapping[str, Any]) -> None:
@@ -233,9 +299,21 @@ def check_epochs(given: Mapping[str, Any]) -> None:
         raise ValueError(
             f"SAVE_EVERY={given['SAVE_EVERY']} must not be set: MEASURED needs a checkpoint of every epoch"
         )
+    if "MEASURED" in given and len(given.get("SEEDS", [])) > 1:
+        raise ValueError(f"SEEDS={' '.join(map(str, given['SEEDS']))!r} must be one seed: run the recipe once for each")
 
 
-TOGETHER = [check_launcher, check_sizes, check_length, check_average, check_scratch, check_epochs, check_architecture]
+TOGETHER = [
+    check_launcher,
+    check_sizes,
+    check_length,
+    check_average,
+    check_scratch,
+    check_runs,
+    check_seeds,
+    check_epochs,
+    check_architecture,
+]
 
 
 def check(recipe: str, environment: Mapping[str, str]) -> None:

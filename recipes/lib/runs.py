@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Print what translation.sh trains besides the baseline, from the setting RUNS and others in the environment.
+
+    runs.py
+
+prints a line for each model: NAME METHOD CONTROL TYPES VALUE STEPS...
+The control is `baseline+`, or `baseline+frozen` for runs with a frozen decoder. VALUE depends on METHOD:
+
+- control: a control itself, no value
+- l0: lambda; lagrangian, subset: the heads to keep, as fairseq-train --target-heads
+- gradient, random, iterative, gradient-only, ablation-only: the scores by which heads are removed; STEPS has the number
+  of heads of TYPES after each step
+- scratch: the run whose heads the model has
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from commands import exit_code
+from rules import TYPES, heads_to_keep, number, one_of, types_of_run, types_of_runs
+
+GATED = ("lagrangian", "subset")
+# By which scores each of the other methods removes heads.
+SCORES = {
+    "gradient": "gradient",
+    "random": "random",
+    "iterative": "gradient",
+    "gradient-only": "gradient",
+    "ablation-only": "ablation",
+}
+PLAIN, FROZEN = "baseline+", "baseline+frozen"
+
+
+class Run(NamedTuple):
+    """An entry of RUNS: TYPES:LAMBDA (method l0), TYPES=HEADS (method '', the default) or TYPES=HEADS@METHOD."""
+
+    types: str
+    value: str
+    method: str
+
+    def __str__(self) -> str:
+        if self.method == "l0":
+            return f"{self.types}:{self.value}"
+        return f"{self.types}={self.value}" + (f"@{self.method}" if self.method else "")
+
+    @property
+    def name(self) -> str:
+        """The name of the folder."""
+        types = self.types.replace(",", "+")
+        if self.method == "l0":
+            return f"{types}_lambda{self.value}"
+        return f"{types}_heads{self.value}" + ("" if self.method == "lagrangian" else f"_{self.method}")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return TYPES if self.types == "all" else tuple(self.types.split(","))
+
+    @property
+    def control(self) -> str:
+        """The control; a decoder is frozen where only encoder heads are removed in training."""
+        return FROZEN if self.types == "enc-self" and not self.method.endswith("-only") else PLAIN
+
+    def heads(self, per_type: int) -> int:
+        """Return the number of heads to keep of a model with `per_type` heads of each attention type."""
+        total = per_type * len(self.kinds)
+        return round(float(self.value) * total) if "." in self.value else int(self.value)
+
+    def steps(self, per_type: int, iterations: int) -> list[int]:
+        """Return the numbers of heads after each step of removal."""
+        total, kept = per_type * len(self.kinds), self.heads(per_type)
+        steps = iterations if self.method == "iterative" else 1
+        return [total - (total - kept) * (step + 1) // steps for step in range(steps)]
+
+
+def runs(text: str) -> list[Run]:
+    """The rule for RUNS."""
+    found = []
+    for word in text.split():
+        try:
+            found.append(_run(word))
+        except ValueError as error:
+            raise ValueError(
+                f"must be one or more TYPES:LAMBDA, TYPES=HEADS or TYPES=HEADS@METHOD, separated by blanks: "
+                f"{word!r} {error}"
+            ) from None
+    for run, times in Counter(found).items():
+        if times > 1:
+            raise ValueError(f"must not name {str(run)!r} twice")
+    return found
+
+
+def _run(word: str) -> Run:
+    if "=" in word:
+        types, _, rest = word.partition("=")
+        heads, at, method = rest.partition("@")
+        types_of_run(types)
+        _checked("HEADS", heads_to_keep, heads)
+        if at:
+            _checked("method", one_of(*GATED, *SCORES), method)
+        return Run(types, heads, method)
+    types, colon, weight = word.rpartition(":")
+    if not colon:
+        raise ValueError("has no colon and no equals sign")
+    types_of_run(types)
+    _checked("lambda", number(0), weight)
+    return Run(types, weight, "l0")
+
+
+def _checked(name: str, rule, text: str) -> None:
+    try:
+        rule(text)
+    except ValueError as error:
+        raise ValueError(f"{name} {text!r} {error}") from None
+
+
+def with_method(found: list[Run], method: str) -> list[Run]:
+    """Return the runs with the default method where they name none."""
+    return [run._replace(method=run.method or method) for run in found]
+
+
+def plan(settings: Mapping[str, str]) -> list[str]:
+    """Return the lines that the program prints."""
+    found = with_method(runs(settings["RUNS"]), settings["SPARSITY_METHOD"])
+    scratch = types_of_runs(settings["SCRATCH"])
+    per_type, iterations = int(settings["LAYERS"]) * int(settings["HEADS"]), int(settings["ITERATIONS"])
+    lines = [line for run in found for line in _lines(run, scratch, per_type, iterations)]
+    needed = {line.split()[2] for line in lines}
+    return [f"{control} control {control} - -" for control in (PLAIN, FROZEN) if control in needed] + lines
+
+
+def _lines(run: Run, scratch: list[str], per_type: int, iterations: int) -> Iterator[str]:
+    value = SCORES.get(run.method, run.value)
+    steps = run.steps(per_type, iterations) if run.method in SCORES else []
+    yield " ".join([run.name, run.method, run.control, ",".join(run.kinds), value, *map(str, steps)])
+    if run.types in scratch:
+        yield f"{run.name}_scratch scratch {PLAIN} {','.join(run.kinds)} {run.name}"
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code("runs.py", lambda: sys.stdout.writelines(line + "\n" for line in plan(os.environ))))

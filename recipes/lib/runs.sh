@@ -1,0 +1,138 @@
+# The baseline, its controls, and the kinds of runs in RUNS. Source it after models.sh.
+#
+# Every function trains and evaluates one model in its folder, RUN_DIR, and skips what is complete. Variables of the
+# recipe: `baseline_training` and `further_training`, options of fairseq-train for the baseline and for every training
+# that starts from it; `gates`, options of gated runs; and `baseline`, the checkpoint that runs start from.
+
+# start_from CHECKPOINT CONTROL: set `start`, the options of a training that continues from a checkpoint as the control
+# does. With enc-self alone the decoder is frozen, so that it cannot take over functions of encoder heads (Voita et al.
+# 2019, section 6.2).
+start_from() {
+  start=(--finetune-from-model "$1")
+  [[ $2 != baseline+frozen ]] || start+=(--freeze-params '^decoder\.' --freeze-dropout)
+}
+
+# baseline_run RUN_DIR: after a schedule that decays to 0 the last checkpoint is the result. Otherwise it is the best one
+# by BLEU on the validation set.
+baseline_run() {
+  train "$1" --arch "$ARCH" --criterion label_smoothed_cross_entropy "${baseline_training[@]}"
+  averaged "$1" "$baseline_checkpoint"
+  baseline=$1/$checkpoint
+  evaluate "$1" "$checkpoint"
+}
+
+# control_run RUN_DIR CONTROL: train the baseline for as long as a run of RUNS, with the same schedule and order of the
+# data, and without gates.
+control_run() {
+  local start arch=$ARCH
+  start_from "$baseline" "$2"
+  [[ $2 == baseline+ ]] || arch=transformer_head_gates
+  train "$1" --arch "$arch" --criterion label_smoothed_cross_entropy "${start[@]}" "${further_training[@]}"
+  averaged "$1" checkpoint_last.pt
+  evaluate "$1" "$checkpoint"
+}
+
+# gated_run RUN_DIR CONTROL TYPES METHOD VALUE: train gates on the baseline, with lambda (method l0) or the number of heads
+# to keep as VALUE, and remove the closed heads.
+gated_run() {
+  local model=$1 types=$3 method=$4 value=$5 start sparsity
+  start_from "$baseline" "$2"
+  if [[ $method == l0 ]]; then
+    sparsity=(--l0-weight "$value" ${L0_WARMUP:+--l0-warmup-updates "$L0_WARMUP"})
+  else
+    sparsity=(--sparsity-method "$method" --target-heads "$value"
+      ${SPARSITY_WARMUP:+--sparsity-warmup-updates "$SPARSITY_WARMUP"})
+  fi
+  train "$model" --arch transformer_head_gates --gate-heads "$types" --criterion label_smoothed_cross_entropy_l0 \
+    "${sparsity[@]}" "${gates[@]}" "${start[@]}" "${further_training[@]}"
+  averaged "$model" checkpoint_last.pt
+  finish "$model" "$checkpoint"
+}
+
+# scored_run RUN_DIR CONTROL TYPES SCORES STEPS...: remove the heads with the lowest scores until as many are left as a
+# step says, then train for an equal part of PRUNE_UPDATES, and so on for every step.
+# All steps are one training of PRUNE_UPDATES updates: the checkpoint with which a step begins has the number of updates,
+# the state of the optimizer and the position in the data with which the step before it ended. The learning rate has one
+# warm-up and one decay; the second of four steps trains at the rates of the second quarter of the schedule.
+scored_run() {
+  local model=$1 control=$2 types=$3 scores=$4 from=$baseline step=0 heads folder start options=(--no-optimizer)
+  shift 4
+  for heads in "$@"; do
+    folder=$model
+    ((++step == $#)) || folder=$model/step$step
+    cut_by_score "$from" "$folder" start.pt "$types" "$scores" "$heads" "${options[@]}"
+    start_from "$folder/start.pt" "$control"
+    if ((step > 1)) && [[ ! -f $folder/checkpoint_last.pt ]]; then # with this file fairseq ignores --finetune-from-model
+      run "$folder/prune.log" cp "$folder/start.pt" "$folder/start.pt.$$.part"
+      run "$folder/prune.log" mv "$folder/start.pt.$$.part" "$folder/checkpoint_last.pt"
+    fi
+    train "$folder" --arch transformer_head_gates --alive-heads "$folder/start.pt" --remove-heads \
+      --criterion label_smoothed_cross_entropy "${start[@]}" "${further_training[@]}" \
+      --max-update "$((PRUNE_UPDATES * step / $#))"
+    from=$folder/checkpoint_last.pt options=()
+  done
+  averaged "$model" checkpoint_last.pt
+  finish "$model" "$checkpoint"
+}
+
+# untrained_run RUN_DIR TYPES SCORES HEADS: remove heads of the baseline by their scores, without training.
+untrained_run() {
+  cut_by_score "$baseline" "$1" pruned.pt "$2" "$3" "$4" --no-optimizer
+  evaluate "$1" pruned.pt
+}
+
+# cut_by_score CHECKPOINT FOLDER NAME TYPES SCORES HEADS OPTIONS...: score the heads of a checkpoint on the beginning of the
+# training set, which is not the data of the evaluation, and write FOLDER/NAME with the best HEADS of them.
+cut_by_score() {
+  local from=$1 folder=$2 name=$3 types=$4 scores=$5 heads=$6
+  shift 6
+  [[ ${DRY_RUN:-0} == 1 ]] || mkdir -p "$folder"
+  [[ -f $folder/head_scores.json ]] ||
+    run "$folder/score.log" headgates score "$bin" --path "$from" --user-dir "$plugin" --source-lang "$src" \
+      --target-lang "$tgt" --gen-subset train --sentences "$SENTENCES" --method "$scores" --seed "$seed" \
+      --max-tokens "$GENERATION_TOKENS" "${device[@]}" --out "$folder/head_scores.json" --force
+  [[ -f $folder/$name ]] ||
+    run "$folder/prune.log" headgates prune "$from" "$folder/$name" --scores "$folder/head_scores.json" \
+      --types "$types" --keep "$heads" "$@"
+}
+
+# scratch_run RUN_DIR PRUNED_DIR: train a model with the heads of a pruned one from random weights (Voita et al. 2019,
+# table 2).
+scratch_run() {
+  local model=$1 pruned=$2/pruned.pt
+  [[ ${DRY_RUN:-0} == 1 ]] || mkdir -p "$model"
+  [[ -f $model/mask.json ]] || run "$model/mask.log" headgates show "$pruned" --out "$model/mask.json"
+  train "$model" --arch transformer_head_gates --alive-heads "$model/mask.json" --remove-heads \
+    --criterion label_smoothed_cross_entropy "${baseline_training[@]}"
+  averaged "$model" "$baseline_checkpoint"
+  evaluate "$model" "$checkpoint"
+}
+
+# finish RUN_DIR CHECKPOINT: write pruned.pt, without closed heads and optimizer state, and evaluate it.
+finish() {
+  [[ -f $1/pruned.pt ]] || run "$1/prune.log" headgates prune "$1/$2" "$1/pruned.pt" --no-optimizer
+  evaluate "$1" pruned.pt
+}
+
+# all_runs FOLDER PLAN...: all models of one seed, by the lines of lib/runs.py. Append their folders to `folders`.
+all_runs() {
+  local place=$1 line name method control types value steps checkpoint compared=0
+  shift
+  baseline_run "$place/baseline"
+  folders+=("$place/baseline")
+  for line in "$@"; do
+    read -r name method control types value steps <<<"$line"
+    # shellcheck disable=SC2086  (several numbers)
+    case $method in
+      control) control_run "$place/$name" "$control" ;;
+      l0 | lagrangian | subset) gated_run "$place/$name" "$control" "$types" "$method" "$value" ;;
+      *-only) untrained_run "$place/$name" "$types" "$value" "$steps" ;;
+      scratch) scratch_run "$place/$name" "$place/$value" ;;
+      *) scored_run "$place/$name" "$control" "$types" "$value" $steps ;;
+    esac
+    # The first line is a control, that of the baseline too.
+    ((compared++)) || compare "$place/baseline" "$place/$name"
+    [[ $method == control ]] || compare "$place/$name" "$place/$control"
+    folders+=("$place/$name")
+  done
+}
