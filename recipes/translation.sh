@@ -8,6 +8,7 @@
 # The last output is a table: model, heads kept per attention type, parameters, BLEU and chrF on detokenised text, loss
 # on the validation set. The defaults are a small model for two CPU cores.
 #
+# SHARE=I/N does the I-th of N shares of the models; shares may run side by side, and recipes/sweep.sh starts them.
 # A stage is skipped when its output is in OUT_DIR: run the same command again to resume. Ctrl-C, SIGTERM or SIGUSR1
 # stop a training with a checkpoint. --dry-run prints the commands that are still to be run.
 set -euo pipefail
@@ -103,6 +104,8 @@ if [[ ! -d $bin ]]; then
   run "$out/preprocess.log" mv "$bin.part" "$bin"
 fi
 
+[[ -z $SHARE ]] || unlock_out # from here on each model has a lock of its own
+
 # --- models: a baseline, then its controls, and runs that start from it and are pruned ------------------------------
 if [[ -n $TOKENS_PER_UPDATE ]]; then
   plan=(python3 "$recipes/lib/batches.py" "$bin" "$src" "$tgt" --tokens "$TOKENS_PER_UPDATE" --workers "$workers" --max-tokens "$MAX_TOKENS")
@@ -144,15 +147,21 @@ case $PRUNE_SCHEDULE in # whose length is not that of a step of a run
   polynomial_decay) further_training+=(--total-num-update "$PRUNE_UPDATES") ;;
   cosine) further_training+=(--lr-period-updates "$((PRUNE_UPDATES - PRUNE_WARMUP))") ;;
 esac
+generate=(fairseq-generate "$bin" --user-dir "$plugin" --gen-subset test --remove-bpe --beam "$BEAM" --lenpen "$LENPEN"
+  --max-tokens "$GENERATION_TOKENS" --required-batch-size-multiple 1 "${device[@]}")
 gates=(${GATE_LR_SCALE:+--gate-lr-scale "$GATE_LR_SCALE"} ${SETTLE_AFTER:+--settle-gates-after "$SETTLE_AFTER"})
 
 mapfile -t plan_of_runs < <(python3 "$recipes/lib/runs.py")
-folders=()
+folders=() number_of_run=0
 for seed in "${seeds[@]}"; do
   place=$out
   ((${#seeds[@]} == 1)) || place=$out/seed$seed
-  all_runs "$place" "${plan_of_runs[@]}"
+  all_runs "$place"
 done
+if [[ -n $SHARE ]]; then
+  say "share $SHARE is complete"
+  exit
+fi
 last_table "$out/results.txt" \
   python3 "$recipes/lib/results.py" "${folders[@]}" ${PAPER:+--paper "$PAPER"} ${METRIC:+--metric "$METRIC_NAME"} \
   --seed "${seeds[0]}" --tsv "$out/results.tsv"

@@ -98,12 +98,20 @@ lock_out() {
   [[ ${DRY_RUN:-0} == 1 || ${RECIPE_LOCK:-} == "$1" ]] && return
   mkdir -p "$1" 2>/dev/null || fail "OUT_DIR='$1' cannot be created: choose another folder"
   exec 8>"$1/.lock"
+  if [[ -n ${SHARE:-} ]]; then # the other shares need the lock only for the text
+    need flock
+    attended flock 8
+    return
+  fi
   command -v flock >/dev/null || return 0
   # The data loaders of a killed run end some seconds after it.
   flock -w 15 8 || fail "another run uses $1 (or one of its programs still runs): wait until it ends, or stop it"
   export RECIPE_LOCK=$1
   find "$1" -maxdepth 4 -type f -name '*.[0-9]*.part' -delete # NAME.PID.part of a killed run
 }
+
+# unlock_out: let other shares of the recipe continue.
+unlock_out() { [[ ${DRY_RUN:-0} == 1 ]] || exec 8>&-; }
 
 # keep_settings OUT_DIR SETTINGS [FILE]: record the settings of a folder. Fail if they differ from the recorded ones.
 keep_settings() {
@@ -114,8 +122,8 @@ keep_settings() {
   [[ ${DRY_RUN:-0} == 1 ]] && return
   mkdir -p "$1"
   [[ -f $file ]] && return
-  printf '%s\n' "$current" >"$file.part"
-  mv "$file.part" "$file"
+  printf "%s\n" "$current" >"$file.$$.part"
+  mv "$file.$$.part" "$file"
 }
 
 # --- commands -------------------------------------------------------------------------------------------------------

@@ -13,4 +13,5 @@ if [[ $SCHEDULE == inverse_sqrt ]]; then : "${EPOCHS:=16}"; elif [[ -z $EPOCHS ]
 : "${PRUNE_SCHEDULE:=polynomial_decay}" "${SPARSITY_METHOD:=lagrangian}" "${SPARSITY_WARMUP:=}" "${SETTLE_AFTER:=}"
 : "${L0_WARMUP:=}" "${SENTENCES:=2000}" "${ITERATIONS:=4}"
 : "${BEAM:=4}" "${LENPEN:=1}" "${GENERATION_TOKENS:=4000}" "${PAPER:=}" "${PORT:=29500}" "${METRIC:=}" "${METRIC_NAME:=metric}"
+: "${SHARE:=}" "${SPEED:=0}"
 set +a

@@ -1,7 +1,7 @@
 # Training and evaluation of one model. Source it after common.sh.
 #
 # Every function skips what is complete in the folder of the run, RUN_DIR. Variables of the recipe: `out`, `bin` (the
-# binarised data), `text`, `src`, `tgt`, and `seed`.
+# binarised data), `text`, `src`, `tgt`, `seed`, and `generate` (fairseq-generate with its options but for the checkpoint).
 
 source "$recipes/lib/devices.sh"
 lowercase=() # --lowercase if the text is lowercased
@@ -71,9 +71,7 @@ averaged() {
 translate() {
   local model=$1 checkpoint=$2
   [[ -s $model/test.hyp ]] && return
-  local command=(fairseq-generate "$bin" --user-dir "$plugin" --path "$model/$checkpoint" --gen-subset test --remove-bpe
-    --beam "$BEAM" --lenpen "$LENPEN" --max-tokens "$GENERATION_TOKENS"
-    --required-batch-size-multiple 1 "${device[@]}")
+  local command=("${generate[@]}" --path "$model/$checkpoint")
   if [[ ${DRY_RUN:-0} == 1 ]]; then
     printf '%s> %q\n' "$(quoted "${command[@]}")" "$model/generate.log"
   else
@@ -82,6 +80,15 @@ translate() {
       fail "translation with $model failed: $(last_line "$model/generate.log")"
   fi
   into "$model/test.hyp" "grep '^D-' $(quoted "$model/generate.log")| sort -t- -k2 -n | cut -f3 | sacremoses -q -l $tgt detokenize"
+}
+
+# time_translation RUN_DIR CHECKPOINT: translate again, while no other model is trained, and write the words per second to
+# RUN_DIR/speed.json.
+time_translation() {
+  local model=$1 checkpoint=$2
+  [[ -s $model/speed.json ]] && return
+  run "$model/speed.log" "${generate[@]}" --path "$model/$checkpoint"
+  into "$model/speed.json" "$(quoted python3 "$recipes/lib/speed.py" "$model/speed.log" "$model/test.hyp")"
 }
 
 # validate RUN_DIR CHECKPOINT: write the loss per token on the validation set to RUN_DIR/nll.json. In training fairseq
@@ -104,6 +111,7 @@ evaluate() {
     "${lowercase[@]}" ${lowercase:+--chrf-lowercase} --format json)"
   into "$model/heads.json" "$(quoted headgates show "$model/$checkpoint" --json)"
   validate "$model" "$checkpoint"
+  [[ $SPEED == 0 ]] || time_translation "$model" "$checkpoint"
   [[ -z $METRIC ]] || into "$model/metric.$METRIC_NAME.json" \
     "$(quoted python3 "$recipes/lib/metric.py" "$METRIC" "$text/source.$src" "$model/test.hyp" "$text/reference.$tgt")"
 }

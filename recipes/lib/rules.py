@@ -28,6 +28,14 @@ def whole(low: int = 1, high: int | None = None) -> Rule:
     return rule
 
 
+def share(text: str) -> tuple[int, int]:
+    """I/N, the I-th of N shares."""
+    found = re.fullmatch("([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", text)
+    if not found or int(found[1]) > int(found[2]):
+        raise ValueError("must be I/N, the I-th of N shares, for example 1/4")
+    return int(found[1]), int(found[2])
+
+
 def number(low: float = -math.inf, high: float = math.inf, above: float = -math.inf) -> Rule:
     """Return the rule for a finite number: low <= number <= high, or number > above."""
     bounds = f"from {low:g} to {high:g}" if high < math.inf else f"{low:g} or more" if low > -math.inf else ""
@@ -62,6 +70,18 @@ def each(rule: Rule) -> Rule:
             return [rule(part.strip()) for part in text.split(",")]
         except ValueError as error:
             raise ValueError(f"{error}, or several of them, separated by commas") from None
+
+    return rule_of_all
+
+
+def several(rule: Rule) -> Rule:
+    """Return the rule for values separated by blanks, each valid under `rule`."""
+
+    def rule_of_all(text: str) -> list:
+        try:
+            return [rule(part) for part in text.split()]
+        except ValueError as error:
+            raise ValueError(f"{error}, or several of them, separated by blanks") from None
 
     return rule_of_all
 

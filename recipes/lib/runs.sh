@@ -114,25 +114,70 @@ finish() {
   evaluate "$1" pruned.pt
 }
 
-# all_runs FOLDER PLAN...: all models of one seed, by the lines of lib/runs.py. Append their folders to `folders`.
-all_runs() {
-  local place=$1 line name method control types value steps checkpoint compared=0
+# exclusively RUN_DIR COMMAND...: run a function for a model. With SHARE another share of the recipe may be at work on the
+# same model: wait for it; the function then finds everything complete.
+exclusively() {
+  local folder=$1 lock
   shift
-  baseline_run "$place/baseline"
-  folders+=("$place/baseline")
-  for line in "$@"; do
-    read -r name method control types value steps <<<"$line"
-    # shellcheck disable=SC2086  (several numbers)
-    case $method in
-      control) control_run "$place/$name" "$control" ;;
-      l0 | lagrangian | subset) gated_run "$place/$name" "$control" "$types" "$method" "$value" ;;
-      *-only) untrained_run "$place/$name" "$types" "$value" "$steps" ;;
-      scratch) scratch_run "$place/$name" "$place/$value" ;;
-      *) scored_run "$place/$name" "$control" "$types" "$value" $steps ;;
-    esac
+  if [[ -z $SHARE || ${DRY_RUN:-0} == 1 ]]; then
+    "$@"
+    return
+  fi
+  mkdir -p "$folder"
+  exec {lock}>"$folder/.lock"
+  flock -n "$lock" || {
+    say "waiting for another share, which works on $(label "$folder")"
+    attended flock "$lock"
+  }
+  "$@"
+  exec {lock}>&-
+}
+
+declare -A complete=() # by folder: the models that are complete; for a baseline its checkpoint
+
+# from_baseline PLACE: train the baseline of one seed, and set `baseline` to its checkpoint.
+from_baseline() {
+  [[ -n ${complete[$1/baseline]:-} ]] || exclusively "$1/baseline" baseline_run "$1/baseline"
+  complete[$1/baseline]=${complete[$1/baseline]:-$baseline}
+  baseline=${complete[$1/baseline]}
+}
+
+# one_run PLACE NAME: the model NAME of one seed, by its line of lib/runs.py, and first the models that it needs.
+one_run() {
+  local place=$1 line name method control types value steps checkpoint
+  [[ -z ${complete[$1/$2]:-} ]] || return 0
+  for line in "${plan_of_runs[@]}"; do
+    [[ ${line%% *} != "$2" ]] || break
+  done
+  read -r name method control types value steps <<<"$line"
+  from_baseline "$place"
+  [[ $method != scratch ]] || one_run "$place" "$value"
+  # shellcheck disable=SC2086  (several numbers)
+  case $method in
+    control) exclusively "$place/$name" control_run "$place/$name" "$control" ;;
+    l0 | lagrangian | subset) exclusively "$place/$name" gated_run "$place/$name" "$control" "$types" "$method" "$value" ;;
+    *-only) exclusively "$place/$name" untrained_run "$place/$name" "$types" "$value" "$steps" ;;
+    scratch) exclusively "$place/$name" scratch_run "$place/$name" "$place/$value" ;;
+    *) exclusively "$place/$name" scored_run "$place/$name" "$control" "$types" "$value" $steps ;;
+  esac
+  complete[$place/$name]=1
+  if [[ $method == control ]]; then
     # The first line is a control, that of the baseline too.
-    ((compared++)) || compare "$place/baseline" "$place/$name"
-    [[ $method == control ]] || compare "$place/$name" "$place/$control"
+    [[ $line != "${plan_of_runs[0]}" ]] || exclusively "$place/baseline" compare "$place/baseline" "$place/$name"
+  else
+    one_run "$place" "$control"
+    exclusively "$place/$name" compare "$place/$name" "$place/$control"
+  fi
+}
+
+# all_runs PLACE: all models of one seed, or those of this share. Append their folders to `folders`.
+all_runs() {
+  local place=$1 share=${SHARE:-1/1} line name
+  folders+=("$place/baseline")
+  [[ -n $SHARE ]] || from_baseline "$place"
+  for line in "${plan_of_runs[@]}"; do
+    name=${line%% *}
     folders+=("$place/$name")
+    ((number_of_run++ % ${share#*/} != ${share%/*} - 1)) || one_run "$place" "$name"
   done
 }

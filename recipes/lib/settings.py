@@ -35,13 +35,15 @@ from rules import (
     plugin_folder,
     program,
     seeds,
+    several,
+    share,
     shown,
     types_of_runs,
     whole,
     word,
     words,
 )
-from runs import runs, with_method
+from runs import GATED, SCORES, runs, with_method
 
 
 class Setting(NamedTuple):
@@ -157,6 +159,8 @@ TRANSLATION: Settings = {
         program, "command that gets the files of source, translation and reference, and prints a score of all sentences"
     ),
     "METRIC_NAME": Setting(column, "column of METRIC"),
+    "SHARE": Setting(share, "I/N: train only the I-th of N shares of the models, beside the other shares; no table"),
+    "SPEED": Setting(switch, "1: translate once more with each model, alone, to measure words per second"),
     "PAPER": Setting(one_of("wmt", "opensubtitles"), "compare with table 2 of Voita et al. 2019"),
     **SEARCH,
     **MACHINE,
@@ -170,6 +174,16 @@ PUBLISHED: Settings = {
 STEPS = Setting(each(number(0, 100)), "percent of the heads to remove at each step")
 RECIPES: Mapping[str, Settings] = {
     "translation.sh": {**TRANSLATION, "SRC": Setting(language, "argument"), "TGT": Setting(language, "argument")},
+    "sweep.sh": {
+        "TYPES": Setting(
+            types_of_runs, "attention types of the runs: all, or comma-separated types; several with blanks"
+        ),
+        "LAMBDAS": Setting(several(number(0)), "lambdas, a run for each"),
+        "TARGETS": Setting(several(heads_to_keep), "numbers of heads, or shares with a decimal point, a run for each"),
+        "METHODS": Setting(several(one_of(*GATED, *SCORES)), "methods for TARGETS"),
+        "JOBS": Setting(whole(), "models trained at the same time (default: the number of GPUs, 1 without)"),
+        **TRANSLATION,
+    },
     "demo.sh": TRANSLATION,
     "wmt_en_ru.sh": {
         "DEV": Setting(english_russian_set, "development set, named as in sacrebleu"),

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# Many pruned models of one baseline, trained side by side, and the table and plot of BLEU over the number of heads.
+#
+#   recipes/sweep.sh [--dry-run] RAW_DIR OUT_DIR SRC TGT
+#
+# The models are those of recipes/translation.sh, which trains them. Their list, RUNS, is made of TYPES, LAMBDAS, TARGETS
+# and METHODS: for all types each lambda, and each target number of heads with each method. JOBS models are trained at the
+# same time, each on one GPU. In a SLURM array (sbatch --array=1-8 ... recipes/slurm.sh recipes/sweep.sh ...) each job
+# trains its share; the same command outside of the array then prints the table.
+#
+# OUT_DIR gets what translation.sh writes, and sweep.tsv, sweep.json and sweep.svg. A stage is skipped when its output is
+# in OUT_DIR: run the same command again to resume. Ctrl-C, SIGTERM or SIGUSR1 stop all trainings with a checkpoint.
+set -euo pipefail
+recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$recipes/lib/common.sh"
+source "$recipes/lib/devices.sh"
+set -a
+: "${TYPES:=all}" "${LAMBDAS=}" "${TARGETS=0.5 0.25 0.125}" "${METHODS=lagrangian}" "${JOBS:=}"
+set +a
+if [[ -z ${RUNS+set} ]]; then
+  RUNS=
+  for types in $TYPES; do
+    for lambda in $LAMBDAS; do RUNS+=" $types:$lambda"; done
+    for target in $TARGETS; do
+      for method in $METHODS; do RUNS+=" $types=$target@$method"; done
+    done
+  done
+fi
+export RUNS
+source "$recipes/lib/defaults.sh"
+
+parse_arguments "RAW_DIR OUT_DIR SRC TGT" "$@"
+out=${arguments[1]}
+need flock
+need_plots
+check_settings
+check_out "$out"
+find_devices
+jobs=${JOBS:-$((gpus ? gpus : 1))}
+translate=("$recipes/translation.sh" "${arguments[@]}")
+
+if [[ ${DRY_RUN:-0} == 1 ]]; then
+  exec "$recipes/translation.sh" --dry-run "${arguments[@]}"
+fi
+
+if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
+  index=$(((SLURM_ARRAY_TASK_ID - SLURM_ARRAY_TASK_MIN) / ${SLURM_ARRAY_TASK_STEP:-1} + 1))
+  export SHARE=$index/$SLURM_ARRAY_TASK_COUNT
+  exec "${translate[@]}"
+fi
+
+# share I: train the I-th share on the I-th GPU, with output in OUT_DIR/jobI.log.
+share() {
+  local visible
+  export SHARE=$1/$jobs
+  if ((gpus)); then
+    mapfile -td, visible <<<"${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $((gpus - 1)))}"
+    export CUDA_VISIBLE_DEVICES=${visible[$1 - 1]//$'\n'/} GPUS=1
+  else
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((jobs < $(nproc) ? $(nproc) / jobs : 1))}
+  fi
+  exec "${translate[@]}"
+}
+
+if ((jobs > 1)); then
+  ((gpus == 0 || jobs <= gpus)) || fail "JOBS=$jobs must be at most $gpus, the number of GPUs: each model is trained on one"
+  mkdir -p "$out"
+  children=()
+  for ((job = 1; job <= jobs; job++)); do
+    say "job $job of $jobs (log: $out/job$job.log)"
+    (share "$job") >>"$out/job$job.log" 2>&1 &
+    children+=($!)
+  done
+  trap 'kill -TERM "${children[@]}" 2>/dev/null' INT TERM USR1
+  worst=0
+  for job in "${!children[@]}"; do
+    while kill -0 "${children[$job]}" 2>/dev/null; do wait "${children[$job]}" || true; done
+    wait "${children[$job]}" && status=0 || status=$?
+    ((status == 0)) || echo "${0##*/}: job $((job + 1)): $(last_line "$out/job$((job + 1)).log")" >&2
+    ((status == 0 || worst == 2)) || worst=$((status == 75 ? 75 : 2))
+  done
+  trap stopped INT TERM USR1
+  ((worst == 0)) || exit "$worst"
+fi
+
+# What is not complete, one model after the other; the speed of translation; the table.
+SPEED=1 part_of_recipe "${translate[@]}"
+read -ra seeds <<<"$SEEDS"
+places=("$out")
+((${#seeds[@]} == 1)) || places=("${seeds[@]/#/$out/seed}")
+folders=()
+for place in "${places[@]}"; do
+  for folder in "$place"/baseline "$place"/baseline+* "$place"/*_lambda* "$place"/*_heads*; do
+    [[ ! -f $folder/speed.json ]] || folders+=("$folder")
+  done
+done
+last_table "$out/sweep.txt" python3 "$recipes/lib/pareto.py" "${folders[@]}" --seed "${seeds[0]}" \
+  --tsv "$out/sweep.tsv" --json "$out/sweep.json" --plot "$out/sweep.svg"
