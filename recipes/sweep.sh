@@ -38,14 +38,14 @@ check_out "$out"
 find_devices
 jobs=${JOBS:-$((gpus ? gpus : 1))}
 translate=("$recipes/translation.sh" "${arguments[@]}")
-
-if [[ ${DRY_RUN:-0} == 1 ]]; then
-  exec "$recipes/translation.sh" --dry-run "${arguments[@]}"
-fi
+[[ ${DRY_RUN:-0} != 1 ]] || translate=("$recipes/translation.sh" --dry-run "${arguments[@]}")
 
 if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
   index=$(((SLURM_ARRAY_TASK_ID - SLURM_ARRAY_TASK_MIN) / ${SLURM_ARRAY_TASK_STEP:-1} + 1))
   export SHARE=$index/$SLURM_ARRAY_TASK_COUNT
+  exec "${translate[@]}"
+fi
+if [[ ${DRY_RUN:-0} == 1 ]]; then
   exec "${translate[@]}"
 fi
 
