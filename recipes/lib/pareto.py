@@ -176,6 +176,7 @@ def as_json(found: Sequence[Model]) -> dict[str, Any]:
         "models": [
             {
                 "name": model.name,
+                "types": model.types or None,
                 "method": model.method or None,
                 "front": model.name in best,
                 "heads": {**model.heads, "total": model.total},
