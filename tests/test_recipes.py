@@ -101,7 +101,7 @@ def test_every_method_keeps_exactly_the_heads(tmp_path):
     script = tmp_path / "metric.sh"
     script.write_text('#!/bin/sh\nwc -l <"$1"\n')
     script.chmod(0o755)
-    methods = ["lagrangian", "subset", "gradient", "random", "iterative", "gradient-only", "ablation-only"]
+    methods = ["lagrangian", "subset", "random", "ablation-only"]  # those with gradients are a part of iterative
     runs = [f"all=3@{method}" for method in methods] + ["enc-self=1@iterative"]
     settings = TINY | {"RUNS": " ".join(runs), "SCRATCH": "enc-self", "ITERATIONS": 2, "SPARSITY_WARMUP": 3}
     settings |= {"METRIC": script, "METRIC_NAME": "lines"}
@@ -113,10 +113,10 @@ def test_every_method_keeps_exactly_the_heads(tmp_path):
     assert table["enc-self_heads1_iterative"][:3] == table[plus[-1]][:3] == ["1/2", "2/2", "2/2"]
     assert {row[-1] for row in table.values()} == {"9"}  # lines of the test set
     # The second step goes on where the first one ended: updates, learning rate, optimiser.
-    for name in ("all_heads3_iterative", "enc-self_heads1_iterative"):
-        first, second = ((tmp_path / "out" / name / part / "train.log").read_text() for part in ("step1", "."))
-        assert "num_updates 3 | lr 0.006" in first and "num_updates 6 | lr 0 " in second
-        assert "Loaded checkpoint" in second and "(epoch 1 @ 3 updates)" in second
+    folder = tmp_path / "out" / "enc-self_heads1_iterative"
+    first, second = ((folder / part / "train.log").read_text() for part in ("step1", "."))
+    assert "num_updates 3 | lr 0.006" in first and "num_updates 6 | lr 0 " in second
+    assert f"Loaded checkpoint {folder}/checkpoint_last.pt (epoch 1 @ 3 updates)" in second
     dry = run("translation.sh", "--dry-run", tmp_path / "raw", tmp_path / "out", "en", "ru", **settings)
     assert len(dry.stdout.splitlines()) == 1 and "results.py" in dry.stdout  # nothing is left to do but the table
 

@@ -12,8 +12,8 @@ start_from() {
   [[ $2 != baseline+frozen ]] || start+=(--freeze-params '^decoder\.' --freeze-dropout)
 }
 
-# baseline_run RUN_DIR: after a schedule that decays to 0 the last checkpoint is the result. Otherwise it is the best one
-# by BLEU on the validation set.
+# baseline_run RUN_DIR: the result is the last checkpoint after a schedule that decays to 0, otherwise the one with the
+# best BLEU on the validation set.
 baseline_run() {
   train "$1" --arch "$ARCH" --criterion label_smoothed_cross_entropy "${baseline_training[@]}"
   averaged "$1" "$baseline_checkpoint"
@@ -32,8 +32,8 @@ control_run() {
   evaluate "$1" "$checkpoint"
 }
 
-# gated_run RUN_DIR CONTROL TYPES METHOD VALUE: train gates on the baseline, with lambda (method l0) or the number of heads
-# to keep as VALUE, and remove the closed heads.
+# gated_run RUN_DIR CONTROL TYPES METHOD VALUE: train gates on the baseline, with lambda (method l0) or the number of
+# heads to keep as VALUE, and remove the closed heads.
 gated_run() {
   local model=$1 types=$3 method=$4 value=$5 start sparsity
   start_from "$baseline" "$2"
@@ -62,7 +62,8 @@ scored_run() {
     ((++step == $#)) || folder=$model/step$step
     cut_by_score "$from" "$folder" start.pt "$types" "$scores" "$heads" "${options[@]}"
     start_from "$folder/start.pt" "$control"
-    if ((step > 1)) && [[ ! -f $folder/checkpoint_last.pt ]]; then # with this file fairseq ignores --finetune-from-model
+    # With this file fairseq resumes, and ignores --finetune-from-model.
+    if ((step > 1)) && [[ ! -f $folder/checkpoint_last.pt ]]; then
       run "$folder/prune.log" cp "$folder/start.pt" "$folder/start.pt.$$.part"
       run "$folder/prune.log" mv "$folder/start.pt.$$.part" "$folder/checkpoint_last.pt"
     fi
@@ -81,8 +82,8 @@ untrained_run() {
   evaluate "$1" pruned.pt
 }
 
-# cut_by_score CHECKPOINT FOLDER NAME TYPES SCORES HEADS OPTIONS...: score the heads of a checkpoint on the beginning of the
-# training set, which is not the data of the evaluation, and write FOLDER/NAME with the best HEADS of them.
+# cut_by_score CHECKPOINT FOLDER NAME TYPES SCORES HEADS OPTIONS...: score the heads of a checkpoint on the beginning of
+# the training set, which is not the data of the evaluation, and write FOLDER/NAME with the best HEADS of them.
 cut_by_score() {
   local from=$1 folder=$2 name=$3 types=$4 scores=$5 heads=$6
   shift 6
@@ -90,7 +91,8 @@ cut_by_score() {
   [[ -f $folder/head_scores.json ]] ||
     run "$folder/score.log" headgates score "$bin" --path "$from" --user-dir "$plugin" --source-lang "$src" \
       --target-lang "$tgt" --gen-subset train --sentences "$SENTENCES" --method "$scores" --seed "$seed" \
-      --max-tokens "$GENERATION_TOKENS" "${device[@]}" --out "$folder/head_scores.json" --force
+      --max-tokens "$GENERATION_TOKENS" --skip-invalid-size-inputs-valid-test "${device[@]}" \
+      --out "$folder/head_scores.json" --force
   [[ -f $folder/$name ]] ||
     run "$folder/prune.log" headgates prune "$from" "$folder/$name" --scores "$folder/head_scores.json" \
       --types "$types" --keep "$heads" "$@"
