@@ -91,7 +91,8 @@ def plan(args: argparse.Namespace) -> str:
         "baseline": plain.hours(args.updates, args.every, scale),
         "controls": args.controls * plain.hours(args.prune_updates, args.every, scale),
         "gated runs": args.gated * gated.hours(args.prune_updates, args.every, scale),
-        "from scratch": args.scratch * plain.hours(args.updates, args.every, scale),
+        "from scratch": args.scratch
+        * sum(plain.hours(updates, args.every, scale) for updates in (args.updates, args.prune_updates)),
     }
     hours = [f"{args.seeds * number:,.1f}" for number in (*phases.values(), sum(phases.values()))]
     free = "-" if plain.free is None else f"{plain.free:.1f} GB"

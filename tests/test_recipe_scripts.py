@@ -143,14 +143,14 @@ def test_a_plan_is_what_the_log_says_times_what_is_to_be_done(tmp_path):
     """Half a second an update of half the size, a minute for each of ten validations: 10 h and 10 min."""
     table = plan.plan(measured_run(tmp_path, "NVIDIA A100-SXM4-80GB")).splitlines()
     assert "20,000 target tokens a second" in table[0] and "60 s" in table[0]
-    assert table[3].split() == ["NVIDIA", "A100-SXM4-80GB", "10.2", "2.0", "2.0", "10.2", "24.4", "8.5", "GB"]
+    assert table[3].split() == ["NVIDIA", "A100-SXM4-80GB", "10.2", "2.0", "2.0", "11.2", "25.4", "8.5", "GB"]
     assert len(table) == 4  # this machine only
 
 
 def test_a_plan_for_several_seeds(tmp_path):
     args = measured_run(tmp_path, "x")
     args.seeds = 3
-    assert plan.plan(args).splitlines()[3].split()[1:6] == ["30.5", "6.1", "6.1", "30.5", "73.2"]
+    assert plan.plan(args).splitlines()[3].split()[1:6] == ["30.5", "6.1", "6.1", "33.5", "76.2"]
 
 
 @pytest.mark.parametrize("name", ["all_lambda0.1", "enc-self_heads6", "all_heads0.25_subset"])

@@ -150,7 +150,8 @@ def dry_run(raw, out, recipe="translation.sh", **settings):
 
 def trained(text):
     """The models whose training a dry run prints."""
-    return re.findall(r"train\.py .*--save-dir \S*/out/(\S+) ", text)
+    found = re.findall(r"train\.py .*--save-dir \S*/out/(\S+) ", text)
+    return [name for name in found if not name.endswith("/first")]  # the first part of a training from scratch
 
 
 RUNS = "all:0.1 enc-self=2 all=4@random all=4@gradient-only"

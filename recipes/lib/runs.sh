@@ -99,14 +99,18 @@ cut_by_score() {
 }
 
 # scratch_run RUN_DIR PRUNED_DIR: train a model with the heads of a pruned one from random weights (Voita et al. 2019,
-# table 2).
+# table 2): as the baseline, then as baseline+, so that its training is as long as that of the pruned model.
 scratch_run() {
-  local model=$1 pruned=$2/pruned.pt
+  local model=$1 pruned=$2/pruned.pt start options
   [[ ${DRY_RUN:-0} == 1 ]] || mkdir -p "$model"
   [[ -f $model/mask.json ]] || run "$model/mask.log" headgates show "$pruned" --out "$model/mask.json"
-  train "$model" --arch transformer_head_gates --alive-heads "$model/mask.json" --remove-heads \
-    --criterion label_smoothed_cross_entropy "${baseline_training[@]}"
-  averaged "$model" "$baseline_checkpoint"
+  options=(--arch transformer_head_gates --alive-heads "$model/mask.json" --remove-heads
+    --criterion label_smoothed_cross_entropy)
+  train "$model/first" "${options[@]}" "${baseline_training[@]}"
+  averaged "$model/first" "$baseline_checkpoint"
+  start_from "$model/first/$checkpoint" baseline+
+  train "$model" "${options[@]}" "${start[@]}" "${further_training[@]}"
+  averaged "$model" checkpoint_last.pt
   evaluate "$model" "$checkpoint"
 }
 
