@@ -122,6 +122,30 @@ def test_every_method_keeps_exactly_the_heads(tmp_path):
 
 
 @pytest.mark.rehearsal
+def test_a_sweep_trains_models_side_by_side(tmp_path):
+    """Two jobs: one trains the baseline, for which the other waits."""
+    make_corpus(tmp_path / "raw")
+    settings = TINY | {"LAMBDAS": 0.1, "TARGETS": "3", "METHODS": "lagrangian gradient-only", "JOBS": 2}
+    arguments = (tmp_path / "raw", tmp_path / "out", "en", "ru")
+    result = run("sweep.sh", *arguments, **settings)
+    names = ["baseline", "baseline+", "all_lambda0.1", "all_heads3", "all_heads3_gradient-only"]
+    assert list(table_of(result)) == names
+    found = json.loads((tmp_path / "out" / "sweep.json").read_text())["models"]
+    assert {model["name"]: model["heads"]["total"] for model in found if "heads" in model["name"]} == {
+        "all_heads3": 3,
+        "all_heads3_gradient-only": 3,
+    }
+    assert all(model["words_per_second"][0] > 0 for model in found)
+    assert (tmp_path / "out" / "sweep.svg").read_text().endswith("</svg>\n")
+    logs = [(tmp_path / "out" / f"job{job}.log").read_text() for job in (1, 2)]
+    assert all("is complete" in log for log in logs)
+    for name in names[:-1]:
+        assert sum(f"training {name} " in log for log in logs) == 1
+    dry = run("translation.sh", "--dry-run", *arguments, **settings | {"RUNS": "all:0.1 all=3 all=3@gradient-only"})
+    assert len(dry.stdout.splitlines()) == 1 and "results.py" in dry.stdout
+
+
+@pytest.mark.rehearsal
 def test_seeds_have_folders_and_share_the_text(tmp_path):
     make_corpus(tmp_path / "raw")
     settings = TINY | {"SEEDS": "3 5", "RUNS": "dec-enc:0.1"}
