@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The demonstration: train, gate and prune a small model on artificial text, in under ten minutes on two CPU cores.
+# The demonstration: train, gate and prune a small model on artificial text, in about ten minutes on two CPU cores.
 #
 #   recipes/demo.sh [--dry-run] [OUT_DIR, default demo-out]
 #
