@@ -225,6 +225,7 @@ def test_gates_settle_and_stay():
     method.set_num_updates(9)
     assert not method.settled
     method.set_num_updates(10)
+    method.before_forward()
     assert method.settled
     assert made[0].log_alpha().tolist() == [10, 10, -10, 10]
     for _ in range(3):
@@ -238,6 +239,7 @@ def test_settled_gates_do_not_read_the_parameter():
     made = layers([[3, 0.2, -3, 0.1]] * 3)
     method = L0Gates(made, KINDS, settle_after=10).train()
     method.set_num_updates(10)
+    method.before_forward()
     with torch.no_grad():
         made[0].theta.fill_(-7.0)
     assert made[0].evaluation_value().tolist() == [1, 1, 0, 1]
@@ -276,7 +278,31 @@ def test_a_checkpoint_in_evaluation_does_not_settle():
     made = layers([[3, 0.2, -3, 0.1]] * 3)
     method = L0Gates(made, KINDS, settle_after=10).eval()
     method.set_num_updates(10)
+    method.before_forward()
     assert made[0].log_alpha().tolist() == pytest.approx([3, 0.2, -3, 0.1])
+
+
+def test_gates_are_stable_once_validations_find_the_same_open_gates():
+    made = layers([[9, 9, 9, 9]] * 3)
+    method = L0Gates(made, KINDS, stop_when_settled=2)
+    for _ in range(4):  # all gates are open, as at the start of a training
+        method.validated()
+    assert int(method.unchanged) == 0
+    for log_alpha, counted, unchanged in (
+        (-9, True, 0),  # a gate closes
+        (-9, True, 1),
+        (-9, False, 0),  # a schedule is not over
+        (-9, True, 1),
+        (-1, True, 0),  # open with probability 0.45, and the evaluation gate is above 0
+        (-9, True, 0),
+        (-9, True, 1),
+        (-9, True, 2),
+    ):
+        with torch.no_grad():
+            made[0].theta[0] = log_alpha
+        method.validated(counted)
+        assert int(method.unchanged) == unchanged
+    assert method.stable
 
 
 # Output scale

@@ -70,10 +70,21 @@ def test_weight_decay_does_not_move_the_gates(how, tmp_path, train, toy, run):
     assert decayed.tolist() == pytest.approx([2.5 - 0.01 * (1 / 0.8 + 1 / 0.8**2 + 1 / 0.8**3)] * 4, abs=1e-4)
 
 
+def test_a_run_from_a_longer_trained_checkpoint_starts_its_schedules_anew(tmp_path, train):
+    """fairseq first tells the model the number of updates of the other training."""
+    train(tmp_path / "first", arch="transformer", updates=6)
+    start = ["--finetune-from-model", tmp_path / "first" / "checkpoint_last.pt"]
+    done = train(tmp_path / "second", *GATES, *SCHEDULES["lagrangian"], "--settle-gates-after", 3, *start, updates=4)
+    expected = logged(done, "l0")
+    assert expected[0] == pytest.approx(24 * 0.964, abs=0.2)  # gates begin open, with probability 0.964
+    assert expected[3] == pytest.approx(7, abs=0.01)  # and are fixed after three updates
+
+
 def test_training_ends_when_the_gates_have_settled(tmp_path, train, run):
-    options = [*GATES, *LAMBDA, "--settle-gates-after", 2, "--stop-when-settled", 2, "--validate-interval-updates", 1]
+    """All gates close in the first update. They are fixed at update 2, and validations count from update 3 on."""
+    options = [*GATES, *LAMBDA, "--gate-lr-scale", 2000, "--settle-gates-after", 2]
+    options += ["--stop-when-settled", 2, "--validate-interval-updates", 1]
     done = train(tmp_path, *options, updates=20)
-    # Fixed at update 2. Validations 3, 4 and 5 find the same gates, and count from update 3 on.
     assert "no gate has opened or closed in 2 validations (--stop-when-settled 2)" in done.text
     state = read(tmp_path / "checkpoint_last.pt")
     updates = state["optimizer_history"][-1]["num_updates"]

@@ -110,8 +110,14 @@ class GateMethod(nn.Module):
         del model.gate_method
 
     def before_forward(self, *_: Any) -> None:
-        """Draw new gates in training."""
+        """Draw new gates in training. At `settle_after`, fix them.
+
+        Not in `set_num_updates`: before a training from another checkpoint, fairseq calls that with the number of
+        updates of the other one.
+        """
         if self.training:
+            if self.settled and self.layers[0].settled is None:
+                self.settle()
             self.draw()
             self._in_forward = True
 
@@ -177,7 +183,8 @@ class GateMethod(nn.Module):
         log_alpha = self.log_alpha()
         opened = self.evaluate(log_alpha) > 0
         difference = abs(float(self.open_probability(log_alpha).sum() - opened.sum()))
-        same = counted and bool((opened == self.last_open).all()) and difference <= 0.5
+        moved = not bool(opened.all())  # at the start of a training all gates are open
+        same = counted and moved and bool((opened == self.last_open).all()) and difference <= 0.5
         self.unchanged.fill_(int(self.unchanged) + 1 if same else 0)
         self.last_open.copy_(opened)
 
@@ -185,8 +192,8 @@ class GateMethod(nn.Module):
     def stable(self) -> bool:
         """Whether the gates did not change in the last `stop_when_settled` validations.
 
-        In each of these, the same evaluation gates were above 0 as in the one before, and the expected number of open
-        gates was within 0.5 of their number.
+        In each of these, the same evaluation gates were above 0 as in the one before, not all of them, and the expected
+        number of open gates was within 0.5 of their number.
         """
         return 0 < self.stop_when_settled <= int(self.unchanged)
 
@@ -215,10 +222,8 @@ class GateMethod(nn.Module):
         raise ValueError("the layer has no gates of this method")
 
     def set_num_updates(self, num_updates: int) -> None:
-        """Note the number of updates; fairseq calls it. At `settle_after`, fix the gates."""
+        """Note the number of updates before the next one; fairseq calls it."""
         self.num_updates = num_updates
-        if self.settled and self.training and self.layers[0].settled is None:
-            self.settle()
 
     def settle(self) -> None:
         """Fix every gate to 1 if its evaluation gate is above 0, else to 0."""
