@@ -63,7 +63,7 @@ def test_wmt_goes_from_archives_to_the_papers_table(wmt, pairs):
     table = {row[0]: row for row in rows if row and "/" in " ".join(row[1:2])}
     names = ["baseline", "baseline+", "all_lambda0.05", "all_lambda0.05_scratch", "baseline+frozen"]
     names += ["enc-self_lambda0.05"]
-    assert set(names) - table.keys() == {"all_lambda0.05_scratch"} and "all_lambda0.05_scratch" in printed
+    assert set(names) <= table.keys()
     assert table["baseline"][4:] == ["48/48/48", "29.6", "-"]  # the last table wins: the paper's
     assert table["enc-self_lambda0.05"][4:6] == ["10/48/48", "-0.15"] and table["all_lambda0.05"][5] == "29.62"
     values = [line.split("\t") for line in lines(out / "results.tsv")]
