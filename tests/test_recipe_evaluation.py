@@ -58,7 +58,7 @@ def test_fairseq_logs_bits_per_token_without_smoothing_and_penalty(name, toy, ch
 
 # --- significance.py ----------------------------------------------------------------------------------------------
 
-WORDS = "der die das Hund Katze sieht kennt ein eine kleine große Haus und oder nicht".split()
+WORDS = "der die das Hund Katze sieht kennt ein eine kleine gute Haus und oder nicht".split()
 
 
 def translations(wrong, seed):
