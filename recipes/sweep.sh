@@ -5,7 +5,7 @@
 #
 # The models are those of recipes/translation.sh, which trains them. Their list, RUNS, is made of TYPES, LAMBDAS, TARGETS
 # and METHODS: for all types each lambda, and each target number of heads with each method. JOBS models are trained at the
-# same time, each on one GPU. In a SLURM array (sbatch --array=1-8 ... recipes/slurm.sh recipes/sweep.sh ...) each job
+# same time, each on one GPU (JOBS=1: on all GPUs). In a SLURM array (sbatch --array=1-8 ... recipes/slurm.sh recipes/sweep.sh ...) each job
 # trains its share; the same command outside of the array then prints the table.
 #
 # OUT_DIR gets what translation.sh writes, and sweep.tsv, sweep.json and sweep.svg. A stage is skipped when its output is
@@ -40,8 +40,8 @@ jobs=${JOBS:-$((gpus ? gpus : 1))}
 translate=("$recipes/translation.sh" "${arguments[@]}")
 [[ ${DRY_RUN:-0} != 1 ]] || translate=("$recipes/translation.sh" --dry-run "${arguments[@]}")
 
-if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
-  index=$(((SLURM_ARRAY_TASK_ID - SLURM_ARRAY_TASK_MIN) / ${SLURM_ARRAY_TASK_STEP:-1} + 1))
+if [[ -v SLURM_ARRAY_TASK_ID ]]; then
+  index=$(((SLURM_ARRAY_TASK_ID - SLURM_ARRAY_TASK_MIN) / SLURM_ARRAY_TASK_STEP + 1))
   export SHARE=$index/$SLURM_ARRAY_TASK_COUNT
   exec "${translate[@]}"
 fi
@@ -54,10 +54,11 @@ share() {
   local visible
   export SHARE=$1/$jobs
   if ((gpus)); then
-    mapfile -td, visible <<<"${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $((gpus - 1)))}"
+    [[ -v CUDA_VISIBLE_DEVICES ]] || CUDA_VISIBLE_DEVICES=$(seq -s, 0 $((gpus - 1)))
+    mapfile -td, visible <<<"$CUDA_VISIBLE_DEVICES"
     export CUDA_VISIBLE_DEVICES=${visible[$1 - 1]//$'\n'/} GPUS=1
-  else
-    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((jobs < $(nproc) ? $(nproc) / jobs : 1))}
+  elif [[ ! -v OMP_NUM_THREADS ]]; then
+    export OMP_NUM_THREADS=$((jobs < $(nproc) ? $(nproc) / jobs : 1))
   fi
   exec "${translate[@]}"
 }

@@ -50,7 +50,7 @@ TRAIN_FLAGS=${TRAIN_FLAGS// /,} SEEDS=$([[ ${#seeds[@]} == 1 ]] && echo "$SEEDS"
 # Controls and runs are comparable only with the same further training; without RUNS there is none.
 [[ -z ${RUNS// /} ]] || keep_settings "$out" "PRUNE_UPDATES=$PRUNE_UPDATES PRUNE_LR=$PRUNE_LR PRUNE_WARMUP=$PRUNE_WARMUP \
 PRUNE_SCHEDULE=$PRUNE_SCHEDULE GATE_LR_SCALE=$GATE_LR_SCALE L0_WARMUP=$L0_WARMUP SPARSITY_WARMUP=$SPARSITY_WARMUP \
-SETTLE_AFTER=$SETTLE_AFTER SENTENCES=$SENTENCES ITERATIONS=$ITERATIONS" runs.txt
+FIX_AFTER=$FIX_AFTER SENTENCES=$SENTENCES ITERATIONS=$ITERATIONS" runs.txt
 lock_out "$out"
 
 # --- text: raw -> tokenised -> cleaned -> BPE -> binarised ----------------------------------------------------------
@@ -149,7 +149,7 @@ case $PRUNE_SCHEDULE in # whose length is not that of a step of a run
 esac
 generate=(fairseq-generate "$bin" --user-dir "$plugin" --gen-subset test --remove-bpe --beam "$BEAM" --lenpen "$LENPEN"
   --max-tokens "$GENERATION_TOKENS" --required-batch-size-multiple 1 "${device[@]}")
-gates=(${GATE_LR_SCALE:+--gate-lr-scale "$GATE_LR_SCALE"} ${SETTLE_AFTER:+--settle-gates-after "$SETTLE_AFTER"})
+gates=(${GATE_LR_SCALE:+--gate-lr-scale "$GATE_LR_SCALE"} ${FIX_AFTER:+--fix-gates-after "$FIX_AFTER"})
 
 mapfile -t plan_of_runs < <(python3 "$recipes/lib/runs.py")
 folders=() number_of_run=0

@@ -25,6 +25,7 @@ from support.pages import (
 )
 
 import fairseq_headgates
+import pareto
 from fairseq_headgates.heads import parse_mask, read_scores
 
 ALL = [block for page in PAGES for block in blocks(page)]
@@ -200,4 +201,10 @@ def test_examples_of_files_can_be_read(block, tmp_path):
     file = tmp_path / "example.json"
     file.write_text(block.text)
     kind = json.loads(block.text)["format"]
-    assert parse_mask(str(file)) if kind == "headgates.heads/1" else read_scores(str(file))
+    if kind == pareto.FORMAT:  # no program reads it
+        (shown,) = json.loads(block.text)["models"]
+        scores = {name: [1.0] for name in ("BLEU", "diff", "chrF2", "nll", "parameters", "words_per_second")}
+        (written,) = pareto.as_json([pareto.Model("x", "all", "l0", {"enc-self": 1.0}, {}, 1.0, scores)])["models"]
+        assert list(shown) == list(written)
+    else:
+        assert parse_mask(str(file)) if kind == "headgates.heads/1" else read_scores(str(file))

@@ -249,7 +249,7 @@ def test_a_dry_run_prints_every_command_and_writes_nothing(recipe, tmp_path):
         assert program in result.stdout
     if recipe != "iwslt14_de_en.sh":
         trainings = [line for line in result.stdout.splitlines() if "train.py" in line]
-        assert len(trainings) == 6 and all("--max-update" in line for line in trainings)
+        assert len(trainings) == 7 and all("--max-update" in line for line in trainings)
         plus, frozen, encoder = trainings[1:4]
         assert "--gate-heads" not in plus + frozen and "--finetune-from-model" in plus
         assert "--freeze-params" in frozen and "--freeze-params" not in plus

@@ -219,14 +219,14 @@ def test_the_lagrangian_meets_its_target():
 # Settling
 
 
-def test_gates_settle_and_stay():
+def test_gates_are_fixed_and_stay():
     made = layers([[3, 0.2, -3, 0.1]] * 3, lr_scale=7.0)
-    method = L0Gates(made, KINDS, settle_after=10).train()
+    method = L0Gates(made, KINDS, fix_after=10).train()
     method.set_num_updates(9)
-    assert not method.settled
+    assert not method.fixed
     method.set_num_updates(10)
     method.before_forward()
-    assert method.settled
+    assert method.fixed
     assert made[0].log_alpha().tolist() == [10, 10, -10, 10]
     for _ in range(3):
         method.before_forward()
@@ -234,10 +234,10 @@ def test_gates_settle_and_stay():
         assert drawn.tolist() == [1, 1, 0, 1] and not drawn.requires_grad
 
 
-def test_settled_gates_do_not_read_the_parameter():
+def test_fixed_gates_do_not_read_the_parameter():
     """Optimisers in mixed precision overwrite it with their own copy after every update."""
     made = layers([[3, 0.2, -3, 0.1]] * 3)
-    method = L0Gates(made, KINDS, settle_after=10).train()
+    method = L0Gates(made, KINDS, fix_after=10).train()
     method.set_num_updates(10)
     method.before_forward()
     with torch.no_grad():
@@ -274,9 +274,9 @@ def test_the_gradient_of_gates_that_undo_weight_decay_is_unscaled():
     assert gates.theta.grad.tolist() == [1] * 4 and gates.decay.grad.item() == 0
 
 
-def test_a_checkpoint_in_evaluation_does_not_settle():
+def test_a_checkpoint_in_evaluation_does_not_fix_its_gates():
     made = layers([[3, 0.2, -3, 0.1]] * 3)
-    method = L0Gates(made, KINDS, settle_after=10).eval()
+    method = L0Gates(made, KINDS, fix_after=10).eval()
     method.set_num_updates(10)
     method.before_forward()
     assert made[0].log_alpha().tolist() == pytest.approx([3, 0.2, -3, 0.1])

@@ -59,7 +59,7 @@ BAD = [
     ("AVERAGE", "2", "set SAVE_EVERY"),
     ("PAPER", "WMT", "must be wmt or opensubtitles"),
     ("SPARSITY_METHOD", "l0", "must be lagrangian or subset"),
-    *[(name, "-1", "must be a whole number, 0 or more") for name in ("SPARSITY_WARMUP", "SETTLE_AFTER", "L0_WARMUP")],
+    *[(name, "-1", "must be a whole number, 0 or more") for name in ("SPARSITY_WARMUP", "FIX_AFTER", "L0_WARMUP")],
     *[(name, "0", WHOLE) for name in ("SENTENCES", "ITERATIONS")],
     ("METRIC", "no-such-program --model x", "must be a command whose program is on the PATH"),
     ("METRIC", "python3 'a", "must be a command: No closing quotation"),

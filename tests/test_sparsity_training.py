@@ -18,8 +18,8 @@ SCHEDULES = {
     "lambda by type": ["--l0-weight", "enc-self=0.5,dec-enc=0.1", "--gate-lr-scale", 500],
     "lagrangian": [*TARGET, "--sparsity-method", "lagrangian", "--sparsity-warmup-updates", 3],
     "subset": [*TARGET, "--sparsity-method", "subset", "--sparsity-warmup-updates", 3],
-    "settled before the resumption": [*LAMBDA, "--settle-gates-after", 1],
-    "settled after the resumption": [*LAMBDA, "--settle-gates-after", 3],
+    "fixed before the resumption": [*LAMBDA, "--fix-gates-after", 1],
+    "fixed after the resumption": [*LAMBDA, "--fix-gates-after", 3],
     "weight decay": [*LAMBDA, "--weight-decay", 0.5],
     "hard, scaled, counted": [*LAMBDA, "--gate-hard", "--gate-output-scale", "--stop-when-settled", 9],
 }
@@ -38,7 +38,7 @@ def test_a_resumed_run_continues_every_schedule_exactly(name, tmp_path, train):
 
 @pytest.mark.parametrize("method", ["lagrangian", "subset"])
 def test_two_workers_train_gates_to_a_target(method, tmp_path, start, toy):
-    options = [*GATES, *TARGET, "--sparsity-method", method, "--settle-gates-after", 2]
+    options = [*GATES, *TARGET, "--sparsity-method", method, "--fix-gates-after", 2]
     arguments = [train_arguments(toy, tmp_path, *options, *own, updates=4) for own in worker_arguments(2)]
     for worker in [start("fairseq-train", *each) for each in arguments]:
         worker.finish().expect(0)
@@ -74,7 +74,7 @@ def test_a_run_from_a_longer_trained_checkpoint_starts_its_schedules_anew(tmp_pa
     """fairseq first tells the model the number of updates of the other training."""
     train(tmp_path / "first", arch="transformer", updates=6)
     start = ["--finetune-from-model", tmp_path / "first" / "checkpoint_last.pt"]
-    done = train(tmp_path / "second", *GATES, *SCHEDULES["lagrangian"], "--settle-gates-after", 3, *start, updates=4)
+    done = train(tmp_path / "second", *GATES, *SCHEDULES["lagrangian"], "--fix-gates-after", 3, *start, updates=4)
     expected = logged(done, "l0")
     assert expected[0] == pytest.approx(24 * 0.964, abs=0.2)  # gates begin open, with probability 0.964
     assert expected[3] == pytest.approx(7, abs=0.01)  # and are fixed after three updates
@@ -82,7 +82,7 @@ def test_a_run_from_a_longer_trained_checkpoint_starts_its_schedules_anew(tmp_pa
 
 def test_training_ends_when_the_gates_have_settled(tmp_path, train, run):
     """All gates close in the first update. They are fixed at update 2, and validations count from update 3 on."""
-    options = [*GATES, *LAMBDA, "--gate-lr-scale", 2000, "--settle-gates-after", 2]
+    options = [*GATES, *LAMBDA, "--gate-lr-scale", 2000, "--fix-gates-after", 2]
     options += ["--stop-when-settled", 2, "--validate-interval-updates", 1]
     done = train(tmp_path, *options, updates=20)
     assert "no gate has opened or closed in 2 validations (--stop-when-settled 2)" in done.text

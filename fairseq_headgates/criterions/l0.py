@@ -17,10 +17,11 @@ from fairseq_headgates.surgery import gate_method
 PROGRAM = "fairseq-headgates"
 OWN_METRICS = ("l0", "heads_open", "gate_certainty")
 HELP = {
-    "l0_weight": "lambda, the weight of the L0 penalty (the expected number of open heads) against the loss per token "
-    "in nats (default: 0, no penalty)",
-    "l0_warmup_updates": "updates in which lambda rises linearly from 0 to --l0-weight",
-    "l0_start_update": "first update with the penalty; the warm-up of lambda begins there",
+    "l0_weight": "lambda: the loss per token in nats gets lambda times the expected number of open heads; one number, "
+    "or by attention type (enc-self=0.05,dec-enc=0.2, 0 for the others); not with --target-heads (default: 0)",
+    "l0_warmup_updates": "updates in which lambda rises linearly from 0 to --l0-weight (default: 0)",
+    "l0_start_update": "number of the first update with the penalty, from 0; the warm-up of lambda begins there "
+    "(default: 0)",
     "l0_reduction": "sum: over all gated heads, as in Voita et al. 2019; layer-mean: that sum divided by the "
     "number of gated attention layers, as in their code (default: sum)",
 }

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.gates.distribution import LARGEST, OPEN, HardConcrete
 
-SETTLED = 10.0  # log_alpha of a gate that is fixed to 1; -10 of one that is fixed to 0
+FIXED = 10.0  # log_alpha of a gate that is fixed to 1; -10 of one that is fixed to 0
 SMALLEST_LR_SCALE = 1e-4  # theta + (S - 1) theta loses all its digits towards S = 0
 
 
@@ -53,7 +53,7 @@ class HeadGates(nn.Module):
             first = torch.full((heads,), float(init))
         self.theta = nn.Parameter(first / lr_scale)
         self.decay = nn.Parameter(torch.ones(())) if undo_decay else None
-        self.settled: Tensor | None = None  # once the gates are fixed: whether each is open, [H]
+        self.fixed: Tensor | None = None  # once the gates are fixed: whether each is open, [H]
         self.joined: tuple[Any, ...] = ()  # the `GateMethod` of all gates of the model, once it exists
 
     def log_alpha(self) -> Tensor:
@@ -63,12 +63,15 @@ class HeadGates(nn.Module):
         if self.decay is not None:
             decay = self.decay.float()
             log_alpha = log_alpha + (log_alpha / decay - log_alpha).detach() + 0 * decay
-        if self.settled is not None:  # a gradient of 0: distributed training waits for one
-            return torch.where(self.settled, SETTLED, -SETTLED) + 0 * log_alpha
+        if self.fixed is not None:  # a gradient of 0: distributed training waits for one
+            return torch.where(self.fixed, FIXED, -FIXED) + 0 * log_alpha
         return log_alpha
 
     def forward(self) -> Tensor:
-        """Return the gates, [H]: in training a new sample per call, in evaluation mode their evaluation value."""
+        """Return the gates, [H]: in evaluation mode their `factor`, in training those drawn for this forward pass.
+
+        Without a `GateMethod`, every call in training draws a new sample.
+        """
         if not self.training:
             return self.factor()
         return self.joined[0].drawn(self) if self.joined else self.distribution.sample(self.log_alpha())
@@ -102,7 +105,7 @@ class HeadGates(nn.Module):
     # Files hold log_alpha, whatever scales its learning rate. In double precision the conversion is exact in both
     # directions, so a resumed run continues from the same theta.
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        if self.settled is not None:
+        if self.fixed is not None:
             log_alpha = self.log_alpha().double()
         else:
             theta = self.theta if keep_vars else self.theta.detach()

@@ -24,11 +24,11 @@ class GateMethod(nn.Module):
     Args:
         layers: the gates of each attention layer
         kinds: the attention type of each layer
-        settle_after: number of updates after which the gates are fixed to 0 or 1; 0 for never
+        fix_after: number of updates after which the gates are fixed to 0 or 1; 0 for never
         hard: round training gates to 0 or 1, with the gradient of the gates themselves
         output_scale: multiply the gates of a layer by H / (number of gates that are not 0), at most H
             (Shim et al. 2021), so that the output of the layer keeps its size
-        stop_when_settled: number of validations for `stable`; 0 to count none
+        stop_when_settled: number of validations without a change after which the gates are `stable`; 0 for never
     """
 
     name: ClassVar[str]
@@ -39,7 +39,7 @@ class GateMethod(nn.Module):
         self,
         layers: Sequence[HeadGates],
         kinds: Sequence[str],
-        settle_after: int = 0,
+        fix_after: int = 0,
         hard: bool = False,
         output_scale: bool = False,
         stop_when_settled: int = 0,
@@ -49,7 +49,7 @@ class GateMethod(nn.Module):
         self.layer_kinds = tuple(kinds)
         self.kinds = tuple(kind for layer, kind in zip(layers, kinds, strict=True) for _ in range(layer.theta.numel()))
         self.sizes = [layer.theta.numel() for layer in layers]
-        self.settle_after, self.hard, self.output_scale, self.num_updates = settle_after, hard, output_scale, 0
+        self.fix_after, self.hard, self.output_scale, self.num_updates = fix_after, hard, output_scale, 0
         self.stop_when_settled = stop_when_settled
         if stop_when_settled:
             self.register_buffer("last_open", torch.zeros(len(self.kinds), dtype=torch.bool))
@@ -65,7 +65,7 @@ class GateMethod(nn.Module):
     # What a method defines
 
     def sample(self, log_alpha: Tensor, uniform: Tensor) -> Tensor:
-        """Return training gates [N] in [0, 1] for noise [N] from the uniform distribution on (0, 1)."""
+        """Return training gates [N] for noise [N] from the uniform distribution on (0, 1)."""
         raise NotImplementedError
 
     def evaluate(self, log_alpha: Tensor) -> Tensor:
@@ -73,23 +73,23 @@ class GateMethod(nn.Module):
         raise NotImplementedError
 
     def open_probability(self, log_alpha: Tensor) -> Tensor:
-        """Return the probability [N] that a gate is not 0 in training."""
+        """Return the probability [N] that a head is open in training, or the method's estimate of it."""
         raise NotImplementedError
 
     def penalty(self, log_alpha: Tensor, weight: Tensor) -> Tensor:
-        """Return what is added to the loss per token, a scalar. `weight` [N] is the value of --l0-weight."""
+        """Return what is added to the loss per token, a scalar. `weight` [N] is lambda of each gate at this update."""
         raise NotImplementedError
 
     def ends(self) -> dict[str, int]:
         """Return {option: the update at which its schedule ends}."""
-        return {"--settle-gates-after": self.settle_after}
+        return {"--fix-gates-after": self.fix_after}
 
     # What all methods share
 
     @property
-    def settled(self) -> bool:
+    def fixed(self) -> bool:
         """Whether the gates are fixed."""
-        return 0 < self.settle_after <= self.num_updates
+        return 0 < self.fix_after <= self.num_updates
 
     def log_alpha(self) -> Tensor:
         """Return the location of all gates, [N]."""
@@ -110,14 +110,14 @@ class GateMethod(nn.Module):
         del model.gate_method
 
     def before_forward(self, *_: Any) -> None:
-        """Draw new gates in training. At `settle_after`, fix them.
+        """Draw new gates in training. At `fix_after`, fix them.
 
         Not in `set_num_updates`: before a training from another checkpoint, fairseq calls that with the number of
         updates of the other one.
         """
         if self.training:
-            if self.settled and self.layers[0].settled is None:
-                self.settle()
+            if self.fixed and self.layers[0].fixed is None:
+                self.fix()
             self.draw()
             self._in_forward = True
 
@@ -150,9 +150,9 @@ class GateMethod(nn.Module):
         return self._part(self._shared, layer)
 
     def _gates(self) -> Tensor:
-        """Return the training gates [N]; once settled, the evaluation gates without a gradient."""
+        """Return the training gates [N]; once fixed, the evaluation gates without a gradient."""
         log_alpha = self.log_alpha()
-        if self.settled:
+        if self.fixed:
             return self.scaled(self.evaluate(log_alpha).detach())
         assert self._noise is not None
         gates = self.sample(log_alpha, self._noise.clamp(NOISE_EPS, 1 - NOISE_EPS))
@@ -225,12 +225,12 @@ class GateMethod(nn.Module):
         """Note the number of updates before the next one; fairseq calls it."""
         self.num_updates = num_updates
 
-    def settle(self) -> None:
+    def fix(self) -> None:
         """Fix every gate to 1 if its evaluation gate is above 0, else to 0."""
         with torch.no_grad():
             kept = self.evaluate(self.log_alpha()) > 0
         for layer, part in zip(self.layers, kept.split(self.sizes), strict=True):
-            layer.settled = part
+            layer.fixed = part
 
     def __getstate__(self) -> dict[str, Any]:
         return {

@@ -39,11 +39,13 @@ class L0Gates(GateMethod):
 
 
 class TargetGates(GateMethod):
-    """Base of the methods that keep a given number of heads; in evaluation exactly these gates are 1, the others 0.
+    """Base of the methods that keep a given number of heads.
+
+    In evaluation the gates with the highest log_alpha are 1, as many as the target says, and all others are 0.
 
     Args:
         target: {attention types: number of heads to keep}, as `Target.counts` returns it
-        warmup: updates in which the number of heads falls from all to the target
+        warmup: number of updates in which `progress` rises from 0 to 1; what it changes depends on the method
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class LagrangianGates(TargetGates):
 
     def penalty(self, log_alpha: Tensor, weight: Tensor) -> Tensor:
         """Return the sum of l1 d + l2 d^2 over the targets."""
-        if self.settled:
+        if self.fixed:
             return 0 * (log_alpha.sum() + self.multipliers.sum())
         open_probability = self.open_probability(log_alpha)
         distances = []

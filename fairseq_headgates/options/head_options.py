@@ -37,9 +37,10 @@ from fairseq_headgates.options.stored_mask import read_mask
 
 logger = logging.getLogger(__name__)
 
-# All defaults; those of the distribution are in gates/distribution.py. With gate_init 2.5 a warm-started model computes
-# what the baseline computes. A gate must move by about 5 in log_alpha to close: 50 times a learning rate of 0.001 is
-# 0.05 per update, so that it can close within an epoch or two of a small corpus; Golden Stick and CoFi use about 0.1.
+# All defaults; those of the distribution are in gates/distribution.py. With gate_init 2.5 and the method l0 a
+# warm-started model computes what the baseline computes. A gate must move by about 5 in log_alpha to close: 50 times a
+# learning rate of 0.001 is 0.05 per update, so that it can close within an epoch or two of a small corpus; Golden Stick
+# and CoFi use about 0.1.
 DEFAULTS: dict[str, Any] = {
     "gate_heads": "",
     "alive_heads": None,
@@ -51,7 +52,7 @@ DEFAULTS: dict[str, Any] = {
     "sparsity_method": "l0",
     "target_heads": "",
     "sparsity_warmup_updates": 0,
-    "settle_gates_after": 0,
+    "fix_gates_after": 0,
     "gate_hard": False,
     "gate_output_scale": False,
     "stop_when_settled": 0,
@@ -76,31 +77,34 @@ HELP = {
     "gate_lr_scale": ("S", "factor on the learning rate of the gates"),
     "sparsity_method": (
         "METHOD",
-        "l0: --l0-weight chooses the number of open heads; lagrangian, subset: keep exactly --target-heads, by learned "
-        "Lagrange multipliers, or by differentiable subsets (Li et al. 2021)",
+        "l0: --l0-weight controls the number of open heads; lagrangian: keep --target-heads heads, with learned "
+        "Lagrange multipliers; subset: keep --target-heads heads, with differentiable subsets (Li et al. 2021)",
     ),
     "target_heads": (
-        "N",
-        "heads to keep, with --sparsity-method lagrangian or subset: a number (12), a share with a decimal point "
-        "(0.25), or these by attention type (enc-self=6,dec-enc=12)",
+        "HEADS",
+        "heads to keep, with --sparsity-method lagrangian or subset: a number of all gated heads together (12), a "
+        "share of them with a decimal point (0.25), or one of both for each type (enc-self=6,dec-enc=0.5)",
     ),
     "sparsity_warmup_updates": (
-        "N",
-        "lagrangian: updates in which the number of heads falls to the target; subset: in which the temperature falls",
+        "U",
+        "updates of the warm-up: lagrangian lowers the target of the penalty linearly from all heads to "
+        "--target-heads, subset lowers the temperature linearly from 1 to 0.1; 0: no warm-up",
     ),
-    "settle_gates_after": (
-        "N",
-        "fix the gates to 0 or 1 after N updates, and train the model without noise from there; 0: never",
+    "fix_gates_after": (
+        "U",
+        "after U updates fix each gate, to 1 if its evaluation gate is above 0, else to 0, and train on without noise; "
+        "0: never",
     ),
     "gate_hard": (None, "round the gates to 0 or 1 in training, with the gradient of the unrounded gates"),
     "gate_output_scale": (
         None,
-        "multiply the gates of a layer by H / (number of its gates that are not 0) (Shim et al. 2021)",
+        "multiply the gates of a layer by H / (number of its gates that are not 0), where H is the number of its gates "
+        "(Shim et al. 2021)",
     ),
     "stop_when_settled": (
         "K",
-        "end the training when in K consecutive validations no gate has opened or closed and the expected number of "
-        "open gates is within 0.5 of the actual one; 0: never",
+        "end the training when the gates have not changed in K consecutive validations: each finds the same open heads "
+        "as the one before, not all heads, and the expected number of open heads is within 0.5 of theirs; 0: never",
     ),
     "freeze_params": ("REGEX", r"freeze parameters whose name matches (re.search), e.g. '^decoder\.'"),
     "freeze_dropout": (None, "turn off dropout in modules whose parameters are all frozen"),
@@ -131,8 +135,8 @@ class HeadOptions:
         lr_scale: factor on the learning rate of the gates
         sparsity_method: name of the gating method
         target: numbers of heads to keep, for the methods that have a target
-        warmup: updates until the target is reached
-        settle_after: updates after which the gates are fixed, 0 for never
+        warmup: updates of the method's warm-up
+        fix_after: updates after which the gates are fixed, 0 for never
         hard: round training gates to 0 or 1
         output_scale: multiply the gates of a layer by H / (number of its gates that are not 0)
         stop_when_settled: validations without a change of the gates after which training ends, 0 for never
@@ -150,7 +154,7 @@ class HeadOptions:
     sparsity_method: str = DEFAULTS["sparsity_method"]
     target: Target | None = None
     warmup: int = 0
-    settle_after: int = 0
+    fix_after: int = 0
     hard: bool = False
     output_scale: bool = False
     stop_when_settled: int = 0
@@ -166,6 +170,10 @@ class HeadOptions:
             raise ValueError(f"--sparsity-method {self.sparsity_method} needs --target-heads: give a number of heads")
         if self.target is not None and not with_target:
             raise ValueError("--target-heads needs --sparsity-method lagrangian or subset")
+        if self.output_scale and self.sparsity_method == "subset" and not self.hard:
+            raise ValueError(
+                "--gate-output-scale with --sparsity-method subset needs --gate-hard: without it no training gate is 0"
+            )
         if self.target is not None and not self.gate_types:
             raise ValueError("--target-heads needs gates: add --gate-heads, e.g. --gate-heads enc-self")
         for kind in self.gate_types:
@@ -199,7 +207,7 @@ class HeadOptions:
             sparsity_method=_parsed(args, "sparsity_method", parse_method),
             target=_parsed(args, "target_heads", lambda value: parse_target(_comma_separated(value))),
             warmup=_parsed(args, "sparsity_warmup_updates", _count("updates")),
-            settle_after=_parsed(args, "settle_gates_after", _count("updates")),
+            fix_after=_parsed(args, "fix_gates_after", _count("updates")),
             hard=_parsed(args, "gate_hard", _switch),
             output_scale=_parsed(args, "gate_output_scale", _switch),
             stop_when_settled=_parsed(args, "stop_when_settled", _count("validations")),
@@ -224,7 +232,7 @@ class HeadOptions:
             "sparsity_method": self.sparsity_method,
             "target_heads": str(self.target or ""),
             "sparsity_warmup_updates": self.warmup,
-            "settle_gates_after": self.settle_after,
+            "fix_gates_after": self.fix_after,
             "gate_hard": self.hard,
             "gate_output_scale": self.output_scale,
             "stop_when_settled": self.stop_when_settled,
@@ -238,7 +246,7 @@ class HeadOptions:
     def method(self, layers: Sequence[HeadGates], kinds: Sequence[str]) -> GateMethod:
         """Make the gating method for the gates and the attention type of each layer. Raise ValueError."""
         settings: dict[str, Any] = {
-            "settle_after": self.settle_after,
+            "fix_after": self.fix_after,
             "hard": self.hard,
             "output_scale": self.output_scale,
             "stop_when_settled": self.stop_when_settled,

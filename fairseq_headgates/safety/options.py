@@ -164,7 +164,7 @@ OWN_OPTIONS: dict[str, tuple[type, ...]] = {
     "sparsity_method": (str,),
     "target_heads": (str,),
     "sparsity_warmup_updates": (int,),
-    "settle_gates_after": (int,),
+    "fix_gates_after": (int,),
     "gate_hard": (bool, int),
     "gate_output_scale": (bool, int),
     "stop_when_settled": (int,),

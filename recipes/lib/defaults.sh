@@ -10,7 +10,7 @@ if [[ $SCHEDULE == inverse_sqrt ]]; then : "${EPOCHS:=16}"; elif [[ -z $EPOCHS ]
 : "${SAVE_EVERY:=}" "${AVERAGE:=0}" "${KEEP_EPOCHS:=0}" "${TRAIN_FLAGS:=}" "${SEED:=}" "${SEEDS:=${SEED:-1}}"
 : "${RUNS=enc-self:0.01 enc-self:0.02 all:0.02 all:0.03}" "${SCRATCH:=}"
 : "${PRUNE_UPDATES:=1260}" "${PRUNE_LR:=0.0015}" "${PRUNE_WARMUP:=100}" "${GATE_LR_SCALE:=}"
-: "${PRUNE_SCHEDULE:=polynomial_decay}" "${SPARSITY_METHOD:=lagrangian}" "${SPARSITY_WARMUP:=}" "${SETTLE_AFTER:=}"
+: "${PRUNE_SCHEDULE:=polynomial_decay}" "${SPARSITY_METHOD:=lagrangian}" "${SPARSITY_WARMUP:=}" "${FIX_AFTER:=}"
 : "${L0_WARMUP:=}" "${SENTENCES:=2000}" "${ITERATIONS:=4}"
 : "${BEAM:=4}" "${LENPEN:=1}" "${GENERATION_TOKENS:=4000}" "${PAPER:=}" "${PORT:=29500}" "${METRIC:=}" "${METRIC_NAME:=metric}"
 : "${SHARE:=}" "${SPEED:=0}"

@@ -5,7 +5,8 @@
     settings.py --help RECIPE     list the settings with their meaning and value
 
 Prints nothing when all settings are valid. Otherwise one line on stderr gives the setting, its value and the rule, and
-the exit code is 2. An empty setting means the default of the recipe, except for RUNS and SCRATCH, where it means none.
+the exit code is 2. An empty setting means the default of the recipe, except for RUNS, SCRATCH and the lists of sweep.sh,
+where it means none.
 fairseq-train checks TRAIN_FLAGS.
 """
 
@@ -129,7 +130,7 @@ TRANSLATION: Settings = {
     "LR": Setting(number(above=0), "learning rate of the baseline"),
     "WARMUP": Setting(whole(), "warm-up updates of the baseline"),
     "KEEP_EPOCHS": Setting(switch, "1: keep a checkpoint of every epoch"),
-    "SAVE_EVERY": Setting(whole(), "updates between checkpoints (each with BLEU on the development set)"),
+    "SAVE_EVERY": Setting(whole(), "updates between checkpoints (each with BLEU on the validation set)"),
     "AVERAGE": Setting(
         whole(0), "average the last AVERAGE checkpoints; 0: use the last, or the best with SCHEDULE=inverse_sqrt"
     ),
@@ -137,9 +138,11 @@ TRANSLATION: Settings = {
         runs,
         "pruning runs, TYPES:LAMBDA, TYPES=HEADS or TYPES=HEADS@METHOD each; with enc-self alone the decoder is frozen",
     ),
-    "SCRATCH": Setting(types_of_runs, "types of RUNS whose pruned shape is also trained from scratch"),
+    "SCRATCH": Setting(
+        types_of_runs, "types of RUNS whose pruned models are also trained from scratch with the same heads"
+    ),
     "PRUNE_UPDATES": Setting(whole(), "updates of a run of RUNS, and of its control"),
-    "PRUNE_LR": Setting(each(number(above=0)), "learning rate of a run of RUNS"),
+    "PRUNE_LR": Setting(each(number(above=0)), "learning rate of each run of RUNS and its control"),
     "PRUNE_WARMUP": Setting(whole(0), "warm-up updates of a run of RUNS"),
     "PRUNE_SCHEDULE": Setting(
         one_of("polynomial_decay", "inverse_sqrt", "fixed", "cosine", "reduce_lr_on_plateau"),
@@ -149,7 +152,7 @@ TRANSLATION: Settings = {
     "L0_WARMUP": Setting(whole(0), "--l0-warmup-updates of runs with a LAMBDA"),
     "SPARSITY_METHOD": Setting(one_of("lagrangian", "subset"), "method of TYPES=HEADS"),
     "SPARSITY_WARMUP": Setting(whole(0), "--sparsity-warmup-updates of runs with SPARSITY_METHOD"),
-    "SETTLE_AFTER": Setting(whole(0), "--settle-gates-after of gated runs"),
+    "FIX_AFTER": Setting(whole(0), "--fix-gates-after of gated runs"),
     "SENTENCES": Setting(whole(), "compute scores on the first SENTENCES sentences of the training set"),
     "ITERATIONS": Setting(whole(), "number of steps in which METHOD iterative removes heads"),
     "TRAIN_FLAGS": Setting(anything, "more options for every fairseq-train, for example --fp16"),
@@ -176,7 +179,7 @@ RECIPES: Mapping[str, Settings] = {
     "translation.sh": {**TRANSLATION, "SRC": Setting(language, "argument"), "TGT": Setting(language, "argument")},
     "sweep.sh": {
         "TYPES": Setting(
-            types_of_runs, "attention types of the runs: all, or comma-separated types; several with blanks"
+            types_of_runs, "attention types of the runs, separated by blanks: all, or types joined by commas"
         ),
         "LAMBDAS": Setting(several(number(0)), "lambdas, a run for each"),
         "TARGETS": Setting(several(heads_to_keep), "numbers of heads, or shares with a decimal point, a run for each"),
@@ -186,14 +189,14 @@ RECIPES: Mapping[str, Settings] = {
     },
     "demo.sh": TRANSLATION,
     "wmt_en_ru.sh": {
-        "DEV": Setting(english_russian_set, "development set, named as in sacrebleu"),
+        "DEV": Setting(english_russian_set, "validation set, named as in sacrebleu"),
         "TEST": Setting(english_russian_set, "test set, named as in sacrebleu"),
         **PUBLISHED,
     },
     "opensubtitles_en_ru.sh": {
         "OVERLAP": Setting(number(0, 1), "smallest overlap in time of a pair's subtitles"),
         "PAIRS": Setting(whole(), "pairs for training"),
-        "HELD_OUT": Setting(whole(), "pairs in the development set, and in the test set"),
+        "HELD_OUT": Setting(whole(), "pairs in the validation set, and in the test set"),
         **PUBLISHED,
     },
     "iwslt14_de_en.sh": {
