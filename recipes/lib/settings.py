@@ -5,9 +5,8 @@
     settings.py --help RECIPE     list the settings with their meaning and value
 
 Prints nothing when all settings are valid. Otherwise one line on stderr gives the setting, its value and the rule, and
-the exit code is 2. An empty setting means the default of the recipe, except for RUNS, SCRATCH and the lists of sweep.sh,
-where it means none.
-fairseq-train checks TRAIN_FLAGS.
+the exit code is 2. An empty setting means the default of the recipe, except for RUNS, SCRATCH and the lists of
+sweep.sh, where it means none. fairseq-train checks TRAIN_FLAGS.
 """
 
 from __future__ import annotations
