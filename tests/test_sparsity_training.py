@@ -25,7 +25,12 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+IN_REHEARSALS = ("lambda by type", "subset", "fixed before the resumption", "hard, scaled, counted")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.rehearsal] * (name in IN_REHEARSALS)) for name in SCHEDULES]
+)
 def test_a_resumed_run_continues_every_schedule_exactly(name, tmp_path, train):
     options = [*GATES, *SCHEDULES[name]]
     train(tmp_path / "once", *options, updates=4)
@@ -36,7 +41,7 @@ def test_a_resumed_run_continues_every_schedule_exactly(name, tmp_path, train):
         assert_same(once[part], resumed[part], part)
 
 
-@pytest.mark.parametrize("method", ["lagrangian", "subset"])
+@pytest.mark.parametrize("method", ["lagrangian", pytest.param("subset", marks=pytest.mark.rehearsal)])
 def test_two_workers_train_gates_to_a_target(method, tmp_path, start, toy):
     options = [*GATES, *TARGET, "--sparsity-method", method, "--fix-gates-after", 2]
     arguments = [train_arguments(toy, tmp_path, *options, *own, updates=4) for own in worker_arguments(2)]
@@ -45,7 +50,7 @@ def test_two_workers_train_gates_to_a_target(method, tmp_path, start, toy):
     assert read(tmp_path / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 4
 
 
-@pytest.mark.parametrize("how", ["the command line", "hydra"])
+@pytest.mark.parametrize("how", ["the command line", pytest.param("hydra", marks=pytest.mark.rehearsal)])
 def test_weight_decay_does_not_move_the_gates(how, tmp_path, train, toy, run):
     """lambda pulls each gate by the same step at every update. The decay halves a weight within three updates."""
     options = ["--l0-weight", 1e4, "--gate-lr-scale", 10, "--lr", 0.001, "--lr-scheduler", "fixed"]
