@@ -5,8 +5,8 @@
 #
 # The models are those of recipes/translation.sh, which trains them. Their list, RUNS, is made of TYPES, LAMBDAS, TARGETS
 # and METHODS: for all types each lambda, and each target number of heads with each method. JOBS models are trained at the
-# same time, each on one GPU (JOBS=1: on all GPUs). In a SLURM array (sbatch --array=1-8 ... recipes/slurm.sh recipes/sweep.sh ...) each job
-# trains its share; the same command outside of the array then prints the table.
+# same time, each on one GPU (JOBS=1: on all GPUs). In a SLURM array (sbatch --array=1-8 ... recipes/slurm.sh
+# recipes/sweep.sh ...) each job trains its share; the same command outside of the array then prints the table.
 #
 # OUT_DIR gets what translation.sh writes, and sweep.tsv, sweep.json and sweep.svg. A stage is skipped when its output is
 # in OUT_DIR: run the same command again to resume. Ctrl-C, SIGTERM or SIGUSR1 stop all trainings with a checkpoint.
@@ -43,11 +43,9 @@ translate=("$recipes/translation.sh" "${arguments[@]}")
 if [[ -v SLURM_ARRAY_TASK_ID ]]; then
   index=$(((SLURM_ARRAY_TASK_ID - SLURM_ARRAY_TASK_MIN) / SLURM_ARRAY_TASK_STEP + 1))
   export SHARE=$index/$SLURM_ARRAY_TASK_COUNT
-  exec "${translate[@]}"
 fi
-if [[ ${DRY_RUN:-0} == 1 ]]; then
-  exec "${translate[@]}"
-fi
+# One share, or the commands of all.
+[[ ! -v SLURM_ARRAY_TASK_ID && ${DRY_RUN:-0} != 1 ]] || exec "${translate[@]}"
 
 # share I: train the I-th share on the I-th GPU, with output in OUT_DIR/jobI.log.
 share() {
@@ -75,8 +73,7 @@ if ((jobs > 1)); then
   trap 'kill -TERM "${children[@]}" 2>/dev/null' INT TERM USR1
   worst=0
   for job in "${!children[@]}"; do
-    while kill -0 "${children[$job]}" 2>/dev/null; do wait "${children[$job]}" || true; done
-    wait "${children[$job]}" && status=0 || status=$?
+    ended "${children[$job]}" && status=0 || status=$?
     ((status == 0)) || echo "${0##*/}: job $((job + 1)): $(last_line "$out/job$((job + 1)).log")" >&2
     ((status == 0 || worst == 2)) || worst=$((status == 75 ? 75 : 2))
   done

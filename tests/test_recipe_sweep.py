@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import evaluated
 import pareto
 import speed
 
@@ -126,7 +127,7 @@ def test_a_speed_that_was_not_measured_is_nothing(sweep, tmp_path, monkeypatch, 
     ],
 )
 def test_types_and_method_by_the_name_of_a_run(name, expected):
-    assert pareto.types_and_method(name) == expected
+    assert evaluated.types_and_method(name) == expected
 
 
 def test_words_per_second(tmp_path, capsys):

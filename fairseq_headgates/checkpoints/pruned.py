@@ -6,8 +6,10 @@ import argparse
 import copy
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterionConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
@@ -16,6 +18,7 @@ from torch import nn
 
 from fairseq_headgates.checkpoints.building import build_model, freeze_as_stored
 from fairseq_headgates.checkpoints.optimizer import cut_average, cut_optimizer
+from fairseq_headgates.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyL0Config
 from fairseq_headgates.heads import HeadTable, Mask, mask_to_json
 from fairseq_headgates.options import DEFAULTS
 from fairseq_headgates.safety import architecture, model_args
@@ -32,7 +35,10 @@ from fairseq_headgates.surgery.cuts import (
 logger = logging.getLogger(__name__)
 
 PLAIN_CRITERION = "label_smoothed_cross_entropy"  # the L0 criterion without gates
-L0_OPTIONS = ("l0_weight", "l0_reduction", "l0_warmup_updates", "l0_start_update", "tensorboard_logdir")
+# Options that the L0 criterion has, and fairseq's has not.
+L0_OPTIONS = {own.name for own in fields(LabelSmoothedCrossEntropyL0Config)} - {
+    stock.name for stock in fields(LabelSmoothedCrossEntropyCriterionConfig)
+}
 
 
 def prune_checkpoint(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from fairseq.logging import metrics
 from omegaconf import OmegaConf
@@ -63,7 +63,6 @@ class L0Mixin:
             fail(PROGRAM, str(error))
         self.l0_reduction = reduction
         self.monitor = GateMonitor(tensorboard_logdir, {"--l0-warmup-updates": start + warmup})
-        self._found: tuple[Any, GateMethod | None] = (None, None)
 
     def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple:
         """Return the loss, the sample size and the logging outputs of fairseq's criterion, with the penalty added."""
@@ -78,21 +77,20 @@ class L0Mixin:
             logs["loss"] = loss.data
         else:
             self.monitor.validating(model)
-        logs["gate_certainty"] = method.certainty(log_alpha.detach()) * sample_size
-        logs["l0"] = method.open_probability(log_alpha.detach()).sum() / layers * sample_size
+        opened = method.open_probability(log_alpha.detach())
+        logs["gate_certainty"] = (2 * opened - 1).abs().mean() * sample_size  # 1: each is open or closed for certain
+        logs["l0"] = opened.sum() / layers * sample_size
         logs.update({key: count * sample_size for key, count in open_head_counts(method).items()})
         return loss, sample_size, logs
 
     def _method(self, model: nn.Module) -> GateMethod:
-        if model is not self._found[0] or self._found[1] is None:
-            with one_line_errors():
-                method = gate_method(unwrapped(model))
-                if isinstance(method, TargetGates) and any(weight for _, weight in self.schedule.weights):
-                    raise ValueError(
-                        "--l0-weight has no effect with --target-heads, which sets the number of heads: leave one out"
-                    )
-                self._found = (model, method)  # a tuple: modules become sub-modules
-        return cast(GateMethod, self._found[1])
+        with one_line_errors():
+            method = gate_method(unwrapped(model))
+            if isinstance(method, TargetGates) and any(weight for _, weight in self.schedule.weights):
+                raise ValueError(
+                    "--l0-weight has no effect with --target-heads, which sets the number of heads: leave one out"
+                )
+        return method
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:

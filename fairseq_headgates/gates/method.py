@@ -197,10 +197,6 @@ class GateMethod(nn.Module):
         """
         return 0 < self.stop_when_settled <= int(self.unchanged)
 
-    def certainty(self, log_alpha: Tensor) -> Tensor:
-        """Return the mean of |2 P(g != 0) - 1| over all gates, a scalar: 1 if each gate is open or closed for sure."""
-        return (2 * self.open_probability(log_alpha) - 1).abs().mean()
-
     def evaluated(self, layer: HeadGates) -> Tensor:
         """Return the evaluation gates [H] of a layer."""
         return self._part(self.evaluate(self.log_alpha()), layer)

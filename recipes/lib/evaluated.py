@@ -30,6 +30,7 @@ class Run:
         compared: {"control": name, "BLEU": {"p"}, "chrF2": {"p"}}; None for a control, and a baseline without one
         metrics: {name: score} of the user's metrics
         seed: random seed of training
+        folder: the folder
     """
 
     name: str
@@ -40,6 +41,7 @@ class Run:
     compared: dict[str, Any] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     seed: str = "-"
+    folder: Path = Path()
 
     @classmethod
     def read(cls, folder: Path, metrics: Sequence[str] = (), seed: str = "-") -> Run:
@@ -65,6 +67,7 @@ class Run:
             _comparison(folder),
             {name: _number(folder / f"metric.{name}.json", "score", "the user's metric") for name in metrics},
             seed,
+            folder,
         )
 
     @property
@@ -88,7 +91,7 @@ class Run:
     @property
     def kind(self) -> str:
         """The attention types with gates; the name of a run without gates."""
-        return re.split("_lambda|_heads", self.name)[0]
+        return types_and_method(self.name)[0] or self.name
 
     @property
     def is_from_scratch(self) -> bool:
@@ -96,6 +99,14 @@ class Run:
 
     def kept(self) -> list[int | str]:
         return [self.heads.get(kind, "-")[0] for kind in TYPES]
+
+
+def types_and_method(name: str) -> tuple[str, str]:
+    """Return types and method of a run by its name: all_lambda0.02 -> all, l0; all_heads36 -> all, lagrangian."""
+    found = re.fullmatch(r"(.+?)_(lambda|heads)[^_]+(?:_(.+))?", name)
+    if not found:
+        return "", ""
+    return found[1], found[3] or ("l0" if found[2] == "lambda" else "lagrangian")
 
 
 def _json(path: Path) -> Any:

@@ -62,6 +62,12 @@ end_jobs() {
   kill -KILL $pids 2>/dev/null || true
 }
 
+# ended PID: wait until a child process has ended, although signals interrupt a wait, and return its exit code.
+ended() {
+  while kill -0 "$1" 2>/dev/null; do wait "$1" || true; done
+  wait "$1"
+}
+
 # part_of_recipe COMMAND...: run another recipe. It receives the signals and prints the messages; this recipe exits
 # with its exit code.
 part_of_recipe() {
@@ -69,8 +75,7 @@ part_of_recipe() {
   "$@" &
   part=$!
   trap 'kill -TERM "$part"' INT TERM USR1
-  while kill -0 "$part" 2>/dev/null; do wait "$part" || true; done
-  wait "$part" && status=0 || status=$?
+  ended "$part" && status=0 || status=$?
   trap stopped INT TERM USR1
   ((status == 0)) || exit "$status"
 }

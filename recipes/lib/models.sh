@@ -30,8 +30,7 @@ train() {
   # A file reaches the processes on all machines, with any launcher.
   trap '((told)) || tell_to_stop "$model/stop" "$job" &
     told=1' INT TERM USR1
-  while kill -0 "$job" 2>/dev/null; do wait "$job" || true; done # a signal interrupts a wait
-  wait "$job" && status=0 || status=$?
+  ended "$job" && status=0 || status=$?
   trap stopped INT TERM USR1
   rm -f "$model/stop"
   if [[ -f $model/finished ]]; then

@@ -15,7 +15,6 @@ import argparse
 import json
 import logging
 import math
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from statistics import mean
 from typing import Any
 
 from commands import ArgumentParser, exit_code
-from evaluated import Run, difference
+from evaluated import Run, difference, types_and_method
 from fairseq_headgates.cli.output import picture
 from fairseq_headgates.files import replacing, write_whole
 from fairseq_headgates.heads import TYPES
@@ -61,12 +60,12 @@ class Model:
         return mean(self.scores[score])
 
 
-def models(seeds: Sequence[Sequence[Run]], folders: dict[tuple[str, str], Path]) -> list[Model]:
+def models(seeds: Sequence[Sequence[Run]]) -> list[Model]:
     """Return the models of all seeds, in the order of the first one."""
     found = []
     for first in seeds[0]:
         runs = [(run, of_seed) for of_seed in seeds for run in of_seed if run.name == first.name]
-        shown = [_gates(folders[run.seed, run.name]) for run, _ in runs]
+        shown = [_gates(run.folder) for run, _ in runs]
         kinds = [kind for kind in TYPES if kind in first.heads]
         found.append(
             Model(
@@ -81,19 +80,11 @@ def models(seeds: Sequence[Sequence[Run]], folders: dict[tuple[str, str], Path])
                     "chrF2": [run.chrf for run, _ in runs],
                     "nll": [run.nll for run, _ in runs],
                     "parameters": [float(run.parameters) for run, _ in runs],
-                    WORDS: [_speed(folders[run.seed, run.name]) for run, _ in runs],
+                    WORDS: [_speed(run.folder) for run, _ in runs],
                 },
             )
         )
     return found
-
-
-def types_and_method(name: str) -> tuple[str, str]:
-    """Return types and method of a run by its name: all_lambda0.02 -> all, l0; all_heads36 -> all, lagrangian."""
-    found = re.fullmatch(r"(.+?)_(lambda|heads)[^_]+(?:_(.+))?", name)
-    if not found:
-        return "", ""
-    return found[1], found[3] or ("l0" if found[2] == "lambda" else "lagrangian")
 
 
 def _gates(folder: Path) -> dict[str, list[int]]:
@@ -202,12 +193,7 @@ def plot(found: Sequence[Model], path: str) -> None:
 
 def work(args: argparse.Namespace) -> None:
     seeds = read(args.folders, [], args.seed)
-    several = len(seeds) > 1
-    names = {
-        (folder.resolve().parent.name.removeprefix("seed") if several else args.seed, folder.name): folder
-        for folder in args.folders
-    }
-    found = models(seeds, names)
+    found = models(seeds)
     print(table(found))
     print("*: on the Pareto front, no model has at most as many heads and higher BLEU")
     if args.tsv:

@@ -62,26 +62,14 @@ def one_of(*words: str) -> Rule:
     return rule
 
 
-def each(rule: Rule) -> Rule:
-    """Return the rule for values separated by commas, each valid under `rule`."""
+def each(rule: Rule, blanks: bool = False) -> Rule:
+    """Return the rule for values separated by commas, or by blanks, each valid under `rule`."""
 
     def rule_of_all(text: str) -> list:
         try:
-            return [rule(part.strip()) for part in text.split(",")]
+            return [rule(part.strip()) for part in text.split(None if blanks else ",")]
         except ValueError as error:
-            raise ValueError(f"{error}, or several of them, separated by commas") from None
-
-    return rule_of_all
-
-
-def several(rule: Rule) -> Rule:
-    """Return the rule for values separated by blanks, each valid under `rule`."""
-
-    def rule_of_all(text: str) -> list:
-        try:
-            return [rule(part) for part in text.split()]
-        except ValueError as error:
-            raise ValueError(f"{error}, or several of them, separated by blanks") from None
+            raise ValueError(f"{error}, or several of them, separated by {'blanks' if blanks else 'commas'}") from None
 
     return rule_of_all
 

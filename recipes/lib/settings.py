@@ -35,7 +35,6 @@ from rules import (
     plugin_folder,
     program,
     seeds,
-    several,
     share,
     shown,
     types_of_runs,
@@ -180,9 +179,11 @@ RECIPES: Mapping[str, Settings] = {
         "TYPES": Setting(
             types_of_runs, "attention types of the runs, separated by blanks: all, or types joined by commas"
         ),
-        "LAMBDAS": Setting(several(number(0)), "lambdas, a run for each"),
-        "TARGETS": Setting(several(heads_to_keep), "numbers of heads, or shares with a decimal point, a run for each"),
-        "METHODS": Setting(several(one_of(*GATED, *SCORES)), "methods for TARGETS"),
+        "LAMBDAS": Setting(each(number(0), blanks=True), "lambdas, a run for each"),
+        "TARGETS": Setting(
+            each(heads_to_keep, blanks=True), "numbers of heads, or shares with a decimal point, a run for each"
+        ),
+        "METHODS": Setting(each(one_of(*GATED, *SCORES), blanks=True), "methods for TARGETS"),
         "JOBS": Setting(whole(), "models trained at the same time (default: the number of GPUs, 1 without)"),
         **TRANSLATION,
     },
