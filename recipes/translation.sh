@@ -125,22 +125,22 @@ size=(--encoder-embed-dim "$EMBED" --decoder-embed-dim "$EMBED" --encoder-ffn-em
 [[ $PRE_NORM == 0 ]] || size+=(--encoder-normalize-before --decoder-normalize-before)
 common=(--task translation -s "$src" -t "$tgt" "${size[@]}" --dropout "$DROPOUT" --label-smoothing 0.1
   --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0
-  --max-tokens "$MAX_TOKENS" --update-freq "$UPDATE_FREQ"
-  --eval-bleu --eval-bleu-args '{"beam": 1}' --eval-bleu-detok moses --eval-bleu-remove-bpe
-  --best-checkpoint-metric bleu --maximize-best-checkpoint-metric
-  "${train_flags[@]}")
+  --max-tokens "$MAX_TOKENS" --update-freq "$UPDATE_FREQ" "${train_flags[@]}")
 # Checkpoints by updates, and none at the end of epochs.
 [[ -z $SAVE_EVERY ]] || common+=(--save-interval-updates "$SAVE_EVERY" --validate-interval-updates "$SAVE_EVERY"
   --keep-interval-updates "$((AVERAGE > 1 ? AVERAGE : 1))" --save-interval 1000000 --validate-interval 1000000)
-length=(--max-epoch "$EPOCHS")
+length=(--max-epoch "$EPOCHS") selection=()
 [[ -z $UPDATES ]] || length=(--max-update "$UPDATES")
-baseline_checkpoint=checkpoint_best.pt
 if [[ $SCHEDULE == polynomial_decay ]]; then
   length+=(--total-num-update "$UPDATES")
   # The training has converged. To choose another checkpoint by BLEU on the validation set would be a selection by noise.
   baseline_checkpoint=checkpoint_last.pt
+else
+  selection=(--eval-bleu --eval-bleu-args '{"beam": 1}' --eval-bleu-detok moses --eval-bleu-remove-bpe
+    --best-checkpoint-metric bleu --maximize-best-checkpoint-metric)
+  baseline_checkpoint=checkpoint_best.pt
 fi
-baseline_training=("${common[@]}" --lr-scheduler "$SCHEDULE" --lr "$LR" --warmup-updates "$WARMUP" "${length[@]}")
+baseline_training=("${common[@]}" --lr-scheduler "$SCHEDULE" --lr "$LR" --warmup-updates "$WARMUP" "${length[@]}" "${selection[@]}")
 further_training=("${common[@]}" --lr-scheduler "$PRUNE_SCHEDULE" --lr "$PRUNE_LR" --warmup-updates "$PRUNE_WARMUP"
   --max-update "$PRUNE_UPDATES")
 case $PRUNE_SCHEDULE in # whose length is not that of a step of a run
