@@ -1,4 +1,4 @@
-"""Gated, masked, pruned, --stock and CTranslate2: one model, on real sentences (benchmarks/same_outputs.py)."""
+"""Benchmarks on real sentences: same_outputs.py (gated, masked, pruned, --stock, CTranslate2), length_penalty.py."""
 
 import json
 import os
@@ -46,8 +46,31 @@ def test_all_forms_translate_real_sentences_alike(corpus, epochs, weight, tmp_pa
     sizes = {"EMBED": 32, "FFN": 64, "LAYERS": 2, "HEADS": 4, "BPE": 600, "EPOCHS": epochs, "LR": 0.01, "WARMUP": 40}
     sizes |= {"SCHEDULE": "inverse_sqrt"}
     gates = {"RUNS": f"all:{weight}", "PRUNE_UPDATES": 60, "PRUNE_LR": 0.003, "PRUNE_WARMUP": 5, "GATE_LR_SCALE": 150}
+    gates |= {"FIX_AFTER": 0}
     result = run("translation.sh", raw, out, source, target, LOWERCASE=1, JOINT=0, OMP_NUM_THREADS=1, **sizes, **gates)
     assert result.returncode == 0, result.stdout + result.stderr
     heads = json.loads((out / f"all_lambda{weight}" / "heads.json").read_text(encoding="utf-8"))["heads"]["total"]
     assert 0 < heads[0] < heads[1] == 24  # some heads went, some stayed
     assert_same_outputs(out / f"all_lambda{weight}" / "checkpoint_last.pt", out / "data-bin", tmp_path)
+    if corpus == "multi30k-en-de":
+        assert_length_penalties(out, out / f"all_lambda{weight}", target)
+
+
+def assert_length_penalties(out, model, target):
+    """One beam search, ranked for each penalty, has the BLEU of a search with this penalty."""
+    command = [sys.executable, ROOT / "benchmarks" / "length_penalty.py", out, model, "--lowercase", "--cpu"]
+    finished = subprocess.run(
+        [*map(str, command), "--penalties", "0.2", "1"], capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    name, *found = finished.stdout.splitlines()[-1].split()
+    scores = json.loads((model / "scores.json").read_text(encoding="utf-8"))
+    assert name == model.name and float(found[1]) == pytest.approx(scores[0]["score"], abs=0.006)
+    search = f"fairseq-generate {out / 'data-bin'} --user-dir $(headgates path) --path {model / 'pruned.pt'} --cpu \
+        --remove-bpe --beam 4 --lenpen 0.2 --max-tokens 4000 --required-batch-size-multiple 1"
+    text = f"grep '^D-' | sort -t- -k2 -n | cut -f3 | sacremoses -q -l {target} detokenize"
+    bleu = f"sacrebleu {out / 'text' / 'reference'}.{target} -m bleu -lc -b -w 2"
+    direct = subprocess.run(["bash", "-c", f"{search} | {text} | {bleu}"], capture_output=True, text=True, check=True)
+    assert (
+        float(found[0]) == pytest.approx(float(direct.stdout), abs=0.006) != pytest.approx(float(found[1]), abs=0.006)
+    )

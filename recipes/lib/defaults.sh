@@ -8,9 +8,14 @@ set -a # settings.py and the programs read the settings from the environment
 : "${SCHEDULE:=polynomial_decay}" "${EPOCHS:=}" "${UPDATES:=}" "${LR:=0.004}" "${WARMUP:=600}"
 if [[ $SCHEDULE == inverse_sqrt ]]; then : "${EPOCHS:=16}"; elif [[ -z $EPOCHS ]]; then : "${UPDATES:=6000}"; fi
 : "${SAVE_EVERY:=}" "${AVERAGE:=0}" "${KEEP_EPOCHS:=0}" "${TRAIN_FLAGS:=}" "${SEED:=}" "${SEEDS:=${SEED:-1}}"
-: "${RUNS=enc-self:0.01 enc-self:0.02 all:0.02 all:0.03}" "${SCRATCH:=}"
-: "${PRUNE_UPDATES:=1260}" "${PRUNE_LR:=0.0015}" "${PRUNE_WARMUP:=100}" "${GATE_LR_SCALE:=}"
-: "${PRUNE_SCHEDULE:=polynomial_decay}" "${SPARSITY_METHOD:=lagrangian}" "${SPARSITY_WARMUP:=}" "${FIX_AFTER:=}"
+: "${RUNS=all=0.5 enc-self=0.25}" "${SCRATCH:=}"
+: "${PRUNE_UPDATES:=2000}" "${PRUNE_LR:=$LR}" "${PRUNE_WARMUP:=100}" "${GATE_LR_SCALE:=}"
+: "${PRUNE_SCHEDULE:=polynomial_decay}" "${SPARSITY_METHOD:=lagrangian}"
+if [[ $PRUNE_UPDATES =~ ^[1-9][0-9]{,8}$ ]]; then # settings.py reports other values
+  : "${SPARSITY_WARMUP:=$((PRUNE_UPDATES * 2 / 5))}" "${FIX_AFTER:=$((PRUNE_UPDATES * 3 / 5))}"
+else
+  : "${SPARSITY_WARMUP:=}" "${FIX_AFTER:=}"
+fi
 : "${L0_WARMUP:=}" "${SENTENCES:=2000}" "${ITERATIONS:=4}"
 : "${BEAM:=4}" "${LENPEN:=1}" "${GENERATION_TOKENS:=4000}" "${PAPER:=}" "${PORT:=29500}" "${METRIC:=}" "${METRIC_NAME:=metric}"
 : "${SHARE:=}" "${SPEED:=0}"

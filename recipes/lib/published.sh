@@ -8,8 +8,8 @@ set -a
 : "${TOKENS_PER_UPDATE:=16000}" "${MAX_TOKENS:=4000}" "${LR:=0.00139754}" "${WARMUP:=16000}"
 : "${SCHEDULE:=inverse_sqrt}" "${UPDATES:=100000}" # not in the paper: "until it has converged"
 : "${SAVE_EVERY:=2048}" "${AVERAGE:=10}"
-# A gated run has a new optimizer and schedule. Its length and lambda are not in the paper.
-: "${PRUNE_SCHEDULE:=inverse_sqrt}" "${PRUNE_LR:=$LR}" "${PRUNE_WARMUP:=$WARMUP}" "${PRUNE_UPDATES:=60000}"
+# A gated run has a new optimizer and schedule. Its length and lambda are not in the paper, where gates are never fixed.
+: "${FIX_AFTER:=0}" "${PRUNE_SCHEDULE:=inverse_sqrt}" "${PRUNE_LR:=$LR}" "${PRUNE_WARMUP:=$WARMUP}" "${PRUNE_UPDATES:=60000}"
 : "${RUNS=enc-self:0.01 enc-self:0.02 all:0.005 all:0.01 all:0.02 all:0.03}" "${SCRATCH=$([[ " $RUNS" != *" all:"* ]] || echo all)}"
 # The paper divides by ((5 + length) / 6)^0.6; fairseq, with this option, by length^0.6.
 : "${BEAM:=4}" "${LENPEN:=0.6}"
