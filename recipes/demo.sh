@@ -15,7 +15,7 @@ set -a
 : "${EMBED:=64}" "${FFN:=128}" "${LAYERS:=2}" "${HEADS:=4}" "${DROPOUT:=0.1}"
 : "${MAX_TOKENS:=2500}" "${SAVE_EVERY:=300}" "${LR:=0.008}" "${WARMUP:=150}"
 [[ -n ${EPOCHS:-} ]] || : "${UPDATES:=1800}"
-: "${PRUNE_UPDATES:=450}" "${PRUNE_LR:=0.003}" "${PRUNE_WARMUP:=40}" "${RUNS=enc-self:0.05 all:0.08}"
+: "${PRUNE_UPDATES:=600}" "${PRUNE_WARMUP:=40}"
 set +a
 source "$recipes/lib/defaults.sh"
 

@@ -83,7 +83,7 @@ class Reader:
         (folder / "data-bin").symlink_to(toy.data)
         for place, name in {
             "baseline/checkpoint_best.pt": "baseline",
-            "demo-out/enc-self_lambda0.05/checkpoint_last.pt": "gated",
+            "demo-out/enc-self_heads0.25/checkpoint_last.pt": "gated",
             **{f"e{epoch}.pt": "baseline" for epoch in (1, 2, 3)},
         }.items():
             self.place(place, checkpoints[name])

@@ -12,7 +12,7 @@ if [[ $SCHEDULE == inverse_sqrt ]]; then : "${EPOCHS:=16}"; elif [[ -z $EPOCHS ]
 : "${PRUNE_UPDATES:=2000}" "${PRUNE_LR:=$LR}" "${PRUNE_WARMUP:=100}" "${GATE_LR_SCALE:=}"
 : "${PRUNE_SCHEDULE:=polynomial_decay}" "${SPARSITY_METHOD:=lagrangian}"
 if [[ $PRUNE_UPDATES =~ ^[1-9][0-9]{,8}$ ]]; then # settings.py reports other values
-  : "${SPARSITY_WARMUP:=$((PRUNE_UPDATES * 2 / 5))}" "${FIX_AFTER:=$((PRUNE_UPDATES * 3 / 5))}"
+  : "${SPARSITY_WARMUP:=$((PRUNE_UPDATES / 5))}" "${FIX_AFTER:=$((PRUNE_UPDATES * 3 / 10))}"
 else
   : "${SPARSITY_WARMUP:=}" "${FIX_AFTER:=}"
 fi
