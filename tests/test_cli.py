@@ -107,9 +107,14 @@ def test_show_does_not_replace_a_device(gated_checkpoint, tmp_path, run):
 @pytest.mark.rehearsal
 def test_show_on_a_full_disk(gated_checkpoint, tmp_path):
     command = "import sys; from fairseq_headgates.cli.main import main; sys.exit(main(['show', sys.argv[1]]))"
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-c", command, gated_checkpoint], stdout=full, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", command, gated_checkpoint],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=buffered,
         )
     assert done.returncode == 2 and done.stderr.splitlines()[-1:] == done.stderr.splitlines()
     assert "No space left on device" in done.stderr

@@ -71,6 +71,10 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
         return 0
     except (ValueError, OSError) as error:  # OSError: e.g. the disk is full
         print(f"headgates {args.command}: error: {one_line(str(error))}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            sys.stdout = None  # Python would write its buffer again at exit, and fail with another exit code
         return 2
     except KeyboardInterrupt as stop:
         print(f"headgates {args.command}: stopped", file=sys.stderr)
