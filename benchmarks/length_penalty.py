@@ -34,8 +34,10 @@ USED = 1.0  # the length penalty of the scores in its output
 def main() -> None:
     options = parse()
     rows: dict[str, list[list[float]]] = defaultdict(list)
+    language, references = references_of(options.out)
     for folder in tqdm(options.runs, unit="model", leave=False):
-        rows[folder.name].append(bleu_of(folder, options))
+        found = {split: hypotheses(folder, split, language, options) for split in references}
+        rows[folder.name].append(bleu_of(found, references, options))
     names = [f"{penalty:g}" for penalty in options.penalties] + ["tuned", "at"]
     print(f"{'model':32}" + "".join(f"{name:>8}" for name in names))
     for name, values in rows.items():
@@ -54,20 +56,24 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def bleu_of(folder: Path, options: argparse.Namespace) -> list[float]:
-    """Return BLEU on the test set at each penalty and at the tuned one, and the tuned penalty."""
-    [reference] = options.out.glob("text/reference.*")
+def references_of(out: Path) -> tuple[str, dict[str, list[str]]]:
+    """Return the target language, and the references of the validation set and of the test set."""
+    [reference] = out.glob("text/reference.*")
     language = reference.suffix[1:]
-    valid = detokenised((options.out / "text" / f"valid.tok.{language}").read_text(encoding="utf-8"), language)
+    valid = (out / "text" / f"valid.tok.{language}").read_text(encoding="utf-8")
     test = reference.read_text(encoding="utf-8").splitlines()
+    return language, {"valid": detokenised(valid, language), "test": test}
+
+
+def bleu_of(found: dict[str, list], references: dict[str, list[str]], options: argparse.Namespace) -> list[float]:
+    """Return BLEU on the test set at each penalty and at the tuned one, and the tuned penalty."""
     metric = BLEU(lowercase=options.lowercase)
-    found = {split: hypotheses(folder, split, language, options) for split in ("valid", "test")}
 
-    def bleu(split: str, references: list[str], penalty: float) -> float:
-        return metric.corpus_score(ranked(found[split], penalty), [references]).score
+    def bleu(split: str, penalty: float) -> float:
+        return metric.corpus_score(ranked(found[split], penalty), [references[split]]).score
 
-    tuned = max(GRID, key=lambda penalty: bleu("valid", valid, penalty))
-    return [bleu("test", test, penalty) for penalty in (*options.penalties, tuned)] + [tuned]
+    tuned = max(GRID, key=lambda penalty: bleu("valid", penalty))
+    return [bleu("test", penalty) for penalty in (*options.penalties, tuned)] + [tuned]
 
 
 def hypotheses(folder: Path, split: str, language: str, options: argparse.Namespace) -> list[list[tuple]]:
@@ -88,7 +94,7 @@ def hypotheses(folder: Path, split: str, language: str, options: argparse.Namesp
 def generate(folder: Path, split: str, options: argparse.Namespace) -> str:
     """Return the output of fairseq-generate with all hypotheses of the beam, for the checkpoint of the recipe."""
     [*_, checkpoint] = re.findall(
-        r"loading model\(s\) from (\S+)", (folder / "generate.log").read_text(encoding="utf-8")
+        r"loading model\(s\) from (.+)", (folder / "generate.log").read_text(encoding="utf-8")
     )
     command = ["fairseq-generate", options.out / "data-bin", "--user-dir", Path(fairseq_headgates.__file__).parent]
     command += ["--path", folder / Path(checkpoint).name, "--gen-subset", split, "--remove-bpe", "--lenpen", USED]

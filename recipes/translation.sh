@@ -140,7 +140,8 @@ else
     --best-checkpoint-metric bleu --maximize-best-checkpoint-metric)
   baseline_checkpoint=checkpoint_best.pt
 fi
-baseline_training=("${common[@]}" --lr-scheduler "$SCHEDULE" --lr "$LR" --warmup-updates "$WARMUP" "${length[@]}" "${selection[@]}")
+baseline_training=("${common[@]}" --lr-scheduler "$SCHEDULE" --lr "$LR" --warmup-updates "$WARMUP"
+  "${length[@]}" "${selection[@]}")
 further_training=("${common[@]}" --lr-scheduler "$PRUNE_SCHEDULE" --lr "$PRUNE_LR" --warmup-updates "$PRUNE_WARMUP"
   --max-update "$PRUNE_UPDATES")
 case $PRUNE_SCHEDULE in # whose length is not that of a step of a run

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ def say(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (the buffer is not written again at exit)
         raise ValueError(f"cannot write to standard output ({error.strerror}): free disk space, or use --out") from None
 
 
