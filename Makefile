@@ -27,7 +27,7 @@ test: setup ## run the tests of every change
 	@$(PYTEST) --dist worksteal -m "not rehearsal" $(ARGS)
 
 rehearse: setup ## run the long tests: whole recipes, the demo, kills, fuzzing, the wheel
-	@$(PYTEST) --dist loadgroup -m rehearsal --durations 12 $(ARGS)
+	@$(PYTEST) --dist load --maxschedchunk 1 -m rehearsal --durations 12 $(ARGS)
 
 coverage: setup ## run the tests of every change and print the lines that they do not reach
 	@$(PYTEST) --dist worksteal -m "not rehearsal" --cov --cov-report=term-missing:skip-covered $(ARGS); status=$$?; rm -f .coverage.*; exit $$status

@@ -131,11 +131,11 @@ common=(--task translation -s "$src" -t "$tgt" "${size[@]}" --dropout "$DROPOUT"
   --keep-interval-updates "$((AVERAGE > 1 ? AVERAGE : 1))" --save-interval 1000000 --validate-interval 1000000)
 length=(--max-epoch "$EPOCHS") selection=()
 [[ -z $UPDATES ]] || length=(--max-update "$UPDATES")
+# Where the learning rate falls to 0, or checkpoints are averaged, the best BLEU would be a selection by noise.
+baseline_checkpoint=checkpoint_last.pt
 if [[ $SCHEDULE == polynomial_decay ]]; then
   length+=(--total-num-update "$UPDATES")
-  # The training has converged. To choose another checkpoint by BLEU on the validation set would be a selection by noise.
-  baseline_checkpoint=checkpoint_last.pt
-else
+elif ((AVERAGE == 0)); then
   selection=(--eval-bleu --eval-bleu-args '{"beam": 1}' --eval-bleu-detok moses --eval-bleu-remove-bpe
     --best-checkpoint-metric bleu --maximize-best-checkpoint-metric)
   baseline_checkpoint=checkpoint_best.pt
@@ -153,11 +153,13 @@ generate=(fairseq-generate "$bin" --user-dir "$plugin" --gen-subset test --remov
 gates=(${GATE_LR_SCALE:+--gate-lr-scale "$GATE_LR_SCALE"} ${FIX_AFTER:+--fix-gates-after "$FIX_AFTER"})
 
 mapfile -t plan_of_runs < <(python3 "$recipes/lib/runs.py")
-folders=() number_of_run=0
-for seed in "${seeds[@]}"; do
-  place=$out
+folders=() share=${SHARE:-1/1}
+# Shares begin with different seeds, so that they do not wait for the same baseline.
+for ((turn = 0; turn < ${#seeds[@]}; turn++)); do
+  position=$(((${share%/*} - 1 + turn) % ${#seeds[@]}))
+  seed=${seeds[position]} place=$out
   ((${#seeds[@]} == 1)) || place=$out/seed$seed
-  all_runs "$place"
+  all_runs "$place" "$((position * ${#plan_of_runs[@]}))"
 done
 if [[ -n $SHARE ]]; then
   say "share $SHARE is complete"

@@ -1,5 +1,6 @@
 """The recipes of full size, rehearsed on miniature mirrors from archives to tables; killed, stopped and spread out."""
 
+import json
 import os
 import random
 import shlex
@@ -29,16 +30,21 @@ def pairs(text):
     return {split: mirrors.read_pairs(text, split, ("en", "ru")) for split in ("train", "valid", "test")}
 
 
-@pytest.fixture(scope="module")
-def wmt(pairs, tmp_path_factory):
-    """The WMT recipe, run to its end: (its folder, what it printed, the pairs of each corpus)."""
-    place = tmp_path_factory.mktemp("wmt mirror")  # with a blank
-    truth = mirrors.make_wmt_mirror(place, pairs["train"], pairs["valid"], pairs["test"])
-    out = tmp_path_factory.mktemp("wmt") / "out"
-    settings = SHORT | {"DATA_DIR": place, "RUNS": "enc-self:0.05 all:0.05"}
-    result = run("wmt_en_ru.sh", out, **settings)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return out, result.stdout, truth, settings
+@pytest.fixture
+def wmt(pairs, made_once):
+    """The WMT recipe, run to its end: (its folder, what it printed, the size of each corpus, its settings)."""
+
+    def make(folder):
+        truth = mirrors.make_wmt_mirror(folder / mirror, pairs["train"], pairs["valid"], pairs["test"])
+        result = run("wmt_en_ru.sh", folder / "out", **settings, DATA_DIR=folder / mirror)
+        assert result.returncode == 0, result.stdout + result.stderr
+        (folder / "printed.txt").write_text(result.stdout)
+        (folder / "sizes.json").write_text(json.dumps({corpus: len(its_pairs) for corpus, its_pairs in truth.items()}))
+
+    mirror, settings = "mirror with blanks", SHORT | {"RUNS": "enc-self:0.05 all:0.05"}
+    folder = made_once("wmt", make)
+    printed, sizes = (folder / "printed.txt").read_text(), json.loads((folder / "sizes.json").read_text())
+    return folder / "out", printed, sizes, settings | {"DATA_DIR": folder / mirror}
 
 
 def lines(path):
@@ -49,11 +55,10 @@ def lines(path):
 
 
 @pytest.mark.rehearsal
-@pytest.mark.xdist_group("wmt")  # one worker makes the fixture
 def test_wmt_goes_from_archives_to_the_papers_table(wmt, pairs):
-    out, printed, truth, _ = wmt
-    for corpus, its_pairs in truth.items():
-        assert f"{corpus}: {len(its_pairs)} pairs" in printed
+    out, printed, sizes, _ = wmt
+    for corpus, size in sizes.items():
+        assert f"{corpus}: {size} pairs" in printed
     for i, language in enumerate(("en", "ru")):
         assert lines(out / "raw" / f"train.{language}") == [pair[i] for pair in pairs["train"]]
         assert lines(out / "raw" / f"test.{language}") == [pair[i] for pair in pairs["test"]]
@@ -73,36 +78,6 @@ def test_wmt_goes_from_archives_to_the_papers_table(wmt, pairs):
     assert "case:lc" in values[1][values[0].index("BLEU signature")]
     by_name = {row[0]: row for row in values}
     assert by_name["all_lambda0.05_scratch"][-1] == "29.47" and by_name["all_lambda0.05"][-1] == "29.62"
-
-
-@pytest.mark.rehearsal
-@pytest.mark.xdist_group("wmt")  # one worker makes the fixture
-def test_a_finished_recipe_runs_nothing_again(wmt):
-    out, printed, _, settings = wmt
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    dry = run("wmt_en_ru.sh", "--dry-run", out, **settings).stdout.splitlines()
-    assert [shlex.split(line)[1].rpartition("/")[2] for line in dry] == ["corpora.py", "batches.py", "results.py"]
-    assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    again = run("wmt_en_ru.sh", out, **settings)
-    assert again.stdout.splitlines()[-6:] == printed.splitlines()[-6:] and "training" not in again.stdout
-    changed = {path.name for path, then in before.items() if path.exists() and path.stat().st_mtime_ns != then}
-    assert changed <= {"results.txt", "results.tsv", ".lock"}
-    refused(run("wmt_en_ru.sh", out, **settings | {"BPE": 300}), "was made with other settings", "BPE=200")
-
-
-@pytest.mark.rehearsal
-@pytest.mark.xdist_group("wmt")  # one worker makes the fixture
-def test_averages_take_the_last_checkpoints(wmt):
-    import torch
-
-    import fairseq_headgates  # noqa: F401  (what its checkpoints hold is allowed)
-
-    out = wmt[0] / "baseline"
-    assert not list(out.glob("checkpoint_*_*.pt"))  # averaged, and gone
-    averaged = torch.load(out / "averaged.pt")
-    last = torch.load(out / "checkpoint_last.pt")
-    assert averaged["model"].keys() == last["model"].keys() and averaged["last_optimizer_state"] is None
-    assert any(not torch.equal(averaged["model"][name], last["model"][name]) for name in last["model"])
 
 
 @pytest.mark.rehearsal
@@ -139,7 +114,34 @@ def test_iwslt14_measures_every_epoch(pairs, tmp_path):
 
 
 @pytest.mark.rehearsal
-@pytest.mark.xdist_group("wmt")  # one worker makes the fixture
+def test_a_finished_recipe_runs_nothing_again(wmt):
+    out, printed, _, settings = wmt
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    dry = run("wmt_en_ru.sh", "--dry-run", out, **settings).stdout.splitlines()
+    assert [shlex.split(line)[1].rpartition("/")[2] for line in dry] == ["corpora.py", "batches.py", "results.py"]
+    assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    again = run("wmt_en_ru.sh", out, **settings)
+    assert again.stdout.splitlines()[-6:] == printed.splitlines()[-6:] and "training" not in again.stdout
+    changed = {path.name for path, then in before.items() if path.exists() and path.stat().st_mtime_ns != then}
+    assert changed <= {"results.txt", "results.tsv", ".lock"}
+    refused(run("wmt_en_ru.sh", out, **settings | {"BPE": 300}), "was made with other settings", "BPE=200")
+
+
+@pytest.mark.rehearsal
+def test_averages_take_the_last_checkpoints(wmt):
+    import torch
+
+    import fairseq_headgates  # noqa: F401  (what its checkpoints hold is allowed)
+
+    out = wmt[0] / "baseline"
+    assert not list(out.glob("checkpoint_*_*.pt"))  # averaged, and gone
+    averaged = torch.load(out / "averaged.pt")
+    last = torch.load(out / "checkpoint_last.pt")
+    assert averaged["model"].keys() == last["model"].keys() and averaged["last_optimizer_state"] is None
+    assert any(not torch.equal(averaged["model"][name], last["model"][name]) for name in last["model"])
+
+
+@pytest.mark.rehearsal
 def test_a_downloaded_model_is_pruned(wmt, text, tmp_path):
     """The archive of a trained model of fairseq, as its users download it, through every stage."""
     out = wmt[0]
@@ -247,6 +249,7 @@ def test_a_dry_run_prints_every_command_and_writes_nothing(recipe, tmp_path):
     assert list(tmp_path.iterdir()) == []
     for program in ("corpora.py fetch", "sacremoses", "subword-nmt learn-bpe", "fairseq-preprocess", "train.py"):
         assert program in result.stdout
+    assert ("--eval-bleu" in result.stdout) == (recipe == "iwslt14_de_en.sh")  # only where it selects the checkpoint
     if recipe != "iwslt14_de_en.sh":
         trainings = [line for line in result.stdout.splitlines() if "train.py" in line]
         assert len(trainings) == 7 and all("--max-update" in line for line in trainings)

@@ -176,6 +176,16 @@ def test_shares_have_all_models_once_and_what_these_need(raw, tmp_path):
     )
 
 
+def test_shares_begin_with_different_seeds(raw, tmp_path):
+    settings = {"RUNS": "all:0.1 all=4", "SEEDS": "1 2 3"}
+    whole = trained(dry_run(raw, tmp_path / "out", **settings))
+    shares = [trained(dry_run(raw, tmp_path / "out", **settings, SHARE=f"{i}/2")) for i in (1, 2)]
+    assert [share[0] for share in shares] == ["seed1/baseline", "seed2/baseline"]
+    runs = [name for name in shares[0] if "baseline" not in name]
+    assert runs == ["seed1/all_heads4", "seed2/all_lambda0.1", "seed3/all_heads4"]
+    assert set().union(*shares) == set(whole) and len(whole) == 12
+
+
 def test_a_job_of_a_slurm_array_has_its_share(raw, tmp_path):
     array = {"SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_STEP": "2", "SLURM_ARRAY_TASK_COUNT": "3"}
     settings = {"TYPES": "all", "LAMBDAS": "0.1", "TARGETS": "4 0.25", "METHODS": "lagrangian random"}

@@ -45,8 +45,8 @@ def test_all_forms_translate_real_sentences_alike(corpus, epochs, weight, tmp_pa
             first_lines(Path(DATA) / corpus / f"{split}.{language}.gz", lines, raw / f"{split}.{language}.gz")
     sizes = {"EMBED": 32, "FFN": 64, "LAYERS": 2, "HEADS": 4, "BPE": 600, "EPOCHS": epochs, "LR": 0.01, "WARMUP": 40}
     sizes |= {"SCHEDULE": "inverse_sqrt"}
-    gates = {"RUNS": f"all:{weight}", "PRUNE_UPDATES": 60, "PRUNE_LR": 0.003, "PRUNE_WARMUP": 5, "GATE_LR_SCALE": 150}
-    gates |= {"FIX_AFTER": 0}
+    gates = {"RUNS": f"all:{weight}", "GATE_LR_SCALE": 150, "FIX_AFTER": 0}
+    gates |= {"PRUNE_UPDATES": 60, "PRUNE_LR": 0.003, "PRUNE_WARMUP": 5}
     result = run("translation.sh", raw, out, source, target, LOWERCASE=1, JOINT=0, OMP_NUM_THREADS=1, **sizes, **gates)
     assert result.returncode == 0, result.stdout + result.stderr
     heads = json.loads((out / f"all_lambda{weight}" / "heads.json").read_text(encoding="utf-8"))["heads"]["total"]

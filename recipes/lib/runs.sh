@@ -12,8 +12,8 @@ start_from() {
   [[ $2 != baseline+frozen ]] || start+=(--freeze-params '^decoder\.' --freeze-dropout)
 }
 
-# baseline_run RUN_DIR: the result is the last checkpoint after a schedule that decays to 0, otherwise the one with the
-# best BLEU on the validation set.
+# baseline_run RUN_DIR: the result is the average of the last AVERAGE checkpoints; with AVERAGE=0 the last checkpoint after
+# a schedule that decays to 0, and otherwise the one with the best BLEU on the validation set.
 baseline_run() {
   train "$1" --arch "$ARCH" --criterion label_smoothed_cross_entropy "${baseline_training[@]}"
   averaged "$1" "$baseline_checkpoint"
@@ -176,14 +176,15 @@ one_run() {
   fi
 }
 
-# all_runs PLACE: all models of one seed, or those of this share. Append their folders to `folders`.
+# all_runs PLACE NUMBER: all models of one seed, or those of this share; its first model has this NUMBER among the models
+# of all seeds. Append their folders to `folders`.
 all_runs() {
-  local place=$1 share=${SHARE:-1/1} line name
+  local place=$1 number=$2 line name
   folders+=("$place/baseline")
   [[ -n $SHARE ]] || from_baseline "$place"
   for line in "${plan_of_runs[@]}"; do
     name=${line%% *}
     folders+=("$place/$name")
-    ((number_of_run++ % ${share#*/} != ${share%/*} - 1)) || one_run "$place" "$name"
+    ((number++ % ${share#*/} != ${share%/*} - 1)) || one_run "$place" "$name"
   done
 }

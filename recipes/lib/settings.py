@@ -128,7 +128,7 @@ TRANSLATION: Settings = {
     "LR": Setting(number(above=0), "learning rate of the baseline"),
     "WARMUP": Setting(whole(), "warm-up updates of the baseline"),
     "KEEP_EPOCHS": Setting(switch, "1: keep a checkpoint of every epoch"),
-    "SAVE_EVERY": Setting(whole(), "updates between checkpoints (each with BLEU on the validation set)"),
+    "SAVE_EVERY": Setting(whole(), "updates between checkpoints"),
     "AVERAGE": Setting(
         whole(0), "average the last AVERAGE checkpoints; 0: use the last, or the best with SCHEDULE=inverse_sqrt"
     ),
