@@ -18,31 +18,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from unittest import mock
 
-from fairseq.criterions import CRITERION_REGISTRY
-from fairseq.models import MODEL_REGISTRY
-
-import fairseq_headgates  # noqa: F401  (registers architectures and criterions)
 import headgates_start
-
-
-def plugin_options(ours: type, stock: type) -> list[argparse.Action]:
-    """Return the options that a class of this plugin adds to those of the stock class."""
-    parsers = [argparse.ArgumentParser(add_help=False, conflict_handler="resolve") for _ in range(2)]
-    for cls, parser in zip((ours, stock), parsers, strict=True):
-        cls.add_args(parser)
-    known = {name for action in parsers[1]._actions for name in action.option_strings}
-    return [action for action in parsers[0]._actions if not known & set(action.option_strings)]
-
-
-def model_options() -> list[argparse.Action]:
-    """Return the options of `--arch transformer_head_gates`."""
-    return plugin_options(MODEL_REGISTRY["transformer_head_gates"], MODEL_REGISTRY["transformer"])
-
-
-def criterion_options() -> list[argparse.Action]:
-    """Return the options of `--criterion label_smoothed_cross_entropy_l0`."""
-    name = "label_smoothed_cross_entropy"
-    return plugin_options(CRITERION_REGISTRY[f"{name}_l0"], CRITERION_REGISTRY[name])
+from fairseq_headgates.cli.options import criterion_options, model_options
 
 
 def table(actions: Iterable[argparse.Action]) -> str:

@@ -6,7 +6,7 @@
 # After each of several epochs, heads are removed step by step in the order of their gradient score, and BLEU is
 # measured. Data as in fairseq's example: every 23rd pair of the talks is for development, five small sets are the test
 # set. 6+6 layers, 8 heads, dropout 0.3, 4000 tokens for each update. The last output is a table of BLEU: a row for each
-# epoch, a column for each share of removed heads. Needs a GPU and a download. Run the same command again to resume;
+# epoch, a column for each fraction of removed heads. Needs a GPU and a download. Run the same command again to resume;
 # --dry-run prints the commands that are still to be run.
 set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -4,7 +4,7 @@
 #   recipes/prune_pretrained.sh [--dry-run] CHECKPOINT DATA OUT_DIR
 #
 # Heads are scored by the gradient of the loss and by ablation, then removed step by step in that order. The last output
-# is a table of BLEU: a row for each score, a column for each share of removed heads. OUT_DIR/pruned.pt keeps the share
+# is a table of BLEU: a row for each score, a column for each fraction of removed heads. OUT_DIR/pruned.pt keeps the fraction
 # KEEP of the heads.
 #
 # CHECKPOINT is a .pt file with its dictionaries (dict.*.txt) and BPE codes (bpecodes, of subword-nmt) in the same

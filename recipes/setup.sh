@@ -8,6 +8,11 @@
 #   VENV=.venv-3.12            the folder of the environment (default: .venv in the checkout)
 #   TORCH_SPEC='torch==2.5.1'  the requirement for pip instead of the torch chosen below
 set -euo pipefail
+case $* in
+  '') ;;
+  --help | -h) exec sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" ;;
+  *) echo "setup: got the arguments '$*', takes none" >&2; exit 2 ;;
+esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$(pwd -P)
 venv=${VENV:-.venv}

@@ -3,8 +3,8 @@
 #
 #   recipes/sweep.sh [--dry-run] RAW_DIR OUT_DIR SRC TGT
 #
-# The models are those of recipes/translation.sh, which trains them. Their list, RUNS, is made of TYPES, LAMBDAS, TARGETS
-# and METHODS: for all types each lambda, and each target number of heads with each method. JOBS models are trained at the
+# The models are those of recipes/translation.sh, which trains them. Unless RUNS is set, there is a run for each of TYPES
+# with each of LAMBDAS, and with each of TARGETS and each of METHODS. JOBS models are trained at the
 # same time, each on one GPU (JOBS=1: on all GPUs). In a SLURM array (sbatch --array=1-8 ... recipes/slurm.sh
 # recipes/sweep.sh ...) each job trains its share; the same command outside of the array then prints the table.
 #

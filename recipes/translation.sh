@@ -3,14 +3,15 @@
 #
 #   recipes/translation.sh [--dry-run] RAW_DIR OUT_DIR SRC TGT
 #
-# RAW_DIR holds {train,valid,test}.{SRC,TGT}, plain or .gz, one sentence per line. A baseline is trained, then models
-# that start from it and are pruned, and as their control the baseline trained for as long without pruning (baseline+).
-# The last output is a table: model, heads kept per attention type, parameters, BLEU and chrF on detokenised text, loss
-# on the validation set. The defaults are a small model for two CPU cores.
+# RAW_DIR holds {train,valid,test}.{SRC,TGT}, plain or .gz, one sentence per line. The recipe trains a baseline, and
+# prunes it once for each entry of RUNS. As a control it trains the baseline for as many updates without pruning:
+# baseline+, or baseline+frozen for runs whose decoder is frozen. The last output is a table: model, heads kept per
+# attention type, parameters, BLEU and chrF on detokenised text, loss on the validation set. The defaults are a small
+# model for two CPU cores.
 #
-# SHARE=I/N does the I-th of N shares of the models; shares may run side by side, and recipes/sweep.sh starts them.
+# SHARE=I/N trains the I-th of N parts of the models; the parts may run side by side, and recipes/sweep.sh starts them.
 # A stage is skipped when its output is in OUT_DIR: run the same command again to resume. Ctrl-C, SIGTERM or SIGUSR1
-# stop a training with a checkpoint. --dry-run prints the commands that are still to be run.
+# save a checkpoint and end the recipe with exit code 75. --dry-run prints the commands that are still to be run.
 set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/lib/common.sh"

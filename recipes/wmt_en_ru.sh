@@ -3,7 +3,7 @@
 #
 #   recipes/wmt_en_ru.sh [--dry-run] OUT_DIR
 #
-# Common Crawl, News Commentary v13, Yandex's million and wiki headlines, about 2.6 million pairs. Pre-norm base
+# Common Crawl, News Commentary v13, the Yandex 1M corpus and wiki titles v2, about 2.6 million pairs. Pre-norm base
 # transformer; heads of the encoder pruned with the decoder frozen, heads of all types pruned, the same shapes trained
 # from scratch. Needs a GPU and a download. Run the same command again to resume; --dry-run prints the commands that are
 # still to be run.

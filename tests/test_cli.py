@@ -16,6 +16,7 @@ from support.training import KINDS, assert_one_line_error, read
 
 from fairseq_headgates import gate_values
 from fairseq_headgates.cli.main import main
+from fairseq_headgates.options import DEFAULTS
 
 # Of torch's data loader, about machines without a GPU.
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
@@ -26,6 +27,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
 
 def test_path_is_the_user_dir(tmp_path):
     assert Path(run_program(tmp_path, "headgates", "path").out.rstrip("\n")) == USER_DIR.resolve()
+
+
+def test_options_has_those_of_the_model_and_the_criterion(run):
+    text = run("headgates", "options").out
+    for name in (*DEFAULTS, "l0_weight", "l0_reduction", "l0_warmup_updates", "l0_start_update"):
+        assert f"  --{name.replace('_', '-')}" in text
+    assert "--encoder-layers" not in text and "--label-smoothing" not in text  # fairseq's
 
 
 def test_show_prints_a_table_of_every_type(gated_checkpoint, run):
@@ -140,7 +148,6 @@ BAD_COMMAND_LINES = {
     "an empty checkpoint": (["show", ""], ["CKPT", "empty"]),
     "an empty mask": (["prune", "x.pt", "y.pt", "--alive", ""], ["--alive", "empty"]),
     "an empty score file": (["prune", "x.pt", "y.pt", "--scores", "", "--keep", "1"], ["--scores", "empty"]),
-    "no engine": (["convert", "x.pt", "y"], ["--to"]),
     "an unknown engine": (["convert", "x.pt", "y", "--to", "onnx"], ["'onnx'", "ctranslate2"]),
     "an empty engine": (["convert", "x.pt", "y", "--to", ""], ["--to", "ctranslate2"]),
     "an empty folder": (["convert", "x.pt", "", "--to", "ctranslate2"], ["OUT", "empty"]),

@@ -111,7 +111,7 @@ def test_options_that_do_not_fit(options, words, checkpoint, refused):
         (["--threshold", "0.5", "--alive", "{}"], ["--alive: not allowed with argument --threshold"]),
         (["--alive", "{}", "--scores", "x"], ["--scores: not allowed with argument --alive"]),
         (["--threshold", "0.5", "--scores", "x"], ["--scores: not allowed with argument --threshold"]),
-        (["--scores", "x", "--keep", "many"], ["'many' is neither a number of heads (12) nor a share (0.5)"]),
+        (["--scores", "x", "--keep", "many"], ["'many' is neither a number of heads (12) nor a fraction (0.5)"]),
         (["--threshold", "low"], ["invalid float value: 'low'"]),
         (["--min-per-layer", "1.5"], ["invalid int value: '1.5'"]),
     ],

@@ -152,3 +152,19 @@ def test_every_parameter_of_the_gates_has_a_gradient(method, fixed):
     own = {name: p.grad for name, p in model.named_parameters() if "gate" in name}
     assert len(own) == 2 * 4 + (method == "lagrangian") and all(grad is not None for grad in own.values())
     assert not any(bool(grad.any()) for grad in own.values()) or not fixed
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        ({"criterion": "label_smoothed_cross_entropy"}, True),
+        ({"criterion": "cross_entropy", "sparsity_method": "lagrangian", "target_heads": "3"}, True),
+        ({"criterion": "label_smoothed_cross_entropy", "sparsity_method": "subset", "target_heads": "3"}, False),
+        ({"criterion": "label_smoothed_cross_entropy_l0"}, False),
+        ({"criterion": "label_smoothed_cross_entropy", "gate_heads": ""}, False),
+        ({}, False),
+    ],
+)
+def test_gates_without_their_penalty_are_warned_about(options, warned, caplog):
+    make_gated(**{"gate_heads": "enc-self", **options})
+    assert ("adds no penalty on the gates" in caplog.text) == warned

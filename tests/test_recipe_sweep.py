@@ -204,7 +204,7 @@ def test_a_job_of_a_slurm_array_has_its_share(raw, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"TARGETS": "0.5 x"}, ["TARGETS='0.5 x'", "share of the heads"]),
+        ({"TARGETS": "0.5 x"}, ["TARGETS='0.5 x'", "a fraction of them"]),
         ({"METHODS": "magic"}, ["METHODS='magic'", "lagrangian"]),
         ({"LAMBDAS": "-1"}, ["LAMBDAS='-1'", "0 or more"]),
         ({"TYPES": "enc"}, ["TYPES='enc'", "enc-self"]),

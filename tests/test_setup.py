@@ -91,6 +91,12 @@ def refusal(machine, **environment):
     return lines[0]
 
 
+@pytest.mark.parametrize(("argument", "code", "words"), [("--help", 0, "TORCH_SPEC"), ("x", 2, "takes none")])
+def test_arguments_install_nothing(argument, code, words):
+    done = subprocess.run(["bash", ROOT / "recipes" / "setup.sh", argument], capture_output=True, text=True)
+    assert done.returncode == code and words in done.stdout + done.stderr
+
+
 def test_named_python_does_not_run(machine):
     line = refusal(machine, PYTHON="python3.77")
     assert "no Python 3.11 or 3.12 (PYTHON=python3.77 is missing)" in line and "PYTHON=/path/to" in line

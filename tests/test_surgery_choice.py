@@ -109,7 +109,7 @@ def test_the_signature_of_the_scores_stays_with_the_mask():
     [
         ({"enc-self": [[1, 2, 3]] * 2}, 7, [], 0, "keep is 7: it must be from 0 to 6, the number of heads of enc-self"),
         ({"enc-self": [[1, 2, 3]] * 2}, -1, [], 0, "keep is -1"),
-        ({"enc-self": [[1, 2, 3]] * 2}, 1.5, [], 0, "keep is 1.5: a share must be from 0 to 1"),
+        ({"enc-self": [[1, 2, 3]] * 2}, 1.5, [], 0, "keep is 1.5: a fraction must be from 0 to 1"),
         ({"enc-self": [[1, 2, 3]] * 2}, math.nan, [], 0, "keep is nan"),
         ({"enc-self": [[1, 2, 3]] * 2}, 2, ["dec-enc"], 0, "no scores of dec-enc: the score file has enc-self"),
         (

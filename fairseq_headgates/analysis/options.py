@@ -9,8 +9,8 @@ from dataclasses import dataclass
 SCORES = {
     "confidence": "mean of a head's largest attention weight (Voita et al. 2019)",
     "gradient": "expected sensitivity of the loss to masking a head (Michel et al. 2019)",
-    "relevance": "share of a head in the relevance of the top-1 logit, by layer-wise relevance propagation "
-    "(Voita et al. 2019)",
+    "relevance": "relevance of a head for the top-1 logit, divided by that of all heads of its layer, by layer-wise "
+    "relevance propagation (LRP; Voita et al. 2019)",
     "ablation": "increase of the loss, in bits per target token, with the head masked (Michel et al. 2019)",
     "magnitude": "l2 norm of a head's weights",
     "gate": "P(open), the probability that a head's gate is not 0 (Voita et al. 2019)",

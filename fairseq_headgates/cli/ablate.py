@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--metric",
         choices=("nll", "bleu"),
         default="nll",
-        help="nll: loss in bits per target token; bleu: also BLEU, with p-values of a paired bootstrap "
-        "(default: %(default)s)",
+        help="nll: loss in bits per target token; bleu: also BLEU by sacreBLEU, on detokenised text with --remove-bpe "
+        "--tokenizer moses, with p-values of a paired bootstrap (default: %(default)s)",
     )
     parser.add_argument(
         "--select-subset",

@@ -19,14 +19,14 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
         "--threshold",
         metavar="P",
         type=float,
-        help="remove heads whose gate is open (not 0) with a probability below P, from 0 to 1, in addition to heads "
-        "whose evaluation gate is 0 (default: only the latter)",
+        help="also remove heads with P(open) below P, from 0 to 1: the probability that the random gate of training "
+        "is not 0 (default: only heads whose evaluation gate is 0)",
     )
     choice.add_argument(
         "--alive",
         metavar="MASK",
         type=filled,
-        help="keep the heads of this mask: a file, the same JSON inline, or a checkpoint of this plugin",
+        help="keep only the heads of this mask: a file, the same JSON inline, or a checkpoint of this plugin",
     )
     choice.add_argument(
         "--scores", metavar="FILE", type=filled, help="keep the heads with the highest scores of FILE; see --keep"
@@ -36,8 +36,8 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
         "--keep",
         metavar="N",
         type=number_or_share,
-        help="how many heads of --types to keep (required with --scores): a number (12), or a fraction with a decimal "
-        "point (0.5)",
+        help="how many of the open heads of --types to keep (required with --scores): a number (12) or a fraction "
+        "(0.5); 1 is one head, 1.0 all",
     )
     with_scores.add_argument(
         "--method",

@@ -34,12 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--top",
         metavar="K",
         type=int,
-        help="report the overlap of the K highest-scored heads (default: a quarter of the heads)",
+        help="number of highest-scored heads whose overlap is reported (default: a quarter of the heads)",
     )
     parser.add_argument(
         "--any",
         action="store_true",
-        help="allow pairs that differ in both method and model or data (default: an error)",
+        help="also compare two methods on different models or data (default: an error)",
     )
     add_output(parser, "write the result as JSON")
 

@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="METHOD",
         action=Once,
         choices=list(SCORES),
-        help=f"compute these scores and remove the lowest-scored heads first: {', '.join(SCORES)}",
+        help="compute these scores and remove the heads with the lowest ones first (headgates score --help): "
+        f"{', '.join(SCORES)}",
     )
     order.add_argument(
         "--scores",
@@ -39,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--score-method", metavar="M", help="method whose scores to use; required if FILE has scores of several methods"
     )
-    parser.add_argument("--score-subset", metavar="S", help="with --by: score on this subset (default: --gen-subset)")
+    parser.add_argument(
+        "--score-subset", metavar="S", help="with --by: compute the scores on this subset (default: --gen-subset)"
+    )
     parser.add_argument(
         "--reestimate",
         action="store_true",
@@ -59,13 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P[,P...]",
         type=_steps,
         default=list(range(0, 100, 10)),
-        help="cumulative percentages of the heads to remove (default: 0,10,...,90)",
+        help="cumulative percentages of the open heads of --types to remove (default: 0,10,...,90)",
     )
     parser.add_argument(
         "--metric",
         choices=("nll", "bleu"),
         default="bleu",
-        help="nll: loss in bits per target token; bleu: also BLEU (default: %(default)s)",
+        help="nll: loss in bits per target token; bleu: also BLEU by sacreBLEU, on detokenised text with --remove-bpe "
+        "--tokenizer moses (default: %(default)s)",
     )
     parser.add_argument("--tsv", metavar="FILE", help="write the points as tab-separated values")
     parser.add_argument("--plot", metavar="FILE", help="draw the curves: .png, .pdf, .svg (needs matplotlib)")

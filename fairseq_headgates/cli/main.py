@@ -20,6 +20,7 @@ from fairseq_headgates.messages import one_line
 # torch, which takes seconds, only in its function `run`: help and wrong options take a tenth of a second.
 COMMANDS = {
     "path": "print the folder for --user-dir",
+    "options": "print the options that this plugin adds to fairseq-train",
     "show": "show the gates of a checkpoint",
     "prune": "remove heads from the weights of a checkpoint",
     "convert": "prune a checkpoint and write it as a CTranslate2 model",
@@ -33,6 +34,7 @@ IMPORTS = {
     **dict.fromkeys(("show", "prune", "convert"), "fairseq_headgates.checkpoints"),
     **dict.fromkeys(("score", "ablate", "curve"), "fairseq_headgates.cli.session"),
     "correlate": "fairseq_headgates.analysis.agreement",
+    "options": "fairseq.models",
 }
 EXIT_CODES = (
     "exit codes: 0 success; 2 bad input or a file that cannot be written, with one line on stderr; 128 + N stopped by "

@@ -11,11 +11,15 @@ from fairseq_headgates.heads import TYPES, parse_types
 from fairseq_headgates.messages import fail
 
 DATA_USAGE = "%(prog)s DATA --path CKPT [options] [options of fairseq-generate]"
+OPEN = (
+    "A head is open if its evaluation gate, the constant that replaces the random gate after training, is above 0, and "
+    "otherwise closed."
+)
 DATA_EPILOG = (
     "DATA is a folder written by fairseq-preprocess; --path CKPT (required) is a fairseq checkpoint (for curve, also "
     "several, separated by colons). The options of fairseq-generate set data, batches, workers and beam search: "
-    "--gen-subset (default: test), --max-tokens (4000), --cpu, --fp16, --beam, --lenpen, --post-process, --tokenizer, "
-    "--scoring sacrebleu, ... (fairseq-generate --help)."
+    "--gen-subset (default: test; to choose heads, use valid or train), --max-tokens (4000), --cpu, --fp16, --beam, "
+    "--lenpen, --post-process, --tokenizer, --scoring sacrebleu, ... (fairseq-generate --help)."
 )
 
 
@@ -113,7 +117,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     """Make a subcommand read data with the options of fairseq-generate."""
     parser.usage, parser.epilog, parser.allow_abbrev = DATA_USAGE, DATA_EPILOG, False
     parser.add_argument(
-        "--sentences", metavar="N", type=int, help="use only the first N sentences of the subset (default: all)"
+        "--sentences", metavar="N", type=int, help="use only the first N sentences of each subset (default: all)"
     )
     add_trust(parser)
     parser.set_defaults(takes_fairseq=True)
@@ -125,8 +129,8 @@ def add_score_options(parser: argparse.ArgumentParser) -> None:
         "--gradient-unit",
         choices=GRADIENT_UNITS,
         default="sentence",
-        help="gradient: take absolute values per sentence (Michel et al. 2019, the paper) or per token (their code); "
-        "default: %(default)s",
+        help="with method gradient: take absolute values per sentence (Michel et al. 2019, the paper) or per token "
+        "(their code) (default: %(default)s)",
     )
     parser.add_argument(
         "--abs",
@@ -141,21 +145,21 @@ def add_score_options(parser: argparse.ArgumentParser) -> None:
         "--normalize",
         choices=NORMS,
         default="layer",
-        help="gradient: divide the scores of each layer by their l2 norm, or not (default: %(default)s)",
+        help="with method gradient: divide the scores of each layer by their l2 norm, or not (default: %(default)s)",
     )
     parser.add_argument(
         "--rule",
         choices=LRP_RULES,
         default="story-of-heads",
-        help="relevance: the rule of propagation; story-of-heads, that of Voita et al. 2019 (alpha = beta = 0.5); "
-        "attn-constant, the same with attention weights as constants; epsilon, the epsilon rule of Bach et al. 2015 "
+        help="with method relevance: LRP rule. story-of-heads: alpha-beta rule with alpha = beta = 0.5 (Voita et al. "
+        "2019); attn-constant: the same with attention weights as constants; epsilon: epsilon rule (Bach et al. 2015) "
         "(default: %(default)s)",
     )
 
 
 def number_or_share(text: str) -> float:
-    """Parse a number of heads (12, an int) or a share (0.5, a float)."""
+    """Parse a number of heads (12, an int) or a fraction (0.5, a float)."""
     try:
         return float(text) if "." in text else int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of heads (12) nor a share (0.5)") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of heads (12) nor a fraction (0.5)") from None

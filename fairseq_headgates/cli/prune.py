@@ -9,7 +9,7 @@ from typing import Any
 
 from fairseq_headgates import report
 from fairseq_headgates.cli.choice import add_choice, chosen_heads, refuse_standard_output
-from fairseq_headgates.cli.parser import add_checkpoint, filled
+from fairseq_headgates.cli.parser import OPEN, add_checkpoint, filled
 from fairseq_headgates.files import refuse_existing
 from fairseq_headgates.messages import one_line
 
@@ -17,16 +17,18 @@ from fairseq_headgates.messages import one_line
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `headgates prune`."""
     parser.description = (
-        "Write a checkpoint without the heads whose evaluation gate is 0, which contribute nothing. --threshold, "
-        "--alive or --scores removes further heads."
+        "Write a checkpoint without the closed heads, which contribute nothing. --threshold, --alive or --scores "
+        "removes more heads."
     )
+    parser.epilog = OPEN
     add_checkpoint(parser)
     parser.add_argument("output", metavar="OUT", type=filled, help="the checkpoint to write")
     add_choice(parser)
     parser.add_argument(
         "--stock",
         action="store_true",
-        help="write a checkpoint for fairseq's own transformer: same size, removed heads set to 0, no optimiser state",
+        help="write a checkpoint for fairseq's own transformer, which needs no plugin: the heads are set to 0 instead "
+        "of removed, so its size does not change; without the optimiser state",
     )
     parser.add_argument("--no-optimizer", action="store_true", help="drop the optimiser state")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates import report
-from fairseq_headgates.cli.parser import add_checkpoint, add_output
+from fairseq_headgates.cli.parser import OPEN, add_checkpoint, add_output
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import mask_to_json
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `headgates show`."""
+    parser.epilog = OPEN
     add_checkpoint(parser)
     add_output(
         parser,

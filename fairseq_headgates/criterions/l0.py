@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from fairseq.logging import metrics
 from omegaconf import OmegaConf
@@ -17,11 +17,12 @@ from fairseq_headgates.surgery import gate_method
 PROGRAM = "fairseq-headgates"
 OWN_METRICS = ("l0", "heads_open", "gate_certainty")
 HELP = {
-    "l0_weight": "lambda: the loss per token in nats gets lambda times the expected number of open heads; one number, "
-    "or by attention type (enc-self=0.05,dec-enc=0.2, 0 for the others); not with --target-heads (default: 0)",
+    "l0_weight": "lambda, the weight of the L0 penalty: lambda times the expected number of open heads is added to the "
+    "loss per target token, in nats (per sentence with --sentence-avg). One number, or numbers by attention type "
+    "(enc-self=0.05,dec-enc=0.2, 0 for the others); 0.01 to 0.03 are usual. Not with --target-heads (default: 0, no "
+    "penalty)",
     "l0_warmup_updates": "updates in which lambda rises linearly from 0 to --l0-weight (default: 0)",
-    "l0_start_update": "number of the first update with the penalty, from 0; the warm-up of lambda begins there "
-    "(default: 0)",
+    "l0_start_update": "first update with the penalty, counted from 0; the warm-up of lambda begins there (default: 0)",
     "l0_reduction": "sum: over all gated heads, as in Voita et al. 2019; layer-mean: that sum divided by the "
     "number of gated attention layers, as in their code (default: sum)",
 }
@@ -36,6 +37,7 @@ class L0Mixin:
     penalty and compare with those of a baseline.
     """
 
+    adds_penalty: ClassVar[bool] = True
     schedule: L0Schedule
     l0_reduction: str
 

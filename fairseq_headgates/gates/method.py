@@ -32,6 +32,7 @@ class GateMethod(nn.Module):
     """
 
     name: ClassVar[str]
+    has_penalty: ClassVar[bool] = True
     last_open: Tensor  # [N]: which evaluation gates were above 0 at the last validation
     unchanged: Tensor  # number of validations for which they have been the same
 

@@ -77,9 +77,9 @@ class TargetGates(GateMethod):
 class LagrangianGates(TargetGates):
     """Hard Concrete gates whose expected number meets the target by learned Lagrange multipliers.
 
-    The penalty of a target is l1 d + l2 d^2, where d is the expected share of open heads minus the target share. The
-    multipliers l1 and l2 are learned by gradient ascent (Wang et al. 2020; Xia et al. 2022, section 3.2). The target
-    falls linearly in the warm-up.
+    The penalty of a target is l1 d + l2 d^2, where d is the expected fraction of open heads minus the target fraction.
+    The multipliers l1 and l2 are learned by gradient ascent (Wang et al. 2020; Xia et al. 2022, section 3.2). The
+    target falls linearly in the warm-up.
     """
 
     name = "lagrangian"
@@ -104,8 +104,8 @@ class LagrangianGates(TargetGates):
         open_probability = self.open_probability(log_alpha)
         distances = []
         for positions, count in self.groups:
-            share = 1 - self.progress() * (1 - count / len(positions))
-            distances.append(open_probability[positions.to(log_alpha.device)].mean() - share)
+            fraction = 1 - self.progress() * (1 - count / len(positions))
+            distances.append(open_probability[positions.to(log_alpha.device)].mean() - fraction)
         d = torch.stack(distances)
         # The value is lr_scale times the parameter, the gradient is reversed: an optimiser that descends ascends here.
         theta = self.multipliers.float()
@@ -121,6 +121,7 @@ class SubsetGates(TargetGates):
     """
 
     name = "subset"
+    has_penalty = False
     low_temperature = 0.1
 
     def sample(self, log_alpha: Tensor, uniform: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from fairseq_headgates.messages import shown
 
 ALL = ""  # the group of all gated types together
 FORMS = (
-    "a number of heads (12), a share with a decimal point (0.25), or these by attention type (enc-self=6,dec-enc=12)"
+    "a number of heads (12), a fraction with a decimal point (0.25), or these by attention type (enc-self=6,dec-enc=12)"
 )
 
 
@@ -19,7 +19,7 @@ class Target:
     """How many heads to keep: of all gated attention types together, or of each of some types.
 
     Attributes:
-        wanted: {attention type, or `ALL`: number (int) or share (float) of the heads to keep}
+        wanted: {attention type, or `ALL`: number (int) or fraction (float) of the heads to keep}
     """
 
     wanted: tuple[tuple[str, int | float], ...]

@@ -6,9 +6,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from torch import nn
 
+from fairseq_headgates.gates import METHODS
 from fairseq_headgates.modules import pack_linears
 from fairseq_headgates.options import HeadOptions, add_head_gate_args, one_line_errors
 from fairseq_headgates.safety import check_evaluated
@@ -34,6 +36,18 @@ def apply_head_options(model: nn.Module, options: HeadOptions) -> nn.Module:
         for line in freeze(model, options.freeze_params, options.freeze_dropout).lines():
             logger.info(line)
     return model
+
+
+def warn_of_no_penalty(options: HeadOptions, args: Any) -> None:
+    """Warn if gates that need a penalty are trained with a criterion that adds none."""
+    name = getattr(args, "criterion", None)  # of hydra's `model` it is None
+    if not options.gate_types or not METHODS[options.sparsity_method].has_penalty or name is None:
+        return
+    if not getattr(CRITERION_REGISTRY.get(name), "adds_penalty", False):
+        logger.warning(
+            f"--criterion {name} adds no penalty on the gates, so the number of open heads is not controlled: "
+            "use --criterion label_smoothed_cross_entropy_l0"
+        )
 
 
 class HeadGatesMixin:
@@ -64,6 +78,7 @@ class HeadGatesMixin:
         check_evaluated(args if isinstance(args, Mapping) else vars(args))
         options = HeadOptions.of(args)
         options.store(args)
+        warn_of_no_penalty(options, args)
         model = super().build_model(args, task)  # type: ignore[misc]
         apply_head_options(model, options)
         model.args = args

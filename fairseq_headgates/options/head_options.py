@@ -60,54 +60,74 @@ DEFAULTS: dict[str, Any] = {
     "freeze_dropout": False,
 }
 HELP = {
-    "gate_heads": ("TYPES", f"attention types with stochastic gates, comma-separated: {', '.join(TYPES)}"),
+    "gate_heads": (
+        "TYPES",
+        f"attention types whose heads get stochastic gates, comma-separated: {', '.join(TYPES)} (encoder "
+        "self-attention, decoder self-attention, cross-attention)",
+    ),
     "alive_heads": (
         "MASK",
-        "constant mask, 1 to keep and 0 to mask a head: a mask file, the same JSON inline, or a checkpoint of this "
-        "plugin, whose open heads are kept",
+        "heads to keep; the others are masked (multiplied by 0). A mask file, the same JSON inline (1: keep, 0: mask; "
+        "a type that is not named is kept), or a checkpoint of this plugin, whose open heads are kept",
     ),
-    "remove_heads": (None, "remove the heads that --alive-heads masks from the weights: a smaller model"),
-    "gate_temperature": ("T", "temperature of the Hard Concrete distribution"),
-    "gate_stretch": ("LOW,HIGH", "stretch of the distribution, LOW < 0 and HIGH > 1; write --gate-stretch=LOW,HIGH"),
+    "remove_heads": (
+        None,
+        "remove the heads that --alive-heads does not keep from the weights, instead of masking them",
+    ),
+    "gate_temperature": ("T", "temperature of the Hard Concrete distribution, above 0; subset has its own"),
+    "gate_stretch": (
+        "LOW,HIGH",
+        "stretch of the Hard Concrete distribution, LOW < 0 and HIGH > 1; write --gate-stretch=LOW,HIGH; subset has "
+        "none",
+    ),
     "gate_init": (
         "LOG_ALPHA",
-        "initial log_alpha of every gate, or 'glorot' (random, as in the code of Voita et al. 2019); with the default "
-        "stretch, the evaluation gate is 0 for log_alpha <= -2.398 and 1 for log_alpha >= 2.398",
+        "initial log_alpha of every gate, or 'glorot' (random, as in the code of Voita et al. 2019). With method l0 "
+        "and the default stretch, the evaluation gate is 0 for log_alpha <= -2.398 and 1 for log_alpha >= 2.398",
     ),
-    "gate_lr_scale": ("S", "factor on the learning rate of the gates"),
+    "gate_lr_scale": (
+        "S",
+        "factor on the learning rate of the gates, and of the multipliers of lagrangian, from 0.0001 to 1000000",
+    ),
     "sparsity_method": (
         "METHOD",
-        "l0: --l0-weight controls the number of open heads; lagrangian: keep --target-heads heads, with learned "
-        "Lagrange multipliers; subset: keep --target-heads heads, with differentiable subsets (Li et al. 2021)",
+        "l0: --l0-weight is a penalty on each open head; lagrangian: a penalty with learned multipliers leads to "
+        "--target-heads heads; subset: --target-heads heads are drawn in training (Li et al. 2021). The criterion "
+        "label_smoothed_cross_entropy_l0 adds the penalty",
     ),
     "target_heads": (
-        "HEADS",
-        "heads to keep, with --sparsity-method lagrangian or subset: a number of all gated heads together (12), a "
-        "share of them with a decimal point (0.25), or one of both for each type (enc-self=6,dec-enc=0.5)",
+        "N",
+        "heads to keep, with --sparsity-method lagrangian or subset: a number (12) or a fraction (0.25; 1 is one head, "
+        "1.0 all) of all gated heads, or one of these for every gated type (enc-self=6,dec-enc=0.5)",
     ),
     "sparsity_warmup_updates": (
         "U",
-        "updates of the warm-up: lagrangian lowers the target of the penalty linearly from all heads to "
-        "--target-heads, subset lowers the temperature linearly from 1 to 0.1; 0: no warm-up",
+        "updates of the warm-up. lagrangian: the number of heads to keep falls linearly from all to --target-heads; "
+        "subset: its softmax temperature falls linearly from 1 to 0.1; 0: the final value from the first update",
     ),
     "fix_gates_after": (
         "U",
         "after U updates fix each gate, to 1 if its evaluation gate is above 0, else to 0, and train on without noise; "
         "0: never",
     ),
-    "gate_hard": (None, "round the gates to 0 or 1 in training, with the gradient of the unrounded gates"),
+    "gate_hard": (
+        None,
+        "round the gates in training to 1 (from 0.5 up) or 0, with the gradient of the unrounded gates "
+        "(straight-through)",
+    ),
     "gate_output_scale": (
         None,
-        "multiply the gates of a layer by H / (number of its gates that are not 0), where H is the number of its gates "
-        "(Shim et al. 2021)",
+        "multiply the gates of each attention layer by H / n, in training and evaluation: H gates, of which n are not "
+        "0 (Shim et al. 2021); subset needs --gate-hard with it",
     ),
     "stop_when_settled": (
         "K",
-        "end the training when the gates have not changed in K consecutive validations: each finds the same open heads "
-        "as the one before, not all heads, and the expected number of open heads is within 0.5 of theirs; 0: never",
+        "end the training after K consecutive validations with the same open heads. A validation counts only after all "
+        "warm-ups, with fewer than all heads open, and if the expected number of open heads is within 0.5 of their "
+        "number; 0: never",
     ),
     "freeze_params": ("REGEX", r"freeze parameters whose name matches (re.search), e.g. '^decoder\.'"),
-    "freeze_dropout": (None, "turn off dropout in modules whose parameters are all frozen"),
+    "freeze_dropout": (None, "turn off dropout in modules that --freeze-params freezes as a whole"),
 }
 
 

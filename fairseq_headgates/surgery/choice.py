@@ -20,7 +20,7 @@ def best_heads(
 
     Args:
         scores: a score for every head of `alive`
-        keep: how many heads to keep of those that `alive` has of `types`: a number (int) or a share (float, 0 to 1)
+        keep: how many heads to keep of those that `alive` has of `types`: a number (int) or a fraction (float, 0 to 1)
         alive: the heads that the model has
         types: attention types to prune (default: all that have scores); heads of other types are kept
         min_per_layer: keep at least the best `min_per_layer` heads of every layer
@@ -72,7 +72,7 @@ def _best(candidates: list[HeadId], scores: HeadTable, number: int, min_per_laye
 def _number_to_keep(keep: int | float, available: int, types: Iterable[str]) -> int:
     if isinstance(keep, float):
         if not 0 <= keep <= 1:
-            raise ValueError(f"keep is {keep}: a share must be from 0 to 1 (an integer is a number of heads)")
+            raise ValueError(f"keep is {keep}: a fraction must be from 0 to 1 (an integer is a number of heads)")
         return round(keep * available)
     if not 0 <= keep <= available:
         raise ValueError(f"keep is {keep}: it must be from 0 to {available}, the number of heads of {', '.join(types)}")

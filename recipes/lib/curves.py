@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print BLEU over the share of removed heads as one table: a row for each curve, a column for each step.
+"""Print BLEU over the fraction of removed heads as one table: a row for each curve, a column for each step.
 
     curves.py CURVE.tsv [CURVE.tsv ...] [--paper]      files written by `headgates curve --tsv`
 

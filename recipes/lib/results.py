@@ -7,7 +7,7 @@ Each folder holds what lib/models.sh writes: heads.json, scores.json, nll.json, 
 significance.json. `diff` is the difference of BLEU from the control, `p` its p-value in a paired bootstrap test.
 Folders in several parent folders (OUT_DIR/seed1, OUT_DIR/seed2, ...) are models of several seeds: the table has means
 and ranges. --paper adds a table with the layout of table 2 of Voita et al. 2019: RUN and RUN_scratch in one row, with
-the row of the paper that keeps the most similar share of heads. The TSV has a row for each run and seed with all
+the row of the paper that keeps the most similar fraction of heads. The TSV has a row for each run and seed with all
 numbers.
 """
 
@@ -99,7 +99,7 @@ def slashed(numbers: Any) -> str:
 
 
 def nearest(run: Run, rows: list[Published]) -> Published | None:
-    """Return the row of the paper (48 heads of each type) that keeps the most similar share of heads."""
+    """Return the row of the paper (48 heads of each type) that keeps the most similar fraction of heads."""
     kept, heads = map(sum, zip(*(run.heads[kind] for kind in TYPES), strict=True))
     return min(rows, key=lambda row: abs(sum(row.heads) / 144 - kept / heads), default=None)
 

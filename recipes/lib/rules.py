@@ -63,13 +63,13 @@ def one_of(*words: str) -> Rule:
 
 
 def each(rule: Rule, blanks: bool = False) -> Rule:
-    """Return the rule for values separated by commas, or by blanks, each valid under `rule`."""
+    """Return the rule for values separated by commas, or by spaces, each valid under `rule`."""
 
     def rule_of_all(text: str) -> list:
         try:
             return [rule(part.strip()) for part in text.split(None if blanks else ",")]
         except ValueError as error:
-            raise ValueError(f"{error}, or several of them, separated by {'blanks' if blanks else 'commas'}") from None
+            raise ValueError(f"{error}, or several of them, separated by {'spaces' if blanks else 'commas'}") from None
 
     return rule_of_all
 
@@ -109,12 +109,14 @@ def place(text: str) -> str:
 
 
 def heads_to_keep(text: str) -> float:
-    """As `headgates prune --keep`: a number with a decimal point is a share."""
+    """As `headgates prune --keep`: a number with a decimal point is a fraction."""
     rule = number(0, 1) if "." in text else whole(0)
     try:
         return rule(text)
     except ValueError:
-        raise ValueError("must be a share of the heads, from 0.0 to 1.0, or a whole number of heads") from None
+        raise ValueError(
+            "must be a number of heads (12) or a fraction of them with a decimal point, from 0.0 to 1.0"
+        ) from None
 
 
 def epochs(text: str) -> list[int]:
@@ -148,9 +150,9 @@ def seeds(text: str) -> list[int]:
     try:
         found = [rule(word) for word in text.split()]
     except ValueError as error:
-        raise ValueError(f"must be random seeds, separated by blanks; each {error}") from None
+        raise ValueError(f"must be random seeds, separated by spaces; each {error}") from None
     if not found or len(set(found)) < len(found):
-        raise ValueError("must be one or more random seeds, each once, separated by blanks: 1 2 3")
+        raise ValueError("must be one or more random seeds, each once, separated by spaces: 1 2 3")
     return found
 
 

@@ -37,7 +37,7 @@ PLAIN, FROZEN = "baseline+", "baseline+frozen"
 
 
 class Run(NamedTuple):
-    """An entry of RUNS: TYPES:LAMBDA (method l0), TYPES=HEADS (method '', the default) or TYPES=HEADS@METHOD."""
+    """An entry of RUNS: TYPES:LAMBDA (method l0), TYPES=N (method '', the default) or TYPES=N@METHOD."""
 
     types: str
     value: str
@@ -85,8 +85,7 @@ def runs(text: str) -> list[Run]:
             found.append(_run(word))
         except ValueError as error:
             raise ValueError(
-                f"must be one or more TYPES:LAMBDA, TYPES=HEADS or TYPES=HEADS@METHOD, separated by blanks: "
-                f"{word!r} {error}"
+                f"must be one or more TYPES:LAMBDA, TYPES=N or TYPES=N@METHOD, separated by spaces: {word!r} {error}"
             ) from None
     for run, times in Counter(found).items():
         if times > 1:
@@ -99,7 +98,7 @@ def _run(word: str) -> Run:
         types, _, rest = word.partition("=")
         heads, at, method = rest.partition("@")
         types_of_run(types)
-        _checked("HEADS", heads_to_keep, heads)
+        _checked("N", heads_to_keep, heads)
         if at:
             _checked("method", one_of(*GATED, *SCORES), method)
         return Run(types, heads, method)

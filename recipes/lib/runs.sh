@@ -76,14 +76,14 @@ scored_run() {
   finish "$model" "$checkpoint"
 }
 
-# untrained_run RUN_DIR TYPES SCORES HEADS: remove heads of the baseline by their scores, without training.
+# untrained_run RUN_DIR TYPES SCORES N: remove heads of the baseline by their scores, without training.
 untrained_run() {
   cut_by_score "$baseline" "$1" pruned.pt "$2" "$3" "$4" --no-optimizer
   evaluate "$1" pruned.pt
 }
 
-# cut_by_score CHECKPOINT FOLDER NAME TYPES SCORES HEADS OPTIONS...: score the heads of a checkpoint on the beginning of
-# the training set, which is not the data of the evaluation, and write FOLDER/NAME with the best HEADS of them.
+# cut_by_score CHECKPOINT FOLDER NAME TYPES SCORES N OPTIONS...: score the heads of a checkpoint on the beginning of
+# the training set, which is not the data of the evaluation, and write FOLDER/NAME with the best N of them.
 cut_by_score() {
   local from=$1 folder=$2 name=$3 types=$4 scores=$5 heads=$6
   shift 6

@@ -85,12 +85,16 @@ switch = one_of("0", "1")
 MACHINE: Settings = {
     "DRY_RUN": Setting(switch, "1: as --dry-run"),
     "GPUS": Setting(whole(0), "number of GPUs of this machine (default: all that nvidia-smi shows)"),
-    "HOSTS": Setting(words, "machines that share this folder, this one first: torchrun is started on each by ssh"),
+    "HOSTS": Setting(
+        words,
+        "names of the machines, separated by spaces, this one first: torchrun is started on each by ssh in this "
+        "folder, which must have the same path on all",
+    ),
     "SSH": Setting(words, "command that reaches the other HOSTS (default: ssh)"),
     "PORT": Setting(whole(1, 65535), "free port of the first machine, for HOSTS and SLURM"),
-    "LAUNCHER": Setting(words, "another command that starts WORKERS processes of a script, for example: srun python3"),
-    "WORKERS": Setting(whole(), "number of processes that LAUNCHER starts, one for each GPU"),
-    "CPU": Setting(switch, "1: run a recipe of full size without a GPU"),
+    "LAUNCHER": Setting(words, "command that starts WORKERS processes of a script, instead of torchrun: srun python3"),
+    "WORKERS": Setting(whole(), "number of processes that LAUNCHER starts, one for each GPU; required with LAUNCHER"),
+    "CPU": Setting(switch, "1: run a recipe of full size although there is no GPU (GPUS=0: although there is one)"),
     "DISK_GB": Setting(whole(0), "free disk space in GB that the recipe requires (default: estimated)"),
 }
 SEARCH: Settings = {
@@ -103,11 +107,13 @@ TRANSLATION: Settings = {
     "LOWERCASE": Setting(switch, "1: lowercase the text; BLEU is then case-insensitive"),
     "PRETOKENIZED": Setting(switch, "1: the text is already tokenised; the reference is detokenised for scoring"),
     "CLEAN": Setting(
-        cleaning, "options of clean.py for the tokenised training text, for example --max-length 200 --unique"
+        cleaning,
+        "remove pairs of the training text that are empty, too long, of too different lengths, or in valid or test: "
+        "options of clean.py, --max-length N (default: 200), --max-ratio R (9), --unique; empty: no cleaning",
     ),
     "BPE": Setting(whole(), "number of BPE merge operations"),
     "JOINT": Setting(switch, "1: one BPE code and dictionary for both languages, with shared embeddings"),
-    "ARCH": Setting(word, "architecture of the baseline"),
+    "ARCH": Setting(word, "architecture of the baseline and baseline+; the runs have transformer_head_gates"),
     "EMBED": Setting(whole(), "embedding dimension"),
     "FFN": Setting(whole(), "dimension of the feed-forward layers"),
     "LAYERS": Setting(whole(), "layers of the encoder, and of the decoder"),
@@ -123,46 +129,59 @@ TRANSLATION: Settings = {
         one_of("polynomial_decay", "inverse_sqrt"),
         "learning rate schedule of the baseline; polynomial_decay, to 0 at UPDATES: its last checkpoint is used",
     ),
-    "EPOCHS": Setting(whole(0), "epochs of the baseline, with SCHEDULE=inverse_sqrt"),
-    "UPDATES": Setting(whole(), "updates of the baseline, instead of EPOCHS"),
+    "EPOCHS": Setting(whole(0), "epochs of the baseline with SCHEDULE=inverse_sqrt, if UPDATES is empty"),
+    "UPDATES": Setting(whole(), "updates of the baseline"),
     "LR": Setting(number(above=0), "learning rate of the baseline"),
     "WARMUP": Setting(whole(), "warm-up updates of the baseline"),
-    "KEEP_EPOCHS": Setting(switch, "1: keep a checkpoint of every epoch"),
-    "SAVE_EVERY": Setting(whole(), "updates between checkpoints"),
+    "KEEP_EPOCHS": Setting(switch, "1: keep a checkpoint of every epoch; no effect with SAVE_EVERY"),
+    "SAVE_EVERY": Setting(whole(), "updates between checkpoints and between validations (default: an epoch)"),
     "AVERAGE": Setting(
-        whole(0), "average the last AVERAGE checkpoints; 0: use the last, or the best with SCHEDULE=inverse_sqrt"
+        whole(0),
+        "number of last checkpoints to average, with SAVE_EVERY; 0: use the last one, and of a baseline with "
+        "SCHEDULE=inverse_sqrt the one with the best BLEU on the validation set",
     ),
     "RUNS": Setting(
         runs,
-        "pruning runs, TYPES:LAMBDA, TYPES=HEADS or TYPES=HEADS@METHOD each; with enc-self alone the decoder is frozen",
+        "pruning runs, separated by spaces. TYPES:LAMBDA trains gates with an L0 penalty; TYPES=N@METHOD keeps N "
+        "heads, a number (12) or a fraction (0.5). METHOD trains gates (lagrangian, subset), removes heads by scores "
+        "and then trains (gradient, random, iterative), or does not train (gradient-only, ablation-only); without "
+        "@METHOD it is SPARSITY_METHOD. TYPES: all, or attention types (enc-self,dec-self,dec-enc). With enc-self "
+        "alone the decoder is frozen",
     ),
     "SCRATCH": Setting(
-        types_of_runs, "types of RUNS whose pruned models are also trained from scratch with the same heads"
+        types_of_runs,
+        "TYPES as in RUNS, separated by spaces: models with the heads of these runs are also trained from scratch",
     ),
-    "PRUNE_UPDATES": Setting(whole(), "updates of a run of RUNS, and of its control"),
+    "PRUNE_UPDATES": Setting(whole(), "updates of each run of RUNS and its control"),
     "PRUNE_LR": Setting(each(number(above=0)), "learning rate of each run of RUNS and its control"),
-    "PRUNE_WARMUP": Setting(whole(0), "warm-up updates of a run of RUNS"),
+    "PRUNE_WARMUP": Setting(whole(0), "warm-up updates of each run of RUNS and its control"),
     "PRUNE_SCHEDULE": Setting(
         one_of("polynomial_decay", "inverse_sqrt", "fixed", "cosine", "reduce_lr_on_plateau"),
-        "learning rate schedule of a run of RUNS",
+        "learning rate schedule of each run of RUNS and its control: polynomial_decay, inverse_sqrt, fixed, cosine or "
+        "reduce_lr_on_plateau",
     ),
-    "GATE_LR_SCALE": Setting(number(above=0), "factor on the learning rate of the gates"),
+    "GATE_LR_SCALE": Setting(number(above=0), "--gate-lr-scale of runs that train gates (default: 50)"),
     "L0_WARMUP": Setting(whole(0), "--l0-warmup-updates of runs with a LAMBDA"),
-    "SPARSITY_METHOD": Setting(one_of("lagrangian", "subset"), "method of TYPES=HEADS"),
-    "SPARSITY_WARMUP": Setting(whole(0), "--sparsity-warmup-updates of runs with SPARSITY_METHOD"),
-    "FIX_AFTER": Setting(whole(0), "--fix-gates-after of gated runs"),
+    "SPARSITY_METHOD": Setting(one_of("lagrangian", "subset"), "METHOD of runs without one: lagrangian or subset"),
+    "SPARSITY_WARMUP": Setting(
+        whole(0), "--sparsity-warmup-updates of lagrangian and subset (default: 20% of PRUNE_UPDATES)"
+    ),
+    "FIX_AFTER": Setting(
+        whole(0), "--fix-gates-after of runs that train gates (default: 30% of PRUNE_UPDATES; 0: never)"
+    ),
     "SENTENCES": Setting(whole(), "compute scores on the first SENTENCES sentences of the training set"),
-    "ITERATIONS": Setting(whole(), "number of steps in which METHOD iterative removes heads"),
-    "TRAIN_FLAGS": Setting(anything, "more options for every fairseq-train, for example --fp16"),
-    "SEEDS": Setting(seeds, "random seeds of training, separated by blanks; with several, each has its folder"),
+    "ITERATIONS": Setting(whole(), "steps of METHOD iterative"),
+    "TRAIN_FLAGS": Setting(anything, "more options for every fairseq-train, separated by spaces (no quotes): --fp16"),
+    "SEEDS": Setting(seeds, "random seeds of training, separated by spaces; with several, each has its folder"),
     "SEED": Setting(whole(0, 2**32 - 1), "one random seed: the same as SEEDS with one"),
     "METRIC": Setting(
-        program, "command that gets the files of source, translation and reference, and prints a score of all sentences"
+        program,
+        "command that is run with the files SOURCE TRANSLATION REFERENCE; its last line is a number for all sentences",
     ),
-    "METRIC_NAME": Setting(column, "column of METRIC"),
-    "SHARE": Setting(share, "I/N: train only the I-th of N shares of the models, beside the other shares; no table"),
+    "METRIC_NAME": Setting(column, "name of the column of METRIC"),
+    "SHARE": Setting(share, "I/N: train only the I-th of N parts of the models, beside the other parts; no table"),
     "SPEED": Setting(switch, "1: translate once more with each model, alone, to measure words per second"),
-    "PAPER": Setting(one_of("wmt", "opensubtitles"), "compare with table 2 of Voita et al. 2019"),
+    "PAPER": Setting(one_of("wmt", "opensubtitles"), "also print table 2 of Voita et al. 2019 for this data"),
     **SEARCH,
     **MACHINE,
 }
@@ -172,18 +191,23 @@ PUBLISHED: Settings = {
     "PRECISION": Setting(one_of("fp16", "amp", "fp32"), "precision of training (default: fp16 on a GPU)"),
     **TRANSLATION,
 }
-STEPS = Setting(each(number(0, 100)), "percent of the heads to remove at each step")
+STEPS = Setting(each(number(0, 100)), "cumulative percentages of the heads to remove, separated by commas")
 RECIPES: Mapping[str, Settings] = {
     "translation.sh": {**TRANSLATION, "SRC": Setting(language, "argument"), "TGT": Setting(language, "argument")},
     "sweep.sh": {
         "TYPES": Setting(
-            types_of_runs, "attention types of the runs, separated by blanks: all, or types joined by commas"
+            types_of_runs,
+            "attention types of the runs, separated by spaces: all, or types joined by commas. If RUNS is set, TYPES, "
+            "LAMBDAS, TARGETS and METHODS have no effect",
         ),
-        "LAMBDAS": Setting(each(number(0), blanks=True), "lambdas, a run for each"),
+        "LAMBDAS": Setting(each(number(0), blanks=True), "values of --l0-weight, separated by spaces, a run for each"),
         "TARGETS": Setting(
-            each(heads_to_keep, blanks=True), "numbers of heads, or shares with a decimal point, a run for each"
+            each(heads_to_keep, blanks=True),
+            "numbers (12) or fractions (0.5) of heads to keep, separated by spaces, a run for each with each METHOD",
         ),
-        "METHODS": Setting(each(one_of(*GATED, *SCORES), blanks=True), "methods for TARGETS"),
+        "METHODS": Setting(
+            each(one_of(*GATED, *SCORES), blanks=True), "METHOD as in RUNS, one or more, separated by spaces"
+        ),
         "JOBS": Setting(whole(), "models trained at the same time (default: the number of GPUs, 1 without)"),
         **TRANSLATION,
     },
@@ -349,7 +373,7 @@ def check(recipe: str, environment: Mapping[str, str]) -> None:
 
 def describe(recipe: str, environment: Mapping[str, str]) -> str:
     """List the settings of a recipe: name and value, then the meaning."""
-    lines = ["Settings are environment variables: NAME=VALUE recipes/" + recipe + " ... (below with their values now)"]
+    lines = ["Settings are environment variables: NAME=VALUE recipes/" + recipe + " ... (current values below)"]
     for name, setting in RECIPES[recipe].items():
         if setting.meaning != "argument":
             value = environment.get(name, "")
