@@ -1,6 +1,7 @@
 """The options of this plugin's models, and the masks they name."""
 
-from fairseq_headgates.options.head_options import DEFAULTS, HeadOptions, add_head_gate_args, one_line_errors
+from fairseq_headgates.options.arguments import DEFAULTS, add_head_gate_args
+from fairseq_headgates.options.head_options import HeadOptions, one_line_errors
 from fairseq_headgates.options.stored_mask import mask_of_checkpoint, read_mask
 
 __all__ = ["DEFAULTS", "HeadOptions", "add_head_gate_args", "mask_of_checkpoint", "one_line_errors", "read_mask"]

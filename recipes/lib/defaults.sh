@@ -1,5 +1,5 @@
 # Default settings of translation.sh: sourced by it and by the recipes that run it, after their own defaults.
-# lib/settings.py documents and checks every setting; `recipes/translation.sh --help` lists them.
+# lib/settings_table.py documents every setting; `recipes/translation.sh --help` lists them.
 
 set -a # settings.py and the programs read the settings from the environment
 : "${LOWERCASE:=0}" "${PRETOKENIZED:=0}" "${CLEAN:=}" "${BPE:=6000}" "${JOINT:=1}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-if TYPE_CHECKING:
-    from pareto import Model
+from swept import Model
 
 FEW = 3  # layers that have a line each; of more, pairs have one
 
