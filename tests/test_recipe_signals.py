@@ -152,17 +152,17 @@ def test_a_signal_ends_a_recipe_inside_a_recipe(how, tmp_path, waiting):
 
 @pytest.mark.rehearsal
 def test_ctrl_c_stops_a_training_with_a_checkpoint(tmp_path):
-    """Pressed while it starts, in the middle, and in generation; the results are those of a run without."""
+    """While it starts and in generation; in the middle by the file `stop`. The results are those of a run without."""
     make_corpus(tmp_path / "raw")
     settings = TINY | {"UPDATES": 120, "SAVE_EVERY": 60, "MAX_TOKENS": 400, "WARMUP": 2, "LR": 0.01}
     out = tmp_path / "out"
     arguments = ["translation.sh", tmp_path / "raw", out, "en", "ru"]
     log = out / "baseline" / "train.log"
 
-    def stopped(condition):
+    def stopped(condition, stop=Terminal.press_ctrl_c):
         recipe = Terminal(*arguments, env=environment(settings))
         recipe.wait_for(lambda: condition(recipe))
-        recipe.press_ctrl_c()
+        stop(recipe)
         assert recipe.finish() == 75, recipe.output
         assert_nothing_left(recipe.pid)
         assert "Traceback" not in recipe.output and "to resume" in recipe.output.splitlines()[-1]
@@ -172,7 +172,9 @@ def test_ctrl_c_stops_a_training_with_a_checkpoint(tmp_path):
     assert (out / "baseline" / "checkpoint_last.pt").exists() and not (out / "baseline" / "stop").exists()
     before = log.read_text()
     assert before.count("stopped at update") == 1
-    assert "has saved a checkpoint" in stopped(lambda _: "begin training epoch" in log.read_text()[len(before) :])
+    begun = "begin training epoch"
+    by_file = stopped(lambda _: begun in log.read_text()[len(before) :], lambda _: (out / "baseline" / "stop").touch())
+    assert "has saved a checkpoint" in by_file
     assert log.read_text().count("stopped at update") == 2
     stopped(lambda recipe: "translating the test set" in recipe.output)
     assert (out / "baseline" / "finished").exists()

@@ -9,8 +9,9 @@ lowercase=() # --lowercase if the text is lowercased
 # label RUN_DIR: the name of a run in messages.
 label() { echo "${1#"$out/"}"; }
 
-# train RUN_DIR ARGUMENTS...: run fairseq-train, or resume from the last checkpoint. SIGINT, SIGTERM or SIGUSR1
-# to the recipe stop the training after the next update with a checkpoint; the recipe then exits with 75.
+# train RUN_DIR ARGUMENTS...: run fairseq-train, or resume from the last checkpoint. SIGINT, SIGTERM or SIGUSR1 to the
+# recipe, or the file RUN_DIR/stop, stop the training after the next update with a checkpoint; the recipe then exits with
+# 75.
 train() {
   local model=$1 job status told=0 before=0 why
   shift
@@ -37,7 +38,7 @@ train() {
     ((told == 0)) || stopped # the signal came during the last update
     return
   fi
-  if ((told)) && { ((status == 0)) || tail -n "+$((before + 1))" "$model/train.log" | grep -q 'stopped at update'; }; then
+  if ((told && status == 0)) || tail -n "+$((before + 1))" "$model/train.log" | grep -q 'stopped at update'; then
     say "stopped: $(label "$model") has saved a checkpoint; run the same command again to resume"
     exit 75
   fi

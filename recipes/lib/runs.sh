@@ -9,7 +9,7 @@
 # 2019, section 6.2).
 start_from() {
   start=(--finetune-from-model "$1")
-  [[ $2 != baseline+frozen ]] || start+=(--freeze-params '^decoder\.' --freeze-dropout)
+  [[ $2 != baseline+frozen ]] || start+=(--freeze-params '^decoder\.')
 }
 
 # baseline_run RUN_DIR: the result is the average of the last AVERAGE checkpoints; with AVERAGE=0 the last checkpoint after
