@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from unittest import mock
 
+import fairseq_headgates  # noqa: F401  (before headgates_start, with which it exports nothing)
 import headgates_start
 from fairseq_headgates.cli.options import criterion_options, model_options
 
