@@ -4,8 +4,8 @@
 #   recipes/prune_pretrained.sh [--dry-run] CHECKPOINT DATA OUT_DIR
 #
 # Heads are scored by the gradient of the loss and by ablation, then removed step by step in that order. The last output
-# is a table of BLEU: a row for each score, a column for each fraction of removed heads. OUT_DIR/pruned.pt keeps the fraction
-# KEEP of the heads.
+# is a table of BLEU: a row for each score, a column for each fraction of removed heads. OUT_DIR/pruned.pt keeps KEEP
+# heads, a number or a fraction.
 #
 # CHECKPOINT is a .pt file with its dictionaries (dict.*.txt) and BPE codes (bpecodes, of subword-nmt) in the same
 # folder, or the name of a trained model of fairseq, which is downloaded: transformer.wmt14.en-fr, the model of the

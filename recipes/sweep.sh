@@ -4,9 +4,9 @@
 #   recipes/sweep.sh [--dry-run] RAW_DIR OUT_DIR SRC TGT
 #
 # The models are those of recipes/translation.sh, which trains them. Unless RUNS is set, there is a run for each of TYPES
-# with each of LAMBDAS, and with each of TARGETS and each of METHODS. JOBS models are trained at the
-# same time, each on one GPU (JOBS=1: on all GPUs). In a SLURM array (sbatch --array=1-8 ... recipes/slurm.sh
-# recipes/sweep.sh ...) each job trains its share; the same command outside of the array then prints the table.
+# with each of LAMBDAS, and with each of TARGETS and each of METHODS. JOBS models are trained at the same time, each on
+# one GPU (JOBS=1: on all GPUs). In a SLURM array (sbatch --array=1-8 ... recipes/slurm.sh recipes/sweep.sh ...) each job
+# trains its share; the same command outside of the array then prints the table.
 #
 # OUT_DIR gets what translation.sh writes, and sweep.tsv, sweep.json and sweep.svg. A stage is skipped when its output is
 # in OUT_DIR: run the same command again to resume. Ctrl-C, SIGTERM or SIGUSR1 stop all trainings with a checkpoint.

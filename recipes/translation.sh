@@ -9,7 +9,7 @@
 # attention type, parameters, BLEU and chrF on detokenised text, loss on the validation set. The defaults are a small
 # model for two CPU cores.
 #
-# SHARE=I/N trains the I-th of N parts of the models; the parts may run side by side, and recipes/sweep.sh starts them.
+# SHARE=I/N trains the I-th of N shares of the models; shares may run side by side, and recipes/sweep.sh starts them.
 # A stage is skipped when its output is in OUT_DIR: run the same command again to resume. Ctrl-C, SIGTERM or SIGUSR1
 # save a checkpoint and end the recipe with exit code 75. --dry-run prints the commands that are still to be run.
 set -euo pipefail

@@ -148,6 +148,7 @@ BAD_COMMAND_LINES = {
     "an empty checkpoint": (["show", ""], ["CKPT", "empty"]),
     "an empty mask": (["prune", "x.pt", "y.pt", "--alive", ""], ["--alive", "empty"]),
     "an empty score file": (["prune", "x.pt", "y.pt", "--scores", "", "--keep", "1"], ["--scores", "empty"]),
+    "no engine": (["convert", "x.pt", "y"], ["--to"]),
     "an unknown engine": (["convert", "x.pt", "y", "--to", "onnx"], ["'onnx'", "ctranslate2"]),
     "an empty engine": (["convert", "x.pt", "y", "--to", ""], ["--to", "ctranslate2"]),
     "an empty folder": (["convert", "x.pt", "", "--to", "ctranslate2"], ["OUT", "empty"]),

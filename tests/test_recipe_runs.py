@@ -33,7 +33,7 @@ def test_a_run_is_read(text, expected):
     ("text", "words"),
     [
         ("all", "'all' has no colon and no equals sign"),
-        ("all=", "N '' must be a number of heads (12) or a fraction of them"),
+        ("all=", "N '' must be a number of heads (12) or a fraction of them with a decimal point, from 0.0 to 1.0"),
         ("all=-1", "N '-1' must be"),
         ("all=1.5", "N '1.5' must be"),
         ("all=5%", "N '5%' must be"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from fairseq_headgates.cli.parser import add_types, chosen_types, filled, number_or_share
+from fairseq_headgates.cli.parser import add_types, chosen_types, filled, number_or_fraction
 from fairseq_headgates.heads import HeadTable, parse_scores
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     with_scores.add_argument(
         "--keep",
         metavar="N",
-        type=number_or_share,
+        type=number_or_fraction,
         help="how many of the open heads of --types to keep (required with --scores): a number (12) or a fraction "
         "(0.5); 1 is one head, 1.0 all",
     )

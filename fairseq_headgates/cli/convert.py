@@ -14,9 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Prune a checkpoint as `headgates prune` does, and write it as a CTranslate2 model."
     add_checkpoint(parser)
     parser.add_argument("output", metavar="OUT", type=filled, help="the folder to write")
-    parser.add_argument(
-        "--to", choices=["ctranslate2"], default="ctranslate2", help="the format to write (default: %(default)s)"
-    )
+    parser.add_argument("--to", choices=["ctranslate2"], required=True, help="the format to write")
     parser.add_argument("--data", metavar="DIR", type=filled, help="folder of dict.*.txt (default: the folder of CKPT)")
     parser.add_argument(
         "--quantization",

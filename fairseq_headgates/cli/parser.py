@@ -157,7 +157,7 @@ def add_score_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def number_or_share(text: str) -> float:
+def number_or_fraction(text: str) -> float:
     """Parse a number of heads (12, an int) or a fraction (0.5, a float)."""
     try:
         return float(text) if "." in text else int(text)

@@ -32,7 +32,7 @@ class GateMethod(nn.Module):
     """
 
     name: ClassVar[str]
-    has_penalty: ClassVar[bool] = True
+    has_penalty: ClassVar[bool] = True  # false if `penalty` is always 0, so that any criterion trains the gates
     last_open: Tensor  # [N]: which evaluation gates were above 0 at the last validation
     unchanged: Tensor  # number of validations for which they have been the same
 

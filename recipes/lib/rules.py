@@ -62,14 +62,14 @@ def one_of(*words: str) -> Rule:
     return rule
 
 
-def each(rule: Rule, blanks: bool = False) -> Rule:
+def each(rule: Rule, spaces: bool = False) -> Rule:
     """Return the rule for values separated by commas, or by spaces, each valid under `rule`."""
 
     def rule_of_all(text: str) -> list:
         try:
-            return [rule(part.strip()) for part in text.split(None if blanks else ",")]
+            return [rule(part.strip()) for part in text.split(None if spaces else ",")]
         except ValueError as error:
-            raise ValueError(f"{error}, or several of them, separated by {'spaces' if blanks else 'commas'}") from None
+            raise ValueError(f"{error}, or several of them, separated by {'spaces' if spaces else 'commas'}") from None
 
     return rule_of_all
 

@@ -2,7 +2,8 @@
 #
 # Every function trains and evaluates one model in its folder, RUN_DIR, and skips what is complete. Variables of the
 # recipe: `baseline_training` and `further_training`, options of fairseq-train for the baseline and for every training
-# that starts from it; `gates`, options of gated runs; and `baseline`, the checkpoint that runs start from.
+# that starts from it; `gates`, options of gated runs; `share`, I/N, which models to train; and `baseline`, the checkpoint
+# that runs start from.
 
 # start_from CHECKPOINT CONTROL: set `start`, the options of a training that continues from a checkpoint as the control
 # does. With enc-self alone the decoder is frozen, so that it cannot take over functions of encoder heads (Voita et al.

@@ -163,7 +163,7 @@ TRANSLATION: Settings = {
         "command that is run with the files SOURCE TRANSLATION REFERENCE; its last line is a number for all sentences",
     ),
     "METRIC_NAME": Setting(column, "name of the column of METRIC"),
-    "SHARE": Setting(share, "I/N: train only the I-th of N parts of the models, beside the other parts; no table"),
+    "SHARE": Setting(share, "I/N: train only the I-th of N shares of the models, beside the other shares; no table"),
     "SPEED": Setting(switch, "1: translate once more with each model, alone, to measure words per second"),
     "PAPER": Setting(one_of("wmt", "opensubtitles"), "also print table 2 of Voita et al. 2019 for this data"),
     **SEARCH,
@@ -184,13 +184,13 @@ RECIPES: Mapping[str, Settings] = {
             "attention types of the runs, separated by spaces: all, or types joined by commas. If RUNS is set, TYPES, "
             "LAMBDAS, TARGETS and METHODS have no effect",
         ),
-        "LAMBDAS": Setting(each(number(0), blanks=True), "values of --l0-weight, separated by spaces, a run for each"),
+        "LAMBDAS": Setting(each(number(0), spaces=True), "values of --l0-weight, separated by spaces, a run for each"),
         "TARGETS": Setting(
-            each(heads_to_keep, blanks=True),
+            each(heads_to_keep, spaces=True),
             "numbers (12) or fractions (0.5) of heads to keep, separated by spaces, a run for each with each METHOD",
         ),
         "METHODS": Setting(
-            each(one_of(*GATED, *SCORES), blanks=True), "METHOD as in RUNS, one or more, separated by spaces"
+            each(one_of(*GATED, *SCORES), spaces=True), "METHOD as in RUNS, one or more, separated by spaces"
         ),
         "JOBS": Setting(whole(), "models trained at the same time (default: the number of GPUs, 1 without)"),
         **TRANSLATION,
