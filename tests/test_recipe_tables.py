@@ -145,6 +145,8 @@ def test_folders_of_seeds_are_read_by_their_parent(tmp_path, monkeypatch, capsys
     assert sum("table 2 of Voita" in line for line in lines) == 2
     rows = [line.split("\t")[:2] for line in (tmp_path / "t.tsv").read_text().splitlines()[1:]]
     assert rows == [[name, seed] for seed in "78" for name in ("baseline", "baseline+")]
+    model_by_model = [folders[0], folders[2], folders[1], folders[3]]
+    assert printed(monkeypatch, capsys, *model_by_model, "--paper", "wmt") == lines
 
 
 @pytest.mark.parametrize(

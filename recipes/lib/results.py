@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -127,12 +126,14 @@ def tsv(runs: list[Run], data: str | None) -> str:
 
 def read(folders: list[Path], metrics: list[str], seed: str) -> list[list[Run]]:
     """Return the runs of each seed, in the order of the table."""
-    groups = [(parent, list(group)) for parent, group in groupby(folders, key=lambda folder: folder.resolve().parent)]
+    groups: dict[Path, list[Path]] = {}
+    for folder in folders:
+        groups.setdefault(folder.resolve().parent, []).append(folder)
     return [
         in_order(
             Run.read(folder, metrics, parent.name.removeprefix("seed") if len(groups) > 1 else seed) for folder in group
         )
-        for parent, group in groups
+        for parent, group in groups.items()
     ]
 
 
