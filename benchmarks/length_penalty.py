@@ -27,7 +27,7 @@ import fairseq_headgates
 from fairseq_headgates.files import write_whole
 
 GRID = [0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0]
-COMPLETE = "Generate {} with beam="  # the last line of fairseq-generate
+COMPLETE = "Generate {} with beam={}:"  # the last line of fairseq-generate
 USED = 1.0  # the length penalty of the scores in its output
 
 
@@ -58,11 +58,12 @@ def parse() -> argparse.Namespace:
 
 def references_of(out: Path) -> tuple[str, dict[str, list[str]]]:
     """Return the target language, and the references of the validation set and of the test set."""
-    [reference] = out.glob("text/reference.*")
-    language = reference.suffix[1:]
+    found = list(out.glob("text/reference.*"))
+    if len(found) != 1:
+        raise SystemExit(f"{out} has no text/reference.LANGUAGE: give the OUT_DIR of recipes/translation.sh")
+    language = found[0].suffix[1:]
     valid = (out / "text" / f"valid.tok.{language}").read_text(encoding="utf-8")
-    test = reference.read_text(encoding="utf-8").splitlines()
-    return language, {"valid": detokenised(valid, language), "test": test}
+    return language, {"valid": detokenised(valid, language), "test": lines(found[0].read_bytes().decode())}
 
 
 def bleu_of(found: dict[str, list], references: dict[str, list[str]], options: argparse.Namespace) -> list[float]:
@@ -79,9 +80,12 @@ def bleu_of(found: dict[str, list], references: dict[str, list[str]], options: a
 def hypotheses(folder: Path, split: str, language: str, options: argparse.Namespace) -> list[list[tuple]]:
     """Return the hypotheses of each sentence: (log P, length with </s>, detokenised text)."""
     log = folder / f"nbest.{split}.log"
-    if not log.is_file():
-        write_whole(log, generate(folder, split, options))
+    complete = COMPLETE.format(split, options.beam)
+    if not log.is_file() or complete not in log.read_text(encoding="utf-8"):
+        write_whole(log, generate(folder, split, options), force=True)
     text = log.read_text(encoding="utf-8")
+    if complete not in text:
+        raise SystemExit(f"{log} is incomplete: fairseq-generate has not printed {complete!r}")
     scores = re.findall(r"^D-(\d+)\t(\S+)\t(.*)$", text, re.MULTILINE)
     lengths = [len(line.split()) for line in re.findall(r"^P-\d+\t(.*)$", text, re.MULTILINE)]
     lines = detokenised("\n".join(words for _, _, words in scores) + "\n", language)
@@ -100,10 +104,7 @@ def generate(folder: Path, split: str, options: argparse.Namespace) -> str:
     command += ["--path", folder / Path(checkpoint).name, "--gen-subset", split, "--remove-bpe", "--lenpen", USED]
     command += ["--beam", options.beam, "--nbest", options.beam, "--max-tokens", options.max_tokens]
     command += ["--required-batch-size-multiple", 1, *["--cpu"] * options.cpu]
-    output = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True).stdout
-    if COMPLETE.format(split) not in output:
-        raise SystemExit(f"fairseq-generate with {folder} is incomplete")
-    return output
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True).stdout
 
 
 def ranked(sentences: list[list[tuple]], penalty: float) -> list[str]:
@@ -113,7 +114,12 @@ def ranked(sentences: list[list[tuple]], penalty: float) -> list[str]:
 
 def detokenised(text: str, language: str) -> list[str]:
     command = ["sacremoses", "-q", "-l", language, "detokenize"]
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout.splitlines()
+    return lines(subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout)
+
+
+def lines(text: str) -> list[str]:
+    """Return the lines of a text as sacrebleu counts them: they end at \\n alone, not at other Unicode line ends."""
+    return text.removesuffix("\n").split("\n")
 
 
 if __name__ == "__main__":

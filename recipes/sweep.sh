@@ -42,7 +42,8 @@ translate=("$recipes/translation.sh" "${arguments[@]}")
 
 if [[ -v SLURM_ARRAY_TASK_ID ]]; then
   index=$(((SLURM_ARRAY_TASK_ID - SLURM_ARRAY_TASK_MIN) / SLURM_ARRAY_TASK_STEP + 1))
-  export SHARE=$index/$SLURM_ARRAY_TASK_COUNT
+  # Not SLURM_ARRAY_TASK_COUNT: an array of single numbers (1,3,4) repeats some shares of a complete one.
+  export SHARE=$index/$(((SLURM_ARRAY_TASK_MAX - SLURM_ARRAY_TASK_MIN) / SLURM_ARRAY_TASK_STEP + 1))
 fi
 # One share, or the commands of all.
 [[ ! -v SLURM_ARRAY_TASK_ID && ${DRY_RUN:-0} != 1 ]] || exec "${translate[@]}"

@@ -52,6 +52,9 @@ TRAIN_FLAGS=${TRAIN_FLAGS// /,} SEEDS=$([[ ${#seeds[@]} == 1 ]] && echo "$SEEDS"
 [[ -z ${RUNS// /} ]] || keep_settings "$out" "PRUNE_UPDATES=$PRUNE_UPDATES PRUNE_LR=$PRUNE_LR PRUNE_WARMUP=$PRUNE_WARMUP \
 PRUNE_SCHEDULE=$PRUNE_SCHEDULE GATE_LR_SCALE=$GATE_LR_SCALE L0_WARMUP=$L0_WARMUP SPARSITY_WARMUP=$SPARSITY_WARMUP \
 FIX_AFTER=$FIX_AFTER SENTENCES=$SENTENCES ITERATIONS=$ITERATIONS" runs.txt
+keep_settings "$out" "BEAM=$BEAM LENPEN=$LENPEN" generation.txt
+[[ -z $METRIC ]] || keep_metric "$out"
+same_text "$raw" "$out" "$src" "$tgt"
 lock_out "$out"
 
 # --- text: raw -> tokenised -> cleaned -> BPE -> binarised ----------------------------------------------------------
@@ -64,6 +67,7 @@ tokenised() { [[ $PRETOKENIZED == 1 ]] || echo "| sacremoses -q -l $1 normalize 
 say "tokenising and encoding the text"
 for split in train valid test; do
   for language in "$src" "$tgt"; do
+    [[ ${DRY_RUN:-0} == 1 || -s $text/$split.tok.$language ]] || need_utf8 "$raw/$split.$language"
     into "$text/$split.tok.$language" "$(reading "$raw/$split.$language")$(tokenised "$language")$(lowercased)"
   done
   aligned "$split" "$text/$split.tok" "$src" "$tgt"
@@ -105,7 +109,8 @@ if [[ ! -d $bin ]]; then
   run "$out/preprocess.log" mv "$bin.part" "$bin"
 fi
 
-[[ -z $SHARE ]] || unlock_out # from here on each model has a lock of its own
+record_text "$raw" "$out" "$src" "$tgt"
+text_is_made # from here on each model has a lock of its own
 
 # --- models: a baseline, then its controls, and runs that start from it and are pruned ------------------------------
 if [[ -n $TOKENS_PER_UPDATE ]]; then

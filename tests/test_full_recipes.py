@@ -267,6 +267,9 @@ def test_two_runs_in_one_folder_are_refused(text, tmp_path):
 
         fcntl.flock(lock, fcntl.LOCK_EX)
         refused(run("translation.sh", text, tmp_path, "en", "ru"), "another run uses")
+        refused(run("translation.sh", text, tmp_path, "en", "ru", SHARE="1/2"), "another run uses")
+        fcntl.flock(lock, fcntl.LOCK_SH)  # as a share does
+        refused(run("translation.sh", text, tmp_path, "en", "ru"), "another run uses")
 
 
 def test_a_launcher_without_a_number_is_refused(text, tmp_path):

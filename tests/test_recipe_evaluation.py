@@ -106,6 +106,12 @@ def test_the_p_value_is_that_of_a_naive_bootstrap():
     assert found == pytest.approx((more + 1) / 1001, abs=0.002)
 
 
+@pytest.mark.parametrize("end", ["\u2028", "\x85", "\x0b", "\x0c", "\x1c", "\r"])
+def test_only_line_feeds_end_lines(end, tmp_path):
+    (tmp_path / "text").write_bytes(f"a{end}b\nc d\n\ne".encode())
+    assert significance.lines(tmp_path / "text") == [f"a{end}b", "c d", "", "e"]
+
+
 def test_the_program_prints_the_name_of_the_control(tmp_path, capsys):
     reference, good = translations(0.1, 1)
     (tmp_path / "reference").write_text("\n".join(reference) + "\n")

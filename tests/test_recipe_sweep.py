@@ -187,7 +187,7 @@ def test_shares_begin_with_different_seeds(raw, tmp_path):
 
 
 def test_a_job_of_a_slurm_array_has_its_share(raw, tmp_path):
-    array = {"SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_STEP": "2", "SLURM_ARRAY_TASK_COUNT": "3"}
+    array = {"SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_MAX": "7", "SLURM_ARRAY_TASK_STEP": "2"}
     settings = {"TYPES": "all", "LAMBDAS": "0.1", "TARGETS": "4 0.25", "METHODS": "lagrangian random"}
     found = trained(dry_run(raw, tmp_path / "out", "sweep.sh", **settings))
     expected = ["baseline", "baseline+", "all_lambda0.1"]
@@ -199,6 +199,15 @@ def test_a_job_of_a_slurm_array_has_its_share(raw, tmp_path):
     ]
     assert set().union(*shares) == set(expected)
     assert all(len(share) < len(expected) for share in shares)
+
+
+def test_an_array_of_single_numbers_has_shares_of_a_complete_one(raw, tmp_path):
+    array = {"SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "4", "SLURM_ARRAY_TASK_STEP": "1"}
+    settings = {"RUNS": "all:0.1 all=4 all=0.25"}
+    for task in ("1", "3", "4"):  # --array=1,3,4
+        slurm = array | {"SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_ID": task}
+        share = dry_run(raw, tmp_path / "out", SHARE=f"{task}/4", **settings)
+        assert dry_run(raw, tmp_path / "out", "sweep.sh", **settings, **slurm) == share
 
 
 @pytest.mark.parametrize(

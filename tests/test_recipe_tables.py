@@ -66,6 +66,15 @@ def test_a_baseline_alone_is_its_own_control():
     assert results.one_by_one(in_order([alone])).split()[-5:] == ["30.00", "+0.00", "-", "30.00", "2.000"]
 
 
+def test_a_baseline_without_its_control_has_no_comparison():
+    runs = in_order(
+        [run_of("baseline", (48,) * 3, 29.0), run_of("enc-self_heads6", (6, 48, 48), 30.0, control="baseline")]
+    )
+    assert [run.control for run in runs] == ["baseline", "baseline"] and runs[0].p is None
+    with pytest.raises(ValueError, match="all_heads9 is compared with"):
+        in_order([run_of("baseline", (48,) * 3, 29.0), run_of("all_heads9", (3, 3, 3), 30.0)])
+
+
 def of_seeds():
     """Two seeds: the baseline, its control, a run that is better once and worse once."""
     return [

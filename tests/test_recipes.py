@@ -31,6 +31,31 @@ def test_translation_refuses_to_mix_settings(raw, tmp_path):
     refused(run("translation.sh", raw, tmp_path / "out", "en", "de"), "was made with other settings", "TGT=fr")
 
 
+@pytest.mark.parametrize(
+    ("settings", "files", "words"),
+    [
+        ({"LENPEN": 0.6}, {"generation.txt": "BEAM=4 LENPEN=1\n"}, ["other settings", "LENPEN=1"]),
+        ({"METRIC": "true b"}, {"metric.metric.txt": "true a\n"}, ["METRIC_NAME='metric'", "true a", "choose another"]),
+        ({}, {"text/raw.txt": "train.en: 7 bytes\n"}, ["OUT_DIR was made from other text (train.en: 7 bytes)"]),
+    ],
+)
+def test_translation_refuses_to_mix_results(settings, files, words, raw, tmp_path):
+    for name, content in files.items():
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).write_text(content)
+    refused(run("translation.sh", raw, tmp_path / "out", "en", "de", **settings), *words)
+
+
+def test_text_that_is_not_utf8_is_refused_until_it_is(raw, tmp_path):
+    good = (raw / "train.de").read_bytes()
+    (raw / "train.de").write_bytes("schön\n".encode("latin-1") * 3)
+    result = run("translation.sh", raw, tmp_path / "out", "en", "de", PRETOKENIZED=1)
+    refused(result, f"{raw}/train.de[.gz] is not UTF-8")
+    (raw / "train.de").write_bytes(good[: good.index(b"\n") + 1])
+    result = run("translation.sh", raw, tmp_path / "out", "en", "de", PRETOKENIZED=1)
+    refused(result, "train has 3 lines in en but 1 in de")  # the corrected text is read
+
+
 def test_translation_says_how_to_call_it(tmp_path):
     refused(run("translation.sh", tmp_path), "got 1 arguments, needs 4")
 
@@ -119,6 +144,15 @@ def test_every_method_keeps_exactly_the_heads(tmp_path):
     assert f"Loaded checkpoint {folder}/checkpoint_last.pt (epoch 1 @ 3 updates)" in second
     dry = run("translation.sh", "--dry-run", tmp_path / "raw", tmp_path / "out", "en", "ru", **settings)
     assert len(dry.stdout.splitlines()) == 1 and "results.py" in dry.stdout  # nothing is left to do but the table
+    # Another choice of these runs has another control of the baseline, or none.
+    for runs, names in (
+        ("enc-self=1@iterative", ["baseline", "baseline+frozen", "enc-self_heads1_iterative"]),
+        ("", ["baseline"]),
+    ):
+        again = run(
+            "translation.sh", tmp_path / "raw", tmp_path / "out", "en", "ru", **settings | {"RUNS": runs, "SCRATCH": ""}
+        )
+        assert list(table_of(again)) == names and "training" not in again.stdout
 
 
 @pytest.mark.rehearsal

@@ -92,26 +92,31 @@ find_plugin() {
   [[ -n $plugin ]] || answer plugin headgates path
 }
 
-# lock_out OUT_DIR: fail if another run uses the folder. Child processes inherit the lock; a recipe that was started by
-# another one shares its lock.
+# lock_out OUT_DIR: fail if another run uses the folder; with SHARE, if a run that is no share uses it. Child processes
+# inherit the lock; a recipe that was started by another one shares its lock.
 lock_out() {
+  local kind=--exclusive
   [[ ${DRY_RUN:-0} == 1 || ${RECIPE_LOCK:-} == "$1" ]] && return
   mkdir -p "$1" 2>/dev/null || fail "OUT_DIR='$1' cannot be created: choose another folder"
-  exec 8>"$1/.lock"
-  if [[ -n ${SHARE:-} ]]; then # the other shares need the lock only for the text
+  if [[ -n ${SHARE:-} ]]; then
     need flock
-    attended flock 8
-    return
+    kind=--shared
   fi
   command -v flock >/dev/null || return 0
+  exec 8<>"$1/.lock"
   # The data loaders of a killed run end some seconds after it.
-  flock -w 15 8 || fail "another run uses $1 (or one of its programs still runs): wait until it ends, or stop it"
+  flock "$kind" -w 15 8 || fail "another run uses $1 (or one of its programs still runs): wait until it ends, or stop it"
+  if [[ -n ${SHARE:-} ]]; then
+    exec 6<>"$1/.lock.text" # the text is made by one share
+    attended flock 6
+    return
+  fi
   export RECIPE_LOCK=$1
   find "$1" -maxdepth 4 -type f -name '*.[0-9]*.part' -delete # NAME.PID.part of a killed run
 }
 
-# unlock_out: let other shares of the recipe continue.
-unlock_out() { [[ ${DRY_RUN:-0} == 1 ]] || exec 8>&-; }
+# text_is_made: let other shares of the recipe continue.
+text_is_made() { [[ ${DRY_RUN:-0} == 1 || -z ${SHARE:-} ]] || exec 6>&-; }
 
 # keep_settings OUT_DIR SETTINGS [FILE]: record the settings of a folder. Fail if they differ from the recorded ones.
 keep_settings() {
@@ -202,6 +207,43 @@ last_table() {
 
 # reading FILE: the command that reads FILE, or FILE.gz if only that exists.
 reading() { if [[ ! -f $1 && -f $1.gz ]]; then echo "gzip -dc $(quoted "$1.gz")"; else echo "cat $(quoted "$1")"; fi; }
+
+# need_utf8 FILE: fail unless FILE or FILE.gz is UTF-8.
+need_utf8() {
+  iconv -f UTF-8 -t UTF-8 < <(eval "$(reading "$1")") >/dev/null 2>&1 ||
+    fail "$1[.gz] is not UTF-8: convert it, for example with iconv -f ISO-8859-1 -t UTF-8, and run the recipe again"
+}
+
+# same_text RAW_DIR OUT_DIR LANGUAGE...: fail if the text in OUT_DIR was made from files of other sizes.
+same_text() {
+  local raw=$1 made=$2/text/raw.txt other
+  shift 2
+  [[ ${DRY_RUN:-0} != 1 && -f $made ]] || return 0
+  other=$(diff <(sizes_of "$raw" "$@") "$made" | sed -n 's/^> //p' | tr '\n' ',' | sed 's/,$//; s/,/, /g') || true # diff: they differ
+  [[ -z $other ]] || fail "OUT_DIR was made from other text ($other), and RAW_DIR=$raw is not read again: take another OUT_DIR"
+}
+
+# record_text RAW_DIR OUT_DIR LANGUAGE...: record the sizes of the files that the text in OUT_DIR was made from.
+record_text() {
+  local raw=$1 made=$2/text/raw.txt
+  shift 2
+  [[ ${DRY_RUN:-0} != 1 && ! -f $made ]] || return 0
+  sizes_of "$raw" "$@" >"$made.$$.part"
+  mv "$made.$$.part" "$made"
+}
+
+# sizes_of RAW_DIR LANGUAGE...: print names and sizes of the text files.
+sizes_of() {
+  local raw=$1 split language file
+  shift
+  for split in train valid test; do
+    for language in "$@"; do
+      file=$raw/$split.$language
+      [[ -f $file ]] || file+=.gz
+      echo "${file##*/}: $(stat -L -c %s "$file") bytes"
+    done
+  done
+}
 
 # aligned SPLIT PREFIX SRC TGT: fail unless PREFIX.SRC and PREFIX.TGT have the same number of lines. On failure remove
 # them, so that the next run makes them from corrected text.

@@ -9,12 +9,12 @@ set -a # settings.py and the programs read the settings from the environment
 if [[ $SCHEDULE == inverse_sqrt ]]; then : "${EPOCHS:=16}"; elif [[ -z $EPOCHS ]]; then : "${UPDATES:=6000}"; fi
 : "${SAVE_EVERY:=}" "${AVERAGE:=0}" "${KEEP_EPOCHS:=0}" "${TRAIN_FLAGS:=}" "${SEED:=}" "${SEEDS:=${SEED:-1}}"
 : "${RUNS=all=0.5 enc-self=0.25}" "${SCRATCH:=}"
-: "${PRUNE_UPDATES:=2000}" "${PRUNE_LR:=$LR}" "${PRUNE_WARMUP:=100}" "${GATE_LR_SCALE:=}"
+: "${PRUNE_UPDATES:=2000}" "${PRUNE_LR:=$LR}" "${GATE_LR_SCALE:=}"
 : "${PRUNE_SCHEDULE:=polynomial_decay}" "${SPARSITY_METHOD:=lagrangian}"
 if [[ $PRUNE_UPDATES =~ ^[1-9][0-9]{,8}$ ]]; then # settings.py reports other values
-  : "${SPARSITY_WARMUP:=$((PRUNE_UPDATES / 5))}" "${FIX_AFTER:=$((PRUNE_UPDATES * 3 / 10))}"
+  : "${PRUNE_WARMUP:=$((PRUNE_UPDATES / 20))}" "${SPARSITY_WARMUP:=$((PRUNE_UPDATES / 5))}" "${FIX_AFTER:=$((PRUNE_UPDATES * 3 / 10))}"
 else
-  : "${SPARSITY_WARMUP:=}" "${FIX_AFTER:=}"
+  : "${PRUNE_WARMUP:=}" "${SPARSITY_WARMUP:=}" "${FIX_AFTER:=}"
 fi
 : "${L0_WARMUP:=}" "${SENTENCES:=2000}" "${ITERATIONS:=4}"
 : "${BEAM:=4}" "${LENPEN:=1}" "${GENERATION_TOKENS:=4000}" "${PAPER:=}" "${PORT:=29500}" "${METRIC:=}" "${METRIC_NAME:=metric}"

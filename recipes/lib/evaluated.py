@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,8 @@ def _comparison(folder: Path) -> dict[str, Any] | None:
 def in_order(runs: Iterable[Run]) -> list[Run]:
     """Return the runs of one seed in the order of the table: the baseline, then each control and its runs.
 
+    A baseline whose control is not given is compared with itself.
+
     Raises:
         ValueError: if a run is compared with one that is not given
     """
@@ -143,7 +145,8 @@ def in_order(runs: Iterable[Run]) -> list[Run]:
     for run in runs:
         (baselines if run.name == BASELINE else others).append(run)
     names = [run.name for run in (*baselines, *others)]
-    for run in (*baselines, *others):
+    baselines = [run if run.control in names else replace(run, compared=None) for run in baselines]
+    for run in others:
         if run.control not in names:
             raise ValueError(f"{run.name} is compared with {run.control}, which is not given: give its folder too")
     controls = [run for run in others if run.control == run.name]

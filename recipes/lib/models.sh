@@ -107,7 +107,7 @@ validate() {
 evaluate() {
   local model=$1 checkpoint=$2
   translate "$model" "$checkpoint"
-  into "$model/scores.json" "$(quoted sacrebleu "$text/reference.$tgt" -i "$model/test.hyp" -m bleu chrf -w 2 \
+  into "$model/scores.json" "$(quoted sacrebleu "$text/reference.$tgt" -i "$model/test.hyp" -m bleu chrf -w 6 \
     "${lowercase[@]}" ${lowercase:+--chrf-lowercase} --format json)"
   into "$model/heads.json" "$(quoted headgates show "$model/$checkpoint" --json)"
   validate "$model" "$checkpoint"
@@ -116,8 +116,20 @@ evaluate() {
     "$(quoted python3 "$recipes/lib/metric.py" "$METRIC" "$text/source.$src" "$model/test.hyp" "$text/reference.$tgt")"
 }
 
-# compare RUN_DIR CONTROL_DIR: test whether a run differs from its control, with paired bootstrap.
+# keep_metric OUT_DIR: record METRIC. Fail if the folder has the scores of another METRIC under this METRIC_NAME.
+keep_metric() {
+  local file=$1/metric.$METRIC_NAME.txt
+  [[ ! -f $file || $(<"$file") == "$METRIC" ]] ||
+    fail "METRIC_NAME='$METRIC_NAME' is the name of another METRIC in $1 ($(<"$file")): choose another METRIC_NAME"
+  keep_settings "$1" "$METRIC" "${file##*/}"
+}
+
+# compare RUN_DIR CONTROL_DIR: test whether a run differs from its control, with paired bootstrap. The control of the
+# baseline can change with RUNS.
 compare() {
+  if [[ ${DRY_RUN:-0} != 1 && -f $1/significance.json ]]; then
+    grep -qF "\"control\": \"$(basename "$2")\"" "$1/significance.json" || rm "$1/significance.json"
+  fi
   into "$1/significance.json" \
     "$(quoted python3 "$recipes/lib/significance.py" "$text/reference.$tgt" "$2" "$1" "${lowercase[@]}")"
 }

@@ -72,7 +72,7 @@ def table(found: Sequence[Model]) -> str:
 
 
 def tsv(found: Sequence[Model]) -> str:
-    """Return a row for each model: means, lowest and highest values, full precision."""
+    """Return a row for each model: means, lowest and highest values."""
     scores = list(found[0].scores)
     header = ["model", "method", *found[0].heads, "total", "seeds", "front"]
     header += [f"{score}{part}" for score in scores for part in ("", " min", " max")]

@@ -104,7 +104,7 @@ def nearest(run: Run, rows: list[Published]) -> Published | None:
 
 
 def tsv(runs: list[Run], data: str | None) -> str:
-    """Return a row for each run and seed: full precision, signatures, and the nearest row of the paper."""
+    """Return a row for each run and seed: more decimals, signatures, and the nearest row of the paper."""
     names = ("BLEU", "chrF2")
     header = ["model", "seed", *TYPES, "total", "of", "parameters", *names, *(f"{name} signature" for name in names)]
     header += ["nll", "control", "diff", *(f"p {name}" for name in names), "p signature", *runs[0].metrics]

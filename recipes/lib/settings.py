@@ -5,12 +5,13 @@
     settings.py --help RECIPE     list the settings with their meaning and value
 
 Prints nothing when all settings are valid. Otherwise one line on stderr gives the setting, its value and the rule, and
-the exit code is 2. An empty setting means the default of the recipe, except for RUNS, SCRATCH and the lists of
-sweep.sh, where it means none. fairseq-train checks TRAIN_FLAGS.
+the exit code is 2. An empty setting means the default of the recipe, except for RUNS, SCRATCH, the lists of sweep.sh
+and TOKENIZE, where it means none. fairseq-train checks TRAIN_FLAGS.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import sys
@@ -31,17 +32,50 @@ def check_launcher(given: Mapping[str, Any]) -> None:
         raise ValueError(f"WORKERS must be set to the number of processes that LAUNCHER={launcher!r} starts")
 
 
+SIZES = ("embed_dim", "ffn_embed_dim", "layers", "attention_heads")
+
+
 def check_architecture(given: Mapping[str, Any]) -> None:
-    """The architecture is registered. The default is not looked up, because importing fairseq takes seconds."""
+    """The architecture is a transformer, and trains as `transformer_head_gates` does, the architecture of the runs.
+
+    The default is not looked up, because importing fairseq takes seconds.
+    """
     name = given.get("ARCH", "transformer")
     if name == "transformer" or "HEADGATES" in given:
         return
     from fairseq.models import ARCH_MODEL_REGISTRY
+    from fairseq.models.transformer import TransformerModel
 
-    import fairseq_headgates  # noqa: F401  (registers its architectures)
+    from fairseq_headgates.models.transformer import TransformerHeadGatesModel
 
     if name not in ARCH_MODEL_REGISTRY:
         raise ValueError(f"ARCH={shown(name)} must be an architecture of fairseq, for example transformer_iwslt_de_en")
+    if ARCH_MODEL_REGISTRY[name] not in (TransformerModel, TransformerHeadGatesModel):
+        raise ValueError(f"ARCH={shown(name)} must be an architecture of fairseq's encoder-decoder transformer")
+    own, runs = (_defaults(arch, given) for arch in (name, "transformer"))
+    other = [
+        f"--{key.replace('_', '-')}" + ("" if value is True else f" {value}")
+        for key, value in own.items()
+        if runs.get(key) != value
+    ]
+    if other:
+        raise ValueError(
+            f"ARCH={shown(name)} has other defaults than transformer_head_gates, the architecture of the runs: set "
+            f"ARCH=transformer, and {' '.join(other)} in TRAIN_FLAGS"
+        )
+
+
+def _defaults(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that an architecture sets, without those that the recipe gives to every training."""
+    from fairseq.models import ARCH_CONFIG_REGISTRY
+
+    ours = {f"{side}_{size}": 1 for side in ("encoder", "decoder") for size in SIZES} | {"dropout": 0.0}
+    ours |= {"share_all_embeddings": True, "share_decoder_input_output_embed": True}
+    if given.get("PRE_NORM", "1") == "1":
+        ours |= {"encoder_normalize_before": True, "decoder_normalize_before": True}
+    found = argparse.Namespace(**ours)
+    ARCH_CONFIG_REGISTRY[name](found)
+    return {key: value for key, value in vars(found).items() if key not in ours}
 
 
 def check_sizes(given: Mapping[str, Any]) -> None:
@@ -60,6 +94,9 @@ def check_length(given: Mapping[str, Any]) -> None:
         )
     if schedule == "polynomial_decay" and warmup and warmup >= updates:
         raise ValueError(f"WARMUP={warmup} must be below UPDATES={updates}")
+    further, first = given.get("PRUNE_UPDATES"), given.get("PRUNE_WARMUP")
+    if given.get("PRUNE_SCHEDULE") in ("polynomial_decay", "cosine") and further and first and first >= further:
+        raise ValueError(f"PRUNE_WARMUP={first} must be below PRUNE_UPDATES={further}")
     if given.get("EPOCHS") == 0 and not updates:
         raise ValueError("EPOCHS=0 would train without end: it must be 1 or more, or set UPDATES")
     if given.get("PRUNE_SCHEDULE") == "inverse_sqrt" and given.get("PRUNE_WARMUP") == 0:
@@ -138,6 +175,8 @@ def check(recipe: str, environment: Mapping[str, str]) -> None:
         if text:
             try:
                 given[name] = setting.rule(text)
+                if len(text.splitlines()) > 1:
+                    raise ValueError("must be one line")
             except ValueError as error:
                 raise ValueError(f"{name}={shown(text)} {error}") from None
     for check_together in TOGETHER:

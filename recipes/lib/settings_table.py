@@ -97,7 +97,11 @@ TRANSLATION: Settings = {
     ),
     "BPE": Setting(whole(), "number of BPE merge operations"),
     "JOINT": Setting(switch, "1: one BPE code and dictionary for both languages, with shared embeddings"),
-    "ARCH": Setting(word, "architecture of the baseline and baseline+; the runs have transformer_head_gates"),
+    "ARCH": Setting(
+        word,
+        "architecture of the baseline and baseline+; it may differ from transformer_head_gates, that of the runs, only in "
+        "settings of the recipe",
+    ),
     "EMBED": Setting(whole(), "embedding dimension"),
     "FFN": Setting(whole(), "dimension of the feed-forward layers"),
     "LAYERS": Setting(whole(), "layers of the encoder, and of the decoder"),
@@ -138,7 +142,9 @@ TRANSLATION: Settings = {
     ),
     "PRUNE_UPDATES": Setting(whole(), "updates of each run of RUNS and its control"),
     "PRUNE_LR": Setting(each(number(above=0)), "learning rate of each run of RUNS and its control"),
-    "PRUNE_WARMUP": Setting(whole(0), "warm-up updates of each run of RUNS and its control"),
+    "PRUNE_WARMUP": Setting(
+        whole(0), "warm-up updates of each run of RUNS and its control (default: 5% of PRUNE_UPDATES)"
+    ),
     "PRUNE_SCHEDULE": Setting(
         one_of("polynomial_decay", "inverse_sqrt", "fixed", "cosine", "reduce_lr_on_plateau"),
         "learning rate schedule of each run of RUNS and its control: polynomial_decay, inverse_sqrt, fixed, cosine or "

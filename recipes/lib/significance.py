@@ -26,7 +26,9 @@ SEED, RESAMPLES = 12345, 1000  # the defaults of sacrebleu
 
 
 def lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines()
+    """Return the lines of a file as sacrebleu counts them: they end at \\n alone, not at other Unicode line ends."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        return [line.removesuffix("\n") for line in file]
 
 
 def compare(reference: list[str], control: list[str], run: list[str], lowercase: bool = False) -> dict[str, Any]:
