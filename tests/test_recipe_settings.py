@@ -12,6 +12,7 @@ from support.recipes import RECIPES, refused, run
 import settings
 
 WHOLE = "must be a whole number, 1 or more"
+NUMBER = "must be a number of heads (12) or a fraction of them with a decimal point, from 0.0 to 1.0"
 SWITCH = "must be 0 or 1"
 # NAME=VALUE of translation.sh, and words of the message after it.
 BAD = [
@@ -165,13 +166,8 @@ def test_settings_that_contradict_each_other_are_refused(given, words):
         ("iwslt14_de_en.sh", "MEASURED", "1,2,3", "must be epochs"),
         ("iwslt14_de_en.sh", "STEPS", "0,101", "from 0 to 100"),
         ("prune_pretrained.sh", "STEPS", "0 50", "from 0 to 100"),
-        (
-            "prune_pretrained.sh",
-            "KEEP",
-            "1.5",
-            "must be a number of heads (12) or a fraction of them with a decimal point, from 0.0 to 1.0",
-        ),
-        ("prune_pretrained.sh", "KEEP", "80%", "must be a number of heads (12) or a fraction of them"),
+        ("prune_pretrained.sh", "KEEP", "1.5", NUMBER),
+        ("prune_pretrained.sh", "KEEP", "80%", NUMBER),
         ("prune_pretrained.sh", "SENTENCES", "0", WHOLE),
         ("prune_pretrained.sh", "SRC", "en fr", "must be a language"),
         ("demo.sh", "EPOCHS", "x", "must be a whole number"),
