@@ -48,6 +48,9 @@ class GateMonitor:
         """Note a training step. At the first one, check a schedule whose length is given in updates."""
         if self._first_update is None:
             self._first_update = updates_of(unwrapped(model))
+            method = getattr(unwrapped(model), "gate_method", None)
+            if self._first_update == 0 and method is not None:
+                method.begin()
             args = getattr(unwrapped(model), "args", None)
             self._check_schedule(model, getattr(args, "max_update", None))
         self._trained_since_validation = True
@@ -76,7 +79,7 @@ class GateMonitor:
         self._schedule_checked = check_schedule(model, updates)
         method = getattr(model, "gate_method", None)
         for option, end in self._all_ends(method).items():
-            if end > updates:
+            if end > updates or (end == updates and option == "--fix-gates-after"):
                 logger.warning(f"the training has {updates} updates, but {option} lasts until update {end}: lower it")
 
     def _all_ends(self, method: GateMethod | None) -> dict[str, int]:

@@ -48,6 +48,7 @@ def layers(log_alpha=None, lr_scale=1.0):
         ("1.0", {("enc-self", "dec-enc"): 12}),
         ("enc-self=2,dec-enc=0.5", {("enc-self",): 2, ("dec-enc",): 2}),
         (" enc-self=2 , dec-enc=4", {("enc-self",): 2, ("dec-enc",): 4}),
+        ("0.00001", {("enc-self", "dec-enc"): 0}),
     ],
 )
 def test_a_target_is_a_number_a_share_or_one_of_these_by_type(text, counts):
@@ -303,6 +304,15 @@ def test_gates_are_stable_once_validations_find_the_same_open_gates():
         method.validated(counted)
         assert int(method.unchanged) == unchanged
     assert method.stable
+    method.begin()  # another training, from the checkpoint of this one
+    method.validated()
+    assert not method.stable and int(method.unchanged) == 0
+
+
+def test_the_buffers_of_a_method_can_be_averaged():
+    """As fairseq's --store-ema does with everything in the state dict."""
+    state = L0Gates(layers([[9, 9, 9, 9]] * 3), KINDS, stop_when_settled=2).state_dict()
+    assert sorted(state) == ["last_open", "unchanged"] and all(value.is_floating_point() for value in state.values())
 
 
 # Output scale

@@ -59,6 +59,10 @@ BAD_OPTIONS = {
         [*GATED, *RESET, *SUBSET, "3"],
         ["--l0-weight has no effect with --target-heads", "leave one out"],
     ),
+    "lambda of a type without gates": (
+        [*GATED, *RESET, "--gate-heads", "enc-self", "--l0-weight", "dec-enc=0.2"],
+        ["--l0-weight names dec-enc, which has no gates"],
+    ),
     "method without target": ([*GATED, "--sparsity-method", "lagrangian"], ["lagrangian needs --target-heads"]),
     "output scale of subsets": (
         [*GATED, "--l0-weight", "0", *SUBSET, "3", "--gate-output-scale"],

@@ -8,6 +8,8 @@ from support.commands import TYPES, l0_configuration, logged, train_arguments, w
 from support.models import assert_same
 from support.training import read
 
+from fairseq_headgates.checkpoints import build_model
+
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")  # of torch, on machines without a GPU
 
 GATES = ["--gate-heads", TYPES, "--criterion", "label_smoothed_cross_entropy_l0"]
@@ -112,6 +114,27 @@ def test_the_state_of_another_method_is_dropped(tmp_path, train):
     first, second = (read(tmp_path / run / "checkpoint_last.pt")["model"] for run in ("first", "second"))
     assert first["gate_method.multipliers"].shape == (1, 2)
     assert not any("multipliers" in name for name in second)
+
+
+def test_the_state_of_other_targets_is_not_used(tmp_path, train):
+    train(tmp_path / "first", *GATES, *SCHEDULES["lagrangian"])
+    start = ["--finetune-from-model", tmp_path / "first" / "checkpoint_last.pt"]
+    target = ["--sparsity-method", "lagrangian", "--target-heads", "enc-self=2,dec-self=2,dec-enc=3"]
+    done = train(tmp_path / "second", *GATES, *target, *start)
+    assert "gate_method.multipliers of the checkpoint is not used" in done.text
+    assert read(tmp_path / "second" / "checkpoint_last.pt")["model"]["gate_method.multipliers"].shape == (3, 2)
+
+
+def test_open_probabilities_are_those_at_the_end_of_the_training(tmp_path, train):
+    """Those of subsets depend on a temperature, and so on the update."""
+    train(tmp_path, *GATES, *SCHEDULES["subset"])
+    state = read(tmp_path / "checkpoint_last.pt")
+    method = build_model(state).gate_method
+    assert method.num_updates == state["optimizer_history"][-1]["num_updates"]
+    log_alpha = torch.linspace(-2, 2, len(method.kinds))
+    opened = method.open_probability(log_alpha)
+    method.set_num_updates(0)
+    assert float((method.open_probability(log_alpha) - opened).abs().max()) > 0.1
 
 
 def test_target_models_are_shown_and_pruned_to_exactly_the_target(tmp_path, train, run):

@@ -92,6 +92,11 @@ class L0Mixin:
                 raise ValueError(
                     "--l0-weight has no effect with --target-heads, which sets the number of heads: leave one out"
                 )
+            for kind, weight in self.schedule.weights:
+                if kind and weight and kind not in method.kinds:
+                    raise ValueError(
+                        f"--l0-weight names {kind}, which has no gates: add it to --gate-heads, or leave it out"
+                    )
         return method
 
     @classmethod

@@ -33,7 +33,8 @@ class GateMethod(nn.Module):
 
     name: ClassVar[str]
     has_penalty: ClassVar[bool] = True  # false if `penalty` is always 0, so that any criterion trains the gates
-    last_open: Tensor  # [N]: which evaluation gates were above 0 at the last validation
+    # Numbers, because a moving average of the weights (--store-ema) takes these buffers too.
+    last_open: Tensor  # [N]: 1 for the evaluation gates that were above 0 at the last validation
     unchanged: Tensor  # number of validations for which they have been the same
 
     def __init__(
@@ -53,8 +54,8 @@ class GateMethod(nn.Module):
         self.fix_after, self.hard, self.output_scale, self.num_updates = fix_after, hard, output_scale, 0
         self.stop_when_settled = stop_when_settled
         if stop_when_settled:
-            self.register_buffer("last_open", torch.zeros(len(self.kinds), dtype=torch.bool))
-            self.register_buffer("unchanged", torch.zeros((), dtype=torch.long))
+            self.register_buffer("last_open", torch.zeros(len(self.kinds)))
+            self.register_buffer("unchanged", torch.zeros(()))
         self._noise: Tensor | None = None
         self._shared: Tensor | None = None
         self._recomputed: set[int] = set()
@@ -176,6 +177,12 @@ class GateMethod(nn.Module):
         with torch.no_grad():
             return [part.sum() for part in (self.evaluate(self.log_alpha()) > 0).split(self.sizes)]
 
+    def begin(self) -> None:
+        """Forget the validations of another training, whose checkpoint this one starts from."""
+        if self.stop_when_settled:
+            self.last_open.zero_()
+            self.unchanged.zero_()
+
     @torch.no_grad()
     def validated(self, counted: bool = True) -> None:
         """Note a validation, for `stable`. It counts from 0 again if `counted` is false."""
@@ -185,7 +192,7 @@ class GateMethod(nn.Module):
         opened = self.evaluate(log_alpha) > 0
         difference = abs(float(self.open_probability(log_alpha).sum() - opened.sum()))
         moved = not bool(opened.all())  # at the start of a training all gates are open
-        same = counted and moved and bool((opened == self.last_open).all()) and difference <= 0.5
+        same = counted and moved and bool((opened == (self.last_open > 0)).all()) and difference <= 0.5
         self.unchanged.fill_(int(self.unchanged) + 1 if same else 0)
         self.last_open.copy_(opened)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 
 from fairseq_headgates.messages import shown
 
@@ -49,7 +50,9 @@ class Target:
         return found
 
     def __str__(self) -> str:
-        return ",".join(f"{kind}={number}" if kind else str(number) for kind, number in self.wanted)
+        # Without an exponent, which `parse_target` does not read.
+        numbers = [(kind, format(Decimal(str(number)), "f")) for kind, number in self.wanted]
+        return ",".join(f"{kind}={number}" if kind else number for kind, number in numbers)
 
 
 def parse_target(text: str) -> Target | None:

@@ -41,9 +41,14 @@ def apply_head_options(model: nn.Module, options: HeadOptions) -> nn.Module:
 def warn_of_no_penalty(options: HeadOptions, args: Any) -> None:
     """Warn if gates that need a penalty are trained with a criterion that adds none."""
     name = getattr(args, "criterion", None)  # of hydra's `model` it is None
-    if not options.gate_types or not METHODS[options.sparsity_method].has_penalty or name is None:
+    if not options.gate_types or name is None or getattr(CRITERION_REGISTRY.get(name), "adds_penalty", False):
         return
-    if not getattr(CRITERION_REGISTRY.get(name), "adds_penalty", False):
+    if options.stop_when_settled:
+        logger.warning(
+            f"--stop-when-settled has no effect with --criterion {name}: "
+            "use --criterion label_smoothed_cross_entropy_l0"
+        )
+    if METHODS[options.sparsity_method].has_penalty:
         logger.warning(
             f"--criterion {name} adds no penalty on the gates, so the number of open heads is not controlled: "
             "use --criterion label_smoothed_cross_entropy_l0"
@@ -110,6 +115,9 @@ class HeadGatesMixin:
         for name in [name for name in state_dict if name.startswith(GATE_METHOD) and name not in own]:
             del state_dict[name]  # of a run with another method
         for name, value in own.items():
+            if name in state_dict and state_dict[name].shape != value.shape:
+                logger.warning(f"{name} of the checkpoint is not used: it is of other gates or targets")
+                del state_dict[name]
             state_dict.setdefault(name, value)
 
 
