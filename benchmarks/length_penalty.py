@@ -81,16 +81,17 @@ def hypotheses(folder: Path, split: str, language: str, options: argparse.Namesp
     """Return the hypotheses of each sentence: (log P, length with </s>, detokenised text)."""
     log = folder / f"nbest.{split}.log"
     complete = COMPLETE.format(split, options.beam)
-    if not log.is_file() or complete not in log.read_text(encoding="utf-8"):
-        write_whole(log, generate(folder, split, options), force=True)
-    text = log.read_text(encoding="utf-8")
-    if complete not in text:
-        raise SystemExit(f"{log} is incomplete: fairseq-generate has not printed {complete!r}")
+    text = log.read_text(encoding="utf-8") if log.is_file() else ""
+    if complete not in text:  # there is no log, or one of another beam size
+        text = generate(folder, split, options)
+        if complete not in text:
+            raise SystemExit(f"fairseq-generate with {folder} is incomplete")
+        write_whole(log, text, force=True)
     scores = re.findall(r"^D-(\d+)\t(\S+)\t(.*)$", text, re.MULTILINE)
     lengths = [len(line.split()) for line in re.findall(r"^P-\d+\t(.*)$", text, re.MULTILINE)]
-    lines = detokenised("\n".join(words for _, _, words in scores) + "\n", language)
+    texts = detokenised("\n".join(words for _, _, words in scores) + "\n", language)
     found: dict[int, list[tuple]] = defaultdict(list)
-    for (number, score, _), length, line in zip(scores, lengths, lines, strict=True):
+    for (number, score, _), length, line in zip(scores, lengths, texts, strict=True):
         found[int(number)].append((float(score) * length**USED, length, line))
     return [found[number] for number in sorted(found)]
 

@@ -39,7 +39,7 @@ def apply_head_options(model: nn.Module, options: HeadOptions) -> nn.Module:
 
 
 def warn_of_no_penalty(options: HeadOptions, args: Any) -> None:
-    """Warn if gates that need a penalty are trained with a criterion that adds none."""
+    """Warn of a criterion without penalty and monitor, if the gates need a penalty or --stop-when-settled is set."""
     name = getattr(args, "criterion", None)  # of hydra's `model` it is None
     if not options.gate_types or name is None or getattr(CRITERION_REGISTRY.get(name), "adds_penalty", False):
         return
