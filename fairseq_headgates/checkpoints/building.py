@@ -94,8 +94,7 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
         model.upgrade_checked(weights)
         model.load_state_dict(weights, strict=True, model_cfg=args)
         updates = updates_of(state)
-        known = isinstance(updates, int) and 0 <= updates < 2**63
-        model.set_num_updates(updates if known else 0)  # P(open) depends on the warm-ups
+        model.set_num_updates(0 if updates == "?" else updates)  # P(open) depends on the warm-ups
     except Exception as error:  # options that contradict each other or the weights make fairseq raise anything
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         raise ValueError(

@@ -94,6 +94,7 @@ def architecture(args: argparse.Namespace) -> str:
 
 
 def updates_of(state: Mapping[str, Any]) -> int | str:
-    """Return the number of updates that a checkpoint was trained for, '?' if it is not stored."""
+    """Return the number of updates that a checkpoint was trained for, '?' if it is not stored or not possible."""
     history = state.get("optimizer_history") or [{}]
-    return history[-1].get("num_updates", "?")
+    updates = history[-1].get("num_updates", "?")
+    return updates if isinstance(updates, int) and 0 <= updates < 2**63 else "?"
