@@ -24,7 +24,7 @@ setup(
     package_data={"fairseq_headgates": ["py.typed"]},
     packages=find_packages(include=["fairseq_headgates", "fairseq_headgates.*"]),
     python_requires=">=3.11",
-    install_requires=["torch>=2.1", "numpy", "regex", "sacrebleu", "scipy", "tensorboardX", "tqdm"],
+    install_requires=["torch>=2.1", "conllu", "numpy", "regex", "sacrebleu", "scipy", "tensorboardX", "tqdm"],
     extras_require={
         # An extra, because the packages `fairseq` and `fairseq-fixed` own the same folder `fairseq/`:
         # whoever has vanilla fairseq already must not get the fork installed over it.
@@ -34,7 +34,6 @@ setup(
         "ctranslate2": ["ctranslate2>=4"],
         "dev": [
             "build",
-            "conllu",
             "ctranslate2>=4",
             "furo",
             "hypothesis",

@@ -59,3 +59,20 @@ def parse_methods(text: str) -> list[str]:
         if names.count(name) > 1:
             raise ValueError(f"the method {name!r} is named twice: name each method once")
     return names
+
+
+@dataclass(frozen=True)
+class FunctionOptions:
+    """From which values on a head has a function, in percent.
+
+    Attributes:
+        positional: share of the queries whose maximum is at the same offset (Voita et al. 2019, section 5.2)
+        margin: percentage points above the most frequent offset of a relation (Voita et al. 2019, section 5.3)
+        rare: share of the queries whose maximum is on the rarest token of the sentence
+        confidence: level of the confidence intervals
+    """
+
+    positional: float = 90.0
+    margin: float = 10.0
+    rare: float = 50.0
+    confidence: float = 95.0

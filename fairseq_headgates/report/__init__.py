@@ -1,6 +1,7 @@
 """Tables and figures for people (no torch)."""
 
 from fairseq_headgates.report.figures import curve_plot, heat_map, heat_maps
+from fairseq_headgates.report.functions import drift_table, function_table, statistics_table
 from fairseq_headgates.report.tables import (
     agreement_table,
     best_head_table,
@@ -20,6 +21,8 @@ __all__ = [
     "best_head_table",
     "curve_plot",
     "curve_table",
+    "drift_table",
+    "function_table",
     "gate_table",
     "heat_map",
     "heat_maps",
@@ -29,5 +32,6 @@ __all__ = [
     "removal_table",
     "results_table",
     "score_table",
+    "statistics_table",
     "text_table",
 ]

@@ -1,0 +1,22 @@
+"""Find the functions of heads: positional, syntactic, rare tokens, alignment."""
+
+from fairseq_headgates.analysis.functions.counting import (
+    Annotations,
+    FunctionCounts,
+    check_annotations,
+    count_functions,
+)
+from fairseq_headgates.analysis.functions.results import functions_of, kept_functions
+from fairseq_headgates.analysis.functions.trees import parse_relations, read_alignments, read_trees
+
+__all__ = [
+    "Annotations",
+    "FunctionCounts",
+    "check_annotations",
+    "count_functions",
+    "functions_of",
+    "kept_functions",
+    "parse_relations",
+    "read_alignments",
+    "read_trees",
+]

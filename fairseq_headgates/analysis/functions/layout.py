@@ -1,0 +1,239 @@
+"""What a batch looks like to the heads: tokens, positions, words and relations of each attention type.
+
+Shapes: B batch, T target length (queries), S source length (keys), W words of a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fairseq_headgates.analysis.functions.trees import Tree, pairs
+from fairseq_headgates.analysis.functions.words import Piece, align, pieces
+from fairseq_headgates.evaluation import Corpus, Sample
+
+KINDS = {"source": "enc-self", "target": "dec-self"}  # the attention between words of one side
+FREQUENT = 500  # a token beyond the so many most frequent ones is rare (Voita et al. 2019, section 5.4)
+
+
+@dataclass
+class Words:
+    """Words of a batch, and the pairs of words that are looked for.
+
+    Attributes:
+        keys: [B, S, W], 1 where a token is a piece of a word
+        queries: [B, W, T], 1 / (number of its pieces) where a token is a piece of a word
+        where: sentence, query word and key word of every pair, [3, N]
+        what: number of the relation of every pair, [N]
+        offset: position of the key word minus that of the query word, [N]
+        allowed: with word alignments instead of pairs: [B, W (queries), W (keys)], True where they are linked
+    """
+
+    keys: Tensor
+    queries: Tensor
+    where: Tensor = field(default_factory=lambda: torch.zeros(3, 0, dtype=torch.long))
+    what: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    offset: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    allowed: Tensor | None = None
+
+
+@dataclass
+class Layout:
+    """The keys [B, S] and queries [B, T] of one attention type in a batch.
+
+    Queries are tokens of the source (enc-self), input tokens of the decoder (dec-self) or, in dec-enc, the tokens that
+    it predicts.
+
+    Attributes:
+        key_positions, query_positions: counted from 0, without padding
+        counted: which queries are neither padding nor EOS
+        inputs: the same for the input tokens of the queries, which differ in dec-enc; confidence is a mean over these
+        real: which keys are not padding
+        words: which keys are neither padding nor EOS
+        rank: rank of every key in the dictionary by frequency, from 0; -1 for EOS and padding
+        earlier: for self-attention, the last position before each query with the same token, -1 if there is none
+        pairs: words, if trees or alignments are known
+    """
+
+    key_positions: Tensor
+    query_positions: Tensor
+    counted: Tensor
+    inputs: Tensor
+    real: Tensor
+    words: Tensor
+    rank: Tensor | None = None
+    earlier: Tensor | None = None
+    pairs: Words | None = None
+
+
+def positions(tokens: Tensor, pad: int) -> Tensor:
+    """Return the position of every token in its sentence, from 0, for padding on either side: [B, T]."""
+    return tokens.ne(pad).long().cumsum(1).sub(1).clamp_min(0)
+
+
+def earlier_positions(tokens: Tensor, counted: Tensor) -> Tensor:
+    """Return the index of the last earlier token with the same form, -1 where there is none: [B, T]."""
+    same = tokens[:, :, None].eq(tokens[:, None, :]) & counted[:, None, :]
+    same = same.tril(-1)
+    last = torch.arange(tokens.size(1), device=tokens.device).expand_as(same)
+    return torch.where(same, last, -1).amax(-1)
+
+
+def layouts(sample: Sample, corpus: Corpus, ranks: Tensor | None) -> dict[str, Layout]:
+    """Return the layout of each attention type of a batch, without words."""
+    pad, eos = corpus.pad, corpus.eos
+    source, inputs = sample["net_input"]["src_tokens"], sample["net_input"]["prev_output_tokens"]
+    predicted = sample["target"]
+
+    def word(tokens: Tensor) -> Tensor:
+        return tokens.ne(pad) & tokens.ne(eos)
+
+    def layout(keys: Tensor, queries: Tensor, entering: Tensor, ranked: bool) -> Layout:
+        made = Layout(
+            key_positions=positions(keys, pad),
+            query_positions=positions(queries, pad),
+            counted=word(queries),
+            inputs=word(entering),
+            real=keys.ne(pad),
+            words=word(keys),
+        )
+        if ranked and ranks is not None:
+            made.rank = torch.where(made.words, ranks.to(keys.device)[keys], -1)
+        if keys is queries:
+            made.earlier = torch.where(made.counted, earlier_positions(queries, made.counted), -1)
+        return made
+
+    return {
+        "enc-self": layout(source, source, source, True),
+        "dec-self": layout(inputs, inputs, inputs, False),
+        "dec-enc": layout(source, predicted, inputs, True),
+    }
+
+
+def frequency_ranks(dictionary: object, side: str) -> Tensor:
+    """Return the rank of every symbol of a dictionary by its count, 0 for the most frequent; special symbols are last.
+
+    Raises:
+        ValueError: if the dictionary has no counts
+    """
+    counts = list(dictionary.count)  # type: ignore[attr-defined]
+    special = dictionary.nspecial  # type: ignore[attr-defined]
+    if len(set(counts[special:])) < 2:
+        raise ValueError(
+            f"the dictionary of the {side} has no counts, by which tokens are rare: write it with fairseq-preprocess, "
+            "or pass --no-rare"
+        )
+    order = sorted(range(special, len(counts)), key=lambda symbol: -counts[symbol])
+    ranks = torch.full((len(counts),), len(counts))
+    ranks[torch.tensor(order)] = torch.arange(len(order))
+    return ranks
+
+
+class Sentence:
+    """The tokens of one sentence as pieces, and their positions in its row of a batch."""
+
+    def __init__(self, row: Tensor, dictionary: object, subwords: str, shift: int = 0):
+        pad, eos, unk = (getattr(dictionary, name)() for name in ("pad", "eos", "unk"))
+        tokens = [(i, token) for i, token in enumerate(row.tolist()) if token not in (pad, eos)]
+        symbols = dictionary.symbols  # type: ignore[attr-defined]
+        self.places = [i + shift for i, _ in tokens]
+        self.pieces: list[Piece] = pieces([None if t == unk else symbols[t] for _, t in tokens], subwords)
+
+    def words(self) -> list[tuple[int, ...]]:
+        """Return the pieces of each word of the text."""
+        found: list[tuple[int, ...]] = []
+        for i, piece in enumerate(self.pieces):
+            if piece.word == len(found):
+                found.append(())
+            found[piece.word] += (i,)
+        return found
+
+
+@dataclass
+class AlignedTrees:
+    """The trees of one side of a corpus, and how well they fit the text.
+
+    Attributes:
+        counts: sentences, words, and aligned words so far; pairs and pairs with both words aligned
+        mismatched: numbers of the sentences, from 1, that are not those of the trees
+    """
+
+    trees: Sequence[Tree]
+    relations: Sequence[str]
+    counts: Tensor = field(default_factory=lambda: torch.zeros(5, dtype=torch.double))
+    mismatched: list[int] = field(default_factory=list)
+
+    def words(self, sentences: Sequence[Sentence], ids: Sequence[int], causal: bool) -> tuple[list, list]:
+        """Return the pieces of each word, and (sentence, query, key, relation) of every pair.
+
+        Words that are not aligned have no pieces; each of the other pieces is a word of its own at the end.
+        """
+        words, found = [], []
+        for row, (sentence, number) in enumerate(zip(sentences, ids, strict=True)):
+            tree = self.trees[number]
+            aligned = align(sentence.pieces, tree.forms)
+            if aligned.matched < 0.5:
+                self.mismatched.append(number + 1)
+            own = [() if i in tree.unspelled else each for i, each in enumerate(aligned.pieces)]
+            wanted = [p for p in pairs(tree, self.relations) if not (causal and p.key >= p.query)]
+            usable = [p for p in wanted if own[p.query] and own[p.key]]
+            self.counts += torch.tensor([1, len(own), sum(map(bool, own)), len(wanted), len(usable)]).double()
+            found += [(row, *pair) for pair in usable]
+            rest = set(range(len(sentence.pieces))) - {piece for each in own for piece in each}
+            words.append([*own, *((piece,) for piece in sorted(rest))])
+        return words, found
+
+
+def membership(words: Sequence[Sequence[tuple[int, ...]]], sentences: Sequence[Sentence], length: int) -> Tensor:
+    """Return [B, length, W], 1 where the token at a position is a piece of a word."""
+    found = torch.zeros(len(words), length, max(map(len, words), default=0))
+    for row, (own, sentence) in enumerate(zip(words, sentences, strict=True)):
+        for word, parts in enumerate(own):
+            for piece in parts:
+                found[row, sentence.places[piece], word] = 1
+    return found
+
+
+def averaging(members: Tensor) -> Tensor:
+    """Return the weights [B, W, T] that average over the pieces of each word, from their membership [B, T, W]."""
+    return (members / members.sum(1, keepdim=True).clamp_min(1)).transpose(1, 2)
+
+
+def tree_words(
+    side: AlignedTrees, sentences: Sequence[Sentence], ids: Sequence[int], length: int, causal: bool
+) -> Words:
+    """Return the words of a batch with their trees. With `causal` only pairs whose key is earlier are counted."""
+    words, found = side.words(sentences, ids, causal)
+    members = membership(words, sentences, length)
+    table = torch.tensor(found, dtype=torch.long).view(-1, 4).T
+    return Words(members, averaging(members), table[:3], table[3], table[2] - table[1])
+
+
+def linked_words(
+    links: Sequence[frozenset[tuple[int, int]]], source: Sequence[Sentence], target: Sequence[Sentence], sample: Sample
+) -> Words:
+    """Return the words of a batch with their alignments. Raise ValueError for a link outside of its sentence."""
+    key_words, query_words = ([sentence.words() for sentence in side] for side in (source, target))
+    keys = membership(key_words, source, sample["net_input"]["src_tokens"].size(1))
+    queries = averaging(membership(query_words, target, sample["target"].size(1)))
+    allowed = torch.zeros(len(source), queries.size(1), keys.size(2), dtype=torch.bool)
+    for row, number in enumerate(sample["id"].tolist()):
+        for a, b in links[number]:
+            if a >= len(key_words[row]) or b >= len(query_words[row]):
+                raise ValueError(
+                    f"the alignment of sentence {number + 1} has {a}-{b}, but the sentence has {len(key_words[row])} "
+                    f"and {len(query_words[row])} words: align the text from before subword segmentation"
+                )
+            allowed[row, b, a] = True
+    return Words(keys, queries, allowed=allowed)
+
+
+def on(device: torch.device, made: Mapping[str, Layout]) -> None:
+    """Move the words of layouts to a device."""
+    for layout in made.values():
+        if layout.pairs is not None:
+            for name, value in vars(layout.pairs).items():
+                setattr(layout.pairs, name, None if value is None else value.to(device))

@@ -1,0 +1,160 @@
+"""The functions of every head, from counts: rates, confidence intervals, and which of them make a function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from scipy.stats import binomtest, fisher_exact
+from torch import Tensor
+
+from fairseq_headgates.analysis.functions.counting import STATISTICS, FunctionCounts, HeadCounts, KindCounts
+from fairseq_headgates.analysis.options import FunctionOptions
+from fairseq_headgates.surgery import HeadSite
+
+FORMAT = "headgates.functions/1"
+
+
+def functions_of(
+    counts: FunctionCounts, options: FunctionOptions, gates: Mapping[str, Tensor], signature: str = ""
+) -> dict[str, Any]:
+    """Return the functions of all heads, as the JSON of `headgates functions`.
+
+    A head has the function
+    - `positional O` if its maximum is at the offset O from the query for at least `positional` percent of the queries
+    - `REL to head` or `REL to dependent` if its maximum is on the word in the relation for at least `margin` percentage
+      points more of the pairs than the most frequent offset of the relation, and the confidence interval is above that
+      baseline
+    - `rare` if its maximum is on the rarest token of the sentence for at least `rare` percent of the queries
+    - `alignment`: as relations, for aligned words
+
+    Args:
+        counts: what the heads of a model attend to
+        options: from which values on a head has a function
+        gates: the evaluation gates of the model; see `gate_values`
+        signature: describes the model and the data
+    """
+    heads: dict[str, list[list[dict | None]]] = {}
+    for layer in counts.heads:
+        found = _layer(layer, counts.kinds[layer.site.kind], counts.relations, options)
+        row: list[dict | None] = [None] * getattr(layer.site.attention, "heads", layer.site.attention.num_heads)
+        for head, entry in zip(_kept(layer.site), found, strict=True):
+            row[head] = {"gate": float(gates[layer.site.kind][layer.site.layer, head]), **entry}
+        heads.setdefault(layer.site.kind, []).append(row)
+    names = ("sentences", "words", "aligned_words", "pairs", "aligned_pairs")
+    return {
+        "format": FORMAT,
+        "signature": signature,
+        "options": asdict(options),
+        "trees": {side: dict(zip(names, numbers, strict=True)) for side, numbers in counts.aligned.items()},
+        "relations": {
+            kind: relations for kind, own in counts.kinds.items() if (relations := _relations(own, counts.relations))
+        },
+        "heads": heads,
+    }
+
+
+def _kept(site: HeadSite) -> tuple[int, ...]:
+    return tuple(getattr(site.attention, "kept", range(site.attention.num_heads)))
+
+
+def _relations(counts: KindCounts, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Return of every relation that was found the number of pairs, and the most frequent offset as the baseline."""
+    found = {name: _baseline(row) for name, row in zip(names, counts.offsets, strict=True) if row.sum() > 0}
+    if counts.linked > 0:
+        found["alignment"] = _baseline(counts.linked_offsets, int(counts.linked))
+    return found
+
+
+def _baseline(offsets: Tensor, count: int | None = None) -> dict[str, Any]:
+    """Return the most frequent offset, and the share of the pairs that it is right for."""
+    best = int(offsets.argmax())
+    count = int(offsets.sum()) if count is None else count
+    return {"count": count, "offset": best - len(offsets) // 2, "baseline": float(offsets[best]) / count}
+
+
+def _layer(counts: HeadCounts, kind: KindCounts, names: list[str], options: FunctionOptions) -> list[dict[str, Any]]:
+    relations = _relations(kind, names)
+    return [_head(counts, kind, names, relations, head, options) for head in range(counts.offsets.size(0))]
+
+
+def _head(
+    counts: HeadCounts,
+    kind: KindCounts,
+    names: list[str],
+    relations: dict[str, dict[str, Any]],
+    head: int,
+    options: FunctionOptions,
+) -> dict[str, Any]:
+    """Return the numbers of one head, and its functions by name."""
+    entry: dict[str, Any] = {"functions": [], "positional": _positional(counts.offsets[head])}
+    for name, relation in relations.items():
+        hits = counts.linked[head] if name == "alignment" else counts.pairs[names.index(name), head]
+        rate = _rate(float(hits), relation["count"], options.confidence)
+        entry.setdefault("words", {})[name] = rate
+        if rate["rate"] >= relation["baseline"] + options.margin / 100 and rate["low"] > relation["baseline"]:
+            entry["functions"].append(name)
+    if kind.rare > 0:
+        one, two = (_rate(float(hits), int(kind.rare), options.confidence) for hits in counts.rare[:, head])
+        entry["rare"] = {**one, "two_rarest": two["rate"]}
+        if one["rate"] >= options.rare / 100:
+            entry["functions"].append("rare")
+    if entry["positional"]["rate"] >= options.positional / 100:
+        entry["functions"].insert(0, f"positional {entry['positional']['offset']:+d}")
+    entry["statistics"] = {
+        name: float(total) / float(number)
+        for name, total, number in zip(STATISTICS, counts.sums[:, head], kind.statistics, strict=True)
+        if number > 0 and not (counts.site.kind == "dec-enc" and name == "itself")
+    }
+    if counts.site.kind == "dec-enc" and kind.steps > 0:
+        entry["statistics"]["monotonic"] = float(counts.monotonic[head]) / float(kind.steps)
+    return entry
+
+
+def _positional(offsets: Tensor) -> dict[str, Any]:
+    """Return the most frequent offset of the maximum, its rate, and the rates of all offsets."""
+    count, middle = float(offsets.sum()), len(offsets) // 2
+    best = int(offsets.argmax())
+    rates = {str(i - middle): float(n) / count for i, n in enumerate(offsets) if n > 0}
+    return {
+        "offset": best - middle,
+        "rate": float(offsets[best]) / max(count, 1),
+        "count": int(count),
+        "offsets": rates,
+    }
+
+
+def _rate(hits: float, count: int, confidence: float) -> dict[str, Any]:
+    """Return a rate with its Wilson confidence interval."""
+    interval = binomtest(round(hits), count).proportion_ci(confidence / 100, method="wilson")
+    return {"rate": hits / count, "low": float(interval.low), "high": float(interval.high), "count": count}
+
+
+def kept_functions(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Test whether heads that had a function before pruning are kept more often than others.
+
+    Args:
+        before: result of `functions_of` before pruning
+        after: the same after pruning
+
+    Returns:
+        the heads that were open before, with and without a function, and how many of them are still open; the p-value
+        of Fisher's exact test, one-sided
+    """
+    numbers = {"kept_with": 0, "with": 0, "kept_without": 0, "without": 0}
+    for kind, layers in before["heads"].items():
+        for layer, row in enumerate(layers):
+            for head, entry in enumerate(row):
+                if entry is None or not entry["gate"] > 0:
+                    continue
+                group = "with" if entry["functions"] else "without"
+                rows = after["heads"].get(kind, [])
+                now = rows[layer][head] if layer < len(rows) and head < len(rows[layer]) else None
+                numbers[group] += 1
+                numbers[f"kept_{group}"] += now is not None and now["gate"] > 0
+    table = [
+        [numbers["kept_with"], numbers["with"] - numbers["kept_with"]],
+        [numbers["kept_without"], numbers["without"] - numbers["kept_without"]],
+    ]
+    return {**numbers, "p": float(fisher_exact(table, alternative="greater").pvalue)}

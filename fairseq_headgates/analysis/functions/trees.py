@@ -1,0 +1,135 @@
+"""Dependency trees in CoNLL-U, and word alignments in the Pharaoh format (no torch)."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import conllu
+
+from fairseq_headgates.messages import first_line, shown
+
+RELATIONS = ("nsubj", "obj", "iobj", "amod", "advmod", "det", "case")
+OLD_NAMES = {"dobj": "obj"}  # Stanford Dependencies, as in Voita et al. 2019
+
+
+class Tree(NamedTuple):
+    """A dependency tree. Words are counted from 0.
+
+    Attributes:
+        forms: text of every word; of a multiword token that its words do not spell (German "im": "in dem") the first
+            word has the text
+        heads: number of each word's head, -1 for the root
+        relations: relation of each word to its head
+        unspelled: the words of such multiword tokens, which cannot be aligned with a text
+    """
+
+    forms: tuple[str, ...]
+    heads: tuple[int, ...]
+    relations: tuple[str, ...]
+    unspelled: frozenset[int] = frozenset()
+
+
+def read_trees(path: str) -> list[Tree]:
+    """Read a CoNLL-U file, gzip-compressed if its name ends in .gz. Raise ValueError."""
+    text = _read(path, "a CoNLL-U file")
+    try:
+        trees = [_tree(sentence) for sentence in conllu.parse(text)]
+    except Exception as error:  # conllu raises its own and others for broken lines
+        raise ValueError(f"{path} is not CoNLL-U ({first_line(error)}): give trees in 10 columns") from None
+    if not trees:
+        raise ValueError(f"{path} has no trees: give a CoNLL-U file with one tree for every sentence")
+    return trees
+
+
+def _tree(sentence: Sequence[dict]) -> Tree:
+    words = [token for token in sentence if isinstance(token["id"], int)]  # not 3-4 (multiword) and 5.1 (empty)
+    if any(not isinstance(word["head"], int) or not 0 <= word["head"] <= len(words) for word in words):
+        raise ValueError(f"the sentence {' '.join(str(word['form']) for word in words)[:60]!r} has a wrong HEAD")
+    if [word["id"] for word in words] != list(range(1, len(words) + 1)):
+        raise ValueError(f"the words of {' '.join(str(word['form']) for word in words)[:60]!r} have wrong IDs")
+    forms, unspelled = [str(word["form"]) for word in words], set()
+    for token in sentence:
+        if not isinstance(token["id"], int) and token["id"][1] == "-":
+            first, last = token["id"][0] - 1, token["id"][2]
+            if "".join(forms[first:last]) != token["form"]:
+                forms[first:last] = [str(token["form"])] + [""] * (last - first - 1)
+                unspelled |= set(range(first, last))
+    return Tree(
+        tuple(forms),
+        tuple(word["head"] - 1 for word in words),
+        tuple(str(word["deprel"]) for word in words),
+        frozenset(unspelled),
+    )
+
+
+class Pair(NamedTuple):
+    """A query word and the key word that it is in a relation with, and the number of the relation and direction."""
+
+    query: int
+    key: int
+    relation: int
+
+
+def directions(relations: Sequence[str]) -> list[str]:
+    """Return the names of the relations in both directions: 'nsubj to head', 'nsubj to dependent', ..."""
+    return [f"{relation} to {end}" for relation in relations for end in ("head", "dependent")]
+
+
+def pairs(tree: Tree, relations: Sequence[str]) -> list[Pair]:
+    """Return the pairs of words in the relations, in both directions, numbered as in `directions`."""
+    found = []
+    for word, (head, name) in enumerate(zip(tree.heads, tree.relations, strict=True)):
+        for number, relation in enumerate(relations):
+            if head >= 0 and _is(name, relation):
+                found += [Pair(word, head, 2 * number), Pair(head, word, 2 * number + 1)]
+    return found
+
+
+def _is(name: str, relation: str) -> bool:
+    """Return whether a relation of a tree is `relation` or a subtype of it."""
+    name = OLD_NAMES.get(name, name)
+    return relation in (name, name.partition(":")[0])
+
+
+def parse_relations(text: str | None, trees: Iterable[Tree]) -> tuple[str, ...]:
+    """Parse relations separated by commas; without a text, return those of `RELATIONS` that the trees have.
+
+    Raise ValueError for a relation that no tree has, or that is named twice.
+    """
+    names = {OLD_NAMES.get(name, name) for tree in trees for name in tree.relations}
+    there = names | {name.partition(":")[0] for name in names}
+    if text is None:
+        return tuple(relation for relation in RELATIONS if relation in there)
+    wanted = [OLD_NAMES.get(name.strip(), name.strip()) for name in text.split(",")]
+    for relation in wanted:
+        if relation not in there:
+            raise ValueError(f"no tree has the relation {shown(relation)}: choose from {', '.join(sorted(there))}")
+        if wanted.count(relation) > 1:
+            raise ValueError(f"the relation {relation!r} is named twice: name each once")
+    return tuple(wanted)
+
+
+def read_alignments(path: str) -> list[frozenset[tuple[int, int]]]:
+    """Read word alignments: for every sentence the pairs 'source-target' of words counted from 0. Raise ValueError."""
+    found = []
+    for number, line in enumerate(_read(path, "word alignments").splitlines(), start=1):
+        links = line.split()
+        wrong = next((link for link in links if not re.fullmatch(r"\d{1,6}-\d{1,6}", link)), None)
+        if wrong is not None:
+            raise ValueError(
+                f"{path} line {number} has {shown(wrong)}: it must have pairs like 0-0 1-2 (Pharaoh format)"
+            )
+        found.append(frozenset((int(a), int(b)) for a, _, b in (link.partition("-") for link in links)))
+    return found
+
+
+def _read(path: str, what: str) -> str:
+    try:
+        raw = Path(path).read_bytes()
+        return (gzip.decompress(raw) if path.endswith(".gz") else raw).decode("utf-8")
+    except (OSError, EOFError, ValueError) as error:  # ValueError: not UTF-8
+        raise ValueError(f"cannot read {path} ({first_line(error)}): give {what} in UTF-8") from None

@@ -1,0 +1,116 @@
+"""Words of subword tokens, and their alignment with the words of a dependency tree by characters (no torch)."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from typing import NamedTuple
+
+SUBWORDS = ("subword-nmt", "sentencepiece", "none")
+ESCAPED = {"&apos;": "'", "&quot;": '"', "&lt;": "<", "&gt;": ">", "&#124;": "|", "&#91;": "[", "&#93;": "]"}
+ESCAPED |= {"&amp;": "&", "@-@": "-"}  # Moses: special characters, and hyphens within words
+# Typographic characters that tokenisers replace.
+PLAIN = str.maketrans({**dict.fromkeys("“”„«»", '"'), **dict.fromkeys("‘’‚`´", "'"), **dict.fromkeys("‐‑‒–—", "-")})
+
+
+class Piece(NamedTuple):
+    """A token of the model: its text without the mark of subwords, None if unknown, and the number of its word."""
+
+    text: str | None
+    word: int
+
+
+def subwords_of(symbols: Sequence[str]) -> str:
+    """Return the kind of subwords that the symbols of a dictionary are: an element of `SUBWORDS`."""
+    if any(symbol.endswith("@@") for symbol in symbols):
+        return "subword-nmt"
+    return "sentencepiece" if any(symbol.startswith("\u2581") for symbol in symbols) else "none"
+
+
+def pieces(tokens: Sequence[str | None], subwords: str) -> list[Piece]:
+    """Return the pieces of a sentence, without EOS. None is an unknown token, a word of its own."""
+    found: list[Piece] = []
+    word, inside = -1, False  # inside a word: the next piece continues it
+    for token in tokens:
+        if token is None:
+            begins, inside, text = True, False, None
+        elif subwords == "subword-nmt":
+            begins = not inside
+            inside = token.endswith("@@")
+            text = token.removesuffix("@@")
+        elif subwords == "sentencepiece":
+            begins, text = token.startswith("\u2581") or not found, token.lstrip("\u2581")
+        else:
+            begins, text = True, token
+        word += begins
+        found.append(Piece(text, word))
+    return found
+
+
+class Aligned(NamedTuple):
+    """Which pieces each word of a tree consists of: none if it is not aligned; and the share of matched characters."""
+
+    pieces: list[tuple[int, ...]]
+    matched: float
+
+
+def align(found: Sequence[Piece], forms: Sequence[str]) -> Aligned:
+    """Align the words of a tree with the pieces of the same sentence.
+
+    Both are compared as characters without spaces; case, typographic quotes and dashes, and Moses' escapes make no
+    difference. A word is aligned only if all its characters are those of consecutive pieces that have no others.
+    """
+    text, owners = _characters(found)
+    tree = [(character, word) for word, form in enumerate(forms) for character in _plain(form)]
+    other = "".join(character for character, _ in tree)
+    place = _matched(text, other)  # by character of the tree: the character of the text
+    words_of: dict[int, set[int | None]] = {}
+    for i, owning in enumerate(owners):
+        word = tree[place[i]][1] if i in place else None
+        for piece in owning:
+            words_of.setdefault(piece, set()).add(word)
+    where: list[list[int]] = [[] for _ in forms]
+    complete = [bool(_plain(form)) for form in forms]
+    back = {b: a for a, b in place.items()}
+    for b, (_, word) in enumerate(tree):
+        a = back.get(b)
+        if a is None or (where[word] and a != where[word][-1] + 1):
+            complete[word] = False
+        if a is not None:
+            where[word].append(a)
+    result = []
+    for word, characters in enumerate(where):
+        own = sorted({piece for a in characters for piece in owners[a]})
+        alone = all(words_of[piece] == {word} for piece in own)
+        result.append(tuple(own) if complete[word] and alone else ())
+    known = sum(character != "\0" for character in text)
+    return Aligned(result, len(place) / known if known else 1.0)
+
+
+def _matched(text: str, other: str) -> dict[int, int]:
+    """Return {position in `text`: position in `other`} of their common characters, in order."""
+    if text == other:
+        return {i: i for i in range(len(text))}
+    blocks = SequenceMatcher(None, text, other, autojunk=False).get_matching_blocks()
+    return {a + i: b + i for a, b, size in blocks for i in range(size)}
+
+
+def _characters(found: Sequence[Piece]) -> tuple[str, list[tuple[int, ...]]]:
+    """Return the characters of a sentence, and the pieces that each is of; an unknown token is the character 0."""
+    raw = [(c, i) for i, piece in enumerate(found) for c in ("\0" if piece.text is None else piece.text)]
+    text, owners = "", []
+    joined = "".join(c for c, _ in raw)
+    pattern = re.compile("|".join(map(re.escape, ESCAPED)) + "|.", re.DOTALL)
+    for match in pattern.finditer(joined):
+        owning = tuple(dict.fromkeys(i for _, i in raw[match.start() : match.end()]))
+        for character in _plain(ESCAPED.get(match.group(), match.group())):
+            text += character
+            owners.append(owning)
+    return text, owners
+
+
+def _plain(text: str) -> str:
+    """Return a text without spaces, case and typographic variants."""
+    return "".join(unicodedata.normalize("NFKC", text.translate(PLAIN)).casefold().split())

@@ -1,0 +1,134 @@
+"""`headgates functions`: find positional, syntactic, rare-token and alignment heads."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from fairseq_headgates import report
+from fairseq_headgates.analysis.options import FunctionOptions
+from fairseq_headgates.cli.parser import add_data, add_output
+
+if TYPE_CHECKING:
+    from fairseq_headgates.analysis.functions import Annotations
+    from fairseq_headgates.cli.session import Loaded, Session
+
+DEFAULTS = FunctionOptions()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `headgates functions`."""
+    add_data(parser)
+    parser.description = (
+        "Find the functions of heads by where their largest attention weight is: at a fixed offset (positional), on a "
+        "word in a syntactic relation, on a rare token, on the aligned word. With several checkpoints (--path A:B), "
+        "show which functions remain; the first checkpoint is that before pruning."
+    )
+    parser.add_argument(
+        "--conllu", metavar="FILE", help="dependency trees of the source in CoNLL-U (.gz), one for every sentence"
+    )
+    parser.add_argument("--target-conllu", metavar="FILE", help="the same of the target, for decoder self-attention")
+    parser.add_argument(
+        "--relations",
+        metavar="R[,R...]",
+        help="relations of the trees to look for, subtypes included (default: those of nsubj, obj, iobj, amod, advmod, "
+        "det and case that the trees have)",
+    )
+    parser.add_argument(
+        "--alignment",
+        metavar="FILE",
+        help="word alignments for decoder-encoder attention: a line for every sentence with pairs source-target of "
+        "words counted from 0, as fast_align and eflomal write them (Pharaoh format)",
+    )
+    parser.add_argument("--no-rare", action="store_true", help="do not look for heads that attend to rare tokens")
+    parser.add_argument(
+        "--positional",
+        metavar="PERCENT",
+        type=_percent,
+        default=DEFAULTS.positional,
+        help="a head is positional if its maximum is at the same offset for so many tokens (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--margin",
+        metavar="POINTS",
+        type=_percent,
+        default=DEFAULTS.margin,
+        help="a head finds a relation if its maximum is on the right word in so many percentage points more of the "
+        "pairs than the most frequent offset of the relation (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--rare",
+        metavar="PERCENT",
+        type=_percent,
+        default=DEFAULTS.rare,
+        help="a head attends to rare tokens if its maximum is on the rarest token of the sentence for so many tokens "
+        "(default: %(default)g)",
+    )
+    parser.add_argument(
+        "--statistics",
+        action="store_true",
+        help="also print entropy, confidence, and the weights on EOS, the first token, the token itself, and the last "
+        "token of the same form, for every head",
+    )
+    add_output(parser, "write the result as JSON")
+
+
+def _percent(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage from 0 to 100")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `headgates functions` and return its exit code."""
+    from fairseq_headgates.analysis.functions import kept_functions
+    from fairseq_headgates.cli.session import session
+
+    if args.relations is not None and args.conllu is None and args.target_conllu is None:
+        raise ValueError("--relations needs trees: add --conllu FILE or --target-conllu FILE")
+    with session(args) as work:
+        annotations = _annotations(work)
+        results = {work.name(path): _functions(work, work.load(path), annotations) for path in work.paths}
+        first, *others = results
+        tests = {name: kept_functions(results[first], results[name]) for name in others}
+        found: Any = list(results.values()) if others else results[first]
+        text = json.dumps(found, allow_nan=False)
+        work.write(args.out, text + "\n")
+        work.say(text if args.json else "\n\n".join(_text(results, tests, args.statistics)))
+    return 0
+
+
+def _functions(work: Session, loaded: Loaded, annotations: Annotations) -> dict[str, Any]:
+    from fairseq_headgates.analysis.functions import check_annotations, count_functions, functions_of
+    from fairseq_headgates.surgery import gate_values
+
+    args = work.args
+    check_annotations(annotations, len(work.task.dataset(loaded.corpus.subset)))
+    counts = count_functions(loaded.model, loaded.corpus, annotations, work.progress("functions"))
+    options = FunctionOptions(args.positional, args.margin, args.rare)
+    return functions_of(counts, options, gate_values(loaded.model), str(loaded.signature))
+
+
+def _annotations(work: Session) -> Annotations:
+    from fairseq_headgates.analysis.functions import Annotations, parse_relations, read_alignments, read_trees
+
+    args, files = work.args, {"source": work.args.conllu, "target": work.args.target_conllu}
+    trees = {side: read_trees(path) for side, path in files.items() if path is not None}
+    relations = parse_relations(args.relations, [tree for each in trees.values() for tree in each]) if trees else ()
+    links = None if args.alignment is None else read_alignments(args.alignment)
+    subwords = {"@@ ": "subword-nmt", "subword_nmt": "subword-nmt", "sentencepiece": "sentencepiece"}
+    return Annotations(trees, relations, links, not args.no_rare, subwords.get(work.fairseq.post_process or "", ""))
+
+
+def _text(results: dict[str, Any], tests: dict[str, Any], statistics: bool) -> list[str]:
+    found = []
+    for name, result in results.items():
+        title = [name] if len(results) > 1 else []
+        tables = [report.function_table(result), *([report.statistics_table(result)] if statistics else [])]
+        found += [*title, *tables, result["signature"]]
+    return [*found, report.drift_table(results, tests)] if tests else found

@@ -1,0 +1,113 @@
+"""Text tables of the functions of heads (no torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fairseq_headgates.heads import TYPES, HeadId
+from fairseq_headgates.report.tables import TITLES, text_table
+
+
+def open_heads(result: Mapping[str, Any]) -> Iterator[tuple[HeadId, Mapping[str, Any]]]:
+    """Iterate over the heads that are neither removed nor closed, with their entries."""
+    for kind in TYPES:
+        for layer, row in enumerate(result["heads"].get(kind, [])):
+            for head, entry in enumerate(row):
+                if entry is not None and entry["gate"] > 0:
+                    yield HeadId(kind, layer, head), entry
+
+
+def function_table(result: Mapping[str, Any]) -> str:
+    """Format the heads that have a function: one block per attention type, a line for each function."""
+    blocks = []
+    for kind in result["heads"]:
+        heads = [(head, entry) for head, entry in open_heads(result) if head.kind == kind]
+        rows = [
+            [f"layer {head.layer} head {head.head}", *_cells(result, kind, entry, name)]
+            for head, entry in heads
+            for name in entry["functions"]
+        ]
+        with_function = sum(bool(entry["functions"]) for _, entry in heads)
+        title = f"{kind} ({TITLES[kind]}): {with_function} of {len(heads)} heads have a function"
+        header = [kind, "function", "rate", "interval", "baseline", "count"]
+        blocks.append(title + ("\n" + text_table(header, rows) if rows else ""))
+    return "\n\n".join([*blocks, *_trees(result)])
+
+
+def _cells(result: Mapping[str, Any], kind: str, entry: Mapping[str, Any], name: str) -> list[str]:
+    """Return name, rate, interval, baseline and count of one function."""
+    if name.startswith("positional"):
+        found = entry["positional"]
+        return [name, _percent(found["rate"]), "", "", str(found["count"])]
+    found = entry["rare"] if name == "rare" else entry["words"][name]
+    baseline = "" if name == "rare" else _percent(result["relations"][kind][name]["baseline"])
+    interval = f"{_percent(found['low'])}..{_percent(found['high'])}"
+    return [name, _percent(found["rate"]), interval, baseline, str(found["count"])]
+
+
+def _trees(result: Mapping[str, Any]) -> Iterator[str]:
+    for side, number in result["trees"].items():
+        yield (
+            f"trees of the {side}: {number['sentences']} sentences; {number['aligned_words']} of {number['words']} "
+            f"words aligned with the text; {number['aligned_pairs']} of {number['pairs']} relations counted"
+        )
+
+
+def statistics_table(result: Mapping[str, Any]) -> str:
+    """Format the statistics of all open heads: one block per attention type, a line per head."""
+    blocks = []
+    for kind in result["heads"]:
+        heads = [(head, entry) for head, entry in open_heads(result) if head.kind == kind]
+        if not heads:
+            continue
+        names = list(dict.fromkeys(name for _, entry in heads for name in entry["statistics"]))
+        rows = [
+            [
+                f"layer {head.layer} head {head.head}",
+                f"{entry['positional']['offset']:+d}",
+                _percent(entry["positional"]["rate"]),
+                *(f"{entry['statistics'][name]:.3f}" if name in entry["statistics"] else "-" for name in names),
+            ]
+            for head, entry in heads
+        ]
+        blocks.append(text_table([kind, "offset", "rate", *names], rows))
+    return "\n\n".join(blocks)
+
+
+def drift_table(results: Mapping[str, Mapping[str, Any]], tests: Mapping[str, Mapping[str, Any]]) -> str:
+    """Format which heads have each function in several checkpoints, and whether heads with functions are kept.
+
+    Args:
+        results: functions by the name of the checkpoint; the first is that before pruning
+        tests: for each other checkpoint the numbers of Fisher's exact test; see `functions.kept_functions`
+    """
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for checkpoint, result in results.items():
+        for head, entry in open_heads(result):
+            for name in entry["functions"]:
+                cell = found.setdefault((head.kind, name), {}).setdefault(checkpoint, [])
+                cell.append(f"{head.layer}.{head.head}")
+    order = sorted(found, key=lambda key: (TYPES.index(key[0]), key[1]))
+    rows = [
+        [f"{kind} {name}", *(" ".join(found[kind, name].get(c, [])) or "-" for c in results)] for kind, name in order
+    ]
+    table = text_table(["heads (layer.head) with the function", *results], rows)
+    return "\n\n".join([table, _kept_table(tests)]) if tests else table
+
+
+def _kept_table(tests: Mapping[str, Mapping[str, Any]]) -> str:
+    rows: list[Sequence[str]] = [
+        [
+            name,
+            f"{test['kept_with']} of {test['with']}",
+            f"{test['kept_without']} of {test['without']}",
+            f"{test['p']:.3f}",
+        ]
+        for name, test in tests.items()
+    ]
+    return text_table(["kept of the heads of the first checkpoint", "with a function", "without", "p"], rows)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}%"

@@ -1,0 +1,141 @@
+"""`headgates functions` as a user runs it, on toy models."""
+
+import json
+
+import pytest
+from support.analysis import FULL, one_line
+from support.commands import worker_arguments
+
+
+def conllu(path, sentences, relation="nsubj"):
+    """Trees in which every word but the last depends on the next one."""
+    blocks = []
+    for words in sentences:
+        rows = [
+            f"{i}\t{word}\t_\t_\t_\t_\t{i + 1 if i < len(words) else 0}\t{relation if i < len(words) else 'root'}\t_\t_"
+            for i, word in enumerate(words, start=1)
+        ]
+        blocks.append("\n".join(rows) + "\n\n")
+    path.write_text("".join(blocks))
+    return path
+
+
+@pytest.fixture
+def texts(toy):
+    """The words of the validation set, source and target."""
+    return [
+        [line.split() for line in (toy.data.parent / f"valid.{side}").read_text().splitlines()]
+        for side in ("src", "tgt")
+    ]
+
+
+@pytest.fixture
+def annotated(texts, tmp_path):
+    """Options with trees of both sides and an alignment: the target is the source in reverse."""
+    links = tmp_path / "links"
+    links.write_text("".join(" ".join(f"{i}-{len(s) - 1 - i}" for i in range(len(s))) + "\n" for s in texts[0]))
+    trees = [conllu(tmp_path / f"{side}.conllu", text) for side, text in zip("st", texts, strict=True)]
+    return ["--conllu", trees[0], "--target-conllu", trees[1], "--alignment", links]
+
+
+@pytest.mark.parametrize("name", ["baseline", "gated", "fixed", "mixed"])
+def test_every_kind_of_checkpoint(name, on_toy, checkpoints, annotated, texts, tmp_path):
+    out = tmp_path / "functions.json"
+    text = on_toy("functions", *annotated, "--statistics", "--out", out, checkpoint=checkpoints[name])
+    result = json.loads(out.read_text())
+    assert result["format"] == "headgates.functions/1" and result["signature"] in text
+    assert {kind: [len(row) for row in rows] for kind, rows in result["heads"].items()} == FULL
+    words = sum(map(len, texts[0]))
+    number = words - len(texts[0])  # pairs: every word but the last of a sentence
+    tree = {"sentences": 30, "words": words, "aligned_words": words}
+    assert result["trees"]["source"] == {**tree, "pairs": 2 * number, "aligned_pairs": 2 * number}
+    assert result["trees"]["target"] == {**tree, "pairs": number, "aligned_pairs": number}
+    relations = result["relations"]
+    assert relations["enc-self"]["nsubj to head"] == {"count": number, "offset": 1, "baseline": 1}
+    assert relations["dec-self"] == {"nsubj to dependent": {"count": number, "offset": -1, "baseline": 1}}
+    assert relations["dec-enc"]["alignment"]["count"] == words
+    assert f"{words} of {words} words aligned with the text" in text
+    assert "enc-self (encoder self-attention): 0 of " in text and "entropy" in text
+
+
+def test_json(on_toy, annotated):
+    result = json.loads(on_toy("functions", "--json", *annotated))
+    entry = result["heads"]["dec-enc"][0][0]
+    assert set(entry) == {"gate", "functions", "positional", "words", "statistics"}
+    assert set(entry["statistics"]) == {"entropy", "confidence", "eos", "first", "monotonic"}
+    assert result["options"] == {"positional": 90, "margin": 10, "rare": 50, "confidence": 95}
+
+
+def test_the_confidence_is_that_of_score(on_toy):
+    result = json.loads(on_toy("functions", "--json"))
+    scores = json.loads(on_toy("score", "--json", "--method", "confidence"))["scores"]
+    for kind, rows in scores.items():
+        for row, entries in zip(rows, result["heads"][kind], strict=True):
+            assert [entry["statistics"]["confidence"] for entry in entries] == pytest.approx(row)
+
+
+def test_the_number_of_processes_makes_no_difference(start, toy, gated_checkpoint, on_toy, annotated, tmp_path):
+    alone = json.loads(on_toy("functions", "--json", *annotated))
+    shared = tmp_path / "shared.json"
+    common = ["functions", toy.data, "--path", gated_checkpoint, "--gen-subset", "valid", "--cpu", "--max-tokens", "40"]
+    workers = [start("headgates", *common, *annotated, "--out", shared, *own) for own in worker_arguments(2)]
+    outputs = [worker.finish().expect(0).out for worker in workers]
+    assert outputs[0] and not outputs[1]
+    found = json.loads(shared.read_text())
+    assert found["trees"] == alone["trees"] and found["relations"] == alone["relations"]
+    for kind, rows in alone["heads"].items():
+        for row, others in zip(rows, found["heads"][kind], strict=True):
+            for entry, other in zip(row, others, strict=True):
+                assert entry["statistics"] == pytest.approx(other["statistics"], rel=1e-5)
+                assert entry["words"] == other["words"]
+
+
+def test_several_checkpoints(on_toy, headgates, checkpoints):
+    both = f"{checkpoints['baseline']}:{checkpoints['fixed']}"
+    text = on_toy("functions", "--positional", "0", checkpoint=both)
+    assert "heads (layer.head) with the function" in text
+    kept, total = json.loads(headgates("show", checkpoints["fixed"], "--json"))["heads"]["total"]
+    assert text.splitlines()[-1].split()[1:] == [str(kept), "of", str(total), "0", "of", "0", "1.000"]
+    results = json.loads(on_toy("functions", "--json", checkpoint=both))
+    assert len(results) == 2
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--relations", "nsubj"], "--relations needs trees: add --conllu FILE"),
+        (["--positional", "101"], "'101' is not a percentage from 0 to 100"),
+        (["--conllu", "missing"], "cannot read missing"),
+        (["--alignment", ""], "cannot read"),
+    ],
+)
+def test_wrong_options(options, words, on_toy):
+    assert words in one_line(on_toy("functions", *options, code=2))
+
+
+def test_trees_of_another_text(on_toy, texts, tmp_path):
+    other = [["other"] * len(words) if i in (3, 7) else words for i, words in enumerate(texts[0])]
+    line = one_line(on_toy("functions", "--conllu", conllu(tmp_path / "x", other), code=2))
+    assert "2 trees of the source are not those of its sentences (number 4, 8)" in line
+    line = one_line(on_toy("functions", "--conllu", conllu(tmp_path / "x", texts[0][1:]), code=2))
+    assert "there are 29 source trees for 30 sentences" in line
+    line = one_line(on_toy("functions", "--conllu", tmp_path / "x", "--relations", "obj", code=2))
+    assert "no tree has the relation 'obj': choose from nsubj, root" in line
+
+
+def test_alignments_of_another_text(on_toy, tmp_path):
+    links = tmp_path / "links"
+    links.write_text("0-0\n" * 29)
+    assert "there are 29 lines of word alignments for 30" in one_line(on_toy("functions", "--alignment", links, code=2))
+    links.write_text("0-0 9-0\n" * 30)
+    line = one_line(on_toy("functions", "--alignment", links, code=2))
+    assert " has 9-0, but the sentence has " in line and "before subword segmentation" in line
+
+
+def test_a_dictionary_without_counts(on_toy, copied):
+    folder = copied()
+    for path in folder.glob("dict.*"):
+        path.write_text("".join(f"{line.split()[0]} 1\n" for line in path.read_text().splitlines()))
+    line = one_line(on_toy("functions", data=folder, subset="test", code=2))
+    assert "the dictionary of the source has no counts" in line and "--no-rare" in line
+    on_toy("functions", "--no-rare", data=folder, subset="test")
