@@ -75,7 +75,9 @@ def modules_after(statements):
     return set(done.stdout.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("command", ["show", "prune", "convert", "score", "ablate", "curve", "functions", "correlate", "path"])
+@pytest.mark.parametrize(
+    "command", ["show", "prune", "convert", "score", "ablate", "curve", "functions", "correlate", "path"]
+)
 def test_help_and_wrong_options_need_neither_torch_nor_fairseq(command):
     build = f"from fairseq_headgates.cli.main import build_parser; build_parser([{command!r}])"
     assert not modules_after(build) & {"torch", "fairseq", "numpy", "scipy", "matplotlib"}
