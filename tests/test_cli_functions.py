@@ -47,14 +47,14 @@ def test_every_kind_of_checkpoint(name, on_toy, checkpoints, annotated, texts, t
     assert {kind: [len(row) for row in rows] for kind, rows in result["heads"].items()} == FULL
     words = sum(map(len, texts[0]))
     number = words - len(texts[0])  # pairs: every word but the last of a sentence
-    tree = {"sentences": 30, "words": words, "aligned_words": words}
-    assert result["trees"]["source"] == {**tree, "pairs": 2 * number, "aligned_pairs": 2 * number}
-    assert result["trees"]["target"] == {**tree, "pairs": number, "aligned_pairs": number}
+    tree = {"sentences": 30, "words": words, "matched_words": words}
+    assert result["trees"]["source"] == {**tree, "pairs": 2 * number, "matched_pairs": 2 * number}
+    assert result["trees"]["target"] == {**tree, "pairs": number, "matched_pairs": number}
     relations = result["relations"]
-    assert relations["enc-self"]["nsubj to head"] == {"count": number, "offset": 1, "baseline": 1}
+    assert relations["enc-self"]["nsubj to governor"] == {"count": number, "offset": 1, "baseline": 1}
     assert relations["dec-self"] == {"nsubj to dependent": {"count": number, "offset": -1, "baseline": 1}}
     assert relations["dec-enc"]["alignment"]["count"] == words
-    assert f"{words} of {words} words aligned with the text" in text
+    assert f"{words} of {words} words found in the text" in text
     assert "enc-self (encoder self-attention): 0 of " in text and "entropy" in text
 
 
@@ -95,7 +95,7 @@ def test_several_checkpoints(on_toy, headgates, checkpoints):
     text = on_toy("functions", "--positional", "0", checkpoint=both)
     assert "heads (layer.head) with the function" in text
     kept, total = json.loads(headgates("show", checkpoints["fixed"], "--json"))["heads"]["total"]
-    assert text.splitlines()[-1].split()[1:] == [str(kept), "of", str(total), "0", "of", "0", "1.000"]
+    assert text.splitlines()[-1].split()[1:] == ["all", str(kept), "of", str(total), "0", "of", "0", "1.000"]
     results = json.loads(on_toy("functions", "--json", checkpoint=both))
     assert len(results) == 2
 

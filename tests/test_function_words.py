@@ -1,4 +1,4 @@
-"""Words of subword tokens, their alignment with trees by characters, CoNLL-U and Pharaoh files."""
+"""Words of subword tokens, the words of trees in a text, CoNLL-U and Pharaoh files."""
 
 import gzip
 import random
@@ -14,7 +14,7 @@ from fairseq_headgates.analysis.functions.trees import (
     read_alignments,
     read_trees,
 )
-from fairseq_headgates.analysis.functions.words import Piece, align, pieces, subwords_of
+from fairseq_headgates.analysis.functions.words import Piece, match, pieces, subwords_of
 
 
 def cut(tokens, subwords):
@@ -35,8 +35,8 @@ def test_the_kind_of_subwords_is_read_off_the_dictionary():
     assert subwords_of(["the", "cat"]) == "none"
 
 
-def aligned(tokens, forms, subwords="subword-nmt"):
-    return align(pieces(tokens, subwords), forms)
+def matched(tokens, forms, subwords="subword-nmt"):
+    return match(pieces(tokens, subwords), forms)
 
 
 @pytest.mark.parametrize(
@@ -52,45 +52,45 @@ def aligned(tokens, forms, subwords="subword-nmt"):
         ("a &am@@ p; b", "a & b", [(0,), (1, 2), (3,)]),
         ("&quot; yes &quot; - he", "“ Yes ” – he", [(0,), (1,), (2,), (3,), (4,)]),
         ("stra\u00dfe ...", "Strasse …", [(0,), (1,)]),
-        # what is not in both is not aligned, and nothing else suffers
+        # what is not in both is not found, and nothing else suffers
         ("the black cat sat", "the cat sat", [(0,), (2,), (3,)]),
         ("the cat sat", "the black cat sat", [(0,), (), (1,), (2,)]),
         ("the cats ran", "the cat ran", [(0,), (), (2,)]),
         ("the cats sat", "the cat sat", [(0,), (), ()]),  # the s could be of either word
     ],
 )
-def test_words_of_trees_are_aligned_by_characters(tokens, forms, expected):
-    assert aligned(tokens.split(), forms.split()).pieces == expected
+def test_words_of_trees_are_found_by_characters(tokens, forms, expected):
+    assert matched(tokens.split(), forms.split()).pieces == expected
 
 
-def test_unknown_tokens_are_not_aligned():
-    found = aligned(["the", None, "sat"], ["the", "zyx", "sat"])
-    assert found.pieces == [(0,), (), (2,)] and found.matched == 1
+def test_unknown_tokens_are_not_found():
+    found = matched(["the", None, "sat"], ["the", "zyx", "sat"])
+    assert found.pieces == [(0,), (), (2,)] and found.share == 1
 
 
 def test_another_sentence_does_not_match():
-    assert aligned("a man in a red hat".split(), "two dogs play with sticks".split()).matched < 0.5
-    assert aligned([], ["word"]).matched == 1  # an empty sentence: nothing contradicts the tree
+    assert matched("a man in a red hat".split(), "two dogs play with sticks".split()).share < 0.5
+    assert matched([], ["word"]).share == 1  # an empty sentence: nothing contradicts the tree
 
 
 @given(st.lists(st.text("abcde", min_size=1, max_size=6), min_size=1, max_size=8), st.randoms(use_true_random=False))
-def test_any_segmentation_of_the_same_words_is_aligned_with_itself(words, chance):
+def test_any_segmentation_of_the_same_words_is_found(words, chance):
     tokens, expected = [], []
     for word in words:
         cuts = sorted(chance.sample(range(1, len(word)), chance.randint(0, len(word) - 1)))
         parts = [word[a:b] for a, b in zip([0, *cuts], [*cuts, len(word)], strict=True)]
         expected.append(tuple(range(len(tokens), len(tokens) + len(parts))))
         tokens += [part + "@@" for part in parts[:-1]] + [parts[-1]]
-    assert aligned(tokens, words).pieces == expected
+    assert matched(tokens, words).pieces == expected
 
 
 def test_nothing_is_guessed_when_characters_are_lost():
-    """Every aligned word has exactly the characters of its pieces."""
+    """Every word that is found has exactly the characters of its pieces."""
     chance = random.Random(1)
     for _ in range(200):
         words = ["".join(chance.choices("abc", k=chance.randint(1, 5))) for _ in range(6)]
         damaged = [Piece("".join(c for c in word if chance.random() > 0.2), i) for i, word in enumerate(words)]
-        for word, own in zip(words, align(damaged, words).pieces, strict=True):
+        for word, own in zip(words, match(damaged, words).pieces, strict=True):
             assert not own or "".join(damaged[i].text for i in own) == word
 
 

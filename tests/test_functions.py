@@ -119,7 +119,7 @@ def one_head(offsets, sums, where, w, keys, queries, entering):
         offsets[where][best - t] += 1
         add("entropy", -sum(x * math.log2(x) for x in w[t] if x > 0))
         add("eos", sum(x for x, key in zip(w[t], keys, strict=True) if key == EOS))
-        add("first", w[t][0])
+        add("first", w[t][min(places)] if places else 0)
         if where[0] != "dec-enc":
             add("itself", w[t][t])
             same = [s for s in range(t) if keys[s] == query]
@@ -161,7 +161,7 @@ def one_tree(task, sums, where, w, pair):
     for word, (head, relation) in enumerate(zip(tree.heads, tree.relations, strict=True)):
         if head < 0 or relation == "dep" or {word, head} & unknown:
             continue
-        for query, key, end in ((word, head, "head"), (head, word, "dependent")):
+        for query, key, end in ((word, head, "governor"), (head, word, "dependent")):
             if kind == "dec-self" and key >= query:
                 continue
             name = f"{relation.partition(':')[0]} to {end}"
@@ -207,7 +207,7 @@ def test_all_numbers_equal_naive_counts(subwords, pruned, left_pad, monkeypatch)
                 assert entry["positional"]["rate"] == max(rates.values())
                 own = dict(entry["statistics"])
                 if kind != "dec-self":
-                    own |= {"rare": entry["rare"]["rate"], "two": entry["rare"]["two_rarest"]}
+                    own |= {"two": entry["rare"]["rate"], "rare": entry["rare"]["rarest"]}
                     assert entry["rare"]["count"] == sums[(*where, "rare")][1] > 0
                 own |= {name: value["rate"] for name, value in entry["words"].items()}
                 wanted = {what: s / n for (*place, what), (s, n) in sums.items() if tuple(place) == where}
@@ -216,7 +216,7 @@ def test_all_numbers_equal_naive_counts(subwords, pruned, left_pad, monkeypatch)
                     assert value["count"] == sums[(*where, name)][1]
                     assert value["low"] <= value["rate"] <= value["high"]
                 compared.update(own)
-    assert set(compared) >= {*STATISTICS, "monotonic", "alignment", "rare", "nsubj to head", "obj to dependent"}
+    assert set(compared) >= {*STATISTICS, "monotonic", "alignment", "rare", "nsubj to governor", "obj to dependent"}
 
 
 def test_the_baseline_is_the_most_frequent_offset():
@@ -230,7 +230,7 @@ def test_the_baseline_is_the_most_frequent_offset():
             for word, (head, relation) in enumerate(zip(tree.heads, tree.relations, strict=True)):
                 if head < 0 or relation == "dep" or {word, head} & unknown:
                     continue
-                for offset, end in ((head - word, "head"), (word - head, "dependent")):
+                for offset, end in ((head - word, "governor"), (word - head, "dependent")):
                     if kind == "enc-self" or offset < 0:
                         offsets[f"{relation.partition(':')[0]} to {end}"][offset] += 1
         assert set(result["relations"][kind]) == set(offsets)
@@ -254,7 +254,7 @@ def test_functions_are_named_by_their_thresholds():
 
 def test_a_relation_needs_the_margin_and_the_interval():
     """4 of 4 pairs are not enough beside a baseline of 1 in 2; 40 of 40 are."""
-    for number, expected in ((3, []), (40, ["nsubj to head"])):
+    for number, expected in ((3, []), (40, ["nsubj to governor"])):
         counts = fake_counts(number)
         result = functions_of(counts, FunctionOptions(margin=10), {"enc-self": torch.ones(1, 1)})
         assert result["heads"]["enc-self"][0][0]["functions"] == expected
@@ -285,8 +285,9 @@ def test_retained_heads_are_compared_with_removed_ones():
     }
     after = {"heads": {"enc-self": [[entry, entry, with_function, None], [None, closed, closed, closed]]}}
     test = kept_functions(before, after)
-    assert test == {"kept_with": 3, "with": 3, "kept_without": 0, "without": 4, "p": pytest.approx(1 / 35)}
-    assert kept_functions(before, before)["p"] == 1
+    expected = {"kept_with": 3, "with": 3, "kept_without": 0, "without": 4, "p": pytest.approx(1 / 35)}
+    assert test == {"enc-self": expected, "all": expected}
+    assert kept_functions(before, before)["all"]["p"] == 1
 
 
 # Functions that are not there
@@ -341,5 +342,8 @@ def test_a_head_that_looks_at_the_right_word_is_found(grammar):
     counting.see(site, planted, planted)
     counts = counting.result()
     entries = functions_of(counts, FunctionOptions(), gate_values(model))["heads"]["enc-self"][0]
-    assert [entry["functions"] for entry in entries[:2]] == [["nsubj to head", "obj to head"], ["nsubj to dependent"]]
-    assert entries[0]["words"]["nsubj to head"]["rate"] == entries[1]["words"]["nsubj to dependent"]["rate"] == 1
+    assert [entry["functions"] for entry in entries[:2]] == [
+        ["nsubj to governor", "obj to governor"],
+        ["nsubj to dependent"],
+    ]
+    assert entries[0]["words"]["nsubj to governor"]["rate"] == entries[1]["words"]["nsubj to dependent"]["rate"] == 1

@@ -68,7 +68,7 @@ class FunctionOptions:
     Attributes:
         positional: share of the queries whose maximum is at the same offset (Voita et al. 2019, section 5.2)
         margin: percentage points above the most frequent offset of a relation (Voita et al. 2019, section 5.3)
-        rare: share of the queries whose maximum is on the rarest token of the sentence
+        rare: share of the queries whose maximum is on one of the two rarest tokens of the sentence
         confidence: level of the confidence intervals
     """
 

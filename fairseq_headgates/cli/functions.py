@@ -22,18 +22,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data(parser)
     parser.description = (
         "Find the functions of heads by where their largest attention weight is: at a fixed offset (positional), on a "
-        "word in a syntactic relation, on a rare token, on the aligned word. With several checkpoints (--path A:B), "
-        "show which functions remain; the first checkpoint is that before pruning."
+        "word in a syntactic relation, on a rare token, on the aligned word. The decoder reads the reference; options "
+        "of the search have no effect. With several checkpoints (--path A:B), show which functions remain; the first "
+        "checkpoint is that before pruning, the others are trained from it."
     )
     parser.add_argument(
-        "--conllu", metavar="FILE", help="dependency trees of the source in CoNLL-U (.gz), one for every sentence"
+        "--conllu",
+        metavar="FILE",
+        help="dependency trees of the source: CoNLL-U, also as .gz, with one tree for every sentence of --gen-subset",
     )
     parser.add_argument("--target-conllu", metavar="FILE", help="the same of the target, for decoder self-attention")
     parser.add_argument(
         "--relations",
         metavar="R[,R...]",
-        help="relations of the trees to look for, subtypes included (default: those of nsubj, obj, iobj, amod, advmod, "
-        "det and case that the trees have)",
+        help="relations of the trees to look for, subtypes included (default: those of nsubj, obj or dobj, iobj, amod, "
+        "advmod, det and case that the trees have)",
     )
     parser.add_argument(
         "--alignment",
@@ -47,29 +50,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         type=_percent,
         default=DEFAULTS.positional,
-        help="a head is positional if its maximum is at the same offset for so many tokens (default: %(default)g)",
+        help="a head is positional if its maximum is at the same offset for at least PERCENT of the tokens (default: "
+        "%(default)g)",
     )
     parser.add_argument(
         "--margin",
         metavar="POINTS",
         type=_percent,
         default=DEFAULTS.margin,
-        help="a head finds a relation if its maximum is on the right word in so many percentage points more of the "
-        "pairs than the most frequent offset of the relation (default: %(default)g)",
+        help="least gain over the baseline, the most frequent offset, for relations and alignments; the 95%% "
+        "confidence interval must also be above the baseline (default: %(default)g)",
     )
     parser.add_argument(
         "--rare",
         metavar="PERCENT",
         type=_percent,
         default=DEFAULTS.rare,
-        help="a head attends to rare tokens if its maximum is on the rarest token of the sentence for so many tokens "
-        "(default: %(default)g)",
+        help="a head attends to rare tokens if its maximum is on one of the two rarest tokens of the sentence for at "
+        "least PERCENT of the tokens (default: %(default)g)",
     )
     parser.add_argument(
         "--statistics",
         action="store_true",
-        help="also print entropy, confidence, and the weights on EOS, the first token, the token itself, and the last "
-        "token of the same form, for every head",
+        help="also print the most frequent offset, entropy, confidence, weights on EOS, the first token, the token "
+        "itself and the last earlier token of the same form, and how monotonic decoder-encoder attention is, for every "
+        "head",
     )
     add_output(parser, "write the result as JSON")
 

@@ -16,10 +16,10 @@ OPEN = (
     "otherwise closed."
 )
 DATA_EPILOG = (
-    "DATA is a folder written by fairseq-preprocess; --path CKPT (required) is a fairseq checkpoint (for curve, also "
-    "several, separated by colons). The options of fairseq-generate set data, batches, workers and beam search: "
-    "--gen-subset (default: test; to choose heads, use valid or train), --max-tokens (4000), --cpu, --fp16, --beam, "
-    "--lenpen, --post-process, --tokenizer, --scoring sacrebleu, ... (fairseq-generate --help)."
+    "DATA is a folder written by fairseq-preprocess; --path CKPT (required) is a fairseq checkpoint (for curve and "
+    "functions, also several, separated by colons). The options of fairseq-generate set data, batches, workers and "
+    "beam search: --gen-subset (default: test; to choose heads, use valid or train), --max-tokens (4000), --cpu, "
+    "--fp16, --beam, --lenpen, --post-process, --tokenizer, --scoring sacrebleu, ... (fairseq-generate --help)."
 )
 
 

@@ -29,7 +29,7 @@ def function_table(result: Mapping[str, Any]) -> str:
             for name in entry["functions"]
         ]
         with_function = sum(bool(entry["functions"]) for _, entry in heads)
-        title = f"{kind} ({TITLES[kind]}): {with_function} of {len(heads)} heads have a function"
+        title = f"{kind} ({TITLES[kind]}): {with_function} of {len(heads)} open heads have a function"
         header = [kind, "function", "rate", "interval", "baseline", "count"]
         blocks.append(title + ("\n" + text_table(header, rows) if rows else ""))
     return "\n\n".join([*blocks, *_trees(result)])
@@ -49,8 +49,8 @@ def _cells(result: Mapping[str, Any], kind: str, entry: Mapping[str, Any], name:
 def _trees(result: Mapping[str, Any]) -> Iterator[str]:
     for side, number in result["trees"].items():
         yield (
-            f"trees of the {side}: {number['sentences']} sentences; {number['aligned_words']} of {number['words']} "
-            f"words aligned with the text; {number['aligned_pairs']} of {number['pairs']} relations counted"
+            f"trees of the {side}: {number['sentences']} sentences; {number['matched_words']} of {number['words']} "
+            f"words found in the text; {number['matched_pairs']} of {number['pairs']} pairs counted"
         )
 
 
@@ -100,13 +100,15 @@ def _kept_table(tests: Mapping[str, Mapping[str, Any]]) -> str:
     rows: list[Sequence[str]] = [
         [
             name,
+            kind,
             f"{test['kept_with']} of {test['with']}",
             f"{test['kept_without']} of {test['without']}",
             f"{test['p']:.3f}",
         ]
-        for name, test in tests.items()
+        for name, by_kind in tests.items()
+        for kind, test in by_kind.items()
     ]
-    return text_table(["kept of the heads of the first checkpoint", "with a function", "without", "p"], rows)
+    return text_table(["open of the first checkpoint's heads", "type", "with a function", "without", "p"], rows)
 
 
 def _percent(value: float) -> str:

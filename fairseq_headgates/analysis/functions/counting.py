@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from fairseq_headgates.analysis.functions.layout import (
     FREQUENT,
     KINDS,
-    AlignedTrees,
     Layout,
+    MatchedTrees,
     Sentence,
     Words,
     frequency_ranks,
@@ -128,13 +128,13 @@ class FunctionCounts:
     Attributes:
         heads: counts of every attention layer
         kinds: counts of every attention type
-        aligned: by side, numbers of sentences, words, aligned words, pairs, and pairs with both words aligned
+        matched: by side, numbers of sentences, words, words found in the text, pairs, and pairs with both words found
         relations: names of the relations in both directions
     """
 
     heads: list[HeadCounts]
     kinds: dict[str, KindCounts]
-    aligned: dict[str, list[int]]
+    matched: dict[str, list[int]]
     relations: list[str]
 
 
@@ -182,7 +182,7 @@ class _Pass:
             for side, dictionary in self.dictionaries.items()
         }
         self.ranks = frequency_ranks(task.source_dictionary, "source") if annotations.rare else None
-        self.sides = {side: AlignedTrees(trees, annotations.relations) for side, trees in annotations.trees.items()}
+        self.sides = {side: MatchedTrees(trees, annotations.relations) for side, trees in annotations.trees.items()}
         self.relations = directions(annotations.relations)
         self.longest = self._longest()
         sites = head_sites(model)
@@ -289,8 +289,8 @@ class _Pass:
         sums = all_reduce(torch.cat([part.flatten() for part in parts]))
         for part, total in zip(parts, sums.split([part.numel() for part in parts]), strict=True):
             part.copy_(total.view_as(part))
-        aligned = {side: [int(number) for number in trees.counts] for side, trees in self.sides.items()}
-        return FunctionCounts(list(self.heads.values()), self.kinds, aligned, self.relations)
+        matched = {side: [int(number) for number in trees.counts] for side, trees in self.sides.items()}
+        return FunctionCounts(list(self.heads.values()), self.kinds, matched, self.relations)
 
     def _check_trees(self) -> None:
         for side, trees in self.sides.items():
@@ -306,7 +306,7 @@ class _Pass:
 def _statistics(layout: Layout, weights: Tensor, largest: Tensor, counted: Tensor) -> Tensor:
     """Return the sums of `STATISTICS`: [6, H]."""
     keys = layout.real & ~layout.words  # EOS
-    first = layout.real & layout.key_positions.eq(0)
+    first = layout.words & layout.key_positions.eq(layout.first)
 
     def on_keys(mask: Tensor) -> Tensor:
         return (weights * mask[:, None, None, :]).sum(-1)

@@ -6,13 +6,13 @@ Shapes: B batch, T target length (queries), S source length (keys), W words of a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fairseq_headgates.analysis.functions.trees import Tree, pairs
-from fairseq_headgates.analysis.functions.words import Piece, align, pieces
+from fairseq_headgates.analysis.functions.words import Piece, match, pieces
 from fairseq_headgates.evaluation import Corpus, Sample
 
 KINDS = {"source": "enc-self", "target": "dec-self"}  # the attention between words of one side
@@ -55,6 +55,7 @@ class Layout:
         words: which keys are neither padding nor EOS
         rank: rank of every key in the dictionary by frequency, from 0; -1 for EOS and padding
         earlier: for self-attention, the last position before each query with the same token, -1 if there is none
+        first: position of the first key that is not EOS, which begins the input of the decoder
         pairs: words, if trees or alignments are known
     """
 
@@ -66,6 +67,7 @@ class Layout:
     words: Tensor
     rank: Tensor | None = None
     earlier: Tensor | None = None
+    first: int = 0
     pairs: Words | None = None
 
 
@@ -108,7 +110,7 @@ def layouts(sample: Sample, corpus: Corpus, ranks: Tensor | None) -> dict[str, L
 
     return {
         "enc-self": layout(source, source, source, True),
-        "dec-self": layout(inputs, inputs, inputs, False),
+        "dec-self": replace(layout(inputs, inputs, inputs, False), first=1),
         "dec-enc": layout(source, predicted, inputs, True),
     }
 
@@ -153,11 +155,11 @@ class Sentence:
 
 
 @dataclass
-class AlignedTrees:
+class MatchedTrees:
     """The trees of one side of a corpus, and how well they fit the text.
 
     Attributes:
-        counts: sentences, words, and aligned words so far; pairs and pairs with both words aligned
+        counts: sentences, words, and words found in the text so far; pairs, and pairs with both words found
         mismatched: numbers of the sentences, from 1, that are not those of the trees
     """
 
@@ -169,15 +171,15 @@ class AlignedTrees:
     def words(self, sentences: Sequence[Sentence], ids: Sequence[int], causal: bool) -> tuple[list, list]:
         """Return the pieces of each word, and (sentence, query, key, relation) of every pair.
 
-        Words that are not aligned have no pieces; each of the other pieces is a word of its own at the end.
+        Words that are not found in the text have no pieces; each of the other pieces is a word of its own at the end.
         """
         words, found = [], []
         for row, (sentence, number) in enumerate(zip(sentences, ids, strict=True)):
             tree = self.trees[number]
-            aligned = align(sentence.pieces, tree.forms)
-            if aligned.matched < 0.5:
+            found_words = match(sentence.pieces, tree.forms)
+            if found_words.share < 0.5:
                 self.mismatched.append(number + 1)
-            own = [() if i in tree.unspelled else each for i, each in enumerate(aligned.pieces)]
+            own = [() if i in tree.unspelled else each for i, each in enumerate(found_words.pieces)]
             wanted = [p for p in pairs(tree, self.relations) if not (causal and p.key >= p.query)]
             usable = [p for p in wanted if own[p.query] and own[p.key]]
             self.counts += torch.tensor([1, len(own), sum(map(bool, own)), len(wanted), len(usable)]).double()
@@ -203,7 +205,7 @@ def averaging(members: Tensor) -> Tensor:
 
 
 def tree_words(
-    side: AlignedTrees, sentences: Sequence[Sentence], ids: Sequence[int], length: int, causal: bool
+    side: MatchedTrees, sentences: Sequence[Sentence], ids: Sequence[int], length: int, causal: bool
 ) -> Words:
     """Return the words of a batch with their trees. With `causal` only pairs whose key is earlier are counted."""
     words, found = side.words(sentences, ids, causal)

@@ -23,10 +23,11 @@ def functions_of(
 
     A head has the function
     - `positional O` if its maximum is at the offset O from the query for at least `positional` percent of the queries
-    - `REL to head` or `REL to dependent` if its maximum is on the word in the relation for at least `margin` percentage
-      points more of the pairs than the most frequent offset of the relation, and the confidence interval is above that
-      baseline
-    - `rare` if its maximum is on the rarest token of the sentence for at least `rare` percent of the queries
+    - `REL to governor` or `REL to dependent` if its maximum is on the word in the relation for at least `margin`
+      percentage points more of the pairs than the most frequent offset of the relation, and the confidence interval is
+      above that baseline
+    - `rare` if its maximum is on one of the two rarest tokens of the sentence for at least `rare` percent of the
+      queries
     - `alignment`: as relations, for aligned words
 
     Args:
@@ -42,12 +43,12 @@ def functions_of(
         for head, entry in zip(_kept(layer.site), found, strict=True):
             row[head] = {"gate": float(gates[layer.site.kind][layer.site.layer, head]), **entry}
         heads.setdefault(layer.site.kind, []).append(row)
-    names = ("sentences", "words", "aligned_words", "pairs", "aligned_pairs")
+    names = ("sentences", "words", "matched_words", "pairs", "matched_pairs")
     return {
         "format": FORMAT,
         "signature": signature,
         "options": asdict(options),
-        "trees": {side: dict(zip(names, numbers, strict=True)) for side, numbers in counts.aligned.items()},
+        "trees": {side: dict(zip(names, numbers, strict=True)) for side, numbers in counts.matched.items()},
         "relations": {
             kind: relations for kind, own in counts.kinds.items() if (relations := _relations(own, counts.relations))
         },
@@ -97,8 +98,8 @@ def _head(
             entry["functions"].append(name)
     if kind.rare > 0:
         one, two = (_rate(float(hits), int(kind.rare), options.confidence) for hits in counts.rare[:, head])
-        entry["rare"] = {**one, "two_rarest": two["rate"]}
-        if one["rate"] >= options.rare / 100:
+        entry["rare"] = {**two, "rarest": one["rate"]}
+        if two["rate"] >= options.rare / 100:
             entry["functions"].append("rare")
     if entry["positional"]["rate"] >= options.positional / 100:
         entry["functions"].insert(0, f"positional {entry['positional']['offset']:+d}")
@@ -131,7 +132,7 @@ def _rate(hits: float, count: int, confidence: float) -> dict[str, Any]:
     return {"rate": hits / count, "low": float(interval.low), "high": float(interval.high), "count": count}
 
 
-def kept_functions(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+def kept_functions(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Test whether heads that had a function before pruning are kept more often than others.
 
     Args:
@@ -139,10 +140,11 @@ def kept_functions(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[
         after: the same after pruning
 
     Returns:
-        the heads that were open before, with and without a function, and how many of them are still open; the p-value
-        of Fisher's exact test, one-sided
+        {type: numbers}, and of all types as "all": the heads that were open before, with and without a function, and
+        how many of them are still open; the p-value of Fisher's exact test, one-sided
     """
-    numbers = {"kept_with": 0, "with": 0, "kept_without": 0, "without": 0}
+    names = ("kept_with", "with", "kept_without", "without")
+    numbers = {kind: dict.fromkeys(names, 0) for kind in (*before["heads"], "all")}
     for kind, layers in before["heads"].items():
         for layer, row in enumerate(layers):
             for head, entry in enumerate(row):
@@ -151,10 +153,16 @@ def kept_functions(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[
                 group = "with" if entry["functions"] else "without"
                 rows = after["heads"].get(kind, [])
                 now = rows[layer][head] if layer < len(rows) and head < len(rows[layer]) else None
-                numbers[group] += 1
-                numbers[f"kept_{group}"] += now is not None and now["gate"] > 0
+                for each in (numbers[kind], numbers["all"]):
+                    each[group] += 1
+                    each[f"kept_{group}"] += now is not None and now["gate"] > 0
+    return {kind: {**each, "p": _fisher(each)} for kind, each in numbers.items()}
+
+
+def _fisher(numbers: Mapping[str, int]) -> float:
+    """Return the p-value of Fisher's exact test, one-sided."""
     table = [
         [numbers["kept_with"], numbers["with"] - numbers["kept_with"]],
         [numbers["kept_without"], numbers["without"] - numbers["kept_without"]],
     ]
-    return {**numbers, "p": float(fisher_exact(table, alternative="greater").pvalue)}
+    return float(fisher_exact(table, alternative="greater").pvalue)

@@ -24,7 +24,7 @@ class Tree(NamedTuple):
             word has the text
         heads: number of each word's head, -1 for the root
         relations: relation of each word to its head
-        unspelled: the words of such multiword tokens, which cannot be aligned with a text
+        unspelled: the words of such multiword tokens, which cannot be found in a text
     """
 
     forms: tuple[str, ...]
@@ -75,8 +75,8 @@ class Pair(NamedTuple):
 
 
 def directions(relations: Sequence[str]) -> list[str]:
-    """Return the names of the relations in both directions: 'nsubj to head', 'nsubj to dependent', ..."""
-    return [f"{relation} to {end}" for relation in relations for end in ("head", "dependent")]
+    """Return the names of the relations in both directions: 'nsubj to governor', 'nsubj to dependent', ..."""
+    return [f"{relation} to {end}" for relation in relations for end in ("governor", "dependent")]
 
 
 def pairs(tree: Tree, relations: Sequence[str]) -> list[Pair]:

@@ -1,4 +1,4 @@
-"""Words of subword tokens, and their alignment with the words of a dependency tree by characters (no torch)."""
+"""Words of subword tokens, and which of them are words of a dependency tree, by characters (no torch)."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def pieces(tokens: Sequence[str | None], subwords: str) -> list[Piece]:
     return found
 
 
-class Aligned(NamedTuple):
-    """Which pieces each word of a tree consists of: none if it is not aligned; and the share of matched characters."""
+class Match(NamedTuple):
+    """The pieces of each word of a tree, none if it is not found in the text; and the share of matched characters."""
 
     pieces: list[tuple[int, ...]]
-    matched: float
+    share: float
 
 
-def align(found: Sequence[Piece], forms: Sequence[str]) -> Aligned:
-    """Align the words of a tree with the pieces of the same sentence.
+def match(found: Sequence[Piece], forms: Sequence[str]) -> Match:
+    """Find the words of a tree in the pieces of the same sentence.
 
     Both are compared as characters without spaces; case, typographic quotes and dashes, and Moses' escapes make no
-    difference. A word is aligned only if all its characters are those of consecutive pieces that have no others.
+    difference. A word is found if it consists of whole, consecutive pieces.
     """
     text, owners = _characters(found)
     tree = [(character, word) for word, form in enumerate(forms) for character in _plain(form)]
@@ -86,7 +86,7 @@ def align(found: Sequence[Piece], forms: Sequence[str]) -> Aligned:
         alone = all(words_of[piece] == {word} for piece in own)
         result.append(tuple(own) if complete[word] and alone else ())
     known = sum(character != "\0" for character in text)
-    return Aligned(result, len(place) / known if known else 1.0)
+    return Match(result, len(place) / known if known else 1.0)
 
 
 def _matched(text: str, other: str) -> dict[int, int]:
@@ -103,9 +103,9 @@ def _characters(found: Sequence[Piece]) -> tuple[str, list[tuple[int, ...]]]:
     text, owners = "", []
     joined = "".join(c for c, _ in raw)
     pattern = re.compile("|".join(map(re.escape, ESCAPED)) + "|.", re.DOTALL)
-    for match in pattern.finditer(joined):
-        owning = tuple(dict.fromkeys(i for _, i in raw[match.start() : match.end()]))
-        for character in _plain(ESCAPED.get(match.group(), match.group())):
+    for part in pattern.finditer(joined):
+        owning = tuple(dict.fromkeys(i for _, i in raw[part.start() : part.end()]))
+        for character in _plain(ESCAPED.get(part.group(), part.group())):
             text += character
             owners.append(owning)
     return text, owners
