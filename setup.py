@@ -21,10 +21,10 @@ setup(
         "Programming Language :: Python :: 3.12",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
-    package_data={"fairseq_headgates": ["py.typed"]},
+    package_data={"fairseq_headgates": ["py.typed", "report/*.html"]},
     packages=find_packages(include=["fairseq_headgates", "fairseq_headgates.*"]),
     python_requires=">=3.11",
-    install_requires=["torch>=2.1", "conllu", "numpy", "regex", "sacrebleu", "scipy", "tensorboardX", "tqdm"],
+    install_requires=["torch>=2.1", "conllu", "jinja2", "numpy", "regex", "sacrebleu", "scipy", "tensorboardX", "tqdm"],
     extras_require={
         # An extra, because the packages `fairseq` and `fairseq-fixed` own the same folder `fairseq/`:
         # whoever has vanilla fairseq already must not get the fork installed over it.

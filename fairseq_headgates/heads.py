@@ -41,6 +41,26 @@ class HeadId(NamedTuple):
 
 
 @dataclass(frozen=True)
+class AttentionMap:
+    """The attention weights of one head for one sentence.
+
+    Attributes:
+        head: the head
+        gate: its evaluation gate; None for a removed head, which has no weights
+        queries: tokens that look: of the source (enc-self), of the input of the decoder (dec-self), or the tokens that
+            the decoder predicts (dec-enc)
+        keys: tokens that are looked at
+        weights: attention weights [queries][keys]
+    """
+
+    head: HeadId
+    gate: float | None
+    queries: list[str]
+    keys: list[str]
+    weights: list[list[float]]
+
+
+@dataclass(frozen=True)
 class Signature:
     """Describes how a result was computed; its text is 'method|name:value|name:value'.
 

@@ -26,7 +26,8 @@ from support.pages import (
 
 import fairseq_headgates
 import pareto
-from fairseq_headgates.heads import parse_mask, read_scores
+from fairseq_headgates.heads import AttentionMap, HeadId, parse_mask, read_scores
+from fairseq_headgates.report import attention
 
 ALL = [block for page in PAGES for block in blocks(page)]
 SHELL = [block for block in ALL if block.language in ("bash", "sh", "shell", "console")]
@@ -102,7 +103,7 @@ class Reader:
             elided = shlex.split(ELIDED.get(program, "")) if "..." in arguments else []
             if program == "headgates" and arguments[0] in LIKE_GENERATE:
                 # Models that hardly translate would go on to the limit; a few sentences are enough.
-                elided = ["--max-len-b", "10"] + ["--sentences", "8"] * ("--sentences" not in arguments)
+                elided = ["--max-len-b", "10"] + ["--sentences", "8"] * (not {"--sentences", "--lines"} & {*arguments})
             arguments = [self.named(word) for word in arguments if word != "..."] + elided
             if program == "fairseq-train":
                 save_dir = arguments[arguments.index("--save-dir") + 1]
@@ -206,5 +207,15 @@ def test_examples_of_files_can_be_read(block, tmp_path):
         scores = {name: [1.0] for name in ("BLEU", "diff", "chrF2", "nll", "parameters", "words_per_second")}
         (written,) = pareto.as_json([pareto.Model("x", "all", "l0", {"enc-self": 1.0}, {}, 1.0, scores)])["models"]
         assert list(shown) == list(written)
+    elif kind == attention.FORMAT:
+        (types,) = json.loads(block.text)["sentences"]
+        maps = [
+            AttentionMap(
+                HeadId(kind, each["layer"], each["head"]), each["gate"], of["queries"], of["keys"], each["weights"]
+            )
+            for kind, of in types.items()
+            for each in of["heads"]
+        ]
+        assert attention.attention_json([maps], "data:...") == json.loads(block.text)
     else:
         assert parse_mask(str(file)) if kind == "headgates.heads/1" else read_scores(str(file))

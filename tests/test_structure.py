@@ -76,7 +76,7 @@ def modules_after(statements):
 
 
 @pytest.mark.parametrize(
-    "command", ["show", "prune", "convert", "score", "ablate", "curve", "functions", "correlate", "path"]
+    "command", ["show", "prune", "convert", "score", "ablate", "curve", "functions", "attention", "correlate", "path"]
 )
 def test_help_and_wrong_options_need_neither_torch_nor_fairseq(command):
     build = f"from fairseq_headgates.cli.main import build_parser; build_parser([{command!r}])"

@@ -28,12 +28,13 @@ COMMANDS = {
     "ablate": "measure the loss or BLEU with single heads masked",
     "curve": "measure loss and BLEU while the least important heads are removed step by step",
     "correlate": "compute the correlation of score files",
+    "attention": "draw the attention weights of heads for single sentences",
     "functions": "find positional, syntactic, rare-token and alignment heads",
 }
 # The module whose import takes seconds, for each subcommand that needs it.
 IMPORTS = {
     **dict.fromkeys(("show", "prune", "convert"), "fairseq_headgates.checkpoints"),
-    **dict.fromkeys(("score", "ablate", "curve", "functions"), "fairseq_headgates.cli.session"),
+    **dict.fromkeys(("score", "ablate", "curve", "attention", "functions"), "fairseq_headgates.cli.session"),
     "correlate": "fairseq_headgates.analysis.agreement",
     "options": "fairseq.models",
 }

@@ -113,12 +113,13 @@ def chosen_types(text: str | None, default: tuple[str, ...] = ()) -> tuple[str, 
     return types
 
 
-def add_data(parser: argparse.ArgumentParser) -> None:
-    """Make a subcommand read data with the options of fairseq-generate."""
+def add_data(parser: argparse.ArgumentParser, sentences: bool = True) -> None:
+    """Make a subcommand read data with the options of fairseq-generate, and, with `sentences`, add --sentences."""
     parser.usage, parser.epilog, parser.allow_abbrev = DATA_USAGE, DATA_EPILOG, False
-    parser.add_argument(
-        "--sentences", metavar="N", type=int, help="use only the first N sentences of each subset (default: all)"
-    )
+    if sentences:
+        parser.add_argument(
+            "--sentences", metavar="N", type=int, help="use only the first N sentences of each subset (default: all)"
+        )
     add_trust(parser)
     parser.set_defaults(takes_fairseq=True)
 

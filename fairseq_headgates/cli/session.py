@@ -91,13 +91,18 @@ class Session:
 
     def load(self, path: str) -> Loaded:
         """Load a checkpoint, build its model on the device, and read the corpus."""
+        model, origin = self.model(path)
+        corpus = self.corpus(model)
+        return Loaded(model, corpus, self.signature(corpus).with_parts(origin))
+
+    def model(self, path: str) -> tuple[nn.Module, dict[str, int | str]]:
+        """Load a checkpoint. Return its model on the device, and the parts of a signature that name it."""
         state, model = load_model(path, self.args.trust)
         device = evaluation.device_of(self.fairseq)
         if self.fairseq.fp16 and device.type == "cuda":
             model.half()
-        corpus = self.corpus(model)
         origin = {"ckpt": short_name(path), "updates": updates_of(state), "v": __version__}
-        return Loaded(model.to(device), corpus, self.signature(corpus).with_parts(origin))
+        return model.to(device), origin
 
     def corpus(self, model: nn.Module, subset: str | None = None) -> evaluation.Corpus:
         """Return the batches of a subset (default: --gen-subset) for a model."""
@@ -126,10 +131,14 @@ class Session:
 
     def signature(self, corpus: evaluation.Corpus) -> Signature:
         """Return the signature of a corpus."""
+        return self.origin(corpus.subset).with_parts({"sents": corpus.sentences})
+
+    def origin(self, subset: str) -> Signature:
+        """Return the signature of the data."""
         languages = (getattr(self.task.cfg, f"{side}_lang", None) for side in ("source", "target"))
         folders = ":".join(short_name(folder) for folder in utils.split_paths(self.fairseq.data))
-        parts = {"data": folders, "langs": "-".join(filter(None, languages)), "split": corpus.subset}
-        return Signature({**parts, "sents": str(corpus.sentences)})
+        parts = {"data": folders, "langs": "-".join(filter(None, languages)), "split": subset}
+        return Signature({name: value for name, value in parts.items() if value or name != "split"})
 
     @property
     def search(self) -> Signature:
@@ -184,8 +193,11 @@ class Session:
 
 
 @contextmanager
-def session(args: argparse.Namespace, needs_target: bool = True) -> Iterator[Session]:
-    """Within the context, a `Session`. Refuse outputs that cannot be written at its beginning."""
+def session(args: argparse.Namespace, needs_target: bool = True, pages: bool = False) -> Iterator[Session]:
+    """Within the context, a `Session`. Refuse outputs that cannot be written at its beginning.
+
+    With `pages`, --plot can also be a web page (.html).
+    """
     outputs = {name: path for name in ("out", "plot", "tsv") if (path := getattr(args, name, None)) is not None}
     for name, path in outputs.items():
         if not path:
@@ -197,7 +209,7 @@ def session(args: argparse.Namespace, needs_target: bool = True) -> Iterator[Ses
         if getattr(args, name, None) == "":
             raise ValueError(f"--{name.replace('_', '-')} is empty: give a name, or leave it out")
     with _quiet(), _one_line_errors():
-        if getattr(args, "plot", None):
+        if getattr(args, "plot", None) and not (pages and args.plot.endswith(".html")):
             check_picture(args.plot)
         yield Session(args, needs_target)
         evaluation.leave_workers()

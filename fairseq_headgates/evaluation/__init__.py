@@ -7,9 +7,11 @@ from fairseq_headgates.evaluation.corpus import (
     check_target,
     files_of,
     load_corpus,
+    load_dataset,
     setup_task,
 )
 from fairseq_headgates.evaluation.losses import at_least_single, finite, mean_loss, token_losses
+from fairseq_headgates.evaluation.options import to_config
 from fairseq_headgates.evaluation.translations import (
     bleu_metric,
     bleu_with_significance,
@@ -35,10 +37,12 @@ __all__ = [
     "join_workers",
     "leave_workers",
     "load_corpus",
+    "load_dataset",
     "make_generator",
     "mean_loss",
     "references",
     "setup_task",
+    "to_config",
     "token_losses",
     "translate",
 ]

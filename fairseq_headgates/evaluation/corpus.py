@@ -107,14 +107,11 @@ def files_of(task: Any, folder: str, subset: str) -> list[Path]:
 
 def load_corpus(args: Namespace, task: Any, model: nn.Module, sentences: int | None = None) -> Corpus:
     """Return the batches of `--gen-subset`, or of its first `sentences`, for a model. Raise ValueError."""
-    _check_vocabulary(task, model, args.data)
-    dataset = _load_dataset(task, args.gen_subset, args.data)
+    dataset = load_dataset(args, task, model)
     if sentences is not None:
         if sentences < 1:
             raise ValueError(f"--sentences is {sentences}: it must be at least 1")
         dataset = FirstSentences(dataset, sentences)
-    if len(dataset) == 0:
-        raise ValueError(_empty(args.gen_subset, args.data))
     try:
         with logging_only(logging.ERROR, "fairseq"):
             batches = list(_batches(args, task, dataset, model))
@@ -128,6 +125,15 @@ def load_corpus(args: Namespace, task: Any, model: nn.Module, sentences: int | N
     number = int(all_reduce(torch.tensor(sum(len(batch["id"]) for batch in batches))))
     _report_dropped(args, number, len(dataset))
     return Corpus(task, batches, args.gen_subset, number, to_config(args))
+
+
+def load_dataset(args: Namespace, task: Any, model: nn.Module) -> Any:
+    """Return the data set of `--gen-subset`. Raise ValueError if it cannot be read, is empty, or does not fit."""
+    _check_vocabulary(task, model, args.data)
+    dataset = _read_dataset(task, args.gen_subset, args.data)
+    if len(dataset) == 0:
+        raise ValueError(_empty(args.gen_subset, args.data))
+    return dataset
 
 
 def _report_dropped(args: Namespace, number: int, there_are: int) -> None:
@@ -171,7 +177,7 @@ def _check_tokens(batches: Sequence[Sample], task: Any, args: Namespace) -> None
                     )
 
 
-def _load_dataset(task: Any, subset: str, folder: str) -> Any:
+def _read_dataset(task: Any, subset: str, folder: str) -> Any:
     files = files_of(task, folder, subset)
     try:
         check_whole(files)

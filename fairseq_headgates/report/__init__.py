@@ -1,5 +1,6 @@
 """Tables and figures for people (no torch)."""
 
+from fairseq_headgates.report.attention import attention_figure, attention_json, attention_page, attention_tables
 from fairseq_headgates.report.figures import curve_plot, heat_map, heat_maps
 from fairseq_headgates.report.functions import drift_table, function_table, statistics_table
 from fairseq_headgates.report.tables import (
@@ -18,6 +19,10 @@ from fairseq_headgates.report.tables import (
 
 __all__ = [
     "agreement_table",
+    "attention_figure",
+    "attention_json",
+    "attention_page",
+    "attention_tables",
     "best_head_table",
     "curve_plot",
     "curve_table",

@@ -34,7 +34,13 @@ FAIRSEQ = {
     "fairseq-validate": options.get_validation_parser,
     "fairseq-preprocess": options.get_preprocessing_parser,
 }
-LIKE_GENERATE = ("score", "ablate", "curve", "functions")  # these commands take the options of fairseq-generate
+LIKE_GENERATE = (
+    "score",
+    "ablate",
+    "curve",
+    "functions",
+    "attention",
+)  # these commands take the options of fairseq-generate
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,125 @@
+"""The attention weights of chosen heads for single sentences, with their tokens."""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from fairseq import utils
+from fairseq.data import LanguagePairDataset
+from torch import Tensor, nn
+
+from fairseq_headgates.evaluation import Corpus, Sample, load_dataset, make_generator, to_config
+from fairseq_headgates.heads import TYPES, AttentionMap, HeadId
+from fairseq_headgates.messages import shown
+from fairseq_headgates.surgery import evaluating, gate_values, head_sites, observe
+
+EOS = "</s>"
+
+
+def parse_heads(text: str, sizes: Mapping[str, tuple[int, int]]) -> list[HeadId]:
+    """Parse heads: 'enc-self:0.3,dec-enc:*,dec-self:1.*', types with layer and head, '*' for all.
+
+    Args:
+        text: the heads, separated by commas, or 'all'
+        sizes: {type: (layers, heads per layer)} of the model
+
+    Raises:
+        ValueError: for heads that the model does not have
+    """
+    found: dict[HeadId, None] = {}
+    for part in [f"{kind}:*" for kind in sizes] if text == "all" else text.split(","):
+        match = re.fullmatch(r"\s*([a-z-]+):(\*|(\d{1,9})\.(\*|\d{1,9}))\s*", part)
+        if match is None:
+            raise ValueError(f"--heads has {shown(part)}: it must be TYPE:LAYER.HEAD, TYPE:LAYER.* or TYPE:*")
+        kind, _, layer, head = match.groups()
+        if kind not in sizes:
+            raise ValueError(f"--heads has {shown(part)}, but the model has only {', '.join(sizes)}")
+        layers, heads = sizes[kind]
+        chosen = range(layers) if layer is None else [int(layer)]
+        numbers = range(heads) if head in (None, "*") else [int(head)]
+        if (layer and int(layer) >= layers) or (numbers and numbers[-1] >= heads):
+            raise ValueError(f"--heads has {shown(part)}: {kind} has {layers} layers of {heads} heads, counted from 0")
+        found |= {HeadId(kind, i, j): None for i in chosen for j in numbers}
+    return sorted(found, key=lambda each: (TYPES.index(each.kind), each.layer, each.head))
+
+
+def attention_maps(model: nn.Module, task: Any, sample: Sample, heads: Sequence[HeadId]) -> list[AttentionMap]:
+    """Return the attention weights of `heads` for a sample of one sentence without padding."""
+    with evaluating(model), torch.no_grad(), observe(model) as seen:
+        model(**sample["net_input"], features_only=True)
+    source = _symbols(sample["net_input"]["src_tokens"][0], task.source_dictionary)
+    inputs = _symbols(sample["net_input"]["prev_output_tokens"][0], task.target_dictionary)
+    predicted = _symbols(sample["target"][0], task.target_dictionary)
+    sides = {"enc-self": (source, source), "dec-self": (inputs, inputs), "dec-enc": (predicted, source)}
+    gates = gate_values(model)
+    kept = {(site.kind, site.layer): tuple(site.attention.kept) for site in head_sites(model)}
+    maps = []
+    for head in heads:
+        queries, keys = sides[head.kind]
+        there = kept[head.kind, head.layer]
+        if head.head in there:
+            weights = seen[head.kind][head.layer].weights[0, there.index(head.head)].float()
+            if weights.size(-1) != len(keys):
+                raise ValueError("attention maps of models with --cross-self-attention cannot be drawn")
+            gate = float(gates[head.kind][head.layer, head.head])
+            maps.append(AttentionMap(head, gate, queries, keys, weights.tolist()))
+        else:
+            maps.append(AttentionMap(head, None, queries, keys, []))
+    return maps
+
+
+def _symbols(tokens: Tensor, dictionary: Any) -> list[str]:
+    return [EOS if token == dictionary.eos() else dictionary[token] for token in tokens.tolist()]
+
+
+def read_sentences(args: Namespace, task: Any, model: nn.Module, lines: Sequence[int]) -> Iterator[Sample]:
+    """Return sentences of --gen-subset as samples, by their numbers from 1. Raise ValueError.
+
+    Args:
+        args: options of fairseq-generate
+        task: the fairseq task
+        model: the model, whose device the samples are moved to
+        lines: numbers of the sentences
+    """
+    dataset = load_dataset(args, task, model)
+    for line in lines:
+        if not 1 <= line <= len(dataset):
+            raise ValueError(f"--lines has {line}: {args.gen_subset!r} has the sentences 1 to {len(dataset)}")
+    return (_placed(dataset.collater([dataset[line - 1]]), model) for line in lines)
+
+
+def typed_sentences(args: Namespace, task: Any, model: nn.Module, lines: Iterable[str]) -> Iterator[Sample]:
+    """Return lines of text as samples: SOURCE, tab, TARGET; without a target, with the translation of the model.
+
+    Args:
+        args: options of fairseq-generate, for the beam search
+        task: the fairseq task
+        model: the model, whose device the samples are moved to
+        lines: tokens of the dictionaries, separated by spaces
+    """
+    source_dictionary, target_dictionary = task.source_dictionary, task.target_dictionary
+    for line in lines:
+        source, _, target = line.partition("\t")
+        ids = source_dictionary.encode_line(source, add_if_not_exist=False).long()
+        if target.strip():
+            words = target_dictionary.encode_line(target, add_if_not_exist=False).long()
+        else:
+            words = _translation(args, task, model, ids)
+        pair = LanguagePairDataset([ids], [len(ids)], source_dictionary, [words], [len(words)], target_dictionary)
+        yield _placed(pair.collater([pair[0]]), model)
+
+
+def _translation(args: Namespace, task: Any, model: Any, source: Tensor) -> Tensor:
+    generator = make_generator(model, Corpus(task, [], cfg=to_config(args)))
+    sample = {"net_input": {"src_tokens": source[None], "src_lengths": torch.tensor([len(source)])}}
+    with evaluating(model), torch.no_grad():
+        return generator.generate([model], _placed(sample, model))[0][0]["tokens"].cpu()
+
+
+def _placed(sample: Sample, model: nn.Module) -> Sample:
+    device = next(model.parameters()).device
+    return utils.move_to_cuda(sample, device) if device.type == "cuda" else sample

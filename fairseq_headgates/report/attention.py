@@ -1,0 +1,102 @@
+"""Attention maps as text, JSON, figures and web pages (no torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fairseq_headgates.heads import AttentionMap
+from fairseq_headgates.report.tables import TITLES, text_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMAT = "headgates.attention/1"
+COLUMNS = 4  # maps side by side
+TOKEN = 0.18  # inches for a token
+TEMPLATE = Path(__file__).with_name("attention.html")
+
+
+def title_of(shown: AttentionMap) -> str:
+    """Return the title of a map: the head, and its gate unless that is 1."""
+    name = f"{shown.head.kind} layer {shown.head.layer} head {shown.head.head}"
+    if shown.gate is None:
+        return f"{name} (removed)"
+    return name if shown.gate == 1 else f"{name} (gate {shown.gate:.2f}{'' if shown.gate > 0 else ', closed'})"
+
+
+def attention_json(sentences: Sequence[Sequence[AttentionMap]], signature: str) -> dict[str, Any]:
+    """Return the maps of several sentences for JSON. Tokens are listed once for each attention type."""
+    found = []
+    for maps in sentences:
+        types: dict[str, Any] = {}
+        for shown in maps:
+            of_type = types.setdefault(shown.head.kind, {"queries": shown.queries, "keys": shown.keys, "heads": []})
+            number = {"layer": shown.head.layer, "head": shown.head.head, "gate": shown.gate}
+            of_type["heads"].append({**number, "weights": shown.weights or None})
+        found.append(types)
+    return {"format": FORMAT, "signature": signature, "sentences": found}
+
+
+def attention_tables(sentences: Sequence[Sequence[AttentionMap]]) -> str:
+    """Format the maps as tables of attention weights: queries by keys."""
+    blocks = []
+    for number, maps in enumerate(sentences, start=1):
+        for shown in maps:
+            title = (f"sentence {number}, " if len(sentences) > 1 else "") + title_of(shown)
+            rows = [[q, *(f"{w:.2f}" for w in row)] for q, row in zip(shown.queries, shown.weights, strict=False)]
+            blocks.append(title + ("\n" + text_table(["", *shown.keys], rows) if rows else ""))
+    return "\n\n".join(blocks)
+
+
+def attention_figure(sentences: Sequence[Sequence[AttentionMap]]) -> Figure:
+    """Draw the maps of each sentence in rows of up to `COLUMNS`; queries from top to bottom, keys to the right."""
+    from matplotlib.figure import Figure
+
+    rows = [list(maps[i : i + COLUMNS]) for maps in sentences for i in range(0, len(maps), COLUMNS)]
+    columns = max(map(len, rows))
+    widths = max(2.0, *(TOKEN * len(shown.keys) for row in rows for shown in row)) + 1
+    heights = [max(1.5, *(TOKEN * len(shown.queries) for shown in row), 0) + 1.2 for row in rows]
+    figure = Figure(figsize=(widths * columns, sum(heights)), layout="constrained")
+    grid = figure.subplots(len(rows), columns, squeeze=False, height_ratios=heights)
+    for row, line in zip(rows, grid, strict=True):
+        for i, axes in enumerate(line):
+            if i < len(row):
+                _draw(axes, row[i])
+            else:
+                axes.set_axis_off()
+    return figure
+
+
+def _draw(axes: Axes, shown: AttentionMap) -> None:
+    axes.set_title(title_of(shown), fontsize=8)
+    if not shown.weights:
+        axes.set(xticks=[], yticks=[])
+        return
+    closed = shown.gate == 0
+    axes.pcolormesh(shown.weights, vmin=0, vmax=1, cmap="Greys" if closed else "Blues")
+    axes.set_xticks([i + 0.5 for i in range(len(shown.keys))], map(_plain, shown.keys), rotation=90, fontsize=7)
+    axes.set_yticks([i + 0.5 for i in range(len(shown.queries))], map(_plain, shown.queries), fontsize=7)
+    axes.tick_params(length=0)
+    axes.xaxis.tick_top()
+    axes.invert_yaxis()
+
+
+def _plain(token: str) -> str:
+    r"""Return a token as matplotlib draws it, where $ would begin a formula."""
+    return token.replace("$", r"\$")
+
+
+def attention_page(sentences: Sequence[Sequence[AttentionMap]], signature: str) -> str:
+    """Return a web page without links and scripts: every map is a table whose cells are coloured by their weights."""
+    from jinja2 import Environment
+
+    template = Environment(autoescape=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
+    groups = [
+        [(kind, TITLES[kind], list(maps)) for kind, maps in groupby(each, key=lambda shown: shown.head.kind)]
+        for each in sentences
+    ]
+    return template.render(sentences=groups, signature=signature, title_of=title_of)

@@ -1,0 +1,156 @@
+"""`headgates attention` as a user runs it, on toy models."""
+
+import io
+import json
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from support.analysis import one_line
+
+from fairseq_headgates import observe
+from fairseq_headgates.analysis.attention_maps import parse_heads
+from fairseq_headgates.heads import HeadId
+
+SIZES = {"enc-self": (2, 4), "dec-enc": (2, 4)}
+
+
+def test_heads_are_parsed():
+    assert parse_heads("dec-enc:1.3, enc-self:0.2,dec-enc:1.3", SIZES) == [
+        HeadId("enc-self", 0, 2),
+        HeadId("dec-enc", 1, 3),
+    ]
+    assert parse_heads("enc-self:1.*", SIZES) == [HeadId("enc-self", 1, i) for i in range(4)]
+    assert len(parse_heads("dec-enc:*", SIZES)) == 8 and len(parse_heads("all", SIZES)) == 16
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("enc-self", "'enc-self': it must be TYPE:LAYER.HEAD, TYPE:LAYER.* or TYPE:*"),
+        ("enc-self:1", "it must be TYPE:LAYER.HEAD"),
+        ("enc-self:*.1", "it must be TYPE:LAYER.HEAD"),
+        ("", "'': it must be"),
+        ("dec-self:0.0", "but the model has only enc-self, dec-enc"),
+        ("enc-self:2.0", "enc-self has 2 layers of 4 heads, counted from 0"),
+        ("enc-self:0.4", "enc-self has 2 layers of 4 heads, counted from 0"),
+        ("enc-self:2.*", "enc-self has 2 layers of 4 heads, counted from 0"),
+    ],
+)
+def test_heads_that_do_not_exist(text, words):
+    with pytest.raises(ValueError) as error:
+        parse_heads(text, SIZES)
+    assert words in str(error.value)
+
+
+def test_the_weights_are_those_of_the_model(on_toy, toy, gated_checkpoint):
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(gated_checkpoint)], {"data": str(toy.data)})
+    task.load_dataset("valid")
+    dataset = task.dataset("valid")
+    result = json.loads(on_toy("attention", "--json", "--lines", "3,1"))
+    assert result["format"] == "headgates.attention/1" and "split:valid|ckpt:" in result["signature"]
+    for line, types in zip((3, 1), result["sentences"], strict=True):
+        sample = dataset.collater([dataset[line - 1]])
+        with observe(model.eval()) as seen, torch.no_grad():
+            model(**sample["net_input"])
+        words = (toy.data.parent / "valid.src").read_text().splitlines()[line - 1].split()
+        capitals = (toy.data.parent / "valid.tgt").read_text().splitlines()[line - 1].split()
+        assert types["enc-self"]["keys"] == types["enc-self"]["queries"] == [*words, "</s>"]
+        assert types["dec-self"]["keys"] == types["dec-self"]["queries"] == ["</s>", *capitals]
+        assert types["dec-enc"]["queries"] == [*capitals, "</s>"] and types["dec-enc"]["keys"] == [*words, "</s>"]
+        for kind, of_type in types.items():
+            assert len(of_type["heads"]) == 8
+            for entry in of_type["heads"]:
+                expected = seen[kind][entry["layer"]].weights[0, entry["head"]]
+                assert torch.allclose(torch.tensor(entry["weights"]), expected, atol=1e-6)
+
+
+def test_sentences_of_a_file_and_of_standard_input(on_toy, toy, tmp_path, monkeypatch):
+    data = json.loads(on_toy("attention", "--json", "--lines", "2"))["sentences"]
+    pair = "\t".join((toy.data.parent / f"valid.{side}").read_text().splitlines()[1] for side in ("src", "tgt"))
+    path = tmp_path / "text"
+    path.write_text(f"{pair}\n\n{pair.partition(chr(9))[0]}\n")
+    typed = json.loads(on_toy("attention", "--json", "--text", path))
+    assert len(typed["sentences"]) == 2 and "split" not in typed["signature"]
+    for kind, of_type in data[0].items():
+        assert typed["sentences"][0][kind]["queries"] == of_type["queries"]
+        for a, b in zip(of_type["heads"], typed["sentences"][0][kind]["heads"], strict=True):
+            assert torch.allclose(torch.tensor(a["weights"]), torch.tensor(b["weights"]), atol=1e-6)
+    translated = typed["sentences"][1]
+    assert translated["enc-self"]["keys"] == data[0]["enc-self"]["keys"]
+    assert translated["dec-enc"]["queries"][-1] == "</s>"
+    monkeypatch.setattr("sys.stdin", io.StringIO(path.read_text()))
+    assert json.loads(on_toy("attention", "--json", "--text", "-"))["sentences"] == typed["sentences"]
+
+
+class Page(HTMLParser):
+    """Counts the maps and cells of a page, and what it would load."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.loaded = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.loaded += [name for name, _ in attributes if name in ("src", "href")]
+
+
+def test_closed_and_removed_heads_are_shown_as_such(on_toy, headgates, checkpoints, tmp_path):
+    shown = json.loads(headgates("show", checkpoints["mixed"], "--json"))["gate"]["enc-self"]
+    result = json.loads(on_toy("attention", "--json", "--heads", "enc-self:*", checkpoint=checkpoints["mixed"]))
+    heads = result["sentences"][0]["enc-self"]["heads"]
+    assert [entry["gate"] or 0 for entry in heads] == [gate for row in shown for gate in row]
+    for entry in heads:
+        assert (entry["gate"] is None) == (entry["weights"] is None)
+    text = on_toy("attention", "--heads", "enc-self:*", checkpoint=checkpoints["mixed"])
+    assert text.count("(removed)") == sum(entry["gate"] is None for entry in heads)
+    assert text.count(", closed)") == sum(entry["gate"] == 0 for entry in heads)
+    page = tmp_path / "maps.html"
+    on_toy("attention", "--heads", "enc-self:*", "--plot", page, checkpoint=checkpoints["mixed"])
+    found = Page(page.read_text(encoding="utf-8"))
+    assert found.tags.count("figure") == 8 and not found.loaded and "script" not in found.tags
+    assert found.tags.count("table") == sum(entry["weights"] is not None for entry in heads)
+
+
+def test_pictures(on_toy, tmp_path):
+    for name in ("maps.svg", "maps.png"):
+        on_toy(
+            "attention", "--heads", "enc-self:0.0,dec-self:1.*,dec-enc:*", "--lines", "1,2", "--plot", tmp_path / name
+        )
+    titles = [each.text for each in ElementTree.parse(tmp_path / "maps.svg").iter() if each.tag.endswith("text")]
+    assert sum("dec-enc layer 1 head 3" in (title or "") for title in titles) == 2
+    assert (tmp_path / "maps.png").stat().st_size > 1000
+    assert "exists" in one_line(on_toy("attention", "--plot", tmp_path / "maps.png", code=2))
+
+
+def test_tokens_are_text_in_pages(on_toy, toy, tmp_path):
+    path, page = tmp_path / "text", tmp_path / "maps.html"
+    path.write_text("<script> a\tA $\n")  # unknown tokens, which stay tokens of the dictionary
+    on_toy("attention", "--text", path, "--plot", page)
+    assert "<script" not in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--lines", "31"], "--lines has 31: 'valid' has the sentences 1 to 30"),
+        (["--lines", "0"], "--lines has 0"),
+        (["--lines", "x"], "'x' is not a list of line numbers such as 1,5"),
+        (["--lines", "1", "--text", "x"], "--lines has no effect with --text"),
+        (["--text", "missing"], "missing"),
+        (["--heads", "dec-enc:5.0"], "dec-enc has 2 layers of 4 heads"),
+        (["--plot", "x.abc"], "unknown format 'abc'"),
+        (["--sentences", "3"], "--sentences"),
+    ],
+)
+def test_wrong_options(options, words, on_toy):
+    assert words in one_line(on_toy("attention", *options, code=2))
+
+
+def test_an_empty_text(on_toy, tmp_path):
+    path = tmp_path / "text"
+    path.write_text("\n \n")
+    assert "has no sentence: give one sentence per line" in one_line(on_toy("attention", "--text", path, code=2))
