@@ -10,9 +10,9 @@ import torch
 from fairseq import checkpoint_utils
 from support.analysis import one_line
 
-from fairseq_headgates import observe
+from fairseq_headgates import observe, report
 from fairseq_headgates.analysis.attention_maps import parse_heads
-from fairseq_headgates.heads import HeadId
+from fairseq_headgates.heads import AttentionMap, HeadId
 
 SIZES = {"enc-self": (2, 4), "dec-enc": (2, 4)}
 
@@ -126,11 +126,41 @@ def test_pictures(on_toy, tmp_path):
     assert "exists" in one_line(on_toy("attention", "--plot", tmp_path / "maps.png", code=2))
 
 
-def test_tokens_are_text_in_pages(on_toy, toy, tmp_path):
-    path, page = tmp_path / "text", tmp_path / "maps.html"
-    path.write_text("<script> a\tA $\n")  # unknown tokens, which stay tokens of the dictionary
-    on_toy("attention", "--text", path, "--plot", page)
-    assert "<script" not in page.read_text(encoding="utf-8")
+def test_tokens_are_text_in_pages():
+    shown = AttentionMap(HeadId("enc-self", 0, 0), 1.0, ["<b>", "$x_1"], ["a", "</s>"], [[0.5, 0.5], [1.0, 0.0]])
+    page = report.attention_page([[shown]], "data:<i>")
+    assert "&lt;b&gt;" in page and "<b>" not in page and "<i>" not in page and "</s>" not in page
+    report.attention_figure([[shown]]).canvas.draw()  # no formula
+
+
+def test_maps_that_are_too_large():
+    tokens = ["a"] * 501
+    shown = AttentionMap(HeadId("enc-self", 0, 0), 1.0, tokens, tokens, [[0.0] * 501] * 501)
+    for draw in (report.attention_figure, lambda maps: report.attention_page(maps, "")):
+        with pytest.raises(ValueError, match="251,001 cells, and at most 250,000 are drawn: choose fewer heads"):
+            draw([[shown]])
+
+
+def test_a_subset_without_target_is_translated(on_toy, copied):
+    folder = copied()
+    for path in folder.glob("test.src-tgt.tgt.*"):
+        path.unlink()
+    pair = ["--source-lang", "src", "--target-lang", "tgt"]
+    result = json.loads(on_toy("attention", "--json", *pair, data=folder, subset="test"))
+    assert result["sentences"][0]["dec-enc"]["queries"][-1] == "</s>"
+
+
+def test_sentences_that_the_model_cannot_read(on_toy, copied, tmp_path):
+    path = copied() / "test.src-tgt.src.bin"
+    path.write_bytes(b"\x18" + path.read_bytes()[1:])
+    assert "the token 24, its dictionary 24 symbols" in one_line(
+        on_toy("attention", data=path.parent, subset="test", code=2)
+    )
+    text = tmp_path / "text"
+    text.write_text("a " * 1100 + "\n")
+    assert "the source of a sentence has 1101 tokens: the model allows 1024" in one_line(
+        on_toy("attention", "--text", text, code=2)
+    )
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,8 @@ def test_the_number_of_processes_makes_no_difference(start, toy, gated_checkpoin
         for row, others in zip(rows, found["heads"][kind], strict=True):
             for entry, other in zip(row, others, strict=True):
                 assert entry["statistics"] == pytest.approx(other["statistics"], rel=1e-5)
-                assert entry["words"] == other["words"]
+                assert entry["words"] == other["words"] and entry["functions"] == other["functions"]
+                assert entry["positional"] == other["positional"]
 
 
 def test_several_checkpoints(on_toy, headgates, checkpoints):
@@ -105,7 +106,7 @@ def test_several_checkpoints(on_toy, headgates, checkpoints):
     [
         (["--relations", "nsubj"], "--relations needs trees: add --conllu FILE"),
         (["--positional", "101"], "'101' is not a percentage from 0 to 100"),
-        (["--conllu", "missing"], "cannot read missing"),
+        (["--conllu", "missing"], "cannot read the file 'missing'"),
         (["--alignment", ""], "cannot read"),
     ],
 )

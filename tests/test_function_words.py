@@ -31,7 +31,7 @@ def test_pieces_of_each_kind_of_subwords():
 
 def test_the_kind_of_subwords_is_read_off_the_dictionary():
     assert subwords_of(["the", "un@@"]) == "subword-nmt"
-    assert subwords_of(["s", "\u2581the"]) == "sentencepiece"
+    assert subwords_of(["s", "\u2581the"]) == subwords_of(["\u2581the", "@@"]) == "sentencepiece"
     assert subwords_of(["the", "cat"]) == "none"
 
 
@@ -52,6 +52,9 @@ def matched(tokens, forms, subwords="subword-nmt"):
         ("a &am@@ p; b", "a & b", [(0,), (1, 2), (3,)]),
         ("&quot; yes &quot; - he", "“ Yes ” – he", [(0,), (1,), (2,), (3,), (4,)]),
         ("stra\u00dfe ...", "Strasse …", [(0,), (1,)]),
+        ("\u201c hi ''", "`` hi ''", [(0,), (1,), (2,)]),
+        ("caf\u00e9 \uff8a\uff9e\uff7d", "cafe\u0301 \uff8a\uff9e\uff7d", [(0,), (1,)]),  # composed or not
+        ("it &apos;s", "it &apos;s", [(0,), (1,)]),  # trees of escaped text
         # what is not in both is not found, and nothing else suffers
         ("the black cat sat", "the cat sat", [(0,), (2,), (3,)]),
         ("the cat sat", "the black cat sat", [(0,), (), (1,), (2,)]),
@@ -61,6 +64,11 @@ def matched(tokens, forms, subwords="subword-nmt"):
 )
 def test_words_of_trees_are_found_by_characters(tokens, forms, expected):
     assert matched(tokens.split(), forms.split()).pieces == expected
+
+
+def test_a_mark_without_characters_belongs_to_the_word_that_it_begins():
+    tokens = ["\u2581the", "\u2581", "Xyz", "\u2581ran"]
+    assert matched(tokens, ["the", "Xyz", "ran"], "sentencepiece").pieces == [(0,), (1, 2), (3,)]
 
 
 def test_unknown_tokens_are_not_found():
@@ -137,6 +145,7 @@ def test_relations_are_those_of_the_trees():
         (CONLLU.replace("\t6\tcase", "\t9\tcase"), "has a wrong HEAD"),
         (CONLLU.replace("\t6\tcase", "\t_\tcase"), "has a wrong HEAD"),
         (CONLLU.replace("6\tHaus\tHaus", "7\tHaus\tHaus"), "have wrong IDs"),
+        (CONLLU.replace("4-5\tim", "4-9\tim"), "the multiword token 4-9 has no such words"),
     ],
 )
 def test_files_that_are_not_trees(text, message, tmp_path):
@@ -150,9 +159,11 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(ValueError, match="cannot read .*missing"):
         read_trees(str(tmp_path / "missing"))
     broken = tmp_path / "broken.gz"
-    broken.write_bytes(b"not gzip")
-    with pytest.raises(ValueError, match="cannot read .*broken.gz"):
-        read_trees(str(broken))
+    content = gzip.compress(CONLLU.encode())
+    for damaged in (b"not gzip", content[:40], content[:20] + bytes(20) + content[40:]):
+        broken.write_bytes(damaged)
+        with pytest.raises(ValueError, match="cannot read .*broken.gz"):
+            read_trees(str(broken))
 
 
 def test_alignments(tmp_path):

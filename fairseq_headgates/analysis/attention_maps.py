@@ -12,7 +12,7 @@ from fairseq import utils
 from fairseq.data import LanguagePairDataset
 from torch import Tensor, nn
 
-from fairseq_headgates.evaluation import Corpus, Sample, load_dataset, make_generator, to_config
+from fairseq_headgates.evaluation import Corpus, Sample, check_tokens, load_dataset, make_generator, to_config
 from fairseq_headgates.heads import TYPES, AttentionMap, HeadId
 from fairseq_headgates.messages import shown
 from fairseq_headgates.surgery import evaluating, gate_values, head_sites, observe
@@ -65,6 +65,10 @@ def attention_maps(model: nn.Module, task: Any, sample: Sample, heads: Sequence[
             weights = seen[head.kind][head.layer].weights[0, there.index(head.head)].float()
             if weights.size(-1) != len(keys):
                 raise ValueError("attention maps of models with --cross-self-attention cannot be drawn")
+            if not weights.isfinite().all():
+                raise ValueError(
+                    f"the attention weights of {head} are not finite: check the weights of the model for inf and NaN"
+                )
             gate = float(gates[head.kind][head.layer, head.head])
             maps.append(AttentionMap(head, gate, queries, keys, weights.tolist()))
         else:
@@ -89,7 +93,10 @@ def read_sentences(args: Namespace, task: Any, model: nn.Module, lines: Sequence
     for line in lines:
         if not 1 <= line <= len(dataset):
             raise ValueError(f"--lines has {line}: {args.gen_subset!r} has the sentences 1 to {len(dataset)}")
-    return (_placed(dataset.collater([dataset[line - 1]]), model) for line in lines)
+    for line in lines:
+        source, target = (dataset[line - 1].get(side) for side in ("source", "target"))
+        check_tokens([{"net_input": {"src_tokens": source}, "target": target}], task, args)
+        yield _sample(args, task, model, source, target)
 
 
 def typed_sentences(args: Namespace, task: Any, model: nn.Module, lines: Iterable[str]) -> Iterator[Sample]:
@@ -105,12 +112,23 @@ def typed_sentences(args: Namespace, task: Any, model: nn.Module, lines: Iterabl
     for line in lines:
         source, _, target = line.partition("\t")
         ids = source_dictionary.encode_line(source, add_if_not_exist=False).long()
-        if target.strip():
-            words = target_dictionary.encode_line(target, add_if_not_exist=False).long()
-        else:
-            words = _translation(args, task, model, ids)
-        pair = LanguagePairDataset([ids], [len(ids)], source_dictionary, [words], [len(words)], target_dictionary)
-        yield _placed(pair.collater([pair[0]]), model)
+        words = target_dictionary.encode_line(target, add_if_not_exist=False).long() if target.strip() else None
+        yield _sample(args, task, model, ids, words)
+
+
+def _sample(args: Namespace, task: Any, model: Any, source: Tensor, target: Tensor | None) -> Sample:
+    """Return a sentence as a sample; without a target, with the translation of the model."""
+    _check_length(source, model.max_positions()[0], "source")
+    target = _translation(args, task, model, source) if target is None else target
+    _check_length(target, model.max_positions()[1], "target")
+    dictionaries = task.source_dictionary, task.target_dictionary
+    pair = LanguagePairDataset([source], [len(source)], dictionaries[0], [target], [len(target)], dictionaries[1])
+    return _placed(pair.collater([pair[0]]), model)
+
+
+def _check_length(tokens: Tensor, longest: int, side: str) -> None:
+    if len(tokens) > longest:
+        raise ValueError(f"the {side} of a sentence has {len(tokens)} tokens: the model allows {longest}")
 
 
 def _translation(args: Namespace, task: Any, model: Any, source: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ def _samples(work: Session, model: nn.Module) -> Iterator[Sample]:
     if args.text is None:
         return read_sentences(work.fairseq, work.task, model, args.lines or [1])
     text = sys.stdin.read() if args.text == "-" else read_text(args.text, "the text", "give a text file")
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in text.split("\n") if line.strip()]
     if not lines:
         raise ValueError(f"{args.text} has no sentence: give one sentence per line")
     return typed_sentences(work.fairseq, work.task, model, lines)

@@ -119,7 +119,7 @@ def load_corpus(args: Namespace, task: Any, model: nn.Module, sentences: int | N
         raise ValueError(first_line(error)) from None
     except Exception as error:  # whatever its readers make of broken files
         raise ValueError(_unreadable(args.gen_subset, args.data, error)) from None
-    _check_tokens(batches, task, args)
+    check_tokens(batches, task, args)
     device = device_of(args)
     batches = [utils.move_to_cuda(batch, device) for batch in batches] if device.type == "cuda" else batches
     number = int(all_reduce(torch.tensor(sum(len(batch["id"]) for batch in batches))))
@@ -159,7 +159,7 @@ def _check_vocabulary(task: Any, model: nn.Module, folder: str) -> None:
             )
 
 
-def _check_tokens(batches: Sequence[Sample], task: Any, args: Namespace) -> None:
+def check_tokens(batches: Sequence[Sample], task: Any, args: Namespace) -> None:
     """Raise ValueError for tokens that the dictionaries do not have."""
     for batch in batches:
         sides = (

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 FORMAT = "headgates.attention/1"
 COLUMNS = 4  # maps side by side
 TOKEN = 0.18  # inches for a token
+LARGEST = 250_000  # cells of a picture or page
 TEMPLATE = Path(__file__).with_name("attention.html")
 
 
@@ -53,9 +54,13 @@ def attention_tables(sentences: Sequence[Sequence[AttentionMap]]) -> str:
 
 
 def attention_figure(sentences: Sequence[Sequence[AttentionMap]]) -> Figure:
-    """Draw the maps of each sentence in rows of up to `COLUMNS`; queries from top to bottom, keys to the right."""
+    """Draw the maps of each sentence in rows of up to `COLUMNS`; queries from top to bottom, keys to the right.
+
+    Raise ValueError for more than `LARGEST` cells.
+    """
     from matplotlib.figure import Figure
 
+    _check_size(sentences)
     rows = [list(maps[i : i + COLUMNS]) for maps in sentences for i in range(0, len(maps), COLUMNS)]
     columns = max(map(len, rows))
     widths = max(2.0, *(TOKEN * len(shown.keys) for row in rows for shown in row)) + 1
@@ -69,6 +74,15 @@ def attention_figure(sentences: Sequence[Sequence[AttentionMap]]) -> Figure:
             else:
                 axes.set_axis_off()
     return figure
+
+
+def _check_size(sentences: Sequence[Sequence[AttentionMap]]) -> None:
+    cells = sum(len(shown.queries) * len(shown.keys) for maps in sentences for shown in maps if shown.weights)
+    if cells > LARGEST:
+        raise ValueError(
+            f"the maps have {cells:,} cells, and at most {LARGEST:,} are drawn: choose fewer heads with --heads, or "
+            "fewer sentences"
+        )
 
 
 def _draw(axes: Axes, shown: AttentionMap) -> None:
@@ -91,9 +105,13 @@ def _plain(token: str) -> str:
 
 
 def attention_page(sentences: Sequence[Sequence[AttentionMap]], signature: str) -> str:
-    """Return a web page without links and scripts: every map is a table whose cells are coloured by their weights."""
+    """Return a web page without links and scripts: every map is a table whose cells are coloured by their weights.
+
+    Raise ValueError for more than `LARGEST` cells.
+    """
     from jinja2 import Environment
 
+    _check_size(sentences)
     template = Environment(autoescape=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
     groups = [
         [(kind, TITLES[kind], list(maps)) for kind, maps in groupby(each, key=lambda shown: shown.head.kind)]

@@ -52,6 +52,9 @@ def _trees(result: Mapping[str, Any]) -> Iterator[str]:
             f"trees of the {side}: {number['sentences']} sentences; {number['matched_words']} of {number['words']} "
             f"words found in the text; {number['matched_pairs']} of {number['pairs']} pairs counted"
         )
+    if "alignments" in result:
+        number = result["alignments"]
+        yield f"alignments: {number['sentences']} sentences, {number['left_out']} left out because of unknown tokens"
 
 
 def statistics_table(result: Mapping[str, Any]) -> str:

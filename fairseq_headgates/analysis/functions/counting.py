@@ -15,6 +15,7 @@ from fairseq_headgates.analysis.functions.layout import (
     FREQUENT,
     KINDS,
     Layout,
+    Links,
     MatchedTrees,
     Sentence,
     Words,
@@ -27,9 +28,10 @@ from fairseq_headgates.analysis.functions.layout import (
 from fairseq_headgates.analysis.functions.trees import Tree, directions
 from fairseq_headgates.analysis.functions.words import subwords_of
 from fairseq_headgates.evaluation import Corpus, Sample, all_reduce, at_least_single, gather
-from fairseq_headgates.surgery import HeadSite, evaluating, head_sites, hooked
+from fairseq_headgates.surgery import HeadSite, evaluating, head_sites, hooked, use_head_attention
 
-# Sums over queries, by their row in `HeadCounts.sums`, and what each is divided by.
+MISMATCHED = 0.05  # share of sentences that may differ from their trees
+# Sums over queries, by their row in `HeadCounts.sums`.
 STATISTICS = ("entropy", "confidence", "eos", "first", "itself", "same form")
 
 
@@ -130,12 +132,14 @@ class FunctionCounts:
         kinds: counts of every attention type
         matched: by side, numbers of sentences, words, words found in the text, pairs, and pairs with both words found
         relations: names of the relations in both directions
+        linked: with word alignments, numbers of sentences, and of those that are left out
     """
 
     heads: list[HeadCounts]
     kinds: dict[str, KindCounts]
     matched: dict[str, list[int]]
     relations: list[str]
+    linked: list[int] | None = None
 
 
 def check_annotations(annotations: Annotations, sentences: int) -> None:
@@ -162,6 +166,7 @@ def count_functions(
     Raises:
         ValueError: if trees or alignments do not match the corpus, or a dictionary has no counts
     """
+    use_head_attention(model)
     pass_ = _Pass(model, corpus, annotations)
     with evaluating(model), torch.no_grad(), hooked(model, pass_.see, weights=True):
         for sample in progress(corpus.batches):
@@ -183,9 +188,14 @@ class _Pass:
         }
         self.ranks = frequency_ranks(task.source_dictionary, "source") if annotations.rare else None
         self.sides = {side: MatchedTrees(trees, annotations.relations) for side, trees in annotations.trees.items()}
+        self.links = None
+        if annotations.links is not None:
+            self.links = Links(annotations.links, set(self.subwords.values()) != {"none"})
         self.relations = directions(annotations.relations)
         self.longest = self._longest()
         sites = head_sites(model)
+        if self.links is not None and not any(site.kind == "dec-enc" for site in sites):
+            raise ValueError("the model has no decoder-encoder attention: leave the word alignments out")
         self.heads = {site: HeadCounts.zeros(site, self.longest, len(self.relations)) for site in sites}
         self.kinds = {
             kind: KindCounts.zeros(self.longest, len(self.relations)) for kind in dict.fromkeys(s.kind for s in sites)
@@ -208,12 +218,12 @@ class _Pass:
             sentences = [Sentence(row, self.dictionaries[side], self.subwords[side]) for row in rows[side]]
             words = tree_words(trees, sentences, ids, rows[side].size(1), causal=side == "target")
             self.layouts[KINDS[side]].pairs = words
-        if self.annotations.links is not None:
+        if self.links is not None:
             sources, targets = (
                 [Sentence(row, self.dictionaries[side], self.subwords[side]) for row in tokens.cpu()]
                 for side, tokens in (("source", source), ("target", sample["target"]))
             )
-            self.layouts["dec-enc"].pairs = linked_words(self.annotations.links, sources, targets, sample)
+            self.layouts["dec-enc"].pairs = linked_words(self.links, sources, targets, sample)
         on(source.device, self.layouts)
         for kind, counts in self.kinds.items():
             self._count(counts, self.layouts[kind])
@@ -282,25 +292,37 @@ class _Pass:
 
     def result(self) -> FunctionCounts:
         """Return the counts of all workers."""
-        self._check_trees()
         parts = [tensor for counts in self.heads.values() for tensor in counts.tensors()]
         parts += [tensor for counts in self.kinds.values() for tensor in counts.tensors()]
         parts += [side.counts for side in self.sides.values()]
+        parts += [self.links.counts] if self.links is not None else []
         sums = all_reduce(torch.cat([part.flatten() for part in parts]))
         for part, total in zip(parts, sums.split([part.numel() for part in parts]), strict=True):
             part.copy_(total.view_as(part))
+        self._check_trees()
+        self._check_links()
         matched = {side: [int(number) for number in trees.counts] for side, trees in self.sides.items()}
-        return FunctionCounts(list(self.heads.values()), self.kinds, matched, self.relations)
+        linked = None if self.links is None else [int(number) for number in self.links.counts]
+        return FunctionCounts(list(self.heads.values()), self.kinds, matched, self.relations, linked)
 
     def _check_trees(self) -> None:
         for side, trees in self.sides.items():
             wrong = sorted(gather(dict.fromkeys(trees.mismatched)))
-            if wrong:
+            if len(wrong) > MISMATCHED * trees.counts[0]:
                 shown = ", ".join(map(str, wrong[:5])) + (", ..." if len(wrong) > 5 else "")
                 raise ValueError(
                     f"{len(wrong)} trees of the {side} are not those of its sentences (number {shown}): "
                     "give the trees of the same text, one for every line"
                 )
+
+    def _check_links(self) -> None:
+        wrong = gather(self.links.wrong) if self.links is not None else {}
+        if wrong:
+            number = min(wrong)
+            raise ValueError(
+                f"the alignment of sentence {number} has {wrong[number]}: align the text from before subword "
+                "segmentation"
+            )
 
 
 def _statistics(layout: Layout, weights: Tensor, largest: Tensor, counted: Tensor) -> Tensor:

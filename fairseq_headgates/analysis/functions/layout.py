@@ -5,6 +5,7 @@ Shapes: B batch, T target length (queries), S source length (keys), W words of a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +17,8 @@ from fairseq_headgates.analysis.functions.words import Piece, match, pieces
 from fairseq_headgates.evaluation import Corpus, Sample
 
 KINDS = {"source": "enc-self", "target": "dec-self"}  # the attention between words of one side
+EQUAL = 0.95  # share of symbols with the same count from which on a dictionary has no counts
+MATCHING = 0.5  # share of characters from which on a text and a tree are of the same sentence
 FREQUENT = 500  # a token beyond the so many most frequent ones is rare (Voita et al. 2019, section 5.4)
 
 
@@ -77,7 +80,7 @@ def positions(tokens: Tensor, pad: int) -> Tensor:
 
 
 def earlier_positions(tokens: Tensor, counted: Tensor) -> Tensor:
-    """Return the index of the last earlier token with the same form, -1 where there is none: [B, T]."""
+    """Return the index of the last earlier counted token with the same form, -1 where there is none: [B, T]."""
     same = tokens[:, :, None].eq(tokens[:, None, :]) & counted[:, None, :]
     same = same.tril(-1)
     last = torch.arange(tokens.size(1), device=tokens.device).expand_as(same)
@@ -86,7 +89,7 @@ def earlier_positions(tokens: Tensor, counted: Tensor) -> Tensor:
 
 def layouts(sample: Sample, corpus: Corpus, ranks: Tensor | None) -> dict[str, Layout]:
     """Return the layout of each attention type of a batch, without words."""
-    pad, eos = corpus.pad, corpus.eos
+    pad, eos, unknown = corpus.pad, corpus.eos, corpus.task.target_dictionary.unk()
     source, inputs = sample["net_input"]["src_tokens"], sample["net_input"]["prev_output_tokens"]
     predicted = sample["target"]
 
@@ -105,7 +108,8 @@ def layouts(sample: Sample, corpus: Corpus, ranks: Tensor | None) -> dict[str, L
         if ranked and ranks is not None:
             made.rank = torch.where(made.words, ranks.to(keys.device)[keys], -1)
         if keys is queries:
-            made.earlier = torch.where(made.counted, earlier_positions(queries, made.counted), -1)
+            known = made.counted & queries.ne(unknown)
+            made.earlier = torch.where(known, earlier_positions(queries, known), -1)
         return made
 
     return {
@@ -123,7 +127,10 @@ def frequency_ranks(dictionary: object, side: str) -> Tensor:
     """
     counts = list(dictionary.count)  # type: ignore[attr-defined]
     special = dictionary.nspecial  # type: ignore[attr-defined]
-    if len(set(counts[special:])) < 2:
+    symbols = dictionary.symbols  # type: ignore[attr-defined]
+    pairs_of = zip(symbols[special:], counts[special:], strict=True)
+    known = Counter(count for symbol, count in pairs_of if count > 0 and not symbol.startswith("madeupword"))
+    if not known or max(known.values()) > EQUAL * known.total():
         raise ValueError(
             f"the dictionary of the {side} has no counts, by which tokens are rare: write it with fairseq-preprocess, "
             "or pass --no-rare"
@@ -177,7 +184,7 @@ class MatchedTrees:
         for row, (sentence, number) in enumerate(zip(sentences, ids, strict=True)):
             tree = self.trees[number]
             found_words = match(sentence.pieces, tree.forms)
-            if found_words.share < 0.5:
+            if found_words.share < MATCHING:
                 self.mismatched.append(number + 1)
             own = [() if i in tree.unspelled else each for i, each in enumerate(found_words.pieces)]
             wanted = [p for p in pairs(tree, self.relations) if not (causal and p.key >= p.query)]
@@ -191,7 +198,7 @@ class MatchedTrees:
 
 def membership(words: Sequence[Sequence[tuple[int, ...]]], sentences: Sequence[Sentence], length: int) -> Tensor:
     """Return [B, length, W], 1 where the token at a position is a piece of a word."""
-    found = torch.zeros(len(words), length, max(map(len, words), default=0))
+    found = torch.zeros(len(words), length, max(1, *map(len, words)))
     for row, (own, sentence) in enumerate(zip(words, sentences, strict=True)):
         for word, parts in enumerate(own):
             for piece in parts:
@@ -214,21 +221,44 @@ def tree_words(
     return Words(members, averaging(members), table[:3], table[3], table[2] - table[1])
 
 
-def linked_words(
-    links: Sequence[frozenset[tuple[int, int]]], source: Sequence[Sentence], target: Sequence[Sentence], sample: Sample
-) -> Words:
-    """Return the words of a batch with their alignments. Raise ValueError for a link outside of its sentence."""
+@dataclass
+class Links:
+    """The word alignments of a corpus.
+
+    Attributes:
+        counts: sentences so far, and those that are left out: with unknown tokens, of which subwords do not tell where
+            words begin and end
+        wrong: {number of a sentence, from 1: a link outside of it}
+    """
+
+    links: Sequence[frozenset[tuple[int, int]]]
+    subwords: bool
+    counts: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.double))
+    wrong: dict[int, str] = field(default_factory=dict)
+
+    def of(self, number: int, source: Sentence, target: Sentence) -> frozenset[tuple[int, int]]:
+        """Return the alignment of a sentence, empty if it is left out."""
+        unknown = any(piece.text is None for piece in (*source.pieces, *target.pieces))
+        left_out = self.subwords and unknown
+        self.counts += torch.tensor([1, int(left_out)]).double()
+        if left_out:
+            return frozenset()
+        sizes = len(source.words()), len(target.words())
+        outside = next((f"{a}-{b}" for a, b in self.links[number] if a >= sizes[0] or b >= sizes[1]), None)
+        if outside is not None:
+            self.wrong[number + 1] = f"{outside}, but the sentence has {sizes[0]} and {sizes[1]} words"
+            return frozenset()
+        return self.links[number]
+
+
+def linked_words(links: Links, source: Sequence[Sentence], target: Sequence[Sentence], sample: Sample) -> Words:
+    """Return the words of a batch with their alignments."""
     key_words, query_words = ([sentence.words() for sentence in side] for side in (source, target))
     keys = membership(key_words, source, sample["net_input"]["src_tokens"].size(1))
     queries = averaging(membership(query_words, target, sample["target"].size(1)))
     allowed = torch.zeros(len(source), queries.size(1), keys.size(2), dtype=torch.bool)
     for row, number in enumerate(sample["id"].tolist()):
-        for a, b in links[number]:
-            if a >= len(key_words[row]) or b >= len(query_words[row]):
-                raise ValueError(
-                    f"the alignment of sentence {number + 1} has {a}-{b}, but the sentence has {len(key_words[row])} "
-                    f"and {len(query_words[row])} words: align the text from before subword segmentation"
-                )
+        for a, b in links.of(number, source[row], target[row]):
             allowed[row, b, a] = True
     return Words(keys, queries, allowed=allowed)
 

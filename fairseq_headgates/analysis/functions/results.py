@@ -38,6 +38,7 @@ def functions_of(
     """
     heads: dict[str, list[list[dict | None]]] = {}
     for layer in counts.heads:
+        _check_finite(layer)
         found = _layer(layer, counts.kinds[layer.site.kind], counts.relations, options)
         row: list[dict | None] = [None] * getattr(layer.site.attention, "heads", layer.site.attention.num_heads)
         for head, entry in zip(_kept(layer.site), found, strict=True):
@@ -49,11 +50,24 @@ def functions_of(
         "signature": signature,
         "options": asdict(options),
         "trees": {side: dict(zip(names, numbers, strict=True)) for side, numbers in counts.matched.items()},
+        **(
+            {}
+            if counts.linked is None
+            else {"alignments": dict(zip(("sentences", "left_out"), counts.linked, strict=True))}
+        ),
         "relations": {
             kind: relations for kind, own in counts.kinds.items() if (relations := _relations(own, counts.relations))
         },
         "heads": heads,
     }
+
+
+def _check_finite(counts: HeadCounts) -> None:
+    if not counts.sums.isfinite().all():
+        raise ValueError(
+            f"the attention weights in {counts.site.kind} layer {counts.site.layer} are not finite: check the weights "
+            "of the model for inf and NaN, or leave out --fp16"
+        )
 
 
 def _kept(site: HeadSite) -> tuple[int, ...]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import conllu
 
+from fairseq_headgates.files import read_text
 from fairseq_headgates.messages import first_line, shown
 
 RELATIONS = ("nsubj", "obj", "iobj", "amod", "advmod", "det", "case")
@@ -55,6 +57,8 @@ def _tree(sentence: Sequence[dict]) -> Tree:
     for token in sentence:
         if not isinstance(token["id"], int) and token["id"][1] == "-":
             first, last = token["id"][0] - 1, token["id"][2]
+            if not 0 <= first < last - 1 < len(words):
+                raise ValueError(f"the multiword token {first + 1}-{last} has no such words")
             if "".join(forms[first:last]) != token["form"]:
                 forms[first:last] = [str(token["form"])] + [""] * (last - first - 1)
                 unspelled |= set(range(first, last))
@@ -128,8 +132,11 @@ def read_alignments(path: str) -> list[frozenset[tuple[int, int]]]:
 
 
 def _read(path: str, what: str) -> str:
+    if not path.endswith(".gz"):
+        return read_text(path, "the file", f"give {what} in UTF-8")
     try:
-        raw = Path(path).read_bytes()
-        return (gzip.decompress(raw) if path.endswith(".gz") else raw).decode("utf-8")
-    except (OSError, EOFError, ValueError) as error:  # ValueError: not UTF-8
+        if not Path(path).is_file():
+            raise OSError("it is not a regular file")
+        return gzip.decompress(Path(path).read_bytes()).decode("utf-8")
+    except (OSError, EOFError, ValueError, zlib.error) as error:  # ValueError: not UTF-8
         raise ValueError(f"cannot read {path} ({first_line(error)}): give {what} in UTF-8") from None

@@ -11,6 +11,7 @@ from typing import NamedTuple
 SUBWORDS = ("subword-nmt", "sentencepiece", "none")
 ESCAPED = {"&apos;": "'", "&quot;": '"', "&lt;": "<", "&gt;": ">", "&#124;": "|", "&#91;": "[", "&#93;": "]"}
 ESCAPED |= {"&amp;": "&", "@-@": "-"}  # Moses: special characters, and hyphens within words
+ESCAPED |= {"``": '"', "''": '"'}  # quotes of the Penn Treebank
 # Typographic characters that tokenisers replace.
 PLAIN = str.maketrans({**dict.fromkeys("“”„«»", '"'), **dict.fromkeys("‘’‚`´", "'"), **dict.fromkeys("‐‑‒–—", "-")})
 
@@ -24,13 +25,13 @@ class Piece(NamedTuple):
 
 def subwords_of(symbols: Sequence[str]) -> str:
     """Return the kind of subwords that the symbols of a dictionary are: an element of `SUBWORDS`."""
-    if any(symbol.endswith("@@") for symbol in symbols):
-        return "subword-nmt"
-    return "sentencepiece" if any(symbol.startswith("\u2581") for symbol in symbols) else "none"
+    if any(symbol.startswith("\u2581") for symbol in symbols):
+        return "sentencepiece"
+    return "subword-nmt" if any(symbol.endswith("@@") for symbol in symbols) else "none"
 
 
 def pieces(tokens: Sequence[str | None], subwords: str) -> list[Piece]:
-    """Return the pieces of a sentence, without EOS. None is an unknown token, a word of its own."""
+    """Return the pieces of a sentence, without EOS. None is an unknown token, taken for a word of its own."""
     found: list[Piece] = []
     word, inside = -1, False  # inside a word: the next piece continues it
     for token in tokens:
@@ -63,30 +64,35 @@ def match(found: Sequence[Piece], forms: Sequence[str]) -> Match:
     difference. A word is found if it consists of whole, consecutive pieces.
     """
     text, owners = _characters(found)
-    tree = [(character, word) for word, form in enumerate(forms) for character in _plain(form)]
-    other = "".join(character for character, _ in tree)
-    place = _matched(text, other)  # by character of the tree: the character of the text
-    words_of: dict[int, set[int | None]] = {}
-    for i, owning in enumerate(owners):
-        word = tree[place[i]][1] if i in place else None
+    other, words = _characters([Piece(form, i) for i, form in enumerate(forms)])
+    place = _matched(text, other)
+    words_of: dict[int, set[int | None]] = {}  # words of the tree that each piece has characters of
+    for a, owning in enumerate(owners):
         for piece in owning:
-            words_of.setdefault(piece, set()).add(word)
+            words_of.setdefault(piece, set()).update(words[place[a]] if a in place else [None])
     where: list[list[int]] = [[] for _ in forms]
-    complete = [bool(_plain(form)) for form in forms]
+    complete = [False] * len(forms)
     back = {b: a for a, b in place.items()}
-    for b, (_, word) in enumerate(tree):
-        a = back.get(b)
-        if a is None or (where[word] and a != where[word][-1] + 1):
-            complete[word] = False
-        if a is not None:
-            where[word].append(a)
+    for b, owning in enumerate(words):
+        for word in owning:
+            before = where[word]
+            consecutive = b in back and (back[b] == before[-1] + 1 if before else True)
+            complete[word] = consecutive and (complete[word] or not before)
+            before.append(back.get(b, -2))
     result = []
     for word, characters in enumerate(where):
-        own = sorted({piece for a in characters for piece in owners[a]})
+        own = {piece for a in characters if complete[word] for piece in owners[a]}
         alone = all(words_of[piece] == {word} for piece in own)
-        result.append(tuple(own) if complete[word] and alone else ())
+        result.append(tuple(sorted(own | _marks(found, own))) if alone else ())
     known = sum(character != "\0" for character in text)
     return Match(result, len(place) / known if known else 1.0)
+
+
+def _marks(found: Sequence[Piece], own: set[int]) -> set[int]:
+    """Return the pieces without characters, SentencePiece's mark alone, before the pieces `own` in the same word."""
+    return {
+        i for i, piece in enumerate(found[:-1]) if piece.text == "" and i + 1 in own and found[i + 1].word == piece.word
+    }
 
 
 def _matched(text: str, other: str) -> dict[int, int]:
@@ -113,4 +119,4 @@ def _characters(found: Sequence[Piece]) -> tuple[str, list[tuple[int, ...]]]:
 
 def _plain(text: str) -> str:
     """Return a text without spaces, case and typographic variants."""
-    return "".join(unicodedata.normalize("NFKC", text.translate(PLAIN)).casefold().split())
+    return "".join(unicodedata.normalize("NFKD", text.translate(PLAIN)).casefold().split())
