@@ -75,7 +75,7 @@ def test_sentences_with_unknown_tokens_have_no_alignment():
         assert result["alignments"] == {"sentences": 5, "left_out": int(subwords)}
 
 
-def test_a_batch_without_words(monkeypatch):
+def test_a_batch_without_words():
     task, pairs = Task(), [([EOS], [5, EOS]), ([EOS], [6, EOS])]
     empty = Tree((), (), ())
     annotations = Annotations({"source": [empty] * 2}, RELATIONS, [frozenset()] * 2)
@@ -128,7 +128,7 @@ def test_retained_heads_are_compared_with_removed_ones():
     assert kept_functions(before, before)["all"]["p"] == 1
 
 
-# Functions that are not there
+# Random and planted attention
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,6 @@ from fairseq_headgates.heads import TYPES, AttentionMap, HeadId
 from fairseq_headgates.messages import shown
 from fairseq_headgates.surgery import evaluating, gate_values, head_sites, observe
 
-EOS = "</s>"
-
 
 def parse_heads(text: str, sizes: Mapping[str, tuple[int, int]]) -> list[HeadId]:
     """Parse heads: 'enc-self:0.3,dec-enc:*,dec-self:1.*', types with layer and head, '*' for all.
@@ -77,7 +75,7 @@ def attention_maps(model: nn.Module, task: Any, sample: Sample, heads: Sequence[
 
 
 def _symbols(tokens: Tensor, dictionary: Any) -> list[str]:
-    return [EOS if token == dictionary.eos() else dictionary[token] for token in tokens.tolist()]
+    return [dictionary[token] for token in tokens.tolist()]
 
 
 def read_sentences(args: Namespace, task: Any, model: nn.Module, lines: Sequence[int]) -> Iterator[Sample]:

@@ -2,7 +2,7 @@
 
 from fairseq_headgates.report.attention import attention_figure, attention_json, attention_page, attention_tables
 from fairseq_headgates.report.figures import curve_plot, heat_map, heat_maps
-from fairseq_headgates.report.functions import drift_table, function_table, statistics_table
+from fairseq_headgates.report.functions import drift_table, function_table, open_heads, statistics_table
 from fairseq_headgates.report.tables import (
     agreement_table,
     best_head_table,
@@ -34,6 +34,7 @@ __all__ = [
     "layer_tables",
     "matrix",
     "open_counts",
+    "open_heads",
     "removal_table",
     "results_table",
     "score_table",

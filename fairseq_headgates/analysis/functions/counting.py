@@ -93,16 +93,15 @@ class KindCounts:
     """Counts of one attention type, the same for all its heads.
 
     Attributes:
-        queries: number of queries
         statistics: what each of `STATISTICS` is divided by, [6]
         rare: number of queries in sentences with a rare token
         pairs: number of pairs, by relation: [R]
         offsets: number of pairs by relation and offset, [R, 2 M + 1]: the column M is the offset 0
-        linked: number of aligned target words; how many are aligned with the word at each offset, [2 M + 1]
+        linked: number of aligned target words
+        linked_offsets: number of links by offset from the target word, [2 M + 1]
         steps: number of target tokens after the first
     """
 
-    queries: Tensor
     statistics: Tensor
     rare: Tensor
     pairs: Tensor
@@ -115,7 +114,7 @@ class KindCounts:
     def zeros(cls, longest: int, relations: int) -> KindCounts:
         """Return counts of 0."""
         span = 2 * longest + 1
-        sizes = ((1,), (len(STATISTICS),), (1,), (relations,), (relations, span), (1,), (span,), (1,))
+        sizes = ((len(STATISTICS),), (1,), (relations,), (relations, span), (1,), (span,), (1,))
         return cls(*(torch.zeros(size, dtype=torch.double) for size in sizes))
 
     def tensors(self) -> list[Tensor]:
@@ -230,10 +229,10 @@ class _Pass:
 
     def _count(self, counts: KindCounts, layout: Layout) -> None:
         counted = layout.counted
-        counts.queries += counted.sum().cpu()
-        own = (counted.sum(), layout.inputs.sum(), *[counted.sum()] * 3)
-        same = counted.new_zeros(()) if layout.earlier is None else layout.earlier.ge(0).sum()
-        counts.statistics += torch.stack([*own, same]).double().cpu()
+        queries, none = counted.sum(), counted.new_zeros(())
+        itself, same = (none, none) if layout.earlier is None else (queries, layout.earlier.ge(0).sum())
+        numbers = [queries, layout.inputs.sum(), queries, queries, itself, same]
+        counts.statistics += torch.stack(numbers).double().cpu()
         counts.steps += (counted[:, 1:] & counted[:, :-1]).sum().cpu()
         if layout.rank is not None:
             counts.rare += (counted & _rare_sentences(layout.rank)[:, None]).sum().cpu()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fairseq_headgates.analysis.functions.counting import STATISTICS, FunctionCounts, HeadCounts, KindCounts
 from fairseq_headgates.analysis.options import FunctionOptions
-from fairseq_headgates.surgery import HeadSite
+from fairseq_headgates.report import open_heads
 
 FORMAT = "headgates.functions/1"
 
@@ -36,14 +36,16 @@ def functions_of(
         gates: the evaluation gates of the model; see `gate_values`
         signature: describes the model and the data
     """
+    relations = {kind: _relations(own, counts.relations) for kind, own in counts.kinds.items()}
     heads: dict[str, list[list[dict | None]]] = {}
     for layer in counts.heads:
         _check_finite(layer)
-        found = _layer(layer, counts.kinds[layer.site.kind], counts.relations, options)
-        row: list[dict | None] = [None] * getattr(layer.site.attention, "heads", layer.site.attention.num_heads)
-        for head, entry in zip(_kept(layer.site), found, strict=True):
-            row[head] = {"gate": float(gates[layer.site.kind][layer.site.layer, head]), **entry}
-        heads.setdefault(layer.site.kind, []).append(row)
+        site, kind = layer.site, layer.site.kind
+        row: list[dict | None] = [None] * site.attention.heads
+        for i, head in enumerate(site.attention.kept):
+            entry = _head(layer, counts.kinds[kind], counts.relations, relations[kind], i, options)
+            row[head] = {"gate": float(gates[kind][site.layer, head]), **entry}
+        heads.setdefault(kind, []).append(row)
     names = ("sentences", "words", "matched_words", "pairs", "matched_pairs")
     return {
         "format": FORMAT,
@@ -55,9 +57,7 @@ def functions_of(
             if counts.linked is None
             else {"alignments": dict(zip(("sentences", "left_out"), counts.linked, strict=True))}
         ),
-        "relations": {
-            kind: relations for kind, own in counts.kinds.items() if (relations := _relations(own, counts.relations))
-        },
+        "relations": {kind: found for kind, found in relations.items() if found},
         "heads": heads,
     }
 
@@ -68,10 +68,6 @@ def _check_finite(counts: HeadCounts) -> None:
             f"the attention weights in {counts.site.kind} layer {counts.site.layer} are not finite: check the weights "
             "of the model for inf and NaN, or leave out --fp16"
         )
-
-
-def _kept(site: HeadSite) -> tuple[int, ...]:
-    return tuple(getattr(site.attention, "kept", range(site.attention.num_heads)))
 
 
 def _relations(counts: KindCounts, names: list[str]) -> dict[str, dict[str, Any]]:
@@ -87,11 +83,6 @@ def _baseline(offsets: Tensor, count: int | None = None) -> dict[str, Any]:
     best = int(offsets.argmax())
     count = int(offsets.sum()) if count is None else count
     return {"count": count, "offset": best - len(offsets) // 2, "baseline": float(offsets[best]) / count}
-
-
-def _layer(counts: HeadCounts, kind: KindCounts, names: list[str], options: FunctionOptions) -> list[dict[str, Any]]:
-    relations = _relations(kind, names)
-    return [_head(counts, kind, names, relations, head, options) for head in range(counts.offsets.size(0))]
 
 
 def _head(
@@ -120,7 +111,7 @@ def _head(
     entry["statistics"] = {
         name: float(total) / float(number)
         for name, total, number in zip(STATISTICS, counts.sums[:, head], kind.statistics, strict=True)
-        if number > 0 and not (counts.site.kind == "dec-enc" and name == "itself")
+        if number > 0
     }
     if counts.site.kind == "dec-enc" and kind.steps > 0:
         entry["statistics"]["monotonic"] = float(counts.monotonic[head]) / float(kind.steps)
@@ -159,17 +150,12 @@ def kept_functions(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[
     """
     names = ("kept_with", "with", "kept_without", "without")
     numbers = {kind: dict.fromkeys(names, 0) for kind in (*before["heads"], "all")}
-    for kind, layers in before["heads"].items():
-        for layer, row in enumerate(layers):
-            for head, entry in enumerate(row):
-                if entry is None or not entry["gate"] > 0:
-                    continue
-                group = "with" if entry["functions"] else "without"
-                rows = after["heads"].get(kind, [])
-                now = rows[layer][head] if layer < len(rows) and head < len(rows[layer]) else None
-                for each in (numbers[kind], numbers["all"]):
-                    each[group] += 1
-                    each[f"kept_{group}"] += now is not None and now["gate"] > 0
+    still = {head for head, _ in open_heads(after)}
+    for head, entry in open_heads(before):
+        group = "with" if entry["functions"] else "without"
+        for each in (numbers[head.kind], numbers["all"]):
+            each[group] += 1
+            each[f"kept_{group}"] += head in still
     return {kind: {**each, "p": _fisher(each)} for kind, each in numbers.items()}
 
 
