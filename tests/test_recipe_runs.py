@@ -37,7 +37,7 @@ def test_a_run_is_read(text, expected):
         ("all=-1", "N '-1' must be"),
         ("all=1.5", "N '1.5' must be"),
         ("all=5%", "N '5%' must be"),
-        ("all=36@", "method '' must be lagrangian, subset, gradient, random, iterative, gradient-only"),
+        ("all=36@", "method '' must be lagrangian, subset, gradient, ablation, random, iterative, gradient-only"),
         ("all=36@magic", "method 'magic' must be"),
         ("all=36@l0", "method 'l0' must be"),
         ("enc=6", "'enc' is not an attention type"),
@@ -100,6 +100,7 @@ def test_gated_runs_have_the_types_and_the_value_of_the_options():
     ("text", "scores", "steps"),
     [
         ("all=36@gradient", "gradient", ["36"]),
+        ("all=36@ablation", "ablation", ["36"]),
         ("all=36@random", "random", ["36"]),
         ("all=36@iterative", "gradient", ["63", "54", "45", "36"]),
         ("enc-self=0.25@iterative", "gradient", ["20", "15", "11", "6"]),  # 24 heads: 4.5 at each step

@@ -8,8 +8,8 @@ The control is `baseline+`, or `baseline+frozen` for runs with a frozen decoder.
 
 - control: a control itself, no value
 - l0: lambda; lagrangian, subset: the heads to keep, as fairseq-train --target-heads
-- gradient, random, iterative, gradient-only, ablation-only: the scores by which heads are removed; STEPS has the number
-  of heads of TYPES after each step
+- gradient, ablation, random, iterative, gradient-only, ablation-only: the scores by which heads are removed; STEPS has
+  the number of heads of TYPES after each step
 - scratch: the run whose heads the model has
 """
 
@@ -28,6 +28,7 @@ GATED = ("lagrangian", "subset")
 # By which scores each of the other methods removes heads.
 SCORES = {
     "gradient": "gradient",
+    "ablation": "ablation",
     "random": "random",
     "iterative": "gradient",
     "gradient-only": "gradient",

@@ -132,9 +132,9 @@ TRANSLATION: Settings = {
         runs,
         "pruning runs, separated by spaces. TYPES:LAMBDA trains gates with an L0 penalty; TYPES=N@METHOD keeps N "
         "heads, a number (12) or a fraction (0.5). METHOD trains gates (lagrangian, subset), removes heads by scores "
-        "and then trains (gradient, random, iterative), or does not train (gradient-only, ablation-only); without "
-        "@METHOD it is SPARSITY_METHOD. TYPES: all, or attention types (enc-self,dec-self,dec-enc). With enc-self "
-        "alone the decoder is frozen",
+        "and then trains (gradient, ablation, random, iterative), or does not train (gradient-only, ablation-only); "
+        "without @METHOD it is SPARSITY_METHOD. TYPES: all, or attention types (enc-self,dec-self,dec-enc). With "
+        "enc-self alone the decoder is frozen",
     ),
     "SCRATCH": Setting(
         types_of_runs,
