@@ -1,4 +1,4 @@
-"""Monitor the gates in training: counts of open heads, a heat map in TensorBoard, a check of the schedule."""
+"""Monitor the gates in training: counts of open heads, the gate log, a heat map, a check of the schedule."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from fairseq.optim import FairseqOptimizer
 from fairseq.optim.lr_scheduler import build_lr_scheduler
 from torch import Tensor, nn
 
-from fairseq_headgates import report
+from fairseq_headgates import gate_log, report
 from fairseq_headgates.gates import GateMethod
+from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.surgery import gated_sites, open_probabilities, to_table
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,8 @@ class GateMonitor:
     """Reports on the gates of a model in training, in the first worker only.
 
     The criterion calls `training` and `validating` with the model at every step. At the first update, and after the
-    first epoch, the monitor warns if the learning rate schedule is too short to close a gate. At each validation it
+    first epoch, the monitor warns if the learning rate schedule is too short to close a gate. Every --log-interval
+    updates, and at each validation, it appends P(gate = 0) to the gate log in --save-dir. At each validation it also
     writes a heat map of P(gate = 0), `gates/closed`, to TensorBoard, and with --stop-when-settled it ends the training
     once the gates are stable.
 
@@ -43,6 +45,7 @@ class GateMonitor:
         self._first_update: int | None = None  # of this process
         self._schedule_checked = False
         self._trained_since_validation = False
+        self._logged: int | None = None  # update of the last record in the gate log, -1 if it cannot be written
 
     def training(self, model: nn.Module) -> None:
         """Note a training step. At the first one, check a schedule whose length is given in updates."""
@@ -53,6 +56,9 @@ class GateMonitor:
                 method.begin()
             args = getattr(unwrapped(model), "args", None)
             self._check_schedule(model, getattr(args, "max_update", None))
+        updates, common = updates_of(unwrapped(model)), getattr(self.configuration, "common", None)
+        if common is not None and updates % max(1, common.log_interval) == 0:
+            self._log_gates(unwrapped(model), updates)
         self._trained_since_validation = True
 
     def validating(self, model: nn.Module) -> None:
@@ -66,11 +72,26 @@ class GateMonitor:
         if self._first_update == 0 and not getattr(args, "validate_interval_updates", 0):
             self._check_schedule(model, int((updates_of(model) + 1) * (getattr(args, "max_epoch", None) or 0)))
         self._stop_if_stable(model)
+        self._log_gates(model, updates_of(model) + 1)
         if self.tensorboard_logdir and _is_first_worker() and self._writer is not None:
-            closed = to_table(open_probabilities(model), "P(open)").map(lambda p: 1 - p, "P(gate = 0)")
             # fairseq tells a model the number of updates before each, so that the last one is not counted.
-            self._writer.add_figure("gates/closed", report.heat_map(closed), updates_of(model) + 1)
+            self._writer.add_figure("gates/closed", report.heat_map(_closed(model)), updates_of(model) + 1)
             self._writer.flush()
+
+    def _log_gates(self, model: nn.Module, updates: int) -> None:
+        """Append P(gate = 0) after `updates` updates to the gate log. A file that cannot be written is a warning."""
+        checkpoint = getattr(self.configuration, "checkpoint", None)
+        if checkpoint is None or checkpoint.no_save or self._logged in (updates, -1) or not _is_first_worker():
+            return
+        path = Path(checkpoint.save_dir) / gate_log.NAME
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(gate_log.gate_log_line(gate_log.GateRecord(updates, _closed(model))))
+            self._logged = updates
+        except OSError as error:
+            logger.warning(f"cannot write the gate log {path} ({error.strerror}): no more is written")
+            self._logged = -1
 
     def _check_schedule(self, model: nn.Module, updates: int | None) -> None:
         if self._schedule_checked or not updates or not _is_first_worker():
@@ -110,6 +131,10 @@ class GateMonitor:
             )
             return None
         return SummaryWriter(str(Path(str(self.tensorboard_logdir)) / "gates"))
+
+
+def _closed(model: nn.Module) -> HeadTable:
+    return to_table(open_probabilities(model), "P(open)").map(lambda p: 1 - p, "P(gate = 0)")
 
 
 def open_head_counts(method: GateMethod) -> dict[str, Tensor]:

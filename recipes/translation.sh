@@ -173,4 +173,4 @@ if [[ -n $SHARE ]]; then
 fi
 last_table "$out/results.txt" \
   python3 "$recipes/lib/results.py" "${folders[@]}" ${PAPER:+--paper "$PAPER"} ${METRIC:+--metric "$METRIC_NAME"} \
-  --seed "${seeds[0]}" --tsv "$out/results.tsv"
+  --seed "${seeds[0]}" --tsv "$out/results.tsv" --json "$out/results.json"

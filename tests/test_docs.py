@@ -25,7 +25,8 @@ from support.pages import (
 )
 
 import fairseq_headgates
-import pareto
+import swept
+from fairseq_headgates import gate_log
 from fairseq_headgates.heads import AttentionMap, HeadId, parse_mask, read_scores
 from fairseq_headgates.report import attention
 
@@ -202,11 +203,14 @@ def test_examples_of_files_can_be_read(block, tmp_path):
     file = tmp_path / "example.json"
     file.write_text(block.text)
     kind = json.loads(block.text)["format"]
-    if kind == pareto.FORMAT:  # no program reads it
+    if kind == swept.FORMAT:  # no program reads it
         (shown,) = json.loads(block.text)["models"]
         scores = {name: [1.0] for name in ("BLEU", "diff", "chrF2", "nll", "parameters", "words_per_second")}
-        (written,) = pareto.as_json([pareto.Model("x", "all", "l0", {"enc-self": 1.0}, {}, 1.0, scores)])["models"]
+        (written,) = swept.as_json([swept.Model("x", "all", "l0", {"enc-self": 1.0}, {}, 1.0, scores)])["models"]
         assert list(shown) == list(written)
+    elif kind == gate_log.FORMAT:
+        [record] = gate_log.parse_gate_log(block.text, "example")
+        assert gate_log.gate_log_line(record) == block.text
     elif kind == attention.FORMAT:
         (types,) = json.loads(block.text)["sentences"]
         maps = [

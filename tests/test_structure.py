@@ -17,13 +17,14 @@ LAYERS = [
     ["messages"],
     ["files", "safety"],
     ["heads"],
-    ["gates", "report"],
+    ["gates", "gate_log"],
+    ["report"],
     ["modules", "options"],
     ["surgery"],
     ["models", "monitoring"],
     ["criterions", "evaluation"],
     ["checkpoints"],
-    ["analysis"],
+    ["analysis", "experiments"],
     ["cli"],
 ]
 LARGEST = 400  # lines of a file
@@ -76,7 +77,8 @@ def modules_after(statements):
 
 
 @pytest.mark.parametrize(
-    "command", ["show", "prune", "convert", "score", "ablate", "curve", "functions", "attention", "correlate", "path"]
+    "command",
+    ["show", "prune", "convert", "score", "ablate", "curve", "functions", "attention", "correlate", "report", "path"],
 )
 def test_help_and_wrong_options_need_neither_torch_nor_fairseq(command):
     build = f"from fairseq_headgates.cli.main import build_parser; build_parser([{command!r}])"

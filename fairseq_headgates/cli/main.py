@@ -30,12 +30,14 @@ COMMANDS = {
     "correlate": "compute the correlation of score files",
     "attention": "draw the attention weights of heads for single sentences",
     "functions": "find positional, syntactic, rare-token and alignment heads",
+    "report": "write a web page about an experiment",
 }
 # The module whose import takes seconds, for each subcommand that needs it.
 IMPORTS = {
     **dict.fromkeys(("show", "prune", "convert"), "fairseq_headgates.checkpoints"),
     **dict.fromkeys(("score", "ablate", "curve", "attention", "functions"), "fairseq_headgates.cli.session"),
     "correlate": "fairseq_headgates.analysis.agreement",
+    "report": "fairseq_headgates.experiments",
     "options": "fairseq.models",
 }
 EXIT_CODES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -22,13 +23,18 @@ def say(text: str) -> None:
 
 def check_picture(path: str) -> None:
     """Raise ValueError unless matplotlib can draw a picture of this name: fail early."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("--plot needs matplotlib: pip install 'fairseq-headgates[plots]'") from None
+    check_matplotlib("--plot")
+    from matplotlib.figure import Figure
+
     kind = _kind(path)
     if kind not in Figure().canvas.get_supported_filetypes():
         raise ValueError(f"--plot {path}: unknown format {kind!r}, choose .png, .pdf or .svg")
+
+
+def check_matplotlib(what: str) -> None:
+    """Raise ValueError unless matplotlib, which `what` needs, is installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError(f"{what} needs matplotlib: pip install 'fairseq-headgates[plots]'")
 
 
 def picture(path: str, draw: Callable[[], Any]) -> bytes:

@@ -61,11 +61,14 @@ class HeadGates(nn.Module):
         theta = self.theta.float()
         log_alpha = theta + (self.lr_scale - 1) * theta.detach()
         if self.decay is not None:
-            decay = self.decay.float()
-            log_alpha = log_alpha + (log_alpha / decay - log_alpha).detach() + 0 * decay
+            log_alpha = log_alpha + (log_alpha / self.weight_decay() - log_alpha).detach() + 0 * self.decay.float()
         if self.fixed is not None:  # a gradient of 0: distributed training waits for one
             return torch.where(self.fixed, FIXED, -FIXED) + 0 * log_alpha
         return log_alpha
+
+    def weight_decay(self) -> Tensor | float:
+        """Return the factor by which weight decay has multiplied theta; 1 without `undo_decay`."""
+        return 1.0 if self.decay is None else self.decay.detach().float()
 
     def forward(self) -> Tensor:
         """Return the gates, [H]: in evaluation mode their `factor`, in training those drawn for this forward pass.

@@ -25,7 +25,7 @@ class GateMethod(nn.Module):
         layers: the gates of each attention layer
         kinds: the attention type of each layer
         fix_after: number of updates after which the gates are fixed to 0 or 1; 0 for never
-        hard: round training gates to 0 or 1, with the gradient of the gates themselves
+        hard: round training gates to 0 or 1 (`rounded`), with the gradient of the gates themselves
         output_scale: multiply the gates of a layer by H / (number of gates that are not 0), at most H
             (Shim et al. 2021), so that the output of the layer keeps its size
         stop_when_settled: number of validations without a change after which the gates are `stable`; 0 for never
@@ -81,6 +81,10 @@ class GateMethod(nn.Module):
     def penalty(self, log_alpha: Tensor, weight: Tensor) -> Tensor:
         """Return what is added to the loss per token, a scalar. `weight` [N] is lambda of each gate at this update."""
         raise NotImplementedError
+
+    def rounded(self, gates: Tensor) -> Tensor:
+        """Return training gates [N] rounded to 0 or 1, for `hard`."""
+        return gates.ge(0.5).to(gates)
 
     def ends(self) -> dict[str, int]:
         """Return {option: the update at which its schedule ends}."""
@@ -159,7 +163,7 @@ class GateMethod(nn.Module):
         assert self._noise is not None
         gates = self.sample(log_alpha, self._noise.clamp(NOISE_EPS, 1 - NOISE_EPS))
         if self.hard:
-            gates = gates + (gates.detach().ge(0.5).to(gates) - gates.detach())
+            gates = gates + (self.rounded(gates.detach()) - gates.detach())
         return self.scaled(gates)
 
     def scaled(self, gates: Tensor) -> Tensor:
@@ -251,11 +255,11 @@ def groups_of(kinds: Sequence[str], counts: Mapping[tuple[str, ...], int]) -> li
     return [(torch.tensor(group), count) for group, count in zip(positions, counts.values(), strict=True)]
 
 
-def highest(log_alpha: Tensor, groups: Sequence[tuple[Tensor, int]]) -> Tensor:
-    """Return 1 for the gates [N] with the highest log_alpha, as many in each group as it keeps; 0 for the others."""
-    gates = torch.zeros_like(log_alpha)
+def highest(values: Tensor, groups: Sequence[tuple[Tensor, int]]) -> Tensor:
+    """Return 1 for the gates with the highest values [N], as many in each group as it keeps; 0 for the others."""
+    gates = torch.zeros_like(values)
     for positions, count in groups:
-        positions = positions.to(log_alpha.device)
-        order = log_alpha[positions].argsort(descending=True, stable=True)
+        positions = positions.to(values.device)
+        order = values[positions].argsort(descending=True, stable=True)
         gates[positions[order[:count]]] = 1
     return gates

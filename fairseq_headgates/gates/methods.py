@@ -107,9 +107,10 @@ class LagrangianGates(TargetGates):
             fraction = 1 - self.progress() * (1 - count / len(positions))
             distances.append(open_probability[positions.to(log_alpha.device)].mean() - fraction)
         d = torch.stack(distances)
-        # The value is lr_scale times the parameter, the gradient is reversed: an optimiser that descends ascends here.
+        # The value is lr_scale times the parameter without its weight decay. The gradient is reversed: an optimiser
+        # that descends ascends here.
         theta = self.multipliers.float()
-        multipliers = self.lr_scale * theta.detach() - (theta - theta.detach())
+        multipliers = self.lr_scale * theta.detach() / self.layers[0].weight_decay() - (theta - theta.detach())
         return (multipliers[:, 0] * d + multipliers[:, 1] * d**2).sum()
 
 
@@ -131,6 +132,10 @@ class SubsetGates(TargetGates):
     def open_probability(self, log_alpha: Tensor) -> Tensor:
         """Return the relaxed gates without noise, an estimate of the probability that a head is drawn."""
         return self._relaxed(log_alpha).clamp(0, 1)
+
+    def rounded(self, gates: Tensor) -> Tensor:
+        """Return 1 for the highest gates, as many as the target keeps."""
+        return highest(gates, self.groups)
 
     def penalty(self, log_alpha: Tensor, weight: Tensor) -> Tensor:
         """Return 0: the number of heads is exact."""

@@ -82,8 +82,8 @@ HELP = {
     ),
     "gate_hard": (
         None,
-        "round the gates in training to 1 (from 0.5 up) or 0, with the gradient of the unrounded gates "
-        "(straight-through)",
+        "round the gates in training to 1 (from 0.5 up; with subset the N highest) or 0, with the gradient of the "
+        "unrounded gates (straight-through)",
     ),
     "gate_output_scale": (
         None,

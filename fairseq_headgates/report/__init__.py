@@ -1,8 +1,11 @@
 """Tables and figures for people (no torch)."""
 
 from fairseq_headgates.report.attention import attention_figure, attention_json, attention_page, attention_tables
+from fairseq_headgates.report.content import Attention, Experiment, Input, ModelHeads, Training
 from fairseq_headgates.report.figures import curve_plot, heat_map, heat_maps
 from fairseq_headgates.report.functions import drift_table, function_table, open_heads, statistics_table
+from fairseq_headgates.report.page import gates_gif, report_page
+from fairseq_headgates.report.panels import row_of, sweep_panels
 from fairseq_headgates.report.tables import (
     agreement_table,
     best_head_table,
@@ -18,6 +21,11 @@ from fairseq_headgates.report.tables import (
 )
 
 __all__ = [
+    "Attention",
+    "Experiment",
+    "Input",
+    "ModelHeads",
+    "Training",
     "agreement_table",
     "attention_figure",
     "attention_json",
@@ -29,6 +37,7 @@ __all__ = [
     "drift_table",
     "function_table",
     "gate_table",
+    "gates_gif",
     "heat_map",
     "heat_maps",
     "layer_tables",
@@ -36,8 +45,11 @@ __all__ = [
     "open_counts",
     "open_heads",
     "removal_table",
+    "report_page",
     "results_table",
+    "row_of",
     "score_table",
     "statistics_table",
+    "sweep_panels",
     "text_table",
 ]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.heads import AttentionMap
 from fairseq_headgates.report.tables import TITLES, text_table
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -18,7 +19,6 @@ FORMAT = "headgates.attention/1"
 COLUMNS = 4  # maps side by side
 TOKEN = 0.18  # inches for a token
 LARGEST = 250_000  # cells of a picture or page
-TEMPLATE = Path(__file__).with_name("attention.html")
 
 
 def title_of(shown: AttentionMap) -> str:
@@ -60,7 +60,7 @@ def attention_figure(sentences: Sequence[Sequence[AttentionMap]]) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    _check_size(sentences)
+    check_size(sentences)
     rows = [list(maps[i : i + COLUMNS]) for maps in sentences for i in range(0, len(maps), COLUMNS)]
     columns = max(map(len, rows))
     widths = max(2.0, *(TOKEN * len(shown.keys) for row in rows for shown in row)) + 1
@@ -76,11 +76,12 @@ def attention_figure(sentences: Sequence[Sequence[AttentionMap]]) -> Figure:
     return figure
 
 
-def _check_size(sentences: Sequence[Sequence[AttentionMap]]) -> None:
+def check_size(sentences: Sequence[Sequence[AttentionMap]], largest: int = LARGEST) -> None:
+    """Raise ValueError if the maps have more than `largest` cells."""
     cells = sum(len(shown.queries) * len(shown.keys) for maps in sentences for shown in maps if shown.weights)
-    if cells > LARGEST:
+    if cells > largest:
         raise ValueError(
-            f"the maps have {cells:,} cells, and at most {LARGEST:,} are drawn: choose fewer heads with --heads, or "
+            f"the maps have {cells:,} cells, and at most {largest:,} are drawn: choose fewer heads with --heads, or "
             "fewer sentences"
         )
 
@@ -109,12 +110,25 @@ def attention_page(sentences: Sequence[Sequence[AttentionMap]], signature: str) 
 
     Raise ValueError for more than `LARGEST` cells.
     """
-    from jinja2 import Environment
-
-    _check_size(sentences)
-    template = Environment(autoescape=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
+    check_size(sentences)
     groups = [
         [(kind, TITLES[kind], list(maps)) for kind, maps in groupby(each, key=lambda shown: shown.head.kind)]
         for each in sentences
     ]
-    return template.render(sentences=groups, signature=signature, title_of=title_of)
+    return templates().get_template("attention.html").render(sentences=groups, signature=signature)
+
+
+@cache
+def templates() -> Environment:
+    """Return the environment of the templates, which escapes whatever is inserted."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    found = Environment(
+        autoescape=True,
+        loader=PackageLoader("fairseq_headgates.report", "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.globals["title_of"] = title_of
+    return found

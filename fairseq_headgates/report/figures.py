@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.heads import HeadTable
+from fairseq_headgates.report.panels import curve_panels, row_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,19 +19,7 @@ LARGEST_WITH_VALUES = 24  # heads or layers of a heat map whose cells show their
 
 def curve_plot(points: Sequence[Mapping[str, Any]]) -> Figure:
     """Plot pruning curves: bits per token and, if measured, BLEU over the percent of heads removed."""
-    from matplotlib.figure import Figure  # not pyplot: no display, no global state
-
-    measures = [name for name in ("nll", "bleu") if any(p[name] is not None for p in points)]
-    figure = Figure(figsize=(5 * len(measures), 4), layout="constrained")
-    labels = {"nll": "bits per target token", "bleu": "BLEU"}
-    several = len({(p["checkpoint"], p["by"]) for p in points}) > 1
-    for axes, name in zip(figure.subplots(1, len(measures), squeeze=False)[0], measures, strict=True):
-        for (checkpoint, by, types), group in groupby(points, key=lambda p: (p["checkpoint"], p["by"], p["types"])):
-            line = [(p["removed"], p[name]) for p in group]
-            axes.plot(*zip(*line, strict=True), marker="o", label=f"{types} {by} {checkpoint}" if several else types)
-        axes.set(xlabel="heads removed (%)", ylabel=labels[name])
-        axes.legend()
-    return figure
+    return row_of(curve_panels(points))
 
 
 def heat_map(table: HeadTable, limits: tuple[float, float] | None = (0.0, 1.0)) -> Figure:

@@ -14,9 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -24,27 +23,9 @@ from typing import Any
 from commands import ArgumentParser, exit_code
 from fairseq_headgates.cli.output import picture
 from fairseq_headgates.files import replacing, write_whole
-from fairseq_headgates.report import text_table
+from fairseq_headgates.report import row_of, sweep_panels, text_table
 from results import read
-from swept import WORDS, Model, models
-
-FORMAT = "headgates.sweep/1"
-
-
-def front(found: Iterable[Model]) -> set[str]:
-    """Return the names of the models on the Pareto front of few heads and high BLEU."""
-    everything = list(found)
-    return {
-        model.name
-        for model in everything
-        if not any(
-            other.total <= model.total
-            and other.mean("BLEU") >= model.mean("BLEU")
-            and (other.total, other.mean("BLEU")) != (model.total, model.mean("BLEU"))
-            for other in everything
-        )
-    }
-
+from swept import WORDS, Model, as_json, front, models
 
 COLUMNS = {
     "params": ("parameters", lambda value: f"{value / 1e6:.2f}M"),
@@ -88,36 +69,12 @@ def tsv(found: Sequence[Model]) -> str:
     return "\n".join([*lines, ""])
 
 
-def as_json(found: Sequence[Model]) -> dict[str, Any]:
-    """Return the same with the values of every seed and the heads of every layer; null for a speed that is missing."""
-    best = front(found)
-    return {
-        "format": FORMAT,
-        "models": [
-            {
-                "name": model.name,
-                "types": model.types or None,
-                "method": model.method or None,
-                "front": model.name in best,
-                "heads": {**model.heads, "total": model.total},
-                "layers": model.layers,
-                **{
-                    score: [None if math.isnan(value) else value for value in values]
-                    for score, values in model.scores.items()
-                },
-            }
-            for model in found
-        ],
-    }
-
-
 def plot(found: Sequence[Model], path: str) -> None:
     """Draw the plots; the kind of file is that of the name (.svg, .png, .pdf)."""
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq sets the level of all loggers
-    from pareto_plot import figure
-
+    drawn = as_json(found)["models"]
     with replacing(path, force=True) as part:
-        part.write_bytes(picture(path, lambda: figure(found)))
+        part.write_bytes(picture(path, lambda: row_of(sweep_panels(drawn))))
 
 
 def work(args: argparse.Namespace) -> None:

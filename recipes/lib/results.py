@@ -2,18 +2,20 @@
 """Print the table of a recipe: model, heads kept per attention type, parameters, BLEU, chrF, validation loss.
 
     results.py RUN_DIR [RUN_DIR ...] [--metric NAME] [--seed N] [--paper wmt|opensubtitles] [--tsv FILE]
+               [--json FILE]
 
 Each folder holds what lib/models.sh writes: heads.json, scores.json, nll.json, and, if it is compared with a control,
 significance.json. `diff` is the difference of BLEU from the control, `p` its p-value in a paired bootstrap test.
 Folders in several parent folders (OUT_DIR/seed1, OUT_DIR/seed2, ...) are models of several seeds: the table has means
 and ranges. --paper adds a table with the layout of table 2 of Voita et al. 2019: RUN and RUN_scratch in one row, with
 the row of the paper that keeps the most similar fraction of heads. The TSV has a row for each run and seed with all
-numbers.
+numbers. The JSON is a sweep file, for `headgates report`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.report import results_table, text_table
 from seeds import over_seeds
+from swept import as_json, models
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,8 @@ def work(args: argparse.Namespace) -> None:
         print(as_published(of_seed, args.paper))
     if args.tsv:
         write_whole(args.tsv, tsv(runs, args.paper), force=True)
+    if args.json:
+        write_whole(args.json, json.dumps(as_json(models(seeds)), indent=1) + "\n", force=True)
 
 
 def main() -> int:
@@ -163,6 +168,7 @@ def main() -> int:
     parser.add_argument("--seed", default="-", metavar="N", help="the seed of the folders, for the TSV")
     parser.add_argument("--paper", choices=list(PAPER))
     parser.add_argument("--tsv", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE")
     return exit_code("results.py", work, parser.parse_args())
 
 

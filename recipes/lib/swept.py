@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from evaluated import Run, difference, types_and_method
 from fairseq_headgates.heads import TYPES
 
 WORDS = "words_per_second"
+FORMAT = "headgates.sweep/1"
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,44 @@ def models(seeds: Sequence[Sequence[Run]]) -> list[Model]:
             )
         )
     return found
+
+
+def front(found: Iterable[Model]) -> set[str]:
+    """Return the names of the models on the Pareto front of few heads and high BLEU."""
+    everything = list(found)
+    return {
+        model.name
+        for model in everything
+        if not any(
+            other.total <= model.total
+            and other.mean("BLEU") >= model.mean("BLEU")
+            and (other.total, other.mean("BLEU")) != (model.total, model.mean("BLEU"))
+            for other in everything
+        )
+    }
+
+
+def as_json(found: Sequence[Model]) -> dict[str, Any]:
+    """Return the same with the values of every seed and the heads of every layer; null for a speed that is missing."""
+    best = front(found)
+    return {
+        "format": FORMAT,
+        "models": [
+            {
+                "name": model.name,
+                "types": model.types or None,
+                "method": model.method or None,
+                "front": model.name in best,
+                "heads": {**model.heads, "total": model.total},
+                "layers": model.layers,
+                **{
+                    score: [None if math.isnan(value) else value for value in values]
+                    for score, values in model.scores.items()
+                },
+            }
+            for model in found
+        ],
+    }
 
 
 def _gates(folder: Path) -> dict[str, list[int]]:

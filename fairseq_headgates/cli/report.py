@@ -1,0 +1,55 @@
+"""`headgates report`: write one web page about an experiment."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+
+from fairseq_headgates import report
+from fairseq_headgates.cli.output import check_matplotlib, say
+from fairseq_headgates.cli.parser import add_trust, filled
+from fairseq_headgates.files import check_writable, replacing, write_whole
+from fairseq_headgates.messages import logging_only
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `headgates report`."""
+    parser.description = (
+        "Write a report: one HTML file that opens from disk, without network, with figures and tables of whatever the "
+        "inputs hold."
+    )
+    parser.add_argument("out", metavar="OUT.html", type=filled, help="the page to write")
+    parser.add_argument(
+        "inputs",
+        metavar="INPUT",
+        nargs="+",
+        type=filled,
+        help="checkpoints (.pt); run folders, logs and gate logs (gates.jsonl) of fairseq-train; JSON files of "
+        "headgates score, ablate, curve, functions and attention; sweep.json of a recipe",
+    )
+    parser.add_argument(
+        "--gif", metavar="FILE", type=filled, help="write P(gate = 0) over the first training with a gate log as a GIF"
+    )
+    add_trust(parser)
+    parser.add_argument("--force", action="store_true", help="overwrite files that exist")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `headgates report` and return its exit code."""
+    from fairseq_headgates.experiments import read_experiment
+
+    check_matplotlib("headgates report")
+    for path in filter(None, (args.out, args.gif)):
+        check_writable(path, args.force)
+    words = ["headgates", "report", args.out, *args.inputs, *(["--gif", args.gif] if args.gif else [])]
+    with logging_only(logging.WARNING, "matplotlib", "PIL", "tensorboard"):  # fairseq sets the level of all loggers
+        found = read_experiment(args.inputs, args.trust)
+        page = report.report_page(found, shlex.join(words))
+        animation = report.gates_gif(found.trainings) if args.gif else None
+    write_whole(args.out, page, args.force)
+    if animation is not None:
+        with replacing(args.gif, args.force) as part:
+            part.write_bytes(animation)
+    say(f"wrote {args.out} ({len(page.encode()) / 2**20:.1f} MB)")
+    return 0

@@ -1,0 +1,201 @@
+"""Read the files of an experiment, by their content."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fairseq_headgates import gate_log
+from fairseq_headgates.checkpoints import build_model, load_checkpoint, read_heads
+from fairseq_headgates.experiments.commands import training_command
+from fairseq_headgates.experiments.logs import event_files, is_training_log, merged, parse_log, read_events
+from fairseq_headgates.files import read_text
+from fairseq_headgates.gate_log import GateRecord, parse_gate_log
+from fairseq_headgates.heads import SCORE_FORMAT, TYPES, AttentionMap, HeadId, read_scores
+from fairseq_headgates.messages import shown
+from fairseq_headgates.report import Attention, Experiment, Input, ModelHeads, Training
+from fairseq_headgates.surgery import gated_sites
+
+CHECKPOINT_BEGINS = (b"PK\x03\x04", b"\x80\x02")  # torch.save, in its present and its old form
+CHECKPOINTS = ("pruned.pt", "checkpoint_last.pt", "checkpoint_best.pt")  # of a run folder, the first that is there
+KNOWN = (
+    "a checkpoint, a run folder of fairseq-train, its log or gate log, or a JSON file of headgates score, ablate, "
+    "curve, functions, attention or of sweep.sh"
+)
+
+
+def read_experiment(paths: Sequence[str], trust: bool = False) -> Experiment:
+    """Read files and run folders of any kind.
+
+    Args:
+        paths: checkpoints, run folders, logs and result files
+        trust: load checkpoints with unrestricted unpickling
+
+    Raises:
+        ValueError: in one line that names the file, if one cannot be read or is of an unknown kind
+    """
+    found = Experiment()
+    for i, path in enumerate(paths):
+        if any(Path(path).resolve() == Path(other).resolve() for other in paths[:i]):
+            raise ValueError(f"{path} is given twice: name each input once")
+    for path in paths:
+        if Path(path).is_dir():
+            _read_folder(found, Path(path), trust)
+        else:
+            _read_file(found, path, trust)
+    return found
+
+
+def _read_folder(found: Experiment, folder: Path, trust: bool) -> None:
+    """Read a run folder: its logs or TensorBoard events, its gate log, and one of `CHECKPOINTS`."""
+    logs = [log for log in (_log_of(path) for path in sorted(folder.glob("*.log"))) if log is not None]
+    events = [] if logs else event_files(folder)
+    series = merged(map(parse_log, logs)) if logs else read_events(events)
+    gates = folder / gate_log.NAME
+    records = _gate_records(gates) if gates.is_file() else []
+    checkpoints = [path for name in CHECKPOINTS if (path := folder / name).is_file()]
+    if not (series or records or checkpoints):
+        raise ValueError(
+            f"{folder} has no log, TensorBoard events, gate log or checkpoint of fairseq-train: give a run folder"
+        )
+    if series or records:
+        found.trainings.append(Training(str(folder), series, records))
+        kind = "log" if logs else "TensorBoard events"
+        found.inputs.append(Input(str(folder), f"{kind if series else 'gate log'} of a training"))
+    if checkpoints:
+        trained = checkpoints[1] if checkpoints[0].name == "pruned.pt" and len(checkpoints) > 1 else checkpoints[0]
+        _add_checkpoint(found, str(checkpoints[0]), trust, trained=str(trained))
+
+
+def _log_of(path: Path) -> str | None:
+    """Return the text of a log if it is one of fairseq-train."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return text if is_training_log(text) else None
+
+
+def _gate_records(path: Path) -> list[GateRecord]:
+    return parse_gate_log(read_text(str(path), "the gate log", "remove it"), str(path))
+
+
+def _read_file(found: Experiment, path: str, trust: bool) -> None:
+    try:
+        with open(path, "rb") as file:
+            beginning = file.read(4)
+    except OSError as error:
+        raise ValueError(f"cannot read {shown(path)} ({error.strerror}): give {KNOWN}") from None
+    if beginning.startswith(CHECKPOINT_BEGINS):
+        return _add_checkpoint(found, path, trust, trained=path)
+    text = read_text(path, "the input", f"give {KNOWN}")
+    if Path(path).name.endswith(".jsonl"):
+        found.trainings.append(Training(path, {}, parse_gate_log(text, path)))
+        found.inputs.append(Input(path, "gate log"))
+    elif text.lstrip().startswith(("{", "[")):
+        _add_result(found, path, text)
+    elif is_training_log(text):
+        found.trainings.append(Training(path, parse_log(text), []))
+        found.inputs.append(Input(path, "log of a training"))
+    else:
+        raise ValueError(f"the kind of {shown(path)} is unknown: give {KNOWN}")
+    return None
+
+
+def _add_checkpoint(found: Experiment, path: str, trust: bool, trained: str) -> None:
+    """Add the heads of a checkpoint. The command is that of `trained`, the checkpoint that fairseq-train wrote."""
+    state = load_checkpoint(path, trust)
+    try:
+        model = build_model(state)
+        heads = read_heads(state, path, model)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    gates = gated_sites(model)
+    distribution = gates[0].attention.gate.distribution if gates else None
+    origin = state if trained == path else load_checkpoint(trained, trust)
+    found.models.append(
+        ModelHeads(
+            path,
+            heads.gate,
+            heads.open_probability,
+            bool(getattr(model.args, "remove_heads", False)),
+            heads.parameters,
+            (distribution.temperature, distribution.low, distribution.high) if distribution else None,
+            training_command(origin),
+        )
+    )
+    found.inputs.append(Input(path, "checkpoint", heads.gate.signature))
+
+
+def _add_result(found: Experiment, path: str, text: str) -> None:
+    """Add a JSON file of `headgates`, or of sweep.sh."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON ({error}): give {KNOWN}") from None
+    objects = data if isinstance(data, list) else [data]
+    names = {item.get("format") if isinstance(item, dict) else None for item in objects}
+    name = names.pop() if len(names) == 1 else None
+    if name == SCORE_FORMAT:
+        for table in read_scores(path):
+            found.scores.append((path, table))
+            found.inputs.append(Input(path, f"scores: {table.name}", table.signature))
+        return
+    if not isinstance(name, str) or name not in _RESULTS:
+        known = ", ".join([SCORE_FORMAT, *_RESULTS])
+        raise ValueError(f"{path} has the format {shown(name)}: it must be one of {known}")
+    for item in objects:
+        try:
+            signature = _RESULTS[name](found, path, item)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            raise ValueError(f"{path} is not a complete file of the format {name}: write it again") from None
+        found.inputs.append(Input(path, name.removeprefix("headgates.").partition("/")[0], signature))
+
+
+def _functions(found: Experiment, path: str, data: dict[str, Any]) -> str:
+    found.functions.append((path, data))
+    return str(data["signature"])
+
+
+def _curve(found: Experiment, path: str, data: dict[str, Any]) -> str:
+    points = data["points"]
+    found.curves.append((path, points))
+    return str(points[0]["signature"])
+
+
+def _ablation(found: Experiment, path: str, data: dict[str, Any]) -> str:
+    found.ablations.append((path, data))
+    return str(data["signature"])
+
+
+def _sweep(found: Experiment, path: str, data: dict[str, Any]) -> str:
+    found.sweeps.append((path, data["models"]))
+    return ""
+
+
+def _attention(found: Experiment, path: str, data: dict[str, Any]) -> str:
+    sentences = [
+        [
+            AttentionMap(
+                HeadId(kind, int(head["layer"]), int(head["head"])),
+                None if head["gate"] is None else float(head["gate"]),
+                list(map(str, types[kind]["queries"])),
+                list(map(str, types[kind]["keys"])),
+                [[float(weight) for weight in row] for row in head["weights"] or []],
+            )
+            for kind in TYPES
+            if kind in types
+            for head in types[kind]["heads"]
+        ]
+        for types in data["sentences"]
+    ]
+    found.attention.append(Attention(path, sentences))
+    return str(data["signature"])
+
+
+_RESULTS: dict[str, Callable[[Experiment, str, dict[str, Any]], str]] = {
+    "headgates.functions/1": _functions,
+    "headgates.curve/1": _curve,
+    "headgates.ablation/1": _ablation,
+    "headgates.sweep/1": _sweep,
+    "headgates.attention/1": _attention,
+}

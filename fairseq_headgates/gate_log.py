@@ -1,0 +1,79 @@
+"""The gate log: P(gate = 0) of every head during a training, one line of JSON for each record (no torch)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from fairseq_headgates.heads import TYPES, HeadTable
+
+NAME = "gates.jsonl"  # in --save-dir
+FORMAT = "headgates.gates/1"
+
+
+class GateRecord(NamedTuple):
+    """P(gate = 0) of every head after a number of updates."""
+
+    update: int
+    closed: HeadTable
+
+
+def gate_log_line(record: GateRecord) -> str:
+    """Return the line of a record."""
+    rows = {kind: [[round(p, 4) for p in layer] for layer in rows] for kind, rows in record.closed.values.items()}
+    return json.dumps({"format": FORMAT, "update": record.update, "closed": rows}) + "\n"
+
+
+def parse_gate_log(text: str, name: str) -> list[GateRecord]:
+    """Return the records of a gate log, sorted by update.
+
+    A resumed training writes some updates again: of these, the later records count. A last line that is not complete,
+    as a killed training leaves it, is ignored.
+
+    Raises:
+        ValueError: if `text` is not a gate log; `name` is that of the file
+    """
+    lines = text.split("\n")
+    records: list[GateRecord] = []
+    for number, line in enumerate(lines[:-1], start=1):
+        record = _record(line, f"{name}, line {number}")
+        if records and _shape(record) != _shape(records[0]):
+            raise ValueError(f"{name}, line {number} has other heads than line 1: give the gate log of one model")
+        while records and records[-1].update >= record.update:
+            records.pop()
+        records.append(record)
+    if not records:
+        raise ValueError(f"{name} is not a gate log: it has no complete line")
+    return records
+
+
+def _record(line: str, where: str) -> GateRecord:
+    try:
+        data = json.loads(line)
+        update, rows = data["update"], data["closed"]
+        if data["format"] != FORMAT or not isinstance(update, int) or not rows or not rows.keys() <= set(TYPES):
+            raise ValueError
+        table = HeadTable({kind: [list(map(_probability, layer)) for layer in rows[kind]] for kind in rows})
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise ValueError(f"{where} is not a record of a gate log with the format {FORMAT!r}") from None
+    return GateRecord(update, HeadTable(table.values, "P(gate = 0)"))
+
+
+def _probability(value: Any) -> float:
+    if isinstance(value, bool) or not 0 <= value <= 1:  # NaN is not
+        raise ValueError
+    return float(value)
+
+
+def _shape(record: GateRecord) -> dict[str, list[int]]:
+    return {kind: [len(layer) for layer in rows] for kind, rows in record.closed.values.items()}
+
+
+def thinned(records: Sequence[GateRecord], largest: int) -> list[GateRecord]:
+    """Return at most `largest` (2 or more) of the records, evenly chosen, the first and the last among them."""
+    if len(records) <= largest:
+        return list(records)
+    step = (len(records) - 1) / (largest - 1)
+    return [records[math.floor(i * step + 0.5)] for i in range(largest)]

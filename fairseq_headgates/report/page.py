@@ -1,0 +1,66 @@
+"""The HTML report: one file that needs no network (no torch)."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+
+from fairseq_headgates.gate_log import thinned
+from fairseq_headgates.report.attention import check_size, templates
+from fairseq_headgates.report.content import Experiment, Training
+from fairseq_headgates.report.figures import heat_map
+from fairseq_headgates.report.sections import sections
+
+LARGEST_MAPS = 20_000  # cells of all attention maps
+GIF_FRAMES, FRAME_MILLISECONDS = 60, 150
+DISTRIBUTION = (0.33, -0.1, 1.1)  # temperature, low and high where no checkpoint has gates
+
+
+def report_page(found: Experiment, command: str) -> str:
+    """Return the report on an experiment.
+
+    Args:
+        found: what it shows
+        command: the command that makes the report
+
+    Raises:
+        ValueError: if the attention maps have too many cells
+    """
+    check_size([maps for file in found.attention for maps in file.sentences], LARGEST_MAPS)
+    plots: list[str] = []
+
+    def inline(svg: str) -> str:
+        """Give the names within an SVG a prefix, so that they are not those of another one in the page."""
+        plots.append(svg)
+        prefix = f"plot{len(plots)}-"
+        svg = re.sub(r'\bid="', f'id="{prefix}', svg)
+        return re.sub(r'(url\(#|href="#)', lambda match: match[0] + prefix, svg)
+
+    gated = next((model.distribution for model in found.models if model.distribution), DISTRIBUTION)
+    return templates().get_template("report.html").render(
+        sections=sections(found), inputs=found.inputs, models=found.models, command=command, inline=inline,
+        distribution=dict(zip(("temperature", "low", "high"), gated, strict=True)),
+    )  # fmt: skip
+
+
+def gates_gif(trainings: Sequence[Training]) -> bytes:
+    """Return an animated GIF of P(gate = 0) over the first training that has a gate log.
+
+    Raises:
+        ValueError: if no training has a gate log
+    """
+    from PIL import Image
+
+    records = next((thinned(training.gates, GIF_FRAMES) for training in trainings if training.gates), None)
+    if records is None:
+        raise ValueError("no input has a gate log: give the folder of a training with gates, or its gates.jsonl")
+    frames = []
+    for record in records:
+        content, figure = io.BytesIO(), heat_map(record.closed)
+        figure.suptitle(f"update {record.update}")
+        figure.savefig(content, format="png", dpi=80)
+        frames.append(Image.open(content).convert("P", palette=Image.Palette.ADAPTIVE))
+    content = io.BytesIO()
+    frames[0].save(content, "GIF", save_all=True, append_images=frames[1:], duration=FRAME_MILLISECONDS, loop=0)
+    return content.getvalue()

@@ -1,0 +1,162 @@
+"""Small plots with one pair of axes each: results of a sweep, progress of a training (no torch).
+
+A panel is a title and a function that draws on axes of matplotlib.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from statistics import mean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fairseq_headgates.heads import TYPES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FEW = 3  # layers that have a line each; of more, pairs have one
+MARKERS = "osD^vPX*"  # lines differ by marker as well as by colour
+
+
+class Panel(NamedTuple):
+    """A plot: its title, and what draws it."""
+
+    title: str
+    draw: Callable[[Axes], None]
+
+
+def row_of(panels: Sequence[Panel]) -> Figure:
+    """Draw panels side by side."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4 * len(panels), 3.6), layout="constrained")
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        panel.draw(axes)
+        axes.set_title(panel.title)
+    return figure
+
+
+def sweep_panels(models: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """Return the plots of a sweep: BLEU over heads kept, and which heads those are.
+
+    Args:
+        models: the models of a sweep file
+    """
+    pruned = sorted((model for model in models if model["method"]), key=lambda model: model["heads"]["total"])
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for model in pruned:
+        groups.setdefault(f"{model['types']} {model['method']}", []).append(model)
+    controls = [model for model in models if not model["method"]]
+    name, largest = max(groups.items(), key=lambda group: len(group[1]), default=("", []))
+    return [Panel("BLEU", partial(_bleu, groups=groups, controls=controls)), *kept_panels(largest, name)]
+
+
+def kept_panels(models: Sequence[Mapping[str, Any]], name: str) -> list[Panel]:
+    """Return plots of the heads that are kept, over their number in all: of each type, and for each type by layer.
+
+    These are the plots of Voita et al. 2019, figure 8. Of more than three layers, pairs have a line.
+
+    Args:
+        models: objects with `heads` and `layers` as in a sweep file, sorted by the number of heads
+        name: what the models have in common
+    """
+    kinds = [kind for kind in TYPES if models and kind in models[0]["heads"]]
+    return [
+        Panel(f"heads kept by type ({name})", partial(_types, models=models, kinds=kinds)),
+        *(Panel(f"{kind}, by layer ({name})", partial(_layers, models=models, kind=kind)) for kind in kinds),
+    ]
+
+
+def training_panels(series: Mapping[str, Sequence[tuple[int, float]]]) -> list[Panel]:
+    """Return plots of a training over updates: bits per token, and open heads by type.
+
+    Args:
+        series: the numbers of the log, {"train_inner nll_loss": [(update, value)] and so on}
+    """
+    losses = {part: series.get(f"{part} nll_loss", ()) for part in ("train_inner", "train", "valid")}
+    if losses["train_inner"]:
+        del losses["train"]
+    heads = {
+        kind: series.get(f"train_inner heads_open_{kind.replace('-', '_')}")
+        or series.get(f"train heads_open_{kind.replace('-', '_')}", ())
+        for kind in TYPES
+    }
+    panels = []
+    for title, label, lines in (("loss", "bits per token", losses), ("open heads", "open heads", heads)):
+        drawn = {name: points for name, points in lines.items() if points}
+        if drawn:
+            panels.append(Panel(title, partial(_lines, lines=drawn, x="updates", y=label)))
+    return panels
+
+
+def curve_panels(points: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """Return plots of pruning curves: bits per token and, if measured, BLEU over the heads that are removed."""
+    several = len({(p["checkpoint"], p["by"]) for p in points}) > 1
+    panels = []
+    for measure, label in (("nll", "bits per target token"), ("bleu", "BLEU")):
+        if all(p[measure] is None for p in points):
+            continue
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for (checkpoint, by, types), group in groupby(points, key=lambda p: (p["checkpoint"], p["by"], p["types"])):
+            name = f"{types} {by} {checkpoint}" if several else types
+            lines[name] = [(p["removed"], p[measure]) for p in group]
+        panels.append(Panel(label, partial(_lines, lines=lines, x="heads removed (%)", y=label)))
+    return panels
+
+
+def _lines(axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str) -> None:
+    for (name, points), marker in zip(lines.items(), _markers(len(lines)), strict=True):
+        many = len(points) > 40
+        axes.plot(*zip(*points, strict=True), marker="" if many else marker, markersize=4, label=name)
+    _label(axes, x, y)
+
+
+def _bleu(axes: Axes, groups: Mapping[str, Sequence[Mapping[str, Any]]], controls: Sequence[Mapping[str, Any]]) -> None:
+    """BLEU of each method, with the range over the seeds; the baseline and its controls as horizontal lines."""
+    for (name, group), marker in zip(groups.items(), _markers(len(groups)), strict=True):
+        bleu = [mean(model["BLEU"]) for model in group]
+        low = [value - min(model["BLEU"]) for value, model in zip(bleu, group, strict=True)]
+        high = [max(model["BLEU"]) - value for value, model in zip(bleu, group, strict=True)]
+        axes.errorbar(_totals(group), bleu, yerr=[low, high], fmt=f"{marker}-", capsize=3, label=name)
+    for style, model in zip(("--", ":", "-."), controls, strict=False):
+        axes.axhline(mean(model["BLEU"]), color="gray", linestyle=style, label=model["name"])
+    _label(axes, "heads kept in all", "BLEU")
+
+
+def _types(axes: Axes, models: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> None:
+    for kind, marker in zip(kinds, _markers(len(kinds)), strict=True):
+        axes.plot(_totals(models), [model["heads"][kind] for model in models], f"{marker}-", label=kind)
+    _label(axes, "heads kept in all", "heads of the type", counts=True)
+
+
+def _layers(axes: Axes, models: Sequence[Mapping[str, Any]], kind: str) -> None:
+    layers = len(models[0]["layers"][kind])
+    size = 1 if layers <= FEW else 2
+    starts = range(0, layers, size)
+    for first, marker in zip(starts, _markers(len(starts)), strict=True):
+        last = min(first + size, layers) - 1
+        name = f"layer {first}" if first == last else f"layers {first}, {last}"
+        kept = [sum(model["layers"][kind][first : last + 1]) for model in models]
+        axes.plot(_totals(models), kept, f"{marker}-", label=name)
+    _label(axes, "heads kept in all", "heads of the layer" + "s" * (size > 1), counts=True)
+
+
+def _totals(models: Sequence[Mapping[str, Any]]) -> list[float]:
+    return [model["heads"]["total"] for model in models]
+
+
+def _markers(number: int) -> list[str]:
+    return [MARKERS[i % len(MARKERS)] for i in range(number)]
+
+
+def _label(axes: Axes, x: str, y: str, counts: bool = False) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for axis in (axes.xaxis, axes.yaxis)[: 1 + counts]:
+        axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.set(xlabel=x, ylabel=y)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize="small")

@@ -1,0 +1,281 @@
+"""The sections of a report: what is drawn of each kind of input, and the tables below it (no torch)."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from fairseq_headgates.gate_log import GateRecord, thinned
+from fairseq_headgates.heads import AttentionMap, HeadId, HeadTable
+from fairseq_headgates.report.content import Experiment, ModelHeads, Training
+from fairseq_headgates.report.functions import function_table
+from fairseq_headgates.report.grids import Grid, closed_grids, function_grids, gate_grids, score_grids
+from fairseq_headgates.report.panels import Panel, curve_panels, kept_panels, sweep_panels, training_panels
+from fairseq_headgates.report.tables import (
+    TITLES,
+    best_head_table,
+    curve_table,
+    gate_table,
+    layer_tables,
+    open_counts,
+    score_table,
+    text_table,
+)
+
+FRAMES = 100  # steps of the animation
+INK = "#010203"  # stands for the colour of the text of the page
+# Colours of lines that can be told apart in all common kinds of colour blindness (Okabe and Ito 2008), and that have a
+# contrast of at least 3 with a white and with a dark page.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#B5679A", "#8C6D1F"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of the page.
+
+    Attributes:
+        title: its title
+        table: the same as text
+        grids: grids of heads
+        plots: (title, SVG)
+        frames: P(gate = 0) over a training, for the slider
+        maps: attention maps of one sentence, by attention type: (type, title, maps)
+        note: how to read it
+    """
+
+    title: str
+    table: str = ""
+    grids: Sequence[Grid] = ()
+    plots: Sequence[tuple[str, str]] = ()
+    frames: Mapping[str, Any] | None = None
+    maps: Sequence[tuple[str, str, list[AttentionMap]]] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page with a title. `name` is its anchor."""
+
+    name: str
+    title: str
+    intro: str
+    figures: list[Figure] = field(default_factory=list)
+
+
+def sections(found: Experiment) -> list[Section]:
+    """Return the sections that have figures, with figures for everything in the experiment."""
+    everything = [
+        Section("heads", "Heads", "Evaluation gates: 1 is an open head, 0 a closed one.", list(_heads(found.models))),
+        Section(
+            "bleu",
+            "BLEU and heads kept",
+            "The heads that each pruned model keeps, and what that costs.",
+            [*_sweeps(found), *_kept(found.models), *_curves(found)],
+        ),
+        Section(
+            "functions",
+            "Functions",
+            "P: positional, S: syntactic, R: rare tokens, A: alignment.",
+            [*_functions(found)],
+        ),
+        Section(
+            "scores",
+            "Importance",
+            "A higher score means a more important head.",
+            [
+                Figure(f"{table.name} ({name})", score_table(table), score_grids(table), note=table.signature)
+                for name, table in found.scores
+            ],
+        ),
+        Section("ablation", "Ablation", "What masking heads changes.", [*_ablations(found)]),
+        Section("training", "Training", "Losses and open heads over updates.", [*_trainings(found.trainings)]),
+        Section(
+            "attention",
+            "Attention maps",
+            "Rows are queries, columns are keys; cells are attention weights in percent. Maps of heads with a closed "
+            "gate are grey.",
+            [*_maps(found)],
+        ),
+    ]
+    return [section for section in everything if section.figures]
+
+
+def _heads(models: Sequence[ModelHeads]) -> Iterator[Figure]:
+    for model in models:
+        kept, total = open_counts(model.gate)["total"]
+        yield Figure(
+            f"{model.name}: {kept} of {total} heads, {model.parameters / 1e6:.2f}M parameters",
+            gate_table(model.open_probability, model.gate),
+            gate_grids(model),
+            note="Hatched heads are removed." if model.removed else "",
+        )
+
+
+def _sweeps(found: Experiment) -> Iterator[Figure]:
+    scores = (("BLEU", ".2f"), ("diff", "+.2f"), ("nll", ".3f"))
+    for name, models in found.sweeps:
+        with _complete(name):
+            rows = [
+                [
+                    model["name"],
+                    *(f"{number:g}" for number in model["heads"].values()),
+                    *(_range(model[score], form) for score, form in scores),
+                ]
+                for model in models
+            ]
+            table = text_table(["model", *models[0]["heads"], *(score for score, _ in scores)], rows)
+            plots = [*map(_svg, sweep_panels(models))]
+        yield Figure(name, table, plots=plots, note="diff: BLEU minus that of the control")
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    """Return the mean of the seeds, and their range."""
+    mean = sum(values) / len(values)
+    return f"{mean:{form}}" + (f" ({min(values):{form}}..{max(values):{form}})" if len(values) > 1 else "")
+
+
+def _kept(models: Sequence[ModelHeads]) -> Iterator[Figure]:
+    """Compare the checkpoints that have fewer heads than there are."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for model in models:
+        counts = {kind: count for kind, (count, _) in open_counts(model.gate).items()}
+        layers = {kind: [sum(gate > 0 for gate in row) for row in rows] for kind, rows in model.gate.values.items()}
+        shape = tuple(f"{kind}{len(rows)}" for kind, rows in layers.items())
+        groups.setdefault(shape, []).append({"name": model.name, "heads": counts, "layers": layers})
+    for found in groups.values():
+        ordered = sorted(found, key=lambda model: model["heads"]["total"])
+        if len(ordered) > 1:
+            kinds = list(ordered[0]["layers"])
+            rows = [
+                [
+                    model["name"],
+                    str(model["heads"]["total"]),
+                    *(" ".join(map(str, model["layers"][kind])) for kind in kinds),
+                ]
+                for model in ordered
+            ]
+            table = text_table(["checkpoint", "total", *(f"{kind} by layer" for kind in kinds)], rows)
+            yield Figure("Checkpoints", table, plots=[*map(_svg, kept_panels(ordered, "checkpoints"))])
+
+
+def _curves(found: Experiment) -> Iterator[Figure]:
+    for name, points in found.curves:
+        with _complete(name):
+            table, plots = curve_table(points), [*map(_svg, curve_panels(points))]
+        yield Figure(name, table, plots=plots, note=str(points[0]["signature"]))
+
+
+def _functions(found: Experiment) -> Iterator[Figure]:
+    for name, result in found.functions:
+        with _complete(name):
+            table, drawn = function_table(result), function_grids(result)
+        yield Figure(name, table, drawn, note=str(result["signature"]))
+
+
+def _ablations(found: Experiment) -> Iterator[Figure]:
+    for name, data in found.ablations:
+        with _complete(name):
+            rows = {kind: [[_number(v) for v in row] for row in rows] for kind, rows in data["nll_difference"].items()}
+            loss = HeadTable(rows, "increase of bits per token")
+            tables = [score_table(loss)]
+            if "bleu_difference" in data:
+                bleu = {HeadId.parse(head): float(value) for head, value in data["bleu_difference"].items()}
+                p_values = {HeadId.parse(head): float(value) for head, value in data.get("p_value", {}).items()}
+                single = data["mode"] == "single"
+                tables += layer_tables(bleu, p_values) if single else [best_head_table(bleu, p_values)]
+            drawn = score_grids(loss)
+        what = "each head masked" if data["mode"] == "single" else "each head as the only one of its layer"
+        yield Figure(f"{name}: {what}", "\n\n".join(tables), drawn, note=str(data["signature"]))
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else float(value)
+
+
+def _trainings(trainings: Sequence[Training]) -> Iterator[Figure]:
+    for training in trainings:
+        panels = training_panels(training.series)
+        if panels:
+            yield Figure(training.name, _last_values(training), plots=[*map(_svg, panels)])
+        if training.gates:
+            yield _animation(training)
+
+
+def _last_values(training: Training) -> str:
+    """Return the numbers at each validation."""
+    points = {name.removeprefix("valid "): dict(found) for name, found in training.series.items() if "valid " in name}
+    names = [name for name in points if name == "nll_loss" or name.startswith("heads_open")]
+    updates = sorted({update for name in names for update in points[name]})
+    rows = [[str(update), *(f"{points[name].get(update, float('nan')):g}" for name in names)] for update in updates]
+    return text_table(["update", *names], rows) if rows else ""
+
+
+def _animation(training: Training) -> Figure:
+    """P(gate = 0) with a slider over the updates."""
+    records = thinned(training.gates, FRAMES)
+    kinds = records[0].closed.types
+    rows = [
+        [str(record.update), *(f"{_expected(record, kind):.1f}" for kind in kinds)]
+        for record in thinned(training.gates, 20)
+    ]
+    return Figure(
+        f"{training.name}: P(gate = 0)",
+        text_table(["update", *(f"expected open {kind}" for kind in kinds)], rows),
+        closed_grids(records[-1].closed),
+        frames={
+            "updates": [record.update for record in records],
+            "closed": {
+                kind: [[[round(p, 2) for p in layer] for layer in record.closed.values[kind]] for record in records]
+                for kind in kinds
+            },
+        },
+        note="The colour shows the probability that the head is open.",
+    )
+
+
+def _expected(record: GateRecord, kind: str) -> float:
+    return sum(1 - p for p in record.closed.heads(kind))
+
+
+def _maps(found: Experiment) -> Iterator[Figure]:
+    for file in found.attention:
+        for number, maps in enumerate(file.sentences, start=1):
+            groups = [(kind, TITLES[kind], list(g)) for kind, g in groupby(maps, key=lambda shown: shown.head.kind)]
+            yield Figure(f"{file.name}, sentence {number}", maps=groups)
+
+
+@contextmanager
+def _complete(name: str) -> Iterator[None]:
+    """Within the context, whatever is wrong with the content of a file is a ValueError that names it."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, ZeroDivisionError):
+        raise ValueError(f"{name} lacks values, or has others than its format allows: write it again") from None
+
+
+def _svg(panel: Panel) -> tuple[str, str]:
+    """Draw a panel as SVG for a page: lines and text in the colour of its text, and no names that other plots have."""
+    from cycler import cycler
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure as Drawing
+
+    inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    style: dict[Any, Any] = dict.fromkeys(inked, INK) | {"axes.prop_cycle": cycler(color=COLOURS)}
+    style |= {"font.family": "sans-serif", "svg.fonttype": "none", "svg.hashsalt": panel.title}
+    style |= {"legend.framealpha": 0.0}
+    content = io.StringIO()
+    with rc_context(style):
+        drawing = Drawing(figsize=(4.2, 3.4), layout="constrained")
+        axes = drawing.subplots()
+        panel.draw(axes)
+        axes.patch.set_alpha(0)
+        drawing.savefig(content, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = content.getvalue()
+    text = text[text.index("<svg") :].replace(INK, "currentColor")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    return panel.title, text

@@ -1,0 +1,89 @@
+"use strict";
+// Grids of heads: hover or focus shows a head in the line below; the arrow keys move.
+for (const figure of document.querySelectorAll("figure.panel")) {
+  const output = figure.querySelector("output");
+  for (const table of figure.querySelectorAll(".grid table")) {
+    const rows = [...table.tBodies[0].rows].map(row => [...row.cells].filter(cell => cell.dataset.label));
+    const show = event => { if (event.target.dataset.label) output.textContent = event.target.dataset.label; };
+    rows.flat().forEach((cell, i) => { cell.tabIndex = i ? -1 : 0; });
+    table.addEventListener("mouseover", show);
+    table.addEventListener("focusin", show);
+    table.addEventListener("keydown", event => {
+      const step = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0]}[event.key];
+      const y = rows.findIndex(row => row.includes(event.target));
+      if (!step || y < 0) return;
+      const next = (rows[y + step[0]] || [])[rows[y].indexOf(event.target) + step[1]];
+      if (next) {
+        event.target.tabIndex = -1;
+        next.tabIndex = 0;
+        next.focus();
+      }
+      event.preventDefault();
+    });
+  }
+}
+// P(gate = 0) over a training.
+for (const data of document.querySelectorAll(".frames-data")) {
+  const {updates, closed} = JSON.parse(data.textContent);
+  const figure = data.closest("figure"), slider = figure.querySelector(".frames"), button = figure.querySelector(".play");
+  const grids = Object.values(closed).map((frames, i) =>
+    [frames, [...figure.querySelectorAll(".grid")[i].querySelectorAll("td[data-label]")]]);
+  let timer = null;
+  const draw = () => {
+    const frame = Number(slider.value);
+    figure.querySelector(".update").textContent = updates[frame];
+    slider.setAttribute("aria-valuetext", `update ${updates[frame]}`);
+    for (const [frames, cells] of grids) {
+      frames[frame].flat().forEach((p, i) => {
+        cells[i].textContent = p;
+        cells[i].style.setProperty("--w", 1 - p);
+        cells[i].dataset.label = cells[i].dataset.label.replace(/[\d.]+$/, p.toFixed(2));
+        cells[i].title = cells[i].dataset.label;
+      });
+    }
+  };
+  const stop = () => {
+    clearInterval(timer);
+    timer = null;
+    button.textContent = "Play";
+  };
+  slider.addEventListener("input", draw);
+  button.addEventListener("click", () => {
+    if (timer) return stop();
+    if (Number(slider.value) >= updates.length - 1) slider.value = 0;
+    button.textContent = "Stop";
+    timer = setInterval(() => {
+      slider.value = Number(slider.value) + 1;
+      draw();
+      if (Number(slider.value) >= updates.length - 1) stop();
+    }, 150);
+    draw();
+  });
+}
+// The Hard Concrete distribution (Louizos et al. 2018): a binary concrete variable, stretched and clipped.
+{
+  const names = ["log-alpha", "temperature", "low", "high"];
+  const get = id => document.getElementById(id);
+  const sigmoid = x => 1 / (1 + Math.exp(-x)), logit = x => Math.log(x / (1 - x));
+  const draw = () => {
+    const [alpha, beta, low, high] = names.map(name => Number(get(name).value));
+    names.forEach(name => { get(`${name}-value`).textContent = get(name).value; });
+    const cumulative = gate => sigmoid(beta * logit((gate - low) / (high - low)) - alpha);
+    const p0 = cumulative(0), p1 = 1 - cumulative(1);
+    const density = Array.from({length: 199}, (_, i) => {
+      const gate = (i + 1) / 200, step = 1e-4;
+      return [gate, (cumulative(gate + step) - cumulative(gate - step)) / (2 * step)];
+    });
+    const top = Math.max(1, Math.ceil(Math.max(...density.map(point => point[1]))));
+    const x = gate => 40 + 360 * gate, y = share => 210 - 200 * share;
+    get("density-line").setAttribute("d", "M" + density.map(([g, d]) => `${x(g).toFixed(1)},${y(d / top).toFixed(1)}`).join("L"));
+    get("density-top").textContent = top;
+    for (const [id, gate, mass] of [["mass-0", 0, p0], ["mass-1", 1, p1]]) {
+      for (const [name, value] of Object.entries({x1: x(gate), x2: x(gate), y1: y(0), y2: y(mass)})) get(id).setAttribute(name, value);
+    }
+    const evaluation = Math.min(1, Math.max(0, sigmoid(alpha) * (high - low) + low));
+    for (const [id, value] of Object.entries({p0, p: 1 - p0 - p1, p1, evaluation})) get(id).textContent = value.toFixed(3);
+  };
+  names.forEach(name => get(name).addEventListener("input", draw));
+  draw();
+}

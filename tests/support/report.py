@@ -1,0 +1,70 @@
+"""An experiment on the toy corpus, with every kind of input of `headgates report`."""
+
+import json
+
+import pytest
+
+from fairseq_headgates.cli import main as cli
+from support.analysis import READ, SEARCH
+from support.commands import GATED
+
+
+def model(name, method, kept, bleu):
+    """A model of a sweep file."""
+    layers = {kind: [kept[kind] - kept[kind] // 2, kept[kind] // 2] for kind in kept}
+    scores = {"BLEU": bleu, "diff": [value - 30 for value in bleu], "chrF2": bleu, "nll": [2.0] * len(bleu)}
+    return {
+        "name": name,
+        "types": "all" if method else None,
+        "method": method,
+        "front": True,
+        "heads": {**kept, "total": sum(kept.values())},
+        "layers": layers,
+        **scores,
+        "parameters": [1000] * len(bleu),
+        "words_per_second": [None] * len(bleu),
+    }
+
+
+def heads(enc_self, dec_self, dec_enc):
+    return {"enc-self": enc_self, "dec-self": dec_self, "dec-enc": dec_enc}
+
+
+SWEEP = {
+    "format": "headgates.sweep/1",
+    "models": [
+        model("baseline", None, heads(8, 8, 8), [29.0, 31.0]),
+        model("all_heads12", "lagrangian", heads(2, 4, 6), [29.0, 30.0]),
+        model("all_heads6", "lagrangian", heads(0, 2, 4), [25.0, 27.0]),
+    ],
+}
+
+
+@pytest.fixture(scope="session")
+def experiment(made_once, train, toy, checkpoints):
+    """A folder with a run folder `gated`, and files of every kind."""
+
+    def make(folder):
+        gates = [*GATED, "--gate-lr-scale", 1000, "--tensorboard-logdir", folder / "gated" / "tensorboard"]
+        (folder / "log.txt").write_text(train(folder / "gated", *gates, updates=6).text)
+        (folder / "sweep.json").write_text(json.dumps(SWEEP))
+        data = [toy.data, "--path", checkpoints["gated"], "--gen-subset", "valid", *READ]
+        for name, command in {
+            "scores.json": ["score", *data, "--method", "gradient,magnitude"],
+            "functions.json": ["functions", *data],
+            "attention.json": ["attention", *data, "--heads", "dec-enc:0.*,enc-self:1.2"],
+            "ablation.json": ["ablate", *data, *SEARCH, "--metric", "bleu"],
+            "best.json": ["ablate", *data, "--mode", "all-but-one"],
+            "curve.json": ["curve", *data, "--by", "magnitude", "--steps", "25,50", "--metric", "nll"],
+        }.items():
+            assert cli.main([*map(str, command), "--out", str(folder / name)]) == 0
+        alive = json.dumps({"enc-self": [[1, 0, 1, 1], [0, 0, 0, 1]]})
+        assert cli.main(["prune", str(checkpoints["gated"]), str(folder / "pruned.pt"), "--alive", alive]) == 0
+
+    return made_once("experiment", make)
+
+
+def inputs_of(folder):
+    """All inputs in the folder."""
+    names = "pruned.pt scores.json functions.json attention.json ablation.json best.json curve.json sweep.json".split()
+    return [folder / "gated", folder / "log.txt", *(folder / name for name in names)]

@@ -1,0 +1,170 @@
+"""`headgates report` as a user runs it: what the page holds, and what is refused."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from PIL import Image
+from support.analysis import one_line
+from support.report import SWEEP, inputs_of
+
+from fairseq_headgates.report import sections
+from fairseq_headgates.report.grids import letter_of
+
+LOADED_BY_CSS = re.compile(r"url\((?!#)|@import")
+
+
+class Page(HTMLParser):
+    """The text of a page by section, its tags, and its elements that load something."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.section, self.texts, self.open, self.loads = "", {}, [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        if tag == "section":
+            self.section = found["id"]
+        if any(
+            value and not value.startswith("#") for key, value in attributes if key in ("src", "href", "xlink:href")
+        ):
+            self.loads.append((tag, found))
+
+    def handle_data(self, data):
+        self.texts[self.section] = self.texts.get(self.section, "") + data
+
+
+@pytest.fixture(scope="module")
+def page(experiment, tmp_path_factory):
+    from fairseq_headgates.cli import main as cli
+
+    out = tmp_path_factory.mktemp("report") / "report.html"
+    assert cli.main(["report", str(out), *map(str, inputs_of(experiment))]) == 0
+    return out.read_text()
+
+
+def test_the_page_has_a_section_for_every_kind_of_input(page, experiment):
+    found = Page(page)
+    names = ["heads", "bleu", "functions", "scores", "ablation", "training", "attention", "distribution", "reproduce"]
+    assert list(found.texts)[1:] == names
+    assert "pruned.pt: 20 of 24 heads" in found.texts["heads"]
+    assert "in total" not in found.texts["heads"] and "enc-self (encoder self-attention)" in found.texts["heads"]
+    for name in ("all_heads12", "30.00 (29.00..31.00)", "27.0", "heads kept in all"):
+        assert name in found.texts["bleu"]
+    assert "magnitude" in found.texts["scores"] and "gradient-unit:sentence" in found.texts["scores"]
+    assert "each head masked" in found.texts["ablation"] and "BLEU" in found.texts["ablation"]
+    assert "P(gate = 0)" in found.texts["training"] and "bits per token" in found.texts["training"]
+    assert "dec-enc layer 0 head 3" in found.texts["attention"] and "</s>" in found.texts["attention"]
+    assert "fairseq-train" in found.texts["reproduce"] and "--gate-heads" in found.texts["reproduce"]
+    for path in inputs_of(experiment):
+        assert str(path) in found.texts["reproduce"]
+
+
+def test_the_page_loads_nothing(page):
+    assert not Page(page).loads and not LOADED_BY_CSS.search(page)
+    assert "default-src 'none'" in page and len(page.encode()) < 5 * 2**20
+    names = re.findall(r'\bid="([^"]+)"', page)
+    assert len(names) == len(set(names))
+    referred = set(re.findall(r"url\(#([^)]+)\)", page)) | set(re.findall(r'href="#([^"]+)"', page))
+    assert referred and referred <= set(names)
+
+
+def test_every_figure_has_its_table(page):
+    """Maps are tables themselves, and the numbers of the distribution are below it."""
+    for section in ("heads", "bleu", "functions", "scores", "ablation", "training"):
+        part = page.split(f'<section id="{section}">')[1].split("</section>")[0]
+        figures = part.split('<figure class="panel">')[1:]
+        assert figures and all("<pre" in figure for figure in figures), section
+
+
+def test_the_frames_are_those_of_the_gate_log(page, experiment):
+    [data] = re.findall(r'class="frames-data">(.*?)</script>', page, re.DOTALL)
+    frames = json.loads(data)
+    logged = [json.loads(line) for line in (experiment / "gated" / "gates.jsonl").read_text().splitlines()]
+    assert frames["updates"] == [line["update"] for line in logged] == list(range(7))
+    for kind, found in frames["closed"].items():
+        expected = [line["closed"][kind] for line in logged]
+        assert found == [[[pytest.approx(p, abs=0.006) for p in row] for row in rows] for rows in expected]
+
+
+def test_what_a_file_holds_is_escaped(tmp_path, headgates):
+    hostile = "<script>alert(1)</script>"
+    token = {"queries": [hostile], "keys": [hostile], "heads": [{"layer": 0, "head": 0, "gate": 1, "weights": [[1]]}]}
+    data = {"format": "headgates.attention/1", "signature": hostile, "sentences": [{"enc-self": token}]}
+    (tmp_path / "attention.json").write_text(json.dumps(data))
+    sweep = json.loads(json.dumps(SWEEP).replace("all_heads12", hostile).replace("lagrangian", hostile))
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep))
+    (tmp_path / "gates.jsonl").write_text(
+        '{"format": "headgates.gates/1", "update": 0, "closed": {"enc-self": [[0.5]]}, "x": "</script>"}\n'
+    )
+    headgates("report", tmp_path / "r.html", *(tmp_path / f for f in ("attention.json", "sweep.json", "gates.jsonl")))
+    page = (tmp_path / "r.html").read_text()
+    assert hostile not in page and "&lt;script&gt;alert" in page
+
+
+def test_the_gif_has_a_frame_for_each_record(tmp_path, experiment, headgates):
+    text = headgates("report", tmp_path / "r.html", experiment / "gated", "--gif", tmp_path / "gates.gif")
+    assert text.startswith(f"wrote {tmp_path / 'r.html'} (") and text.endswith(" MB)\n")
+    with Image.open(tmp_path / "gates.gif") as image:
+        assert image.n_frames == 7
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"models": []}, "sweep.json lacks values"),
+        ({"models": [{"name": "x"}]}, "sweep.json lacks values"),
+        ({"models": [{**SWEEP["models"][1], "BLEU": []}]}, "sweep.json lacks values"),
+        ({"models": [{**SWEEP["models"][1], "heads": 3}]}, "sweep.json lacks values"),
+    ],
+)
+def test_incomplete_files_are_named(change, words, tmp_path, headgates):
+    (tmp_path / "sweep.json").write_text(json.dumps({**SWEEP, **change}))
+    error = one_line(headgates("report", tmp_path / "r.html", tmp_path / "sweep.json", code=2))
+    assert words in error and not (tmp_path / "r.html").exists()
+
+
+def test_a_page_that_exists_is_kept(tmp_path, experiment, headgates):
+    (tmp_path / "r.html").write_text("mine")
+    error = one_line(headgates("report", tmp_path / "r.html", experiment / "sweep.json", code=2))
+    assert "r.html exists: choose another name, or pass --force" in error
+    assert (tmp_path / "r.html").read_text() == "mine"
+    headgates("report", tmp_path / "r.html", experiment / "sweep.json", "--force")
+    assert "<html" in (tmp_path / "r.html").read_text()
+
+
+def test_a_gif_needs_a_gate_log(tmp_path, experiment, headgates):
+    arguments = ["report", tmp_path / "r.html", experiment / "sweep.json", "--gif", tmp_path / "g.gif"]
+    assert "no input has a gate log" in one_line(headgates(*arguments, code=2))
+    assert not (tmp_path / "r.html").exists() and not (tmp_path / "g.gif").exists()
+
+
+def test_too_many_maps_are_refused(tmp_path, headgates):
+    tokens = ["a"] * 150
+    head = {"layer": 0, "head": 0, "gate": 1, "weights": [[0.0] * 150] * 150}
+    types = {"enc-self": {"queries": tokens, "keys": tokens, "heads": [head]}}
+    data = {"format": "headgates.attention/1", "signature": "", "sentences": [types]}
+    (tmp_path / "maps.json").write_text(json.dumps(data))
+    error = one_line(headgates("report", tmp_path / "r.html", tmp_path / "maps.json", code=2))
+    assert "the maps have 22,500 cells, and at most 20,000 are drawn" in error
+
+
+def test_letters_of_functions():
+    names = ["positional -1", "nsubj to governor", "rare", "alignment"]
+    assert [letter_of(name) for name in names] == ["P", "S", "R", "A"]
+
+
+def test_colours_of_lines_can_be_seen_on_both_pages():
+    """WCAG: a contrast of at least 3 with the page, white or dark."""
+
+    def luminance(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return sum(factor * p for factor, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    for background in ("#ffffff", "#14171a"):
+        for colour in sections.COLOURS:
+            bright, dark = sorted((luminance(colour), luminance(background)), reverse=True)
+            assert (bright + 0.05) / (dark + 0.05) >= 3, (colour, background)

@@ -1,0 +1,140 @@
+"""What an experiment leaves behind: logs, TensorBoard events, stored options, files of unknown kinds."""
+
+import json
+import shlex
+
+import pytest
+from fairseq import options as fairseq_options
+from support.commands import GATED
+
+from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.experiments import read_experiment
+from fairseq_headgates.experiments.commands import training_command
+from fairseq_headgates.experiments.logs import event_files, is_training_log, merged, parse_log, read_events
+from fairseq_headgates.safety import model_args
+
+SIMPLE = """2026-01-01 10:00:00 | INFO | fairseq_cli.train | {'lr': [0.1]}
+2026-01-01 10:00:01 | INFO | train_inner | epoch 001:     50 / 251 loss=4.2, nll_loss=2.9, gnorm=1e-05, num_updates=50
+2026-01-01 10:00:02 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 4.7 | nll_loss 3.5 | num_updates 51
+2026-01-01 10:00:03 | INFO | train | epoch 001 | loss 4.9 | nll_loss 3.3 | ups nan | num_updates 51 | lr 0.0035
+2026-01-01 10:00:04 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 4.6 | nll_loss 3.4 | num_updates 51
+2026-01-01 10:00:05 | INFO | valid | no numbers here
+"""
+
+
+def test_the_numbers_of_a_log():
+    assert is_training_log(SIMPLE) and not is_training_log(SIMPLE.splitlines()[0])
+    found = parse_log(SIMPLE)
+    assert found["train_inner nll_loss"] == [(50, 2.9)] and found["train_inner gnorm"] == [(50, 1e-05)]
+    assert found["valid nll_loss"] == [(51, 3.4)]  # the later line of a training that was resumed
+    assert found["train lr"] == [(51, 0.0035)] and "train ups" not in found
+
+
+def test_logs_of_all_formats_and_events_hold_the_same_numbers(tmp_path, train):
+    found = {}
+    for form in ("simple", "json", "tqdm"):
+        folder = tmp_path / form
+        done = train(folder, *GATED, "--log-format", form, "--tensorboard-logdir", folder / "events", updates=4)
+        found[form] = parse_log(done.text)
+    names = [f"{part} {name}" for part in ("train", "valid") for name in ("loss", "nll_loss", "heads_open")]
+    events = read_events(event_files(tmp_path / "simple"))
+    assert len(event_files(tmp_path / "simple")) >= 3
+    for name in names:
+        assert len(found["simple"][name]) == 2
+        for form in ("json", "tqdm"):
+            assert found[form][name] == found["simple"][name]
+        assert events[name] == [(update, pytest.approx(value)) for update, value in found["simple"][name]]
+    inner = "train_inner nll_loss"
+    assert found["json"][inner] == found["simple"][inner] and len(found["simple"][inner]) == 4
+    assert events[inner] == [(update, pytest.approx(value)) for update, value in found["simple"][inner]]
+
+
+def test_a_broken_event_file_is_named(tmp_path):
+    folder = tmp_path / "train"
+    folder.mkdir()
+    (folder / "events.out.tfevents.1").write_bytes(b"\x18" + b"\0" * 7 + b"wrong" * 9)
+    try:
+        assert read_events(event_files(tmp_path)) == {}
+    except ValueError as error:
+        assert str(folder) in str(error)
+
+
+def test_logs_are_merged():
+    assert merged([{"a": [(1, 1.0), (2, 1.0)]}, {"a": [(2, 2.0)], "b": [(1, 0.0)]}]) == {
+        "a": [(1, 1.0), (2, 2.0)],
+        "b": [(1, 0.0)],
+    }
+
+
+@pytest.mark.parametrize("kind", ["baseline", "gated", "mixed"])
+def test_the_command_has_the_stored_options(kind, checkpoints):
+    """fairseq parses it to what the checkpoint holds, but for places, devices and printing."""
+    state = load_checkpoint(str(checkpoints[kind]))
+    program, user_dir, path, *words = shlex.split(training_command(state))
+    assert (program, user_dir, path) == ("fairseq-train", "--user-dir", "$(headgates path)")
+    parsed = vars(fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), input_args=words))
+    stored = vars(model_args(state))
+    places = {
+        "user_dir",
+        "save_dir",
+        "tensorboard_logdir",
+        "log_format",
+        "log_interval",
+        "num_workers",
+        "cpu",
+        "no_progress_bar",
+    }
+    compared = {name for name in parsed.keys() & stored.keys() if not name.startswith("distributed_")} - places
+    assert len(compared) > 100
+    differ = {name: (parsed[name], stored[name]) for name in compared if parsed[name] != stored[name]}
+    assert not {name for name, (a, b) in differ.items() if str(a) != str(b)}, differ
+    assert ("--gate-heads" in words) == (kind != "baseline") and "--save-dir" not in words
+
+
+def test_options_that_this_fairseq_does_not_know_have_no_command(gated_checkpoint):
+    state = load_checkpoint(str(gated_checkpoint))
+    state["cfg"]["model"].arch = state["cfg"]["model"]._name = "nonsense"
+    assert training_command(state) == ""
+
+
+def test_a_pruned_model_is_shown_with_the_command_of_its_training(tmp_path, gated_checkpoint, headgates):
+    (tmp_path / "checkpoint_last.pt").write_bytes(gated_checkpoint.read_bytes())
+    alive = json.dumps({"enc-self": [[1, 0, 1, 1], [0, 0, 0, 1]]})
+    headgates("prune", gated_checkpoint, tmp_path / "pruned.pt", "--alive", alive)
+    found = read_experiment([str(tmp_path)])
+    [model] = found.models
+    assert model.name == str(tmp_path / "pruned.pt") and model.removed and model.gate.count("enc-self") == (4, 8)
+    assert "--gate-heads" in model.command and "--remove-heads" not in model.command
+
+
+@pytest.mark.parametrize(
+    "name, content, words",
+    [
+        ("empty.txt", "", "the kind of"),
+        ("notes.txt", "just a text", "the kind of"),
+        ("x.json", "{", "is not JSON"),
+        ("x.json", "{}", "has the format None: it must be one of headgates.scores/1, headgates.functions/1"),
+        ("x.json", '{"format": "headgates.heads/1", "enc-self": [[1]]}', "has the format 'headgates.heads/1'"),
+        ("x.json", '[{"format": "headgates.curve/1"}, 1]', "has the format None"),
+        ("x.json", '{"format": "headgates.curve/1"}', "is not a complete file of the format headgates.curve/1"),
+        ("x.json", '{"format": "headgates.curve/1", "points": []}', "is not a complete file"),
+        ("x.json", '{"format": "headgates.attention/1", "signature": "", "sentences": [3]}', "is not a complete file"),
+        ("gates.jsonl", "{}\n", "line 1 is not a record of a gate log"),
+        ("x.pt", "PK\x03\x04 and more", "x.pt"),
+    ],
+)
+def test_files_of_unknown_kinds_are_refused(name, content, words, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError) as error:
+        read_experiment([str(tmp_path / name)])
+    assert words in str(error.value) and name in str(error.value)
+
+
+def test_folders_without_a_training_and_missing_files_are_refused(tmp_path):
+    (tmp_path / "notes.log").write_text("nothing of fairseq")
+    with pytest.raises(ValueError, match="no log, TensorBoard events, gate log or checkpoint of fairseq-train"):
+        read_experiment([str(tmp_path)])
+    with pytest.raises(ValueError, match="No such file"):
+        read_experiment([str(tmp_path / "absent.json")])
+    with pytest.raises(ValueError, match="is given twice"):
+        read_experiment([str(tmp_path), str(tmp_path / ".")])
