@@ -16,8 +16,8 @@ from fairseq_headgates.messages import logging_only
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `headgates report`."""
     parser.description = (
-        "Write a report: one HTML file that opens from disk, without network, with figures and tables of whatever the "
-        "inputs hold."
+        "Write a report: one HTML file that opens from disk, without network, with figures and tables of the inputs, "
+        "in any combination."
     )
     parser.add_argument("out", metavar="OUT.html", type=filled, help="the page to write")
     parser.add_argument(
@@ -26,10 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=filled,
         help="checkpoints (.pt); run folders, logs and gate logs (gates.jsonl) of fairseq-train; JSON files of "
-        "headgates score, ablate, curve, functions and attention; sweep.json of a recipe",
+        "headgates score, ablate, curve, functions and attention; sweep.json or results.json of a recipe",
     )
     parser.add_argument(
-        "--gif", metavar="FILE", type=filled, help="write P(gate = 0) over the first training with a gate log as a GIF"
+        "--gif",
+        metavar="FILE",
+        type=filled,
+        help="also write P(gate = 0) over the updates as an animated GIF, for the first INPUT with a gate log",
     )
     add_trust(parser)
     parser.add_argument("--force", action="store_true", help="overwrite files that exist")

@@ -30,7 +30,6 @@ WITHOUT_INFLUENCE = {
     "save_interval",
     "save_interval_updates",
     "no_save_optimizer_state",
-    "restore_file",
     "num_workers",
     "cpu",
     "device_id",
@@ -85,7 +84,7 @@ def _choices(stored: Mapping[str, Any]) -> Iterator[str]:
 def _matters(name: str, given: list[str]) -> bool:
     return (
         name not in WITHOUT_INFLUENCE
-        and not name.startswith(("distributed_", "ddp_"))
+        and (name == "distributed_world_size" or not name.startswith(("distributed_", "ddp_")))
         and "--" + name.replace("_", "-") not in given
     )
 

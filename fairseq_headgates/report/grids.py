@@ -112,8 +112,8 @@ def letter_of(function: str) -> str:
 
 
 def closed_grids(closed: HeadTable) -> list[Grid]:
-    """Return P(gate = 0); the colour shows the probability that the head is open."""
-    return grids(closed, lambda head, p: Cell(_number(p), 1 - p, f"{named(head)}: P(gate = 0) {p:.2f}"))
+    """Return P(gate = 0)."""
+    return grids(closed, lambda head, p: Cell(_number(p), p, f"{named(head)}: P(gate = 0) {p:.2f}"))
 
 
 def named(head: HeadId) -> str:

@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Sequence
 
+from fairseq_headgates import __version__
 from fairseq_headgates.gate_log import thinned
 from fairseq_headgates.report.attention import check_size, templates
 from fairseq_headgates.report.content import Experiment, Training
@@ -40,6 +41,7 @@ def report_page(found: Experiment, command: str) -> str:
     gated = next((model.distribution for model in found.models if model.distribution), DISTRIBUTION)
     return templates().get_template("report.html").render(
         sections=sections(found), inputs=found.inputs, models=found.models, command=command, inline=inline,
+        version=__version__, trainings=len(found.trainings),
         distribution=dict(zip(("temperature", "low", "high"), gated, strict=True)),
     )  # fmt: skip
 

@@ -70,22 +70,62 @@ def kept_panels(models: Sequence[Mapping[str, Any]], name: str) -> list[Panel]:
     ]
 
 
+def checkpoint_panels(models: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """Return bar charts of the heads that checkpoints keep: of each type, and for each type by layer.
+
+    Args:
+        models: objects with `name`, and with `heads` and `layers` as in a sweep file
+    """
+    names = [model["name"] for model in models]
+    kinds = list(models[0]["layers"])
+    by_type = {kind: [model["heads"][kind] for model in models] for kind in kinds}
+    panels = [Panel("heads kept by type", partial(_bars, names=names, groups=by_type))]
+    for kind in kinds:
+        layers = list(zip(*(model["layers"][kind] for model in models), strict=True))
+        by_layer = {
+            name: [sum(each) for each in zip(*layers[a:b], strict=True)] for name, a, b in _layer_groups(layers)
+        }
+        panels.append(Panel(f"{kind}, heads kept by layer", partial(_bars, names=names, groups=by_layer)))
+    return panels
+
+
+def _layer_groups(layers: Sequence[Any]) -> list[tuple[str, int, int]]:
+    """Return name, first layer and end of each layer, or of each pair of neighbours if there are more than `FEW`."""
+    size = 1 if len(layers) <= FEW else 2
+    groups = [(first, min(first + size, len(layers))) for first in range(0, len(layers), size)]
+    return [(f"layer {a}" if b - a == 1 else f"layers {a}, {b - 1}", a, b) for a, b in groups]
+
+
+def _bars(axes: Axes, names: Sequence[str], groups: Mapping[str, Sequence[float]]) -> None:
+    """Draw a group of bars for each name."""
+    width = 0.8 / len(groups)
+    for i, (label, values) in enumerate(groups.items()):
+        axes.bar([j + (i + 0.5) * width - 0.4 for j in range(len(names))], values, width, label=label)
+    axes.set_xticks(range(len(names)), [name[-24:] for name in names], rotation=20, ha="right", fontsize="small")
+    axes.set_ylabel("heads kept")
+    axes.legend(fontsize="small")
+
+
 def training_panels(series: Mapping[str, Sequence[tuple[int, float]]]) -> list[Panel]:
     """Return plots of a training over updates: bits per token, and open heads by type.
 
     Args:
         series: the numbers of the log, {"train_inner nll_loss": [(update, value)] and so on}
     """
-    losses = {part: series.get(f"{part} nll_loss", ()) for part in ("train_inner", "train", "valid")}
-    if losses["train_inner"]:
-        del losses["train"]
+    losses = {
+        "training": series.get("train_inner nll_loss") or series.get("train nll_loss", ()),
+        "validation": series.get("valid nll_loss", ()),
+    }
     heads = {
         kind: series.get(f"train_inner heads_open_{kind.replace('-', '_')}")
         or series.get(f"train heads_open_{kind.replace('-', '_')}", ())
         for kind in TYPES
     }
     panels = []
-    for title, label, lines in (("loss", "bits per token", losses), ("open heads", "open heads", heads)):
+    for title, label, lines in (
+        ("cross-entropy", "bits per target token", losses),
+        ("open heads", "open gated heads", heads),
+    ):
         drawn = {name: points for name, points in lines.items() if points}
         if drawn:
             panels.append(Panel(title, partial(_lines, lines=drawn, x="updates", y=label)))
@@ -123,25 +163,21 @@ def _bleu(axes: Axes, groups: Mapping[str, Sequence[Mapping[str, Any]]], control
         axes.errorbar(_totals(group), bleu, yerr=[low, high], fmt=f"{marker}-", capsize=3, label=name)
     for style, model in zip(("--", ":", "-."), controls, strict=False):
         axes.axhline(mean(model["BLEU"]), color="gray", linestyle=style, label=model["name"])
-    _label(axes, "heads kept in all", "BLEU")
+    _label(axes, "total heads kept", "BLEU")
 
 
 def _types(axes: Axes, models: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> None:
     for kind, marker in zip(kinds, _markers(len(kinds)), strict=True):
         axes.plot(_totals(models), [model["heads"][kind] for model in models], f"{marker}-", label=kind)
-    _label(axes, "heads kept in all", "heads of the type", counts=True)
+    _label(axes, "total heads kept", "heads kept", counts=True)
 
 
 def _layers(axes: Axes, models: Sequence[Mapping[str, Any]], kind: str) -> None:
-    layers = len(models[0]["layers"][kind])
-    size = 1 if layers <= FEW else 2
-    starts = range(0, layers, size)
-    for first, marker in zip(starts, _markers(len(starts)), strict=True):
-        last = min(first + size, layers) - 1
-        name = f"layer {first}" if first == last else f"layers {first}, {last}"
-        kept = [sum(model["layers"][kind][first : last + 1]) for model in models]
+    groups = _layer_groups(models[0]["layers"][kind])
+    for (name, first, end), marker in zip(groups, _markers(len(groups)), strict=True):
+        kept = [sum(model["layers"][kind][first:end]) for model in models]
         axes.plot(_totals(models), kept, f"{marker}-", label=name)
-    _label(axes, "heads kept in all", "heads of the layer" + "s" * (size > 1), counts=True)
+    _label(axes, "total heads kept", "heads kept", counts=True)
 
 
 def _totals(models: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -15,7 +15,7 @@ from fairseq_headgates.heads import AttentionMap, HeadId, HeadTable
 from fairseq_headgates.report.content import Experiment, ModelHeads, Training
 from fairseq_headgates.report.functions import function_table
 from fairseq_headgates.report.grids import Grid, closed_grids, function_grids, gate_grids, score_grids
-from fairseq_headgates.report.panels import Panel, curve_panels, kept_panels, sweep_panels, training_panels
+from fairseq_headgates.report.panels import Panel, checkpoint_panels, curve_panels, sweep_panels, training_panels
 from fairseq_headgates.report.tables import (
     TITLES,
     best_head_table,
@@ -28,6 +28,43 @@ from fairseq_headgates.report.tables import (
 )
 
 FRAMES = 100  # steps of the animation
+TITLES_AND_INTROS = {
+    "heads": (
+        "Heads",
+        "Each number is the evaluation gate of a head: open above 0, closed at 0 (dashed). Hatched heads are removed "
+        "from the weights. A head without a gate counts as 1.",
+    ),
+    "bleu": ("BLEU and heads kept", "BLEU and the number of heads that pruned models keep."),
+    "functions": (
+        "Functions",
+        "P: positional, S: syntactic (needs trees), R: rare tokens, A: alignment (needs alignments). An empty cell is "
+        "a head without a function at the thresholds of the file.",
+    ),
+    "scores": (
+        "Importance",
+        "A higher score means a more important head. The colours of each figure range from its lowest to its highest "
+        "score.",
+    ),
+    "ablation": ("Ablation", "Increase of the loss when heads are masked."),
+    "training": (
+        "Training",
+        "Cross-entropy as fairseq logs it in nll_loss, without label smoothing and penalty; in training with dropout. "
+        "Open heads are means over the updates between two lines of the log.",
+    ),
+    "attention": (
+        "Attention maps",
+        "Rows are queries, columns are keys; cells are attention weights in percent, printed from 10% up. Maps of "
+        "heads with a closed gate are grey; a removed head has no map.",
+    ),
+}
+SWEEP_NOTE = (
+    "BLEU: mean of the seeds, bars: their range; horizontal lines: models without pruning. Heads by type and layer are "
+    "those of the method with the most models. In the table, diff is BLEU minus BLEU of the control."
+)
+FRAMES_NOTE = (
+    "Darker: closed with a higher probability in training. A head whose P(gate = 0) is above 0.5 can still be open in "
+    "evaluation."
+)
 INK = "#010203"  # stands for the colour of the text of the page
 # Colours of lines that can be told apart in all common kinds of colour blindness (Okabe and Ito 2008), and that have a
 # contrast of at least 3 with a white and with a dark page.
@@ -69,40 +106,16 @@ class Section:
 
 def sections(found: Experiment) -> list[Section]:
     """Return the sections that have figures, with figures for everything in the experiment."""
-    everything = [
-        Section("heads", "Heads", "Evaluation gates: 1 is an open head, 0 a closed one.", list(_heads(found.models))),
-        Section(
-            "bleu",
-            "BLEU and heads kept",
-            "The heads that each pruned model keeps, and what that costs.",
-            [*_sweeps(found), *_kept(found.models), *_curves(found)],
-        ),
-        Section(
-            "functions",
-            "Functions",
-            "P: positional, S: syntactic, R: rare tokens, A: alignment.",
-            [*_functions(found)],
-        ),
-        Section(
-            "scores",
-            "Importance",
-            "A higher score means a more important head.",
-            [
-                Figure(f"{table.name} ({name})", score_table(table), score_grids(table), note=table.signature)
-                for name, table in found.scores
-            ],
-        ),
-        Section("ablation", "Ablation", "What masking heads changes.", [*_ablations(found)]),
-        Section("training", "Training", "Losses and open heads over updates.", [*_trainings(found.trainings)]),
-        Section(
-            "attention",
-            "Attention maps",
-            "Rows are queries, columns are keys; cells are attention weights in percent. Maps of heads with a closed "
-            "gate are grey.",
-            [*_maps(found)],
-        ),
-    ]
-    return [section for section in everything if section.figures]
+    figures: dict[str, list[Figure]] = {
+        "heads": [*_heads(found.models)],
+        "bleu": [*_sweeps(found), *_kept(found.models), *_curves(found)],
+        "functions": [*_functions(found)],
+        "scores": [*_scores(found)],
+        "ablation": [*_ablations(found)],
+        "training": [*_trainings(found.trainings)],
+        "attention": [*_maps(found)],
+    }
+    return [Section(name, *TITLES_AND_INTROS[name], drawn) for name, drawn in figures.items() if drawn]
 
 
 def _heads(models: Sequence[ModelHeads]) -> Iterator[Figure]:
@@ -112,7 +125,6 @@ def _heads(models: Sequence[ModelHeads]) -> Iterator[Figure]:
             f"{model.name}: {kept} of {total} heads, {model.parameters / 1e6:.2f}M parameters",
             gate_table(model.open_probability, model.gate),
             gate_grids(model),
-            note="Hatched heads are removed." if model.removed else "",
         )
 
 
@@ -130,7 +142,7 @@ def _sweeps(found: Experiment) -> Iterator[Figure]:
             ]
             table = text_table(["model", *models[0]["heads"], *(score for score, _ in scores)], rows)
             plots = [*map(_svg, sweep_panels(models))]
-        yield Figure(name, table, plots=plots, note="diff: BLEU minus that of the control")
+        yield Figure(name, table, plots=plots, note=SWEEP_NOTE)
 
 
 def _range(values: Sequence[float], form: str) -> str:
@@ -160,7 +172,7 @@ def _kept(models: Sequence[ModelHeads]) -> Iterator[Figure]:
                 for model in ordered
             ]
             table = text_table(["checkpoint", "total", *(f"{kind} by layer" for kind in kinds)], rows)
-            yield Figure("Checkpoints", table, plots=[*map(_svg, kept_panels(ordered, "checkpoints"))])
+            yield Figure("Heads kept by each checkpoint", table, plots=[*map(_svg, checkpoint_panels(ordered))])
 
 
 def _curves(found: Experiment) -> Iterator[Figure]:
@@ -168,6 +180,11 @@ def _curves(found: Experiment) -> Iterator[Figure]:
         with _complete(name):
             table, plots = curve_table(points), [*map(_svg, curve_panels(points))]
         yield Figure(name, table, plots=plots, note=str(points[0]["signature"]))
+
+
+def _scores(found: Experiment) -> Iterator[Figure]:
+    for name, table in found.scores:
+        yield Figure(f"{table.name} ({name})", score_table(table), score_grids(table), note=table.signature)
 
 
 def _functions(found: Experiment) -> Iterator[Figure]:
@@ -234,7 +251,7 @@ def _animation(training: Training) -> Figure:
                 for kind in kinds
             },
         },
-        note="The colour shows the probability that the head is open.",
+        note=FRAMES_NOTE,
     )
 
 

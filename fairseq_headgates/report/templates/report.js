@@ -36,7 +36,7 @@ for (const data of document.querySelectorAll(".frames-data")) {
     for (const [frames, cells] of grids) {
       frames[frame].flat().forEach((p, i) => {
         cells[i].textContent = p;
-        cells[i].style.setProperty("--w", 1 - p);
+        cells[i].style.setProperty("--w", p);
         cells[i].dataset.label = cells[i].dataset.label.replace(/[\d.]+$/, p.toFixed(2));
         cells[i].title = cells[i].dataset.label;
       });
