@@ -29,24 +29,39 @@ def gate_log_line(record: GateRecord) -> str:
 def parse_gate_log(text: str, name: str) -> list[GateRecord]:
     """Return the records of a gate log, sorted by update.
 
-    A resumed training writes some updates again: of these, the later records count. A last line that is not complete,
-    as a killed training leaves it, is ignored.
+    A resumed training writes some updates again: of these, the later records count. Lines that are not complete, as a
+    killed training leaves them, are ignored.
 
     Raises:
         ValueError: if `text` is not a gate log; `name` is that of the file
     """
-    lines = text.split("\n")
     records: list[GateRecord] = []
-    for number, line in enumerate(lines[:-1], start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip() or _is_cut(line):
+            continue
         record = _record(line, f"{name}, line {number}")
-        if records and _shape(record) != _shape(records[0]):
-            raise ValueError(f"{name}, line {number} has other heads than line 1: give the gate log of one model")
         while records and records[-1].update >= record.update:
             records.pop()
+        if records and _shape(record) != _shape(records[-1]):
+            raise ValueError(f"{name}, line {number} has other heads than the line before: give the log of one model")
         records.append(record)
     if not records:
         raise ValueError(f"{name} is not a gate log: it has no complete line")
     return records
+
+
+def is_gate_log(text: str) -> bool:
+    """Return whether a text begins with a record of a gate log."""
+    return text.startswith(f'{{"format": "{FORMAT}"')
+
+
+def _is_cut(line: str) -> bool:
+    """Return whether a line is not JSON, as the beginning of a record."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return True
+    return False
 
 
 def _record(line: str, where: str) -> GateRecord:
@@ -56,7 +71,7 @@ def _record(line: str, where: str) -> GateRecord:
         if data["format"] != FORMAT or not isinstance(update, int) or not rows or not rows.keys() <= set(TYPES):
             raise ValueError
         table = HeadTable({kind: [list(map(_probability, layer)) for layer in rows[kind]] for kind in rows})
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         raise ValueError(f"{where} is not a record of a gate log with the format {FORMAT!r}") from None
     return GateRecord(update, HeadTable(table.values, "P(gate = 0)"))
 

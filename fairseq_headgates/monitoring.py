@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -83,11 +84,15 @@ class GateMonitor:
         checkpoint = getattr(self.configuration, "checkpoint", None)
         if checkpoint is None or checkpoint.no_save or self._logged in (updates, -1) or not _is_first_worker():
             return
-        path = Path(checkpoint.save_dir) / gate_log.NAME
+        path, closed = Path(checkpoint.save_dir) / gate_log.NAME, _closed(model)
+        if any(math.isnan(p) for _, p in closed.items()):
+            return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            line = gate_log.gate_log_line(gate_log.GateRecord(updates, closed))
             with path.open("a", encoding="utf-8") as file:
-                file.write(gate_log.gate_log_line(gate_log.GateRecord(updates, _closed(model))))
+                # The first line of a process may follow one that a killed process has not completed.
+                file.write("\n" * (self._logged is None and file.tell() > 0) + line)
             self._logged = updates
         except OSError as error:
             logger.warning(f"cannot write the gate log {path} ({error.strerror}): no more is written")

@@ -1,7 +1,9 @@
 """`headgates report` as a user runs it: what the page holds, and what is refused."""
 
 import json
+import os
 import re
+import shutil
 from html.parser import HTMLParser
 
 import pytest
@@ -9,8 +11,9 @@ from PIL import Image
 from support.analysis import one_line
 from support.report import SWEEP, inputs_of
 
-from fairseq_headgates.report import sections
-from fairseq_headgates.report.grids import letter_of
+from fairseq_headgates.heads import TYPES, HeadTable
+from fairseq_headgates.report import ModelHeads, sections
+from fairseq_headgates.report.grids import gate_grids, letter_of
 
 LOADED_BY_CSS = re.compile(r"url\((?!#)|@import")
 
@@ -84,7 +87,7 @@ def test_the_frames_are_those_of_the_gate_log(page, experiment):
     frames = json.loads(data)
     logged = [json.loads(line) for line in (experiment / "gated" / "gates.jsonl").read_text().splitlines()]
     assert frames["updates"] == [line["update"] for line in logged] == list(range(7))
-    for kind, found in frames["closed"].items():
+    for kind, found in zip(TYPES, frames["closed"], strict=True):
         expected = [line["closed"][kind] for line in logged]
         assert found == [[[pytest.approx(p, abs=0.006) for p in row] for row in rows] for rows in expected]
 
@@ -118,6 +121,20 @@ def test_the_gif_has_a_frame_for_each_record(tmp_path, experiment, headgates):
         ({"models": [{"name": "x"}]}, "sweep.json lacks values"),
         ({"models": [{**SWEEP["models"][1], "BLEU": []}]}, "sweep.json lacks values"),
         ({"models": [{**SWEEP["models"][1], "heads": 3}]}, "sweep.json lacks values"),
+        ({"models": [{**SWEEP["models"][1], "BLEU": [1e308, 1e999]}]}, "it holds Infinity"),
+        (
+            {"format": "headgates.ablation/1", "signature": "", "mode": "single", "nll_difference": {"enc-self": [[1]]}}
+            | {"bleu_difference": {"enc-self 0 100000000": 1}},
+            "sweep.json lacks values",
+        ),
+        (
+            {"format": "headgates.ablation/1", "signature": "", "nll_difference": {"enc-self": [[1]]}},
+            "sweep.json lacks values",
+        ),
+        (
+            {"format": "headgates.scores/1", "method": "x", "scores": {"enc-self": [[1] * 10001]}},
+            "a table has 10,001 heads, and at most 10,000 are drawn",
+        ),
     ],
 )
 def test_incomplete_files_are_named(change, words, tmp_path, headgates):
@@ -133,6 +150,32 @@ def test_a_page_that_exists_is_kept(tmp_path, experiment, headgates):
     assert (tmp_path / "r.html").read_text() == "mine"
     headgates("report", tmp_path / "r.html", experiment / "sweep.json", "--force")
     assert "<html" in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.parametrize("wrong", [["in.json", "in.json"], ["out.html", "in.json", "--gif", "in.json"]])
+def test_an_input_is_not_overwritten(wrong, tmp_path, headgates, monkeypatch):
+    """OUT.html was forgotten."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.json").write_text(json.dumps(SWEEP))
+    error = one_line(headgates("report", *wrong, "--force", code=2))
+    assert "in.json would be overwritten: the name of this output must end in ." in error
+    assert json.loads((tmp_path / "in.json").read_text()) == SWEEP
+
+
+def test_names_may_hold_anything(tmp_path, experiment, headgates):
+    """Formulas of matplotlib, and bytes that are not UTF-8."""
+    folder, file = tmp_path / "a$x_{$b $\\frac{", tmp_path / os.fsdecode(b"log\xff.txt")
+    shutil.copytree(experiment / "gated", folder)
+    shutil.copy(experiment / "log.txt", file)
+    headgates("report", tmp_path / "r.html", folder, experiment / "pruned.pt", file)
+    assert "a$x_{$b $" in (tmp_path / "r.html").read_text()
+
+
+def test_a_head_with_a_closed_gate_in_a_pruned_model_is_closed():
+    gate, alive = HeadTable({"enc-self": [[0, 0, 1]]}), HeadTable({"enc-self": [[0, 1, 1]]})
+    model = ModelHeads("x", gate, HeadTable({"enc-self": [[0, 0.01, 1]]}), alive, 1, None, "")
+    [[row]] = [grid.rows for grid in gate_grids(model)]
+    assert [cell.state for cell in row] == ["removed", "closed", "open"]
 
 
 def test_a_gif_needs_a_gate_log(tmp_path, experiment, headgates):

@@ -1,18 +1,24 @@
 """What an experiment leaves behind: logs, TensorBoard events, stored options, files of unknown kinds."""
 
 import json
+import os
 import shlex
 
 import pytest
+import torch
 from fairseq import options as fairseq_options
 from support.commands import GATED
 
 from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.experiments import read_experiment
 from fairseq_headgates.experiments.commands import training_command
-from fairseq_headgates.experiments.logs import event_files, is_training_log, merged, parse_log, read_events
+from fairseq_headgates.experiments.logs import event_files, is_training_log, parse_log, read_events
 from fairseq_headgates.safety import model_args
 
+ATTENTION = (
+    '{"format": "headgates.attention/1", "signature": "", "sentences": [{"enc-self": {"queries": ["a"], "keys": ["a"], '
+    '"heads": [{"head": 0, "gate": 1, %s}]}}]}'
+)
 SIMPLE = """2026-01-01 10:00:00 | INFO | fairseq_cli.train | {'lr': [0.1]}
 2026-01-01 10:00:01 | INFO | train_inner | epoch 001:     50 / 251 loss=4.2, nll_loss=2.9, gnorm=1e-05, num_updates=50
 2026-01-01 10:00:02 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 4.7 | nll_loss 3.5 | num_updates 51
@@ -59,11 +65,22 @@ def test_a_broken_event_file_is_named(tmp_path):
         assert str(folder) in str(error)
 
 
-def test_logs_are_merged():
-    assert merged([{"a": [(1, 1.0), (2, 1.0)]}, {"a": [(2, 2.0)], "b": [(1, 0.0)]}]) == {
-        "a": [(1, 1.0), (2, 2.0)],
-        "b": [(1, 0.0)],
-    }
+def test_a_training_that_starts_again_replaces_later_numbers():
+    text = "".join(f"x | INFO | train | epoch 1 | loss {i} | num_updates {n}\n" for i, n in enumerate((1, 2, 3, 2, 4)))
+    assert parse_log(text)["train loss"] == [(1, 0.0), (2, 3.0), (4, 4.0)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        '{"num_updates": 1' + "0" * 400 + "}",
+        '{"num_updates": ' + "[" * 9999,
+        '{"num_updates": -1, "loss": 2}',
+        "loss 2 | num_updates 1e999",
+    ],
+)
+def test_numbers_that_cannot_be_are_left_out(values):
+    assert parse_log(f"x | INFO | train | {values}\n") == {}
 
 
 @pytest.mark.parametrize("kind", ["baseline", "gated", "mixed"])
@@ -91,10 +108,29 @@ def test_the_command_has_the_stored_options(kind, checkpoints):
     assert ("--gate-heads" in words) == (kind != "baseline") and "--save-dir" not in words
 
 
-def test_options_that_this_fairseq_does_not_know_have_no_command(gated_checkpoint):
+@pytest.mark.parametrize("name", ["arch", "criterion", "task", "optimizer"])
+def test_parts_that_this_fairseq_does_not_know_have_no_command(name, gated_checkpoint):
     state = load_checkpoint(str(gated_checkpoint))
-    state["cfg"]["model"].arch = state["cfg"]["model"]._name = "nonsense"
+    setattr(state["cfg"]["model"], name, "nonsense")
+    state["cfg"]["model"]._name = state["cfg"]["model"].arch
     assert training_command(state) == ""
+
+
+def test_options_of_a_stranger_run_no_code(tmp_path, gated_checkpoint, capfd):
+    """fairseq's parser would import the folder of --user-dir, and print its usage for an unknown option."""
+    plugin = tmp_path / "plugin"
+    plugin.mkdir()
+    (plugin / "__init__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    state = load_checkpoint(str(gated_checkpoint))
+    for data in (f"--user-dir={plugin}", "--nonsense", "x" * 10**6, ["--user-dir", str(plugin)], 3):
+        state["cfg"]["model"].data = data
+        words = shlex.split(training_command(state))
+        assert words[:4] == ["fairseq-train", "--user-dir", "$(headgates path)", "DATA"]
+    state["cfg"]["model"].user_dir = str(plugin)
+    state["cfg"]["model"].clip_norm = torch.tensor([1.0, 2.0])
+    state["cfg"]["model"].lr = ["0.1", {}]
+    assert str(plugin) not in training_command(state)
+    assert not (tmp_path / "ran").exists() and capfd.readouterr().err == ""
 
 
 def test_a_pruned_model_is_shown_with_the_command_of_its_training(tmp_path, gated_checkpoint, headgates):
@@ -103,7 +139,8 @@ def test_a_pruned_model_is_shown_with_the_command_of_its_training(tmp_path, gate
     headgates("prune", gated_checkpoint, tmp_path / "pruned.pt", "--alive", alive)
     found = read_experiment([str(tmp_path)])
     [model] = found.models
-    assert model.name == str(tmp_path / "pruned.pt") and model.removed and model.gate.count("enc-self") == (4, 8)
+    assert model.name == str(tmp_path / "pruned.pt")
+    assert model.alive.count("enc-self") == model.gate.count("enc-self") == (4, 8)
     assert "--gate-heads" in model.command and "--remove-heads" not in model.command
 
 
@@ -119,7 +156,13 @@ def test_a_pruned_model_is_shown_with_the_command_of_its_training(tmp_path, gate
         ("x.json", '{"format": "headgates.curve/1"}', "is not a complete file of the format headgates.curve/1"),
         ("x.json", '{"format": "headgates.curve/1", "points": []}', "is not a complete file"),
         ("x.json", '{"format": "headgates.attention/1", "signature": "", "sentences": [3]}', "is not a complete file"),
-        ("gates.jsonl", "{}\n", "line 1 is not a record of a gate log"),
+        ("x.json", '[{"format": ["x"]}]', "has the format ['x']"),
+        ("x.json", '{"format": "headgates.curve/1", "points": [NaN]}', "it holds NaN"),
+        ("x.json", '{"format": 1' + "0" * 400 + "}", "an integer of 401 digits"),
+        ("x.json", ATTENTION % '"layer": 0, "weights": [[1], [1]]', "is not a complete file"),
+        ("x.json", ATTENTION % '"layer": 0, "weights": [[1, 1]]', "is not a complete file"),
+        ("x.json", ATTENTION % '"layer": 1e999, "weights": [[1]]', "is not a complete file"),
+        ("gates.jsonl", '{"format": "headgates.gates/1"}\n', "line 1 is not a record of a gate log"),
         ("x.pt", "PK\x03\x04 and more", "x.pt"),
     ],
 )
@@ -138,3 +181,11 @@ def test_folders_without_a_training_and_missing_files_are_refused(tmp_path):
         read_experiment([str(tmp_path / "absent.json")])
     with pytest.raises(ValueError, match="is given twice"):
         read_experiment([str(tmp_path), str(tmp_path / ".")])
+
+
+def test_pipes_are_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe.log")
+    with pytest.raises(ValueError, match="is not a regular file"):
+        read_experiment([str(tmp_path / "pipe.log")])
+    with pytest.raises(ValueError, match="no log, TensorBoard events"):
+        read_experiment([str(tmp_path)])

@@ -1,5 +1,6 @@
 """The report in a real browser: no errors, no requests, sliders and keyboard work, WCAG AA, desktop and phone."""
 
+import json
 import shutil
 
 import pytest
@@ -57,7 +58,7 @@ def test_the_page_is_quiet_accessible_and_fits(viewport, colours, opened):
     assert page.evaluate("[...document.querySelectorAll('svg')].every(svg => svg.getBoundingClientRect().width > 100)")
 
 
-def test_the_slider_shows_the_gates_of_an_update(opened):
+def test_the_slider_shows_the_gates_of_an_update(opened, experiment):
     from playwright.sync_api import expect
 
     page = opened()
@@ -73,6 +74,9 @@ def test_the_slider_shows_the_gates_of_an_update(opened):
     )
     page.keyboard.press("ArrowRight")
     assert figure.locator(".update").inner_text() == "1"
+    lines = (experiment / "gated" / "gates.jsonl").read_text().splitlines()
+    logged = [p for rows in json.loads(lines[1])["closed"].values() for row in rows for p in row]
+    assert figure.locator("td[data-label]").all_inner_texts() == [f"{p:.2f}" for p in logged]
     figure.locator(".play").click()
     expect(figure.locator(".update")).to_have_text("6")
     expect(figure.locator(".play")).to_have_text("Play")
@@ -124,3 +128,4 @@ def test_the_page_can_be_printed(opened):
     page.emulate_media(media="print")
     assert not page.locator("nav").is_visible() and page.locator("figure.panel").first.is_visible()
     assert page.pdf()[:4] == b"%PDF"
+    assert page.locator("pre").first.is_visible()

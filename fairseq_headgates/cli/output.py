@@ -45,7 +45,7 @@ def picture(path: str, draw: Callable[[], Any]) -> bytes:
     content = io.BytesIO()
     target = io.TextIOWrapper(content, "utf-8", write_through=True) if kind == "pgf" else content
     try:
-        with rc_context({"svg.fonttype": "none"}):  # text remains text
+        with rc_context({"svg.fonttype": "none", "text.parse_math": False}):  # text remains text
             draw().savefig(target, format=kind, dpi=150)
         return content.getvalue()
     except Exception as error:  # a program is missing, such as LaTeX

@@ -43,8 +43,11 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_headgates.experiments import read_experiment
 
     check_matplotlib("headgates report")
-    for path in filter(None, (args.out, args.gif)):
-        check_writable(path, args.force)
+    for path, ending in ((args.out, ".html"), (args.gif, ".gif")):
+        if path is not None:
+            if not path.endswith(ending):  # the first INPUT, if OUT.html is forgotten
+                raise ValueError(f"{path} would be overwritten: the name of this output must end in {ending}")
+            check_writable(path, args.force)
     words = ["headgates", "report", args.out, *args.inputs, *(["--gif", args.gif] if args.gif else [])]
     with logging_only(logging.WARNING, "matplotlib", "PIL", "tensorboard"):  # fairseq sets the level of all loggers
         found = read_experiment(args.inputs, args.trust)

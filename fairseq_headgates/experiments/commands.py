@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fairseq import options
@@ -34,6 +34,7 @@ WITHOUT_INFLUENCE = {
     "cpu",
     "device_id",
 }
+LONGEST = 20_000  # characters of a value; the inline mask of a large model has a few thousand
 PLUGIN = '--user-dir "$(headgates path)"'
 
 
@@ -41,22 +42,38 @@ def training_command(state: Mapping[str, Any]) -> str:
     """Return the command line of fairseq-train with the options stored in a checkpoint.
 
     Options with default values, and options without influence on the model, are left out. With --user-dir of any
-    plugin, that of this plugin is named. The text is empty if the checkpoint has no options that this fairseq can read.
+    plugin, that of this plugin is named. The text is empty if the checkpoint has an architecture, task or other part
+    that this fairseq does not know.
     """
-    args = model_args(state)
-    stored = {**_of_groups(state.get("cfg")), **vars(args), "arch": architecture(args)}
-    parser = options.get_training_parser(default_task=None)
-    given = [str(stored.get("data") or "DATA"), *_choices(stored)]
-    try:
-        defaults = vars(options.parse_args_and_arch(parser, input_args=given, suppress_defaults=False))
-    except (SystemExit, Exception):  # a name that this fairseq does not know
+    stored = {name: value for name, value in _stored(state).items() if _is_plain(value)}
+    parts = _parts(stored)
+    if parts is None:
         return ""
-    words = list(given)
+    parser = options.get_training_parser(default_task=None)
+    # No word of the checkpoint but names that fairseq has registered: its parser imports what --user-dir names.
+    defaults = vars(options.parse_args_and_arch(parser, input_args=["DATA", *parts]))
+    words = [str(stored["data"]) if _is_path(stored.get("data")) else "DATA", *parts]
     for action in parser._actions:
-        if action.dest in stored and action.option_strings and _matters(action.dest, given):
+        if action.dest in stored and action.option_strings and _matters(action.dest, parts):
             words += _option(action, stored[action.dest], defaults.get(action.dest))
     program = "fairseq-train" + (f" {PLUGIN}" if stored.get("user_dir") else "")
     return f"{program} {shlex.join(words)}"
+
+
+def _stored(state: Mapping[str, Any]) -> dict[str, Any]:
+    args = model_args(state)
+    return {**_of_groups(state.get("cfg")), **vars(args), "arch": architecture(args)}
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is text, a number or a list of these, as options are."""
+    if isinstance(value, (list, tuple)):
+        return all(isinstance(item, (str, int, float)) for item in value)
+    return value is None or isinstance(value, (str, int, float))
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and bool(value) and not value.startswith("-") and len(value) < LONGEST
 
 
 def _of_groups(cfg: Any) -> dict[str, Any]:
@@ -72,20 +89,24 @@ def _of_groups(cfg: Any) -> dict[str, Any]:
     return found
 
 
-def _choices(stored: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the options that decide which other options there are."""
+def _parts(stored: Mapping[str, Any]) -> list[str] | None:
+    """Return the options that decide which other options there are; None if this fairseq does not know one of them."""
     known = {"arch": ARCH_MODEL_REGISTRY, "task": TASK_REGISTRY}
     known |= {name: REGISTRIES[name]["registry"] for name in ("criterion", "optimizer", "lr_scheduler")}
+    words = []
     for name, names in known.items():
-        if stored.get(name) in names:
-            yield from ("--" + name.replace("_", "-"), stored[name])
+        if isinstance(stored.get(name), str):
+            if stored[name] not in names:
+                return None
+            words += ["--" + name.replace("_", "-"), stored[name]]
+    return words
 
 
-def _matters(name: str, given: list[str]) -> bool:
+def _matters(name: str, parts: list[str]) -> bool:
     return (
         name not in WITHOUT_INFLUENCE
         and (name == "distributed_world_size" or not name.startswith(("distributed_", "ddp_")))
-        and "--" + name.replace("_", "-") not in given
+        and "--" + name.replace("_", "-") not in parts
     )
 
 
@@ -95,7 +116,7 @@ def _option(action: argparse.Action, value: Any, default: Any) -> list[str]:
         return []
     name, text = max(action.option_strings, key=len), _text(value)
     if action.nargs == 0:
-        return [name] if value else []
+        return [name] if value == action.const else []
     return [f"{name}={text}"] if text.startswith("-") else [name, text]
 
 
@@ -103,4 +124,4 @@ def _text(value: Any) -> str:
     """Return the value of an option as it is given on the command line."""
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value)) if len(value) != 1 else str(value[0])
-    return value if isinstance(value, str) and len(value) < 2000 else shown(value)
+    return value if isinstance(value, str) and len(value) < LONGEST else shown(value)

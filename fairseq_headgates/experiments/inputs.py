@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,16 +12,17 @@ from typing import Any
 from fairseq_headgates import gate_log
 from fairseq_headgates.checkpoints import build_model, load_checkpoint, read_heads
 from fairseq_headgates.experiments.commands import training_command
-from fairseq_headgates.experiments.logs import event_files, is_training_log, merged, parse_log, read_events
-from fairseq_headgates.files import read_text
-from fairseq_headgates.gate_log import GateRecord, parse_gate_log
-from fairseq_headgates.heads import SCORE_FORMAT, TYPES, AttentionMap, HeadId, read_scores
+from fairseq_headgates.experiments.logs import event_files, first_time, is_training_log, parse_log, read_events
+from fairseq_headgates.files import LARGEST_TEXT, read_text
+from fairseq_headgates.gate_log import GateRecord, is_gate_log, parse_gate_log
+from fairseq_headgates.heads import SCORE_FORMAT, TYPES, AttentionMap, HeadId, parse_mask, read_scores
 from fairseq_headgates.messages import shown
 from fairseq_headgates.report import Attention, Experiment, Input, ModelHeads, Training
 from fairseq_headgates.surgery import gated_sites
 
 CHECKPOINT_BEGINS = (b"PK\x03\x04", b"\x80\x02")  # torch.save, in its present and its old form
 CHECKPOINTS = ("pruned.pt", "checkpoint_last.pt", "checkpoint_best.pt")  # of a run folder, the first that is there
+LONGEST_TOKEN = 100  # characters
 KNOWN = (
     "a checkpoint, a run folder of fairseq-train, its log or gate log, or a JSON file of headgates score, ablate, "
     "curve, functions, attention or of sweep.sh"
@@ -38,7 +41,7 @@ def read_experiment(paths: Sequence[str], trust: bool = False) -> Experiment:
     """
     found = Experiment()
     for i, path in enumerate(paths):
-        if any(Path(path).resolve() == Path(other).resolve() for other in paths[:i]):
+        if any(os.path.realpath(path) == os.path.realpath(other) for other in paths[:i]):
             raise ValueError(f"{path} is given twice: name each input once")
     for path in paths:
         if Path(path).is_dir():
@@ -50,9 +53,11 @@ def read_experiment(paths: Sequence[str], trust: bool = False) -> Experiment:
 
 def _read_folder(found: Experiment, folder: Path, trust: bool) -> None:
     """Read a run folder: its logs or TensorBoard events, its gate log, and one of `CHECKPOINTS`."""
-    logs = [log for log in (_log_of(path) for path in sorted(folder.glob("*.log"))) if log is not None]
-    events = [] if logs else event_files(folder)
-    series = merged(map(parse_log, logs)) if logs else read_events(events)
+    logs = [text for text in map(_text_of_log, sorted(folder.glob("*.log"))) if is_training_log(text)]
+    series = parse_log("\n".join(sorted(logs, key=first_time)))
+    kind = "log of a training run"
+    if not series:
+        series, kind = read_events(event_files(folder)), "TensorBoard events of a training run"
     gates = folder / gate_log.NAME
     records = _gate_records(gates) if gates.is_file() else []
     checkpoints = [path for name in CHECKPOINTS if (path := folder / name).is_file()]
@@ -62,25 +67,27 @@ def _read_folder(found: Experiment, folder: Path, trust: bool) -> None:
         )
     if series or records:
         found.trainings.append(Training(str(folder), series, records))
-        kind = "log" if logs else "TensorBoard events"
-        found.inputs.append(Input(str(folder), f"{kind if series else 'gate log'} of a training"))
+        found.inputs.append(Input(str(folder), kind if series else "gate log"))
     if checkpoints:
         trained = checkpoints[1] if checkpoints[0].name == "pruned.pt" and len(checkpoints) > 1 else checkpoints[0]
         _add_checkpoint(found, str(checkpoints[0]), trust, trained=str(trained))
 
 
-def _log_of(path: Path) -> str | None:
-    """Return the text of a log if it is one of fairseq-train."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return text if is_training_log(text) else None
+def _text_of_log(path: Path) -> str:
+    """Return the text of a log, "" of what is not a regular file of a reasonable size."""
+    if not path.is_file() or path.stat().st_size > LARGEST_TEXT:
+        return ""
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _gate_records(path: Path) -> list[GateRecord]:
-    return parse_gate_log(read_text(str(path), "the gate log", "remove it"), str(path))
+    return parse_gate_log(read_text(str(path), "the gate log", "move it out of the folder"), str(path))
 
 
 def _read_file(found: Experiment, path: str, trust: bool) -> None:
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe could block
+            raise ValueError(f"{shown(path)} is not a regular file: give {KNOWN}")
         with open(path, "rb") as file:
             beginning = file.read(4)
     except OSError as error:
@@ -88,14 +95,14 @@ def _read_file(found: Experiment, path: str, trust: bool) -> None:
     if beginning.startswith(CHECKPOINT_BEGINS):
         return _add_checkpoint(found, path, trust, trained=path)
     text = read_text(path, "the input", f"give {KNOWN}")
-    if Path(path).name.endswith(".jsonl"):
+    if is_gate_log(text):
         found.trainings.append(Training(path, {}, parse_gate_log(text, path)))
         found.inputs.append(Input(path, "gate log"))
     elif text.lstrip().startswith(("{", "[")):
         _add_result(found, path, text)
-    elif is_training_log(text):
-        found.trainings.append(Training(path, parse_log(text), []))
-        found.inputs.append(Input(path, "log of a training"))
+    elif series := parse_log(text):
+        found.trainings.append(Training(path, series, []))
+        found.inputs.append(Input(path, "log of a training run"))
     else:
         raise ValueError(f"the kind of {shown(path)} is unknown: give {KNOWN}")
     return None
@@ -110,6 +117,7 @@ def _add_checkpoint(found: Experiment, path: str, trust: bool, trained: str) -> 
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     gates = gated_sites(model)
+    args: Any = model.args
     distribution = gates[0].attention.gate.distribution if gates else None
     origin = state if trained == path else load_checkpoint(trained, trust)
     found.models.append(
@@ -117,7 +125,7 @@ def _add_checkpoint(found: Experiment, path: str, trust: bool, trained: str) -> 
             path,
             heads.gate,
             heads.open_probability,
-            bool(getattr(model.args, "remove_heads", False)),
+            parse_mask(args.alive_heads) if getattr(args, "remove_heads", False) else None,
             heads.parameters,
             (distribution.temperature, distribution.low, distribution.high) if distribution else None,
             training_command(origin),
@@ -129,12 +137,12 @@ def _add_checkpoint(found: Experiment, path: str, trust: bool, trained: str) -> 
 def _add_result(found: Experiment, path: str, text: str) -> None:
     """Add a JSON file of `headgates`, or of sweep.sh."""
     try:
-        data = json.loads(text)
+        data = json.loads(text, parse_constant=_no_constant, parse_int=_bounded)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}): give {KNOWN}") from None
     objects = data if isinstance(data, list) else [data]
-    names = {item.get("format") if isinstance(item, dict) else None for item in objects}
-    name = names.pop() if len(names) == 1 else None
+    names = [item.get("format") if isinstance(item, dict) else None for item in objects]
+    name = names[0] if names and names.count(names[0]) == len(names) else None
     if name == SCORE_FORMAT:
         for table in read_scores(path):
             found.scores.append((path, table))
@@ -146,9 +154,19 @@ def _add_result(found: Experiment, path: str, text: str) -> None:
     for item in objects:
         try:
             signature = _RESULTS[name](found, path, item)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
             raise ValueError(f"{path} is not a complete file of the format {name}: write it again") from None
         found.inputs.append(Input(path, name.removeprefix("headgates.").partition("/")[0], signature))
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"it holds {name}")
+
+
+def _bounded(digits: str) -> int:
+    if len(digits) > 20:
+        raise ValueError(f"it holds an integer of {len(digits)} digits")
+    return int(digits)
 
 
 def _functions(found: Experiment, path: str, data: dict[str, Any]) -> str:
@@ -174,22 +192,20 @@ def _sweep(found: Experiment, path: str, data: dict[str, Any]) -> str:
 
 def _attention(found: Experiment, path: str, data: dict[str, Any]) -> str:
     sentences = [
-        [
-            AttentionMap(
-                HeadId(kind, int(head["layer"]), int(head["head"])),
-                None if head["gate"] is None else float(head["gate"]),
-                list(map(str, types[kind]["queries"])),
-                list(map(str, types[kind]["keys"])),
-                [[float(weight) for weight in row] for row in head["weights"] or []],
-            )
-            for kind in TYPES
-            if kind in types
-            for head in types[kind]["heads"]
-        ]
+        [_map(kind, types[kind], head) for kind in TYPES if kind in types for head in types[kind]["heads"]]
         for types in data["sentences"]
     ]
     found.attention.append(Attention(path, sentences))
     return str(data["signature"])
+
+
+def _map(kind: str, tokens: dict[str, Any], head: dict[str, Any]) -> AttentionMap:
+    queries, keys = ([str(token)[:LONGEST_TOKEN] for token in tokens[side]] for side in ("queries", "keys"))
+    weights = [[float(weight) for weight in row] for row in head["weights"] or []]
+    if weights and (len(weights) != len(queries) or any(len(row) != len(keys) for row in weights)):
+        raise ValueError("a row of weights for each query, with a weight for each key")
+    gate = None if head["gate"] is None else float(head["gate"])
+    return AttentionMap(HeadId(kind, int(head["layer"]), int(head["head"])), gate, queries, keys, weights)
 
 
 _RESULTS: dict[str, Callable[[Experiment, str, dict[str, Any]], str]] = {

@@ -110,7 +110,8 @@ class LagrangianGates(TargetGates):
         # The value is lr_scale times the parameter without its weight decay. The gradient is reversed: an optimiser
         # that descends ascends here.
         theta = self.multipliers.float()
-        multipliers = self.lr_scale * theta.detach() / self.layers[0].weight_decay() - (theta - theta.detach())
+        trained = next((layer for layer in self.layers if layer.theta.requires_grad), self.layers[0])
+        multipliers = self.lr_scale * theta.detach() / trained.weight_decay() - (theta - theta.detach())
         return (multipliers[:, 0] * d + multipliers[:, 1] * d**2).sum()
 
 

@@ -18,7 +18,7 @@ class ModelHeads:
         name: the checkpoint, as the user named it
         gate: evaluation gates; 0 for a removed head
         open_probability: P(gate != 0)
-        removed: whether heads that are not kept are removed from the weights
+        alive: the mask of the heads in the weights, whose other heads are removed; None if no head is removed
         parameters: number of parameters
         distribution: temperature, low and high of the Hard Concrete distribution; None without gates
         command: the fairseq-train command that its options stand for, without those at their defaults
@@ -27,7 +27,7 @@ class ModelHeads:
     name: str
     gate: HeadTable
     open_probability: HeadTable
-    removed: bool
+    alive: HeadTable | None
     parameters: int
     distribution: tuple[float, float, float] | None
     command: str

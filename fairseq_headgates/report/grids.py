@@ -12,6 +12,7 @@ from fairseq_headgates.report.content import ModelHeads
 from fairseq_headgates.report.functions import open_heads
 from fairseq_headgates.report.tables import TITLES
 
+LARGEST = 10_000  # heads of a table
 # The letter of each kind of function.
 POSITIONAL, SYNTACTIC, RARE, ALIGNMENT = "PSRA"
 
@@ -48,7 +49,14 @@ class Grid:
 
 
 def grids(table: HeadTable, cell: Callable[[HeadId, float], Cell]) -> list[Grid]:
-    """Return a grid for each attention type of a table, with cells made by `cell`."""
+    """Return a grid for each attention type of a table, with cells made by `cell`.
+
+    Raises:
+        ValueError: for more than `LARGEST` heads
+    """
+    heads = sum(len(row) for rows in table.values.values() for row in rows)
+    if heads > LARGEST:
+        raise ValueError(f"a table has {heads:,} heads, and at most {LARGEST:,} are drawn: leave it out")
     return [
         Grid(
             kind,
@@ -66,7 +74,7 @@ def gate_grids(model: ModelHeads) -> list[Grid]:
         name, probability = named(head), model.open_probability[head]
         if gate > 0:
             return Cell(_number(gate), gate, f"{name}: gate {gate:.2f}, P(gate = 0) {1 - probability:.2f}")
-        if model.removed:
+        if model.alive is not None and head.kind in model.alive.values and model.alive[head] == 0:
             return Cell("", 0, f"{name}: removed", "removed")
         return Cell("0", 0, f"{name}: closed, P(gate = 0) {1 - probability:.2f}", "closed")
 
@@ -113,7 +121,7 @@ def letter_of(function: str) -> str:
 
 def closed_grids(closed: HeadTable) -> list[Grid]:
     """Return P(gate = 0)."""
-    return grids(closed, lambda head, p: Cell(_number(p), p, f"{named(head)}: P(gate = 0) {p:.2f}"))
+    return grids(closed, lambda head, p: Cell(f"{p:.2f}", p, f"{named(head)}: P(gate = 0) {p:.2f}"))
 
 
 def named(head: HeadId) -> str:

@@ -13,6 +13,7 @@ from fairseq_headgates.report.content import Experiment, Training
 from fairseq_headgates.report.figures import heat_map
 from fairseq_headgates.report.sections import sections
 
+LARGEST_PAGE = 5 * 2**20  # bytes
 LARGEST_MAPS = 20_000  # cells of all attention maps
 GIF_FRAMES, FRAME_MILLISECONDS = 60, 150
 DISTRIBUTION = (0.33, -0.1, 1.1)  # temperature, low and high where no checkpoint has gates
@@ -26,7 +27,7 @@ def report_page(found: Experiment, command: str) -> str:
         command: the command that makes the report
 
     Raises:
-        ValueError: if the attention maps have too many cells
+        ValueError: if the attention maps have too many cells, or the page is too large
     """
     check_size([maps for file in found.attention for maps in file.sentences], LARGEST_MAPS)
     plots: list[str] = []
@@ -39,11 +40,24 @@ def report_page(found: Experiment, command: str) -> str:
         return re.sub(r'(url\(#|href="#)', lambda match: match[0] + prefix, svg)
 
     gated = next((model.distribution for model in found.models if model.distribution), DISTRIBUTION)
-    return templates().get_template("report.html").render(
+    page = templates().get_template("report.html").render(
         sections=sections(found), inputs=found.inputs, models=found.models, command=command, inline=inline,
-        version=__version__, trainings=len(found.trainings),
+        version=__version__, counts=_counts(found),
         distribution=dict(zip(("temperature", "low", "high"), gated, strict=True)),
     )  # fmt: skip
+    page = page.encode("utf-8", "backslashreplace").decode()  # names of files need not be UTF-8
+    size = len(page.encode())
+    if size > LARGEST_PAGE:
+        largest = LARGEST_PAGE // 2**20
+        raise ValueError(f"the page has {size / 2**20:.1f} MB, and at most {largest} are written: give fewer inputs")
+    return page
+
+
+def _counts(found: Experiment) -> dict[str, int]:
+    """Return how many inputs there are of each kind."""
+    runs = {each.name for each in found.trainings} | {each.name for each in found.models}
+    others = {each.name for each in found.inputs} - runs
+    return {"checkpoints": len(found.models), "training runs": len(found.trainings), "result files": len(others)}
 
 
 def gates_gif(trainings: Sequence[Training]) -> bytes:

@@ -51,13 +51,14 @@ def sweep_panels(models: Sequence[Mapping[str, Any]]) -> list[Panel]:
         groups.setdefault(f"{model['types']} {model['method']}", []).append(model)
     controls = [model for model in models if not model["method"]]
     name, largest = max(groups.items(), key=lambda group: len(group[1]), default=("", []))
-    return [Panel("BLEU", partial(_bleu, groups=groups, controls=controls)), *kept_panels(largest, name)]
+    kept = kept_panels(largest, name) if len(largest) > 1 else []
+    return [Panel("BLEU", partial(_bleu, groups=groups, controls=controls)), *kept]
 
 
 def kept_panels(models: Sequence[Mapping[str, Any]], name: str) -> list[Panel]:
     """Return plots of the heads that are kept, over their number in all: of each type, and for each type by layer.
 
-    These are the plots of Voita et al. 2019, figure 8. Of more than three layers, pairs have a line.
+    These are the plots of Voita et al. 2019, figure 8. With more than three layers, a line is the sum over two.
 
     Args:
         models: objects with `heads` and `layers` as in a sweep file, sorted by the number of heads
@@ -101,9 +102,8 @@ def _bars(axes: Axes, names: Sequence[str], groups: Mapping[str, Sequence[float]
     width = 0.8 / len(groups)
     for i, (label, values) in enumerate(groups.items()):
         axes.bar([j + (i + 0.5) * width - 0.4 for j in range(len(names))], values, width, label=label)
-    axes.set_xticks(range(len(names)), [name[-24:] for name in names], rotation=20, ha="right", fontsize="small")
-    axes.set_ylabel("heads kept")
-    axes.legend(fontsize="small")
+    _label(axes, "", "heads kept", counts=True)
+    axes.set_xticks(range(len(names)), names, rotation=20, ha="right", fontsize="small")
 
 
 def training_panels(series: Mapping[str, Sequence[tuple[int, float]]]) -> list[Panel]:
@@ -113,12 +113,11 @@ def training_panels(series: Mapping[str, Sequence[tuple[int, float]]]) -> list[P
         series: the numbers of the log, {"train_inner nll_loss": [(update, value)] and so on}
     """
     losses = {
-        "training": series.get("train_inner nll_loss") or series.get("train nll_loss", ()),
-        "validation": series.get("valid nll_loss", ()),
+        "training": _first_of(series, "train_inner nll_loss", "train nll_loss", "train_inner loss", "train loss"),
+        "validation": _first_of(series, "valid nll_loss", "valid loss"),  # cross_entropy logs no nll_loss
     }
     heads = {
-        kind: series.get(f"train_inner heads_open_{kind.replace('-', '_')}")
-        or series.get(f"train heads_open_{kind.replace('-', '_')}", ())
+        kind: _first_of(series, *(f"{part} heads_open_{kind.replace('-', '_')}" for part in ("train_inner", "train")))
         for kind in TYPES
     }
     panels = []
@@ -128,8 +127,12 @@ def training_panels(series: Mapping[str, Sequence[tuple[int, float]]]) -> list[P
     ):
         drawn = {name: points for name, points in lines.items() if points}
         if drawn:
-            panels.append(Panel(title, partial(_lines, lines=drawn, x="updates", y=label)))
+            panels.append(Panel(title, partial(_lines, lines=drawn, x="updates", y=label, counts=lines is heads)))
     return panels
+
+
+def _first_of(series: Mapping[str, Sequence[tuple[int, float]]], *names: str) -> Sequence[tuple[int, float]]:
+    return next((series[name] for name in names if series.get(name)), ())
 
 
 def curve_panels(points: Sequence[Mapping[str, Any]]) -> list[Panel]:
@@ -147,11 +150,13 @@ def curve_panels(points: Sequence[Mapping[str, Any]]) -> list[Panel]:
     return panels
 
 
-def _lines(axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str) -> None:
+def _lines(
+    axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, counts: bool = False
+) -> None:
     for (name, points), marker in zip(lines.items(), _markers(len(lines)), strict=True):
         many = len(points) > 40
         axes.plot(*zip(*points, strict=True), marker="" if many else marker, markersize=4, label=name)
-    _label(axes, x, y)
+    _label(axes, x, y, counts)
 
 
 def _bleu(axes: Axes, groups: Mapping[str, Sequence[Mapping[str, Any]]], controls: Sequence[Mapping[str, Any]]) -> None:
@@ -193,6 +198,8 @@ def _label(axes: Axes, x: str, y: str, counts: bool = False) -> None:
 
     for axis in (axes.xaxis, axes.yaxis)[: 1 + counts]:
         axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    if counts:
+        axes.set_ylim(bottom=0)
     axes.set(xlabel=x, ylabel=y)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize="small")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from fairseq_headgates.gate_log import GateRecord, thinned
@@ -154,11 +155,13 @@ def _range(values: Sequence[float], form: str) -> str:
 def _kept(models: Sequence[ModelHeads]) -> Iterator[Figure]:
     """Compare the checkpoints that have fewer heads than there are."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for model in models:
+    short = [Path(model.name).parent.name or model.name for model in models]
+    names = short if len({*short}) == len(short) else [model.name for model in models]
+    for name, model in zip(names, models, strict=True):
         counts = {kind: count for kind, (count, _) in open_counts(model.gate).items()}
         layers = {kind: [sum(gate > 0 for gate in row) for row in rows] for kind, rows in model.gate.values.items()}
         shape = tuple(f"{kind}{len(rows)}" for kind, rows in layers.items())
-        groups.setdefault(shape, []).append({"name": model.name, "heads": counts, "layers": layers})
+        groups.setdefault(shape, []).append({"name": name, "heads": counts, "layers": layers})
     for found in groups.values():
         ordered = sorted(found, key=lambda model: model["heads"]["total"])
         if len(ordered) > 1:
@@ -201,13 +204,22 @@ def _ablations(found: Experiment) -> Iterator[Figure]:
             loss = HeadTable(rows, "increase of bits per token")
             tables = [score_table(loss)]
             if "bleu_difference" in data:
-                bleu = {HeadId.parse(head): float(value) for head, value in data["bleu_difference"].items()}
-                p_values = {HeadId.parse(head): float(value) for head, value in data.get("p_value", {}).items()}
+                bleu = _by_head(data["bleu_difference"], loss)
+                p_values = _by_head(data.get("p_value", {}), loss)
                 single = data["mode"] == "single"
                 tables += layer_tables(bleu, p_values) if single else [best_head_table(bleu, p_values)]
             drawn = score_grids(loss)
-        what = "each head masked" if data["mode"] == "single" else "each head as the only one of its layer"
+            what = "each head masked" if data["mode"] == "single" else "each head as the only one of its layer"
         yield Figure(f"{name}: {what}", "\n\n".join(tables), drawn, note=str(data["signature"]))
+
+
+def _by_head(values: Mapping[str, float], table: HeadTable) -> dict[HeadId, float]:
+    """Return values by head. Raise ValueError or KeyError for a head that is not in the table."""
+    known = {head for head, _ in table.items()}
+    found = {HeadId.parse(head): float(value) for head, value in values.items()}
+    if not found.keys() <= known:
+        raise ValueError("heads that the model does not have")
+    return found
 
 
 def _number(value: float | None) -> float:
@@ -218,7 +230,9 @@ def _trainings(trainings: Sequence[Training]) -> Iterator[Figure]:
     for training in trainings:
         panels = training_panels(training.series)
         if panels:
-            yield Figure(training.name, _last_values(training), plots=[*map(_svg, panels)])
+            with _complete(training.name):
+                plots = [*map(_svg, panels)]
+            yield Figure(training.name, _last_values(training), plots=plots)
         if training.gates:
             yield _animation(training)
 
@@ -226,7 +240,7 @@ def _trainings(trainings: Sequence[Training]) -> Iterator[Figure]:
 def _last_values(training: Training) -> str:
     """Return the numbers at each validation."""
     points = {name.removeprefix("valid "): dict(found) for name, found in training.series.items() if "valid " in name}
-    names = [name for name in points if name == "nll_loss" or name.startswith("heads_open")]
+    names = [name for name in points if name in ("loss", "nll_loss") or name.startswith("heads_open")]
     updates = sorted({update for name in names for update in points[name]})
     rows = [[str(update), *(f"{points[name].get(update, float('nan')):g}" for name in names)] for update in updates]
     return text_table(["update", *names], rows) if rows else ""
@@ -246,10 +260,10 @@ def _animation(training: Training) -> Figure:
         closed_grids(records[-1].closed),
         frames={
             "updates": [record.update for record in records],
-            "closed": {
-                kind: [[[round(p, 2) for p in layer] for layer in record.closed.values[kind]] for record in records]
+            "closed": [  # by type in the order of the grids, then by record
+                [[[round(p, 2) for p in layer] for layer in record.closed.values[kind]] for record in records]
                 for kind in kinds
-            },
+            ],
         },
         note=FRAMES_NOTE,
     )
@@ -271,7 +285,7 @@ def _complete(name: str) -> Iterator[None]:
     """Within the context, whatever is wrong with the content of a file is a ValueError that names it."""
     try:
         yield
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, ZeroDivisionError):
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, ArithmeticError, RuntimeError):
         raise ValueError(f"{name} lacks values, or has others than its format allows: write it again") from None
 
 
@@ -284,7 +298,7 @@ def _svg(panel: Panel) -> tuple[str, str]:
     inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     style: dict[Any, Any] = dict.fromkeys(inked, INK) | {"axes.prop_cycle": cycler(color=COLOURS)}
     style |= {"font.family": "sans-serif", "svg.fonttype": "none", "svg.hashsalt": panel.title}
-    style |= {"legend.framealpha": 0.0}
+    style |= {"legend.framealpha": 0.0, "text.parse_math": False}
     content = io.StringIO()
     with rc_context(style):
         drawing = Drawing(figsize=(4.2, 3.4), layout="constrained")

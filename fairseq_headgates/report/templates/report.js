@@ -26,8 +26,8 @@ for (const figure of document.querySelectorAll("figure.panel")) {
 for (const data of document.querySelectorAll(".frames-data")) {
   const {updates, closed} = JSON.parse(data.textContent);
   const figure = data.closest("figure"), slider = figure.querySelector(".frames"), button = figure.querySelector(".play");
-  const grids = Object.values(closed).map((frames, i) =>
-    [frames, [...figure.querySelectorAll(".grid")[i].querySelectorAll("td[data-label]")]]);
+  const tables = figure.querySelectorAll(".grid table");
+  const grids = closed.map((frames, i) => [frames, [...tables[i].querySelectorAll("td[data-label]")]]);
   let timer = null;
   const draw = () => {
     const frame = Number(slider.value);
@@ -35,12 +35,14 @@ for (const data of document.querySelectorAll(".frames-data")) {
     slider.setAttribute("aria-valuetext", `update ${updates[frame]}`);
     for (const [frames, cells] of grids) {
       frames[frame].flat().forEach((p, i) => {
-        cells[i].textContent = p;
+        cells[i].textContent = p.toFixed(2);
         cells[i].style.setProperty("--w", p);
         cells[i].dataset.label = cells[i].dataset.label.replace(/[\d.]+$/, p.toFixed(2));
         cells[i].title = cells[i].dataset.label;
       });
     }
+    const focused = figure.querySelector("td:focus");
+    figure.querySelector("output").textContent = focused ? focused.dataset.label : "";
   };
   const stop = () => {
     clearInterval(timer);
@@ -59,7 +61,11 @@ for (const data of document.querySelectorAll(".frames-data")) {
     }, 150);
     draw();
   });
+  draw();
 }
+window.addEventListener("beforeprint", () => {
+  for (const details of document.querySelectorAll("details")) details.open = true;
+});
 // The Hard Concrete distribution (Louizos et al. 2018): a binary concrete variable, stretched and clipped.
 {
   const names = ["log-alpha", "temperature", "low", "high"];
@@ -67,7 +73,7 @@ for (const data of document.querySelectorAll(".frames-data")) {
   const sigmoid = x => 1 / (1 + Math.exp(-x)), logit = x => Math.log(x / (1 - x));
   const draw = () => {
     const [alpha, beta, low, high] = names.map(name => Number(get(name).value));
-    names.forEach(name => { get(`${name}-value`).textContent = get(name).value; });
+    names.forEach(name => { get(`${name}-value`).textContent = Number(Number(get(name).value).toPrecision(3)); });
     const cumulative = gate => sigmoid(beta * logit((gate - low) / (high - low)) - alpha);
     const p0 = cumulative(0), p1 = 1 - cumulative(1);
     const density = Array.from({length: 199}, (_, i) => {
