@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_headgates.messages import first_line
+from fairseq_headgates.report import TEXT_STYLE
 
 
 def say(text: str) -> None:
@@ -45,7 +46,7 @@ def picture(path: str, draw: Callable[[], Any]) -> bytes:
     content = io.BytesIO()
     target = io.TextIOWrapper(content, "utf-8", write_through=True) if kind == "pgf" else content
     try:
-        with rc_context({"svg.fonttype": "none", "text.parse_math": False}):  # text remains text
+        with rc_context(TEXT_STYLE):
             draw().savefig(target, format=kind, dpi=150)
         return content.getvalue()
     except Exception as error:  # a program is missing, such as LaTeX

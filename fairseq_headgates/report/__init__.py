@@ -5,7 +5,7 @@ from fairseq_headgates.report.content import Attention, Experiment, Input, Model
 from fairseq_headgates.report.figures import curve_plot, heat_map, heat_maps
 from fairseq_headgates.report.functions import drift_table, function_table, open_heads, statistics_table
 from fairseq_headgates.report.page import gates_gif, report_page
-from fairseq_headgates.report.panels import row_of, sweep_panels
+from fairseq_headgates.report.panels import TEXT_STYLE, row_of, sweep_panels
 from fairseq_headgates.report.tables import (
     agreement_table,
     best_head_table,
@@ -21,6 +21,7 @@ from fairseq_headgates.report.tables import (
 )
 
 __all__ = [
+    "TEXT_STYLE",
     "Attention",
     "Experiment",
     "Input",

@@ -16,7 +16,14 @@ from fairseq_headgates.heads import AttentionMap, HeadId, HeadTable
 from fairseq_headgates.report.content import Experiment, ModelHeads, Training
 from fairseq_headgates.report.functions import function_table
 from fairseq_headgates.report.grids import Grid, closed_grids, function_grids, gate_grids, score_grids
-from fairseq_headgates.report.panels import Panel, checkpoint_panels, curve_panels, sweep_panels, training_panels
+from fairseq_headgates.report.panels import (
+    TEXT_STYLE,
+    Panel,
+    checkpoint_panels,
+    curve_panels,
+    sweep_panels,
+    training_panels,
+)
 from fairseq_headgates.report.tables import (
     TITLES,
     best_head_table,
@@ -296,9 +303,8 @@ def _svg(panel: Panel) -> tuple[str, str]:
     from matplotlib.figure import Figure as Drawing
 
     inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-    style: dict[Any, Any] = dict.fromkeys(inked, INK) | {"axes.prop_cycle": cycler(color=COLOURS)}
-    style |= {"font.family": "sans-serif", "svg.fonttype": "none", "svg.hashsalt": panel.title}
-    style |= {"legend.framealpha": 0.0, "text.parse_math": False}
+    style: dict[Any, Any] = TEXT_STYLE | dict.fromkeys(inked, INK) | {"axes.prop_cycle": cycler(color=COLOURS)}
+    style |= {"legend.framealpha": 0.0, "svg.hashsalt": panel.title}
     content = io.StringIO()
     with rc_context(style):
         drawing = Drawing(figsize=(4.2, 3.4), layout="constrained")
