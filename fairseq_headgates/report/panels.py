@@ -60,7 +60,7 @@ def sweep_panels(models: Sequence[Mapping[str, Any]]) -> list[Panel]:
 def kept_panels(models: Sequence[Mapping[str, Any]], name: str) -> list[Panel]:
     """Return plots of the heads that are kept, over their number in all: of each type, and for each type by layer.
 
-    These are the plots of Voita et al. 2019, figure 8. With more than three layers, a line is the sum over two.
+    These are plots of Voita et al. 2019, section 6. With more than three layers, a line is the sum over two.
 
     Args:
         models: objects with `heads` and `layers` as in a sweep file, sorted by the number of heads
