@@ -7,6 +7,7 @@ import shlex
 import pytest
 import torch
 from fairseq import options as fairseq_options
+from fairseq.tasks import LegacyFairseqTask, register_task
 from support.commands import GATED
 
 from fairseq_headgates.checkpoints import load_checkpoint
@@ -114,6 +115,18 @@ def test_parts_that_this_fairseq_does_not_know_have_no_command(name, gated_check
     setattr(state["cfg"]["model"], name, "nonsense")
     state["cfg"]["model"]._name = state["cfg"]["model"].arch
     assert training_command(state) == ""
+
+
+def test_a_task_that_needs_more_arguments_has_no_command(gated_checkpoint, capfd):
+    @register_task("headgates_test_task")
+    class Task(LegacyFairseqTask):
+        @staticmethod
+        def add_args(parser):
+            parser.add_argument("--needed", required=True)
+
+    state = load_checkpoint(str(gated_checkpoint))
+    state["cfg"]["model"].task = "headgates_test_task"
+    assert training_command(state) == "" and capfd.readouterr().err == ""
 
 
 def test_options_of_a_stranger_run_no_code(tmp_path, gated_checkpoint, capfd):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import shlex
 from collections.abc import Mapping
+from contextlib import redirect_stderr
 from typing import Any
 
 from fairseq import options
@@ -43,7 +45,7 @@ def training_command(state: Mapping[str, Any]) -> str:
 
     Options with default values, and options without influence on the model, are left out. With --user-dir of any
     plugin, that of this plugin is named. The text is empty if the checkpoint has an architecture, task or other part
-    that this fairseq does not know.
+    that this fairseq does not know, or a task that needs more arguments.
     """
     stored = {name: value for name, value in _stored(state).items() if _is_plain(value)}
     parts = _parts(stored)
@@ -51,7 +53,11 @@ def training_command(state: Mapping[str, Any]) -> str:
         return ""
     parser = options.get_training_parser(default_task=None)
     # No word of the checkpoint but names that fairseq has registered: its parser imports what --user-dir names.
-    defaults = vars(options.parse_args_and_arch(parser, input_args=["DATA", *parts]))
+    try:
+        with redirect_stderr(io.StringIO()):
+            defaults = vars(options.parse_args_and_arch(parser, input_args=["DATA", *parts]))
+    except SystemExit:  # a task that needs other arguments
+        return ""
     words = [str(stored["data"]) if _is_path(stored.get("data")) else "DATA", *parts]
     for action in parser._actions:
         if action.dest in stored and action.option_strings and _matters(action.dest, parts):

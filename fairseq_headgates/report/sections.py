@@ -160,7 +160,7 @@ def _range(values: Sequence[float], form: str) -> str:
 
 
 def _kept(models: Sequence[ModelHeads]) -> Iterator[Figure]:
-    """Compare the checkpoints that have fewer heads than there are."""
+    """Compare the checkpoints that have the same attention types and numbers of layers."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     short = [Path(model.name).parent.name or model.name for model in models]
     names = short if len({*short}) == len(short) else [model.name for model in models]
