@@ -7,12 +7,11 @@ import math
 import pytest
 import torch
 from support.commands import TYPES
+from support.gates import KINDS, layers
 from support.models import make_batch, make_gated
 
 from fairseq_headgates import gate_values, head_sites, prune
 from fairseq_headgates.gates import (
-    HardConcrete,
-    HeadGates,
     L0Gates,
     L0Schedule,
     LagrangianGates,
@@ -24,16 +23,7 @@ from fairseq_headgates.gates.method import highest
 from fairseq_headgates.gates.methods import relaxed_subset
 from fairseq_headgates.surgery import gate_method, kept_mask
 
-KINDS = ["enc-self", "enc-self", "dec-enc"]
 HEADS = {"enc-self": 8, "dec-enc": 4}
-
-
-def layers(log_alpha=None, lr_scale=1.0):
-    made = [HeadGates(4, HardConcrete(), lr_scale=lr_scale) for _ in KINDS]
-    if log_alpha is not None:
-        for layer, row in zip(made, log_alpha, strict=True):
-            layer.load_state_dict({"log_alpha": torch.as_tensor(row, dtype=torch.float64)})
-    return made
 
 
 # Targets

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.gates import KINDS, layers
 
 from fairseq_headgates.gates import (
     HardConcrete,
@@ -9,17 +10,6 @@ from fairseq_headgates.gates import (
     L0Gates,
     LagrangianGates,
 )
-
-KINDS = ["enc-self", "enc-self", "dec-enc"]
-HEADS = {"enc-self": 8, "dec-enc": 4}
-
-
-def layers(log_alpha=None, lr_scale=1.0):
-    made = [HeadGates(4, HardConcrete(), lr_scale=lr_scale) for _ in KINDS]
-    if log_alpha is not None:
-        for layer, row in zip(made, log_alpha, strict=True):
-            layer.load_state_dict({"log_alpha": torch.as_tensor(row, dtype=torch.float64)})
-    return made
 
 
 def test_gates_are_fixed_and_stay():
