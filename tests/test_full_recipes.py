@@ -123,7 +123,7 @@ def test_a_finished_recipe_runs_nothing_again(wmt):
     again = run("wmt_en_ru.sh", out, **settings)
     assert again.stdout.splitlines()[-6:] == printed.splitlines()[-6:] and "training" not in again.stdout
     changed = {path.name for path, then in before.items() if path.exists() and path.stat().st_mtime_ns != then}
-    assert changed <= {"results.txt", "results.tsv", ".lock"}
+    assert changed <= {"results.txt", "results.tsv", "results.json", ".lock"}
     refused(run("wmt_en_ru.sh", out, **settings | {"BPE": 300}), "was made with other settings", "BPE=200")
 
 
