@@ -50,16 +50,17 @@ class GateMonitor:
 
     def training(self, model: nn.Module) -> None:
         """Note a training step. At the first one, check a schedule whose length is given in updates."""
+        model = unwrapped(model)
+        updates = updates_of(model)
         if self._first_update is None:
-            self._first_update = updates_of(unwrapped(model))
-            method = getattr(unwrapped(model), "gate_method", None)
-            if self._first_update == 0 and method is not None:
+            self._first_update = updates
+            method = getattr(model, "gate_method", None)
+            if updates == 0 and method is not None:
                 method.begin()
-            args = getattr(unwrapped(model), "args", None)
-            self._check_schedule(model, getattr(args, "max_update", None))
-        updates, common = updates_of(unwrapped(model)), getattr(self.configuration, "common", None)
+            self._check_schedule(model, getattr(getattr(model, "args", None), "max_update", None))
+        common = getattr(self.configuration, "common", None)
         if common is not None and updates % max(1, common.log_interval) == 0:
-            self._log_gates(unwrapped(model), updates)
+            self._log_gates(model, updates)
         self._trained_since_validation = True
 
     def validating(self, model: nn.Module) -> None:

@@ -21,7 +21,8 @@ from fairseq_headgates.report import Attention, Experiment, Input, ModelHeads, T
 from fairseq_headgates.surgery import gated_sites
 
 CHECKPOINT_BEGINS = (b"PK\x03\x04", b"\x80\x02")  # torch.save, in its present and its old form
-CHECKPOINTS = ("pruned.pt", "checkpoint_last.pt", "checkpoint_best.pt")  # of a run folder, the first that is there
+# File names of the checkpoint of a run folder, in order of preference: the report shows the first one that exists.
+CHECKPOINTS = ("pruned.pt", "checkpoint_last.pt", "checkpoint_best.pt")
 LONGEST_TOKEN = 100  # characters
 KNOWN = (
     "a checkpoint, a run folder of fairseq-train, its log or gate log, or a JSON file of headgates score, ablate, "
@@ -52,7 +53,7 @@ def read_experiment(paths: Sequence[str], trust: bool = False) -> Experiment:
 
 
 def _read_folder(found: Experiment, folder: Path, trust: bool) -> None:
-    """Read a run folder: its logs or TensorBoard events, its gate log, and one of `CHECKPOINTS`."""
+    """Read a run folder: its logs or TensorBoard events, its gate log, and the first existing file of `CHECKPOINTS`."""
     logs = [text for text in map(_text_of_log, sorted(folder.glob("*.log"))) if is_training_log(text)]
     series = parse_log("\n".join(sorted(logs, key=first_time)))
     kind = "log of a training run"

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.heads import AttentionMap
-from fairseq_headgates.report.tables import TITLES, text_table
+from fairseq_headgates.report.tables import TITLES, named, text_table
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -23,7 +23,7 @@ LARGEST = 250_000  # cells of a picture or page
 
 def title_of(shown: AttentionMap) -> str:
     """Return the title of a map: the head, and its gate unless that is 1."""
-    name = f"{shown.head.kind} layer {shown.head.layer} head {shown.head.head}"
+    name = named(shown.head)
     if shown.gate is None:
         return f"{name} (removed)"
     return name if shown.gate == 1 else f"{name} (gate {shown.gate:.2f}{'' if shown.gate > 0 else ', closed'})"
@@ -105,16 +105,18 @@ def _plain(token: str) -> str:
     return token.replace("$", r"\$")
 
 
+def by_type(maps: Sequence[AttentionMap]) -> list[tuple[str, str, list[AttentionMap]]]:
+    """Return type, title and maps of each attention type, for the templates."""
+    return [(kind, TITLES[kind], list(found)) for kind, found in groupby(maps, key=lambda shown: shown.head.kind)]
+
+
 def attention_page(sentences: Sequence[Sequence[AttentionMap]], signature: str) -> str:
     """Return a web page without links and scripts: every map is a table whose cells are coloured by their weights.
 
     Raise ValueError for more than `LARGEST` cells.
     """
     check_size(sentences)
-    groups = [
-        [(kind, TITLES[kind], list(maps)) for kind, maps in groupby(each, key=lambda shown: shown.head.kind)]
-        for each in sentences
-    ]
+    groups = [by_type(maps) for maps in sentences]
     return templates().get_template("attention.html").render(sentences=groups, signature=signature)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from fairseq_headgates.heads import HeadId, HeadTable
 from fairseq_headgates.report.content import ModelHeads
 from fairseq_headgates.report.functions import open_heads
-from fairseq_headgates.report.tables import TITLES
+from fairseq_headgates.report.tables import TITLES, named
 
 LARGEST = 10_000  # heads of a table
 # The letter of each kind of function.
@@ -122,11 +122,6 @@ def letter_of(function: str) -> str:
 def closed_grids(closed: HeadTable) -> list[Grid]:
     """Return P(gate = 0)."""
     return grids(closed, lambda head, p: Cell(f"{p:.2f}", p, f"{named(head)}: P(gate = 0) {p:.2f}"))
-
-
-def named(head: HeadId) -> str:
-    """Return the name of a head in a sentence."""
-    return f"{head.kind} layer {head.layer} head {head.head}"
 
 
 def _number(value: float) -> str:

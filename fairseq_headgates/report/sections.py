@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from fairseq_headgates.gate_log import GateRecord, thinned
 from fairseq_headgates.heads import AttentionMap, HeadId, HeadTable
+from fairseq_headgates.report.attention import by_type
 from fairseq_headgates.report.content import Experiment, ModelHeads, Training
 from fairseq_headgates.report.functions import function_table
 from fairseq_headgates.report.grids import Grid, closed_grids, function_grids, gate_grids, score_grids
@@ -25,7 +25,6 @@ from fairseq_headgates.report.panels import (
     training_panels,
 )
 from fairseq_headgates.report.tables import (
-    TITLES,
     best_head_table,
     curve_table,
     gate_table,
@@ -207,8 +206,7 @@ def _functions(found: Experiment) -> Iterator[Figure]:
 def _ablations(found: Experiment) -> Iterator[Figure]:
     for name, data in found.ablations:
         with _complete(name):
-            rows = {kind: [[_number(v) for v in row] for row in rows] for kind, rows in data["nll_difference"].items()}
-            loss = HeadTable(rows, "increase of bits per token")
+            loss = HeadTable(data["nll_difference"]).map(_number, "increase of bits per token")
             tables = [score_table(loss)]
             if "bleu_difference" in data:
                 bleu = _by_head(data["bleu_difference"], loss)
@@ -283,8 +281,7 @@ def _expected(record: GateRecord, kind: str) -> float:
 def _maps(found: Experiment) -> Iterator[Figure]:
     for file in found.attention:
         for number, maps in enumerate(file.sentences, start=1):
-            groups = [(kind, TITLES[kind], list(g)) for kind, g in groupby(maps, key=lambda shown: shown.head.kind)]
-            yield Figure(f"{file.name}, sentence {number}", maps=groups)
+            yield Figure(f"{file.name}, sentence {number}", maps=by_type(maps))
 
 
 @contextmanager

@@ -16,6 +16,11 @@ TITLES = {
 }
 
 
+def named(head: HeadId) -> str:
+    """Return the name of a head in a sentence."""
+    return f"{head.kind} layer {head.layer} head {head.head}"
+
+
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Align columns: the first to the left, the others to the right."""
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]

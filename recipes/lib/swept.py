@@ -86,7 +86,7 @@ def front(found: Iterable[Model]) -> set[str]:
 
 
 def as_json(found: Sequence[Model]) -> dict[str, Any]:
-    """Return the same with the values of every seed and the heads of every layer; null for a speed that is missing."""
+    """Return the content of a sweep file, with the values of every seed; null for a speed that is missing."""
     best = front(found)
     return {
         "format": FORMAT,
