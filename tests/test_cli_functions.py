@@ -101,6 +101,19 @@ def test_several_checkpoints(on_toy, headgates, checkpoints):
     assert len(results) == 2
 
 
+def test_scores_of_the_checkpoint(on_toy, annotated, checkpoints, tmp_path):
+    scores = tmp_path / "scores.json"
+    on_toy("score", "--method", "confidence,random", "--out", scores)
+    text = on_toy("functions", *annotated, "--scores", scores)
+    rows = [line.split() for line in text[text.index("scores of open heads") :].splitlines()[2:]]
+    assert [row[:2] for row in rows] == [
+        [method, kind] for method in ("confidence", "random") for kind in ("enc-self", "dec-self", "dec-enc", "all")
+    ]
+    scores.write_text(json.dumps({"format": "headgates.scores/1", "method": "m", "scores": {"enc-self": [[1, 2]]}}))
+    line = one_line(on_toy("functions", "--scores", scores, code=2))
+    assert "the checkpoint and m are scores of different heads: enc-self has 2 x 4 and 1 x 2 heads" in line
+
+
 @pytest.mark.parametrize(
     "options, words",
     [
@@ -108,6 +121,7 @@ def test_several_checkpoints(on_toy, headgates, checkpoints):
         (["--positional", "101"], "'101' is not a percentage from 0 to 100"),
         (["--conllu", "missing"], "cannot read the file 'missing'"),
         (["--alignment", ""], "cannot read"),
+        (["--scores", "missing"], "cannot read"),
     ],
 )
 def test_wrong_options(options, words, on_toy):

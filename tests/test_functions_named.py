@@ -1,6 +1,8 @@
 """Which heads have a function: thresholds, planted and random attention, input that cannot be counted."""
 
+import itertools
 import math
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -12,13 +14,20 @@ from support.sentences import EOS, make_model, sample
 
 import make_corpus
 from fairseq_headgates import gate_values
-from fairseq_headgates.analysis.functions import Annotations, count_functions, functions_of, kept_functions
+from fairseq_headgates.analysis.functions import (
+    Annotations,
+    check_scores,
+    count_functions,
+    functions_of,
+    kept_functions,
+    scored_functions,
+)
 from fairseq_headgates.analysis.functions.counting import _Pass
 from fairseq_headgates.analysis.functions.layout import frequency_ranks
 from fairseq_headgates.analysis.functions.trees import Tree, parse_relations, read_trees
 from fairseq_headgates.analysis.options import FunctionOptions
 from fairseq_headgates.evaluation import Corpus
-from fairseq_headgates.heads import TYPES
+from fairseq_headgates.heads import TYPES, HeadTable
 from fairseq_headgates.models import TransformerHeadGatesModel
 from fairseq_headgates.surgery import head_sites
 
@@ -126,6 +135,42 @@ def test_retained_heads_are_compared_with_removed_ones():
     expected = {"kept_with": 3, "with": 3, "kept_without": 0, "without": 4, "p": pytest.approx(1 / 35)}
     assert test == {"enc-self": expected, "all": expected}
     assert kept_functions(before, before)["all"]["p"] == 1
+
+
+def test_scores_of_heads_with_a_function():
+    """Against pairs of heads, and all ways to choose which heads have a function."""
+    drawn = random.Random(3)
+    scores = [[drawn.random() for _ in range(5)] for _ in range(2)]
+    named = [[False, True, False, True, False], [True, False, False, False, False]]
+    heads = [[{"gate": 1.0, "functions": ["rare"] * own} for own in row] for row in named]
+    heads[1][4]["gate"] = 0.0  # a closed head does not count
+    result = {"heads": {"enc-self": heads, "dec-self": [[{"gate": 1.0, "functions": []}] * 2]}}
+    table = HeadTable({"enc-self": scores, "dec-self": [[0.5, 0.6]]}, "confidence")
+    mine, dec, everything = scored_functions(result, [table])
+
+    def correlation(with_function):
+        a, b = ([flat[i] for i in range(9) if (i in with_function) == own] for own in (True, False))
+        return sum((x > y) - (x < y) for x in a for y in b) / (len(a) * len(b))
+
+    flat = [*scores[0], *scores[1][:4]]
+    assert mine["r"] == pytest.approx(correlation({1, 3, 5}))
+    all_ways = [correlation(set(chosen)) for chosen in itertools.combinations(range(9), 3)]
+    as_extreme = [r for r in all_ways if abs(r) >= abs(mine["r"]) - 1e-9]
+    assert mine["p"] == pytest.approx(len(as_extreme) / len(all_ways))
+    assert (mine["with"], mine["without"]) == (3, 6) and (everything["with"], everything["without"]) == (3, 8)
+    assert dec == {"method": "confidence", "type": "dec-self", "with": 0, "without": 2, "r": None, "p": None}
+
+
+def test_scores_of_other_heads():
+    gates = {"enc-self": torch.tensor([[1.0, 0.0]])}
+    check_scores([HeadTable({"enc-self": [[0.3, math.nan]]}, "gradient")], gates)
+    for rows, words in (
+        ({"enc-self": [[math.nan, 0.3]]}, "no gradient score of an open head: score this checkpoint"),
+        ({"enc-self": [[0.3]]}, "enc-self"),
+        ({"dec-self": [[0.3, 0.3]]}, "no attention type in common"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check_scores([HeadTable(rows, "gradient")], gates)
 
 
 # Random and planted attention

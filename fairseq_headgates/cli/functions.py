@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fairseq_headgates import report
 from fairseq_headgates.analysis.options import FunctionOptions
 from fairseq_headgates.cli.parser import add_data, add_output
+from fairseq_headgates.heads import read_scores
 
 if TYPE_CHECKING:
     from fairseq_headgates.analysis.functions import Annotations
@@ -76,6 +77,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "itself and the last earlier token of the same form, and how monotonic decoder-encoder attention is, for every "
         "head",
     )
+    parser.add_argument(
+        "--scores",
+        metavar="FILE",
+        help="score file of the (first) checkpoint: also print whether heads with a function have higher scores",
+    )
     add_output(parser, "write the result as JSON")
 
 
@@ -91,20 +97,30 @@ def _percent(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates functions` and return its exit code."""
-    from fairseq_headgates.analysis.functions import kept_functions
+    from fairseq_headgates.analysis.functions import check_scores, kept_functions, scored_functions
     from fairseq_headgates.cli.session import session
+    from fairseq_headgates.surgery import gate_values
 
     if args.relations is not None and args.conllu is None and args.target_conllu is None:
         raise ValueError("--relations needs trees: add --conllu FILE or --target-conllu FILE")
+    scores = [] if args.scores is None else read_scores(args.scores)
     with session(args) as work:
         annotations = _annotations(work)
-        results = {work.name(path): _functions(work, work.load(path), annotations) for path in work.paths}
+        results: dict[str, dict[str, Any]] = {}
+        for path in work.paths:
+            loaded = work.load(path)
+            if not results:
+                check_scores(scores, gate_values(loaded.model))
+            results[work.name(path)] = _functions(work, loaded, annotations)
         first, *others = results
         tests = {name: kept_functions(results[first], results[name]) for name in others}
+        tables = [report.drift_table(results, tests)] if tests else []
+        if scores:
+            tables.append(report.scored_table(scored_functions(results[first], scores)))
         found: Any = list(results.values()) if others else results[first]
         text = json.dumps(found, allow_nan=False)
         work.write(args.out, text + "\n")
-        work.say(text if args.json else "\n\n".join(_text(results, tests, args.statistics)))
+        work.say(text if args.json else "\n\n".join([*_text(results, args.statistics), *tables]))
     return 0
 
 
@@ -130,10 +146,10 @@ def _annotations(work: Session) -> Annotations:
     return Annotations(trees, relations, links, not args.no_rare, subwords.get(work.fairseq.post_process or "", ""))
 
 
-def _text(results: dict[str, Any], tests: dict[str, Any], statistics: bool) -> list[str]:
+def _text(results: dict[str, Any], statistics: bool) -> list[str]:
     found = []
     for name, result in results.items():
         title = [name] if len(results) > 1 else []
         tables = [report.function_table(result), *([report.statistics_table(result)] if statistics else [])]
         found += [*title, *tables, result["signature"]]
-    return [*found, report.drift_table(results, tests)] if tests else found
+    return found

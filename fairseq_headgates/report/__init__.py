@@ -3,7 +3,7 @@
 from fairseq_headgates.report.attention import attention_figure, attention_json, attention_page, attention_tables
 from fairseq_headgates.report.content import Attention, Experiment, Input, ModelHeads, Training
 from fairseq_headgates.report.figures import curve_plot, heat_map, heat_maps
-from fairseq_headgates.report.functions import drift_table, function_table, open_heads, statistics_table
+from fairseq_headgates.report.functions import drift_table, function_table, open_heads, scored_table, statistics_table
 from fairseq_headgates.report.page import gates_gif, report_page
 from fairseq_headgates.report.panels import TEXT_STYLE, row_of, sweep_panels
 from fairseq_headgates.report.tables import (
@@ -50,6 +50,7 @@ __all__ = [
     "results_table",
     "row_of",
     "score_table",
+    "scored_table",
     "statistics_table",
     "sweep_panels",
     "text_table",

@@ -114,5 +114,20 @@ def _kept_table(tests: Mapping[str, Mapping[str, Any]]) -> str:
     return text_table(["open of the first checkpoint's heads", "type", "with a function", "without", "p"], rows)
 
 
+def scored_table(tests: Sequence[Mapping[str, Any]]) -> str:
+    """Format whether heads with a function have higher scores; see `functions.scored_functions`."""
+    rows = [
+        [
+            test["method"],
+            test["type"],
+            str(test["with"]),
+            str(test["without"]),
+            *("-" if test[name] is None else f"{test[name]:{form}}" for name, form in (("r", "+.2f"), ("p", ".3f"))),
+        ]
+        for test in tests
+    ]
+    return text_table(["scores of open heads", "type", "with a function", "without", "rank-biserial r", "p"], rows)
+
+
 def _percent(value: float) -> str:
     return f"{100 * value:.1f}%"

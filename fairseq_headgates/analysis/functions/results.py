@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from scipy.stats import binomtest, fisher_exact
+from scipy.stats import binomtest, fisher_exact, mannwhitneyu
 from torch import Tensor
 
+from fairseq_headgates.analysis.agreement import check_comparable
 from fairseq_headgates.analysis.functions.counting import STATISTICS, FunctionCounts, HeadCounts, KindCounts
 from fairseq_headgates.analysis.options import FunctionOptions
+from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.report import open_heads
 
 FORMAT = "headgates.functions/1"
@@ -166,3 +169,52 @@ def _fisher(numbers: Mapping[str, int]) -> float:
         [numbers["kept_without"], numbers["without"] - numbers["kept_without"]],
     ]
     return float(fisher_exact(table, alternative="greater").pvalue)
+
+
+def check_scores(tables: Sequence[HeadTable], gates: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless every table has a score for each open head of its types.
+
+    Args:
+        tables: scores of the heads of a model
+        gates: the evaluation gates of the model; see `gate_values`
+    """
+    own = HeadTable({kind: rows.tolist() for kind, rows in gates.items()}, "the checkpoint")
+    for table in tables:
+        types = [kind for kind in own.types if kind in table.values]
+        check_comparable(own, table, types)
+        pairs = (pair for kind in types for pair in zip(own.heads(kind), table.heads(kind), strict=True))
+        if any(gate > 0 and math.isnan(score) for gate, score in pairs):
+            raise ValueError(f"the file has no {table.name} score of an open head: score this checkpoint")
+
+
+def scored_functions(result: Mapping[str, Any], tables: Sequence[HeadTable]) -> list[dict[str, Any]]:
+    """Test whether heads with a function have higher scores than others.
+
+    Args:
+        result: result of `functions_of`
+        tables: scores of the same heads; see `check_scores`
+
+    Returns:
+        For each table, for each of its attention types and for all of them ("all"): the number of open heads `with`
+        and `without` a function; the rank-biserial correlation `r`, which is the probability that a head with a
+        function has a higher score than one without, minus the probability that it has a lower one; the two-sided
+        p-value `p` of the Mann-Whitney U test. `r` and `p` are None if one of the numbers is 0.
+    """
+    found = []
+    for table in tables:
+        types = [kind for kind in result["heads"] if kind in table.values]
+        for name, kinds in [*((kind, [kind]) for kind in types), ("all", types)]:
+            groups: dict[bool, list[float]] = {True: [], False: []}
+            for head, entry in open_heads(result):
+                if head.kind in kinds:
+                    groups[bool(entry["functions"])].append(table.values[head.kind][head.layer][head.head])
+            found.append({"method": table.name, "type": name, **_rank_test(groups[True], groups[False])})
+    return found
+
+
+def _rank_test(scores: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
+    numbers = {"with": len(scores), "without": len(others), "r": None, "p": None}
+    if not (scores and others):
+        return numbers
+    test = mannwhitneyu(scores, others)
+    return {**numbers, "r": 2 * float(test.statistic) / (len(scores) * len(others)) - 1, "p": float(test.pvalue)}
