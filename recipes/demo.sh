@@ -13,7 +13,7 @@ source "$recipes/lib/common.sh"
 source "$recipes/lib/devices.sh"
 set -a
 : "${PRETOKENIZED:=1}" "${JOINT:=0}" "${BPE:=1000}"
-: "${EMBED:=64}" "${FFN:=128}" "${LAYERS:=2}" "${HEADS:=4}" "${DROPOUT:=0.1}"
+: "${EMBED:=64}" "${FFN:=128}" "${LAYERS:=2}" "${HEADS:=4}" "${DROPOUT:=0}"
 : "${MAX_TOKENS:=2500}" "${SAVE_EVERY:=300}" "${LR:=0.008}" "${WARMUP:=150}"
 [[ -n ${EPOCHS:-} ]] || : "${UPDATES:=1800}"
 : "${PRUNE_UPDATES:=600}" "${PRUNE_WARMUP:=40}"

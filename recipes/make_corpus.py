@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Make a small artificial English-Russian parallel corpus with gold English dependency trees.
 
-    python recipes/make_corpus.py OUT_DIR [--train 8000] [--valid 500] [--test 500] [--seed 1] [--force]
+    python recipes/make_corpus.py OUT_DIR [--train 30000] [--valid 500] [--test 500] [--seed 1] [--force]
 
 writes OUT_DIR/{train,valid,test}.{en,ru,en.conllu}. Every sentence is drawn as an abstract clause (lib/sampling.py),
 which becomes an English dependency tree and a Russian string (lib/grammar.py). The Russian side is a function of the
@@ -24,7 +24,7 @@ from grammar import Node, render
 from sampling import Sampler
 
 LENGTHS = range(4, 17)  # English tokens, the full stop included
-DEFAULT_SIZES = {"train": 8000, "valid": 500, "test": 500}
+DEFAULT_SIZES = {"train": 30000, "valid": 500, "test": 500}
 FILE_NAMES = [f"{split}.{suffix}" for split in DEFAULT_SIZES for suffix in ("en", "ru", "en.conllu")]
 
 

@@ -137,6 +137,72 @@ GOLD = [
         "the witch never helped me .",
         "ведьма никогда мне не помогала .",
     ),
+    # the subject in the dative, where the verb agrees with the object
+    (clause(noun("girl"), "like", noun("book")), "the girl liked the book .", "девочке нравилась книга ."),
+    (clause(pronoun("i"), "like", pronoun("he"), tense="pres"), "i like him .", "мне он нравится ."),
+    (clause(noun("cat", "my"), "like", pronoun("we"), tense="pres"), "my cat likes us .", "моей кошке мы нравимся ."),
+    (
+        clause(noun("king"), "like", nouns("cat", "my"), tense="fut"),
+        "the king will like my cats .",
+        "королю будут нравиться мои кошки .",
+    ),
+    (
+        clause(noun("king"), "recall", noun("letter", "which"), question=True),
+        "which letter did the king recall ?",
+        "какое письмо вспоминалось королю ?",
+    ),
+    (
+        clause(noun("teacher", rel=clause(None, "like", noun("girl"))), "sleep", tense="pres"),
+        "the teacher who liked the girl sleeps .",
+        "учитель , которому нравилась девочка , спит .",
+    ),
+    (
+        clause(pronoun("i"), "buy", noun("book", rel=clause(pronoun("she"), "like"))),
+        "i bought the book that she liked .",
+        "я покупал книгу , которая ей нравилась .",
+    ),
+    # several adjectives
+    (
+        clause(noun("king"), "see", nouns("cat", "my", "old", "black", "strange")),
+        "the king saw my old black strange cats .",
+        "король видел моих старых чёрных странных кошек .",
+    ),
+    # questions: the verb precedes the subject, and follows the object that is asked for
+    (
+        clause(noun("girl"), "see", noun("book"), question=True),
+        "did the girl see the book ?",
+        "видела ли девочка книгу ?",
+    ),
+    (
+        clause(nouns("student", "our"), "build", noun("house", "this"), tense="fut", question=True),
+        "will our students build this house ?",
+        "будут ли наши студенты строить этот дом ?",
+    ),
+    (
+        clause(pronoun("she"), "help", pronoun("they"), tense="pres", question=True),
+        "does she help them ?",
+        "помогает ли она им ?",
+    ),
+    (
+        clause(noun("teacher", rel=clause(None, "see", noun("girl"))), "sleep", question=True),
+        "did the teacher who saw the girl sleep ?",
+        "спал ли учитель , который видел девочку ?",
+    ),
+    (
+        clause(noun("king"), "see", noun("book", "which", "old"), question=True),
+        "which old book did the king see ?",
+        "какую старую книгу видел король ?",
+    ),
+    (
+        clause(noun("poet"), "give", nouns("letter", "which"), to=noun("princess"), tense="pres", question=True),
+        "which letters does the poet give to the princess ?",
+        "какие письма даёт поэт принцессе ?",
+    ),
+    (
+        clause(pronoun("he"), "admire", noun("table", "which"), question=True, pps=(("in", noun("theatre", "a")),)),
+        "which table did he admire in a theatre ?",
+        "каким столом он восхищался в театре ?",
+    ),
     # coordination
     (
         clause(noun("cat", conj=noun("dog")), "see", noun("vera", conj=noun("oleg")), tense="pres"),

@@ -165,7 +165,7 @@ def test_scores_of_other_heads():
     gates = {"enc-self": torch.tensor([[1.0, 0.0]])}
     check_scores([HeadTable({"enc-self": [[0.3, math.nan]]}, "gradient")], gates)
     for rows, words in (
-        ({"enc-self": [[math.nan, 0.3]]}, "no gradient score of an open head: score this checkpoint"),
+        ({"enc-self": [[math.nan, 0.3]]}, "the scores of gradient lack an open head: run `headgates score`"),
         ({"enc-self": [[0.3]]}, "enc-self"),
         ({"dec-self": [[0.3, 0.3]]}, "no attention type in common"),
     ):

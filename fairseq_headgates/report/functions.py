@@ -106,16 +106,16 @@ def _kept_table(tests: Mapping[str, Mapping[str, Any]]) -> str:
             kind,
             f"{test['kept_with']} of {test['with']}",
             f"{test['kept_without']} of {test['without']}",
-            f"{test['p']:.3f}",
+            f"{test['p']:.3f}" if test["with"] and test["without"] else "-",
         ]
         for name, by_kind in tests.items()
         for kind, test in by_kind.items()
     ]
-    return text_table(["open of the first checkpoint's heads", "type", "with a function", "without", "p"], rows)
+    return text_table(["heads still open in", "type", "with a function", "without", "p"], rows)
 
 
 def scored_table(tests: Sequence[Mapping[str, Any]]) -> str:
-    """Format whether heads with a function have higher scores; see `functions.scored_functions`."""
+    """Format the comparison of scores of heads with and without a function; see `functions.scored_functions`."""
     rows = [
         [
             test["method"],

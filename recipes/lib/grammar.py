@@ -21,7 +21,7 @@ from lexicon import (
     add_s,
 )
 
-OBJECT_CASES = ("acc", "gen", "dat", "ins")
+OBJECT_CASES = ("acc", "gen", "dat", "ins", "nom")
 
 
 @dataclass
@@ -49,7 +49,9 @@ class Clause:
     """A verb and its dependents. Without `subj` it relativises its subject or shares the subject of another clause.
 
     A relative clause with a subject relativises its object. `shift` puts the recipient `to` before the object in
-    English; in Russian it is always there. `link` is a word of LINKS and a second clause.
+    English; in Russian it is always there. `link` is a word of LINKS and a second clause. A `question` is for its
+    object if that has the determiner "which", else it asks for yes or no; its only dependents are subject, object,
+    recipient and prepositional phrases.
     """
 
     verb: Verb
@@ -65,6 +67,11 @@ class Clause:
     time: str = ""
     that: Clause | None = None
     link: tuple[str, Clause] | None = None
+    question: bool = False
+
+    def fronted(self) -> bool:
+        """Return whether the object is at the beginning."""
+        return self.question and self.obj is not None and self.obj.det == "which"
 
 
 @dataclass
@@ -140,14 +147,16 @@ def build_pp(preposition: str, np: NP, rel: str = "obl") -> Built:
     return node, [euphonic(russian, words[0]), *words]
 
 
-def build_verb(clause: Clause, rel: str, subject: NP) -> Built:
-    """Build the verb with its auxiliary, "not" and adverb of frequency, and the Russian verb with "не"."""
+def build_verb(clause: Clause, rel: str, subject: NP, agreeing: NP) -> Built:
+    """Build the verb with its auxiliary, "not" and adverb of frequency, and the Russian verb with "не".
+
+    The English verb agrees with `subject`, the Russian one with `agreeing`.
+    """
     verb, tense = clause.verb, clause.tense
-    person, number, gender = subject.features()
-    third = tense == "pres" and (person, number) == (3, "sg")
+    third = tense == "pres" and subject.features()[:2] == (3, "sg")
     node = Node(verb.past if tense == "past" else add_s(verb.en) if third else verb.en, "VERB", rel, verb.en)
     auxiliary = {"fut": "will", "past": "did", "pres": "does" if third else "do"}[tense]
-    if tense == "fut" or clause.negated:
+    if tense == "fut" or clause.negated or clause.question:
         node.form = verb.en
         node.left.append(Node(auxiliary, "AUX", "aux", "will" if tense == "fut" else "do"))
     if clause.negated:
@@ -155,21 +164,24 @@ def build_verb(clause: Clause, rel: str, subject: NP) -> Built:
     if clause.frequency:
         node.left.append(Node(clause.frequency, "ADV", "advmod"))
     negation = ["не"] if clause.negated or clause.frequency == "never" else []
-    return node, [*negation, *conjugate(verb, tense, person, number, gender).split()]
+    return node, [*negation, *conjugate(verb, tense, *agreeing.features()).split()]
 
 
 def build_clause(clause: Clause, rel: str, head: NP | None = None, shared: NP | None = None) -> Built:
     """Build a clause. `head` is the noun phrase it relativises, `shared` the subject of the clause it belongs to.
 
-    Russian order: relative pronoun, time, subject, adverbs, object pronouns, verb, recipient, object, rest.
+    Russian order: relative pronoun, time, subject, adverbs, object pronouns, verb, recipient, object, rest. In
+    questions the verb precedes the subject, unless that is a pronoun and the object is asked for.
     """
     subject = clause.subj or head or shared
     assert subject is not None
-    verb, finite = build_verb(clause, rel, subject)
+    nominative = subject if subject_case(clause.verb) == "nom" else clause.obj or head
+    assert nominative is not None
+    verb, finite = build_verb(clause, rel, subject, nominative)
     words = [TIME[clause.time][0]] if clause.time else []
     if clause.subj:
-        node, subject_words = build_np(clause.subj, "nsubj", "nom")
-        verb.left.insert(0, node)
+        node, subject_words = build_np(clause.subj, "nsubj", subject_case(clause.verb))
+        verb.left.insert(int(clause.question), node)  # after the auxiliary of a question
         words += subject_words
     if head:
         node, which = relative_pronoun(clause, head)
@@ -177,7 +189,14 @@ def build_clause(clause: Clause, rel: str, head: NP | None = None, shared: NP | 
         words.insert(0, which)
     words += [FREQUENCY[clause.frequency]] if clause.frequency else []
     clitics, after = build_objects(clause, verb)
-    words += [*clitics, *([MANNER[clause.manner]] if clause.manner else []), *finite, *after]
+    if clause.fronted():
+        pronoun = bool(subject.noun.pronoun)
+        order = [words, clitics, finite] if pronoun else [finite, words, clitics]
+        words = [word for part in (build_fronted(clause, verb), *order, after) for word in part]
+    elif clause.question:
+        words = [finite[0], "ли", *words, *clitics, *finite[1:], *after]
+    else:
+        words += [*clitics, *([MANNER[clause.manner]] if clause.manner else []), *finite, *after]
     for node, node_words in final_dependents(clause):
         verb.right.append(node)
         words += node_words
@@ -185,18 +204,37 @@ def build_clause(clause: Clause, rel: str, head: NP | None = None, shared: NP | 
 
 
 def relative_pronoun(clause: Clause, head: NP) -> tuple[Node, str]:
-    noun, case = head.noun, clause.verb.government if clause.subj else "nom"
+    noun, case = head.noun, object_case(clause.verb) if clause.subj else subject_case(clause.verb)
     node = Node("who" if noun.kind == "p" else "that", "PRON", "obj" if clause.subj else "nsubj")
     return node, agree("который", case, noun.gender, head.number, noun.animate)
 
 
+def subject_case(verb: Verb) -> str:
+    """Return the Russian case of the English subject: the dative, if the English object is the Russian subject."""
+    return "dat" if verb.government == "nom" else "nom"
+
+
+def object_case(verb: Verb) -> str:
+    return verb.government if verb.government in OBJECT_CASES else "acc"
+
+
+def build_fronted(clause: Clause, verb: Node) -> list[str]:
+    """Put the object at the beginning of the English clause. Return its Russian words."""
+    assert clause.obj is not None
+    node, words = build_np(clause.obj, "obj", object_case(clause.verb))
+    verb.left.insert(0, node)
+    return words
+
+
 def build_objects(clause: Clause, verb: Node) -> tuple[list[str], list[str]]:
-    """Attach object and recipient to the verb. Return Russian pronouns (they precede the verb) and other words."""
-    case = clause.verb.government if clause.verb.government in OBJECT_CASES else "acc"
+    """Attach recipient, and object unless it is fronted, to the verb.
+
+    Return the Russian words: pronouns, which precede the verb, and others.
+    """
     english: list[Node] = []
     russian: tuple[list[str], list[str]] = ([], [])
-    for np, rel, np_case in ((clause.to, "iobj", "dat"), (clause.obj, "obj", case)):
-        if np:
+    for np, rel, np_case in ((clause.to, "iobj", "dat"), (clause.obj, "obj", object_case(clause.verb))):
+        if np and not (rel == "obj" and clause.fronted()):
             node, words = build_np(np, rel, np_case)
             english.append(build_pp("to", np)[0] if rel == "iobj" and not clause.shift else node)
             russian[0 if np.noun.pronoun else 1].extend(words)
@@ -232,6 +270,7 @@ def build_link(word: str, clause: Clause, shared: NP | None) -> Built:
 def render(clause: Clause) -> tuple[Node, str]:
     """Return the English tree and the Russian sentence of a main clause."""
     tree, words = build_clause(clause, "root")
-    tree.right.append(Node(".", "PUNCT", "punct"))
+    mark = "?" if clause.question else "."
+    tree.right.append(Node(mark, "PUNCT", "punct"))
     # A comma that closes a relative clause merges with the mark after it.
-    return tree, re.sub(r"(, )+(?=[,.])", "", " ".join([*words, "."]))
+    return tree, re.sub(r"(, )+(?=[,.?])", "", " ".join([*words, mark]))

@@ -30,6 +30,8 @@ from lexicon import (
 SINGULAR_DETS = ("the", "a", "the", "a", "my", "this", "his", "her", "every", "our", "their", "your")
 PLURAL_DETS = ("the", "", "the", "my", "this", "her", "his", "our", "their", "your")
 RARE_WORD = 0.06  # probability that a noun is a rare one
+QUESTION = 0.35  # probability that a sentence is a question
+ADJECTIVE_NUMBERS = (0.6, 0.2, 0.12, 0.08)  # probabilities that a noun has none, one, two, three
 
 
 @cache
@@ -70,10 +72,18 @@ class Sampler:
             np.number = "pl" if self.chance(0.35) else "sg"
             np.det = self.zipf(PLURAL_DETS if np.number == "pl" else SINGULAR_DETS)
             fitting = [word for word, (_, allowed) in ADJECTIVES.items() if np.noun.kind in allowed]
-            np.adjectives = (self.zipf(fitting),) if self.chance(0.3) else ()
+            np.adjectives = self.adjectives(fitting)
         if rich:
             self.enrich(np, rel)
         return np
+
+    def adjectives(self, fitting: list[str]) -> tuple[str, ...]:
+        """Draw different adjectives."""
+        number = self.rng.choices(range(len(ADJECTIVE_NUMBERS)), ADJECTIVE_NUMBERS)[0]
+        chosen: list[str] = []
+        while len(chosen) < min(number, len(fitting)):
+            chosen.append(self.zipf(word for word in fitting if word not in chosen))
+        return tuple(chosen)
 
     def enrich(self, np: NP, rel: bool) -> None:
         """Add at most one dependent phrase, so that its attachment is unambiguous."""
@@ -84,10 +94,10 @@ class Sampler:
             return
         elif choice < 0.15:
             np.det, np.owner = "", self.np("p")
-        elif choice < 0.23:
+        elif choice < 0.4:
             preposition, _, inside = self.zipf(row for row in NOUN_PHRASES if kind in row[1])
             np.pp = (preposition, self.np(inside))
-        elif rel and choice < 0.35:
+        elif rel and choice < 0.52:
             np.rel = self.relative(kind)
 
     def relative(self, kind: str) -> Clause:
@@ -110,17 +120,37 @@ class Sampler:
         Its object takes a relative clause only at the `end` of the sentence: words after it would join that clause.
         """
         kind = subj.noun.kind if subj else ""
-        verb = self.zipf(v for v in self.verbs if kind in v.subjects and (rich or v.government != "that"))
+        excluded = {"" if rich else "that", "nom" if subj else ""}  # a shared subject has one case
+        verb = self.zipf(v for v in self.verbs if kind in v.subjects and v.government not in excluded)
         clause = Clause(verb, subj, tense or self.zipf(("past", "pres", "fut")))
-        clause.subj = subj or self.np(verb.subjects, rich, rel=True, pronoun=0.25)
+        clause.subj = subj or self.np(verb.subjects, rich, rel=True, pronoun=0.15)
         clause.negated = self.chance(0.12)
-        if not clause.negated and self.chance(0.12):
+        if not clause.negated and self.chance(0.25):
             clause.frequency = self.zipf(FREQUENCY)
         self.complements(clause, rich, rel=end)
         phrases = [clause.obj, *(np for _, np in clause.pps)]
         if not clause.that and not any(np and np.rel for np in phrases):
             self.adjuncts(clause, timed=not subj)
         return clause
+
+    def question(self) -> Clause:
+        """Draw a question for yes or no, or for an object."""
+        verbs = [verb for verb in self.verbs if verb.government != "that"]
+        verb = self.zipf(verbs)
+        clause = Clause(verb, self.np(verb.subjects, True, rel=True, pronoun=0.15), self.zipf(("past", "pres", "fut")))
+        clause.question = True
+        self.complements(clause, rich=True, rel=True)
+        asked = clause.obj
+        if asked and not asked.noun.proper and not asked.noun.pronoun and self.chance(0.5):
+            clause.obj = NP(asked.noun, asked.number, "which", asked.adjectives)
+        if not clause.pps and not (clause.obj and clause.obj.rel) and self.chance(0.22):
+            clause.pps = (self.phrase(),)
+        return clause
+
+    def phrase(self) -> tuple[str, NP]:
+        """Draw a prepositional phrase of a verb."""
+        preposition, kinds = self.zipf(VERB_PHRASES)
+        return preposition, self.np(kinds)
 
     def complements(self, clause: Clause, rich: bool, rel: bool) -> None:
         government, kinds = clause.verb.government, clause.verb.kinds
@@ -139,22 +169,23 @@ class Sampler:
 
     def adjuncts(self, clause: Clause, timed: bool) -> None:
         if not clause.pps and self.chance(0.22):
-            preposition, kinds = self.zipf(VERB_PHRASES)
-            clause.pps = ((preposition, self.np(kinds)),)
+            clause.pps = (self.phrase(),)
         if self.chance(0.2):
             clause.manner = self.zipf(MANNER)
         elif timed and self.chance(0.25):
             clause.time = self.zipf(word for word, row in TIME.items() if row[1] == clause.tense)
 
     def sentence(self) -> Clause:
-        """Draw a clause, alone or with a second one: with the same subject, coordinate or subordinate."""
+        """Draw a question, or a clause, alone or with another: with the same subject, coordinate or subordinate."""
+        if self.chance(QUESTION):
+            return self.question()
         choice = self.rng.random()
         if choice < 0.74:
             return self.clause()
         first = self.clause(end=False)
         if first.that:
             return first  # a second clause could belong to either verb
-        if choice < 0.87:
+        if choice < 0.87 and first.verb.government != "nom":
             second = self.clause(first.subj, first.tense, rich=False)
             second.subj = None
             first.link = ("and", second)

@@ -172,11 +172,14 @@ def _fisher(numbers: Mapping[str, int]) -> float:
 
 
 def check_scores(tables: Sequence[HeadTable], gates: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless every table has a score for each open head of its types.
+    """Check that scores are of the heads of a model. A table may lack attention types, but not all of them.
 
     Args:
-        tables: scores of the heads of a model
+        tables: scores
         gates: the evaluation gates of the model; see `gate_values`
+
+    Raises:
+        ValueError: if a table has other heads, or no score (NaN) of an open head
     """
     own = HeadTable({kind: rows.tolist() for kind, rows in gates.items()}, "the checkpoint")
     for table in tables:
@@ -184,21 +187,22 @@ def check_scores(tables: Sequence[HeadTable], gates: Mapping[str, Tensor]) -> No
         check_comparable(own, table, types)
         pairs = (pair for kind in types for pair in zip(own.heads(kind), table.heads(kind), strict=True))
         if any(gate > 0 and math.isnan(score) for gate, score in pairs):
-            raise ValueError(f"the file has no {table.name} score of an open head: score this checkpoint")
+            raise ValueError(f"the scores of {table.name} lack an open head: run `headgates score` on this checkpoint")
 
 
 def scored_functions(result: Mapping[str, Any], tables: Sequence[HeadTable]) -> list[dict[str, Any]]:
-    """Test whether heads with a function have higher scores than others.
+    """Compare the scores of open heads with and without a function.
 
     Args:
         result: result of `functions_of`
         tables: scores of the same heads; see `check_scores`
 
     Returns:
-        For each table, for each of its attention types and for all of them ("all"): the number of open heads `with`
-        and `without` a function; the rank-biserial correlation `r`, which is the probability that a head with a
-        function has a higher score than one without, minus the probability that it has a lower one; the two-sided
-        p-value `p` of the Mann-Whitney U test. `r` and `p` are None if one of the numbers is 0.
+        A dict for each table and attention type, and one for all types of the table (`type` is "all"):
+        `method`, the name of the scores; `with` and `without`, the numbers of open heads with and without a function;
+        `r`, the rank-biserial correlation, which is the probability that a head with a function has a higher score than
+        one without, minus the probability that it has a lower one; `p`, the p-value of the two-sided Mann-Whitney U
+        test. `r` and `p` are None if one of the numbers is 0.
     """
     found = []
     for table in tables:

@@ -1,0 +1,99 @@
+"""The demo, whole: it learns, heads have the functions that its grammar needs, its notebook runs, it resumes."""
+
+import json
+
+import nbclient
+import nbformat
+import pytest
+from support.recipes import ROOT, refused, run
+
+NOTEBOOK = ROOT / "notebooks" / "tour.ipynb"
+SETTINGS = {"UPDATES": 1000, "PRUNE_UPDATES": 160, "RUNS": "enc-self=2 all=0.5"}
+
+
+@pytest.mark.rehearsal
+def test_a_small_demo(tmp_path, monkeypatch):
+    out = tmp_path / "demo"
+    result = run("demo.sh", out, **SETTINGS)
+    assert result.returncode == 0, result.stdout + result.stderr
+    learns_and_closes_heads(result)
+    has_a_report(out, result)
+    finds_the_planted_structure(out)
+    execute(NOTEBOOK, out, monkeypatch)
+    resumes(out, result)
+
+
+def learns_and_closes_heads(result):
+    rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if "/8 " in line}
+    assert list(rows) == ["baseline", "baseline+frozen", "enc-self_heads2", "baseline+", "all_heads0.5"]
+    baseline, control, gated, *_ = rows.values()
+    assert baseline[0] == control[0] == "8/8" and float(baseline[5]) > 20
+    assert control[6:8] == ["+0.00", "-"] and float(control[9]) < 5
+    assert gated[0] == "2/8" and rows["all_heads0.5"][3] == "12/24"
+    assert float(gated[4].rstrip("M")) < float(baseline[4].rstrip("M"))
+    assert float(gated[5]) > float(baseline[5]) - 1
+
+
+def has_a_report(out, result):
+    page = (out / "report.html").read_text()
+    assert result.stdout.splitlines()[-1].startswith(f"wrote {out}/report.html (")
+    shown = ["heads2/pruned.pt: 18 of 24 heads", "frames-data", "trees of the source", "confidence", "dec-enc layer 1"]
+    assert [words for words in shown if words not in page] == []
+
+
+def finds_the_planted_structure(out):
+    """In Russian, adjectives and determiners agree with the noun that follows them: a head of the encoder finds it."""
+    found = json.loads((out / "functions.json").read_text())
+    named = [name for row in found["heads"]["enc-self"] for entry in row for name in entry["functions"]]
+    assert {"amod to governor", "det to governor"} <= set(named)
+    assert 0.5 < found["relations"]["enc-self"]["amod to governor"]["baseline"] < 0.7
+    assert max(entry["words"]["amod to governor"]["rate"] for row in found["heads"]["enc-self"] for entry in row) > 0.95
+
+
+def resumes(out, result):
+    """With everything there and after a loss in the middle: the same table."""
+    (out / "enc-self_heads2" / "test.hyp").unlink()
+    (out / "enc-self_heads2" / "scores.json").unlink()
+    again = run("demo.sh", out, **SETTINGS)
+    first, second = (text.stdout[text.stdout.index("\nmodel ") :].partition("chrF2:")[0] for text in (result, again))
+    assert first == second and again.stdout.splitlines()[-1] == result.stdout.splitlines()[-1]
+    assert "training" not in again.stdout
+    refused(run("demo.sh", out, **{**SETTINGS, "UPDATES": 500}), "was made with other settings", "UPDATES=400")
+    refused(run("demo.sh", out, **{**SETTINGS, "PRUNE_LR": 0.1}), "was made with other settings", "PRUNE_LR=0.008")
+    refused(run("demo.sh", out, **{**SETTINGS, "SEEDS": "1 2"}), "was made with other settings", "SEEDS=1")
+
+
+# --------------------------------------------------------------------------------------- the notebook
+def execute(notebook, demo, monkeypatch):
+    """Run every cell; an error in one raises."""
+    monkeypatch.setenv("DEMO_OUT", str(demo))
+    tour = nbformat.read(notebook, 4)
+    place = {"metadata": {"path": str(notebook.parent)}}
+    nbclient.NotebookClient(tour, timeout=600, kernel_name="python3", resources=place).execute()
+    printed = texts(tour)
+    assert "of 8 heads are open" in printed and "amod to governor" in printed
+    assert "\ngradient scores, no training " in printed
+    difference = float(printed.partition("largest difference of the logits (float32): ")[2].split()[0])
+    assert difference < 1e-4
+
+
+def texts(notebook):
+    return "".join(
+        output["text"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if output.output_type == "stream"
+    )
+
+
+def test_the_outputs_in_the_notebook():
+    """Every cell was run, in order and without messages; no path of the machine is in the file."""
+    text = NOTEBOOK.read_text(encoding="utf-8")
+    tour = nbformat.reads(text, 4)
+    nbformat.validate(tour)
+    code = [cell for cell in tour.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell.outputs]
+    assert {output.output_type for output in outputs} == {"execute_result", "display_data", "stream"}
+    assert all(output.get("name") != "stderr" for output in outputs)
+    assert "/home/" not in text and "/work/" not in text and len(text) < 1_000_000
