@@ -80,8 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scores",
         metavar="FILE",
-        help="score file of the checkpoint, with several of the first one: also print a table that compares the scores of "
-        "heads with and without a function",
+        help="score file of the checkpoint, with several of the first one: also print a table that compares the scores "
+        "of heads with and without a function",
     )
     add_output(parser, "write the result as JSON")
 
