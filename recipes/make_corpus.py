@@ -23,7 +23,7 @@ from commands import ArgumentParser
 from grammar import Node, render
 from sampling import Sampler
 
-LENGTHS = range(4, 17)  # English tokens, the full stop included
+LENGTHS = range(4, 17)  # English tokens, the final mark included
 DEFAULT_SIZES = {"train": 30000, "valid": 500, "test": 500}
 FILE_NAMES = [f"{split}.{suffix}" for split in DEFAULT_SIZES for suffix in ("en", "ru", "en.conllu")]
 

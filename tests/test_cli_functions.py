@@ -105,13 +105,12 @@ def test_scores_of_the_checkpoint(on_toy, annotated, checkpoints, tmp_path):
     scores = tmp_path / "scores.json"
     on_toy("score", "--method", "confidence,random", "--out", scores)
     text = on_toy("functions", *annotated, "--scores", scores)
-    rows = [line.split() for line in text[text.index("scores of open heads") :].splitlines()[2:]]
-    assert [row[:2] for row in rows] == [
-        [method, kind] for method in ("confidence", "random") for kind in ("enc-self", "dec-self", "dec-enc", "all")
-    ]
+    rows = [line.split() for line in text[text.index("scores of open heads") :].splitlines()[2:8]]
+    assert [row[:2] for row in rows] == [[method, kind] for method in ("confidence", "random") for kind in FULL]
+    assert f"\n{json.loads(scores.read_text())[0]['signature']}\n" in text
     scores.write_text(json.dumps({"format": "headgates.scores/1", "method": "m", "scores": {"enc-self": [[1, 2]]}}))
     line = one_line(on_toy("functions", "--scores", scores, code=2))
-    assert "the checkpoint and m are scores of different heads: enc-self has 2 x 4 and 1 x 2 heads" in line
+    assert "the scores of m do not fit the checkpoint: enc-self has 2 layers of 4 heads, and scores of [2]" in line
 
 
 @pytest.mark.parametrize(

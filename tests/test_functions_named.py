@@ -146,7 +146,7 @@ def test_scores_of_heads_with_a_function():
     heads[1][4]["gate"] = 0.0  # a closed head does not count
     result = {"heads": {"enc-self": heads, "dec-self": [[{"gate": 1.0, "functions": []}] * 2]}}
     table = HeadTable({"enc-self": scores, "dec-self": [[0.5, 0.6]]}, "confidence")
-    mine, dec, everything = scored_functions(result, [table])
+    mine, dec = scored_functions(result, [table])
 
     def correlation(with_function):
         a, b = ([flat[i] for i in range(9) if (i in with_function) == own] for own in (True, False))
@@ -157,20 +157,21 @@ def test_scores_of_heads_with_a_function():
     all_ways = [correlation(set(chosen)) for chosen in itertools.combinations(range(9), 3)]
     as_extreme = [r for r in all_ways if abs(r) >= abs(mine["r"]) - 1e-9]
     assert mine["p"] == pytest.approx(len(as_extreme) / len(all_ways))
-    assert (mine["with"], mine["without"]) == (3, 6) and (everything["with"], everything["without"]) == (3, 8)
+    assert (mine["with"], mine["without"]) == (3, 6)
     assert dec == {"method": "confidence", "type": "dec-self", "with": 0, "without": 2, "r": None, "p": None}
 
 
 def test_scores_of_other_heads():
     gates = {"enc-self": torch.tensor([[1.0, 0.0]])}
-    check_scores([HeadTable({"enc-self": [[0.3, math.nan]]}, "gradient")], gates)
-    for rows, words in (
-        ({"enc-self": [[math.nan, 0.3]]}, "the scores of gradient lack an open head: run `headgates score`"),
-        ({"enc-self": [[0.3]]}, "enc-self"),
-        ({"dec-self": [[0.3, 0.3]]}, "no attention type in common"),
+    check_scores([HeadTable({"enc-self": [[0.3, math.nan]]}, "gradient", "gradient|updates:7")], gates, "7")
+    for rows, signature, words in (
+        ({"enc-self": [[math.nan, 0.3]]}, "", "a head of enc-self is open and has no score; run `headgates score`"),
+        ({"enc-self": [[0.3]]}, "", r"enc-self has 1 layers of 2 heads, and scores of \[1\]"),
+        ({"dec-self": [[0.3, 0.3]]}, "", "they are of dec-self, and the model has only enc-self"),
+        ({"enc-self": [[0.3, 0.3]]}, "updates:8", "after 8 updates, and this one had 7"),
     ):
         with pytest.raises(ValueError, match=words):
-            check_scores([HeadTable(rows, "gradient")], gates)
+            check_scores([HeadTable(rows, "gradient", signature)], gates, "7")
 
 
 # Random and planted attention

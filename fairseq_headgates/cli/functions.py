@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scores",
         metavar="FILE",
         help="score file of the checkpoint, with several of the first one: also print a table that compares the scores "
-        "of heads with and without a function",
+        "of heads with and without a function (not in the JSON)",
     )
     add_output(parser, "write the result as JSON")
 
@@ -111,13 +111,13 @@ def run(args: argparse.Namespace) -> int:
         for path in work.paths:
             loaded = work.load(path)
             if not results:
-                check_scores(scores, gate_values(loaded.model))
+                check_scores(scores, gate_values(loaded.model), loaded.signature.parts["updates"])
             results[work.name(path)] = _functions(work, loaded, annotations)
         first, *others = results
         tests = {name: kept_functions(results[first], results[name]) for name in others}
         tables = [report.drift_table(results, tests)] if tests else []
         if scores:
-            tables.append(report.scored_table(scored_functions(results[first], scores)))
+            tables += [report.scored_table(scored_functions(results[first], scores)), *(t.signature for t in scores)]
         found: Any = list(results.values()) if others else results[first]
         text = json.dumps(found, allow_nan=False)
         work.write(args.out, text + "\n")

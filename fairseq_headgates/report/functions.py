@@ -106,7 +106,7 @@ def _kept_table(tests: Mapping[str, Mapping[str, Any]]) -> str:
             kind,
             f"{test['kept_with']} of {test['with']}",
             f"{test['kept_without']} of {test['without']}",
-            f"{test['p']:.3f}" if test["with"] and test["without"] else "-",
+            "-" if test["p"] is None else f"{test['p']:.3f}",
         ]
         for name, by_kind in tests.items()
         for kind, test in by_kind.items()

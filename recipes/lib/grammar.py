@@ -49,7 +49,7 @@ class Clause:
     """A verb and its dependents. Without `subj` it relativises its subject or shares the subject of another clause.
 
     A relative clause with a subject relativises its object. `shift` puts the recipient `to` before the object in
-    English; in Russian it is always there. `link` is a word of LINKS and a second clause. A `question` is for its
+    English; in Russian it is always there. `link` is a word of LINKS and a second clause. A `question` asks for its
     object if that has the determiner "which", else it asks for yes or no; its only dependents are subject, object,
     recipient and prepositional phrases.
     """
@@ -171,7 +171,7 @@ def build_clause(clause: Clause, rel: str, head: NP | None = None, shared: NP | 
     """Build a clause. `head` is the noun phrase it relativises, `shared` the subject of the clause it belongs to.
 
     Russian order: relative pronoun, time, subject, adverbs, object pronouns, verb, recipient, object, rest. In
-    questions the verb precedes the subject, unless that is a pronoun and the object is asked for.
+    questions the verb or its auxiliary precedes the subject, unless that is a pronoun and the object is asked for.
     """
     subject = clause.subj or head or shared
     assert subject is not None

@@ -10,10 +10,9 @@ from typing import Any
 from scipy.stats import binomtest, fisher_exact, mannwhitneyu
 from torch import Tensor
 
-from fairseq_headgates.analysis.agreement import check_comparable
 from fairseq_headgates.analysis.functions.counting import STATISTICS, FunctionCounts, HeadCounts, KindCounts
 from fairseq_headgates.analysis.options import FunctionOptions
-from fairseq_headgates.heads import HeadTable
+from fairseq_headgates.heads import HeadTable, Signature
 from fairseq_headgates.report import open_heads
 
 FORMAT = "headgates.functions/1"
@@ -149,7 +148,7 @@ def kept_functions(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[
 
     Returns:
         {type: numbers}, and of all types as "all": the heads that were open before, with and without a function, and
-        how many of them are still open; the p-value of Fisher's exact test, one-sided
+        how many of them are still open; the p-value of Fisher's exact test, one-sided (None if one group is empty)
     """
     names = ("kept_with", "with", "kept_without", "without")
     numbers = {kind: dict.fromkeys(names, 0) for kind in (*before["heads"], "all")}
@@ -162,8 +161,10 @@ def kept_functions(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[
     return {kind: {**each, "p": _fisher(each)} for kind, each in numbers.items()}
 
 
-def _fisher(numbers: Mapping[str, int]) -> float:
+def _fisher(numbers: Mapping[str, int]) -> float | None:
     """Return the p-value of Fisher's exact test, one-sided."""
+    if not (numbers["with"] and numbers["without"]):
+        return None
     table = [
         [numbers["kept_with"], numbers["with"] - numbers["kept_with"]],
         [numbers["kept_without"], numbers["without"] - numbers["kept_without"]],
@@ -171,23 +172,40 @@ def _fisher(numbers: Mapping[str, int]) -> float:
     return float(fisher_exact(table, alternative="greater").pvalue)
 
 
-def check_scores(tables: Sequence[HeadTable], gates: Mapping[str, Tensor]) -> None:
+def check_scores(tables: Sequence[HeadTable], gates: Mapping[str, Tensor], updates: str) -> None:
     """Check that scores are of the heads of a model. A table may lack attention types, but not all of them.
 
     Args:
         tables: scores
-        gates: the evaluation gates of the model; see `gate_values`
+        gates: the evaluation gates of the model, [L, H] by attention type; see `gate_values`
+        updates: number of updates of the model, compared with that in the signatures of the scores
 
     Raises:
-        ValueError: if a table has other heads, or no score (NaN) of an open head
+        ValueError: if a table is of another number of updates or of other heads, or has no score (NaN) of an open head
     """
-    own = HeadTable({kind: rows.tolist() for kind, rows in gates.items()}, "the checkpoint")
     for table in tables:
-        types = [kind for kind in own.types if kind in table.values]
-        check_comparable(own, table, types)
-        pairs = (pair for kind in types for pair in zip(own.heads(kind), table.heads(kind), strict=True))
-        if any(gate > 0 and math.isnan(score) for gate, score in pairs):
-            raise ValueError(f"the scores of {table.name} lack an open head: run `headgates score` on this checkpoint")
+        reason = _mismatch(table, gates, updates)
+        if reason:
+            cure = "run `headgates score` on this checkpoint"
+            raise ValueError(f"the scores of {table.name} do not fit the checkpoint: {reason}; {cure}")
+
+
+def _mismatch(table: HeadTable, gates: Mapping[str, Tensor], updates: str) -> str:
+    scored = Signature.parse(table.signature).parts.get("updates", updates)
+    if scored != updates:
+        return f"they are of a model after {scored} updates, and this one had {updates}"
+    types = [kind for kind in table.types if kind in gates]
+    if not types:
+        return f"they are of {', '.join(table.types)}, and the model has only {', '.join(gates)}"
+    for kind in types:
+        sizes = [len(row) for row in table.values[kind]]
+        layers, heads = gates[kind].shape
+        if sizes != [heads] * layers:
+            return f"{kind} has {layers} layers of {heads} heads, and scores of {sizes}"
+        for row, own in zip(table.values[kind], gates[kind].tolist(), strict=True):
+            if any(gate > 0 and math.isnan(score) for gate, score in zip(own, row, strict=True)):
+                return f"a head of {kind} is open and has no score"
+    return ""
 
 
 def scored_functions(result: Mapping[str, Any], tables: Sequence[HeadTable]) -> list[dict[str, Any]]:
@@ -198,21 +216,19 @@ def scored_functions(result: Mapping[str, Any], tables: Sequence[HeadTable]) -> 
         tables: scores of the same heads; see `check_scores`
 
     Returns:
-        A dict for each table and attention type, and one for all types of the table (`type` is "all"):
-        `method`, the name of the scores; `with` and `without`, the numbers of open heads with and without a function;
-        `r`, the rank-biserial correlation, which is the probability that a head with a function has a higher score than
-        one without, minus the probability that it has a lower one; `p`, the p-value of the two-sided Mann-Whitney U
-        test. `r` and `p` are None if one of the numbers is 0.
+        A dict for each table and attention type: `method`, the name of the scores; `type`; `with` and `without`, the
+        numbers of open heads with and without a function; `r`, the rank-biserial correlation, which is the probability
+        that a head with a function has a higher score than one without, minus the probability that it has a lower one;
+        `p`, the p-value of the two-sided Mann-Whitney U test. `r` and `p` are None if one of the numbers is 0.
     """
     found = []
     for table in tables:
-        types = [kind for kind in result["heads"] if kind in table.values]
-        for name, kinds in [*((kind, [kind]) for kind in types), ("all", types)]:
+        for kind in (kind for kind in result["heads"] if kind in table.values):
             groups: dict[bool, list[float]] = {True: [], False: []}
             for head, entry in open_heads(result):
-                if head.kind in kinds:
-                    groups[bool(entry["functions"])].append(table.values[head.kind][head.layer][head.head])
-            found.append({"method": table.name, "type": name, **_rank_test(groups[True], groups[False])})
+                if head.kind == kind:
+                    groups[bool(entry["functions"])].append(table.values[kind][head.layer][head.head])
+            found.append({"method": table.name, "type": kind, **_rank_test(groups[True], groups[False])})
     return found
 
 
