@@ -191,6 +191,7 @@ def check_scores(tables: Sequence[HeadTable], gates: Mapping[str, Tensor], updat
 
 
 def _mismatch(table: HeadTable, gates: Mapping[str, Tensor], updates: str) -> str:
+    """Return why scores do not fit a model, "" if they do."""
     scored = Signature.parse(table.signature).parts.get("updates", updates)
     if scored != updates:
         return f"they are of a model after {scored} updates, and this one had {updates}"
