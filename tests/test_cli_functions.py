@@ -108,9 +108,26 @@ def test_scores_of_the_checkpoint(on_toy, annotated, checkpoints, tmp_path):
     rows = [line.split() for line in text[text.index("scores of open heads") :].splitlines()[2:8]]
     assert [row[:2] for row in rows] == [[method, kind] for method in ("confidence", "random") for kind in FULL]
     assert f"\n{json.loads(scores.read_text())[0]['signature']}\n" in text
-    scores.write_text(json.dumps({"format": "headgates.scores/1", "method": "m", "scores": {"enc-self": [[1, 2]]}}))
-    line = one_line(on_toy("functions", "--scores", scores, code=2))
-    assert "the scores of m do not fit the checkpoint: enc-self has 2 layers of 4 heads, and scores of [2]" in line
+
+
+@pytest.mark.parametrize(
+    "rows, signature, words",
+    [
+        ({"enc-self": [[1, 2]]}, "", "the score file does not fit the model: enc-self has 1 layers, the model has 2"),
+        ({"enc-self": [[1, 2, 3, None], [1] * 4]}, "", "enc-self layer 0 head 3 has no score"),
+        ({"enc-other": [[1]]}, "", "enc-other"),
+        (
+            {"enc-self": [[1] * 4] * 2},
+            "updates:8",
+            "the scores of m are of a model after 8 updates, and the checkpoint",
+        ),
+    ],
+)
+def test_scores_of_another_model(rows, signature, words, on_toy, checkpoints, tmp_path):
+    table = {"format": "headgates.scores/1", "method": "m", "signature": signature, "scores": rows}
+    (tmp_path / "scores.json").write_text(json.dumps(table))
+    line = on_toy("functions", "--scores", tmp_path / "scores.json", checkpoint=checkpoints["baseline"], code=2)
+    assert words in one_line(line)
 
 
 @pytest.mark.parametrize(

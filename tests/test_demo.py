@@ -1,6 +1,7 @@
 """The demo, whole: it learns, heads have the functions that its grammar needs, its notebook runs, it resumes."""
 
 import json
+import re
 
 import nbclient
 import nbformat
@@ -29,11 +30,11 @@ def learns_and_closes_heads(result):
     baseline, control, half, frozen, encoder = rows.values()
     bleu, difference, nll = 5, 6, 9  # columns
     assert baseline[0] == control[0] == frozen[0] == "8/8" and float(baseline[bleu]) > 75
-    assert float(control[nll]) < 2
+    assert control[difference:8] == frozen[difference:8] == ["+0.00", "-"] and float(control[nll]) < 2
     assert half[3] == "12/24" and encoder[0] == "2/8"
     for pruned in (half, encoder):
         assert float(pruned[4].rstrip("M")) < float(baseline[4].rstrip("M"))
-        assert float(pruned[difference]) > -25
+        assert float(pruned[difference]) > -20
 
 
 def has_a_report(out, result):
@@ -98,4 +99,7 @@ def test_the_outputs_in_the_notebook():
     assert {output.output_type for output in outputs} == {"execute_result", "display_data", "stream"}
     assert all(output.get("name") != "stderr" for output in outputs)
     assert all([output.output_type for output in cell.outputs].count("stream") <= 1 for cell in code)
-    assert "/home/" not in text and "/work/" not in text and len(text) < 1_000_000
+    for output in outputs:
+        output.get("data", {}).pop("image/png", None)
+    path = r"(?<![\w.:/<}\]-])/\w"  # one that begins with a slash
+    assert not re.search(path, nbformat.writes(tour)) and len(text) < 1_000_000

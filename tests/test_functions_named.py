@@ -16,7 +16,6 @@ import make_corpus
 from fairseq_headgates import gate_values
 from fairseq_headgates.analysis.functions import (
     Annotations,
-    check_scores,
     count_functions,
     functions_of,
     kept_functions,
@@ -159,19 +158,6 @@ def test_scores_of_heads_with_a_function():
     assert mine["p"] == pytest.approx(len(as_extreme) / len(all_ways))
     assert (mine["with"], mine["without"]) == (3, 6)
     assert dec == {"method": "confidence", "type": "dec-self", "with": 0, "without": 2, "r": None, "p": None}
-
-
-def test_scores_of_other_heads():
-    gates = {"enc-self": torch.tensor([[1.0, 0.0]])}
-    check_scores([HeadTable({"enc-self": [[0.3, math.nan]]}, "gradient", "gradient|updates:7")], gates, "7")
-    for rows, signature, words in (
-        ({"enc-self": [[math.nan, 0.3]]}, "", "a head of enc-self is open and has no score; run `headgates score`"),
-        ({"enc-self": [[0.3]]}, "", r"enc-self has 1 layers of 2 heads, and scores of \[1\]"),
-        ({"dec-self": [[0.3, 0.3]]}, "", "they are of dec-self, and the model has only enc-self"),
-        ({"enc-self": [[0.3, 0.3]]}, "updates:8", "after 8 updates, and this one had 7"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            check_scores([HeadTable(rows, "gradient", signature)], gates, "7")
 
 
 # Random and planted attention

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates import report
 from fairseq_headgates.analysis.options import FunctionOptions
 from fairseq_headgates.cli.parser import add_data, add_output
-from fairseq_headgates.heads import read_scores
+from fairseq_headgates.heads import HeadTable, Signature, read_scores
 
 if TYPE_CHECKING:
     from fairseq_headgates.analysis.functions import Annotations
@@ -98,9 +99,8 @@ def _percent(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates functions` and return its exit code."""
-    from fairseq_headgates.analysis.functions import check_scores, kept_functions, scored_functions
+    from fairseq_headgates.analysis.functions import kept_functions, scored_functions
     from fairseq_headgates.cli.session import session
-    from fairseq_headgates.surgery import gate_values
 
     if args.relations is not None and args.conllu is None and args.target_conllu is None:
         raise ValueError("--relations needs trees: add --conllu FILE or --target-conllu FILE")
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         for path in work.paths:
             loaded = work.load(path)
             if not results:
-                check_scores(scores, gate_values(loaded.model), loaded.signature.parts["updates"])
+                _check_scores(scores, loaded)
             results[work.name(path)] = _functions(work, loaded, annotations)
         first, *others = results
         tests = {name: kept_functions(results[first], results[name]) for name in others}
@@ -134,6 +134,21 @@ def _functions(work: Session, loaded: Loaded, annotations: Annotations) -> dict[
     counts = count_functions(loaded.model, loaded.corpus, annotations, work.progress("functions"))
     options = FunctionOptions(args.positional, args.margin, args.rare)
     return functions_of(counts, options, gate_values(loaded.model), str(loaded.signature))
+
+
+def _check_scores(scores: Sequence[HeadTable], loaded: Loaded) -> None:
+    """Raise ValueError unless the scores are of the heads of this model, after as many updates."""
+    from fairseq_headgates.surgery import check_scored, open_mask
+
+    updates = loaded.signature.parts["updates"]
+    for table in scores:
+        scored = Signature.parse(table.signature).parts.get("updates", updates)
+        if scored != updates:
+            raise ValueError(
+                f"the scores of {table.name} are of a model after {scored} updates, and the checkpoint had {updates}: "
+                "run `headgates score` on this checkpoint"
+            )
+        check_scored(table, open_mask(loaded.model), table.types)
 
 
 def _annotations(work: Session) -> Annotations:

@@ -106,7 +106,7 @@ def _kept_table(tests: Mapping[str, Mapping[str, Any]]) -> str:
             kind,
             f"{test['kept_with']} of {test['with']}",
             f"{test['kept_without']} of {test['without']}",
-            "-" if test["p"] is None else f"{test['p']:.3f}",
+            _or_dash(test["p"], ".3f"),
         ]
         for name, by_kind in tests.items()
         for kind, test in by_kind.items()
@@ -122,11 +122,16 @@ def scored_table(tests: Sequence[Mapping[str, Any]]) -> str:
             test["type"],
             str(test["with"]),
             str(test["without"]),
-            *("-" if test[name] is None else f"{test[name]:{form}}" for name, form in (("r", "+.2f"), ("p", ".3f"))),
+            _or_dash(test["r"], "+.2f"),
+            _or_dash(test["p"], ".3f"),
         ]
         for test in tests
     ]
     return text_table(["scores of open heads", "type", "with a function", "without", "rank-biserial r", "p"], rows)
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"
 
 
 def _percent(value: float) -> str:

@@ -1,6 +1,6 @@
 """Change the heads of a model: find and replace attention, gate, mask, observe, remove; freeze parameters."""
 
-from fairseq_headgates.surgery.choice import best_heads
+from fairseq_headgates.surgery.choice import best_heads, check_scored
 from fairseq_headgates.surgery.cuts import kept_mask, open_mask, prune, removal_plan, remove_heads
 from fairseq_headgates.surgery.freezing import freeze
 from fairseq_headgates.surgery.gating import fix_heads, insert_gates, masked
@@ -25,6 +25,7 @@ __all__ = [
     "HeadSite",
     "Observed",
     "best_heads",
+    "check_scored",
     "evaluating",
     "fix_heads",
     "freeze",

@@ -4,9 +4,29 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from fairseq_headgates.heads import HeadId, HeadTable, check_shape
+
+
+def check_scored(scores: HeadTable, alive: HeadTable, types: Collection[str]) -> list[HeadId]:
+    """Return the heads of `alive` of these types.
+
+    Raises:
+        ValueError: if `scores` does not fit `alive`, or one of these heads has no score
+    """
+    for kind in types:
+        if kind not in scores.values:
+            raise ValueError(f"there are no scores of {kind}: the score file has {', '.join(scores.types)}")
+    check_shape(scores, {kind: (len(rows), len(rows[0])) for kind, rows in alive.values.items()}, "the score file")
+    candidates = [head for head, present in alive.items() if present and head.kind in types]
+    for head in candidates:
+        if math.isnan(scores[head]):
+            raise ValueError(
+                f"{head.kind} layer {head.layer} head {head.head} has no score: the scores are of a model without it, "
+                "compute those of this model"
+            )
+    return candidates
 
 
 def best_heads(
@@ -31,17 +51,7 @@ def best_heads(
     if min_per_layer < 0:
         raise ValueError(f"min-per-layer is {min_per_layer}: it must be 0 or more")
     chosen = tuple(types) or scores.types
-    for kind in chosen:
-        if kind not in scores.values:
-            raise ValueError(f"there are no scores of {kind}: the score file has {', '.join(scores.types)}")
-    check_shape(scores, {kind: (len(rows), len(rows[0])) for kind, rows in alive.values.items()}, "the score file")
-    candidates = [head for head, present in alive.items() if present and head.kind in chosen]
-    for head in candidates:
-        if math.isnan(scores[head]):
-            raise ValueError(
-                f"{head.kind} layer {head.layer} head {head.head} has no score: the scores are of a model without it, "
-                "compute those of this model"
-            )
+    candidates = check_scored(scores, alive, chosen)
     kept = _best(candidates, scores, _number_to_keep(keep, len(candidates), chosen), min_per_layer)
     mask: dict[str, list[list[float]]] = {
         kind: [

@@ -29,6 +29,7 @@ from lexicon import (
 # The articles occur twice, to be more frequent than by rank alone.
 SINGULAR_DETS = ("the", "a", "the", "a", "my", "this", "his", "her", "every", "our", "their", "your")
 PLURAL_DETS = ("the", "", "the", "my", "this", "her", "his", "our", "their", "your")
+TENSES = ("past", "pres", "fut")  # from the most frequent one
 RARE_WORD = 0.06  # probability that a noun is a rare one
 QUESTION = 0.35  # probability that a sentence is a question
 ADJECTIVE_NUMBERS = (0.6, 0.2, 0.12, 0.08)  # probabilities that a noun has none, one, two, three
@@ -103,7 +104,7 @@ class Sampler:
     def relative(self, kind: str) -> Clause:
         """Draw a clause that relativises its object or its subject, a noun of this kind."""
         verbs = [verb for verb in self.verbs if verb.government in (*OBJECT_CASES, "none")]
-        tense = self.zipf(("past", "pres", "fut"))
+        tense = self.zipf(TENSES)
         if self.chance(0.4):
             verb = self.zipf(verb for verb in verbs if kind in verb.kinds)
             clause = Clause(verb, self.np("pb", pronoun=0.3), tense)
@@ -122,7 +123,7 @@ class Sampler:
         kind = subj.noun.kind if subj else ""
         excluded = {"" if rich else "that", "nom" if subj else ""}  # a shared subject has one case
         verb = self.zipf(v for v in self.verbs if kind in v.subjects and v.government not in excluded)
-        clause = Clause(verb, subj, tense or self.zipf(("past", "pres", "fut")))
+        clause = Clause(verb, subj, tense or self.zipf(TENSES))
         clause.subj = subj or self.np(verb.subjects, rich, rel=True, pronoun=0.15)
         clause.negated = self.chance(0.12)
         if not clause.negated and self.chance(0.25):
@@ -135,22 +136,22 @@ class Sampler:
 
     def question(self) -> Clause:
         """Draw a question for yes or no, or for an object."""
-        verbs = [verb for verb in self.verbs if verb.government != "that"]
-        verb = self.zipf(verbs)
-        clause = Clause(verb, self.np(verb.subjects, True, rel=True, pronoun=0.15), self.zipf(("past", "pres", "fut")))
+        verb = self.zipf(verb for verb in self.verbs if verb.government != "that")
+        clause = Clause(verb, self.np(verb.subjects, True, rel=True, pronoun=0.15), self.zipf(TENSES))
         clause.question = True
         self.complements(clause, rich=True, rel=True)
         asked = clause.obj
         if asked and not asked.noun.proper and not asked.noun.pronoun and self.chance(0.5):
             clause.obj = NP(asked.noun, asked.number, "which", asked.adjectives)
-        if not clause.pps and not (clause.obj and clause.obj.rel) and self.chance(0.22):
-            clause.pps = (self.phrase(),)
+        if not (clause.obj and clause.obj.rel):
+            self.add_phrase(clause)
         return clause
 
-    def phrase(self) -> tuple[str, NP]:
-        """Draw a prepositional phrase of a verb."""
-        preposition, kinds = self.zipf(VERB_PHRASES)
-        return preposition, self.np(kinds)
+    def add_phrase(self, clause: Clause) -> None:
+        """Add a prepositional phrase to some clauses without one."""
+        if not clause.pps and self.chance(0.22):
+            preposition, kinds = self.zipf(VERB_PHRASES)
+            clause.pps = ((preposition, self.np(kinds)),)
 
     def complements(self, clause: Clause, rich: bool, rel: bool) -> None:
         government, kinds = clause.verb.government, clause.verb.kinds
@@ -168,8 +169,7 @@ class Sampler:
                 np.noun = NAMES[0]  # no "i saw me", which would ask for a reflexive
 
     def adjuncts(self, clause: Clause, timed: bool) -> None:
-        if not clause.pps and self.chance(0.22):
-            clause.pps = (self.phrase(),)
+        self.add_phrase(clause)
         if self.chance(0.2):
             clause.manner = self.zipf(MANNER)
         elif timed and self.chance(0.25):

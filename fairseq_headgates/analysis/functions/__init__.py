@@ -6,19 +6,13 @@ from fairseq_headgates.analysis.functions.counting import (
     check_annotations,
     count_functions,
 )
-from fairseq_headgates.analysis.functions.results import (
-    check_scores,
-    functions_of,
-    kept_functions,
-    scored_functions,
-)
+from fairseq_headgates.analysis.functions.results import functions_of, kept_functions, scored_functions
 from fairseq_headgates.analysis.functions.trees import parse_relations, read_alignments, read_trees
 
 __all__ = [
     "Annotations",
     "FunctionCounts",
     "check_annotations",
-    "check_scores",
     "count_functions",
     "functions_of",
     "kept_functions",

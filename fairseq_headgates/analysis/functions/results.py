@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from fairseq_headgates.analysis.functions.counting import STATISTICS, FunctionCounts, HeadCounts, KindCounts
 from fairseq_headgates.analysis.options import FunctionOptions
-from fairseq_headgates.heads import HeadTable, Signature
+from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.report import open_heads
 
 FORMAT = "headgates.functions/1"
@@ -172,49 +171,12 @@ def _fisher(numbers: Mapping[str, int]) -> float | None:
     return float(fisher_exact(table, alternative="greater").pvalue)
 
 
-def check_scores(tables: Sequence[HeadTable], gates: Mapping[str, Tensor], updates: str) -> None:
-    """Check that scores are of the heads of a model. A table may lack attention types, but not all of them.
-
-    Args:
-        tables: scores
-        gates: the evaluation gates of the model, [L, H] by attention type; see `gate_values`
-        updates: number of updates of the model, compared with that in the signatures of the scores
-
-    Raises:
-        ValueError: if a table is of another number of updates or of other heads, or has no score (NaN) of an open head
-    """
-    for table in tables:
-        reason = _mismatch(table, gates, updates)
-        if reason:
-            cure = "run `headgates score` on this checkpoint"
-            raise ValueError(f"the scores of {table.name} do not fit the checkpoint: {reason}; {cure}")
-
-
-def _mismatch(table: HeadTable, gates: Mapping[str, Tensor], updates: str) -> str:
-    """Return why scores do not fit a model, "" if they do."""
-    scored = Signature.parse(table.signature).parts.get("updates", updates)
-    if scored != updates:
-        return f"they are of a model after {scored} updates, and this one had {updates}"
-    types = [kind for kind in table.types if kind in gates]
-    if not types:
-        return f"they are of {', '.join(table.types)}, and the model has only {', '.join(gates)}"
-    for kind in types:
-        sizes = [len(row) for row in table.values[kind]]
-        layers, heads = gates[kind].shape
-        if sizes != [heads] * layers:
-            return f"{kind} has {layers} layers of {heads} heads, and scores of {sizes}"
-        for row, own in zip(table.values[kind], gates[kind].tolist(), strict=True):
-            if any(gate > 0 and math.isnan(score) for gate, score in zip(own, row, strict=True)):
-                return f"a head of {kind} is open and has no score"
-    return ""
-
-
 def scored_functions(result: Mapping[str, Any], tables: Sequence[HeadTable]) -> list[dict[str, Any]]:
     """Compare the scores of open heads with and without a function.
 
     Args:
         result: result of `functions_of`
-        tables: scores of the same heads; see `check_scores`
+        tables: scores of the same heads
 
     Returns:
         A dict for each table and attention type: `method`, the name of the scores; `type`; `with` and `without`, the
@@ -228,7 +190,7 @@ def scored_functions(result: Mapping[str, Any], tables: Sequence[HeadTable]) -> 
             groups: dict[bool, list[float]] = {True: [], False: []}
             for head, entry in open_heads(result):
                 if head.kind == kind:
-                    groups[bool(entry["functions"])].append(table.values[kind][head.layer][head.head])
+                    groups[bool(entry["functions"])].append(table[head])
             found.append({"method": table.name, "type": kind, **_rank_test(groups[True], groups[False])})
     return found
 
