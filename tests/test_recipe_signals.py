@@ -186,7 +186,11 @@ def test_ctrl_c_stops_a_training_with_a_checkpoint(tmp_path):
 
 @pytest.mark.rehearsal
 def test_ctrl_c_stops_a_training_on_two_machines(tmp_path):
-    """By ssh, here to the same machine; torchrun starts the workers."""
+    """By ssh, here to the same machine; torchrun starts the workers.
+
+    At the end the agents of torchrun wait for each other through a store in the first one. If that one leaves before
+    the answer has reached the other, torchrun logs an error with a traceback and succeeds all the same.
+    """
     make_corpus(tmp_path / "raw")
     (tmp_path / "ssh").write_text('#!/usr/bin/env bash\nshift\nexec bash -c "$*"\n')
     (tmp_path / "ssh").chmod(0o755)
@@ -197,6 +201,7 @@ def test_ctrl_c_stops_a_training_on_two_machines(tmp_path):
     recipe.wait_for(lambda: log.exists() and "train_inner" in log.read_text(), seconds=240)
     recipe.press_ctrl_c()
     assert recipe.finish() == 75, recipe.output + log.read_text()
-    assert "has saved a checkpoint" in recipe.output and "Traceback" not in log.read_text()
+    own = [line for line in log.read_text().splitlines() if "torch/distributed/elastic/agent/server/api.py" not in line]
+    assert "has saved a checkpoint" in recipe.output and not any("Traceback" in line for line in own), own
     assert log.read_text().count("stopped at update") == 1
     assert_nothing_left(recipe.pid, seconds=10)
