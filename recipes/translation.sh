@@ -45,7 +45,8 @@ find_devices
 batch_settings="MAX_TOKENS=$MAX_TOKENS UPDATE_FREQ=$UPDATE_FREQ"
 [[ -z $TOKENS_PER_UPDATE ]] || batch_settings="TOKENS_PER_UPDATE=$TOKENS_PER_UPDATE"
 keep_settings "$out" "SRC=$src TGT=$tgt LOWERCASE=$LOWERCASE PRETOKENIZED=$PRETOKENIZED CLEAN=${CLEAN// /,} BPE=$BPE \
-JOINT=$JOINT ARCH=$ARCH EMBED=$EMBED FFN=$FFN LAYERS=$LAYERS HEADS=$HEADS PRE_NORM=$PRE_NORM DROPOUT=$DROPOUT $batch_settings \
+JOINT=$JOINT ARCH=$ARCH EMBED=$EMBED FFN=$FFN LAYERS=$LAYERS DECODER_LAYERS=${DECODER_LAYERS:-$LAYERS} HEADS=$HEADS \
+PRE_NORM=$PRE_NORM DROPOUT=$DROPOUT $batch_settings \
 SCHEDULE=$SCHEDULE EPOCHS=$EPOCHS UPDATES=$UPDATES LR=$LR WARMUP=$WARMUP SAVE_EVERY=$SAVE_EVERY AVERAGE=$AVERAGE \
 TRAIN_FLAGS=${TRAIN_FLAGS// /,} SEEDS=$([[ ${#seeds[@]} == 1 ]] && echo "$SEEDS" || echo several)"
 # Controls and runs are comparable only with the same further training; without RUNS there is none.
@@ -125,7 +126,7 @@ if [[ -n $TOKENS_PER_UPDATE ]]; then
 fi
 [[ $LOWERCASE == 0 ]] || lowercase=(--lowercase)
 size=(--encoder-embed-dim "$EMBED" --decoder-embed-dim "$EMBED" --encoder-ffn-embed-dim "$FFN"
-  --decoder-ffn-embed-dim "$FFN" --encoder-layers "$LAYERS" --decoder-layers "$LAYERS"
+  --decoder-ffn-embed-dim "$FFN" --encoder-layers "$LAYERS" --decoder-layers "${DECODER_LAYERS:-$LAYERS}"
   --encoder-attention-heads "$HEADS" --decoder-attention-heads "$HEADS"
   "${embeddings[@]}")
 [[ $PRE_NORM == 0 ]] || size+=(--encoder-normalize-before --decoder-normalize-before)

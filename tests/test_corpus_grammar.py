@@ -12,8 +12,8 @@ GOLD = [
     (clause(nouns("boy"), "sleep"), "the boys slept .", "мальчики спали ."),
     (
         clause(noun("letter", "a", "new"), "burn", time="yesterday"),
-        "a new letter burned yesterday .",
-        "вчера новое письмо горело .",
+        "yesterday a new letter burned .",
+        "вчера горело новое письмо .",
     ),
     (
         clause(noun("woman", pp=("with", nouns("cat", ""))), "laugh"),
@@ -36,8 +36,8 @@ GOLD = [
     # future: the auxiliary agrees
     (
         clause(nouns("student", "our"), "build", noun("house", "this"), tense="fut", time="tomorrow"),
-        "our students will build this house tomorrow .",
-        "завтра наши студенты будут строить этот дом .",
+        "tomorrow our students will build this house .",
+        "завтра будут строить наши студенты этот дом .",
     ),
     # government: accusative, animate or not; genitive; dative; instrumental
     (
@@ -161,6 +161,22 @@ GOLD = [
         "i bought the book that she liked .",
         "я покупал книгу , которая ей нравилась .",
     ),
+    # the verb precedes the subject after a time, but not a pronoun
+    (
+        clause(noun("girl"), "help", pronoun("we"), time="now", tense="pres", frequency="often"),
+        "now the girl often helps us .",
+        "сейчас часто нам помогает девочка .",
+    ),
+    (
+        clause(pronoun("she"), "like", noun("house"), time="yesterday"),
+        "yesterday she liked the house .",
+        "вчера ей нравился дом .",
+    ),
+    (
+        clause(noun("cow"), "sleep", link=("because", clause(noun("king"), "work", tense="fut", time="tomorrow"))),
+        "the cow slept because tomorrow the king will work .",
+        "корова спала , потому что завтра будет работать король .",
+    ),
     # several adjectives
     (
         clause(noun("king"), "see", nouns("cat", "my", "old", "black", "strange")),
@@ -182,6 +198,26 @@ GOLD = [
         clause(pronoun("she"), "help", pronoun("they"), tense="pres", question=True),
         "does she help them ?",
         "помогает ли она им ?",
+    ),
+    (
+        clause(noun("teacher"), "hear", pronoun("we"), question=True),
+        "did the teacher hear us ?",
+        "слышал ли нас учитель ?",
+    ),
+    (
+        clause(noun("teacher"), "hear", pronoun("we"), question=True, tense="fut"),
+        "will the teacher hear us ?",
+        "будет ли нас учитель слышать ?",
+    ),
+    (
+        clause(noun("poet"), "give", noun("letter", "which"), to=pronoun("he"), shift=True, question=True),
+        "which letter did the poet give him ?",
+        "какое письмо давал ему поэт ?",
+    ),
+    (
+        clause(pronoun("i"), "give", noun("letter", "which"), to=pronoun("he"), shift=True, question=True),
+        "which letter did i give him ?",
+        "какое письмо я ему давал ?",
     ),
     (
         clause(noun("teacher", rel=clause(None, "see", noun("girl"))), "sleep", question=True),

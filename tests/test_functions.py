@@ -55,6 +55,7 @@ def one_head(offsets, sums, where, w, keys, queries, entering):
             continue
         best = max(range(len(keys)), key=lambda s: w[t][s])
         offsets[where][best - t] += 1
+        offsets[(*where, "exists")].update(s - t for s in range(t + 1 if where[0] == "dec-self" else len(keys)))
         add("entropy", -sum(x * math.log2(x) for x in w[t] if x > 0))
         add("eos", sum(x for x, key in zip(w[t], keys, strict=True) if key == EOS))
         add("first", w[t][min(places)] if places else 0)
@@ -130,11 +131,13 @@ def test_all_numbers_equal_naive_counts(subwords, pruned, left_pad, monkeypatch)
                 if entry is None:
                     assert pruned and MASK.values[kind][layer][head] == 0 and where not in offsets
                     continue
-                count = sum(offsets[where].values())
-                assert entry["positional"]["count"] == count
+                count, best = sum(offsets[where].values()), entry["positional"]["offset"]
                 rates = {str(offset): n / count for offset, n in offsets[where].items()}
                 assert entry["positional"]["offsets"] == pytest.approx(rates)
-                assert entry["positional"]["rate"] == max(rates.values())
+                assert rates[str(best)] == max(rates.values())
+                exists = offsets[(*where, "exists")][best]
+                assert entry["positional"]["count"] == exists
+                assert entry["positional"]["rate"] == offsets[where][best] / exists
                 own = dict(entry["statistics"])
                 if kind != "dec-self":
                     own |= {"two": entry["rare"]["rate"], "rare": entry["rare"]["rarest"]}

@@ -67,6 +67,7 @@ def fake_counts(number, hits):
     counts.kinds = {"enc-self": counts.kinds["enc-self"]}
     counts.heads[0].pairs[:] = 0
     counts.heads[0].pairs[0] = hits
+    counts.kinds["enc-self"].exists += 100
     offsets = counts.kinds["enc-self"].offsets
     offsets[:] = 0
     offsets[0, :2] = number / 2

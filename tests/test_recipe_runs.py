@@ -112,6 +112,11 @@ def test_scored_runs_have_a_number_of_heads_for_each_step(text, scores, steps):
     assert (value, found) == (scores, steps)
 
 
+def test_the_decoder_may_have_fewer_layers():
+    found = planned("all=0.5@gradient enc-self=0.5@gradient dec-enc=0.5@gradient", DECODER_LAYERS="1")
+    assert [steps for *_, steps in found.values() if steps] == [["20"], ["12"], ["4"]]
+
+
 def test_a_share_is_rounded_as_the_commands_round_it():
     from fairseq_headgates.gates import parse_target
 

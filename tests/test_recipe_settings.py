@@ -18,7 +18,10 @@ SWITCH = "must be 0 or 1"
 BAD = [
     *[(name, value, SWITCH) for name in ("LOWERCASE", "PRETOKENIZED", "JOINT", "PRE_NORM") for value in ("yes", "2")],
     *[(name, "x", SWITCH) for name in ("KEEP_EPOCHS", "CPU", "DRY_RUN")],
-    *[(name, "0", WHOLE) for name in "BPE EMBED FFN LAYERS HEADS MAX_TOKENS UPDATE_FREQ TOKENS_PER_UPDATE".split()],
+    *[
+        (name, "0", WHOLE)
+        for name in "BPE EMBED FFN LAYERS DECODER_LAYERS HEADS MAX_TOKENS UPDATE_FREQ TOKENS_PER_UPDATE".split()
+    ],
     *[(name, "0", WHOLE) for name in "UPDATES WARMUP SAVE_EVERY PRUNE_UPDATES BEAM GENERATION_TOKENS WORKERS".split()],
     *[(name, "x", "must be a whole number, 0 or more") for name in ("GPUS", "DISK_GB", "EPOCHS", "AVERAGE")],
     *[(name, "-1", "must be a whole number, 0 or more") for name in ("GPUS", "EPOCHS", "AVERAGE", "PRUNE_WARMUP")],
@@ -97,7 +100,11 @@ BAD = [
     ("RUNS", "all:0.1 enc-self:0.1 all:0.1", "must not name 'all:0.1' twice"),
     ("RUNS", "all=0.5@nothing", "method 'nothing' must be"),
     ("RUNS", "all=36 all=36@lagrangian", "must not name 'all=36@lagrangian' twice"),
-    ("RUNS", "all=73", "'all=73', more heads than there are: it must be at most 72"),
+    (
+        "RUNS",
+        "all=73",
+        "'all=73', more heads than there are: it must be at most 72 (LAYERS=3, DECODER_LAYERS=3, HEADS=8)",
+    ),
     ("RUNS", "enc-self=25@random", "at most 24"),
     ("SCRATCH", "x", "'x' is not an attention type"),
     ("SCRATCH", "dec-enc", "must be among the types of RUNS (enc-self, all)"),

@@ -3,7 +3,8 @@
 
 set -a # settings.py and the programs read the settings from the environment
 : "${LOWERCASE:=0}" "${PRETOKENIZED:=0}" "${CLEAN:=}" "${BPE:=6000}" "${JOINT:=1}"
-: "${ARCH:=transformer}" "${EMBED:=128}" "${FFN:=512}" "${LAYERS:=3}" "${HEADS:=8}" "${PRE_NORM:=1}" "${DROPOUT:=0.1}"
+: "${ARCH:=transformer}" "${EMBED:=128}" "${FFN:=512}" "${LAYERS:=3}" "${DECODER_LAYERS:=}" "${HEADS:=8}"
+: "${PRE_NORM:=1}" "${DROPOUT:=0.1}"
 : "${MAX_TOKENS:=2500}" "${UPDATE_FREQ:=1}" "${TOKENS_PER_UPDATE:=}"
 : "${SCHEDULE:=polynomial_decay}" "${EPOCHS:=}" "${UPDATES:=}" "${LR:=0.004}" "${WARMUP:=600}"
 if [[ $SCHEDULE == inverse_sqrt ]]; then : "${EPOCHS:=16}"; elif [[ -z $EPOCHS ]]; then : "${UPDATES:=6000}"; fi

@@ -49,9 +49,9 @@ class Clause:
     """A verb and its dependents. Without `subj` it relativises its subject or shares the subject of another clause.
 
     A relative clause with a subject relativises its object. `shift` puts the recipient `to` before the object in
-    English; in Russian it is always there. `link` is a word of LINKS and a second clause. A `question` asks for its
-    object if that has the determiner "which", else it asks for yes or no; its only dependents are subject, object,
-    recipient and prepositional phrases.
+    English; in Russian it is always there. `time` comes first. `link` is a word of LINKS and a second clause. A
+    `question` asks for its object if that has the determiner "which", else it asks for yes or no; its only dependents
+    are subject, object, recipient and prepositional phrases.
     """
 
     verb: Verb
@@ -68,6 +68,9 @@ class Clause:
     that: Clause | None = None
     link: tuple[str, Clause] | None = None
     question: bool = False
+
+    def __post_init__(self) -> None:
+        assert not (self.question and (self.negated or self.frequency or self.manner or self.time))
 
     def fronted(self) -> bool:
         """Return whether the object is at the beginning."""
@@ -168,39 +171,44 @@ def build_verb(clause: Clause, rel: str, subject: NP, agreeing: NP) -> Built:
 
 
 def build_clause(clause: Clause, rel: str, head: NP | None = None, shared: NP | None = None) -> Built:
-    """Build a clause. `head` is the noun phrase it relativises, `shared` the subject of the clause it belongs to.
-
-    Russian order: relative pronoun, time, subject, adverbs, object pronouns, verb, recipient, object, rest. In
-    questions the verb or its auxiliary precedes the subject, unless that is a pronoun and the object is asked for.
-    """
+    """Build a clause. `head` is the noun phrase it relativises, `shared` the subject of the clause it belongs to."""
     subject = clause.subj or head or shared
     assert subject is not None
     nominative = subject if subject_case(clause.verb) == "nom" else clause.obj or head
     assert nominative is not None
     verb, finite = build_verb(clause, rel, subject, nominative)
-    words = [TIME[clause.time][0]] if clause.time else []
+    parts = {"verb": finite, "first": finite[:1], "ли": ["ли"], "others": finite[1:]}
+    parts["frequency"] = [FREQUENCY[clause.frequency]] if clause.frequency else []
+    parts["manner"] = [MANNER[clause.manner]] if clause.manner else []
     if clause.subj:
-        node, subject_words = build_np(clause.subj, "nsubj", subject_case(clause.verb))
+        node, parts["subject"] = build_np(clause.subj, "nsubj", subject_case(clause.verb))
         verb.left.insert(int(clause.question), node)  # after the auxiliary of a question
-        words += subject_words
     if head:
         node, which = relative_pronoun(clause, head)
         verb.left.insert(0, node)
-        words.insert(0, which)
-    words += [FREQUENCY[clause.frequency]] if clause.frequency else []
-    clitics, after = build_objects(clause, verb)
-    if clause.fronted():
-        pronoun = bool(subject.noun.pronoun)
-        order = [words, clitics, finite] if pronoun else [finite, words, clitics]
-        words = [word for part in (build_fronted(clause, verb), *order, after) for word in part]
-    elif clause.question:
-        words = [finite[0], "ли", *words, *clitics, *finite[1:], *after]
-    else:
-        words += [*clitics, *([MANNER[clause.manner]] if clause.manner else []), *finite, *after]
+        parts["который"] = [which]
+    if clause.time:
+        russian, _, upos = TIME[clause.time]
+        verb.left.insert(0, Node(clause.time, upos, "obl:tmod" if upos == "NOUN" else "advmod"))
+        parts["time"] = [russian]
+    parts |= build_objects(clause, verb)
+    words = [word for part in russian_order(clause, subject).split() for word in parts.get(part, [])]
     for node, node_words in final_dependents(clause):
         verb.right.append(node)
         words += node_words
     return verb, words
+
+
+def russian_order(clause: Clause, subject: NP) -> str:
+    """Return the order of the parts of a Russian clause: the verb precedes a noun in questions and after a time."""
+    pronoun = bool(subject.noun.pronoun)
+    if clause.fronted():
+        return "asked subject clitics verb objects" if pronoun else "asked verb clitics subject objects"
+    if clause.question:
+        return f"first ли {'subject clitics' if pronoun else 'clitics subject'} others objects"
+    if clause.time and not pronoun:
+        return "time frequency clitics manner verb subject objects"
+    return "который time subject frequency clitics manner verb objects"
 
 
 def relative_pronoun(clause: Clause, head: NP) -> tuple[Node, str]:
@@ -218,28 +226,23 @@ def object_case(verb: Verb) -> str:
     return verb.government if verb.government in OBJECT_CASES else "acc"
 
 
-def build_fronted(clause: Clause, verb: Node) -> list[str]:
-    """Put the object at the beginning of the English clause. Return its Russian words."""
-    assert clause.obj is not None
-    node, words = build_np(clause.obj, "obj", object_case(clause.verb))
-    verb.left.insert(0, node)
-    return words
-
-
-def build_objects(clause: Clause, verb: Node) -> tuple[list[str], list[str]]:
-    """Attach recipient, and object unless it is fronted, to the verb.
-
-    Return the Russian words: pronouns, which precede the verb, and others.
-    """
+def build_objects(clause: Clause, verb: Node) -> dict[str, list[str]]:
+    """Attach recipient and object to the verb. Return the Russian words: of an object asked for, pronouns, others."""
     english: list[Node] = []
-    russian: tuple[list[str], list[str]] = ([], [])
-    for np, rel, np_case in ((clause.to, "iobj", "dat"), (clause.obj, "obj", object_case(clause.verb))):
-        if np and not (rel == "obj" and clause.fronted()):
-            node, words = build_np(np, rel, np_case)
+    parts: dict[str, list[str]] = {"asked": [], "clitics": [], "objects": []}
+    for np, rel, case in ((clause.to, "iobj", "dat"), (clause.obj, "obj", object_case(clause.verb))):
+        if not np:
+            continue
+        node, words = build_np(np, rel, case)
+        part = "clitics" if np.noun.pronoun else "objects"
+        if rel == "obj" and clause.fronted():
+            part = "asked"
+            verb.left.insert(0, node)
+        else:
             english.append(build_pp("to", np)[0] if rel == "iobj" and not clause.shift else node)
-            russian[0 if np.noun.pronoun else 1].extend(words)
+        parts[part] += words
     verb.right += english if clause.shift else english[::-1]
-    return russian
+    return parts
 
 
 def final_dependents(clause: Clause) -> Iterator[Built]:
@@ -247,9 +250,6 @@ def final_dependents(clause: Clause) -> Iterator[Built]:
     yield from (build_pp(*pp) for pp in clause.pps)
     if clause.manner:
         yield Node(clause.manner, "ADV", "advmod"), []
-    if clause.time:
-        upos = TIME[clause.time][2]
-        yield Node(clause.time, upos, "obl:tmod" if upos == "NOUN" else "advmod"), []
     if clause.that:
         node, words = build_clause(clause.that, "ccomp")
         node.left.insert(0, Node("that", "SCONJ", "mark"))

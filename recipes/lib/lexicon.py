@@ -12,10 +12,11 @@ FOLDER = Path(__file__).resolve().parents[1] / "data" / "lexicon"
 
 @dataclass(frozen=True)
 class Pronoun:
-    """What a verb agrees with, and the Russian forms by case; the accusative equals the genitive."""
+    """What a verb agrees with, the English possessive, and the Russian forms; the accusative equals the genitive."""
 
     person: int
     number: str
+    possessive: str
     forms: tuple[str, str, str, str]  # nominative, genitive, dative, instrumental
 
 
@@ -73,7 +74,7 @@ def read_noun(row: dict[str, str], proper: bool = False) -> Noun:
 
 def read_pronoun(row: dict[str, str]) -> Noun:
     forms = row["nominative"], row["genitive"], row["dative"], row["instrumental"]
-    pronoun = Pronoun(int(row["person"]), row["number"], forms)
+    pronoun = Pronoun(int(row["person"]), row["number"], row["possessive"], forms)
     return Noun(row["english"], row["object"], row["nominative"], row["gender"], "p", pronoun=pronoun)
 
 

@@ -66,14 +66,18 @@ class Run(NamedTuple):
         """The control; a decoder is frozen where only encoder heads are removed in training."""
         return FROZEN if self.types == "enc-self" and not self.method.endswith("-only") else PLAIN
 
-    def heads(self, per_type: int) -> int:
-        """Return the number of heads to keep of a model with `per_type` heads of each attention type."""
-        total = per_type * len(self.kinds)
+    def total(self, sizes: Mapping[str, int]) -> int:
+        """Return the number of heads of its attention types; `sizes` has that of each type."""
+        return sum(sizes[kind] for kind in self.kinds)
+
+    def heads(self, sizes: Mapping[str, int]) -> int:
+        """Return the number of heads to keep."""
+        total = self.total(sizes)
         return round(float(self.value) * total) if "." in self.value else int(self.value)
 
-    def steps(self, per_type: int, iterations: int) -> list[int]:
+    def steps(self, sizes: Mapping[str, int], iterations: int) -> list[int]:
         """Return the numbers of heads after each step of removal."""
-        total, kept = per_type * len(self.kinds), self.heads(per_type)
+        total, kept = self.total(sizes), self.heads(sizes)
         steps = iterations if self.method == "iterative" else 1
         return [total - (total - kept) * (step + 1) // steps for step in range(steps)]
 
@@ -123,19 +127,25 @@ def with_method(found: list[Run], method: str) -> list[Run]:
     return [run._replace(method=run.method or method) for run in found]
 
 
+def sizes_of(layers: int, decoder_layers: int | None, heads: int) -> dict[str, int]:
+    """Return the number of heads of each attention type; without `decoder_layers` the decoder has `layers`."""
+    return {kind: heads * (layers if kind == "enc-self" else decoder_layers or layers) for kind in TYPES}
+
+
 def plan(settings: Mapping[str, str]) -> list[str]:
     """Return the lines that the program prints."""
     found = with_method(runs(settings["RUNS"]), settings["SPARSITY_METHOD"])
     scratch = types_of_runs(settings["SCRATCH"])
-    per_type, iterations = int(settings["LAYERS"]) * int(settings["HEADS"]), int(settings["ITERATIONS"])
-    lines = [line for run in found for line in _lines(run, scratch, per_type, iterations)]
+    decoder_layers, iterations = int(settings.get("DECODER_LAYERS") or 0), int(settings["ITERATIONS"])
+    sizes = sizes_of(int(settings["LAYERS"]), decoder_layers, int(settings["HEADS"]))
+    lines = [line for run in found for line in _lines(run, scratch, sizes, iterations)]
     needed = {line.split()[2] for line in lines}
     return [f"{control} control {control} - -" for control in (PLAIN, FROZEN) if control in needed] + lines
 
 
-def _lines(run: Run, scratch: list[str], per_type: int, iterations: int) -> Iterator[str]:
+def _lines(run: Run, scratch: list[str], sizes: Mapping[str, int], iterations: int) -> Iterator[str]:
     value = SCORES.get(run.method, run.value)
-    steps = run.steps(per_type, iterations) if run.method in SCORES else []
+    steps = run.steps(sizes, iterations) if run.method in SCORES else []
     yield " ".join([run.name, run.method, run.control, ",".join(run.kinds), value, *map(str, steps)])
     if run.types in scratch:
         yield f"{run.name}_scratch scratch {PLAIN} {','.join(run.kinds)} {run.name}"

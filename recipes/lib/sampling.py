@@ -32,6 +32,7 @@ PLURAL_DETS = ("the", "", "the", "my", "this", "her", "his", "our", "their", "yo
 TENSES = ("past", "pres", "fut")  # from the most frequent one
 RARE_WORD = 0.06  # probability that a noun is a rare one
 QUESTION = 0.35  # probability that a sentence is a question
+TIMED = 0.5  # probability that a clause begins with a time, if it may
 ADJECTIVE_NUMBERS = (0.6, 0.2, 0.12, 0.08)  # probabilities that a noun has none, one, two, three
 
 
@@ -132,6 +133,7 @@ class Sampler:
         phrases = [clause.obj, *(np for _, np in clause.pps)]
         if not clause.that and not any(np and np.rel for np in phrases):
             self.adjuncts(clause, timed=not subj)
+        avoid_reflexives(clause)
         return clause
 
     def question(self) -> Clause:
@@ -145,6 +147,7 @@ class Sampler:
             clause.obj = NP(asked.noun, asked.number, "which", asked.adjectives)
         if not (clause.obj and clause.obj.rel):
             self.add_phrase(clause)
+        avoid_reflexives(clause)
         return clause
 
     def add_phrase(self, clause: Clause) -> None:
@@ -164,16 +167,13 @@ class Sampler:
             clause.pps = ((government, self.np(kinds, rich, rel=rel)),)
         elif government != "none":
             clause.obj = self.np(kinds, rich, rel=rel, pronoun=0.2)
-        for np in (clause.obj, clause.to):
-            if np and clause.subj and np.noun.pronoun and np.noun == clause.subj.noun:
-                np.noun = NAMES[0]  # no "i saw me", which would ask for a reflexive
 
     def adjuncts(self, clause: Clause, timed: bool) -> None:
         self.add_phrase(clause)
-        if self.chance(0.2):
-            clause.manner = self.zipf(MANNER)
-        elif timed and self.chance(0.25):
+        if timed and self.chance(TIMED):
             clause.time = self.zipf(word for word, row in TIME.items() if row[1] == clause.tense)
+        elif self.chance(0.2):
+            clause.manner = self.zipf(MANNER)
 
     def sentence(self) -> Clause:
         """Draw a question, or a clause, alone or with another: with the same subject, coordinate or subordinate."""
@@ -190,5 +190,19 @@ class Sampler:
             second.subj = None
             first.link = ("and", second)
         else:
-            first.link = (self.zipf(LINKS), self.clause(rich=False))
+            word = self.zipf(LINKS)
+            tense = self.zipf(TENSES[:2]) if word == "when" else ""  # not "when he will sleep"
+            first.link = (word, self.clause(tense=tense, rich=False))
         return first
+
+
+def avoid_reflexives(clause: Clause) -> None:
+    """Replace "i saw me" and "i saw my cat", where Russian would have a reflexive pronoun."""
+    subject = clause.subj.noun if clause.subj else None
+    if not subject or not subject.pronoun:
+        return
+    for np in (clause.obj, clause.to, *(np for _, np in clause.pps)):
+        if np and np.noun == subject:
+            np.noun = NAMES[0]
+        elif np and np.det == subject.pronoun.possessive:
+            np.det = "the"

@@ -20,7 +20,7 @@ from typing import Any
 
 from commands import exit_code
 from rules import shown
-from runs import with_method
+from runs import sizes_of, with_method
 from settings_table import RECIPES
 
 # --- settings that depend on each other -------------------------------------------------------------------------
@@ -126,15 +126,15 @@ def check_runs(given: Mapping[str, Any]) -> None:
     """Names of runs are unique, and no run keeps more heads than there are."""
     found = given.get("RUNS", [])
     names = [run.name for run in with_method(found, given.get("SPARSITY_METHOD", "lagrangian"))]
-    layers, heads = given.get("LAYERS"), given.get("HEADS")
+    layers, decoder_layers, heads = (given.get(name) for name in ("LAYERS", "DECODER_LAYERS", "HEADS"))
     for i, run in enumerate(found):
         if names[i] in names[:i]:
             raise ValueError(f"RUNS must not name {str(run)!r} twice")
-        per_type = layers * heads if layers and heads else math.inf
-        if run.method != "l0" and "." not in run.value and int(run.value) > per_type * len(run.kinds):
+        total = run.total(sizes_of(layers, decoder_layers, heads)) if layers and heads else math.inf
+        if run.method != "l0" and "." not in run.value and int(run.value) > total:
             raise ValueError(
-                f"RUNS names {str(run)!r}, more heads than there are: it must be at most {per_type * len(run.kinds)} "
-                f"(attention types x LAYERS={layers} x HEADS={heads})"
+                f"RUNS names {str(run)!r}, more heads than there are: it must be at most {total} (LAYERS={layers}, "
+                f"DECODER_LAYERS={decoder_layers or layers}, HEADS={heads})"
             )
         if run.method == "iterative" and given.get("ITERATIONS", 0) > given.get("PRUNE_UPDATES", math.inf):
             raise ValueError(f"ITERATIONS={given['ITERATIONS']} must be at most PRUNE_UPDATES={given['PRUNE_UPDATES']}")

@@ -94,6 +94,7 @@ class KindCounts:
 
     Attributes:
         statistics: what each of `STATISTICS` is divided by, [6]
+        exists: number of queries with a key at each offset, [2 M + 1]: the column M is the offset 0
         rare: number of queries in sentences with a rare token
         pairs: number of pairs, by relation: [R]
         offsets: number of pairs by relation and offset, [R, 2 M + 1]: the column M is the offset 0
@@ -103,6 +104,7 @@ class KindCounts:
     """
 
     statistics: Tensor
+    exists: Tensor
     rare: Tensor
     pairs: Tensor
     offsets: Tensor
@@ -114,7 +116,7 @@ class KindCounts:
     def zeros(cls, longest: int, relations: int) -> KindCounts:
         """Return counts of 0."""
         span = 2 * longest + 1
-        sizes = ((len(STATISTICS),), (1,), (relations,), (relations, span), (1,), (span,), (1,))
+        sizes = ((len(STATISTICS),), (span,), (1,), (relations,), (relations, span), (1,), (span,), (1,))
         return cls(*(torch.zeros(size, dtype=torch.double) for size in sizes))
 
     def tensors(self) -> list[Tensor]:
@@ -226,6 +228,15 @@ class _Pass:
         on(source.device, self.layouts)
         for kind, counts in self.kinds.items():
             self._count(counts, self.layouts[kind])
+            counts.exists += self._exists(self.layouts[kind], causal=kind == "dec-self")
+
+    def _exists(self, layout: Layout, causal: bool) -> Tensor:
+        """Return how many queries have a key at each offset: [2 M + 1]."""
+        offset = layout.key_positions[:, None, :] - layout.query_positions[:, :, None]
+        there = layout.counted[:, :, None] & layout.real[:, None, :]
+        if causal:
+            there &= offset.le(0)
+        return torch.bincount(offset[there] + self.longest, minlength=2 * self.longest + 1).cpu()
 
     def _count(self, counts: KindCounts, layout: Layout) -> None:
         counted = layout.counted

@@ -24,6 +24,7 @@ def functions_of(
 
     A head has the function
     - `positional O` if its maximum is at the offset O from the query for at least `positional` percent of the queries
+      with a key there
     - `REL to governor` or `REL to dependent` if its maximum is on the word in the relation for at least `margin`
       percentage points more of the pairs than the most frequent offset of the relation, and the confidence interval is
       above that baseline
@@ -95,7 +96,7 @@ def _head(
     options: FunctionOptions,
 ) -> dict[str, Any]:
     """Return the numbers of one head, and its functions by name."""
-    entry: dict[str, Any] = {"functions": [], "positional": _positional(counts.offsets[head])}
+    entry: dict[str, Any] = {"functions": [], "positional": _positional(counts.offsets[head], kind.exists)}
     for name, relation in relations.items():
         hits = counts.linked[head] if name == "alignment" else counts.pairs[names.index(name), head]
         rate = _rate(float(hits), relation["count"], options.confidence)
@@ -119,16 +120,15 @@ def _head(
     return entry
 
 
-def _positional(offsets: Tensor) -> dict[str, Any]:
-    """Return the most frequent offset of the maximum, its rate, and the rates of all offsets."""
-    count, middle = float(offsets.sum()), len(offsets) // 2
-    best = int(offsets.argmax())
-    rates = {str(i - middle): float(n) / count for i, n in enumerate(offsets) if n > 0}
+def _positional(offsets: Tensor, exists: Tensor) -> dict[str, Any]:
+    """Return the most frequent offset of the maximum, its rate among the queries with a key there, and all offsets."""
+    best, middle = int(offsets.argmax()), len(offsets) // 2
+    count = int(exists[best])
     return {
         "offset": best - middle,
         "rate": float(offsets[best]) / max(count, 1),
-        "count": int(count),
-        "offsets": rates,
+        "count": count,
+        "offsets": {str(i - middle): float(n / offsets.sum()) for i, n in enumerate(offsets) if n > 0},
     }
 
 
