@@ -12,10 +12,11 @@ recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/lib/common.sh"
 source "$recipes/lib/devices.sh"
 set -a
+: "${OMP_NUM_THREADS:=1}" # more threads are slower on models of this size, and change the results
 : "${PRETOKENIZED:=1}" "${JOINT:=0}" "${BPE:=1000}"
-: "${EMBED:=64}" "${FFN:=128}" "${LAYERS:=2}" "${HEADS:=4}" "${DROPOUT:=0}"
+: "${EMBED:=64}" "${FFN:=128}" "${LAYERS:=2}" "${DECODER_LAYERS:=1}" "${HEADS:=8}" "${DROPOUT:=0}"
 : "${MAX_TOKENS:=2500}" "${SAVE_EVERY:=300}" "${LR:=0.008}" "${WARMUP:=150}"
-[[ -n ${EPOCHS:-} ]] || : "${UPDATES:=1800}"
+[[ -n ${EPOCHS:-} ]] || : "${UPDATES:=2400}"
 : "${PRUNE_UPDATES:=600}" "${PRUNE_WARMUP:=40}"
 set +a
 source "$recipes/lib/defaults.sh"

@@ -31,8 +31,8 @@ SINGULAR_DETS = ("the", "a", "the", "a", "my", "this", "his", "her", "every", "o
 PLURAL_DETS = ("the", "", "the", "my", "this", "her", "his", "our", "their", "your")
 TENSES = ("past", "pres", "fut")  # from the most frequent one
 RARE_WORD = 0.06  # probability that a noun is a rare one
-QUESTION = 0.35  # probability that a sentence is a question
-TIMED = 0.5  # probability that a clause begins with a time, if it may
+QUESTION = 0.15  # probability that a sentence is a question
+TIMED = 0.2  # probability that a clause begins with a time, if it may
 ADJECTIVE_NUMBERS = (0.6, 0.2, 0.12, 0.08)  # probabilities that a noun has none, one, two, three
 
 

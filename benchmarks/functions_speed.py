@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Measure the cost of counting what all heads of a model attend to, relative to a forward pass over the same sentences.
+
+    python benchmarks/functions_speed.py TREES TARGET [--size small|base] [--device cpu|cuda]
+
+TREES is a CoNLL-U file of the source, TARGET a text file with a translation on each line. Words are not segmented; the
+weights are random, because the cost does not depend on them. Relations, rare tokens and alignments are all counted (as
+alignments, words at the same position). Reading the files is not timed, matching words and tokens is.
+"""
+
+import argparse
+import gzip
+import statistics
+from functools import partial
+from pathlib import Path
+
+import torch
+from bench_models import DTYPES, SIZES, machine, make_args, make_task, median_ratio, take_turns
+from fairseq.data import Dictionary
+from fairseq.data.language_pair_dataset import collate
+from fairseq.models.transformer import TransformerModel
+from tqdm import tqdm
+
+from fairseq_headgates.analysis.functions import Annotations, count_functions, parse_relations, read_trees
+from fairseq_headgates.evaluation import Corpus
+
+
+def main() -> None:
+    options = parse()
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    torch.manual_seed(1)
+    trees = read_trees(str(options.trees))[: options.sentences]
+    targets = [line.split() for line in read_lines(options.target)[: options.sentences]]
+    task = make_task(0)
+    task.source_dictionary = dictionary_of(tree.forms for tree in trees)
+    task.target_dictionary = dictionary_of(targets)
+    args = make_args(options.size)
+    args.share_all_embeddings = False
+    model = TransformerModel.build_model(args, task)
+    model = model.to(options.device, DTYPES[options.dtype]).eval()
+    pairs = [(" ".join(tree.forms), " ".join(words)) for tree, words in zip(trees, targets, strict=True)]
+    corpus = Corpus(task, make_batches(task, pairs, options.max_tokens, options.device))
+    links = [
+        frozenset((i, i) for i in range(min(len(tree.forms), len(words))))
+        for tree, words in zip(trees, targets, strict=True)
+    ]
+    annotations = Annotations({"source": trees}, parse_relations(None, trees), links)
+    works = {
+        "forward pass": partial(forward, model, corpus),
+        "functions": partial(count_functions, model, corpus, annotations),
+    }
+    ready = {name: partial(lambda work: work, work) for name, work in works.items()}
+    with tqdm(total=options.rounds + 1, leave=False) as bar:
+        seconds = take_turns(ready, options.rounds, 1, options.device, bar)
+    tokens = sum(batch["ntokens"] for batch in corpus.batches)
+    print(f"{machine(options.device)}, torch {torch.__version__}, {options.size}, {options.dtype}, ", end="")
+    print(f"{len(pairs)} sentences, {tokens} target tokens, {len(corpus.batches)} batches")
+    for name in works:
+        print(f"{name:14}{statistics.median(seconds[name]):8.2f} s{median_ratio(seconds, name, 'forward pass'):8.2f}")
+
+
+@torch.no_grad()
+def forward(model: TransformerModel, corpus: Corpus) -> None:
+    for batch in corpus.batches:
+        model(**batch["net_input"])
+
+
+def read_lines(path: Path) -> list[str]:
+    data = path.read_bytes()
+    return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8").splitlines()
+
+
+def dictionary_of(sentences) -> Dictionary:
+    dictionary = Dictionary()
+    for words in sentences:
+        for word in words:
+            dictionary.add_symbol(word)
+    return dictionary
+
+
+def make_batches(task, pairs: list[tuple[str, str]], max_tokens: int, device: str) -> list[dict]:
+    """Return batches of sentences of similar length, as those of fairseq-generate."""
+    samples = [
+        {
+            "id": i,
+            "source": task.source_dictionary.encode_line(source, add_if_not_exist=False).long(),
+            "target": task.target_dictionary.encode_line(target, add_if_not_exist=False).long(),
+        }
+        for i, (source, target) in enumerate(pairs)
+    ]
+    samples.sort(key=lambda sample: max(len(sample["source"]), len(sample["target"])))
+    groups: list[list[dict]] = [[]]
+    for sample in samples:
+        longest = max(len(sample["source"]), len(sample["target"]))
+        if longest * (len(groups[-1]) + 1) > max_tokens and groups[-1]:
+            groups.append([])
+        groups[-1].append(sample)
+    batches = [collate(group, task.source_dictionary.pad(), task.source_dictionary.eos()) for group in groups]
+    for batch in batches:
+        batch["net_input"] = {name: tensor.to(device) for name, tensor in batch["net_input"].items()}
+        batch["target"] = batch["target"].to(device)
+    return batches
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("trees", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--size", choices=SIZES, default="base")
+    parser.add_argument("--sentences", type=int, default=1000, help="(default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=4000, help="(default: %(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32")
+    parser.add_argument("--threads", type=int, help="threads on the CPU (default: torch's)")
+    parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
