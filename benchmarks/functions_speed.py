@@ -5,12 +5,16 @@
 
 TREES is a CoNLL-U file of the source, TARGET a text file with a translation on each line. Words are not segmented; the
 weights are random, because the cost does not depend on them. Relations, rare tokens and alignments are all counted (as
-alignments, words at the same position). Reading the files is not timed, matching words and tokens is.
+alignments, words at the same position). The forward pass is that of fairseq's model up to the last layer, without the
+projection to the vocabulary. Reading the files is not timed, matching words and tokens is.
 """
 
 import argparse
+import copy
 import gzip
 import statistics
+import sys
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +35,8 @@ def main() -> None:
     torch.manual_seed(1)
     trees = read_trees(str(options.trees))[: options.sentences]
     targets = [line.split() for line in read_lines(options.target)[: options.sentences]]
+    if len(trees) != len(targets):
+        sys.exit(f"{options.trees} has {len(trees)} trees and {options.target} {len(targets)} lines: give as many")
     task = make_task(0)
     task.source_dictionary = dictionary_of(tree.forms for tree in trees)
     task.target_dictionary = dictionary_of(targets)
@@ -38,6 +44,7 @@ def main() -> None:
     args.share_all_embeddings = False
     model = TransformerModel.build_model(args, task)
     model = model.to(options.device, DTYPES[options.dtype]).eval()
+    ours = copy.deepcopy(model)  # which gets this plugin's attention
     pairs = [(" ".join(tree.forms), " ".join(words)) for tree, words in zip(trees, targets, strict=True)]
     corpus = Corpus(task, make_batches(task, pairs, options.max_tokens, options.device))
     links = [
@@ -47,7 +54,7 @@ def main() -> None:
     annotations = Annotations({"source": trees}, parse_relations(None, trees), links)
     works = {
         "forward pass": partial(forward, model, corpus),
-        "functions": partial(count_functions, model, corpus, annotations),
+        "functions": partial(count_functions, ours, corpus, annotations),
     }
     ready = {name: partial(lambda work: work, work) for name, work in works.items()}
     with tqdm(total=options.rounds + 1, leave=False) as bar:
@@ -62,7 +69,7 @@ def main() -> None:
 @torch.no_grad()
 def forward(model: TransformerModel, corpus: Corpus) -> None:
     for batch in corpus.batches:
-        model(**batch["net_input"])
+        model(**batch["net_input"], features_only=True)
 
 
 def read_lines(path: Path) -> list[str]:
@@ -70,7 +77,7 @@ def read_lines(path: Path) -> list[str]:
     return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8").splitlines()
 
 
-def dictionary_of(sentences) -> Dictionary:
+def dictionary_of(sentences: Iterable[Sequence[str]]) -> Dictionary:
     dictionary = Dictionary()
     for words in sentences:
         for word in words:
@@ -104,15 +111,15 @@ def make_batches(task, pairs: list[tuple[str, str]], max_tokens: int, device: st
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("trees", type=Path)
-    parser.add_argument("target", type=Path)
+    parser.add_argument("trees", type=Path, help="trees of the source, CoNLL-U, also .gz")
+    parser.add_argument("target", type=Path, help="their translations, one per line, also .gz")
     parser.add_argument("--size", choices=SIZES, default="base")
-    parser.add_argument("--sentences", type=int, default=1000, help="(default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=4000, help="(default: %(default)s)")
+    parser.add_argument("--sentences", type=int, default=1000, help="take the first N (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=4000, help="tokens in a batch (default: %(default)s)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32")
     parser.add_argument("--threads", type=int, help="threads on the CPU (default: torch's)")
-    parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="repetitions (default: %(default)s)")
     return parser.parse_args()
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The demonstration: train, gate and prune a small model on artificial text, in about ten minutes on two CPU cores.
+# The demonstration: train, gate and prune a small model on artificial text, in about ten minutes on one CPU core.
 #
 #   recipes/demo.sh [--dry-run] [OUT_DIR, default demo-out]
 #
@@ -12,7 +12,7 @@ recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/lib/common.sh"
 source "$recipes/lib/devices.sh"
 set -a
-: "${OMP_NUM_THREADS:=1}" # more threads are slower on models of this size, and change the results
+: "${OMP_NUM_THREADS:=1}"
 : "${PRETOKENIZED:=1}" "${JOINT:=0}" "${BPE:=1000}"
 : "${EMBED:=64}" "${FFN:=128}" "${LAYERS:=2}" "${DECODER_LAYERS:=1}" "${HEADS:=8}" "${DROPOUT:=0}"
 : "${MAX_TOKENS:=2500}" "${SAVE_EVERY:=300}" "${LR:=0.008}" "${WARMUP:=150}"

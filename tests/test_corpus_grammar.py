@@ -37,7 +37,7 @@ GOLD = [
     (
         clause(nouns("student", "our"), "build", noun("house", "this"), tense="fut", time="tomorrow"),
         "tomorrow our students will build this house .",
-        "завтра будут строить наши студенты этот дом .",
+        "завтра наши студенты будут строить этот дом .",
     ),
     # government: accusative, animate or not; genitive; dative; instrumental
     (
@@ -161,7 +161,7 @@ GOLD = [
         "i bought the book that she liked .",
         "я покупал книгу , которая ей нравилась .",
     ),
-    # the verb precedes the subject after a time, but not a pronoun
+    # the verb precedes the subject after a time, but not a pronoun, and not with an object that is a noun
     (
         clause(noun("girl"), "help", pronoun("we"), time="now", tense="pres", frequency="often"),
         "now the girl often helps us .",
@@ -176,6 +176,26 @@ GOLD = [
         clause(noun("cow"), "sleep", link=("because", clause(noun("king"), "work", tense="fut", time="tomorrow"))),
         "the cow slept because tomorrow the king will work .",
         "корова спала , потому что завтра будет работать король .",
+    ),
+    (
+        clause(noun("king"), "like", pronoun("he"), time="yesterday", frequency="often"),
+        "yesterday the king often liked him .",
+        "вчера он часто нравился королю .",
+    ),
+    (
+        clause(pronoun("she"), "like", pronoun("i"), tense="pres", frequency="never"),
+        "she never likes me .",
+        "ей я никогда не нравлюсь .",
+    ),
+    (
+        clause(pronoun("we"), "like", pronoun("i"), tense="pres", question=True),
+        "do we like me ?",
+        "нравлюсь ли я нам ?",
+    ),
+    (
+        clause(nouns("doctor"), "like", pronoun("i"), tense="fut", question=True),
+        "will the doctors like me ?",
+        "буду ли я нравиться врачам ?",
     ),
     # several adjectives
     (
@@ -207,7 +227,7 @@ GOLD = [
     (
         clause(noun("teacher"), "hear", pronoun("we"), question=True, tense="fut"),
         "will the teacher hear us ?",
-        "будет ли нас учитель слышать ?",
+        "будет ли учитель нас слышать ?",
     ),
     (
         clause(noun("poet"), "give", noun("letter", "which"), to=pronoun("he"), shift=True, question=True),

@@ -58,6 +58,20 @@ def test_a_relation_needs_the_margin_and_the_interval():
         assert result["heads"]["enc-self"][0][0]["functions"] == expected
 
 
+def test_a_head_on_the_previous_token_is_positional_in_short_sentences():
+    """The first token has no previous one: with it the rate would be 3 of 4, below the threshold."""
+    counts = fake_counts(4, 0)
+    counts.kinds["enc-self"].exists[:] = torch.tensor([0, 0, 1, 2, 3, 4, 4, 3, 2, 1, 0])
+    longest = counts.heads[0].offsets.size(1) // 2
+    assert longest == 5
+    for on_previous, functions in ((3, ["positional -1"]), (2, [])):
+        counts.heads[0].offsets[:] = 0
+        counts.heads[0].offsets[0, longest - 1] = on_previous
+        counts.heads[0].offsets[0, longest] = 1
+        result = functions_of(counts, FunctionOptions(), {"enc-self": torch.ones(1, 1)})
+        assert result["heads"]["enc-self"][0][0]["functions"] == functions
+
+
 def fake_counts(number, hits):
     task, pairs = Task(False), [([4, 5, 6, 7, EOS], [4, EOS])]
     model = make_model(encoder_layers=1)

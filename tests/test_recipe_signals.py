@@ -201,7 +201,9 @@ def test_ctrl_c_stops_a_training_on_two_machines(tmp_path):
     recipe.wait_for(lambda: log.exists() and "train_inner" in log.read_text(), seconds=240)
     recipe.press_ctrl_c()
     assert recipe.finish() == 75, recipe.output + log.read_text()
-    own = [line for line in log.read_text().splitlines() if "torch/distributed/elastic/agent/server/api.py" not in line]
+    own = log.read_text().splitlines()
+    if any("Error waiting on exit barrier" in line for line in own):
+        own = [line for line in own if "torch/distributed/elastic/agent/server/api.py" not in line]
     assert "has saved a checkpoint" in recipe.output and not any("Traceback" in line for line in own), own
     assert log.read_text().count("stopped at update") == 1
     assert_nothing_left(recipe.pid, seconds=10)

@@ -66,8 +66,8 @@ class FunctionOptions:
     """From which values on a head has a function, in percent.
 
     Attributes:
-        positional: share of the queries whose maximum is at the same offset, among those with a key there (Voita et al.
-            2019, section 5.2)
+        positional: share of the queries whose maximum is at the same offset (90% in Voita et al. 2019, section 5.2), of
+            those for which that position exists
         margin: percentage points above the most frequent offset of a relation (Voita et al. 2019, section 5.3)
         rare: share of the queries whose maximum is on one of the two rarest tokens of the sentence
         confidence: level of the confidence intervals

@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         type=_percent,
         default=DEFAULTS.positional,
-        help="a head is positional if its maximum is at the same offset for at least PERCENT of the tokens that have a "
-        "token there (default: %(default)g)",
+        help="a head is positional if its maximum is at the same offset for at least PERCENT of the tokens for which "
+        "that position exists (default: %(default)g)",
     )
     parser.add_argument(
         "--margin",

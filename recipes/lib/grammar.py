@@ -69,9 +69,6 @@ class Clause:
     link: tuple[str, Clause] | None = None
     question: bool = False
 
-    def __post_init__(self) -> None:
-        assert not (self.question and (self.negated or self.frequency or self.manner or self.time))
-
     def fronted(self) -> bool:
         """Return whether the object is at the beginning."""
         return self.question and self.obj is not None and self.obj.det == "which"
@@ -174,6 +171,9 @@ def build_clause(clause: Clause, rel: str, head: NP | None = None, shared: NP | 
     """Build a clause. `head` is the noun phrase it relativises, `shared` the subject of the clause it belongs to."""
     subject = clause.subj or head or shared
     assert subject is not None
+    assert not (head and clause.time)
+    if clause.question:
+        assert not (clause.negated or clause.frequency or clause.manner or clause.time or clause.that or clause.link)
     nominative = subject if subject_case(clause.verb) == "nom" else clause.obj or head
     assert nominative is not None
     verb, finite = build_verb(clause, rel, subject, nominative)
@@ -200,15 +200,24 @@ def build_clause(clause: Clause, rel: str, head: NP | None = None, shared: NP | 
 
 
 def russian_order(clause: Clause, subject: NP) -> str:
-    """Return the order of the parts of a Russian clause: the verb precedes a noun in questions and after a time."""
+    """Return the order of the parts of a Russian clause.
+
+    The verb precedes a subject that is a noun in questions, and after an adverb of time without an object that is a
+    noun. The parts: the relative pronoun (`который`), time, subject, frequency, manner; of the verb all (`verb`), or
+    its `first` word and the `others`; of the objects that with "which" (`asked`), a pronoun in the nominative
+    (`nominative`), other pronouns (`clitics`), others (`objects`).
+    """
     pronoun = bool(subject.noun.pronoun)
     if clause.fronted():
         return "asked subject clitics verb objects" if pronoun else "asked verb clitics subject objects"
+    if clause.question and subject_case(clause.verb) == "dat" and not pronoun:
+        return "first ли nominative clitics others subject objects"
     if clause.question:
-        return f"first ли {'subject clitics' if pronoun else 'clitics subject'} others objects"
-    if clause.time and not pronoun:
-        return "time frequency clitics manner verb subject objects"
-    return "который time subject frequency clitics manner verb objects"
+        before_subject = clause.tense != "fut" and not pronoun
+        return f"first ли nominative {'clitics subject' if before_subject else 'subject clitics'} others objects"
+    if clause.time and not pronoun and not any(np and not np.noun.pronoun for np in (clause.obj, clause.to)):
+        return "time nominative frequency clitics manner verb subject objects"
+    return "который time subject nominative frequency clitics manner verb objects"
 
 
 def relative_pronoun(clause: Clause, head: NP) -> tuple[Node, str]:
@@ -227,14 +236,14 @@ def object_case(verb: Verb) -> str:
 
 
 def build_objects(clause: Clause, verb: Node) -> dict[str, list[str]]:
-    """Attach recipient and object to the verb. Return the Russian words: of an object asked for, pronouns, others."""
+    """Attach recipient and object to the verb. Return the Russian words by part; see `russian_order`."""
     english: list[Node] = []
-    parts: dict[str, list[str]] = {"asked": [], "clitics": [], "objects": []}
+    parts: dict[str, list[str]] = {"asked": [], "nominative": [], "clitics": [], "objects": []}
     for np, rel, case in ((clause.to, "iobj", "dat"), (clause.obj, "obj", object_case(clause.verb))):
         if not np:
             continue
         node, words = build_np(np, rel, case)
-        part = "clitics" if np.noun.pronoun else "objects"
+        part = "objects" if not np.noun.pronoun else "nominative" if case == "nom" else "clitics"
         if rel == "obj" and clause.fronted():
             part = "asked"
             verb.left.insert(0, node)

@@ -32,7 +32,7 @@ PLURAL_DETS = ("the", "", "the", "my", "this", "her", "his", "our", "their", "yo
 TENSES = ("past", "pres", "fut")  # from the most frequent one
 RARE_WORD = 0.06  # probability that a noun is a rare one
 QUESTION = 0.15  # probability that a sentence is a question
-TIMED = 0.2  # probability that a clause begins with a time, if it may
+TIMED = 0.2  # probability that a clause that may have a time begins with one
 ADJECTIVE_NUMBERS = (0.6, 0.2, 0.12, 0.08)  # probabilities that a noun has none, one, two, three
 
 
@@ -91,7 +91,7 @@ class Sampler:
         """Add at most one dependent phrase, so that its attachment is unambiguous."""
         choice, kind = self.rng.random(), np.noun.kind
         if choice < 0.07:
-            np.conj = self.np(kind)
+            np.conj = self.other(np)
         elif np.noun.proper:
             return
         elif choice < 0.15:
@@ -101,6 +101,13 @@ class Sampler:
             np.pp = (preposition, self.np(inside))
         elif rel and choice < 0.52:
             np.rel = self.relative(kind)
+
+    def other(self, np: NP) -> NP | None:
+        """Draw a phrase to coordinate, with a determiner so that it cannot share that of `np`; not of the same noun."""
+        conj = self.np(np.noun.kind)
+        if not conj.noun.proper:
+            conj.det = conj.det or "the"
+        return None if conj.noun == np.noun else conj
 
     def relative(self, kind: str) -> Clause:
         """Draw a clause that relativises its object or its subject, a noun of this kind."""
@@ -116,8 +123,10 @@ class Sampler:
         clause.manner = self.zipf(MANNER) if self.chance(0.15) else ""
         return clause
 
-    def clause(self, subj: NP | None = None, tense: str = "", rich: bool = True, end: bool = True) -> Clause:
-        """Draw a clause, with the subject `subj` if given; `rich` as in `np`.
+    def clause(
+        self, subj: NP | None = None, tense: str = "", rich: bool = True, end: bool = True, timed: bool = True
+    ) -> Clause:
+        """Draw a clause, with the subject `subj` if given; `rich` as in `np`, `timed`: with a time in some of them.
 
         Its object takes a relative clause only at the `end` of the sentence: words after it would join that clause.
         """
@@ -132,15 +141,15 @@ class Sampler:
         self.complements(clause, rich, rel=end)
         phrases = [clause.obj, *(np for _, np in clause.pps)]
         if not clause.that and not any(np and np.rel for np in phrases):
-            self.adjuncts(clause, timed=not subj)
+            self.adjuncts(clause, timed=timed and not subj)
         avoid_reflexives(clause)
         return clause
 
     def question(self) -> Clause:
-        """Draw a question for yes or no, or for an object."""
+        """Draw a yes-no question, or one that asks for the object."""
         verb = self.zipf(verb for verb in self.verbs if verb.government != "that")
-        clause = Clause(verb, self.np(verb.subjects, True, rel=True, pronoun=0.15), self.zipf(TENSES))
-        clause.question = True
+        subject = self.np(verb.subjects, True, rel=True, pronoun=0.15)
+        clause = Clause(verb, subject, self.zipf(TENSES), question=True)
         self.complements(clause, rich=True, rel=True)
         asked = clause.obj
         if asked and not asked.noun.proper and not asked.noun.pronoun and self.chance(0.5):
@@ -172,7 +181,7 @@ class Sampler:
         self.add_phrase(clause)
         if timed and self.chance(TIMED):
             clause.time = self.zipf(word for word, row in TIME.items() if row[1] == clause.tense)
-        elif self.chance(0.2):
+        elif not clause.negated and clause.frequency != "never" and self.chance(0.2):
             clause.manner = self.zipf(MANNER)
 
     def sentence(self) -> Clause:
@@ -190,19 +199,38 @@ class Sampler:
             second.subj = None
             first.link = ("and", second)
         else:
-            word = self.zipf(LINKS)
-            tense = self.zipf(TENSES[:2]) if word == "when" else ""  # not "when he will sleep"
-            first.link = (word, self.clause(tense=tense, rich=False))
+            words = [word for word in LINKS if word != "when" or first.tense != "fut"]  # not "when he will sleep"
+            word = self.zipf(words)
+            tense = first.tense if word == "when" else ""
+            first.link = (word, self.clause(tense=tense, rich=False, timed=word != "when"))
         return first
 
 
 def avoid_reflexives(clause: Clause) -> None:
-    """Replace "i saw me" and "i saw my cat", where Russian would have a reflexive pronoun."""
+    """Replace objects like those of "i saw me" and "i saw my cat", where Russian would have a reflexive pronoun."""
     subject = clause.subj.noun if clause.subj else None
-    if not subject or not subject.pronoun:
+    phrases = [np for np in (clause.obj, clause.to, *(np for _, np in clause.pps)) if np]
+    if not subject:
         return
-    for np in (clause.obj, clause.to, *(np for _, np in clause.pps)):
-        if np and np.noun == subject:
-            np.noun = NAMES[0]
-        elif np and np.det == subject.pronoun.possessive:
-            np.det = "the"
+    for np in phrases:
+        if np.noun == subject and subject.proper or same_person(np.noun, subject):
+            np.noun = NAMES[1] if subject == NAMES[0] else NAMES[0]
+    if subject.pronoun and clause.verb.government != "nom":  # the Russian subject of these is the object
+        for np in phrases:
+            remove_possessive(np, subject.pronoun.possessive)
+
+
+def same_person(noun: Noun, subject: Noun) -> bool:
+    """Return whether both are pronouns, and the same one or of the same first or second person: "i" and "us"."""
+    if not noun.pronoun or not subject.pronoun:
+        return False
+    return noun == subject or noun.pronoun.person == subject.pronoun.person != 3
+
+
+def remove_possessive(np: NP, possessive: str) -> None:
+    """Replace a possessive by "the", also in the phrases inside."""
+    if np.det == possessive:
+        np.det = "the"
+    for inside in (np.owner, np.conj, np.pp and np.pp[1]):
+        if inside:
+            remove_possessive(inside, possessive)

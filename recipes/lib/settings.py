@@ -130,11 +130,13 @@ def check_runs(given: Mapping[str, Any]) -> None:
     for i, run in enumerate(found):
         if names[i] in names[:i]:
             raise ValueError(f"RUNS must not name {str(run)!r} twice")
-        total = run.total(sizes_of(layers, decoder_layers, heads)) if layers and heads else math.inf
+        sizes = sizes_of(layers or 0, decoder_layers, heads or 0)
+        total = run.total(sizes) if layers and heads else math.inf
         if run.method != "l0" and "." not in run.value and int(run.value) > total:
             raise ValueError(
-                f"RUNS names {str(run)!r}, more heads than there are: it must be at most {total} (LAYERS={layers}, "
-                f"DECODER_LAYERS={decoder_layers or layers}, HEADS={heads})"
+                f"RUNS names {str(run)!r}, more heads than there are: it must be at most {total} ("
+                + ", ".join(f"{kind} {sizes[kind]}" for kind in run.kinds)
+                + ")"
             )
         if run.method == "iterative" and given.get("ITERATIONS", 0) > given.get("PRUNE_UPDATES", math.inf):
             raise ValueError(f"ITERATIONS={given['ITERATIONS']} must be at most PRUNE_UPDATES={given['PRUNE_UPDATES']}")

@@ -105,7 +105,7 @@ TRANSLATION: Settings = {
     "EMBED": Setting(whole(), "embedding dimension"),
     "FFN": Setting(whole(), "dimension of the feed-forward layers"),
     "LAYERS": Setting(whole(), "layers of the encoder"),
-    "DECODER_LAYERS": Setting(whole(), "layers of the decoder (default: LAYERS)"),
+    "DECODER_LAYERS": Setting(whole(), "layers of the decoder (empty: as many as LAYERS)"),
     "HEADS": Setting(whole(), "attention heads in a layer; they must divide EMBED"),
     "PRE_NORM": Setting(switch, "1: layer normalisation before each sublayer"),
     "DROPOUT": Setting(number(0, 1), "dropout"),
@@ -202,7 +202,12 @@ RECIPES: Mapping[str, Settings] = {
         "JOBS": Setting(whole(), "models trained at the same time (default: the number of GPUs, 1 without)"),
         **TRANSLATION,
     },
-    "demo.sh": TRANSLATION,
+    "demo.sh": {
+        "OMP_NUM_THREADS": Setting(
+            whole(), "threads of a process on the CPU; more are slower on models of this size, and change the results"
+        ),
+        **TRANSLATION,
+    },
     "wmt_en_ru.sh": {
         "DEV": Setting(english_russian_set, "validation set, named as in sacrebleu"),
         "TEST": Setting(english_russian_set, "test set, named as in sacrebleu"),
