@@ -3,6 +3,8 @@
 import itertools
 import math
 import random
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from fairseq.data import Dictionary
 from support.functions import RELATIONS, Task, annotated, found, sentences, tree_of
 from support.models import VOCABULARY, make_args, make_stock
+from support.recipes import ROOT
 from support.sentences import EOS, make_model, sample
 
 import make_corpus
@@ -193,6 +196,22 @@ def grammar(tmp_path_factory):
     pairs = [([dictionary.index(word) for word in line] + [EOS], [5, 6, EOS]) for line in lines]
     batches = [{**sample(pairs[i : i + 100]), "id": torch.arange(i, i + 100)} for i in (0, 100, 200)]
     return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary), batches, read_trees(str(path))
+
+
+def test_the_benchmark_of_functions(tmp_path):
+    """benchmarks/functions_speed.py on trees and translations of the demo's corpus."""
+    files = make_corpus.make_corpus({"train": 0, "valid": 0, "test": 20}, 1)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    command = [sys.executable, ROOT / "benchmarks" / "functions_speed.py", tmp_path / "test.en.conllu"]
+    options = ["--size", "small", "--rounds", "1", "--threads", "1"]
+    done = subprocess.run([*command, tmp_path / "test.ru", *options], capture_output=True, text=True, check=True)
+    machine, forward, functions = done.stdout.splitlines()
+    assert "20 sentences" in machine and forward.split()[:2] == ["forward", "pass"]
+    assert functions.startswith("functions ") and float(functions.split()[-1]) > 0
+    (tmp_path / "test.ru").write_text("one line\n", encoding="utf-8")
+    refused = subprocess.run([*command, tmp_path / "test.ru", *options], capture_output=True, text=True, check=False)
+    assert refused.returncode == 1 and "20 trees" in refused.stderr and "Traceback" not in refused.stderr
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(i, marks=pytest.mark.rehearsal) for i in range(3, 20))])
