@@ -12,7 +12,7 @@ recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/lib/common.sh"
 source "$recipes/lib/devices.sh"
 set -a
-: "${OMP_NUM_THREADS:=1}"
+: "${OMP_NUM_THREADS:=1}" "${SEEDS:=${SEED:-2}}"
 : "${PRETOKENIZED:=1}" "${JOINT:=0}" "${BPE:=1000}"
 : "${EMBED:=64}" "${FFN:=128}" "${LAYERS:=2}" "${DECODER_LAYERS:=1}" "${HEADS:=8}" "${DROPOUT:=0}"
 : "${MAX_TOKENS:=2500}" "${SAVE_EVERY:=300}" "${LR:=0.008}" "${WARMUP:=150}"
