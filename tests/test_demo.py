@@ -47,9 +47,9 @@ def has_a_report(out, result):
 def finds_the_planted_structure(out):
     """Heads of the encoder find what the Russian forms depend on, those of the fixed seed of the demo.
 
-    An adjective agrees with its noun, the case of an object depends on its verb, and a verb agrees with its subject. The
-    last is asserted without the margin of 10 points. The most positional head looks at the previous token, but not for
-    90% of the tokens, the default threshold.
+    An adjective agrees with its noun, the case of an object depends on its verb, and a verb agrees with its subject (here
+    without the margin of 10 points). The most positional head looks at the previous token, but not for 90% of the
+    tokens, the default threshold.
     """
     found = json.loads((out / "functions.json").read_text())
     heads = [entry for row in found["heads"]["enc-self"] for entry in row]
@@ -57,10 +57,8 @@ def finds_the_planted_structure(out):
     assert {"amod to governor", "obj to governor"} <= set(named)
     baselines = {name: relation["baseline"] for name, relation in found["relations"]["enc-self"].items()}
     assert 0.5 < baselines["amod to governor"] < 0.7 and baselines["nsubj to governor"] > 0.4
-    subjects = [
-        (name, entry["words"][name]["low"]) for entry in heads for name in ("nsubj to governor", "nsubj to dependent")
-    ]
-    assert any(low > baselines[name] for name, low in subjects)
+    directions = "nsubj to governor", "nsubj to dependent"
+    assert any(entry["words"][name]["low"] > baselines[name] for entry in heads for name in directions)
     positional = max((entry["positional"] for entry in heads), key=lambda entry: entry["rate"])
     assert positional["offset"] == -1 and positional["rate"] > 0.4
 
