@@ -47,9 +47,9 @@ def has_a_report(out, result):
 def finds_the_planted_structure(out):
     """Heads of the encoder find what the Russian forms depend on, those of the fixed seed of the demo.
 
-    An adjective agrees with its noun, the case of an object depends on its verb, and a verb agrees with its subject (here
-    without the margin of 10 points). The most positional head looks at the previous token, but not for 90% of the
-    tokens, the default threshold.
+    An adjective agrees with its noun, the case of an object depends on its verb, and a verb agrees with its subject
+    (here without the margin of 10 points). The most positional head looks at the previous token, but not for 90% of
+    the tokens, the default threshold.
     """
     found = json.loads((out / "functions.json").read_text())
     heads = [entry for row in found["heads"]["enc-self"] for entry in row]

@@ -3,6 +3,7 @@
 import pytest
 
 import runs
+import settings
 from runs import Run
 
 LINES = {"RUNS": "", "SCRATCH": "", "SPARSITY_METHOD": "lagrangian", "LAYERS": "3", "HEADS": "8", "ITERATIONS": "4"}
@@ -115,6 +116,10 @@ def test_scored_runs_have_a_number_of_heads_for_each_step(text, scores, steps):
 def test_the_decoder_may_have_fewer_layers():
     found = planned("all=0.5@gradient enc-self=0.5@gradient dec-enc=0.5@gradient", DECODER_LAYERS="1")
     assert [steps for *_, steps in found.values() if steps] == [["20"], ["12"], ["4"]]
+    given = {"LAYERS": "3", "DECODER_LAYERS": "1", "HEADS": "8"}
+    settings.check("translation.sh", {"RUNS": "all=40", **given})
+    with pytest.raises(ValueError, match=r"at most 40 \(enc-self 24, dec-self 8, dec-enc 8\)"):
+        settings.check("translation.sh", {"RUNS": "all=41", **given})
 
 
 def test_a_share_is_rounded_as_the_commands_round_it():
