@@ -18,13 +18,11 @@ SWITCH = "must be 0 or 1"
 BAD = [
     *[(name, value, SWITCH) for name in ("LOWERCASE", "PRETOKENIZED", "JOINT", "PRE_NORM") for value in ("yes", "2")],
     *[(name, "x", SWITCH) for name in ("KEEP_EPOCHS", "CPU", "DRY_RUN")],
-    *[
-        (name, "0", WHOLE)
-        for name in "BPE EMBED FFN LAYERS DECODER_LAYERS HEADS MAX_TOKENS UPDATE_FREQ TOKENS_PER_UPDATE".split()
-    ],
+    *[(name, "0", WHOLE) for name in "BPE EMBED FFN LAYERS HEADS MAX_TOKENS UPDATE_FREQ TOKENS_PER_UPDATE".split()],
     *[(name, "0", WHOLE) for name in "UPDATES WARMUP SAVE_EVERY PRUNE_UPDATES BEAM GENERATION_TOKENS WORKERS".split()],
     *[(name, "x", "must be a whole number, 0 or more") for name in ("GPUS", "DISK_GB", "EPOCHS", "AVERAGE")],
     *[(name, "-1", "must be a whole number, 0 or more") for name in ("GPUS", "EPOCHS", "AVERAGE", "PRUNE_WARMUP")],
+    ("DECODER_LAYERS", "0", WHOLE),
     ("BPE", "x", WHOLE),
     ("BPE", "1e3", WHOLE),
     ("BPE", "6000.5", WHOLE),
@@ -103,7 +101,6 @@ BAD = [
     ("RUNS", "all=73", "more heads than there are: it must be at most 72 (enc-self 24, dec-self 24, dec-enc 24)"),
     ("RUNS", "enc-self=25@random", "at most 24"),
     ("SCRATCH", "x", "'x' is not an attention type"),
-    ("DECODER_LAYERS", "x", WHOLE),
     ("SCRATCH", "dec-enc", "must be among the types of RUNS (enc-self, all)"),
     ("SRC", "en;ls", "must be a language"),
     ("TGT", "../en", "must be a language"),
