@@ -1,10 +1,12 @@
-"""The small programs of the recipes: batches, averages, curves, plans."""
+"""The small programs of the recipes: batches, averages, curves, plans, settings."""
 
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from support.recipes import RECIPES
 
 import average
 import batches
@@ -173,3 +175,13 @@ def test_a_plan_from_a_cpu(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines()[3].startswith("CPU ")
     log.write_text("")
     assert plan.main() == 2 and "train for more updates" in capsys.readouterr().err
+
+
+# --- settings.py -------------------------------------------------------------------------------------------------
+
+
+def test_help_may_be_cut_off():
+    """As with `recipes/demo.sh --help | head`."""
+    command = f"{sys.executable} {RECIPES / 'lib' / 'settings.py'} --help demo.sh | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

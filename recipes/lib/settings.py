@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -201,6 +202,7 @@ def main(argv: list[str]) -> int:
         print(f"settings.py: give the name of one recipe: {', '.join(RECIPES)}", file=sys.stderr)
         return 2
     if option:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # with "--help | head" end as other programs do
         print(describe(recipe, os.environ))
         return 0
     return exit_code(recipe, check, recipe, os.environ)
