@@ -5,8 +5,8 @@
 #
 # Makes a small artificial English-to-Russian corpus, trains a baseline transformer, trains it further without pruning
 # as the control (baseline+), prunes heads of the encoder with the decoder frozen, prunes heads of all types, and prints
-# one table. It is recipes/translation.sh with small sizes and seed 2, whose heads show more functions than those of
-# seed 1. At the end it writes a report, OUT_DIR/report.html.
+# one table. It is recipes/translation.sh with small sizes and seed 2, with which more heads have a function than
+# with seed 1. At the end it writes a report, OUT_DIR/report.html.
 # Needs no GPU and no download. Run the same command again to resume. `make demo` makes the environment first.
 set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -99,8 +99,8 @@ TRANSLATION: Settings = {
     "JOINT": Setting(switch, "1: one BPE code and dictionary for both languages, with shared embeddings"),
     "ARCH": Setting(
         word,
-        "architecture of the baseline and baseline+; it may differ from transformer_head_gates, that of the runs, "
-        "only in settings of the recipe",
+        "architecture of the baseline and baseline+; apart from the settings of the recipe it must equal "
+        "transformer_head_gates, the architecture of the runs",
     ),
     "EMBED": Setting(whole(), "embedding dimension"),
     "FFN": Setting(whole(), "dimension of the feed-forward layers"),
