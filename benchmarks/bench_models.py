@@ -155,6 +155,13 @@ def take_turns(
     return seconds
 
 
+def time_works(works: Mapping[str, Callable[[], object]], rounds: int, device: str) -> dict[str, list[float]]:
+    """Return the seconds of every work in every round, after one round of warm-up, with a progress bar."""
+    ready = {name: partial(lambda work: work, work) for name, work in works.items()}
+    with tqdm(total=rounds + 1, leave=False) as bar:
+        return take_turns(ready, rounds, 1, device, bar)
+
+
 def seconds_of(work: Callable[[], object], device: str) -> float:
     """Return the seconds that `work` takes, including its work on the GPU."""
     if device == "cuda":

@@ -14,19 +14,20 @@ import copy
 import gzip
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
-from bench_models import DTYPES, SIZES, machine, make_args, make_task, median_ratio, take_turns
-from fairseq.data import Dictionary
-from fairseq.data.language_pair_dataset import collate
+from bench_models import DTYPES, SIZES, machine, make_args, make_task, median_ratio, time_works
+from fairseq.data import Dictionary, LanguagePairDataset
 from fairseq.models.transformer import TransformerModel
-from tqdm import tqdm
+from fairseq.utils import apply_to_sample
 
 from fairseq_headgates.analysis.functions import Annotations, count_functions, parse_relations, read_trees
 from fairseq_headgates.evaluation import Corpus
+
+Sequences = Sequence[Sequence[str]]  # sentences of words
 
 
 def main() -> None:
@@ -37,31 +38,22 @@ def main() -> None:
     targets = [line.split() for line in read_lines(options.target)[: options.sentences]]
     if len(trees) != len(targets):
         sys.exit(f"{options.trees} has {len(trees)} trees and {options.target} {len(targets)} lines: give as many")
-    task = make_task(0)
-    task.source_dictionary = dictionary_of(tree.forms for tree in trees)
-    task.target_dictionary = dictionary_of(targets)
+    corpus = make_corpus([tree.forms for tree in trees], targets, options.max_tokens, options.device)
     args = make_args(options.size)
     args.share_all_embeddings = False
-    model = TransformerModel.build_model(args, task)
-    model = model.to(options.device, DTYPES[options.dtype]).eval()
+    model = TransformerModel.build_model(args, corpus.task).to(options.device, DTYPES[options.dtype]).eval()
     ours = copy.deepcopy(model)  # which gets this plugin's attention
-    pairs = [(" ".join(tree.forms), " ".join(words)) for tree, words in zip(trees, targets, strict=True)]
-    corpus = Corpus(task, make_batches(task, pairs, options.max_tokens, options.device))
-    links = [
-        frozenset((i, i) for i in range(min(len(tree.forms), len(words))))
-        for tree, words in zip(trees, targets, strict=True)
-    ]
+    lengths = [min(len(tree.forms), len(words)) for tree, words in zip(trees, targets, strict=True)]
+    links = [frozenset((i, i) for i in range(length)) for length in lengths]
     annotations = Annotations({"source": trees}, parse_relations(None, trees), links)
     works = {
         "forward pass": partial(forward, model, corpus),
         "functions": partial(count_functions, ours, corpus, annotations),
     }
-    ready = {name: partial(lambda work: work, work) for name, work in works.items()}
-    with tqdm(total=options.rounds + 1, leave=False) as bar:
-        seconds = take_turns(ready, options.rounds, 1, options.device, bar)
+    seconds = time_works(works, options.rounds, options.device)
     tokens = sum(batch["ntokens"] for batch in corpus.batches)
     print(f"{machine(options.device)}, torch {torch.__version__}, {options.size}, {options.dtype}, ", end="")
-    print(f"{len(pairs)} sentences, {tokens} target tokens, {len(corpus.batches)} batches")
+    print(f"{len(trees)} sentences, {tokens} target tokens, {len(corpus.batches)} batches")
     for name in works:
         print(f"{name:14}{statistics.median(seconds[name]):8.2f} s{median_ratio(seconds, name, 'forward pass'):8.2f}")
 
@@ -77,36 +69,26 @@ def read_lines(path: Path) -> list[str]:
     return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8").splitlines()
 
 
-def dictionary_of(sentences: Iterable[Sequence[str]]) -> Dictionary:
+def make_corpus(sources: Sequences, targets: Sequences, max_tokens: int, device: str) -> Corpus:
+    """Return the sentences in batches of similar length, made by fairseq, with dictionaries of their words."""
+    task = make_task(0)
+    task.source_dictionary, task.target_dictionary = dictionary_of(sources), dictionary_of(targets)
+    sides = []
+    for dictionary, sentences in ((task.source_dictionary, sources), (task.target_dictionary, targets)):
+        ids = [dictionary.encode_line(" ".join(words), add_if_not_exist=False).long() for words in sentences]
+        sides += [ids, [len(sentence) for sentence in ids], dictionary]
+    pairs = LanguagePairDataset(*sides, shuffle=False)
+    batches = pairs.batch_by_size(pairs.ordered_indices(), max_tokens=max_tokens)
+    collated = [pairs.collater([pairs[i] for i in batch]) for batch in batches]
+    return Corpus(task, [apply_to_sample(partial(torch.Tensor.to, device=device), batch) for batch in collated])
+
+
+def dictionary_of(sentences: Sequences) -> Dictionary:
     dictionary = Dictionary()
     for words in sentences:
         for word in words:
             dictionary.add_symbol(word)
     return dictionary
-
-
-def make_batches(task, pairs: list[tuple[str, str]], max_tokens: int, device: str) -> list[dict]:
-    """Return batches of sentences of similar length, as those of fairseq-generate."""
-    samples = [
-        {
-            "id": i,
-            "source": task.source_dictionary.encode_line(source, add_if_not_exist=False).long(),
-            "target": task.target_dictionary.encode_line(target, add_if_not_exist=False).long(),
-        }
-        for i, (source, target) in enumerate(pairs)
-    ]
-    samples.sort(key=lambda sample: max(len(sample["source"]), len(sample["target"])))
-    groups: list[list[dict]] = [[]]
-    for sample in samples:
-        longest = max(len(sample["source"]), len(sample["target"]))
-        if longest * (len(groups[-1]) + 1) > max_tokens and groups[-1]:
-            groups.append([])
-        groups[-1].append(sample)
-    batches = [collate(group, task.source_dictionary.pad(), task.source_dictionary.eos()) for group in groups]
-    for batch in batches:
-        batch["net_input"] = {name: tensor.to(device) for name, tensor in batch["net_input"].items()}
-        batch["target"] = batch["target"].to(device)
-    return batches
 
 
 def parse() -> argparse.Namespace:

@@ -27,12 +27,11 @@ from bench_models import (
     make_task,
     median_ratio,
     peak_bytes,
-    take_turns,
+    time_works,
     training_batches,
 )
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.models.transformer import TransformerModel
-from tqdm import tqdm
 
 from fairseq_headgates import HeadTable, masked, use_head_attention
 from fairseq_headgates.analysis.importance import score
@@ -121,10 +120,7 @@ class Bench:
 
     def compare(self, works: dict, base: str, times: float = 1, rounds: int | None = None) -> list[dict]:
         """Return medians in milliseconds, and ratios to `times` times `base`."""
-        rounds = rounds or self.options.rounds
-        ready = {name: partial(lambda work: work, work) for name, work in works.items()}
-        with tqdm(total=rounds + 1, leave=False) as bar:
-            seconds = take_turns(ready, rounds, 1, self.options.device, bar)
+        seconds = time_works(works, rounds or self.options.rounds, self.options.device)
         return [
             {
                 "what": f"{name:28}",

@@ -36,7 +36,7 @@ need_gpu
 ((gpus == 0)) || TRAIN_FLAGS="--fp16 $TRAIN_FLAGS"
 lock_out "$out"
 # A checkpoint of every epoch: weights and two moments, 12 bytes for each parameter.
-need_space "${DISK_GB:-$((2 + EPOCHS * 12 * (BPE * EMBED + LAYERS * EMBED * (4 * EMBED + 2 * FFN) + ${DECODER_LAYERS:-LAYERS} * EMBED * (8 * EMBED + 2 * FFN)) / 1000000000))}" "$out"
+need_space "${DISK_GB:-$((2 + EPOCHS * 12 * (BPE * EMBED + $(layer_parameters)) / 1000000000))}" "$out"
 export TRAIN_FLAGS
 
 get_corpora iwslt14-de-en "$out"

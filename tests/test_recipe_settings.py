@@ -98,7 +98,7 @@ BAD = [
     ("RUNS", "all:0.1 enc-self:0.1 all:0.1", "must not name 'all:0.1' twice"),
     ("RUNS", "all=0.5@nothing", "method 'nothing' must be"),
     ("RUNS", "all=36 all=36@lagrangian", "must not name 'all=36@lagrangian' twice"),
-    ("RUNS", "all=73", "more heads than there are: it must be at most 72 (enc-self 24, dec-self 24, dec-enc 24)"),
+    ("RUNS", "all=73", "'all=73', more heads than there are: it must be at most 72 (enc-self 24, "),
     ("RUNS", "enc-self=25@random", "at most 24"),
     ("SCRATCH", "x", "'x' is not an attention type"),
     ("SCRATCH", "dec-enc", "must be among the types of RUNS (enc-self, all)"),

@@ -63,6 +63,11 @@ need_plots() {
   python3 -c 'import matplotlib' 2>/dev/null || fail "matplotlib is missing, and this recipe draws curves: pip install 'fairseq-headgates[plots]'"
 }
 
+# layer_parameters: print the number of parameters of all layers of the model, by the settings of its size.
+layer_parameters() {
+  echo $((EMBED * (LAYERS * (4 * EMBED + 2 * FFN) + ${DECODER_LAYERS:-LAYERS} * (8 * EMBED + 2 * FFN))))
+}
+
 # need_space GB FOLDER: fail early if the disk is too full.
 need_space() {
   local folder=$2 free

@@ -37,7 +37,7 @@ published_begin() {
   [[ $PRECISION == fp32 ]] || published_flags+=" --$PRECISION"
   TRAIN_FLAGS="$published_flags $TRAIN_FLAGS"
   # A checkpoint has weights and two moments, 12 bytes for each parameter; one run at a time keeps several.
-  parameters=$((2 * BPE * EMBED + LAYERS * EMBED * (4 * EMBED + 2 * FFN) + ${DECODER_LAYERS:-LAYERS} * EMBED * (8 * EMBED + 2 * FFN)))
+  parameters=$((2 * BPE * EMBED + $(layer_parameters)))
   # Beside the runs there are two controls.
   : "${DISK_GB:=$((text + parameters * (12 * (AVERAGE + 3) + 20 * 2 * ($(wc -w <<<"$RUNS") + 1)) * $(wc -w <<<"$SEEDS") / 1000000000 + 1))}"
   need_space "$DISK_GB" "$out"

@@ -208,12 +208,11 @@ class Sampler:
 
 def avoid_reflexives(clause: Clause) -> None:
     """Replace objects like those of "i saw me" and "i saw my cat", where Russian would have a reflexive pronoun."""
-    subject = clause.subj.noun if clause.subj else None
+    assert clause.subj is not None
+    subject = clause.subj.noun
     phrases = [np for np in (clause.obj, clause.to, *(np for _, np in clause.pps)) if np]
-    if not subject:
-        return
     for np in phrases:
-        if np.noun == subject and subject.proper or same_person(np.noun, subject):
+        if np.noun == subject and (subject.proper or subject.pronoun) or same_person(np.noun, subject):
             np.noun = NAMES[1] if subject == NAMES[0] else NAMES[0]
     if subject.pronoun and clause.verb.government != "nom":  # the Russian subject of these is the object
         for np in phrases:
@@ -221,10 +220,10 @@ def avoid_reflexives(clause: Clause) -> None:
 
 
 def same_person(noun: Noun, subject: Noun) -> bool:
-    """Return whether both are pronouns, and the same one or of the same first or second person: "i" and "us"."""
+    """Return whether both are pronouns of the same first or second person: "i" and "us"."""
     if not noun.pronoun or not subject.pronoun:
         return False
-    return noun == subject or noun.pronoun.person == subject.pronoun.person != 3
+    return noun.pronoun.person == subject.pronoun.person != 3
 
 
 def remove_possessive(np: NP, possessive: str) -> None:

@@ -128,10 +128,10 @@ def check_runs(given: Mapping[str, Any]) -> None:
     found = given.get("RUNS", [])
     names = [run.name for run in with_method(found, given.get("SPARSITY_METHOD", "lagrangian"))]
     layers, decoder_layers, heads = (given.get(name) for name in ("LAYERS", "DECODER_LAYERS", "HEADS"))
+    sizes = sizes_of(layers or 0, decoder_layers, heads or 0)
     for i, run in enumerate(found):
         if names[i] in names[:i]:
             raise ValueError(f"RUNS must not name {str(run)!r} twice")
-        sizes = sizes_of(layers or 0, decoder_layers, heads or 0)
         total = run.total(sizes) if layers and heads else math.inf
         if run.method != "l0" and "." not in run.value and int(run.value) > total:
             raise ValueError(

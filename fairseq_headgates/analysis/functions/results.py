@@ -123,12 +123,12 @@ def _head(
 def _positional(offsets: Tensor, exists: Tensor) -> dict[str, Any]:
     """Return the most frequent offset of the maximum, its rate among the queries with a key there, and all offsets."""
     best, middle = int(offsets.argmax()), len(offsets) // 2
-    count = int(exists[best])
+    count, total = int(exists[best]), float(offsets.sum())
     return {
         "offset": best - middle,
         "rate": float(offsets[best]) / max(count, 1),
         "count": count,
-        "offsets": {str(i - middle): float(n / offsets.sum()) for i, n in enumerate(offsets) if n > 0},
+        "offsets": {str(i - middle): float(n) / total for i, n in enumerate(offsets) if n > 0},
     }
 
 
