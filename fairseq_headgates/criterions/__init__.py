@@ -1,6 +1,10 @@
 """The registered criterions: fairseq's losses with the L0 penalty of the gates (Voita et al. 2019, eq. 8)."""
 
 from fairseq_headgates.criterions.l0 import L0Mixin
-from fairseq_headgates.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyL0Criterion
+from fairseq_headgates.criterions.losses import (
+    AdaptiveLossL0Criterion,
+    CrossEntropyL0Criterion,
+    LabelSmoothedCrossEntropyL0Criterion,
+)
 
-__all__ = ["L0Mixin", "LabelSmoothedCrossEntropyL0Criterion"]
+__all__ = ["AdaptiveLossL0Criterion", "CrossEntropyL0Criterion", "L0Mixin", "LabelSmoothedCrossEntropyL0Criterion"]

@@ -8,6 +8,7 @@ from fairseq.logging import metrics
 from omegaconf import OmegaConf
 from torch import nn
 
+from fairseq_headgates.criterions.config import HELP
 from fairseq_headgates.gates import L0_REDUCTIONS, GateMethod, L0Schedule, TargetGates, parse_weights
 from fairseq_headgates.messages import fail, shown
 from fairseq_headgates.monitoring import GateMonitor, open_head_counts, unwrapped, updates_of
@@ -16,16 +17,6 @@ from fairseq_headgates.surgery import gate_method
 
 PROGRAM = "fairseq-headgates"
 OWN_METRICS = ("l0", "heads_open", "gate_certainty")
-HELP = {
-    "l0_weight": "lambda, the weight of the L0 penalty: lambda times the expected number of open heads is added to the "
-    "loss per target token, in nats (per sentence with --sentence-avg). One number, or numbers by attention type "
-    "(enc-self=0.05,dec-enc=0.2, 0 for the others); 0.01 to 0.03 are usual. Not with --target-heads (default: 0, no "
-    "penalty)",
-    "l0_warmup_updates": "updates in which lambda rises linearly from 0 to --l0-weight (default: 0)",
-    "l0_start_update": "first update with the penalty, counted from 0; the warm-up of lambda begins there (default: 0)",
-    "l0_reduction": "sum: over all gated heads, as in Voita et al. 2019; layer-mean: that sum divided by the "
-    "number of gated attention layers, as in their code (default: sum)",
-}
 
 
 class L0Mixin:
@@ -52,6 +43,8 @@ class L0Mixin:
     def build_criterion(cls, cfg: Any, task: Any) -> Any:
         """Build the criterion; fairseq calls it with the options of the criterion, a part of all options."""
         criterion = super().build_criterion(cfg, task)  # type: ignore[misc]
+        schedule = cfg.l0_warmup_updates, cfg.l0_start_update
+        criterion.set_l0(cfg.l0_weight, str(cfg.l0_reduction), cfg.tensorboard_logdir, *schedule)
         criterion.monitor.configuration = cfg._get_root() if OmegaConf.is_config(cfg) else None
         return criterion
 

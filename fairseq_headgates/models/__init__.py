@@ -1,6 +1,13 @@
 """The registered architectures: fairseq's models with gates, fixed and removed heads, and frozen parameters."""
 
+from fairseq_headgates.models.language_model import TransformerLMHeadGatesModel
 from fairseq_headgates.models.mixin import HeadGatesMixin, apply_head_options, head_gates_class
 from fairseq_headgates.models.transformer import TransformerHeadGatesModel
 
-__all__ = ["HeadGatesMixin", "TransformerHeadGatesModel", "apply_head_options", "head_gates_class"]
+__all__ = [
+    "HeadGatesMixin",
+    "TransformerHeadGatesModel",
+    "TransformerLMHeadGatesModel",
+    "apply_head_options",
+    "head_gates_class",
+]
