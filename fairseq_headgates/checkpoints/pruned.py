@@ -18,7 +18,7 @@ from torch import nn
 
 from fairseq_headgates.checkpoints.building import build_model, freeze_as_stored
 from fairseq_headgates.checkpoints.optimizer import cut_average, cut_optimizer
-from fairseq_headgates.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyL0Config
+from fairseq_headgates.criterions.losses import LabelSmoothedCrossEntropyL0Config
 from fairseq_headgates.heads import HeadTable, Mask, mask_to_json
 from fairseq_headgates.options import DEFAULTS
 from fairseq_headgates.safety import architecture, model_args
