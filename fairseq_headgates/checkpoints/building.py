@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,17 +58,20 @@ class _Vocabulary:
 class _Task:
     """The part of a task that building a model needs."""
 
-    def __init__(self, weights: Mapping[str, Tensor], shared: bool):
-        sizes = [self._symbols(weights, f"{side}.embed_tokens.weight") for side in ("encoder", "decoder")]
+    def __init__(self, weights: Mapping[str, Tensor], stacks: Sequence[str], shared: bool):
+        sizes = [self._symbols(weights, f"{side}.embed_tokens") for side in stacks]
         self.source_dictionary = _Vocabulary(sizes[0])
-        self.target_dictionary = self.source_dictionary if shared else _Vocabulary(sizes[1])
+        self.target_dictionary = self.source_dictionary if shared else _Vocabulary(sizes[-1])
 
     @staticmethod
     def _symbols(weights: Mapping[str, Tensor], name: str) -> int:
-        table = weights.get(name)
-        if table is None or table.dim() != 2:
-            raise ValueError(f"the weight {name} is {'missing' if table is None else 'not a matrix'}")
-        return len(table)
+        """Return the number of symbols: of one table of embeddings, or of those of an adaptive input together."""
+        bands = [table for key, table in weights.items() if re.fullmatch(rf"{name}\.embeddings\.\d+\.0\.weight", key)]
+        tables = [weights.get(f"{name}.weight")] if not bands else bands
+        for table in tables:
+            if table is None or table.dim() != 2:
+                raise ValueError(f"the weight {name}.weight is {'missing' if table is None else 'not a matrix'}")
+        return sum(map(len, tables))  # type: ignore[arg-type]
 
 
 def build_model(state: Mapping[str, Any]) -> nn.Module:
@@ -88,8 +91,9 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
     weights = dict(state["model"])
     args.weight_decay = float(any(name.endswith(".gate.decay") for name in weights))  # as in its training
     try:
-        task = _Task(weights, getattr(args, "share_all_embeddings", False))
-        check_sizes(args, weights, task)
+        stacks = model_class.stacks
+        task = _Task(weights, stacks, len(stacks) == 1 or getattr(args, "share_all_embeddings", False))
+        check_sizes(args, weights, task, model_class)
         model: Any = model_class.build_checked(args, task)
         model.upgrade_checked(weights)
         model.load_state_dict(weights, strict=True, model_cfg=args)
@@ -132,7 +136,7 @@ def _unsupported(
 ) -> Iterator[str]:
     if model_class is None:
         name = shown(architecture(args))
-        yield f"its architecture is {name}: only fairseq's transformer and transformer_head_gates are supported"
+        yield f"its architecture is {name}: only fairseq's transformer and transformer_lm, and this plugin's architectures, are supported"
     if not any(re.search(r"attn\.(out_proj|in_proj)", key) for key in state["model"]):
         yield "it has no attention layer"
     features = option_features(args)

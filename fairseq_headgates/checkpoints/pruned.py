@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterionConfig
+from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModel
@@ -18,7 +18,8 @@ from torch import nn
 
 from fairseq_headgates.checkpoints.building import build_model, freeze_as_stored
 from fairseq_headgates.checkpoints.optimizer import cut_average, cut_optimizer
-from fairseq_headgates.criterions.losses import LabelSmoothedCrossEntropyL0Config
+from fairseq_headgates.criterions import L0Mixin
+from fairseq_headgates.criterions.config import L0Config
 from fairseq_headgates.heads import HeadTable, Mask, mask_to_json
 from fairseq_headgates.options import DEFAULTS
 from fairseq_headgates.safety import architecture, model_args
@@ -34,11 +35,7 @@ from fairseq_headgates.surgery.cuts import (
 
 logger = logging.getLogger(__name__)
 
-PLAIN_CRITERION = "label_smoothed_cross_entropy"  # the L0 criterion without gates
-# Options that the L0 criterion has, and fairseq's has not.
-L0_OPTIONS = {own.name for own in fields(LabelSmoothedCrossEntropyL0Config)} - {
-    stock.name for stock in fields(LabelSmoothedCrossEntropyCriterionConfig)
-}
+L0_OPTIONS = {field.name for field in fields(L0Config)} - {"_name"}  # of our criterions only
 
 
 def prune_checkpoint(
@@ -154,8 +151,15 @@ def _gated_architecture(name: str) -> str:
     """Return this plugin's counterpart: 'transformer_iwslt_de_en' -> 'transformer_head_gates_iwslt_de_en'."""
     if "head_gates" in name:
         return name
-    ours = name.replace("transformer", "transformer_head_gates", 1)
-    return ours if ours in ARCH_MODEL_REGISTRY else "transformer_head_gates"
+    model = "transformer_lm" if name.startswith("transformer_lm") else "transformer"
+    ours = name.replace(model, f"{model}_head_gates", 1)
+    return ours if ours in ARCH_MODEL_REGISTRY else f"{model}_head_gates"
+
+
+def _plain_criterion(name: str) -> str:
+    """Return fairseq's counterpart of one of this plugin's criterions: 'cross_entropy_l0' -> 'cross_entropy'."""
+    ours = CRITERION_REGISTRY.get(name)
+    return name.removesuffix("_l0") if isinstance(ours, type) and issubclass(ours, L0Mixin) else name
 
 
 def _with_options(state: Mapping[str, Any], args: argparse.Namespace, name: str) -> dict[str, Any]:
@@ -164,17 +168,19 @@ def _with_options(state: Mapping[str, Any], args: argparse.Namespace, name: str)
     for option in {"arch", "_name"} & set(vars(args)):
         setattr(args, option, name)
     args.user_dir = None
-    if getattr(args, "criterion", None) == f"{PLAIN_CRITERION}_l0":
-        args.criterion = PLAIN_CRITERION
+    if isinstance(getattr(args, "criterion", None), str):
+        args.criterion = _plain_criterion(args.criterion)
     if result.get("args"):
         result["args"] = args
     if result.get("cfg"):
         cfg = dict(result["cfg"])
         cfg["model"] = args if isinstance(cfg.get("model"), argparse.Namespace) else vars(args)
         criterion = cfg.get("criterion")
-        if isinstance(criterion, dict) and criterion.get("_name") == f"{PLAIN_CRITERION}_l0":
+        if isinstance(criterion, dict) and criterion.get("_name") != (
+            plain := _plain_criterion(criterion.get("_name"))
+        ):
             kept = {k: v for k, v in criterion.items() if k not in L0_OPTIONS}
-            cfg["criterion"] = {**kept, "_name": PLAIN_CRITERION}
+            cfg["criterion"] = {**kept, "_name": plain}
         if isinstance(cfg.get("common"), dict):
             cfg["common"] = {**cfg["common"], "user_dir": None}
         result["cfg"] = cfg

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from fairseq.models.transformer import TransformerModel, base_architecture
 from torch import Tensor, nn
 
 from fairseq_headgates.messages import shown
+from fairseq_headgates.models import HeadGatesMixin
 
 SIZES = ("embed_dim", "ffn_embed_dim", "attention_heads")
 MOST_LAYERS = 1_000  # of a stack; more take minutes to build
@@ -25,14 +25,16 @@ MISSING_SHARE = 4  # how many times as large as the stored weights all that is n
 MISSING_NUMBERS = 2**26
 
 
-def check_sizes(args: argparse.Namespace, weights: Mapping[str, Tensor], task: Any) -> None:
+def check_sizes(
+    args: argparse.Namespace, weights: Mapping[str, Tensor], task: Any, model_class: type[HeadGatesMixin]
+) -> None:
     """Raise ValueError unless the model that `args` describe has the shapes of `weights`.
 
     The model is built on torch's meta device, without memory for its weights.
     """
     args = copy.deepcopy(args)
-    base_architecture(args)
-    for side in ("encoder", "decoder"):
+    model_class.set_defaults(args)
+    for side in model_class.stacks:
         _check_layers(args, weights, side)
         for size in SIZES:
             _check_size(f"{side}_{size}", getattr(args, f"{side}_{size}"))
@@ -40,7 +42,7 @@ def check_sizes(args: argparse.Namespace, weights: Mapping[str, Tensor], task: A
     _check_size("decoder_output_dim", args.decoder_output_dim)
     for name, side in (("max_source_positions", "encoder"), ("max_target_positions", "decoder")):
         positions = getattr(args, name, None)
-        if positions is not None:
+        if positions is not None and side in model_class.stacks:
             _check_size(name, positions)
             learned = getattr(args, f"{side}_learned_pos")
             if not learned and positions * getattr(args, f"{side}_embed_dim") > LARGEST_TABLE:
@@ -51,7 +53,7 @@ def check_sizes(args: argparse.Namespace, weights: Mapping[str, Tensor], task: A
     if getattr(args, "base_layers", 0):
         raise ValueError(f"the stored option base_layers is {shown(args.base_layers)}: BASE layers are not supported")
     with torch.device("meta"):
-        skeleton = TransformerModel.build_model(args, task)
+        skeleton = model_class.stock.build_model(args, task)  # type: ignore[attr-defined]
     _check_shapes(skeleton, weights)
 
 

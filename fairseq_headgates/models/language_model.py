@@ -34,6 +34,12 @@ class TransformerLMHeadGatesModel(HeadGatesMixin, TransformerLanguageModel):
     """fairseq's `transformer_lm` with head gates; without options of this plugin it computes the same."""
 
     stock = TransformerLanguageModel
+    stacks = ("decoder",)
+
+    @classmethod
+    def set_defaults(cls, args: Any) -> None:
+        """Set the options that `args` leaves open, as fairseq does for `transformer_lm`."""
+        with_defaults(None, args)
 
     @classmethod
     def add_args(cls, parser: Any) -> None:

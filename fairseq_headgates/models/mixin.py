@@ -58,10 +58,13 @@ def warn_of_no_penalty(options: HeadOptions, args: Any) -> None:
 class HeadGatesMixin:
     """Mixin that adds gates, masks and removal of heads to a fairseq model; list it before the stock model.
 
-    `stock` is fairseq's architecture whose checkpoints this model loads.
+    Attributes:
+        stock: fairseq's architecture, whose checkpoints this model loads
+        stacks: which stacks of layers it has, of "encoder" and "decoder"
     """
 
     stock: ClassVar[type]
+    stacks: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     args: Any
     num_updates = 0
 
@@ -70,6 +73,11 @@ class HeadGatesMixin:
         """Add the options of the stock model and of this plugin; fairseq calls it."""
         super().add_args(parser)  # type: ignore[misc]
         add_head_gate_args(parser)
+
+    @classmethod
+    def set_defaults(cls, args: Any) -> None:
+        """Set the options that `args` leaves open, as fairseq does for `stock`."""
+        raise NotImplementedError
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> nn.Module:

@@ -19,6 +19,11 @@ class TransformerHeadGatesModel(HeadGatesMixin, TransformerModel):
     stock = TransformerModel
 
     @classmethod
+    def set_defaults(cls, args: Any) -> None:
+        """Set the options that `args` leaves open, as fairseq does for `transformer`."""
+        base_architecture(args)
+
+    @classmethod
     def build_encoder(cls, args: Any, src_dict: Any, embed_tokens: nn.Embedding) -> BeamEncoder:
         """Build the encoder; fairseq calls it."""
         encoder = BeamEncoder(TransformerConfig.from_namespace(args), src_dict, embed_tokens)

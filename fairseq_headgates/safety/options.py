@@ -18,6 +18,7 @@ from typing import Any
 
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
+from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 
 from fairseq_headgates.messages import shown
 
@@ -198,13 +199,15 @@ def model_options(stored: Mapping[str, Any]) -> argparse.Namespace:
 
 
 def transformer_options() -> dict[str, tuple[type, ...]]:
-    """Return the options of fairseq's transformer and of this plugin: {flat name: allowed types}."""
+    """Return the options of fairseq's transformers, language models included, and of this plugin: {flat name: types}."""
     types: dict[str, tuple[type, ...]] = dict(OWN_OPTIONS)
     for name, hint in _fields(TransformerConfig):
         if name not in NESTED:
             types[name] = _types(hint)
     for prefix, config in NESTED.items():
         types.update({f"{prefix}_{name}": _types(hint) for name, hint in _fields(config)})
+    for name, hint in _fields(TransformerLanguageModelConfig):
+        types.setdefault(name, _types(hint))
     for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
         types[name] = (str,)  # fairseq declares a list and splits text
     return {name: kinds for name, kinds in types.items() if name not in IGNORED and not name.endswith("_embed_path")}
