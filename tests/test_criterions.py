@@ -10,7 +10,7 @@ from support.models import PAD, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import l0_penalty
 from fairseq_headgates.criterions import LabelSmoothedCrossEntropyL0Criterion
-from fairseq_headgates.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyL0Config
+from fairseq_headgates.criterions.losses import LabelSmoothedCrossEntropyL0Config
 from fairseq_headgates.monitoring import unwrapped
 
 LAMBDA = 0.07
@@ -19,7 +19,9 @@ LAMBDA = 0.07
 def make_criterion(sentence_avg=False, l0_weight=LAMBDA, reduction="sum"):
     task = make_task()
     task.target_dictionary.pad_index = PAD
-    return LabelSmoothedCrossEntropyL0Criterion(task, sentence_avg, 0.1, l0_weight, reduction)
+    criterion = LabelSmoothedCrossEntropyL0Criterion(task, sentence_avg, 0.1)
+    criterion.set_l0(l0_weight, reduction)
+    return criterion
 
 
 def make_sample(rows=slice(None), seed=0):

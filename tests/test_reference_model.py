@@ -191,7 +191,8 @@ def test_criterion(case, smoothing):
     """Our criterion on one sentence at a time. Without a pad symbol: it sees the original's vocabulary."""
     model = build_gated(case)
     model.decoder.output_projection.weight.data = torch.tensor(MODEL["var/loss_xent_lm/logits/W"].T)
-    criterion = LabelSmoothedCrossEntropyL0Criterion(make_task(), False, smoothing, 0.1, "layer-mean")
+    criterion = LabelSmoothedCrossEntropyL0Criterion(make_task(), False, smoothing)
+    criterion.set_l0(0.1, "layer-mean")
     criterion.padding_idx = -1  # 1 is eos here
     for i, length in enumerate(MODEL["in/out_len"]):
         inputs = {name: array[i : i + 1] for name, array in batch().items()}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fairseq_headgates.evaluation import Corpus, Sample, check_tokens, load_dataset, make_generator, to_config
 from fairseq_headgates.heads import TYPES, AttentionMap, HeadId
 from fairseq_headgates.messages import shown
-from fairseq_headgates.surgery import evaluating, gate_values, head_sites, observe
+from fairseq_headgates.surgery import evaluating, gate_values, head_sites, is_language_model, observe
 
 
 def parse_heads(text: str, sizes: Mapping[str, tuple[int, int]]) -> list[HeadId]:
@@ -49,10 +49,7 @@ def attention_maps(model: nn.Module, task: Any, sample: Sample, heads: Sequence[
     """Return the attention weights of `heads` for a sample of one sentence without padding."""
     with evaluating(model), torch.no_grad(), observe(model) as seen:
         model(**sample["net_input"], features_only=True)
-    source = _symbols(sample["net_input"]["src_tokens"][0], task.source_dictionary)
-    inputs = _symbols(sample["net_input"]["prev_output_tokens"][0], task.target_dictionary)
-    predicted = _symbols(sample["target"][0], task.target_dictionary)
-    sides = {"enc-self": (source, source), "dec-self": (inputs, inputs), "dec-enc": (predicted, source)}
+    sides = _symbols_of(sample, task)
     gates = gate_values(model)
     kept = {(site.kind, site.layer): tuple(site.attention.kept) for site in head_sites(model)}
     maps = []
@@ -74,12 +71,22 @@ def attention_maps(model: nn.Module, task: Any, sample: Sample, heads: Sequence[
     return maps
 
 
-def _symbols(tokens: Tensor, dictionary: Any) -> list[str]:
-    return [dictionary[token] for token in tokens.tolist()]
+def _symbols_of(sample: Sample, task: Any) -> dict[str, tuple[list[str], list[str]]]:
+    """Return the tokens that are queries and keys of each attention type."""
+
+    def symbols(tokens: Tensor, dictionary: Any) -> list[str]:
+        return [dictionary[token] for token in tokens[0].tolist()]
+
+    source = symbols(sample["net_input"]["src_tokens"], task.source_dictionary)
+    if "prev_output_tokens" not in sample["net_input"]:  # a language model
+        return {"dec-self": (source, source)}
+    inputs = symbols(sample["net_input"]["prev_output_tokens"], task.target_dictionary)
+    predicted = symbols(sample["target"], task.target_dictionary)
+    return {"enc-self": (source, source), "dec-self": (inputs, inputs), "dec-enc": (predicted, source)}
 
 
 def read_sentences(args: Namespace, task: Any, model: nn.Module, lines: Sequence[int]) -> Iterator[Sample]:
-    """Return sentences of --gen-subset as samples, by their numbers from 1. Raise ValueError.
+    """Return sentences of --gen-subset, blocks of a language model, as samples, by numbers from 1. Raise ValueError.
 
     Args:
         args: options of fairseq-generate
@@ -94,11 +101,17 @@ def read_sentences(args: Namespace, task: Any, model: nn.Module, lines: Sequence
     for line in lines:
         source, target = (dataset[line - 1].get(side) for side in ("source", "target"))
         check_tokens([{"net_input": {"src_tokens": source}, "target": target}], task, args)
-        yield _sample(args, task, model, source, target)
+        if is_language_model(model):
+            _check_length(source, model.max_positions(), "text")  # type: ignore[operator]
+            yield _placed(dataset.collater([dataset[line - 1]]), model)
+        else:
+            yield _sample(args, task, model, source, target)
 
 
 def typed_sentences(args: Namespace, task: Any, model: nn.Module, lines: Iterable[str]) -> Iterator[Sample]:
     """Return lines of text as samples: SOURCE, tab, TARGET; without a target, with the translation of the model.
+
+    For a language model, a line is a text, which begins with the symbol that the model's texts begin with.
 
     Args:
         args: options of fairseq-generate, for the beam search
@@ -108,6 +121,12 @@ def typed_sentences(args: Namespace, task: Any, model: nn.Module, lines: Iterabl
     """
     source_dictionary, target_dictionary = task.source_dictionary, task.target_dictionary
     for line in lines:
+        if is_language_model(model):
+            tokens = source_dictionary.encode_line(line, add_if_not_exist=False).long()
+            _check_length(tokens, model.max_positions(), "text")  # type: ignore[operator]
+            text = task.build_dataset_for_inference([tokens], [len(tokens)])
+            yield _placed(text.collater([text[0]]), model)
+            continue
         source, _, target = line.partition("\t")
         ids = source_dictionary.encode_line(source, add_if_not_exist=False).long()
         words = target_dictionary.encode_line(target, add_if_not_exist=False).long() if target.strip() else None

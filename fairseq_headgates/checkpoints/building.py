@@ -136,7 +136,7 @@ def _unsupported(
 ) -> Iterator[str]:
     if model_class is None:
         name = shown(architecture(args))
-        yield f"its architecture is {name}: only fairseq's transformer and transformer_lm, and this plugin's architectures, are supported"
+        yield f"its architecture is {name}: it must be transformer, transformer_lm or one of this plugin"
     if not any(re.search(r"attn\.(out_proj|in_proj)", key) for key in state["model"]):
         yield "it has no attention layer"
     features = option_features(args)

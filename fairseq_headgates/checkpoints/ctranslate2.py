@@ -68,10 +68,15 @@ def to_ctranslate2(
     """
     output = Path(output_dir).resolve()
     check_output(output, force)
+    check_model(model)
+    _write_folder(_specification(model, source_dictionary, target_dictionary, quantization), output)
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise ValueError, with every reason, if CTranslate2 does not support a model."""
     reasons = unsupported(model)
     if reasons:
         raise ValueError("CTranslate2 does not support this model: it has " + "; ".join(reasons))
-    _write_folder(_specification(model, source_dictionary, target_dictionary, quantization), output)
 
 
 def unsupported(model: nn.Module) -> list[str]:

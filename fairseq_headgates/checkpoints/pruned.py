@@ -11,8 +11,6 @@ from typing import Any
 
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import ARCH_MODEL_REGISTRY
-from fairseq.models.transformer import TransformerModel
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -21,6 +19,7 @@ from fairseq_headgates.checkpoints.optimizer import cut_average, cut_optimizer
 from fairseq_headgates.criterions import L0Mixin
 from fairseq_headgates.criterions.config import L0Config
 from fairseq_headgates.heads import HeadTable, Mask, mask_to_json
+from fairseq_headgates.models import HeadGatesMixin, head_gates_class
 from fairseq_headgates.options import DEFAULTS
 from fairseq_headgates.safety import architecture, model_args
 from fairseq_headgates.surgery.cuts import (
@@ -45,7 +44,7 @@ def prune_checkpoint(
     model: nn.Module | None = None,
     notice: Callable[[str], None] = logger.warning,
 ) -> dict[str, Any]:
-    """Return a checkpoint without the heads that `mask` removes, of a `transformer_head_gates` architecture.
+    """Return a checkpoint without the heads that `mask` removes, of an architecture of this plugin.
 
     The optimiser state and the moving average of the weights are cut like the weights, so that training continues
     without a jump. A part of them that cannot be cut is dropped.
@@ -69,7 +68,7 @@ def prune_checkpoint(
     if pattern is not None and not (isinstance(pattern, str) and freeze_as_stored(pruned, pattern)):
         args.freeze_params = None  # it matched gates only
         pruned.requires_grad_(True)
-    result = _with_options(state, args, _gated_architecture(architecture(args)))
+    result = _with_options(state, args, _model_class(args).gated_architecture(architecture(args)))
     weights = dict(state["model"])
     model.upgrade_checked(weights)  # type: ignore[operator]
     result["model"] = as_state_dict(cut_tensors(weights, found), pruned)
@@ -108,7 +107,7 @@ def _mapping(value: Any) -> Mapping:
 
 
 def stock_checkpoint(state: Mapping[str, Any], mask: Mask, model: nn.Module | None = None) -> dict[str, Any]:
-    """Return the checkpoint for fairseq's own `transformer`: same size, removed heads zero, gates folded.
+    """Return the checkpoint for fairseq's own architecture: same size, removed heads zero, gates folded.
 
     fairseq computes the size of a head as width / heads, so it cannot load a smaller form. The options are stored as
     plain values, without optimiser state and counters, so that the checkpoint loads without any plugin.
@@ -118,12 +117,10 @@ def stock_checkpoint(state: Mapping[str, Any], mask: Mask, model: nn.Module | No
         state = {**state, "cfg": _converted(state["args"])}
     pruned = prune_checkpoint(state, mask, optimizer=False, model=model)
     args = model_args(pruned)
-    name = architecture(args).replace("_head_gates", "")
     for option in DEFAULTS:
         if hasattr(args, option):
             delattr(args, option)
-    stock_name = name if ARCH_MODEL_REGISTRY.get(name) is TransformerModel else "transformer"
-    result = _with_options(pruned, args, stock_name)
+    result = _with_options(pruned, args, _model_class(args).stock_architecture(architecture(args)))
     result["args"] = None
     result["cfg"] = {**result["cfg"], "model": vars(model_args(result))}
     result["model"] = pad_heads(prune(model, mask), pruned["model"])
@@ -147,13 +144,11 @@ def _converted(args: argparse.Namespace) -> dict[str, Any]:
         ) from None
 
 
-def _gated_architecture(name: str) -> str:
-    """Return this plugin's counterpart: 'transformer_iwslt_de_en' -> 'transformer_head_gates_iwslt_de_en'."""
-    if "head_gates" in name:
-        return name
-    model = "transformer_lm" if name.startswith("transformer_lm") else "transformer"
-    ours = name.replace(model, f"{model}_head_gates", 1)
-    return ours if ours in ARCH_MODEL_REGISTRY else f"{model}_head_gates"
+def _model_class(args: argparse.Namespace) -> type[HeadGatesMixin]:
+    """Return the model of this plugin that a checkpoint is built as."""
+    found = head_gates_class(architecture(args))
+    assert found is not None  # its model is built
+    return found
 
 
 def _plain_criterion(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates import report
 from fairseq_headgates.analysis.options import ABLATION_MODES
-from fairseq_headgates.cli.parser import add_data, add_output
+from fairseq_headgates.cli.parser import add_data, add_metric, add_output
 from fairseq_headgates.heads import HeadId, HeadTable
 
 if TYPE_CHECKING:
@@ -27,13 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "for every head; with all-but-one, BLEU is measured only for the best head (lowest loss) of each layer "
         "(default: %(default)s)",
     )
-    parser.add_argument(
-        "--metric",
-        choices=("nll", "bleu"),
-        default="nll",
-        help="nll: loss in bits per target token; bleu: also BLEU by sacreBLEU, on detokenised text with --remove-bpe "
-        "--tokenizer moses, with p-values of a paired bootstrap (default: %(default)s)",
-    )
+    add_metric(parser, "nll; BLEU has p-values of a paired bootstrap")
     parser.add_argument(
         "--select-subset",
         metavar="S",
@@ -47,15 +41,16 @@ def run(args: argparse.Namespace) -> int:
     """Run `headgates ablate` and return its exit code."""
     from fairseq_headgates.analysis.ablation import ablation_losses
     from fairseq_headgates.cli.session import BleuWork, session
+    from fairseq_headgates.evaluation import metric_of
 
     if args.select_subset is not None and (args.mode != "all-but-one" or args.metric != "bleu"):
         raise ValueError(
             "--select-subset has no effect without --mode all-but-one --metric bleu: add them, or leave it out"
         )
     with session(args) as work:
-        path = work.only_path()
+        path, metric = work.only_path(), metric_of(work.task, args.metric or "nll")
         loaded = work.load(path)
-        bleu = BleuWork.of(loaded, work.journal(path)) if args.metric == "bleu" else None
+        bleu = BleuWork.of(loaded, work.journal(path)) if metric == "bleu" else None
         nll, losses = ablation_losses(loaded.model, loaded.corpus, args.mode, work.progress("loss"))
         difference = losses.map(lambda loss: loss - nll, f"+bits, {args.mode}")
         result: dict[str, Any] = {
@@ -66,6 +61,10 @@ def run(args: argparse.Namespace) -> int:
             "nll_difference": difference.rows(),
         }
         text = [f"loss of the whole model: {nll:.4f} bits per target token", "", report.score_table(difference)]
+        if metric == "ppl":
+            more = losses.map(lambda loss: 2**loss - 2**nll, f"+ppl, {args.mode}")
+            result |= {"ppl": 2**nll, "ppl_difference": more.rows()}
+            text += ["", f"perplexity of the whole model: {2**nll:.2f}", "", report.score_table(more)]
         if bleu:
             result.update(_bleu(work, loaded, losses, bleu), search=str(work.search))
             text += ["", _bleu_text(args.mode, result)]

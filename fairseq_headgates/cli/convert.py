@@ -28,13 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run `headgates convert` and return its exit code."""
     from fairseq_headgates.checkpoints import load_dictionaries, load_model
-    from fairseq_headgates.checkpoints.ctranslate2 import check_output, to_ctranslate2
+    from fairseq_headgates.checkpoints.ctranslate2 import check_model, check_output, to_ctranslate2
     from fairseq_headgates.surgery import prune
 
     refuse_standard_output(args.output)
     check_output(Path(args.output), args.force)
     state, model = load_model(args.checkpoint, args.trust)
     pruned = prune(model, chosen_heads(args, model))
+    check_model(pruned)
     source, target = load_dictionaries(state, args.data or Path(args.checkpoint).parent)
     to_ctranslate2(pruned, source, target, args.output, args.quantization, args.force)
     print(f"written: {args.output}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates import report
 from fairseq_headgates.analysis.options import SCORES
-from fairseq_headgates.cli.parser import Once, add_data, add_output, add_score_options, chosen_types, warn
+from fairseq_headgates.cli.parser import Once, add_data, add_metric, add_output, add_score_options, chosen_types, warn
 from fairseq_headgates.heads import TYPES, HeadTable, check_shape, parse_scores
 
 if TYPE_CHECKING:
@@ -64,13 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=list(range(0, 100, 10)),
         help="cumulative percentages of the open heads of --types to remove (default: 0,10,...,90)",
     )
-    parser.add_argument(
-        "--metric",
-        choices=("nll", "bleu"),
-        default="bleu",
-        help="nll: loss in bits per target token; bleu: also BLEU by sacreBLEU, on detokenised text with --remove-bpe "
-        "--tokenizer moses (default: %(default)s)",
-    )
+    add_metric(parser, "bleu; ppl for language models")
     parser.add_argument("--tsv", metavar="FILE", help="write the points as tab-separated values")
     parser.add_argument("--plot", metavar="FILE", help="draw the curves: .png, .pdf, .svg (needs matplotlib)")
     add_output(parser, "write the points as JSON; FILE.part keeps partial results to resume from")
@@ -112,21 +106,22 @@ def run(args: argparse.Namespace) -> int:
 def _points(work: Session, path: str, journal: ResumeJournal) -> list[dict[str, Any]]:
     """Return the points of all curves of one checkpoint, as plain values."""
     from fairseq_headgates.analysis.curves import pruning_curve
-    from fairseq_headgates.evaluation import bleu_metric, references
+    from fairseq_headgates.evaluation import bleu_metric, metric_of, references
     from fairseq_headgates.surgery import open_mask
 
-    args, loaded = work.args, work.load(path)
+    args = work.args
+    metric = metric_of(work.task, args.metric)
+    loaded = work.load(path)
     scores, rescore = _scores(work, loaded)
-    alive = open_mask(loaded.model)
-    metric = bleu_metric(loaded.corpus)
-    reference = references(loaded.model, loaded.corpus) if args.metric == "bleu" else []
+    alive, sacrebleu = open_mask(loaded.model), bleu_metric(loaded.corpus)
+    reference = references(loaded.model, loaded.corpus) if metric == "bleu" else []
     points = []
     for name, types in _curves(args, scores).items():
         steps = pruning_curve(
-            loaded.model, loaded.corpus, scores, alive, args.steps, types, rescore, args.metric == "bleu", journal
+            loaded.model, loaded.corpus, scores, alive, args.steps, types, rescore, metric == "bleu", journal
         )
         for point in work.progress(f"{work.name(path)} {name}")(steps):
-            bleu = metric.corpus_score(point.translations, [reference]).score if args.metric == "bleu" else None
+            bleu = sacrebleu.corpus_score(point.translations, [reference]).score if metric == "bleu" else None
             points.append(
                 {
                     "checkpoint": work.name(path),
@@ -135,6 +130,7 @@ def _points(work: Session, path: str, journal: ResumeJournal) -> list[dict[str, 
                     "removed": point.removed,
                     "heads": point.heads,
                     "nll": point.nll,
+                    **({"ppl": 2**point.nll} if metric == "ppl" else {}),
                     "bleu": bleu,
                     "mask": dict(point.mask.values),
                     "signature": scores.signature,

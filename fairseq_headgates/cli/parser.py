@@ -124,6 +124,16 @@ def add_data(parser: argparse.ArgumentParser, sentences: bool = True) -> None:
     parser.set_defaults(takes_fairseq=True)
 
 
+def add_metric(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add --metric; see `evaluation.metrics.metric_of`."""
+    parser.add_argument(
+        "--metric",
+        choices=("nll", "ppl", "bleu"),
+        help="nll: loss in bits per target token; ppl: also perplexity, 2 to the power of the loss; bleu: also BLEU by "
+        f"sacreBLEU, on detokenised text with --remove-bpe --tokenizer moses (default: {default})",
+    )
+
+
 def add_score_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of importance scores; see `analysis.options.ScoreOptions`."""
     parser.add_argument(

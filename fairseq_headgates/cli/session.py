@@ -135,10 +135,15 @@ class Session:
 
     def origin(self, subset: str) -> Signature:
         """Return the signature of the data."""
-        languages = (getattr(self.task.cfg, f"{side}_lang", None) for side in ("source", "target"))
         folders = ":".join(short_name(folder) for folder in utils.split_paths(self.fairseq.data))
-        parts = {"data": folders, "langs": "-".join(filter(None, languages)), "split": subset}
-        return Signature({name: value for name, value in parts.items() if value or name != "split"})
+        parts = {"data": folders}
+        if evaluation.is_language_modeling(self.task):
+            options = self.task.args
+            parts |= {"block": f"{options.tokens_per_sample}-{options.sample_break_mode}"}
+        else:
+            languages = (getattr(self.task.cfg, f"{side}_lang", None) for side in ("source", "target"))
+            parts |= {"langs": "-".join(filter(None, languages))}
+        return Signature(parts | ({"split": subset} if subset else {}))
 
     @property
     def search(self) -> Signature:

@@ -49,9 +49,22 @@ class L0Mixin:
         return criterion
 
     def set_l0(
-        self, weight: str, reduction: str, tensorboard_logdir: str | None, warmup: int = 0, start: int = 0
+        self,
+        weight: str | float,
+        reduction: str = "sum",
+        tensorboard_logdir: str | None = None,
+        warmup: int = 0,
+        start: int = 0,
     ) -> None:
-        """Set lambda and its schedule, the reduction ("sum" or "layer-mean"), the folder of TensorBoard's logs."""
+        """Set the penalty; without it, a criterion that is not built by fairseq cannot be called.
+
+        Args:
+            weight: lambda, a number or numbers by attention type, "enc-self=0.05,dec-enc=0.2"
+            reduction: "sum" over all gated heads, or "layer-mean": that sum divided by the number of gated layers
+            tensorboard_logdir: folder of TensorBoard's logs
+            warmup: updates in which lambda rises from 0
+            start: first update with the penalty
+        """
         try:
             self.schedule = L0Schedule(parse_weights(str(weight)), warmup, start)
         except ValueError as error:

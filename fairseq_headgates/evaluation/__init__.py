@@ -12,6 +12,7 @@ from fairseq_headgates.evaluation.corpus import (
     setup_task,
 )
 from fairseq_headgates.evaluation.losses import at_least_single, finite, mean_loss, token_losses
+from fairseq_headgates.evaluation.metrics import is_language_modeling, metric_of
 from fairseq_headgates.evaluation.options import to_config
 from fairseq_headgates.evaluation.translations import (
     bleu_metric,
@@ -36,12 +37,14 @@ __all__ = [
     "files_of",
     "finite",
     "gather",
+    "is_language_modeling",
     "join_workers",
     "leave_workers",
     "load_corpus",
     "load_dataset",
     "make_generator",
     "mean_loss",
+    "metric_of",
     "references",
     "setup_task",
     "to_config",

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from fairseq import tasks, utils
 from fairseq.data import BaseWrapperDataset
+from fairseq.modules import AdaptiveInput
 from torch import nn
 
 from fairseq_headgates.evaluation.binarised import (
@@ -23,6 +24,7 @@ from fairseq_headgates.evaluation.binarised import (
     is_empty,
     subset_files,
 )
+from fairseq_headgates.evaluation.metrics import is_language_modeling
 from fairseq_headgates.evaluation.options import to_config
 from fairseq_headgates.evaluation.workers import all_reduce, device_of
 from fairseq_headgates.messages import first_line, logging_only
@@ -80,9 +82,10 @@ def setup_task(args: Namespace) -> Any:
             check_regular(path)
         task = tasks.setup_task(config)
     except Exception as error:  # fairseq raises no other for a missing folder, dictionary or language
-        raise ValueError(
-            f"cannot read the data in {args.data} ({first_line(error)}): give a folder of fairseq-preprocess"
-        ) from None
+        cure = "give a folder of fairseq-preprocess"
+        if args.task == "translation" and Path(utils.split_paths(args.data)[0], "dict.txt").is_file():
+            cure = "for data without a target side, add --task language_modeling"
+        raise ValueError(f"cannot read the data in {args.data} ({first_line(error)}): {cure}") from None
     for option in ("source_lang", "target_lang"):  # fairseq ignores one that is given without the other
         wanted, found = getattr(args, option, None), getattr(task.cfg, option, None)
         if wanted and found != wanted:
@@ -129,6 +132,7 @@ def load_corpus(args: Namespace, task: Any, model: nn.Module, sentences: int | N
 
 def load_dataset(args: Namespace, task: Any, model: nn.Module) -> Any:
     """Return the data set of `--gen-subset`. Raise ValueError if it cannot be read, is empty, or does not fit."""
+    _check_task(task, model)
     _check_vocabulary(task, model, args.data)
     dataset = _read_dataset(task, args.gen_subset, args.data)
     if len(dataset) == 0:
@@ -148,13 +152,33 @@ def _report_dropped(args: Namespace, number: int, there_are: int) -> None:
         )
 
 
+def _check_task(task: Any, model: Any) -> None:
+    """Raise ValueError for a task that the model is not for, or for blocks of text that are too long for it."""
+    is_language_model = not hasattr(model, "encoder")
+    if is_language_modeling(task) != is_language_model:
+        kind, name = ("a language model", "language_modeling") if is_language_model else ("a translator", "translation")
+        raise ValueError(f"the checkpoint is {kind}: pass --task {name}, or another task of this kind")
+    longest = model.max_positions()
+    if is_language_model and task.args.tokens_per_sample > longest:
+        raise ValueError(
+            f"--tokens-per-sample is {task.args.tokens_per_sample}: it must be at most {longest}, the number of "
+            "positions of the model"
+        )
+
+
 def _check_vocabulary(task: Any, model: nn.Module, folder: str) -> None:
-    for side, dictionary in (("encoder", task.source_dictionary), ("decoder", task.target_dictionary)):
+    sides = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
+    if is_language_modeling(task):
+        sides = {"decoder": task.source_dictionary}
+    for side, dictionary in sides.items():
         embedding = getattr(getattr(model, side, None), "embed_tokens", None)
-        if embedding is not None and dictionary is not None and len(dictionary) != embedding.num_embeddings:
+        if embedding is None or dictionary is None:
+            continue
+        symbols = embedding.cutoff[-1] if isinstance(embedding, AdaptiveInput) else embedding.num_embeddings
+        if len(dictionary) != symbols:
             raise ValueError(
                 f"the dictionary of {folder} has {len(dictionary)} symbols, the {side} of the checkpoint "
-                f"{embedding.num_embeddings}: binarise the data with the dictionaries of the checkpoint "
+                f"{symbols}: binarise the data with the dictionaries of the checkpoint "
                 "(fairseq-preprocess --srcdict, --tgtdict)"
             )
 

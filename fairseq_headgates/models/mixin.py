@@ -43,15 +43,13 @@ def warn_of_no_penalty(options: HeadOptions, args: Any) -> None:
     name = getattr(args, "criterion", None)  # of hydra's `model` it is None
     if not options.gate_types or name is None or getattr(CRITERION_REGISTRY.get(name), "adds_penalty", False):
         return
+    ours = f"{name}_l0" if f"{name}_l0" in CRITERION_REGISTRY else "label_smoothed_cross_entropy_l0"
     if options.stop_when_settled:
-        logger.warning(
-            f"--stop-when-settled has no effect with --criterion {name}: "
-            "use --criterion label_smoothed_cross_entropy_l0"
-        )
+        logger.warning(f"--stop-when-settled has no effect with --criterion {name}: use --criterion {ours}")
     if METHODS[options.sparsity_method].has_penalty:
         logger.warning(
             f"--criterion {name} adds no penalty on the gates, so the number of open heads is not controlled: "
-            "use --criterion label_smoothed_cross_entropy_l0"
+            f"use --criterion {ours}"
         )
 
 
@@ -78,6 +76,23 @@ class HeadGatesMixin:
     def set_defaults(cls, args: Any) -> None:
         """Set the options that `args` leaves open, as fairseq does for `stock`."""
         raise NotImplementedError
+
+    @classmethod
+    def gated_architecture(cls, name: str) -> str:
+        """Return this plugin's counterpart: "transformer_iwslt_de_en" -> "transformer_head_gates_iwslt_de_en"."""
+        stock = cls._stock_name()
+        preset = name if "head_gates" in name else name.replace(stock, f"{stock}_head_gates", 1)
+        return preset if ARCH_MODEL_REGISTRY.get(preset) is cls else f"{stock}_head_gates"
+
+    @classmethod
+    def stock_architecture(cls, name: str) -> str:
+        """Return fairseq's counterpart: "transformer_head_gates_iwslt_de_en" -> "transformer_iwslt_de_en"."""
+        preset = name.replace("_head_gates", "")
+        return preset if ARCH_MODEL_REGISTRY.get(preset) is cls.stock else cls._stock_name()
+
+    @classmethod
+    def _stock_name(cls) -> str:
+        return next(name for name, model in MODEL_REGISTRY.items() if model is cls.stock)
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> nn.Module:

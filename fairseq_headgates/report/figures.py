@@ -18,7 +18,7 @@ LARGEST_WITH_VALUES = 24  # heads or layers of a heat map whose cells show their
 
 
 def curve_plot(points: Sequence[Mapping[str, Any]]) -> Figure:
-    """Plot pruning curves: bits per token and, if measured, BLEU over the percent of heads removed."""
+    """Plot pruning curves: bits per token and other metrics over the percent of heads removed."""
     return row_of(curve_panels(points))
 
 

@@ -12,6 +12,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairseq_headgates.heads import TYPES
+from fairseq_headgates.report.tables import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -138,11 +139,11 @@ def _first_of(series: Mapping[str, Sequence[tuple[int, float]]], *names: str) ->
 
 
 def curve_panels(points: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """Return plots of pruning curves: bits per token and, if measured, BLEU over the heads that are removed."""
+    """Return plots of pruning curves: bits per token and other metrics over the heads that are removed."""
     several = len({(p["checkpoint"], p["by"]) for p in points}) > 1
     panels = []
-    for measure, label in (("nll", "bits per target token"), ("bleu", "BLEU")):
-        if all(p[measure] is None for p in points):
+    for measure, label in METRICS.items():
+        if all(p.get(measure) is None for p in points):
             continue
         lines: dict[str, list[tuple[float, float]]] = {}
         for (checkpoint, by, types), group in groupby(points, key=lambda p: (p["checkpoint"], p["by"], p["types"])):

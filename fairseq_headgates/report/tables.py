@@ -14,6 +14,7 @@ TITLES = {
     "dec-self": "decoder self-attention",
     "dec-enc": "decoder-encoder attention",
 }
+METRICS = {"nll": "bits per target token", "ppl": "perplexity", "bleu": "BLEU"}
 
 
 def named(head: HeadId) -> str:
@@ -94,22 +95,21 @@ def _stars(p: float | None) -> str:
 
 
 def curve_table(points: Sequence[Mapping[str, Any]]) -> str:
-    """Format pruning curves: percent removed, heads kept, bits per token and BLEU of each point."""
+    """Format pruning curves: percent removed, heads kept, bits per token and other metrics of each point."""
+    measured = [key for key in ("ppl", "bleu") if any(p.get(key) is not None for p in points)]
+    header = ["removed", "heads", "bits/token", *(METRICS[key] for key in measured)]
     blocks = []
     for (checkpoint, by, types), group in groupby(points, key=lambda p: (p["checkpoint"], p["by"], p["types"])):
         rows = [
-            [
-                f"{p['removed']:g}%",
-                str(p["heads"]),
-                f"{p['nll']:.4f}",
-                "-" if p["bleu"] is None else f"{p['bleu']:.2f}",
-            ]
+            [f"{p['removed']:g}%", str(p["heads"]), f"{p['nll']:.4f}", *(_metric(p.get(key)) for key in measured)]
             for p in group
         ]
-        blocks.append(
-            f"{types} by {by} ({checkpoint})\n" + text_table(["removed", "heads", "bits/token", "BLEU"], rows)
-        )
+        blocks.append(f"{types} by {by} ({checkpoint})\n" + text_table(header, rows))
     return "\n\n".join(blocks)
+
+
+def _metric(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def agreement_table(pairs: Sequence[Mapping[str, Any]]) -> str:

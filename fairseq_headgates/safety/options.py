@@ -199,7 +199,7 @@ def model_options(stored: Mapping[str, Any]) -> argparse.Namespace:
 
 
 def transformer_options() -> dict[str, tuple[type, ...]]:
-    """Return the options of fairseq's transformers, language models included, and of this plugin: {flat name: types}."""
+    """Return the options of fairseq's transformers and of this plugin: {flat name: allowed types}."""
     types: dict[str, tuple[type, ...]] = dict(OWN_OPTIONS)
     for name, hint in _fields(TransformerConfig):
         if name not in NESTED:

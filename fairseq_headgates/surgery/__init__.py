@@ -2,6 +2,7 @@
 
 from fairseq_headgates.surgery.choice import best_heads, check_scored
 from fairseq_headgates.surgery.cuts import kept_mask, open_mask, prune, removal_plan, remove_heads
+from fairseq_headgates.surgery.features import is_language_model, stacks_of
 from fairseq_headgates.surgery.freezing import freeze
 from fairseq_headgates.surgery.gating import fix_heads, insert_gates, masked
 from fairseq_headgates.surgery.hooks import Observed, hooked, observe
@@ -37,6 +38,7 @@ __all__ = [
     "head_sites",
     "hooked",
     "insert_gates",
+    "is_language_model",
     "kept_mask",
     "l0_penalty",
     "masked",
@@ -47,6 +49,7 @@ __all__ = [
     "removal_plan",
     "remove_heads",
     "site_table",
+    "stacks_of",
     "to_table",
     "use_head_attention",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from fairseq.models import transformer
+from fairseq.models import FairseqLanguageModel, transformer
 from fairseq.modules import MultiheadAttention, transformer_layer
 from torch import nn
 
@@ -23,6 +23,7 @@ FEATURES = {
     "quant-noise": "quantisation noise (--quant-noise-pq, --quant-noise-scalar)",
     "gates": "gates on {types} (`headgates prune` folds them into the weights)",
     "fixed-heads": "masked heads on {types} (`headgates prune` removes them)",
+    "no-encoder": "no encoder (a language model)",
     "no-encoder-layers": "no encoder layers (--encoder-layers 0)",
     "no-decoder-layers": "no decoder layers (--decoder-layers 0)",
     "no-positions": "no positional embeddings (--no-token-positional-embeddings)",
@@ -57,15 +58,18 @@ def unsupported(features: Mapping[str, str], supported: Collection[str] = ()) ->
 
 
 def model_features(model: nn.Module) -> dict[str, str]:
-    """Return the optional features of an encoder-decoder transformer, {name: description}; see `FEATURES`.
+    """Return the optional features of a transformer, encoder-decoder or language model; see `FEATURES`.
 
     A part that is not of fairseq's transformer is a feature "class X", and nothing else is looked at.
+
+    Returns:
+        {name: description}
     """
     strange = dict.fromkeys(_foreign_classes(model))
     if strange:
         return {f"class {name}": f"a part of class {name}" for name in strange}
     found = {*_stack_features(model), *_option_features(getattr(model, "args", None))}
-    layers = [*model.encoder.layers.children(), *model.decoder.layers.children()]  # type: ignore[union-attr]
+    layers = [layer for side in stacks_of(model) for layer in getattr(model, side).layers.children()]
     found |= {
         feature
         for name, feature in LAYER_ATTRIBUTES.items()
@@ -96,9 +100,21 @@ def option_features(args: Any) -> dict[str, str]:
     return {name: text for name, text in FEATURES.items() if name in found}
 
 
+def is_language_model(model: nn.Module) -> bool:
+    """Return whether a model is a language model of fairseq: a decoder without an encoder."""
+    return isinstance(model, FairseqLanguageModel)
+
+
+def stacks_of(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the stacks of layers of a transformer: "encoder" and "decoder", or "decoder" alone."""
+    return ("decoder",) if is_language_model(model) else ("encoder", "decoder")
+
+
 def _foreign_classes(model: nn.Module) -> Iterator[str]:
-    for side, known, layers in (("encoder", ENCODERS, ENCODER_LAYERS), ("decoder", DECODERS, DECODER_LAYERS)):
+    classes = {"encoder": (ENCODERS, ENCODER_LAYERS), "decoder": (DECODERS, DECODER_LAYERS)}
+    for side in stacks_of(model):
         stack: Any = getattr(model, side, None)
+        known, layers = classes[side]
         if type(stack) not in known:
             yield type(model if stack is None else stack).__name__
         else:
@@ -106,16 +122,15 @@ def _foreign_classes(model: nn.Module) -> Iterator[str]:
 
 
 def _stack_features(model: Any) -> Iterator[str]:
-    encoder, decoder = model.encoder, model.decoder
-    if not len(encoder.layers):
-        yield "no-encoder-layers"
-    if not len(decoder.layers):
-        yield "no-decoder-layers"
-    if encoder.embed_positions is None or decoder.embed_positions is None:
+    stacks, decoder = [getattr(model, side) for side in stacks_of(model)], model.decoder
+    for side, stack in zip(stacks_of(model), stacks, strict=True):
+        if not len(stack.layers):
+            yield f"no-{side}-layers"
+    if any(stack.embed_positions is None for stack in stacks):
         yield "no-positions"
-    if {type(encoder.embed_tokens), type(decoder.embed_tokens)} != {nn.Embedding}:
+    if {type(stack.embed_tokens) for stack in stacks} != {nn.Embedding}:
         yield "adaptive-input"
-    if encoder.quant_noise is not None:
+    if any(stack.quant_noise is not None for stack in stacks):
         yield "quant-noise"
     if decoder.adaptive_softmax is not None:
         yield "adaptive-softmax"
@@ -123,7 +138,9 @@ def _stack_features(model: Any) -> Iterator[str]:
         yield "decoder-dims"
     if decoder.cross_self_attention:
         yield "cross-self-attention"
-    if any(layer.encoder_attn is None for layer in decoder.layers.children()):
+    if len(stacks) == 1:
+        yield "no-encoder"
+    elif any(layer.encoder_attn is None for layer in decoder.layers.children()):
         yield "no-cross-attention"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from fairseq_headgates.analysis.functions.layout import (
     layouts,
     linked_words,
     on,
+    sides_of,
     tree_words,
 )
 from fairseq_headgates.analysis.functions.trees import Tree, directions
@@ -152,7 +154,7 @@ def check_annotations(annotations: Annotations, sentences: int) -> None:
         if number != sentences:
             raise ValueError(
                 f"there are {number} {what} for {sentences} sentences: give one for every sentence of the subset, in "
-                "its order"
+                "its order (for a language model, with --sample-break-mode eos)"
             )
 
 
@@ -187,20 +189,26 @@ class _Pass:
             side: annotations.subwords or subwords_of(dictionary.symbols)
             for side, dictionary in self.dictionaries.items()
         }
-        self.ranks = frequency_ranks(task.source_dictionary, "source") if annotations.rare else None
+        sites = head_sites(model)
+        kinds = dict.fromkeys(site.kind for site in sites)
+        rare = annotations.rare and kinds.keys() != {"dec-self"}  # which has no statistics of rare tokens
+        self.ranks = frequency_ranks(task.source_dictionary, "source") if rare else None
         self.sides = {side: MatchedTrees(trees, annotations.relations) for side, trees in annotations.trees.items()}
         self.links = None
         if annotations.links is not None:
             self.links = Links(annotations.links, set(self.subwords.values()) != {"none"})
         self.relations = directions(annotations.relations)
         self.longest = self._longest()
-        sites = head_sites(model)
-        if self.links is not None and not any(site.kind == "dec-enc" for site in sites):
+        if self.links is not None and "dec-enc" not in kinds:
             raise ValueError("the model has no decoder-encoder attention: leave the word alignments out")
+        for side in self.sides:
+            if KINDS[side] not in kinds:
+                raise ValueError(
+                    f"the model has no {KINDS[side]} heads: leave the trees of the {side} out (decoder self-attention "
+                    "takes --target-conllu)"
+                )
         self.heads = {site: HeadCounts.zeros(site, self.longest, len(self.relations)) for site in sites}
-        self.kinds = {
-            kind: KindCounts.zeros(self.longest, len(self.relations)) for kind in dict.fromkeys(s.kind for s in sites)
-        }
+        self.kinds = {kind: KindCounts.zeros(self.longest, len(self.relations)) for kind in kinds}
         self.layouts: dict[str, Layout] = {}
 
     def _longest(self) -> int:
@@ -213,19 +221,21 @@ class _Pass:
         """Prepare a batch, and count what does not depend on a head."""
         self.layouts = layouts(sample, self.corpus, self.ranks)
         ids = sample["id"].tolist()
-        source, inputs = sample["net_input"]["src_tokens"], sample["net_input"]["prev_output_tokens"]
-        rows = {"source": source.cpu(), "target": inputs.cpu()}
+        source, inputs = sides_of(sample)
+        rows = {"source": source, "target": inputs}
         for side, trees in self.sides.items():
-            sentences = [Sentence(row, self.dictionaries[side], self.subwords[side]) for row in rows[side]]
-            words = tree_words(trees, sentences, ids, rows[side].size(1), causal=side == "target")
+            tokens: Any = rows[side]
+            sentences = [Sentence(row, self.dictionaries[side], self.subwords[side]) for row in tokens.cpu()]
+            words = tree_words(trees, sentences, ids, tokens.size(1), causal=side == "target")
             self.layouts[KINDS[side]].pairs = words
         if self.links is not None:
+            assert source is not None
             sources, targets = (
                 [Sentence(row, self.dictionaries[side], self.subwords[side]) for row in tokens.cpu()]
                 for side, tokens in (("source", source), ("target", sample["target"]))
             )
             self.layouts["dec-enc"].pairs = linked_words(self.links, sources, targets, sample)
-        on(source.device, self.layouts)
+        on(inputs.device, self.layouts)
         for kind, counts in self.kinds.items():
             self._count(counts, self.layouts[kind])
             counts.exists += self._exists(self.layouts[kind], causal=kind == "dec-self")
@@ -338,7 +348,6 @@ class _Pass:
 def _statistics(layout: Layout, weights: Tensor, largest: Tensor, counted: Tensor) -> Tensor:
     """Return the sums of `STATISTICS`: [6, H]."""
     keys = layout.real & ~layout.words  # EOS
-    first = layout.words & layout.key_positions.eq(layout.first)
 
     def on_keys(mask: Tensor) -> Tensor:
         return (weights * mask[:, None, None, :]).sum(-1)
@@ -350,7 +359,7 @@ def _statistics(layout: Layout, weights: Tensor, largest: Tensor, counted: Tenso
         there = layout.earlier[:, None, :, None].expand(*largest.shape, 1)
         same = weights.gather(-1, there.clamp_min(0)).squeeze(-1) * there.ge(0).squeeze(-1)
     entropy = torch.special.entr(weights).sum(-1) / torch.log(torch.tensor(2.0))
-    rows = [entropy, largest, on_keys(keys), on_keys(first), itself, same]
+    rows = [entropy, largest, on_keys(keys), on_keys(layout.first), itself, same]
     inputs = layout.inputs[:, None, :].expand_as(counted)
     masks = [counted, inputs, *[counted] * 4]
     return torch.stack([(row * mask).sum((0, 2)) for row, mask in zip(rows, masks, strict=True)]).double()

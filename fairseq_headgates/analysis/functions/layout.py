@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ class Layout:
         words: which keys are neither padding nor EOS
         rank: rank of every key in the dictionary by frequency, from 0; -1 for EOS and padding
         earlier: for self-attention, the last position before each query with the same token, -1 if there is none
-        first: position of the first key that is not EOS, which begins the input of the decoder
+        first: which key is the first that is neither padding nor EOS
         pairs: words, if trees or alignments are known
     """
 
@@ -68,9 +68,9 @@ class Layout:
     inputs: Tensor
     real: Tensor
     words: Tensor
+    first: Tensor
     rank: Tensor | None = None
     earlier: Tensor | None = None
-    first: int = 0
     pairs: Words | None = None
 
 
@@ -88,9 +88,9 @@ def earlier_positions(tokens: Tensor, counted: Tensor) -> Tensor:
 
 
 def layouts(sample: Sample, corpus: Corpus, ranks: Tensor | None) -> dict[str, Layout]:
-    """Return the layout of each attention type of a batch, without words."""
+    """Return the layout of each attention type of a batch, without words; of a language model, of dec-self alone."""
     pad, eos, unknown = corpus.pad, corpus.eos, corpus.task.target_dictionary.unk()
-    source, inputs = sample["net_input"]["src_tokens"], sample["net_input"]["prev_output_tokens"]
+    source, inputs = sides_of(sample)
     predicted = sample["target"]
 
     def word(tokens: Tensor) -> Tensor:
@@ -104,6 +104,7 @@ def layouts(sample: Sample, corpus: Corpus, ranks: Tensor | None) -> dict[str, L
             inputs=word(entering),
             real=keys.ne(pad),
             words=word(keys),
+            first=word(keys) & word(keys).cumsum(1).eq(1),
         )
         if ranked and ranks is not None:
             made.rank = torch.where(made.words, ranks.to(keys.device)[keys], -1)
@@ -112,11 +113,19 @@ def layouts(sample: Sample, corpus: Corpus, ranks: Tensor | None) -> dict[str, L
             made.earlier = torch.where(known, earlier_positions(queries, known), -1)
         return made
 
-    return {
-        "enc-self": layout(source, source, source, True),
-        "dec-self": replace(layout(inputs, inputs, inputs, False), first=1),
-        "dec-enc": layout(source, predicted, inputs, True),
-    }
+    made = {"dec-self": layout(inputs, inputs, inputs, False)}
+    if source is not None:
+        made["enc-self"] = layout(source, source, source, True)
+        made["dec-enc"] = layout(source, predicted, inputs, True)
+    return made
+
+
+def sides_of(sample: Sample) -> tuple[Tensor | None, Tensor]:
+    """Return the tokens that the encoder reads, None for a language model, and those that the decoder reads: [B, S]."""
+    net_input = sample["net_input"]
+    if "prev_output_tokens" in net_input:
+        return net_input["src_tokens"], net_input["prev_output_tokens"]
+    return None, net_input["src_tokens"]
 
 
 def frequency_ranks(dictionary: object, side: str) -> Tensor:

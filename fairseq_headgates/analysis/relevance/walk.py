@@ -35,7 +35,7 @@ from fairseq_headgates.analysis.relevance.rules import (
 )
 from fairseq_headgates.messages import shown
 from fairseq_headgates.modules import HeadAttention
-from fairseq_headgates.surgery import evaluating, head_counts, use_head_attention
+from fairseq_headgates.surgery import evaluating, head_counts, stacks_of, use_head_attention
 from fairseq_headgates.surgery.features import model_features, unsupported
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ Back = Callable[[Tensor], tuple[Tensor, ...]]
 Branch = Callable[[Tensor], tuple[Tensor, Back | None]]  # the output, and the function back: None for a constant
 
 # Features of a model that relevance can be propagated through; see surgery/features.py.
-SUPPORTED = ("gates", "fixed-heads", "no-positions", "adaptive-input", "decoder-dims", "lang-tok")
+SUPPORTED = ("gates", "fixed-heads", "no-encoder", "no-positions", "adaptive-input", "decoder-dims", "lang-tok")
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,12 @@ class Relevance:
     Attributes:
         heads: {type: [B, T, L, H]}, the sum of absolute relevance at the input of the output projection, over tokens
             and the D numbers of a head, for the H heads that the model was trained with
-        source: [B, T, S], the sum of relevance at the input of the first encoder layer, by explained position and token
+        source: [B, T, S], the sum of relevance at the input of the first encoder layer, by explained position and
+            token; S is 0 for a language model
         target: [B, T, T], the same for the decoder
         top: [B, T], the token of the logit
-        conserved: [B, T], the sum of absolute relevance at the inputs of both first layers: 1 minus the share
-            lost to eps
+        conserved: [B, T], the sum of absolute relevance at the inputs of the first layers of encoder and decoder: 1
+            minus the share lost to eps
     """
 
     heads: dict[str, Tensor]
@@ -97,9 +98,10 @@ def explain(model: Any, net_input: Mapping[str, Tensor], rule: str | Rule = "sto
     """Explain the top-1 logit of every target position by layer-wise relevance propagation to heads and tokens.
 
     Args:
-        model: a fairseq encoder-decoder transformer, evaluated without dropout; its attention modules become
-            `HeadAttention`. Heads whose gate or mask is 0 have no relevance.
-        net_input: the input of the model, with src_tokens [B, S] and prev_output_tokens [B, T]
+        model: a fairseq transformer, encoder-decoder or language model, evaluated without dropout; its attention
+            modules become `HeadAttention`. Heads whose gate or mask is 0 have no relevance.
+        net_input: the input of the model: src_tokens [B, S] and prev_output_tokens [B, T], or src_tokens [B, T] of a
+            language model
         rule: a name in `RULES`, or a `Rule`
 
     Raises:
@@ -108,8 +110,10 @@ def explain(model: Any, net_input: Mapping[str, Tensor], rule: str | Rule = "sto
     """
     rule = _rule(rule)
     _check(model)
-    sources, targets = net_input["src_tokens"], net_input["prev_output_tokens"]
-    is_word, is_target = sources != model.encoder.padding_idx, targets != model.decoder.padding_idx
+    pad, tokens = model.decoder.padding_idx, net_input["src_tokens"]
+    targets = net_input.get("prev_output_tokens", tokens)
+    sources = tokens if "encoder" in stacks_of(model) else tokens[:, :0]
+    is_word, is_target = sources != pad, targets != pad
     with evaluating(model):
         with _recording(model) as states:
             logits = model(**net_input)[0]
@@ -117,7 +121,7 @@ def explain(model: Any, net_input: Mapping[str, Tensor], rule: str | Rule = "sto
             heads={kind: logits.new_zeros(*targets.shape, *size) for kind, size in head_counts(model).items()},
             source=logits.new_zeros(*targets.shape, sources.size(1)),
             target=logits.new_zeros(*targets.shape, targets.size(1)),
-            top=logits.argmax(-1).masked_fill(~is_target, model.decoder.padding_idx),
+            top=logits.argmax(-1).masked_fill(~is_target, pad),
             conserved=logits.new_zeros(targets.shape),
         )
         for row in range(len(targets)):
@@ -163,7 +167,7 @@ def _check(model: Any) -> None:
 @contextmanager
 def _recording(model: Any) -> Iterator[dict[str, list[Tensor]]]:
     """Within the context, record the inputs of all layers and the output of the last: {side: [T, B, E] each}."""
-    states: dict[str, list[Tensor]] = {"encoder": [], "decoder": []}
+    states: dict[str, list[Tensor]] = {side: [] for side in stacks_of(model)}
     handles = []
     for side, seen in states.items():
         layers = list(getattr(model, side).layers)
@@ -191,15 +195,15 @@ def _explain_sentence(
     rule: Rule,
 ) -> None:
     """Fill in one row of the result; `words` [S'] and `targets` [T'] are the positions without padding."""
-    encoder = [x[words, row] for x in states["encoder"]]
+    encoder = [x[words, row] for x in states.get("encoder", ())]
     decoder = [x[targets, row] for x in states["decoder"]]
-    widest = max(layer.fc1.out_features for side in (model.encoder, model.decoder) for layer in side.layers)
+    widest = max(layer.fc1.out_features for side in states for layer in getattr(model, side).layers)
     step = max(POSITIONS, BLOCK // (widest * max(len(words), len(targets))))
     for first in range(0, len(targets), step):
         last = min(first + step, len(targets))
         explained = targets[first:last]
         heads = {kind: values[row, explained] for kind, values in result.heads.items()}
-        walk = _Walk(rule, _normed(model.encoder.layer_norm, encoder[-1]), heads)
+        walk = _Walk(rule, _normed(model.encoder.layer_norm, encoder[-1]) if encoder else None, heads)
         # A position does not depend on later ones.
         R = _from_logits(model.decoder, decoder[-1][:last], result.top[row, explained], rule)
         R = walk.layers(R, model.decoder.layers, [x[:last] for x in decoder])
@@ -236,11 +240,11 @@ def _normed(norm: nn.LayerNorm | None, x: Tensor) -> Tensor:
 class _Walk:
     """Backward propagation through a model, for one sentence and some explained positions.
 
-    `memory` [S, E] is the encoder output. `heads` {type: [N, L, H]} is filled in. `at_memory` [S, N, E] is the sum of
-    the relevance at the memory, `memory_norm` [1, N, 1] the sum of its L1 norms.
+    `memory` [S, E] is the encoder output, None for a language model. `heads` {type: [N, L, H]} is filled in.
+    `at_memory` [S, N, E] is the sum of the relevance at the memory, `memory_norm` [1, N, 1] the sum of its L1 norms.
     """
 
-    def __init__(self, rule: Rule, memory: Tensor, heads: dict[str, Tensor]):
+    def __init__(self, rule: Rule, memory: Any, heads: dict[str, Tensor]):
         self.rule, self.memory, self.heads = rule, memory, heads
         self.at_memory: Tensor | None = None
         self.memory_norm: Tensor | None = None
@@ -257,8 +261,8 @@ class _Walk:
         return R
 
     def _branches(self, layer: Any, number: int) -> Iterator[tuple[nn.LayerNorm, Branch]]:
-        encoder_attention = getattr(layer, "encoder_attn", None)
-        kind = "enc-self" if encoder_attention is None else "dec-self"
+        encoder_attention = getattr(layer, "encoder_attn", None)  # a language model's is None, an encoder has none
+        kind = "dec-self" if hasattr(layer, "encoder_attn") else "enc-self"
         yield layer.self_attn_layer_norm, partial(self._attention, layer.self_attn, kind, number)
         if encoder_attention is not None:
             yield layer.encoder_attn_layer_norm, partial(self._attention, encoder_attention, "dec-enc", number)
