@@ -22,6 +22,7 @@ log=$venv/setup.log
 stamp=$venv/.headgates-ready # written last: what the environment was made from
 begun=$venv/.headgates-setup # written first: the folder belongs to this script
 torch_spec=${TORCH_SPEC:-}
+numpy_spec="numpy<2" # fairseq samples from language models, and reads them by sentence, only with such a numpy
 torch_cpu_index=https://download.pytorch.org/whl/cpu
 fairseq_version=$(sed -n 's/.*"fairseq-fixed==\([^"]*\)".*/\1/p' setup.py) # of the extra [fairseq]
 fairseq_spec=fairseq-fixed==$fairseq_version
@@ -133,12 +134,12 @@ install_torch() {
   if [[ $(uname -s) == Linux ]] && ! nvidia-smi -L >/dev/null 2>&1; then
     # The CPU build is gigabytes smaller. PyTorch's index is asked without retries first: if it is unreachable, pip
     # would retry for minutes.
-    pip install "torch==$tested+cpu" numpy && return
+    pip install "torch==$tested+cpu" "$numpy_spec" && return
     "$python" -m pip index versions torch --index-url "$torch_cpu_index" --retries 0 --timeout 10 2>>"$log" | grep -qF "$tested+cpu" &&
-      pip install "torch==$tested+cpu" numpy --extra-index-url "$torch_cpu_index" && return
+      pip install "torch==$tested+cpu" "$numpy_spec" --extra-index-url "$torch_cpu_index" && return
     say "      no CPU build of torch $tested found ($torch_cpu_index); installing the build with CUDA, some GB"
   fi
-  pip install "torch==$tested" numpy || die_with_log "torch $tested cannot be installed; check the network, or name another: TORCH_SPEC='torch==2.11.0' make test"
+  pip install "torch==$tested" "$numpy_spec" || die_with_log "torch $tested cannot be installed; check the network, or name another: TORCH_SPEC='torch==2.11.0' make test"
 }
 
 install_fairseq() {

@@ -17,7 +17,13 @@ from support.attempts import Attempts  # noqa: E402
 from support.commands import ALIVE, GATED, Command, Toy, run_program, train_arguments  # noqa: E402
 
 # Fixtures that several test files share.
-pytest_plugins = ["support.analysis", "support.checkpoints", "support.prune_command", "support.report"]
+pytest_plugins = [
+    "support.analysis",
+    "support.checkpoints",
+    "support.language_models",
+    "support.prune_command",
+    "support.report",
+]
 
 # A slow machine is no failure.
 settings.register_profile("headgates", deadline=None)

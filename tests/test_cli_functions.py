@@ -5,19 +5,7 @@ import json
 import pytest
 from support.analysis import FULL, one_line
 from support.commands import worker_arguments
-
-
-def conllu(path, sentences, relation="nsubj"):
-    """Trees in which every word but the last depends on the next one."""
-    blocks = []
-    for words in sentences:
-        rows = [
-            f"{i}\t{word}\t_\t_\t_\t_\t{i + 1 if i < len(words) else 0}\t{relation if i < len(words) else 'root'}\t_\t_"
-            for i, word in enumerate(words, start=1)
-        ]
-        blocks.append("\n".join(rows) + "\n\n")
-    path.write_text("".join(blocks))
-    return path
+from support.functions import conllu
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.language_models import make_lm, make_text
 from support.models import PAD, make_batch, make_gated, make_stock
 from support.relevance import SETTINGS, Naive
 
@@ -56,14 +57,16 @@ def factors_of(model):
 
 
 def words(batch, row):
-    """The tokens of one sentence pair, and where they are."""
-    places = [batch[side][row].ne(PAD).nonzero()[:, 0] for side in ("src_tokens", "prev_output_tokens")]
-    return batch["src_tokens"][row, places[0]], batch["prev_output_tokens"][row, places[1]], *places
+    """The tokens of one sentence pair, and where they are; the source of a language model has none."""
+    source, target = batch["src_tokens"], batch.get("prev_output_tokens", batch["src_tokens"])
+    source = source if "prev_output_tokens" in batch else source[:, :0]
+    places = [side[row].ne(PAD).nonzero()[:, 0] for side in (source, target)]
+    return source[row, places[0]], target[row, places[1]], *places
 
 
-def assert_naive(model, rule, factors, found, naive_model=None, rows=(0, 1, 2), tolerance=1e-10):
-    """`found` explains `make_batch()` as full Jacobians do, and has nothing at padding."""
-    batch = make_batch()
+def assert_naive(model, rule, factors, found, naive_model=None, rows=(0, 1, 2), tolerance=1e-10, batch=None):
+    """`found` explains the batch, by default `make_batch()`, as full Jacobians do, and has nothing at padding."""
+    batch = batch or make_batch()
     for row in rows:
         source, prefix, at_source, at_target = words(batch, row)
         expected = Naive(naive_model or model, source, prefix, factors, rule)
@@ -75,7 +78,8 @@ def assert_naive(model, rule, factors, found, naive_model=None, rows=(0, 1, 2), 
             assert values[row].sum() == pytest.approx(values[row, at_target].sum().item(), abs=1e-12)
         for name, places in (("source", at_source), ("target", at_target)):
             values = getattr(found, name)[row]
-            assert (values[at_target][:, places] - getattr(expected, name)).abs().max() < tolerance, name
+            difference = values[at_target][:, places] - getattr(expected, name)
+            assert len(places) == 0 or difference.abs().max() < tolerance, name
             assert values.abs().sum() == pytest.approx(values[at_target][:, places].abs().sum().item(), abs=1e-12)
         assert (found.conserved[row, at_target] - expected.conserved).abs().max() < tolerance
 
@@ -84,6 +88,20 @@ def assert_naive(model, rule, factors, found, naive_model=None, rows=(0, 1, 2), 
 def test_a_model_is_explained_as_by_full_jacobians(rule):
     model = small()
     assert_naive(model, rule, {}, explain(model, make_batch(), rule))
+
+
+@pytest.mark.parametrize("rule", ["story-of-heads", "epsilon"])
+@pytest.mark.parametrize("pre_norm", [True, False], ids=["pre-norm", "post-norm"])
+def test_a_language_model_with_gates(rule, pre_norm):
+    sizes = {name: size for name, size in SMALL.items() if name.startswith("decoder")}
+    sizes |= {"decoder_input_dim": 8, "decoder_output_dim": 8, "decoder_normalize_before": pre_norm}
+    model = shaken(make_lm(gate_heads="dec-self", **sizes))
+    for site, values in zip(head_sites(model), ([-OPEN, 0.7], [0.2, -0.9]), strict=True):
+        site.attention.gate.load_state_dict({"log_alpha": torch.tensor(values, dtype=torch.double)})
+    found = explain(model, make_text(), rule)
+    assert list(found.heads) == ["dec-self"] and found.source.numel() == 0
+    assert found.heads["dec-self"][:, :, 0, 0].max() == 0 < found.heads["dec-self"][..., 1].max()
+    assert_naive(model, RULES[rule], factors_of(model), found, batch=make_text())
 
 
 @pytest.mark.parametrize("rule", ["story-of-heads", "epsilon"])

@@ -122,10 +122,7 @@ def typed_sentences(args: Namespace, task: Any, model: nn.Module, lines: Iterabl
     source_dictionary, target_dictionary = task.source_dictionary, task.target_dictionary
     for line in lines:
         if is_language_model(model):
-            tokens = source_dictionary.encode_line(line, add_if_not_exist=False).long()
-            _check_length(tokens, model.max_positions(), "text")  # type: ignore[operator]
-            text = task.build_dataset_for_inference([tokens], [len(tokens)])
-            yield _placed(text.collater([text[0]]), model)
+            yield _text_sample(task, model, line)
             continue
         source, _, target = line.partition("\t")
         ids = source_dictionary.encode_line(source, add_if_not_exist=False).long()
@@ -141,6 +138,16 @@ def _sample(args: Namespace, task: Any, model: Any, source: Tensor, target: Tens
     dictionaries = task.source_dictionary, task.target_dictionary
     pair = LanguagePairDataset([source], [len(source)], dictionaries[0], [target], [len(target)], dictionaries[1])
     return _placed(pair.collater([pair[0]]), model)
+
+
+def _text_sample(task: Any, model: Any, line: str) -> Sample:
+    """Return a text as a sample of a language model, which begins as fairseq's texts to continue do."""
+    dictionary = task.source_dictionary
+    begin = dictionary.bos() if getattr(task.args, "add_bos_token", False) else dictionary.eos()
+    words = dictionary.encode_line(line, add_if_not_exist=False, append_eos=False).long()
+    tokens = torch.cat([words.new_tensor([begin]), words])
+    _check_length(tokens, model.max_positions(), "text")
+    return _placed({"net_input": {"src_tokens": tokens[None], "src_lengths": torch.tensor([len(tokens)])}}, model)
 
 
 def _check_length(tokens: Tensor, longest: int, side: str) -> None:

@@ -151,9 +151,9 @@ def _model_class(args: argparse.Namespace) -> type[HeadGatesMixin]:
     return found
 
 
-def _plain_criterion(name: str) -> str:
+def _stock_criterion(name: Any) -> Any:
     """Return fairseq's counterpart of one of this plugin's criterions: 'cross_entropy_l0' -> 'cross_entropy'."""
-    ours = CRITERION_REGISTRY.get(name)
+    ours = CRITERION_REGISTRY.get(name) if isinstance(name, str) else None
     return name.removesuffix("_l0") if isinstance(ours, type) and issubclass(ours, L0Mixin) else name
 
 
@@ -163,26 +163,26 @@ def _with_options(state: Mapping[str, Any], args: argparse.Namespace, name: str)
     for option in {"arch", "_name"} & set(vars(args)):
         setattr(args, option, name)
     args.user_dir = None
-    if isinstance(getattr(args, "criterion", None), str):
-        args.criterion = _plain_criterion(args.criterion)
+    if hasattr(args, "criterion"):
+        args.criterion = _stock_criterion(args.criterion)
     if result.get("args"):
         result["args"] = args
     if result.get("cfg"):
         cfg = dict(result["cfg"])
         cfg["model"] = args if isinstance(cfg.get("model"), argparse.Namespace) else vars(args)
-        criterion = cfg.get("criterion")
-        if isinstance(criterion, dict) and criterion.get("_name") != (
-            plain := _plain_criterion(criterion.get("_name"))
-        ):
+        criterion = _mapping(cfg.get("criterion"))
+        stock = _stock_criterion(criterion.get("_name"))
+        if stock != criterion.get("_name"):
             kept = {k: v for k, v in criterion.items() if k not in L0_OPTIONS}
-            cfg["criterion"] = {**kept, "_name": plain}
+            cfg["criterion"] = {**kept, "_name": stock}
         if isinstance(cfg.get("common"), dict):
             cfg["common"] = {**cfg["common"], "user_dir": None}
         result["cfg"] = cfg
     history = result.get("optimizer_history")
     if isinstance(history, list) and history and isinstance(history[-1], Mapping):
         *before, last = history
-        if isinstance(last.get("criterion_name"), str):
-            last = {**last, "criterion_name": last["criterion_name"].replace("L0Criterion", "Criterion")}
+        for ours in L0Mixin.__subclasses__():
+            if last.get("criterion_name") == ours.__name__:
+                last = {**last, "criterion_name": ours.__bases__[-1].__name__}
         result["optimizer_history"] = [*before, last]
     return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+
 def is_language_modeling(task: Any) -> bool:
     """Return whether a task is one that fairseq-eval-lm evaluates."""
     return hasattr(task, "eval_lm_dataloader")

@@ -8,25 +8,10 @@ from functools import partial
 from typing import Any
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import ARCH_CONFIG_REGISTRY, register_model, register_model_architecture
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, register_model, register_model_architecture
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 
 from fairseq_headgates.models.mixin import HeadGatesMixin
-
-PRESETS = (
-    "big",
-    "wiki103",
-    "baevski_wiki103",
-    "gbw",
-    "baevski_gbw",
-    "gpt",
-    "gpt2_small",
-    "gpt2_tiny",
-    "gpt2_medium",
-    "gpt2_big",
-    "gpt2_big_wide",
-    "gpt2_bigger",
-)
 
 
 @register_model("transformer_lm_head_gates")
@@ -59,9 +44,9 @@ def with_defaults(preset: Callable[[Any], None] | None, args: Any) -> None:
 
 
 register_model_architecture("transformer_lm_head_gates", "transformer_lm_head_gates")(partial(with_defaults, None))
-for _preset in PRESETS:
-    _stock_preset = ARCH_CONFIG_REGISTRY.get(f"transformer_lm_{_preset}")
-    if _stock_preset is not None:
-        register_model_architecture("transformer_lm_head_gates", f"transformer_lm_head_gates_{_preset}")(
-            partial(with_defaults, _stock_preset)
+for _name, _model in list(ARCH_MODEL_REGISTRY.items()):
+    if _model is TransformerLanguageModel and _name != "transformer_lm":
+        _preset = _name.replace("transformer_lm", "transformer_lm_head_gates", 1)
+        register_model_architecture("transformer_lm_head_gates", _preset)(
+            partial(with_defaults, ARCH_CONFIG_REGISTRY[_name])
         )

@@ -76,7 +76,8 @@ class StoredArray(numpy.ndarray):
         if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape) or len(shape) > 8:
             raise ValueError("a numpy array of unknown shape")
         _check_data(kind, math.prod(shape), data)
-        super().__setstate__((1, shape, kind.dtype, fortran is True, data))  # type: ignore[arg-type]
+        checked: Any = (1, shape, kind.dtype, fortran is True, data)
+        super().__setstate__(checked)
 
     def __reduce__(self) -> Any:
         return numpy.array(self, subok=False).__reduce__()  # saved again, it is an ordinary array

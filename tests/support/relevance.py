@@ -72,16 +72,17 @@ class Naive:
     def __init__(self, model, source, prefix, factors, rule):
         self.model, self.factors, self.rule = model, factors, rule
         self.heads, self.at_memory = {}, []
-        encoder, decoder = model.encoder, model.decoder
-        x = encoder.forward_embedding(source[None])[0][0]
+        decoder, encoder_backs, decoder_backs, memory = model.decoder, [], [], None
         y = decoder.embed_scale * decoder.embed_tokens(prefix[None])[0] + decoder.embed_positions(prefix[None])[0]
-        encoder_backs, decoder_backs = [], []
-        for i, layer in enumerate(encoder.layers):
-            x, back = self.layer(x, layer, i, None)
-            encoder_backs.append(back)
-        memory = x if encoder.layer_norm is None else encoder.layer_norm(x)
+        if len(source):  # a language model has none
+            encoder = model.encoder
+            x = encoder.forward_embedding(source[None])[0][0]
+            for i, layer in enumerate(encoder.layers):
+                x, back = self.layer(x, layer, i, "enc-self", None)
+                encoder_backs.append(back)
+            memory = x if encoder.layer_norm is None else encoder.layer_norm(x)
         for i, layer in enumerate(decoder.layers):
-            y, back = self.layer(y, layer, i, memory)
+            y, back = self.layer(y, layer, i, "dec-self", memory)
             decoder_backs.append(back)
         features = y if decoder.layer_norm is None else decoder.layer_norm(y)
         self.logits = decoder.output_projection(features)
@@ -101,8 +102,7 @@ class Naive:
             self.source = R.sum(-1)
             self.conserved = self.conserved + size_of(R)
 
-    def layer(self, x, layer, number, memory):
-        kind = "enc-self" if memory is None else "dec-self"
+    def layer(self, x, layer, number, kind, memory):
         backs = []
         x, back = self.residual(x, layer, layer.self_attn_layer_norm, self.attention(layer.self_attn, kind, number))
         backs.append(back)

@@ -1,0 +1,251 @@
+"""Language models through fairseq's commands and those of `headgates`, on a toy text."""
+
+import json
+import re
+from functools import partial
+
+import pytest
+import torch
+from support.commands import EVALUATION, worker_arguments
+from support.functions import conllu
+from support.language_models import BLOCKS, CRITERIONS, READING, VARIANTS, by_sentence
+from support.models import assert_same
+from support.training import RESET, assert_one_line_error, read
+
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")  # of torch, on machines without a GPU
+
+GATES = ["--gate-heads", "dec-self", "--l0-weight", "0.05"]
+CLOSED = [[-3.0, 0.4, 3.0, -0.5], [-3.0, -3.0, -3.0, -3.0]]  # log_alpha of the gates that tests set
+OPEN = [[0, 1, 1, 1], [0, 0, 0, 0]]
+WITHOUT_PLUGIN = [option for option in READING if option not in EVALUATION[:2]]
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(v, marks=[pytest.mark.rehearsal] * (v == "post-norm")) for v in VARIANTS]
+)
+def variant(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def make_models(made_once, train_lm, run):
+    """make_models(variant) makes checkpoints: of fairseq's model; gated, trained from it; pruned; in fairseq's form."""
+
+    def make(folder, variant):
+        train_lm(folder / "baseline", arch="transformer_lm", variant=variant, updates=8)
+        start = ["--restore-file", folder / "baseline" / "checkpoint_last.pt", *RESET]
+        train_lm(folder / "gates", *GATES, *start, variant=variant)
+        state = read(folder / "gates" / "checkpoint_last.pt")
+        for layer, row in enumerate(CLOSED):
+            name = f"decoder.layers.{layer}.self_attn.gate.log_alpha"
+            state["model"][name] = torch.tensor(row).to(state["model"][name])
+        torch.save(state, folder / "gated.pt")
+        run("headgates", "prune", folder / "gated.pt", folder / "pruned.pt")
+        run("headgates", "prune", folder / "gated.pt", folder / "stock.pt", "--stock")
+
+    def make_models(variant):
+        folder = made_once(f"lm-{variant}", partial(make, variant=variant))
+        return {name: folder / f"{name}.pt" for name in ("gated", "pruned", "stock")} | {
+            "baseline": folder / "baseline" / "checkpoint_last.pt",
+            "trained": folder / "gates" / "checkpoint_last.pt",
+        }
+
+    return make_models
+
+
+@pytest.fixture(scope="module")
+def models(make_models, variant):
+    """Checkpoints of a variant by name."""
+    return make_models(variant)
+
+
+@pytest.fixture(scope="module")
+def language_model(make_models):
+    """A checkpoint with gates."""
+    return make_models("pre-norm")["gated"]
+
+
+def eval_lm(run, data, path, *options, plugin=True):
+    """The loss in bits per token that fairseq-eval-lm prints."""
+    done = run("fairseq-eval-lm", data, *(READING if plugin else WITHOUT_PLUGIN), "--path", path, *options)
+    return float(re.search(r"Loss \(base 2\): ([\d.]+), Perplexity", done.text)[1])
+
+
+def test_gates_start_open_from_a_stock_checkpoint(variant, models, run, toy_text, tmp_path, train_lm):
+    """At the first validation nothing has changed; a stock checkpoint trains on, with a penalty."""
+    start = ["--restore-file", models["baseline"], *RESET]
+    done = train_lm(tmp_path, *GATES, *start, "--lr", 0, variant=variant)
+    assert read(models["trained"])["optimizer_history"][-1]["criterion_name"].endswith("L0Criterion")
+    assert float(re.findall(r"\| heads_open_dec_self ([\d.]+)", done.text)[-1]) == 8
+    at_start = eval_lm(run, toy_text, tmp_path / "checkpoint_last.pt", "--gen-subset", "valid")
+    assert at_start == eval_lm(run, toy_text, models["baseline"], "--gen-subset", "valid", plugin=False)
+
+
+@pytest.mark.parametrize("form", ["gated", "pruned", "stock"])
+def test_every_form_is_evaluated_alike_by_fairseq(form, models, run, toy_text):
+    expected = eval_lm(run, toy_text, models["gated"])
+    assert eval_lm(run, toy_text, models[form], plugin=form != "stock") == pytest.approx(expected, abs=2e-4)
+
+
+def test_pruned_checkpoints_are_smaller_and_name_their_heads(variant, models, run):
+    shown = json.loads(run("headgates", "show", models["pruned"], "--json").out)
+    whole = json.loads(run("headgates", "show", models["gated"], "--json").out)
+    assert shown["heads"] == {"dec-self": [3, 8], "total": [3, 8]}
+    assert [[int(gate > 0) for gate in row] for row in whole["gate"]["dec-self"]] == OPEN
+    weights = 3 * (32 * 32 + 32)  # of queries, keys and values, all heads of a layer
+    assert whole["parameters"] - shown["parameters"] == 8 + weights + 32 * 32 + weights // 4 + 32 * 8
+    state = read(models["pruned"])
+    assert state["cfg"]["model"].arch == "transformer_lm_head_gates"
+    assert state["cfg"]["criterion"]["_name"] == CRITERIONS.get(variant, "cross_entropy")
+
+
+def test_pruned_models_train_on(models, variant, tmp_path, train_lm):
+    start = ["--restore-file", models["pruned"], "--alive-heads", models["pruned"], "--remove-heads"]
+    criterion = CRITERIONS.get(variant, "cross_entropy")
+    train_lm(tmp_path, *start, "--criterion", criterion, variant=variant, updates=4)
+    trained, pruned = read(tmp_path / "checkpoint_last.pt"), read(models["pruned"])
+    assert trained["optimizer_history"][-1]["num_updates"] == 4
+    assert {n: w.shape for n, w in trained["model"].items()} == {n: w.shape for n, w in pruned["model"].items()}
+
+
+# --- the commands of headgates ---------------------------------------------------------------------------------------
+
+
+def headgates(run, command, data, path, *options):
+    return run("headgates", command, data, "--path", path, *READING, *options)
+
+
+def test_curve_measures_the_perplexity_of_fairseq_eval_lm(models, run, toy_text, tmp_path):
+    out = tmp_path / "curve.json"
+    done = headgates(run, "curve", toy_text, models["gated"], "--by", "gate", "--steps", "0,34", "--out", out)
+    points = json.loads(out.read_text())["points"]
+    assert [point["heads"] for point in points] == [3, 2] and "perplexity" in done.out and "BLEU" not in done.out
+    assert points[0]["nll"] == pytest.approx(eval_lm(run, toy_text, models["gated"]), abs=2e-4)
+    assert points[0]["ppl"] == pytest.approx(2 ** points[0]["nll"]) and points[0]["bleu"] is None
+    assert "|block:12-" in points[0]["signature"]
+
+
+def test_all_commands_and_a_report_of_their_results(variant, models, run, toy_text, tmp_path):
+    scores, results = (
+        tmp_path / "scores.json",
+        {name: tmp_path / f"{name}.json" for name in ("curve", "ablate", "functions")},
+    )
+    methods = "confidence,gradient,ablation,magnitude,gate,random" + ("" if variant == "adaptive" else ",relevance")
+    headgates(run, "score", toy_text, models["gated"], "--method", methods, "--out", scores)
+    headgates(run, "curve", toy_text, models["gated"], "--scores", scores, "--score-method", "gradient",
+              "--steps", "0,50", "--out", results["curve"])  # fmt: skip
+    headgates(run, "ablate", toy_text, models["gated"], "--metric", "ppl", "--out", results["ablate"])
+    headgates(run, "functions", toy_text, models["gated"], "--statistics", "--out", results["functions"])
+    ablation = json.loads(results["ablate"].read_text())
+    assert ablation["ppl_difference"]["dec-self"][0][0] == pytest.approx(0, abs=1e-6)  # its gate is closed
+    page = tmp_path / "report.html"
+    run("headgates", "report", page, models["gated"].parent / "gates", models["pruned"], scores, *results.values())
+    text = page.read_text()
+    assert "perplexity" in text and "dec-self" in text and "fairseq-train --user-dir" in text
+    assert "--task language_modeling" in text and "--arch transformer_lm_head_gates" in text
+
+
+@by_sentence
+def test_trees_of_sentences(make_models, run, toy_text, tmp_path):
+    """With --sample-break-mode eos, a block is a sentence, whose tree is known."""
+    model, out = make_models("pre-norm")["gated"], tmp_path / "functions.json"
+    lines = [line.split() for line in (toy_text.parent / "test.txt").read_text().splitlines()]
+    options = ["--target-conllu", conllu(tmp_path / "trees", lines, "amod")]
+    headgates(run, "functions", toy_text, model, *options, "--sample-break-mode", "eos", "--out", out)
+    found = json.loads(out.read_text())
+    pairs = sum(len(line) - 1 for line in lines)  # from a word to the one before, its dependent
+    assert found["relations"]["dec-self"] == {"amod to dependent": {"count": pairs, "offset": -1, "baseline": 1.0}}
+    assert found["trees"]["target"]["sentences"] == len(lines)
+    done = run("headgates", "functions", toy_text, "--path", model, *READING, *options, code=2)
+    assert_one_line_error(done, [f"there are {len(lines)} target trees for", "--sample-break-mode eos"])
+
+
+def test_relevance_of_an_adaptive_softmax_is_refused(make_models, run, toy_text):
+    path = make_models("adaptive")["gated"]
+    done = run("headgates", "score", toy_text, "--path", path, *READING, "--method", "relevance", code=2)
+    assert_one_line_error(done, ["adaptive softmax", "choose another method"])
+
+
+def test_attention_maps_of_blocks_and_of_typed_text(models, run, toy_text, tmp_path):
+    out = tmp_path / "maps.json"
+    headgates(run, "attention", toy_text, models["pruned"], "--lines", "2", "--heads", "dec-self:0.1", "--out", out)
+    (block,) = json.loads(out.read_text())["sentences"]
+    assert len(block["dec-self"]["queries"]) == 12
+    (tmp_path / "text").write_text("b a c e\n")
+    headgates(run, "attention", toy_text, models["pruned"], "--text", tmp_path / "text", "--out", out, "--force")
+    (typed,) = json.loads(out.read_text())["sentences"]
+    assert typed["dec-self"]["queries"] == typed["dec-self"]["keys"] == ["</s>", "b", "a", "c", "e"]
+
+
+@by_sentence
+@pytest.mark.parametrize("search", [["--beam", "3"], ["--sampling", "--beam", "2", "--nbest", "2"]])
+def test_sampling_continues_a_prefix_alike_in_every_form(search, models, run, toy_text):
+    """fairseq-interactive prints the prefix and its continuation."""
+    found = {}
+    for form in ("gated", "pruned", "stock"):
+        options = READING if form != "stock" else WITHOUT_PLUGIN
+        done = run("fairseq-interactive", toy_text, *options, "--path", models[form], *search, "--max-len-b", 8,
+                   stdin="b a\nc\n")  # fmt: skip
+        found[form] = re.findall(r"^H-(\d+)\t\S+\t(.*)$", done.out, re.MULTILINE)
+        first, *_, last = [text for _, text in found[form]]
+        assert first.startswith("b a") and last.startswith("c")
+    assert found["gated"] == found["pruned"] == found["stock"]
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_continues_exactly(tmp_path, train_lm, variant):
+    train_lm(tmp_path / "once", *GATES, variant=variant, updates=4)
+    for updates in (2, 4):
+        train_lm(tmp_path / "resumed", *GATES, variant=variant, updates=updates)
+    once, resumed = (read(tmp_path / run / "checkpoint_last.pt") for run in ("once", "resumed"))
+    for part in ("model", "last_optimizer_state"):
+        assert_same(once[part], resumed[part], part)
+
+
+def test_two_workers_score_as_one(models, run, start, toy_text, tmp_path):
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    options = ["--method", "confidence,gradient,ablation", "--path", models["gated"]]
+    run("headgates", "score", toy_text, *READING, *options, "--out", one)
+    workers = [
+        start("headgates", "score", toy_text, *READING, *options, "--out", two, *own) for own in worker_arguments(2)
+    ]
+    for worker in workers:
+        worker.finish().expect(0)
+    tables = [[entry["scores"]["dec-self"] for entry in json.loads(path.read_text())] for path in (one, two)]
+    torch.testing.assert_close(torch.tensor(tables[0]), torch.tensor(tables[1]), equal_nan=True, rtol=1e-5, atol=1e-6)
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_gates_on_attention_that_it_does_not_have(tmp_path, train_lm):
+    done = train_lm(tmp_path, "--gate-heads", "dec-enc", code=2)
+    assert_one_line_error(done, ["dec-enc"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], ["add --task language_modeling"]),
+        (["--task", "language_modeling"], ["--tokens-per-sample is 1024", "at most 16"]),
+        ([*BLOCKS, "--metric", "bleu"], ["--metric is bleu", "choose nll or ppl"]),
+    ],
+)
+def test_options_of_another_task_are_refused(options, words, language_model, run, toy_text):
+    reading = ["--path", language_model, *EVALUATION]
+    done = run("headgates", "curve", toy_text, *reading, "--by", "gate", *options, code=2)
+    assert_one_line_error(done, words)
+
+
+def test_a_translation_model_is_no_language_model(gated_checkpoint, language_model, run, toy, toy_text):
+    done = run("headgates", "score", toy_text, *READING, "--path", gated_checkpoint, "--method", "gradient", code=2)
+    assert_one_line_error(done, ["the checkpoint is a translator", "--task translation"])
+    done = run("headgates", "score", toy.data, *EVALUATION, "--path", language_model, "--method", "gradient", code=2)
+    assert_one_line_error(done, ["the checkpoint is a language model", "--task language_modeling"])
+
+
+def test_ctranslate2_is_refused(language_model, run, tmp_path):
+    done = run("headgates", "convert", language_model, tmp_path / "out", "--to", "ctranslate2", code=2)
+    assert_one_line_error(done, ["it has no encoder (a language model)"])
