@@ -35,6 +35,8 @@ SHELL = [block for block in ALL if block.language in ("bash", "sh", "shell", "co
 RUN = {page: [b for b in blocks(page) if b.language in ("bash", "python") and not b.mark] for page in PAGES}
 # Programs of blocks that run, besides headgates and fairseq's: they only prepare the shell of the reader.
 PREPARING = ("source", "export", "cd")
+POSITIONS = ("--max-target-positions", 128)  # of the toy language model: the blocks of the page have 128 tokens
+RUNNING = ("headgates", "fairseq-generate", "fairseq-eval-lm")
 ELIDED = {"fairseq-generate": "--gen-subset test --max-tokens 500 --num-workers 0 --max-len-b 10"}
 
 
@@ -83,12 +85,19 @@ class Reader:
     def __init__(self, folder, toy, checkpoints, run, train):
         self.folder, self.run, self.train = folder, run, train
         (folder / "data-bin").symlink_to(toy.data)
+        self.train_lm = None
         for place, name in {
             "baseline/checkpoint_best.pt": "baseline",
             "demo-out/enc-self_heads0.25/checkpoint_last.pt": "gated",
             **{f"e{epoch}.pt": "baseline" for epoch in (1, 2, 3)},
         }.items():
             self.place(place, checkpoints[name])
+
+    def read_language_models(self, toy_text, train_lm):
+        """Adds a text and a language model."""
+        (self.folder / "lm-bin").symlink_to(toy_text)
+        self.train_lm = train_lm
+        train_lm(self.folder / "lm", *POSITIONS, arch="transformer_lm")
 
     def place(self, name, checkpoint):
         (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -109,9 +118,11 @@ class Reader:
             if program == "fairseq-train":
                 save_dir = arguments[arguments.index("--save-dir") + 1]
                 # The options of the page come last, and so count; but six updates are enough.
-                printed.append(self.train(save_dir, *arguments[1:], "--max-update", 6).out)
+                of_text = "language_modeling" in arguments
+                train, options = (self.train_lm, POSITIONS) if of_text else (self.train, ())
+                printed.append(train(save_dir, *arguments[1:], "--max-update", 6, *options).out)
             else:
-                assert program in ("headgates", "fairseq-generate"), f"{program} runs nowhere: mark the block"
+                assert program in RUNNING, f"{program} runs nowhere: mark the block"
                 printed.append(self.run(program, *arguments).out)
         return "\n".join(printed)
 
@@ -122,7 +133,7 @@ class Reader:
         parts = word.split(":")
         made_here = all((self.folder / part.split("/")[0]).exists() for part in parts)
         made_by_it = all(re.fullmatch(r"[\w./-]+\.(pt|json|svg|tsv)", part) for part in parts)
-        folders = word in ("gated", "scratch", "more", "gated-again", "ctranslate2-int8")
+        folders = word in ("gated", "scratch", "more", "gated-again", "ctranslate2-int8", "lm-gated")
         return ":".join(str(self.folder / part) for part in parts) if made_here or made_by_it or folders else word
 
     def python(self, block):
@@ -130,8 +141,10 @@ class Reader:
 
 
 @pytest.mark.parametrize("page", **identified([page for page in PAGES if RUN[page]]))
-def test_what_a_page_says_can_be_done(page, tmp_path, toy, checkpoints, run, train, monkeypatch):
+def test_what_a_page_says_can_be_done(page, tmp_path, toy, checkpoints, run, train, monkeypatch, request):
     reader = Reader(tmp_path, toy, checkpoints, run, train)
+    if page.name == "language-models.md":
+        reader.read_language_models(*map(request.getfixturevalue, ("toy_text", "train_lm")))
     monkeypatch.chdir(tmp_path)
     if not any("--save-dir gated " in block.text for block in RUN[page]):
         reader.place("gated/checkpoint_last.pt", checkpoints["gated"])

@@ -67,11 +67,11 @@ class _Task:
     def _symbols(weights: Mapping[str, Tensor], name: str) -> int:
         """Return the number of symbols: of one table of embeddings, or of those of an adaptive input together."""
         bands = [table for key, table in weights.items() if re.fullmatch(rf"{name}\.embeddings\.\d+\.0\.weight", key)]
-        tables = bands or [weights.get(f"{name}.weight")]
+        tables: list[Any] = bands or [weights.get(f"{name}.weight")]
         for table in tables:
             if table is None or table.dim() != 2:
                 raise ValueError(f"the weight {name}.weight is {'missing' if table is None else 'not a matrix'}")
-        return sum(map(len, tables))  # type: ignore[arg-type]
+        return sum(map(len, tables))
 
 
 def build_model(state: Mapping[str, Any]) -> nn.Module:

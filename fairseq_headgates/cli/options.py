@@ -9,7 +9,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command, which has no options of its own."""
     parser.description = (
         "Print the options that --arch transformer_head_gates and --criterion label_smoothed_cross_entropy_l0 add to "
-        "fairseq-train. (fairseq-train --help lists only fairseq's.)"
+        "fairseq-train; the other architectures (*_head_gates) and criterions (*_l0) of this plugin add the same. "
+        "(fairseq-train --help lists only fairseq's.)"
     )
 
 

@@ -62,8 +62,8 @@ HELP = {
     "sparsity_method": (
         "METHOD",
         "l0: --l0-weight is a penalty on each open head; lagrangian: a penalty with learned multipliers leads to "
-        "--target-heads heads; subset: --target-heads heads are drawn in training (Li et al. 2021). The criterion "
-        "label_smoothed_cross_entropy_l0 adds the penalty",
+        "--target-heads heads; subset: --target-heads heads are drawn in training (Li et al. 2021). The criterions of "
+        "this plugin, such as label_smoothed_cross_entropy_l0, add the penalty",
     ),
     "target_heads": (
         "N",

@@ -76,8 +76,7 @@ def _options(stored: argparse.Namespace) -> argparse.Namespace:
     name = architecture(args)
     if "head_gates" not in name:
         raise ValueError(
-            f"its architecture is {shown(name)}, not transformer_head_gates or one of its presets: give a mask "
-            f"file instead"
+            f"its architecture is {shown(name)}, not one of this plugin (*_head_gates): give a mask file instead"
         )
     return args
 

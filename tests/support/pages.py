@@ -33,6 +33,7 @@ FAIRSEQ = {
     "fairseq-interactive": options.get_interactive_generation_parser,
     "fairseq-validate": options.get_validation_parser,
     "fairseq-preprocess": options.get_preprocessing_parser,
+    "fairseq-eval-lm": options.get_eval_lm_parser,
 }
 LIKE_GENERATE = (
     "score",
@@ -116,7 +117,8 @@ def _mistakes_of_command(words: list[str], settings: list[str]) -> Iterator[str]
         if command not in commands():
             yield f"headgates {command}: unknown command"
             return
-        yield from (f"headgates {command}: unknown option {o}" for o in given if o not in headgates_options(command))
+        known = headgates_options(command, tuple(words))
+        yield from (f"headgates {command}: unknown option {option}" for option in given if option not in known)
     elif program in FAIRSEQ:
         known = fairseq_options(program, tuple(words))
         yield from (f"{program}: unknown option {option}" for option in given if option not in known)
@@ -130,10 +132,10 @@ def _mistakes_of_command(words: list[str], settings: list[str]) -> Iterator[str]
 
 
 @cache
-def headgates_options(command: str) -> frozenset[str]:
+def headgates_options(command: str, words: tuple[str, ...] = ()) -> frozenset[str]:
     """Return the options of a command, those of fairseq-generate included where it takes them."""
     lines = re.findall(r"^  (?:-\w, )?(--[a-z][\w-]*)", headgates_help(command), re.MULTILINE)
-    return frozenset(lines) | (fairseq_options("fairseq-generate") if command in LIKE_GENERATE else frozenset())
+    return frozenset(lines) | (fairseq_options("fairseq-generate", words) if command in LIKE_GENERATE else frozenset())
 
 
 @cache
@@ -143,7 +145,8 @@ def fairseq_options(program: str, words: tuple[str, ...] = ()) -> frozenset[str]
     parser.conflict_handler = "resolve"
     registries = {name: entry["registry"] for name, entry in REGISTRIES.items()}
     registries.update(arch=ARCH_MODEL_REGISTRY, criterion=CRITERION_REGISTRY, task=TASK_REGISTRY)
-    chosen = {"task": "translation", "optimizer": "adam", "arch": "transformer_head_gates"}
+    task = "language_modeling" if program == "fairseq-eval-lm" else "translation"
+    chosen = {"task": task, "optimizer": "adam", "arch": "transformer_head_gates"}
     for option, value in zip(words, words[1:], strict=False):
         if option.startswith("--") and option[2:].replace("-", "_") in registries:
             chosen[option[2:].replace("-", "_")] = value
