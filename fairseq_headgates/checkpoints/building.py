@@ -136,7 +136,10 @@ def _unsupported(
 ) -> Iterator[str]:
     if model_class is None:
         name = shown(architecture(args))
-        yield f"its architecture is {name}: it must be transformer, transformer_lm or one of this plugin"
+        yield (
+            f"its architecture is {name}: it must be transformer or transformer_lm of fairseq, transformer_head_gates "
+            "or transformer_lm_head_gates, or one of their presets"
+        )
     if not any(re.search(r"attn\.(out_proj|in_proj)", key) for key in state["model"]):
         yield "it has no attention layer"
     features = option_features(args)

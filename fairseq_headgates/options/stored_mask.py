@@ -76,7 +76,8 @@ def _options(stored: argparse.Namespace) -> argparse.Namespace:
     name = architecture(args)
     if "head_gates" not in name:
         raise ValueError(
-            f"its architecture is {shown(name)}, not one of this plugin (*_head_gates): give a mask file instead"
+            f"its architecture is {shown(name)}, not transformer_head_gates or another one of this plugin: give a mask "
+            "file instead"
         )
     return args
 

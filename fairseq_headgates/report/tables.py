@@ -95,13 +95,13 @@ def _stars(p: float | None) -> str:
 
 
 def curve_table(points: Sequence[Mapping[str, Any]]) -> str:
-    """Format pruning curves: percent removed, heads kept, bits per token and other metrics of each point."""
-    measured = [key for key in ("ppl", "bleu") if any(p.get(key) is not None for p in points)]
-    header = ["removed", "heads", "bits/token", *(METRICS[key] for key in measured)]
+    """Format pruning curves: percent removed, heads kept, bits per token and perplexity or BLEU of each point."""
+    metric = "ppl" if any("ppl" in p for p in points) else "bleu"
+    header = ["removed", "heads", "bits/token", METRICS[metric]]
     blocks = []
     for (checkpoint, by, types), group in groupby(points, key=lambda p: (p["checkpoint"], p["by"], p["types"])):
         rows = [
-            [f"{p['removed']:g}%", str(p["heads"]), f"{p['nll']:.4f}", *(_metric(p.get(key)) for key in measured)]
+            [f"{p['removed']:g}%", str(p["heads"]), f"{p['nll']:.4f}", _metric(p.get(metric))]
             for p in group
         ]
         blocks.append(f"{types} by {by} ({checkpoint})\n" + text_table(header, rows))
