@@ -100,10 +100,7 @@ def curve_table(points: Sequence[Mapping[str, Any]]) -> str:
     header = ["removed", "heads", "bits/token", METRICS[metric]]
     blocks = []
     for (checkpoint, by, types), group in groupby(points, key=lambda p: (p["checkpoint"], p["by"], p["types"])):
-        rows = [
-            [f"{p['removed']:g}%", str(p["heads"]), f"{p['nll']:.4f}", _metric(p.get(metric))]
-            for p in group
-        ]
+        rows = [[f"{p['removed']:g}%", str(p["heads"]), f"{p['nll']:.4f}", _metric(p.get(metric))] for p in group]
         blocks.append(f"{types} by {by} ({checkpoint})\n" + text_table(header, rows))
     return "\n\n".join(blocks)
 
