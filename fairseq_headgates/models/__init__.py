@@ -1,5 +1,6 @@
 """The registered architectures: fairseq's models with gates, fixed and removed heads, and frozen parameters."""
 
+from fairseq_headgates.models.all_attention import TransformerLMAllAttentionModel
 from fairseq_headgates.models.language_model import TransformerLMHeadGatesModel
 from fairseq_headgates.models.mixin import HeadGatesMixin, apply_head_options, head_gates_class
 from fairseq_headgates.models.transformer import TransformerHeadGatesModel
@@ -7,6 +8,7 @@ from fairseq_headgates.models.transformer import TransformerHeadGatesModel
 __all__ = [
     "HeadGatesMixin",
     "TransformerHeadGatesModel",
+    "TransformerLMAllAttentionModel",
     "TransformerLMHeadGatesModel",
     "apply_head_options",
     "head_gates_class",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +65,8 @@ class HeadAttention(MultiheadAttention):
         heads: number of heads that the model was trained with
         kept: numbers of the remaining heads, those with weights, from 0 to `heads` - 1; H = `num_heads` = len(kept)
     """
+
+    INPUTS: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")  # parts whose rows are those of the heads
 
     def __init__(self, stock: MultiheadAttention):
         # The stock constructor would make (and randomly initialise) projections; these come from `stock`.

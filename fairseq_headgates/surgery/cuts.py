@@ -31,8 +31,6 @@ from fairseq_headgates.surgery.sites import (
     use_head_attention,
 )
 
-INPUTS = ("q_proj", "k_proj", "v_proj")
-
 
 @dataclass(frozen=True)
 class Cut:
@@ -161,19 +159,21 @@ def apply_cuts(model: nn.Module, found: Mapping[str, Cut]) -> nn.Module:
 
 
 def _cut_attention(attention: HeadAttention, cut: Cut) -> None:
-    for name in (*INPUTS, "out_proj"):
+    for name in (*attention.INPUTS, "out_proj"):
         projection = getattr(attention, name)
         if projection is None:
             continue
         for parameter, tensor in list(projection.named_parameters()):
             smaller = cut(f"{name}.{parameter}", tensor.detach().cpu()).to(tensor.device)
             setattr(projection, parameter, nn.Parameter(smaller, tensor.requires_grad))
-        projection.out_features, projection.in_features = projection.weight.shape
+        if isinstance(projection, nn.Linear):
+            projection.out_features, projection.in_features = projection.weight.shape
     attention.kept = tuple(attention.kept[i] for i in cut.keep)
     attention.num_heads = len(attention.kept)
     attention.gate = attention.head_mask = None
     if attention.num_heads == 0:
-        attention.q_proj = attention.k_proj = attention.v_proj = None
+        for name in attention.INPUTS:
+            setattr(attention, name, None)
 
 
 def cut_tensors(tensors: Mapping[str, Tensor], found: Mapping[str, Cut], power: int = 1) -> dict[str, Tensor]:
@@ -243,7 +243,7 @@ def pad_heads(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tens
         size = attention.heads * attention.head_dim
         out = tensors[f"{site.name}.out_proj.weight"]
         filled[f"{site.name}.out_proj.weight"] = out.new_zeros(out.size(0), size).index_copy(1, positions, out)
-        for name in INPUTS:
+        for name in HeadAttention.INPUTS:
             width = attention.embed_dim if name == "q_proj" else getattr(attention, f"{name[0]}dim")
             for parameter, shape in (("weight", (size, width)), ("bias", (size,))):
                 key = f"{site.name}.{name}.{parameter}"

@@ -1,0 +1,271 @@
+"""`transformer_lm_all_attention`: a language model of attention alone, with a memory of earlier blocks.
+
+Shapes: T length of a block, M length of the memory, S = M + T, B batch, E model size, L layers.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import FairseqLanguageModel, register_model, register_model_architecture
+from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
+from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
+from fairseq.modules import FairseqDropout, LayerNorm
+from torch import Tensor, nn
+
+from fairseq_headgates.models.language_model import with_defaults
+from fairseq_headgates.models.mixin import HeadGatesMixin
+from fairseq_headgates.modules import AllAttention, distance_encodings
+
+OWN_DEFAULTS = {"persistent_vectors": 2048, "mem_len": 0}
+# Options of fairseq's language model that this one does not have, with the values that mean "not used".
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "character_embeddings": (False,),
+    "checkpoint_activations": (False,),
+    "offload_activations": (False,),
+    "decoder_layerdrop": (0.0,),
+    "decoder_layers_to_keep": (None, ""),
+    "base_layers": (0, None),
+    "quant_noise_pq": (0.0,),
+    "quant_noise_scalar": (0.0,),
+    "scale_attn": (False,),
+    "scale_heads": (False,),
+    "scale_fc": (False,),
+    "scale_resids": (False,),
+}
+
+
+class AllAttentionLayer(nn.Module):
+    """A layer: x + attention(LayerNorm(x)), without a feed-forward block."""
+
+    def __init__(self, cfg: TransformerConfig, persistent: int):
+        super().__init__()
+        size = cfg.decoder.embed_dim
+        self.self_attn = AllAttention(size, cfg.decoder.attention_heads, persistent, cfg.attention_dropout)
+        self.self_attn_layer_norm = LayerNorm(size)
+        self.dropout_module = FairseqDropout(cfg.dropout, module_name="AllAttentionLayer")
+
+    def forward(self, x: Tensor, positions: Tensor, masked: Tensor, memory: Tensor | None, past: Any) -> tuple:
+        """Return the output [T, B, E], and the keys and values; see `AllAttention.forward`."""
+        memory = None if memory is None else self.self_attn_layer_norm(memory)
+        y, pairs = self.self_attn(self.self_attn_layer_norm(x), positions, masked, memory, past)
+        return x + self.dropout_module(y), pairs
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the layers remember of the blocks before the next one.
+
+    Attributes:
+        blocks: number of the last block of each row, [B]
+        masked: which positions hold nothing, [B, M]
+        layers: for each layer, its input [M, B, E], or in evaluation its keys and values [H, B, M, D]
+    """
+
+    blocks: Tensor
+    masked: Tensor
+    layers: list[Any]
+
+    def before(self, blocks: Tensor) -> Memory | None:
+        """Return the memory of the rows whose next block is in `blocks` [B']; None if no row continues."""
+        rows = len(blocks)
+        if rows > len(self.blocks):
+            return None
+        continues = self.blocks[:rows].to(blocks) + 1 == blocks
+        if not continues.any():
+            return None
+        masked = self.masked[:rows] | ~continues[:, None]
+        return Memory(blocks, masked, [_rows(layer, rows) for layer in self.layers])
+
+
+def _rows(layer: Any, rows: int) -> Any:
+    """Return the first rows of a tensor [M, B, E], or of each of a pair [H, B, M, D]."""
+    if layer is None:
+        return None
+    return tuple(x[:, :rows] for x in layer) if isinstance(layer, tuple) else layer[:, :rows]
+
+
+def _last(layer: Any, number: int) -> Any:
+    """Return the last positions of a tensor [S, B, E], or of each of a pair [H, B, S, D], without gradients."""
+    if layer is None:
+        return None
+    if isinstance(layer, tuple):
+        return tuple(x[:, :, -number:].detach() for x in layer)
+    return layer[-number:].detach()
+
+
+class AllAttentionDecoder(TransformerDecoderBase):
+    """fairseq's decoder with layers of `AllAttention` and a memory: embeddings and output layer are fairseq's.
+
+    In training, the inputs of every layer are remembered for the next block, without gradients (Dai et al. 2019). In
+    evaluation the keys and values are, which are the same and need not be computed again. The memory of a row is used
+    only for the block that follows the row's last one, so that it is reset at the start of every stream.
+    """
+
+    def __init__(self, args: Any, dictionary: Any, embed_tokens: nn.Module):
+        self.persistent, self.mem_len = args.persistent_vectors, args.mem_len
+        self.block_size = getattr(args, "tokens_per_sample", None) or args.max_target_positions
+        super().__init__(TransformerConfig.from_namespace(args), dictionary, embed_tokens, no_encoder_attn=True)
+        self.memories: dict[bool, Memory | None] = {}  # in training, in evaluation
+        self._encodings = torch.empty(0)
+
+    def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> AllAttentionLayer:
+        """Build a layer; fairseq calls it."""
+        return AllAttentionLayer(cfg, self.persistent)
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Any = None,
+        incremental_state: dict | None = None,
+        features_only: bool = False,
+        src_lengths: Any = None,
+        blocks: Tensor | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Compute the logits, or the features, of a block.
+
+        Args:
+            prev_output_tokens: input tokens [B, T]
+            incremental_state: the cache of incremental decoding; only the last token is computed
+            features_only: return features [B, T, E]
+            blocks: number of each row's block in its text, [B]; without it there is no memory
+        """
+        if incremental_state is not None:
+            x = self._step(prev_output_tokens[:, -1:], incremental_state)
+        else:
+            x = self._block(prev_output_tokens, blocks)
+        x = x if self.layer_norm is None else self.layer_norm(x)
+        x = x.transpose(0, 1)
+        x = x if self.project_out_dim is None else self.project_out_dim(x)
+        return (x if features_only else self.output_layer(x)), {"attn": [None]}
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        """Return the input of the first layer: [T, B, E]."""
+        x = self.embed_scale * self.embed_tokens(tokens)
+        x = x if self.project_in_dim is None else self.project_in_dim(x)
+        x = x if self.layernorm_embedding is None else self.layernorm_embedding(x)
+        return self.dropout_module(x).transpose(0, 1)
+
+    def _positions(self, size: int, like: Tensor) -> Tensor:
+        """Return the encodings of the distances size - 1 to -1: [size + 1, E]."""
+        known = self._encodings
+        if len(known) <= size or known.dtype != like.dtype or known.device != like.device:
+            self._encodings = known = distance_encodings(size, self.embed_dim, like)
+        return known[len(known) - size - 1 :]
+
+    def _block(self, tokens: Tensor, blocks: Tensor | None) -> Tensor:
+        x = self._embedded(tokens)
+        length, batch, _ = x.shape
+        held = self.memories.get(self.training)
+        past = held.before(blocks) if held is not None and blocks is not None else None
+        before = 0 if past is None else past.masked.size(1)
+        masked = x.new_ones(1, length, before + length, dtype=torch.bool).triu(before + 1)
+        if past is not None:
+            masked = masked | torch.cat([past.masked, past.masked.new_zeros(batch, length)], 1)[:, None]
+        positions = self.dropout_module(self._positions(before + length, x))
+        kept = []
+        for i, layer in enumerate(self.layers):
+            own = None if past is None else past.layers[i]
+            memory, pairs = (own, None) if self.training else (None, own)
+            states = x if memory is None or self.mem_len <= length else torch.cat([memory, x])
+            x, new = layer(x, positions, masked, memory, pairs)
+            kept.append(states if self.training else new)
+        if blocks is not None and self.mem_len:
+            empty = masked.new_zeros(batch, length)
+            empty = empty if past is None else torch.cat([past.masked, empty], 1)
+            layers = [_last(each, self.mem_len) for each in kept]
+            self.memories[self.training] = Memory(blocks, empty[:, -self.mem_len :], layers)
+        return x
+
+    def _step(self, tokens: Tensor, incremental_state: dict) -> Tensor:
+        """Compute one token of each row, which sees as many positions as the last token of a block in training."""
+        x = self._embedded(tokens)
+        caches = [layer.self_attn._get_input_buffer(incremental_state) for layer in self.layers]
+        pasts = [tuple(c[n].transpose(0, 1) for n in ("prev_key", "prev_value")) if c else None for c in caches]
+        before = next((past[0].size(2) for past in pasts if past is not None), 0)
+        positions = self._positions(before + 1, x)
+        masked = x.new_zeros(1, 1, before + 1, dtype=torch.bool)
+        for layer, past in zip(self.layers, pasts, strict=True):
+            x, pairs = layer(x, positions, masked, None, past)
+            if pairs is not None:
+                keys, values = (each.transpose(0, 1) for each in _last(pairs, self.mem_len + self.block_size - 1))
+                layer.self_attn._set_input_buffer(incremental_state, {"prev_key": keys, "prev_value": values})
+        return x
+
+
+class AllAttentionLanguageModel(FairseqLanguageModel):
+    """Language model of Sukhbaatar et al. 2019 with relative positions and memory, as in Shim et al. 2021."""
+
+    @classmethod
+    def build_model(cls, args: Any, task: Any) -> AllAttentionLanguageModel:
+        """Build the model. Raise ValueError for options that it does not support."""
+        check_options(args)
+        if getattr(args, "max_target_positions", None) is None:
+            args.max_target_positions = getattr(args, "tokens_per_sample", 1024)
+        args.decoder_normalize_before, args.no_token_positional_embeddings = True, True
+        return cls(AllAttentionDecoder(args, task.target_dictionary, embeddings(args, task)))
+
+
+def embeddings(args: Any, task: Any) -> nn.Module:
+    """Return the input embeddings of fairseq's `transformer_lm` with these options."""
+    without_layers = copy.deepcopy(args)
+    without_layers.decoder_layers = 0
+    return TransformerLanguageModel.build_model(without_layers, task).decoder.embed_tokens
+
+
+def check_options(args: Any) -> None:
+    """Raise ValueError for options of `transformer_lm` that the model does not have, and for numbers out of range."""
+    for name, unused in UNSUPPORTED.items():
+        value = getattr(args, name, unused[0])
+        if value not in unused:
+            raise ValueError(
+                f"--{name.replace('_', '-')} is {value}: transformer_lm_all_attention does not support it, leave it out"
+            )
+    for name, least in (("persistent_vectors", 1), ("mem_len", 0)):
+        value = getattr(args, name)
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"--{name.replace('_', '-')} is {value}: it must be a whole number from {least}")
+
+
+@register_model("transformer_lm_all_attention")
+class TransformerLMAllAttentionModel(HeadGatesMixin, AllAttentionLanguageModel):
+    """The model of `AllAttentionLanguageModel` with gates, masked and removed heads, and frozen parameters."""
+
+    stock = AllAttentionLanguageModel
+    stacks = ("decoder",)
+
+    @classmethod
+    def set_defaults(cls, args: Any) -> None:
+        """Set the options that `args` leaves open."""
+        for name, value in OWN_DEFAULTS.items():
+            if getattr(args, name, None) is None:
+                setattr(args, name, value)
+        with_defaults(None, args)
+
+    @classmethod
+    def add_args(cls, parser: Any) -> None:
+        """Add the options of `transformer_lm`, of the layers and of this plugin; fairseq calls it."""
+        gen_parser_from_dataclass(parser, TransformerLanguageModelConfig(), delete_default=True)
+        parser.add_argument(
+            "--persistent-vectors",
+            type=int,
+            metavar="N",
+            help="persistent key and value vectors of each head (default: 2048)",
+        )
+        parser.add_argument(
+            "--mem-len",
+            type=int,
+            metavar="M",
+            help="positions before a block that its tokens see; needs --task language_modeling_segments (default: 0)",
+        )
+        super().add_args(parser)
+
+
+register_model_architecture("transformer_lm_all_attention", "transformer_lm_all_attention")(
+    TransformerLMAllAttentionModel.set_defaults
+)

@@ -1,0 +1,154 @@
+"""Attention that takes the place of a whole transformer layer: relative positions and persistent vectors in every head.
+
+After Sukhbaatar et al. 2019 ("Augmenting Self-attention with Persistent Memory") and, for the relative positions, Dai
+et al. 2019 (Transformer-XL).
+
+Shapes: T length of a block, M length of the memory before it, S = M + T, N persistent vectors of a head, B batch, H
+heads, D head size, E model size.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from fairseq.modules import MultiheadAttention
+from torch import Tensor, nn
+
+from fairseq_headgates.modules.beam_cache import mask_value
+from fairseq_headgates.modules.head_attention import HeadAttention
+
+Past = tuple[Tensor, Tensor]  # keys and values, [H, B, M, D] each
+
+
+class Rows(nn.Module):
+    """Parameters with a row for each of the D numbers of each head, heads one after another: [H D, ...].
+
+    They are named and cut like the weights of a projection.
+    """
+
+    def __init__(self, **parameters: Tensor):
+        super().__init__()
+        for name, value in parameters.items():
+            setattr(self, name, nn.Parameter(value))
+
+
+class AllAttention(HeadAttention):
+    """Self-attention over a block, the memory before it, and persistent vectors, in one softmax per query.
+
+    With q, k, v of a head, its persistent keys k' and values v', and the encoding r of a distance (all in rows),
+
+        a_ij = ((q_i + b) k_j^T + (q_i + c) (r_{i-j} W_R)^T) / sqrt(D)     for the positions j <= i
+        p_in = (q_i + b) k'_n^T                                            for the persistent vectors n
+        head_i = sum_j softmax(a_i, p_i)_j v_j + sqrt(N) sum_n softmax(a_i, p_i)_n v'_n
+
+    (Sukhbaatar et al. 2019, eq. 8 to 10; Dai et al. 2019, section 3.3). b and c are trained biases of each head. Keys
+    are multiplied by sqrt(D) and values by sqrt(N), so that their initial size does not depend on D and N.
+
+    A removed head has no rows in any of these parameters.
+
+    Args:
+        embed_dim: E
+        heads: H
+        persistent: N
+        dropout: dropout on attention weights
+    """
+
+    INPUTS: ClassVar[tuple[str, ...]] = (*HeadAttention.INPUTS, "position_proj", "query_bias", "persistent")
+
+    def __init__(self, embed_dim: int, heads: int, persistent: int, dropout: float = 0.0):
+        super().__init__(MultiheadAttention(embed_dim, heads, dropout=dropout, bias=False, self_attention=True))
+        size = heads * self.head_dim
+        self.position_proj = nn.Linear(embed_dim, size, bias=False)
+        nn.init.xavier_uniform_(self.position_proj.weight, gain=1 / math.sqrt(2))  # as for queries, keys and values
+        self.query_bias = Rows(content=torch.zeros(size), position=torch.zeros(size))
+        key, value = torch.randn(2, size, persistent)
+        self.persistent = Rows(key=key / math.sqrt(self.head_dim), value=value / math.sqrt(max(1, persistent)))
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        positions: Tensor,
+        masked: Tensor,
+        memory: Tensor | None = None,
+        past: Past | None = None,
+    ) -> tuple[Tensor, Past | None]:
+        """Compute the attention of a block.
+
+        Args:
+            x: the block, [T, B, E]
+            positions: encodings of the distances S - 1, ..., 1, 0 and of one more, which is not used: [S + 1, E]
+            masked: which positions a query does not see, [B or 1, T, S]
+            memory: the states before the block, [M, B, E]
+            past: instead of `memory`, their keys and values
+
+        Returns:
+            The output [T, B, E], and the keys and values of all S positions; None of a layer without heads
+        """
+        if self.num_heads == 0:
+            return self._bias(x, None), None
+        q, k, v = self._projected(x, memory)
+        if past is not None:
+            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
+        weights = self._weights(q, k, positions, masked)
+        attended = self.dropout_module(weights).to(v)
+        context = self._sum_of_values(attended, v).transpose(0, 1)
+        if self.hook is not None:
+            length = x.size(0)
+            seen = weights[..., k.size(2) - length : k.size(2)] if self.hook.weights else None
+            context = self.hook(None if seen is None else seen.transpose(0, 1), context)
+        return self._project_out(self._merge(context, 1)), (k, v)
+
+    def _projected(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q [H, B, T, D], and k and v [H, B, T or S, D]."""
+        if memory is None and self._in_proj is not None and not torch.is_grad_enabled():
+            return tuple(map(self._by_head, self._in_proj(x).chunk(3, dim=-1)))  # type: ignore[return-value]
+        every = x if memory is None else torch.cat([memory, x])
+        return self._by_head(self.q_proj(x)), self._by_head(self.k_proj(every)), self._by_head(self.v_proj(every))
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """Split heads: [T, B, H D] -> [H, B, T, D]."""
+        return x.view(*x.shape[:2], self.num_heads, self.head_dim).permute(2, 1, 0, 3).contiguous()
+
+    def _weights(self, q: Tensor, k: Tensor, positions: Tensor, masked: Tensor) -> Tensor:
+        """Return the attention weights on the S positions and the N persistent vectors: [H, B, T, S + N]."""
+        heads, batch, length, size = q.shape
+        content, position = (bias.view(heads, 1, 1, size) for bias in (self.query_bias.content, self.query_bias.position))
+        q_content, q_position = (q + content) * self.scaling, (q + position) * self.scaling
+        distances = self.position_proj(positions).view(-1, heads, size).permute(1, 2, 0)
+        scores = shifted((q_position.flatten(1, 2) @ distances).view(heads, batch, length, -1))
+        scores = torch.baddbmm(scores.flatten(0, 1), q_content.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
+        scores = scores.view(heads, batch, length, -1).masked_fill(masked, mask_value(scores.dtype))
+        keys = self.persistent.key.view(heads, size, -1) / self.scaling
+        vectors = (q_content.flatten(1, 2) @ keys).view(heads, batch, length, -1)
+        joined = torch.cat([scores, vectors], dim=-1)
+        return joined.softmax(-1, dtype=torch.promote_types(joined.dtype, torch.float32))
+
+    def _sum_of_values(self, weights: Tensor, v: Tensor) -> Tensor:
+        """Return the contexts [H, B, T, D] for weights [H, B, T, S + N] and values [H, B, S, D]."""
+        heads, batch, positions, size = v.shape
+        context = (weights[..., :positions].flatten(0, 1) @ v.flatten(0, 1)).view(heads, batch, -1, size)
+        values = self.persistent.value.view(heads, size, -1)
+        values = values.transpose(1, 2) * math.sqrt(values.size(2))
+        return context + (weights[..., positions:].flatten(1, 2) @ values).view_as(context)
+
+
+def shifted(scores: Tensor) -> Tensor:
+    """Sort scores by position instead of distance: [..., T, S + 1] for distances S - 1, ..., 0, -1 -> [..., T, S].
+
+    Query i is at position S - T + i. Scores of later positions are undefined.
+    """
+    length, positions = scores.size(-2), scores.size(-1) - 1
+    # The score of query i and position j is at i (S + 1) + (T - 1 - i + j) = T - 1 + i S + j: a view.
+    return scores.flatten(-2)[..., length - 1 : length - 1 + length * positions].unflatten(-1, (length, positions))
+
+
+def distance_encodings(size: int, dim: int, like: Tensor) -> Tensor:
+    """Return sinusoidal encodings of the distances size - 1, ..., 0, -1: [size + 1, dim] (Dai et al. 2019, appendix)."""
+    distances = torch.arange(size - 1, -2, -1, device=like.device, dtype=torch.float32)
+    rates = 10000 ** (-torch.arange(0, dim, 2, device=like.device, dtype=torch.float32) / dim)
+    angles = distances[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :dim].to(like.dtype)
+
+
