@@ -14,7 +14,7 @@ if "headgates_start" not in sys.modules:  # the entry point of the command
     if importlib.util.find_spec("fairseq") is None:
         raise ImportError("fairseq is missing: pip install 'fairseq-headgates[fairseq]', or fairseq 0.12.2 or later")
 
-    from fairseq_headgates import criterions, models  # noqa: F401  (registers criterions and architectures)
+    from fairseq_headgates import criterions, models, tasks  # noqa: F401  (registers what they contain)
     from fairseq_headgates.analysis import ablation, agreement, importance, relevance
     from fairseq_headgates.gates import HardConcrete, HeadGates
     from fairseq_headgates.heads import HeadId, HeadTable, parse_mask

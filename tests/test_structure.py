@@ -19,7 +19,7 @@ LAYERS = [
     ["heads"],
     ["gates", "gate_log"],
     ["report"],
-    ["modules", "options"],
+    ["modules", "options", "tasks"],
     ["surgery"],
     ["models", "monitoring"],
     ["criterions", "evaluation"],

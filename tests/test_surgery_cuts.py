@@ -211,7 +211,7 @@ def test_weights_in_half_precision_are_folded_with_one_rounding():
 
 
 def test_a_cut_by_hand():
-    cut = Cut((2, 0), torch.tensor([0.5, 0.25]), head_dim=2)
+    cut = Cut(3, (2, 0), torch.tensor([0.5, 0.25]), head_dim=2)
     weight = torch.arange(24.0).view(6, 4)
     rows = [4, 5, 0, 1]
     for name in ("q_proj", "k_proj", "v_proj"):

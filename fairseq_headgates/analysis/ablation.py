@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_headgates.analysis.options import ABLATION_MODES
-from fairseq_headgates.evaluation import Corpus, Sample, all_reduce, finite, token_losses, translate
+from fairseq_headgates.evaluation import Corpus, Sample, all_reduce, finite, mean_loss, token_losses, translate
 from fairseq_headgates.files import ResumeJournal
 from fairseq_headgates.heads import HeadId, HeadTable
 from fairseq_headgates.messages import shown
@@ -59,6 +59,8 @@ def ablation_losses(
     if mode not in ABLATION_MODES:
         raise ValueError(f"unknown mode {shown(mode)}: choose from {', '.join(ABLATION_MODES)}")
     use_head_attention(model)
+    if getattr(model.decoder, "mem_len", 0):
+        return _losses_with_memory(model, corpus, mode, progress)
     variants = {site: _factors(site, mode) for site in head_sites(model) if site.attention.num_heads}
     sums = {site: torch.zeros(len(rows), dtype=torch.double) for site, rows in variants.items()}
     whole = torch.zeros(2, dtype=torch.double)
@@ -71,6 +73,23 @@ def ablation_losses(
     loss, tokens = flat[:2].tolist()
     rows = flat[2:].div(tokens).split([len(row) for row in sums.values()])
     return finite(loss, tokens), site_table(model, dict(zip(sums, rows, strict=True)), f"nll|{mode}")
+
+
+def _losses_with_memory(
+    model: nn.Module, corpus: Corpus, mode: str, progress: Callable[[Iterable], Iterable]
+) -> tuple[float, HeadTable]:
+    """Return the losses of `ablation_losses`, each in a pass of its own: masks change what a model remembers."""
+    found = {}
+    for site in progress(head_sites(model)):
+        losses = []
+        for row in _factors(site, mode).tolist():
+            mask = [0] * site.attention.heads
+            for head, value in zip(site.attention.kept, row, strict=True):
+                mask[head] = int(value)
+            with masked(model, _mask_of_layer(model, site, mask)):
+                losses.append(mean_loss(model, corpus))
+        found[site] = torch.tensor(losses)
+    return mean_loss(model, corpus), site_table(model, found, f"nll|{mode}")
 
 
 def _factors(site: HeadSite, mode: str) -> Tensor:

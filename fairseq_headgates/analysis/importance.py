@@ -218,7 +218,10 @@ def ablation(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTab
 
 
 def magnitude(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
-    """L2 norm of a head's weights: its rows of W_Q, W_K and W_V and its columns of W_O times its gate."""
+    """L2 norm of a head's weights: its rows of W_Q, W_K and W_V, its columns of W_O times its gate, and further ones.
+
+    Those of the all-attention model are its rows of W_R, its persistent vectors and the biases of its queries.
+    """
     sums = _Sums(model)
     with torch.no_grad():
         for site in head_sites(model):
@@ -227,9 +230,9 @@ def magnitude(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTa
                 scale = attention.head_scale()
                 out = attention.out_proj.weight.T
                 out = out if scale is None else out * scale.repeat_interleave(attention.head_dim)[:, None]
-                weights = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight, out]
-                squares = sum(weight.double().square().sum(1) for weight in weights)
-                sums.add(site, squares.view(attention.num_heads, -1).sum(1).sqrt(), 1)
+                parts = [p for name in attention.INPUTS for p in getattr(attention, name).parameters() if p.dim() > 1]
+                squares = [part.double().square().reshape(attention.num_heads, -1).sum(1) for part in (*parts, out)]
+                sums.add(site, torch.stack(squares).sum(0).sqrt(), 1)
     return sums.means(shared=False)
 
 

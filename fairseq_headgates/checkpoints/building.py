@@ -58,6 +58,8 @@ class _Vocabulary:
 class _Task:
     """The part of a task that building a model needs."""
 
+    consecutive = True
+
     def __init__(self, weights: Mapping[str, Tensor], stacks: Sequence[str], shared: bool):
         sizes = [self._symbols(weights, f"{side}.embed_tokens") for side in stacks]
         self.source_dictionary = _Vocabulary(sizes[0])

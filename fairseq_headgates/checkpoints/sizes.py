@@ -20,7 +20,7 @@ MOST_LAYERS = 1_000  # of a stack; more take minutes to build
 LARGEST_SIZE = 2**24
 LARGEST_TABLE = 2**26  # numbers in a table of sinusoidal positions, which is not stored but computed
 # Parameters that pruning makes smaller.
-PROJECTION = re.compile(r"attn\.(q_proj|k_proj|v_proj|out_proj)\.(weight|bias)$")
+PROJECTION = re.compile(r"attn\.((q|k|v|out|position)_proj\.(weight|bias)|(query_bias|persistent)\.\w+)$")
 MISSING_SHARE = 4  # how many times as large as the stored weights all that is not stored may be
 MISSING_NUMBERS = 2**26
 
@@ -38,6 +38,8 @@ def check_sizes(
         _check_layers(args, weights, side)
         for size in SIZES:
             _check_size(f"{side}_{size}", getattr(args, f"{side}_{size}"))
+    if hasattr(args, "persistent_vectors"):
+        _check_size("persistent_vectors", args.persistent_vectors)
     _check_size("decoder_input_dim", args.decoder_input_dim)
     _check_size("decoder_output_dim", args.decoder_output_dim)
     for name, side in (("max_source_positions", "encoder"), ("max_target_positions", "decoder")):

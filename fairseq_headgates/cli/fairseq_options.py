@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from fairseq import options, utils
 
+from fairseq_headgates import tasks  # noqa: F401  (registers what --task can name)
 from fairseq_headgates.cli.parser import DATA_USAGE, ArgumentParser
 from fairseq_headgates.messages import described, fail
 

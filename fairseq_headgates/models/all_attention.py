@@ -202,9 +202,14 @@ class AllAttentionLanguageModel(FairseqLanguageModel):
     """Language model of Sukhbaatar et al. 2019 with relative positions and memory, as in Shim et al. 2021."""
 
     @classmethod
-    def build_model(cls, args: Any, task: Any) -> AllAttentionLanguageModel:
+    def build_model(cls, args: Any, task: Any) -> nn.Module:
         """Build the model. Raise ValueError for options that it does not support."""
         check_options(args)
+        if args.mem_len and not getattr(task, "consecutive", False):
+            raise ValueError(
+                f"--mem-len is {args.mem_len}, but the blocks of this task are shuffled: pass --task "
+                "language_modeling_segments, or --mem-len 0"
+            )
         if getattr(args, "max_target_positions", None) is None:
             args.max_target_positions = getattr(args, "tokens_per_sample", 1024)
         args.decoder_normalize_before, args.no_token_positional_embeddings = True, True
@@ -269,3 +274,36 @@ class TransformerLMAllAttentionModel(HeadGatesMixin, AllAttentionLanguageModel):
 register_model_architecture("transformer_lm_all_attention", "transformer_lm_all_attention")(
     TransformerLMAllAttentionModel.set_defaults
 )
+
+
+def preset(name: str, **options: Any) -> None:
+    """Register an architecture with values for options that the command line leaves open."""
+
+    def set_options(args: Any) -> None:
+        for option, value in options.items():
+            if getattr(args, option, None) is None:
+                setattr(args, option, value)
+        TransformerLMAllAttentionModel.set_defaults(args)
+
+    register_model_architecture("transformer_lm_all_attention", f"transformer_lm_all_attention_{name}")(set_options)
+
+
+def sizes(layers: int, heads: int, dim: int) -> dict[str, int]:
+    """Return the options for a number of layers, of heads, and the size of embeddings."""
+    dims = {f"decoder_{name}_dim": dim for name in ("embed", "input", "output")}
+    return {"decoder_layers": layers, "decoder_attention_heads": heads, **dims}
+
+
+# Shim et al. 2021: segment and memory of 192 (--tokens-per-sample 192), WikiText-103
+preset(
+    "wt103",
+    **sizes(16, 8, 512),
+    persistent_vectors=2048,
+    mem_len=192,
+    adaptive_input=True,
+    adaptive_input_cutoff="19997,39997,199997",
+    adaptive_softmax_cutoff="19997,39997,199997",
+    tie_adaptive_weights=True,
+    tie_adaptive_proj=True,
+)
+preset("small", **sizes(4, 4, 64), persistent_vectors=256, mem_len=64, share_decoder_input_output_embed=True)

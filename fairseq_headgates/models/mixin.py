@@ -80,8 +80,10 @@ class HeadGatesMixin:
     @classmethod
     def gated_architecture(cls, name: str) -> str:
         """Return this plugin's counterpart: "transformer_iwslt_de_en" -> "transformer_head_gates_iwslt_de_en"."""
+        if ARCH_MODEL_REGISTRY.get(name) is cls:
+            return name
         stock = cls._stock_name()
-        preset = name if "head_gates" in name else name.replace(stock, f"{stock}_head_gates", 1)
+        preset = name.replace(stock, f"{stock}_head_gates", 1)
         return preset if ARCH_MODEL_REGISTRY.get(preset) is cls else f"{stock}_head_gates"
 
     @classmethod

@@ -10,7 +10,7 @@ heads, D head size, E model size.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from fairseq.modules import MultiheadAttention
@@ -18,20 +18,27 @@ from torch import Tensor, nn
 
 from fairseq_headgates.modules.beam_cache import mask_value
 from fairseq_headgates.modules.head_attention import HeadAttention
+from fairseq_headgates.modules.joint_softmax import is_fused, joint_attention
 
 Past = tuple[Tensor, Tensor]  # keys and values, [H, B, M, D] each
 
 
-class Rows(nn.Module):
-    """Parameters with a row for each of the D numbers of each head, heads one after another: [H D, ...].
+class QueryBias(nn.Module):
+    """Biases of the queries of every head, for content and for position: [H, D] each."""
 
-    They are named and cut like the weights of a projection.
-    """
-
-    def __init__(self, **parameters: Tensor):
+    def __init__(self, heads: int, size: int):
         super().__init__()
-        for name, value in parameters.items():
-            setattr(self, name, nn.Parameter(value))
+        self.content = nn.Parameter(torch.zeros(heads, size))
+        self.position = nn.Parameter(torch.zeros(heads, size))
+
+
+class PersistentVectors(nn.Module):
+    """Keys and values of every head that do not depend on the input: [H, N, D] each."""
+
+    def __init__(self, heads: int, number: int, size: int):
+        super().__init__()
+        self.key = nn.Parameter(torch.randn(heads, number, size) / math.sqrt(size))
+        self.value = nn.Parameter(torch.randn(heads, number, size) / math.sqrt(max(1, number)))
 
 
 class AllAttention(HeadAttention):
@@ -46,7 +53,7 @@ class AllAttention(HeadAttention):
     (Sukhbaatar et al. 2019, eq. 8 to 10; Dai et al. 2019, section 3.3). b and c are trained biases of each head. Keys
     are multiplied by sqrt(D) and values by sqrt(N), so that their initial size does not depend on D and N.
 
-    A removed head has no rows in any of these parameters.
+    A removed head is removed from all of these parameters.
 
     Args:
         embed_dim: E
@@ -59,12 +66,11 @@ class AllAttention(HeadAttention):
 
     def __init__(self, embed_dim: int, heads: int, persistent: int, dropout: float = 0.0):
         super().__init__(MultiheadAttention(embed_dim, heads, dropout=dropout, bias=False, self_attention=True))
-        size = heads * self.head_dim
-        self.position_proj = nn.Linear(embed_dim, size, bias=False)
+        self.vectors = persistent
+        self.position_proj = nn.Linear(embed_dim, heads * self.head_dim, bias=False)
         nn.init.xavier_uniform_(self.position_proj.weight, gain=1 / math.sqrt(2))  # as for queries, keys and values
-        self.query_bias = Rows(content=torch.zeros(size), position=torch.zeros(size))
-        key, value = torch.randn(2, size, persistent)
-        self.persistent = Rows(key=key / math.sqrt(self.head_dim), value=value / math.sqrt(max(1, persistent)))
+        self.query_bias = QueryBias(heads, self.head_dim)
+        self.persistent = PersistentVectors(heads, persistent, self.head_dim)
 
     def forward(  # type: ignore[override]
         self,
@@ -91,14 +97,18 @@ class AllAttention(HeadAttention):
         q, k, v = self._projected(x, memory)
         if past is not None:
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
-        weights = self._weights(q, k, positions, masked)
-        attended = self.dropout_module(weights).to(v)
-        context = self._sum_of_values(attended, v).transpose(0, 1)
-        if self.hook is not None:
-            length = x.size(0)
-            seen = weights[..., k.size(2) - length : k.size(2)] if self.hook.weights else None
-            context = self.hook(None if seen is None else seen.transpose(0, 1), context)
+        scores, q = self._scores(q, k, positions, masked)
+        if self.vectors and is_fused(q) and not self._needs_weights():
+            context = joint_attention(scores, v, q, self.persistent.key, self.persistent.value, math.sqrt(self.vectors))
+            context = context.transpose(0, 1)
+            context = context if self.hook is None else self.hook(None, context)
+        else:
+            context = self._by_formula(scores, q, v)
         return self._project_out(self._merge(context, 1)), (k, v)
+
+    def _needs_weights(self) -> bool:
+        """Return whether attention weights are dropped, or asked for by a hook."""
+        return self._dropout() > 0 or (self.hook is not None and self.hook.weights)
 
     def _projected(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [H, B, T, D], and k and v [H, B, T or S, D]."""
@@ -111,27 +121,29 @@ class AllAttention(HeadAttention):
         """Split heads: [T, B, H D] -> [H, B, T, D]."""
         return x.view(*x.shape[:2], self.num_heads, self.head_dim).permute(2, 1, 0, 3).contiguous()
 
-    def _weights(self, q: Tensor, k: Tensor, positions: Tensor, masked: Tensor) -> Tensor:
-        """Return the attention weights on the S positions and the N persistent vectors: [H, B, T, S + N]."""
+    def _scores(self, q: Tensor, k: Tensor, positions: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scores of the positions [H, B, T, S], and the queries of the persistent vectors [H, B T, D]."""
         heads, batch, length, size = q.shape
-        content, position = (bias.view(heads, 1, 1, size) for bias in (self.query_bias.content, self.query_bias.position))
-        q_content, q_position = (q + content) * self.scaling, (q + position) * self.scaling
+        content, position = (q + bias[:, None, None] for bias in (self.query_bias.content, self.query_bias.position))
         distances = self.position_proj(positions).view(-1, heads, size).permute(1, 2, 0)
-        scores = shifted((q_position.flatten(1, 2) @ distances).view(heads, batch, length, -1))
-        scores = torch.baddbmm(scores.flatten(0, 1), q_content.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
-        scores = scores.view(heads, batch, length, -1).masked_fill(masked, mask_value(scores.dtype))
-        keys = self.persistent.key.view(heads, size, -1) / self.scaling
-        vectors = (q_content.flatten(1, 2) @ keys).view(heads, batch, length, -1)
-        joined = torch.cat([scores, vectors], dim=-1)
-        return joined.softmax(-1, dtype=torch.promote_types(joined.dtype, torch.float32))
+        scores = shifted((position.flatten(1, 2) @ distances).view(heads, batch, length, -1)).flatten(0, 1)
+        keys = k.flatten(0, 1).transpose(1, 2)
+        scores = torch.baddbmm(scores, content.flatten(0, 1), keys, beta=self.scaling, alpha=self.scaling)
+        scores = scores.view(heads, batch, length, -1).masked_fill_(masked, mask_value(scores.dtype))
+        return scores, content.flatten(1, 2)
 
-    def _sum_of_values(self, weights: Tensor, v: Tensor) -> Tensor:
-        """Return the contexts [H, B, T, D] for weights [H, B, T, S + N] and values [H, B, S, D]."""
-        heads, batch, positions, size = v.shape
-        context = (weights[..., :positions].flatten(0, 1) @ v.flatten(0, 1)).view(heads, batch, -1, size)
-        values = self.persistent.value.view(heads, size, -1)
-        values = values.transpose(1, 2) * math.sqrt(values.size(2))
-        return context + (weights[..., positions:].flatten(1, 2) @ values).view_as(context)
+    def _by_formula(self, scores: Tensor, q: Tensor, v: Tensor) -> Tensor:
+        """Return the contexts [B, H, T, D]; see `joint_attention`. The hook sees the weights on the block itself."""
+        heads, batch, length, positions = scores.shape
+        joined = torch.cat([scores, (q @ self.persistent.key.transpose(1, 2)).view(heads, batch, length, -1)], dim=-1)
+        weights = joined.softmax(-1, dtype=torch.promote_types(joined.dtype, torch.float32))
+        attended = self.dropout_module(weights).to(v)
+        on_vectors = attended[..., positions:].flatten(1, 2) @ self.persistent.value
+        on_vectors = math.sqrt(self.vectors) * on_vectors.view(heads, batch, length, -1)
+        context = (attended[..., :positions] @ v + on_vectors).transpose(0, 1)
+        if self.hook is None:
+            return context
+        return self.hook(weights[..., positions - length : positions].transpose(0, 1), context)
 
 
 def shifted(scores: Tensor) -> Tensor:
@@ -145,10 +157,8 @@ def shifted(scores: Tensor) -> Tensor:
 
 
 def distance_encodings(size: int, dim: int, like: Tensor) -> Tensor:
-    """Return sinusoidal encodings of the distances size - 1, ..., 0, -1: [size + 1, dim] (Dai et al. 2019, appendix)."""
-    distances = torch.arange(size - 1, -2, -1, device=like.device, dtype=torch.float32)
-    rates = 10000 ** (-torch.arange(0, dim, 2, device=like.device, dtype=torch.float32) / dim)
+    """Return sinusoidal encodings of the distances size - 1, ..., 0, -1: [size + 1, dim] (Vaswani et al. 2017)."""
+    distances = torch.arange(size - 1, -2, -1, device=like.device, dtype=torch.float64)
+    rates = 10000 ** (-torch.arange(0, dim, 2, device=like.device, dtype=torch.float64) / dim)
     angles = distances[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :dim].to(like.dtype)
-
-

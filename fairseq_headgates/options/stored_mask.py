@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import base_architecture
 from torch import Tensor
 
@@ -74,7 +75,7 @@ def _options(stored: argparse.Namespace) -> argparse.Namespace:
     args = model_options(vars(stored))
     base_architecture(args)
     name = architecture(args)
-    if "head_gates" not in name:
+    if not hasattr(ARCH_MODEL_REGISTRY.get(name), "gated_architecture"):  # of `HeadGatesMixin`
         raise ValueError(
             f"its architecture is {shown(name)}, not transformer_head_gates or another one of this plugin: give a mask "
             "file instead"

@@ -173,6 +173,8 @@ OWN_OPTIONS: dict[str, tuple[type, ...]] = {
     "_name": (str,),
     "lang_tok_replacing_bos_eos": (bool, int),
     "relu_dropout": Number,
+    "persistent_vectors": (int,),
+    "mem_len": (int,),
 }
 # Files of embeddings; the weights hold them.
 IGNORED = ("encoder_embed_path", "decoder_embed_path", "embed_path")

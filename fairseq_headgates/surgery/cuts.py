@@ -37,17 +37,21 @@ class Cut:
     """Description of what pruning does to one attention layer.
 
     Attributes:
-        keep: the heads to keep [H'], by their position among the H heads that the layer has
+        heads: H
+        keep: the heads to keep [H'], by their position among the H heads
         factor: the factor [H'] that is folded into the weights of each, its gate
         head_dim: D
     """
 
+    heads: int
     keep: tuple[int, ...]
     factor: Tensor
     head_dim: int
 
     def __call__(self, parameter: str, tensor: Tensor, power: int = 1) -> Tensor:
         """Cut a parameter of the layer, e.g. 'q_proj.weight' [H D, E], or a tensor of the same shape.
+
+        The first dimension of a parameter, except of the output projection, is a multiple of H.
 
         Args:
             parameter: name of the parameter within the layer
@@ -59,7 +63,7 @@ class Cut:
             return tensor
         positions = _positions(self.keep, self.head_dim)
         if parameter != "out_proj.weight":
-            return tensor.index_select(0, positions)
+            return tensor.index_select(0, _positions(self.keep, tensor.size(0) // self.heads))
         columns = self.factor.to(torch.float32).repeat_interleave(self.head_dim)
         cut = tensor.index_select(1, positions)
         return (cut.to(torch.promote_types(cut.dtype, torch.float32)) * columns**power).to(cut.dtype)
@@ -133,7 +137,7 @@ def cuts(model: nn.Module, mask: Mask) -> dict[str, Cut]:
         alive = mask.values[site.kind][site.layer] if site.kind in mask.values else [1] * attention.heads
         gates = values[site.kind][site.layer].cpu()[list(attention.kept)]
         keep = tuple(i for i, head in enumerate(attention.kept) if alive[head] and gates[i] > 0)
-        found[site.name] = Cut(keep, gates[list(keep)], attention.head_dim)
+        found[site.name] = Cut(attention.num_heads, keep, gates[list(keep)], attention.head_dim)
     return found
 
 

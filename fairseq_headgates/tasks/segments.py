@@ -7,19 +7,26 @@ What a block is, and which blocks come before it, does not depend on the size of
 
 # Without `from __future__ import annotations`: fairseq reads the types of the options.
 import heapq
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, Optional
+from typing import Any
 
 import numpy
 import torch
-from fairseq.data import FairseqDataset, MonolingualDataset, data_utils
+from fairseq import utils
+from fairseq.data import BaseWrapperDataset, FairseqDataset, data_utils
 from fairseq.data.iterators import EpochBatchIterator
+from fairseq.data.monolingual_dataset import collate
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 
+from fairseq_headgates.messages import fail
+
 STREAM_BLOCKS = 64
+BREAK_MODES = ("none", "complete_doc")
+PROGRAM = "fairseq-headgates"
 
 
 @dataclass
@@ -44,11 +51,12 @@ class Segments(FairseqDataset):
         tokens: number of tokens of a block; the last one of a stream may be shorter
         stream: number of blocks of a stream
         documents: end a stream at an empty line
-        eos: the token that the first block of a stream begins with
+        pad: the token that fills up short blocks
+        eos: the token that the input of the first block begins with; that of others begins with the token before
     """
 
-    def __init__(self, lines: Any, sizes: Any, tokens: int, stream: int, documents: bool, eos: int):
-        self.lines, self.eos = lines, eos
+    def __init__(self, lines: Any, sizes: Any, tokens: int, stream: int, documents: bool, pad: int, eos: int):
+        self.lines, self.pad, self.eos = lines, pad, eos
         self.line_ends = numpy.cumsum(numpy.asarray(sizes, dtype=numpy.int64))
         self.begins, self.ends, self.first = _blocks(self.line_ends, sizes, tokens, stream, documents)
         # A step of two from one stream to the next, so that only the blocks of a stream have consecutive numbers.
@@ -60,10 +68,9 @@ class Segments(FairseqDataset):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         begin, end = int(self.begins[index]), int(self.ends[index])
-        before = self.eos if self.first[index] else int(self._tokens(begin - 1, begin)[0])
-        target = self._tokens(begin, end)
-        source = torch.cat([target.new_tensor([before]), target[:-1]])
-        return {"id": index, "source": source, "target": target, "number": int(self.numbers[index])}
+        tokens = self._tokens(max(0, begin - 1), end)
+        tokens = tokens if begin else torch.cat([tokens.new_tensor([self.eos]), tokens])
+        return {"id": index, "source": tokens[:-1], "target": tokens[1:], "number": int(self.numbers[index])}
 
     def _tokens(self, begin: int, end: int) -> torch.Tensor:
         """Return the tokens from one place of the text to another."""
@@ -86,7 +93,10 @@ class Segments(FairseqDataset):
 
     def collater(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Make a batch, with `blocks` [B] in its net_input: numbers that are consecutive for consecutive blocks."""
-        raise NotImplementedError
+        batch = collate(samples, self.pad, self.eos)
+        if batch:
+            batch["net_input"]["blocks"] = torch.tensor([sample["number"] for sample in samples])
+        return batch
 
 
 def _blocks(line_ends: Any, sizes: Any, tokens: int, stream: int, documents: bool) -> tuple[Any, Any, Any]:
@@ -137,3 +147,70 @@ class InOrder(EpochBatchIterator):
 @register_task("language_modeling_segments", dataclass=SegmentConfig)
 class SegmentTask(LanguageModelingTask):
     """Language modelling on consecutive blocks."""
+
+    consecutive = True  # the blocks of a row, from one batch to the next
+
+    def __init__(self, args: Any, *others: Any, **kwargs: Any):
+        super().__init__(args, *others, **kwargs)
+        if args.stream_blocks < 1:
+            fail(PROGRAM, f"--stream-blocks is {args.stream_blocks}: it must be at least 1")
+        if str(args.sample_break_mode) not in BREAK_MODES:
+            fail(
+                PROGRAM,
+                f"--sample-break-mode is {args.sample_break_mode}: with this task it must be none or complete_doc",
+            )
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> Segments:
+        """Load a subset; fairseq calls it. Raise ValueError for options that contradict the order of the text."""
+        args, paths = self.args, utils.split_paths(self.args.data)
+        path = os.path.join(paths[(epoch - 1) % len(paths)], split)
+        lines = data_utils.load_indexed_dataset(path, self.dictionary, args.dataset_impl, combine=combine)
+        if lines is None:
+            raise FileNotFoundError(f"Dataset not found: {split} ({path})")
+        documents = args.sample_break_mode == "complete_doc"
+        places = (self.dictionary.pad(), self.dictionary.eos())
+        self.datasets[split] = Segments(
+            lines, lines.sizes, args.tokens_per_sample, args.stream_blocks, documents, *places
+        )
+        return self.datasets[split]
+
+    def get_batch_iterator(
+        self,
+        dataset: Any,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
+        seed: int = 1,
+        num_shards: int = 1,
+        shard_id: int = 0,
+        num_workers: int = 0,
+        epoch: int = 1,
+        data_buffer_size: int = 0,
+        **others: Any,
+    ) -> EpochBatchIterator:
+        """Return the batches of a worker in the order of the text; fairseq calls it."""
+        segments = dataset
+        while isinstance(segments, BaseWrapperDataset):
+            segments = segments.dataset
+        if not isinstance(segments, Segments):  # texts to continue
+            limits = {"max_tokens": max_tokens, "max_sentences": max_sentences, "seed": seed}
+            return super().get_batch_iterator(dataset, **limits, **others)
+        tokens = self.args.tokens_per_sample
+        rows = min(filter(None, (max_sentences, max_tokens and max(1, max_tokens // tokens))), default=1)
+        batches = list(batches_in_order(rows_of_batches(segments.first[: len(dataset)], rows * num_shards), num_shards))
+        return InOrder(
+            dataset=dataset,
+            collate_fn=dataset.collater,
+            batch_sampler=batches,
+            seed=seed,
+            num_shards=num_shards,
+            shard_id=shard_id,
+            num_workers=num_workers,
+            epoch=epoch,
+            buffer_size=data_buffer_size,
+        )
+
+    def eval_lm_dataloader(self, dataset: Any, context_window: int = 0, **options: Any) -> Any:
+        """Return the batches for fairseq-eval-lm, which calls it."""
+        if context_window:
+            raise ValueError("--context-window cannot be used with this task: use a model with --mem-len")
+        return self.get_batch_iterator(dataset, **options).next_epoch_itr()

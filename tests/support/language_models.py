@@ -112,3 +112,21 @@ def train_lm(toy_text, run):
         return run("fairseq-train", *places, *words, "--criterion", criterion, *TRAINING, *options, code=code)
 
     return train_lm
+
+
+SEGMENTS = ["--task", "language_modeling_segments", "--tokens-per-sample", 6, "--stream-blocks", 4]
+ALL_ATTENTION = {**SIZES, "persistent_vectors": 8, "mem_len": 6, "max_target_positions": 64}
+ALL_ATTENTION.pop("decoder_ffn_embed_dim")
+
+
+@pytest.fixture(scope="session")
+def train_all_attention(toy_text, run):
+    """train_all_attention(save_dir, *options, updates=2, ...) trains an all-attention model on the toy text."""
+
+    def train_all_attention(save_dir, *options, updates=2, code=0, reading=SEGMENTS):
+        places = [toy_text, "--user-dir", USER_DIR, "--arch", "transformer_lm_all_attention", "--save-dir", save_dir]
+        model = [f"--{name.replace('_', '-')}={value}" for name, value in ALL_ATTENTION.items()]
+        training = [*TRAINING[len(BLOCKS) :], "--criterion", "cross_entropy_l0", "--max-tokens", 60]
+        return run("fairseq-train", *places, *reading, *model, *training, "--max-update", updates, *options, code=code)
+
+    return train_all_attention

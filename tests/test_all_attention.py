@@ -1,0 +1,283 @@
+"""The all-attention layer and model against a naive rewrite; memory; batches; pruning."""
+
+import math
+
+import pytest
+import torch
+from support.all_attention import NaiveModel, make_blocks, make_model
+from support.models import VOCABULARY, make_task
+
+from fairseq_headgates import head_sites, importance, masked, observe, prune, relevance
+from fairseq_headgates.analysis.ablation import ablation_losses
+from fairseq_headgates.checkpoints import build_model, prune_checkpoint, stock_checkpoint
+from fairseq_headgates.evaluation import Corpus, mean_loss
+from fairseq_headgates.modules.beam_cache import mask_value
+from fairseq_headgates.modules.joint_softmax import joint_attention
+from fairseq_headgates.surgery import open_mask
+from fairseq_headgates.surgery.cuts import removal_plan
+
+
+def randomized(model):
+    """Random numbers in all parameters, biases and norms included; double precision."""
+    torch.manual_seed(3)
+    model = model.double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("mem_len", [0, 3, 5, 12])
+def test_forward_and_gradients_are_those_of_a_naive_rewrite(training, mem_len):
+    """Four blocks one after another, the third a new stream in one row."""
+    model = randomized(make_model(mem_len=mem_len)).train(training)
+    naive = NaiveModel(model, mem_len)
+    for tokens, blocks in make_blocks():
+        found = model(tokens, blocks=blocks)[0]
+        expected = naive(tokens, blocks)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        weights = torch.randn(found.shape, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+        gradients = [torch.autograd.grad((x * weights).sum(), list(model.parameters())) for x in (found, expected)]
+        if training:
+            for (name, _), a, b in zip(model.named_parameters(), *gradients, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9, msg=name)
+
+
+def run_blocks(model, mode=torch.no_grad):
+    with mode():
+        return [model(tokens, blocks=blocks)[0] for tokens, blocks in make_blocks()]
+
+
+def gated(mem_len=3, **options):
+    """Gates that are closed, between and open; one layer has no open head."""
+    model = make_model(mem_len=mem_len, gate_heads="dec-self", decoder_attention_heads=4, decoder_layers=3, **options)
+    for site, values in zip(
+        head_sites(model), ([-3.0, 0.4, 3.0, -0.5], [-3.0] * 4, [0.1, -3.0, 3.0, 3.0]), strict=True
+    ):
+        site.attention.gate.load_state_dict({"log_alpha": torch.tensor(values)})
+    return model
+
+
+def test_gated_masked_and_pruned_compute_the_same_with_memory():
+    model = gated()
+    expected = run_blocks(model)
+    pruned = prune(model)
+    assert [site.attention.num_heads for site in head_sites(pruned)] == [3, 0, 3]
+    for found in (run_blocks(pruned), run_blocks(model.train().eval())):
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    mask = {"dec-self": [[0, 1, 1, 1], [0, 0, 0, 0], [1, 0, 1, 1]]}
+    with masked(model, mask):
+        for a, b in zip(run_blocks(model), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_pruned_checkpoint_is_built_and_trained_on():
+    model = gated()
+    state = {"args": None, "cfg": {"model": model.args}, "model": model.state_dict()}
+    smaller = prune_checkpoint(state, open_mask(model))
+    assert smaller["cfg"]["model"].arch == "transformer_lm_all_attention"
+    pruned = build_model(smaller)
+    for a, b in zip(run_blocks(pruned), run_blocks(model), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    pruned.train()
+    optimizer = torch.optim.SGD(pruned.parameters(), lr=0.1)
+    losses = []
+    for _ in range(3):
+        for tokens, blocks in make_blocks():
+            loss = pruned(tokens, blocks=blocks)[0].logsumexp(-1).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_without_half_of_the_heads_a_layer_has_half_of_the_parameters():
+    """All but the LayerNorm; and half of the cache."""
+    model = make_model(decoder_attention_heads=4)
+    pruned = prune(model, {"dec-self": [[1, 0, 0, 1], [0, 1, 1, 0]]})
+    whole, half = (sum(p.numel() for p in m.decoder.layers[0].self_attn.parameters()) for m in (model, pruned))
+    assert half * 2 == whole
+    plan = removal_plan(model, pruned)
+    assert plan["cache_bytes_per_token"]["dec-self"][1] * 2 == plan["cache_bytes_per_token"]["dec-self"][0]
+
+
+def test_one_token_at_a_time_is_the_whole_block():
+    """Also when hypotheses change their order, and in a pruned model."""
+    for model in (gated(), prune(gated())):
+        tokens = make_blocks()[0][0]
+        expected = run_full(model, tokens)
+        state = {}
+        for length in range(1, 3):
+            found = run_full(model, tokens[:, :length], state)
+            torch.testing.assert_close(found[:, -1], expected[:, length - 1], rtol=1e-5, atol=1e-6)
+        order = torch.tensor([1, 1])
+        model.decoder.reorder_incremental_state_scripting(state, order)
+        swapped = torch.cat([tokens[order, :2], tokens[:, 2:]], 1)
+        expected = run_full(model, swapped)
+        for length in range(3, 5):
+            found = run_full(model, swapped[:, :length], state)
+            torch.testing.assert_close(found[:, -1], expected[:, length - 1], rtol=1e-5, atol=1e-6)
+
+
+def run_full(model, tokens, state=None):
+    with torch.no_grad():
+        return model.decoder(tokens, incremental_state=state)[0]
+
+
+def test_a_long_text_sees_as_far_back_as_in_training():
+    model, state = make_model(mem_len=3), {}
+    tokens = torch.randint(4, VOCABULARY, (1, 20))
+    for length in range(1, 21):
+        found = run_full(model, tokens[:, :length], state)
+        seen = model.decoder.layers[0].self_attn._get_input_buffer(state)["prev_key"].size(2)
+        assert found.isfinite().all() and seen == min(length, 3 + 4 - 1)
+
+
+def test_memory_is_used_only_for_the_block_that_follows():
+    model = make_model(mem_len=4)
+    (first, _), (second, numbers), *_ = make_blocks()
+    with torch.no_grad():
+        alone = model(second)[0]
+        for before, used in ((numbers - 1, True), (numbers, False), (numbers - 2, False)):
+            model(first, blocks=before)
+            found = model(second, blocks=numbers)[0]
+            assert torch.allclose(found, alone, atol=1e-6) != used
+        model(first, blocks=torch.stack([numbers[0] - 1, numbers[1] - 2]))  # the second row does not continue
+        found = model(second, blocks=numbers)[0]
+        assert torch.allclose(found[1], alone[1], atol=1e-6) and not torch.allclose(found[0], alone[0], atol=1e-6)
+
+
+def test_a_validation_leaves_the_memory_of_the_training_as_it_is():
+    model = make_model(mem_len=4).train()
+    batches = make_blocks()
+    model(batches[0][0], blocks=batches[0][1])
+    expected = model(batches[1][0], blocks=batches[1][1])[0]
+    model(batches[0][0], blocks=batches[0][1])
+    run_blocks(model.eval())
+    found = model.train()(batches[1][0], blocks=batches[1][1])[0]
+    torch.testing.assert_close(found, expected)
+
+
+def test_rows_that_end_leave_the_batch():
+    """A later batch with fewer rows continues the first ones."""
+    model = make_model(mem_len=4)
+    (first, numbers), (second, _), *_ = make_blocks()
+    with torch.no_grad():
+        model(first, blocks=numbers)
+        both = model(second, blocks=numbers + 1)[0]
+        model(first, blocks=numbers)
+        one = model(second[:1], blocks=numbers[:1] + 1)[0]
+    torch.testing.assert_close(one, both[:1], rtol=1e-5, atol=1e-6)
+
+
+# --- one softmax -----------------------------------------------------------------------------------------------------
+
+
+def joint_inputs(dtype=torch.double):
+    torch.manual_seed(0)
+    heads, batch, length, positions, vectors, size = 2, 3, 4, 6, 5, 7
+    shapes = [(heads, batch, length, positions), (heads, batch, positions, size), (heads, batch * length, size)]
+    tensors = [torch.randn(shape, dtype=dtype) for shape in (*shapes, *[(heads, vectors, size)] * 2)]
+    return [tensor.requires_grad_() for tensor in tensors]
+
+
+def by_formula(scores, v, q, keys, values, factor):
+    heads, batch, length, positions = scores.shape
+    joined = torch.cat([scores, (q @ keys.transpose(1, 2)).view(heads, batch, length, -1)], -1).softmax(-1)
+    on_vectors = (joined[..., positions:].flatten(1, 2) @ values).view(heads, batch, length, -1)
+    return joined[..., :positions] @ v + factor * on_vectors
+
+
+def test_joint_attention_is_the_formula_with_its_gradients():
+    inputs = joint_inputs()
+    found, expected = (function(*inputs, 1.7) for function in (joint_attention, by_formula))
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(found)
+    for a, b in zip(*(torch.autograd.grad((x * weights).sum(), inputs) for x in (found, expected)), strict=True):
+        torch.testing.assert_close(a, b)
+    assert torch.autograd.gradcheck(lambda *x: joint_attention(*x, 1.7), inputs)
+
+
+def test_masked_positions_and_extreme_scores():
+    scores, v, q, keys, values = joint_inputs()
+    scores = torch.where(torch.arange(6) > 2, mask_value(scores.dtype), 300 * scores)
+    found = joint_attention(scores, v, 40 * q, keys, values, 1.0)
+    torch.testing.assert_close(found, by_formula(scores, v, 40 * q, keys, values, 1.0))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_attention_weights_are_seen_by_the_formula(training):
+    """A hook on weights changes nothing, and sees those on the block."""
+    model = make_model(mem_len=3).train(training)
+    expected = run_blocks(model)
+    with observe(model) as seen:
+        for a, b in zip(run_blocks(model), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        weights = seen["dec-self"][1].weights
+    assert weights.shape == (2, 2, 4, 4) and weights.triu(1).max() == 0
+    assert weights.sum(-1).min() > 0 and weights.sum(-1).max() < 1  # the rest is on the memory and on vectors
+
+
+# --- losses ----------------------------------------------------------------------------------------------------------
+
+
+def corpus_of(batches):
+    samples = []
+    for tokens, blocks in batches:
+        net_input = {"src_tokens": tokens, "src_lengths": torch.full((len(tokens),), 4), "blocks": blocks}
+        samples.append({"id": blocks, "net_input": net_input, "target": tokens.roll(-1, 1)})
+    return Corpus(make_task(), samples)
+
+
+@pytest.mark.parametrize("mem_len", [0, 3])
+@pytest.mark.parametrize("mode", ["single", "all-but-one"])
+def test_ablation_is_the_loss_of_the_masked_model(mode, mem_len):
+    model, corpus = gated(mem_len), corpus_of(make_blocks())
+    whole, losses = ablation_losses(model, corpus, mode)
+    assert whole == pytest.approx(mean_loss(model, corpus), rel=1e-6)
+    for head, found in losses.items():
+        row = [int((i != head.head) if mode == "single" else (i == head.head)) for i in range(4)]
+        mask = {"dec-self": [row if layer == head.layer else [1] * 4 for layer in range(3)]}
+        with masked(model, mask):
+            assert found == pytest.approx(mean_loss(model, corpus), rel=1e-5), head
+
+
+@pytest.mark.parametrize("method", ["confidence", "gradient", "magnitude", "gate", "random"])
+def test_scores(method):
+    table = importance.score(gated(), make_task(), corpus_of(make_blocks()).batches, method)
+    assert table.types == ("dec-self",) and all(math.isfinite(value) for _, value in table.items())
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gate_heads": "dec-enc"}, "dec-enc"),
+        ({"persistent_vectors": 0}, "--persistent-vectors is 0: it must be a whole number from 1"),
+        ({"mem_len": -1}, "--mem-len is -1: it must be a whole number from 0"),
+        ({"decoder_layerdrop": 0.1}, "--decoder-layerdrop is 0.1: transformer_lm_all_attention does not support it"),
+        ({"checkpoint_activations": True}, "--checkpoint-activations is True"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(options, message, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        make_model(**options)
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and message in error and error.count("\n") == 1
+
+
+def test_relevance_is_refused():
+    with pytest.raises(ValueError, match="AllAttentionDecoder; choose another method"):
+        relevance.head_relevance(make_model(), {"src_tokens": make_blocks()[0][0]})
+
+
+def test_there_is_no_stock_checkpoint():
+    model = gated()
+    state = {"args": None, "cfg": {"model": model.args}, "model": model.state_dict()}
+    with pytest.raises(ValueError, match="fairseq has no architecture for transformer_lm_all_attention"):
+        stock_checkpoint(state, open_mask(model), model)

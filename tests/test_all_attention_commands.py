@@ -1,0 +1,153 @@
+"""The all-attention model through fairseq's commands and those of `headgates`, on a toy text."""
+
+import json
+import re
+
+import pytest
+import torch
+from support.commands import EVALUATION, worker_arguments
+from support.language_models import BLOCKS, SEGMENTS, by_sentence
+from support.models import assert_same
+from support.training import assert_one_line_error, read
+
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")  # of torch, on machines without a GPU
+
+GATES = ["--gate-heads", "dec-self", "--l0-weight", "0.05"]
+CLOSED = [[-3.0, 0.4, 3.0, -0.5], [-3.0, -3.0, -3.0, -3.0]]  # log_alpha of the gates that tests set
+READING = [*SEGMENTS, *EVALUATION]
+
+
+@pytest.fixture(scope="module")
+def models(made_once, train_all_attention, run):
+    """Checkpoints: gated, with `CLOSED` gates, and pruned."""
+
+    def make(folder):
+        train_all_attention(folder / "gates", *GATES, updates=8)
+        state = read(folder / "gates" / "checkpoint_last.pt")
+        for layer, row in enumerate(CLOSED):
+            name = f"decoder.layers.{layer}.self_attn.gate.log_alpha"
+            state["model"][name] = torch.tensor(row).to(state["model"][name])
+        torch.save(state, folder / "gated.pt")
+        run("headgates", "prune", folder / "gated.pt", folder / "pruned.pt")
+
+    folder = made_once("all-attention", make)
+    return {name: folder / f"{name}.pt" for name in ("gated", "pruned")}
+
+
+def eval_lm(run, data, path, *options):
+    """The loss in bits per token that fairseq-eval-lm prints."""
+    done = run("fairseq-eval-lm", data, *READING, "--path", path, *options)
+    return float(re.search(r"Loss \(base 2\): ([\d.]+), Perplexity", done.text)[1])
+
+
+def curve(run, data, path, out, *options):
+    """The loss in bits per token that `headgates curve` measures without removing heads."""
+    run("headgates", "curve", data, "--path", path, *READING, "--by", "gate", "--steps", "0", "--out", out, *options)
+    return json.loads(out.read_text())["points"][0]["nll"]
+
+
+def test_evaluation_does_not_depend_on_the_form_or_on_the_size_of_batches(models, run, toy_text, tmp_path):
+    expected = curve(run, toy_text, models["gated"], tmp_path / "0.json")
+    for number, (form, tokens) in enumerate([("gated", 6), ("gated", 1000), ("pruned", 30)], start=1):
+        found = curve(run, toy_text, models[form], tmp_path / f"{number}.json", "--max-tokens", tokens)
+        assert found == pytest.approx(expected, abs=1e-6)
+        assert eval_lm(run, toy_text, models[form], "--max-tokens", tokens) == pytest.approx(expected, abs=2e-4)
+
+
+def test_memory_is_used(models, run, toy_text, tmp_path):
+    """Streams of one block reset it at every block, which changes the loss."""
+    with_memory, without = (
+        curve(run, toy_text, models["gated"], tmp_path / f"{blocks}.json", "--stream-blocks", blocks)
+        for blocks in (4, 1)
+    )
+    assert abs(with_memory - without) > 1e-4
+
+
+def test_pruned_models_train_on(models, tmp_path, train_all_attention):
+    start = ["--restore-file", models["pruned"], "--alive-heads", models["pruned"], "--remove-heads"]
+    train_all_attention(tmp_path, *start, "--criterion", "cross_entropy", updates=10)
+    trained, pruned = read(tmp_path / "checkpoint_last.pt"), read(models["pruned"])
+    assert trained["optimizer_history"][-1]["num_updates"] == 10
+    assert {n: w.shape for n, w in trained["model"].items()} == {n: w.shape for n, w in pruned["model"].items()}
+
+
+def test_a_run_that_stops_between_epochs_continues_exactly(tmp_path, train_all_attention):
+    """The memory is empty at the beginning of an epoch."""
+    train_all_attention(tmp_path / "once", *GATES, "--max-epoch", 2, updates=1000)
+    for epoch in (1, 2):
+        train_all_attention(tmp_path / "resumed", *GATES, "--max-epoch", epoch, updates=1000)
+    once, resumed = (read(tmp_path / run / "checkpoint_last.pt") for run in ("once", "resumed"))
+    assert once["optimizer_history"][-1]["num_updates"] > 20
+    for part in ("model", "last_optimizer_state"):
+        assert_same(once[part], resumed[part], part)
+
+
+def test_two_workers_train_and_score(models, start, run, toy_text, tmp_path, train_all_attention):
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    options = ["--method", "confidence,gradient,ablation", "--path", models["gated"]]
+    run("headgates", "score", toy_text, *READING, *options, "--out", one)
+    workers = [
+        start("headgates", "score", toy_text, *READING, *options, "--out", two, *own) for own in worker_arguments(2)
+    ]
+    for worker in workers:
+        worker.finish().expect(0)
+    tables = [[entry["scores"]["dec-self"] for entry in json.loads(path.read_text())] for path in (one, two)]
+    torch.testing.assert_close(torch.tensor(tables[0]), torch.tensor(tables[1]), equal_nan=True, rtol=1e-5, atol=1e-6)
+
+
+def test_all_commands_and_a_report_of_their_results(models, run, toy_text, tmp_path):
+    results = {name: tmp_path / f"{name}.json" for name in ("score", "ablate", "functions")}
+    reading = [toy_text, "--path", models["pruned"], *READING]
+    run("headgates", "score", *reading, "--method", "gradient,magnitude", "--out", results["score"])
+    run("headgates", "ablate", *reading, "--metric", "ppl", "--out", results["ablate"])
+    run("headgates", "functions", *reading, "--statistics", "--out", results["functions"])
+    run("headgates", "report", tmp_path / "report.html", models["gated"], models["pruned"], *results.values())
+    text = (tmp_path / "report.html").read_text()
+    assert "--arch transformer_lm_all_attention" in text and "--task language_modeling_segments" in text
+    attention = run("headgates", "attention", *reading, "--heads", "dec-self:0.1").out
+    assert "dec-self" in attention
+
+
+@by_sentence
+def test_sampling_continues_a_prefix_alike(models, run, toy_text):
+    found = {}
+    for form in ("gated", "pruned"):
+        options = ["--path", models[form], *READING, "--beam", 3, "--max-len-b", 30]
+        done = run("fairseq-interactive", toy_text, *options, stdin="b a\nc\n")
+        found[form] = re.findall(r"^H-(\d+)\t\S+\t(.*)$", done.out, re.MULTILINE)
+        assert found[form][0][1].startswith("b a") and found[form][1][1].startswith("c")
+    assert found["gated"] == found["pruned"]
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_memory_with_shuffled_blocks_is_refused(tmp_path, train_all_attention, models, run, toy_text):
+    done = train_all_attention(tmp_path, reading=BLOCKS, code=2)
+    assert_one_line_error(done, ["--mem-len is 6", "--task language_modeling_segments, or --mem-len 0"])
+    done = run("fairseq-eval-lm", toy_text, *BLOCKS, *EVALUATION, "--path", models["gated"], code=2)
+    assert_one_line_error(done, ["--mem-len is 6", "--task language_modeling_segments"])
+
+
+def test_without_memory_fairseqs_task_is_used(tmp_path, train_all_attention, run, toy_text):
+    train_all_attention(tmp_path, *GATES, "--mem-len", 0, reading=BLOCKS)
+    done = run("fairseq-eval-lm", toy_text, *BLOCKS, *EVALUATION, "--path", tmp_path / "checkpoint_last.pt")
+    assert "Perplexity" in done.text
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--gate-heads", "dec-enc"], ["dec-enc"]),
+        (["--persistent-vectors", 0], ["--persistent-vectors is 0"]),
+        (["--stream-blocks", 0], ["--stream-blocks is 0", "at least 1"]),
+        (["--sample-break-mode", "eos"], ["--sample-break-mode is eos", "none or complete_doc"]),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(options, words, tmp_path, train_all_attention):
+    assert_one_line_error(train_all_attention(tmp_path, *options, code=2), words)
+
+
+def test_stock_is_refused(models, run, tmp_path):
+    done = run("headgates", "prune", models["gated"], tmp_path / "stock.pt", "--stock", code=2)
+    assert_one_line_error(done, ["fairseq has no architecture for transformer_lm_all_attention"])
