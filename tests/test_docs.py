@@ -36,6 +36,7 @@ RUN = {page: [b for b in blocks(page) if b.language in ("bash", "python") and no
 # Programs of blocks that run, besides headgates and fairseq's: they only prepare the shell of the reader.
 PREPARING = ("source", "export", "cd")
 POSITIONS = ("--max-target-positions", 128)  # of the toy language model: the blocks of the page have 128 tokens
+SMALL = "--max-update 4 --cpu --num-workers 0 --decoder-layers 2 --required-batch-size-multiple 1".split()
 RUNNING = ("headgates", "fairseq-generate", "fairseq-eval-lm")
 ELIDED = {"fairseq-generate": "--gen-subset test --max-tokens 500 --num-workers 0 --max-len-b 10"}
 
@@ -119,6 +120,9 @@ class Reader:
                 save_dir = arguments[arguments.index("--save-dir") + 1]
                 # The options of the page come last, and so count; but six updates are enough.
                 of_text = "language_modeling" in arguments
+                if "language_modeling_segments" in arguments:
+                    printed.append(self.run(program, *arguments, *SMALL).out)
+                    continue
                 train, options = (self.train_lm, POSITIONS) if of_text else (self.train, ())
                 printed.append(train(save_dir, *arguments[1:], "--max-update", 6, *options).out)
             else:
@@ -133,7 +137,7 @@ class Reader:
         parts = word.split(":")
         made_here = all((self.folder / part.split("/")[0]).exists() for part in parts)
         made_by_it = all(re.fullmatch(r"[\w./-]+\.(pt|json|svg|tsv)", part) for part in parts)
-        folders = word in ("gated", "scratch", "more", "gated-again", "ctranslate2-int8", "lm-gated")
+        folders = word in ("gated", "scratch", "more", "gated-again", "ctranslate2-int8", "lm-gated", "lm-all")
         return ":".join(str(self.folder / part) for part in parts) if made_here or made_by_it or folders else word
 
     def python(self, block):
@@ -175,6 +179,8 @@ def test_named_files_exist(page):
 
 def test_named_options_exist():
     headgates = {option for command in commands() for option in headgates_options(command)}
+    headgates |= fairseq_options("fairseq-train", tuple("--arch transformer_lm_all_attention".split()))
+    headgates |= fairseq_options("fairseq-train", tuple("--task language_modeling_segments".split()))
     fairseq = {
         option
         for program in FAIRSEQ

@@ -120,10 +120,8 @@ class AllAttentionDecoder(TransformerDecoderBase):
     def forward(
         self,
         prev_output_tokens: Tensor,
-        encoder_out: Any = None,
         incremental_state: dict | None = None,
         features_only: bool = False,
-        src_lengths: Any = None,
         blocks: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
@@ -306,4 +304,5 @@ preset(
     tie_adaptive_weights=True,
     tie_adaptive_proj=True,
 )
-preset("small", **sizes(4, 4, 64), persistent_vectors=256, mem_len=64, share_decoder_input_output_embed=True)
+# Trains on two CPU cores; with --tokens-per-sample 64
+preset("small", **sizes(6, 8, 128), persistent_vectors=512, mem_len=64, share_decoder_input_output_embed=True)
