@@ -117,7 +117,7 @@ def model(options: argparse.Namespace) -> None:
 @torch.no_grad()
 def read(each: nn.Module, tokens: Tensor) -> None:
     for number, block in enumerate(tokens):
-        each(block, blocks=torch.full((len(block),), number, device=block.device))
+        each(block, blocks=torch.tensor([[row, number] for row in range(len(block))], device=block.device))
 
 
 def show(what: str, works: dict, modules: dict[str, nn.Module], options: argparse.Namespace) -> None:

@@ -36,13 +36,13 @@ def test_every_token_is_predicted_once_from_the_one_before(text, tokens, stream,
 def test_streams_and_documents():
     """Documents end at the empty line; a stream has at most two blocks."""
     text = [[4, 5, 6], [7, 8, 9, 10, 11], [], [12], [13, 14]]
-    found = [
-        (item["source"].tolist(), item["number"]) for item in make_segments(text, tokens=3, stream=2, documents=True)
-    ]
+    segments = make_segments(text, tokens=3, stream=2, documents=True)
+    found = [(item["source"].tolist(), *item["number"]) for item in segments]
     assert found == [
-        ([EOS, 4, 5], 1), ([6, EOS, 7], 2), ([8, 9, 10], 4), ([11, EOS], 5), ([EOS, 12, EOS], 7), ([13, 14], 8),
+        ([EOS, 4, 5], 0, 0), ([6, EOS, 7], 0, 1), ([8, 9, 10], 1, 0), ([11, EOS], 1, 1),
+        ([EOS, 12, EOS], 2, 0), ([13, 14], 2, 1),
     ]  # fmt: skip
-    assert [item["number"] for item in make_segments(text, tokens=3, stream=100)] == [1, 2, 3, 4, 5, 6]
+    assert make_segments(text, tokens=3, stream=100).numbers.tolist() == [[0, place] for place in range(6)]
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=9), st.integers(1, 5), st.integers(1, 3))
@@ -65,7 +65,7 @@ def test_a_batch():
     segments = make_segments([[4, 5, 6, 7, 8]], tokens=4)
     batch = segments.collater([segments[0], segments[1]])
     assert batch["net_input"]["src_tokens"].tolist() == [[EOS, 4, 5, 6], [7, 8, PAD, PAD]]
-    assert batch["net_input"]["blocks"].tolist() == [1, 2] and batch["ntokens"] == 6
+    assert batch["net_input"]["blocks"].tolist() == [[0, 0], [0, 1]] and batch["ntokens"] == 6
     assert batch["target"].tolist() == [[4, 5, 6, 7], [8, EOS, PAD, PAD]]
     assert segments.collater([]) == {}
 

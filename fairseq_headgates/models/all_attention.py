@@ -61,7 +61,7 @@ class Memory:
     """What the layers remember of the blocks before the next one.
 
     Attributes:
-        blocks: number of the last block of each row, [B]
+        blocks: stream and place of the last block of each row, [B, 2]
         masked: which positions hold nothing, [B, M]
         layers: for each layer, its input [M, B, E], or in evaluation its keys and values [H, B, M, D]
     """
@@ -71,11 +71,12 @@ class Memory:
     layers: list[Any]
 
     def before(self, blocks: Tensor) -> Memory | None:
-        """Return the memory of the rows whose next block is in `blocks` [B']; None if no row continues."""
+        """Return the memory of the rows whose next block is in `blocks` [B', 2]; None if no row continues."""
         rows = len(blocks)
         if rows > len(self.blocks):
             return None
-        continues = self.blocks[:rows].to(blocks) + 1 == blocks
+        last = self.blocks[:rows].to(blocks.device)
+        continues = (last[:, 0] == blocks[:, 0]) & (last[:, 1] + 1 == blocks[:, 1])
         if not continues.any():
             return None
         masked = self.masked[:rows] | ~continues[:, None]
@@ -131,7 +132,7 @@ class AllAttentionDecoder(TransformerDecoderBase):
             prev_output_tokens: input tokens [B, T]
             incremental_state: the cache of incremental decoding; only the last token is computed
             features_only: return features [B, T, E]
-            blocks: number of each row's block in its text, [B]; without it there is no memory
+            blocks: stream of each row's block, and its place in the stream from 0, [B, 2]; None for no memory
         """
         if incremental_state is not None:
             x = self._step(prev_output_tokens[:, -1:], incremental_state)

@@ -59,8 +59,8 @@ class Segments(FairseqDataset):
         self.lines, self.pad, self.eos = lines, pad, eos
         self.line_ends = numpy.cumsum(numpy.asarray(sizes, dtype=numpy.int64))
         self.begins, self.ends, self.first = _blocks(self.line_ends, sizes, tokens, stream, documents)
-        # A step of two from one stream to the next, so that only the blocks of a stream have consecutive numbers.
-        self.numbers = numpy.arange(len(self.begins)) + numpy.cumsum(self.first)
+        streams = numpy.cumsum(self.first) - 1
+        self.numbers = numpy.stack([streams, numpy.arange(len(self)) - numpy.flatnonzero(self.first)[streams]], 1)
         self.sizes = self.ends - self.begins
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class Segments(FairseqDataset):
         begin, end = int(self.begins[index]), int(self.ends[index])
         tokens = self._tokens(max(0, begin - 1), end)
         tokens = tokens if begin else torch.cat([tokens.new_tensor([self.eos]), tokens])
-        return {"id": index, "source": tokens[:-1], "target": tokens[1:], "number": int(self.numbers[index])}
+        return {"id": index, "source": tokens[:-1], "target": tokens[1:], "number": self.numbers[index]}
 
     def _tokens(self, begin: int, end: int) -> torch.Tensor:
         """Return the tokens from one place of the text to another."""
@@ -92,10 +92,10 @@ class Segments(FairseqDataset):
         return numpy.arange(len(self))
 
     def collater(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Make a batch, with `blocks` [B] in its net_input: numbers that are consecutive for consecutive blocks."""
+        """Make a batch, with `blocks` [B, 2] in its net_input: the stream of each block, and its place in it from 0."""
         batch = collate(samples, self.pad, self.eos)
         if batch:
-            batch["net_input"]["blocks"] = torch.tensor([sample["number"] for sample in samples])
+            batch["net_input"]["blocks"] = torch.from_numpy(numpy.stack([sample["number"] for sample in samples]))
         return batch
 
 

@@ -22,9 +22,10 @@ def make_model(seed=0, **options):
 
 
 def make_blocks():
-    """Four batches of two rows of four tokens, with the numbers of the blocks."""
+    """Four batches of two rows of four tokens, with stream and place of the blocks."""
     tokens = torch.randint(4, VOCABULARY, (4, 2, 4), generator=torch.Generator().manual_seed(0))
-    numbers = [[0, 10], [1, 11], [2, 20], [3, 21]]  # the second row begins a new stream in the third batch
+    # The second row begins a new stream in the third batch.
+    numbers = [[[0, 0], [1, 0]], [[0, 1], [1, 1]], [[0, 2], [2, 0]], [[0, 3], [2, 1]]]
     return [(each, torch.tensor(number)) for each, number in zip(tokens, numbers, strict=True)]
 
 
@@ -37,14 +38,15 @@ class NaiveModel:
 
     def __call__(self, tokens, blocks):
         return torch.stack(
-            [self.row(i, row, int(block)) for i, (row, block) in enumerate(zip(tokens, blocks, strict=True))]
+            [self.row(i, row, block.tolist()) for i, (row, block) in enumerate(zip(tokens, blocks, strict=True))]
         )
 
     def row(self, row, tokens, block):
         decoder = self.model.decoder
-        if self.last.get(row) != block - 1:
+        stream, place = block
+        if self.last.get(row) != (stream, place - 1):
             self.memory[row] = [[] for _ in decoder.layers]
-        self.last[row] = block
+        self.last[row] = (stream, place)
         states = list(decoder.embed_scale * decoder.embed_tokens(tokens))
         for number, layer in enumerate(decoder.layers):
             before = self.memory[row][number]
