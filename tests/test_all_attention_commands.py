@@ -61,6 +61,8 @@ def test_memory_is_used(models, run, toy_text, tmp_path):
         for blocks in (4, 1)
     )
     assert abs(with_memory - without) > 1e-4
+    points = json.loads((tmp_path / "4.json").read_text())["points"]
+    assert "|block:6-none-4|" in points[0]["signature"]
 
 
 def test_pruned_models_train_on(models, tmp_path, train_all_attention):
@@ -124,7 +126,7 @@ def test_sampling_continues_a_prefix_alike(models, run, toy_text):
 
 def test_memory_with_shuffled_blocks_is_refused(tmp_path, train_all_attention, models, run, toy_text):
     done = train_all_attention(tmp_path, reading=BLOCKS, code=2)
-    assert_one_line_error(done, ["--mem-len is 6", "--task language_modeling_segments, or --mem-len 0"])
+    assert_one_line_error(done, ["--mem-len is 6", "--task language_modeling_segments", "--mem-len 0"])
     done = run("fairseq-eval-lm", toy_text, *BLOCKS, *EVALUATION, "--path", models["gated"], code=2)
     assert_one_line_error(done, ["--mem-len is 6", "--task language_modeling_segments"])
 

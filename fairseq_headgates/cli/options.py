@@ -19,6 +19,8 @@ def run(args: argparse.Namespace) -> int:
     groups = {
         "options of the model (--arch transformer_head_gates)": model_options(),
         "options of the criterion (--criterion label_smoothed_cross_entropy_l0)": criterion_options(),
+        "further options of --arch transformer_lm_all_attention": all_attention_options(),
+        "further options of --task language_modeling_segments": task_options(),
     }
     for title, actions in groups.items():
         formatter = argparse.HelpFormatter("fairseq-train")
@@ -46,6 +48,24 @@ def criterion_options() -> list[argparse.Action]:
 
     name = "label_smoothed_cross_entropy"
     return _added(CRITERION_REGISTRY[f"{name}_l0"], CRITERION_REGISTRY[name])
+
+
+def all_attention_options() -> list[argparse.Action]:
+    """Return the options that only `--arch transformer_lm_all_attention` has."""
+    from fairseq.models import MODEL_REGISTRY
+
+    from fairseq_headgates import models  # noqa: F401  (registers them)
+
+    return _added(MODEL_REGISTRY["transformer_lm_all_attention"], MODEL_REGISTRY["transformer_lm_head_gates"])
+
+
+def task_options() -> list[argparse.Action]:
+    """Return the options of `--task language_modeling_segments` that fairseq's `language_modeling` does not have."""
+    from fairseq.tasks import TASK_REGISTRY
+
+    from fairseq_headgates import tasks  # noqa: F401  (registers it)
+
+    return _added(TASK_REGISTRY["language_modeling_segments"], TASK_REGISTRY["language_modeling"])
 
 
 def _added(ours: type, stock: type) -> list[argparse.Action]:

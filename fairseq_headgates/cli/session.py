@@ -139,7 +139,8 @@ class Session:
         parts = {"data": folders}
         if evaluation.is_language_modeling(self.task):
             options = self.task.args
-            parts |= {"block": f"{options.tokens_per_sample}-{options.sample_break_mode}"}
+            own = (options.tokens_per_sample, options.sample_break_mode, getattr(options, "stream_blocks", None))
+            parts |= {"block": "-".join(str(part) for part in own if part is not None)}
         else:
             languages = (getattr(self.task.cfg, f"{side}_lang", None) for side in ("source", "target"))
             parts |= {"langs": "-".join(filter(None, languages))}

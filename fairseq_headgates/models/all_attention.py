@@ -21,6 +21,7 @@ from fairseq_headgates.models.language_model import with_defaults
 from fairseq_headgates.models.mixin import HeadGatesMixin
 from fairseq_headgates.modules import AllAttention, distance_encodings
 
+LONGEST = 100_000  # tokens of a text: positions are relative
 OWN_DEFAULTS = {"persistent_vectors": 2048, "mem_len": 0}
 # Options of fairseq's language model that this one does not have, with the values that mean "not used".
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -102,9 +103,9 @@ def _last(layer: Any, number: int) -> Any:
 class AllAttentionDecoder(TransformerDecoderBase):
     """fairseq's decoder with layers of `AllAttention` and a memory: embeddings and output layer are fairseq's.
 
-    In training, the inputs of every layer are remembered for the next block, without gradients (Dai et al. 2019). In
-    evaluation the keys and values are, which are the same and need not be computed again. The memory of a row is used
-    only for the block that follows the row's last one, so that it is reset at the start of every stream.
+    In training, the memory holds the inputs of every layer, without gradients (Dai et al. 2019). In evaluation it holds
+    keys and values instead, which gives the same result without computing them again. The memory of a row is used only
+    if the row's block follows the last one in the same stream.
     """
 
     def __init__(self, args: Any, dictionary: Any, embed_tokens: nn.Module):
@@ -206,11 +207,11 @@ class AllAttentionLanguageModel(FairseqLanguageModel):
         check_options(args)
         if args.mem_len and not getattr(task, "consecutive", False):
             raise ValueError(
-                f"--mem-len is {args.mem_len}, but the blocks of this task are shuffled: pass --task "
-                "language_modeling_segments, or --mem-len 0"
+                f"--mem-len is {args.mem_len}: the memory needs consecutive blocks, pass --task "
+                "language_modeling_segments (or train with --mem-len 0)"
             )
         if getattr(args, "max_target_positions", None) is None:
-            args.max_target_positions = getattr(args, "tokens_per_sample", 1024)
+            args.max_target_positions = LONGEST
         args.decoder_normalize_before, args.no_token_positional_embeddings = True, True
         return cls(AllAttentionDecoder(args, task.target_dictionary, embeddings(args, task)))
 
@@ -259,13 +260,15 @@ class TransformerLMAllAttentionModel(HeadGatesMixin, AllAttentionLanguageModel):
             "--persistent-vectors",
             type=int,
             metavar="N",
-            help="persistent key and value vectors of each head (default: 2048)",
+            help="number of persistent key and value vectors of each head; with 4 times --decoder-embed-dim, a layer has "
+            "as many parameters in them as a feed-forward block of that size (default: 2048)",
         )
         parser.add_argument(
             "--mem-len",
             type=int,
             metavar="M",
-            help="positions before a block that its tokens see; needs --task language_modeling_segments (default: 0)",
+            help="number of tokens before a block that its tokens attend to; above 0 it needs --task "
+            "language_modeling_segments (default: 0)",
         )
         super().add_args(parser)
 

@@ -50,8 +50,9 @@ class AllAttention(HeadAttention):
         p_in = (q_i + b) k'_n^T                                            for the persistent vectors n
         head_i = sum_j softmax(a_i, p_i)_j v_j + sqrt(N) sum_n softmax(a_i, p_i)_n v'_n
 
-    (Sukhbaatar et al. 2019, eq. 8 to 10; Dai et al. 2019, section 3.3). b and c are trained biases of each head. Keys
-    are multiplied by sqrt(D) and values by sqrt(N), so that their initial size does not depend on D and N.
+    (Sukhbaatar et al. 2019, eq. 8 to 10; Dai et al. 2019, section 3.3). b and c are trained biases of each head. The
+    parameters k' and v' are multiplied by sqrt(D) and sqrt(N), so that their initial size does not depend on D and N;
+    for k' the factor cancels 1 / sqrt(D).
 
     A removed head is removed from all of these parameters.
 

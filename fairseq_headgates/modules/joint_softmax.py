@@ -1,4 +1,6 @@
-"""One softmax over positions and persistent vectors, without the weights on the vectors in memory.
+"""One softmax over positions and persistent vectors, without materialising the attention weights on the vectors.
+
+For CPUs and without attention dropout; elsewhere `AllAttention` uses the plain formula.
 
 With scores a on positions and q k'^T on vectors, and z the sum of all their exponentials,
 

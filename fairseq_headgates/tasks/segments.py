@@ -1,12 +1,11 @@
 """`language_modeling_segments`: language modelling on consecutive blocks, for models with a memory (Dai et al. 2019).
 
-A text is cut into streams, and a stream into blocks of --tokens-per-sample tokens. Each row of a batch holds the next
-block of a stream, and the next batch the block after it. A row whose stream has ended continues with another one.
-What a block is, and which blocks come before it, does not depend on the size of the batches.
+A subset is cut into streams, and a stream into blocks of --tokens-per-sample tokens. Each row of a batch holds the next
+block of a stream, and the next batch the block after it. A row whose stream has ended continues with the next stream of
+its part of the text. What a block is, and which blocks come before it, does not depend on the size of the batches.
 """
 
 # Without `from __future__ import annotations`: fairseq reads the types of the options.
-import heapq
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -36,8 +35,8 @@ class SegmentConfig(LanguageModelingConfig):
     stream_blocks: int = field(
         default=STREAM_BLOCKS,
         metadata={
-            "help": "blocks of a stream: the memory of a model is reset at its start. Texts, and with "
-            "--sample-break-mode complete_doc documents, which end at an empty line, are cut into such streams"
+            "help": "number of blocks in a stream; the memory of a model is reset at the start of each stream. With "
+            "--sample-break-mode complete_doc, a stream also ends at the end of a document (an empty line)"
         },
     )
 
@@ -113,19 +112,20 @@ def _blocks(line_ends: Any, sizes: Any, tokens: int, stream: int, documents: boo
 
 
 def rows_of_batches(first: Sequence[bool], rows: int) -> list[list[int]]:
-    """Distribute the streams among rows: return for each row the blocks that it goes through, the longest row first.
+    """Distribute the streams among rows: return for each row the blocks that it reads, the longest row first.
+
+    Each row reads streams that follow one another, so that a batch has blocks from all parts of the text.
 
     Args:
         first: for each block, whether it is the first of a stream
         rows: number of rows
     """
-    starts = [*numpy.flatnonzero(first), len(first)]
-    heap: list[tuple[int, int]] = [(0, row) for row in range(rows)]
+    starts = numpy.flatnonzero(first)
+    # The row of a stream by where its first block is in the text.
+    row_of_stream = starts * rows // max(1, len(first))
     found: list[list[int]] = [[] for _ in range(rows)]
-    for begin, end in zip(starts, starts[1:], strict=False):
-        length, row = heapq.heappop(heap)  # the row that ends first
+    for row, begin, end in zip(row_of_stream, starts, [*starts[1:], len(first)], strict=True):
         found[row] += range(begin, end)
-        heapq.heappush(heap, (length + end - begin, row))
     return sorted(filter(None, found), key=len, reverse=True)
 
 
