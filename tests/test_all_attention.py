@@ -161,6 +161,23 @@ def test_a_validation_leaves_the_memory_of_the_training_as_it_is():
     torch.testing.assert_close(found, expected)
 
 
+def test_a_pruned_model_starts_with_an_empty_memory():
+    model = gated()
+    run_blocks(model)
+    (_, _), (second, following), *_ = make_blocks()
+    pruned = prune(model)
+    with torch.no_grad():
+        torch.testing.assert_close(pruned(second, blocks=following)[0], pruned(second)[0])
+    assert model.decoder.memories and model.extract_features(second)[0].shape == (2, 4, 8)
+
+
+def test_blocks_of_one_token_without_memory():
+    model, state = make_model(mem_len=0, tokens_per_sample=1), {}
+    for length in range(1, 4):
+        found = run_full(model, torch.full((1, length), 5), state)
+        torch.testing.assert_close(found, run_full(model, torch.tensor([[5]])), rtol=1e-5, atol=1e-6)
+
+
 def test_rows_that_end_leave_the_batch():
     """A later batch with fewer rows continues the first ones."""
     model = make_model(mem_len=4)
@@ -258,8 +275,9 @@ def test_scores(method):
     ("options", "message"),
     [
         ({"gate_heads": "dec-enc"}, "dec-enc"),
-        ({"persistent_vectors": 0}, "--persistent-vectors is 0: it must be a whole number from 1"),
-        ({"mem_len": -1}, "--mem-len is -1: it must be a whole number from 0"),
+        ({"persistent_vectors": 0}, "--persistent-vectors is 0: it must be from 1 to 100,000"),
+        ({"mem_len": -1}, "--mem-len is -1: it must be from 0 to 100,000"),
+        ({"mem_len": 10**9}, "--mem-len is 1000000000: it must be from 0"),
         ({"decoder_layerdrop": 0.1}, "--decoder-layerdrop is 0.1: transformer_lm_all_attention does not support it"),
         ({"checkpoint_activations": True}, "--checkpoint-activations is True"),
     ],

@@ -143,11 +143,24 @@ def test_without_memory_fairseqs_task_is_used(tmp_path, train_all_attention, run
         (["--gate-heads", "dec-enc"], ["dec-enc"]),
         (["--persistent-vectors", 0], ["--persistent-vectors is 0"]),
         (["--stream-blocks", 0], ["--stream-blocks is 0", "at least 1"]),
+        (["--tokens-per-sample", 0], ["--tokens-per-sample is 0", "at least 1"]),
+        (["--add-bos-token"], ["--add-bos-token is True"]),
         (["--sample-break-mode", "eos"], ["--sample-break-mode is eos", "none or complete_doc"]),
     ],
 )
 def test_options_that_cannot_be_used_are_refused(options, words, tmp_path, train_all_attention):
     assert_one_line_error(train_all_attention(tmp_path, *options, code=2), words)
+
+
+def test_models_without_a_memory_are_refused(train_lm, tmp_path):
+    done = train_lm(tmp_path, "--task", "language_modeling_segments", code=2)
+    assert_one_line_error(done, ["--task language_modeling_segments is for models with a memory"])
+
+
+def test_headgates_refuses_a_memory_with_shuffled_blocks(models, run, toy_text):
+    reading = ["--path", models["gated"], *BLOCKS, *EVALUATION]
+    done = run("headgates", "score", toy_text, *reading, "--method", "gradient", code=2)
+    assert_one_line_error(done, ["a model with a memory", "--task language_modeling_segments"])
 
 
 def test_stock_is_refused(models, run, tmp_path):

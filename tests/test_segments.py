@@ -61,6 +61,17 @@ def test_rows_go_through_streams_in_order(streams, rows, shards):
             before = batch
 
 
+def test_an_empty_text_has_no_blocks():
+    assert len(Segments([], numpy.zeros(0, int), 4, 2, False, PAD, EOS)) == 0
+    assert rows_of_batches([], 3) == []
+
+
+def test_rows_read_parts_of_the_text():
+    """A batch has blocks from all parts of the text, so that it is like the whole."""
+    first = [i % 2 == 0 for i in range(16)]
+    assert rows_of_batches(first, 4) == [list(range(begin, begin + 4)) for begin in (0, 4, 8, 12)]
+
+
 def test_a_batch():
     segments = make_segments([[4, 5, 6, 7, 8]], tokens=4)
     batch = segments.collater([segments[0], segments[1]])

@@ -88,7 +88,7 @@ def _losses_with_memory(
                 mask[head] = int(value)
             with masked(model, _mask_of_layer(model, site, mask)):
                 losses.append(mean_loss(model, corpus))
-        found[site] = torch.tensor(losses)
+        found[site] = torch.tensor(losses, dtype=torch.double)
     return mean_loss(model, corpus), site_table(model, found, f"nll|{mode}")
 
 

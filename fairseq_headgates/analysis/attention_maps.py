@@ -103,7 +103,9 @@ def read_sentences(args: Namespace, task: Any, model: nn.Module, lines: Sequence
         check_tokens([{"net_input": {"src_tokens": source}, "target": target}], task, args)
         if is_language_model(model):
             _check_length(source, model.max_positions(), "text")  # type: ignore[operator]
-            yield _placed(dataset.collater([dataset[line - 1]]), model)
+            sample = dataset.collater([dataset[line - 1]])
+            sample["net_input"].pop("blocks", None)  # without the memory of a line before, which is another block
+            yield _placed(sample, model)
         else:
             yield _sample(args, task, model, source, target)
 

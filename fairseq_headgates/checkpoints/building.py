@@ -139,8 +139,8 @@ def _unsupported(
     if model_class is None:
         name = shown(architecture(args))
         yield (
-            f"its architecture is {name}: it must be transformer or transformer_lm of fairseq, transformer_head_gates "
-            "or transformer_lm_head_gates, or one of their presets"
+            f"its architecture is {name}: it must be transformer or transformer_lm of fairseq, transformer_head_gates, "
+            "transformer_lm_head_gates or transformer_lm_all_attention, or one of their presets"
         )
     if not any(re.search(r"attn\.(out_proj|in_proj)", key) for key in state["model"]):
         yield "it has no attention layer"

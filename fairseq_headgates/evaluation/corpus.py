@@ -155,9 +155,15 @@ def _report_dropped(args: Namespace, number: int, there_are: int) -> None:
 def _check_task(task: Any, model: Any) -> None:
     """Raise ValueError for a task that the model is not for, or for blocks of text that are too long for it."""
     is_language_model = not hasattr(model, "encoder")
+    mem_len: Any = getattr(getattr(model, "decoder", None), "mem_len", 0)
     if is_language_modeling(task) != is_language_model:
         kind, name = ("a language model", "language_modeling") if is_language_model else ("a translator", "translation")
         raise ValueError(f"the checkpoint is {kind}: pass --task {name}, or another task of this kind")
+    consecutive = getattr(task, "consecutive", False)
+    if is_language_model and consecutive and not hasattr(model.decoder, "memories"):
+        raise ValueError("the checkpoint is a model without a memory: pass --task language_modeling")
+    if mem_len and not consecutive:
+        raise ValueError("the checkpoint is a model with a memory: pass --task language_modeling_segments")
     longest = model.max_positions()
     if is_language_model and task.args.tokens_per_sample > longest:
         raise ValueError(

@@ -22,6 +22,7 @@ from fairseq_headgates.models.mixin import HeadGatesMixin
 from fairseq_headgates.modules import AllAttention, distance_encodings
 
 LONGEST = 100_000  # tokens of a text: positions are relative
+BLOCK = 1024  # fairseq's default of --tokens-per-sample
 OWN_DEFAULTS = {"persistent_vectors": 2048, "mem_len": 0}
 # Options of fairseq's language model that this one does not have, with the values that mean "not used".
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -72,7 +73,10 @@ class Memory:
     layers: list[Any]
 
     def before(self, blocks: Tensor) -> Memory | None:
-        """Return the memory of the rows whose next block is in `blocks` [B', 2]; None if no row continues."""
+        """Return the memory of the rows whose next block is in `blocks` [B', 2].
+
+        None if no row continues, or if there are more rows than before.
+        """
         rows = len(blocks)
         if rows > len(self.blocks):
             return None
@@ -96,8 +100,14 @@ def _last(layer: Any, number: int) -> Any:
     if layer is None:
         return None
     if isinstance(layer, tuple):
-        return tuple(x[:, :, -number:].detach() for x in layer)
-    return layer[-number:].detach()
+        return tuple(_cut(x, 2, number) for x in layer)
+    return _cut(layer, 0, number)
+
+
+def _cut(x: Tensor, dim: int, number: int) -> Tensor:
+    """Return the last positions of a tensor: a copy, which does not keep the others in memory."""
+    size = x.size(dim)
+    return x.detach() if size <= number else x.detach().narrow(dim, size - number, number).clone()
 
 
 class AllAttentionDecoder(TransformerDecoderBase):
@@ -110,7 +120,7 @@ class AllAttentionDecoder(TransformerDecoderBase):
 
     def __init__(self, args: Any, dictionary: Any, embed_tokens: nn.Module):
         self.persistent, self.mem_len = args.persistent_vectors, args.mem_len
-        self.block_size = getattr(args, "tokens_per_sample", None) or args.max_target_positions
+        self.block_size = max(1, args.tokens_per_sample)
         super().__init__(TransformerConfig.from_namespace(args), dictionary, embed_tokens, no_encoder_attn=True)
         self.memories: dict[bool, Memory | None] = {}  # in training, in evaluation
         self._encodings = torch.empty(0)
@@ -143,6 +153,14 @@ class AllAttentionDecoder(TransformerDecoderBase):
         x = x.transpose(0, 1)
         x = x if self.project_out_dim is None else self.project_out_dim(x)
         return (x if features_only else self.output_layer(x)), {"attn": [None]}
+
+    def extract_features(self, prev_output_tokens: Tensor, **options: Any) -> tuple[Tensor, dict[str, Any]]:
+        """Return the features [B, T, E]; see `forward`."""
+        return self.forward(prev_output_tokens, **{**options, "features_only": True})
+
+    def reset_memory(self) -> None:
+        """Forget all blocks."""
+        self.memories.clear()
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         """Return the input of the first layer: [T, B, E]."""
@@ -212,6 +230,8 @@ class AllAttentionLanguageModel(FairseqLanguageModel):
             )
         if getattr(args, "max_target_positions", None) is None:
             args.max_target_positions = LONGEST
+        if getattr(args, "tokens_per_sample", None) is None:  # with fairseq-hydra-train it is an option of the task
+            args.tokens_per_sample = getattr(getattr(task, "args", None), "tokens_per_sample", BLOCK)
         args.decoder_normalize_before, args.no_token_positional_embeddings = True, True
         return cls(AllAttentionDecoder(args, task.target_dictionary, embeddings(args, task)))
 
@@ -233,8 +253,8 @@ def check_options(args: Any) -> None:
             )
     for name, least in (("persistent_vectors", 1), ("mem_len", 0)):
         value = getattr(args, name)
-        if not isinstance(value, int) or value < least:
-            raise ValueError(f"--{name.replace('_', '-')} is {value}: it must be a whole number from {least}")
+        if not isinstance(value, int) or not least <= value <= LONGEST:
+            raise ValueError(f"--{name.replace('_', '-')} is {value}: it must be from {least} to {LONGEST:,}")
 
 
 @register_model("transformer_lm_all_attention")
@@ -260,8 +280,8 @@ class TransformerLMAllAttentionModel(HeadGatesMixin, AllAttentionLanguageModel):
             "--persistent-vectors",
             type=int,
             metavar="N",
-            help="number of persistent key and value vectors of each head; with 4 times --decoder-embed-dim, a layer has "
-            "as many parameters in them as a feed-forward block of that size (default: 2048)",
+            help="number of persistent key and value vectors of each head; with 4 times --decoder-embed-dim, a layer "
+            "has as many parameters in them as a feed-forward block of that size (default: 2048)",
         )
         parser.add_argument(
             "--mem-len",

@@ -38,9 +38,9 @@ def with_defaults(preset: Callable[[Any], None] | None, args: Any) -> None:
     if preset is not None:
         preset(args)
     for field in fields(TransformerLanguageModelConfig):
-        interpolated = isinstance(field.default, str) and field.default.startswith("${")
-        if not field.name.startswith("_") and not interpolated and not hasattr(args, field.name):
-            setattr(args, field.name, field.default)
+        of_task = isinstance(field.default, str) and field.default.startswith("${")
+        if not field.name.startswith("_") and not hasattr(args, field.name):
+            setattr(args, field.name, None if of_task else field.default)
 
 
 register_model_architecture("transformer_lm_head_gates", "transformer_lm_head_gates")(partial(with_defaults, None))

@@ -159,6 +159,9 @@ def apply_cuts(model: nn.Module, found: Mapping[str, Cut]) -> nn.Module:
         assert isinstance(attention, HeadAttention)
         _cut_attention(attention, cut)
     leave_method(model)
+    for module in model.modules():
+        if hasattr(module, "reset_memory"):  # of a language model: it has the keys and values of all heads
+            module.reset_memory()  # type: ignore[operator]
     return model
 
 

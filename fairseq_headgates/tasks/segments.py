@@ -24,6 +24,16 @@ from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageMode
 from fairseq_headgates.messages import fail
 
 STREAM_BLOCKS = 64
+# Options of fairseq's task that this one does not have, with the values that mean "not used".
+UNSUPPORTED = {
+    "output_dictionary_size": -1,
+    "add_bos_token": False,
+    "shorten_method": "none",
+    "pad_to_fixed_length": False,
+    "pad_to_fixed_bsz": False,
+    "self_target": False,
+    "past_target": False,
+}
 BREAK_MODES = ("none", "complete_doc")
 PROGRAM = "fairseq-headgates"
 
@@ -100,6 +110,8 @@ class Segments(FairseqDataset):
 
 def _blocks(line_ends: Any, sizes: Any, tokens: int, stream: int, documents: bool) -> tuple[Any, Any, Any]:
     """Return begin and end of every block, in tokens, and whether it is the first of a stream."""
+    if not len(line_ends):
+        return (numpy.zeros(0, numpy.int64),) * 2 + (numpy.zeros(0, bool),)
     ends = line_ends[numpy.asarray(sizes) == 1] if documents else line_ends[-1:]
     ends = numpy.union1d(ends, line_ends[-1:])
     begins, ends_of_blocks, first = [], [], []
@@ -124,7 +136,8 @@ def rows_of_batches(first: Sequence[bool], rows: int) -> list[list[int]]:
     # The row of a stream by where its first block is in the text.
     row_of_stream = starts * rows // max(1, len(first))
     found: list[list[int]] = [[] for _ in range(rows)]
-    for row, begin, end in zip(row_of_stream, starts, [*starts[1:], len(first)], strict=True):
+    ends = numpy.append(starts, len(first))[1:]
+    for row, begin, end in zip(row_of_stream, starts, ends, strict=True):
         found[row] += range(begin, end)
     return sorted(filter(None, found), key=len, reverse=True)
 
@@ -139,9 +152,8 @@ def batches_in_order(rows: Sequence[Sequence[int]], shards: int) -> Iterator[lis
 class InOrder(EpochBatchIterator):
     """fairseq's iterator over batches, without shuffling: the memory of a model needs the order of the text."""
 
-    def next_epoch_itr(self, shuffle: bool = True, *args: Any, **kwargs: Any) -> Any:
-        """Return the batches of the next epoch in their order; fairseq calls it."""
-        return super().next_epoch_itr(False, *args, **kwargs)
+    def _get_iterator_for_epoch(self, epoch: int, shuffle: bool, *args: Any, **kwargs: Any) -> Any:
+        return super()._get_iterator_for_epoch(epoch, False, *args, **kwargs)
 
 
 @register_task("language_modeling_segments", dataclass=SegmentConfig)
@@ -152,16 +164,28 @@ class SegmentTask(LanguageModelingTask):
 
     def __init__(self, args: Any, *others: Any, **kwargs: Any):
         super().__init__(args, *others, **kwargs)
-        if args.stream_blocks < 1:
-            fail(PROGRAM, f"--stream-blocks is {args.stream_blocks}: it must be at least 1")
+        for name in ("tokens_per_sample", "stream_blocks"):
+            if getattr(args, name) < 1:
+                fail(PROGRAM, f"--{name.replace('_', '-')} is {getattr(args, name)}: it must be at least 1")
+        for name, unused in UNSUPPORTED.items():
+            value = getattr(args, name, unused)
+            if str(value) != str(unused):
+                fail(PROGRAM, f"--{name.replace('_', '-')} is {value}: leave it out, this task does not support it")
         if str(args.sample_break_mode) not in BREAK_MODES:
             fail(
                 PROGRAM,
                 f"--sample-break-mode is {args.sample_break_mode}: with this task it must be none or complete_doc",
             )
 
+    def build_model(self, args: Any, from_checkpoint: bool = False) -> Any:
+        """Build the model; fairseq calls it. End with one line for a model without a memory."""
+        model = super().build_model(args, from_checkpoint)
+        if not hasattr(model.decoder, "memories"):
+            fail(PROGRAM, "--task language_modeling_segments is for models with a memory: use --task language_modeling")
+        return model
+
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> Segments:
-        """Load a subset; fairseq calls it. Raise ValueError for options that contradict the order of the text."""
+        """Load a subset; fairseq calls it."""
         args, paths = self.args, utils.split_paths(self.args.data)
         path = os.path.join(paths[(epoch - 1) % len(paths)], split)
         lines = data_utils.load_indexed_dataset(path, self.dictionary, args.dataset_impl, combine=combine)
@@ -179,15 +203,21 @@ class SegmentTask(LanguageModelingTask):
         dataset: Any,
         max_tokens: int | None = None,
         max_sentences: int | None = None,
+        batch_size: int | None = None,
         seed: int = 1,
         num_shards: int = 1,
         shard_id: int = 0,
         num_workers: int = 0,
         epoch: int = 1,
         data_buffer_size: int = 0,
+        skip_remainder_batch: bool = False,
         **others: Any,
     ) -> EpochBatchIterator:
-        """Return the batches of a worker in the order of the text; fairseq calls it."""
+        """Return the batches of a worker in the order of the text; fairseq calls it.
+
+        With `skip_remainder_batch` (--skip-remainder-batch, in training) without those in which rows have ended.
+        """
+        max_sentences = max_sentences or batch_size  # as fairseq-eval-lm calls it
         segments = dataset
         while isinstance(segments, BaseWrapperDataset):
             segments = segments.dataset
@@ -196,7 +226,10 @@ class SegmentTask(LanguageModelingTask):
             return super().get_batch_iterator(dataset, **limits, **others)
         tokens = self.args.tokens_per_sample
         rows = min(filter(None, (max_sentences, max_tokens and max(1, max_tokens // tokens))), default=1)
-        batches = list(batches_in_order(rows_of_batches(segments.first[: len(dataset)], rows * num_shards), num_shards))
+        blocks = rows_of_batches(segments.first[: len(dataset)], rows * num_shards)
+        if skip_remainder_batch:
+            blocks = [row[: len(blocks[-1])] for row in blocks]
+        batches = list(batches_in_order(blocks, num_shards))
         return InOrder(
             dataset=dataset,
             collate_fn=dataset.collater,
@@ -212,5 +245,5 @@ class SegmentTask(LanguageModelingTask):
     def eval_lm_dataloader(self, dataset: Any, context_window: int = 0, **options: Any) -> Any:
         """Return the batches for fairseq-eval-lm, which calls it."""
         if context_window:
-            raise ValueError("--context-window cannot be used with this task: use a model with --mem-len")
+            fail(PROGRAM, "--context-window cannot be used with this task: use a model with --mem-len")
         return self.get_batch_iterator(dataset, **options).next_epoch_itr()
