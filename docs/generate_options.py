@@ -20,7 +20,7 @@ from unittest import mock
 
 import fairseq_headgates  # noqa: F401  (before headgates_start, with which it exports nothing)
 import headgates_start
-from fairseq_headgates.cli.options import criterion_options, model_options
+from fairseq_headgates.cli.options import all_attention_options, criterion_options, model_options, task_options
 
 
 def table(actions: Iterable[argparse.Action]) -> str:
@@ -69,7 +69,12 @@ def command_pages() -> str:
 def write(folder: Path) -> None:
     """Write the generated parts of docs/options.md into `folder`."""
     folder.mkdir(exist_ok=True)
-    texts = {"model": table(model_options()), "criterion": table(criterion_options()), "commands": command_pages()}
+    texts = {
+        "model": table(model_options()),
+        "criterion": table(criterion_options()),
+        "all_attention": table([*all_attention_options(), *task_options()]),
+        "commands": command_pages(),
+    }
     for name, text in texts.items():
         file = folder / f"{name}.md"
         if not file.exists() or file.read_text(encoding="utf-8") != text:

@@ -137,7 +137,16 @@ class Reader:
         parts = word.split(":")
         made_here = all((self.folder / part.split("/")[0]).exists() for part in parts)
         made_by_it = all(re.fullmatch(r"[\w./-]+\.(pt|json|svg|tsv)", part) for part in parts)
-        folders = word in ("gated", "scratch", "more", "gated-again", "ctranslate2-int8", "lm-gated", "lm-all")
+        folders = word in (
+            "gated",
+            "scratch",
+            "more",
+            "gated-again",
+            "ctranslate2-int8",
+            "lm-gated",
+            "lm-all",
+            "lm-all-gated",
+        )
         return ":".join(str(self.folder / part) for part in parts) if made_here or made_by_it or folders else word
 
     def python(self, block):

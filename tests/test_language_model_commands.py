@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 import torch
-from support.commands import EVALUATION, worker_arguments
+from support.commands import EVALUATION, USER_DIR, worker_arguments
 from support.functions import conllu
-from support.language_models import BLOCKS, CRITERIONS, READING, VARIANTS, by_sentence
+from support.language_models import ALL_ATTENTION, BLOCKS, CRITERIONS, READING, SIZES, VARIANTS, by_sentence
 from support.models import assert_same
 from support.training import RESET, assert_one_line_error, read
 
@@ -215,6 +215,33 @@ def test_two_workers_score_as_one(models, run, start, toy_text, tmp_path):
         worker.finish().expect(0)
     tables = [[entry["scores"]["dec-self"] for entry in json.loads(path.read_text())] for path in (one, two)]
     torch.testing.assert_close(torch.tensor(tables[0]), torch.tensor(tables[1]), equal_nan=True, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.rehearsal
+@pytest.mark.parametrize("name", ["transformer_lm_head_gates", "transformer_lm_all_attention"])
+def test_hydra(name, tmp_path, run, toy_text):
+    """Options that belong to the task are not options of the model there."""
+    task, model = "language_modeling", {**SIZES, "gate_heads": "dec-self"}
+    if "all" in name:
+        task, model = "language_modeling_segments", {**ALL_ATTENTION, "gate_heads": "dec-self"}
+    config = {
+        "common": {"cpu": True, "user_dir": str(USER_DIR), "seed": 1},
+        "task": {"_name": task, "data": str(toy_text), "tokens_per_sample": 6},
+        "model": {"_name": name, **model},
+        "criterion": {"_name": "cross_entropy_l0", "l0_weight": 0.05},
+        "optimizer": {"_name": "adam"},
+        "lr_scheduler": {"_name": "fixed"},
+        "dataset": {"max_tokens": 60, "num_workers": 0, "required_batch_size_multiple": 1},
+        "optimization": {"max_update": 2, "lr": [0.005]},
+        "checkpoint": {"save_dir": str(tmp_path / "run")},
+    }
+    (tmp_path / "toy.yaml").write_text(json.dumps(config))  # JSON is YAML
+    run("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "toy")
+    shown = json.loads(run("headgates", "show", tmp_path / "run" / "checkpoint_last.pt", "--json").out)
+    assert shown["heads"]["total"] == [8, 8] and shown["gated"] == ["dec-self"]
+    reading = ["--user-dir", USER_DIR, "--task", task, "--tokens-per-sample", 6, "--cpu"]
+    done = run("fairseq-eval-lm", toy_text, *reading, "--path", tmp_path / "run" / "checkpoint_last.pt")
+    assert "Perplexity" in done.text
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
