@@ -94,6 +94,14 @@ def test_a_pruned_checkpoint_is_built_and_trained_on():
     assert losses[-1] < losses[0]
 
 
+def test_a_wide_model_is_built_from_its_checkpoint():
+    """The number of positions, which is large, stands for no table."""
+    sizes = {f"decoder_{name}_dim": 1024 for name in ("embed", "input", "output")}
+    model = make_model(decoder_layers=1, max_target_positions=None, **sizes)
+    state = {"args": None, "cfg": {"model": model.args}, "model": model.state_dict()}
+    assert build_model(state).max_positions() == 100_000
+
+
 def test_without_half_of_the_heads_a_layer_has_half_of_the_parameters():
     """All but the LayerNorm; and half of the cache."""
     model = make_model(decoder_attention_heads=4)

@@ -46,8 +46,8 @@ def check_sizes(
         positions = getattr(args, name, None)
         if positions is not None and side in model_class.stacks:
             _check_size(name, positions)
-            learned = getattr(args, f"{side}_learned_pos")
-            if not learned and positions * getattr(args, f"{side}_embed_dim") > LARGEST_TABLE:
+            table = not getattr(args, f"{side}_learned_pos") and not args.no_token_positional_embeddings
+            if table and positions * getattr(args, f"{side}_embed_dim") > LARGEST_TABLE:
                 raise ValueError(
                     f"the stored option {name} is {positions:,}: its table would have more than "
                     f"{LARGEST_TABLE:,} numbers"
