@@ -82,7 +82,7 @@ def test_the_options_of_every_preset_are_accepted():
     ]
     assert len(presets) > 30
     dictionary = Vocabulary()
-    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary, consecutive=True)
     for name in presets:
         args = argparse.Namespace(arch=name)
         ARCH_CONFIG_REGISTRY[name](args)

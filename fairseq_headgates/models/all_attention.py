@@ -270,6 +270,8 @@ class TransformerLMAllAttentionModel(HeadGatesMixin, AllAttentionLanguageModel):
         for name, value in OWN_DEFAULTS.items():
             if getattr(args, name, None) is None:
                 setattr(args, name, value)
+        if not hasattr(args, "tokens_per_sample"):  # see `build_model`
+            args.tokens_per_sample = None
         with_defaults(None, args)
 
     @classmethod

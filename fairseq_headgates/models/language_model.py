@@ -39,8 +39,10 @@ def with_defaults(preset: Callable[[Any], None] | None, args: Any) -> None:
         preset(args)
     for field in fields(TransformerLanguageModelConfig):
         of_task = isinstance(field.default, str) and field.default.startswith("${")
-        if not field.name.startswith("_") and not hasattr(args, field.name):
-            setattr(args, field.name, None if of_task else field.default)
+        if not field.name.startswith("_") and not of_task and not hasattr(args, field.name):
+            setattr(args, field.name, field.default)
+    if not hasattr(args, "max_target_positions"):  # with fairseq-hydra-train it is an option of the task alone
+        args.max_target_positions = None
 
 
 register_model_architecture("transformer_lm_head_gates", "transformer_lm_head_gates")(partial(with_defaults, None))
