@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 SHOWN = 200  # characters of a wrong value that a message repeats
 LONGEST = 4000  # characters of a message
+PROGRAM = "fairseq-headgates"  # in messages of the plugin within fairseq's commands
 
 
 def fail(program: str, message: str) -> NoReturn:

@@ -5,8 +5,8 @@ import re
 
 import pytest
 import torch
-from support.commands import EVALUATION, worker_arguments
-from support.language_models import BLOCKS, SEGMENTS, by_sentence
+from support.commands import EVALUATION
+from support.language_models import BLOCKS, SEGMENTS, assert_two_workers_score_as_one, by_sentence
 from support.models import assert_same
 from support.training import assert_one_line_error, read
 
@@ -84,17 +84,8 @@ def test_a_run_that_stops_between_epochs_continues_exactly(tmp_path, train_all_a
         assert_same(once[part], resumed[part], part)
 
 
-def test_two_workers_train_and_score(models, start, run, toy_text, tmp_path, train_all_attention):
-    one, two = tmp_path / "one.json", tmp_path / "two.json"
-    options = ["--method", "confidence,gradient,ablation", "--path", models["gated"]]
-    run("headgates", "score", toy_text, *READING, *options, "--out", one)
-    workers = [
-        start("headgates", "score", toy_text, *READING, *options, "--out", two, *own) for own in worker_arguments(2)
-    ]
-    for worker in workers:
-        worker.finish().expect(0)
-    tables = [[entry["scores"]["dec-self"] for entry in json.loads(path.read_text())] for path in (one, two)]
-    torch.testing.assert_close(torch.tensor(tables[0]), torch.tensor(tables[1]), equal_nan=True, rtol=1e-5, atol=1e-6)
+def test_two_workers_score_as_one(models, run, start, toy_text, tmp_path):
+    assert_two_workers_score_as_one(run, start, [toy_text, "--path", models["gated"], *READING], tmp_path)
 
 
 def test_all_commands_and_a_report_of_their_results(models, run, toy_text, tmp_path):

@@ -6,9 +6,18 @@ from functools import partial
 
 import pytest
 import torch
-from support.commands import EVALUATION, USER_DIR, worker_arguments
+from support.commands import EVALUATION, USER_DIR
 from support.functions import conllu
-from support.language_models import ALL_ATTENTION, BLOCKS, CRITERIONS, READING, SIZES, VARIANTS, by_sentence
+from support.language_models import (
+    ALL_ATTENTION,
+    BLOCKS,
+    CRITERIONS,
+    READING,
+    SIZES,
+    VARIANTS,
+    assert_two_workers_score_as_one,
+    by_sentence,
+)
 from support.models import assert_same
 from support.training import RESET, assert_one_line_error, read
 
@@ -205,16 +214,7 @@ def test_a_resumed_run_continues_exactly(tmp_path, train_lm, variant):
 
 
 def test_two_workers_score_as_one(models, run, start, toy_text, tmp_path):
-    one, two = tmp_path / "one.json", tmp_path / "two.json"
-    options = ["--method", "confidence,gradient,ablation", "--path", models["gated"]]
-    run("headgates", "score", toy_text, *READING, *options, "--out", one)
-    workers = [
-        start("headgates", "score", toy_text, *READING, *options, "--out", two, *own) for own in worker_arguments(2)
-    ]
-    for worker in workers:
-        worker.finish().expect(0)
-    tables = [[entry["scores"]["dec-self"] for entry in json.loads(path.read_text())] for path in (one, two)]
-    torch.testing.assert_close(torch.tensor(tables[0]), torch.tensor(tables[1]), equal_nan=True, rtol=1e-5, atol=1e-6)
+    assert_two_workers_score_as_one(run, start, [toy_text, "--path", models["gated"], *READING], tmp_path)
 
 
 @pytest.mark.rehearsal

@@ -171,11 +171,13 @@ def test_a_head_that_looks_at_the_previous_token_is_positional():
         positions = torch.eye(64)[: len(decoder.embed_positions.weight)]
         decoder.embed_positions.weight.copy_(positions)
         head = slice(16, 32)
-        for projection, shift in ((attention.q_proj, -1), (attention.k_proj, 0)):
+        for projection, weight in (
+            (attention.q_proj, 20 * torch.eye(64).roll(1, 1)),
+            (attention.k_proj, torch.eye(64)),
+        ):
             projection.weight.zero_()
             projection.bias.zero_()
-            projection.weight[head] = torch.eye(64).roll(-shift, 1)[:16] if shift else torch.eye(64)[:16]
-        attention.q_proj.weight[head] = 20 * torch.eye(64).roll(1, 1)[:16]
+            projection.weight[head] = weight[:16]
     corpus = Corpus(make_task(), [sample])
     counts = count_functions(model, corpus, Annotations(rare=True))
     found = functions_of(counts, FunctionOptions(), gate_values(model))
@@ -210,7 +212,6 @@ def test_heads_that_a_language_model_does_not_have_are_refused(options, message,
         make_lm(**options)
     error = capsys.readouterr().err
     assert exit_.value.code == 2 and message in error and error.count("\n") == 1
-    print(error)
 
 
 def test_a_checkpoint_with_other_sizes_than_its_weights_is_refused():
@@ -222,6 +223,14 @@ def test_a_checkpoint_with_other_sizes_than_its_weights_is_refused():
         build_model(state)
 
 
-def test_padding_is_not_counted():
-    sample = make_lm_sample()
-    assert sample["ntokens"] == int(sample["target"].ne(PAD).sum())
+@variants
+def test_padding_is_not_counted(variant):
+    """The loss of a batch is that of its texts one by one, without padding."""
+    model, sample = gated(variant), make_lm_sample()
+    tokens, lengths = sample["net_input"].values()
+    alone = [
+        {"net_input": {"src_tokens": tokens[i : i + 1, :n]}, "target": sample["target"][i : i + 1, :n]}
+        for i, n in enumerate(lengths.tolist())
+    ]
+    found = mean_loss(model, Corpus(make_task(), [sample]))
+    assert found == pytest.approx(mean_loss(model, Corpus(make_task(), alone)), rel=1e-5)

@@ -11,8 +11,6 @@ from typing import Any
 
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models.transformer import TransformerModel
-from fairseq.models.transformer_lm import TransformerLanguageModel
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -115,8 +113,6 @@ def stock_checkpoint(state: Mapping[str, Any], mask: Mask, model: nn.Module | No
     plain values, without optimiser state and counters, so that the checkpoint loads without any plugin.
     """
     model = model or build_model(state)
-    if not isinstance(model, TransformerModel | TransformerLanguageModel):
-        raise ValueError(f"fairseq has no architecture for {architecture(model_args(state))}: leave out --stock")
     if not state.get("cfg"):
         state = {**state, "cfg": _converted(state["args"])}
     pruned = prune_checkpoint(state, mask, optimizer=False, model=model)

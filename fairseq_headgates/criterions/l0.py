@@ -10,12 +10,11 @@ from torch import nn
 
 from fairseq_headgates.criterions.config import HELP
 from fairseq_headgates.gates import L0_REDUCTIONS, GateMethod, L0Schedule, TargetGates, parse_weights
-from fairseq_headgates.messages import fail, shown
+from fairseq_headgates.messages import PROGRAM, fail, shown
 from fairseq_headgates.monitoring import GateMonitor, open_head_counts, unwrapped, updates_of
 from fairseq_headgates.options import one_line_errors
 from fairseq_headgates.surgery import gate_method
 
-PROGRAM = "fairseq-headgates"
 OWN_METRICS = ("l0", "heads_open", "gate_certainty")
 
 

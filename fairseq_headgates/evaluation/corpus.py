@@ -28,6 +28,7 @@ from fairseq_headgates.evaluation.metrics import is_language_modeling
 from fairseq_headgates.evaluation.options import to_config
 from fairseq_headgates.evaluation.workers import all_reduce, device_of
 from fairseq_headgates.messages import first_line, logging_only
+from fairseq_headgates.surgery import is_language_model
 
 logger = logging.getLogger(__name__)
 
@@ -154,18 +155,18 @@ def _report_dropped(args: Namespace, number: int, there_are: int) -> None:
 
 def _check_task(task: Any, model: Any) -> None:
     """Raise ValueError for a task that the model is not for, or for blocks of text that are too long for it."""
-    is_language_model = not hasattr(model, "encoder")
+    reads_text = is_language_model(model)
     mem_len: Any = getattr(getattr(model, "decoder", None), "mem_len", 0)
-    if is_language_modeling(task) != is_language_model:
-        kind, name = ("a language model", "language_modeling") if is_language_model else ("a translator", "translation")
+    if is_language_modeling(task) != reads_text:
+        kind, name = ("a language model", "language_modeling") if reads_text else ("a translator", "translation")
         raise ValueError(f"the checkpoint is {kind}: pass --task {name}, or another task of this kind")
     consecutive = getattr(task, "consecutive", False)
-    if is_language_model and consecutive and not hasattr(model.decoder, "memories"):
+    if reads_text and consecutive and not hasattr(model.decoder, "memories"):
         raise ValueError("the checkpoint is a model without a memory: pass --task language_modeling")
     if mem_len and not consecutive:
         raise ValueError("the checkpoint is a model with a memory: pass --task language_modeling_segments")
     longest = model.max_positions()
-    if is_language_model and task.args.tokens_per_sample > longest:
+    if reads_text and task.args.tokens_per_sample > longest:
         raise ValueError(
             f"--tokens-per-sample is {task.args.tokens_per_sample}: it must be at most {longest}, the number of "
             "positions of the model"

@@ -6,6 +6,7 @@ Shapes: T length of a block, M length of the memory, S = M + T, B batch, E model
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,8 +184,10 @@ class AllAttentionDecoder(TransformerDecoderBase):
         past = held.before(blocks) if held is not None and blocks is not None else None
         before = 0 if past is None else past.masked.size(1)
         masked = x.new_ones(1, length, before + length, dtype=torch.bool).triu(before + 1)
+        empty = masked.new_zeros(batch, length)
         if past is not None:
-            masked = masked | torch.cat([past.masked, past.masked.new_zeros(batch, length)], 1)[:, None]
+            empty = torch.cat([past.masked, empty], 1)
+            masked = masked | empty[:, None]
         positions = self.dropout_module(self._positions(before + length, x))
         kept = []
         for i, layer in enumerate(self.layers):
@@ -194,8 +197,6 @@ class AllAttentionDecoder(TransformerDecoderBase):
             x, new = layer(x, positions, masked, memory, pairs)
             kept.append(states if self.training else new)
         if blocks is not None and self.mem_len:
-            empty = masked.new_zeros(batch, length)
-            empty = empty if past is None else torch.cat([past.masked, empty], 1)
             layers = [_last(each, self.mem_len) for each in kept]
             self.memories[self.training] = Memory(blocks, empty[:, -self.mem_len :], layers)
         return x
@@ -243,6 +244,13 @@ def embeddings(args: Any, task: Any) -> nn.Module:
     return TransformerLanguageModel.build_model(without_layers, task).decoder.embed_tokens
 
 
+def fill(args: Any, options: Mapping[str, Any]) -> None:
+    """Set the options that `args` leaves open."""
+    for name, value in options.items():
+        if getattr(args, name, None) is None:
+            setattr(args, name, value)
+
+
 def check_options(args: Any) -> None:
     """Raise ValueError for options of `transformer_lm` that the model does not have, and for numbers out of range."""
     for name, unused in UNSUPPORTED.items():
@@ -267,9 +275,7 @@ class TransformerLMAllAttentionModel(HeadGatesMixin, AllAttentionLanguageModel):
     @classmethod
     def set_defaults(cls, args: Any) -> None:
         """Set the options that `args` leaves open."""
-        for name, value in OWN_DEFAULTS.items():
-            if getattr(args, name, None) is None:
-                setattr(args, name, value)
+        fill(args, OWN_DEFAULTS)
         if not hasattr(args, "tokens_per_sample"):  # see `build_model`
             args.tokens_per_sample = None
         with_defaults(None, args)
@@ -304,9 +310,7 @@ def preset(name: str, **options: Any) -> None:
     """Register an architecture with values for options that the command line leaves open."""
 
     def set_options(args: Any) -> None:
-        for option, value in options.items():
-            if getattr(args, option, None) is None:
-                setattr(args, option, value)
+        fill(args, options)
         TransformerLMAllAttentionModel.set_defaults(args)
 
     register_model_architecture("transformer_lm_all_attention", f"transformer_lm_all_attention_{name}")(set_options)

@@ -88,7 +88,12 @@ class HeadGatesMixin:
 
     @classmethod
     def stock_architecture(cls, name: str) -> str:
-        """Return fairseq's counterpart: "transformer_head_gates_iwslt_de_en" -> "transformer_iwslt_de_en"."""
+        """Return fairseq's counterpart: "transformer_head_gates_iwslt_de_en" -> "transformer_iwslt_de_en".
+
+        Raise ValueError for an architecture that fairseq does not have.
+        """
+        if cls.stock not in MODEL_REGISTRY.values():
+            raise ValueError(f"fairseq has no architecture for {name}: leave out --stock")
         preset = name.replace("_head_gates", "")
         return preset if ARCH_MODEL_REGISTRY.get(preset) is cls.stock else cls._stock_name()
 

@@ -32,7 +32,7 @@ from fairseq_headgates.gates import (
 )
 from fairseq_headgates.gates.distribution import LARGEST
 from fairseq_headgates.heads import HeadTable, as_mask, mask_to_json, parse_types
-from fairseq_headgates.messages import fail, shown
+from fairseq_headgates.messages import PROGRAM, fail, shown
 from fairseq_headgates.options.arguments import DEFAULTS
 from fairseq_headgates.options.stored_mask import read_mask
 
@@ -290,4 +290,4 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        fail("fairseq-headgates", str(error))
+        fail(PROGRAM, str(error))

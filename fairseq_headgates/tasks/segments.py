@@ -21,7 +21,7 @@ from fairseq.data.monolingual_dataset import collate
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 
-from fairseq_headgates.messages import fail
+from fairseq_headgates.messages import PROGRAM, fail
 
 STREAM_BLOCKS = 64
 # Options of fairseq's task that this one does not have, with the values that mean "not used".
@@ -35,7 +35,6 @@ UNSUPPORTED = {
     "past_target": False,
 }
 BREAK_MODES = ("none", "complete_doc")
-PROGRAM = "fairseq-headgates"
 
 
 @dataclass

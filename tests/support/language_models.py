@@ -1,6 +1,7 @@
 """Small language models, and a toy text for whole commands."""
 
 import argparse
+import json
 import random
 
 import numpy
@@ -9,7 +10,7 @@ import torch
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from fairseq_headgates.models import TransformerLMHeadGatesModel
-from support.commands import EVALUATION, USER_DIR
+from support.commands import EVALUATION, USER_DIR, worker_arguments
 from support.models import PAD, VOCABULARY, make_task
 
 # Language models by name: the options of the model besides its sizes.
@@ -112,6 +113,17 @@ def train_lm(toy_text, run):
         return run("fairseq-train", *places, *words, "--criterion", criterion, *TRAINING, *options, code=code)
 
     return train_lm
+
+
+def assert_two_workers_score_as_one(run, start, options, folder):
+    """`options` are the data, the checkpoint and how it is read."""
+    one, two = folder / "one.json", folder / "two.json"
+    scoring = ["headgates", "score", *options, "--method", "confidence,gradient,ablation", "--out"]
+    run(*scoring, one)
+    for worker in [start(*scoring, two, *own) for own in worker_arguments(2)]:
+        worker.finish().expect(0)
+    tables = [[entry["scores"]["dec-self"] for entry in json.loads(path.read_text())] for path in (one, two)]
+    torch.testing.assert_close(torch.tensor(tables[0]), torch.tensor(tables[1]), equal_nan=True, rtol=1e-5, atol=1e-6)
 
 
 SEGMENTS = ["--task", "language_modeling_segments", "--tokens-per-sample", 6, "--stream-blocks", 4]

@@ -97,14 +97,15 @@ def layouts(sample: Sample, corpus: Corpus, ranks: Tensor | None) -> dict[str, L
         return tokens.ne(pad) & tokens.ne(eos)
 
     def layout(keys: Tensor, queries: Tensor, entering: Tensor, ranked: bool) -> Layout:
+        words = word(keys)
         made = Layout(
             key_positions=positions(keys, pad),
             query_positions=positions(queries, pad),
             counted=word(queries),
             inputs=word(entering),
             real=keys.ne(pad),
-            words=word(keys),
-            first=word(keys) & word(keys).cumsum(1).eq(1),
+            words=words,
+            first=words & words.cumsum(1).eq(1),
         )
         if ranked and ranks is not None:
             made.rank = torch.where(made.words, ranks.to(keys.device)[keys], -1)
