@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -144,14 +143,16 @@ class HeadTable:
 def kind_and_layer(name: str) -> tuple[str, int]:
     """Return type and layer of an attention module by its name: 'decoder.layers.3.encoder_attn' -> ('dec-enc', 3).
 
-    fairseq uses the same names in all its architectures.
+    In all architectures of fairseq, decoder-encoder attention is an `encoder_attn`, and a decoder or its list of layers
+    has "decoder" in its name. The layer is the last number; several encoders or decoders repeat the numbers.
     """
-    layer = re.findall(r"(?:^|\.)layers\.(\d+)\.", name)
-    if name.endswith("encoder_attn"):
+    *path, attention = name.split(".")
+    if attention.startswith("encoder_attn"):
         kind = "dec-enc"
     else:
-        kind = "dec-self" if re.search(r"(^|\.)decoder\.", name) else "enc-self"
-    return kind, int(layer[-1]) if layer else 0
+        kind = "dec-self" if any("decoder" in part for part in path) else "enc-self"
+    numbers = [part for part in path if part.isdecimal()]
+    return kind, int(numbers[-1]) if numbers else 0
 
 
 def parse_types(text: str | None) -> tuple[str, ...]:

@@ -192,7 +192,7 @@ class HeadAttention(MultiheadAttention):
             key = value = query
         elif static_kv and self._is_cached(incremental_state):
             return self.q_proj(query), None, None
-        elif static_kv and self._searches_beams(query, incremental_state) and repeated(key, self.beam_size):
+        elif static_kv and self._is_repeated(query, key, incremental_state):
             key, value = key[:, :: self.beam_size], value[:, :: self.beam_size]
         return self.q_proj(query), self.k_proj(key), self.v_proj(value)
 
@@ -240,6 +240,11 @@ class HeadAttention(MultiheadAttention):
         step = incremental_state is not None and query.size(0) == 1
         return step and self.beam_size > 1 and query.size(1) % self.beam_size == 0
 
+    def _is_repeated(self, query: Tensor, key: Any, incremental_state: State) -> bool:
+        """Return whether beam search has repeated the encoder states `key` for every hypothesis; BART's does not."""
+        rows = self._searches_beams(query, incremental_state) and key.size(1) == query.size(1)
+        return rows and repeated(key, self.beam_size)
+
     def _beams(self, q: Tensor, incremental_state: dict) -> Beams:
         """Return the object that all layers of a decoder share in a search; its name is the same for all layers."""
         if "beams" not in incremental_state:
@@ -264,7 +269,8 @@ class HeadAttention(MultiheadAttention):
     ) -> None:
         repeats = q.size(1) // k.size(1)
         if key_padding_mask is not None:
-            key_padding_mask = key_padding_mask[::repeats].bool()
+            # BART repeats neither encoder states nor their mask.
+            key_padding_mask = key_padding_mask[:: key_padding_mask.size(0) // k.size(1)].bool()
             key_padding_mask = key_padding_mask if key_padding_mask.any() else None
         k, v = self._split(k).contiguous(), self._split(v).contiguous()  # every step reads them
         if repeats > 1:

@@ -107,12 +107,22 @@ def prune(model: nn.Module, mask: Mask | None = None) -> nn.Module:
             missing type are kept), the path of a mask file, or the same JSON as text (default: the open heads)
 
     Raises:
-        ValueError: if the mask has another shape than the model
+        ValueError: if the mask has another shape than the model, or the model has no heads to remove
         TypeError: if the mask has another type
     """
     mask = None if mask is None else as_mask(mask)
-    pruned = use_head_attention(copy.deepcopy(model))
+    pruned = use_head_attention(_copy(model))
     return apply_cuts(pruned, cuts(pruned, open_mask(pruned) if mask is None else mask))
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    """Return a deep copy of a model that may have been trained.
+
+    `torch.nn.utils.weight_norm`, which the speech models use, stores a weight with its graph, and tensors with a graph
+    cannot be copied: these are copied without it. The next forward pass computes them again.
+    """
+    computed = (value for module in model.modules() for value in vars(module).values() if torch.is_tensor(value))
+    return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in computed if not tensor.is_leaf})
 
 
 def remove_heads(model: nn.Module, mask: Mask) -> nn.Module:

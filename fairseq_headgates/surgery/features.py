@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from fairseq.models import FairseqLanguageModel, transformer
+from fairseq.models import FairseqEncoderModel, FairseqLanguageModel, transformer
 from fairseq.modules import MultiheadAttention, transformer_layer
 from torch import nn
 
 from fairseq_headgates.heads import TYPES, kind_and_layer
-from fairseq_headgates.modules import BeamEncoder
+from fairseq_headgates.modules import BeamEncoder, HeadAttention
 
 # Features by name, with their description in messages.
 FEATURES = {
@@ -24,6 +24,7 @@ FEATURES = {
     "gates": "gates on {types} (`headgates prune` folds them into the weights)",
     "fixed-heads": "masked heads on {types} (`headgates prune` removes them)",
     "no-encoder": "no encoder (a language model)",
+    "no-decoder": "no decoder (an encoder such as RoBERTa)",
     "no-encoder-layers": "no encoder layers (--encoder-layers 0)",
     "no-decoder-layers": "no decoder layers (--decoder-layers 0)",
     "no-positions": "no positional embeddings (--no-token-positional-embeddings)",
@@ -60,11 +61,14 @@ def unsupported(features: Mapping[str, str], supported: Collection[str] = ()) ->
 def model_features(model: nn.Module) -> dict[str, str]:
     """Return the optional features of a transformer, encoder-decoder or language model; see `FEATURES`.
 
-    A part that is not of fairseq's transformer is a feature "class X", and nothing else is looked at.
+    An encoder alone has the one feature "no-decoder". A part that is not of fairseq's transformer is a feature
+    "class X", and nothing else is looked at.
 
     Returns:
         {name: description}
     """
+    if isinstance(model, FairseqEncoderModel):
+        return {"no-decoder": FEATURES["no-decoder"]}
     strange = dict.fromkeys(_foreign_classes(model))
     if strange:
         return {f"class {name}": f"a part of class {name}" for name in strange}
@@ -91,7 +95,16 @@ def model_features(model: nn.Module) -> dict[str, str]:
 
 def attention_features(attention: MultiheadAttention) -> list[str]:
     """Return the descriptions of all features of an attention module that `HeadAttention` cannot compute."""
-    return [FEATURES[name] for name in _attention(attention) if name not in ("gates", "fixed-heads")]
+    found = [FEATURES[name] for name in _attention(attention) if name not in ("gates", "fixed-heads")]
+    if type(attention) is not MultiheadAttention and not isinstance(attention, HeadAttention):
+        found.append(f"a forward pass of its own (class {type(attention).__name__})")
+    return found
+
+
+def other_attention(model: nn.Module) -> list[str]:
+    """Return the names of the classes of attention in a model that are not fairseq's `MultiheadAttention`, sorted."""
+    others = (module for module in model.modules() if not isinstance(module, MultiheadAttention))
+    return sorted({name for name in (type(module).__name__ for module in others) if "attention" in name.lower()})
 
 
 def option_features(args: Any) -> dict[str, str]:
@@ -106,8 +119,10 @@ def is_language_model(model: nn.Module) -> bool:
 
 
 def stacks_of(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the stacks of layers of a transformer: "encoder" and "decoder", or "decoder" alone."""
-    return ("decoder",) if is_language_model(model) else ("encoder", "decoder")
+    """Return the names of the stacks of layers of a transformer: "encoder" and "decoder", or one of them alone."""
+    if is_language_model(model):
+        return ("decoder",)
+    return ("encoder",) if isinstance(model, FairseqEncoderModel) else ("encoder", "decoder")
 
 
 def _foreign_classes(model: nn.Module) -> Iterator[str]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from fairseq_headgates.gates import OPEN, GateMethod, HardConcrete, HeadGates, L0Gates
 from fairseq_headgates.heads import Mask, as_mask, check_shape
+from fairseq_headgates.surgery.features import other_attention
 from fairseq_headgates.surgery.sites import gated_sites, head_counts, head_sites, use_head_attention
 
 
@@ -37,14 +38,18 @@ def insert_gates(
         `model`
 
     Raises:
-        ValueError: if the model has no attention of one of the types
+        ValueError: if the model has no attention of one of the types, or its attention cannot be gated
     """
     use_head_attention(model)
     sites = head_sites(model)
     present = {site.kind for site in sites}
     for kind in types:
         if kind not in present:
-            raise ValueError(f"no {kind} attention to gate: this model has {', '.join(sorted(present)) or 'none'}")
+            others = ", ".join(other_attention(model))
+            raise ValueError(
+                f"no {kind} attention to gate: this model has {', '.join(sorted(present))}"
+                + (f" (attention of class {others} cannot be gated)" if others else "")
+            )
     for site in sites:
         attention = site.attention
         if site.kind in types and attention.num_heads > 0:

@@ -18,7 +18,13 @@ from torch import Tensor, nn
 from fairseq_headgates.gates import GateMethod, HeadGates, gates_penalty
 from fairseq_headgates.heads import TYPES, HeadTable, kind_and_layer
 from fairseq_headgates.modules import HeadAttention
-from fairseq_headgates.surgery.features import attention_features
+from fairseq_headgates.surgery.features import attention_features, other_attention
+
+ACROSS_CHANNELS = "cross_channel_attn"  # of speech_dlm, between two speakers: it is of none of the types
+REFUSED = {  # models with attention of fairseq that cannot be found by its name
+    "PipelineParallelTransformerModel": "its modules are stages of a pipeline, whose names do not say which layers are "
+    "the encoder's and which the decoder's: choose --arch transformer",
+}
 
 
 @dataclass(frozen=True)
@@ -32,10 +38,51 @@ class HeadSite:
 
 
 def head_sites(model: nn.Module) -> list[HeadSite]:
-    """Return all attention layers of a fairseq model, stock or `HeadAttention`, ordered by type and layer."""
-    found = ((name, module) for name, module in model.named_modules() if isinstance(module, MultiheadAttention))
-    sites = [HeadSite(*kind_and_layer(name), name, module) for name, module in found]
-    return sorted(sites, key=lambda site: (TYPES.index(site.kind), site.layer))
+    """Return all attention layers of a fairseq model, stock or `HeadAttention`, ordered by type and layer.
+
+    The layers of a type are counted over all encoders or decoders of the model, in the order of its modules. A module
+    that several parts of the model share is one layer.
+
+    Raises:
+        ValueError: if the layers of a type have different numbers of heads
+    """
+    found: dict[str, list[HeadSite]] = {kind: [] for kind in TYPES}
+    for name, module in model.named_modules():
+        if isinstance(module, MultiheadAttention) and not name.endswith(ACROSS_CHANNELS):
+            kind, _ = kind_and_layer(name)
+            found[kind].append(HeadSite(kind, len(found[kind]), name, module))
+    for kind, sites in found.items():
+        heads = sorted({_heads(site) for site in sites})
+        if len(heads) > 1:
+            numbers = " and ".join(map(str, heads))
+            raise ValueError(
+                f"{type(model).__name__} has {kind} layers with {numbers} heads: all layers of an attention type must "
+                "have the same number, build the model with one number of heads for each type"
+            )
+    return [site for sites in found.values() for site in sites]
+
+
+def _heads(site: HeadSite) -> int:
+    """Return the number of heads of a layer, removed heads included."""
+    return getattr(site.attention, "heads", site.attention.num_heads)
+
+
+def _supported_sites(model: nn.Module) -> list[HeadSite]:
+    """Return `head_sites(model)`. Raise ValueError with the reason if the model has no heads to gate or remove."""
+    name = type(model).__name__
+    if name in REFUSED:
+        raise ValueError(f"{name} cannot be gated or pruned, because {REFUSED[name]}")
+    sites = head_sites(model)
+    if not sites:
+        others = ", ".join(other_attention(model))
+        reason = (
+            f"its attention is of class {others}, not fairseq's MultiheadAttention" if others else "it has no attention"
+        )
+        raise ValueError(
+            f"{name} has no heads to gate or remove, because {reason}: choose a model with MultiheadAttention, e.g. "
+            "--arch transformer"
+        )
+    return sites
 
 
 def gated_sites(model: nn.Module) -> list[HeadSite]:
@@ -47,7 +94,7 @@ def head_counts(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Return {type: (layers, heads per layer)} of a model, removed heads included."""
     sites = head_sites(model)
     return {
-        kind: (len(group), getattr(group[0].attention, "heads", group[0].attention.num_heads))
+        kind: (len(group), _heads(group[0]))
         for kind in TYPES
         if (group := [site for site in sites if site.kind == kind])
     }
@@ -57,9 +104,9 @@ def use_head_attention(model: nn.Module) -> nn.Module:
     """Replace every attention module of fairseq in `model` by a `HeadAttention` with the same weights, in place.
 
     Raises:
-        ValueError: with every reason, if the model has attention that `HeadAttention` cannot compute
+        ValueError: with every reason, if the model has no attention, or attention that `HeadAttention` cannot compute
     """
-    sites = [site for site in head_sites(model) if not isinstance(site.attention, HeadAttention)]
+    sites = [site for site in _supported_sites(model) if not isinstance(site.attention, HeadAttention)]
     reasons = sorted({feature for site in sites for feature in attention_features(site.attention)})
     if reasons:
         raise ValueError("attention with " + ", ".join(reasons) + " cannot be gated: build the model without it")
@@ -67,7 +114,7 @@ def use_head_attention(model: nn.Module) -> nn.Module:
         parent, _, child = site.name.rpartition(".")
         layer: Any = model.get_submodule(parent)
         setattr(layer, child, HeadAttention(site.attention))
-        if site.kind == "dec-enc":
+        if child == "encoder_attn":
             layer.register_forward_hook(_align_by_open_heads)
         if hasattr(layer, "can_use_fastpath"):  # fairseq 0.12.2: an inference shortcut around self_attn
             layer.can_use_fastpath = False
@@ -95,6 +142,9 @@ def gate_values(model: nn.Module) -> dict[str, Tensor]:
 
     Returns:
         {type: [L, H]} in [0, 1], in single precision: 1 for a head without a gate, 0 for a masked or removed head
+
+    Raises:
+        ValueError: if the model has no heads to gate
     """
     return _per_type(model, HeadGates.evaluation_value)
 
@@ -120,7 +170,7 @@ def open_probabilities(model: nn.Module) -> dict[str, Tensor]:
 def _per_type(model: nn.Module, of_gate: Callable[[HeadGates], Tensor]) -> dict[str, Tensor]:
     rows: dict[str, list[Tensor]] = {}
     with torch.no_grad():
-        for site in head_sites(model):
+        for site in _supported_sites(model):
             rows.setdefault(site.kind, []).append(_per_head(site.attention, of_gate))
     return {kind: torch.stack(group) for kind, group in rows.items()}
 
