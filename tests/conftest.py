@@ -20,6 +20,7 @@ from support.commands import ALIVE, GATED, Command, Toy, run_program, train_argu
 pytest_plugins = [
     "support.analysis",
     "support.checkpoints",
+    "support.classifiers",
     "support.language_models",
     "support.prune_command",
     "support.report",

@@ -9,7 +9,7 @@ from support.sentences import MASK, ODD, TASK, loss_of, make_gates, make_model, 
 
 from fairseq_headgates import HeadTable, masked, prune
 from fairseq_headgates.analysis import ablation
-from fairseq_headgates.analysis.ablation import ablation_losses, ablation_masks, masked_translations, variant_losses
+from fairseq_headgates.analysis.ablation import ablation_losses, ablation_masks, masked_predictions, variant_losses
 from fairseq_headgates.analysis.curves import pruning_curve
 from fairseq_headgates.analysis.options import ABLATION_MODES
 from fairseq_headgates.evaluation import Corpus, mean_loss
@@ -95,7 +95,7 @@ def test_nothing_of_the_model_is_left_changed():
     ablation_losses(model, corpus())
     site = head_sites(model)[0]
     with pytest.raises(RuntimeError):  # in the middle of it: a factor for another number of heads
-        variant_losses(model, batch, 1, {site: torch.ones(1, 3)})
+        variant_losses(model, batch, Corpus(TASK, [batch]), {site: torch.ones(1, 3)})
     assert torch.equal(model(**batch["net_input"])[0], before)
     assert [len(module._forward_hooks) for module in model.modules()] == hooks
     assert not any("forward" in vars(module) for module in model.modules())
@@ -116,14 +116,12 @@ def test_masks_of_ablations():
 
 
 class Words:
-    """A corpus whose 'translations' tell which heads of a model are masked, and how often the encoder worked."""
+    """A metric whose 'translations' tell which heads of a model are masked, and how often the encoder worked."""
 
-    def __init__(self, monkeypatch):
-        self.encoded = 0
-        monkeypatch.setattr(ablation, "prepared", lambda model, corpus: self.count(model))
-        monkeypatch.setattr(ablation, "translate", self.translate)
+    def __init__(self, corpus):
+        self.encoded, self.corpus = 0, corpus
 
-    def count(self, model):
+    def prepared(self, model):
         def count(*_):
             self.encoded += 1
 
@@ -132,22 +130,23 @@ class Words:
         return model
 
     @torch.no_grad()
-    def translate(self, model, corpus):
-        return [str(model(**batch["net_input"])[0].sum().item()) for batch in corpus.batches]
+    def predict(self, model):
+        return [str(model(**batch["net_input"])[0].sum().item()) for batch in self.corpus.batches]
 
 
-def test_translations_share_the_encoder_where_it_is_the_same(monkeypatch):
-    words, model, data = Words(monkeypatch), make_model(), corpus()
+def test_translations_share_the_encoder_where_it_is_the_same():
+    model, data = make_model(), corpus()
+    words = Words(data)
     masks = {
         "decoder": with_row("dec-enc", 1, [0, 1, 1, 1]),
         "encoder": with_row("enc-self", 0, [1, 1, 0, 1]),
         "again": with_row("dec-self", 0, [1, 0, 1, 1]),
     }
-    found = masked_translations(model, data, masks, ResumeJournal(None, ""))
+    found = masked_predictions(model, words, masks, ResumeJournal(None, ""))
     assert words.encoded == 2 * len(data.batches)  # for the whole model, and for the masked encoder
     for name, mask in {"full": FULL, **masks}.items():
         with masked(model, mask):
-            assert found[name] == words.translate(model, data), name
+            assert found[name] == words.predict(model), name
     assert len(set(map(tuple, found.values()))) == 4
 
 
@@ -157,7 +156,7 @@ def test_a_curve_removes_the_lowest_scores_first(types):
     scores = HeadTable(
         {kind: [[4 * i + j + 10 * n for j in range(4)] for i in range(2)] for n, kind in enumerate(TYPES)}
     )
-    points = list(pruning_curve(model, corpus(), scores, FULL, [50, 0, 25, 100], types, translations=False))
+    points = list(pruning_curve(model, corpus(), scores, FULL, [50, 0, 25, 100], types))
     there_are = 8 if types else 24
     assert [(p.removed, p.heads) for p in points] == [(s, there_are - there_are * s // 100) for s in (0, 25, 50, 100)]
     for point in points:
@@ -168,7 +167,7 @@ def test_a_curve_removes_the_lowest_scores_first(types):
         lowest = sorted((scores.values[k][i][j], (k, i, j)) for k in types or TYPES for i in range(2) for j in range(4))
         assert gone == {head for _, head in lowest[: len(gone)]} and len(gone) == there_are - point.heads
         assert point.nll == pytest.approx(bits(model, point.mask), abs=1e-9)
-        assert point.translations is None
+        assert point.predictions is None
 
 
 def test_a_curve_can_score_again_what_is_left():
@@ -180,7 +179,7 @@ def test_a_curve_can_score_again_what_is_left():
         return HeadTable({kind: [[-v for v in row] for row in rows] for kind, rows in scores.values.items()})
 
     scores = HeadTable({kind: [[4.0 * i + j for j in range(4)] for i in range(2)] for kind in TYPES})
-    points = list(pruning_curve(model, corpus(), scores, FULL, [25, 50], ["enc-self"], rescore, False))
+    points = list(pruning_curve(model, corpus(), scores, FULL, [25, 50], ["enc-self"], rescore))
     assert points[0].mask.values["enc-self"] == [[0, 0, 1, 1], [1, 1, 1, 1]]
     assert points[1].mask.values["enc-self"] == [[0, 0, 1, 1], [1, 1, 0, 0]]  # now the highest go; the removed stay out
     assert [mask.values for mask in seen] == [points[0].mask.values]  # and not after the last step

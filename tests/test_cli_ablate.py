@@ -11,6 +11,7 @@ from support.analysis import FULL, SEARCH, one_line
 from support.commands import EVALUATION
 
 from fairseq_headgates.analysis import curves
+from fairseq_headgates.evaluation import metrics
 
 
 def test_loss_is_the_one_that_fairseq_logs(on_toy, run, toy, checkpoints):
@@ -50,9 +51,7 @@ def test_ablation_of_single_heads_by_bleu(on_toy, toy, tmp_path):
 
 
 def test_a_stopped_ablation_goes_on(on_toy, tmp_path, monkeypatch):
-    from fairseq_headgates.analysis import ablation
-
-    translate, calls = ablation.translate, []
+    translate, calls = metrics.translate, []
 
     def stop_at_the_fifth(model, corpus):
         calls.append(1)
@@ -63,7 +62,7 @@ def test_a_stopped_ablation_goes_on(on_toy, tmp_path, monkeypatch):
     options = ["--metric", "bleu", *SEARCH, "--out", tmp_path / "out.json"]
     expected = tmp_path / "expected.json"
     on_toy("ablate", *options[:-1], expected, subset="test")
-    monkeypatch.setattr(ablation, "translate", stop_at_the_fifth)
+    monkeypatch.setattr(metrics, "translate", stop_at_the_fifth)
     assert on_toy("ablate", *options, subset="test", code=130) == "headgates ablate: stopped\n"
     assert [path.name for path in tmp_path.glob("out*")] == ["out.json.part"]
     on_toy("ablate", *options, subset="test")
@@ -82,7 +81,7 @@ def test_results_of_other_data_are_not_taken_up(changed, on_toy, copied, checkpo
         return on_toy("curve", *options, *more, checkpoint=model, data=folder, subset="test", code=code)
 
     with monkeypatch.context() as patched:
-        patched.setattr(curves, "translate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(metrics, "translate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         curve(code=130)
     kept = (tmp_path / "out.json.part").read_text()
     assert kept.count("\n") == 2
@@ -107,9 +106,9 @@ def test_results_of_other_data_are_not_taken_up(changed, on_toy, copied, checkpo
     elsewhere, model = copied("elsewhere"), tmp_path / "moved.pt"
     shutil.copy(checkpoints["baseline"], model)
     with monkeypatch.context() as patched:
-        translated, translate = [], curves.translate
+        translated, translate = [], metrics.translate
         patched.setattr(curves, "mean_loss", lambda *_: translated.append("loss") or 1.0)
-        patched.setattr(curves, "translate", lambda *args: translated.append("text") or translate(*args))
+        patched.setattr(metrics, "translate", lambda *args: translated.append("text") or translate(*args))
         curve(elsewhere, model)
     assert translated == ["text", "loss", "text"]  # the first loss was kept
     assert not (tmp_path / "out.json.part").exists()

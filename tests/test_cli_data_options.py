@@ -7,6 +7,7 @@ from support.analysis import READ, one_line
 from support.sampling import sampled
 
 from fairseq_headgates.analysis import ablation, curves
+from fairseq_headgates.evaluation import metrics
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_bad_input_gets_one_line(command, options, words, on_toy):
     ),
 )
 def test_options_of_the_search_are_checked_before_anything_is_computed(options, words, on_toy, monkeypatch):
-    for room, name in ((ablation, "ablation_losses"), (ablation, "translate"), (curves, "mean_loss")):
+    for room, name in ((ablation, "ablation_losses"), (metrics, "translate"), (curves, "mean_loss")):
         monkeypatch.setattr(room, name, lambda *_: pytest.fail("it has begun to compute"))
     assert words in one_line(on_toy("ablate", "--metric", "bleu", *options, subset="test", code=2))
     if "--min-len" in options:

@@ -37,7 +37,7 @@ RUN = {page: [b for b in blocks(page) if b.language in ("bash", "python") and no
 PREPARING = ("source", "export", "cd")
 POSITIONS = ("--max-target-positions", 128)  # of the toy language model: the blocks of the page have 128 tokens
 SMALL = "--max-update 4 --cpu --num-workers 0 --decoder-layers 2 --required-batch-size-multiple 1".split()
-RUNNING = ("headgates", "fairseq-generate", "fairseq-eval-lm")
+RUNNING = ("headgates", "fairseq-generate", "fairseq-validate", "fairseq-eval-lm")
 ELIDED = {"fairseq-generate": "--gen-subset test --max-tokens 500 --num-workers 0 --max-len-b 10"}
 
 
@@ -86,7 +86,7 @@ class Reader:
     def __init__(self, folder, toy, checkpoints, run, train):
         self.folder, self.run, self.train = folder, run, train
         (folder / "data-bin").symlink_to(toy.data)
-        self.train_lm = None
+        self.train_lm = self.train_roberta = None
         for place, name in {
             "baseline/checkpoint_best.pt": "baseline",
             "demo-out/enc-self_heads0.25/checkpoint_last.pt": "gated",
@@ -99,6 +99,12 @@ class Reader:
         (self.folder / "lm-bin").symlink_to(toy_text)
         self.train_lm = train_lm
         train_lm(self.folder / "lm", *POSITIONS, arch="transformer_lm")
+
+    def read_classifiers(self, toy_classes, train_roberta):
+        """Adds sentences with labels and a classifier."""
+        (self.folder / "class-bin").symlink_to(toy_classes)
+        self.train_roberta = train_roberta
+        train_roberta(self.folder / "classifier", arch="roberta")
 
     def place(self, name, checkpoint):
         (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -124,6 +130,7 @@ class Reader:
                     printed.append(self.run(program, *arguments, *SMALL).out)
                     continue
                 train, options = (self.train_lm, POSITIONS) if of_text else (self.train, ())
+                train = self.train_roberta if "sentence_prediction" in arguments else train
                 printed.append(train(save_dir, *arguments[1:], "--max-update", 6, *options).out)
             else:
                 assert program in RUNNING, f"{program} runs nowhere: mark the block"
@@ -146,6 +153,7 @@ class Reader:
             "lm-gated",
             "lm-all",
             "lm-all-gated",
+            "classifier-gated",
         )
         return ":".join(str(self.folder / part) for part in parts) if made_here or made_by_it or folders else word
 
@@ -158,6 +166,8 @@ def test_what_a_page_says_can_be_done(page, tmp_path, toy, checkpoints, run, tra
     reader = Reader(tmp_path, toy, checkpoints, run, train)
     if page.name == "language-models.md":
         reader.read_language_models(*map(request.getfixturevalue, ("toy_text", "train_lm")))
+    if page.name == "classifiers.md":
+        reader.read_classifiers(*map(request.getfixturevalue, ("toy_classes", "train_roberta")))
     monkeypatch.chdir(tmp_path)
     if not any("--save-dir gated " in block.text for block in RUN[page]):
         reader.place("gated/checkpoint_last.pt", checkpoints["gated"])
@@ -189,7 +199,8 @@ def test_named_files_exist(page):
 def test_named_options_exist():
     headgates = {option for command in commands() for option in headgates_options(command)}
     headgates |= fairseq_options("fairseq-train", tuple("--arch transformer_lm_all_attention".split()))
-    headgates |= fairseq_options("fairseq-train", tuple("--task language_modeling_segments".split()))
+    for task in ("language_modeling_segments", "sentence_prediction"):
+        headgates |= fairseq_options("fairseq-train", ("--task", task))
     fairseq = {
         option
         for program in FAIRSEQ

@@ -8,7 +8,6 @@ Shapes: B batch, T target length, H remaining heads of a layer, V variants of a 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_headgates.analysis.options import ABLATION_MODES
-from fairseq_headgates.evaluation import Corpus, Sample, all_reduce, finite, mean_loss, token_losses, translate
+from fairseq_headgates.evaluation import Corpus, Metric, Sample, all_reduce, finite, mean_loss
 from fairseq_headgates.files import ResumeJournal
 from fairseq_headgates.heads import HeadId, HeadTable
 from fairseq_headgates.messages import shown
@@ -59,14 +58,14 @@ def ablation_losses(
     if mode not in ABLATION_MODES:
         raise ValueError(f"unknown mode {shown(mode)}: choose from {', '.join(ABLATION_MODES)}")
     use_head_attention(model)
-    if getattr(model.decoder, "mem_len", 0):
+    if getattr(getattr(model, "decoder", None), "mem_len", 0):
         return _losses_with_memory(model, corpus, mode, progress)
     variants = {site: _factors(site, mode) for site in head_sites(model) if site.attention.num_heads}
     sums = {site: torch.zeros(len(rows), dtype=torch.double) for site, rows in variants.items()}
     whole = torch.zeros(2, dtype=torch.double)
     for sample in progress(corpus.batches):
-        loss, found = variant_losses(model, sample, corpus.pad, variants)
-        whole += torch.tensor([loss, sample["target"].ne(corpus.pad).sum()], dtype=torch.double)
+        loss, found = variant_losses(model, sample, corpus, variants)
+        whole += torch.tensor([loss, corpus.counted(sample).sum()], dtype=torch.double)
         for site, losses in found.items():
             sums[site] += losses
     flat = all_reduce(torch.cat([whole, *sums.values()]))
@@ -100,21 +99,21 @@ def _factors(site: HeadSite, mode: str) -> Tensor:
 
 @torch.no_grad()
 def variant_losses(
-    model: nn.Module, sample: Sample, pad: int, variants: Mapping[HeadSite, Tensor]
+    model: nn.Module, sample: Sample, corpus: Corpus, variants: Mapping[HeadSite, Tensor]
 ) -> tuple[float, dict[HeadSite, Tensor]]:
     """Return the loss of a batch in bits, and that of each variant of each layer: {site: [V]}.
 
     `variants[site]` [V, H] are factors on the heads of this layer.
     """
     with _recording(model) as outputs:
-        loss = token_losses(model, sample, pad).double().sum().item()
-    return loss, {site: _losses_of(model, sample, pad, site, rows, outputs) for site, rows in variants.items()}
+        loss = corpus.losses(model, sample).double().sum().item()
+    return loss, {site: _losses_of(model, sample, corpus, site, rows, outputs) for site, rows in variants.items()}
 
 
 def _losses_of(
-    model: nn.Module, sample: Sample, pad: int, site: HeadSite, rows: Tensor, outputs: Mapping[str, Any]
+    model: nn.Module, sample: Sample, corpus: Corpus, site: HeadSite, rows: Tensor, outputs: Mapping[str, Any]
 ) -> Tensor:
-    batch, length = sample["target"].shape
+    batch, length = corpus.counted(sample).shape
     longest = max(length, sample["net_input"]["src_tokens"].size(1)) if "src_tokens" in sample["net_input"] else length
     losses = []
     for chunk in rows.split(max(1, TOKENS // (batch * longest))):
@@ -123,7 +122,7 @@ def _losses_of(
         inputs = {key: value.index_select(0, order) for key, value in sample["net_input"].items()}
         repeated = {"net_input": inputs, "target": sample["target"].index_select(0, order)}
         with _resuming(model, site, outputs, order, factor):
-            found = token_losses(model, repeated, pad)
+            found = corpus.losses(model, repeated)
         losses.append(found.view(len(chunk), -1).sum(1, dtype=torch.double))
     return torch.cat(losses).cpu()
 
@@ -199,11 +198,11 @@ def _replaying(module: nn.Module, forward: Callable) -> Iterator[None]:
         del module.forward
 
 
-# --- translations ----------------------------------------------------------------------------------------------------
+# --- predictions ----------------------------------------------------------------------------------------------------
 
 
 def ablation_masks(model: nn.Module, mode: str, losses: HeadTable) -> dict[HeadId, HeadTable]:
-    """Return the masks to translate with, by the head that is masked ("single"), or kept alone in its layer.
+    """Return the masks to predict with, by the head that is masked ("single"), or kept alone in its layer.
 
     With "all-but-one", each layer keeps the head with the lowest of the `losses`.
     """
@@ -224,29 +223,22 @@ def _mask_of_layer(model: nn.Module, site: HeadSite, row: Sequence[int]) -> Head
     return HeadTable({site.kind: [list(row) if i == site.layer else [1] * heads for i in range(layers)]}, "alive")
 
 
-def prepared(model: nn.Module, corpus: Corpus) -> nn.Module:
-    """Return a copy of the model prepared for generation, as fairseq-generate does."""
-    model = use_head_attention(copy.deepcopy(model))
-    model.prepare_for_inference_(corpus.cfg)  # type: ignore[operator]
-    return model
-
-
-def masked_translations(
+def masked_predictions(
     model: nn.Module,
-    corpus: Corpus,
+    metric: Metric,
     masks: Mapping[HeadId, HeadTable],
     journal: ResumeJournal,
     progress: Callable[[Iterable], Iterable] = iter,
-) -> dict[str, list[str]]:
-    """Translate a corpus by the model ("full") and with each mask; return the translations by name ('dec-enc 5 0')."""
-    model = prepared(model, corpus)
+) -> dict[str, list]:
+    """Return what the metric scores, by the model ("full") and with each mask, by name ('dec-enc 5 0')."""
+    model = metric.prepared(model)
     found = {}
     with _sharing_encoder(model) as sharing:
         named = ((str(head), mask) for head, mask in masks.items())
         for name, mask in progress([("full", None), *named]):
             sharing.on = mask is None or "enc-self" not in mask.values
             with masked(model, mask or HeadTable({})):
-                found[name] = journal.get(name, lambda: translate(model, corpus))
+                found[name] = journal.get(name, lambda: metric.predict(model))
     return found
 
 
@@ -260,15 +252,12 @@ def _sharing_encoder(model: Any) -> Iterator[_Sharing]:
     """Within the context, and while `on`, the encoder computes each batch once."""
     encode, known, sharing = model.encoder.forward, {}, _Sharing()
 
-    def forward(src_tokens: Tensor, **others: Any) -> Any:
+    def forward(src_tokens: Tensor, *rest: Any, **others: Any) -> Any:
         if not sharing.on:
-            return encode(src_tokens, **others)
+            return encode(src_tokens, *rest, **others)
         key = (src_tokens.data_ptr(), src_tokens.shape)
-        if key not in known:
-            known[key] = (
-                src_tokens,
-                encode(src_tokens, **others),
-            )  # the tokens too, so that their address is not reused
+        if key not in known:  # the tokens are kept, too, so that their address is not used again
+            known[key] = (src_tokens, encode(src_tokens, *rest, **others))
         return known[key][1]
 
     with _replaying(model.encoder, forward):

@@ -12,10 +12,18 @@ from fairseq import utils
 from fairseq.data import LanguagePairDataset
 from torch import Tensor, nn
 
-from fairseq_headgates.evaluation import Corpus, Sample, check_tokens, load_dataset, make_generator, to_config
+from fairseq_headgates.evaluation import (
+    Corpus,
+    Sample,
+    check_tokens,
+    load_dataset,
+    make_generator,
+    objective_of,
+    to_config,
+)
 from fairseq_headgates.heads import TYPES, AttentionMap, HeadId
 from fairseq_headgates.messages import shown
-from fairseq_headgates.surgery import evaluating, gate_values, head_sites, is_language_model, observe
+from fairseq_headgates.surgery import evaluating, gate_values, head_sites, is_language_model, observe, stacks_of
 
 
 def parse_heads(text: str, sizes: Mapping[str, tuple[int, int]]) -> list[HeadId]:
@@ -78,8 +86,9 @@ def _symbols_of(sample: Sample, task: Any) -> dict[str, tuple[list[str], list[st
         return [dictionary[token] for token in tokens[0].tolist()]
 
     source = symbols(sample["net_input"]["src_tokens"], task.source_dictionary)
-    if "prev_output_tokens" not in sample["net_input"]:  # a language model
-        return {"dec-self": (source, source)}
+    stacks = objective_of(task).stacks
+    if len(stacks) == 1:
+        return {"enc-self" if "encoder" in stacks else "dec-self": (source, source)}
     inputs = symbols(sample["net_input"]["prev_output_tokens"], task.target_dictionary)
     predicted = symbols(sample["target"], task.target_dictionary)
     return {"enc-self": (source, source), "dec-self": (inputs, inputs), "dec-enc": (predicted, source)}
@@ -101,9 +110,9 @@ def read_sentences(args: Namespace, task: Any, model: nn.Module, lines: Sequence
     for line in lines:
         source, target = (dataset[line - 1].get(side) for side in ("source", "target"))
         check_tokens([{"net_input": {"src_tokens": source}, "target": target}], task, args)
-        if is_language_model(model):
-            _check_length(source, model.max_positions(), "text")  # type: ignore[operator]
+        if len(stacks_of(model)) == 1:
             sample = dataset.collater([dataset[line - 1]])
+            _check_length(sample["net_input"]["src_tokens"][0], model.max_positions(), "text")  # type: ignore[operator]
             sample["net_input"].pop("blocks", None)  # without the memory of a line before, which is another block
             yield _placed(sample, model)
         else:
@@ -113,7 +122,8 @@ def read_sentences(args: Namespace, task: Any, model: nn.Module, lines: Sequence
 def typed_sentences(args: Namespace, task: Any, model: nn.Module, lines: Iterable[str]) -> Iterator[Sample]:
     """Return lines of text as samples: SOURCE, tab, TARGET; without a target, with the translation of the model.
 
-    For a language model, a line is a text, which begins with the symbol that the model's texts begin with.
+    For a language model, a line is a text, which begins with the symbol that the model's texts begin with. For an
+    encoder, a line is a sentence, between <s> and </s>.
 
     Args:
         args: options of fairseq-generate, for the beam search
@@ -123,7 +133,7 @@ def typed_sentences(args: Namespace, task: Any, model: nn.Module, lines: Iterabl
     """
     source_dictionary, target_dictionary = task.source_dictionary, task.target_dictionary
     for line in lines:
-        if is_language_model(model):
+        if len(stacks_of(model)) == 1:
             yield _text_sample(task, model, line)
             continue
         source, _, target = line.partition("\t")
@@ -143,10 +153,14 @@ def _sample(args: Namespace, task: Any, model: Any, source: Tensor, target: Tens
 
 
 def _text_sample(task: Any, model: Any, line: str) -> Sample:
-    """Return a text as a sample of a language model, which begins as fairseq's texts to continue do."""
-    dictionary = task.source_dictionary
-    begin = dictionary.bos() if getattr(task.args, "add_bos_token", False) else dictionary.eos()
-    words = dictionary.encode_line(line, add_if_not_exist=False, append_eos=False).long()
+    """Return a text as a sample of an encoder or a language model.
+
+    The text of a language model begins as fairseq's texts to continue do.
+    """
+    dictionary, encoder = task.source_dictionary, not is_language_model(model)
+    with_bos = encoder or getattr(task.args, "add_bos_token", False)
+    begin = dictionary.bos() if with_bos else dictionary.eos()
+    words = dictionary.encode_line(line, add_if_not_exist=False, append_eos=encoder).long()
     tokens = torch.cat([words.new_tensor([begin]), words])
     _check_length(tokens, model.max_positions(), "text")
     return _placed({"net_input": {"src_tokens": tokens[None], "src_lengths": torch.tensor([len(tokens)])}}, model)

@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from torch import nn
 
-from fairseq_headgates.analysis.ablation import prepared
-from fairseq_headgates.evaluation import Corpus, mean_loss, translate
+from fairseq_headgates.evaluation import Corpus, Metric, mean_loss
 from fairseq_headgates.files import ResumeJournal
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.surgery import best_heads, prune
@@ -24,15 +24,15 @@ class Point:
         removed: percent of the heads removed
         heads: number of heads kept, of the types of the curve
         mask: the heads kept
-        nll: loss in bits per target token
-        translations: of the corpus, in its order, or None
+        nll: loss in bits per target token, or per sentence of a classifier
+        predictions: those that the metric scores, in the order of the corpus; None without a metric
     """
 
     removed: float
     heads: int
     mask: HeadTable
     nll: float
-    translations: list[str] | None
+    predictions: list[Any] | None
 
 
 def pruning_curve(
@@ -43,7 +43,7 @@ def pruning_curve(
     steps: Sequence[float],
     types: Sequence[str] = (),
     rescore: Callable[[nn.Module], HeadTable] | None = None,
-    translations: bool = True,
+    metric: Metric | None = None,
     journal: ResumeJournal | None = None,
 ) -> Iterator[Point]:
     """Remove the heads with the lowest scores step by step, and measure the model after each step.
@@ -56,7 +56,7 @@ def pruning_curve(
         steps: percent of the heads of `types` to remove
         types: attention types to prune (default: all that have scores)
         rescore: computes new scores of a pruned model, after each step; removed heads stay removed
-        translations: translate the corpus, too
+        metric: predict what this metric scores, too
         journal: keeps results, so that the same command resumes
     """
     journal = journal or ResumeJournal(None, "")
@@ -71,11 +71,11 @@ def pruning_curve(
         smaller = prune(model, mask)
         key = json.dumps(dict(mask.values))
         nll = journal.get(f"nll {key}", partial(mean_loss, smaller, corpus))
-        texts = None
-        if translations:
-            texts = journal.get(f"text {key}", partial(_translate, smaller, corpus))
-        yield Point(step, keep, mask, nll, texts)
+        predictions = None
+        if metric is not None:
+            predictions = journal.get(f"{metric.name} {key}", partial(_predictions, metric, smaller))
+        yield Point(step, keep, mask, nll, predictions)
 
 
-def _translate(model: nn.Module, corpus: Corpus) -> list[str]:
-    return translate(prepared(model, corpus), corpus)
+def _predictions(metric: Metric, model: nn.Module) -> list[Any]:
+    return metric.predict(metric.prepared(model))

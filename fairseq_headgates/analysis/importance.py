@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fairseq_headgates.analysis.ablation import ablation_losses
 from fairseq_headgates.analysis.options import GRADIENT_UNITS, NORMS, ScoreOptions
 from fairseq_headgates.analysis.relevance import head_relevance
-from fairseq_headgates.evaluation import Corpus, Sample, all_reduce, token_losses
+from fairseq_headgates.evaluation import Corpus, Sample, all_reduce
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.messages import shown
 from fairseq_headgates.surgery import (
@@ -77,7 +77,8 @@ def _check_finite(model: nn.Module, table: HeadTable, method: str) -> None:
 def confidence(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
     """Mean over tokens of a head's largest attention weight, without end of sentence (Voita et al. 2019, section 4).
 
-    EOS is excluded from keys and queries. The queries of a decoder are the tokens of the prefix, whose first is EOS.
+    EOS and <s> are excluded from keys and queries. The queries of a decoder are the tokens of the prefix, whose first
+    is EOS.
     """
     sums = _Sums(model)
 
@@ -97,13 +98,9 @@ def confidence(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadT
 
 
 def _words(net_input: Mapping[str, Tensor], corpus: Corpus) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return which keys [B, S] and queries [B, T] of each attention type are neither padding nor EOS."""
-
-    def of(name: str) -> Tensor:
-        tokens = net_input[name if name in net_input else "src_tokens"]
-        return tokens.ne(corpus.pad) & tokens.ne(corpus.eos)
-
-    source, target = of("src_tokens"), of("prev_output_tokens")
+    """Return which keys [B, S] and queries [B, T] of each attention type are words; see `Corpus.words`."""
+    source = corpus.words(net_input["src_tokens"])
+    target = corpus.words(net_input.get("prev_output_tokens", net_input["src_tokens"]))
     return {"enc-self": (source, source), "dec-self": (target, target), "dec-enc": (source, target)}
 
 
@@ -131,7 +128,7 @@ def gradient(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTab
     with _frozen(model), _not_recomputing(model), hooked(model, insert):
         for sample in options.progress(corpus.batches):
             gates.clear()
-            losses = token_losses(model, sample, corpus.pad)
+            losses = corpus.losses(model, sample)
             if not gates:  # no head is left
                 break
             units = _units(sample, corpus, per_token)
@@ -155,7 +152,7 @@ def _units(sample: Sample, corpus: Corpus, per_token: bool) -> dict[str, int]:
     """Return the number of sentences, or of tokens, that each attention type is averaged over."""
     if not per_token:
         return dict.fromkeys(("enc-self", "dec-self", "dec-enc"), len(sample["target"]))
-    target = int(sample["target"].ne(corpus.pad).sum())
+    target = int(corpus.counted(sample).sum())
     source = int(sample["net_input"]["src_tokens"].ne(corpus.pad).sum())
     return {"enc-self": source, "dec-self": target, "dec-enc": target}
 
@@ -202,7 +199,7 @@ def relevance(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTa
     sums = _Sums(model)
     sites = {(site.kind, site.layer): site for site in head_sites(model)}
     for sample in options.progress(corpus.batches):
-        real = sample["target"].ne(corpus.pad)
+        real = corpus.counted(sample)
         for kind, found in head_relevance(model, sample["net_input"], options.rule).items():
             shares = found / found.sum(-1, keepdim=True).clamp(min=torch.finfo(found.dtype).tiny)
             for layer, row in enumerate((shares * real[:, :, None, None]).sum((0, 1))):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,13 @@ class _Task:
 
     consecutive = True
 
-    def __init__(self, weights: Mapping[str, Tensor], stacks: Sequence[str], shared: bool):
-        sizes = [self._symbols(weights, f"{side}.embed_tokens") for side in stacks]
+    def __init__(self, weights: Mapping[str, Tensor], stacks: Iterable[str], shared: bool):
+        sizes = [self._symbols(weights, f"{stack}.embed_tokens") for stack in stacks]
         self.source_dictionary = _Vocabulary(sizes[0])
         self.target_dictionary = self.source_dictionary if shared else _Vocabulary(sizes[-1])
+
+    def max_positions(self) -> int:
+        return 512  # fairseq's default for RoBERTa, where a checkpoint does not tell
 
     @staticmethod
     def _symbols(weights: Mapping[str, Tensor], name: str) -> int:
@@ -90,10 +93,10 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
     reasons = list(_unsupported(state, args, model_class))
     if reasons or model_class is None:
         raise ValueError("this checkpoint is not supported: " + "; ".join(reasons))
-    weights = dict(state["model"])
+    weights = model_class.current_names(state["model"])
     args.weight_decay = float(any(name.endswith(".gate.decay") for name in weights))  # as in its training
     try:
-        stacks = model_class.stacks
+        stacks = model_class.stacks.values()
         task = _Task(weights, stacks, len(stacks) == 1 or getattr(args, "share_all_embeddings", False))
         check_sizes(args, weights, task, model_class)
         model: Any = model_class.build_checked(args, task)
@@ -127,6 +130,7 @@ def safe_model_options(state: Mapping[str, Any]) -> argparse.Namespace:
     args.encoder_embed_path = args.decoder_embed_path = None  # files that the weights make unnecessary
     # Recomputed activations save memory in training. Here they would only cost time and hide layers from autograd.
     args.checkpoint_activations = args.offload_activations = False
+    args.load_checkpoint_heads = True  # the classification heads of RoBERTa
     alive = getattr(args, "alive_heads", None)
     if alive and not alive.lstrip().startswith("{"):  # a path: nothing is opened because a file says so
         raise ValueError(f"the stored option alive_heads is {shown(alive)}: it must be a mask as inline JSON")
@@ -139,8 +143,9 @@ def _unsupported(
     if model_class is None:
         name = shown(architecture(args))
         yield (
-            f"its architecture is {name}: it must be transformer or transformer_lm of fairseq, transformer_head_gates, "
-            "transformer_lm_head_gates or transformer_lm_all_attention, or one of their presets"
+            f"its architecture is {name}: it must be transformer, transformer_lm or roberta of fairseq, "
+            "transformer_head_gates, transformer_lm_head_gates, transformer_lm_all_attention or roberta_head_gates, or "
+            "one of their presets"
         )
     if not any(re.search(r"attn\.(out_proj|in_proj)", key) for key in state["model"]):
         yield "it has no attention layer"

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fairseq_headgates.messages import shown
 from fairseq_headgates.models import HeadGatesMixin
@@ -30,18 +31,19 @@ def check_sizes(
 ) -> None:
     """Raise ValueError unless the model that `args` describe has the shapes of `weights`.
 
-    The model is built on torch's meta device, without memory for its weights.
+    The model is built of fake tensors, without memory for its weights.
     """
     args = copy.deepcopy(args)
     model_class.set_defaults(args)
-    for side in model_class.stacks:
-        _check_layers(args, weights, side)
+    for side, stack in model_class.stacks.items():
+        _check_layers(args, weights, side, stack)
         for size in SIZES:
             _check_size(f"{side}_{size}", getattr(args, f"{side}_{size}"))
     if hasattr(args, "persistent_vectors"):
         _check_size("persistent_vectors", args.persistent_vectors)
-    _check_size("decoder_input_dim", args.decoder_input_dim)
-    _check_size("decoder_output_dim", args.decoder_output_dim)
+    if "decoder" in model_class.stacks:
+        _check_size("decoder_input_dim", args.decoder_input_dim)
+        _check_size("decoder_output_dim", args.decoder_output_dim)
     for name, side in (("max_source_positions", "encoder"), ("max_target_positions", "decoder")):
         positions = getattr(args, name, None)
         if positions is not None and side in model_class.stacks:
@@ -54,15 +56,15 @@ def check_sizes(
                 )
     if getattr(args, "base_layers", 0):
         raise ValueError(f"the stored option base_layers is {shown(args.base_layers)}: BASE layers are not supported")
-    with torch.device("meta"):
+    with FakeTensorMode():
         skeleton = model_class.stock.build_model(args, task)  # type: ignore[attr-defined]
     _check_shapes(skeleton, weights)
 
 
-def _check_layers(args: argparse.Namespace, weights: Mapping[str, Tensor], side: str) -> None:
+def _check_layers(args: argparse.Namespace, weights: Mapping[str, Tensor], side: str, stack: str) -> None:
     name = f"{side}_layers"
     layers = getattr(args, name)
-    found = {match[1] for key in weights if (match := re.match(rf"{side}\.layers\.(\d+)\.", key))}
+    found = {match[1] for key in weights if (match := re.match(rf"{re.escape(stack)}\.layers\.(\d+)\.", key))}
     if getattr(args, f"{name}_to_keep", None):  # LayerDrop: fairseq takes these out of more
         layers = len(str(getattr(args, f"{name}_to_keep")).split(","))
         fits = layers <= len(found)

@@ -1,4 +1,4 @@
-"""`headgates curve`: measure loss and BLEU while the least important heads are removed step by step."""
+"""`headgates curve`: measure a model while the least important heads are removed step by step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from fairseq_headgates.heads import TYPES, HeadTable, check_shape, parse_scores
 if TYPE_CHECKING:
     from torch import nn
 
+    from fairseq_headgates.analysis.curves import Point
     from fairseq_headgates.cli.session import Loaded, Session
+    from fairseq_headgates.evaluation import Metric
     from fairseq_headgates.files import ResumeJournal
 
 
@@ -64,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=list(range(0, 100, 10)),
         help="cumulative percentages of the open heads of --types to remove (default: 0,10,...,90)",
     )
-    add_metric(parser, "bleu; ppl for language models")
+    add_metric(parser, "bleu; ppl for language models, accuracy for classifiers")
     parser.add_argument("--tsv", metavar="FILE", help="write the points as tab-separated values")
     parser.add_argument("--plot", metavar="FILE", help="draw the curves: .png, .pdf, .svg (needs matplotlib)")
     add_output(parser, "write the points as JSON; FILE.part keeps partial results to resume from")
@@ -106,37 +108,46 @@ def run(args: argparse.Namespace) -> int:
 def _points(work: Session, path: str, journal: ResumeJournal) -> list[dict[str, Any]]:
     """Return the points of all curves of one checkpoint, as plain values."""
     from fairseq_headgates.analysis.curves import pruning_curve
-    from fairseq_headgates.evaluation import bleu_metric, metric_of, references
+    from fairseq_headgates.evaluation import metric_of
     from fairseq_headgates.surgery import open_mask
 
     args = work.args
-    metric = metric_of(work.task, args.metric)
+    name = work.objective.metric(args.metric)
     loaded = work.load(path)
+    metric = metric_of(name, loaded.model, loaded.corpus)
     scores, rescore = _scores(work, loaded)
-    alive, sacrebleu = open_mask(loaded.model), bleu_metric(loaded.corpus)
-    reference = references(loaded.model, loaded.corpus) if metric == "bleu" else []
+    alive = open_mask(loaded.model)
+    whole = metric.predict(metric.prepared(loaded.model)) if metric and metric.name == "accuracy" else None
     points = []
-    for name, types in _curves(args, scores).items():
-        steps = pruning_curve(
-            loaded.model, loaded.corpus, scores, alive, args.steps, types, rescore, metric == "bleu", journal
-        )
-        for point in work.progress(f"{work.name(path)} {name}")(steps):
-            bleu = sacrebleu.corpus_score(point.translations, [reference]).score if metric == "bleu" else None
+    for curve, types in _curves(args, scores).items():
+        steps = pruning_curve(loaded.model, loaded.corpus, scores, alive, args.steps, types, rescore, metric, journal)
+        for point in work.progress(f"{work.name(path)} {curve}")(steps):
             points.append(
                 {
                     "checkpoint": work.name(path),
                     "by": scores.name,
-                    "types": name,
+                    "types": curve,
                     "removed": point.removed,
                     "heads": point.heads,
                     "nll": point.nll,
-                    **({"ppl": 2**point.nll} if metric == "ppl" else {}),
-                    "bleu": bleu,
+                    **_measured(name, metric, point, whole),
                     "mask": dict(point.mask.values),
                     "signature": scores.signature,
                 }
             )
     return points
+
+
+def _measured(name: str, metric: Metric | None, point: Point, whole: list[Any] | None) -> dict[str, Any]:
+    """Return the metric of a point; accuracy with the p-value of its difference from the `whole` model."""
+    if name == "ppl":
+        return {"ppl": 2**point.nll, "bleu": None}
+    if metric is None or point.predictions is None:
+        return {"bleu": None}
+    if whole is None:
+        return {metric.name: metric.score(point.predictions)}
+    scores, p_values = metric.with_significance({"whole": whole, "pruned": point.predictions})
+    return {metric.name: scores["pruned"], "p_value": p_values["pruned"], "unit": "sentence"}
 
 
 def _scores(work: Session, loaded: Loaded) -> tuple[HeadTable, Callable[[nn.Module], HeadTable] | None]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from fairseq import options, utils
+from fairseq.criterions import CRITERION_REGISTRY
 
 from fairseq_headgates import tasks  # noqa: F401  (registers what --task can name)
 from fairseq_headgates.cli.parser import DATA_USAGE, ArgumentParser
@@ -45,6 +46,7 @@ def fairseq_options(command: str, rest: Sequence[str]) -> argparse.Namespace:
     parser.prog, parser.usage = program, DATA_USAGE
     parser.error = lambda message: fail(program, message)  # without the usage
     parser.set_defaults(required_batch_size_multiple=1)  # fairseq drops what does not fill the last batch
+    _add_criterion(parser, rest)
     args = options.parse_args_and_arch(parser, list(rest))
     if args.path is None:
         raise ValueError("no checkpoint is given: add --path CKPT")
@@ -70,6 +72,15 @@ def _import_user_dir(program: str, rest: Sequence[str]) -> None:
         raise ValueError(
             f"cannot import --user-dir {folder} ({reason}): give the folder of a package, or leave it out"
         ) from None
+
+
+def _add_criterion(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
+    """Set the criterion with the name of the task, if there is one: the options of classifiers are among its own."""
+    known = ArgumentParser(prog=parser.prog, add_help=False, allow_abbrev=False)
+    known.add_argument("--task")
+    task = known.parse_known_args(rest)[0].task
+    if task in CRITERION_REGISTRY:
+        parser.set_defaults(criterion=task)
 
 
 def _refuse_unused(args: argparse.Namespace) -> None:

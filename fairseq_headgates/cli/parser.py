@@ -125,12 +125,13 @@ def add_data(parser: argparse.ArgumentParser, sentences: bool = True) -> None:
 
 
 def add_metric(parser: argparse.ArgumentParser, default: str) -> None:
-    """Add --metric; see `evaluation.metrics.metric_of`."""
+    """Add --metric; see `evaluation.metrics`."""
     parser.add_argument(
         "--metric",
-        choices=("nll", "ppl", "bleu"),
-        help="nll: loss in bits per target token; ppl: also perplexity, 2 to the power of the loss; bleu: also BLEU by "
-        f"sacreBLEU, on detokenised text with --remove-bpe --tokenizer moses (default: {default})",
+        choices=("nll", "ppl", "bleu", "accuracy"),
+        help="nll: loss in bits per target token (per sentence of a classifier); ppl: also perplexity, 2 to the power "
+        "of the loss; bleu: also BLEU by sacreBLEU, on detokenised text with --remove-bpe --tokenizer moses; accuracy: "
+        f"also the percentage of sentences that are classified correctly (default: {default})",
     )
 
 

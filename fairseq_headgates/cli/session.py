@@ -54,20 +54,6 @@ class Loaded:
         return replace(self, model=model)
 
 
-@dataclass(frozen=True)
-class BleuWork:
-    """What BLEU needs besides translations. It is made before long work, so that wrong options fail early."""
-
-    metric: Any
-    references: list[str]
-    journal: ResumeJournal
-
-    @classmethod
-    def of(cls, loaded: Loaded, journal: ResumeJournal) -> BleuWork:
-        """Prepare the metric and the references of a corpus. Raise ValueError."""
-        return cls(evaluation.bleu_metric(loaded.corpus), evaluation.references(loaded.model, loaded.corpus), journal)
-
-
 class Session:
     """The options of one command, those of fairseq, its task, and whether this worker writes the output."""
 
@@ -81,6 +67,7 @@ class Session:
         evaluation.join_workers(self.fairseq)
         self.writes = self.fairseq.distributed_rank == 0
         self.task = evaluation.setup_task(self.fairseq)
+        self.objective = evaluation.objective_of(self.task)
 
     def only_path(self) -> str:
         """Return the one checkpoint of --path. Raise ValueError if there are several."""
@@ -136,14 +123,7 @@ class Session:
     def origin(self, subset: str) -> Signature:
         """Return the signature of the data."""
         folders = ":".join(short_name(folder) for folder in utils.split_paths(self.fairseq.data))
-        parts = {"data": folders}
-        if evaluation.is_language_modeling(self.task):
-            options = self.task.args
-            own = (options.tokens_per_sample, options.sample_break_mode, getattr(options, "stream_blocks", None))
-            parts |= {"block": "-".join(str(part) for part in own if part is not None)}
-        else:
-            languages = (getattr(self.task.cfg, f"{side}_lang", None) for side in ("source", "target"))
-            parts |= {"langs": "-".join(filter(None, languages))}
+        parts = {"data": folders, **self.objective.signature()}
         return Signature(parts | ({"split": subset} if subset else {}))
 
     @property

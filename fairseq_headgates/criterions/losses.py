@@ -10,6 +10,8 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterion,
     LabelSmoothedCrossEntropyCriterionConfig,
 )
+from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
+from fairseq.criterions.sentence_prediction import SentencePredictionConfig, SentencePredictionCriterion
 
 from fairseq_headgates.criterions.config import L0Config
 from fairseq_headgates.criterions.l0 import L0Mixin
@@ -43,3 +45,23 @@ class AdaptiveLossL0Config(L0Config, AdaptiveLossConfig):
 @register_criterion("adaptive_loss_l0", dataclass=AdaptiveLossL0Config)
 class AdaptiveLossL0Criterion(L0Mixin, AdaptiveLoss):
     """The loss of the adaptive softmax + lambda L_C."""
+
+
+@dataclass
+class MaskedLmL0Config(L0Config, MaskedLmConfig):
+    """Options of fairseq's criterion and of the penalty."""
+
+
+@register_criterion("masked_lm_l0", dataclass=MaskedLmL0Config)
+class MaskedLmL0Criterion(L0Mixin, MaskedLmLoss):
+    """The loss of masked language modelling + lambda L_C."""
+
+
+@dataclass
+class SentencePredictionL0Config(L0Config, SentencePredictionConfig):
+    """Options of fairseq's criterion and of the penalty."""
+
+
+@register_criterion("sentence_prediction_l0", dataclass=SentencePredictionL0Config)
+class SentencePredictionL0Criterion(L0Mixin, SentencePredictionCriterion):
+    """The loss of a classifier + lambda L_C."""

@@ -3,34 +3,30 @@
 from fairseq_headgates.evaluation.corpus import (
     Corpus,
     FirstSentences,
-    Sample,
     check_target,
     check_tokens,
     files_of,
+    finite,
     load_corpus,
     load_dataset,
+    mean_loss,
     setup_task,
 )
-from fairseq_headgates.evaluation.losses import at_least_single, finite, mean_loss, token_losses
-from fairseq_headgates.evaluation.metrics import is_language_modeling, metric_of
+from fairseq_headgates.evaluation.losses import Sample, at_least_single, token_losses
+from fairseq_headgates.evaluation.metrics import Metric, metric_of
+from fairseq_headgates.evaluation.objectives import Objective, is_language_modeling, objective_of
 from fairseq_headgates.evaluation.options import to_config
-from fairseq_headgates.evaluation.translations import (
-    bleu_metric,
-    bleu_with_significance,
-    make_generator,
-    references,
-    translate,
-)
+from fairseq_headgates.evaluation.translations import make_generator, translate
 from fairseq_headgates.evaluation.workers import all_reduce, device_of, gather, join_workers, leave_workers
 
 __all__ = [
     "Corpus",
     "FirstSentences",
+    "Metric",
+    "Objective",
     "Sample",
     "all_reduce",
     "at_least_single",
-    "bleu_metric",
-    "bleu_with_significance",
     "check_target",
     "check_tokens",
     "device_of",
@@ -45,7 +41,7 @@ __all__ = [
     "make_generator",
     "mean_loss",
     "metric_of",
-    "references",
+    "objective_of",
     "setup_task",
     "to_config",
     "token_losses",

@@ -44,8 +44,8 @@ class _Index(NamedTuple):
 
 
 def dictionary_files(folder: str) -> list[Path]:
-    """Return the dictionaries in a folder of binarised data."""
-    return sorted(Path(folder).glob("dict.*.txt"))
+    """Return the dictionaries in a folder of binarised data, and in its folders of sentences and labels."""
+    return sorted(path for pattern in ("dict*.txt", "*/dict.txt") for path in Path(folder).glob(pattern))
 
 
 def subset_files(folder: str, subset: str, stems: Sequence[str] = ()) -> list[Path]:
@@ -66,9 +66,10 @@ def check_whole(files: Iterable[Path]) -> None:
         check_regular(path)
         if path.suffix == ".idx" and (found := _read_index(path)) is not None:
             _check_data(path.with_suffix(".bin"), found)
-            numbers[path.name] = len(found.sizes)
+            numbers[path] = len(found.sizes)
     if len(set(numbers.values())) > 1:
-        told = ", ".join(f"{number} in {name}" for name, number in numbers.items())
+        depth = -1 if len({path.name for path in numbers}) == len(numbers) else -2
+        told = ", ".join(f"{number} in {'/'.join(path.parts[depth:])}" for path, number in numbers.items())
         raise ValueError(f"the numbers of sentences differ: {told}")
 
 

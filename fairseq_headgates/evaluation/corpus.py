@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 from fairseq import tasks, utils
 from fairseq.data import BaseWrapperDataset
 from fairseq.modules import AdaptiveInput
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_headgates.evaluation.binarised import (
     check_regular,
@@ -24,15 +26,21 @@ from fairseq_headgates.evaluation.binarised import (
     is_empty,
     subset_files,
 )
-from fairseq_headgates.evaluation.metrics import is_language_modeling
+from fairseq_headgates.evaluation.losses import Sample
+from fairseq_headgates.evaluation.objectives import Classes, NextToken, Objective, objective_of
 from fairseq_headgates.evaluation.options import to_config
 from fairseq_headgates.evaluation.workers import all_reduce, device_of
 from fairseq_headgates.messages import first_line, logging_only
-from fairseq_headgates.surgery import is_language_model
+from fairseq_headgates.surgery import stacks_of
 
 logger = logging.getLogger(__name__)
 
-Sample = Mapping[str, Any]
+# What a checkpoint is by its stacks of layers, and a --task for it.
+MODELS = {
+    ("encoder", "decoder"): ("a translator", "translation"),
+    ("decoder",): ("a language model", "language_modeling"),
+    ("encoder",): ("an encoder", "sentence_prediction or masked_lm"),
+}
 
 
 class FirstSentences(BaseWrapperDataset):
@@ -69,6 +77,25 @@ class Corpus:
         """Index of the padding in the target dictionary."""
         return self.task.target_dictionary.pad()
 
+    @cached_property
+    def objective(self) -> Objective:
+        """What the task predicts."""
+        return objective_of(self.task)
+
+    def losses(self, model: nn.Module, sample: Sample) -> Tensor:
+        """Return the loss of every number of the target, in bits, 0 for those that do not count: [B, T]."""
+        return self.objective.losses(model, sample)
+
+    def counted(self, sample: Sample) -> Tensor:
+        """Return which numbers of the target count: [B, T]."""
+        return self.objective.counted(sample)
+
+    def words(self, tokens: Tensor) -> Tensor:
+        """Return which tokens are none of padding, EOS, and <s>, with which the sentences of RoBERTa begin."""
+        dictionary = self.task.target_dictionary
+        special = tokens.new_tensor([dictionary.bos(), dictionary.pad(), dictionary.eos()])
+        return torch.isin(tokens, special, invert=True)
+
     @property
     def eos(self) -> int:
         """Index of end of sentence in the target dictionary."""
@@ -78,6 +105,8 @@ class Corpus:
 def setup_task(args: Namespace) -> Any:
     """Return fairseq's task with its dictionaries. Raise ValueError if the data cannot be read."""
     config = to_config(args).task
+    if getattr(args, "num_classes", 1) < 1:
+        raise ValueError("the number of classes is not given: add --num-classes N")
     try:
         for path in dictionary_files(utils.split_paths(args.data)[0]):
             check_regular(path)
@@ -85,7 +114,9 @@ def setup_task(args: Namespace) -> Any:
     except Exception as error:  # fairseq raises no other for a missing folder, dictionary or language
         cure = "give a folder of fairseq-preprocess"
         if args.task == "translation" and Path(utils.split_paths(args.data)[0], "dict.txt").is_file():
-            cure = "for data without a target side, add --task language_modeling"
+            cure = "for data without a target side, add --task language_modeling or masked_lm"
+        elif args.task == "sentence_prediction":
+            cure = "give a folder with the folders input0 and label of fairseq-preprocess"
         raise ValueError(f"cannot read the data in {args.data} ({first_line(error)}): {cure}") from None
     for option in ("source_lang", "target_lang"):  # fairseq ignores one that is given without the other
         wanted, found = getattr(args, option, None), getattr(task.cfg, option, None)
@@ -100,6 +131,8 @@ def setup_task(args: Namespace) -> Any:
 def files_of(task: Any, folder: str, subset: str) -> list[Path]:
     """Return the files that fairseq reads for a subset: those of its languages in the first folder of DATA."""
     first = utils.split_paths(folder)[0]
+    if objective_of(task).folders(first) != [Path(first)]:
+        return [path for part in objective_of(task).folders(first) for path in subset_files(str(part), subset)]
     source, target = (getattr(task.cfg, f"{side}_lang", None) for side in ("source", "target"))
     if not source or not target:
         return subset_files(first, subset)
@@ -155,11 +188,14 @@ def _report_dropped(args: Namespace, number: int, there_are: int) -> None:
 
 def _check_task(task: Any, model: Any) -> None:
     """Raise ValueError for a task that the model is not for, or for blocks of text that are too long for it."""
-    reads_text = is_language_model(model)
+    objective, stacks = objective_of(task), stacks_of(model)
     mem_len: Any = getattr(getattr(model, "decoder", None), "mem_len", 0)
-    if is_language_modeling(task) != reads_text:
-        kind, name = ("a language model", "language_modeling") if reads_text else ("a translator", "translation")
+    if objective.stacks != stacks:
+        kind, name = MODELS[stacks]
         raise ValueError(f"the checkpoint is {kind}: pass --task {name}, or another task of this kind")
+    if isinstance(objective, Classes):
+        objective.check_head(model)
+    reads_text = isinstance(objective, NextToken)
     consecutive = getattr(task, "consecutive", False)
     if reads_text and consecutive and not hasattr(model.decoder, "memories"):
         raise ValueError("the checkpoint is a model without a memory: pass --task language_modeling")
@@ -174,11 +210,9 @@ def _check_task(task: Any, model: Any) -> None:
 
 
 def _check_vocabulary(task: Any, model: nn.Module, folder: str) -> None:
-    sides = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
-    if is_language_modeling(task):
-        sides = {"decoder": task.source_dictionary}
-    for side, dictionary in sides.items():
-        embedding = getattr(getattr(model, side, None), "embed_tokens", None)
+    for side, dictionary in objective_of(task).dictionaries().items():
+        stack = getattr(model, side, None)
+        embedding = getattr(getattr(stack, "sentence_encoder", stack), "embed_tokens", None)
         if embedding is None or dictionary is None:
             continue
         symbols = embedding.cutoff[-1] if isinstance(embedding, AdaptiveInput) else embedding.num_embeddings
@@ -191,20 +225,21 @@ def _check_vocabulary(task: Any, model: nn.Module, folder: str) -> None:
 
 
 def check_tokens(batches: Sequence[Sample], task: Any, args: Namespace) -> None:
-    """Raise ValueError for tokens that the dictionaries do not have."""
+    """Raise ValueError for tokens that the dictionaries do not have, or for labels of other classes."""
+    objective, symbols = objective_of(task), len(task.source_dictionary)
     for batch in batches:
         sides = (
-            (batch["net_input"].get("src_tokens"), task.source_dictionary),
-            (batch.get("target"), task.target_dictionary),
+            ("token", batch["net_input"].get("src_tokens"), symbols),
+            (objective.target, batch.get("target"), objective.targets()),
         )
-        for tokens, dictionary in sides:
-            if tokens is None or dictionary is None or not tokens.numel():
+        for what, tokens, number in sides:
+            if tokens is None or not tokens.numel():
                 continue
             for token in (int(tokens.min()), int(tokens.max())):
-                if not 0 <= token < len(dictionary):
+                if not 0 <= token < number:
                     raise ValueError(
-                        f"the subset {args.gen_subset!r} of {args.data} has the token {token}, its dictionary "
-                        f"{len(dictionary)} symbols: run fairseq-preprocess again"
+                        f"the subset {args.gen_subset!r} of {args.data} has the {what} {token}, its dictionary "
+                        f"{number} symbols: run fairseq-preprocess again"
                     )
 
 
@@ -279,3 +314,22 @@ def check_target(corpus: Corpus, what: str) -> None:
     """Raises ValueError if the corpus has no target side."""
     if any(sample.get("target") is None for sample in corpus.batches):
         raise ValueError(f"the subset {corpus.subset!r} has no target side, which {what} needs: choose another subset")
+
+
+@torch.no_grad()
+def mean_loss(model: nn.Module, corpus: Corpus) -> float:
+    """Return the loss of a corpus in bits per target token, or per sentence of a classifier."""
+    sums = torch.zeros(2, dtype=torch.double)
+    for sample in corpus.batches:
+        losses = corpus.losses(model, sample)
+        sums += torch.stack([losses.double().sum(), corpus.counted(sample).sum().double()]).cpu()
+    return finite(*all_reduce(sums).tolist())
+
+
+def finite(loss: float, tokens: float) -> float:
+    """Return the mean of a loss. Raise ValueError if the sum is not finite."""
+    if not math.isfinite(loss):
+        raise ValueError(
+            f"the loss is {loss}: it must be finite, check the weights for inf and NaN, or leave out --fp16"
+        )
+    return loss / tokens

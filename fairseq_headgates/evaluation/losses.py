@@ -1,16 +1,16 @@
-"""The loss of a model on a corpus. Shapes: B batch, T target length."""
+"""The loss of a model on a batch. Shapes: B batch, T target length."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from fairseq_headgates.evaluation.corpus import Corpus, Sample
-from fairseq_headgates.evaluation.workers import all_reduce
+Sample = Mapping[str, Any]
 
 LN2 = math.log(2)
 LOGITS = {"cpu": 2**20, "cuda": 2**26}  # so many are computed at a time
@@ -59,22 +59,3 @@ def _adaptive_cross_entropies(adaptive: Any, features: Tensor, words: Tensor) ->
 def at_least_single(x: Tensor) -> Tensor:
     """Convert to single precision, except from double."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-@torch.no_grad()
-def mean_loss(model: nn.Module, corpus: Corpus) -> float:
-    """Return the loss of a corpus in bits per target token."""
-    sums = torch.zeros(2, dtype=torch.double)
-    for sample in corpus.batches:
-        losses = token_losses(model, sample, corpus.pad)
-        sums += torch.stack([losses.double().sum(), sample["target"].ne(corpus.pad).sum().double()]).cpu()
-    return finite(*all_reduce(sums).tolist())
-
-
-def finite(loss: float, tokens: float) -> float:
-    """Return the mean of a loss. Raise ValueError if the sum is not finite."""
-    if not math.isfinite(loss):
-        raise ValueError(
-            f"the loss is {loss}: it must be finite, check the weights for inf and NaN, or leave out --fp16"
-        )
-    return loss / tokens

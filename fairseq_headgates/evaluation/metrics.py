@@ -1,19 +1,139 @@
-"""The metric of a task besides the loss."""
+"""Metrics that compare predictions with references, and test differences between models: BLEU and accuracy."""
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from scipy.stats import binomtest
+from torch import nn
+
+from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.evaluation.objectives import Classes
+from fairseq_headgates.evaluation.translations import bleu_metric, bleu_with_significance, references, translate
+from fairseq_headgates.evaluation.workers import gather
+from fairseq_headgates.surgery import use_head_attention
+
+Scores = dict[str, float]
 
 
-def is_language_modeling(task: Any) -> bool:
-    """Return whether a task is one that fairseq-eval-lm evaluates."""
-    return hasattr(task, "eval_lm_dataloader")
+class Metric(Protocol):
+    """A metric on one corpus.
+
+    Attributes:
+        name: "bleu" or "accuracy"
+        test: the significance test, in words
+    """
+
+    name: str
+    test: str
+
+    def prepared(self, model: nn.Module) -> nn.Module:
+        """Return a copy of a model, prepared for `predict`."""
+
+    def predict(self, model: nn.Module) -> list[Any]:
+        """Return the predictions of a prepared model, in the order of the corpus."""
+
+    def score(self, predictions: Sequence[Any]) -> float:
+        """Return the score of predictions, from 0 to 100."""
+
+    def with_significance(self, systems: Mapping[str, Sequence[Any]]) -> tuple[Scores, Scores]:
+        """Return the score of every system, and the p-value of its difference from the first."""
+
+    def signature(self) -> str:
+        """Return how the score is computed."""
 
 
-def metric_of(task: Any, chosen: str | None) -> str:
-    """Return the chosen metric, by default that of the task. Raise ValueError if the task does not have it."""
-    if not is_language_modeling(task):
-        return chosen or "bleu"
-    if chosen == "bleu":
-        raise ValueError("--metric is bleu, but language models do not translate: choose nll or ppl")
-    return chosen or "ppl"
+class Bleu:
+    """BLEU by sacreBLEU; its test is paired bootstrap (Koehn 2004)."""
+
+    name, test = "bleu", "paired bootstrap"
+
+    def __init__(self, model: nn.Module, corpus: Corpus):
+        self.corpus, self.metric, self.references = corpus, bleu_metric(corpus), references(model, corpus)
+
+    def prepared(self, model: nn.Module) -> nn.Module:
+        """Return a copy of the model prepared for generation, as fairseq-generate does."""
+        model = use_head_attention(copy.deepcopy(model))
+        model.prepare_for_inference_(self.corpus.cfg)  # type: ignore[operator]
+        return model
+
+    def predict(self, model: nn.Module) -> list[str]:
+        """Return the translations of a prepared model."""
+        return translate(model, self.corpus)
+
+    def score(self, predictions: Sequence[str]) -> float:
+        """Return BLEU."""
+        return float(self.metric.corpus_score(predictions, [self.references]).score)
+
+    def with_significance(self, systems: Mapping[str, Sequence[str]]) -> tuple[Scores, Scores]:
+        """Return BLEU of every system, and the p-value of its difference from the first."""
+        return bleu_with_significance(self.metric, systems, self.references)
+
+    def signature(self) -> str:
+        """Return sacreBLEU's signature."""
+        return str(self.metric.get_signature())
+
+
+class Accuracy:
+    """The percentage of sentences that are classified as labelled; its test is McNemar's exact test."""
+
+    name, test = "accuracy", "McNemar's exact test"
+
+    def __init__(self, model: nn.Module, corpus: Corpus):
+        self.corpus = corpus
+        self.labels = _in_order(corpus, [sample["target"].view(-1) for sample in corpus.batches])
+
+    def prepared(self, model: nn.Module) -> nn.Module:
+        """Return a copy of the model."""
+        return use_head_attention(copy.deepcopy(model))
+
+    @torch.no_grad()
+    def predict(self, model: nn.Module) -> list[int]:
+        """Return the class that the model predicts for every sentence."""
+        objective = self.corpus.objective
+        assert isinstance(objective, Classes)  # the only one with this metric
+        return _in_order(self.corpus, [objective.predicted(model, sample) for sample in self.corpus.batches])
+
+    def score(self, predictions: Sequence[int]) -> float:
+        """Return the percentage of correct predictions."""
+        return 100 * sum(map(int.__eq__, predictions, self.labels)) / len(self.labels)
+
+    def with_significance(self, systems: Mapping[str, Sequence[int]]) -> tuple[Scores, Scores]:
+        """Return the accuracy of every system, and the p-value of its difference from the first."""
+        first, *others = systems
+        p_values = {name: mcnemar(systems[first], systems[name], self.labels) for name in others}
+        return {name: self.score(found) for name, found in systems.items()}, p_values
+
+    def signature(self) -> str:
+        """Return the number of sentences."""
+        return f"accuracy on {len(self.labels)} sentences"
+
+
+def _in_order(corpus: Corpus, classes: Sequence[torch.Tensor]) -> list[int]:
+    """Return a class for every sentence of all workers, in the order of the corpus, from those of the batches."""
+    found: dict[int, int] = {}
+    for sample, of_batch in zip(corpus.batches, classes, strict=True):
+        found.update(zip(sample["id"].tolist(), of_batch.tolist(), strict=True))
+    return [label for _, label in sorted(gather(found).items())]
+
+
+def mcnemar(a: Sequence[int], b: Sequence[int], labels: Sequence[int]) -> float:
+    """Return the two-sided p-value of McNemar's exact test (McNemar 1947) for the predictions of two classifiers.
+
+    Only sentences count that one of both classifies correctly and the other does not. If the classifiers are equally
+    good, either one is right on such a sentence with probability 1/2.
+    """
+    only_a = sum(x == label != y for x, y, label in zip(a, b, labels, strict=True))
+    only_b = sum(y == label != x for x, y, label in zip(a, b, labels, strict=True))
+    return float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
+
+
+METRICS: dict[str, type[Bleu] | type[Accuracy]] = {"bleu": Bleu, "accuracy": Accuracy}
+
+
+def metric_of(name: str, model: nn.Module, corpus: Corpus) -> Metric | None:
+    """Return the metric of this name on a corpus, None for one that is computed from the loss ("nll", "ppl")."""
+    return METRICS[name](model, corpus) if name in METRICS else None

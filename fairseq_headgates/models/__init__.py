@@ -3,10 +3,12 @@
 from fairseq_headgates.models.all_attention import TransformerLMAllAttentionModel
 from fairseq_headgates.models.language_model import TransformerLMHeadGatesModel
 from fairseq_headgates.models.mixin import HeadGatesMixin, apply_head_options, head_gates_class
+from fairseq_headgates.models.roberta import RobertaHeadGatesModel
 from fairseq_headgates.models.transformer import TransformerHeadGatesModel
 
 __all__ = [
     "HeadGatesMixin",
+    "RobertaHeadGatesModel",
     "TransformerHeadGatesModel",
     "TransformerLMAllAttentionModel",
     "TransformerLMHeadGatesModel",

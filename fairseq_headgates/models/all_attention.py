@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -270,7 +270,7 @@ class TransformerLMAllAttentionModel(HeadGatesMixin, AllAttentionLanguageModel):
     """The model of `AllAttentionLanguageModel` with gates, masked and removed heads, and frozen parameters."""
 
     stock = AllAttentionLanguageModel
-    stacks = ("decoder",)
+    stacks: ClassVar[Mapping[str, str]] = {"decoder": "decoder"}
 
     @classmethod
     def set_defaults(cls, args: Any) -> None:

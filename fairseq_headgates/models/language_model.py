@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, register_model, register_model_architecture
@@ -19,7 +19,7 @@ class TransformerLMHeadGatesModel(HeadGatesMixin, TransformerLanguageModel):
     """fairseq's `transformer_lm` with head gates; without options of this plugin it computes the same."""
 
     stock = TransformerLanguageModel
-    stacks = ("decoder",)
+    stacks: ClassVar[Mapping[str, str]] = {"decoder": "decoder"}
 
     @classmethod
     def set_defaults(cls, args: Any) -> None:

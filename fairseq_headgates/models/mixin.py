@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_headgates.gates import METHODS
 from fairseq_headgates.modules import pack_linears
@@ -58,11 +58,11 @@ class HeadGatesMixin:
 
     Attributes:
         stock: fairseq's architecture, whose checkpoints this model loads
-        stacks: which stacks of layers it has, of "encoder" and "decoder"
+        stacks: its stacks of layers: {"encoder" or "decoder", as in the names of options: name of the module}
     """
 
     stock: ClassVar[type]
-    stacks: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    stacks: ClassVar[Mapping[str, str]] = {"encoder": "encoder", "decoder": "decoder"}
     args: Any
     num_updates = 0
 
@@ -76,6 +76,11 @@ class HeadGatesMixin:
     def set_defaults(cls, args: Any) -> None:
         """Set the options that `args` leaves open, as fairseq does for `stock`."""
         raise NotImplementedError
+
+    @classmethod
+    def current_names(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the weights of a checkpoint by the names of today's fairseq."""
+        return dict(weights)
 
     @classmethod
     def gated_architecture(cls, name: str) -> str:

@@ -7,6 +7,7 @@ from fairseq_headgates.report.functions import drift_table, function_table, open
 from fairseq_headgates.report.page import gates_gif, report_page
 from fairseq_headgates.report.panels import TEXT_STYLE, row_of, sweep_panels
 from fairseq_headgates.report.tables import (
+    METRICS,
     agreement_table,
     best_head_table,
     curve_table,
@@ -21,6 +22,7 @@ from fairseq_headgates.report.tables import (
 )
 
 __all__ = [
+    "METRICS",
     "TEXT_STYLE",
     "Attention",
     "Experiment",

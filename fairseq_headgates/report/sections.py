@@ -206,13 +206,14 @@ def _functions(found: Experiment) -> Iterator[Figure]:
 def _ablations(found: Experiment) -> Iterator[Figure]:
     for name, data in found.ablations:
         with _complete(name):
-            loss = HeadTable(data["nll_difference"]).map(_number, "increase of bits per token")
+            loss = HeadTable(data["nll_difference"]).map(_number, "increase of bits")
             tables = [score_table(loss)]
-            if "bleu_difference" in data:
-                bleu = _by_head(data["bleu_difference"], loss)
-                p_values = _by_head(data.get("p_value", {}), loss)
-                single = data["mode"] == "single"
-                tables += layer_tables(bleu, p_values) if single else [best_head_table(bleu, p_values)]
+            for metric in ("bleu", "accuracy"):
+                if f"{metric}_difference" in data:
+                    change = _by_head(data[f"{metric}_difference"], loss)
+                    p = _by_head(data.get("p_value", {}), loss)
+                    single = data["mode"] == "single"
+                    tables += layer_tables(change, p, metric) if single else [best_head_table(change, p)]
             drawn = score_grids(loss)
             what = "each head masked" if data["mode"] == "single" else "each head as the only one of its layer"
         yield Figure(f"{name}: {what}", "\n\n".join(tables), drawn, note=str(data["signature"]))

@@ -14,7 +14,7 @@ TITLES = {
     "dec-self": "decoder self-attention",
     "dec-enc": "decoder-encoder attention",
 }
-METRICS = {"nll": "bits per target token", "ppl": "perplexity", "bleu": "BLEU"}
+METRICS = {"nll": "bits per target token", "ppl": "perplexity", "bleu": "BLEU", "accuracy": "accuracy"}
 
 
 def named(head: HeadId) -> str:
@@ -64,8 +64,10 @@ def score_table(scores: HeadTable) -> str:
     return "\n\n".join(blocks)
 
 
-def layer_tables(difference: Mapping[HeadId, float], p_values: Mapping[HeadId, float]) -> list[str]:
-    """Format differences of BLEU with a mark of significance: a table per attention type, layers by heads."""
+def layer_tables(
+    difference: Mapping[HeadId, float], p_values: Mapping[HeadId, float], metric: str = "bleu"
+) -> list[str]:
+    """Format differences of a metric with a mark of significance: a table per attention type, layers by heads."""
     cells: dict[str, dict[int, dict[int, str]]] = {}
     for head, value in difference.items():
         cell = f"{value:+z.2f}{_stars(p_values.get(head))}"
@@ -74,12 +76,12 @@ def layer_tables(difference: Mapping[HeadId, float], p_values: Mapping[HeadId, f
     for kind, layers in cells.items():
         heads = range(1 + max(head for row in layers.values() for head in row))
         rows = [[f"layer {i}", *(row.get(j, "-") for j in heads)] for i, row in layers.items()]
-        tables.append(f"{kind} ({TITLES[kind]})\n" + text_table(["BLEU", *(f"head {j}" for j in heads)], rows))
+        tables.append(f"{kind} ({TITLES[kind]})\n" + text_table([METRICS[metric], *(f"head {j}" for j in heads)], rows))
     return tables
 
 
 def best_head_table(difference: Mapping[HeadId, float], p_values: Mapping[HeadId, float]) -> str:
-    """Format differences of BLEU with only the best head of a layer, and that head: layers by attention types."""
+    """Format differences of a metric with only the best head of a layer, and that head: layers by attention types."""
     cells: dict[int, dict[str, str]] = {}
     for head, value in difference.items():
         text = f"{value:+z.2f}{_stars(p_values.get(head))} (head {head.head})"
@@ -95,13 +97,18 @@ def _stars(p: float | None) -> str:
 
 
 def curve_table(points: Sequence[Mapping[str, Any]]) -> str:
-    """Format pruning curves: percent removed, heads kept, bits per token and perplexity or BLEU of each point."""
-    metric = "ppl" if any("ppl" in p for p in points) else "bleu"
-    header = ["removed", "heads", "bits/token", METRICS[metric]]
+    """Format pruning curves: percent removed, heads kept, loss and perplexity, BLEU or accuracy of each point."""
+    metric = next((name for name in ("ppl", "accuracy") if any(name in p for p in points)), "bleu")
+    header = ["removed", "heads", f"bits/{points[0].get('unit', 'token')}", METRICS[metric]]
+    tested = any("p_value" in p for p in points)
     blocks = []
     for (checkpoint, by, types), group in groupby(points, key=lambda p: (p["checkpoint"], p["by"], p["types"])):
-        rows = [[f"{p['removed']:g}%", str(p["heads"]), f"{p['nll']:.4f}", _metric(p.get(metric))] for p in group]
-        blocks.append(f"{types} by {by} ({checkpoint})\n" + text_table(header, rows))
+        rows = [
+            [f"{p['removed']:g}%", str(p["heads"]), f"{p['nll']:.4f}", _metric(p.get(metric))]
+            + ([_p_value(p["p_value"])] if tested else [])
+            for p in group
+        ]
+        blocks.append(f"{types} by {by} ({checkpoint})\n" + text_table([*header, *["p"] * tested], rows))
     return "\n\n".join(blocks)
 
 

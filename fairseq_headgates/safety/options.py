@@ -173,6 +173,13 @@ OWN_OPTIONS: dict[str, tuple[type, ...]] = {
     "_name": (str,),
     "lang_tok_replacing_bos_eos": (bool, int),
     "relu_dropout": Number,
+    # of RoBERTa
+    "max_positions": (int,),
+    "pooler_activation_fn": (str,),
+    "pooler_dropout": Number,
+    "untie_weights_roberta": (bool, int),
+    "spectral_norm_classification_head": (bool, int),
+    # of the all-attention model
     "persistent_vectors": (int,),
     "mem_len": (int,),
 }

@@ -146,10 +146,12 @@ def fairseq_options(program: str, words: tuple[str, ...] = ()) -> frozenset[str]
     registries = {name: entry["registry"] for name, entry in REGISTRIES.items()}
     registries.update(arch=ARCH_MODEL_REGISTRY, criterion=CRITERION_REGISTRY, task=TASK_REGISTRY)
     task = "language_modeling" if program == "fairseq-eval-lm" else "translation"
-    chosen = {"task": task, "optimizer": "adam", "arch": "transformer_head_gates"}
+    chosen = {"arch": "transformer_head_gates", "task": task, "optimizer": "adam"}  # in the order of fairseq
     for option, value in zip(words, words[1:], strict=False):
         if option.startswith("--") and option[2:].replace("-", "_") in registries:
             chosen[option[2:].replace("-", "_")] = value
+    if chosen["task"] in CRITERION_REGISTRY:
+        chosen.setdefault("criterion", chosen["task"])  # as the commands of headgates do
     for name, value in chosen.items():
         cls = registries[name].get(value)
         if cls is not None and hasattr(cls, "add_args"):

@@ -221,7 +221,7 @@ class _Pass:
         """Prepare a batch, and count what does not depend on a head."""
         self.layouts = layouts(sample, self.corpus, self.ranks)
         ids = sample["id"].tolist()
-        source, inputs = sides_of(sample)
+        source, inputs = sides_of(sample, self.corpus)
         rows = {"source": source, "target": inputs}
         for side, trees in self.sides.items():
             tokens: Any = rows[side]
@@ -235,7 +235,7 @@ class _Pass:
                 for side, tokens in (("source", source), ("target", sample["target"]))
             )
             self.layouts["dec-enc"].pairs = linked_words(self.links, sources, targets, sample)
-        on(inputs.device, self.layouts)
+        on(sample["net_input"]["src_tokens"].device, self.layouts)
         for kind, counts in self.kinds.items():
             self._count(counts, self.layouts[kind])
             counts.exists += self._exists(self.layouts[kind], causal=kind == "dec-self")
@@ -347,7 +347,7 @@ class _Pass:
 
 def _statistics(layout: Layout, weights: Tensor, largest: Tensor, counted: Tensor) -> Tensor:
     """Return the sums of `STATISTICS`: [6, H]."""
-    keys = layout.real & ~layout.words  # EOS
+    keys = layout.real & ~layout.words  # EOS, and the <s> of an encoder
 
     def on_keys(mask: Tensor) -> Tensor:
         return (weights * mask[:, None, None, :]).sum(-1)

@@ -52,13 +52,13 @@ class Layout:
 
     Attributes:
         key_positions, query_positions: counted from 0, without padding
-        counted: which queries are neither padding nor EOS
+        counted: which queries are neither padding nor <s> or EOS
         inputs: the same for the input tokens of the queries, which differ in dec-enc; confidence is a mean over these
         real: which keys are not padding
-        words: which keys are neither padding nor EOS
-        rank: rank of every key in the dictionary by frequency, from 0; -1 for EOS and padding
+        words: which keys are neither padding nor <s> or EOS
+        rank: rank of every key in the dictionary by frequency, from 0; -1 for padding, <s> and EOS
         earlier: for self-attention, the last position before each query with the same token, -1 if there is none
-        first: which key is the first that is neither padding nor EOS
+        first: which key is the first that is neither padding nor <s> or EOS
         pairs: words, if trees or alignments are known
     """
 
@@ -88,21 +88,17 @@ def earlier_positions(tokens: Tensor, counted: Tensor) -> Tensor:
 
 
 def layouts(sample: Sample, corpus: Corpus, ranks: Tensor | None) -> dict[str, Layout]:
-    """Return the layout of each attention type of a batch, without words; of a language model, of dec-self alone."""
-    pad, eos, unknown = corpus.pad, corpus.eos, corpus.task.target_dictionary.unk()
-    source, inputs = sides_of(sample)
-    predicted = sample["target"]
-
-    def word(tokens: Tensor) -> Tensor:
-        return tokens.ne(pad) & tokens.ne(eos)
+    """Return the layout of each attention type of a batch, without words."""
+    pad, unknown = corpus.pad, corpus.task.target_dictionary.unk()
+    source, inputs = sides_of(sample, corpus)
 
     def layout(keys: Tensor, queries: Tensor, entering: Tensor, ranked: bool) -> Layout:
-        words = word(keys)
+        words = corpus.words(keys)
         made = Layout(
             key_positions=positions(keys, pad),
             query_positions=positions(queries, pad),
-            counted=word(queries),
-            inputs=word(entering),
+            counted=corpus.words(queries),
+            inputs=corpus.words(entering),
             real=keys.ne(pad),
             words=words,
             first=words & words.cumsum(1).eq(1),
@@ -114,19 +110,21 @@ def layouts(sample: Sample, corpus: Corpus, ranks: Tensor | None) -> dict[str, L
             made.earlier = torch.where(known, earlier_positions(queries, known), -1)
         return made
 
-    made = {"dec-self": layout(inputs, inputs, inputs, False)}
+    made = {}
+    if inputs is not None:
+        made["dec-self"] = layout(inputs, inputs, inputs, False)
     if source is not None:
         made["enc-self"] = layout(source, source, source, True)
-        made["dec-enc"] = layout(source, predicted, inputs, True)
+    if source is not None and inputs is not None:
+        made["dec-enc"] = layout(source, sample["target"], inputs, True)
     return made
 
 
-def sides_of(sample: Sample) -> tuple[Tensor | None, Tensor]:
-    """Return the tokens that the encoder reads, None for a language model, and those that the decoder reads: [B, S]."""
-    net_input = sample["net_input"]
-    if "prev_output_tokens" in net_input:
-        return net_input["src_tokens"], net_input["prev_output_tokens"]
-    return None, net_input["src_tokens"]
+def sides_of(sample: Sample, corpus: Corpus) -> tuple[Tensor | None, Tensor | None]:
+    """Return the tokens that the encoder reads and those that the decoder reads: [B, S], None where there is none."""
+    net_input, stacks = sample["net_input"], corpus.objective.stacks
+    read = net_input.get("prev_output_tokens", net_input["src_tokens"])
+    return net_input["src_tokens"] if "encoder" in stacks else None, read if "decoder" in stacks else None
 
 
 def frequency_ranks(dictionary: object, side: str) -> Tensor:
@@ -155,8 +153,8 @@ class Sentence:
     """The tokens of one sentence as pieces, and their positions in its row of a batch."""
 
     def __init__(self, row: Tensor, dictionary: object, subwords: str, shift: int = 0):
-        pad, eos, unk = (getattr(dictionary, name)() for name in ("pad", "eos", "unk"))
-        tokens = [(i, token) for i, token in enumerate(row.tolist()) if token not in (pad, eos)]
+        bos, pad, eos, unk = (getattr(dictionary, name)() for name in ("bos", "pad", "eos", "unk"))
+        tokens = [(i, token) for i, token in enumerate(row.tolist()) if token not in (bos, pad, eos)]
         symbols = dictionary.symbols  # type: ignore[attr-defined]
         self.places = [i + shift for i, _ in tokens]
         self.pieces: list[Piece] = pieces([None if t == unk else symbols[t] for _, t in tokens], subwords)

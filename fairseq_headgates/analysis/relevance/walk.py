@@ -151,7 +151,7 @@ def _check(model: Any) -> None:
     """Raise ValueError, with every reason, if relevance cannot be propagated through a model."""
     features = model_features(model)
     reasons = unsupported(features, SUPPORTED)
-    if not any(name.startswith("class ") for name in features):
+    if not any(name.startswith("class ") or name == "no-decoder" for name in features):
         output = model.decoder.output_projection if model.decoder.adaptive_softmax is None else None
         if output is not None and not isinstance(output, nn.Linear):
             reasons.append(f"an output projection of class {type(output).__name__}")

@@ -1,0 +1,196 @@
+"""What the model of a task predicts: which targets count, their loss, the metrics, the files of the data.
+
+Shapes: B batch, T target length (1 for a classifier), C number of classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from fairseq.tasks.masked_lm import MaskedLMTask
+from fairseq.tasks.sentence_prediction import SentencePredictionTask
+from torch import Tensor, nn
+
+from fairseq_headgates.evaluation.losses import LN2, Sample, at_least_single, token_losses
+from fairseq_headgates.messages import shown
+
+
+class Objective:
+    """Prediction of target tokens, each from the source and the target tokens before it: translation.
+
+    Attributes:
+        metrics: the choices of --metric, the default of `headgates curve` last
+        stacks: the stacks of layers that a model for this task has
+        unit: what the loss is a mean over
+        target: what a target is
+    """
+
+    metrics: ClassVar[tuple[str, ...]] = ("nll", "ppl", "bleu")
+    stacks: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    unit: ClassVar[str] = "target token"
+    target: ClassVar[str] = "token"
+
+    def __init__(self, task: Any):
+        self.task = task
+
+    def metric(self, chosen: str | None) -> str:
+        """Return the chosen metric, by default that of the task. Raise ValueError if the task does not have it."""
+        if chosen is not None and chosen not in self.metrics:
+            choices = " or ".join(self.metrics)
+            raise ValueError(f"--metric is {chosen}, which this --task does not have: choose {choices}")
+        return chosen or self.metrics[-1]
+
+    def dictionaries(self) -> dict[str, Any]:
+        """Return the dictionary of the embeddings of each stack of layers."""
+        return {"encoder": self.task.source_dictionary, "decoder": self.task.target_dictionary}
+
+    def signature(self) -> dict[str, str]:
+        """Return the options of the task that results depend on, as parts of a signature."""
+        languages = (getattr(self.task.cfg, f"{side}_lang", None) for side in ("source", "target"))
+        return {"langs": "-".join(filter(None, languages))}
+
+    def folders(self, data: str) -> list[Path]:
+        """Return the folders that hold the subsets of the data."""
+        return [Path(data)]
+
+    def targets(self) -> int:
+        """Return the number of symbols or classes that a target can be."""
+        return len(self.task.target_dictionary)
+
+    def counted(self, sample: Sample) -> Tensor:
+        """Return which targets count: [B, T]."""
+        return sample["target"].ne(self.task.target_dictionary.pad())
+
+    def losses(self, model: nn.Module, sample: Sample) -> Tensor:
+        """Return -log2 p of every target, in bits, 0 for those that do not count: [B, T]."""
+        return token_losses(model, sample, self.task.target_dictionary.pad())
+
+
+class NextToken(Objective):
+    """Prediction of each token of a text from those before: language modelling."""
+
+    metrics = ("nll", "ppl")
+    stacks = ("decoder",)
+
+    def dictionaries(self) -> dict[str, Any]:
+        """Return the dictionary of the embeddings of each stack of layers."""
+        return {"decoder": self.task.source_dictionary}
+
+    def signature(self) -> dict[str, str]:
+        """Return how the text is cut into blocks."""
+        options = self.task.args
+        own = (options.tokens_per_sample, options.sample_break_mode, getattr(options, "stream_blocks", None))
+        return {"block": "-".join(str(part) for part in own if part is not None)}
+
+
+class MaskedTokens(Objective):
+    """Prediction of masked tokens: the pre-training of RoBERTa (Liu et al. 2019)."""
+
+    metrics = ("nll", "ppl")
+    stacks = ("encoder",)
+    unit = "masked token"
+
+    def dictionaries(self) -> dict[str, Any]:
+        """Return the dictionary of the embeddings of each stack of layers."""
+        return {"encoder": self.task.source_dictionary}
+
+    def signature(self) -> dict[str, str]:
+        """Return how the text is cut into blocks, and which share of the tokens is masked, with which seed."""
+        cfg = self.task.cfg
+        return {"block": f"{cfg.tokens_per_sample}-{cfg.sample_break_mode}", "mask": f"{cfg.mask_prob:g}-{cfg.seed}"}
+
+    def losses(self, model: nn.Module, sample: Sample) -> Tensor:
+        """Return -log2 p of every masked token, in bits, 0 for the others: [B, T]."""
+        counted = self.counted(sample)
+        logits = model(**sample["net_input"], masked_tokens=counted)[0]
+        found = F.cross_entropy(at_least_single(logits), sample["target"][counted], reduction="none") / LN2
+        return found.new_zeros(counted.shape).masked_scatter(counted, found)
+
+
+class Classes(Objective):
+    """Prediction of the class of a sentence, or of a pair of sentences.
+
+    Raises:
+        ValueError: for a task of regression
+    """
+
+    metrics = ("nll", "accuracy")
+    stacks = ("encoder",)
+    unit = "sentence"
+    target = "label"
+
+    def __init__(self, task: Any):
+        super().__init__(task)
+        if task.cfg.regression_target:
+            raise ValueError("--regression-target cannot be used here: leave it out, only classes are predicted")
+
+    def dictionaries(self) -> dict[str, Any]:
+        """Return the dictionary of the embeddings of each stack of layers."""
+        return {"encoder": self.task.source_dictionary}
+
+    def signature(self) -> dict[str, str]:
+        """Return the name of the classification head."""
+        return {"head": self.task.cfg.classification_head_name}
+
+    def folders(self, data: str) -> list[Path]:
+        """Return the folders of the sentences and of the labels."""
+        return [folder for name in ("input0", "input1", "label") if (folder := Path(data, name)).is_dir()]
+
+    def targets(self) -> int:
+        """Return the number of classes."""
+        return int(self.task.cfg.num_classes)
+
+    def counted(self, sample: Sample) -> Tensor:
+        """Return that every label counts: [B, 1]. The number of a class may be that of the padding symbol."""
+        return torch.ones_like(sample["target"], dtype=torch.bool).view(-1, 1)
+
+    def losses(self, model: nn.Module, sample: Sample) -> Tensor:
+        """Return -log2 p of every label, in bits: [B, 1]."""
+        logits = at_least_single(self.logits(model, sample))
+        return F.cross_entropy(logits, sample["target"].view(-1), reduction="none").view(-1, 1) / LN2
+
+    def logits(self, model: nn.Module, sample: Sample) -> Tensor:
+        """Return the logits of the classes: [B, C]."""
+        name = self.task.cfg.classification_head_name
+        return model(**sample["net_input"], features_only=True, classification_head_name=name)[0]
+
+    def predicted(self, model: nn.Module, sample: Sample) -> Tensor:
+        """Return the class with the highest logit, the first of equal ones: [B]."""
+        return self.logits(model, sample).argmax(-1)
+
+    def check_head(self, model: Any) -> None:
+        """Raise ValueError unless a model has the classification head of the task, with as many classes."""
+        wanted, heads = self.task.cfg.classification_head_name, getattr(model, "classification_heads", {})
+        if wanted not in heads:
+            raise ValueError(
+                f"the checkpoint has no classification head {shown(wanted)} (it has {', '.join(heads) or 'none'}): "
+                "fine-tune it with --criterion sentence_prediction, or name another with --classification-head-name"
+            )
+        classes = heads[wanted].out_proj.out_features
+        if classes != self.targets():
+            raise ValueError(
+                f"--num-classes is {self.targets()}: it must be {classes}, as in the classification head "
+                f"{shown(wanted)} of the checkpoint"
+            )
+
+
+KINDS: Sequence[tuple[type, type[Objective]]] = (
+    (SentencePredictionTask, Classes),
+    (MaskedLMTask, MaskedTokens),
+)
+
+
+def objective_of(task: Any) -> Objective:
+    """Return what the model of a task predicts. Raise ValueError for a task that is not supported."""
+    if is_language_modeling(task):
+        return NextToken(task)
+    return next((objective for kind, objective in KINDS if isinstance(task, kind)), Objective)(task)
+
+
+def is_language_modeling(task: Any) -> bool:
+    """Return whether a task is one that fairseq-eval-lm evaluates."""
+    return hasattr(task, "eval_lm_dataloader")

@@ -1,0 +1,246 @@
+"""RoBERTa through fairseq's commands and those of `headgates`, on toy sentences of two classes."""
+
+import json
+import re
+
+import pytest
+import torch
+from fairseq.models.roberta import RobertaModel
+from support.classifiers import CLASSES, HEAD, MASKED, READING
+from support.commands import EVALUATION, USER_DIR, worker_arguments
+from support.functions import conllu
+from support.models import assert_same
+from support.training import assert_one_line_error, read
+
+from fairseq_headgates.models import RobertaHeadGatesModel
+
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")  # of torch, on machines without a GPU
+
+GATES = ["--gate-heads", "enc-self", "--l0-weight", "0.05"]
+CLOSED = [[-3.0, 0.4, 3.0, -0.5], [-3.0, -3.0, -3.0, -3.0]]  # log_alpha of the gates that tests set
+OPEN = [[0, 1, 1, 1], [0, 0, 0, 0]]
+
+
+@pytest.fixture(scope="module")
+def models(made_once, train_roberta, run):
+    """Checkpoints by name: pre-trained by fairseq's model; gated, fine-tuned from it; pruned; in fairseq's form."""
+
+    def make(folder):
+        train_roberta(folder / "masked", arch="roberta", task=MASKED, updates=4)
+        start = ["--finetune-from-model", folder / "masked" / "checkpoint_last.pt"]
+        train_roberta(folder / "gates", *GATES, *start, updates=30)
+        state = read(folder / "gates" / "checkpoint_last.pt")
+        for layer, row in enumerate(CLOSED):
+            name = f"encoder.sentence_encoder.layers.{layer}.self_attn.gate.log_alpha"
+            state["model"][name] = torch.tensor(row).to(state["model"][name])
+        torch.save(state, folder / "gated.pt")
+        run("headgates", "prune", folder / "gated.pt", folder / "pruned.pt")
+        run("headgates", "prune", folder / "gated.pt", folder / "stock.pt", "--stock")
+
+    folder = made_once("roberta", make)
+    return {name: folder / f"{name}.pt" for name in ("gated", "pruned", "stock")} | {
+        "masked": folder / "masked" / "checkpoint_last.pt",
+        "trained": folder / "gates" / "checkpoint_last.pt",
+    }
+
+
+def headgates(run, command, data, path, *options, reading=READING, code=0):
+    return run("headgates", command, data, "--path", path, *reading, *options, code=code)
+
+
+def accuracy(run, data, path, plugin=True):
+    """The accuracy that fairseq-validate prints."""
+    own = ["--user-dir", USER_DIR] if plugin else []
+    options = [
+        "--task",
+        "sentence_prediction",
+        "--criterion",
+        "sentence_prediction",
+        "--valid-subset",
+        "test",
+        "--batch-size",
+        40,
+        "--cpu",
+    ]
+    done = run("fairseq-validate", data, *own, "--path", path, *options)
+    return float(re.findall(r"\| accuracy ([\d.]+)", done.text)[-1])
+
+
+# --- training, pruning, prediction -----------------------------------------------------------------------------------
+
+
+def test_gates_are_trained_with_a_classifier(models):
+    state = read(models["trained"])
+    assert state["optimizer_history"][-1]["criterion_name"] == "SentencePredictionL0Criterion"
+    assert f"classification_heads.{HEAD}.dense.weight" in state["model"]
+
+
+@pytest.mark.parametrize("form", ["pruned", "stock"])
+def test_every_form_is_validated_alike_by_fairseq(form, models, run, toy_classes):
+    assert accuracy(run, toy_classes, models[form], plugin=form != "stock") == accuracy(
+        run, toy_classes, models["gated"]
+    )
+
+
+def test_the_hub_interface_predicts_with_a_pruned_model(models, toy_classes):
+    """RobertaModel.from_pretrained, which needs no architecture to be named."""
+    folder = str(models["pruned"].parent)
+    found = {}
+    for form, model in (("gated", RobertaHeadGatesModel), ("pruned", RobertaHeadGatesModel), ("stock", RobertaModel)):
+        hub = model.from_pretrained(folder, f"{form}.pt", str(toy_classes), bpe=None).eval()
+        tokens = hub.task.source_dictionary.encode_line("<s> a b c d", add_if_not_exist=False).long()
+        found[form] = hub.predict(HEAD, tokens)
+    torch.testing.assert_close(found["pruned"], found["gated"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found["stock"], found["gated"], rtol=1e-4, atol=1e-5)
+
+
+def test_pruned_checkpoints_are_smaller_and_train_on(models, run, tmp_path, train_roberta):
+    shown = json.loads(run("headgates", "show", models["pruned"], "--json").out)
+    assert shown["heads"] == {"enc-self": [3, 8], "total": [3, 8]} and shown["gate"]["enc-self"] == OPEN
+    start = ["--restore-file", models["pruned"], "--alive-heads", models["pruned"], "--remove-heads"]
+    train_roberta(tmp_path, *start, "--criterion", "sentence_prediction", updates=32)
+    trained, pruned = read(tmp_path / "checkpoint_last.pt"), read(models["pruned"])
+    assert trained["optimizer_history"][-1]["num_updates"] == 32  # with the cut state of the optimizer
+    assert {n: w.shape for n, w in trained["model"].items()} == {n: w.shape for n, w in pruned["model"].items()}
+
+
+@pytest.mark.rehearsal
+def test_masked_language_modelling_with_gates(models, train_roberta, tmp_path, run):
+    start = ["--finetune-from-model", models["masked"]]
+    train_roberta(tmp_path / "gates", *GATES, *start, task=MASKED)
+    for updates in (1, 2):
+        train_roberta(tmp_path / "resumed", *GATES, *start, task=MASKED, updates=updates)
+    once, resumed = (read(tmp_path / name / "checkpoint_last.pt") for name in ("gates", "resumed"))
+    assert_same(once["model"], resumed["model"], "model")
+    assert json.loads(run("headgates", "show", tmp_path / "gates" / "checkpoint_last.pt", "--json").out)["gated"]
+
+
+# --- the commands of headgates ---------------------------------------------------------------------------------------
+
+
+def test_curve_measures_the_accuracy_of_fairseq_validate(models, run, toy_classes, tmp_path):
+    out = tmp_path / "curve.json"
+    done = headgates(run, "curve", toy_classes, models["gated"], "--by", "gate", "--steps", "0,34,100", "--gen-subset",
+                     "test", "--out", out)  # fmt: skip
+    points = json.loads(out.read_text())["points"]
+    assert [point["heads"] for point in points] == [3, 2, 0] and "bits/sentence" in done.out and "BLEU" not in done.out
+    assert points[0]["accuracy"] == pytest.approx(accuracy(run, toy_classes, models["gated"]), abs=0.051)
+    assert points[0]["p_value"] == 1 and 0 <= points[2]["p_value"] <= 1
+    assert f"|head:{HEAD}|" in points[0]["signature"]
+
+
+def test_ablation_by_accuracy(models, run, toy_classes, tmp_path):
+    out = tmp_path / "ablation.json"
+    for mode, heads in (("single", 3), ("all-but-one", 1)):
+        options = ["--mode", mode, "--metric", "accuracy", "--out", out, "--force"]
+        done = headgates(run, "ablate", toy_classes, models["pruned"], *options)
+        found = json.loads(out.read_text())
+        assert len(found["accuracy_difference"]) == len(found["p_value"]) == heads
+        assert "McNemar's exact test" in done.out and "bits per sentence" in done.out
+
+
+@pytest.mark.parametrize("task", ["classes", "masked"])
+def test_all_commands_and_a_report_of_their_results(task, models, run, toy_classes, tmp_path):
+    path, data, reading = models["gated"], toy_classes, READING
+    if task == "masked":
+        path, data, reading = models["masked"], toy_classes / "input0", [*MASKED, *EVALUATION]
+    results = {name: tmp_path / f"{name}.json" for name in ("scores", "curve", "ablate", "functions", "maps")}
+    methods = "confidence,gradient,ablation,magnitude,gate,random"
+    headgates(run, "score", data, path, "--method", methods, "--out", results["scores"], reading=reading)
+    headgates(run, "curve", data, path, "--scores", results["scores"], "--score-method", "gradient", "--steps", "0,50",
+              "--out", results["curve"], reading=reading)  # fmt: skip
+    metric = "accuracy" if task == "classes" else "ppl"
+    headgates(run, "ablate", data, path, "--metric", metric, "--out", results["ablate"], reading=reading)
+    headgates(run, "functions", data, path, "--statistics", "--out", results["functions"], reading=reading)
+    headgates(run, "attention", data, path, "--lines", "2", "--out", results["maps"], reading=reading)
+    (sentence,) = json.loads(results["maps"].read_text())["sentences"]
+    assert sentence["enc-self"]["queries"][0] == "<s>" and sentence["enc-self"]["queries"][-1] == "</s>"
+    page = tmp_path / "report.html"
+    run("headgates", "report", page, path.parent, *results.values())
+    text = page.read_text()
+    assert ("accuracy" if task == "classes" else "perplexity") in text and "enc-self" in text
+
+
+def test_attention_maps_of_typed_text(models, run, toy_classes, tmp_path):
+    (tmp_path / "text").write_text("b a c\n")
+    out = tmp_path / "maps.json"
+    headgates(run, "attention", toy_classes, models["pruned"], "--text", tmp_path / "text", "--out", out)
+    (typed,) = json.loads(out.read_text())["sentences"]
+    assert typed["enc-self"]["queries"] == ["<s>", "b", "a", "c", "</s>"]
+
+
+def test_trees_of_sentences(models, run, toy_classes, tmp_path):
+    out = tmp_path / "functions.json"
+    lines = [line.split() for line in (toy_classes.parent / "test.txt").read_text().splitlines()]
+    options = ["--conllu", conllu(tmp_path / "trees", lines, "amod"), "--gen-subset", "test", "--out", out]
+    headgates(run, "functions", toy_classes, models["gated"], *options)
+    pairs = sum(len(line) - 1 for line in lines)
+    found = json.loads(out.read_text())
+    assert {row["count"] for row in found["relations"]["enc-self"].values()} == {pairs}
+
+
+def test_two_workers_measure_as_one(models, run, start, toy_classes, tmp_path):
+    files = {name: tmp_path / f"{name}.json" for name in ("one", "two")}
+    curve = ["headgates", "curve", toy_classes, "--path", models["gated"], *READING, "--by", "gradient", "--steps",
+             "0,50", "--out"]  # fmt: skip
+    run(*curve, files["one"])
+    for worker in [start(*curve, files["two"], *own) for own in worker_arguments(2)]:
+        worker.finish().expect(0)
+    one, two = (json.loads(path.read_text())["points"] for path in files.values())
+    for a, b in zip(one, two, strict=True):
+        assert (a["mask"], a["accuracy"], a["p_value"]) == (b["mask"], b["accuracy"], b["p_value"])
+        assert a["nll"] == pytest.approx(b["nll"], abs=1e-6)
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], ["the checkpoint is an encoder: pass --task sentence_prediction or masked_lm"]),
+        (CLASSES[:2], ["add --num-classes N"]),
+        ([*CLASSES, "--num-classes", 3], ["--num-classes is 3: it must be 2"]),
+        ([*CLASSES, "--classification-head-name", "mnli"], ["no classification head 'mnli'", HEAD]),
+        ([*CLASSES, "--regression-target"], ["--regression-target cannot be used here"]),
+        ([*CLASSES, "--metric", "bleu"], ["--metric is bleu", "choose nll or accuracy"]),
+        ([*CLASSES, "--by", "relevance"], ["no decoder (an encoder such as RoBERTa)"]),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, words, models, run, toy_classes, toy):
+    data = toy.data if not options else toy_classes
+    by = [] if "--by" in options else ["--by", "gate"]
+    reading = ["--path", models["gated"], *EVALUATION]
+    assert_one_line_error(run("headgates", "curve", data, *reading, *by, *options, code=2), words)
+
+
+def test_a_checkpoint_without_a_classification_head(models, run, toy_classes):
+    done = headgates(run, "score", toy_classes, models["masked"], "--method", "gradient", code=2)
+    assert_one_line_error(done, [f"no classification head '{HEAD}' (it has none)", "--criterion sentence_prediction"])
+
+
+def test_sentences_and_labels_of_different_numbers(models, run, toy_classes, tmp_path):
+    """The files of labels are checked as those of sentences are."""
+    import shutil
+
+    data = tmp_path / "data"
+    shutil.copytree(toy_classes, data)
+    for ending in ("bin", "idx"):
+        shutil.copy(data / "label" / f"valid.{ending}", data / "label" / f"train.{ending}")
+    done = headgates(run, "score", data, models["gated"], "--method", "gradient", "--gen-subset", "train", code=2)
+    assert_one_line_error(done, ["200 in input0/train.idx", "40 in label/train.idx"])
+
+
+def test_data_without_labels(models, run, toy_classes):
+    done = headgates(run, "score", toy_classes / "input0", models["gated"], "--method", "gradient", code=2)
+    assert_one_line_error(done, ["input0 and label of fairseq-preprocess"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [(["--gate-heads", "dec-enc"], "no dec-enc attention"), (["--alive-heads", "M"], "dec-self")]
+)
+def test_heads_that_it_does_not_have(options, words, tmp_path, train_roberta):
+    mask = tmp_path / "mask.json"
+    mask.write_text('{"dec-self": [[1, 0, 1, 1], [1, 1, 1, 1]]}')
+    done = train_roberta(tmp_path / "run", *(mask if option == "M" else option for option in options), code=2)
+    assert_one_line_error(done, [words])
