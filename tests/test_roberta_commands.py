@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -221,8 +222,6 @@ def test_a_checkpoint_without_a_classification_head(models, run, toy_classes):
 
 def test_sentences_and_labels_of_different_numbers(models, run, toy_classes, tmp_path):
     """The files of labels are checked as those of sentences are."""
-    import shutil
-
     data = tmp_path / "data"
     shutil.copytree(toy_classes, data)
     for ending in ("bin", "idx"):
@@ -244,3 +243,104 @@ def test_heads_that_it_does_not_have(options, words, tmp_path, train_roberta):
     mask.write_text('{"dec-self": [[1, 0, 1, 1], [1, 1, 1, 1]]}')
     done = train_roberta(tmp_path / "run", *(mask if option == "M" else option for option in options), code=2)
     assert_one_line_error(done, [words])
+
+
+# --- data and checkpoints that do not fit ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def changed(toy_classes, tmp_path):
+    """A copy of the data, to be changed."""
+    return shutil.copytree(toy_classes, tmp_path / "data")
+
+
+def binarise(run, folder, lines, dictionary):
+    """Write the subset `train` of a folder anew, as `test`."""
+    (folder.parent / "lines").write_text("".join(f"{line}\n" for line in lines))
+    options = ["--only-source", f"--testpref={folder.parent / 'lines'}", "--srcdict", dictionary]
+    run("fairseq-preprocess", *options, "--destdir", folder.parent / "new")
+    for ending in ("bin", "idx"):
+        shutil.copy(folder.parent / "new" / f"test.{ending}", folder / f"test.{ending}")
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (["0 1"] * 40, ["sentences without exactly one label"]),
+        (["9"] + ["1"] * 39, ["has the label -1", "check --num-classes and label/dict.txt"]),
+    ],
+)
+def test_labels_that_are_none(labels, words, models, run, changed):
+    binarise(run, changed / "label", labels, changed / "label" / "dict.txt")
+    done = headgates(run, "score", changed, models["gated"], "--method", "gradient", code=2)
+    assert_one_line_error(done, words)
+
+
+def test_second_sentences_that_are_missing(models, run, changed):
+    shutil.copytree(changed / "input0", changed / "input1")
+    headgates(run, "score", changed, models["gated"], "--method", "gradient", "--skip-invalid-size-inputs-valid-test")
+    for file in (changed / "input1").glob("test.*"):
+        file.unlink()
+    done = headgates(run, "score", changed, models["gated"], "--method", "gradient", code=2)
+    assert_one_line_error(done, ["there is no subset 'test' in", "input1"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--mask-prob", "0.0001", "--sentences", "2"], ["the data have nothing to predict", "--mask-prob"]),
+        (["--skip-masking"], ["--skip-masking cannot be used here"]),
+        (["--d2v2-multi"], ["--d2v2-multi cannot be used here"]),
+        (["--tokens-per-sample", "1024"], ["--tokens-per-sample is 1024: it must be at most 16"]),
+    ],
+)
+def test_masks_without_a_meaning(options, words, models, run, toy_classes):
+    reading = [*MASKED, *EVALUATION]
+    done = headgates(run, "score", toy_classes / "input0", models["masked"], "--method", "ablation", *options, code=2,
+                     reading=reading)  # fmt: skip
+    assert_one_line_error(done, words)
+
+
+def test_attention_maps_of_damaged_data(models, run, changed):
+    data = changed / "input0" / "test.bin"
+    content = bytearray(data.read_bytes())
+    content[:2] = (99).to_bytes(2, "little")
+    data.write_bytes(content)
+    done = headgates(run, "attention", changed, models["gated"], "--lines", "1", code=2)
+    assert_one_line_error(done, ["has the token 99"])
+
+
+def test_curves_by_the_loss_alone(models, run, toy_classes, tmp_path):
+    out = tmp_path / "curve.json"
+    done = headgates(run, "curve", toy_classes, models["gated"], "--by", "gate", "--steps", "0", "--metric", "nll",
+                     "--out", out)  # fmt: skip
+    (point,) = json.loads(out.read_text())["points"]
+    assert point["unit"] == "sentence" and "bleu" not in point and "BLEU" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        ({"dense.weight": (2**15, 1), "out_proj.weight": (2**15, 1)}, "do not fit together"),
+        ({"out_proj.bias": None}, "one is missing"),
+    ],
+)
+def test_classification_heads_that_do_not_fit_are_not_built(shapes, words, models, run, tmp_path):
+    """fairseq would allocate a head of 2^15 times 2^15 numbers."""
+    state = read(models["masked"])
+    state["model"] |= {
+        f"classification_heads.x.{name}": torch.zeros(size)
+        for name, size in {"dense.weight": (3, 32), "dense.bias": (3,), "out_proj.weight": (2, 3),
+                           "out_proj.bias": (2,), **shapes}.items() if size is not None
+    }  # fmt: skip
+    torch.save(state, tmp_path / "odd.pt")
+    assert_one_line_error(run("headgates", "show", tmp_path / "odd.pt", code=2), ["classification_heads.x", words])
+
+
+def test_blocks_that_are_too_long_are_not_built(models, run, tmp_path):
+    """Without max_positions, RoBERTa has as many positions as tokens_per_sample."""
+    state = read(models["masked"])
+    vars(state["cfg"]["model"]).pop("max_positions", None)
+    vars(state["cfg"]["model"]).update(tokens_per_sample=2**36, encoder_learned_pos=False)
+    torch.save(state, tmp_path / "odd.pt")
+    assert_one_line_error(run("headgates", "show", tmp_path / "odd.pt", code=2), ["max_source_positions"])

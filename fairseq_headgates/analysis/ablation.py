@@ -232,11 +232,12 @@ def masked_predictions(
 ) -> dict[str, list]:
     """Return what the metric scores, by the model ("full") and with each mask, by name ('dec-enc 5 0')."""
     model = metric.prepared(model)
+    shared = any("enc-self" not in mask.values for mask in masks.values())
     found = {}
     with _sharing_encoder(model) as sharing:
         named = ((str(head), mask) for head, mask in masks.items())
         for name, mask in progress([("full", None), *named]):
-            sharing.on = mask is None or "enc-self" not in mask.values
+            sharing.on = shared and (mask is None or "enc-self" not in mask.values)
             with masked(model, mask or HeadTable({})):
                 found[name] = journal.get(name, lambda: metric.predict(model))
     return found

@@ -108,14 +108,15 @@ def read_sentences(args: Namespace, task: Any, model: nn.Module, lines: Sequence
         if not 1 <= line <= len(dataset):
             raise ValueError(f"--lines has {line}: {args.gen_subset!r} has the sentences 1 to {len(dataset)}")
     for line in lines:
-        source, target = (dataset[line - 1].get(side) for side in ("source", "target"))
-        check_tokens([{"net_input": {"src_tokens": source}, "target": target}], task, args)
         if len(stacks_of(model)) == 1:
             sample = dataset.collater([dataset[line - 1]])
+            check_tokens([sample], task, args)
             _check_length(sample["net_input"]["src_tokens"][0], model.max_positions(), "text")  # type: ignore[operator]
             sample["net_input"].pop("blocks", None)  # without the memory of a line before, which is another block
             yield _placed(sample, model)
         else:
+            source, target = (dataset[line - 1].get(side) for side in ("source", "target"))
+            check_tokens([{"net_input": {"src_tokens": source}, "target": target}], task, args)
             yield _sample(args, task, model, source, target)
 
 

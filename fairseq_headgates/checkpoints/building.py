@@ -151,6 +151,8 @@ def _unsupported(
         yield "it has no attention layer"
     features = option_features(args)
     yield from (f"it has {features[name]}" for name in ("quant-noise", "xformers") if name in features)
+    if getattr(args, "spectral_norm_classification_head", False):
+        yield "it has classification heads with spectral norm (--spectral-norm-classification-head)"
     if "fsdp_metadata" in state:
         yield "it is one shard of several (fully sharded training): consolidate it first"
 

@@ -35,6 +35,7 @@ def cut_average(average: Mapping[str, Tensor], model: Any, found: Mapping[str, C
     """
     averaged = copy.deepcopy(model)
     try:
+        average = model.current_names(average)
         averaged.upgrade_checked(dict(average))  # raises; loading would end the process instead
         averaged.load_state_dict(dict(average), strict=False)
         return cut_tensors(average, with_gates_of(found, averaged))

@@ -56,9 +56,20 @@ def check_sizes(
                 )
     if getattr(args, "base_layers", 0):
         raise ValueError(f"the stored option base_layers is {shown(args.base_layers)}: BASE layers are not supported")
+    _check_classification_heads(args, weights)
     with FakeTensorMode():
         skeleton = model_class.stock.build_model(args, task)  # type: ignore[attr-defined]
     _check_shapes(skeleton, weights)
+
+
+def _check_classification_heads(args: argparse.Namespace, weights: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless the weights of each classification head fit together; fairseq reads only two of them."""
+    for name in {match[1] for key in weights if (match := re.match(r"(classification_heads\.[^.]+)\.", key))}:
+        parts = ("dense.weight", "dense.bias", "out_proj.weight", "out_proj.bias")
+        stored = [tuple(weights[f"{name}.{part}"].shape) if f"{name}.{part}" in weights else None for part in parts]
+        inner, classes = (shape[0] if shape else 0 for shape in (stored[1], stored[3]))
+        if stored != [(inner, args.encoder_embed_dim), (inner,), (classes, inner), (classes,)]:
+            raise ValueError(f"the weights of {shown(name)} do not fit together, or one is missing")
 
 
 def _check_layers(args: argparse.Namespace, weights: Mapping[str, Tensor], side: str, stack: str) -> None:

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "layer "
         "(default: %(default)s)",
     )
-    add_metric(parser, "nll; BLEU has p-values of a paired bootstrap, accuracy of McNemar's exact test")
+    add_metric(parser, "nll", " BLEU has p-values of a paired bootstrap, accuracy of McNemar's exact test.")
     parser.add_argument(
         "--select-subset",
         metavar="S",

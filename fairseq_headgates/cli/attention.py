@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=filled,
         help="instead of --gen-subset, sentences of a file, or of standard input (-), one per line: SOURCE, or SOURCE, "
-        "tab, TARGET, as tokens of the dictionaries (tokenised, in subwords)",
+        "tab, TARGET, as tokens of the dictionaries (tokenised, in subwords); for an encoder one sentence, which gets "
+        "<s> and </s>",
     )
     parser.add_argument(
         "--plot", metavar="FILE", help="draw the maps: .html, or .png, .pdf, .svg (these need matplotlib)"

@@ -130,7 +130,9 @@ def _points(work: Session, path: str, journal: ResumeJournal) -> list[dict[str, 
                     "removed": point.removed,
                     "heads": point.heads,
                     "nll": point.nll,
+                    "unit": work.objective.unit,
                     **_measured(name, metric, point, whole),
+                    **({"bleu": None} if name in ("nll", "ppl") and "accuracy" not in work.objective.metrics else {}),
                     "mask": dict(point.mask.values),
                     "signature": scores.signature,
                 }
@@ -141,13 +143,13 @@ def _points(work: Session, path: str, journal: ResumeJournal) -> list[dict[str, 
 def _measured(name: str, metric: Metric | None, point: Point, whole: list[Any] | None) -> dict[str, Any]:
     """Return the metric of a point; accuracy with the p-value of its difference from the `whole` model."""
     if name == "ppl":
-        return {"ppl": 2**point.nll, "bleu": None}
+        return {"ppl": 2**point.nll}
     if metric is None or point.predictions is None:
-        return {"bleu": None}
+        return {}
     if whole is None:
         return {metric.name: metric.score(point.predictions)}
     scores, p_values = metric.with_significance({"whole": whole, "pruned": point.predictions})
-    return {metric.name: scores["pruned"], "p_value": p_values["pruned"], "unit": "sentence"}
+    return {metric.name: scores["pruned"], "p_value": p_values["pruned"]}
 
 
 def _scores(work: Session, loaded: Loaded) -> tuple[HeadTable, Callable[[nn.Module], HeadTable] | None]:
@@ -187,6 +189,6 @@ def _curves(args: argparse.Namespace, scores: HeadTable) -> dict[str, tuple[str,
 
 def tsv(points: Sequence[Mapping[str, Any]]) -> str:
     """Return points as lines of values separated by tabs, after a line of names."""
-    names = [name for name in points[0] if name not in ("mask", "signature")]
+    names = [name for name in points[0] if name not in ("unit", "mask", "signature")]
     lines = [[("" if point[name] is None else str(point[name])) for name in names] for point in points]
     return "".join("\t".join(line) + "\n" for line in [names, *lines])

@@ -78,9 +78,12 @@ def _add_criterion(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None
     """Set the criterion with the name of the task, if there is one: the options of classifiers are among its own."""
     known = ArgumentParser(prog=parser.prog, add_help=False, allow_abbrev=False)
     known.add_argument("--task")
-    task = known.parse_known_args(rest)[0].task
-    if task in CRITERION_REGISTRY:
-        parser.set_defaults(criterion=task)
+    known.add_argument("--criterion")
+    given = known.parse_known_args(rest)[0]
+    if given.task in CRITERION_REGISTRY:
+        if given.criterion not in (None, given.task):
+            raise ValueError(f"--criterion is {given.criterion}: leave it out, --task {given.task} has its own")
+        parser.set_defaults(criterion=given.task)
 
 
 def _refuse_unused(args: argparse.Namespace) -> None:

@@ -16,10 +16,11 @@ OPEN = (
     "otherwise closed."
 )
 DATA_EPILOG = (
-    "DATA is a folder written by fairseq-preprocess; --path CKPT (required) is a fairseq checkpoint (for curve and "
-    "functions, also several, separated by colons). The options of fairseq-generate set data, batches, workers and "
-    "beam search: --gen-subset (default: test; to choose heads, use valid or train), --max-tokens (4000), --cpu, "
-    "--fp16, --beam, --lenpen, --post-process, --tokenizer, --scoring sacrebleu, ... (fairseq-generate --help)."
+    "DATA is a folder written by fairseq-preprocess, for classifiers the one that holds input0 and label; --path CKPT "
+    "(required) is a fairseq checkpoint (for curve and functions, also several, separated by colons). The options of "
+    "fairseq-generate set data, batches, workers and beam search: --gen-subset (default: test; to choose heads, use "
+    "valid or train), --max-tokens (4000), --cpu, --fp16, --beam, --lenpen, --post-process, --tokenizer, --scoring "
+    "sacrebleu, ... (fairseq-generate --help)."
 )
 
 
@@ -124,14 +125,15 @@ def add_data(parser: argparse.ArgumentParser, sentences: bool = True) -> None:
     parser.set_defaults(takes_fairseq=True)
 
 
-def add_metric(parser: argparse.ArgumentParser, default: str) -> None:
-    """Add --metric; see `evaluation.metrics`."""
+def add_metric(parser: argparse.ArgumentParser, default: str, tests: str = "") -> None:
+    """Add --metric; see `evaluation.metrics`. `tests` says which significance tests the command makes."""
     parser.add_argument(
         "--metric",
         choices=("nll", "ppl", "bleu", "accuracy"),
-        help="nll: loss in bits per target token (per sentence of a classifier); ppl: also perplexity, 2 to the power "
-        "of the loss; bleu: also BLEU by sacreBLEU, on detokenised text with --remove-bpe --tokenizer moses; accuracy: "
-        f"also the percentage of sentences that are classified correctly (default: {default})",
+        help="nll: loss in bits per target or masked token, or per sentence of a classifier; ppl: also perplexity, 2 "
+        "to the power of the loss; bleu: also BLEU by sacreBLEU, on detokenised text with --remove-bpe --tokenizer "
+        "moses; accuracy: also the percentage of sentences that are classified correctly."
+        f"{tests} (default: {default})",
     )
 
 

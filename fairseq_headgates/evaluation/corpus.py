@@ -27,7 +27,7 @@ from fairseq_headgates.evaluation.binarised import (
     subset_files,
 )
 from fairseq_headgates.evaluation.losses import Sample
-from fairseq_headgates.evaluation.objectives import Classes, NextToken, Objective, objective_of
+from fairseq_headgates.evaluation.objectives import Classes, Objective, objective_of
 from fairseq_headgates.evaluation.options import to_config
 from fairseq_headgates.evaluation.workers import all_reduce, device_of
 from fairseq_headgates.messages import first_line, logging_only
@@ -131,8 +131,9 @@ def setup_task(args: Namespace) -> Any:
 def files_of(task: Any, folder: str, subset: str) -> list[Path]:
     """Return the files that fairseq reads for a subset: those of its languages in the first folder of DATA."""
     first = utils.split_paths(folder)[0]
-    if objective_of(task).folders(first) != [Path(first)]:
-        return [path for part in objective_of(task).folders(first) for path in subset_files(str(part), subset)]
+    folders = objective_of(task).folders(first)
+    if folders != [Path(first)]:
+        return [path for part in folders for path in _files_of_part(part, subset)]
     source, target = (getattr(task.cfg, f"{side}_lang", None) for side in ("source", "target"))
     if not source or not target:
         return subset_files(first, subset)
@@ -140,6 +141,14 @@ def files_of(task: Any, folder: str, subset: str) -> list[Path]:
     found = (subset_files(first, subset, [f"{pair}.{source}", f"{pair}.{target}"]) for pair in pairs)
     aligned = [f"align.{pairs[0]}"] if getattr(task.cfg, "load_alignments", False) else []
     return next(filter(None, found), []) + (subset_files(first, subset, aligned) if aligned else [])
+
+
+def _files_of_part(folder: Path, subset: str) -> list[Path]:
+    """Return the files of a subset in the folder of first or second sentences, or of labels."""
+    files = subset_files(str(folder), subset)
+    if not files and folder.name == "input1":  # which fairseq would leave out
+        raise ValueError(f"there is no subset {subset!r} in {folder}: binarise the second sentences, too")
+    return files
 
 
 def load_corpus(args: Namespace, task: Any, model: nn.Module, sentences: int | None = None) -> Corpus:
@@ -195,17 +204,15 @@ def _check_task(task: Any, model: Any) -> None:
         raise ValueError(f"the checkpoint is {kind}: pass --task {name}, or another task of this kind")
     if isinstance(objective, Classes):
         objective.check_head(model)
-    reads_text = isinstance(objective, NextToken)
     consecutive = getattr(task, "consecutive", False)
-    if reads_text and consecutive and not hasattr(model.decoder, "memories"):
+    if consecutive and not hasattr(model.decoder, "memories"):
         raise ValueError("the checkpoint is a model without a memory: pass --task language_modeling")
     if mem_len and not consecutive:
         raise ValueError("the checkpoint is a model with a memory: pass --task language_modeling_segments")
     longest = model.max_positions()
-    if reads_text and task.args.tokens_per_sample > longest:
+    if (length := objective.block_length()) and length > longest:
         raise ValueError(
-            f"--tokens-per-sample is {task.args.tokens_per_sample}: it must be at most {longest}, the number of "
-            "positions of the model"
+            f"--tokens-per-sample is {length}: it must be at most {longest}, the number of positions of the model"
         )
 
 
@@ -232,6 +239,7 @@ def check_tokens(batches: Sequence[Sample], task: Any, args: Namespace) -> None:
             ("token", batch["net_input"].get("src_tokens"), symbols),
             (objective.target, batch.get("target"), objective.targets()),
         )
+        objective.check(batch, args.gen_subset)
         for what, tokens, number in sides:
             if tokens is None or not tokens.numel():
                 continue
@@ -239,7 +247,7 @@ def check_tokens(batches: Sequence[Sample], task: Any, args: Namespace) -> None:
                 if not 0 <= token < number:
                     raise ValueError(
                         f"the subset {args.gen_subset!r} of {args.data} has the {what} {token}, its dictionary "
-                        f"{number} symbols: run fairseq-preprocess again"
+                        f"{number} symbols: {objective.cure}"
                     )
 
 
@@ -332,4 +340,6 @@ def finite(loss: float, tokens: float) -> float:
         raise ValueError(
             f"the loss is {loss}: it must be finite, check the weights for inf and NaN, or leave out --fp16"
         )
+    if not tokens:
+        raise ValueError("the data have nothing to predict: give more --sentences, or, with masked_lm, --mask-prob")
     return loss / tokens

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from scipy.stats import binomtest
 from torch import nn
 
 from fairseq_headgates.evaluation.corpus import Corpus
@@ -126,6 +125,8 @@ def mcnemar(a: Sequence[int], b: Sequence[int], labels: Sequence[int]) -> float:
     Only sentences count that one of both classifies correctly and the other does not. If the classifiers are equally
     good, either one is right on such a sentence with probability 1/2.
     """
+    from scipy.stats import binomtest  # which takes a second to import
+
     only_a = sum(x == label != y for x, y, label in zip(a, b, labels, strict=True))
     only_b = sum(y == label != x for x, y, label in zip(a, b, labels, strict=True))
     return float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0

@@ -27,12 +27,14 @@ class Objective:
         stacks: the stacks of layers that a model for this task has
         unit: what the loss is a mean over
         target: what a target is
+        cure: what to do about a target that the dictionary does not have
     """
 
     metrics: ClassVar[tuple[str, ...]] = ("nll", "ppl", "bleu")
     stacks: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     unit: ClassVar[str] = "target token"
     target: ClassVar[str] = "token"
+    cure: ClassVar[str] = "run fairseq-preprocess again"
 
     def __init__(self, task: Any):
         self.task = task
@@ -57,6 +59,13 @@ class Objective:
         """Return the folders that hold the subsets of the data."""
         return [Path(data)]
 
+    def check(self, sample: Sample, subset: str) -> None:
+        """Raise ValueError for a batch that is not one of the task."""
+
+    def block_length(self) -> int:
+        """Return the largest number of tokens of a block of text, 0 where a task reads sentences."""
+        return 0
+
     def targets(self) -> int:
         """Return the number of symbols or classes that a target can be."""
         return len(self.task.target_dictionary)
@@ -80,6 +89,10 @@ class NextToken(Objective):
         """Return the dictionary of the embeddings of each stack of layers."""
         return {"decoder": self.task.source_dictionary}
 
+    def block_length(self) -> int:
+        """Return the largest number of tokens of a block."""
+        return int(self.task.args.tokens_per_sample)
+
     def signature(self) -> dict[str, str]:
         """Return how the text is cut into blocks."""
         options = self.task.args
@@ -88,20 +101,34 @@ class NextToken(Objective):
 
 
 class MaskedTokens(Objective):
-    """Prediction of masked tokens: the pre-training of RoBERTa (Liu et al. 2019)."""
+    """Prediction of masked tokens: the pre-training of RoBERTa (Liu et al. 2019).
+
+    Raises:
+        ValueError: for options with which other tokens are predicted, or the inputs of another model are read
+    """
 
     metrics = ("nll", "ppl")
     stacks = ("encoder",)
     unit = "masked token"
+
+    def __init__(self, task: Any):
+        super().__init__(task)
+        _refuse(task.cfg, "d2v2_multi", "skip_masking")
+
+    def block_length(self) -> int:
+        """Return the largest number of tokens of a block."""
+        return int(self.task.cfg.tokens_per_sample)
 
     def dictionaries(self) -> dict[str, Any]:
         """Return the dictionary of the embeddings of each stack of layers."""
         return {"encoder": self.task.source_dictionary}
 
     def signature(self) -> dict[str, str]:
-        """Return how the text is cut into blocks, and which share of the tokens is masked, with which seed."""
+        """Return how the text is cut into blocks and masked: shares of masked, unchanged, random tokens; seed."""
         cfg = self.task.cfg
-        return {"block": f"{cfg.tokens_per_sample}-{cfg.sample_break_mode}", "mask": f"{cfg.mask_prob:g}-{cfg.seed}"}
+        shares = (f"{share:g}" for share in (cfg.mask_prob, cfg.leave_unmasked_prob, cfg.random_token_prob))
+        block = f"{cfg.tokens_per_sample}-{cfg.sample_break_mode}"
+        return {"block": block, "mask": "-".join([*shares, str(cfg.seed)])}
 
     def losses(self, model: nn.Module, sample: Sample) -> Tensor:
         """Return -log2 p of every masked token, in bits, 0 for the others: [B, T]."""
@@ -122,11 +149,19 @@ class Classes(Objective):
     stacks = ("encoder",)
     unit = "sentence"
     target = "label"
+    cure = "check --num-classes and label/dict.txt (-1 is a label that is not in it)"
 
     def __init__(self, task: Any):
         super().__init__(task)
-        if task.cfg.regression_target:
-            raise ValueError("--regression-target cannot be used here: leave it out, only classes are predicted")
+        _refuse(task.cfg, "d2v2_multi", "regression_target")
+
+    def check(self, sample: Sample, subset: str) -> None:
+        """Raise ValueError unless every sentence of a batch has one label."""
+        target = sample.get("target")
+        if target is not None and target.numel() != len(sample["id"]):
+            raise ValueError(
+                f"the subset {subset!r} has sentences without exactly one label: binarise the labels again"
+            )
 
     def dictionaries(self) -> dict[str, Any]:
         """Return the dictionary of the embeddings of each stack of layers."""
@@ -176,6 +211,12 @@ class Classes(Objective):
                 f"--num-classes is {self.targets()}: it must be {classes}, as in the classification head "
                 f"{shown(wanted)} of the checkpoint"
             )
+
+
+def _refuse(cfg: Any, *options: str) -> None:
+    for option in options:
+        if getattr(cfg, option, False):
+            raise ValueError(f"--{option.replace('_', '-')} cannot be used here: leave it out")
 
 
 KINDS: Sequence[tuple[type, type[Objective]]] = (

@@ -24,6 +24,8 @@ class RobertaHeadGatesModel(HeadGatesMixin, RobertaModel):
     @classmethod
     def set_defaults(cls, args: Any) -> None:
         """Set the options that `args` leaves open, as fairseq does for `roberta`."""
+        if getattr(args, "max_positions", None) is None and getattr(args, "tokens_per_sample", None) is not None:
+            args.max_positions = args.tokens_per_sample
         base_architecture(args)
 
     @classmethod

@@ -145,6 +145,8 @@ def curve_panels(points: Sequence[Mapping[str, Any]]) -> list[Panel]:
     for measure, label in METRICS.items():
         if all(p.get(measure) is None for p in points):
             continue
+        if measure == "nll":
+            label = f"bits per {points[0].get('unit', 'target token')}"
         lines: dict[str, list[tuple[float, float]]] = {}
         for (checkpoint, by, types), group in groupby(points, key=lambda p: (p["checkpoint"], p["by"], p["types"])):
             name = f"{types} {by} {checkpoint}" if several else types

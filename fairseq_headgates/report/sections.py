@@ -41,7 +41,10 @@ TITLES_AND_INTROS = {
         "Each number is the evaluation gate of a head: open above 0, closed at 0 (dashed). Hatched heads are removed "
         "from the weights. A head without a gate counts as 1.",
     ),
-    "bleu": ("BLEU and heads kept", "BLEU and the number of heads that pruned models keep."),
+    "bleu": (
+        "Quality and heads kept",
+        "BLEU, perplexity or accuracy, and the number of heads that pruned models keep.",
+    ),
     "functions": (
         "Functions",
         "P: positional, S: syntactic (needs trees), R: rare tokens, A: alignment (needs alignments). An empty cell is "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from math import isnan
+from math import isnan, nan
 from typing import Any
 
 from fairseq_headgates.heads import HeadId, HeadTable
@@ -98,14 +98,20 @@ def _stars(p: float | None) -> str:
 
 def curve_table(points: Sequence[Mapping[str, Any]]) -> str:
     """Format pruning curves: percent removed, heads kept, loss and perplexity, BLEU or accuracy of each point."""
-    metric = next((name for name in ("ppl", "accuracy") if any(name in p for p in points)), "bleu")
-    header = ["removed", "heads", f"bits/{points[0].get('unit', 'token')}", METRICS[metric]]
+    metric = next((name for name in ("ppl", "accuracy", "bleu") if any(name in p for p in points)), "")
+    header = [
+        "removed",
+        "heads",
+        f"bits/{points[0].get('unit', 'token').split()[-1]}",
+        *([METRICS[metric]] if metric else []),
+    ]
     tested = any("p_value" in p for p in points)
     blocks = []
     for (checkpoint, by, types), group in groupby(points, key=lambda p: (p["checkpoint"], p["by"], p["types"])):
         rows = [
-            [f"{p['removed']:g}%", str(p["heads"]), f"{p['nll']:.4f}", _metric(p.get(metric))]
-            + ([_p_value(p["p_value"])] if tested else [])
+            [f"{p['removed']:g}%", str(p["heads"]), f"{p['nll']:.4f}"]
+            + [_metric(p.get(metric))] * bool(metric)
+            + [_p_value(p.get("p_value", nan))] * tested
             for p in group
         ]
         blocks.append(f"{types} by {by} ({checkpoint})\n" + text_table([*header, *["p"] * tested], rows))
