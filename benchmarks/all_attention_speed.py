@@ -14,7 +14,7 @@ import statistics
 from functools import partial
 
 import torch
-from bench_models import DTYPES, machine, make_task, median_ratio, time_works
+from bench_models import DTYPES, machine, machine_options, make_task, median_ratio, time_works
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import Tensor, nn
 
@@ -134,10 +134,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--part", choices=("layer", "model"), help="time only this (default: both)")
     parser.add_argument("--batch", type=int, default=4, help="rows of a batch of the layer (default: %(default)s)")
     parser.add_argument("--vocabulary", type=int, default=2000, help="symbols of the model (default: %(default)s)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--dtype", choices=DTYPES, default="fp32")
-    parser.add_argument("--threads", type=int, help="threads on the CPU (default: torch's)")
-    parser.add_argument("--rounds", type=int, default=10, help="repetitions (default: %(default)s)")
+    machine_options(parser, rounds=10)
     return parser.parse_args()
 
 

@@ -228,6 +228,14 @@ def batch_options(parser: argparse.ArgumentParser, vocabulary: int, sentences: i
     parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
 
 
+def machine_options(parser: argparse.ArgumentParser, rounds: int) -> None:
+    """Add the options of the device and of the number of repetitions."""
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32")
+    parser.add_argument("--threads", type=int, help="threads on the CPU (default: torch's)")
+    parser.add_argument("--rounds", type=int, default=rounds, help="repetitions (default: %(default)s)")
+
+
 def machine(device: str) -> str:
     """Return the name of the GPU, or of the processor with the number of threads."""
     if device == "cuda":

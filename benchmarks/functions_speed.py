@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from bench_models import DTYPES, SIZES, machine, make_args, make_task, median_ratio, time_works
+from bench_models import DTYPES, SIZES, machine, machine_options, make_args, make_task, median_ratio, time_works
 from fairseq.data import Dictionary, LanguagePairDataset
 from fairseq.models.transformer import TransformerModel
 from fairseq.utils import apply_to_sample
@@ -98,10 +98,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--size", choices=SIZES, default="base")
     parser.add_argument("--sentences", type=int, default=1000, help="take the first N (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=4000, help="tokens in a batch (default: %(default)s)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--dtype", choices=DTYPES, default="fp32")
-    parser.add_argument("--threads", type=int, help="threads on the CPU (default: torch's)")
-    parser.add_argument("--rounds", type=int, default=3, help="repetitions (default: %(default)s)")
+    machine_options(parser, rounds=3)
     return parser.parse_args()
 
 

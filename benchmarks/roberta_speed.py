@@ -12,7 +12,7 @@ import statistics
 from functools import partial
 
 import torch
-from bench_models import DTYPES, machine, make_task, median_ratio, time_works
+from bench_models import DTYPES, machine, machine_options, make_task, median_ratio, time_works
 from fairseq.models.roberta import RobertaModel
 from torch import Tensor, nn
 
@@ -65,10 +65,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batches", default="1,4,16,64", help="sizes of batches (default: %(default)s)")
     parser.add_argument("--length", type=int, default=128, help="tokens of a sentence (default: %(default)s)")
     parser.add_argument("--vocabulary", type=int, default=50000, help="symbols (default: %(default)s)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--dtype", choices=DTYPES, default="fp32")
-    parser.add_argument("--threads", type=int, help="threads on the CPU (default: torch's)")
-    parser.add_argument("--rounds", type=int, default=10, help="repetitions (default: %(default)s)")
+    machine_options(parser, rounds=10)
     return parser.parse_args()
 
 

@@ -5,7 +5,6 @@ import re
 from functools import partial
 
 import pytest
-import torch
 from support.commands import EVALUATION, USER_DIR
 from support.functions import conllu
 from support.language_models import (
@@ -19,7 +18,7 @@ from support.language_models import (
     by_sentence,
 )
 from support.models import assert_same
-from support.training import RESET, assert_one_line_error, read
+from support.training import RESET, assert_one_line_error, make_forms, read
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")  # of torch, on machines without a GPU
 
@@ -44,13 +43,7 @@ def make_models(made_once, train_lm, run):
         train_lm(folder / "baseline", arch="transformer_lm", variant=variant, updates=8)
         start = ["--restore-file", folder / "baseline" / "checkpoint_last.pt", *RESET]
         train_lm(folder / "gates", *GATES, *start, variant=variant)
-        state = read(folder / "gates" / "checkpoint_last.pt")
-        for layer, row in enumerate(CLOSED):
-            name = f"decoder.layers.{layer}.self_attn.gate.log_alpha"
-            state["model"][name] = torch.tensor(row).to(state["model"][name])
-        torch.save(state, folder / "gated.pt")
-        run("headgates", "prune", folder / "gated.pt", folder / "pruned.pt")
-        run("headgates", "prune", folder / "gated.pt", folder / "stock.pt", "--stock")
+        make_forms(run, folder, "decoder", CLOSED)
 
     def make_models(variant):
         folder = made_once(f"lm-{variant}", partial(make, variant=variant))

@@ -11,8 +11,9 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from support.language_models import VARIANTS, make_lm, make_lm_args, make_lm_sample, make_stock_lm, make_text
 from support.models import PAD, logits, make_task
+from support.training import assert_penalty_in_training_only
 
-from fairseq_headgates import HeadTable, gate_values, head_sites, l0_penalty, masked, prune
+from fairseq_headgates import HeadTable, gate_values, head_sites, masked, prune
 from fairseq_headgates.analysis.ablation import ablation_losses
 from fairseq_headgates.analysis.functions import Annotations, count_functions, functions_of
 from fairseq_headgates.analysis.options import FunctionOptions
@@ -116,16 +117,7 @@ def summed(loss):
 def test_the_criterion_adds_lambda_times_the_penalty_in_training_only(variant):
     model, sample = make_lm(**VARIANTS[variant], gate_heads="dec-self", gate_init="1"), make_lm_sample()
     ours, stock = criterion_of(variant, True), criterion_of(variant, False)
-    ours.set_l0(0.3)
-    plain, size, _ = stock(model, sample)
-    assert summed(ours(model, sample)[0]) == pytest.approx(summed(plain), abs=1e-5)
-    model.train()
-    torch.manual_seed(5)
-    loss, _, logs = ours(model, sample)
-    torch.manual_seed(5)
-    plain, *_ = stock(model, sample)
-    penalty = l0_penalty(model).item()
-    assert summed(loss) - summed(plain) == pytest.approx(0.3 * penalty * size, rel=1e-4)
+    size, penalty, logs = assert_penalty_in_training_only(model, sample, ours, stock)
     assert logs["l0"].item() == pytest.approx(penalty * size) and logs["heads_open_dec_self"].item() == 8 * size
 
 

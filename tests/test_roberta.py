@@ -14,8 +14,9 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from support.classifiers import HEAD, VARIANTS, make_roberta, make_sentences, make_stock_roberta, states
 from support.models import PAD, make_task
+from support.training import assert_penalty_in_training_only
 
-from fairseq_headgates import HeadTable, gate_values, head_sites, importance, l0_penalty, masked, prune, relevance
+from fairseq_headgates import HeadTable, gate_values, head_sites, importance, masked, prune, relevance
 from fairseq_headgates.analysis.ablation import ablation_losses
 from fairseq_headgates.analysis.functions import Annotations, count_functions, functions_of
 from fairseq_headgates.analysis.options import FunctionOptions, ScoreOptions
@@ -148,17 +149,8 @@ def test_the_criterion_adds_lambda_times_the_penalty_in_training_only(kind):
     else:
         sample, cfg = masked_sample(), MaskedLmConfig(tpu=False)
         ours, stock = MaskedLmL0Criterion(cfg, MASKED_LM), MaskedLmLoss(cfg, MASKED_LM)
-    ours.set_l0(0.3)
-    plain, size, _ = stock(model, sample)
-    assert ours(model, sample)[0].item() == pytest.approx(plain.item(), abs=1e-5)
-    model.train()
-    torch.manual_seed(5)
-    loss, _, logs = ours(model, sample)
-    torch.manual_seed(5)
-    plain, *_ = stock(model, sample)
-    penalty = l0_penalty(model).item()
-    assert loss.item() - plain.item() == pytest.approx(0.3 * penalty * int(size), rel=1e-4)
-    assert logs["heads_open_enc_self"].item() == 8 * int(size)
+    size, _, logs = assert_penalty_in_training_only(model, sample, ours, stock)
+    assert logs["heads_open_enc_self"].item() == 8 * size
 
 
 @variants
@@ -180,7 +172,7 @@ def test_the_loss_of_masked_tokens():
 
 @pytest.mark.parametrize(("task", "make"), [(CLASSES, make_sentences), (MASKED_LM, masked_sample)])
 def test_ablation_is_the_loss_with_each_head_masked(task, make):
-    model, corpus = make_roberta(2), Corpus(task, [make(0)] if make is make_sentences else [make()])
+    model, corpus = make_roberta(2), Corpus(task, [make()])
     whole, found = ablation_losses(model, corpus)
     assert whole == pytest.approx(mean_loss(model, corpus), abs=1e-6)
     for layer in range(2):

@@ -11,7 +11,7 @@ from support.classifiers import CLASSES, HEAD, MASKED, READING
 from support.commands import EVALUATION, USER_DIR, worker_arguments
 from support.functions import conllu
 from support.models import assert_same
-from support.training import assert_one_line_error, read
+from support.training import assert_one_line_error, make_forms, read
 
 from fairseq_headgates.models import RobertaHeadGatesModel
 
@@ -30,13 +30,7 @@ def models(made_once, train_roberta, run):
         train_roberta(folder / "masked", arch="roberta", task=MASKED, updates=4)
         start = ["--finetune-from-model", folder / "masked" / "checkpoint_last.pt"]
         train_roberta(folder / "gates", *GATES, *start, updates=30)
-        state = read(folder / "gates" / "checkpoint_last.pt")
-        for layer, row in enumerate(CLOSED):
-            name = f"encoder.sentence_encoder.layers.{layer}.self_attn.gate.log_alpha"
-            state["model"][name] = torch.tensor(row).to(state["model"][name])
-        torch.save(state, folder / "gated.pt")
-        run("headgates", "prune", folder / "gated.pt", folder / "pruned.pt")
-        run("headgates", "prune", folder / "gated.pt", folder / "stock.pt", "--stock")
+        make_forms(run, folder, "encoder.sentence_encoder", CLOSED)
 
     folder = made_once("roberta", make)
     return {name: folder / f"{name}.pt" for name in ("gated", "pruned", "stock")} | {
@@ -52,18 +46,8 @@ def headgates(run, command, data, path, *options, reading=READING, code=0):
 def accuracy(run, data, path, plugin=True):
     """The accuracy that fairseq-validate prints."""
     own = ["--user-dir", USER_DIR] if plugin else []
-    options = [
-        "--task",
-        "sentence_prediction",
-        "--criterion",
-        "sentence_prediction",
-        "--valid-subset",
-        "test",
-        "--batch-size",
-        40,
-        "--cpu",
-    ]
-    done = run("fairseq-validate", data, *own, "--path", path, *options)
+    options = "--task sentence_prediction --criterion sentence_prediction --valid-subset test --cpu".split()
+    done = run("fairseq-validate", data, *own, "--path", path, *options, "--batch-size", 40)
     return float(re.findall(r"\| accuracy ([\d.]+)", done.text)[-1])
 
 

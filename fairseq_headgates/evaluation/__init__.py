@@ -14,7 +14,7 @@ from fairseq_headgates.evaluation.corpus import (
 )
 from fairseq_headgates.evaluation.losses import Sample, at_least_single, token_losses
 from fairseq_headgates.evaluation.metrics import Metric, metric_of
-from fairseq_headgates.evaluation.objectives import Objective, is_language_modeling, objective_of
+from fairseq_headgates.evaluation.objectives import Objective, objective_of
 from fairseq_headgates.evaluation.options import to_config
 from fairseq_headgates.evaluation.translations import make_generator, translate
 from fairseq_headgates.evaluation.workers import all_reduce, device_of, gather, join_workers, leave_workers
@@ -33,7 +33,6 @@ __all__ = [
     "files_of",
     "finite",
     "gather",
-    "is_language_modeling",
     "join_workers",
     "leave_workers",
     "load_corpus",

@@ -48,7 +48,8 @@ class Objective:
 
     def dictionaries(self) -> dict[str, Any]:
         """Return the dictionary of the embeddings of each stack of layers."""
-        return {"encoder": self.task.source_dictionary, "decoder": self.task.target_dictionary}
+        sides = (self.task.source_dictionary, self.task.target_dictionary)  # one stack alone reads the source
+        return dict(zip(self.stacks, sides, strict=False))
 
     def signature(self) -> dict[str, str]:
         """Return the options of the task that results depend on, as parts of a signature."""
@@ -85,10 +86,6 @@ class NextToken(Objective):
     metrics = ("nll", "ppl")
     stacks = ("decoder",)
 
-    def dictionaries(self) -> dict[str, Any]:
-        """Return the dictionary of the embeddings of each stack of layers."""
-        return {"decoder": self.task.source_dictionary}
-
     def block_length(self) -> int:
         """Return the largest number of tokens of a block."""
         return int(self.task.args.tokens_per_sample)
@@ -118,10 +115,6 @@ class MaskedTokens(Objective):
     def block_length(self) -> int:
         """Return the largest number of tokens of a block."""
         return int(self.task.cfg.tokens_per_sample)
-
-    def dictionaries(self) -> dict[str, Any]:
-        """Return the dictionary of the embeddings of each stack of layers."""
-        return {"encoder": self.task.source_dictionary}
 
     def signature(self) -> dict[str, str]:
         """Return how the text is cut into blocks and masked: shares of masked, unchanged, random tokens; seed."""
@@ -162,10 +155,6 @@ class Classes(Objective):
             raise ValueError(
                 f"the subset {subset!r} has sentences without exactly one label: binarise the labels again"
             )
-
-    def dictionaries(self) -> dict[str, Any]:
-        """Return the dictionary of the embeddings of each stack of layers."""
-        return {"encoder": self.task.source_dictionary}
 
     def signature(self) -> dict[str, str]:
         """Return the name of the classification head."""

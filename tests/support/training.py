@@ -1,7 +1,9 @@
 """Options of trainings, checkpoints as fairseq reads them, and the one line of an error."""
 
+import pytest
 import torch
 
+from fairseq_headgates import l0_penalty
 from support.commands import EVALUATION
 
 GENERATE = [*EVALUATION, "--gen-subset", "test"]
@@ -11,6 +13,37 @@ KINDS = ("baseline", "gated", "fixed", "mixed")
 
 def read(path):
     return torch.load(path, map_location="cpu", weights_only=False)
+
+
+def make_forms(run, folder, stack, log_alpha):
+    """Set the gates of the model in folder/gates: gated.pt; pruned: pruned.pt; in fairseq's form: stock.pt.
+
+    `log_alpha` has a row for every layer of the stack, "decoder" or "encoder.sentence_encoder".
+    """
+    state = read(folder / "gates" / "checkpoint_last.pt")
+    for layer, row in enumerate(log_alpha):
+        name = f"{stack}.layers.{layer}.self_attn.gate.log_alpha"
+        state["model"][name] = torch.tensor(row).to(state["model"][name])
+    torch.save(state, folder / "gated.pt")
+    run("headgates", "prune", folder / "gated.pt", folder / "pruned.pt")
+    run("headgates", "prune", folder / "gated.pt", folder / "stock.pt", "--stock")
+
+
+@torch.no_grad()
+def assert_penalty_in_training_only(model, sample, ours, stock):
+    """A criterion of the plugin adds lambda times the penalty to that of fairseq. Returns size, penalty and logs."""
+
+    def loss_of(criterion):
+        torch.manual_seed(5)
+        return criterion(model, sample)
+
+    ours.set_l0(0.3)
+    assert float(loss_of(ours)[0]) == pytest.approx(float(loss_of(stock)[0]), abs=1e-5)
+    model.train()
+    (plain, size, _), (loss, _, logs) = loss_of(stock), loss_of(ours)
+    penalty = float(l0_penalty(model))
+    assert float(loss) - float(plain) == pytest.approx(0.3 * penalty * int(size), rel=1e-4)
+    return int(size), penalty, logs
 
 
 def assert_one_line_error(finished, words):
