@@ -14,7 +14,7 @@ from hypothesis import settings
 pytest.register_assert_rewrite("support")
 
 from support.attempts import Attempts  # noqa: E402
-from support.commands import ALIVE, GATED, Command, Toy, run_program, train_arguments  # noqa: E402
+from support.commands import ALIVE, GATED, Command, Toy, run_program, train_arguments, worker_arguments  # noqa: E402
 
 # Fixtures that several test files share.
 pytest_plugins = [
@@ -71,10 +71,15 @@ def start(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def run(start):
-    """run(program, *arguments, stdin="", code=0) runs a command to its end, which must have the exit code `code`."""
+    """run(program, *arguments, stdin="", code=0, workers=1) runs a command to its end, with the exit code `code`.
 
-    def run(program, *arguments, stdin="", code=0):
-        return start(program, *arguments, stdin=stdin).finish().expect(code)
+    With several workers it runs once for each, and the result is that of the first, which writes.
+    """
+
+    def run(program, *arguments, stdin="", code=0, workers=1):
+        options = worker_arguments(workers) if workers > 1 else [[]]
+        started = [start(program, *arguments, *own, stdin=stdin) for own in options]
+        return [command.finish().expect(code) for command in started][0]
 
     return run
 
@@ -112,10 +117,10 @@ def toy(made_once, run):
 
 @pytest.fixture(scope="session")
 def train(toy, run):
-    """train(save_dir, *options, arch=..., updates=2, code=0) trains the toy model with fairseq-train."""
+    """train(save_dir, *options, arch=..., updates=2, code=0, workers=1) trains the toy model with fairseq-train."""
 
-    def train(save_dir, *options, code=0, **choices):
-        return run("fairseq-train", *train_arguments(toy, save_dir, *options, **choices), code=code)
+    def train(save_dir, *options, code=0, workers=1, **choices):
+        return run("fairseq-train", *train_arguments(toy, save_dir, *options, **choices), code=code, workers=workers)
 
     return train
 

@@ -8,7 +8,7 @@ import torch
 from support.commands import EVALUATION
 from support.language_models import BLOCKS, SEGMENTS, assert_two_workers_score_as_one, by_sentence
 from support.models import assert_same
-from support.training import assert_one_line_error, read
+from support.training import SGD, assert_one_line_error, assert_two_workers_train_as_one, read
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")  # of torch, on machines without a GPU
 
@@ -84,8 +84,15 @@ def test_a_run_that_stops_between_epochs_continues_exactly(tmp_path, train_all_a
         assert_same(once[part], resumed[part], part)
 
 
-def test_two_workers_score_as_one(models, run, start, toy_text, tmp_path):
-    assert_two_workers_score_as_one(run, start, [toy_text, "--path", models["gated"], *READING], tmp_path)
+def test_two_workers_train_as_one_with_all_rows(train_all_attention, tmp_path):
+    """One worker has the streams of both, and the noise of the gates is that of the update, the same in all workers."""
+    options = [*GATES, "--gate-init", 1, "--gate-lr-scale", 10, *SGD]
+    one, two = ["--max-tokens", 60], ["--max-tokens", 30]  # of six tokens each: ten rows, and five for each worker
+    assert_two_workers_train_as_one(tmp_path, train_all_attention, options, one, two)
+
+
+def test_two_workers_score_as_one(models, run, toy_text, tmp_path):
+    assert_two_workers_score_as_one(run, [toy_text, "--path", models["gated"], *READING], tmp_path)
 
 
 def test_all_commands_and_a_report_of_their_results(models, run, toy_text, tmp_path):

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from support.checkpoints import OPEN, C, F, O, assert_same_tensors, read, toy_batch, with_gates
-from support.commands import GATED, logged, train_arguments, valid_loss, worker_arguments
+from support.commands import GATED, logged, valid_loss
 from support.models import logits, make_args, make_stock
 
 from fairseq_headgates import HeadTable, masked
@@ -117,17 +117,12 @@ def test_the_numbers_of_fairseqs_parameters_are_ours():
 
 
 @pytest.mark.rehearsal
-def test_two_workers_train_a_pruned_model_as_one_with_two_batches(pruned, start, train, toy, tmp_path):
+def test_two_workers_train_a_pruned_model_as_one_with_two_batches(pruned, train, tmp_path):
     """Layers without heads have parameters without elements, which the workers exchange too."""
     heads = ["--alive-heads", json.dumps(OPEN), "--remove-heads", "--finetune-from-model", pruned]
     options = [*heads, "--dropout", 0, "--max-tokens", 100, "--optimizer", "sgd", "--lr", 0.5]
     train(tmp_path / "one", *options, "--update-freq", 2, updates=2)
-    workers = [
-        start("fairseq-train", *train_arguments(toy, tmp_path / "two", *options, *own, updates=2))
-        for own in worker_arguments(2)
-    ]
-    for worker in workers:
-        worker.finish().expect(0)
+    train(tmp_path / "two", *options, updates=2, workers=2)
     one, two = (read(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("one", "two"))
     assert_same_tensors(one, two, atol=1e-5, rtol=1e-5)
     assert max((one[name] - read(pruned)["model"][name]).abs().max() for name in one if one[name].numel()) > 0.01

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from fairseq.models.transformer import TransformerModel
+from support.checkpoints import GENERATE
 from support.commands import (
     ALIVE,
     EVALUATION,
@@ -16,7 +17,7 @@ from support.commands import (
     run_program,
     valid_loss,
 )
-from support.training import GENERATE, assert_one_line_error, read
+from support.training import assert_one_line_error, read
 
 # Of torch's data loader, about machines without a GPU.
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")

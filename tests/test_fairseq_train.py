@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from support.checkpoints import GENERATE
 from support.commands import (
     ALIVE,
     EVALUATION,
@@ -20,7 +21,7 @@ from support.commands import (
     worker_arguments,
 )
 from support.models import assert_same
-from support.training import GENERATE, KINDS, RESET, read
+from support.training import KINDS, RESET, read
 
 import fairseq_headgates
 from fairseq_headgates import gate_values

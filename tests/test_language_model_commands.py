@@ -18,7 +18,14 @@ from support.language_models import (
     by_sentence,
 )
 from support.models import assert_same
-from support.training import RESET, assert_one_line_error, make_forms, read
+from support.training import (
+    RESET,
+    WITHOUT_NOISE,
+    assert_one_line_error,
+    assert_two_workers_train_as_one,
+    make_forms,
+    read,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")  # of torch, on machines without a GPU
 
@@ -206,8 +213,14 @@ def test_a_resumed_run_continues_exactly(tmp_path, train_lm, variant):
         assert_same(once[part], resumed[part], part)
 
 
-def test_two_workers_score_as_one(models, run, start, toy_text, tmp_path):
-    assert_two_workers_score_as_one(run, start, [toy_text, "--path", models["gated"], *READING], tmp_path)
+@pytest.mark.parametrize("variant", ["pre-norm", "adaptive"])
+def test_two_workers_train_as_one_with_two_batches(variant, train_lm, tmp_path):
+    options = [*GATES, *WITHOUT_NOISE, "--max-tokens", 100]
+    assert_two_workers_train_as_one(tmp_path, partial(train_lm, variant=variant), options, ["--update-freq", 2])
+
+
+def test_two_workers_score_as_one(models, run, toy_text, tmp_path):
+    assert_two_workers_score_as_one(run, [toy_text, "--path", models["gated"], *READING], tmp_path)
 
 
 @pytest.mark.rehearsal

@@ -3,15 +3,16 @@
 import json
 import re
 import shutil
+from functools import partial
 
 import pytest
 import torch
 from fairseq.models.roberta import RobertaModel
 from support.classifiers import CLASSES, HEAD, MASKED, READING
-from support.commands import EVALUATION, USER_DIR, worker_arguments
+from support.commands import EVALUATION, USER_DIR
 from support.functions import conllu
 from support.models import assert_same
-from support.training import assert_one_line_error, make_forms, read
+from support.training import WITHOUT_NOISE, assert_one_line_error, assert_two_workers_train_as_one, make_forms, read
 
 from fairseq_headgates.models import RobertaHeadGatesModel
 
@@ -164,13 +165,19 @@ def test_trees_of_sentences(models, run, toy_classes, tmp_path):
     assert {row["count"] for row in found["relations"]["enc-self"].values()} == {pairs}
 
 
-def test_two_workers_measure_as_one(models, run, start, toy_classes, tmp_path):
+@pytest.mark.parametrize("task", [CLASSES, MASKED], ids=["classes", "masked tokens"])
+def test_two_workers_train_as_one_with_two_batches(task, train_roberta, tmp_path):
+    assert_two_workers_train_as_one(
+        tmp_path, partial(train_roberta, task=task), [*GATES, *WITHOUT_NOISE], ["--update-freq", 2]
+    )
+
+
+def test_two_workers_measure_as_one(models, run, toy_classes, tmp_path):
     files = {name: tmp_path / f"{name}.json" for name in ("one", "two")}
     curve = ["headgates", "curve", toy_classes, "--path", models["gated"], *READING, "--by", "gradient", "--steps",
              "0,50", "--out"]  # fmt: skip
     run(*curve, files["one"])
-    for worker in [start(*curve, files["two"], *own) for own in worker_arguments(2)]:
-        worker.finish().expect(0)
+    run(*curve, files["two"], workers=2)
     one, two = (json.loads(path.read_text())["points"] for path in files.values())
     for a, b in zip(one, two, strict=True):
         assert (a["mask"], a["accuracy"], a["p_value"]) == (b["mask"], b["accuracy"], b["p_value"])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from support.commands import TYPES, l0_configuration, logged, train_arguments, worker_arguments
+from support.commands import TYPES, l0_configuration, logged
 from support.models import assert_same
 from support.training import read
 
@@ -44,11 +44,9 @@ def test_a_resumed_run_continues_every_schedule_exactly(name, tmp_path, train):
 
 
 @pytest.mark.parametrize("method", ["lagrangian", pytest.param("subset", marks=pytest.mark.rehearsal)])
-def test_two_workers_train_gates_to_a_target(method, tmp_path, start, toy):
+def test_two_workers_train_gates_to_a_target(method, tmp_path, train):
     options = [*GATES, *TARGET, "--sparsity-method", method, "--fix-gates-after", 2]
-    arguments = [train_arguments(toy, tmp_path, *options, *own, updates=4) for own in worker_arguments(2)]
-    for worker in [start("fairseq-train", *each) for each in arguments]:
-        worker.finish().expect(0)
+    train(tmp_path, *options, updates=4, workers=2)
     assert read(tmp_path / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 4
 
 

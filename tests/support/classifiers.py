@@ -78,14 +78,14 @@ def toy_classes(made_once, run):
 
 @pytest.fixture(scope="session")
 def train_roberta(toy_classes, run):
-    """train_roberta(save_dir, *options, arch=..., task=CLASSES, updates=2, code=0) trains on the toy sentences."""
+    """train_roberta(save_dir, *options, arch=..., task=CLASSES, updates=2, ...) trains on the toy sentences."""
 
-    def train_roberta(save_dir, *options, arch="roberta_head_gates", task=CLASSES, updates=2, code=0):
+    def train_roberta(save_dir, *options, arch="roberta_head_gates", task=CLASSES, updates=2, **how):
         plugin = ["--user-dir", USER_DIR] if "head_gates" in arch else []
         data = toy_classes / "input0" if task is MASKED else toy_classes
         criterion = ("masked_lm" if task is MASKED else "sentence_prediction") + ("_l0" if plugin else "")
         sizes = [f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()]
         places = [data, *plugin, "--arch", arch, "--save-dir", save_dir, "--max-update", updates, *task, *sizes]
-        return run("fairseq-train", *places, "--criterion", criterion, *TRAINING, *options, code=code)
+        return run("fairseq-train", *places, "--criterion", criterion, *TRAINING, *options, **how)
 
     return train_roberta

@@ -10,7 +10,7 @@ import torch
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from fairseq_headgates.models import TransformerLMHeadGatesModel
-from support.commands import EVALUATION, USER_DIR, worker_arguments
+from support.commands import EVALUATION, USER_DIR
 from support.models import PAD, VOCABULARY, make_task
 
 # Language models by name: the options of the model besides its sizes.
@@ -98,9 +98,9 @@ def toy_text(made_once, run):
 
 @pytest.fixture(scope="session")
 def train_lm(toy_text, run):
-    """train_lm(save_dir, *options, arch=..., variant=..., updates=2, code=0) trains on the toy text."""
+    """train_lm(save_dir, *options, arch=..., variant=..., updates=2, ...) trains on the toy text; others: of `run`."""
 
-    def train_lm(save_dir, *options, arch="transformer_lm_head_gates", variant="pre-norm", updates=2, code=0):
+    def train_lm(save_dir, *options, arch="transformer_lm_head_gates", variant="pre-norm", updates=2, **how):
         plugin = ["--user-dir", USER_DIR] if "head_gates" in arch else []
         model = {**SIZES, **VARIANTS[variant], "max_target_positions": 16}
         if variant == "adaptive":
@@ -110,18 +110,17 @@ def train_lm(toy_text, run):
         ]
         criterion = CRITERIONS.get(variant, "cross_entropy") + ("_l0" if plugin else "")
         places = [toy_text, *plugin, "--arch", arch, "--save-dir", save_dir, "--max-update", updates]
-        return run("fairseq-train", *places, *words, "--criterion", criterion, *TRAINING, *options, code=code)
+        return run("fairseq-train", *places, *words, "--criterion", criterion, *TRAINING, *options, **how)
 
     return train_lm
 
 
-def assert_two_workers_score_as_one(run, start, options, folder):
+def assert_two_workers_score_as_one(run, options, folder):
     """`options` are the data, the checkpoint and how it is read."""
     one, two = folder / "one.json", folder / "two.json"
     scoring = ["headgates", "score", *options, "--method", "confidence,gradient,ablation", "--out"]
     run(*scoring, one)
-    for worker in [start(*scoring, two, *own) for own in worker_arguments(2)]:
-        worker.finish().expect(0)
+    run(*scoring, two, workers=2)
     tables = [[entry["scores"]["dec-self"] for entry in json.loads(path.read_text())] for path in (one, two)]
     torch.testing.assert_close(torch.tensor(tables[0]), torch.tensor(tables[1]), equal_nan=True, rtol=1e-5, atol=1e-6)
 
@@ -135,10 +134,10 @@ ALL_ATTENTION.pop("decoder_ffn_embed_dim")
 def train_all_attention(toy_text, run):
     """train_all_attention(save_dir, *options, updates=2, ...) trains an all-attention model on the toy text."""
 
-    def train_all_attention(save_dir, *options, updates=2, code=0, reading=SEGMENTS):
+    def train_all_attention(save_dir, *options, updates=2, reading=SEGMENTS, **how):
         places = [toy_text, "--user-dir", USER_DIR, "--arch", "transformer_lm_all_attention", "--save-dir", save_dir]
         model = [f"--{name.replace('_', '-')}={value}" for name, value in ALL_ATTENTION.items()]
         training = [*TRAINING[len(BLOCKS) :], "--criterion", "cross_entropy_l0", "--max-tokens", 60]
-        return run("fairseq-train", *places, *reading, *model, *training, "--max-update", updates, *options, code=code)
+        return run("fairseq-train", *places, *reading, *model, *training, "--max-update", updates, *options, **how)
 
     return train_all_attention

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from fairseq_headgates import l0_penalty
-from support.commands import EVALUATION
+from support.checkpoints import assert_same_tensors
 
-GENERATE = [*EVALUATION, "--gen-subset", "test"]
 RESET = ["--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler"]
 KINDS = ("baseline", "gated", "fixed", "mixed")
 
@@ -44,6 +43,23 @@ def assert_penalty_in_training_only(model, sample, ours, stock):
     penalty = float(l0_penalty(model))
     assert float(loss) - float(plain) == pytest.approx(0.3 * penalty * int(size), rel=1e-4)
     return int(size), penalty, logs
+
+
+SGD = ["--optimizer", "sgd", "--lr", 0.5, "--dropout", 0, "--attention-dropout", 0]
+# Workers and batches would draw different noise; gates that are certainly open have none.
+WITHOUT_NOISE = ["--gate-init", 15, *SGD]
+
+
+def assert_two_workers_train_as_one(folder, train, options, of_one, of_two=()):
+    """`train` with `options` and those of one worker gives the weights that it gives with those of two workers."""
+    train(folder / "one", *options, *of_one, updates=4)
+    train(folder / "two", *options, *of_two, updates=4, workers=2)
+    train(folder / "start", *options, *of_one, updates=1)
+    models = [read(folder / name / "checkpoint_last.pt")["model"] for name in ("one", "two", "start")]
+    # fairseq's `_float_tensor` only has a type, and any value.
+    one, two, start = ({n: w for n, w in model.items() if "_float_tensor" not in n} for model in models)
+    assert_same_tensors(one, two, atol=1e-5, rtol=1e-5)
+    assert max((one[name] - start[name]).abs().max() for name in one) > 0.01
 
 
 def assert_one_line_error(finished, words):
