@@ -5,10 +5,11 @@
     corpora.py fetch  COLLECTION DOWNLOADS [--data-dir PLACE]    put each file, checked, into DOWNLOADS
     corpora.py unpack COLLECTION DOWNLOADS TEXT_DIR              write CORPUS.SRC and CORPUS.TGT, one sentence a line
 
-COLLECTION is `wmt-en-ru[:DEV,TEST]` (sets as sacrebleu names them, default wmt13,wmt14), `opensubtitles-en-ru` or
-`iwslt14-de-en`. PLACE is a folder that has (some of) the files, or the address of a mirror, laid out `<host>/<path>` as
-the addresses are; in a folder the files may also have their bare names. An interrupted download resumes. Size and
-SHA-256 of each file are recorded in DOWNLOADS/manifest.tsv; PLACE/SHA256SUMS is checked if it exists.
+COLLECTION is `wmt-en-ru[:DEV,TEST]` (sets as sacrebleu names them, default wmt13,wmt14), `opensubtitles-en-ru`,
+`iwslt14-de-en`, `wikitext-103`, which is written to {train,valid,test}.txt, or `mnli` (unpacked by lib/mnli.py).
+PLACE is a folder that has (some of) the files, or the address of a mirror, laid out `<host>/<path>` as the addresses
+are; in a folder the files may also have their bare names. An interrupted download resumes. Size and SHA-256 of each
+file are recorded in DOWNLOADS/manifest.tsv; PLACE/SHA256SUMS is checked if it exists.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def print_list(name: str) -> None:
 
 
 def unpack(name: str, folder: Path, texts: Path) -> None:
-    """Write CORPUS.SRC and CORPUS.TGT of every corpus. Print the number of pairs of each."""
+    """Write CORPUS.SRC and CORPUS.TGT of every corpus. Print the number of pairs of each, or of lines."""
     corpora, pair = collection(name), languages(name)
+    unit = "pairs" if len(pair) == 2 else "lines"
     texts.mkdir(parents=True, exist_ok=True)
     for corpus in corpora:
         path = folder / corpus.source.name
@@ -48,24 +50,24 @@ def unpack(name: str, folder: Path, texts: Path) -> None:
                 path, corpus, [texts / f"{corpus.name}.{language}" for language in pair], pair
             )
             note = f", {replaced:,} characters U+FFFD for bytes that are not UTF-8" if replaced else ""
-            write_whole(count, f"{corpus.name}: {number:,} pairs{note}\n", force=True)
+            write_whole(count, f"{corpus.name}: {number:,} {unit}{note}\n", force=True)
         print(count.read_text(encoding="utf-8"), end="")
 
 
-def write_pairs(path: Path, corpus: Corpus, outputs: list[Path], pair: tuple[str, str]) -> tuple[int, int]:
-    """Write both sides of a corpus. Return the number of pairs and of characters U+FFFD."""
+def write_pairs(path: Path, corpus: Corpus, outputs: list[Path], pair: tuple[str, ...]) -> tuple[int, int]:
+    """Write the sides of a corpus. Return the number of pairs and of characters U+FFFD."""
     sides = [iter(corpus.read(path, language)) for language in pair]
-    counts, replaced = [0, 0], 0
+    counts, replaced = [0] * len(sides), 0
     with ExitStack() as stack:
         names = [stack.enter_context(replacing(output, force=True)) for output in outputs]
         files = [stack.enter_context(name.open("w", encoding="utf-8", newline="\n")) for name in names]
-        for texts in tqdm(zip_longest(*sides), desc=corpus.name, unit=" pairs", unit_scale=True, disable=None):
+        for texts in tqdm(zip_longest(*sides), desc=corpus.name, unit=" lines", unit_scale=True, disable=None):
             for i, text in enumerate(texts):
                 if text is not None:
                     counts[i] += 1
                     replaced += text.count("\ufffd")
                     files[i].write(one_line(text) + "\n")
-        if counts[0] != counts[1]:
+        if counts[0] != counts[-1]:
             numbers = " and ".join(f"{n:,} lines in {language}" for n, language in zip(counts, pair, strict=True))
             raise Refused(f"{path}: {corpus.name} has {numbers}: the two sides must be aligned, download it again")
     return counts[0], replaced

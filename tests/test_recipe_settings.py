@@ -206,7 +206,8 @@ def test_settings_that_can_be_obeyed_are_accepted(given):
 
 def test_every_setting_in_the_scripts_is_in_the_table():
     """${NAME:=...} and ${NAME:-...} in a recipe, and in what it sources."""
-    sourced = {name: (RECIPES / "lib" / f"{name}.sh").read_text() for name in ("defaults", "published")}
+    files = [*(RECIPES / "lib").glob("*defaults.sh"), RECIPES / "lib" / "published.sh"]
+    sourced = {file.stem: file.read_text() for file in files}
     for name, table in settings.RECIPES.items():
         text = (RECIPES / name).read_text()
         text += "".join(more for part, more in sourced.items() if f"lib/{part}.sh" in text)

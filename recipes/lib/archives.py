@@ -16,6 +16,7 @@ from typing import IO
 
 from commands import Refused
 
+PLAIN = (".json", ".bpe")  # no archives, and not compressed
 # zipfile raises RuntimeError for an unknown compression or encryption.
 BROKEN_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError)
 
@@ -92,6 +93,8 @@ def read_to_the_end(path: Path) -> None:
     """Raise one of BROKEN_ARCHIVE if an archive is incomplete or damaged. Checksums are at the end of an archive."""
     if path.stat().st_size == 0:
         raise EOFError("it is empty")  # gzip reads an empty file without an error
+    if path.suffix in PLAIN:
+        return
     if path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive:
             if (damaged := archive.testzip()) is not None:

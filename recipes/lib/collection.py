@@ -16,7 +16,7 @@ OPUS = "https://object.pouta.csc.fi/OPUS-OpenSubtitles/v2018"
 
 @dataclass(frozen=True)
 class Corpus:
-    """Parallel text in one file: `read(path, language)` yields the lines of one side."""
+    """Text in one file: `read(path, language)` yields the lines of one side of parallel text."""
 
     name: str
     source: Source
@@ -71,11 +71,38 @@ def iwslt14() -> list[Corpus]:
     ]
 
 
+def wikitext103() -> list[Corpus]:
+    """WikiText-103 (Merity et al. 2016), the archive with words: rare ones are <unk>."""
+    archive = Source("wikitext-103-v1.zip", "https://wikitext.smerity.com/wikitext-103-v1.zip")
+    texts = {split: members(f"wikitext-103/wiki.{split}.tokens") for split in ("train", "valid", "test")}
+    return [Corpus(split, archive, read) for split, read in texts.items()]
+
+
+FAIRSEQ = "dl.fbaipublicfiles.com"
+
+
+def mnli() -> list[Corpus]:
+    """MNLI as in GLUE, with the BPE of GPT-2, which RoBERTa reads; lib/mnli.py unpacks and encodes it."""
+    return [
+        Corpus("mnli", Source("MNLI.zip", f"https://{FAIRSEQ}/glue/data/MNLI.zip"), no_text),
+        *(
+            Corpus(name, Source(name, f"https://{FAIRSEQ}/fairseq/gpt2_bpe/{name}"), no_text)
+            for name in ("encoder.json", "vocab.bpe")
+        ),
+    ]
+
+
 def collection(name: str) -> list[Corpus]:
     """Return the corpora of a collection such as `wmt-en-ru:wmt13,wmt14`."""
     kind, _, sets = name.partition(":")
     dev, _, test = (sets or "wmt13,wmt14").partition(",")
-    known = {"wmt-en-ru": lambda: wmt(dev, test), "opensubtitles-en-ru": opensubtitles, "iwslt14-de-en": iwslt14}
+    known = {
+        "wmt-en-ru": lambda: wmt(dev, test),
+        "opensubtitles-en-ru": opensubtitles,
+        "iwslt14-de-en": iwslt14,
+        "wikitext-103": wikitext103,
+        "mnli": mnli,
+    }
     if kind not in known:
         raise Refused(f"{name!r} is not a collection: choose from {', '.join(known)}")
     if sets and kind != "wmt-en-ru":
@@ -83,7 +110,12 @@ def collection(name: str) -> list[Corpus]:
     return known[kind]()
 
 
-def languages(name: str) -> tuple[str, str]:
+def languages(name: str) -> tuple[str, ...]:
+    """Return the endings of the files of a collection: both languages, or txt for text that is not parallel."""
+    if name == "mnli":
+        raise Refused("mnli is no parallel text: recipes/lib/mnli.py unpacks it")
+    if name == "wikitext-103":
+        return ("txt",)
     source, target = name.partition(":")[0].split("-")[-2:]
     return source, target
 

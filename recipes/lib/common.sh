@@ -237,11 +237,11 @@ record_text() {
   mv "$made.$$.part" "$made"
 }
 
-# sizes_of RAW_DIR LANGUAGE...: print names and sizes of the text files.
+# sizes_of RAW_DIR LANGUAGE...: print names and sizes of the text files, those of `splits` if it is set.
 sizes_of() {
   local raw=$1 split language file
   shift
-  for split in train valid test; do
+  for split in ${splits:-train valid test}; do
     for language in "$@"; do
       file=$raw/$split.$language
       [[ -f $file ]] || file+=.gz

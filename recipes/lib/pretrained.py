@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Download a trained translation model of fairseq, by its name in torch.hub.
+"""Download a trained model of fairseq for translation, or a RoBERTa, by its name in torch.hub.
 
     pretrained.py NAME FOLDER [--data-dir PLACE]      for example transformer.wmt14.en-fr
 
@@ -14,6 +14,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from fairseq.models.roberta import RobertaModel
 from fairseq.models.transformer import TransformerModel
 
 from archives import unpack
@@ -22,7 +23,7 @@ from fetching import Source, fetch
 
 
 def address_of(name: str) -> str:
-    models = TransformerModel.hub_models()
+    models = TransformerModel.hub_models() | RobertaModel.hub_models()
     if name not in models:
         raise Refused(f"{name!r} is not a trained model of fairseq: choose from {', '.join(models)}")
     found = models[name]

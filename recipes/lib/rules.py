@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import os
 import re
@@ -154,6 +155,33 @@ def seeds(text: str) -> list[int]:
     if not found or len(set(found)) < len(found):
         raise ValueError("must be one or more random seeds, each once, separated by spaces: 1 2 3")
     return found
+
+
+def lambdas(text: str) -> list[float]:
+    """Weights of the penalty, each once: their texts are names of folders."""
+    found = each(number(0), spaces=True)(text)
+    if not found or len(set(found)) < len(found):
+        raise ValueError("must be one or more numbers, each once, separated by spaces: 0.02 0.04")
+    return found
+
+
+def cutoffs(text: str) -> list[int]:
+    """Cut-offs of an adaptive softmax, as fairseq takes them."""
+    try:
+        found = [whole()(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or found != sorted(set(found)):
+        raise ValueError("must be rising whole numbers, separated by commas without blanks: 20000,60000")
+    return found
+
+
+def optimizer(text: str) -> str:
+    """An optimizer of fairseq; its LAMB is that of NVIDIA's apex."""
+    one_of("adam", "lamb")(text)
+    if text == "lamb" and not importlib.util.find_spec("apex"):
+        raise ValueError("needs NVIDIA's apex, which is not installed: install it, or use adam")
+    return text
 
 
 def program(text: str) -> list[str]:

@@ -5,8 +5,8 @@
     settings.py --help RECIPE     list the settings with their meaning and value
 
 Prints nothing when all settings are valid. Otherwise one line on stderr gives the setting, its value and the rule, and
-the exit code is 2. An empty setting means the default of the recipe, except for RUNS, SCRATCH, the lists of sweep.sh
-and TOKENIZE, where it means none. fairseq-train checks TRAIN_FLAGS.
+the exit code is 2. An empty setting means the default of the recipe, except for RUNS, SCRATCH, GATES, CURVES, the lists
+of sweep.sh and TOKENIZE, where it means none. fairseq-train checks TRAIN_FLAGS.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import classifier_settings
+import settings_table
+from classifier_settings import check_classifier
 from commands import exit_code
 from rules import shown
 from runs import sizes_of, with_method
-from settings_table import RECIPES
+
+RECIPES = {**settings_table.RECIPES, **classifier_settings.RECIPES}
 
 # --- settings that depend on each other -------------------------------------------------------------------------
 
@@ -93,7 +97,7 @@ def check_length(given: Mapping[str, Any]) -> None:
             f"SCHEDULE='polynomial_decay' needs UPDATES, the number of updates of the baseline{ignored}: set UPDATES, "
             "or SCHEDULE=inverse_sqrt, which also takes EPOCHS"
         )
-    if schedule == "polynomial_decay" and warmup and warmup >= updates:
+    if schedule in ("polynomial_decay", "cosine") and warmup and updates and warmup >= updates:
         raise ValueError(f"WARMUP={warmup} must be below UPDATES={updates}")
     further, first = given.get("PRUNE_UPDATES"), given.get("PRUNE_WARMUP")
     if given.get("PRUNE_SCHEDULE") in ("polynomial_decay", "cosine") and further and first and first >= further:
@@ -157,6 +161,23 @@ def check_epochs(given: Mapping[str, Any]) -> None:
         raise ValueError(f"SEEDS={' '.join(map(str, given['SEEDS']))!r} must be one seed: run the recipe once for each")
 
 
+def check_language_model(given: Mapping[str, Any]) -> None:
+    """Settings of a language model: blocks fit into a batch, and no setting is without effect."""
+    arch, block = given.get("ARCH", "transformer_lm"), given.get("TOKENS_PER_SAMPLE", 0)
+    for name in ("MEM_LEN", "PERSISTENT_VECTORS", "STREAM_BLOCKS"):
+        if arch == "transformer_lm" and name in given:
+            raise ValueError(f"{name}={given[name]} has no effect on ARCH=transformer_lm: unset it")
+    for name in ("MAX_TOKENS", "EVAL_TOKENS"):
+        if given.get(name, block) < block:
+            raise ValueError(f"{name}={given[name]} must be at least TOKENS_PER_SAMPLE={block}")
+    if given.get("MIN_LR", 0) >= given.get("LR", math.inf):
+        raise ValueError(f"MIN_LR={given['MIN_LR']:g} must be below LR={given['LR']:g}")
+    if given.get("BPE") and given.get("VOCABULARY"):
+        raise ValueError(
+            f"VOCABULARY={given['VOCABULARY']} has no effect with BPE={given['BPE']}: set BPE=0, or unset it"
+        )
+
+
 TOGETHER = [
     check_launcher,
     check_sizes,
@@ -167,7 +188,10 @@ TOGETHER = [
     check_seeds,
     check_epochs,
     check_architecture,
+    check_classifier,
 ]
+OF_LANGUAGE_MODELS = [check_launcher, check_sizes, check_length, check_seeds, check_language_model]
+OF_RECIPE = {"language_model.sh": OF_LANGUAGE_MODELS, "wikitext103.sh": OF_LANGUAGE_MODELS}  # of the others: TOGETHER
 
 
 def check(recipe: str, environment: Mapping[str, str]) -> None:
@@ -182,7 +206,7 @@ def check(recipe: str, environment: Mapping[str, str]) -> None:
                     raise ValueError("must be one line")
             except ValueError as error:
                 raise ValueError(f"{name}={shown(text)} {error}") from None
-    for check_together in TOGETHER:
+    for check_together in OF_RECIPE.get(recipe, TOGETHER):
         check_together(given)
 
 

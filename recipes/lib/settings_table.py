@@ -11,13 +11,16 @@ from rules import (
     TYPES,
     Rule,
     anything,
+    cutoffs,
     each,
     english_russian_set,
     epochs,
     heads_to_keep,
+    lambdas,
     language,
     number,
     one_of,
+    optimizer,
     place,
     plugin_folder,
     program,
@@ -182,6 +185,64 @@ PUBLISHED: Settings = {
     "PRECISION": Setting(one_of("fp16", "amp", "fp32"), "precision of training (default: fp16 on a GPU)"),
     **TRANSLATION,
 }
+LANGUAGE_MODEL: Settings = {
+    "BPE": Setting(whole(0), "number of BPE merge operations; 0: tokens are the words of the text"),
+    "VOCABULARY": Setting(
+        whole(0),
+        "with BPE=0: symbols of the dictionary, the 4 special ones included; rarer words are unknown; 0: all words",
+    ),
+    "ARCH": Setting(
+        one_of("transformer_lm", "transformer_lm_all_attention"),
+        "architecture: transformer_lm (with gates: transformer_lm_head_gates) or transformer_lm_all_attention",
+    ),
+    **{name: TRANSLATION[name] for name in ("EMBED", "FFN")},
+    "LAYERS": Setting(whole(), "layers"),
+    **{name: TRANSLATION[name] for name in ("HEADS", "PRE_NORM", "DROPOUT")},
+    "TOKENS_PER_SAMPLE": Setting(whole(), "tokens of a block, as fairseq-train --tokens-per-sample"),
+    "MEM_LEN": Setting(whole(0), "transformer_lm_all_attention: --mem-len (default: TOKENS_PER_SAMPLE)"),
+    "PERSISTENT_VECTORS": Setting(
+        whole(), "transformer_lm_all_attention: --persistent-vectors (default: 4 times EMBED)"
+    ),
+    "STREAM_BLOCKS": Setting(whole(), "transformer_lm_all_attention: --stream-blocks (default: 64)"),
+    "ADAPTIVE": Setting(
+        cutoffs, "adaptive input and softmax with these cut-offs, separated by commas: 20000,60000 (default: none)"
+    ),
+    "MAX_TOKENS": Setting(whole(), "--max-tokens of training: tokens in a batch, limited by memory"),
+    "UPDATE_FREQ": Setting(each(whole()), "batches for each update, as fairseq-train --update-freq"),
+    "TOKENS_PER_UPDATE": Setting(
+        whole(), "tokens for each update on any number of GPUs; sets UPDATE_FREQ and lowers MAX_TOKENS"
+    ),
+    "OPTIMIZER": Setting(optimizer, "adam, or lamb, which needs NVIDIA's apex"),
+    "SCHEDULE": Setting(
+        one_of("polynomial_decay", "inverse_sqrt", "cosine"),
+        "learning rate schedule of the baseline; inverse_sqrt: the checkpoint with the lowest loss on the validation "
+        "set is used, otherwise the last one",
+    ),
+    **{name: TRANSLATION[name] for name in ("UPDATES", "LR", "WARMUP", "SAVE_EVERY")},
+    "MIN_LR": Setting(number(0), "learning rate at the end of a cosine schedule (default: 0)"),
+    "LAMBDAS": Setting(lambdas, "values of --l0-weight, separated by spaces, a gated run for each"),
+    "PRUNE_UPDATES": Setting(whole(), "updates of each gated run and of baseline+"),
+    "PRUNE_LR": Setting(number(above=0), "learning rate of each gated run and of baseline+"),
+    "PRUNE_WARMUP": Setting(whole(0), "warm-up updates of each gated run and of baseline+"),
+    "PRUNE_SCHEDULE": Setting(
+        one_of("polynomial_decay", "inverse_sqrt", "fixed", "cosine"),
+        "learning rate schedule of each gated run and of baseline+",
+    ),
+    "L0_WARMUP": Setting(
+        whole(0),
+        "--l0-warmup-updates (default: none; with transformer_lm_all_attention 40% of PRUNE_UPDATES)",
+    ),
+    "GATE_INIT": Setting(number(), "--gate-init (default: that of fairseq-train, and 2 with all-attention)"),
+    "GATE_HARD": Setting(switch, "1: --gate-hard"),
+    "GATE_OUTPUT_SCALE": Setting(switch, "1: --gate-output-scale"),
+    "GATE_LR_SCALE": Setting(number(above=0), "--gate-lr-scale (default: 50)"),
+    "FIX_AFTER": Setting(whole(0), "--fix-gates-after (default: never)"),
+    "EVAL_TOKENS": Setting(whole(), "--max-tokens of evaluation"),
+    "SPEED": Setting(switch, "1: evaluate every model on the test set once more, to measure tokens per second"),
+    "PAPER": Setting(one_of("shim", "none"), "shim: also print the heads that Shim et al. 2021 keep"),
+    **{name: TRANSLATION[name] for name in ("TRAIN_FLAGS", "SEEDS", "SEED", "HEADGATES")},
+    **MACHINE,
+}
 STEPS = Setting(each(number(0, 100)), "cumulative percentages of the heads to remove, separated by commas")
 RECIPES: Mapping[str, Settings] = {
     "translation.sh": {**TRANSLATION, "SRC": Setting(language, "argument"), "TGT": Setting(language, "argument")},
@@ -242,4 +303,6 @@ RECIPES: Mapping[str, Settings] = {
         **SEARCH,
         **MACHINE,
     },
+    "language_model.sh": LANGUAGE_MODEL,
+    "wikitext103.sh": {"DATA_DIR": DATA_DIR, "PRECISION": PUBLISHED["PRECISION"], **LANGUAGE_MODEL},
 }

@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# WikiText-103 with the all-attention model, as in Shim et al. 2021: from the archive to heads and perplexity.
+#
+#   recipes/wikitext103.sh [--dry-run] OUT_DIR
+#
+# 16 layers of 8 heads, 512 dimensions, 2048 persistent vectors, segments and memory of 192 tokens, words as tokens,
+# adaptive input and softmax; gates with lambda 0.01, 0.015 and 0.02. The table has the heads that the paper keeps
+# beside ours. The optimizer is Adam, in the paper LAMB (OPTIMIZER=lamb, which needs NVIDIA's apex). Needs a GPU and a
+# download. Run the same command again to resume; --dry-run prints the commands that are still to be run.
+set -euo pipefail
+recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$recipes/lib/common.sh"
+source "$recipes/lib/devices.sh"
+# Any of these settings may be given in the environment. Comments mark what the paper does not say.
+set -a
+: "${ARCH:=transformer_lm_all_attention}" "${LAYERS:=16}" "${HEADS:=8}" "${EMBED:=512}"
+: "${TOKENS_PER_SAMPLE:=192}" "${DROPOUT:=0.1}" # dropout: not in the paper
+[[ $ARCH == transformer_lm ]] || : "${PERSISTENT_VECTORS:=2048}" "${MEM_LEN:=192}"
+: "${BPE:=0}" "${ADAPTIVE:=19997,39997,199997}" # of transformer_lm_all_attention_wt103: not in the paper
+: "${TOKENS_PER_UPDATE:=36864}" "${MAX_TOKENS:=9216}" # 192 segments in all
+# 20 epochs of 103 million tokens. Rates of LAMB: of the paper. Rates of Adam, and the warm-up: not in the paper.
+: "${OPTIMIZER:=adam}" "${SCHEDULE:=cosine}" "${UPDATES:=56000}" "${WARMUP:=4000}"
+if [[ $OPTIMIZER == lamb ]]; then : "${LR:=0.01}" "${MIN_LR:=0.001}"; else : "${LR:=0.0003}" "${MIN_LR:=0.00003}"; fi
+# The paper prunes for up to 20 epochs, with one epoch of warm-up of lambda. Its gates have 10 times the rate.
+: "${PRUNE_SCHEDULE:=fixed}" "${PRUNE_LR:=0.0001}" "${PRUNE_WARMUP:=0}" "${PRUNE_UPDATES:=56000}" "${L0_WARMUP:=2800}"
+: "${LAMBDAS:=0.01 0.015 0.02}" "${GATE_LR_SCALE:=10}" "${SAVE_EVERY:=2800}" "${PAPER:=shim}"
+: "${PRECISION:=}" "${DATA_DIR:=}"
+set +a
+source "$recipes/lib/language_model_defaults.sh"
+
+parse_arguments OUT_DIR "$@"
+out=${arguments[0]}
+need curl fairseq-preprocess fairseq-train fairseq-eval-lm headgates subword-nmt
+check_settings
+check_out "$out"
+no_colon "$out"
+find_devices
+need_gpu
+lock_out "$out"
+# A launcher may start the training on GPUs of other machines.
+if ((gpus)) || [[ -n ${LAUNCHER:-} && ${CPU:-0} != 1 ]]; then
+  : "${PRECISION:=fp16}"
+fi
+: "${PRECISION:=fp32}"
+flags="--clip-norm 0.5"
+[[ $PRECISION == fp32 ]] || flags+=" --$PRECISION"
+export TRAIN_FLAGS="$flags $TRAIN_FLAGS"
+# A model has two checkpoints with weights and two moments, 12 bytes for each parameter, and the pruned one; about 40
+# rows of EMBED for the embeddings of 1000 words. The text needs 3 GB.
+parameters=$((LAYERS * EMBED * (5 * EMBED + 2 * ${PERSISTENT_VECTORS:-$EMBED}) + 40000 * EMBED))
+models=$((($(wc -w <<<"$LAMBDAS") + 2) * $(wc -w <<<"$SEEDS")))
+need_space "${DISK_GB:-$((3 + parameters * 12 * 3 * models / 1000000000))}" "$out"
+
+get_corpora wikitext-103 "$out"
+exec "$recipes/language_model.sh" "$out/corpora" "$out" # it inherits the lock

@@ -1,0 +1,384 @@
+"""The recipes for language models: settings, programs, and whole runs on a small text."""
+
+import json
+import math
+import random
+import shlex
+import subprocess
+import sys
+
+import pytest
+import torch
+from fairseq import checkpoint_utils, options
+from support.recipes import RECIPES, refused
+from support.recipes import run as run_recipe
+
+import language_model_results as results
+import perplexity
+import settings
+from fairseq_headgates.models import TransformerLMHeadGatesModel  # noqa: F401  (registers the architectures)
+from miniature import save, zipped
+
+WORDS = ["ba", "co", "dufa", "fi", "bido", "cacode", "e"]
+TINY = {"EMBED": 16, "FFN": 16, "LAYERS": 2, "HEADS": 2, "WARMUP": 2, "LR": 0.01, "MAX_TOKENS": 400}
+TINY |= {"TOKENS_PER_SAMPLE": 16, "UPDATES": 6, "PRUNE_UPDATES": 4, "PRUNE_WARMUP": 1, "PRUNE_LR": 0.01}
+ALL = "transformer_lm_all_attention"
+
+
+def made_up(lines, seed):
+    rng = random.Random(seed)
+    return ["".join(f" {word} " for word in rng.choices(WORDS, k=rng.randint(0, 9))) for _ in range(lines)]
+
+
+TEXT = {split: made_up(lines, lines) for split, lines in (("train", 300), ("valid", 30), ("test", 21))}
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A folder of raw text."""
+    (tmp_path / "raw").mkdir()
+    for split, lines in TEXT.items():
+        (tmp_path / "raw" / f"{split}.txt").write_text("".join(f"{line}\n" for line in lines))
+    return tmp_path / "raw"
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"BPE": "-1"}, "must be a whole number, 0 or more"),
+        ({"ARCH": "transformer"}, "must be transformer_lm or transformer_lm_all_attention"),
+        ({"LAMBDAS": "0.1,0.2"}, "must be a finite number, 0 or more"),
+        ({"LAMBDAS": "0.1 0.10"}, "each once"),
+        ({"LAMBDAS": " "}, "one or more numbers"),
+        ({"ADAPTIVE": "5,3"}, "must be rising whole numbers"),
+        ({"ADAPTIVE": "5,,9"}, "must be rising whole numbers"),
+        ({"OPTIMIZER": "sgd"}, "must be adam or lamb"),
+        ({"SCHEDULE": "fixed"}, "must be polynomial_decay, inverse_sqrt or cosine"),
+        ({"SCHEDULE": "cosine", "UPDATES": "9", "WARMUP": "9"}, "WARMUP=9 must be below UPDATES=9"),
+        ({"PRUNE_SCHEDULE": "cosine", "PRUNE_UPDATES": "9", "PRUNE_WARMUP": "9"}, "must be below PRUNE_UPDATES=9"),
+        ({"MIN_LR": "0.1", "LR": "0.01"}, "MIN_LR=0.1 must be below LR=0.01"),
+        ({"MEM_LEN": "4"}, "MEM_LEN=4 has no effect on ARCH=transformer_lm"),
+        ({"MAX_TOKENS": "9", "TOKENS_PER_SAMPLE": "10"}, "MAX_TOKENS=9 must be at least TOKENS_PER_SAMPLE=10"),
+        ({"EVAL_TOKENS": "9", "TOKENS_PER_SAMPLE": "10"}, "EVAL_TOKENS=9 must be at least TOKENS_PER_SAMPLE=10"),
+        ({"BPE": "5", "VOCABULARY": "9"}, "VOCABULARY=9 has no effect with BPE=5"),
+        ({"EMBED": "6", "HEADS": "4"}, "HEADS=4 must divide EMBED=6"),
+        ({"PAPER": "wmt"}, "must be shim or none"),
+    ],
+)
+def test_a_setting_that_cannot_be_obeyed_is_refused(given, words):
+    for recipe in ("language_model.sh", "wikitext103.sh"):
+        with pytest.raises(ValueError) as error:
+            settings.check(recipe, given)
+        assert words in str(error.value) and len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"ARCH": ALL, "MEM_LEN": "0", "PERSISTENT_VECTORS": "4", "LAMBDAS": "0 .1\t1e-2", "GATE_INIT": "-2"},
+        {"BPE": "0", "VOCABULARY": "9", "ADAPTIVE": "4", "SCHEDULE": "cosine", "MIN_LR": "0", "LR": "1e-3"},
+    ],
+)
+def test_settings_that_can_be_obeyed_are_accepted(given):
+    settings.check("language_model.sh", given)
+
+
+@pytest.mark.parametrize(
+    "given", [{"LAMBDAS": "x"}, {"EMBED": "x"}, {"EMBED": "x", "ARCH": ALL}, {"OPTIMIZER": "lamb"}]
+)
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_recipe_checks_its_settings_first(given, dry, tmp_path):
+    for recipe, arguments in (("language_model.sh", ["raw", tmp_path / "out"]), ("wikitext103.sh", [tmp_path / "out"])):
+        name = next(iter(given))
+        refused(run_recipe(recipe, *["--dry-run"] * dry, *arguments, **given), recipe, name, str(given[name]))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_that_is_missing_or_empty_is_refused(text, tmp_path):
+    (text / "valid.txt").write_text(" \n\n")
+    refused(run_recipe("language_model.sh", text, tmp_path / "out"), "valid.txt", "has no text")
+    (text / "valid.txt").unlink()
+    refused(run_recipe("language_model.sh", text, tmp_path / "out"), "valid.txt[.gz] is missing", "test.txt")
+    refused(run_recipe("language_model.sh", text), "got 1 arguments, needs 2")
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_settings_or_text_are_refused(text, tmp_path):
+    out = tmp_path / "out"
+    for name, content, words in (
+        ("settings.txt", "BPE=7\n", "BPE=7"),
+        ("runs.txt", "PRUNE_UPDATES=7\n", "PRUNE_UPDATES=7"),
+        ("evaluation.txt", "EVAL_TOKENS=7\n", "EVAL_TOKENS=7"),
+        ("text/raw.txt", "train.txt: 7 bytes\n", "other text (train.txt: 7 bytes)"),
+    ):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(content)
+        refused(run_recipe("language_model.sh", text, out), words)
+        (out / name).unlink()
+
+
+# --- dry runs -------------------------------------------------------------------------------------------------------
+
+
+def trainings(result):
+    """The arguments of every training that a dry run prints."""
+    assert result.returncode == 0, result.stderr
+    found = [shlex.split(line) for line in result.stdout.splitlines() if "/train.py " in line]
+    return [words[2:] for words in found]
+
+
+def test_a_dry_run_prints_every_command_and_writes_nothing(text, tmp_path):
+    result = run_recipe("language_model.sh", "--dry-run", text, tmp_path / "out", LAMBDAS="0.1 0.3", SEEDS="3 5")
+    assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+    names = [f"seed{seed}/{name}" for seed in (3, 5) for name in ("baseline", "baseline+", "lambda0.1", "lambda0.3")]
+    commands = trainings(result)
+    assert [words[words.index("--save-dir") + 1] for words in commands] == [f"{tmp_path}/out/{name}" for name in names]
+    assert [words[words.index("--arch") + 1] for words in commands[1:3]] == [
+        "transformer_lm",
+        "transformer_lm_head_gates",
+    ]
+    starts = [words[words.index("--finetune-from-model") + 1] for words in commands if "--finetune-from-model" in words]
+    assert starts == [f"{tmp_path}/out/seed{seed}/baseline/checkpoint_best.pt" for seed in (3, 3, 3, 5, 5, 5)]
+    for program in ("subword-nmt learn-bpe", "fairseq-preprocess --only-source", "fairseq-eval-lm", "lm_speed.py"):
+        assert program in result.stdout
+    assert "subword-nmt" not in run_recipe("language_model.sh", "--dry-run", text, tmp_path / "out", BPE=0).stdout
+
+
+def test_the_techniques_of_shim_are_the_default_with_all_attention(text, tmp_path):
+    gated = trainings(run_recipe("language_model.sh", "--dry-run", text, tmp_path / "out", ARCH=ALL))[2]
+    for words in ("--gate-init 2", "--l0-warmup-updates 600", "--gate-hard", "--gate-output-scale", "--mem-len 64"):
+        assert words in " ".join(gated)
+    plain = trainings(run_recipe("language_model.sh", "--dry-run", text, tmp_path / "out"))[2]
+    assert not {"--gate-init", "--l0-warmup-updates", "--gate-hard", "--gate-output-scale"} & set(plain)
+
+
+def test_wikitext103_trains_the_preset(tmp_path):
+    """Every option of the model equals that of transformer_lm_all_attention_wt103."""
+    result = run_recipe("wikitext103.sh", "--dry-run", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == [] and "corpora.py fetch wikitext-103" in result.stdout
+    commands = trainings(result)
+    assert [words[words.index("--l0-weight") + 1] for words in commands[2:]] == ["0.01", "0.015", "0.02"]
+    gated = commands[2]
+    place = gated.index("--arch") + 1
+    ours, preset = (
+        vars(options.parse_args_and_arch(options.get_training_parser(), [*gated[:place], arch, *gated[place + 1 :]]))
+        for arch in (ALL, f"{ALL}_wt103")
+    )
+    assert {name for name in ours if ours[name] != preset[name]} == {"arch"}
+    alone = [gated[0], "--task", "language_modeling_segments", "--arch", f"{ALL}_wt103", "--tokens-per-sample", "192"]
+    alone += ["--user-dir", gated[gated.index("--user-dir") + 1]]
+    alone = vars(options.parse_args_and_arch(options.get_training_parser(), alone))
+    model = [name for name in alone if name.startswith(("decoder_", "adaptive_", "tie_", "mem", "persistent", "share"))]
+    assert len(model) > 10 and {name: ours[name] for name in model} == {name: alone[name] for name in model}
+    assert ours["clip_norm"] == 0.5 and ours["lr"] == [0.0001] and ours["update_freq"] == [4]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "workers", "limit", "expected"),
+    [(36864, 1, 9216, "9216 4"), (36864, 8, 9216, "4608 1"), (36864, 3, 9000, "6144 2"), (100, 2, 192, "192 1")],
+)
+def test_an_update_has_the_same_tokens_on_any_number_of_workers(tokens, workers, limit, expected):
+    given = f"workers={workers} TOKENS_PER_UPDATE={tokens} MAX_TOKENS={limit} TOKENS_PER_SAMPLE=192"
+    script = f"source {RECIPES}/lib/language_models.sh; {given}; blocks_of_update; echo $MAX_TOKENS $UPDATE_FREQ"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected
+
+
+# --- programs -------------------------------------------------------------------------------------------------------
+
+
+def test_words_are_those_that_fairseq_reads():
+    raw = "a  b\tc\r\n\n d\u00a0e\u2028f\x85g \x1c h\ri\nlast".encode()
+    command = [sys.executable, str(RECIPES / "lib" / "words.py")]
+    done = subprocess.run(command, input=raw, capture_output=True, check=True)
+    assert done.stdout.decode() == "a b c\n\nd e f g h i\nlast\n"
+
+
+LOG = "x | Evaluated {:,} tokens in 0.1s (1.00 tokens/s)\nx | Loss (base 2): {}, Perplexity: 1\n"
+
+
+@pytest.fixture
+def evaluated(tmp_path):
+    """The arguments of perplexity.py: five words and two ends of lines are nine tokens."""
+    for name, content in (
+        ("words", "ab c d\n\ne f\n"),
+        ("bpe", "a@@ b c d\n\ne <unk>\n"),
+        ("dict.txt", "a@@ 9\nc 1\ne 1\n"),
+    ):
+        (tmp_path / name).write_text(content)
+    (tmp_path / "log").write_text(LOG.format(1, "nan") + LOG.format(9, "2.5"))
+    return [tmp_path / name for name in ("log", "words", "bpe", "dict.txt")]
+
+
+def test_perplexity_per_word_does_not_depend_on_the_segmentation(evaluated):
+    found = perplexity.perplexity(*evaluated)
+    assert (found["tokens"], found["unknown"], found["words"], found["loss"]) == (9, 3, 8, 2.5)
+    assert found["perplexity"] == pytest.approx(2**2.5) and found["perplexity_per_word"] == pytest.approx(
+        2 ** (22.5 / 8)
+    )
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("", "has no loss"),
+        (LOG.format(9, "nan"), "the loss is nan"),
+        (LOG.format(8, "1"), "evaluated 8 of the 9 tokens"),
+    ],
+)
+def test_an_evaluation_of_other_tokens_is_refused(log, words, evaluated, capsys):
+    evaluated[0].write_text(log)
+    names = ["", "--text", "--encoded", "--dictionary"]
+    argv = [str(word) for pair in zip(names, evaluated, strict=True) for word in pair if word]
+    assert perplexity.main(argv) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+
+
+def finished(folder, kept, loss, speed=100.0):
+    """Write the files of a finished model with a text of 10 tokens and 5 words."""
+    folder.mkdir(parents=True)
+    heads = {"heads": {"dec-self": [kept, 16], "total": [kept, 16]}, "parameters": 1_234_567}
+    (folder / "heads.json").write_text(json.dumps(heads))
+    found = {
+        "tokens": 10,
+        "unknown": 1,
+        "words": 5,
+        "loss": loss,
+        "perplexity": 2**loss,
+        "perplexity_per_word": 4**loss,
+    }
+    for subset in ("valid", "test"):
+        (folder / f"{subset}.json").write_text(json.dumps(found))
+    (folder / "speed.json").write_text(json.dumps({"tokens_per_second": speed}))
+    return str(folder)
+
+
+def test_the_table_of_one_seed_with_the_heads_of_the_paper(tmp_path, capsys):
+    folders = [
+        finished(tmp_path / name, kept, 2) for name, kept in (("baseline", 16), ("lambda0.010", 7), ("lambda1", 0))
+    ]
+    assert results.main([*folders, "--paper", "shim", "--bpe", "2000", "--tsv", str(tmp_path / "t.tsv")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines]
+    assert rows[0] == ["model", "heads", "paper", "params", "valid", "test", "valid/word", "test/word", "tokens/s"]
+    assert rows[2] == ["baseline", "16/16", "128/128", "1.23M", "4.00", "4.00", "16.00", "16.00", "100"]
+    assert [row[:3] for row in rows[3:5]] == [["lambda0.010", "7/16", "106/128"], ["lambda1", "0/16", "-"]]
+    assert "valid set: 10 tokens, 5 words, 10.00% unknown tokens" in lines and "BPE, 2,000 merges" in lines[5]
+    table = [line.split("\t") for line in (tmp_path / "t.tsv").read_text().splitlines()]
+    assert [row[0] for row in table[1:]] == ["baseline", "lambda0.010", "lambda1"] and table[2][-1] == "106/128"
+
+
+def test_the_table_of_several_seeds_has_means_and_ranges(tmp_path, capsys):
+    folders = [finished(tmp_path / f"seed{seed}" / "lambda0.1", 4 + seed, seed, 1000 * seed) for seed in (1, 2)]
+    assert results.main([*folders, "--tsv", str(tmp_path / "t.tsv")]) == 0
+    cells = capsys.readouterr().out.splitlines()[2].split("  ")
+    found = [cell.strip() for cell in cells if cell.strip()]
+    assert found[1:4] == ["5.5/16 (5..6)", "1.23M", "3.00 (2.00..4.00)"]
+    assert found[-2:] == ["10.00 (4.00..16.00)", "1,500 (1,000..2,000)"]
+    assert [line.split("\t")[1] for line in (tmp_path / "t.tsv").read_text().splitlines()] == ["seed", "1", "2"]
+
+
+def test_an_unfinished_model_is_refused(tmp_path, capsys):
+    folder = finished(tmp_path / "baseline", 4, 1)
+    (tmp_path / "baseline" / "test.json").write_text('{"loss": 1}')
+    assert results.main([folder]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+# --- whole recipes --------------------------------------------------------------------------------------------------
+
+
+def own_loss(out, checkpoint, split, encoded, block, stream=None):
+    """Bits per token, computed here: the model on one block of the text after another."""
+    [model], _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)])
+    model.eval()
+    dictionary, lines = task.source_dictionary, (out / "text" / f"{split}.{encoded}").read_text().splitlines()
+    tokens = [dictionary.eos()]
+    for line in lines:
+        tokens += [dictionary.index(word) for word in line.split()] + [dictionary.eos()]
+    bits = 0.0
+    for number, start in enumerate(range(0, len(tokens) - 1, block)):
+        source = torch.tensor([tokens[start : start + block]])[:, : len(tokens) - 1 - start]
+        target = torch.tensor([tokens[start + 1 : start + 1 + block]])
+        extra = {"blocks": torch.tensor([[number // stream, number % stream]])} if stream else {}
+        with torch.no_grad():
+            output = model(source, **extra)
+            chances = model.get_normalized_probs(output, log_probs=True, sample={"target": None})
+        bits -= chances.double().gather(2, target[:, :, None]).sum().item() / math.log(2)
+    return bits / (len(tokens) - 1), len(tokens) - 1, sum(len(line.split()) + 1 for line in TEXT[split])
+
+
+def assert_table_is_true(result, out, checkpoints, **reading):
+    """The perplexities of every model in the table, against an evaluation of its own."""
+    assert result.returncode == 0, result.stdout + result.stderr
+    table = {cells[0]: cells[1:] for line in result.stdout.splitlines() if "/" in line and (cells := line.split())}
+    columns = table.pop("model")
+    assert [name for name in checkpoints if name not in table] == []
+    for name, checkpoint in checkpoints.items():
+        row = dict(zip(columns, table[name], strict=True))
+        for split in ("valid", "test"):
+            loss, tokens, words = own_loss(out, out / name / checkpoint, split, **reading)
+            assert float(row[split]) == pytest.approx(2**loss, rel=2e-4, abs=0.006)  # two decimals
+            assert float(row[f"{split}/word"]) == pytest.approx(2 ** (loss * tokens / words), rel=1e-3, abs=0.006)
+            assert json.loads((out / name / f"{split}.json").read_text())["tokens"] == tokens
+        shown = json.loads((out / name / "heads.json").read_text())["heads"]["total"]
+        assert row["heads"] == "{}/{}".format(*shown) and int(row["tokens/s"].replace(",", "")) > 0
+    return table
+
+
+def assert_repeating_does_nothing(recipe, arguments, given, printed):
+    before = {path: path.stat().st_mtime_ns for path in arguments[-1].rglob("*") if path.is_file()}
+    again = run_recipe(recipe, *arguments, **given)
+    assert again.returncode == 0 and "training" not in again.stdout and "evaluating" not in again.stdout
+    assert again.stdout.splitlines()[-10:] == printed.splitlines()[-10:]
+    changed = {path.name for path, then in before.items() if not path.exists() or path.stat().st_mtime_ns != then}
+    assert changed <= {"results.txt", "results.tsv", ".lock"}
+    dry = [
+        line
+        for line in run_recipe(recipe, "--dry-run", *arguments, **given).stdout.splitlines()
+        if "corpora" not in line
+    ]
+    assert len(dry) == 1 and "language_model_results.py" in dry[0]
+
+
+@pytest.mark.rehearsal
+@pytest.mark.parametrize("arch", ["transformer_lm", ALL])
+def test_a_language_model_goes_from_text_to_a_true_table(arch, text, tmp_path):
+    """Gates that close within four updates; perplexities as computed here; the second run does nothing."""
+    out = tmp_path / "out"
+    given = TINY | {"ARCH": arch, "BPE": 10, "LAMBDAS": 50, "GATE_LR_SCALE": 1000, "L0_WARMUP": 1}
+    given |= {"STREAM_BLOCKS": 3} if arch == ALL else {}
+    result = run_recipe("language_model.sh", text, out, **given)
+    checkpoints = {"baseline": "checkpoint_best.pt", "baseline+": "checkpoint_last.pt", "lambda50": "pruned.pt"}
+    table = assert_table_is_true(result, out, checkpoints, encoded="bpe", block=16, stream=given.get("STREAM_BLOCKS"))
+    assert table["baseline"][0] == "4/4" and table["lambda50"][0] == "0/4"
+    assert_repeating_does_nothing("language_model.sh", (text, out), given, result.stdout)
+    refused(run_recipe("language_model.sh", text, out, **given | {"BPE": 9}), "was made with other settings", "BPE=10")
+
+
+@pytest.mark.rehearsal
+def test_wikitext103_goes_from_the_archive_to_the_heads_of_the_paper(tmp_path):
+    out, mirror = tmp_path / "out", tmp_path / "mirror with blanks"
+    members = {f"wikitext-103/wiki.{split}.tokens": "".join(f"{x}\n" for x in lines) for split, lines in TEXT.items()}
+    save(mirror, {"wikitext.smerity.com/wikitext-103-v1.zip": zipped(members)})
+    given = TINY | {
+        "CPU": 1,
+        "DISK_GB": 0,
+        "DATA_DIR": mirror,
+        "ADAPTIVE": "6,9",
+        "MEM_LEN": 16,
+        "PERSISTENT_VECTORS": 4,
+    }
+    given |= {"TOKENS_PER_UPDATE": 320, "SAVE_EVERY": 3, "LAMBDAS": "0.015", "L0_WARMUP": 2, "MIN_LR": 0.001}
+    result = run_recipe("wikitext103.sh", out, **given)
+    assert "train: 300 lines" in result.stdout
+    checkpoints = dict.fromkeys(("baseline", "baseline+"), "checkpoint_last.pt") | {"lambda0.015": "pruned.pt"}
+    table = assert_table_is_true(result, out, checkpoints, encoded="words", block=16, stream=64)
+    assert table["baseline"][:2] == ["4/4", "128/128"] and table["lambda0.015"][1] == "87/128"
+    assert "--clip-norm" in (out / "settings.txt").read_text()
+    assert_repeating_does_nothing("wikitext103.sh", (out,), given, result.stdout)
