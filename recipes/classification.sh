@@ -33,6 +33,7 @@ read -ra train_flags <<<"$TRAIN_FLAGS"
 read -ra seeds <<<"$SEEDS"
 
 need fairseq-preprocess fairseq-train headgates sacremoses subword-nmt
+need_plots
 check_settings
 check_out "$out"
 no_colon "$out"
@@ -121,4 +122,5 @@ for seed in "${seeds[@]}"; do
   models_of "$place"
 done
 last_table "$out/results.txt" python3 "$recipes/lib/classifier_results.py" "${places[@]}" \
-  --runs "${plan[*]%% *}" --curves "$CURVES" --seed "${seeds[0]}" --tsv "$out/results.tsv"
+  --runs "${plan[*]%% *}" --curves "$CURVES" --seed "${seeds[0]}" --tsv "$out/results.tsv" \
+  --plot "$out/results.svg"

@@ -25,6 +25,7 @@ read -ra seeds <<<"$SEEDS"
 read -ra lambdas <<<"$LAMBDAS"
 
 need fairseq-preprocess fairseq-train fairseq-eval-lm headgates subword-nmt
+need_plots
 check_settings
 check_out "$out"
 no_colon "$out"
@@ -132,4 +133,4 @@ if [[ $SPEED == 1 ]]; then
 fi
 last_table "$out/results.txt" \
   python3 "$recipes/lib/language_model_results.py" "${folders[@]}" --paper "$PAPER" --seed "${seeds[0]}" \
-  --bpe "$BPE" --speed "$SPEED" --tsv "$out/results.tsv"
+  --bpe "$BPE" --speed "$SPEED" --tsv "$out/results.tsv" --plot "$out/results.svg"

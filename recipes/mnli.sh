@@ -29,6 +29,7 @@ source "$recipes/lib/classifier_defaults.sh"
 parse_arguments OUT_DIR "$@"
 out=${arguments[0]}
 need curl fairseq-preprocess fairseq-train headgates
+need_plots
 check_settings
 check_out "$out"
 no_colon "$out"

@@ -31,6 +31,7 @@ source "$recipes/lib/language_model_defaults.sh"
 parse_arguments OUT_DIR "$@"
 out=${arguments[0]}
 need curl fairseq-preprocess fairseq-train fairseq-eval-lm headgates subword-nmt
+need_plots
 check_settings
 check_out "$out"
 no_colon "$out"

@@ -121,6 +121,8 @@ def test_the_table_has_the_numbers_of_an_independent_computation(classified):
             assert float(row["p"]) == pytest.approx(p_value(labels, control, gold))
     assert len({row["accuracy"] for row in table.values()}) > 2  # they differ
     assert [row["control"] for row in table.values()] == ["baseline"] * 2 + ["baseline+"] * 3
+    plot = (out / "results.svg").read_text()
+    assert all(f">{name}</text>" in plot for name in ("baseline+", "gates", "gradient", "gradient, trained further"))
     lines = [line.split() for line in (classified / "printed.txt").read_text().splitlines() if "/8 " in line]
     assert [line[:2] for line in lines] == [[name, f"{row['kept']}/8"] for name, row in table.items()]
     assert [line[3] for line in lines] == [f"{float(row['accuracy']):.2f}" for row in table.values()]
@@ -148,7 +150,7 @@ def test_a_finished_recipe_prints_the_same_table_and_trains_nothing(classified):
     table = (classified / "printed.txt").read_text().splitlines()[-9:]
     assert again.stdout.splitlines()[-9:] == table and "training" not in again.stdout
     changed = {path.name for path, then in before.items() if path.exists() and path.stat().st_mtime_ns != then}
-    assert changed <= {"results.txt", "results.tsv", ".lock"}
+    assert changed <= {"results.txt", "results.tsv", "results.svg", ".lock"}
     refused(run("classification.sh", *arguments, **TINY | {"UPDATES": 9}), "was made with other settings", "UPDATES=30")
     refused(
         run("classification.sh", *arguments, **TINY | {"STEPS": "0,25"}), "was made with other settings", "STEPS=0,50"

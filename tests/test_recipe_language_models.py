@@ -6,10 +6,12 @@ import random
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from fairseq import checkpoint_utils, options
+from matplotlib.figure import Figure
 from support.recipes import RECIPES, refused
 from support.recipes import run as run_recipe
 
@@ -244,14 +246,8 @@ def finished(folder, kept, loss, speed=100.0):
     folder.mkdir(parents=True)
     heads = {"heads": {"dec-self": [kept, 16], "total": [kept, 16]}, "parameters": 1_234_567}
     (folder / "heads.json").write_text(json.dumps(heads))
-    found = {
-        "tokens": 10,
-        "unknown": 1,
-        "words": 5,
-        "loss": loss,
-        "perplexity": 2**loss,
-        "perplexity_per_word": 4**loss,
-    }
+    found = {"tokens": 10, "unknown": 1, "words": 5, "loss": loss}
+    found |= {"perplexity": 2**loss, "perplexity_per_word": 4**loss}
     for subset in ("valid", "test"):
         (folder / f"{subset}.json").write_text(json.dumps(found))
     (folder / "speed.json").write_text(json.dumps({"tokens_per_second": speed}))
@@ -275,12 +271,28 @@ def test_the_table_of_one_seed_with_the_heads_of_the_paper(tmp_path, capsys):
 
 def test_the_table_of_several_seeds_has_means_and_ranges(tmp_path, capsys):
     folders = [finished(tmp_path / f"seed{seed}" / "lambda0.1", 4 + seed, seed, 1000 * seed) for seed in (1, 2)]
-    assert results.main([*folders, "--tsv", str(tmp_path / "t.tsv")]) == 0
+    assert results.main([*folders, "--tsv", str(tmp_path / "t.tsv"), "--plot", str(tmp_path / "t.svg")]) == 0
     cells = capsys.readouterr().out.splitlines()[2].split("  ")
     found = [cell.strip() for cell in cells if cell.strip()]
     assert found[1:4] == ["5.5/16 (5..6)", "1.23M", "3.00 (2.00..4.00)"]
     assert found[-2:] == ["10.00 (4.00..16.00)", "1,500 (1,000..2,000)"]
     assert [line.split("\t")[1] for line in (tmp_path / "t.tsv").read_text().splitlines()] == ["seed", "1", "2"]
+    assert "perplexity per word (test)" in (tmp_path / "t.svg").read_text()
+
+
+def test_the_plot_shows_gated_models_as_a_line_and_others_as_horizontal_ones(tmp_path):
+    folders = [
+        finished(tmp_path / f"seed{seed}" / name, kept - seed, loss + seed)
+        for seed in (1, 2)
+        for name, kept, loss in (("baseline", 16, 1), ("lambda0.1", 9, 2), ("lambda1", 4, 3))
+    ]
+    axes = Figure().subplots()
+    results.plot(results.read([Path(folder) for folder in folders], "-", speed=True)).draw(axes)
+    assert axes.containers[0].lines[0].get_xydata().tolist() == [
+        [2.5, (4**4 + 4**5) / 2],
+        [7.5, (4**3 + 4**4) / 2],
+    ]  # 4 to the power of the loss per word
+    assert [line.get_ydata()[0] for line in axes.lines if line.get_xdata()[-1] == 1] == [(4**2 + 4**3) / 2]
 
 
 def test_an_unfinished_model_is_refused(tmp_path, capsys):
@@ -337,7 +349,7 @@ def assert_repeating_does_nothing(recipe, arguments, given, printed):
     assert again.returncode == 0 and "training" not in again.stdout and "evaluating" not in again.stdout
     assert again.stdout.splitlines()[-10:] == printed.splitlines()[-10:]
     changed = {path.name for path, then in before.items() if not path.exists() or path.stat().st_mtime_ns != then}
-    assert changed <= {"results.txt", "results.tsv", ".lock"}
+    assert changed <= {"results.txt", "results.tsv", "results.svg", ".lock"}
     dry = [
         line
         for line in run_recipe(recipe, "--dry-run", *arguments, **given).stdout.splitlines()

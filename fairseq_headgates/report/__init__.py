@@ -5,7 +5,7 @@ from fairseq_headgates.report.content import Attention, Experiment, Input, Model
 from fairseq_headgates.report.figures import curve_plot, heat_map, heat_maps
 from fairseq_headgates.report.functions import drift_table, function_table, open_heads, scored_table, statistics_table
 from fairseq_headgates.report.page import gates_gif, report_page
-from fairseq_headgates.report.panels import TEXT_STYLE, row_of, sweep_panels
+from fairseq_headgates.report.panels import TEXT_STYLE, Panel, row_of, score_panel, sweep_panels
 from fairseq_headgates.report.tables import (
     METRICS,
     agreement_table,
@@ -23,6 +23,7 @@ from fairseq_headgates.report.tables import (
 
 __all__ = [
     "METRICS",
+    "Panel",
     "TEXT_STYLE",
     "Attention",
     "Experiment",
@@ -51,6 +52,7 @@ __all__ = [
     "report_page",
     "results_table",
     "row_of",
+    "score_panel",
     "score_table",
     "scored_table",
     "statistics_table",

@@ -52,10 +52,24 @@ def sweep_panels(models: Sequence[Mapping[str, Any]]) -> list[Panel]:
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for model in pruned:
         groups.setdefault(f"{model['types']} {model['method']}", []).append(model)
-    controls = [model for model in models if not model["method"]]
+    lines = {name: [(model["heads"]["total"], model["BLEU"]) for model in group] for name, group in groups.items()}
+    controls = {model["name"]: model["BLEU"] for model in models if not model["method"]}
     name, largest = max(groups.items(), key=lambda group: len(group[1]), default=("", []))
     kept = kept_panels(largest, name) if len(largest) > 1 else []
-    return [Panel("BLEU", partial(_bleu, groups=groups, controls=controls)), *kept]
+    return [score_panel("BLEU", lines, controls), *kept]
+
+
+def score_panel(
+    score: str, lines: Mapping[str, Sequence[tuple[float, Sequence[float]]]], controls: Mapping[str, Sequence[float]]
+) -> Panel:
+    """Return a plot of a score over heads kept: means with the range over the seeds.
+
+    Args:
+        score: the label of the score
+        lines: {name: points of a line: heads kept, and the value of each seed}
+        controls: {name: the value of each seed} of models that are drawn as horizontal lines
+    """
+    return Panel(score, partial(_scores, score=score, lines=lines, controls=controls))
 
 
 def kept_panels(models: Sequence[Mapping[str, Any]], name: str) -> list[Panel]:
@@ -164,16 +178,21 @@ def _lines(
     _label(axes, x, y, counts)
 
 
-def _bleu(axes: Axes, groups: Mapping[str, Sequence[Mapping[str, Any]]], controls: Sequence[Mapping[str, Any]]) -> None:
-    """BLEU of each method, with the range over the seeds; the baseline and its controls as horizontal lines."""
-    for (name, group), marker in zip(groups.items(), _markers(len(groups)), strict=True):
-        bleu = [mean(model["BLEU"]) for model in group]
-        low = [value - min(model["BLEU"]) for value, model in zip(bleu, group, strict=True)]
-        high = [max(model["BLEU"]) - value for value, model in zip(bleu, group, strict=True)]
-        axes.errorbar(_totals(group), bleu, yerr=[low, high], fmt=f"{marker}-", capsize=3, label=name)
-    for style, model in zip(("--", ":", "-."), controls, strict=False):
-        axes.axhline(mean(model["BLEU"]), color="gray", linestyle=style, label=model["name"])
-    _label(axes, "total heads kept", "BLEU")
+def _scores(
+    axes: Axes,
+    score: str,
+    lines: Mapping[str, Sequence[tuple[float, Sequence[float]]]],
+    controls: Mapping[str, Sequence[float]],
+) -> None:
+    for (name, points), marker in zip(lines.items(), _markers(len(lines)), strict=True):
+        kept, seeds = zip(*points, strict=True)
+        means = [mean(values) for values in seeds]
+        low = [value - min(values) for value, values in zip(means, seeds, strict=True)]
+        high = [max(values) - value for value, values in zip(means, seeds, strict=True)]
+        axes.errorbar(kept, means, yerr=[low, high], fmt=f"{marker}-", capsize=3, label=name)
+    for style, (name, values) in zip(("--", ":", "-."), controls.items(), strict=False):
+        axes.axhline(mean(values), color="gray", linestyle=style, label=name)
+    _label(axes, "total heads kept", score)
 
 
 def _types(axes: Axes, models: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> None:

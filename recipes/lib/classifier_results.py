@@ -2,11 +2,12 @@
 """Print the table of classification.sh: model, heads kept, parameters, accuracy on the test set, difference, p-value.
 
     classifier_results.py PLACE [PLACE ...] [--runs NAMES] [--curves METHODS] [--seed N] [--tsv FILE]
+        [--plot FILE]
 
 PLACE has the folders of the models of one seed, with predictions.json and heads.json, and curves/METHOD.json of
 `headgates curve`. The baseline is the control of the curves, `baseline+` that of the runs. The p-value is that of
 McNemar's exact test on the sentences of the test set. With several places, those of several seeds, the table has means
-and ranges. The TSV has a row for each model and seed.
+and ranges. The TSV has a row for each model and seed. The plot shows accuracy over the heads kept.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from typing import Any
 from commands import ArgumentParser, exit_code
 from fairseq_headgates.evaluation.metrics import mcnemar
 from fairseq_headgates.files import write_whole
-from fairseq_headgates.report import results_table
+from fairseq_headgates.report import Panel, results_table, score_panel
+from plots import draw
 from seeds import LEVEL, with_range
 
 BASELINE, CONTROL = "baseline", "baseline+"
@@ -140,6 +142,29 @@ def tsv(rows: Sequence[Row]) -> str:
     return "".join("\t".join(line) + "\n" for line in [header, *cells])
 
 
+def plot(seeds: Sequence[Sequence[Row]]) -> Panel:
+    """Return the plot of accuracy over heads kept, a line for each method; controls are horizontal lines."""
+    lines: dict[str, list[tuple[float, list[float]]]] = {}
+    controls: dict[str, list[float]] = {}
+    for rows in zip(*seeds, strict=True):
+        first, accuracy = rows[0], [row.accuracy for row in rows]
+        if first.name == first.control:
+            controls[first.name] = accuracy
+        else:
+            lines.setdefault(_line(first), []).append((mean(row.kept for row in rows), accuracy))
+    return score_panel("accuracy (test)", {name: sorted(points) for name, points in lines.items()}, controls)
+
+
+def _line(row: Row) -> str:
+    """Return the method of a row: that of its curve, how its gates were trained, or the scores and the training."""
+    if row.control == BASELINE:
+        return row.name.rpartition("-")[0]
+    method = row.name.partition("_")[2]
+    if row.name.startswith("lambda"):
+        return "gates (l0)"
+    return "gates" if not method else "gates (subset)" if method == "subset" else f"{method}, trained further"
+
+
 def work(args: argparse.Namespace) -> None:
     several = len(args.places) > 1
     seeds = [
@@ -152,6 +177,8 @@ def work(args: argparse.Namespace) -> None:
     print(_json(args.places[0] / BASELINE / "predictions.json")["signature"])
     if args.tsv:
         write_whole(args.tsv, tsv([row for rows in seeds for row in rows]), force=True)
+    if args.plot:
+        draw(args.plot, [plot(seeds)])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -161,6 +188,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--curves", default="", metavar="METHODS", help="methods of the curves, separated by spaces")
     parser.add_argument("--seed", default="-", metavar="N", help="the seed of one place")
     parser.add_argument("--tsv", metavar="FILE")
+    parser.add_argument("--plot", metavar="FILE")
     return exit_code("classifier_results.py", work, parser.parse_args(argv))
 
 

@@ -2,11 +2,12 @@
 """Print the table of language_model.sh: model, heads kept, parameters, perplexities, tokens per second.
 
     language_model_results.py RUN_DIR [RUN_DIR ...] [--seed N] [--bpe N] [--speed 0|1] [--paper shim] [--tsv FILE]
+        [--plot FILE]
 
 Each folder holds what lib/language_models.sh writes: heads.json, valid.json, test.json and speed.json. Folders in
 several parent folders (OUT_DIR/seed1, OUT_DIR/seed2, ...) are models of several seeds: the table has means and ranges.
 --paper shim adds the heads that Shim et al. 2021 keep with the same lambda. The TSV has a row for each model and seed
-with all numbers.
+with all numbers. The plot shows the perplexity per word of the test set over the heads kept.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from typing import Any
 from commands import ArgumentParser, exit_code
 from evaluated import REPEAT
 from fairseq_headgates.files import write_whole
-from fairseq_headgates.report import text_table
+from fairseq_headgates.report import Panel, score_panel, text_table
+from plots import draw
 from seeds import with_range
 
 # Heads that Shim et al. 2021 keep on WikiText-103, of 128, by lambda; the model without gates has all of them.
@@ -162,12 +164,26 @@ def tsv(models: dict[str, list[Model]], paper: str) -> str:
     return "\n".join([*lines, ""])
 
 
+def plot(models: dict[str, list[Model]]) -> Panel:
+    """Return the plot of perplexity over heads kept; models without gates are horizontal lines."""
+    column = "test/word"
+    values = {name: [model.perplexity(column) for model in of_seeds] for name, of_seeds in models.items()}
+    gated = [
+        (mean(model.heads[0] for model in of_seeds), values.pop(name))
+        for name, of_seeds in models.items()
+        if name.startswith(PREFIX)
+    ]
+    return score_panel("perplexity per word (test)", {"gates": sorted(gated)} if gated else {}, values)
+
+
 def work(args: argparse.Namespace) -> None:
     models = read(args.folders, args.seed, args.speed == "1")
     print(table(models, args.paper))
     print(legend(next(iter(models.values()))[0], args.bpe, args.paper))
     if args.tsv:
         write_whole(args.tsv, tsv(models, args.paper), force=True)
+    if args.plot:
+        draw(args.plot, [plot(models)])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -178,6 +194,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--speed", choices=["0", "1"], default="1", help="1: with speed.json")
     parser.add_argument("--paper", choices=["shim", "none"], default="none")
     parser.add_argument("--tsv", metavar="FILE")
+    parser.add_argument("--plot", metavar="FILE")
     return exit_code("language_model_results.py", work, parser.parse_args(argv))
 
 

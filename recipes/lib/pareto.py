@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +20,9 @@ from statistics import mean
 from typing import Any
 
 from commands import ArgumentParser, exit_code
-from fairseq_headgates.cli.output import picture
-from fairseq_headgates.files import replacing, write_whole
-from fairseq_headgates.report import row_of, sweep_panels, text_table
+from fairseq_headgates.files import write_whole
+from fairseq_headgates.report import sweep_panels, text_table
+from plots import draw
 from results import read
 from swept import WORDS, Model, as_json, front, models
 
@@ -69,14 +68,6 @@ def tsv(found: Sequence[Model]) -> str:
     return "\n".join([*lines, ""])
 
 
-def plot(found: Sequence[Model], path: str) -> None:
-    """Draw the plots; the kind of file is that of the name (.svg, .png, .pdf)."""
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq sets the level of all loggers
-    drawn = as_json(found)["models"]
-    with replacing(path, force=True) as part:
-        part.write_bytes(picture(path, lambda: row_of(sweep_panels(drawn))))
-
-
 def work(args: argparse.Namespace) -> None:
     seeds = read(args.folders, [], args.seed)
     found = models(seeds)
@@ -87,7 +78,7 @@ def work(args: argparse.Namespace) -> None:
     if args.json:
         write_whole(args.json, json.dumps(as_json(found), indent=1) + "\n", force=True)
     if args.plot:
-        plot(found, args.plot)
+        draw(args.plot, sweep_panels(as_json(found)["models"]))
 
 
 def main() -> int:
