@@ -4,10 +4,10 @@
 #   recipes/classification.sh [--dry-run] RAW_DIR OUT_DIR
 #
 # RAW_DIR holds {train,valid,test}.tsv, plain or .gz (valid may be called dev): in each line `text<TAB>label`, or
-# `text<TAB>text2<TAB>label`, without a header. Labels are any short strings. The recipe trains a small RoBERTa by masked
+# `text<TAB>text2<TAB>label`, without a header. Labels are any strings without tabs. The recipe trains a small RoBERTa by masked
 # language modelling on the training text, and fine-tunes it: the baseline. Then
 # - for each of CURVES it removes heads of the baseline step by step without training (Michel et al. 2019),
-# - for each of GATES it trains gates on the baseline and removes the closed heads; as a control it trains the baseline for
+# - for each of GATES it trains the baseline with gates and removes the closed heads; as a control it trains the baseline for
 #   as many updates without gates (baseline+),
 # - with FINETUNE=1 it trains the models with heads removed by CURVES for as long as those with gates.
 # The last output is a table: model, heads kept, parameters, accuracy on the test set, difference from the control with
@@ -50,12 +50,17 @@ if [[ -n $PRETRAINED ]]; then
     [[ $ENCODED == 1 || -f $codes ]] ||
       fail "$codes is missing: set PRETRAINED_CODES to the BPE codes of PRETRAINED, or ENCODED=1 for text that is BPE already"
   fi
+  [[ $ENCODED == 0 ]] || PRETRAINED_CODES=
 fi
 find_plugin
 find_devices
 ((BATCH % (workers * UPDATE_FREQ) == 0)) ||
   fail "BATCH=$BATCH must be a multiple of $((workers * UPDATE_FREQ)): $workers processes, UPDATE_FREQ=$UPDATE_FREQ"
+batch_tokens=$((MLM_TOKENS / workers / UPDATE_FREQ))
+[[ -n $PRETRAINED ]] || ((batch_tokens >= MAX_POSITIONS)) ||
+  fail "MLM_TOKENS=$MLM_TOKENS must be at least $((MAX_POSITIONS * workers * UPDATE_FREQ)), MAX_POSITIONS=$MAX_POSITIONS for each of $workers processes and UPDATE_FREQ=$UPDATE_FREQ"
 keep_settings "$out" "TOKENIZE=${TOKENIZE// /,} LOWERCASE=$LOWERCASE ENCODED=$ENCODED BPE=$BPE PRETRAINED=${PRETRAINED#"$out/"} \
+PRETRAINED_DICT=${PRETRAINED_DICT#"$out/"} PRETRAINED_CODES=${PRETRAINED_CODES#"$out/"} \
 EMBED=$EMBED FFN=$FFN LAYERS=$LAYERS HEADS=$HEADS MAX_POSITIONS=$MAX_POSITIONS DROPOUT=$DROPOUT \
 MLM_UPDATES=$MLM_UPDATES MLM_LR=$MLM_LR MLM_WARMUP=$MLM_WARMUP MLM_TOKENS=$MLM_TOKENS \
 UPDATES=$UPDATES LR=$LR WARMUP=$WARMUP BATCH=$BATCH TRAIN_FLAGS=${TRAIN_FLAGS// /,} \
@@ -103,8 +108,9 @@ common=(--dropout "$DROPOUT" --attention-dropout "$DROPOUT" --pooler-dropout "$D
 task=(--task sentence_prediction --num-classes "$classes" --init-token 0 --separator-token 2)
 reading=("$bin" --user-dir "$plugin" "${task[@]}" --max-positions "$MAX_POSITIONS" --shorten-method truncate
   --max-tokens "$EVALUATION_TOKENS" "${device[@]}")
+# Several GPUs: the output layer of masked language modelling has no gradient here.
 fine_tuning=("${task[@]}" "${size[@]}" "${common[@]}" --batch-size "$((BATCH / workers / UPDATE_FREQ))"
-  --update-freq "$UPDATE_FREQ" --required-batch-size-multiple 1
+  --update-freq "$UPDATE_FREQ" --required-batch-size-multiple 1 --find-unused-parameters
   --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric)
 # The last checkpoint is used: the learning rate falls to 0, and the best accuracy would be a selection by noise.
 baseline_training=("${fine_tuning[@]}" --lr-scheduler polynomial_decay --lr "$LR" --warmup-updates "$WARMUP"
@@ -113,7 +119,9 @@ further_training=("${fine_tuning[@]}" --lr-scheduler polynomial_decay --lr "$PRU
   --total-num-update "$PRUNE_UPDATES" --max-update "$PRUNE_UPDATES")
 gates=(${GATE_LR_SCALE:+--gate-lr-scale "$GATE_LR_SCALE"} ${FIX_AFTER:+--fix-gates-after "$FIX_AFTER"})
 
-mapfile -t plan < <(python3 "$recipes/lib/classifier_runs.py")
+planned=$(python3 "$recipes/lib/classifier_runs.py")
+plan=()
+[[ -z $planned ]] || mapfile -t plan <<<"$planned"
 places=()
 for seed in "${seeds[@]}"; do
   place=$out

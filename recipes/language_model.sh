@@ -5,7 +5,7 @@
 #
 # RAW_DIR holds {train,valid,test}.txt, plain or .gz, a sentence or a paragraph on each line, tokenised or not. The
 # recipe trains a baseline, and prunes it once for each value of LAMBDAS. As a control, baseline+, it trains the
-# baseline for as many updates without gates. ARCH is fairseq's transformer_lm, or transformer_lm_all_attention (Shim
+# baseline for as many more updates without gates. ARCH is fairseq's transformer_lm, or transformer_lm_all_attention (Shim
 # et al. 2021). The last output is a table: model, heads kept, parameters, perplexity on the validation and the test set
 # per token and per word, tokens per second. The defaults are a small model for two CPU cores.
 #

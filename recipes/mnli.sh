@@ -36,12 +36,12 @@ no_colon "$out"
 find_devices
 need_gpu
 # Text, model, and weights with two moments of Adam (twice) for each model: the baseline, its control and the runs.
+models=$((2 + $(python3 "$recipes/lib/classifier_runs.py" | wc -l)))
 parameters=$((51000 * EMBED + LAYERS * EMBED * (4 * EMBED + 2 * FFN)))
-need_space "${DISK_GB:-$((3 + parameters * (4 + 12 * 2 * (2 + $(wc -w <<<"$GATES"))) * $(wc -w <<<"$SEEDS") / 1000000000))}" "$out"
+need_space "${DISK_GB:-$((3 + parameters * (4 + 12 * 2 * models) * $(wc -w <<<"$SEEDS") / 1000000000))}" "$out"
 lock_out "$out"
 keep_settings "$out" "MODEL=$MODEL" data.txt
-((gpus == 0)) || : "${PRECISION:=fp16}"
-: "${PRECISION:=fp32}"
+choose_precision
 flags="--weight-decay 0.1 --clip-norm 0.0 --pooler-dropout 0.0"
 case $PRECISION in
   fp16) flags+=" --fp16 --fp16-init-scale 4 --threshold-loss-scale 1 --fp16-scale-window 128" ;;

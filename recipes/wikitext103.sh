@@ -38,11 +38,7 @@ no_colon "$out"
 find_devices
 need_gpu
 lock_out "$out"
-# A launcher may start the training on GPUs of other machines.
-if ((gpus)) || [[ -n ${LAUNCHER:-} && ${CPU:-0} != 1 ]]; then
-  : "${PRECISION:=fp16}"
-fi
-: "${PRECISION:=fp32}"
+choose_precision
 flags="--clip-norm 0.5"
 [[ $PRECISION == fp32 ]] || flags+=" --$PRECISION"
 export TRAIN_FLAGS="$flags $TRAIN_FLAGS"

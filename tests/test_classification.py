@@ -268,6 +268,8 @@ def test_a_dry_run_prints_every_command_and_writes_nothing(recipe, tmp_path):
     trainings = [line for line in commands if "train.py" in line]
     masked = ["--task masked_lm" in line for line in trainings]
     assert masked == [True] * (recipe == "classification.sh") + [False] * 6
+    # The output layer of masked language modelling has no gradient in fine-tuning: torch needs to know on several GPUs.
+    assert ["--find-unused-parameters" in line for line in trainings] == [not pretraining for pretraining in masked]
     assert ["--gate-heads enc-self" in line for line in trainings][-5:] == [False, True, True, False, False][-5:]
     assert sum("headgates curve" in line for line in commands) == 2
     assert sum("fairseq-preprocess" in line for line in commands) == (4 if raw else 3)
@@ -356,6 +358,7 @@ def test_settings_that_cannot_be_obeyed_are_refused(given, words):
         ({"GATES": "x"}, ["GATES='x'"]),
         ({"BATCH": 7, "UPDATE_FREQ": 2}, ["BATCH=7 must be a multiple of 2"]),
         ({"PRETRAINED": "nowhere.pt"}, ["PRETRAINED='nowhere.pt' is no file"]),
+        ({"MLM_TOKENS": 20, "UPDATE_FREQ": 2}, ["MLM_TOKENS=20 must be at least 24"]),
         ({"PRETRAINED": __file__}, ["dict.txt is missing", "PRETRAINED_DICT"]),
         ({"PRETRAINED": __file__, "PRETRAINED_DICT": __file__}, ["bpecodes is missing", "PRETRAINED_CODES"]),
     ],

@@ -62,6 +62,7 @@ def text(tmp_path):
         ({"SCHEDULE": "cosine", "UPDATES": "9", "WARMUP": "9"}, "WARMUP=9 must be below UPDATES=9"),
         ({"PRUNE_SCHEDULE": "cosine", "PRUNE_UPDATES": "9", "PRUNE_WARMUP": "9"}, "must be below PRUNE_UPDATES=9"),
         ({"MIN_LR": "0.1", "LR": "0.01"}, "MIN_LR=0.1 must be below LR=0.01"),
+        ({"MIN_LR": "0.1", "LR": "1", "PRUNE_LR": "0.01", "PRUNE_SCHEDULE": "cosine"}, "must be below PRUNE_LR=0.01"),
         ({"MEM_LEN": "4"}, "MEM_LEN=4 has no effect on ARCH=transformer_lm"),
         ({"MAX_TOKENS": "9", "TOKENS_PER_SAMPLE": "10"}, "MAX_TOKENS=9 must be at least TOKENS_PER_SAMPLE=10"),
         ({"EVAL_TOKENS": "9", "TOKENS_PER_SAMPLE": "10"}, "EVAL_TOKENS=9 must be at least TOKENS_PER_SAMPLE=10"),

@@ -2,7 +2,8 @@
 #
 # Every function skips what is complete. Variables of the recipe: `raw`, `out`, `text`, `bin`, `seed` and `codes`;
 # `reading`, options with which the commands read the labelled data; `baseline_training` and `further_training`,
-# options of fairseq-train for the baseline and for every training that starts from it; `gates`, options of gated runs.
+# options of fairseq-train for the baseline and for every training that starts from it; `gates`, options of gated runs;
+# `batch_tokens`, tokens of a batch of masked language modelling; `plan`, the lines of classifier_runs.py.
 
 # --- text -----------------------------------------------------------------------------------------------------------
 
@@ -85,7 +86,7 @@ pretrain() {
   local bin=$bin/text
   train "$1" --task masked_lm --criterion masked_lm --arch roberta "${size[@]}" "${common[@]}" \
     --sample-break-mode eos --tokens-per-sample "$((MAX_POSITIONS - 1))" --skip-invalid-size-inputs-valid-test \
-    --max-tokens "$MLM_TOKENS" --lr-scheduler polynomial_decay --lr "$MLM_LR" --warmup-updates "$MLM_WARMUP" \
+    --max-tokens "$batch_tokens" --update-freq "$UPDATE_FREQ" --lr-scheduler polynomial_decay --lr "$MLM_LR" --warmup-updates "$MLM_WARMUP" \
     --total-num-update "$MLM_UPDATES" --max-update "$MLM_UPDATES"
 }
 
@@ -109,7 +110,7 @@ control_of() {
   classify "$1/baseline+" checkpoint_last.pt
 }
 
-# gated_classifier RUN_DIR METHOD VALUE: train gates on the baseline, with lambda (method l0) or the number of heads to
+# gated_classifier RUN_DIR METHOD VALUE: train the baseline with gates, with lambda (method l0) or the number of heads to
 # keep as VALUE, and remove the closed heads.
 gated_classifier() {
   local sparsity=(--sparsity-method "$2" --target-heads "$3" ${SPARSITY_WARMUP:+--sparsity-warmup-updates "$SPARSITY_WARMUP"})

@@ -38,6 +38,15 @@ find_devices() {
     distributed+=(--distributed-world-size "$workers" --distributed-port "${PORT:-29500}")
 }
 
+# choose_precision: set PRECISION, if it is not set, to fp16 on GPUs, otherwise to fp32.
+choose_precision() {
+  # A launcher may start the training on GPUs of other machines.
+  if ((gpus)) || [[ -n ${LAUNCHER:-} && ${CPU:-0} != 1 ]]; then
+    : "${PRECISION:=fp16}"
+  fi
+  : "${PRECISION:=fp32}"
+}
+
 # need_gpu: recipes of full size need a GPU, except for a dry run.
 need_gpu() {
   ((gpus)) || [[ ${CPU:-0} == 1 || -n ${LAUNCHER:-} || ${DRY_RUN:-0} == 1 ]] ||

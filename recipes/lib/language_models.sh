@@ -60,7 +60,7 @@ lm_control() {
   result "$1" checkpoint_last.pt
 }
 
-# lm_gated RUN_DIR LAMBDA: train gates on the baseline, and remove the closed heads.
+# lm_gated RUN_DIR LAMBDA: train the baseline with gates, and remove the closed heads.
 lm_gated() {
   train "$1" --arch "$gated_arch" --criterion "${criterion}_l0" --finetune-from-model "$baseline" \
     --gate-heads dec-self --l0-weight "$2" "${gates[@]}" "${further_training[@]}"

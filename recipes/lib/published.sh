@@ -29,11 +29,7 @@ published_begin() {
   find_devices
   need_gpu
   lock_out "$out"
-  # A launcher may start the training on GPUs of other machines.
-  if ((gpus)) || [[ -n ${LAUNCHER:-} && ${CPU:-0} != 1 ]]; then
-    : "${PRECISION:=fp16}"
-  fi
-  : "${PRECISION:=fp32}"
+  choose_precision
   [[ $PRECISION == fp32 ]] || published_flags+=" --$PRECISION"
   TRAIN_FLAGS="$published_flags $TRAIN_FLAGS"
   # A checkpoint has weights and two moments, 12 bytes for each parameter; one run at a time keeps several.

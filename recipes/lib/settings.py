@@ -162,7 +162,7 @@ def check_epochs(given: Mapping[str, Any]) -> None:
 
 
 def check_language_model(given: Mapping[str, Any]) -> None:
-    """Settings of a language model: blocks fit into a batch, and no setting is without effect."""
+    """Settings of a language model: blocks fit into a batch, rates fall, and no size is given in vain."""
     arch, block = given.get("ARCH", "transformer_lm"), given.get("TOKENS_PER_SAMPLE", 0)
     for name in ("MEM_LEN", "PERSISTENT_VECTORS", "STREAM_BLOCKS"):
         if arch == "transformer_lm" and name in given:
@@ -170,8 +170,9 @@ def check_language_model(given: Mapping[str, Any]) -> None:
     for name in ("MAX_TOKENS", "EVAL_TOKENS"):
         if given.get(name, block) < block:
             raise ValueError(f"{name}={given[name]} must be at least TOKENS_PER_SAMPLE={block}")
-    if given.get("MIN_LR", 0) >= given.get("LR", math.inf):
-        raise ValueError(f"MIN_LR={given['MIN_LR']:g} must be below LR={given['LR']:g}")
+    for name in ("LR", *(["PRUNE_LR"] if given.get("PRUNE_SCHEDULE") == "cosine" else [])):
+        if given.get("MIN_LR", 0) >= given.get(name, math.inf):
+            raise ValueError(f"MIN_LR={given['MIN_LR']:g} must be below {name}={given[name]:g}")
     if given.get("BPE") and given.get("VOCABULARY"):
         raise ValueError(
             f"VOCABULARY={given['VOCABULARY']} has no effect with BPE={given['BPE']}: set BPE=0, or unset it"
