@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.distributed import utils as distributed_utils
@@ -154,46 +154,80 @@ def open_head_counts(method: GateMethod) -> dict[str, Tensor]:
 
 
 def check_schedule(model: nn.Module, updates: int) -> bool:
-    """Log how far the gates can move in `updates` updates; warn if that is too short to close one.
+    """Log how far the gates can move in `updates` updates, and when the first one can close; warn if that is too late.
 
     Returns:
         False if the model has no gates, or its options hold no learning rate schedule
     """
     sites, args = gated_sites(model), getattr(model, "args", None)
-    reach = gate_reach(args, sites[0].attention.gate.lr_scale, updates) if sites else None
-    if reach is None:
+    if not sites:
         return False
     gate = sites[0].attention.gate
     distance = float(gate.log_alpha().detach().max()) - gate.distribution.closes_at
+    reach = gate_reach(args, gate.lr_scale, updates, distance)
+    if reach is None:
+        return False
+    when = "never with this schedule" if reach.closes is None else f"at update {reach.closes} at the earliest"
     message = (
-        f"over {updates} updates, log_alpha of a gate can change by about {reach:.1f}; "
-        f"closing a gate takes {distance:.1f}"
+        f"over {updates} updates, log_alpha of a gate can change by about {reach.change:.1f}; "
+        f"closing a gate takes {distance:.1f}: {when}"
     )
-    if reach < 2 * distance:  # the loss pulls the other way, and Adam's steps are shorter than the learning rate
+    if reach.change < 2 * distance:  # the loss pulls the other way, and Adam's steps are shorter than the learning rate
         logger.warning(f"{message}: expect few closed gates; raise --gate-lr-scale, --lr or the number of updates")
     else:
         logger.info(message)
     return True
 
 
-def gate_reach(args: Any, lr_scale: float, updates: int) -> float | None:
-    """Return how far a gate can move in log_alpha: `lr_scale` times the sum of the learning rates of all updates.
+class GateReach(NamedTuple):
+    """How far log_alpha of a gate can move.
 
-    None if `args` hold no learning rate schedule, as for a model that is not trained from the command line.
+    Attributes:
+        change: change in all updates of the training
+        closes: number of updates until it has moved far enough to close, within 0.1%; it may be more than the training
+            has; None if it is above a million
+    """
+
+    change: float
+    closes: int | None
+
+
+def gate_reach(args: Any, lr_scale: float, updates: int, distance: float) -> GateReach | None:
+    """Return how far a gate can move in log_alpha in `updates` updates, and when it can have moved by `distance`.
+
+    With Adam an update moves log_alpha by about `lr_scale` times the learning rate, or less.
+
+    Returns:
+        None if `args` hold no learning rate schedule, as for a model that is not trained from the command line
     """
     if getattr(args, "lr_scheduler", None) is None or getattr(args, "lr", None) is None:
         return None
-    optimizer = _RateRecorder()
+    change, closes = 0.0, None
     try:
-        scheduler = build_lr_scheduler(args, optimizer)
-        total = 0.0
-        step = max(1, updates // 10_000)  # the schedules are smooth: 10,000 points are enough
-        for update in range(0, updates, step):
-            scheduler.step_update(update)
-            total += optimizer.get_lr() * min(step, updates - update)
+        for update, rates in _sums_of_rates(args, updates):
+            if update == updates:
+                change = lr_scale * rates
+            if closes is None and lr_scale * rates >= distance:
+                closes = update
+            if closes is not None and update >= updates:
+                break
     except (AttributeError, TypeError, AssertionError):  # a schedule that needs more than its options
         return None
-    return lr_scale * total
+    return GateReach(change, closes)
+
+
+def _sums_of_rates(args: Any, updates: int, most: int = 1_000_000) -> Iterator[tuple[int, float]]:
+    """Yield numbers of updates up to `most`, one of them `updates`, and the sum of the learning rates until then."""
+    optimizer = _RateRecorder()
+    scheduler = build_lr_scheduler(args, optimizer)
+    update, total = 0, 0.0
+    while update < max(most, updates):
+        scheduler.step_update(update)
+        step = max(1, update // 1000)  # the schedules are smooth
+        if update < updates:
+            step = min(step, updates - update)
+        update, total = update + step, total + step * optimizer.get_lr()
+        yield update, total
 
 
 class _RateRecorder(FairseqOptimizer):

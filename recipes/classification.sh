@@ -64,7 +64,7 @@ PRETRAINED_DICT=${PRETRAINED_DICT#"$out/"} PRETRAINED_CODES=${PRETRAINED_CODES#"
 EMBED=$EMBED FFN=$FFN LAYERS=$LAYERS HEADS=$HEADS MAX_POSITIONS=$MAX_POSITIONS DROPOUT=$DROPOUT \
 MLM_UPDATES=$MLM_UPDATES MLM_LR=$MLM_LR MLM_WARMUP=$MLM_WARMUP MLM_TOKENS=$MLM_TOKENS \
 UPDATES=$UPDATES LR=$LR WARMUP=$WARMUP BATCH=$BATCH TRAIN_FLAGS=${TRAIN_FLAGS// /,} \
-SEEDS=$([[ ${#seeds[@]} == 1 ]] && echo "$SEEDS" || echo several)"
+$(seeds_setting)"
 # The control and the runs are comparable only with the same further training; without GATES there is none.
 [[ -z ${GATES// /} ]] || keep_settings "$out" "PRUNE_UPDATES=$PRUNE_UPDATES PRUNE_LR=$PRUNE_LR PRUNE_WARMUP=$PRUNE_WARMUP \
 GATE_LR_SCALE=$GATE_LR_SCALE L0_WARMUP=$L0_WARMUP SPARSITY_WARMUP=$SPARSITY_WARMUP FIX_AFTER=$FIX_AFTER" runs.txt
@@ -113,19 +113,16 @@ fine_tuning=("${task[@]}" "${size[@]}" "${common[@]}" --batch-size "$((BATCH / w
   --update-freq "$UPDATE_FREQ" --required-batch-size-multiple 1 --find-unused-parameters
   --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric)
 # The last checkpoint is used: the learning rate falls to 0, and the best accuracy would be a selection by noise.
-baseline_training=("${fine_tuning[@]}" --lr-scheduler polynomial_decay --lr "$LR" --warmup-updates "$WARMUP"
-  --total-num-update "$UPDATES" --max-update "$UPDATES")
-further_training=("${fine_tuning[@]}" --lr-scheduler polynomial_decay --lr "$PRUNE_LR" --warmup-updates "$PRUNE_WARMUP"
-  --total-num-update "$PRUNE_UPDATES" --max-update "$PRUNE_UPDATES")
+schedule polynomial_decay "$LR" "$WARMUP" "$UPDATES"
+baseline_training=("${fine_tuning[@]}" "${scheduled[@]}")
+schedule polynomial_decay "$PRUNE_LR" "$PRUNE_WARMUP" "$PRUNE_UPDATES"
+further_training=("${fine_tuning[@]}" "${scheduled[@]}")
 gates=(${GATE_LR_SCALE:+--gate-lr-scale "$GATE_LR_SCALE"} ${FIX_AFTER:+--fix-gates-after "$FIX_AFTER"})
 
-planned=$(python3 "$recipes/lib/classifier_runs.py")
-plan=()
-[[ -z $planned ]] || mapfile -t plan <<<"$planned"
+lines_of plan python3 "$recipes/lib/classifier_runs.py"
 places=()
 for seed in "${seeds[@]}"; do
-  place=$out
-  ((${#seeds[@]} == 1)) || place=$out/seed$seed
+  place_of "$seed"
   places+=("$place")
   models_of "$place"
 done

@@ -5,8 +5,9 @@
     corpora.py fetch  COLLECTION DOWNLOADS [--data-dir PLACE]    put each file, checked, into DOWNLOADS
     corpora.py unpack COLLECTION DOWNLOADS TEXT_DIR              write CORPUS.SRC and CORPUS.TGT, one sentence a line
 
-COLLECTION is `wmt-en-ru[:DEV,TEST]` (sets as sacrebleu names them, default wmt13,wmt14), `opensubtitles-en-ru`,
-`iwslt14-de-en`, `wikitext-103`, which is written to {train,valid,test}.txt, or `mnli` (unpacked by lib/mnli.py).
+COLLECTION is `wmt-en-ru[:DEV,TEST[,TITLES]]` (sets as sacrebleu names them, default wmt13,wmt14; titles of Wikipedia:
+wmt15, the default, or v2), `opensubtitles-en-ru`, `iwslt14-de-en`, `wikitext-103`, which is written to
+{train,valid,test}.txt, or `mnli` (unpacked by lib/mnli.py).
 PLACE is a folder that has (some of) the files, or the address of a mirror, laid out `<host>/<path>` as the addresses
 are; in a folder the files may also have their bare names. An interrupted download resumes. Size and SHA-256 of each
 file are recorded in DOWNLOADS/manifest.tsv; PLACE/SHA256SUMS is checked if it exists.
@@ -32,7 +33,8 @@ from fetching import fetch
 
 def print_list(name: str) -> None:
     for source in sources(collection(name)):
-        print(f"{source.name}\t{source.address}")
+        for address in source.addresses:
+            print(f"{source.name}\t{address}")
 
 
 def unpack(name: str, folder: Path, texts: Path) -> None:

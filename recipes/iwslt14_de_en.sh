@@ -5,18 +5,18 @@
 #
 # After each of several epochs, heads are removed step by step in the order of their gradient score, and BLEU is
 # measured. Data as in fairseq's example: every 23rd pair of the talks is for development, five small sets are the test
-# set. 6+6 layers, 8 heads, dropout 0.3, 4000 tokens for each update. The last output is a table of BLEU: a row for each
-# epoch, a column for each fraction of removed heads. Needs a GPU and a download. Run the same command again to resume;
-# --dry-run prints the commands that are still to be run.
+# set. 6+6 layers, 8 heads, dropout 0.3, updates of 4000 tokens on one GPU. The last output is a table of BLEU: a row
+# for each epoch, a column for each fraction of removed heads. Needs a GPU and a download. Run the same command again to
+# resume; --dry-run prints the commands that are still to be run.
 set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/lib/common.sh"
 source "$recipes/lib/devices.sh"
 set -a
 : "${MEASURED:=1 2 3 5 10 20 30 40}" "${STEPS:=0,10,20,30,40,50,60,70,80,90}"
-: "${LOWERCASE:=1}" "${CLEAN:=--max-length 175 --max-ratio 1.5}" "${BPE:=10000}" "${JOINT:=1}"
-: "${EMBED:=512}" "${FFN:=1024}" "${LAYERS:=6}" "${HEADS:=8}" "${DROPOUT:=0.3}" "${PRE_NORM:=0}"
-: "${MAX_TOKENS:=4000}" "${LR:=0.0005}" "${WARMUP:=4000}" "${BEAM:=5}" "${DATA_DIR:=}"
+: "${LOWERCASE:=1}" "${CLEAN:=--max-length 175 --max-ratio 1.5}" "${BPE:=10000}" "${JOINT:=1}" "${UNTIED:=1}"
+: "${EMBED:=512}" "${FFN:=1024}" "${LAYERS:=6}" "${HEADS:=8}" "${DROPOUT:=0.3}" "${PRE_NORM:=1}"
+: "${MAX_TOKENS:=4000}" "${TOKENS_PER_UPDATE:=}" "${GPUS:=1}" "${SELECTION:=last}" "${LR:=0.0005}" "${WARMUP:=4000}" "${BEAM:=5}" "${DATA_DIR:=}"
 read -rd '' -a measured <<<"$MEASURED" || true # -d '': up to the end of the text
 EPOCHS=${measured[*]: -1} RUNS='' SCRATCH='' KEEP_EPOCHS=1
 SCHEDULE=inverse_sqrt # every epoch is measured, and none is the last
@@ -27,16 +27,13 @@ parse_arguments OUT_DIR "$@"
 out=${arguments[0]}
 TRAIN_FLAGS="--weight-decay 0.0001 $TRAIN_FLAGS"
 need curl fairseq-preprocess fairseq-train fairseq-generate fairseq-validate headgates sacremoses subword-nmt sacrebleu
-check_settings
-check_out "$out"
-no_colon "$out"
 need_plots
-find_devices
-need_gpu
+begin_full_size "$out"
+((workers == 1)) || [[ -n $TOKENS_PER_UPDATE ]] ||
+  fail "$workers processes would make updates of $workers times $MAX_TOKENS tokens: set TOKENS_PER_UPDATE to the number of source tokens for each update, or train on one GPU"
 ((gpus == 0)) || TRAIN_FLAGS="--fp16 $TRAIN_FLAGS"
-lock_out "$out"
 # A checkpoint of every epoch: weights and two moments, 12 bytes for each parameter.
-need_space "${DISK_GB:-$((2 + EPOCHS * 12 * (BPE * EMBED + $(layer_parameters)) / 1000000000))}" "$out"
+need_space "${DISK_GB:-$((2 + EPOCHS * 12 * ((1 + 2 * UNTIED) * BPE * EMBED + $(layer_parameters)) / 1000000000))}" "$out"
 export TRAIN_FLAGS
 
 get_corpora iwslt14-de-en "$out"

@@ -38,14 +38,11 @@ fi
 need_text "$raw" txt train valid test
 find_plugin
 find_devices
-# With TOKENS_PER_UPDATE the batches of an update depend on the machine, and are not part of the experiment.
-batch_settings="MAX_TOKENS=$MAX_TOKENS UPDATE_FREQ=$UPDATE_FREQ"
-[[ -z $TOKENS_PER_UPDATE ]] || batch_settings="TOKENS_PER_UPDATE=$TOKENS_PER_UPDATE"
 keep_settings "$out" "BPE=$BPE VOCABULARY=$VOCABULARY ARCH=$ARCH EMBED=$EMBED FFN=$FFN LAYERS=$LAYERS HEADS=$HEADS \
 PRE_NORM=$PRE_NORM DROPOUT=$DROPOUT ADAPTIVE=$ADAPTIVE TOKENS_PER_SAMPLE=$TOKENS_PER_SAMPLE MEM_LEN=$MEM_LEN \
-PERSISTENT_VECTORS=$PERSISTENT_VECTORS STREAM_BLOCKS=$STREAM_BLOCKS $batch_settings OPTIMIZER=$OPTIMIZER \
+PERSISTENT_VECTORS=$PERSISTENT_VECTORS STREAM_BLOCKS=$STREAM_BLOCKS $(batch_settings) OPTIMIZER=$OPTIMIZER \
 SCHEDULE=$SCHEDULE UPDATES=$UPDATES LR=$LR MIN_LR=$MIN_LR WARMUP=$WARMUP SAVE_EVERY=$SAVE_EVERY \
-TRAIN_FLAGS=${TRAIN_FLAGS// /,} SEEDS=$([[ ${#seeds[@]} == 1 ]] && echo "$SEEDS" || echo several)"
+TRAIN_FLAGS=${TRAIN_FLAGS// /,} $(seeds_setting)"
 keep_settings "$out" "PRUNE_UPDATES=$PRUNE_UPDATES PRUNE_LR=$PRUNE_LR PRUNE_WARMUP=$PRUNE_WARMUP \
 PRUNE_SCHEDULE=$PRUNE_SCHEDULE GATE_LR_SCALE=$GATE_LR_SCALE GATE_INIT=$GATE_INIT GATE_HARD=$GATE_HARD \
 GATE_OUTPUT_SCALE=$GATE_OUTPUT_SCALE L0_WARMUP=$L0_WARMUP FIX_AFTER=$FIX_AFTER" runs.txt
@@ -67,7 +64,7 @@ if ((BPE)); then
   encoded=bpe
   into "$text/codes" "$(quoted subword-nmt learn-bpe -s "$BPE" --input "$text/train.words")"
   for split in train valid test; do
-    into "$text/$split.bpe" "$(quoted subword-nmt apply-bpe -c "$text/codes" --input "$text/$split.words")"
+    by_lines "$text/$split.words" "$text/$split.bpe" "$(quoted subword-nmt apply-bpe -c "$text/codes")"
   done
 elif ((VOCABULARY)); then
   dictionary=(--nwordssrc "$VOCABULARY")
@@ -121,8 +118,7 @@ evaluation=("$bin" --user-dir "$plugin" "${task[@]}" --max-tokens "$EVAL_TOKENS"
 
 folders=() checkpoints=()
 for seed in "${seeds[@]}"; do
-  place=$out
-  ((${#seeds[@]} == 1)) || place=$out/seed$seed
+  place_of "$seed"
   lm_baseline "$place/baseline"
   lm_control "$place/baseline+"
   for weight in "${lambdas[@]}"; do lm_gated "$place/lambda$weight" "$weight"; done

@@ -30,16 +30,11 @@ parse_arguments OUT_DIR "$@"
 out=${arguments[0]}
 need curl fairseq-preprocess fairseq-train headgates
 need_plots
-check_settings
-check_out "$out"
-no_colon "$out"
-find_devices
-need_gpu
+begin_full_size "$out"
 # Text, model, and weights with two moments of Adam (twice) for each model: the baseline, its control and the runs.
 models=$((2 + $(python3 "$recipes/lib/classifier_runs.py" | wc -l)))
 parameters=$((51000 * EMBED + LAYERS * EMBED * (4 * EMBED + 2 * FFN)))
 need_space "${DISK_GB:-$((3 + parameters * (4 + 12 * 2 * models) * $(wc -w <<<"$SEEDS") / 1000000000))}" "$out"
-lock_out "$out"
 keep_settings "$out" "MODEL=$MODEL" data.txt
 choose_precision
 flags="--weight-decay 0.1 --clip-norm 0.0 --pooler-dropout 0.0"

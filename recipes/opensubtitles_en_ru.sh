@@ -16,6 +16,7 @@ source "$recipes/lib/published.sh"
 parse_arguments OUT_DIR "$@"
 out=${arguments[0]}
 published_begin "$out" 30
+own_text "$out"
 keep_settings "$out" "OVERLAP=$OVERLAP PAIRS=$PAIRS HELD_OUT=$HELD_OUT" data.txt
 
 get_files opensubtitles-en-ru "$out"

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Estimate how long a recipe of full size takes on this machine, from the log of a short run.
 
-    plan.py OUT_DIR [--tokens 16000] [--updates 100000] [--prune-updates 60000] [--gated 6] [--controls 2] [--scratch 4]
+    plan.py OUT_DIR [--tokens 16000] [--updates 100000] [--prune-updates 60000] [--gated 8] [--controls 2] [--scratch 6]
             [--seeds 1] [--every 2048]
 
 OUT_DIR is the folder of a recipe with one seed that trained its baseline, and best a gated run too, at the real model
 size for some hundred updates (UPDATES=300 PRUNE_UPDATES=300). The time of an update is the median in fairseq's log
 without its first line, scaled by the number of tokens if the updates had another size; the time of a validation with
-its checkpoint comes from the same log.
+its checkpoint comes from the same log. If a gated run was trained, the plan also says when its first gate can close by
+the learning rate schedule, which may be after the end of the short run.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ TIME = r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)"
 VALIDATION = re.compile(
     rf"{TIME} \| INFO \| fairseq_cli.train \| begin validation.*?{TIME} \| INFO \| [^\n]*Saved", re.S
 )
+CLOSES = re.compile(r"closing a gate takes [^\n]* at update (\d+) at the earliest")
 INNER = re.compile(r"\| train_inner \|.*?wps=([\d.]+), ups=[\d.]+, wpb=([\d.]+)(?:[^\n]*gb_free=([\d.]+))?")
 
-GATED = re.compile(r"_lambda[^_]+$|_heads[^_]+(_subset)?$")
+GATED = re.compile(r"_lambda[^_]+(_rate[^_]+)?$|_heads[^_]+(_subset)?$")
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,9 @@ def plan(args: argparse.Namespace) -> str:
     name = device[1].strip() if device else "CPU"
     table = text_table(["hours on", *phases, "all", "free memory"], [[name, *hours, free]])
     speed = f"{plain.tokens / plain.update:,.0f} target tokens a second, gated {gated.tokens / gated.update:,.0f}"
-    return f"measured: {speed}; {plain.validation:.0f} s for a validation\n{table}"
+    closes = CLOSES.search(log.read_text(encoding="utf-8")) if log else None
+    first = f"\nno gate can close before update {int(closes[1]):,} of {args.prune_updates:,}" if closes else ""
+    return f"measured: {speed}; {plain.validation:.0f} s for a validation{first}\n{table}"
 
 
 def main() -> int:
@@ -108,11 +112,11 @@ def main() -> int:
     parser.add_argument("--tokens", type=option(whole()), default=16_000, help="source tokens for each update")
     parser.add_argument("--updates", type=option(whole()), default=100_000, help="updates of the baseline")
     parser.add_argument("--prune-updates", type=option(whole()), default=60_000, help="updates of a gated run")
-    parser.add_argument("--gated", type=option(whole(0)), default=6, help="number of gated runs")
+    parser.add_argument("--gated", type=option(whole(0)), default=8, help="number of gated runs")
     parser.add_argument(
         "--controls", type=option(whole(0)), default=2, help="number of controls: baseline+, baseline+frozen"
     )
-    parser.add_argument("--scratch", type=option(whole(0)), default=4, help="number of runs from scratch")
+    parser.add_argument("--scratch", type=option(whole(0)), default=6, help="number of runs from scratch")
     parser.add_argument("--seeds", type=option(whole()), default=1, help="number of seeds")
     parser.add_argument("--every", type=option(whole()), default=2048, help="updates between checkpoints")
     return exit_code("plan.py", lambda args: print(plan(args)), parser.parse_args())

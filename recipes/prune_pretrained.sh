@@ -65,8 +65,8 @@ if ! compgen -G "$data/dict.*.txt" >/dev/null; then
   for split in valid test; do
     for language in "$SRC" "$TGT"; do
       raw=$data/$split.$language
-      into "$text/$split.tok.$language" "$(reading "$raw")${TOKENIZE:+| sacremoses -q -l $language normalize $TOKENIZE}"
-      into "$text/$split.bpe.$language" "$(quoted subword-nmt apply-bpe -c "$model/bpecodes" --input "$text/$split.tok.$language")"
+      by_lines "$raw" "$text/$split.tok.$language" "${TOKENIZE:+sacremoses -q -l $language normalize }${TOKENIZE:-cat}"
+      by_lines "$text/$split.tok.$language" "$text/$split.bpe.$language" "$(quoted subword-nmt apply-bpe -c "$model/bpecodes")"
     done
     aligned "$split" "$text/$split.tok" "$SRC" "$TGT"
   done

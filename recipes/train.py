@@ -97,6 +97,16 @@ def find_rank(cfg: DictConfig) -> None:
     fairseq_train.distributed_utils.infer_init_method(own)
 
 
+def check_world_size(cfg: DictConfig, planned: int | None) -> None:
+    """Raise ValueError, in one line, if other than `planned` processes are about to train; None: not planned."""
+    found = cfg.distributed_training.distributed_world_size
+    if planned is not None and found != planned:
+        raise ValueError(
+            f"{found} processes would train, but --distributed-world-size is {planned}, the number for which the "
+            "batches of an update are planned: start as many processes, or change the number (a recipe: WORKERS, GPUS)"
+        )
+
+
 def is_first(cfg: DictConfig) -> bool:
     """Return whether this process has rank 0."""
     return fairseq_train.distributed_utils.is_master(cfg.distributed_training)
@@ -107,17 +117,20 @@ def main() -> None:
     args = fairseq_train.options.parse_args_and_arch(parser)
     if args.profile or args.use_plasma_view or args.model_parallel_size > 1:
         parser.error("--profile, --use-plasma-view and --model-parallel-size need fairseq-train itself")
+    given = any(argument.split("=")[0] == "--distributed-world-size" for argument in sys.argv[1:])
+    planned = args.distributed_world_size if given else None
     cfg = fairseq_train.convert_namespace_to_omegaconf(args)
     find_rank(cfg)
     folder = Path(cfg.checkpoint.save_dir)
     try:
+        check_world_size(cfg, planned)
         if (folder / "finished").exists():
             if is_first(cfg):
                 logger.info(f"nothing to do: training has finished (remove {folder}/finished to train on)")
             return
         if is_first(cfg):  # before any other process loads: they wait for this one to connect
             prepare(cfg)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         print(f"train.py: {error}", file=sys.stderr)
         sys.exit(2)
     touch_on_signals(folder / "stop")  # until `train` starts, and in the process that spawns the workers

@@ -30,25 +30,16 @@ need fairseq-preprocess fairseq-train fairseq-generate fairseq-validate headgate
 check_settings
 check_out "$out"
 no_colon "$out"
-if [[ ${DRY_RUN:-0} != 1 ]]; then
-  for split in train valid test; do
-    for language in "$src" "$tgt"; do
-      [[ -f $raw/$split.$language || -f $raw/$split.$language.gz ]] ||
-        fail "$raw/$split.$language[.gz] is missing: RAW_DIR needs train, valid and test in $src and $tgt"
-    done
-  done
-fi
+[[ ${DRY_RUN:-0} == 1 ]] || need_parallel "$raw" "$src" "$tgt"
 for language in "$src" "$tgt"; do need_text "$raw" "$language" train valid test; done
 find_plugin
 find_devices
-# With TOKENS_PER_UPDATE the batches of an update depend on the machine, and are not part of the experiment.
-batch_settings="MAX_TOKENS=$MAX_TOKENS UPDATE_FREQ=$UPDATE_FREQ"
-[[ -z $TOKENS_PER_UPDATE ]] || batch_settings="TOKENS_PER_UPDATE=$TOKENS_PER_UPDATE"
 keep_settings "$out" "SRC=$src TGT=$tgt LOWERCASE=$LOWERCASE PRETOKENIZED=$PRETOKENIZED CLEAN=${CLEAN// /,} BPE=$BPE \
 JOINT=$JOINT ARCH=$ARCH EMBED=$EMBED FFN=$FFN LAYERS=$LAYERS DECODER_LAYERS=${DECODER_LAYERS:-$LAYERS} HEADS=$HEADS \
-PRE_NORM=$PRE_NORM DROPOUT=$DROPOUT $batch_settings \
+PRE_NORM=$PRE_NORM DROPOUT=$DROPOUT$([[ $UNTIED == 0 ]] || echo " UNTIED=1")\
+$([[ $SELECTION == bleu ]] || echo " SELECTION=$SELECTION") $(batch_settings) \
 SCHEDULE=$SCHEDULE EPOCHS=$EPOCHS UPDATES=$UPDATES LR=$LR WARMUP=$WARMUP SAVE_EVERY=$SAVE_EVERY AVERAGE=$AVERAGE \
-TRAIN_FLAGS=${TRAIN_FLAGS// /,} SEEDS=$([[ ${#seeds[@]} == 1 ]] && echo "$SEEDS" || echo several)"
+TRAIN_FLAGS=${TRAIN_FLAGS// /,} $(seeds_setting)"
 # Controls and runs are comparable only with the same further training; without RUNS there is none.
 [[ -z ${RUNS// /} ]] || keep_settings "$out" "PRUNE_UPDATES=$PRUNE_UPDATES PRUNE_LR=$PRUNE_LR PRUNE_WARMUP=$PRUNE_WARMUP \
 PRUNE_SCHEDULE=$PRUNE_SCHEDULE GATE_LR_SCALE=$GATE_LR_SCALE L0_WARMUP=$L0_WARMUP SPARSITY_WARMUP=$SPARSITY_WARMUP \
@@ -62,14 +53,14 @@ lock_out "$out"
 text=$out/text bin=$out/data-bin
 [[ ${DRY_RUN:-0} == 1 ]] || mkdir -p "$text"
 
-lowercased() { [[ $LOWERCASE == 0 ]] || echo "| python3 $(quoted "$recipes/lib/lowercase.py")"; }
-tokenised() { [[ $PRETOKENIZED == 1 ]] || echo "| sacremoses -q -l $1 normalize tokenize"; }
+tokenise() { [[ $PRETOKENIZED == 1 ]] && echo cat || echo "sacremoses -q -l $1 normalize tokenize"; }
+lowercased() { [[ $LOWERCASE == 0 ]] || echo " | python3 $(quoted "$recipes/lib/lowercase.py")"; }
 
 say "tokenising and encoding the text"
 for split in train valid test; do
   for language in "$src" "$tgt"; do
     [[ ${DRY_RUN:-0} == 1 || -s $text/$split.tok.$language ]] || need_utf8 "$raw/$split.$language"
-    into "$text/$split.tok.$language" "$(reading "$raw/$split.$language")$(tokenised "$language")$(lowercased)"
+    by_lines "$raw/$split.$language" "$text/$split.tok.$language" "$(tokenise "$language")$(lowercased)"
   done
   aligned "$split" "$text/$split.tok" "$src" "$tgt"
 done
@@ -96,13 +87,16 @@ else
   for language in "$src" "$tgt"; do into "$text/codes.$language" "$(learn_bpe "$train.$language")"; done
   dictionary=() embeddings=(--share-decoder-input-output-embed)
 fi
+[[ $UNTIED == 0 ]] || dictionary=() embeddings=()
 for split in train valid test; do
   for language in "$src" "$tgt"; do
     tokens=$text/$split.tok.$language
     [[ $split == train ]] && tokens=$train.$language
-    into "$text/$split.bpe.$language" "$(quoted subword-nmt apply-bpe -c "$text/codes.$language" --input "$tokens")"
+    by_lines "$tokens" "$text/$split.bpe.$language" "$(quoted subword-nmt apply-bpe -c "$text/codes.$language")"
   done
 done
+need_short_lines source "$src"
+need_short_lines target "$tgt"
 if [[ ! -d $bin ]]; then
   [[ ${DRY_RUN:-0} == 1 ]] || rm -rf "$bin.part"
   run "$out/preprocess.log" fairseq-preprocess -s "$src" -t "$tgt" --trainpref "$text/train.bpe" \
@@ -142,30 +136,26 @@ length=(--max-epoch "$EPOCHS") selection=()
 baseline_checkpoint=checkpoint_last.pt
 if [[ $SCHEDULE == polynomial_decay ]]; then
   length+=(--total-num-update "$UPDATES")
-elif ((AVERAGE == 0)); then
+elif ((AVERAGE == 0)) && [[ $SELECTION == bleu ]]; then
   selection=(--eval-bleu --eval-bleu-args '{"beam": 1}' --eval-bleu-detok moses --eval-bleu-remove-bpe
     --best-checkpoint-metric bleu --maximize-best-checkpoint-metric)
   baseline_checkpoint=checkpoint_best.pt
 fi
 baseline_training=("${common[@]}" --lr-scheduler "$SCHEDULE" --lr "$LR" --warmup-updates "$WARMUP"
   "${length[@]}" "${selection[@]}")
-further_training=("${common[@]}" --lr-scheduler "$PRUNE_SCHEDULE" --lr "$PRUNE_LR" --warmup-updates "$PRUNE_WARMUP"
-  --max-update "$PRUNE_UPDATES")
-case $PRUNE_SCHEDULE in # whose length is not that of a step of a run
-  polynomial_decay) further_training+=(--total-num-update "$PRUNE_UPDATES") ;;
-  cosine) further_training+=(--lr-period-updates "$((PRUNE_UPDATES - PRUNE_WARMUP))") ;;
-esac
+schedule "$PRUNE_SCHEDULE" "$PRUNE_LR" "$PRUNE_WARMUP" "$PRUNE_UPDATES" # its length is not that of a step of a run
+further_training=("${common[@]}" "${scheduled[@]}")
 generate=(fairseq-generate "$bin" --user-dir "$plugin" --gen-subset test --remove-bpe --beam "$BEAM" --lenpen "$LENPEN"
   --max-tokens "$GENERATION_TOKENS" --required-batch-size-multiple 1 "${device[@]}")
 gates=(${GATE_LR_SCALE:+--gate-lr-scale "$GATE_LR_SCALE"} ${FIX_AFTER:+--fix-gates-after "$FIX_AFTER"})
 
-mapfile -t plan_of_runs < <(python3 "$recipes/lib/runs.py")
+lines_of plan_of_runs python3 "$recipes/lib/runs.py"
 folders=() share=${SHARE:-1/1}
 # Shares begin with different seeds, so that they do not wait for the same baseline.
 for ((turn = 0; turn < ${#seeds[@]}; turn++)); do
   position=$(((${share%/*} - 1 + turn) % ${#seeds[@]}))
-  seed=${seeds[position]} place=$out
-  ((${#seeds[@]} == 1)) || place=$out/seed$seed
+  seed=${seeds[position]}
+  place_of "$seed"
   all_runs "$place" "$((position * ${#plan_of_runs[@]}))"
 done
 if [[ -n $SHARE ]]; then

@@ -32,12 +32,7 @@ parse_arguments OUT_DIR "$@"
 out=${arguments[0]}
 need curl fairseq-preprocess fairseq-train fairseq-eval-lm headgates subword-nmt
 need_plots
-check_settings
-check_out "$out"
-no_colon "$out"
-find_devices
-need_gpu
-lock_out "$out"
+begin_full_size "$out"
 choose_precision
 flags="--clip-norm 0.5"
 [[ $PRECISION == fp32 ]] || flags+=" --$PRECISION"

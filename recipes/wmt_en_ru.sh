@@ -3,25 +3,28 @@
 #
 #   recipes/wmt_en_ru.sh [--dry-run] OUT_DIR
 #
-# Common Crawl, News Commentary v13, the Yandex 1M corpus and wiki titles v2, about 2.6 million pairs. Pre-norm base
-# transformer; heads of the encoder pruned with the decoder frozen, heads of all types pruned, the same shapes trained
-# from scratch. Needs a GPU and a download. Run the same command again to resume; --dry-run prints the commands that are
-# still to be run.
+# Common Crawl, News Commentary v13, the Yandex 1M corpus and the Wikipedia headlines of WMT15; the paper has 2.5 million
+# pairs. Pre-norm base transformer; heads of the encoder pruned with the decoder frozen, heads of all types pruned, the
+# same shapes trained from scratch. Needs a GPU and a download. Run the same command again to resume; --dry-run prints
+# the commands that are still to be run.
 set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/lib/common.sh"
 source "$recipes/lib/devices.sh"
 export PAPER=wmt DEV=${DEV:-wmt13} TEST=${TEST:-wmt14} # the paper does not say which sets
+export TITLES=${TITLES:-wmt15} EXPECTED_PAIRS=${EXPECTED_PAIRS:-2500000}
 source "$recipes/lib/published.sh"
 
 parse_arguments OUT_DIR "$@"
 out=${arguments[0]}
 published_begin "$out" 15
-keep_settings "$out" "DEV=$DEV TEST=$TEST" data.txt
+own_text "$out"
+keep_settings "$out" "DEV=$DEV TEST=$TEST TITLES=$TITLES" data.txt
 
-get_corpora "wmt-en-ru:$DEV,$TEST" "$out"
+get_corpora "wmt-en-ru:$DEV,$TEST,$TITLES" "$out"
 for language in en ru; do
   into "$out/raw/train.$language" "cat $(quoted "$out"/corpora/{commoncrawl,news-commentary,yandex,wiki-titles}."$language")"
   for split in valid test; do into "$out/raw/$split.$language" "cat $(quoted "$out/corpora/$split.$language")"; done
 done
+expect_pairs "$out/raw/train.en"
 published_end "$out/raw" "$out"

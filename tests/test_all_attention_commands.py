@@ -4,11 +4,10 @@ import json
 import re
 
 import pytest
-import torch
 from support.commands import EVALUATION
 from support.language_models import BLOCKS, SEGMENTS, assert_two_workers_score_as_one, by_sentence
 from support.models import assert_same
-from support.training import SGD, assert_one_line_error, assert_two_workers_train_as_one, read
+from support.training import SGD, assert_one_line_error, assert_two_workers_train_as_one, make_forms, read
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")  # of torch, on machines without a GPU
 
@@ -23,12 +22,7 @@ def models(made_once, train_all_attention, run):
 
     def make(folder):
         train_all_attention(folder / "gates", *GATES, updates=8)
-        state = read(folder / "gates" / "checkpoint_last.pt")
-        for layer, row in enumerate(CLOSED):
-            name = f"decoder.layers.{layer}.self_attn.gate.log_alpha"
-            state["model"][name] = torch.tensor(row).to(state["model"][name])
-        torch.save(state, folder / "gated.pt")
-        run("headgates", "prune", folder / "gated.pt", folder / "pruned.pt")
+        make_forms(run, folder, "decoder", CLOSED, stock=False)
 
     folder = made_once("all-attention", make)
     return {name: folder / f"{name}.pt" for name in ("gated", "pruned")}

@@ -22,12 +22,14 @@ pytest_plugins = ["support.corpora"]
 
 def test_files_that_are_cut_off_are_refused(copy, tmp_path, refused):
     """At any length, each with a line; the user's files stay as they are, and once mended the same command goes on."""
-    folder, out = copy(WMT, sums=True), tmp_path / "out"
-    assert fetch(WMT, out, folder) == 0  # the sacrebleu sets, which only their checksums let through
+    v2 = f"{WMT}:wmt13,wmt14,v2"
+    folder, out = copy(v2, sums=True), tmp_path / "out"
+    assert fetch(v2, out, folder) == 0  # the sacrebleu sets, which only their checksums let through
     (folder / "SHA256SUMS").unlink()
     (out / "manifest.tsv").unlink()
-    three = [source for source in wanted(WMT) if source.name in ("commoncrawl.tgz", "yandex-1m.zip")]
-    three += [source for source in wanted(WMT) if source.name.endswith(".tsv.gz")]
+    three = [source for source in wanted(v2) if source.name in ("commoncrawl.tgz", "yandex-1m.zip")]
+    three += [source for source in wanted(v2) if source.name.endswith(".tsv.gz")]
+    assert len(three) == 3
     whole = {source: (folder / source.path).read_bytes() for source in three}
     for cut in (0, 1, 2, 9, 10, 11, 0.3, 0.9, -9, -8, -1):
         for source, data in whole.items():
@@ -213,6 +215,7 @@ def test_collections_and_sets_that_there_are_not(command, tmp_path, refused):
         refused(call(command, name, *folders), [f"'{name}' is not a collection", WMT, SUBTITLES, IWSLT])
     for name, wrong in (("wmt08,wmt14", "wmt08"), ("wmt13,none", "none"), ("wmt13", "")):
         refused(call(command, f"wmt-en-ru:{name}", *folders), [f"'{wrong}' is not a set of sacreb", "en-ru", "wmt20"])
+    refused(call(command, "wmt-en-ru:wmt13,wmt14,v3", *folders), ["'v3' names no titles of Wikipedia", "wmt15, v2"])
     refused(call(command, "iwslt14-de-en:wmt13,wmt14", *folders), ["iwslt14-de-en", "has no sets to choose"])
     assert list(tmp_path.iterdir()) == []
 

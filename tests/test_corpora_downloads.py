@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import threading
 
 import pytest
+from support import mirrors
 from support.corpora import IWSLT, SUBTITLES, WMT, all_there, fetch, until, wanted, was_killed
 
+import archives
 import fetching
+from commands import Refused
+from fetching import Source
 
 pytest_plugins = ["support.corpora"]
 
@@ -75,6 +80,50 @@ def test_a_part_that_is_too_long_is_begun_anew(place, tmp_path, serve):
     assert fetch(IWSLT, out, server.address) == 0
     all_there(IWSLT, out, place)
     assert server.asked(source) == ["bytes=9999-", None]
+
+
+def test_where_an_address_fails_the_next_one_is_tried(tmp_path, serve):
+    """Also one whose archive is packed otherwise; the manifest has the address that the file came from."""
+    server, out = serve(tmp_path / "server"), tmp_path / "out"
+    members = {"wiki/ru-en/wiki.ru-en": "один ||| one\n"}
+    for name, data in (("b/x.zip", mirrors.zipped(members)), ("c/x.tgz", mirrors.tgz(members))):
+        (tmp_path / "server" / name).parent.mkdir(parents=True)
+        (tmp_path / "server" / name).write_bytes(data)
+    address = server.address
+    source = Source("x.tgz", f"{address}/a/x.tgz", others=(f"{address}/b/x.zip", f"{address}/c/x.tgz"))
+    fetching.fetch([source], out, None)
+    assert list(archives.lines(out / "x.tgz", "wiki/ru-en/wiki.ru-en")) == ["один ||| one"]
+    assert f"\t{address}/b/x.zip\n" in (out / "manifest.tsv").read_text()
+    assert {path.name for path in out.iterdir()} == {"x.tgz", "manifest.tsv", ".lock"}
+    assert [path for how, path, _ in server.seen if how == "GET"] == ["a/x.tgz", "b/x.zip"]
+    fetching.fetch([source], out, None)  # nothing is left to do
+    assert len([how for how, *_ in server.seen if how == "GET"]) == 2
+
+
+def test_each_address_resumes_its_own_part_and_all_reasons_are_given(tmp_path, serve):
+    data = mirrors.tgz({"a": "".join(f"{random.random()}\n" for _ in range(900))})
+    (tmp_path / "server" / "b").mkdir(parents=True)
+    (tmp_path / "server" / "b" / "x.tgz").write_bytes(data)
+    server, out = serve(tmp_path / "server"), tmp_path / "out"
+    server.cut["b/x.tgz"] = 40
+    source = Source("x.tgz", f"{server.address}/a/x.tgz", others=(f"{server.address}/b/x.tgz",))
+    with pytest.raises(Refused, match=r"a/x.tgz cannot be downloaded .*404.*, .*b/x.tgz cannot be downloaded"):
+        fetching.fetch([source], out, None)
+    assert data.startswith((out / "x.tgz.2.part").read_bytes()) and not (out / "x.tgz").exists()
+    server.cut.clear()
+    fetching.fetch([source], out, None)
+    assert (out / "x.tgz").read_bytes() == data and not list(out.glob("*.part"))
+
+
+def test_a_folder_may_have_the_file_of_any_address(tmp_path):
+    members = {"a": "text\n"}
+    source = Source("x.tgz", "https://one.example.org/x.tgz", others=("https://two.example.org/deep/y.zip",))
+    for name in ("two.example.org/deep/y.zip", "y.zip"):
+        folder = tmp_path / name.replace("/", "_")
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_bytes(mirrors.zipped(members))
+        fetching.fetch([source], folder / "out", str(folder))
+        assert list(archives.lines(folder / "out" / "x.tgz", "a")) == ["text"]
 
 
 @pytest.mark.parametrize("status", [403, 404])

@@ -32,9 +32,12 @@ def test_files_of_a_mirror_in_a_folder_are_found_and_recorded(collection, place,
 
 def test_the_list_has_every_address_once(capsys):
     assert call("list", "wmt-en-ru:wmt18,wmt20") == 0
-    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    listed = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert len({address for _, address in listed}) == len(listed)
+    assert [name for name, _ in listed].count("wiki-titles.tgz") == 3  # with alternatives
+    rows = [row for before, row in zip([["", ""], *listed], listed, strict=False) if row[0] != before[0]]
     assert [name for name, _ in rows] == [
-        "commoncrawl.tgz", "news-commentary-v13.tgz", "yandex-1m.zip", "wikititles-v2.ru-en.tsv.gz",
+        "commoncrawl.tgz", "news-commentary-v13.tgz", "yandex-1m.zip", "wiki-titles.tgz",
         "wmt18.test.tgz", "wmt20.test.tgz",
     ]  # fmt: skip
     assert rows[4:] == [
@@ -42,7 +45,17 @@ def test_the_list_has_every_address_once(capsys):
         ["wmt20.test.tgz", "https://data.statmt.org/wmt20/translation-task/test.tgz"],
     ]
     found = {f"{urlsplit(address).hostname}{urlsplit(address).path}" for _, address in rows[:4]}
-    assert found == {mirrors.COMMONCRAWL, mirrors.NEWS_COMMENTARY, mirrors.YANDEX, mirrors.WIKI_TITLES}
+    assert found == {mirrors.COMMONCRAWL, mirrors.NEWS_COMMENTARY, mirrors.YANDEX, mirrors.HEADLINES}
+
+
+@pytest.mark.parametrize(
+    ("titles", "address"), [("", mirrors.HEADLINES), (",wmt15", mirrors.HEADLINES), (",v2", mirrors.WIKI_TITLES)]
+)
+def test_the_titles_of_wikipedia_can_be_chosen(titles, address, capsys):
+    assert call("list", f"wmt-en-ru:wmt13,wmt14{titles}") == 0
+    addresses = [line.split("\t")[1] for line in capsys.readouterr().out.splitlines()]
+    assert sum(found.endswith((mirrors.HEADLINES, mirrors.WIKI_TITLES)) for found in addresses) == 1
+    assert any(found.endswith(address) for found in addresses)
 
 
 @pytest.mark.parametrize("by_name", [True, False])
@@ -69,7 +82,7 @@ def test_a_bare_name_of_many_years_is_not_taken(tmp_path):
         (tmp_path / source.path.rpartition("/")[2]).touch()
         if fetching.take(tmp_path / "out", source, str(tmp_path)):
             taken.add(source.name)
-    assert taken == {"commoncrawl.tgz", "news-commentary-v13.tgz", "yandex-1m.zip", "wikititles-v2.ru-en.tsv.gz"}
+    assert taken == {"commoncrawl.tgz", "news-commentary-v13.tgz", "yandex-1m.zip", "wiki-titles.tgz"}
 
 
 def test_the_checksums_of_bare_names_count(place, tmp_path, refused):

@@ -55,6 +55,13 @@ def test_corpora_are_what_the_mirror_was_made_of(collection, made, all_unpacked)
     assert said[collection] == "".join(f"{name}: {len(pairs):,} pairs\n" for name, pairs in truth.items())
 
 
+def test_both_versions_of_the_titles_are_read(made, tmp_path):
+    v2 = f"{WMT}:wmt13,wmt14,v2"
+    assert fetch(v2, tmp_path / "downloads", made[0]) == 0
+    assert call("unpack", v2, tmp_path / "downloads", tmp_path) == 0
+    assert unpacked(tmp_path, "wiki-titles", ("en", "ru")) == made[1][WMT]["wiki-titles"]
+
+
 def test_nothing_is_left_over(all_unpacked):
     folder, _ = all_unpacked
     assert not [path for path in folder.rglob("*") if path.is_dir() and path.name.endswith(".unpacked")]

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -41,7 +42,7 @@ def wmt(pairs, made_once):
         (folder / "printed.txt").write_text(result.stdout)
         (folder / "sizes.json").write_text(json.dumps({corpus: len(its_pairs) for corpus, its_pairs in truth.items()}))
 
-    mirror, settings = "mirror with blanks", SHORT | {"RUNS": "enc-self:0.05 all:0.05"}
+    mirror, settings = "mirror with blanks", SHORT | {"RUNS": "enc-self:0.05 all:0.05", "EXPECTED_PAIRS": 290}
     folder = made_once("wmt", make)
     printed, sizes = (folder / "printed.txt").read_text(), json.loads((folder / "sizes.json").read_text())
     return folder / "out", printed, sizes, settings | {"DATA_DIR": folder / mirror}
@@ -125,6 +126,10 @@ def test_a_finished_recipe_runs_nothing_again(wmt):
     changed = {path.name for path, then in before.items() if path.exists() and path.stat().st_mtime_ns != then}
     assert changed <= {"results.txt", "results.tsv", "results.json", ".lock"}
     refused(run("wmt_en_ru.sh", out, **settings | {"BPE": 300}), "was made with other settings", "BPE=200")
+    for expected in (270, 340):
+        other = run("wmt_en_ru.sh", out, **settings | {"EXPECTED_PAIRS": expected})
+        refused(other, "train.en has 300 pairs", f"EXPECTED_PAIRS={expected}", "EXPECTED_PAIRS=0")
+        assert f"300 pairs for training; in the paper {expected}" in other.stdout
 
 
 @pytest.mark.rehearsal
@@ -249,9 +254,12 @@ def test_a_dry_run_prints_every_command_and_writes_nothing(recipe, tmp_path):
     assert list(tmp_path.iterdir()) == []
     for program in ("corpora.py fetch", "sacremoses", "subword-nmt learn-bpe", "fairseq-preprocess", "train.py"):
         assert program in result.stdout
-    assert ("--eval-bleu" in result.stdout) == (recipe == "iwslt14_de_en.sh")  # only where it selects the checkpoint
+    assert "--eval-bleu" not in result.stdout  # at full size no translations during training
+    trainings = [line for line in result.stdout.splitlines() if "train.py" in line]
+    assert all("--encoder-normalize-before" in line and "--share" not in line for line in trainings)
+    assert "--joined-dictionary" not in result.stdout
     if recipe != "iwslt14_de_en.sh":
-        trainings = [line for line in result.stdout.splitlines() if "train.py" in line]
+        assert all(re.findall(r"--clip-norm (\S+)", line)[-1] == "0" for line in trainings)
         assert len(trainings) == 7 and all("--max-update" in line for line in trainings)
         plus, frozen, encoder = trainings[1:4]
         assert "--gate-heads" not in plus + frozen and "--finetune-from-model" in plus

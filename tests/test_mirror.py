@@ -104,6 +104,7 @@ def test_places(made):
         "www.statmt.org/wmt13/training-parallel-commoncrawl.tgz",
         "data.statmt.org/wmt18/translation-task/training-parallel-nc-v13.tgz",
         "github.com/mashashma/WMT2022-data/archive/refs/heads/main.zip",
+        "www.statmt.org/wmt15/wiki-titles.tgz",
         "data.statmt.org/wikititles/v2/wikititles-v2.ru-en.tsv.gz",
         "statmt.org/wmt13/test.tgz",
         "statmt.org/wmt14/test-filtered.tgz",
@@ -148,6 +149,8 @@ def test_wmt_columns(made):
     assert all(parts) and set(members) == {"WMT2022-data-main/README.md", "WMT2022-data-main/LICENSE"}
     titles = gzip.decompress((made[0] / mirror.WIKI_TITLES).read_bytes()).decode().splitlines()
     assert [tuple(reversed(line.split("\t"))) for line in titles] == made[1]["wiki-titles"]
+    headlines = unpacked(made[0] / mirror.HEADLINES)["wiki/ru-en/wiki.ru-en"].splitlines()
+    assert [tuple(reversed(line.split(" ||| "))) for line in headlines] == made[1]["wiki-titles"]
 
 
 READ_WITH_SACREBLEU = """

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import logging
+from itertools import accumulate
 
 import pytest
 import torch
@@ -352,16 +353,24 @@ def schedule(**options):
 
 
 def test_reach_is_the_sum_of_the_learning_rates():
-    naive = sum(1e-3 * (t / 100 if t < 100 else (100 / t) ** 0.5) for t in range(400))
-    assert gate_reach(schedule(), 10.0, 400) == pytest.approx(10 * naive, rel=1e-6)
-    assert gate_reach(schedule(lr_scheduler="fixed", warmup_updates=0, force_anneal=None), 2.0, 50) == pytest.approx(
-        0.1
-    )
-    long = gate_reach(schedule(), 10.0, 200_000)  # sampled, not summed one by one
-    assert long == pytest.approx(
-        10 * sum(1e-3 * min(t / 100, (100 / max(t, 1)) ** 0.5) for t in range(200_000)), rel=1e-3
-    )
-    assert gate_reach(make_args(), 1.0, 100) is None
+    naive = [1e-3 * min(t / 100, (100 / max(t, 1)) ** 0.5) for t in range(200_000)]
+    assert gate_reach(schedule(), 10.0, 400, 1.0).change == pytest.approx(10 * sum(naive[:400]), rel=1e-6)
+    fixed = schedule(lr_scheduler="fixed", warmup_updates=0, force_anneal=None)
+    assert gate_reach(fixed, 2.0, 50, 1.0).change == pytest.approx(0.1)
+    long = gate_reach(schedule(), 10.0, 200_000, 1.0).change  # sampled, not summed one by one
+    assert long == pytest.approx(10 * sum(naive), rel=1e-3)
+    assert gate_reach(make_args(), 1.0, 100, 1.0) is None
+
+
+@pytest.mark.parametrize("updates", [50, 5000])
+def test_the_first_gate_closes_when_the_sum_of_the_learning_rates_reaches_the_distance(updates):
+    naive = list(accumulate(0.01 * min(t / 100, (100 / max(t, 1)) ** 0.5) for t in range(10_000)))
+    for distance in (0.01, 0.4, 2.0, 10.0):  # in the warm-up, after it, and after the end of a short training
+        first = next(t for t, change in enumerate(naive) if change >= distance) + 1
+        assert gate_reach(schedule(), 10.0, updates, distance).closes == pytest.approx(first, rel=1e-3)
+    polynomial = schedule(lr_scheduler="polynomial_decay", total_num_update=200, end_learning_rate=0.0, power=1.0)
+    polynomial.force_anneal = None
+    assert gate_reach(polynomial, 10.0, 200, 5.0).closes is None  # the rate is 0 before
 
 
 @pytest.mark.parametrize(("max_update", "level"), [(100, logging.WARNING), (100_000, logging.INFO), (0, None)])
@@ -374,6 +383,7 @@ def test_a_schedule_that_closes_no_gate_is_warned_about(max_update, level, caplo
     GateMonitor(None).training(model)
     records = [record for record in caplog.records if "log_alpha of a gate can change by" in record.message]
     assert [record.levelno for record in records] == ([] if level is None else [level])
+    assert all("closing a gate takes 4.9: at update 1024 at the earliest" in record.message for record in records)
 
 
 def test_a_run_counted_in_epochs_is_warned_after_the_first(caplog):

@@ -20,6 +20,7 @@ def planned(text, **settings):
     [
         ("all:0.02", Run("all", "0.02", "l0")),
         ("enc-self,dec-enc:1e-2", Run("enc-self,dec-enc", "1e-2", "l0")),
+        ("all:0.02@10", Run("all", "0.02", "l0", "10")),
         ("all=36", Run("all", "36", "")),
         ("enc-self=0.25@subset", Run("enc-self", "0.25", "subset")),
         ("all=36@gradient-only", Run("all", "36", "gradient-only")),
@@ -42,7 +43,10 @@ def test_a_run_is_read(text, expected):
         ("all=36@magic", "method 'magic' must be"),
         ("all=36@l0", "method 'l0' must be"),
         ("enc=6", "'enc' is not an attention type"),
-        ("all:0.1@gradient", "lambda '0.1@gradient' must be a finite number"),
+        ("all:0.1@gradient", "scale 'gradient' must be a finite number, above 0"),
+        ("all:0.1@0", "scale '0' must be a finite number, above 0"),
+        ("all:0.1@", "scale '' must be a finite number"),
+        ("all:@10", "lambda '' must be a finite number"),
         ("all=36 all=36", "must not name 'all=36' twice"),
     ],
 )
@@ -57,6 +61,7 @@ def test_a_run_that_cannot_be_is_refused(text, words):
     [
         ("all:0.02", "lagrangian", "all_lambda0.02"),
         ("enc-self,dec-enc:0.02", "subset", "enc-self+dec-enc_lambda0.02"),
+        ("all:0.02@10", "lagrangian", "all_lambda0.02_rate10"),
         ("all=36", "lagrangian", "all_heads36"),
         ("all=36", "subset", "all_heads36_subset"),
         ("all=36@lagrangian", "subset", "all_heads36"),
@@ -91,7 +96,8 @@ def test_what_is_not_trained_or_from_scratch_has_no_frozen_decoder():
 
 
 def test_gated_runs_have_the_types_and_the_value_of_the_options():
-    found = planned("all:0.02 enc-self=0.25 all=36@subset")
+    found = planned("all:0.02 all:0.02@7.5 enc-self=0.25 all=36@subset")
+    assert found["all_lambda0.02_rate7.5"][3:] == ("0.02", ["7.5"])
     assert found["all_lambda0.02"] == ("l0", "baseline+", "enc-self,dec-self,dec-enc", "0.02", [])
     assert found["enc-self_heads0.25"] == ("lagrangian", "baseline+frozen", "enc-self", "0.25", [])
     assert found["all_heads36_subset"] == ("subset", "baseline+", "enc-self,dec-self,dec-enc", "36", [])

@@ -149,18 +149,28 @@ def test_a_plan_is_what_the_log_says_times_what_is_to_be_done(tmp_path):
     assert len(table) == 4  # this machine only
 
 
+def test_a_plan_says_when_the_first_gate_can_close(tmp_path):
+    args = measured_run(tmp_path, "x")
+    (tmp_path / "all_lambda0.02").mkdir()
+    (tmp_path / "all_lambda0.02" / "train.log").write_text(
+        LOG + "over 300 updates, log_alpha of a gate can change by about 0.2; closing a gate takes 4.9: at update 1499 "
+        "at the earliest: expect few closed gates\n"
+    )
+    assert plan.plan(args).splitlines()[1] == "no gate can close before update 1,499 of 3,600"
+
+
 def test_a_plan_for_several_seeds(tmp_path):
     args = measured_run(tmp_path, "x")
     args.seeds = 3
     assert plan.plan(args).splitlines()[3].split()[1:6] == ["30.5", "6.1", "6.1", "33.5", "76.2"]
 
 
-@pytest.mark.parametrize("name", ["all_lambda0.1", "enc-self_heads6", "all_heads0.25_subset"])
+@pytest.mark.parametrize("name", ["all_lambda0.1", "all_lambda0.1_rate10", "enc-self_heads6", "all_heads0.25_subset"])
 def test_a_plan_measures_a_run_with_gates(name, tmp_path):
     for folder in (name, "all_heads6_gradient", "all_lambda0.1_scratch", "all_heads6_random"):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "train.log").touch()
-    if name != "all_lambda0.1":
+    if not name.startswith("all_lambda0.1"):
         assert plan.gated_log(tmp_path) == tmp_path / name / "train.log"
     else:
         assert plan.gated_log(tmp_path).parent.name == name

@@ -16,7 +16,7 @@ NUMBER = "must be a number of heads (12) or a fraction of them with a decimal po
 SWITCH = "must be 0 or 1"
 # NAME=VALUE of translation.sh, and words of the message after it.
 BAD = [
-    *[(name, value, SWITCH) for name in ("LOWERCASE", "PRETOKENIZED", "JOINT", "PRE_NORM") for value in ("yes", "2")],
+    *[(name, v, SWITCH) for name in "LOWERCASE PRETOKENIZED JOINT UNTIED PRE_NORM".split() for v in ("yes", "2")],
     *[(name, "x", SWITCH) for name in ("KEEP_EPOCHS", "CPU", "DRY_RUN")],
     *[(name, "0", WHOLE) for name in "BPE EMBED FFN LAYERS HEADS MAX_TOKENS UPDATE_FREQ TOKENS_PER_UPDATE".split()],
     *[(name, "0", WHOLE) for name in "UPDATES WARMUP SAVE_EVERY PRUNE_UPDATES BEAM GENERATION_TOKENS WORKERS".split()],

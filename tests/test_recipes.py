@@ -13,6 +13,48 @@ from support.recipes import RECIPES, ROOT, first_lines, make_corpus, refused, ru
 from fairseq_headgates.options import DEFAULTS
 
 
+@pytest.mark.parametrize(("split", "language", "side"), [("valid", "en", "source"), ("test", "de", "target")])
+def test_a_line_that_is_too_long_for_the_model_is_refused_before_the_training(split, language, side, raw, tmp_path):
+    lines = (raw / f"{split}.{language}").read_text().splitlines()
+    lines[1] = "a " * 1024
+    (raw / f"{split}.{language}").write_text("\n".join(lines) + "\n")
+    settings = {"PRETOKENIZED": 1, "BPE": 30, "RUNS": ""}
+    result = run("translation.sh", raw, tmp_path / "out", "en", "de", **settings)
+    refused(result, f"line 2 of the {split} set has 1024 tokens in {language}", f"--max-{side}-positions 2048")
+    assert not (tmp_path / "out" / "data-bin").exists() and not (tmp_path / "out" / "baseline").exists()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "flags", "fits"),
+    [
+        (1023, "", True),
+        (1024, "", False),
+        (1024, "--max-source-positions 1025 --clip-norm 1", True),
+        (1024, "--clip-norm 1 --max-source-positions=1025", True),
+        (1025, "--max-source-positions 1025", False),
+        (1024, "--max-target-positions 1025", False),
+    ],
+)
+def test_the_longest_line_that_the_model_takes(tokens, flags, fits, tmp_path):
+    for split in ("valid", "test"):
+        (tmp_path / f"{split}.bpe.en").write_text("a b\n" + "a " * tokens + "\n")
+    shell = f"""
+        recipes={RECIPES}; source $recipes/lib/common.sh; source $recipes/lib/models.sh
+        text={tmp_path}; train_flags=({flags}); need_short_lines source en"""
+    result = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert (result.returncode == 0) == fits and ("line 2" in result.stderr) != fits
+
+
+@pytest.mark.parametrize(("selection", "checkpoint"), [("bleu", "checkpoint_best.pt"), ("last", "checkpoint_last.pt")])
+def test_only_a_selection_by_bleu_translates_during_training(selection, checkpoint, raw, tmp_path):
+    settings = {"SCHEDULE": "inverse_sqrt", "RUNS": "", "SELECTION": selection}
+    result = run("translation.sh", "--dry-run", raw, tmp_path / "out", "en", "de", **settings)
+    assert ("--eval-bleu" in result.stdout) == (selection == "bleu")
+    assert f"baseline/{checkpoint}" in result.stdout
+    settings["SELECTION"] = "loss"
+    refused(run("translation.sh", raw, tmp_path / "out", "en", "de", **settings), "'loss' must be bleu or last")
+
+
 def test_translation_refuses_a_missing_file(raw, tmp_path):
     (raw / "valid.de").unlink()
     refused(run("translation.sh", raw, tmp_path / "out", "en", "de"), "valid.de", "is missing", "train, valid and test")

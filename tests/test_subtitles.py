@@ -51,8 +51,19 @@ def bytes_of(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def selected(records, threshold=0.9):
+def overlapping(records, threshold=0.9):
     return [record for record in records if record.overlap is not None and record.overlap >= threshold]
+
+
+def selected(records, threshold=0.9):
+    """Those that overlap, each text once."""
+    seen, found = set(), []
+    for record in overlapping(records, threshold):
+        text = tuple(re.sub(r"\s", "", side).lower() for side in (record.english, record.russian))
+        if text not in seen:
+            seen.add(text)
+            found.append(record)
+    return found
 
 
 def naive_split(records, held_out, seed, threshold=0.9):
@@ -98,9 +109,10 @@ def test_sets_are_the_records_with_enough_overlap(threshold, seed, held_out, mad
     out = capsys.readouterr().out
     with gzip.open(files[1], "rt", encoding="utf-8") as file:
         links = file.read().count("<link ")
-    number, films = len(selected(records, threshold)), len({record.film for record in records})
+    number, films = len(overlapping(records, threshold)), len({record.film for record in records})
     assert f"alignment: {links:,} links, {number:,} with an overlap of at least {threshold:g}\n" in out
     assert f"sentence pairs: {len(records):,} of {films:,} films, {number:,} with that overlap\n" in out
+    assert f"different pairs: {len(selected(records, threshold)):,}\n" in out
     train = len(expected["train"])
     assert out.endswith(f"split by films: {train:,} train, {held_out:,} valid, {held_out:,} test\n")
 
@@ -141,6 +153,22 @@ def test_a_link_belongs_to_its_documents(tmp_path):
     assert run(files, tmp_path / "out", held_out=1) == 0
     found = {pair for pairs in read(tmp_path / "out").values() for pair in pairs}
     assert found == {("en 1 0", "ru 1 0"), ("en 2 1", "ru 2 1"), ("en 3 3", "ru 3 3")}
+
+
+def test_each_text_is_taken_once_before_anything_is_sampled(tmp_path):
+    """With as many pairs as asked for; the first of equal ones stays; empty ones go."""
+    texts = ["a b", "A  B", "c", "d", "", "e", "c", "f"]
+    files = corpus(tmp_path, {str(n): [(f"{n};{n}", f"{n}\t{n}", "0.95")] for n in range(len(texts))})
+    with zipfile.ZipFile(files[0]) as old:
+        members = {name: old.read(name).decode() for name in old.namelist()}
+    for language in ("en", "ru"):
+        members[f"OpenSubtitles.en-ru.{language}"] = "".join(f"{text} {language}\n" if text else "\n" for text in texts)
+    files[0].write_bytes(mirrors.zipped(members))
+    assert run(files, tmp_path / "out", pairs=3, held_out=1) == 0
+    sets = read(tmp_path / "out")
+    assert {name: len(pairs) for name, pairs in sets.items()} == {"train": 3, "valid": 1, "test": 1}
+    found = {source for pairs in sets.values() for source, _ in pairs}
+    assert found == {"a b en", "c en", "d en", "e en", "f en"}
 
 
 # --- the split ----------------------------------------------------------------------------------------------------
@@ -217,13 +245,13 @@ def test_the_seed_decides(made, tmp_path):
     assert one["train"] != two["train"] and is_part_of(two["train"], texts(selected(records)))
 
 
-def test_a_pair_that_two_films_have_stays_in_both(made, tmp_path):
-    """clean.py --without is what keeps it out of the training data."""
+def test_a_pair_that_two_films_have_is_taken_once(made, tmp_path):
     *files, records = made
+    assert max(Counter(texts(overlapping(records))).values()) > 1
     assert run(files, tmp_path, held_out=60) == 0
     expected = naive_split(records, 60, seed=1)
     train, times = read(tmp_path)["train"], Counter(texts(expected["train"]))
-    assert Counter(train) == times and max(times.values()) == 2
+    assert Counter(train) == times and max(times.values()) == 1
 
 
 def test_characters_that_end_lines_elsewhere(tmp_path):

@@ -32,7 +32,7 @@ def open_member(path: Path, member: str | None) -> Iterator[IO[bytes] | gzip.Gzi
     if member is None:
         with gzip.open(path) as text:
             yield text
-    elif path.suffix == ".zip":
+    elif is_zip(path):
         with zipfile.ZipFile(path) as archive:
             check_member(path, member, archive.namelist())
             with archive.open(member) as file:
@@ -45,6 +45,11 @@ def open_member(path: Path, member: str | None) -> Iterator[IO[bytes] | gzip.Gzi
                 raise Refused(f"{path}: {member} is not a file: is it the right archive?")
             with extracted:
                 yield extracted
+
+
+def is_zip(path: Path) -> bool:
+    """By its name or its content: a mirror may have packed a .tgz as .zip."""
+    return path.suffix == ".zip" or (path.suffix == ".tgz" and zipfile.is_zipfile(path))
 
 
 def check_member(path: Path, member: str, names: list[str]) -> None:
@@ -95,7 +100,7 @@ def read_to_the_end(path: Path) -> None:
         raise EOFError("it is empty")  # gzip reads an empty file without an error
     if path.suffix in PLAIN:
         return
-    if path.suffix == ".zip":
+    if is_zip(path):
         with zipfile.ZipFile(path) as archive:
             if (damaged := archive.testzip()) is not None:
                 raise zipfile.BadZipFile(f"{damaged} is damaged")

@@ -13,23 +13,21 @@ and ranges. The TSV has a row for each model and seed. The plot shows accuracy o
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from commands import ArgumentParser, exit_code
+from evaluated import BASELINE, REPEAT, read_json
 from fairseq_headgates.evaluation.metrics import mcnemar
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.report import Panel, results_table, score_panel
 from plots import draw
-from seeds import LEVEL, with_range
+from seeds import mean_heads, significant, with_range
 
-BASELINE, CONTROL = "baseline", "baseline+"
-REPEAT = "run the recipe again, in another OUT_DIR if it refuses this one"
+CONTROL = "baseline+"
 
 
 @dataclass(frozen=True)
@@ -56,25 +54,21 @@ class Row:
     p: float | None = None
 
 
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def model(place: Path, name: str, seed: str, control: str) -> Row:
     """Read the folder of a model, and of its control if that is another one."""
-    found, shown = _json(place / name / "predictions.json"), _json(place / name / "heads.json")
+    found, shown = read_json(place / name / "predictions.json"), read_json(place / name / "heads.json")
     kept, heads = shown["heads"]["total"]
     row = Row(name, seed, control, kept, heads, int(shown["parameters"]), float(found["accuracy"]))
     if name == control:
         return row
-    other = _json(place / control / "predictions.json")
+    other = read_json(place / control / "predictions.json")
     p = mcnemar(other["predictions"], found["predictions"], found["labels"])
     return Row(**{**vars(row), "diff": row.accuracy - other["accuracy"], "p": p})
 
 
 def curve(place: Path, method: str, baseline: Row) -> list[Row]:
     """Return the points of a curve without that of the whole model."""
-    head = int(_json(place / BASELINE / "predictions.json")["head_parameters"])
+    head = int(read_json(place / BASELINE / "predictions.json")["head_parameters"])
     return [
         Row(
             f"{method}-{point['removed']:g}%",
@@ -87,7 +81,7 @@ def curve(place: Path, method: str, baseline: Row) -> list[Row]:
             point["accuracy"] - baseline.accuracy,
             point["p_value"],
         )
-        for point in _json(place / "curves" / f"{method}.json")["points"]
+        for point in read_json(place / "curves" / f"{method}.json")["points"]
         if point["removed"]
     ]
 
@@ -124,13 +118,12 @@ def over_seeds(seeds: Sequence[Sequence[Row]]) -> str:
 
 
 def _means(rows: Sequence[Row]) -> dict[str, str]:
-    kept, significant = [row.kept for row in rows], [row.p < LEVEL for row in rows if row.p is not None]
     return {
-        "heads": f"{mean(kept):.{int(len(set(kept)) > 1)}f}/{rows[0].heads}",
+        "heads": mean_heads([row.kept for row in rows], rows[0].heads),
         "params": f"{mean(row.parameters for row in rows) / 1e6:.2f}M",
         "accuracy": with_range((row.accuracy for row in rows), ".2f"),
         "diff": with_range((row.diff for row in rows), "+z.2f"),
-        f"p<{LEVEL}": f"{sum(significant)}/{len(significant)}" if significant else "-",
+        **significant(row.p for row in rows),
     }
 
 
@@ -174,7 +167,7 @@ def work(args: argparse.Namespace) -> None:
     print(over_seeds(seeds) if several else one_by_one(seeds[0]))
     controls = ", ".join(dict.fromkeys(row.control for row in seeds[0]))
     print(f"diff, p: accuracy against the control ({controls}), McNemar's exact test")
-    print(_json(args.places[0] / BASELINE / "predictions.json")["signature"])
+    print(read_json(args.places[0] / BASELINE / "predictions.json")["signature"])
     if args.tsv:
         write_whole(args.tsv, tsv([row for rows in seeds for row in rows]), force=True)
     if args.plot:

@@ -35,15 +35,15 @@ inputs() {
 tokenise() {
   local lowercase=''
   [[ $ENCODED == 0 ]] || return 0
-  [[ $LOWERCASE == 0 ]] || lowercase="| python3 $(quoted "$recipes/lib/lowercase.py")"
-  into "$text/$1.tok.$2" "$(quoted cat "$text/$1.raw.$2")${TOKENIZE:+| sacremoses -q $TOKENIZE}$lowercase"
+  [[ $LOWERCASE == 0 ]] || lowercase=" | python3 $(quoted "$recipes/lib/lowercase.py")"
+  by_lines "$text/$1.raw.$2" "$text/$1.tok.$2" "${TOKENIZE:+sacremoses -q }${TOKENIZE:-cat}$lowercase"
 }
 
 # encode SPLIT INPUT: the tokens of a split in BPE, $text/SPLIT.bpe.INPUT.
 encode() {
-  local command=(subword-nmt apply-bpe -c "$codes" --input "$text/$1.tok.$2")
-  [[ $ENCODED == 0 ]] || command=(cat "$text/$1.raw.$2")
-  into "$text/$1.bpe.$2" "$(quoted "${command[@]}")"
+  local tokens=$text/$1.tok.$2 command=(subword-nmt apply-bpe -c "$codes")
+  [[ $ENCODED == 0 ]] || tokens=$text/$1.raw.$2 command=(cat)
+  by_lines "$tokens" "$text/$1.bpe.$2" "$(quoted "${command[@]}")"
 }
 
 # binarise NAME DICT SPLIT...: $bin.part/NAME from $text/SPLIT.bpe.NAME; with DICT empty its dictionary is new. Labels,
@@ -84,10 +84,10 @@ pretrain() {
   [[ -z $PRETRAINED ]] || return 0
   pretrained=$1/checkpoint_last.pt
   local bin=$bin/text
+  schedule polynomial_decay "$MLM_LR" "$MLM_WARMUP" "$MLM_UPDATES"
   train "$1" --task masked_lm --criterion masked_lm --arch roberta "${size[@]}" "${common[@]}" \
     --sample-break-mode eos --tokens-per-sample "$((MAX_POSITIONS - 1))" --skip-invalid-size-inputs-valid-test \
-    --max-tokens "$batch_tokens" --update-freq "$UPDATE_FREQ" --lr-scheduler polynomial_decay --lr "$MLM_LR" --warmup-updates "$MLM_WARMUP" \
-    --total-num-update "$MLM_UPDATES" --max-update "$MLM_UPDATES"
+    --max-tokens "$batch_tokens" --update-freq "$UPDATE_FREQ" "${scheduled[@]}"
 }
 
 # classify RUN_DIR CHECKPOINT: write the predictions on the test set and the number of heads and parameters.
@@ -117,7 +117,7 @@ gated_classifier() {
   [[ $2 != l0 ]] || sparsity=(--l0-weight "$3" ${L0_WARMUP:+--l0-warmup-updates "$L0_WARMUP"})
   train "$1" --arch roberta_head_gates --gate-heads enc-self --criterion sentence_prediction_l0 "${sparsity[@]}" \
     "${gates[@]}" "${further_training[@]}" --finetune-from-model "$baseline"
-  [[ -f $1/pruned.pt ]] || run "$1/prune.log" headgates prune "$1/checkpoint_last.pt" "$1/pruned.pt" --no-optimizer
+  remove_closed "$1" checkpoint_last.pt
   classify "$1" pruned.pt
 }
 
@@ -129,7 +129,7 @@ scored_classifier() {
     run "$1/prune.log" headgates prune "$baseline" "$1/start.pt" --scores "$2" --types enc-self --keep "$3" --no-optimizer
   train "$1" --arch roberta_head_gates --alive-heads "$1/start.pt" --remove-heads --criterion sentence_prediction \
     "${further_training[@]}" --finetune-from-model "$1/start.pt"
-  [[ -f $1/pruned.pt ]] || run "$1/prune.log" headgates prune "$1/checkpoint_last.pt" "$1/pruned.pt" --no-optimizer
+  remove_closed "$1" checkpoint_last.pt
   classify "$1" pruned.pt
 }
 

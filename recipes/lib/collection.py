@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from commands import Refused
 from fetching import Source
 from formats import Reader, columns, members, no_text, sacrebleu_set, segments, talk_sentences
-from rules import sacrebleu_sets
+from rules import TITLES, sacrebleu_sets
 
 STATMT = "http://data.statmt.org"
+HUB = "https://huggingface.co/datasets/wmt"
 OPUS = "https://object.pouta.csc.fi/OPUS-OpenSubtitles/v2018"
 
 
@@ -23,21 +24,42 @@ class Corpus:
     read: Reader
 
 
-def wmt(dev: str, test: str) -> list[Corpus]:
+def wmt(dev: str, test: str, titles: str) -> list[Corpus]:
     """The training data of Voita et al. 2019, section 3, with a development and a test set of sacrebleu."""
-    crawl = Source("commoncrawl.tgz", "http://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz")
-    news = Source("news-commentary-v13.tgz", f"{STATMT}/wmt18/translation-task/training-parallel-nc-v13.tgz")
+    crawl = Source(
+        "commoncrawl.tgz",
+        "http://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz",
+        others=(f"{HUB}/wmt13/resolve/main-zip/training-parallel-commoncrawl.zip",),
+    )
+    news = Source(
+        "news-commentary-v13.tgz",
+        f"{STATMT}/wmt18/translation-task/training-parallel-nc-v13.tgz",
+        others=(f"{HUB}/wmt18/resolve/main-zip/translation-task/training-parallel-nc-v13.zip",),
+    )
     yandex = Source("yandex-1m.zip", "https://github.com/mashashma/WMT2022-data/archive/refs/heads/main.zip")
-    titles = Source("wikititles-v2.ru-en.tsv.gz", f"{STATMT}/wikititles/v2/wikititles-v2.ru-en.tsv.gz")
     parts = [f"WMT2022-data-main/en-ru/en-ru.1m_{part}.tsv" for part in range(1, 11)]
     return [
         Corpus("commoncrawl", crawl, members("commoncrawl.ru-en.{}")),
         Corpus("news-commentary", news, members("training-parallel-nc-v13/news-commentary-v13.ru-en.{}")),
         Corpus("yandex", yandex, columns(("en", "ru"), parts)),
-        Corpus("wiki-titles", titles, columns(("ru", "en"))),
+        wiki_titles(titles),
         sacrebleu_corpus("valid", dev, "en-ru"),
         sacrebleu_corpus("test", test, "en-ru"),
     ]
+
+
+def wiki_titles(version: str) -> Corpus:
+    """A corpus of titles, one of TITLES."""
+    if version == "v2":
+        source = Source("wikititles-v2.ru-en.tsv.gz", f"{STATMT}/wikititles/v2/wikititles-v2.ru-en.tsv.gz")
+        return Corpus("wiki-titles", source, columns(("ru", "en")))
+    # The file of WMT14 is the same.
+    headlines = Source(
+        "wiki-titles.tgz",
+        "http://www.statmt.org/wmt15/wiki-titles.tgz",
+        others=(f"{HUB}/wmt15/resolve/main-zip/wiki-titles.zip", "http://www.statmt.org/wmt14/wiki-titles.tgz"),
+    )
+    return Corpus("wiki-titles", headlines, columns(("ru", "en"), ["wiki/ru-en/wiki.ru-en"], separator="|||"))
 
 
 def sacrebleu_corpus(name: str, data_set: str, pair: str) -> Corpus:
@@ -73,7 +95,11 @@ def iwslt14() -> list[Corpus]:
 
 def wikitext103() -> list[Corpus]:
     """WikiText-103 (Merity et al. 2016), the archive with words: rare ones are <unk>."""
-    archive = Source("wikitext-103-v1.zip", "https://wikitext.smerity.com/wikitext-103-v1.zip")
+    archive = Source(
+        "wikitext-103-v1.zip",
+        "https://wikitext.smerity.com/wikitext-103-v1.zip",
+        others=("https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-v1.zip",),
+    )
     texts = {split: members(f"wikitext-103/wiki.{split}.tokens") for split in ("train", "valid", "test")}
     return [Corpus(split, archive, read) for split, read in texts.items()]
 
@@ -93,11 +119,14 @@ def mnli() -> list[Corpus]:
 
 
 def collection(name: str) -> list[Corpus]:
-    """Return the corpora of a collection such as `wmt-en-ru:wmt13,wmt14`."""
+    """Return the corpora of a collection such as `wmt-en-ru:wmt13,wmt14` or `wmt-en-ru:wmt13,wmt14,v2`."""
     kind, _, sets = name.partition(":")
     dev, _, test = (sets or "wmt13,wmt14").partition(",")
+    test, _, titles = test.partition(",")
+    if titles and titles not in TITLES:
+        raise Refused(f"{name!r}: {titles!r} names no titles of Wikipedia: choose from {', '.join(TITLES)}")
     known = {
-        "wmt-en-ru": lambda: wmt(dev, test),
+        "wmt-en-ru": lambda: wmt(dev, test, titles or TITLES[0]),
         "opensubtitles-en-ru": opensubtitles,
         "iwslt14-de-en": iwslt14,
         "wikitext-103": wikitext103,

@@ -80,6 +80,17 @@ need_space() {
 # has_text FILE: true if FILE or FILE.gz contains more than whitespace.
 has_text() { LC_ALL=C grep -q '[^[:space:]]' < <(eval "$(reading "$1")" 2>/dev/null); }
 
+# need_parallel RAW_DIR SRC TGT: fail early if a file of the text is missing.
+need_parallel() {
+  local split language
+  for split in train valid test; do
+    for language in "$2" "$3"; do
+      [[ -f $1/$split.$language || -f $1/$split.$language.gz ]] ||
+        fail "$1/$split.$language[.gz] is missing: RAW_DIR needs train, valid and test in $2 and $3"
+    done
+  done
+}
+
 # need_text RAW_DIR LANGUAGE SPLIT...: fail early if an existing file has no text.
 need_text() {
   local raw=$1 language=$2 split
@@ -195,6 +206,14 @@ step_into() {
   fi
   attended "$@" >"$output.part" || exit 2
   mv "$output.part" "$output"
+}
+
+# by_lines INPUT OUTPUT COMMAND: write the output of a shell command that prints a line for each line of INPUT, or of
+# INPUT.gz if only that exists. It runs on all cores.
+by_lines() {
+  local input=$1
+  [[ -f $1 || ! -f $1.gz ]] || input+=.gz
+  step_into "$2" python3 "$recipes/lib/in_blocks.py" "$input" "$3"
 }
 
 # last_table OUTPUT COMMAND...: write and print the table at the end of a recipe.

@@ -4,7 +4,7 @@
     curves.py CURVE.tsv [CURVE.tsv ...] [--paper]      files written by `headgates curve --tsv`
 
 A row is named by its checkpoint (checkpoint3.pt: epoch 3) if there are several, else by its scores. --paper adds a
-column with the BLEU of the whole model in Michel et al. 2019, by epoch.
+column with the BLEU of the whole model in Michel et al. 2019, by epoch: of the tokenised text of their validation set.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def table(curves: dict[tuple[str, str], dict[float, float]], paper: bool) -> str
         rows.append([name, *(f"{curve[step]:.2f}" if step in curve else "-" for step in steps)])
         if paper:
             rows[-1].append(str(MICHEL.get(name, "-")))
-    return text_table([*header, *(["| paper, whole"] if paper else [])], rows)
+    return text_table([*header, *(["| paper, whole (tokenised, validation set)"] if paper else [])], rows)
 
 
 def work(args: argparse.Namespace) -> None:

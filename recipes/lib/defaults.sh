@@ -2,13 +2,13 @@
 # lib/settings_table.py documents every setting; `recipes/translation.sh --help` lists them.
 
 set -a # settings.py and the programs read the settings from the environment
-: "${LOWERCASE:=0}" "${PRETOKENIZED:=0}" "${CLEAN:=}" "${BPE:=6000}" "${JOINT:=1}"
+: "${LOWERCASE:=0}" "${PRETOKENIZED:=0}" "${CLEAN:=}" "${BPE:=6000}" "${JOINT:=1}" "${UNTIED:=0}"
 : "${ARCH:=transformer}" "${EMBED:=128}" "${FFN:=512}" "${LAYERS:=3}" "${DECODER_LAYERS:=}" "${HEADS:=8}"
 : "${PRE_NORM:=1}" "${DROPOUT:=0.1}"
 : "${MAX_TOKENS:=2500}" "${UPDATE_FREQ:=1}" "${TOKENS_PER_UPDATE:=}"
 : "${SCHEDULE:=polynomial_decay}" "${EPOCHS:=}" "${UPDATES:=}" "${LR:=0.004}" "${WARMUP:=600}"
 if [[ $SCHEDULE == inverse_sqrt ]]; then : "${EPOCHS:=16}"; elif [[ -z $EPOCHS ]]; then : "${UPDATES:=6000}"; fi
-: "${SAVE_EVERY:=}" "${AVERAGE:=0}" "${KEEP_EPOCHS:=0}" "${TRAIN_FLAGS:=}" "${SEED:=}" "${SEEDS:=${SEED:-1}}"
+: "${SAVE_EVERY:=}" "${AVERAGE:=0}" "${SELECTION:=bleu}" "${KEEP_EPOCHS:=0}" "${TRAIN_FLAGS:=}" "${SEED:=}" "${SEEDS:=${SEED:-1}}"
 : "${RUNS=all=0.5 enc-self=0.25}" "${SCRATCH:=}"
 : "${PRUNE_UPDATES:=2000}" "${PRUNE_LR:=$LR}" "${GATE_LR_SCALE:=}"
 : "${PRUNE_SCHEDULE:=polynomial_decay}" "${SPARSITY_METHOD:=lagrangian}"

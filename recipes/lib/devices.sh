@@ -1,17 +1,20 @@
 # Where a recipe runs: GPUS, HOSTS, LAUNCHER and WORKERS. Source it after common.sh.
 
 # find_devices: set `gpus` (of this machine, 0: none), `launcher` (the command that starts train.py), `workers` (the
-# number of its processes), and fairseq's options `device` (for this machine) and `distributed` (for training).
+# number of its processes), and fairseq's options `device` (for one process on this machine) and `distributed` (for
+# training). Without --distributed-world-size fairseq starts a process for each visible GPU: a training would have larger
+# updates, and fairseq-eval-lm would print the perplexity of a part of the text.
 find_devices() {
   local hosts visible
-  gpus=0 device=() distributed=() launcher=(python3) workers=1
+  gpus=0 device=(--distributed-world-size 1) distributed=() launcher=(python3) workers=1
   if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
     visible=$(if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES"; else nvidia-smi -L; fi | wc -l)
     gpus=${GPUS:-$visible}
     ((gpus <= visible)) || fail "GPUS=$gpus must be at most $visible, the number of GPUs that this machine shows"
+    ((gpus == 0)) || show_gpus "$gpus"
   fi
   if ((gpus == 0)); then
-    device=(--cpu)
+    device+=(--cpu)
     # By default glibc returns large buffers to the kernel after each use and requests them again.
     export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-8589934592} MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-8589934592}
   fi
@@ -28,14 +31,31 @@ find_devices() {
     launcher=(torchrun --standalone --nproc_per_node "$gpus")
     workers=$gpus
   fi
+  distributed=(--distributed-world-size "$workers")
   # The machines of a LAUNCHER may have GPUs although this one has none.
   if ((gpus == 0)) && [[ -z ${LAUNCHER:-} || ${CPU:-0} == 1 ]]; then
-    distributed=(--cpu)
+    distributed+=(--cpu)
     ((workers == 1)) || distributed+=(--distributed-backend gloo --ddp-backend legacy_ddp)
   fi
-  # fairseq reads ranks and the first machine from SLURM's environment; it needs the number of processes and the port.
-  [[ -z ${LAUNCHER:-} || -z ${SLURM_JOB_ID:-} ]] ||
-    distributed+=(--distributed-world-size "$workers" --distributed-port "${PORT:-29500}")
+  # fairseq reads ranks and the first machine from SLURM's environment; it needs the port.
+  [[ -z ${LAUNCHER:-} || -z ${SLURM_JOB_ID:-} ]] || distributed+=(--distributed-port "${PORT:-29500}")
+}
+
+# show_gpus NUMBER: hide all GPUs but the first NUMBER of those that are visible now.
+show_gpus() {
+  local visible=${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $(($1 - 1)))}
+  CUDA_VISIBLE_DEVICES=$(cut -d, -f "1-$1" <<<"$visible")
+  export CUDA_VISIBLE_DEVICES
+}
+
+# begin_full_size OUT_DIR: check settings, folder and machine of a recipe of full size, and lock the folder.
+begin_full_size() {
+  check_settings
+  check_out "$1"
+  no_colon "$1"
+  find_devices
+  need_gpu
+  lock_out "$1"
 }
 
 # choose_precision: set PRECISION, if it is not set, to fp16 on GPUs, otherwise to fp32.

@@ -47,7 +47,7 @@ class Run:
     def read(cls, folder: Path, metrics: Sequence[str] = (), seed: str = "-") -> Run:
         """Read the files of a folder. Raise ValueError, in one line, if one is missing or has other content."""
         try:
-            shown, listed = (_json(folder / name) for name in ("heads.json", "scores.json"))
+            shown, listed = (read_json(folder / name) for name in ("heads.json", "scores.json"))
             scores = {score["name"]: score for score in listed}
             heads = {kind: (kept, total) for kind, (kept, total) in shown["heads"].items()}
             for name in ("BLEU", "chrF2"):
@@ -103,19 +103,20 @@ class Run:
 
 def types_and_method(name: str) -> tuple[str, str]:
     """Return types and method of a run by its name: all_lambda0.02 -> all, l0; all_heads36 -> all, lagrangian."""
-    found = re.fullmatch(r"(.+?)_(lambda|heads)[^_]+(?:_(.+))?", name)
+    found = re.fullmatch(r"(.+?)_(lambda|heads)[^_]+(?:_rate[^_]+)?(?:_(.+))?", name)
     if not found:
         return "", ""
     return found[1], found[3] or ("l0" if found[2] == "lambda" else "lagrangian")
 
 
-def _json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _number(path: Path, key: str, what: str) -> float:
     try:
-        return float(_json(path)[key])
+        return float(read_json(path)[key])
     except (ValueError, TypeError, KeyError, OSError):
         raise ValueError(f"{path} is missing or has no number, {what}: {REPEAT}") from None
 
@@ -125,7 +126,7 @@ def _comparison(folder: Path) -> dict[str, Any] | None:
     if not path.exists() and (folder.name == BASELINE or folder.name.startswith(BASELINE + "+")):
         return None
     try:
-        found = _json(path)
+        found = read_json(path)
         for name in ("BLEU", "chrF2"):
             float(found[name]["p"]), found[name]["signature"]
         return {**found, "control": str(found["control"])}

@@ -2,7 +2,7 @@
 
 A folder or a mirror is laid out `<host>/<path>` as the addresses are (`wget -x` makes this layout); in a folder a file
 may also have its bare name. curl downloads what a folder does not contain: all files at once, to NAME.part, resuming
-where an earlier attempt stopped.
+where an earlier attempt stopped; then those that failed from their next address.
 
 Three places may give the checksum of a file: manifest.tsv (lib/manifest.py), SHA256SUMS in the folder or mirror, and
 sacrebleu's MD5 sums. A file is recorded in the manifest when its checksums are right and it could be read to its end.
@@ -11,6 +11,7 @@ sacrebleu's MD5 sums. A file is recorded in the manifest when its checksums are 
 from __future__ import annotations
 
 import fcntl
+import glob
 import re
 import shutil
 import subprocess
@@ -31,26 +32,43 @@ from manifest import Entry
 
 @dataclass(frozen=True)
 class Source:
-    """A file to download: its name on this machine, its address, and sacrebleu's MD5 sum if there is one."""
+    """A file to download: its name on this machine, its address, and sacrebleu's MD5 sum if there is one.
+
+    `others` are addresses of files with the same members, tried in this order where the first address fails. Such a
+    file may be packed otherwise, for example .zip instead of .tgz.
+    """
 
     name: str
     address: str
     md5: str | None = None
+    others: tuple[str, ...] = ()
+
+    @property
+    def addresses(self) -> list[str]:
+        return [self.address, *self.others]
 
     @property
     def path(self) -> str:
         """Its path in a mirror."""
-        parts = urlsplit(self.address)
-        return f"{parts.hostname}{parts.path}"
+        return path_of(self.address)
 
     @property
     def names(self) -> list[str]:
         """Its possible names in a folder and in SHA256SUMS. The bare names of sacrebleu's files are not unique."""
-        return [self.path, self.name, *([] if self.md5 else [self.address.rpartition("/")[2]])]
+        bare = [] if self.md5 else [address.rpartition("/")[2] for address in self.addresses]
+        return [*map(path_of, self.addresses), self.name, *bare]
 
-    def at(self, place: str | None) -> str:
-        """Its address, in a mirror if `place` is one."""
-        return f"{place.rstrip('/')}/{self.path}" if place and is_address(place) else self.address
+    def at(self, place: str | None) -> list[str]:
+        """Its addresses, in a mirror if `place` is one."""
+        if place and is_address(place):
+            return [f"{place.rstrip('/')}/{path_of(address)}" for address in self.addresses]
+        return self.addresses
+
+
+def path_of(address: str) -> str:
+    """Return the path in a mirror of a file with this address."""
+    parts = urlsplit(address)
+    return f"{parts.hostname}{parts.path}"
 
 
 def is_address(place: str) -> bool:
@@ -67,11 +85,11 @@ def fetch(sources: list[Source], folder: Path, place: str | None) -> None:
         wanted = [source for source in sources if not is_ready(folder, source, entries)]
         sums = listed_sums(place) if wanted else {}
         missing = [source for source in wanted if not (folder / source.name).exists()]
-        errors = download(folder, [source for source in missing if not take(folder, source, place)], place, lock)
+        errors, origins = download(folder, [s for s in missing if not take(folder, s, place)], place, lock)
         for source in tqdm(wanted, desc="checking", unit="file", disable=None):
             if source.name not in errors:
                 try:
-                    origin = source.at(place) if source in missing else None
+                    origin = origins.get(source.name, source.at(place)[0]) if source in missing else None
                     entries[source.name] = check(folder, source, entries.get(source.name), sums, origin)
                     manifest.write_manifest(folder, entries)
                 except Refused as error:
@@ -148,15 +166,48 @@ def size_of(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def download(folder: Path, sources: list[Source], place: str | None, lock: int) -> dict[str, str]:
-    """Download all files at once. Return the errors by file name."""
-    parts = {source: folder / f"{source.name}.part" for source in sources}
-    sizes = {source: size_at(source.at(place)) for source in sources}
+def download(
+    folder: Path, sources: list[Source], place: str | None, lock: int
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Download all files at once, and those that fail from their next address.
+
+    Returns:
+        The errors and the addresses, by file name.
+    """
+    failed: dict[Source, list[str]] = {source: [] for source in sources}
+    origins: dict[str, str] = {}
+    addresses = {source: source.at(place) for source in sources}
+    for turn in range(max(map(len, addresses.values()), default=0)):
+        trying = {s: known[turn] for s, known in addresses.items() if s.name not in origins and turn < len(known)}
+        # Each address has a file of its own, so that an interrupted download resumes with bytes of the same file.
+        parts = {s: folder / (f"{s.name}.{turn + 1}.part" if turn else f"{s.name}.part") for s in trying}
+        for source, reason in download_from(folder, trying, parts, lock).items():
+            if reason:
+                failed[source].append(f"{trying[source]} cannot be downloaded ({reason})")
+            else:
+                origins[source.name] = trying[source]
+                parts[source].rename(folder / source.name)
+                for other in folder.glob(f"{glob.escape(source.name)}*.part"):
+                    other.unlink()
+    errors = {
+        source.name: f"{source.name}: {', '.join(why)}: run the same command again to resume, or put the file into a "
+        "folder and set DATA_DIR to it"
+        for source, why in failed.items()
+        if source.name not in origins
+    }
+    return errors, origins
+
+
+def download_from(
+    folder: Path, addresses: dict[Source, str], parts: dict[Source, Path], lock: int
+) -> dict[Source, str]:
+    """Download {source: address} to `parts`, all at once. Return the reason of each failure, "" for success."""
+    sizes = {source: size_at(address) for source, address in addresses.items()}
     need_space(folder, sum(max(0, size - size_of(parts[source])) for source, size in sizes.items()))
-    left = [source for source in sources if not 0 < sizes[source] == size_of(parts[source])]
-    reasons: dict[Source, str] = {}
+    reasons = dict.fromkeys(addresses, "")
+    left = [source for source in addresses if not 0 < sizes[source] == size_of(parts[source])]
     for _ in range(ATTEMPTS):
-        results = run_curl({source.at(place): parts[source] for source in left}, sum(sizes.values()), lock)
+        results = run_curl({addresses[source]: parts[source] for source in left}, sum(sizes.values()), lock)
         reasons |= zip(left, results, strict=True)
         for source in left:
             if RESTART.search(reasons[source]):
@@ -164,15 +215,7 @@ def download(folder: Path, sources: list[Source], place: str | None, lock: int) 
         left = [s for s in left if RESTART.search(reasons[s]) or RETRY.search(reasons[s])]
         if not left:
             break
-    for source in sources:
-        if not reasons.get(source):
-            parts[source].rename(folder / source.name)
-    return {
-        source.name: f"{source.name}: {source.at(place)} cannot be downloaded ({reason}): run the same command again "
-        "to resume, or put the file into a folder and set DATA_DIR to it"
-        for source, reason in reasons.items()
-        if reason
-    }
+    return reasons
 
 
 def need_space(folder: Path, size: int) -> None:
@@ -220,7 +263,7 @@ def check(folder: Path, source: Source, entry: Entry | None, sums: dict[str, str
     Otherwise raise Refused, and remove a link or a file just downloaded from `origin`, but no file of the user.
     """
     path = folder / source.name
-    found = Entry.of(path, source.address)
+    found = Entry.of(path, entry.address if entry else address_of(source, path, origin))
     wrong = defect(path, found, source, entry, next((sums[name] for name in source.names if name in sums), None))
     if not wrong:
         return found
@@ -229,6 +272,13 @@ def check(folder: Path, source: Source, entry: Entry | None, sums: dict[str, str
     where = path.resolve() if path.is_symlink() else origin
     path.unlink()
     raise Refused(f"{source.name}: {where} {wrong}: download it again, or set DATA_DIR to another place")
+
+
+def address_of(source: Source, path: Path, origin: str | None) -> str:
+    """Return the address of a file: that which ends like its place, or the first one."""
+    where = str(path.resolve()) if path.is_symlink() else origin or ""
+    fitting = (address for address in source.addresses if where == address or where.endswith(path_of(address)))
+    return next(fitting, source.address)
 
 
 def defect(path: Path, found: Entry, source: Source, entry: Entry | None, expected: str | None) -> str | None:

@@ -23,19 +23,20 @@ def members(pattern: str) -> Reader:
     return lambda path, language: lines(path, pattern.format(language))
 
 
-def columns(order: tuple[str, str], parts: Iterable[str | None] = (None,)) -> Reader:
-    """Two columns of tab-separated text, in one or several members. Other rows become empty pairs."""
+def columns(order: tuple[str, str], parts: Iterable[str | None] = (None,), separator: str = "\t") -> Reader:
+    """Two columns of text, in one or several members. Other rows become empty pairs."""
+    name = "a tab" if separator == "\t" else separator
 
     def read(path: Path, language: str) -> Iterator[str]:
         rows = pairs = 0
         for part in parts:
             for line in lines(path, part):
-                cells = line.split("\t")
+                cells = line.split(separator)
                 rows += 1
                 pairs += len(cells) == 2
                 yield cells[order.index(language)] if len(cells) == 2 else ""
         if rows and not pairs:
-            raise Refused(f"{path}: none of {rows:,} rows has two columns separated by a tab: is it the right file?")
+            raise Refused(f"{path}: none of {rows:,} rows has two columns separated by {name}: is it the right file?")
 
     return read
 

@@ -13,16 +13,14 @@ with all numbers. The plot shows the perplexity per word of the test set over th
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from commands import ArgumentParser, exit_code
-from evaluated import REPEAT
+from evaluated import REPEAT, read_json
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.report import Panel, score_panel, text_table
 from plots import draw
@@ -65,14 +63,14 @@ class Model:
     def read(cls, folder: Path, seed: str, speed: bool) -> Model:
         """Read the files of a folder. Raise ValueError, in one line, if one is missing or has other content."""
         try:
-            shown = _json(folder / "heads.json")
+            shown = read_json(folder / "heads.json")
             kept, total = map(int, shown["heads"]["total"])
-            subsets = {name: _json(folder / f"{name}.json") for name in ("valid", "test")}
+            subsets = {name: read_json(folder / f"{name}.json") for name in ("valid", "test")}
             for subset, key in PERPLEXITIES.values():
                 float(subsets[subset][key])
             for name in ("loss", "tokens", "unknown", "words"):
                 [float(found[name]) for found in subsets.values()]
-            rate = float(_json(folder / "speed.json")[SPEED]) if speed else None
+            rate = float(read_json(folder / "speed.json")[SPEED]) if speed else None
             return cls(folder.name, seed, (kept, total), int(shown["parameters"]), subsets, rate)
         except (ValueError, TypeError, KeyError, AttributeError, OSError):
             raise ValueError(
@@ -89,10 +87,6 @@ class Model:
             return f"{SHIM_HEADS}/{SHIM_HEADS}"
         kept = SHIM.get(float(self.name.removeprefix(PREFIX)))
         return f"{kept}/{SHIM_HEADS}" if kept else "-"
-
-
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def read(folders: Sequence[Path], seed: str, speed: bool) -> dict[str, list[Model]]:

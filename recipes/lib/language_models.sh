@@ -5,15 +5,6 @@
 # (options of gated runs), `baseline_training` and `further_training` (options of fairseq-train), and `baseline`, the
 # checkpoint that runs start from.
 
-# schedule NAME LR WARMUP UPDATES: set `scheduled`, the options of a learning rate schedule and of the length.
-schedule() {
-  scheduled=(--lr-scheduler "$1" --lr "$2" --warmup-updates "$3" --max-update "$4")
-  case $1 in
-    polynomial_decay) scheduled+=(--total-num-update "$4") ;;
-    cosine) scheduled+=(--lr-period-updates "$(($4 - $3))" ${MIN_LR:+--min-lr "$MIN_LR"}) ;;
-  esac
-}
-
 # blocks_of_update: set MAX_TOKENS and UPDATE_FREQ so that an update has TOKENS_PER_UPDATE tokens on all `workers`, or
 # at most a block more for each batch. All blocks have the same size, so no data is read for this.
 blocks_of_update() {
@@ -64,7 +55,7 @@ lm_control() {
 lm_gated() {
   train "$1" --arch "$gated_arch" --criterion "${criterion}_l0" --finetune-from-model "$baseline" \
     --gate-heads dec-self --l0-weight "$2" "${gates[@]}" "${further_training[@]}"
-  [[ -f $1/pruned.pt ]] || run "$1/prune.log" headgates prune "$1/checkpoint_last.pt" "$1/pruned.pt" --no-optimizer
+  remove_closed "$1" checkpoint_last.pt
   result "$1" pruned.pt
 }
 

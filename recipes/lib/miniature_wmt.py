@@ -26,6 +26,7 @@ from miniature import (
 COMMONCRAWL = "www.statmt.org/wmt13/training-parallel-commoncrawl.tgz"
 NEWS_COMMENTARY = "data.statmt.org/wmt18/translation-task/training-parallel-nc-v13.tgz"
 YANDEX = "github.com/mashashma/WMT2022-data/archive/refs/heads/main.zip"
+HEADLINES = "www.statmt.org/wmt15/wiki-titles.tgz"
 WIKI_TITLES = "data.statmt.org/wikititles/v2/wikititles-v2.ru-en.tsv.gz"
 WMT_SHARES = {"commoncrawl": 45, "news-commentary": 15, "yandex": 30, "wiki-titles": 10}
 
@@ -43,7 +44,8 @@ def make_wmt_mirror(
         www.statmt.org/wmt13/training-parallel-commoncrawl.tgz      commoncrawl.ru-en.{ru,en}
         data.statmt.org/.../training-parallel-nc-v13.tgz            training-parallel-nc-v13/*.ru-en.{ru,en}
         github.com/.../main.zip                                     WMT2022-data-main/en-ru/en-ru.1m_{1..10}.tsv
-        data.statmt.org/.../wikititles-v2.ru-en.tsv.gz              Russian, tab, English
+        www.statmt.org/wmt15/wiki-titles.tgz                        wiki/ru-en/wiki.ru-en: Russian ||| English
+        data.statmt.org/.../wikititles-v2.ru-en.tsv.gz              Russian, tab, English: the same pairs
         statmt.org/wmt13/test.tgz, statmt.org/wmt14/...             test/newstest*.sgm
 
     The last two, or those of other data sets, have the paths of sacrebleu's addresses.
@@ -55,6 +57,7 @@ def make_wmt_mirror(
         COMMONCRAWL: tgz(commoncrawl(corpora["commoncrawl"])),
         NEWS_COMMENTARY: tgz(news_commentary(corpora["news-commentary"])),
         YANDEX: zipped(yandex(corpora["yandex"])),
+        HEADLINES: tgz(headlines(corpora["wiki-titles"])),
         WIKI_TITLES: gz(lines(f"{russian}\t{english}" for english, russian in corpora["wiki-titles"]).encode()),
         **sacrebleu_archive(valid_set, checked(valid)),
         **sacrebleu_archive(test_set, checked(test)),
@@ -91,6 +94,14 @@ def yandex(pairs: Sequence[Pair]) -> Members:
     for number, part in enumerate(dealt(pairs, [1] * 10), 1):
         members[f"en-ru/en-ru.1m_{number}.tsv"] = lines("\t".join(pair) for pair in part)
     return {f"WMT2022-data-main/{name}": text for name, text in members.items()}
+
+
+def headlines(pairs: Sequence[Pair]) -> Members:
+    return {
+        "wiki/README": "Not the real one.\n",
+        "wiki/fi-en/wiki.fi-en": "Talo ||| House\n",
+        "wiki/ru-en/wiki.ru-en": lines(f"{russian} ||| {english}" for english, russian in pairs),
+    }
 
 
 def sacrebleu_archive(data_set: str, pairs: Sequence[Pair]) -> dict[str, bytes]:

@@ -9,6 +9,31 @@ lowercase=() # --lowercase if the text is lowercased
 # label RUN_DIR: the name of a run in messages.
 label() { echo "${1#"$out/"}"; }
 
+# batch_settings: print the settings of the batches of an update. With TOKENS_PER_UPDATE the batches depend on the machine,
+# and are not part of the experiment.
+batch_settings() {
+  [[ -z $TOKENS_PER_UPDATE ]] || { echo "TOKENS_PER_UPDATE=$TOKENS_PER_UPDATE"; return; }
+  echo "MAX_TOKENS=$MAX_TOKENS UPDATE_FREQ=$UPDATE_FREQ"
+}
+
+# seeds_setting: print SEEDS as a setting: to several seeds more can be added.
+seeds_setting() { ((${#seeds[@]} == 1)) && echo "SEEDS=$SEEDS" || echo "SEEDS=several"; }
+
+# place_of SEED: set `place`, the folder of the models of a seed.
+place_of() {
+  place=$out
+  ((${#seeds[@]} == 1)) || place=$out/seed$1
+}
+
+# schedule NAME LR WARMUP UPDATES: set `scheduled`, the options of a learning rate schedule and of the length.
+schedule() {
+  scheduled=(--lr-scheduler "$1" --lr "$2" --warmup-updates "$3" --max-update "$4")
+  case $1 in
+    polynomial_decay) scheduled+=(--total-num-update "$4") ;;
+    cosine) scheduled+=(--lr-period-updates "$(($4 - $3))" ${MIN_LR:+--min-lr "$MIN_LR"}) ;;
+  esac
+}
+
 # train RUN_DIR ARGUMENTS...: run fairseq-train, or resume from the last checkpoint. SIGINT, SIGTERM or SIGUSR1 to the
 # recipe, or the file RUN_DIR/stop, stop the training after the next update with a checkpoint; the recipe then exits with
 # 75.
@@ -55,6 +80,38 @@ tell_to_stop() {
   done
 }
 
+# lines_of NAME COMMAND...: read the lines that a command prints into the array NAME; fail if the command fails.
+lines_of() {
+  local -n lines_read=$1
+  local printed
+  shift
+  printed=$("$@")
+  lines_read=()
+  [[ -z $printed ]] || mapfile -t lines_read <<<"$printed"
+}
+
+# remove_closed RUN_DIR CHECKPOINT: write pruned.pt, without closed heads and optimizer state.
+remove_closed() {
+  [[ -f $1/pruned.pt ]] || run "$1/prune.log" headgates prune "$1/$2" "$1/pruned.pt" --no-optimizer
+}
+
+# need_short_lines SIDE LANGUAGE: fail if a line of the validation or the test set is too long for the model: generation
+# would fail after the training. SIDE is source or target.
+need_short_lines() {
+  local option=--max-$1-positions most=1024 split found i # fairseq's default
+  [[ ${DRY_RUN:-0} != 1 ]] || return 0
+  for ((i = 0; i < ${#train_flags[@]}; i++)); do
+    [[ ${train_flags[i]} != "$option" ]] || most=${train_flags[i + 1]:-$most}
+    [[ ${train_flags[i]} != "$option="* ]] || most=${train_flags[i]#*=}
+  done
+  for split in valid test; do
+    found=$(awk -v most="$most" 'NF >= most { print "line " NR " of the " name " set has " NF " tokens"; exit }' \
+      name="$split" "$text/$split.bpe.$2")
+    [[ -z $found ]] ||
+      fail "$found in $2, and the model takes $((most - 1)): shorten it and take another OUT_DIR, or add $option $((2 * most)) to TRAIN_FLAGS"
+  done
+}
+
 # averaged RUN_DIR OTHERWISE: set `checkpoint` to the average of the last AVERAGE checkpoints of a finished run, and
 # remove those; with AVERAGE=0 set it to OTHERWISE.
 averaged() {
@@ -97,7 +154,7 @@ validate() {
   local model=$1 checkpoint=$2
   [[ -s $model/nll.json ]] && return
   run "$model/validate.log" fairseq-validate "$bin" --user-dir "$plugin" --path "$model/$checkpoint" --task translation \
-    --valid-subset valid --max-tokens "$GENERATION_TOKENS" --required-batch-size-multiple 1 --distributed-world-size 1 \
+    --valid-subset valid --max-tokens "$GENERATION_TOKENS" --required-batch-size-multiple 1 \
     --log-format json --model-overrides "{'eval_bleu': False}" "${device[@]}"
   into "$model/nll.json" "$(quoted python3 "$recipes/lib/nll.py" "$model/validate.log")"
 }

@@ -109,6 +109,12 @@ def place(text: str) -> str:
     return text
 
 
+def folder(text: str) -> str:
+    if not os.path.isdir(text):
+        raise ValueError("must be a folder that exists")
+    return text
+
+
 def heads_to_keep(text: str) -> float:
     """As `headgates prune --keep`: a number with a decimal point is a fraction."""
     rule = number(0, 1) if "." in text else whole(0)
@@ -193,6 +199,10 @@ def program(text: str) -> list[str]:
     if not found or not shutil.which(found[0]):
         raise ValueError("must be a command whose program is on the PATH, for example: python3 my_metric.py")
     return found
+
+
+# Titles of Wikipedia articles: the headlines of WMT15 (515 thousand pairs), and wiki titles v2 (1.2 million).
+TITLES = ("wmt15", "v2")
 
 
 def sacrebleu_sets(pair: str) -> list[str]:

@@ -7,7 +7,8 @@ prints a line for each model: NAME METHOD CONTROL TYPES VALUE STEPS...
 The control is `baseline+`, or `baseline+frozen` for runs with a frozen decoder. VALUE depends on METHOD:
 
 - control: a control itself, no value
-- l0: lambda; lagrangian, subset: the heads to keep, as fairseq-train --target-heads
+- l0: lambda, and then, if the run gives one, its --gate-lr-scale
+- lagrangian, subset: the heads to keep, as fairseq-train --target-heads
 - gradient, ablation, random, iterative, gradient-only, ablation-only: the scores by which heads are removed; STEPS has
   the number of heads of TYPES after each step
 - scratch: the run whose heads the model has
@@ -38,15 +39,18 @@ PLAIN, FROZEN = "baseline+", "baseline+frozen"
 
 
 class Run(NamedTuple):
-    """An entry of RUNS: TYPES:LAMBDA (method l0), TYPES=N (method '', the default) or TYPES=N@METHOD."""
+    """An entry of RUNS: TYPES:LAMBDA or TYPES:LAMBDA@SCALE (method l0), TYPES=N (method '', the default) or
+    TYPES=N@METHOD.
+    """
 
     types: str
     value: str
     method: str
+    lr_scale: str = ""
 
     def __str__(self) -> str:
         if self.method == "l0":
-            return f"{self.types}:{self.value}"
+            return f"{self.types}:{self.value}" + (f"@{self.lr_scale}" if self.lr_scale else "")
         return f"{self.types}={self.value}" + (f"@{self.method}" if self.method else "")
 
     @property
@@ -54,7 +58,7 @@ class Run(NamedTuple):
         """The name of the folder."""
         types = self.types.replace(",", "+")
         if self.method == "l0":
-            return f"{types}_lambda{self.value}"
+            return f"{types}_lambda{self.value}" + (f"_rate{self.lr_scale}" if self.lr_scale else "")
         return f"{types}_heads{self.value}" + ("" if self.method == "lagrangian" else f"_{self.method}")
 
     @property
@@ -90,7 +94,7 @@ def runs(text: str) -> list[Run]:
             found.append(_run(word))
         except ValueError as error:
             raise ValueError(
-                f"must be one or more TYPES:LAMBDA, TYPES=N or TYPES=N@METHOD, separated by spaces: {word!r} {error}"
+                f"must be one or more TYPES:LAMBDA[@SCALE] or TYPES=N[@METHOD], separated by spaces: {word!r} {error}"
             ) from None
     for run, times in Counter(found).items():
         if times > 1:
@@ -107,12 +111,15 @@ def _run(word: str) -> Run:
         if at:
             _checked("method", one_of(*GATED, *SCORES), method)
         return Run(types, heads, method)
-    types, colon, weight = word.rpartition(":")
+    types, colon, rest = word.rpartition(":")
     if not colon:
         raise ValueError("has no colon and no equals sign")
     types_of_run(types)
+    weight, at, lr_scale = rest.partition("@")
     _checked("lambda", number(0), weight)
-    return Run(types, weight, "l0")
+    if at:
+        _checked("scale", number(above=0), lr_scale)
+    return Run(types, weight, "l0", lr_scale)
 
 
 def _checked(name: str, rule, text: str) -> None:
@@ -145,7 +152,7 @@ def plan(settings: Mapping[str, str]) -> list[str]:
 
 def _lines(run: Run, scratch: list[str], sizes: Mapping[str, int], iterations: int) -> Iterator[str]:
     value = SCORES.get(run.method, run.value)
-    steps = run.steps(sizes, iterations) if run.method in SCORES else []
+    steps = run.steps(sizes, iterations) if run.method in SCORES else [run.lr_scale]
     yield " ".join([run.name, run.method, run.control, ",".join(run.kinds), value, *map(str, steps)])
     if run.types in scratch:
         yield f"{run.name}_scratch scratch {PLAIN} {','.join(run.kinds)} {run.name}"

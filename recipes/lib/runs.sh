@@ -33,10 +33,10 @@ control_run() {
   evaluate "$1" "$checkpoint"
 }
 
-# gated_run RUN_DIR CONTROL TYPES METHOD VALUE: train gates on the baseline, with lambda (method l0) or the number of
-# heads to keep as VALUE, and remove the closed heads.
+# gated_run RUN_DIR CONTROL TYPES METHOD VALUE [SCALE]: train gates on the baseline, with lambda (method l0) or the number
+# of heads to keep as VALUE, and remove the closed heads. SCALE is the --gate-lr-scale of this run.
 gated_run() {
-  local model=$1 types=$3 method=$4 value=$5 start sparsity
+  local model=$1 types=$3 method=$4 value=$5 scale=${6:-} start sparsity
   start_from "$baseline" "$2"
   if [[ $method == l0 ]]; then
     sparsity=(--l0-weight "$value" ${L0_WARMUP:+--l0-warmup-updates "$L0_WARMUP"})
@@ -45,7 +45,7 @@ gated_run() {
       ${SPARSITY_WARMUP:+--sparsity-warmup-updates "$SPARSITY_WARMUP"})
   fi
   train "$model" --arch transformer_head_gates --gate-heads "$types" --criterion label_smoothed_cross_entropy_l0 \
-    "${sparsity[@]}" "${gates[@]}" "${start[@]}" "${further_training[@]}"
+    "${sparsity[@]}" "${gates[@]}" ${scale:+--gate-lr-scale "$scale"} "${start[@]}" "${further_training[@]}"
   averaged "$model" checkpoint_last.pt
   finish "$model" "$checkpoint"
 }
@@ -117,7 +117,7 @@ scratch_run() {
 
 # finish RUN_DIR CHECKPOINT: write pruned.pt, without closed heads and optimizer state, and evaluate it.
 finish() {
-  [[ -f $1/pruned.pt ]] || run "$1/prune.log" headgates prune "$1/$2" "$1/pruned.pt" --no-optimizer
+  remove_closed "$1" "$2"
   evaluate "$1" pruned.pt
 }
 
@@ -162,7 +162,7 @@ one_run() {
   # shellcheck disable=SC2086  (several numbers)
   case $method in
     control) exclusively "$place/$name" control_run "$place/$name" "$control" ;;
-    l0 | lagrangian | subset) exclusively "$place/$name" gated_run "$place/$name" "$control" "$types" "$method" "$value" ;;
+    l0 | lagrangian | subset) exclusively "$place/$name" gated_run "$place/$name" "$control" "$types" "$method" "$value" $steps ;;
     *-only) exclusively "$place/$name" untrained_run "$place/$name" "$types" "$value" "$steps" ;;
     scratch) exclusively "$place/$name" scratch_run "$place/$name" "$place/$value" ;;
     *) exclusively "$place/$name" scored_run "$place/$name" "$control" "$types" "$value" $steps ;;

@@ -36,15 +36,18 @@ def _same(name: str, runs: Sequence[Run]) -> Run:
 
 
 def _row(runs: Sequence[Run], seeds: Sequence[Sequence[Run]]) -> dict[str, str]:
-    significant = [run.p < LEVEL for run in runs if run.p is not None]
     differences = [difference(run, of_seed) for run, of_seed in zip(runs, seeds, strict=True)]
     return (
-        {kind: _heads(runs, kind) for kind in (*TYPES, "total") if kind in runs[0].heads}
+        {
+            kind: mean_heads([run.heads[kind][0] for run in runs], runs[0].heads[kind][1])
+            for kind in (*TYPES, "total")
+            if kind in runs[0].heads
+        }
         | {
             "params": f"{mean(run.parameters for run in runs) / 1e6:.2f}M",
             "BLEU": with_range((run.bleu for run in runs), ".2f"),
             "diff": with_range(differences, "+z.2f"),
-            f"p<{LEVEL}": f"{sum(significant)}/{len(significant)}" if significant else "-",
+            **significant(run.p for run in runs),
             "chrF": f"{mean(run.chrf for run in runs):.2f}",
             "nll": with_range((run.nll for run in runs), ".3f"),
         }
@@ -52,10 +55,15 @@ def _row(runs: Sequence[Run], seeds: Sequence[Sequence[Run]]) -> dict[str, str]:
     )
 
 
-def _heads(runs: Sequence[Run], kind: str) -> str:
-    """Return the mean number of heads kept, with a decimal where the seeds differ."""
-    kept = [run.heads[kind][0] for run in runs]
-    return f"{mean(kept):.{int(len(set(kept)) > 1)}f}/{runs[0].heads[kind][1]}"
+def significant(p_values: Iterable[float | None]) -> dict[str, str]:
+    """Return the column that counts seeds with a significant difference; None is the p-value of a control."""
+    found = [p < LEVEL for p in p_values if p is not None]
+    return {f"p<{LEVEL}": f"{sum(found)}/{len(found)}" if found else "-"}
+
+
+def mean_heads(kept: Sequence[int], heads: int) -> str:
+    """Return the mean number of heads kept of `heads`, with a decimal where the seeds differ."""
+    return f"{mean(kept):.{int(len(set(kept)) > 1)}f}/{heads}"
 
 
 def with_range(values: Iterable[float], form: str) -> str:

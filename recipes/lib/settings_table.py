@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from rules import (
+    TITLES,
     TYPES,
     Rule,
     anything,
@@ -15,6 +16,7 @@ from rules import (
     each,
     english_russian_set,
     epochs,
+    folder,
     heads_to_keep,
     lambdas,
     language,
@@ -100,6 +102,9 @@ TRANSLATION: Settings = {
     ),
     "BPE": Setting(whole(), "number of BPE merge operations"),
     "JOINT": Setting(switch, "1: one BPE code and dictionary for both languages, with shared embeddings"),
+    "UNTIED": Setting(
+        switch, "1: no shared embeddings: a dictionary for each language, and an output matrix of its own"
+    ),
     "ARCH": Setting(
         word,
         "architecture of the baseline and baseline+; apart from the settings of the recipe it must equal "
@@ -130,11 +135,17 @@ TRANSLATION: Settings = {
     "AVERAGE": Setting(
         whole(0),
         "number of last checkpoints to average, with SAVE_EVERY; 0: use the last one, and of a baseline with "
-        "SCHEDULE=inverse_sqrt the one with the best BLEU on the validation set",
+        "SCHEDULE=inverse_sqrt the one that SELECTION names",
+    ),
+    "SELECTION": Setting(
+        one_of("bleu", "last"),
+        "checkpoint of a baseline with SCHEDULE=inverse_sqrt and AVERAGE=0: the one with the best BLEU on the "
+        "validation set, which is translated after each epoch, or the last one, which costs no translation",
     ),
     "RUNS": Setting(
         runs,
-        "pruning runs, separated by spaces. TYPES:LAMBDA trains gates with an L0 penalty; TYPES=N@METHOD keeps N "
+        "pruning runs, separated by spaces. TYPES:LAMBDA trains gates with an L0 penalty (TYPES:LAMBDA@SCALE: with "
+        "--gate-lr-scale SCALE, a number); TYPES=N@METHOD keeps N "
         "heads, a number (12) or a fraction (0.5). METHOD trains gates (lagrangian, subset), removes heads by scores "
         "and then trains (gradient, ablation, random, iterative), or does not train (gradient-only, ablation-only); "
         "without @METHOD it is SPARSITY_METHOD. TYPES: all, or attention types (enc-self,dec-self,dec-enc). With "
@@ -182,6 +193,10 @@ TRANSLATION: Settings = {
 DATA_DIR = Setting(place, "folder with downloaded files (missing ones are downloaded), or the URL of a mirror")
 PUBLISHED: Settings = {
     "DATA_DIR": DATA_DIR,
+    "RAW_DIR": Setting(
+        folder,
+        "folder with your own text, {train,valid,test}.{en,ru}, instead of the download (tokenised: PRETOKENIZED=1)",
+    ),
     "PRECISION": Setting(one_of("fp16", "amp", "fp32"), "precision of training (default: fp16 on a GPU)"),
     **TRANSLATION,
 }
@@ -275,6 +290,10 @@ RECIPES: Mapping[str, Settings] = {
     "wmt_en_ru.sh": {
         "DEV": Setting(english_russian_set, "validation set, named as in sacrebleu"),
         "TEST": Setting(english_russian_set, "test set, named as in sacrebleu"),
+        "TITLES": Setting(one_of(*TITLES), "titles of Wikipedia: the headlines of WMT15, or wiki titles v2"),
+        "EXPECTED_PAIRS": Setting(
+            whole(0), "pairs for training; the recipe stops if it finds a tenth more or less (0: no check)"
+        ),
         **PUBLISHED,
     },
     "opensubtitles_en_ru.sh": {

@@ -8,6 +8,8 @@ member `.ids` gives the documents and sentence ids of every pair. Only the align
 time, so the two are joined by documents and sentence ids. A pair is kept if its overlap is at least --overlap (0.9 in
 Voita et al. 2019, section 3).
 
+Of pairs with the same text, but for case and blanks, the first one is kept, before anything is sampled.
+
 No film of the development and test sets is in the training data. Films are taken in an order that depends only on
 their ids and the seed, until each set has --held-out pairs. If a set has more pairs than requested, those with the
 smallest hashes are kept, in the order of the corpus: a random sample that is the same on every machine.
@@ -23,6 +25,7 @@ import gzip
 import sys
 from array import array
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
 from hashlib import blake2b
 from itertools import zip_longest
@@ -87,6 +90,33 @@ def read_ids(archive: Path, pair: tuple[str, str]) -> tuple[np.ndarray, np.ndarr
     return np.frombuffer(keys, dtype=np.uint64), np.frombuffer(numbers, dtype=np.int64), list(films)
 
 
+def aligned(archive: Path, pair: tuple[str, str], values: np.ndarray, doing: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the value of each line of `.ids` with the texts of its pair, behind a progress bar."""
+    sides = [lines(archive, f"OpenSubtitles.{pair[0]}-{pair[1]}.{language}") for language in pair]
+    bar = tqdm(zip_longest(values, *sides), desc=doing, total=len(values), unit=" pairs", unit_scale=True, disable=None)
+    for number, (value, *texts) in enumerate(bar):
+        if value is None or None in texts:
+            raise Refused(f"{archive}: .ids has {len(values):,} lines, but line {number + 1:,} is not in all members")
+        yield int(value), texts
+
+
+def different(archive: Path, pair: tuple[str, str], film_of: np.ndarray) -> np.ndarray:
+    """Return `film_of` with -1 for each pair whose text came before, without case and blanks, or that has no text."""
+    selected, texts_of = np.flatnonzero(film_of >= 0), array("Q")
+    empty = []
+    for number, texts in aligned(archive, pair, film_of, "comparing"):
+        if number >= 0:
+            plain = ["".join(text.lower().split()) for text in texts]
+            if not all(plain):
+                empty.append(selected[len(texts_of)])
+            texts_of.append(int.from_bytes(blake2b("\t".join(plain).encode(), digest_size=8).digest()))
+    _, first = np.unique(np.frombuffer(texts_of, dtype=np.uint64), return_index=True)
+    kept = np.full_like(film_of, -1)
+    kept[selected[first]] = film_of[selected[first]]
+    kept[empty] = -1
+    return kept
+
+
 def assigned(
     keys: np.ndarray, film_of: np.ndarray, films: list[str], number: int, held_out: int, seed: int
 ) -> np.ndarray:
@@ -117,19 +147,13 @@ def assigned(
 def write_sets(archive: Path, pair: tuple[str, str], sets: np.ndarray, folder: Path) -> Counter[str]:
     """Write train, valid and test; the files appear when they are complete. Return the number of pairs of each."""
     counts: Counter[str] = Counter()
-    sides = [lines(archive, f"OpenSubtitles.{pair[0]}-{pair[1]}.{language}") for language in pair]
     with ExitStack() as stack:
         files = {}
         for name in SETS:
             for language in pair:
                 temporary = stack.enter_context(replacing(folder / f"{name}.{language}", force=True))
                 files[name, language] = stack.enter_context(temporary.open("w", encoding="utf-8", newline="\n"))
-        bar = tqdm(
-            zip_longest(sets, *sides), desc="writing", total=len(sets), unit=" pairs", unit_scale=True, disable=None
-        )
-        for number, (kind, *texts) in enumerate(bar):
-            if kind is None or None in texts:
-                raise Refused(f"{archive}: .ids has {len(sets):,} lines, but line {number + 1:,} is not in all members")
+        for kind, texts in aligned(archive, pair, sets, "writing"):
             if kind >= 0:
                 counts[SETS[kind]] += 1
                 for language, text in zip(pair, texts, strict=True):
@@ -148,6 +172,8 @@ def select(args: argparse.Namespace) -> None:
     print(f"sentence pairs: {len(film_of):,} of {len(films):,} films, {kept:,} with that overlap")
     if not kept:
         raise Refused("no pair is left: are the two files of the same corpus?")
+    film_of = different(args.archive, pair, film_of)
+    print(f"different pairs: {int((film_of >= 0).sum()):,}")
     args.to.mkdir(parents=True, exist_ok=True)
     sets = assigned(keys, film_of, films, args.pairs, args.held_out, args.seed)
     written = write_sets(args.archive, pair, sets, args.to)

@@ -3,12 +3,13 @@
 from miniature import gz, lines, sides, tgz, zipped
 from miniature_subtitles import ALIGNMENT, SUBTITLES, make_subtitles_mirror
 from miniature_talks import IWSLT14, IWSLT_SETS, make_iwslt_mirror
-from miniature_wmt import COMMONCRAWL, NEWS_COMMENTARY, WIKI_TITLES, WMT_SHARES, YANDEX, make_wmt_mirror
+from miniature_wmt import COMMONCRAWL, HEADLINES, NEWS_COMMENTARY, WIKI_TITLES, WMT_SHARES, YANDEX, make_wmt_mirror
 from mirror import main, read_pairs
 
 __all__ = [
     "ALIGNMENT",
     "COMMONCRAWL",
+    "HEADLINES",
     "IWSLT14",
     "IWSLT_SETS",
     "NEWS_COMMENTARY",

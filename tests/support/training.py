@@ -14,8 +14,8 @@ def read(path):
     return torch.load(path, map_location="cpu", weights_only=False)
 
 
-def make_forms(run, folder, stack, log_alpha):
-    """Set the gates of the model in folder/gates: gated.pt; pruned: pruned.pt; in fairseq's form: stock.pt.
+def make_forms(run, folder, stack, log_alpha, stock=True):
+    """Set the gates of the model in folder/gates: gated.pt; pruned: pruned.pt; if `stock`, in fairseq's form: stock.pt.
 
     `log_alpha` has a row for every layer of the stack, "decoder" or "encoder.sentence_encoder".
     """
@@ -25,7 +25,8 @@ def make_forms(run, folder, stack, log_alpha):
         state["model"][name] = torch.tensor(row).to(state["model"][name])
     torch.save(state, folder / "gated.pt")
     run("headgates", "prune", folder / "gated.pt", folder / "pruned.pt")
-    run("headgates", "prune", folder / "gated.pt", folder / "stock.pt", "--stock")
+    if stock:
+        run("headgates", "prune", folder / "gated.pt", folder / "stock.pt", "--stock")
 
 
 @torch.no_grad()
