@@ -125,6 +125,62 @@ def test_text_of_ones_own_is_trained_on_without_a_download(recipe, tmp_path):
     assert str(own / "train.en") in result.stdout and "--finetune-from-model" not in result.stdout
 
 
+# Settings of a machine, its processes and the GPUs that each machine shows.
+SLURM = {"SLURM_JOB_ID": 7, "SLURM_NNODES": 2, "SLURM_GPUS_ON_NODE": 8}
+MACHINES = {
+    "1 GPU": ({"CUDA_VISIBLE_DEVICES": 0}, 1, "0"),
+    "1 of 8": ({"GPUS": 1}, 1, "0"),
+    "8": ({"GPUS": 8}, 8, "0,1,2,3,4,5,6,7"),
+    "2 x 8 by ssh": ({"HOSTS": "a b", "GPUS": 8}, 16, "0,1,2,3,4,5,6,7"),
+    "SLURM, 2 x 8 tasks": (SLURM | {"SLURM_NTASKS": 16, "GPUS": 8}, 16, "0,1,2,3,4,5,6,7"),
+    "SLURM, 2 x 1 task": (SLURM | {"SLURM_NTASKS": 2, "GPUS": 8}, 16, "0,1,2,3,4,5,6,7"),
+}
+# The arguments and settings of a recipe, and what an update has: (tokens or sentences, how they are counted).
+UPDATES = {
+    "translation.sh": (["RAW", "OUT", "en", "ru"], {"TOKENS_PER_UPDATE": 16000}, (16000, "counted")),
+    "wmt_en_ru.sh": (["OUT"], {}, (16000, "counted")),
+    "opensubtitles_en_ru.sh": (["OUT"], {}, (16000, "counted")),
+    "iwslt14_de_en.sh": (["OUT"], {"TOKENS_PER_UPDATE": 4000}, (4000, "counted")),
+    "language_model.sh": (["RAW", "OUT"], {"TOKENS_PER_UPDATE": 16384}, (16384, "--max-tokens")),
+    "wikitext103.sh": (["OUT"], {}, (192 * 192, "--max-tokens")),
+    "classification.sh": (["RAW", "OUT"], {"PRETRAINED": "roberta.pt", "FINETUNE": 1}, (32, "--batch-size")),
+    "mnli.sh": (["OUT"], {}, (32, "--batch-size")),
+}
+
+
+def value_after(option, line):
+    return int(line.split(f" {option} ")[1].split()[0])
+
+
+@pytest.mark.parametrize("recipe", UPDATES)
+def test_a_dry_run_shows_processes_batches_and_gpus_of_a_machine(recipe, tmp_path, eight_gpus):
+    arguments, settings, (wanted, counting) = UPDATES[recipe]
+    folders = {"RAW": tmp_path / "raw", "OUT": tmp_path / "out"}
+    arguments = [str(folders.get(argument, argument)) for argument in arguments]
+    for machine, (variables, workers, gpus) in MACHINES.items():
+        command = [RECIPES / recipe, "--dry-run", *arguments]
+        if "SLURM" in machine:
+            command.insert(0, RECIPES / "slurm.sh")
+        env = environment({"DISK_GB": 0} | settings | variables)
+        result = subprocess.run([*map(str, command)], env=env, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, f"{machine}: {result.stderr}"
+        printed = result.stdout.splitlines()
+        trainings = [line for line in printed if "/train.py " in line]
+        assert trainings
+        for line in trainings:
+            assert value_after("--distributed-world-size", line) == workers, f"{machine}: {line}"
+            if counting != "counted":
+                batches = workers * value_after("--update-freq", line)
+                per_batch, rest = divmod(wanted, batches)
+                step = value_after("--tokens-per-sample", line) if counting == "--max-tokens" else 1
+                assert 0 <= value_after(counting, line) - per_batch - (rest > 0) < step, f"{machine}: {line}"
+        if counting == "counted":
+            [plan] = [line for line in printed if "/batches.py " in line]
+            assert (value_after("--workers", plan), value_after("--tokens", plan)) == (workers, wanted)
+        exported = [line for line in printed if "CUDA_VISIBLE_DEVICES" in line]
+        assert exported == ([] if "CUDA_VISIBLE_DEVICES" in variables else [f"export CUDA_VISIBLE_DEVICES={gpus}"])
+
+
 def test_iwslt_trains_on_one_gpu_unless_the_size_of_an_update_is_given(tmp_path, eight_gpus):
     command = ["iwslt14_de_en.sh", "--dry-run", tmp_path / "out"]
     one = run(*command, **TINY)

@@ -43,9 +43,11 @@ find_devices() {
 
 # show_gpus NUMBER: hide all GPUs but the first NUMBER of those that are visible now.
 show_gpus() {
-  local visible=${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $(($1 - 1)))}
-  CUDA_VISIBLE_DEVICES=$(cut -d, -f "1-$1" <<<"$visible")
-  export CUDA_VISIBLE_DEVICES
+  local visible=${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $(($1 - 1)))} shown
+  shown=$(cut -d, -f "1-$1" <<<"$visible")
+  [[ $shown != "${CUDA_VISIBLE_DEVICES:-}" ]] || return 0
+  export CUDA_VISIBLE_DEVICES=$shown
+  [[ ${DRY_RUN:-0} != 1 ]] || echo "export CUDA_VISIBLE_DEVICES=$shown"
 }
 
 # begin_full_size OUT_DIR: check settings, folder and machine of a recipe of full size, and lock the folder.

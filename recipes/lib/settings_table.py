@@ -101,9 +101,11 @@ TRANSLATION: Settings = {
         "options of clean.py, --max-length N (default: 200), --max-ratio R (9), --unique; empty: no cleaning",
     ),
     "BPE": Setting(whole(), "number of BPE merge operations"),
-    "JOINT": Setting(switch, "1: one BPE code and dictionary for both languages, with shared embeddings"),
+    "JOINT": Setting(switch, "1: one BPE code for both languages; 0: one for each"),
     "UNTIED": Setting(
-        switch, "1: no shared embeddings: a dictionary for each language, and an output matrix of its own"
+        switch,
+        "1: a dictionary for each language, no shared embeddings; 0: with JOINT=1 one dictionary, and all embeddings and "
+        "the output matrix are shared; with JOINT=0 the decoder's embeddings and the output matrix are",
     ),
     "ARCH": Setting(
         word,
@@ -158,7 +160,7 @@ TRANSLATION: Settings = {
     "PRUNE_UPDATES": Setting(whole(), "updates of each run of RUNS and its control"),
     "PRUNE_LR": Setting(each(number(above=0)), "learning rate of each run of RUNS and its control"),
     "PRUNE_WARMUP": Setting(
-        whole(0), "warm-up updates of each run of RUNS and its control (default: 5% of PRUNE_UPDATES)"
+        whole(0), "warm-up updates of each run of RUNS and its control (translation.sh: 5% of PRUNE_UPDATES)"
     ),
     "PRUNE_SCHEDULE": Setting(
         one_of("polynomial_decay", "inverse_sqrt", "fixed", "cosine", "reduce_lr_on_plateau"),
@@ -169,10 +171,10 @@ TRANSLATION: Settings = {
     "L0_WARMUP": Setting(whole(0), "--l0-warmup-updates of runs with a LAMBDA"),
     "SPARSITY_METHOD": Setting(one_of("lagrangian", "subset"), "METHOD of runs without one: lagrangian or subset"),
     "SPARSITY_WARMUP": Setting(
-        whole(0), "--sparsity-warmup-updates of lagrangian and subset (default: 20% of PRUNE_UPDATES)"
+        whole(0), "--sparsity-warmup-updates of lagrangian and subset (translation.sh: 20% of PRUNE_UPDATES)"
     ),
     "FIX_AFTER": Setting(
-        whole(0), "--fix-gates-after of runs that train gates (default: 30% of PRUNE_UPDATES; 0: never)"
+        whole(0), "--fix-gates-after of runs that train gates (0: never; translation.sh: 30% of PRUNE_UPDATES)"
     ),
     "SENTENCES": Setting(whole(), "compute scores on the first SENTENCES sentences of the training set"),
     "ITERATIONS": Setting(whole(), "steps of METHOD iterative"),
@@ -292,7 +294,7 @@ RECIPES: Mapping[str, Settings] = {
         "TEST": Setting(english_russian_set, "test set, named as in sacrebleu"),
         "TITLES": Setting(one_of(*TITLES), "titles of Wikipedia: the headlines of WMT15, or wiki titles v2"),
         "EXPECTED_PAIRS": Setting(
-            whole(0), "pairs for training; the recipe stops if it finds a tenth more or less (0: no check)"
+            whole(0), "pairs for training; the recipe stops if it finds over a tenth more or less (0: no check)"
         ),
         **PUBLISHED,
     },
@@ -306,7 +308,8 @@ RECIPES: Mapping[str, Settings] = {
         "MEASURED": Setting(epochs, "epochs after which heads are removed; training ends after the last one"),
         "STEPS": STEPS,
         "DATA_DIR": DATA_DIR,
-        **TRANSLATION,
+        # Heads are scored on the validation set, and there are no runs.
+        **{name: setting for name, setting in TRANSLATION.items() if name != "SENTENCES"},
     },
     "prune_pretrained.sh": {
         "SRC": Setting(language, "source language"),
