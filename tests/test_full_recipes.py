@@ -129,7 +129,7 @@ def test_a_finished_recipe_runs_nothing_again(wmt):
     for expected in (270, 340):
         other = run("wmt_en_ru.sh", out, **settings | {"EXPECTED_PAIRS": expected})
         refused(other, "train.en has 300 pairs", f"EXPECTED_PAIRS={expected}", "EXPECTED_PAIRS=0")
-        assert f"300 pairs for training; in the paper {expected}" in other.stdout
+        assert f"300 pairs before cleaning; in the paper {expected}" in other.stdout
 
 
 @pytest.mark.rehearsal

@@ -41,8 +41,8 @@ expect_pairs() {
   local pairs
   [[ ${DRY_RUN:-0} != 1 ]] || return 0
   pairs=$(wc -l <"$1")
-  ((EXPECTED_PAIRS)) || { say "$pairs pairs for training"; return 0; }
-  say "$pairs pairs for training; in the paper $EXPECTED_PAIRS"
+  ((EXPECTED_PAIRS)) || { say "$pairs pairs before cleaning"; return 0; }
+  say "$pairs pairs before cleaning; in the paper $EXPECTED_PAIRS"
   ((pairs * 10 >= EXPECTED_PAIRS * 9 && pairs * 10 <= EXPECTED_PAIRS * 11)) ||
     fail "$1 has $pairs pairs, more than a tenth away from EXPECTED_PAIRS=$EXPECTED_PAIRS: check the counts above, or set EXPECTED_PAIRS=0 to train on this text"
 }

@@ -104,8 +104,8 @@ TRANSLATION: Settings = {
     "JOINT": Setting(switch, "1: one BPE code for both languages; 0: one for each"),
     "UNTIED": Setting(
         switch,
-        "1: a dictionary for each language, no shared embeddings; 0: with JOINT=1 one dictionary, and all embeddings and "
-        "the output matrix are shared; with JOINT=0 the decoder's embeddings and the output matrix are",
+        "1: a dictionary for each language, no shared embeddings; 0: with JOINT=1 one dictionary, and all embeddings "
+        "and the output matrix are shared; with JOINT=0 the decoder's embeddings and the output matrix are",
     ),
     "ARCH": Setting(
         word,
@@ -308,8 +308,8 @@ RECIPES: Mapping[str, Settings] = {
         "MEASURED": Setting(epochs, "epochs after which heads are removed; training ends after the last one"),
         "STEPS": STEPS,
         "DATA_DIR": DATA_DIR,
-        # Heads are scored on the validation set, and there are no runs.
-        **{name: setting for name, setting in TRANSLATION.items() if name != "SENTENCES"},
+        **TRANSLATION,
+        "SENTENCES": Setting(whole(), "for RUNS only, which this recipe has none of: it scores heads on all of valid"),
     },
     "prune_pretrained.sh": {
         "SRC": Setting(language, "source language"),
