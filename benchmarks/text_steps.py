@@ -3,7 +3,9 @@
 
     python benchmarks/text_steps.py FOLDER [--pairs 6000000] [--corpus 26000000] [--encoded 500000] [--steps STEP ...]
 
-The text is written to FOLDER (about 20 GB at the default sizes) and kept for the next call. Words are random strings
+The text is written to a folder for its size in FOLDER (about 20 GB at the default sizes) and kept for the next call.
+Without --steps all steps are measured; each makes the input that it needs. The default sizes are those of
+OpenSubtitles; for WMT use --pairs 2500000 without `select`. Words are random strings
 whose frequencies follow Zipf's law, 20 on a line (8 in subtitles). The steps run with the options of
 `recipes/wmt_en_ru.sh` and `recipes/opensubtitles_en_ru.sh`; STEP is one of:
 
@@ -12,8 +14,8 @@ whose frequencies follow Zipf's law, 20 on a line (8 in subtitles). The steps ru
 - clean, preprocess: --pairs pairs
 - learn (BPE): --pairs lines
 
-The peak is that of the resident memory of a step's processes together, sampled every 20 ms. Memory that several
-processes share counts for each of them.
+The peak is that of the resident memory of all processes of a step together, sampled every 20 ms. Memory that several
+processes share counts for each of them, so it is an upper bound.
 """
 
 import argparse
@@ -219,7 +221,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--encoded", type=int, default=500_000, help="lines to tokenise and encode (default: 500000)")
     parser.add_argument("--steps", nargs="+", metavar="STEP", help="steps to measure (default: all)")
     options = parser.parse_args()
-    options.folder = options.folder.resolve()
+    options.folder = options.folder.resolve() / f"pairs{options.pairs}-corpus{options.corpus}"
+    options.encoded = min(options.encoded, options.pairs)
     if not shutil.which("subword-nmt"):
         sys.exit("text_steps.py: subword-nmt is not on the PATH: activate the environment of the recipes")
     return options

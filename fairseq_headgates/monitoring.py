@@ -202,7 +202,7 @@ def gate_reach(args: Any, lr_scale: float, updates: int, distance: float) -> Gat
     """
     if getattr(args, "lr_scheduler", None) is None or getattr(args, "lr", None) is None:
         return None
-    change, closes = 0.0, None
+    change = closes = None
     try:
         for update, rates in _sums_of_rates(args, updates):
             if update == updates:
@@ -211,9 +211,9 @@ def gate_reach(args: Any, lr_scale: float, updates: int, distance: float) -> Gat
                 closes = update
             if closes is not None and update >= updates:
                 break
-    except (AttributeError, TypeError, AssertionError):  # a schedule that needs more than its options
-        return None
-    return GateReach(change, closes)
+    except (AttributeError, TypeError, ValueError, AssertionError):
+        pass  # a schedule that needs more than its options, or is not defined beyond its end
+    return None if change is None else GateReach(change, closes)
 
 
 def _sums_of_rates(args: Any, updates: int, most: int = 1_000_000) -> Iterator[tuple[int, float]]:
@@ -221,6 +221,7 @@ def _sums_of_rates(args: Any, updates: int, most: int = 1_000_000) -> Iterator[t
     optimizer = _RateRecorder()
     scheduler = build_lr_scheduler(args, optimizer)
     update, total = 0, 0.0
+    yield update, total
     while update < max(most, updates):
         scheduler.step_update(update)
         step = max(1, update // 1000)  # the schedules are smooth

@@ -26,12 +26,15 @@ count_workers() {
   tasks=${SLURM_NTASKS:-$((machines * ${SLURM_NTASKS_PER_NODE:-1}))}
   gpus=${SLURM_GPUS_ON_NODE:-$({ nvidia-smi -L 2>/dev/null || true; } | grep -c ^GPU || true)}
   tasks_of_machine=${SLURM_NTASKS_PER_NODE:-$((tasks / machines))}
-  [[ -z ${SLURM_GPUS_PER_TASK:-} ]] ||
-    fail "--gpus-per-task shows each task one GPU, and fairseq looks for more: ask for --gpus-per-node instead"
+  [[ -z ${GPUS:-} ]] || fail "GPUS=$GPUS has no effect in a job of SLURM: ask SLURM for the number of GPUs"
+  [[ -z ${SLURM_GPUS_PER_TASK:-} ]] || ((tasks_of_machine == 1)) ||
+    fail "--gpus-per-task hides from each task the GPUs of the others, and fairseq expects to see all: ask for --gpus-per-node"
   ((tasks == machines * tasks_of_machine)) ||
     fail "$tasks tasks on $machines machines: ask for as many on each (--ntasks-per-node)"
   ((gpus == 0 || tasks_of_machine <= gpus)) ||
     fail "$tasks_of_machine tasks share $gpus GPUs on each machine: ask for one task for each GPU (--ntasks-per-node $gpus)"
+  ((gpus || tasks == 1 || tasks_of_machine > 1)) ||
+    fail "one task on each of $machines machines without GPUs: fairseq starts a process for each GPU, so there would be none; ask for --gpus-per-node, or for one task"
   WORKERS=$tasks
   if ((tasks_of_machine == 1 && gpus > 1)); then WORKERS=$((machines * gpus)); fi
 }

@@ -6,11 +6,13 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import threading
 
 import pytest
 from support import mirrors
 from support.corpora import IWSLT, SUBTITLES, WMT, all_there, fetch, until, wanted, was_killed
+from support.recipes import RECIPES
 
 import archives
 import fetching
@@ -109,10 +111,43 @@ def test_each_address_resumes_its_own_part_and_all_reasons_are_given(tmp_path, s
     source = Source("x.tgz", f"{server.address}/a/x.tgz", others=(f"{server.address}/b/x.tgz",))
     with pytest.raises(Refused, match=r"a/x.tgz cannot be downloaded .*404.*, .*b/x.tgz cannot be downloaded"):
         fetching.fetch([source], out, None)
-    assert data.startswith((out / "x.tgz.2.part").read_bytes()) and not (out / "x.tgz").exists()
+    part = (out / "x.tgz.address2.part").read_bytes()
+    assert part and data.startswith(part) and len(part) < len(data) and not (out / "x.tgz").exists()
     server.cut.clear()
+    server.seen.clear()
     fetching.fetch([source], out, None)
     assert (out / "x.tgz").read_bytes() == data and not list(out.glob("*.part"))
+    assert ("GET", "b/x.tgz", f"bytes={len(part)}-") in server.seen
+
+
+def test_a_recipe_keeps_the_parts_of_downloads(tmp_path):
+    """It removes those of killed programs, NAME.PID.part."""
+    kept = [tmp_path / "downloads" / name for name in ("a-2.3.tgz.part", "a-2.3.tgz.address2.part")]
+    removed = tmp_path / "text" / "train.en.123.part"
+    for path in (*kept, removed):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x")
+    shell = f"recipes={RECIPES}; source $recipes/lib/common.sh; lock_out {tmp_path}"
+    subprocess.run(["bash", "-c", shell], check=True)
+    assert all(path.exists() for path in kept) and not removed.exists()
+
+
+def test_another_file_than_expected_leads_to_the_next_address(tmp_path, serve):
+    """A server may answer with a page; and with a checksum of one address, another one is not tried."""
+    data, server, out = mirrors.tgz({"a": "text\n"}), serve(tmp_path / "server"), tmp_path / "out"
+    for name, content in (("a/x.tgz", b"<p>moved</p>"), ("b/x.tgz", data)):
+        (tmp_path / "server" / name).parent.mkdir(parents=True)
+        (tmp_path / "server" / name).write_bytes(content)
+    one, two = (f"{server.address}/{folder}/x.tgz" for folder in "ab")
+    source = Source("x.tgz", one, others=(two,))
+    fetching.fetch([source], out, None)
+    assert (out / "x.tgz").read_bytes() == data and f"\t{two}\n" in (out / "manifest.tsv").read_text()
+    (out / "x.tgz").unlink()
+    server.seen.clear()
+    (tmp_path / "server" / "b/x.tgz").write_bytes(mirrors.tgz({"a": "other\n"}))
+    with pytest.raises(Refused, match=rf"x.tgz: {two} has .* not the .* of manifest.tsv.*: run the same command again"):
+        fetching.fetch([source], out, None)
+    assert {path for _, path, _ in server.seen} == {"b/x.tgz"} and not (out / "x.tgz").exists()
 
 
 def test_a_folder_may_have_the_file_of_any_address(tmp_path):

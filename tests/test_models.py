@@ -371,6 +371,8 @@ def test_the_first_gate_closes_when_the_sum_of_the_learning_rates_reaches_the_di
     polynomial = schedule(lr_scheduler="polynomial_decay", total_num_update=200, end_learning_rate=0.0, power=1.0)
     polynomial.force_anneal = None
     assert gate_reach(polynomial, 10.0, 200, 5.0).closes is None  # the rate is 0 before
+    cosine = schedule(lr_scheduler="cosine", t_mult=0.5, lr_period_updates=100, lr_shrink=1.0, min_lr=0.0)
+    assert gate_reach(cosine, 1.0, 100, 1e9).closes is None  # not defined after twice the first period
 
 
 @pytest.mark.parametrize(("max_update", "level"), [(100, logging.WARNING), (100_000, logging.INFO), (0, None)])

@@ -1,11 +1,9 @@
-"""Where a recipe runs: machines with several GPUs and SLURM, pretended by programs on the PATH and by variables."""
+"""Where a recipe runs: machines with several GPUs, pretended by programs on the PATH and by variables."""
 
 import gzip
 import os
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -13,35 +11,13 @@ from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from support.recipes import RECIPES, environment, refused, run
 
-pytestmark = pytest.mark.filterwarnings(r"ignore:\s*'config' is validated:UserWarning")  # of hydra
+pytest_plugins = ["support.machines"]
+pytestmark = [
+    pytest.mark.usefixtures("no_other_machine"),
+    pytest.mark.filterwarnings(r"ignore:\s*'config' is validated:UserWarning"),  # of hydra
+]
 
-CLUSTER = ("CUDA_VISIBLE_DEVICES", "GPUS", "HOSTS", "LAUNCHER", "WORKERS", "CPU", "PORT")
 TINY = {"BPE": 200, "EMBED": 16, "FFN": 16, "LAYERS": 1, "HEADS": 2, "DISK_GB": 0}
-
-
-@pytest.fixture(autouse=True)
-def no_other_machine(monkeypatch):
-    for name in [*CLUSTER, *(name for name in os.environ if name.startswith(("SLURM_", "SRUN_")))]:
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def program(tmp_path, monkeypatch):
-    """program(NAME, TEXT): a shell script that comes first on the PATH."""
-    folder = tmp_path / "programs"
-    folder.mkdir()
-
-    def program(name, text):
-        (folder / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
-        (folder / name).chmod(0o755)
-
-    monkeypatch.setenv("PATH", f"{folder}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
-    return program
-
-
-@pytest.fixture
-def eight_gpus(program):
-    program("nvidia-smi", 'for gpu in {0..7}; do echo "GPU $gpu: Some"; done')
 
 
 # --- GPUs of one machine ---------------------------------------------------------------------------------------------
@@ -62,12 +38,14 @@ def found_devices(**settings):
 @pytest.mark.parametrize(
     ("settings", "workers", "visible"),
     [
-        ({}, 8, "0,1,2,3,4,5,6,7"),
+        ({}, 8, ""),
+        ({"GPUS": 8}, 8, ""),
         ({"GPUS": 1}, 1, "0"),
         ({"GPUS": 3}, 3, "0,1,2"),
         ({"CUDA_VISIBLE_DEVICES": "5,2,7"}, 3, "5,2,7"),
         ({"GPUS": 2, "CUDA_VISIBLE_DEVICES": "5,2,7"}, 2, "5,2"),
         ({"GPUS": 1, "CUDA_VISIBLE_DEVICES": "GPU-a1,GPU-b2"}, 1, "GPU-a1"),
+        ({"CUDA_VISIBLE_DEVICES": "3,-1,4"}, 1, "3,-1,4"),  # CUDA ignores what follows an invalid number
     ],
 )
 def test_a_recipe_uses_the_gpus_that_it_is_told(settings, workers, visible, eight_gpus):
@@ -78,10 +56,37 @@ def test_a_recipe_uses_the_gpus_that_it_is_told(settings, workers, visible, eigh
     assert found["device"] == "--distributed-world-size 1"
 
 
-def test_without_gpus_or_with_gpus_0_a_recipe_uses_the_cpu(eight_gpus):
-    found = found_devices(GPUS=0)
+@pytest.mark.parametrize("settings", [{"GPUS": 0}, *({"CUDA_VISIBLE_DEVICES": hidden} for hidden in ("", "-1"))])
+def test_without_gpus_or_with_gpus_0_a_recipe_uses_the_cpu(settings, eight_gpus):
+    found = found_devices(**settings)
     assert found["device"] == found["distributed"] == "--distributed-world-size 1 --cpu"
-    assert (found["launcher"], found["workers"], found["CUDA_VISIBLE_DEVICES"]) == ("python3", "1", "")
+    assert (found["launcher"], found["workers"]) == ("python3", "1")
+    assert found["CUDA_VISIBLE_DEVICES"] == settings.get("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.mark.parametrize("visible", [None, "MIG-1,MIG-2"])
+def test_of_the_instances_of_a_gpu_cuda_shows_one(visible, program):
+    instances = "\n".join(f"  MIG 3g.40gb Device {n}: (UUID: MIG-{n + 1})" for n in range(2))
+    program("nvidia-smi", f"echo 'GPU 0: Some\n{instances}'")
+    found = found_devices(**({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}))
+    assert (found["gpus"], found["workers"], found["CUDA_VISIBLE_DEVICES"]) == ("1", "1", visible or "")
+
+
+def test_a_launcher_sees_all_gpus(eight_gpus):
+    found = found_devices(GPUS=1, LAUNCHER="python3", WORKERS=4)
+    assert (found["gpus"], found["workers"], found["CUDA_VISIBLE_DEVICES"]) == ("1", "4", "")
+
+
+@pytest.mark.parametrize("visible", [None, "2,3"])
+def test_other_hosts_show_the_same_gpus(visible, program, tmp_path):
+    program("torchrun", f'echo "$2 $4 ${{CUDA_VISIBLE_DEVICES-unset}}" >>{tmp_path}/started')
+    program("ssh", 'shift; exec env -u CUDA_VISIBLE_DEVICES bash -c "$*"')
+    env = environment({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    env["PATH"] = os.environ["PATH"]  # the programs of this test first
+    command = [str(RECIPES / "lib" / "on_hosts.sh"), "a", "b", "--", "train.py"]
+    subprocess.run(command, env=env, check=True, timeout=60)
+    started = sorted((tmp_path / "started").read_text().splitlines())
+    assert started == [f"{hosts} {rank} {visible or 'unset'}" for hosts, rank in (("2", 0), ("2", 1))]
 
 
 def test_the_number_of_processes_of_a_launcher_or_of_hosts_reaches_fairseq(program, eight_gpus):
@@ -125,15 +130,15 @@ def test_text_of_ones_own_is_trained_on_without_a_download(recipe, tmp_path):
     assert str(own / "train.en") in result.stdout and "--finetune-from-model" not in result.stdout
 
 
-# Settings of a machine, its processes and the GPUs that each machine shows.
+# Settings of a machine, its processes, and the GPUs that are left when the recipe hides the others.
 SLURM = {"SLURM_JOB_ID": 7, "SLURM_NNODES": 2, "SLURM_GPUS_ON_NODE": 8}
 MACHINES = {
-    "1 GPU": ({"CUDA_VISIBLE_DEVICES": 0}, 1, "0"),
+    "1 GPU": ({"CUDA_VISIBLE_DEVICES": 0}, 1, None),
     "1 of 8": ({"GPUS": 1}, 1, "0"),
-    "8": ({"GPUS": 8}, 8, "0,1,2,3,4,5,6,7"),
-    "2 x 8 by ssh": ({"HOSTS": "a b", "GPUS": 8}, 16, "0,1,2,3,4,5,6,7"),
-    "SLURM, 2 x 8 tasks": (SLURM | {"SLURM_NTASKS": 16, "GPUS": 8}, 16, "0,1,2,3,4,5,6,7"),
-    "SLURM, 2 x 1 task": (SLURM | {"SLURM_NTASKS": 2, "GPUS": 8}, 16, "0,1,2,3,4,5,6,7"),
+    "8": ({"GPUS": 8}, 8, None),
+    "2 x 8 by ssh": ({"HOSTS": "a b", "GPUS": 8}, 16, None),
+    "SLURM, 2 x 8 tasks": (SLURM | {"SLURM_NTASKS": 16}, 16, None),
+    "SLURM, 2 x 1 task": (SLURM | {"SLURM_NTASKS": 2}, 16, None),
 }
 # The arguments and settings of a recipe, and what an update has: (tokens or sentences, how they are counted).
 UPDATES = {
@@ -178,7 +183,7 @@ def test_a_dry_run_shows_processes_batches_and_gpus_of_a_machine(recipe, tmp_pat
             [plan] = [line for line in printed if "/batches.py " in line]
             assert (value_after("--workers", plan), value_after("--tokens", plan)) == (workers, wanted)
         exported = [line for line in printed if "CUDA_VISIBLE_DEVICES" in line]
-        assert exported == ([] if "CUDA_VISIBLE_DEVICES" in variables else [f"export CUDA_VISIBLE_DEVICES={gpus}"])
+        assert exported == ([f"export CUDA_VISIBLE_DEVICES={gpus}"] if gpus else [])
 
 
 def test_iwslt_trains_on_one_gpu_unless_the_size_of_an_update_is_given(tmp_path, eight_gpus):
@@ -265,111 +270,3 @@ def test_train_py_refuses_in_one_line(tmp_path, program):
     result = subprocess.run([*map(str, command)], env=env, capture_output=True, text=True, check=False)
     assert result.returncode == 2 and not (tmp_path / "m").exists()
     assert result.stderr.splitlines()[-1].startswith("train.py: 3 processes would train, but"), result.stderr
-
-
-# --- SLURM -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def slurm(program, tmp_path):
-    """slurm(RECIPE, **variables): start slurm.sh in a job with a recipe that is one line of bash."""
-    program("scontrol", f'echo "$*" >>{tmp_path}/scontrol.log')
-
-    def slurm(recipe, **variables):
-        program("recipe", recipe)
-        env = environment({"SLURM_JOB_ID": 7, "SLURM_NNODES": 2} | variables)
-        command = ["bash", str(RECIPES / "slurm.sh"), "recipe"]
-        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    return slurm
-
-
-def ended(process):
-    output, errors = process.communicate(timeout=60)
-    return subprocess.CompletedProcess("slurm.sh", process.returncode, output, errors)
-
-
-@pytest.mark.parametrize(
-    ("variables", "workers"),
-    [
-        ({"SLURM_NTASKS": 16, "SLURM_GPUS_ON_NODE": 8}, 16),
-        ({"SLURM_NTASKS_PER_NODE": 8, "SLURM_GPUS_ON_NODE": 8}, 16),
-        ({"SLURM_NTASKS": 2, "SLURM_GPUS_ON_NODE": 8}, 16),  # fairseq starts a process for each GPU
-        ({"SLURM_NTASKS_PER_NODE": 1, "SLURM_GPUS_ON_NODE": 4}, 8),
-        ({"SLURM_NTASKS": 2, "SLURM_GPUS_ON_NODE": 1}, 2),
-        ({"SLURM_NTASKS": 8, "SLURM_GPUS_ON_NODE": 8}, 8),  # half of the GPUs
-        ({"SLURM_NTASKS": 4, "SLURM_GPUS_ON_NODE": 0}, 4),  # CPUs
-        ({"SLURM_NTASKS": 2, "SLURM_GPUS_ON_NODE": 8, "WORKERS": 5}, 5),
-    ],
-)
-def test_slurm_counts_the_processes_as_fairseq_does(variables, workers, slurm):
-    result = ended(slurm('echo "$WORKERS $LAUNCHER"', **variables))
-    assert (result.returncode, result.stdout, result.stderr) == (0, f"{workers} srun python3\n", "")
-
-
-def test_slurm_counts_the_gpus_that_nvidia_smi_shows(slurm, eight_gpus):
-    assert ended(slurm('echo "$WORKERS"', SLURM_NTASKS=2)).stdout == "16\n"
-
-
-@pytest.mark.parametrize(
-    ("variables", "words"),
-    [
-        ({"SLURM_NTASKS": 3, "SLURM_GPUS_ON_NODE": 8}, "3 tasks on 2 machines"),
-        ({"SLURM_NTASKS": 16, "SLURM_GPUS_ON_NODE": 4}, "8 tasks share 4 GPUs"),
-        ({"SLURM_NTASKS": 2, "SLURM_GPUS_PER_TASK": 1}, "--gpus-per-node"),
-    ],
-)
-def test_slurm_refuses_tasks_that_fairseq_cannot_use(variables, words, slurm, tmp_path):
-    refused(ended(slurm(f"touch {tmp_path}/ran", **variables)), "slurm.sh:", words)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_steps_have_as_many_cpus_as_the_job_asked_for(slurm):
-    job = {"SLURM_NTASKS": 2, "SLURM_CPUS_PER_TASK": 4}
-    assert ended(slurm('echo "$SRUN_CPUS_PER_TASK"', **job)).stdout == "4\n"
-    assert ended(slurm('echo "$SRUN_CPUS_PER_TASK"', **job, SRUN_CPUS_PER_TASK=2)).stdout == "2\n"
-    assert ended(slurm('echo "${SRUN_CPUS_PER_TASK-unset}"', SLURM_NTASKS=2)).stdout == "unset\n"
-
-
-def begun(slurm, recipe, folder):
-    """A job whose recipe runs."""
-    job = slurm(f"touch {folder}/began; {recipe}", SLURM_NTASKS=2)
-    deadline = time.monotonic() + 30
-    while not (folder / "began").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    time.sleep(0.2)  # its trap is set after the file
-    return job
-
-
-# The child of a recipe closes its output: the test waits until nobody writes there.
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        pytest.param("exec sleep 60", id="it ended by the signal"),
-        pytest.param("trap 'exit 75' USR1; sleep 60 >/dev/null 2>&1 & wait", id="it stopped"),
-        pytest.param("trap 'exit 2' USR1; sleep 60 >/dev/null 2>&1 & wait", id="the stage that was interrupted failed"),
-    ],
-)
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_job_that_was_asked_to_stop_is_requeued(recipe, number, slurm, tmp_path):
-    job = begun(slurm, recipe, tmp_path)
-    job.send_signal(number)
-    result = ended(job)
-    assert result.returncode == 0, result.stderr
-    assert (tmp_path / "scontrol.log").read_text() == "requeue 7\n"
-
-
-@pytest.mark.parametrize(
-    ("recipe", "code"), [("true", 0), ("exit 2", 2), ("trap 'exit 0' USR1; sleep 60 >/dev/null 2>&1 & wait", 0)]
-)
-def test_a_job_that_ended_by_itself_is_not_requeued(recipe, code, slurm, tmp_path):
-    job = begun(slurm, recipe, tmp_path)
-    if "sleep" in recipe:
-        job.send_signal(signal.SIGUSR1)
-    assert ended(job).returncode == code and not (tmp_path / "scontrol.log").exists()
-
-
-def test_a_job_whose_recipe_can_be_resumed_is_requeued(slurm, tmp_path):
-    assert ended(slurm("exit 75", SLURM_NTASKS=2)).returncode == 0
-    assert (tmp_path / "scontrol.log").read_text() == "requeue 7\n"

@@ -20,7 +20,12 @@ def test_a_line_that_is_too_long_for_the_model_is_refused_before_the_training(sp
     (raw / f"{split}.{language}").write_text("\n".join(lines) + "\n")
     settings = {"PRETOKENIZED": 1, "BPE": 30, "RUNS": ""}
     result = run("translation.sh", raw, tmp_path / "out", "en", "de", **settings)
-    refused(result, f"line 2 of the {split} set has 1024 tokens in {language}", f"--max-{side}-positions 2048")
+    refused(
+        result,
+        f"line 2 of the {split} set has 1024 tokens in {language}",
+        f"--max-{side}-positions 1025 to TRAIN_FLAGS",
+        "take another OUT_DIR",
+    )
     assert not (tmp_path / "out" / "data-bin").exists() and not (tmp_path / "out" / "baseline").exists()
 
 
@@ -71,6 +76,8 @@ def test_translation_refuses_to_mix_settings(raw, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "settings.txt").write_text("SRC=en TGT=fr\n")
     refused(run("translation.sh", raw, tmp_path / "out", "en", "de"), "was made with other settings", "TGT=fr")
+    changed = run("translation.sh", raw, tmp_path / "out", "en", "de", UNTIED=1)
+    refused(changed, "was made with other settings (", "without UNTIED")
 
 
 @pytest.mark.parametrize(

@@ -128,17 +128,29 @@ lock_out() {
     return
   fi
   export RECIPE_LOCK=$1
-  find "$1" -maxdepth 4 -type f -name '*.[0-9]*.part' -delete # NAME.PID.part of a killed run
+  # NAME.PID.part of a killed run; a part of a download is resumed.
+  find "$1" -maxdepth 4 -type f -name '*.[0-9]*.part' -not -path "$1/downloads/*" -delete
 }
 
 # text_is_made: let other shares of the recipe continue.
 text_is_made() { [[ ${DRY_RUN:-0} == 1 || -z ${SHARE:-} ]] || exec 6>&-; }
 
+# other_settings SETTINGS FILE: print the settings of the file that differ, and the names of those that it lacks.
+other_settings() {
+  local name setting old=() new=()
+  mapfile -t old < <(diff <(tr ' ' '\n' <<<"$1") <(tr ' ' '\n' <"$2") | sed -n 's/^> //p')
+  for setting in $1; do
+    name=${setting%%=*}
+    [[ " $(<"$2")" == *" $name="* ]] || new+=("without $name")
+  done
+  echo "${old[@]}" "${new[@]}"
+}
+
 # keep_settings OUT_DIR SETTINGS [FILE]: record the settings of a folder. Fail if they differ from the recorded ones.
 keep_settings() {
   local file=$1/${3:-settings.txt} current=$2
   if [[ -f $file && $(<"$file") != "$current" ]]; then
-    fail "$1 was made with other settings ($(diff <(tr ' ' '\n' <<<"$current") <(tr ' ' '\n' <"$file") | sed -n 's/^> //p' | tr '\n' ' ' | sed 's/ $//')): take another folder or remove it"
+    fail "$1 was made with other settings ($(other_settings "$current" "$file")): take another folder or remove it"
   fi
   [[ ${DRY_RUN:-0} == 1 ]] && return
   mkdir -p "$1"

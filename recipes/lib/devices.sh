@@ -7,11 +7,12 @@
 find_devices() {
   local hosts visible
   gpus=0 device=(--distributed-world-size 1) distributed=() launcher=(python3) workers=1
-  if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
-    visible=$(if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES"; else nvidia-smi -L; fi | wc -l)
+  visible=$(visible_gpus)
+  if ((visible)); then
     gpus=${GPUS:-$visible}
     ((gpus <= visible)) || fail "GPUS=$gpus must be at most $visible, the number of GPUs that this machine shows"
-    ((gpus == 0)) || show_gpus "$gpus"
+    # A LAUNCHER starts processes of its own, for whose GPUs WORKERS counts.
+    ((gpus == 0 || gpus == visible)) || [[ -n ${LAUNCHER:-} ]] || show_gpus "$gpus"
   fi
   if ((gpus == 0)); then
     device+=(--cpu)
@@ -41,13 +42,24 @@ find_devices() {
   [[ -z ${LAUNCHER:-} || -z ${SLURM_JOB_ID:-} ]] || distributed+=(--distributed-port "${PORT:-29500}")
 }
 
+# visible_gpus: print the number of GPUs that CUDA shows to a program. Of the MIG devices of a machine it is one.
+visible_gpus() {
+  local listed
+  listed=$(nvidia-smi -L 2>/dev/null) || { echo 0; return; }
+  case ${CUDA_VISIBLE_DEVICES-unset} in
+    unset) if grep -q '^ *MIG ' <<<"$listed"; then echo 1; else grep -c '^GPU' <<<"$listed" || true; fi ;;
+    MIG*) echo 1 ;;
+    "" | -1* | NoDevFiles) echo 0 ;;
+    *) tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | sed '/^-1$/,$d' | wc -l ;;
+  esac
+}
+
 # show_gpus NUMBER: hide all GPUs but the first NUMBER of those that are visible now.
 show_gpus() {
-  local visible=${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $(($1 - 1)))} shown
-  shown=$(cut -d, -f "1-$1" <<<"$visible")
-  [[ $shown != "${CUDA_VISIBLE_DEVICES:-}" ]] || return 0
-  export CUDA_VISIBLE_DEVICES=$shown
-  [[ ${DRY_RUN:-0} != 1 ]] || echo "export CUDA_VISIBLE_DEVICES=$shown"
+  local visible=${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $(($1 - 1)))}
+  CUDA_VISIBLE_DEVICES=$(cut -d, -f "1-$1" <<<"$visible")
+  export CUDA_VISIBLE_DEVICES
+  [[ ${DRY_RUN:-0} != 1 ]] || echo "export CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"
 }
 
 # begin_full_size OUT_DIR: check settings, folder and machine of a recipe of full size, and lock the folder.

@@ -2,7 +2,7 @@
 
 A folder or a mirror is laid out `<host>/<path>` as the addresses are (`wget -x` makes this layout); in a folder a file
 may also have its bare name. curl downloads what a folder does not contain: all files at once, to NAME.part, resuming
-where an earlier attempt stopped; then those that failed from their next address.
+where an earlier attempt stopped; then those that failed, or are not what they should be, from their next address.
 
 Three places may give the checksum of a file: manifest.tsv (lib/manifest.py), SHA256SUMS in the folder or mirror, and
 sacrebleu's MD5 sums. A file is recorded in the manifest when its checksums are right and it could be read to its end.
@@ -16,7 +16,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,17 +85,32 @@ def fetch(sources: list[Source], folder: Path, place: str | None) -> None:
         wanted = [source for source in sources if not is_ready(folder, source, entries)]
         sums = listed_sums(place) if wanted else {}
         missing = [source for source in wanted if not (folder / source.name).exists()]
-        errors, origins = download(folder, [s for s in missing if not take(folder, s, place)], place, lock)
-        for source in tqdm(wanted, desc="checking", unit="file", disable=None):
-            if source.name not in errors:
-                try:
-                    origin = origins.get(source.name, source.at(place)[0]) if source in missing else None
-                    entries[source.name] = check(folder, source, entries.get(source.name), sums, origin)
-                    manifest.write_manifest(folder, entries)
-                except Refused as error:
-                    errors[source.name] = str(error)
+        absent = [source for source in missing if not take(folder, source, place)]
+        errors = record(folder, {source: None for source in wanted if source not in absent}, entries, sums)
+        errors |= download(folder, absent, place, lock, entries, sums)
     if errors:
-        raise Refused("\n  ".join(errors.values()))
+        raise Refused("\n  ".join(f"{source.name}: {errors[source]}" for source in sources if source in errors))
+
+
+def record(
+    folder: Path, origins: Mapping[Source, str | None], entries: dict[str, Entry], sums: Mapping[str, str]
+) -> dict[Source, str]:
+    """Check files and write them to the manifest.
+
+    Args:
+        origins: the files, and the address of each one that was just downloaded
+
+    Returns:
+        The errors. A wrong file is removed, unless it is the user's.
+    """
+    errors: dict[Source, str] = {}
+    for source, origin in tqdm(origins.items(), desc="checking", unit="file", disable=None if origins else True):
+        try:
+            entries[source.name] = check(folder, source, entries.get(source.name), sums, origin)
+            manifest.write_manifest(folder, entries)
+        except Refused as error:
+            errors[source] = str(error)
+    return errors
 
 
 @contextmanager
@@ -167,35 +182,43 @@ def size_of(path: Path) -> int:
 
 
 def download(
-    folder: Path, sources: list[Source], place: str | None, lock: int
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Download all files at once, and those that fail from their next address.
-
-    Returns:
-        The errors and the addresses, by file name.
-    """
+    folder: Path,
+    sources: list[Source],
+    place: str | None,
+    lock: int,
+    entries: dict[str, Entry],
+    sums: Mapping[str, str],
+) -> dict[Source, str]:
+    """Download all files at once, and those that fail from their next address. Return the errors."""
     failed: dict[Source, list[str]] = {source: [] for source in sources}
-    origins: dict[str, str] = {}
-    addresses = {source: source.at(place) for source in sources}
+    addresses = {source: addresses_of(source, place, entries.get(source.name)) for source in sources}
+    left = set(sources)
     for turn in range(max(map(len, addresses.values()), default=0)):
-        trying = {s: known[turn] for s, known in addresses.items() if s.name not in origins and turn < len(known)}
+        trying = {s: known[turn] for s, known in addresses.items() if s in left and turn < len(known)}
         # Each address has a file of its own, so that an interrupted download resumes with bytes of the same file.
-        parts = {s: folder / (f"{s.name}.{turn + 1}.part" if turn else f"{s.name}.part") for s in trying}
+        parts = {s: folder / (f"{s.name}.address{turn + 1}.part" if turn else f"{s.name}.part") for s in trying}
         for source, reason in download_from(folder, trying, parts, lock).items():
             if reason:
-                failed[source].append(f"{trying[source]} cannot be downloaded ({reason})")
+                failed[source].append(f"{trying.pop(source)} cannot be downloaded ({reason})")
             else:
-                origins[source.name] = trying[source]
                 parts[source].rename(folder / source.name)
-                for other in folder.glob(f"{glob.escape(source.name)}*.part"):
-                    other.unlink()
-    errors = {
-        source.name: f"{source.name}: {', '.join(why)}: run the same command again to resume, or put the file into a "
-        "folder and set DATA_DIR to it"
-        for source, why in failed.items()
-        if source.name not in origins
-    }
-    return errors, origins
+        wrong = record(folder, trying, entries, sums)
+        for source in trying:
+            if source in wrong:
+                failed[source].append(wrong[source])
+                continue
+            left.remove(source)
+            for other in folder.glob(f"{glob.escape(source.name)}*.part"):
+                other.unlink()
+    advice = "run the same command again to resume, or put the file into a folder and set DATA_DIR to it"
+    return {source: f"{', '.join(failed[source])}: {advice}" for source in sources if source in left}
+
+
+def addresses_of(source: Source, place: str | None, entry: Entry | None) -> list[str]:
+    """Return the addresses to try: that of the manifest alone, if it has one, because its checksum is of that file."""
+    known = zip(source.addresses, source.at(place), strict=True)
+    fitting = [here for address, here in known if not entry or entry.address == address]
+    return fitting or source.at(place)
 
 
 def download_from(
@@ -257,21 +280,31 @@ def run_curl(parts: dict[str, Path], size: int, lock: int) -> list[str]:
 # --- checks -------------------------------------------------------------------------------------------------------
 
 
-def check(folder: Path, source: Source, entry: Entry | None, sums: dict[str, str], origin: str | None) -> Entry:
+def check(folder: Path, source: Source, entry: Entry | None, sums: Mapping[str, str], origin: str | None) -> Entry:
     """Return the manifest entry of a file whose checksums are right and that opens.
 
     Otherwise raise Refused, and remove a link or a file just downloaded from `origin`, but no file of the user.
     """
     path = folder / source.name
-    found = Entry.of(path, entry.address if entry else address_of(source, path, origin))
-    wrong = defect(path, found, source, entry, next((sums[name] for name in source.names if name in sums), None))
+    address = entry.address if entry else address_of(source, path, origin)
+    found = Entry.of(path, address)
+    wrong = defect(path, found, source, entry, sum_of(source, address, sums))
     if not wrong:
         return found
     if not path.is_symlink() and origin is None:
-        raise Refused(f"{source.name}: {path} {wrong}: remove it and run the same command again")
+        raise Refused(f"{path} {wrong}: remove it and run the same command again")
     where = path.resolve() if path.is_symlink() else origin
+    taken = path.is_symlink()
     path.unlink()
-    raise Refused(f"{source.name}: {where} {wrong}: download it again, or set DATA_DIR to another place")
+    raise Refused(f"{where} {wrong}" + (": download it again, or set DATA_DIR to another place" if taken else ""))
+
+
+def sum_of(source: Source, address: str, sums: Mapping[str, str]) -> str | None:
+    """Return the SHA-256 in SHA256SUMS of a file from an address; other addresses may have it packed otherwise."""
+    names = [path_of(address)] if source.md5 else [path_of(address), address.rpartition("/")[2]]
+    if address == source.address:
+        names.append(source.name)
+    return next((sums[name] for name in names if name in sums), None)
 
 
 def address_of(source: Source, path: Path, origin: str | None) -> str:

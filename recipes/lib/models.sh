@@ -105,10 +105,12 @@ need_short_lines() {
     [[ ${train_flags[i]} != "$option="* ]] || most=${train_flags[i]#*=}
   done
   for split in valid test; do
-    found=$(awk -v most="$most" 'NF >= most { print "line " NR " of the " name " set has " NF " tokens"; exit }' \
-      name="$split" "$text/$split.bpe.$2")
+    # The end of the sentence counts, too.
+    found=$(awk -v most="$most" -v name="$split" 'NF > longest { longest = NF; line = NR }
+      END { if (longest >= most) print longest + 1, "line " line " of the " name " set has " longest " tokens" }' \
+      <"$text/$split.bpe.$2")
     [[ -z $found ]] ||
-      fail "$found in $2, and the model takes $((most - 1)): shorten it and take another OUT_DIR, or add $option $((2 * most)) to TRAIN_FLAGS"
+      fail "${found#* } in $2, and the model takes $((most - 1)): shorten it, or add $option ${found%% *} to TRAIN_FLAGS; in both cases take another OUT_DIR"
   done
 }
 
