@@ -14,7 +14,7 @@ import fairseq_headgates
 PACKAGE = Path(fairseq_headgates.__file__).parent
 # Rooms (modules and sub-packages) in layers; a room imports only from lower layers, and from itself.
 LAYERS = [
-    ["messages"],
+    ["messages", "compat"],
     ["files", "safety"],
     ["heads"],
     ["gates", "gate_log"],

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq_headgates.compat import copies
 from fairseq_headgates.surgery.cuts import Cut, cut_tensors, site_and_parameter, with_gates_of
 
 # How the moments of an optimiser scale with their parameter (see `surgery.cuts.Cut`).
@@ -44,26 +45,39 @@ def cut_average(average: Mapping[str, Tensor], model: Any, found: Mapping[str, C
 
 
 def cut_optimizer(
-    state: Mapping[str, Any], model: nn.Module, pruned: nn.Module, found: Mapping[str, Cut]
+    state: Mapping[str, Any],
+    stored: Mapping[str, Tensor],
+    model: nn.Module,
+    pruned: nn.Module,
+    found: Mapping[str, Cut],
 ) -> dict[str, Any]:
     """Cut the state of the optimiser like the parameters.
 
     Optimisers number the trained parameters. --fp16 trains all of them as one vector; `--optimizer composite` has a
     state for every group of parameters. Raise ValueError, with the reason, for a state that cannot be cut.
+
+    Args:
+        state: `last_optimizer_state` of the checkpoint
+        stored: the weights of the checkpoint, as they are stored
+        model: the model of the checkpoint
+        pruned: the model without the removed heads
+        found: the cut of each attention layer
     """
     try:
         if "param_groups" not in state and len(state) == 1:
             ((group, own),) = state.items()
-            return {group: _cut_state(own, model, pruned, found)}
-        return _cut_state(state, model, pruned, found)
+            return {group: _cut_state(own, _numbered(model, stored), pruned, found)}
+        return _cut_state(state, _numbered(model, stored), pruned, found)
     except ValueError:
         raise
     except Exception:  # a state of another form can raise anything
         raise ValueError("its form is unknown") from None
 
 
-def _cut_state(state: Mapping[str, Any], model: nn.Module, pruned: nn.Module, found: Mapping[str, Cut]) -> dict:
-    old, new = _trained(model), _trained(pruned)
+def _cut_state(
+    state: Mapping[str, Any], old: Mapping[str, Tensor], pruned: nn.Module, found: Mapping[str, Cut]
+) -> dict:
+    new = _trained(pruned)
     (group,) = state["param_groups"]
     flat = len(group["params"]) == 1 and len(old) > 1
     if not flat and len(group["params"]) != len(old):
@@ -78,6 +92,14 @@ def _cut_state(state: Mapping[str, Any], model: nn.Module, pruned: nn.Module, fo
 
 def _trained(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def _numbered(model: nn.Module, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the trained parameters in the order of the optimiser, copies of fairseq 0.12.2 included."""
+    trained, copied = _trained(model), copies(stored)
+    if not copied:
+        return trained
+    return {name: trained.get(name, stored[name]) for name in stored if name in trained or name in copied}
 
 
 def _named(entries: Mapping[int, dict], numbers: list[int], trained: Mapping[str, Tensor]) -> dict[str, dict]:

@@ -82,7 +82,7 @@ def prune_checkpoint(
     result["last_optimizer_state"] = None
     if remembered:
         try:
-            result["last_optimizer_state"] = cut_optimizer(remembered, model, pruned, found)
+            result["last_optimizer_state"] = cut_optimizer(remembered, state["model"], model, pruned, found)
         except ValueError as error:
             notice(
                 f"the optimiser state is dropped ({error}): training from this checkpoint starts with a new optimiser"

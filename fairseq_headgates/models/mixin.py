@@ -10,6 +10,7 @@ from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from torch import Tensor, nn
 
+from fairseq_headgates.compat import remove_copies
 from fairseq_headgates.gates import METHODS
 from fairseq_headgates.modules import pack_linears
 from fairseq_headgates.options import HeadOptions, add_head_gate_args, one_line_errors
@@ -146,6 +147,7 @@ class HeadGatesMixin:
     def upgrade_checked(self, state_dict: dict[str, Any]) -> None:
         """Rename the weights of older versions of fairseq. Raise ValueError for weights of other heads."""
         super().upgrade_state_dict(state_dict)  # type: ignore[misc]
+        remove_copies(state_dict)
         own = {name: value for name, value in self.state_dict().items() if name.startswith(GATE_METHOD)}  # type: ignore[attr-defined]
         for name in [name for name in state_dict if name.startswith(GATE_METHOD) and name not in own]:
             del state_dict[name]  # of a run with another method

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_headgates.gates import HeadGates
 from fairseq_headgates.heads import kind_and_layer
@@ -70,7 +70,7 @@ class HeadAttention(MultiheadAttention):
 
     def __init__(self, stock: MultiheadAttention):
         # The stock constructor would make (and randomly initialise) projections; these come from `stock`.
-        super(MultiheadAttention, self).__init__(None)
+        nn.Module.__init__(self)
         self.embed_dim, self.kdim, self.vdim = stock.embed_dim, stock.kdim, stock.vdim
         self.qkv_same_dim, self.scaling = stock.qkv_same_dim, stock.scaling
         self.num_heads, self.head_dim = stock.num_heads, stock.head_dim

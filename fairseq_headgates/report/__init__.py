@@ -17,6 +17,7 @@ from fairseq_headgates.report.tables import (
     open_counts,
     removal_table,
     results_table,
+    rounded,
     score_table,
     text_table,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "removal_table",
     "report_page",
     "results_table",
+    "rounded",
     "row_of",
     "score_panel",
     "score_table",

@@ -54,11 +54,17 @@ def gate_table(open_probability: HeadTable, gate: HeadTable) -> str:
     return "\n\n".join(blocks)
 
 
+def rounded(value: float, form: str) -> str:
+    """Format a number with a format specification such as "+.2f"; zero has no minus sign."""
+    text = format(value, form)
+    return text if float(text) else format(0.0, form)
+
+
 def score_table(scores: HeadTable) -> str:
     """Format scores: one block per attention type, layers by heads; '-' for removed heads (NaN)."""
     blocks = []
     for kind, rows in scores.values.items():
-        cells = [[f"layer {i}", *("-" if isnan(v) else f"{v:z.4f}" for v in row)] for i, row in enumerate(rows)]
+        cells = [[f"layer {i}", *("-" if isnan(v) else rounded(v, ".4f") for v in row)] for i, row in enumerate(rows)]
         header = [scores.name, *(f"head {j}" for j in range(max(map(len, rows))))]
         blocks.append(f"{kind} ({TITLES[kind]})\n" + text_table(header, cells))
     return "\n\n".join(blocks)
@@ -70,7 +76,7 @@ def layer_tables(
     """Format differences of a metric with a mark of significance: a table per attention type, layers by heads."""
     cells: dict[str, dict[int, dict[int, str]]] = {}
     for head, value in difference.items():
-        cell = f"{value:+z.2f}{_stars(p_values.get(head))}"
+        cell = rounded(value, "+.2f") + _stars(p_values.get(head))
         cells.setdefault(head.kind, {}).setdefault(head.layer, {})[head.head] = cell
     tables = []
     for kind, layers in cells.items():
@@ -84,7 +90,7 @@ def best_head_table(difference: Mapping[HeadId, float], p_values: Mapping[HeadId
     """Format differences of a metric with only the best head of a layer, and that head: layers by attention types."""
     cells: dict[int, dict[str, str]] = {}
     for head, value in difference.items():
-        text = f"{value:+z.2f}{_stars(p_values.get(head))} (head {head.head})"
+        text = f"{rounded(value, '+.2f')}{_stars(p_values.get(head))} (head {head.head})"
         cells.setdefault(head.layer, {})[head.kind] = text
     types = [kind for kind in TITLES if any(kind in row for row in cells.values())]
     rows = [[f"layer {i}", *(cells[i].get(kind, "-") for kind in types)] for i in sorted(cells)]

@@ -113,7 +113,8 @@ def _is_literal(text: str, kind: str) -> bool:
     if len(text) > LONGEST_LITERAL:
         return False
     try:
-        with warnings.catch_warnings(action="ignore"):  # Python warns of odd escapes, on standard error
+        with warnings.catch_warnings():  # Python warns of odd escapes, on standard error
+            warnings.simplefilter("ignore")
             tree = ast.parse(text.strip(), mode="eval").body
         _elements(tree, numbers_only=kind == NUMBERS)
     except (SyntaxError, ValueError, MemoryError, RecursionError):  # what the parser raises for odd text

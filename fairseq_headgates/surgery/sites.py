@@ -15,6 +15,7 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
+from fairseq_headgates.compat import without_shortcut
 from fairseq_headgates.gates import GateMethod, HeadGates, gates_penalty
 from fairseq_headgates.heads import TYPES, HeadTable, kind_and_layer
 from fairseq_headgates.modules import HeadAttention
@@ -116,8 +117,7 @@ def use_head_attention(model: nn.Module) -> nn.Module:
         setattr(layer, child, HeadAttention(site.attention))
         if child == "encoder_attn":
             layer.register_forward_hook(_align_by_open_heads)
-        if hasattr(layer, "can_use_fastpath"):  # fairseq 0.12.2: an inference shortcut around self_attn
-            layer.can_use_fastpath = False
+        without_shortcut(layer)
     return model
 
 

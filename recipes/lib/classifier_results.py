@@ -23,7 +23,7 @@ from commands import ArgumentParser, exit_code
 from evaluated import BASELINE, REPEAT, read_json
 from fairseq_headgates.evaluation.metrics import mcnemar
 from fairseq_headgates.files import write_whole
-from fairseq_headgates.report import Panel, results_table, score_panel
+from fairseq_headgates.report import Panel, results_table, rounded, score_panel
 from plots import draw
 from seeds import mean_heads, significant, with_range
 
@@ -104,7 +104,7 @@ def one_by_one(rows: Sequence[Row]) -> str:
                 "heads": f"{row.kept}/{row.heads}",
                 "params": f"{row.parameters / 1e6:.2f}M",
                 "accuracy": f"{row.accuracy:.2f}",
-                "diff": f"{row.diff:+z.2f}",
+                "diff": rounded(row.diff, "+.2f"),
                 "p": "-" if row.p is None else f"{row.p:.3f}",
             }
             for row in rows
@@ -122,7 +122,7 @@ def _means(rows: Sequence[Row]) -> dict[str, str]:
         "heads": mean_heads([row.kept for row in rows], rows[0].heads),
         "params": f"{mean(row.parameters for row in rows) / 1e6:.2f}M",
         "accuracy": with_range((row.accuracy for row in rows), ".2f"),
-        "diff": with_range((row.diff for row in rows), "+z.2f"),
+        "diff": with_range((row.diff for row in rows), "+.2f"),
         **significant(row.p for row in rows),
     }
 

@@ -34,8 +34,11 @@ class Entry:
 
 
 def digest(path: Path, algorithm: str) -> str:
+    found = hashlib.new(algorithm)
     with path.open("rb") as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
 
 
 def read_manifest(folder: Path) -> dict[str, Entry]:

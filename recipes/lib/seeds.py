@@ -7,7 +7,7 @@ from statistics import mean
 
 from evaluated import Run, difference
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.report import results_table
+from fairseq_headgates.report import results_table, rounded
 
 LEVEL = 0.05
 
@@ -46,7 +46,7 @@ def _row(runs: Sequence[Run], seeds: Sequence[Sequence[Run]]) -> dict[str, str]:
         | {
             "params": f"{mean(run.parameters for run in runs) / 1e6:.2f}M",
             "BLEU": with_range((run.bleu for run in runs), ".2f"),
-            "diff": with_range(differences, "+z.2f"),
+            "diff": with_range(differences, "+.2f"),
             **significant(run.p for run in runs),
             "chrF": f"{mean(run.chrf for run in runs):.2f}",
             "nll": with_range((run.nll for run in runs), ".3f"),
@@ -69,4 +69,5 @@ def mean_heads(kept: Sequence[int], heads: int) -> str:
 def with_range(values: Iterable[float], form: str) -> str:
     """Format the mean, and the lowest and highest value: 37.45 (37.20..37.70)."""
     found = list(values)
-    return f"{mean(found):{form}} ({min(found):{form}}..{max(found):{form}})"
+    middle, low, high = (rounded(value, form) for value in (mean(found), min(found), max(found)))
+    return f"{middle} ({low}..{high})"

@@ -46,7 +46,7 @@ SETS = ("train", "valid", "test")
 def key(documents: tuple[str, str], sentences: tuple[str, str]) -> int:
     """Return 64 bits that identify an aligned pair, in any order of its sentence ids."""
     ids = [" ".join(sorted(side.split())) for side in sentences]
-    return int.from_bytes(blake2b("\t".join([*documents, *ids]).encode(), digest_size=8).digest())
+    return int.from_bytes(blake2b("\t".join([*documents, *ids]).encode(), digest_size=8).digest(), "big")
 
 
 def film(document: str) -> str:
@@ -109,7 +109,7 @@ def different(archive: Path, pair: tuple[str, str], film_of: np.ndarray) -> np.n
             plain = ["".join(text.lower().split()) for text in texts]
             if not all(plain):
                 empty.append(selected[len(texts_of)])
-            texts_of.append(int.from_bytes(blake2b("\t".join(plain).encode(), digest_size=8).digest()))
+            texts_of.append(int.from_bytes(blake2b("\t".join(plain).encode(), digest_size=8).digest(), "big"))
     _, first = np.unique(np.frombuffer(texts_of, dtype=np.uint64), return_index=True)
     kept = np.full_like(film_of, -1)
     kept[selected[first]] = film_of[selected[first]]

@@ -1,0 +1,107 @@
+"""Supported versions of fairseq: encoder layers of 0.12.2, which copy their weights for an inference shortcut."""
+
+import copy
+
+import pytest
+import torch
+from support.checkpoints import OPEN, small_gated, small_state
+from support.fairseq_0_12_2 import COPIES, IS_0_12_2, OldEncoderLayer, as_in_0_12_2
+from support.models import assert_same, logits, make_batch, make_gated, make_stock
+
+from fairseq_headgates import HeadTable, gate_values, prune, use_head_attention
+from fairseq_headgates.checkpoints import build_model, prune_checkpoint
+from fairseq_headgates.compat import copies, remove_copies
+
+POST_NORM = {"encoder_normalize_before": False, "decoder_normalize_before": False}
+
+
+@pytest.fixture
+def old():
+    """A post-norm model of fairseq 0.12.2 with its weights loaded, as from a checkpoint."""
+    if IS_0_12_2:
+        pytest.skip("this is fairseq 0.12.2")
+    weights = make_stock(**POST_NORM).state_dict()
+    model = as_in_0_12_2(make_stock(seed=1, **POST_NORM))
+    model.load_state_dict(copy.copy(weights))
+    return model
+
+
+def copied(weights):
+    """The weights of a checkpoint as fairseq 0.12.2 writes it: the copies before the other weights of a layer."""
+    found = {}
+    for name, weight in weights.items():
+        layer = name.partition(".self_attn.")[0] + "."
+        if ".self_attn." in name and name.startswith("encoder.") and f"{layer}{COPIES[0]}" not in found:
+            found |= {layer + copy: value.clone() for copy, value in OldEncoderLayer.copied(weights, layer).items()}
+        found[name] = weight
+    return found
+
+
+def test_a_model_that_fairseq_0_12_2_cannot_evaluate_is_evaluated(old):
+    batch = make_batch()
+    with pytest.raises(RuntimeError, match="Mask Type"):
+        logits(old, batch)
+    names = make_stock(**POST_NORM).state_dict().keys()
+    assert len(old.state_dict().keys() - names) == 2 * len(COPIES)
+    use_head_attention(old)
+    assert torch.equal(logits(old, batch), logits(make_stock(**POST_NORM), batch))
+    assert old.state_dict().keys() == names
+    assert torch.equal(logits(copy.deepcopy(old), batch), logits(old, batch))
+
+
+def test_weights_of_layers_without_heads_are_loaded(old):
+    """The layer of fairseq 0.12.2 asks for the projections of its attention."""
+    pruned = prune(old, {"enc-self": [[0, 0, 0, 0], [1, 0, 0, 1]]})
+    again = copy.deepcopy(pruned)
+    for parameter in again.parameters():
+        parameter.data.zero_()
+    again.load_state_dict(pruned.state_dict())
+    assert torch.equal(logits(again, make_batch()), logits(pruned, make_batch()))
+
+
+def test_a_checkpoint_with_copies_is_loaded():
+    weights = make_stock(**POST_NORM).state_dict()
+    model = make_gated(seed=1, gate_heads="enc-self,dec-enc", **POST_NORM)
+    model.load_state_dict(copied(weights), strict=False)
+    assert all((gates == 1).all() for gates in gate_values(model).values())
+    assert torch.equal(logits(model, make_batch()), logits(make_stock(**POST_NORM), make_batch()))
+
+
+def test_only_copies_are_removed():
+    """Weights before version 0.9 of fairseq have the same name in the attention, and a model may have any."""
+    weights = make_stock().state_dict()
+    with_copies = copied(weights)
+    assert copies(with_copies) == with_copies.keys() - weights.keys()
+    others = ["encoder.layers.0.self_attn.in_proj_weight", "decoder.out_proj_weight", "fc1_bias", "fc1.bias_scale"]
+    with_copies |= {name: torch.zeros(1) for name in others}
+    remove_copies(with_copies)
+    assert with_copies.keys() == weights.keys() | set(others)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_the_state_of_the_optimiser_is_pruned_without_the_copies(flat):
+    model = small_gated()
+    trained = dict(model.named_parameters())
+    generator = torch.Generator().manual_seed(0)
+    moments = {name: torch.rand(weight.shape, generator=generator) for name, weight in trained.items()}
+    state = small_state(model)
+    expected = prune_checkpoint(with_moments(state, moments, list(moments), flat), HeadTable(OPEN))
+    with_copies = {**state, "model": copied(state["model"])}
+    order = [name for name in with_copies["model"] if name in trained or name in copies(with_copies["model"])]
+    shapes = {name: torch.zeros_like(weight) for name, weight in with_copies["model"].items()}
+    if not flat:  # the copies have no gradient, and Adam nothing to remember of them
+        shapes = {}
+    found = prune_checkpoint(with_moments(with_copies, {**shapes, **moments}, order, flat), HeadTable(OPEN))
+    assert_same(found["last_optimizer_state"], expected["last_optimizer_state"])
+    assert found["last_optimizer_state"] is not None and found["model"].keys() == expected["model"].keys()
+    assert torch.equal(logits(build_model(found), make_batch()), logits(build_model(expected), make_batch()))
+
+
+def with_moments(state, moments, order, flat):
+    """A checkpoint with the state of Adam: of each parameter, or of all as one vector, as with --fp16."""
+    if flat:
+        entries = {0: {"step": 3, "exp_avg": torch.cat([moments[name].flatten() for name in order])}}
+    else:
+        entries = {n: {"step": 3, "exp_avg": moments[name]} for n, name in enumerate(order) if name in moments}
+    group = {"lr": 0.1, "params": list(range(1 if flat else len(order)))}
+    return {**state, "last_optimizer_state": {"state": entries, "param_groups": [group]}}

@@ -1,0 +1,65 @@
+"""fairseq 0.12.2 itself, in programs of their own: what it cannot do with torch 2, and this plugin can."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.fairseq_0_12_2 import IS_0_12_2
+
+pytestmark = pytest.mark.skipif(
+    not IS_0_12_2 or torch.__version__ < "2", reason="needs fairseq 0.12.2 with torch 2 (make matrix)"
+)
+SIZE = "--{0}-embed-dim 32 --{0}-ffn-embed-dim 32 --{0}-layers 2 --{0}-attention-heads 4"
+TRAINING = f"{SIZE.format('encoder')} {SIZE.format('decoder')} --optimizer adam --lr 0.003 --max-tokens 500 --cpu"
+
+
+@pytest.fixture(scope="module")
+def program():
+    def program(name, *arguments, code=0):
+        command = [str(Path(sys.executable).parent / name), *map(str, arguments)]
+        done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+        assert (done.returncode == 0) == (code == 0), done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    return program
+
+
+@pytest.fixture(scope="module")
+def stock(toy, program, tmp_path_factory):
+    """A post-norm model, trained by fairseq alone."""
+    folder = tmp_path_factory.mktemp("stock")
+    program(
+        "fairseq-train", toy.data, "--arch", "transformer", *TRAINING.split(), "--max-epoch", 2, "--save-dir", folder
+    )
+    return folder / "checkpoint_last.pt"
+
+
+def test_a_checkpoint_that_fairseq_cannot_generate_from(toy, program, stock, tmp_path):
+    assert "Mask Type should be defined" in program("fairseq-generate", toy.data, "--path", stock, "--cpu", code=1)
+    plugin = ["--user-dir", program("headgates", "path").strip()]
+    options = "{'_name': 'transformer_head_gates', 'arch': 'transformer_head_gates'}"
+    override = program("fairseq-generate", toy.data, *plugin, "--path", stock, "--cpu", "--model-overrides", options)
+    program("headgates", "prune", stock, tmp_path / "whole.pt")
+    whole = program("fairseq-generate", toy.data, *plugin, "--path", tmp_path / "whole.pt", "--cpu")
+    lines = [[line for line in printed.splitlines() if line.startswith("H-")] for printed in (override, whole)]
+    assert lines[0] and lines[0] == lines[1]
+
+
+def test_training_goes_on_as_that_of_fairseq(toy, program, stock, tmp_path):
+    """Optimizer included, after `headgates prune`, which takes the copies of weights out of its state."""
+    plugin = ["--user-dir", program("headgates", "path").strip(), "--arch", "transformer_head_gates"]
+    assert "dropped" not in program("headgates", "prune", stock, tmp_path / "whole.pt")
+    losses = []
+    for options in (
+        ["--arch", "transformer", "--restore-file", stock],
+        [*plugin, "--restore-file", tmp_path / "whole.pt"],
+    ):
+        folder = tmp_path / f"{len(losses)}"
+        printed = program(
+            "fairseq-train", toy.data, *options, *TRAINING.split(), "--max-epoch", 4, "--save-dir", folder
+        )
+        losses.append([float(part.split()[1]) for part in printed.split(" | ") if part.startswith("loss ")])
+    assert len(losses[0]) >= 4 and losses[0] == pytest.approx(losses[1], abs=2e-3)
