@@ -17,6 +17,7 @@ setup(
     license_files=["LICENSE"],
     classifiers=[
         "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
@@ -27,8 +28,11 @@ setup(
     install_requires=["torch>=2.1", "conllu", "jinja2", "numpy", "regex", "sacrebleu", "scipy", "tensorboardX", "tqdm"],
     extras_require={
         # An extra, because the packages `fairseq` and `fairseq-fixed` own the same folder `fairseq/`:
-        # whoever has vanilla fairseq already must not get the fork installed over it.
-        "fairseq": ["fairseq-fixed==0.12.3.1"],
+        # whoever has one of them already must not get the other installed over it.
+        "fairseq": [
+            "fairseq==0.12.2; python_version < '3.11'",  # needs pip < 24.1 and numpy < 1.24
+            "fairseq-fixed==0.12.3.1; python_version >= '3.11'",
+        ],
         "recipes": ["sacremoses", "subword-nmt"],
         "plots": ["matplotlib"],
         "report": ["matplotlib", "tensorboard"],

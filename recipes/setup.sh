@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Make the environment of the tests and the recipes: .venv with torch, fairseq-fixed and this package.
+# Make the environment of the tests and the recipes: .venv with torch, fairseq and this package. On Python 3.10 fairseq is
+# fairseq 0.12.2, on 3.11 and 3.12 its fork fairseq-fixed.
 #
 # `make test` and `make demo` run it. It takes no arguments, and no time if the environment is complete. After an
 # interruption it resumes: every step first checks whether its work is done.
 #
-#   PYTHON=python3.12          the interpreter of a new environment (3.11 or 3.12; default: the first that runs)
+#   PYTHON=python3.12          the interpreter of a new environment (3.10 to 3.12; default: 3.12, 3.11, or python3)
 #   VENV=.venv-3.12            the folder of the environment (default: .venv in the checkout)
 #   TORCH_SPEC='torch==2.5.1'  the requirement for pip instead of the torch chosen below
 set -euo pipefail
@@ -22,10 +23,7 @@ log=$venv/setup.log
 stamp=$venv/.headgates-ready # written last: what the environment was made from
 begun=$venv/.headgates-setup # written first: the folder belongs to this script
 torch_spec=${TORCH_SPEC:-}
-numpy_spec="numpy<2" # fairseq samples from language models, and reads them by sentence, only with such a numpy
 torch_cpu_index=https://download.pytorch.org/whl/cpu
-fairseq_version=$(sed -n 's/.*"fairseq-fixed==\([^"]*\)".*/\1/p' setup.py) # of the extra [fairseq]
-fairseq_spec=fairseq-fixed==$fairseq_version
 # The environment is self-contained.
 unset PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
@@ -58,7 +56,7 @@ find_python() {
   for base_python in "${candidates[@]}"; do
     name=${PYTHON:+PYTHON=}$base_python
     if base_version=$(version_of "$base_python"); then
-      [[ $base_version != 3.1[12] ]] || return 0
+      [[ $base_version != 3.1[012] ]] || return 0
       tried+=", $name is $base_version"
     elif command -v "$base_python" >/dev/null; then # for example a version manager's shim
       tried+=", $name does not run"
@@ -66,7 +64,7 @@ find_python() {
       tried+=", $name is missing"
     fi
   done
-  die "no Python 3.11 or 3.12 (${tried#, }): install one (Debian, Ubuntu: apt-get install python3.12-venv, or python3.11-venv python3.11-dev; conda: conda create -n py312 python=3.12), or name one: PYTHON=/path/to/python3.12 make test."
+  die "no Python 3.10, 3.11 or 3.12 (${tried#, }): install one (Debian, Ubuntu: apt-get install python3.12-venv, or python3.11-venv python3.11-dev; conda: conda create -n py312 python=3.12), or name one: PYTHON=/path/to/python3.12 make test."
 }
 
 # PYTHON must agree with an existing environment.
@@ -79,15 +77,29 @@ check_python_agrees() {
     die "PYTHON=$PYTHON is Python $base_version, but $venv holds Python $existing: keep both with VENV=.venv-$base_version, or remove it first with 'make distclean'."
 }
 
+# choose_fairseq VERSION: set the requirements for this version of Python.
+choose_fairseq() {
+  local package=fairseq-fixed
+  numpy_spec="numpy<2" # fairseq samples from language models, and reads them by sentence, only with such a numpy
+  case $1 in
+    3.10) package=fairseq numpy_spec="numpy<1.24" torch_version=2.4.1 ;; # fairseq 0.12.2 uses numpy.float
+    3.11) torch_version=2.13.0 ;;
+    *) torch_version=2.11.0 ;;
+  esac
+  # Of the extra [fairseq].
+  fairseq_spec=$(sed -n "s/.*\"\($package==[0-9.]*\)[^0-9.].*/\1/p" setup.py)
+}
+
 # fairseq-fixed has a wheel for one platform only.
 fairseq_is_compiled() { ! [[ $1 == 3.12 && $(uname -sm) == "Linux x86_64" ]]; }
 
-# need_compiler PYTHON: check the compilers that building fairseq-fixed calls, and Python's headers.
+# need_compiler PYTHON: check the compilers that building fairseq calls, and Python's headers.
 need_compiler() {
   local version reason compiler command include
   version=$(version_of "$1")
   fairseq_is_compiled "$version" || return 0
-  reason="fairseq-fixed has no wheel for Python $version on $(uname -sm) and is compiled"
+  choose_fairseq "$version"
+  reason="${fairseq_spec%==*} has no wheel for Python $version on $(uname -sm) and is compiled"
   for compiler in "${CC:-$("$1" -c 'import sysconfig; print(sysconfig.get_config_var("CC") or "cc")')}" "${CXX:-c++}"; do
     read -r -a command <<<"$compiler"
     "${command[@]}" -x c++ -fsyntax-only - <<<'int main() { return 0; }' >/dev/null 2>&1 ||
@@ -121,7 +133,7 @@ make_venv() {
 }
 
 install_torch() {
-  local tested words
+  local words
   if [[ -n $torch_spec ]]; then
     step 2 "installing $torch_spec (TORCH_SPEC)"
     read -r -a words <<<"$torch_spec" # it may contain options of pip
@@ -129,27 +141,29 @@ install_torch() {
     die_with_log "TORCH_SPEC='$torch_spec' cannot be installed, or gives no torch >= 2.1 that works with its numpy; it must be an argument of pip install, such as 'torch==2.13.0' or 'torch==2.2.2 numpy<2'"
   fi
   ! check torch || { step 2 "torch is installed"; return; }
-  [[ $(version_of "$python") == 3.11 ]] && tested=2.13.0 || tested=2.11.0 # the versions this project is tested with
-  step 2 "installing torch $tested"
+  step 2 "installing torch $torch_version" # with which this project is tested
   if [[ $(uname -s) == Linux ]] && ! nvidia-smi -L >/dev/null 2>&1; then
     # The CPU build is gigabytes smaller. PyTorch's index is asked without retries first: if it is unreachable, pip
     # would retry for minutes.
-    pip install "torch==$tested+cpu" "$numpy_spec" && return
-    "$python" -m pip index versions torch --index-url "$torch_cpu_index" --retries 0 --timeout 10 2>>"$log" | grep -qF "$tested+cpu" &&
-      pip install "torch==$tested+cpu" "$numpy_spec" --extra-index-url "$torch_cpu_index" && return
-    say "      no CPU build of torch $tested found ($torch_cpu_index); installing the build with CUDA, some GB"
+    pip install "torch==$torch_version+cpu" "$numpy_spec" && return
+    "$python" -m pip index versions torch --index-url "$torch_cpu_index" --retries 0 --timeout 10 2>>"$log" | grep -qF "$torch_version+cpu" &&
+      pip install "torch==$torch_version+cpu" "$numpy_spec" --extra-index-url "$torch_cpu_index" && return
+    say "      no CPU build of torch $torch_version found ($torch_cpu_index); installing the build with CUDA, some GB"
   fi
-  pip install "torch==$tested" "$numpy_spec" || die_with_log "torch $tested cannot be installed; check the network, or name another: TORCH_SPEC='torch==2.11.0' make test"
+  pip install "torch==$torch_version" "$numpy_spec" || die_with_log "torch $torch_version cannot be installed; check the network, or name another: TORCH_SPEC='torch==2.11.0' make test"
 }
 
 install_fairseq() {
-  ! check fairseq "$fairseq_version" || { step 3 "$fairseq_spec is installed"; return; }
+  ! check fairseq "$fairseq_spec" || { step 3 "$fairseq_spec is installed"; return; }
   need_compiler "$python"
   step 3 "installing $fairseq_spec$(! fairseq_is_compiled "$(version_of "$python")" || echo " (compiled: some minutes)")"
   # Build isolation would download a second torch; the build tools are therefore installed first.
   pip install -c "$venv/constraints.txt" "setuptools>=64" wheel cython ||
     die_with_log "setuptools, wheel and cython cannot be installed; check the network and run this again"
   pip uninstall -y fairseq fairseq-fixed # both use the folder fairseq/
+  # Later versions of pip refuse the requirements of fairseq 0.12.2, and its build needs distutils of setuptools.
+  [[ $fairseq_spec != fairseq==* ]] || pip install "pip<24.1" "setuptools<70" "$numpy_spec" ||
+    die_with_log "pip<24.1 cannot be installed; check the network and run this again"
   pip install --no-build-isolation -c "$venv/constraints.txt" "$fairseq_spec" ||
     die_with_log "$fairseq_spec cannot be installed; check the network and the compiler, and run this again"
 }
@@ -167,6 +181,7 @@ if venv_is_whole; then
 else
   make_venv
 fi
+choose_fairseq "$(version_of "$python")"
 rm -f "$stamp"
 for info in "$venv"/lib/python3.*/site-packages/*.dist-info; do
   [[ ! -d $info || -e $info/INSTALLER ]] || rm -rf "$info" # pip was interrupted: it writes INSTALLER last
@@ -179,7 +194,7 @@ step 4 "installing this checkout (editable) and its tools"
 pip install --no-build-isolation -c "$venv/constraints.txt" -e '.[fairseq,recipes,plots,dev]' ||
   die_with_log "the packages in setup.py cannot be installed; check the network and run this again"
 step 5 "checking" # not the project itself, whose errors the tests show
-check tools "$root" && check fairseq "$fairseq_version" && [[ -x $venv/bin/headgates ]] ||
+check tools "$root" && check fairseq "$fairseq_spec" && [[ -x $venv/bin/headgates ]] ||
   die_with_log "the environment does not work; run 'make distclean' and this again"
 { fingerprint && printf 'torch: %s\n' "$torch_spec"; } >"$stamp.part"
 mv "$stamp.part" "$stamp"

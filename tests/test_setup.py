@@ -39,7 +39,7 @@ case "$*" in
     case "$last" in ".["*) echo >"${0%/*}/headgates" && chmod +x "${0%/*}/headgates" ;; esac ;;
   *"environment.py shared-torch") ;;
   *"environment.py torch") grep -q torch== $log ;;
-  *"environment.py fairseq "*) grep -q fairseq-fixed== $log ;;
+  *"environment.py fairseq "*) grep -q "$last" $log ;;
 esac
 """
 # A compiler that can do everything but find Python.h.
@@ -99,7 +99,7 @@ def test_arguments_install_nothing(argument, code, words):
 
 def test_named_python_does_not_run(machine):
     line = refusal(machine, PYTHON="python3.77")
-    assert "no Python 3.11 or 3.12 (PYTHON=python3.77 is missing)" in line and "PYTHON=/path/to" in line
+    assert "no Python 3.10, 3.11 or 3.12 (PYTHON=python3.77 is missing)" in line and "PYTHON=/path/to" in line
     assert not (machine / "main/.venv").exists()
 
 
@@ -107,7 +107,7 @@ def test_named_python_does_not_run(machine):
 def test_named_python_is_unsupported(machine, version):
     python = put(machine / "bin/other", python_stub(version))
     line = refusal(machine, PYTHON=str(python))
-    assert f"no Python 3.11 or 3.12 (PYTHON={python} is {version})" in line
+    assert f"no Python 3.10, 3.11 or 3.12 (PYTHON={python} is {version})" in line
 
 
 def test_no_python_says_what_was_tried(machine):
@@ -208,6 +208,21 @@ def test_a_set_up_that_failed_goes_on_where_it_was(machine, working):
     assert not any("torch==" in line for line in working()[len(asked) :])
     (machine / "main/setup.py").write_text((machine / "main/setup.py").read_text() + "\n")  # another project
     assert "[5/5]" in set_up(machine).stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "torch", "fairseq"),
+    [("3.10", "2.4.1", "fairseq==0.12.2"), ("3.11", "2.13.0", "fairseq-fixed==0.12.3.1")],
+)
+def test_each_python_has_its_fairseq(version, torch, fairseq, machine, working):
+    put(machine / "bin" / f"python{version}", WORKING_PYTHON.replace("3.12", version))
+    run = set_up(machine, PYTHON=f"python{version}", CC="true", CXX="true")
+    assert run.returncode == 0, run.stderr
+    asked = "\n".join(working())
+    assert f"torch=={torch}" in asked and f"{fairseq}\n" in asked
+    old = fairseq == "fairseq==0.12.2"
+    assert ("pip<24.1" in asked, "numpy<1.24" in asked) == (old, old)
+    assert set_up(machine, PYTHON=f"python{version}", CC="true", CXX="true").stderr == ""
 
 
 def test_a_moved_environment_is_made_again(machine, working):

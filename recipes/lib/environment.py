@@ -3,7 +3,7 @@
 environment.py shared-torch     print the version of a torch that a new environment can share
 environment.py torch            torch is new enough and works with its numpy
 environment.py pins             print the requirements that keep torch and numpy as they are
-environment.py fairseq VERSION  fairseq-fixed is complete, and there is no other fairseq
+environment.py fairseq NAME==VERSION    this fairseq is complete, and there is no other one
 environment.py tools ROOT       the packages of the tests and the recipes can be imported, and ours is in ROOT
 """
 
@@ -29,7 +29,7 @@ def print_shared_torch() -> None:
     """Print nothing if sharing is unsound: --system-site-packages exposes all packages of the interpreter.
 
     In a virtual environment it would expose those of the base interpreter, and another fairseq would share the folder
-    of fairseq-fixed.
+    of the one to be installed.
     """
     if sys.prefix == sys.base_prefix and importlib.util.find_spec("fairseq") is None:
         check_torch()
@@ -41,8 +41,9 @@ def print_pins() -> None:
 
 
 def check_fairseq(wanted: str) -> None:
-    assert version("fairseq-fixed") == wanted, version("fairseq-fixed")
-    assert not any(found.name == "fairseq" for found in distributions()), "fairseq and fairseq-fixed share a folder"
+    installed = {f"{found.name.replace('_', '-')}=={found.version}" for found in distributions()}
+    found = {name for name in installed if name.startswith(("fairseq==", "fairseq-fixed=="))}
+    assert found == {wanted}, f"{wanted} is wanted, {found} is installed"
     for module in ("libbleu", "data.data_utils_fast", "data.token_block_utils_fast"):  # the compiled ones
         importlib.import_module(f"fairseq.{module}")
 
