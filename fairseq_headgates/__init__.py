@@ -5,14 +5,15 @@ lets `torch.load` read the objects in fairseq's checkpoints. The `headgates` com
 needs, because fairseq and torch take seconds to import.
 """
 
-import importlib.util
 import sys
+
+from fairseq_headgates.compat import unsupported
 
 __version__ = "0.1.0"
 
 if "headgates_start" not in sys.modules:  # the entry point of the command
-    if importlib.util.find_spec("fairseq") is None:
-        raise ImportError("fairseq is missing: pip install 'fairseq-headgates[fairseq]', or fairseq 0.12.2 or later")
+    if problem := unsupported():
+        raise ImportError(problem)
 
     from fairseq_headgates import criterions, models, tasks  # noqa: F401  (registers what they contain)
     from fairseq_headgates.analysis import ablation, agreement, importance, relevance

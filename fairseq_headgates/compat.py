@@ -1,21 +1,56 @@
-"""Differences between the supported versions of fairseq: 0.12.2, and its fork fairseq-fixed 0.12.3.1.
+"""Supported versions of torch and fairseq, and the differences between fairseq 0.12.2 and its fork fairseq-fixed.
 
-Each function names the difference; the rest of the package does not ask for the version.
+The rest of the package does not ask for a version. This module imports neither torch nor fairseq.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
+
+OLDEST_TORCH = "2.4"  # the first that loads files with an allow-list of classes
+OLDEST_FAIRSEQ = "0.12.2"
 
 # Parameters that encoder layers of fairseq 0.12.2 have besides those of their modules: copies of these for an inference
 # shortcut, zero until a checkpoint is loaded. They are in its checkpoints.
 COPIES = tuple(
     f"{module}_{parameter}" for module in ("in_proj", "out_proj", "fc1", "fc2") for parameter in ("weight", "bias")
 )
+
+
+def unsupported() -> str | None:
+    """Return what to install, in one line, if torch or fairseq is missing or too old; otherwise None."""
+    if importlib.util.find_spec("torch") is None:
+        return f"torch is missing: install torch {OLDEST_TORCH} or later"
+    if importlib.util.find_spec("fairseq") is None:
+        return f"fairseq is missing: pip install 'fairseq-headgates[fairseq]', or fairseq {OLDEST_FAIRSEQ} or later"
+    torch, fairseq = _installed("torch"), _installed("fairseq-fixed") or _installed("fairseq")
+    if torch and _numbers(torch) < _numbers(OLDEST_TORCH):
+        return f"torch {torch} is too old: install torch {OLDEST_TORCH} or later"
+    if fairseq and _numbers(fairseq) < _numbers(OLDEST_FAIRSEQ):
+        return (
+            f"fairseq {fairseq} is too old: install fairseq {OLDEST_FAIRSEQ}, or fairseq-fixed on Python 3.11 or later"
+        )
+    return None
+
+
+def _installed(package: str) -> str | None:
+    """Return the version of a package, None for one that is not installed with pip."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text.partition("+")[0]))[:3]
 
 
 def without_shortcut(layer: nn.Module) -> None:
@@ -25,6 +60,8 @@ def without_shortcut(layer: nn.Module) -> None:
     2.0 and later. Without it the copies of the weights are not needed, and loading does not ask for projections that a
     layer without heads does not have.
     """
+    from torch import nn
+
     if not getattr(layer, "can_use_fastpath", None) and not hasattr(layer, COPIES[0]):
         return
     layer.can_use_fastpath = False  # type: ignore[assignment]

@@ -138,7 +138,7 @@ install_torch() {
     step 2 "installing $torch_spec (TORCH_SPEC)"
     read -r -a words <<<"$torch_spec" # it may contain options of pip
     pip install "${words[@]}" numpy && check torch && return
-    die_with_log "TORCH_SPEC='$torch_spec' cannot be installed, or gives no torch >= 2.1 that works with its numpy; it must be an argument of pip install, such as 'torch==2.13.0' or 'torch==2.2.2 numpy<2'"
+    die_with_log "TORCH_SPEC='$torch_spec' cannot be installed, or gives no torch >= 2.4 that works with its numpy; it must be an argument of pip install, such as 'torch==2.13.0' or 'torch==2.4.1 numpy<2'"
   fi
   ! check torch || { step 2 "torch is installed"; return; }
   step 2 "installing torch $torch_version" # with which this project is tested

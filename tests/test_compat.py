@@ -1,6 +1,9 @@
 """Supported versions of fairseq: encoder layers of 0.12.2, which copy their weights for an inference shortcut."""
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,9 +11,10 @@ from support.checkpoints import OPEN, small_gated, small_state
 from support.fairseq_0_12_2 import COPIES, IS_0_12_2, OldEncoderLayer, as_in_0_12_2
 from support.models import assert_same, logits, make_batch, make_gated, make_stock
 
+import fairseq_headgates
 from fairseq_headgates import HeadTable, gate_values, prune, use_head_attention
 from fairseq_headgates.checkpoints import build_model, prune_checkpoint
-from fairseq_headgates.compat import copies, remove_copies
+from fairseq_headgates.compat import copies, remove_copies, unsupported
 
 POST_NORM = {"encoder_normalize_before": False, "decoder_normalize_before": False}
 
@@ -105,3 +109,49 @@ def with_moments(state, moments, order, flat):
         entries = {n: {"step": 3, "exp_avg": moments[name]} for n, name in enumerate(order) if name in moments}
     group = {"lr": 0.1, "params": list(range(1 if flat else len(order)))}
     return {**state, "last_optimizer_state": {"state": entries, "param_groups": [group]}}
+
+
+# --- versions ------------------------------------------------------------------------------------------------------
+
+
+def installed(folder, **versions):
+    """A folder of packages with nothing in them."""
+    for name, number in versions.items():
+        (folder / name.replace("fairseq_fixed", "fairseq")).mkdir(parents=True, exist_ok=True)
+        (folder / name.replace("fairseq_fixed", "fairseq") / "__init__.py").touch()
+        info = folder / f"{name}-{number}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {number}\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("versions", "words"),
+    [
+        ({"torch": "2.4.1", "fairseq": "0.12.2"}, None),
+        ({"torch": "2.13.0+cpu", "fairseq_fixed": "0.12.3.1"}, None),
+        ({"torch": "2.11.0a0+git1234", "fairseq": "1.0.0a0+741fd13"}, None),  # builds of checkouts
+        ({"torch": "2.3.1", "fairseq": "0.12.2"}, "torch 2.3.1 is too old: install torch 2.4 or later"),
+        ({"torch": "1.13.1+cu117", "fairseq": "0.12.2"}, "torch 1.13.1+cu117 is too old"),
+        ({"torch": "2.4.1", "fairseq": "0.10.2"}, "fairseq 0.10.2 is too old: install fairseq 0.12.2, or"),
+        ({"torch": "2.4.1"}, "fairseq is missing: pip install 'fairseq-headgates[fairseq]'"),
+        ({"fairseq": "0.12.2"}, "torch is missing: install torch 2.4 or later"),
+    ],
+)
+def test_versions_that_are_not_supported_are_named_in_one_line(versions, words, tmp_path):
+    """In an interpreter without other packages, by the command and by the import of fairseq's --user-dir."""
+    root = str(Path(fairseq_headgates.__file__).parents[1])
+    path = f"import sys; sys.path[:0] = [{str(installed(tmp_path, **versions))!r}, {root!r}]; "
+    check = path + "from fairseq_headgates.compat import unsupported; print(unsupported())"
+    command = path + "import headgates_start; sys.argv[1:] = ['show', 'none.pt']; sys.exit(headgates_start.main())"
+    for code, status in (("import headgates_start; " + check, 0), (command, 2), (path + "import fairseq_headgates", 1)):
+        done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=False)
+        if status == 0:
+            assert done.returncode == 0 and (words or "None") in done.stdout, done.stderr
+        elif words is not None:
+            assert done.returncode == status and words in done.stderr.splitlines()[-1], done.stderr
+            assert status == 1 or len(done.stderr.splitlines()) == 1
+
+
+def test_this_environment_is_supported():
+    assert unsupported() is None

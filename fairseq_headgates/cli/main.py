@@ -14,6 +14,7 @@ from typing import Any
 
 from fairseq_headgates import __version__
 from fairseq_headgates.cli.parser import ArgumentParser
+from fairseq_headgates.compat import unsupported
 from fairseq_headgates.messages import one_line
 
 # Subcommands by name, with their help. The module cli/NAME.py is imported only if it is chosen, and imports fairseq and
@@ -61,6 +62,9 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
     if rest and not args.takes_fairseq:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if args.command in IMPORTS:
+        if problem := unsupported():
+            print(f"headgates {args.command}: error: {problem}", file=sys.stderr)
+            return 2
         importlib.import_module(IMPORTS[args.command])
     started()
     logger = logging.getLogger("fairseq_headgates")

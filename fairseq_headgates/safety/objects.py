@@ -210,5 +210,4 @@ def safe_globals() -> list[Any]:
 
 def allow_stored_objects() -> None:
     """Let `torch.load` read fairseq's checkpoints in this process, for fairseq's commands, too."""
-    if hasattr(torch.serialization, "add_safe_globals"):
-        torch.serialization.add_safe_globals(safe_globals())
+    torch.serialization.add_safe_globals(safe_globals())

@@ -21,7 +21,7 @@ def check_torch() -> None:
     import torch
 
     version("torch"), version("numpy")  # their installation is complete
-    assert tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 1), torch.__version__
+    assert tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 4), torch.__version__
     assert torch.zeros(1).numpy().sum() == 0
 
 
