@@ -1,5 +1,5 @@
 # `make test` and `make demo` do their own set-up (recipes/setup.sh) on a fresh machine.
-#   PYTHON=python3.12 make test      choose the interpreter (3.11 or 3.12) of a new environment
+#   PYTHON=python3.12 make test      choose the interpreter (3.10 to 3.12) of a new environment
 #   VENV=.venv-3.12 make test        another place for the environment
 #   TORCH_SPEC='torch==2.5.1' make test   another torch
 #   make test ARGS='-k gates -x'     arguments for pytest (and, with `make demo`, for the demo)
@@ -15,7 +15,7 @@ unexport PYTHONPATH PYTHONHOME
 
 IN_VENV = PATH="$$(cd "$(VENV)/bin" && pwd):$$PATH"
 PYTEST = $(IN_VENV) python -m pytest -n $(WORKERS)
-.PHONY: help setup test rehearse coverage demo docs check format wheel clean distclean
+.PHONY: help setup test rehearse matrix coverage demo docs check format wheel clean distclean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
@@ -28,6 +28,9 @@ test: setup ## run the tests of every change
 
 rehearse: setup ## run the long tests: whole recipes, the demo, kills, fuzzing, the wheel
 	@$(PYTEST) --dist load --maxschedchunk 1 -m rehearsal --durations 12 $(ARGS)
+
+matrix: ## run the tests with every supported Python, fairseq and torch (hours, and gigabytes of downloads)
+	@tests/matrix.sh $(CELLS)
 
 coverage: setup ## run the tests of every change and print the lines that they do not reach
 	@$(PYTEST) --dist worksteal -m "not rehearsal" --cov --cov-report=term-missing:skip-covered $(ARGS); status=$$?; rm -f .coverage.*; exit $$status

@@ -161,9 +161,6 @@ install_fairseq() {
   pip install -c "$venv/constraints.txt" "setuptools>=64" wheel cython ||
     die_with_log "setuptools, wheel and cython cannot be installed; check the network and run this again"
   pip uninstall -y fairseq fairseq-fixed # both use the folder fairseq/
-  # Later versions of pip refuse the requirements of fairseq 0.12.2, and its build needs distutils of setuptools.
-  [[ $fairseq_spec != fairseq==* ]] || pip install "pip<24.1" "setuptools<70" "$numpy_spec" ||
-    die_with_log "pip<24.1 cannot be installed; check the network and run this again"
   pip install --no-build-isolation -c "$venv/constraints.txt" "$fairseq_spec" ||
     die_with_log "$fairseq_spec cannot be installed; check the network and the compiler, and run this again"
 }
@@ -187,6 +184,9 @@ for info in "$venv"/lib/python3.*/site-packages/*.dist-info; do
   [[ ! -d $info || -e $info/INSTALLER ]] || rm -rf "$info" # pip was interrupted: it writes INSTALLER last
 done
 install_torch
+# Later versions of pip refuse the requirements of fairseq 0.12.2, and its build needs distutils of setuptools.
+[[ $fairseq_spec != fairseq==* ]] || pip install "pip<24.1" "setuptools<70" "$numpy_spec" ||
+  die_with_log "pip<24.1 cannot be installed; check the network and run this again"
 # From here on pip must not change torch and its numpy.
 "$python" recipes/lib/environment.py pins >"$venv/constraints.txt" 2>>"$log" || die_with_log "torch or numpy is incomplete; run 'make distclean' and this again"
 install_fairseq
