@@ -56,7 +56,12 @@ class Attempts:
     def __enter__(self) -> Attempts:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "support.attempts"],
+            # As `python -P -m support.attempts`, which Python 3.10 does not have: not from the current folder.
+            [
+                sys.executable,
+                "-c",
+                "import runpy, sys; del sys.path[0]; runpy.run_module('support.attempts', None, '__main__')",
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
