@@ -1,6 +1,6 @@
 """Supported versions of torch and fairseq, and the differences between fairseq 0.12.2 and its fork fairseq-fixed.
 
-The rest of the package does not ask for a version. This module imports neither torch nor fairseq.
+The rest of the package does not ask for a version. Importing this module imports neither torch nor fairseq.
 """
 
 from __future__ import annotations
@@ -51,6 +51,19 @@ def _installed(package: str) -> str | None:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", text.partition("+")[0]))[:3]
+
+
+def configuration(value: Any) -> Any:
+    """Make a configuration that may hold objects. omegaconf 2.0, which fairseq 0.12.2 needs, has no flag for this."""
+    from omegaconf import OmegaConf
+
+    try:
+        return OmegaConf.create(value, flags={"allow_objects": True})
+    except TypeError:
+        from fairseq.dataclass.utils import omegaconf_no_object_check
+
+        with omegaconf_no_object_check():
+            return OmegaConf.create(value)
 
 
 def without_shortcut(layer: nn.Module) -> None:

@@ -82,7 +82,7 @@ choose_fairseq() {
   local package=fairseq-fixed
   numpy_spec="numpy<2" # fairseq samples from language models, and reads them by sentence, only with such a numpy
   case $1 in
-    3.10) package=fairseq numpy_spec="numpy<1.24" torch_version=2.4.1 ;; # fairseq 0.12.2 uses numpy.float
+    3.10) package=fairseq numpy_spec="numpy<1.24" torch_version=2.11.0 ;; # fairseq 0.12.2 uses numpy.float
     3.11) torch_version=2.13.0 ;;
     *) torch_version=2.11.0 ;;
   esac

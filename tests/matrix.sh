@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 cells=("$@")
-((${#cells[@]})) || cells=(3.10 3.11-2.4.1 3.11 3.12)
+((${#cells[@]})) || cells=(3.10-2.4.1 3.10 3.11-2.4.1 3.11 3.12)
 failed=0
 
 # passed LOG COMMAND...: run tests; print pytest's counts ("12 passed"), or "failed".
@@ -24,7 +24,7 @@ passed() {
 for cell in "${cells[@]}"; do
   python=${cell%%-*} torch=${cell#"$python"} venv=$PWD/.venv-$cell
   echo "== $cell" >&2
-  VENV=$venv PYTHON=python$python TORCH_SPEC=${torch:+"torch==${torch#-} numpy<2"} recipes/setup.sh
+  VENV=$venv PYTHON=python$python TORCH_SPEC=${torch:+"torch==${torch#-} numpy<1.24"} recipes/setup.sh
   export PATH="$venv/bin:${PATH#"$PWD"/.venv-*/bin:}"
   versions=$("$venv/bin/python" -c '
 from importlib.metadata import distributions

@@ -15,6 +15,7 @@ from fairseq_headgates.report import (
     matrix,
     open_counts,
     results_table,
+    rounded,
     score_table,
     text_table,
 )
@@ -137,3 +138,20 @@ def test_agreement():
     assert [line.split() for line in matrix("rho", ["a", "b"], {("a", "b"): 0.25}).splitlines()] == [
         ["rho", "a", "b"], ["---", "----", "----"], ["a", "0.25"], ["b", "0.25"],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "text"),
+    [
+        (-0.001, "+.2f", "+0.00"),
+        (-0.0, ".4f", "0.0000"),
+        (0.001, ".2f", "0.00"),
+        (-0.01, "+.2f", "-0.01"),
+        (1500.4, ",.0f", "1,500"),
+        (-0.2, ",.0f", "0"),
+        (float("nan"), ".2f", "nan"),
+        (float("-inf"), ".2f", "-inf"),
+    ],
+)
+def test_a_rounded_zero_has_no_minus_sign(value, form, text):
+    assert rounded(value, form) == text

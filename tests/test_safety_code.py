@@ -18,6 +18,7 @@ from support.commands import EVALUATION
 from support.hostile import save, small_state, touch
 
 from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.compat import configuration
 from fairseq_headgates.safety import check_evaluated
 from fairseq_headgates.safety.options import EVALUATED, LITERAL, NUMBERS
 
@@ -74,7 +75,7 @@ def test_fairseqs_own_commands_refuse_our_architecture_with_code_in_a_dictionary
 def test_a_configuration_of_omegaconf_is_checked_as_a_namespace_is(tmp_path):
     """It is allowed for several workers, which send options to each other."""
     for good in ({"a": 1, "b": [1, {"c": "${a}"}], "n": None}, {"m": argparse.Namespace(x=1)}):
-        config = OmegaConf.create(good, flags={"allow_objects": True})
+        config = configuration(good)
         loaded = torch.load(save(config, tmp_path / "c.pt"))
         assert type(loaded) is omegaconf.DictConfig and loaded == config
         assert torch.load(save(loaded, tmp_path / "again.pt")) == config

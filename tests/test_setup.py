@@ -212,7 +212,7 @@ def test_a_set_up_that_failed_goes_on_where_it_was(machine, working):
 
 @pytest.mark.parametrize(
     ("version", "torch", "fairseq"),
-    [("3.10", "2.4.1", "fairseq==0.12.2"), ("3.11", "2.13.0", "fairseq-fixed==0.12.3.1")],
+    [("3.10", "2.11.0", "fairseq==0.12.2"), ("3.11", "2.13.0", "fairseq-fixed==0.12.3.1")],
 )
 def test_each_python_has_its_fairseq(version, torch, fairseq, machine, working):
     put(machine / "bin" / f"python{version}", WORKING_PYTHON.replace("3.12", version))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from math import isnan, nan
+from math import isfinite, isnan, nan
 from typing import Any
 
 from fairseq_headgates.heads import HeadId, HeadTable
@@ -57,7 +57,8 @@ def gate_table(open_probability: HeadTable, gate: HeadTable) -> str:
 def rounded(value: float, form: str) -> str:
     """Format a number with a format specification such as "+.2f"; zero has no minus sign."""
     text = format(value, form)
-    return text if float(text) else format(0.0, form)
+    is_zero = isfinite(value) and not any(digit in text for digit in "123456789")
+    return format(0.0, form) if is_zero else text
 
 
 def score_table(scores: HeadTable) -> str:

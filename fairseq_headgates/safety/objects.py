@@ -19,6 +19,7 @@ import numpy
 import torch
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from fairseq_headgates.compat import configuration
 from fairseq_headgates.safety.options import check_evaluated, plain
 
 LARGEST_ARRAY = 2**20  # bytes; fairseq stores counters, of a few numbers each
@@ -129,7 +130,7 @@ def _become(stored: Any, value: Any, kind: type) -> None:
     """Turn a placeholder into the configuration of `value`."""
     value = plain(value)
     check_evaluated(value if isinstance(value, Mapping) else {"": value})
-    made = OmegaConf.create(value, flags={"allow_objects": True})
+    made = configuration(value)
     vars(stored).update(vars(made))
     object.__setattr__(stored, "__class__", kind)  # the configuration refuses attributes
     for node in vars(stored)["_content"].values() if kind is DictConfig else vars(stored)["_content"]:
