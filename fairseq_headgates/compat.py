@@ -30,7 +30,7 @@ def unsupported() -> str | None:
     if importlib.util.find_spec("torch") is None:
         return f"torch is missing: install torch {OLDEST_TORCH} or later"
     if importlib.util.find_spec("fairseq") is None:
-        return f"fairseq is missing: pip install 'fairseq-headgates[fairseq]', or fairseq {OLDEST_FAIRSEQ} or later"
+        return f"fairseq is missing: install fairseq {OLDEST_FAIRSEQ} on Python 3.10, fairseq-fixed on later versions"
     torch, fairseq = _installed("torch"), _installed("fairseq-fixed") or _installed("fairseq")
     if torch and _numbers(torch) < _numbers(OLDEST_TORCH):
         return f"torch {torch} is too old: install torch {OLDEST_TORCH} or later"
@@ -69,9 +69,9 @@ def configuration(value: Any) -> Any:
 def without_shortcut(layer: nn.Module) -> None:
     """Remove the inference shortcut of an encoder layer of fairseq 0.12.2, in place. Other layers are left as they are.
 
-    The shortcut computes the layer in one function of torch, which bypasses the attention module, and fails with torch
-    2.0 and later. Without it the copies of the weights are not needed, and loading does not ask for projections that a
-    layer without heads does not have.
+    The shortcut computes a post-norm layer in one function of torch, which bypasses the attention module, and fails
+    with torch 2.0 and later. Without it the copies of the weights are not needed, and loading does not ask for
+    projections that a layer without heads does not have.
     """
     from torch import nn
 

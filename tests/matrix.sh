@@ -4,8 +4,8 @@
 #   tests/matrix.sh [CELL ...]        or: make matrix CELLS="3.10 3.12"
 #
 # A cell is a version of Python, for which recipes/setup.sh chooses fairseq and torch, or PYTHON-TORCH (3.11-2.4.1). Each
-# has its environment, .venv-CELL, some GB of downloads. Results are appended to matrix.tsv; the last line of each cell is
-# printed as a table. The logs are .venv-CELL/test.log and demo.log. Exit code 1 if a cell failed.
+# has its environment, .venv-CELL, some GB of downloads. Each cell appends a line to matrix.tsv, which is printed as a table
+# at the end. The logs are .venv-CELL/test.log and demo.log. Exit code 1 if a cell failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 cells=("$@")

@@ -134,7 +134,7 @@ def installed(folder, **versions):
         ({"torch": "2.3.1", "fairseq": "0.12.2"}, "torch 2.3.1 is too old: install torch 2.4 or later"),
         ({"torch": "1.13.1+cu117", "fairseq": "0.12.2"}, "torch 1.13.1+cu117 is too old"),
         ({"torch": "2.4.1", "fairseq": "0.10.2"}, "fairseq 0.10.2 is too old: install fairseq 0.12.2, or"),
-        ({"torch": "2.4.1"}, "fairseq is missing: pip install 'fairseq-headgates[fairseq]'"),
+        ({"torch": "2.4.1"}, "fairseq is missing: install fairseq 0.12.2 on Python 3.10, fairseq-fixed on later"),
         ({"fairseq": "0.12.2"}, "torch is missing: install torch 2.4 or later"),
     ],
 )
