@@ -5,9 +5,9 @@
 
 The text is written to a folder for its size in FOLDER (about 20 GB at the default sizes) and kept for the next call.
 Without --steps all steps are measured; each makes the input that it needs. The default sizes are those of
-OpenSubtitles; for WMT use --pairs 2500000 without `select`. Words are random strings
-whose frequencies follow Zipf's law, 20 on a line (8 in subtitles). The steps run with the options of
-`recipes/wmt_en_ru.sh` and `recipes/opensubtitles_en_ru.sh`; STEP is one of:
+OpenSubtitles; for WMT use --pairs 2500000 without `select`. Words are random strings whose frequencies follow Zipf's
+law, 20 on a line (8 in subtitles). The steps run with the options of `recipes/wmt_en_ru.sh` and
+`recipes/opensubtitles_en_ru.sh`; STEP is one of:
 
 - select: select --pairs pairs from an archive of --corpus subtitles by their overlap
 - tokenise, encode (BPE): --encoded lines of English, on all cores, in blocks of 20,000 lines
@@ -34,6 +34,8 @@ import numpy as np
 import psutil
 from bench_models import machine
 from tqdm import tqdm
+
+from fairseq_headgates.files import replacing
 
 LIB = Path(__file__).resolve().parents[1] / "recipes" / "lib"
 LANGUAGES = {"en": "abcdefghijklmnoprstuvwy", "ru": "абвгдежзиклмнопрстуфхцчшыья"}
@@ -64,12 +66,10 @@ def write_text(file: Path, number: int, types: int = WORDS) -> None:
     """Write a side of a parallel text; one line of a hundred repeats an earlier one."""
     if file.exists():
         return
-    part = file.with_name(file.name + ".part")
-    with part.open("w", encoding="utf-8") as text:
+    with replacing(file) as part, part.open("w", encoding="utf-8") as text:
         for lines in sentences(file.suffix[1:], number, 20, types):
             lines[10::100] = lines[0:-10:100]
             text.write("\n".join(lines) + "\n")
-    part.rename(file)
 
 
 def write_subtitles(folder: Path, number: int) -> None:
@@ -85,8 +85,7 @@ def write_subtitles(folder: Path, number: int) -> None:
         with members.open("OpenSubtitles.en-ru.ids", "w", force_zip64=True) as member:
             for n in range(number):
                 member.write("\t".join([*documents(n), str(n % FILM), str(n % FILM)]).encode() + b"\n")
-    part = alignment.with_name(alignment.name + ".part")
-    with gzip.open(part, "wt", encoding="utf-8", compresslevel=1) as text:
+    with replacing(alignment) as part, gzip.open(part, "wt", encoding="utf-8", compresslevel=1) as text:
         text.write('<?xml version="1.0" encoding="utf-8"?>\n<cesAlign version="1.0">\n')
         for n in range(number):
             if n % FILM == 0:
@@ -97,7 +96,6 @@ def write_subtitles(folder: Path, number: int) -> None:
             if n % FILM == FILM - 1 or n == number - 1:
                 text.write("</linkGrp>\n")
         text.write("</cesAlign>\n")
-    part.rename(alignment)
 
 
 def documents(n: int) -> tuple[str, str]:
@@ -153,7 +151,8 @@ class Inputs:
                 write_head(train, self.folder / f"{split}.{language}", 2000)
 
     def bpe(self) -> None:
-        """The same number of lines in BPE."""
+        """The same number of lines in BPE, and valid and test."""
+        self.text()
         for language in LANGUAGES:
             write_text(self.folder / f"bpe.{language}", self.options.pairs, UNITS)
 
@@ -193,7 +192,7 @@ def steps(options: argparse.Namespace) -> dict[str, tuple[Callable[[], None], st
         "clean": (inputs.text, clean, pairs),
         "learn": (inputs.text, "subword-nmt learn-bpe -s 32000 --input train.en", pairs),
         "encode": (inputs.codes, f"{blocks} 'subword-nmt apply-bpe -c codes'", encoded),
-        "preprocess": (lambda: (inputs.text(), inputs.bpe()), preprocess, pairs),
+        "preprocess": (inputs.bpe, preprocess, pairs),
     }
 
 

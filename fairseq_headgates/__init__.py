@@ -7,11 +7,11 @@ needs, because fairseq and torch take seconds to import.
 
 import sys
 
-from fairseq_headgates.compat import unsupported
-
 __version__ = "0.1.0"
 
 if "headgates_start" not in sys.modules:  # the entry point of the command
+    from fairseq_headgates.compat import unsupported
+
     if problem := unsupported():
         raise ImportError(problem)
 

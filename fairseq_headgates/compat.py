@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +42,8 @@ def unsupported() -> str | None:
 
 def _installed(package: str) -> str | None:
     """Return the version of a package, None for one that is not installed with pip."""
+    from importlib.metadata import PackageNotFoundError, version  # takes longer than the rest of the start
+
     try:
         return version(package)
     except PackageNotFoundError:
@@ -75,7 +76,7 @@ def without_shortcut(layer: nn.Module) -> None:
     """
     from torch import nn
 
-    if not getattr(layer, "can_use_fastpath", None) and not hasattr(layer, COPIES[0]):
+    if not hasattr(layer, "can_use_fastpath") or not hasattr(layer, COPIES[0]):
         return
     layer.can_use_fastpath = False  # type: ignore[assignment]
     for name in COPIES:

@@ -161,6 +161,16 @@ def test_a_folder_may_have_the_file_of_any_address(tmp_path):
         assert list(archives.lines(folder / "out" / "x.tgz", "a")) == ["text"]
 
 
+@pytest.mark.parametrize("name", ["two.example.org/deep/y.zip", "y.zip"])
+def test_the_checksum_of_another_address_is_checked(name, tmp_path):
+    source = Source("x.tgz", "https://one.example.org/x.tgz", others=("https://two.example.org/deep/y.zip",))
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_bytes(mirrors.zipped({"a": "text\n"}))
+    (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64}  {name}\n")
+    with pytest.raises(Refused, match="not the 000000000000... of SHA256SUMS"):
+        fetching.fetch([source], tmp_path / "out", str(tmp_path))
+
+
 @pytest.mark.parametrize("status", [403, 404])
 def test_a_part_outlives_a_server_that_refuses(status, place, tmp_path, serve, refused):
     server, out = serve(place), tmp_path / "out"

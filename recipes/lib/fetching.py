@@ -55,8 +55,12 @@ class Source:
     @property
     def names(self) -> list[str]:
         """Its possible names in a folder and in SHA256SUMS. The bare names of sacrebleu's files are not unique."""
-        bare = [] if self.md5 else [address.rpartition("/")[2] for address in self.addresses]
+        bare = [name for address in self.addresses for name in self.bare_names(address)]
         return [*map(path_of, self.addresses), self.name, *bare]
+
+    def bare_names(self, address: str) -> list[str]:
+        """The bare name of the file at an address, if it is unique."""
+        return [] if self.md5 else [address.rpartition("/")[2]]
 
     def at(self, place: str | None) -> list[str]:
         """Its addresses, in a mirror if `place` is one."""
@@ -301,17 +305,18 @@ def check(folder: Path, source: Source, entry: Entry | None, sums: Mapping[str, 
 
 def sum_of(source: Source, address: str, sums: Mapping[str, str]) -> str | None:
     """Return the SHA-256 in SHA256SUMS of a file from an address; other addresses may have it packed otherwise."""
-    names = [path_of(address)] if source.md5 else [path_of(address), address.rpartition("/")[2]]
+    names = [path_of(address), *source.bare_names(address)]
     if address == source.address:
         names.append(source.name)
     return next((sums[name] for name in names if name in sums), None)
 
 
 def address_of(source: Source, path: Path, origin: str | None) -> str:
-    """Return the address of a file: that which ends like its place, or the first one."""
+    """Return the address of a file: that which ends like its place, then one with its bare name, then the first one."""
     where = str(path.resolve()) if path.is_symlink() else origin or ""
-    fitting = (address for address in source.addresses if where == address or where.endswith(path_of(address)))
-    return next(fitting, source.address)
+    fitting = [address for address in source.addresses if where == address or where.endswith(path_of(address))]
+    named = [address for address in source.addresses if where.rpartition("/")[2] in source.bare_names(address)]
+    return [*fitting, *named, source.address][0]
 
 
 def defect(path: Path, found: Entry, source: Source, entry: Entry | None, expected: str | None) -> str | None:

@@ -4,7 +4,8 @@
 #   on_hosts.sh HOST [HOST ...] -- SCRIPT ARGUMENTS...
 #
 # The first host is this machine; the others are reached by ssh (SSH="ssh -p 2222": another command). Each starts
-# NPROC_PER_NODE processes (default 1) in this folder, with this PATH and CUDA_VISIBLE_DEVICES. PORT (29500) must be free on the first host.
+# NPROC_PER_NODE processes (default 1) in this folder, with this PATH and CUDA_VISIBLE_DEVICES. PORT (29500) must be free
+# on the first host.
 set -euo pipefail
 
 hosts=()
