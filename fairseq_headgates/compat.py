@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterable
+from argparse import Namespace
+from collections.abc import Callable, Iterable
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,25 @@ def configuration(value: Any) -> Any:
 
         with omegaconf_no_object_check():
             return OmegaConf.create(value)
+
+
+def complete(preset: Callable[[Any], Any], args: Any) -> None:
+    """Set the options that `args` leaves open, by a preset of fairseq.
+
+    Presets use `getattr(args, name, default)`, which never returns the default for a configuration of omegaconf 2.0:
+    there, an option that is missing is None. A configuration is therefore completed as a namespace. It also gets
+    `base_layers`, which fairseq's trainer compares with a number.
+    """
+    from omegaconf import OmegaConf
+
+    if not OmegaConf.is_config(args):
+        preset(args)
+        return
+    filled = Namespace(**dict(args))
+    preset(filled)
+    for name, value in {"base_layers": 0, **vars(filled)}.items():
+        if name not in args or args[name] != value:
+            args[name] = value
 
 
 def without_shortcut(layer: nn.Module) -> None:

@@ -8,6 +8,7 @@
 #   PYTHON=python3.12          the interpreter of a new environment (3.10 to 3.12; default: 3.12, 3.11, or python3)
 #   VENV=.venv-3.12            the folder of the environment (default: .venv in the checkout)
 #   TORCH_SPEC='torch==2.5.1'  the requirement for pip instead of the torch chosen below
+#   EXTRAS=fairseq,recipes     the extras of setup.py to install (default: fairseq,recipes,plots,dev)
 set -euo pipefail
 case $* in
   '') ;;
@@ -23,6 +24,7 @@ log=$venv/setup.log
 stamp=$venv/.headgates-ready # written last: what the environment was made from
 begun=$venv/.headgates-setup # written first: the folder belongs to this script
 torch_spec=${TORCH_SPEC:-}
+extras=${EXTRAS:-fairseq,recipes,plots,dev}
 torch_cpu_index=https://download.pytorch.org/whl/cpu
 # The environment is self-contained.
 unset PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
@@ -42,6 +44,7 @@ die_with_log() {
 fingerprint() { { cat setup.py recipes/setup.sh && printf '%s\n' "$venv"; } | cksum; }
 is_ready() {
   [[ -f $stamp && -x $python && $(head -n 1 "$stamp") == "$(fingerprint)" ]] || return 1
+  grep -qxF "extras: $extras" "$stamp" || return 1
   [[ -z $torch_spec ]] || grep -qxF "torch: $torch_spec" "$stamp"
 }
 # pip is installed last, and starts the interpreter of this folder unless the folder was moved or copied.
@@ -191,11 +194,11 @@ install_torch
 "$python" recipes/lib/environment.py pins >"$venv/constraints.txt" 2>>"$log" || die_with_log "torch or numpy is incomplete; run 'make distclean' and this again"
 install_fairseq
 step 4 "installing this checkout (editable) and its tools"
-pip install --no-build-isolation -c "$venv/constraints.txt" -e '.[fairseq,recipes,plots,dev]' ||
+pip install --no-build-isolation -c "$venv/constraints.txt" -e ".[$extras]" ||
   die_with_log "the packages in setup.py cannot be installed; check the network and run this again"
 step 5 "checking" # not the project itself, whose errors the tests show
-check tools "$root" && check fairseq "$fairseq_spec" && [[ -x $venv/bin/headgates ]] ||
+check tools "$root" "$extras" && check fairseq "$fairseq_spec" && [[ -x $venv/bin/headgates ]] ||
   die_with_log "the environment does not work; run 'make distclean' and this again"
-{ fingerprint && printf 'torch: %s\n' "$torch_spec"; } >"$stamp.part"
+{ fingerprint && printf 'torch: %s\nextras: %s\n' "$torch_spec" "$extras"; } >"$stamp.part"
 mv "$stamp.part" "$stamp"
 say "setup: ready after $((SECONDS - started)) s"

@@ -15,7 +15,7 @@ pytest.register_assert_rewrite("support")
 
 from support.attempts import Attempts  # noqa: E402
 from support.commands import ALIVE, GATED, Command, Toy, run_program, train_arguments, worker_arguments  # noqa: E402
-from support.fairseq_0_12_2 import remove_shortcut_of_stock_models  # noqa: E402
+from support.fairseq_0_12_2 import as_later_versions  # noqa: E402
 
 # Fixtures that several test files share.
 pytest_plugins = [
@@ -31,9 +31,9 @@ pytest_plugins = [
 settings.register_profile("headgates", deadline=None)
 settings.load_profile("headgates")
 
-# With torch 2 fairseq 0.12.2 cannot evaluate its own post-norm models. Here it has no shortcut, so that models of this
-# plugin can be compared with them; tests/test_fairseq_0_12_2.py runs it as it is.
-remove_shortcut_of_stock_models()
+# So that models of this plugin can be compared with those of fairseq 0.12.2; tests/test_fairseq_0_12_2.py runs it as it
+# is, and so do the installed programs.
+as_later_versions()
 
 # The models of the tests are so small that threads would only wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 
 import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import FairseqLanguageModel, register_model, register_model_architecture
+from fairseq.models import FairseqLanguageModel, register_model
 from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from fairseq.modules import FairseqDropout, LayerNorm
 from torch import Tensor, nn
 
 from fairseq_headgates.models.language_model import with_defaults
-from fairseq_headgates.models.mixin import HeadGatesMixin
+from fairseq_headgates.models.mixin import HeadGatesMixin, register_preset
 from fairseq_headgates.modules import AllAttention, distance_encodings
 
 LONGEST = 100_000  # tokens of a text: positions are relative
@@ -301,8 +301,8 @@ class TransformerLMAllAttentionModel(HeadGatesMixin, AllAttentionLanguageModel):
         super().add_args(parser)
 
 
-register_model_architecture("transformer_lm_all_attention", "transformer_lm_all_attention")(
-    TransformerLMAllAttentionModel.set_defaults
+register_preset(
+    "transformer_lm_all_attention", "transformer_lm_all_attention", TransformerLMAllAttentionModel.set_defaults
 )
 
 
@@ -313,7 +313,7 @@ def preset(name: str, **options: Any) -> None:
         fill(args, options)
         TransformerLMAllAttentionModel.set_defaults(args)
 
-    register_model_architecture("transformer_lm_all_attention", f"transformer_lm_all_attention_{name}")(set_options)
+    register_preset("transformer_lm_all_attention", f"transformer_lm_all_attention_{name}", set_options)
 
 
 def sizes(layers: int, heads: int, dim: int) -> dict[str, int]:

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, register_model, register_model_architecture
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, register_model
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 
-from fairseq_headgates.models.mixin import HeadGatesMixin
+from fairseq_headgates.models.mixin import HeadGatesMixin, register_preset
 
 
 @register_model("transformer_lm_head_gates")
@@ -45,10 +45,8 @@ def with_defaults(preset: Callable[[Any], None] | None, args: Any) -> None:
         args.max_target_positions = None
 
 
-register_model_architecture("transformer_lm_head_gates", "transformer_lm_head_gates")(partial(with_defaults, None))
+register_preset("transformer_lm_head_gates", "transformer_lm_head_gates", partial(with_defaults, None))
 for _name, _model in list(ARCH_MODEL_REGISTRY.items()):
     if _model is TransformerLanguageModel and _name != "transformer_lm":
-        _preset = _name.replace("transformer_lm", "transformer_lm_head_gates", 1)
-        register_model_architecture("transformer_lm_head_gates", _preset)(
-            partial(with_defaults, ARCH_CONFIG_REGISTRY[_name])
-        )
+        _gated = _name.replace("transformer_lm", "transformer_lm_head_gates", 1)
+        register_preset("transformer_lm_head_gates", _gated, partial(with_defaults, ARCH_CONFIG_REGISTRY[_name]))

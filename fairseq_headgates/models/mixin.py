@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 from fairseq.criterions import CRITERION_REGISTRY
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, register_model_architecture
 from torch import Tensor, nn
 
-from fairseq_headgates.compat import remove_copies
+from fairseq_headgates.compat import complete, remove_copies
 from fairseq_headgates.gates import METHODS
 from fairseq_headgates.modules import pack_linears
 from fairseq_headgates.options import HeadOptions, add_head_gate_args, one_line_errors
@@ -156,6 +157,11 @@ class HeadGatesMixin:
                 logger.warning(f"{name} of the checkpoint is not used: it is of other gates or targets")
                 del state_dict[name]
             state_dict.setdefault(name, value)
+
+
+def register_preset(model: str, architecture: str, preset: Callable[[Any], Any]) -> None:
+    """Register an architecture of a model: `preset` sets the options that the command line or hydra leaves open."""
+    register_model_architecture(model, architecture)(partial(complete, preset))
 
 
 def head_gates_class(architecture: str) -> type[HeadGatesMixin] | None:

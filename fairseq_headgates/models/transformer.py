@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairseq.models import ARCH_CONFIG_REGISTRY, register_model, register_model_architecture
+from fairseq.models import ARCH_CONFIG_REGISTRY, register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel, base_architecture
 from torch import nn
 
-from fairseq_headgates.models.mixin import HeadGatesMixin
+from fairseq_headgates.models.mixin import HeadGatesMixin, register_preset
 from fairseq_headgates.modules import BeamEncoder
 
 
@@ -31,13 +31,6 @@ class TransformerHeadGatesModel(HeadGatesMixin, TransformerModel):
         return encoder
 
 
-register_model_architecture("transformer_head_gates", "transformer_head_gates")(base_architecture)
-for _preset in ("tiny", "iwslt_de_en", "wmt_en_de", "vaswani_wmt_en_de_big"):
-    _stock_preset = ARCH_CONFIG_REGISTRY[f"transformer_{_preset}"]
-    register_model_architecture("transformer_head_gates", f"transformer_head_gates_{_preset}")(_stock_preset)
-
-
-@register_model_architecture("transformer_head_gates", "transformer_head_gates_acl19")
 def acl19(args: Any) -> None:
     """The model of Voita et al. 2019: pre-norm transformer-base, dropout 0.1 on residuals, attention and ReLU."""
     args.encoder_normalize_before = getattr(args, "encoder_normalize_before", True)
@@ -46,3 +39,10 @@ def acl19(args: Any) -> None:
     args.attention_dropout = getattr(args, "attention_dropout", 0.1)
     args.activation_dropout = getattr(args, "activation_dropout", 0.1)
     base_architecture(args)
+
+
+register_preset("transformer_head_gates", "transformer_head_gates", base_architecture)
+register_preset("transformer_head_gates", "transformer_head_gates_acl19", acl19)
+for _preset in ("tiny", "iwslt_de_en", "wmt_en_de", "vaswani_wmt_en_de_big"):
+    _stock_preset = ARCH_CONFIG_REGISTRY[f"transformer_{_preset}"]
+    register_preset("transformer_head_gates", f"transformer_head_gates_{_preset}", _stock_preset)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_headgates.gates import (
@@ -229,7 +229,8 @@ def _has_weight_decay(args: Any) -> bool:
     """Return whether the optimiser of a run has weight decay. hydra has its options beside those of the model."""
     if not OmegaConf.is_config(args):
         return bool(getattr(args, "weight_decay", 0))
-    beside = OmegaConf.create({"optimizer": "${optimizer}"}, parent=args)
+    with open_dict(args):
+        beside = OmegaConf.create({"optimizer": "${optimizer}"}, parent=args)
     try:
         return bool(beside.optimizer.get("weight_decay", 0))
     except (OmegaConfBaseException, AttributeError):

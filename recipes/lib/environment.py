@@ -4,7 +4,7 @@ environment.py shared-torch     print the version of a torch that a new environm
 environment.py torch            torch is new enough and works with its numpy
 environment.py pins             print the requirements that keep torch and numpy as they are
 environment.py fairseq NAME==VERSION    this fairseq is complete, and there is no other one
-environment.py tools ROOT       the packages of the tests and the recipes can be imported, and ours is in ROOT
+environment.py tools ROOT EXTRAS    the packages of the extras of setup.py can be imported, and ours is in ROOT
 """
 
 import importlib
@@ -14,7 +14,13 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import distributions, version
 
-TOOLS = "sacrebleu tensorboardX sacremoses subword_nmt matplotlib conllu hypothesis pytest".split()
+REQUIRED = ["sacrebleu", "tensorboardX", "conllu"]
+TOOLS = {  # of an extra
+    "recipes": ["sacremoses", "subword_nmt"],
+    "plots": ["matplotlib"],
+    "report": ["matplotlib", "tensorboard"],
+    "dev": ["hypothesis", "pytest"],
+}
 
 
 def check_torch() -> None:
@@ -48,8 +54,8 @@ def check_fairseq(wanted: str) -> None:
         importlib.import_module(f"fairseq.{module}")
 
 
-def check_tools(root: str) -> None:
-    for name in TOOLS:
+def check_tools(root: str, extras: str) -> None:
+    for name in REQUIRED + [name for extra in extras.split(",") for name in TOOLS.get(extra, [])]:
         importlib.import_module(name)
     found = importlib.util.find_spec("fairseq_headgates")
     assert found and os.path.realpath(str(found.origin)).startswith(root + os.sep), "this checkout is not installed"

@@ -95,6 +95,9 @@ def _run_entry_point(argv, files, limits):
 
     import torch
 
+    from support.fairseq_0_12_2 import as_later_versions
+
+    as_later_versions()
     torch.set_num_threads(1)
     for descriptor, (name, mode) in enumerate(zip(files, "rww", strict=True)):
         with open(name, mode) as file:

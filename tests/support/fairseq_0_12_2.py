@@ -1,6 +1,7 @@
 """Encoder layers as fairseq 0.12.2 has them, on any version: copies of the weights, and an inference shortcut."""
 
 import torch
+from fairseq.modules.sinusoidal_positional_embedding import SinusoidalPositionalEmbedding
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import nn
 
@@ -8,19 +9,38 @@ COPIES = [f"{module}_{kind}" for module in ("in_proj", "out_proj", "fc1", "fc2")
 IS_0_12_2 = "_load_from_state_dict" in vars(TransformerEncoderLayerBase)
 
 
-def remove_shortcut_of_stock_models():
-    """On fairseq 0.12.2 only: build encoder layers as later versions do."""
+def as_later_versions():
+    """On fairseq 0.12.2 only: build stock models as later versions do, in this process.
+
+    Without the shortcut, with which it cannot evaluate its own post-norm models, and without the buffer
+    `_float_tensor` of sinusoidal positions, whose value nothing sets.
+    """
     if not IS_0_12_2:
         return
-    from fairseq_headgates.compat import without_shortcut
 
-    build = TransformerEncoderLayerBase.__init__
+    def after(method, change):
+        def changed(self, *args, **kwargs):
+            method(self, *args, **kwargs)
+            change(self)
 
-    def build_without_shortcut(self, *args, **kwargs):
-        build(self, *args, **kwargs)
-        without_shortcut(self)
+        return changed
 
-    TransformerEncoderLayerBase.__init__ = build_without_shortcut
+    def forget_copies(layer):
+        layer.can_use_fastpath = False
+        for name in COPIES:
+            delattr(layer, name)
+
+    def forget_buffer(positions):
+        positions.register_buffer("_float_tensor", positions._float_tensor, persistent=False)
+
+    def load(self, state_dict, prefix, *args):
+        state_dict.pop(f"{prefix}_float_tensor", None)
+        nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
+
+    TransformerEncoderLayerBase.__init__ = after(TransformerEncoderLayerBase.__init__, forget_copies)
+    TransformerEncoderLayerBase._load_from_state_dict = nn.Module._load_from_state_dict
+    SinusoidalPositionalEmbedding.__init__ = after(SinusoidalPositionalEmbedding.__init__, forget_buffer)
+    SinusoidalPositionalEmbedding._load_from_state_dict = load
 
 
 class OldEncoderLayer(TransformerEncoderLayerBase):

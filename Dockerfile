@@ -1,0 +1,36 @@
+# A container with fairseq, this plugin and its recipes, for a CPU or a GPU:
+#
+#   docker build -t fairseq-headgates .
+#   docker run --rm fairseq-headgates make demo
+#
+# Build arguments:
+#   TORCH_SPEC=torch==2.11.0        torch with CUDA; the default is torch for CPUs
+#   BASE=python:3.11-slim-bookworm  another image of Debian or Ubuntu with Python 3.10, 3.11 or 3.12
+ARG BASE=python:3.12-slim-bookworm
+
+FROM ${BASE} AS build
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends g++ make \
+ && rm -rf /var/lib/apt/lists/*
+WORKDIR /opt/fairseq-headgates
+COPY . .
+ARG TORCH_SPEC=
+ENV EXTRAS=fairseq,recipes,report PIP_NO_CACHE_DIR=1
+RUN make setup
+
+FROM ${BASE}
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends bsdextrautils curl make \
+ && rm -rf /var/lib/apt/lists/* \
+ && useradd --create-home --uid 1000 headgates
+COPY --from=build --chown=headgates /opt/fairseq-headgates /opt/fairseq-headgates
+# The folders of caches can be written by every user (docker run --user).
+ENV EXTRAS=fairseq,recipes,report \
+    HOME=/tmp \
+    LOGNAME=headgates \
+    PATH=/opt/fairseq-headgates/.venv/bin:${PATH}
+WORKDIR /opt/fairseq-headgates
+USER 1000
+CMD ["headgates", "--help"]
