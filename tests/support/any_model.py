@@ -99,7 +99,9 @@ def text_task():
 
 def settings(name, **changes):
     """The options of a model as the configuration that fairseq's speech models read."""
-    return OmegaConf.create({**vars(options(name)), **WAVES, "extractor_mode": "default", **changes})
+    config = OmegaConf.create({**vars(options(name)), **WAVES, "extractor_mode": "default", **changes})
+    OmegaConf.set_struct(config, True)  # what is missing is None otherwise, in omegaconf 2.0
+    return config
 
 
 def wav2vec2(**changes):

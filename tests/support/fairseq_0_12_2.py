@@ -1,6 +1,7 @@
 """Encoder layers as fairseq 0.12.2 has them, on any version: copies of the weights, and an inference shortcut."""
 
 import torch
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules.sinusoidal_positional_embedding import SinusoidalPositionalEmbedding
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import nn
@@ -37,6 +38,16 @@ def as_later_versions():
         state_dict.pop(f"{prefix}_float_tensor", None)
         nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
 
+    def without_buffer(upgrade):
+        def upgraded(self, state_dict, name):
+            upgrade(self, state_dict, name)
+            state_dict.pop(f"{name}.embed_positions._float_tensor", None)
+            return state_dict
+
+        return upgraded
+
+    for part in (TransformerEncoderBase, TransformerDecoderBase):
+        part.upgrade_state_dict_named = without_buffer(part.upgrade_state_dict_named)
     TransformerEncoderLayerBase.__init__ = after(TransformerEncoderLayerBase.__init__, forget_copies)
     TransformerEncoderLayerBase._load_from_state_dict = nn.Module._load_from_state_dict
     SinusoidalPositionalEmbedding.__init__ = after(SinusoidalPositionalEmbedding.__init__, forget_buffer)

@@ -4,18 +4,19 @@ import torch
 
 from fairseq_headgates import HeadTable
 from fairseq_headgates.surgery import head_sites
+from support.fairseq_0_12_2 import IS_0_12_2
 from support.models import PAD, VOCABULARY, make_gated, make_task
 
 EOS = 2
 TASK = make_task()
 MASK = HeadTable({"enc-self": [[1, 0, 1, 1], [0, 0, 0, 0]], "dec-self": [[1, 1, 1, 0]] * 2, "dec-enc": [[1] * 4] * 2})
-# Models that differ from the usual encoder and decoder.
+# Models that differ from the usual encoder and decoder. fairseq 0.12.2 evaluates none without encoder layers.
 ODD = {
     "no-cross-attention": {"no_cross_attention": True},
     "cross-self-attention": {"cross_self_attention": True},
     "both": {"no_cross_attention": True, "cross_self_attention": True},
     "adaptive-softmax": {"adaptive_softmax_cutoff": [10, 25]},
-    "no-encoder-layers": {"encoder_layers": 0},
+    **({} if IS_0_12_2 else {"no-encoder-layers": {"encoder_layers": 0}}),
     "no-decoder-layers": {"decoder_layers": 0},
     "checkpoint-activations": {"checkpoint_activations": True},
     "offload-activations": {"checkpoint_activations": True, "offload_activations": True},
