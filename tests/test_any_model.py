@@ -134,7 +134,10 @@ def prepared(monkeypatch):
 
 def each(names):
     """Parameters of a test: the names of models, of which this version of fairseq lacks some."""
-    return [pytest.param(name, marks=pytest.mark.skipif(name in LACKING, reason=LACKING.get(name))) for name in names]
+    return [
+        pytest.param(name, marks=pytest.mark.skipif(name in LACKING, reason=LACKING.get(name, ABSENT)))
+        for name in names
+    ]
 
 
 def test_every_model_of_fairseq_is_supported_or_refused():

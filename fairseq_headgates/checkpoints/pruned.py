@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from fairseq.checkpoint_utils import _upgrade_state_dict
 from fairseq.criterions import CRITERION_REGISTRY
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -114,7 +114,7 @@ def stock_checkpoint(state: Mapping[str, Any], mask: Mask, model: nn.Module | No
     """
     model = model or build_model(state)
     if not state.get("cfg"):
-        state = {**state, "cfg": _converted(state["args"])}
+        state = {**state, "args": None, "cfg": _converted(state["args"])}
     pruned = prune_checkpoint(state, mask, optimizer=False, model=model)
     args = model_args(pruned)
     for option in DEFAULTS:
@@ -134,9 +134,11 @@ def stock_checkpoint(state: Mapping[str, Any], mask: Mask, model: nn.Module | No
 
 
 def _converted(args: argparse.Namespace) -> dict[str, Any]:
-    """Convert options from the form of fairseq before 0.10. Raise ValueError."""
+    """Convert options from the form of fairseq before 0.10, as fairseq does on loading. Raise ValueError."""
+    last = {"optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
+    state = {"args": copy.copy(args), "optimizer_history": [last], "extra_state": {"train_iterator": None}}
     try:
-        return OmegaConf.to_container(convert_namespace_to_omegaconf(args), resolve=True, enum_to_str=True)  # type: ignore[return-value]
+        return OmegaConf.to_container(_upgrade_state_dict(state)["cfg"], resolve=True, enum_to_str=True)  # type: ignore[return-value]
     except Exception as error:  # of fairseq, hydra or omegaconf, for an option of an odd type
         reason = str(error).partition("\n")[0]
         raise ValueError(
