@@ -139,7 +139,7 @@ def test_an_ensemble(kind, files, run, generate, tmp_path):
 
 
 def test_show_and_score(files, run, toy):
-    """Six of the methods; the relevance is not defined for post-norm models alone."""
+    """The six methods that need no gates."""
     tables = []
     for name in ("newer1", "today1"):
         shown = json.loads(run("headgates", "show", files[name], "--json").out)

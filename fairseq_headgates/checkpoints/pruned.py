@@ -114,7 +114,9 @@ def stock_checkpoint(state: Mapping[str, Any], mask: Mask, model: nn.Module | No
     """
     model = model or build_model(state)
     if not state.get("cfg"):
-        state = {**state, "args": None, "cfg": _converted(state["args"])}
+        # with what fairseq sets while it builds a model, which a configuration must have from the start
+        complete = argparse.Namespace(**{**vars(model.args), **vars(state["args"])})
+        state = {**state, "args": None, "cfg": _converted(complete)}
     pruned = prune_checkpoint(state, mask, optimizer=False, model=model)
     args = model_args(pruned)
     for option in DEFAULTS:
