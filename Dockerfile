@@ -5,7 +5,7 @@
 #
 # Build arguments:
 #   TORCH_SPEC=torch==2.11.0        torch with CUDA; the default is torch for CPUs
-#   BASE=python:3.11-slim-bookworm  another image of Debian or Ubuntu with Python 3.10, 3.11 or 3.12
+#   BASE=python:3.11-slim-bookworm  another image of Debian or Ubuntu with Python 3.10 to 3.13
 ARG BASE=python:3.12-slim-bookworm
 
 FROM ${BASE} AS build
@@ -16,7 +16,7 @@ RUN apt-get update \
 WORKDIR /opt/fairseq-headgates
 COPY . .
 ARG TORCH_SPEC=
-ENV EXTRAS=fairseq,recipes,report PIP_NO_CACHE_DIR=1
+ENV EXTRAS=fairseq,recipes,report
 RUN make setup
 
 FROM ${BASE}

@@ -1,5 +1,5 @@
 # `make test` and `make demo` do their own set-up (recipes/setup.sh) on a fresh machine.
-#   PYTHON=python3.12 make test      choose the interpreter (3.10 to 3.12) of a new environment
+#   PYTHON=python3.12 make test      choose the interpreter (3.10 to 3.13) of a new environment
 #   VENV=.venv-3.12 make test        another place for the environment
 #   TORCH_SPEC='torch==2.5.1' make test   another torch
 #   make test ARGS='-k gates -x'     arguments for pytest (and, with `make demo`, for the demo)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Make the environment of the tests and the recipes: .venv with torch, fairseq and this package. On Python 3.10 fairseq is
-# fairseq 0.12.2, on 3.11 and 3.12 its fork fairseq-fixed.
+# fairseq 0.12.2, on later versions its fork fairseq-fixed.
 #
 # `make test` and `make demo` run it. It takes no arguments, and no time if the environment is complete. After an
 # interruption it resumes: every step first checks whether its work is done.
 #
-#   PYTHON=python3.12          the interpreter of a new environment (3.10 to 3.12; default: 3.12, 3.11, or python3)
+#   PYTHON=python3.12          the interpreter of a new environment (3.10 to 3.13; default: 3.12, 3.11, or python3)
 #   VENV=.venv-3.12            the folder of the environment (default: .venv in the checkout)
 #   TORCH_SPEC='torch==2.5.1'  the requirement for pip instead of the torch chosen below
 #   EXTRAS=fairseq,recipes     the extras of setup.py to install (default: fairseq,recipes,plots,dev)
@@ -59,7 +59,7 @@ find_python() {
   for base_python in "${candidates[@]}"; do
     name=${PYTHON:+PYTHON=}$base_python
     if base_version=$(version_of "$base_python"); then
-      [[ $base_version != 3.1[012] ]] || return 0
+      [[ $base_version != 3.1[0123] ]] || return 0
       tried+=", $name is $base_version"
     elif command -v "$base_python" >/dev/null; then # for example a version manager's shim
       tried+=", $name does not run"
@@ -67,7 +67,7 @@ find_python() {
       tried+=", $name is missing"
     fi
   done
-  die "no Python 3.10, 3.11 or 3.12 (${tried#, }): install one (Debian, Ubuntu: apt-get install python3.12-venv, or python3.11-venv python3.11-dev; conda: conda create -n py312 python=3.12), or name one: PYTHON=/path/to/python3.12 make test."
+  die "no Python 3.10, 3.11, 3.12 or 3.13 (${tried#, }): install one (Debian, Ubuntu: apt-get install python3.12-venv, or python3.11-venv python3.11-dev; conda: conda create -n py312 python=3.12), or name one: PYTHON=/path/to/python3.12 make test."
 }
 
 # PYTHON must agree with an existing environment.

@@ -3,36 +3,47 @@
 #
 #   tests/matrix.sh [CELL ...]        or: make matrix CELLS="3.10 3.12"
 #
-# A cell is a version of Python, for which recipes/setup.sh chooses fairseq and torch, or PYTHON-TORCH (3.11-2.4.1). Each
-# has its environment, .venv-CELL, some GB of downloads. Each cell appends a line to matrix.tsv, which is printed as a table
-# at the end. The logs are .venv-CELL/test.log and demo.log. Exit code 1 if a cell failed.
+# A cell is a version of Python, for which recipes/setup.sh chooses fairseq and torch, or PYTHON-TORCH (3.11-2.4.1), or
+# PYTHON-main: fairseq's main branch, which FAIRSEQ_MAIN names for pip (a folder, or the default git+https://...).
+#
+# Each cell has its environment, .venv-CELL, some GB of downloads, and appends a line to matrix.tsv, which is printed as a
+# table at the end. The logs are .venv-CELL/test.log and demo.log. Exit code 1 if a cell failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 cells=("$@")
-((${#cells[@]})) || cells=(3.10-2.4.1 3.10 3.11-2.4.1 3.11 3.12)
+((${#cells[@]})) || cells=(3.10-2.4.1 3.10 3.10-main 3.11-2.4.1 3.11 3.12 3.13)
 failed=0
 
-# passed LOG COMMAND...: run tests; print pytest's counts ("12 passed"), or "failed".
-passed() {
-  local log=$1 counts
-  shift
-  "$@" >"$log" 2>&1 || failed=1
-  counts=$(grep -oE '[0-9]+ (passed|failed|skipped|errors?)' <<<"$(tail -n 1 "$log")" | paste -sd, | sed 's/,/, /g')
-  echo "${counts:-failed}"
+# counts LOG: pytest's counts ("12 passed"), or "failed".
+counts() {
+  local found
+  found=$(grep -oE '[0-9]+ (passed|failed|skipped|errors?)' <<<"$(tail -n 1 "$1")" | paste -sd, | sed 's/,/, /g')
+  echo "${found:-failed}"
 }
 
 for cell in "${cells[@]}"; do
-  python=${cell%%-*} torch=${cell#"$python"} venv=$PWD/.venv-$cell
+  IFS=- read -r python variant <<<"$cell"
+  venv=$PWD/.venv-$cell torch=
+  [[ -z $variant || $variant == main ]] || torch="torch==$variant numpy<$([[ $python == 3.10 ]] && echo 1.24 || echo 2)"
   echo "== $cell" >&2
-  VENV=$venv PYTHON=python$python TORCH_SPEC=${torch:+"torch==${torch#-} numpy<1.24"} recipes/setup.sh
-  export PATH="$venv/bin:${PATH#"$PWD"/.venv-*/bin:}"
+  VENV=$venv PYTHON=python$python TORCH_SPEC=$torch recipes/setup.sh
+  if [[ $variant == main && ! -f $venv/main ]]; then
+    "$venv/bin/python" -m pip install --quiet --no-build-isolation --no-deps --force-reinstall \
+      "${FAIRSEQ_MAIN:-git+https://github.com/facebookresearch/fairseq}"
+    touch "$venv/main"
+  fi
   versions=$("$venv/bin/python" -c '
 from importlib.metadata import distributions
 found = {d.name.replace("_", "-"): d.version for d in distributions()}
 print(*(f"{n} {found[n]}" for n in ("fairseq", "fairseq-fixed", "torch", "numpy") if n in found), sep="\t")')
-  tests=$(passed "$venv/test.log" python -m pytest -n 2 --dist worksteal -m "not rehearsal")
-  demo=$(passed "$venv/demo.log" python -m pytest -m rehearsal tests/test_demo.py -k small)
-  printf '%s\t%s\t%s\t%s\t%s\n' "$(date +%F)" "Python $python" "$versions" "tests: $tests" "demo: $demo" >>matrix.tsv
+  [[ $variant != main ]] || versions="main branch, $versions"
+  export PATH="$venv/bin:${PATH#"$PWD"/.venv-*/bin:}"
+  python -m pytest -m rehearsal tests/test_demo.py -k small >"$venv/demo.log" 2>&1 &
+  demo=$!
+  python -m pytest -n "${WORKERS:-2}" --dist worksteal -m "not rehearsal" >"$venv/test.log" 2>&1 || failed=1
+  wait "$demo" || failed=1
+  printf '%s\t%s\t%s\t%s\t%s\n' "$(date +%F)" "Python $python" "$versions" \
+    "tests: $(counts "$venv/test.log")" "demo: $(counts "$venv/demo.log")" >>matrix.tsv
 done
 column -t -s $'\t' matrix.tsv
 exit "$failed"

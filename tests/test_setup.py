@@ -99,22 +99,22 @@ def test_arguments_install_nothing(argument, code, words):
 
 def test_named_python_does_not_run(machine):
     line = refusal(machine, PYTHON="python3.77")
-    assert "no Python 3.10, 3.11 or 3.12 (PYTHON=python3.77 is missing)" in line and "PYTHON=/path/to" in line
+    assert "no Python 3.10, 3.11, 3.12 or 3.13 (PYTHON=python3.77 is missing)" in line and "PYTHON=/path/to" in line
     assert not (machine / "main/.venv").exists()
 
 
-@pytest.mark.parametrize("version", ["2.7", "3.9", "3.13"])
+@pytest.mark.parametrize("version", ["2.7", "3.9", "3.14"])
 def test_named_python_is_unsupported(machine, version):
     python = put(machine / "bin/other", python_stub(version))
     line = refusal(machine, PYTHON=str(python))
-    assert f"no Python 3.10, 3.11 or 3.12 (PYTHON={python} is {version})" in line
+    assert f"no Python 3.10, 3.11, 3.12 or 3.13 (PYTHON={python} is {version})" in line
 
 
 def test_no_python_says_what_was_tried(machine):
     put(machine / "bin/python3.12", "#!/bin/sh\necho 'not found' >&2\nexit 127\n")  # a version manager's shim
-    put(machine / "bin/python3", python_stub("3.13"))
+    put(machine / "bin/python3", python_stub("3.14"))
     line = refusal(machine)
-    assert "(python3.12 does not run, python3.11 is missing, python3 is 3.13)" in line
+    assert "(python3.12 does not run, python3.11 is missing, python3 is 3.14)" in line
 
 
 def test_no_venv_module(machine):
@@ -212,7 +212,11 @@ def test_a_set_up_that_failed_goes_on_where_it_was(machine, working):
 
 @pytest.mark.parametrize(
     ("version", "torch", "fairseq"),
-    [("3.10", "2.11.0", "fairseq==0.12.2"), ("3.11", "2.13.0", "fairseq-fixed==0.12.3.1")],
+    [
+        ("3.10", "2.11.0", "fairseq==0.12.2"),
+        ("3.11", "2.13.0", "fairseq-fixed==0.12.3.1"),
+        ("3.13", "2.11.0", "fairseq-fixed==0.12.3.1"),
+    ],
 )
 def test_each_python_has_its_fairseq(version, torch, fairseq, machine, working):
     put(machine / "bin" / f"python{version}", WORKING_PYTHON.replace("3.12", version))
@@ -223,6 +227,14 @@ def test_each_python_has_its_fairseq(version, torch, fairseq, machine, working):
     old = fairseq == "fairseq==0.12.2"
     assert ("pip<24.1" in asked, "numpy<1.24" in asked) == (old, old)
     assert set_up(machine, PYTHON=f"python{version}", CC="true", CXX="true").stderr == ""
+
+
+def test_extras_may_be_named(machine, working):
+    assert set_up(machine, EXTRAS="fairseq,recipes").returncode == 0
+    assert working()[-1].endswith("-e .[fairseq,recipes]")
+    assert set_up(machine, EXTRAS="fairseq,recipes").stderr == ""
+    assert set_up(machine).returncode == 0  # the others are missing
+    assert working()[-1].endswith("-e .[fairseq,recipes,plots,dev]")
 
 
 def test_a_moved_environment_is_made_again(machine, working):
