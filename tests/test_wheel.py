@@ -1,4 +1,4 @@
-"""The built wheel, installed in an environment of its own, outside of the checkout."""
+"""The built packages: what they hold, and the wheel in an environment of its own, outside of the checkout."""
 
 import json
 import os
@@ -6,12 +6,15 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 from support.commands import GATED, USER_DIR, train_arguments
+
+from fairseq_headgates import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.rehearsal
@@ -27,14 +30,18 @@ def run(*command, folder):
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """Built from a copy of the files that a wheel is made from: building writes beside them."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
-    for name in ("setup.py", "pyproject.toml", "headgates_start.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    shutil.copytree(USER_DIR, source / "fairseq_headgates", ignore=shutil.ignore_patterns("__pycache__"))
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, source, folder=source)
-    (wheel,) = out.glob("*.whl")
+def packages(tmp_path_factory):
+    """The source distribution, and the wheel that is built from it: as `make wheel`, on a copy of the checkout."""
+    source, out = tmp_path_factory.mktemp("source") / "checkout", tmp_path_factory.mktemp("dist")
+    beside = (".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "_build", "_generated", "demo-out", "build")
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*beside, "*.egg-info", "dist"))
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, source, folder=source)
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(packages):
+    (wheel,) = packages.glob("*.whl")
     return wheel
 
 
@@ -64,6 +71,30 @@ def test_the_wheel_holds_the_whole_package(wheel):
     assert {path.relative_to(ROOT).as_posix() for path in files} <= held
     assert {"fairseq_headgates/py.typed", "headgates_start.py"} <= held
     assert not [name for name in held if name.startswith(("tests", "recipes", "docs", "benchmarks"))]
+
+
+def test_the_source_distribution_is_a_checkout(packages):
+    """Every file of the repository except those of its host."""
+    (path,) = packages.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not in a clone")
+    assert {name for name in listed.stdout.splitlines() if not name.startswith(".ci/")} - held == set()
+    assert not [name for name in held if name.endswith((".pyc", ".pt")) and not name.startswith("tests/data/")]
+
+
+def test_the_packages_can_be_uploaded(packages):
+    files = sorted(packages.iterdir())
+    run(sys.executable, "-m", "twine", "check", "--strict", *files, folder=packages)
+    assert [name for name in files if f"-{__version__}" not in name.name] == []
+
+
+def test_the_citation_is_of_this_version():
+    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert f"version: {__version__}" in lines and "cff-version: 1.2.0" in lines
+    assert (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()[2].startswith(f"## {__version__}")
 
 
 def fairseq(environment, program, *arguments):
