@@ -87,6 +87,7 @@ choose_fairseq() {
   case $1 in
     3.10) package=fairseq numpy_spec="numpy<1.24" torch_version=2.11.0 ;; # fairseq 0.12.2 uses numpy.float
     3.11) torch_version=2.13.0 ;;
+    3.13) numpy_spec=numpy torch_version=2.11.0 ;; # which has no package of an older numpy
     *) torch_version=2.11.0 ;;
   esac
   # Of the extra [fairseq].

@@ -12,6 +12,7 @@ from support.classifiers import CLASSES, HEAD, MASKED, READING
 from support.commands import EVALUATION, USER_DIR
 from support.fairseq_0_12_2 import IS_0_12_2
 from support.functions import conllu
+from support.language_models import by_sentence
 from support.models import assert_same
 from support.training import WITHOUT_NOISE, assert_one_line_error, assert_two_workers_train_as_one, make_forms, read
 
@@ -19,7 +20,10 @@ from fairseq_headgates.models import RobertaHeadGatesModel
 
 LATER = pytest.mark.skipif(IS_0_12_2, reason="an option of later versions of fairseq")
 
-pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")  # of torch, on machines without a GPU
+pytestmark = [
+    by_sentence,  # as its masked sentences are read
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set"),  # of torch, on machines without a GPU
+]
 
 GATES = ["--gate-heads", "enc-self", "--l0-weight", "0.05"]
 CLOSED = [[-3.0, 0.4, 3.0, -0.5], [-3.0, -3.0, -3.0, -3.0]]  # log_alpha of the gates that tests set
