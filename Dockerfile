@@ -22,7 +22,7 @@ RUN make setup
 FROM ${BASE}
 # hadolint ignore=DL3008
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends bsdextrautils curl make \
+ && apt-get install --yes --no-install-recommends curl make \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home --uid 1000 headgates
 COPY --from=build --chown=headgates /opt/fairseq-headgates /opt/fairseq-headgates

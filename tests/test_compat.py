@@ -1,6 +1,7 @@
 """Supported versions of fairseq: encoder layers of 0.12.2, which copy their weights for an inference shortcut."""
 
 import copy
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,11 @@ import torch
 from support.checkpoints import OPEN, small_gated, small_state
 from support.fairseq_0_12_2 import COPIES, IS_0_12_2, OldEncoderLayer, as_in_0_12_2
 from support.models import assert_same, logits, make_batch, make_gated, make_stock
+from support.travelling import BATCH, NAMES
 
 import fairseq_headgates
 from fairseq_headgates import HeadTable, gate_values, prune, use_head_attention
-from fairseq_headgates.checkpoints import build_model, prune_checkpoint
+from fairseq_headgates.checkpoints import build_model, load_checkpoint, load_model, prune_checkpoint
 from fairseq_headgates.compat import copies, remove_copies, unsupported
 
 POST_NORM = {"encoder_normalize_before": False, "decoder_normalize_before": False}
@@ -109,6 +111,49 @@ def with_moments(state, moments, order, flat):
         entries = {n: {"step": 3, "exp_avg": moments[name]} for n, name in enumerate(order) if name in moments}
     group = {"lr": 0.1, "params": list(range(1 if flat else len(order)))}
     return {**state, "last_optimizer_state": {"state": entries, "param_groups": [group]}}
+
+
+# --- checkpoints of another fairseq -----------------------------------------------------------------------------------
+
+DATA = Path(__file__).parent / "data"
+OTHERS = ("fairseq-0.12.2", "fairseq-fixed-0.12.3.1")
+
+
+@pytest.mark.parametrize("fairseq", OTHERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_checkpoints_compute_the_same(name, fairseq):
+    """Of support/travelling.py: to the last bit with the version of torch that computed their logits."""
+    expected = json.loads((DATA / fairseq / "expected.json").read_text())
+    _, model = load_model(str(DATA / fairseq / f"{name}.pt"))
+    with torch.no_grad():
+        found = model(**BATCH)[0]
+    same = torch.__version__.partition("+")[0] == expected["torch"]
+    torch.testing.assert_close(found, torch.tensor(expected["logits"][name]), rtol=0, atol=0 if same else 1e-5)
+
+
+@pytest.mark.parametrize("fairseq", OTHERS)
+def test_checkpoints_are_pruned_to_the_same(fairseq):
+    """Weights, optimiser and moving average."""
+    pruned = prune_checkpoint(load_checkpoint(str(DATA / fairseq / "gated.pt")), HeadTable(OPEN))
+    theirs = load_checkpoint(str(DATA / fairseq / "pruned.pt"))
+    for weights, others in (
+        (pruned["model"], theirs["model"]),
+        (pruned["extra_state"]["ema"], theirs["extra_state"]["ema"]),
+    ):
+        names = {name for name in {**weights, **others} if not name.endswith("_float_tensor")}
+        assert_same({name: weights[name] for name in names}, {name: others[name] for name in names})
+    assert_same(pruned["last_optimizer_state"], theirs["last_optimizer_state"])
+    assert pruned["last_optimizer_state"]["state"]
+
+
+@pytest.mark.parametrize("fairseq", OTHERS)
+def test_the_optimiser_of_a_stock_checkpoint_is_kept(fairseq):
+    notices = []
+    state = load_checkpoint(str(DATA / fairseq / "stock.pt"))
+    pruned = prune_checkpoint(state, HeadTable({"enc-self": OPEN["enc-self"]}), notice=notices.append)
+    assert notices == [] and not copies(pruned["model"])
+    entries = pruned["last_optimizer_state"]["state"]
+    assert len(entries) == len(list(build_model(pruned).parameters()))
 
 
 # --- versions ------------------------------------------------------------------------------------------------------
