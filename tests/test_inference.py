@@ -1,6 +1,7 @@
 """Linear layers for inference: what F.linear gives, also after the weights have changed."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -94,6 +95,22 @@ def test_a_model_prepared_for_inference_is_packed_and_computes_the_same():
     other = make_gated(encoder_ffn_embed_dim=8192, gate_heads="dec-self", gate_init="0.3")
     other.load_state_dict(model.state_dict())
     torch.testing.assert_close(logits(model, make_batch()), logits(other, make_batch()), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("missing", ["oneDNN", "its operators"])
+def test_a_torch_that_cannot_pack(missing, monkeypatch):
+    if missing == "oneDNN":
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    else:
+        monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
+    model = make_gated(encoder_ffn_embed_dim=8192)
+    expected = logits(model, make_batch())
+    model.make_generation_fast_()
+    assert not any(isinstance(module, PackedLinear) for module in model.modules())
+    torch.testing.assert_close(logits(model, make_batch()), expected, rtol=1e-5, atol=1e-5)
+    parts, x = layers(LARGE, 3), torch.randn(3, LARGE[1])
+    with torch.no_grad():
+        torch.testing.assert_close(InferenceLinear(parts)(x), naive(parts, x))
 
 
 def test_nothing_is_packed_in_other_precisions():
