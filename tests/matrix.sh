@@ -28,7 +28,8 @@ for cell in "${cells[@]}"; do
   echo "== $cell" >&2
   VENV=$venv PYTHON=python$python TORCH_SPEC=$torch recipes/setup.sh
   if [[ $variant == main && ! -f $venv/main ]]; then
-    "$venv/bin/python" -m pip install --quiet --no-build-isolation --no-deps --force-reinstall \
+    "$venv/bin/python" -m pip uninstall --quiet --yes fairseq
+    "$venv/bin/python" -m pip install --quiet --no-build-isolation -c "$venv/constraints.txt" \
       "${FAIRSEQ_MAIN:-git+https://github.com/facebookresearch/fairseq}"
     touch "$venv/main"
   fi
