@@ -55,6 +55,15 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", text.partition("+")[0]))[:3]
 
 
+def allowed_later() -> list[Any]:
+    """Return what a later version of torch allows in every file, and numbers of numpy need: torch 2.4 does not."""
+    import _codecs
+
+    import torch
+
+    return [_codecs.encode] if _numbers(torch.__version__) < (2, 6) else []
+
+
 def configuration(value: Any) -> Any:
     """Make a configuration that may hold objects. omegaconf 2.0, which fairseq 0.12.2 needs, has no flag for this."""
     from omegaconf import OmegaConf

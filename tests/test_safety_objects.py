@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 from support.commands import EVALUATION
-from support.hostile import raw_pickle, save, small_state, touch
+from support.hostile import NEEDS_CAREFUL_FAIRSEQ, raw_pickle, save, small_state, touch
 
 from fairseq_headgates.safety import load_file
 from fairseq_headgates.safety.objects import STORED, safe_globals
@@ -54,10 +54,16 @@ POINTERS = {
 
 
 @pytest.mark.parametrize("kind", POINTERS)
-def test_numpy_takes_no_pointers_from_a_file(kind, toy, attempts, tmp_path):
+def test_numpy_takes_no_pointers_from_a_file(kind, attempts, tmp_path):
     path = raw_pickle(tmp_path / "pointer.pt", *POINTERS[kind])
     shown = attempts.run("headgates", "show", path)
     assert shown.refused, shown
+
+
+@NEEDS_CAREFUL_FAIRSEQ
+@pytest.mark.parametrize("kind", POINTERS)
+def test_nor_with_fairseqs_own_commands(kind, toy, attempts, tmp_path):
+    path = raw_pickle(tmp_path / "pointer.pt", *POINTERS[kind])
     generated = attempts.run("fairseq-generate", toy.data, "--path", path, *EVALUATION)
     assert generated.code == 1 and "only numbers are allowed" in generated.err, generated  # no signal
 

@@ -103,7 +103,7 @@ def test_a_warning_of_torch_is_no_second_line(attempts, tmp_path):
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("x/data/0", bytes(4))
     ended = attempts.run("headgates", "show", path)
-    assert ended.refused and "its contents cannot be read" in ended.err, ended
+    assert ended.refused and ("its contents cannot be read" in ended.err or "unrecognized function" in ended.err), ended
 
 
 @pytest.mark.rehearsal

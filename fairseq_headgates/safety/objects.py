@@ -19,7 +19,7 @@ import numpy
 import torch
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from fairseq_headgates.compat import configuration
+from fairseq_headgates.compat import allowed_later, configuration
 from fairseq_headgates.safety.options import check_evaluated, plain
 
 LARGEST_ARRAY = 2**20  # bytes; fairseq stores counters, of a few numbers each
@@ -211,4 +211,4 @@ def safe_globals() -> list[Any]:
 
 def allow_stored_objects() -> None:
     """Let `torch.load` read fairseq's checkpoints in this process, for fairseq's commands, too."""
-    torch.serialization.add_safe_globals(safe_globals())
+    torch.serialization.add_safe_globals([*safe_globals(), *allowed_later()])

@@ -35,8 +35,8 @@ EVALUATED = {
     **dict.fromkeys(
         "character_filters conv_aggregator_layers conv_feature_layers decoder_attention decoder_layers "
         "decoder_xformers_att_config downsample encoder_attention encoder_layers encoder_xformers_att_config "
-        "feature_encoder_spec gated_attention left_pad_source left_pad_target pretrained project_input self_attention "
-        "wer_args xformers_att_config".split(),
+        "feature_encoder_spec gated_attention left_pad_source left_pad_target override_encoder_layers pretrained "
+        "project_input self_attention wer_args xformers_att_config".split(),
         LITERAL,
     ),
 }
