@@ -5,7 +5,7 @@
 #
 # Build arguments:
 #   TORCH_SPEC=torch==2.11.0        torch with CUDA; the default is torch for CPUs
-#   BASE=python:3.11-slim-bookworm  another image of Debian or Ubuntu with Python 3.10 to 3.13
+#   BASE=python:3.11-slim-bookworm  another image with apt, and Python 3.10 to 3.13 with venv and headers
 ARG BASE=python:3.12-slim-bookworm
 
 FROM ${BASE} AS build
@@ -26,7 +26,7 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home --uid 1000 headgates
 COPY --from=build --chown=headgates /opt/fairseq-headgates /opt/fairseq-headgates
-# The folders of caches can be written by every user (docker run --user).
+# With `docker run --user`, the user may have neither a home nor a name.
 ENV EXTRAS=fairseq,recipes,report \
     HOME=/tmp \
     LOGNAME=headgates \

@@ -26,10 +26,10 @@ setup: ## make the environment (test, demo, check ... do this themselves)
 test: setup ## run the tests of every change
 	@$(PYTEST) --dist worksteal -m "not rehearsal" $(ARGS)
 
-rehearse: setup ## run the long tests: whole recipes, the demo, kills, fuzzing, the wheel
+rehearse: setup ## run the long tests: whole recipes, the demo, interrupted runs, fuzzing, packages
 	@$(PYTEST) --dist load --maxschedchunk 1 -m rehearsal --durations 12 $(ARGS)
 
-matrix: ## run the tests with every supported Python, fairseq and torch (hours, and gigabytes of downloads)
+matrix: ## run the tests with several versions of Python, fairseq and torch (hours, and gigabytes of downloads)
 	@tests/matrix.sh $(CELLS)
 
 coverage: setup ## run the tests of every change and print the lines that they do not reach

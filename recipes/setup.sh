@@ -2,7 +2,7 @@
 # Make the environment of the tests and the recipes: .venv with torch, fairseq and this package. On Python 3.10 fairseq is
 # fairseq 0.12.2, on later versions its fork fairseq-fixed.
 #
-# `make test` and `make demo` run it. It takes no arguments, and no time if the environment is complete. After an
+# `make test` and `make demo` run it. It takes no arguments, and exits at once if the environment is complete. After an
 # interruption it resumes: every step first checks whether its work is done.
 #
 #   PYTHON=python3.12          the interpreter of a new environment (3.10 to 3.13; default: 3.12, 3.11, or python3)
@@ -83,7 +83,7 @@ check_python_agrees() {
 # choose_fairseq VERSION: set the requirements for this version of Python.
 choose_fairseq() {
   local package=fairseq-fixed
-  numpy_spec="numpy<2" # fairseq samples from language models, and reads them by sentence, only with such a numpy
+  numpy_spec="numpy<2" # fairseq uses numpy.compat, among others to read text by sentence
   case $1 in
     3.10) package=fairseq numpy_spec="numpy<1.24" torch_version=2.11.0 ;; # fairseq 0.12.2 uses numpy.float
     3.11) torch_version=2.13.0 ;;
@@ -141,8 +141,8 @@ install_torch() {
   if [[ -n $torch_spec ]]; then
     step 2 "installing $torch_spec (TORCH_SPEC)"
     read -r -a words <<<"$torch_spec" # it may contain options of pip
-    pip install "${words[@]}" numpy && check torch && return
-    die_with_log "TORCH_SPEC='$torch_spec' cannot be installed, or gives no torch >= 2.4 that works with its numpy; it must be an argument of pip install, such as 'torch==2.13.0' or 'torch==2.4.1 numpy<2'"
+    pip install "${words[@]}" "$numpy_spec" && check torch && return
+    die_with_log "TORCH_SPEC='$torch_spec' cannot be installed, or gives no torch >= 2.4 that works with its numpy; it must be an argument of pip install, such as 'torch==2.13.0'"
   fi
   ! check torch || { step 2 "torch is installed"; return; }
   step 2 "installing torch $torch_version" # with which this project is tested

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Run the tests of every change, and the demo, with each supported combination of Python, fairseq and torch.
+# Run the tests of every change, and a small demo, with several versions of Python, fairseq and torch.
 #
 #   tests/matrix.sh [CELL ...]        or: make matrix CELLS="3.10 3.12"
 #
 # A cell is a version of Python, for which recipes/setup.sh chooses fairseq and torch, or PYTHON-TORCH (3.11-2.4.1), or
-# PYTHON-main: fairseq's main branch, which FAIRSEQ_MAIN names for pip (a folder, or the default git+https://...).
+# PYTHON-main: fairseq's main branch. FAIRSEQ_MAIN sets what pip installs for it: a folder, or a git+https://... address.
 #
-# Each cell has its environment, .venv-CELL, some GB of downloads, and appends a line to matrix.tsv, which is printed as a
-# table at the end. The logs are .venv-CELL/test.log and demo.log. Exit code 1 if a cell failed.
+# Needs python3.10 to python3.13 on the PATH, a C++ compiler and git. Each cell has its environment, .venv-CELL, some GB of
+# downloads, and appends a line to matrix.tsv, which is printed as a table at the end. The logs are .venv-CELL/test.log and
+# demo.log. Exit code 1 if a test failed; a set-up that fails stops the run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 cells=("$@")
@@ -24,7 +25,7 @@ counts() {
 for cell in "${cells[@]}"; do
   IFS=- read -r python variant <<<"$cell"
   venv=$PWD/.venv-$cell torch=
-  [[ -z $variant || $variant == main ]] || torch="torch==$variant numpy<$([[ $python == 3.10 ]] && echo 1.24 || echo 2)"
+  [[ -z $variant || $variant == main ]] || torch=torch==$variant
   echo "== $cell" >&2
   VENV=$venv PYTHON=python$python TORCH_SPEC=$torch recipes/setup.sh
   if [[ $variant == main && ! -f $venv/main ]]; then

@@ -244,7 +244,7 @@ def test_a_moved_environment_is_made_again(machine, working):
 
 
 def test_a_torch_may_be_named(machine, working):
-    assert set_up(machine, TORCH_SPEC="torch==2.5.1 numpy<2").returncode == 0
-    assert working()[0] == "-m pip install torch==2.5.1 numpy<2 numpy"
-    assert set_up(machine, TORCH_SPEC="torch==2.5.1 numpy<2").stderr == ""
+    assert set_up(machine, TORCH_SPEC="torch==2.5.1").returncode == 0
+    assert working()[0] == "-m pip install torch==2.5.1 numpy<2"
+    assert set_up(machine, TORCH_SPEC="torch==2.5.1").stderr == ""
     assert "[2/5] installing torch==2.6" in set_up(machine, TORCH_SPEC="torch==2.6").stderr
