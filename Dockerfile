@@ -24,8 +24,8 @@ FROM ${BASE}
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends curl make \
  && rm -rf /var/lib/apt/lists/* \
- && useradd --create-home --uid 1000 headgates
-COPY --from=build --chown=headgates /opt/fairseq-headgates /opt/fairseq-headgates
+ && useradd --create-home --non-unique --uid 1000 headgates
+COPY --from=build --chown=1000:1000 /opt/fairseq-headgates /opt/fairseq-headgates
 # With `docker run --user`, the user may have neither a home nor a name.
 ENV EXTRAS=fairseq,recipes,report \
     HOME=/tmp \

@@ -89,7 +89,7 @@ def complete(preset: Callable[[Any], Any], args: Any) -> None:
     if not OmegaConf.is_config(args):
         preset(args)
         return
-    filled = Namespace(**dict(args))
+    filled = Namespace(**{name: args[name] for name in args if name in args and args[name] is not None})
     preset(filled)
     for name, value in {"base_layers": 0, **vars(filled)}.items():
         if name not in args or args[name] != value:

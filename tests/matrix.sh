@@ -13,7 +13,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 cells=("$@")
 ((${#cells[@]})) || cells=(3.10-2.4.1 3.10 3.10-main 3.11-2.4.1 3.11 3.12 3.13)
-failed=0
+failed=0 demo=
+trap '[[ -z $demo ]] || kill "$demo" 2>/dev/null' EXIT
 
 # counts LOG: pytest's counts ("12 passed"), or "failed".
 counts() {
@@ -44,6 +45,7 @@ print(*(f"{n} {found[n]}" for n in ("fairseq", "fairseq-fixed", "torch", "numpy"
   demo=$!
   python -m pytest -n "${WORKERS:-2}" --dist worksteal -m "not rehearsal" >"$venv/test.log" 2>&1 || failed=1
   wait "$demo" || failed=1
+  demo=
   printf '%s\t%s\t%s\t%s\t%s\n' "$(date +%F)" "Python $python" "$versions" \
     "tests: $(counts "$venv/test.log")" "demo: $(counts "$venv/demo.log")" >>matrix.tsv
 done

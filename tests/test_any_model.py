@@ -45,12 +45,18 @@ SUPPORTED = {
     **dict.fromkeys(("wav2vec2", "wav2vec_ctc", "wav2vec2_laser", "wav2vec_classification"), ENCODER),
     **dict.fromkeys(("hubert", "hubert_ctc"), ENCODER),
     **dict.fromkeys(("transformer_lm", "transformer_ulm", "speech_dlm"), DECODER),
-    "fastspeech2": ("enc-self", "dec-self"),
+    **dict.fromkeys(("fastspeech2", "multires_hubert", "multires_hubert_ctc"), ("enc-self", "dec-self")),
     "lightconv": ("dec-enc",),
 }
 TWO_DECODERS = ("s2ut_transformer", "s2ut_conformer", "s2spect_transformer", "s2spect_conformer", "xm_transformer")
 TWO_DECODERS += ("unity_conformer", "s2spect2_conformer", "unity_xm_transformer", "multilingual_transformer")
-TWO_ENCODERS = ("unity_conformer", "s2spect2_conformer", "unity_xm_transformer")
+TWO_ENCODERS = (
+    "unity_conformer",
+    "s2spect2_conformer",
+    "unity_xm_transformer",
+    "multires_hubert",
+    "multires_hubert_ctc",
+)
 CONVOLUTIONS = {f"{side}_layers": "[(16, 3)] * 2" for side in ("encoder", "decoder")}
 OF_FCONV = {"project_input": "False", "gated_attention": "False", "downsample": "False", "self_attention": "True"}
 

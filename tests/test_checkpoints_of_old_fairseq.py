@@ -1,4 +1,4 @@
-"""Checkpoints as fairseq 0.6 to 0.9 wrote them, made by hand from what its code for upgrading them documents.
+"""Checkpoints as fairseq before 0.9 wrote them, made by hand from what its code for upgrading them documents.
 
 They hold a namespace of options instead of `cfg`, weights of 16 bits, queries, keys and values in one matrix, layer
 norms by number, and the state of the optimiser in its history. The oldest have no `version` of the layers, which means:
@@ -13,6 +13,10 @@ import pytest
 import torch
 from support.checkpoints import WITHOUT_PLUGIN, assert_same_output, load, predictions, printed, read
 from support.commands import EVALUATION, GATED, TOY_MODEL, train_arguments
+from support.models import assert_same
+
+from fairseq_headgates import HeadTable
+from fairseq_headgates.checkpoints import prune_checkpoint, stock_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
 
@@ -128,6 +132,23 @@ def test_weights_are_those_of_today(files):
 
 def logits(loaded):
     return predictions(*loaded)
+
+
+def test_an_optimiser_state_of_another_order_is_dropped(files):
+    """As one vector, with --fp16, nothing but the names of the weights tells the order of the parameters."""
+    state, notices = read(files["newer1"]), []
+    numbers = sum(weight.numel() for weight in read(files["today1"])["model"].values())
+    moments = {0: {"step": 2, "exp_avg": torch.zeros(numbers), "exp_avg_sq": torch.zeros(numbers)}}
+    state["last_optimizer_state"] = {"state": moments, "param_groups": [{"params": [0]}]}
+    pruned = prune_checkpoint(state, HeadTable(MASK), notice=notices.append)
+    assert pruned["last_optimizer_state"] is None and "older fairseq" in notices[0]
+
+
+def test_options_in_a_dictionary_are_exported(files):
+    state = read(files["newer1"])
+    stock = stock_checkpoint(state, HeadTable(MASK))
+    other = stock_checkpoint({**state, "args": vars(state["args"])}, HeadTable(MASK))
+    assert_same(other, stock)
 
 
 @pytest.mark.parametrize("kind", VERSIONS)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from fairseq.models.transformer import base_architecture
+from omegaconf import OmegaConf
 from support.checkpoints import OPEN, small_gated, small_state
 from support.fairseq_0_12_2 import COPIES, IS_0_12_2, OldEncoderLayer, as_in_0_12_2
 from support.models import assert_same, logits, make_batch, make_gated, make_stock
@@ -16,7 +18,7 @@ from support.travelling import BATCH, NAMES
 import fairseq_headgates
 from fairseq_headgates import HeadTable, gate_values, prune, use_head_attention
 from fairseq_headgates.checkpoints import build_model, load_checkpoint, load_model, prune_checkpoint
-from fairseq_headgates.compat import copies, remove_copies, unsupported
+from fairseq_headgates.compat import complete, copies, remove_copies, unsupported
 
 POST_NORM = {"encoder_normalize_before": False, "decoder_normalize_before": False}
 
@@ -111,6 +113,14 @@ def with_moments(state, moments, order, flat):
         entries = {n: {"step": 3, "exp_avg": moments[name]} for n, name in enumerate(order) if name in moments}
     group = {"lr": 0.1, "params": list(range(1 if flat else len(order)))}
     return {**state, "last_optimizer_state": {"state": entries, "param_groups": [group]}}
+
+
+def test_a_preset_completes_a_configuration():
+    """Options that are null or missing are open; what the preset does not read may be undefined."""
+    args = OmegaConf.create({"encoder_layers": None, "encoder_embed_dim": 64, "data": "???"})
+    complete(base_architecture, args)
+    assert (args.encoder_layers, args.encoder_embed_dim, args.decoder_embed_dim) == (6, 64, 64)
+    assert args.base_layers == 0 and OmegaConf.is_missing(args, "data")
 
 
 # --- checkpoints of another fairseq -----------------------------------------------------------------------------------

@@ -59,6 +59,10 @@ def test_the_image_runs_as_a_user():
     assert [name for name, _ in steps].count("FROM") == 2
     assert [value for name, value in steps if name == "USER"] == ["1000"]
     assert steps[-1][0] == "CMD" and steps[-2] == ("USER", "1000")
+    copied = "--from=build --chown=1000:1000 /opt/fairseq-headgates /opt/fairseq-headgates"
+    assert ("COPY", copied) in steps and ("WORKDIR", "/opt/fairseq-headgates") in steps
+    (final,) = [value for name, value in steps if name == "RUN" and "useradd" in value]
+    assert {"curl", "make"} <= set(final.split())
 
 
 @pytest.mark.rehearsal
@@ -72,7 +76,7 @@ def test_its_steps(tmp_path):
     def run(command):
         done = subprocess.run(["bash", "-c", command], cwd=root, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return done.stdout + done.stderr
 
     for name, value in instructions():
         value = value.replace("/opt/fairseq-headgates", str(root))
@@ -85,11 +89,9 @@ def test_its_steps(tmp_path):
             for setting in shlex.split(value):
                 key, _, text = setting.partition("=")
                 environment[key] = text.replace("${PATH}", environment["PATH"])
-    shutil.rmtree(root / ".git", ignore_errors=True)
     assert run("headgates path").strip() == str(root / "fairseq_headgates")
-    before = sorted(root.glob(".venv/*"))
     assert "make demo" in run("make help")
-    assert run("make setup") == "" and sorted(root.glob(".venv/*")) == before
+    assert run("make setup") == ""  # it is complete: a container needs no network
     run("python -c 'import sacremoses, subword_nmt, matplotlib, fairseq.libbleu'")
     installed = run("python -m pip list --format freeze")
     assert "pytest" not in installed and "sphinx" not in installed

@@ -33,7 +33,18 @@ def run(*command, folder):
 def packages(tmp_path_factory):
     """The source distribution, and the wheel that is built from it: as `make wheel`, on a copy of the checkout."""
     source, out = tmp_path_factory.mktemp("source") / "checkout", tmp_path_factory.mktemp("dist")
-    beside = (".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "_build", "_generated", "demo-out", "build")
+    beside = (
+        ".git",
+        ".venv*",
+        ".*_cache",
+        ".hypothesis",
+        "__pycache__",
+        "_build",
+        "_generated",
+        "demo-out",
+        "outputs",
+        "build",
+    )
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*beside, "*.egg-info", "dist"))
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, source, folder=source)
     return out

@@ -95,8 +95,13 @@ def _trained(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _numbered(model: nn.Module, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the trained parameters in the order of the optimiser, copies of fairseq 0.12.2 included."""
+    """Return the trained parameters in the order of the optimiser, copies of fairseq 0.12.2 included.
+
+    Raise ValueError for weights of an older fairseq, whose order is another one: its names are renamed on loading.
+    """
     trained, copied = _trained(model), copies(stored)
+    if any(".in_proj_" in name or ".layer_norms." in name for name in set(stored) - copied):
+        raise ValueError("its parameters are in the order of an older fairseq")
     if not copied:
         return trained
     return {name: trained.get(name, stored[name]) for name in stored if name in trained or name in copied}

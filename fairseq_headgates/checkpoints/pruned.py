@@ -114,9 +114,7 @@ def stock_checkpoint(state: Mapping[str, Any], mask: Mask, model: nn.Module | No
     """
     model = model or build_model(state)
     if not state.get("cfg"):
-        # with what fairseq sets while it builds a model, which a configuration must have from the start
-        complete = argparse.Namespace(**{**vars(model.args), **vars(state["args"])})
-        state = {**state, "args": None, "cfg": _converted(complete)}
+        state = {**state, "args": None, "cfg": _converted(model_args(state), vars(model.args))}
     pruned = prune_checkpoint(state, mask, optimizer=False, model=model)
     args = model_args(pruned)
     for option in DEFAULTS:
@@ -135,12 +133,22 @@ def stock_checkpoint(state: Mapping[str, Any], mask: Mask, model: nn.Module | No
     return result
 
 
-def _converted(args: argparse.Namespace) -> dict[str, Any]:
-    """Convert options from the form of fairseq before 0.10, as fairseq does on loading. Raise ValueError."""
+def _converted(args: argparse.Namespace, complete: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert options from the form of fairseq before 0.10, as fairseq does on loading. Raise ValueError.
+
+    Args:
+        args: the options of the checkpoint
+        complete: options of the model as it is built, which a configuration must have from the start
+    """
     last = {"optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
     state = {"args": copy.copy(args), "optimizer_history": [last], "extra_state": {"train_iterator": None}}
     try:
-        return OmegaConf.to_container(_upgrade_state_dict(state)["cfg"], resolve=True, enum_to_str=True)  # type: ignore[return-value]
+        converted = OmegaConf.to_container(_upgrade_state_dict(state)["cfg"], resolve=True, enum_to_str=True)
+        model: Any = converted["model"]  # type: ignore[index,call-overload]
+        options = vars(model) if isinstance(model, argparse.Namespace) else model
+        for name, value in complete.items():
+            options.setdefault(name, value)
+        return converted  # type: ignore[return-value]
     except Exception as error:  # of fairseq, hydra or omegaconf, for an option of an odd type
         reason = str(error).partition("\n")[0]
         raise ValueError(

@@ -16,9 +16,11 @@ from importlib.metadata import distributions, version
 
 REQUIRED = ["sacrebleu", "tensorboardX", "conllu"]
 TOOLS = {  # of an extra
+    "fairseq": [],
     "recipes": ["sacremoses", "subword_nmt"],
     "plots": ["matplotlib"],
     "report": ["matplotlib", "tensorboard"],
+    "ctranslate2": ["ctranslate2"],
     "dev": ["hypothesis", "pytest"],
 }
 
@@ -55,7 +57,7 @@ def check_fairseq(wanted: str) -> None:
 
 
 def check_tools(root: str, extras: str) -> None:
-    for name in REQUIRED + [name for extra in extras.split(",") for name in TOOLS.get(extra, [])]:
+    for name in REQUIRED + [name for extra in extras.split(",") for name in TOOLS[extra]]:
         importlib.import_module(name)
     found = importlib.util.find_spec("fairseq_headgates")
     assert found and os.path.realpath(str(found.origin)).startswith(root + os.sep), "this checkout is not installed"

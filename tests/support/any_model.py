@@ -36,6 +36,7 @@ TTS = {"prenet_dim": 16, "postnet_conv_dim": 16, "fft_hidden_dim": 16, "var_pred
 TTS.update(pitch_min=-1.0, pitch_max=1.0, energy_min=-1.0, energy_max=1.0)
 WAVES = {"conv_feature_layers": "[(16, 10, 5)] * 2", "conv_pos": 4, "conv_pos_groups": 4, "final_dim": 8}
 WAVES.update(latent_vars=8, label_rate=50)
+TWO_RATES = {"label_rate_ratios": [1, 2], "conv_adapator_kernal": 3}
 UNITY = {"synthesizer_encoder_layers": 2, "translation_decoder_layers": 2}
 
 TEXT = make_batch()
@@ -122,9 +123,17 @@ def hubert():
     return MODEL_REGISTRY["hubert"].build_model(settings("hubert"), task)
 
 
+def multires_hubert():
+    """A small model of two resolutions: an encoder for each, and for the higher one what is called its decoder."""
+    torch.manual_seed(0)
+    task = SimpleNamespace(cfg=SimpleNamespace(sample_rate=16000), dictionaries=[text_task().dictionary] * 3)
+    return MODEL_REGISTRY["multires_hubert"].build_model(settings("multires_hubert", **TWO_RATES), task)
+
+
 def stored(name, task, **changes):
     """The options of a pre-trained model, as its checkpoint stores them."""
-    model = {**OmegaConf.to_container(settings(name)), "_name": name}
+    of_model = TWO_RATES if name == "multires_hubert" else {}
+    model = {**OmegaConf.to_container(settings(name, **of_model)), "_name": name}
     return OmegaConf.create({"model": model, "task": {"_name": task, "data": "", "normalize": False, **changes}})
 
 
@@ -133,7 +142,11 @@ def fine_tuned(name, **changes):
     torch.manual_seed(0)
     task = text_task()
     task.state_dict = lambda: {"target_dictionary": task.dictionary, "dictionaries": [task.dictionary]}
-    if name.startswith("hubert"):
+    if name == "multires_hubert_ctc":
+        task.state_dict = lambda: {"target_dictionary": task.dictionary, "dictionaries": [task.dictionary] * 3}
+        below = stored("multires_hubert", "multires_hubert_pretraining", fine_tuning=True, labels=["ltr"] * 3)
+        changes |= {"multires_hubert_path": "", "multires_hubert_args": below}
+    elif name.startswith("hubert"):
         below = stored("hubert", "hubert_pretraining", fine_tuning=True, labels=["ltr"])
     else:
         below = stored("wav2vec2", "audio_pretraining")
@@ -315,6 +328,10 @@ CASES = {
     ),
     "wav2vec2": Case(wav2vec2, features),
     "hubert": Case(hubert, features),
+    "multires_hubert": Case(multires_hubert, lambda model: on_wave(model, features_only=True, mask=False)["x"][-1]),
+    "multires_hubert_ctc": Case(
+        partial(fine_tuned, "multires_hubert_ctc"), lambda model: on_wave(model)["encoder_out"]
+    ),
     "wav2vec_ctc": Case(partial(fine_tuned, "wav2vec_ctc"), lambda model: on_wave(model)["encoder_out"]),
     "hubert_ctc": Case(partial(fine_tuned, "hubert_ctc"), lambda model: on_wave(model)["encoder_out"]),
     "wav2vec2_laser": Case(partial(fine_tuned, "wav2vec2_laser"), on_wave),
