@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from support.pages import ROOT
+from support.recipes import ROOT, copy_checkout
 
 # What the steps of the system do is left to an engine: packages, users.
 SYSTEM = re.compile(r"apt-get|useradd")
@@ -22,21 +22,6 @@ def instructions():
     return [tuple(line.split(None, 1)) for line in text.replace("\\\n", " ").splitlines() if line.strip()]
 
 
-def context(target):
-    """What `docker build` sends of the checkout."""
-    ignored = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
-
-    def names(folder, found):
-        inside = Path(folder).relative_to(ROOT)
-        return [
-            name
-            for name in found
-            if any(fnmatch(name, p[3:]) if p.startswith("**/") else fnmatch(str(inside / name), p) for p in ignored)
-        ]
-
-    shutil.copytree(ROOT, target, ignore=names, symlinks=True)
-
-
 def test_the_file_is_linted():
     linter = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if linter is None:
@@ -46,7 +31,7 @@ def test_the_file_is_linted():
 
 
 def test_the_image_gets_no_more_than_a_clone(tmp_path):
-    context(tmp_path / "context")
+    copy_checkout(tmp_path / "context")
     found = {str(path.relative_to(tmp_path / "context")) for path in (tmp_path / "context").rglob("*")}
     assert {"setup.py", "recipes/demo.sh", "fairseq_headgates/__init__.py", "docs/install.md"} <= found
     patterns = (ROOT / ".gitignore").read_text().splitlines()
@@ -82,7 +67,7 @@ def test_its_steps(tmp_path):
         value = value.replace("/opt/fairseq-headgates", str(root))
         if name == "COPY" and not value.startswith("--from"):
             assert value == ". ."
-            context(root)
+            copy_checkout(root)
         elif name == "RUN" and not SYSTEM.search(value):
             run(value)
         elif name == "ENV":

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -13,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from support.commands import GATED, USER_DIR, train_arguments
+from support.recipes import ROOT, copy_checkout
 
 from fairseq_headgates import __version__
 
-ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.rehearsal
 
 
@@ -33,19 +32,7 @@ def run(*command, folder):
 def packages(tmp_path_factory):
     """The source distribution, and the wheel that is built from it: as `make wheel`, on a copy of the checkout."""
     source, out = tmp_path_factory.mktemp("source") / "checkout", tmp_path_factory.mktemp("dist")
-    beside = (
-        ".git",
-        ".venv*",
-        ".*_cache",
-        ".hypothesis",
-        "__pycache__",
-        "_build",
-        "_generated",
-        "demo-out",
-        "outputs",
-        "build",
-    )
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*beside, "*.egg-info", "dist"))
+    copy_checkout(source)
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, source, folder=source)
     return out
 

@@ -11,8 +11,8 @@ from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from support.models import make_args, make_gated, make_stock
 
 # Before torch 2.6, and on fairseq's main branch, fairseq's own commands load any object; see SECURITY.md.
-CAREFUL = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)
-CAREFUL = CAREFUL and "weights_only=False" not in inspect.getsource(load_checkpoint_to_cpu)
+TORCH_2_6 = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)
+CAREFUL = TORCH_2_6 and "weights_only=False" not in inspect.getsource(load_checkpoint_to_cpu)
 NEEDS_CAREFUL_FAIRSEQ = pytest.mark.skipif(not CAREFUL, reason="the commands of this fairseq load any object")
 
 

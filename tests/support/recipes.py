@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 import subprocess
 import sys
+from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 
@@ -16,6 +18,7 @@ RECIPES = ROOT / "recipes"
 __all__ = [
     "RECIPES",
     "ROOT",
+    "copy_checkout",
     "environment",
     "fingerprints",
     "first_lines",
@@ -44,3 +47,18 @@ def first_lines(source, number, target):
     """The beginning of a compressed file, compressed."""
     with gzip.open(source, "rt", encoding="utf-8") as file, gzip.open(target, "wt", encoding="utf-8") as copy:
         copy.writelines(islice(file, number))
+
+
+def copy_checkout(target: Path) -> None:
+    """Copy what a clone would hold, and what is not committed yet: without the patterns of .dockerignore."""
+    ignored = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
+
+    def names(folder, found):
+        inside = Path(folder).relative_to(ROOT)
+        return [
+            name
+            for name in found
+            if any(fnmatch(name, p[3:]) if p.startswith("**/") else fnmatch(str(inside / name), p) for p in ignored)
+        ]
+
+    shutil.copytree(ROOT, target, ignore=names, symlinks=True)

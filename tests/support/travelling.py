@@ -8,9 +8,8 @@ prune`; `expected.json`, the version of torch and the logits of each.
 """
 
 import json
-import os
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,6 +17,7 @@ import torch
 
 from fairseq_headgates.checkpoints import load_model
 from support.checkpoints import LOG_ALPHA, read, with_gates
+from support.commands import run_program
 
 NAMES = ("stock", "gated", "pruned")
 LETTERS = "a b c d e f g h"
@@ -33,15 +33,10 @@ BATCH = {
 }
 
 
-def run(program: str, *words: object) -> str:
-    command = [Path(sys.executable).with_name(program), *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([*map(str, command)], check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
-
-
 def make(target: Path) -> None:
     with TemporaryDirectory() as name:
         work = Path(name)
+        run = partial(run_program, work)
         sentences = [LETTERS.split()[i % 7 :] for i in range(24)]
         for side, step in (("src", 1), ("tgt", -1)):
             (work / f"text.{side}").write_text("".join(" ".join(words[::step]) + "\n" for words in sentences))
@@ -54,7 +49,7 @@ def make(target: Path) -> None:
         state = read(stock)
         del state["extra_state"]["ema"]
         torch.save(state, target / "stock.pt")
-        plugin = ["--user-dir", run("headgates", "path").strip(), "--finetune-from-model", stock]
+        plugin = ["--user-dir", run("headgates", "path").out.strip(), "--finetune-from-model", stock]
         run("fairseq-train", *common, 6, *plugin, *GATES.split(), "--save-dir", work / "gated")
         gated = with_gates(read(work / "gated" / "checkpoint_last.pt"), LOG_ALPHA)
         torch.save(with_gates(gated, LOG_ALPHA, of="ema"), target / "gated.pt")
@@ -67,6 +62,6 @@ def make(target: Path) -> None:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+    folder = Path(sys.argv[1]).resolve()
     folder.mkdir(exist_ok=True)
     make(folder)
