@@ -23,6 +23,7 @@ from tqdm import tqdm
 SIZES = {  # width, feed-forward width, layers on each side, heads
     "small": (128, 512, 3, 8),
     "base": (512, 2048, 6, 8),
+    "big": (1024, 4096, 6, 16),
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -6,14 +6,17 @@
 
 The variants, with the same weights where the shapes allow it:
 
-    stock     fairseq's own `transformer`
-    full      this plugin's model, without gates
-    gated     with gates on all attention types; the share --remove of the gates is closed
-    masked    with the same heads masked (--alive-heads)
-    pruned    the result of `prune` on `gated`
-    native    built without these heads (--alive-heads, --remove-heads): random weights
+    stock        fairseq's own `transformer`
+    full         this plugin's model, without gates
+    gated        with gates on all attention types; the share --remove of the gates is closed
+    masked       with the same heads masked (--alive-heads)
+    pruned       the result of `prune` on `gated`
+    native       built without these heads (--alive-heads, --remove-heads): random weights
+    ctranslate2  `full` and every `pruned` in CTranslate2, single precision: `beam` alone, on a CPU
+    int8         the same with weights in 8 bits
 
-The heads are chosen at random, the same number in every layer. These parts are timed for each batch size:
+The heads are chosen at random, the same number in every layer; variants without heads are measured for each --remove.
+These parts are timed for each batch size:
 
     encoder   the encoder
     step      one decoder step in the middle of a beam search: the first half of every hypothesis is decoded, then
@@ -27,8 +30,8 @@ order, so that changes in the speed of the machine affect all of them. The table
 to stock (`/stock`) and to full (`/full`): the median of the ratios of single repetitions. First, variants that must
 agree (stock and full; gated, masked and pruned) have to generate the same tokens in single precision.
 
-Memory: `cache` is the memory of the decoder's cache at the end of the generation of a batch; `peak` is the memory of
-the parameters, of their packed form on a CPU, and the peak of other tensors in `beam`, as torch's allocators count it.
+Memory: `cache` is the memory of the decoder's cache at the end of the generation of a batch; `peak`, on a GPU, is the
+memory of the parameters and the peak of other tensors in `beam`. On a CPU, benchmarks/memory.py measures processes.
 FLOPs of a step are computed from the shapes. Bytes are decoder weights and cached keys and values, each read once. With
 the peak rates of a device they give a lower bound of the time of a step.
 """
@@ -40,9 +43,11 @@ import statistics
 from collections.abc import Callable
 from functools import partial
 from itertools import product
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import torch
+from bench_ctranslate2 import Exported
 from bench_models import (
     DTYPES,
     SIZES,
@@ -71,11 +76,13 @@ from fairseq_headgates import HeadTable, head_sites, prune
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import TYPES, mask_to_json
 from fairseq_headgates.models import TransformerHeadGatesModel
-from fairseq_headgates.modules.packed_linear import packed_bytes
 from fairseq_headgates.report import text_table
 
-VARIANTS = ["stock", "full", "gated", "masked", "pruned", "native"]
-AGREEING = [["stock", "full"], ["gated", "masked", "pruned"]]
+WHOLE = ["stock", "full"]
+SMALLER = ["gated", "masked", "pruned", "native"]  # one of each for every share of removed heads
+EXPORTED = {"ctranslate2": "float32", "int8": "int8"}  # CTranslate2's compute type
+VARIANTS = [*WHOLE, *SMALLER, *EXPORTED]
+AGREEING = ["gated", "masked", "pruned"]
 TRAINED = ["stock", "full", "pruned"]
 PARTS = ["encoder", "step", "beam", "train"]
 PEAK_TFLOPS = {"fp32": 67, "bf16": 989, "fp16": 989}  # H200 SXM, NVIDIA data sheet: dense, fp32 without TF32
@@ -120,8 +127,8 @@ def main() -> None:
     signature = {"machine": machine(options.device), "torch": torch.__version__, "threads": torch.get_num_threads()}
     print(f"{signature['machine']}, torch {torch.__version__}, {options.size}, {options.length} tokens in and out")
     results = []
-    for vocabulary, dtype, remove in product(options.vocabulary, options.dtype, options.remove):
-        results.append(measure(options, vocabulary, dtype, remove))
+    for vocabulary, dtype in product(options.vocabulary, options.dtype):
+        results.append(measure(options, vocabulary, dtype))
         print_tables(results[-1])
     if options.json:
         text = json.dumps({**signature, "options": vars(options), "results": results}, indent=1)
@@ -134,7 +141,7 @@ def parse() -> argparse.Namespace:
     add("--size", choices=SIZES, default="small", help="(default: %(default)s)")
     add("--vocabulary", type=int, nargs="+", default=[8000], help="joint vocabularies (default: 8000)")
     add("--remove", type=float, nargs="+", default=[0.5, 0.75], help="shares of heads to remove (default: 0.5 0.75)")
-    add("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="(default: all)")
+    add("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="what to measure (default: all)")
     add("--parts", nargs="+", choices=PARTS, default=PARTS[:3], help="(default: all but train)")
     add("--batch", type=int, nargs="+", default=[1, 8, 32, 64], help="sentences in a batch (default: 1 8 32 64)")
     add("--beam", type=int, default=4, help="hypotheses for a sentence (default: %(default)s)")
@@ -152,46 +159,65 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(options: argparse.Namespace, vocabulary: int, dtype: str, remove: float) -> dict:
-    """Build, check and time all variants for one vocabulary, data type and share of removed heads."""
-    models = build(options, vocabulary, remove)
+def measure(options: argparse.Namespace, vocabulary: int, dtype: str) -> dict:
+    """Build, check and time all variants for one vocabulary and data type."""
+    models = build(options, vocabulary)
     agreement = check(options, models)
-    models = {name: model for name, model in models.items() if name in options.variants}
     parts = len(options.batch) * len(set(options.parts) - {"train"}) + ("train" in options.parts)
     total = parts * (options.warm_up + options.repetitions)
-    with tqdm(desc=f"{vocabulary} {dtype} {remove:g}", total=total, leave=False) as bar:
+    with TemporaryDirectory() as folder, tqdm(desc=f"{vocabulary} {dtype}", total=total, leave=False) as bar:
         turns = partial(take_turns, rounds=options.repetitions, warm_up=options.warm_up, device=options.device, bar=bar)
+        exported = export(options, models, folder) if options.device == "cpu" else {}
+        models = {name: model for name, model in models.items() if name.split()[0] in options.variants}
         training = train(options, models, vocabulary, dtype, turns) if "train" in options.parts else {}
         sizes, generators = {}, {}
         for name, model in models.items():
             model.to(options.device, DTYPES[dtype])
             sizes[name] = {**size(model), **training.get(name, {})}
             generators[name] = make_generator(options, model)
-        batches = {batch: measure_batch(options, generators, sizes, batch, turns) for batch in options.batch}
-    described = {"size": options.size, "vocabulary": vocabulary, "dtype": dtype, "remove": remove}
+        batches = {batch: measure_batch(options, generators, exported, sizes, batch, turns) for batch in options.batch}
+    described = {"size": options.size, "vocabulary": vocabulary, "dtype": dtype}
     return {**described, "agreement": agreement, "models": sizes, "batches": batches}
 
 
-def build(options: argparse.Namespace, vocabulary: int, remove: float) -> dict[str, nn.Module]:
-    """Return the variants in single precision on the CPU."""
+def build(options: argparse.Namespace, vocabulary: int) -> dict[str, nn.Module]:
+    """Return the models of fairseq in single precision on the CPU."""
     task = make_task(vocabulary)
-    mask = random_mask(options, remove)
-    inline = mask_to_json(mask, one_line=True)
 
     def make(kind=TransformerHeadGatesModel, **gates) -> nn.Module:
         torch.manual_seed(options.seed)
         return kind.build_model(make_args(options.size, **gates), task).eval()
 
-    stock, full, masked = make(TransformerModel), make(), make(alive_heads=inline)
-    gated, native = make(gate_heads=",".join(TYPES)), make(alive_heads=inline, remove_heads=True)
-    weights = stock.state_dict()
-    full.load_state_dict(dict(weights))
-    masked.load_state_dict(dict(weights))
-    for site in head_sites(gated):
-        alive = torch.tensor(mask.values[site.kind][site.layer])
-        weights[f"{site.name}.gate.log_alpha"] = 20.0 * alive - 10  # the gate is exactly 0 or exactly 1
-    gated.load_state_dict(weights)
-    return dict(zip(VARIANTS, [stock, full, gated, masked, prune(gated), native], strict=True))
+    models = {"stock": make(TransformerModel), "full": make()}
+    weights = models["stock"].state_dict()
+    models["full"].load_state_dict(dict(weights))
+    for share in options.remove:
+        mask = random_mask(options, share)
+        inline = mask_to_json(mask, one_line=True)
+        gated, masked = make(gate_heads=",".join(TYPES)), make(alive_heads=inline)
+        masked.load_state_dict(dict(weights))
+        gated.load_state_dict({**weights, **gate_weights(gated, mask)})
+        native = make(alive_heads=inline, remove_heads=True)
+        built = zip(SMALLER, [gated, masked, prune(gated), native], strict=True)
+        models |= {f"{kind} {100 * share:g}%": model for kind, model in built}
+    return models
+
+
+def gate_weights(gated: nn.Module, mask: HeadTable) -> dict[str, Tensor]:
+    """Return the parameters of gates that are exactly 0 or exactly 1."""
+    alive = {f"{site.name}.gate.log_alpha": mask.values[site.kind][site.layer] for site in head_sites(gated)}
+    return {name: 20.0 * torch.tensor(row) - 10 for name, row in alive.items()}
+
+
+def export(options: argparse.Namespace, models: dict[str, nn.Module], folder: str) -> dict[str, Exported]:
+    """Return `full` and every pruned model in CTranslate2, under the names of their variants."""
+    sources = {name: model for name, model in models.items() if name == "full" or name.startswith("pruned")}
+    return {
+        f"{kind} {name.removeprefix('full')}".strip(): Exported(model, f"{folder}/{kind} {name}", compute_type)
+        for kind, compute_type in EXPORTED.items()
+        if kind in options.variants and "beam" in options.parts
+        for name, model in sources.items()
+    }
 
 
 def random_mask(options: argparse.Namespace, remove: float) -> HeadTable:
@@ -216,12 +242,12 @@ def make_generator(options: argparse.Namespace, model: nn.Module) -> SequenceGen
 def check(options: argparse.Namespace, models: dict[str, nn.Module]) -> dict:
     """Return the largest logit difference of variants that must agree. Raise AssertionError if tokens differ."""
     agreement = {}
-    for names in AGREEING:
+    for names in [WHOLE, *([f"{kind} {100 * share:g}%" for kind in AGREEING] for share in options.remove)]:
         (tokens, logits), *others = [translate(options, copy.deepcopy(models[name])) for name in names]
         difference = max(float((other - logits).abs().max()) for _, other in others)
         same = all(other == tokens for other, _ in others)
         assert same, f"{', '.join(names)} generate different tokens (largest logit difference {difference:g})"
-        agreement[" ".join(names)] = {"same_tokens": same, "largest_logit_difference": difference}
+        agreement[", ".join(names)] = {"same_tokens": same, "largest_logit_difference": difference}
     return agreement
 
 
@@ -248,9 +274,11 @@ def beam_search(options: argparse.Namespace, generator: SequenceGenerator, batch
     return partial(generator.generate, [generator.model.single_model], sample)
 
 
-def measure_batch(options: argparse.Namespace, generators: dict, sizes: dict, batch: int, turns: Callable) -> dict:
+def measure_batch(
+    options: argparse.Namespace, generators: dict, exported: dict, sizes: dict, batch: int, turns: Callable
+) -> dict:
     """Return {variant: {part: times, ...memory and arithmetic}} for one batch size."""
-    rows: dict[str, dict] = {name: {} for name in generators}
+    rows: dict[str, dict] = {name: {} for name in (*generators, *exported)}
     tokens = batch * options.length
     if "encoder" in options.parts:
         works = {name: encoder_pass(options, generator, batch) for name, generator in generators.items()}
@@ -262,12 +290,15 @@ def measure_batch(options: argparse.Namespace, generators: dict, sizes: dict, ba
             rows[name]["arithmetic"] = arithmetic(options, sizes[name], half)
     if "beam" in options.parts:
         works = {name: beam_search(options, generator, batch) for name, generator in generators.items()}
-        add_times(rows, "beam", turns({name: lambda work=work: work for name, work in works.items()}), tokens)
+        source = make_source(options, next(iter(generators.values())), batch)["src_tokens"].tolist()
+        translations = {name: model.search(options, source) for name, model in exported.items()}
+        ready = {name: lambda work=work: work for name, work in {**works, **translations}.items()}
+        add_times(rows, "beam", turns(ready), tokens)
         for name, work in works.items():
             decoded = Decoding(options, generators[name], batch).steps(options.length + 1)
             rows[name]["cache_bytes"] = tensor_bytes(decoded.state)
-            packed = packed_bytes(generators[name].model.single_model)
-            rows[name]["peak_bytes"] = sizes[name]["bytes"] + packed + peak_bytes(work, options.device)
+            if options.device == "cuda":
+                rows[name]["peak_bytes"] = sizes[name]["bytes"] + peak_bytes(work, options.device)
     return rows
 
 
@@ -275,7 +306,7 @@ def train(options: argparse.Namespace, models: dict, vocabulary: int, dtype: str
     """Time updates of copies of the variants that are trained."""
     criterion = LabelSmoothedCrossEntropyCriterion(make_task(vocabulary), False, 0.1)
     ready = {}
-    for name in (name for name in TRAINED if name in models):
+    for name in (name for name in models if name.split()[0] in TRAINED):
         update = training_update(copy.deepcopy(models[name]), criterion, options.device, DTYPES[dtype])
         batches = training_batches(options.sentences, options.length, vocabulary, options.device)
         ready[name] = partial(next_update, update, batches)
@@ -331,7 +362,7 @@ def arithmetic(options: argparse.Namespace, size: dict, half: Decoding) -> dict:
 
 def print_tables(result: dict) -> None:
     described = f"{result['size']}, vocabulary {result['vocabulary']}, {result['dtype']}"
-    print(f"\n=== {described}, {100 * result['remove']:g}% of the heads removed")
+    print(f"\n=== {described}")
     for names, found in result["agreement"].items():
         print(f"same tokens: {names} (largest logit difference {found['largest_logit_difference']:.1e})")
     rows = {f"{batch:>5} {name}": row for batch, part in result["batches"].items() for name, row in part.items()}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.models import make_gated
 
-from fairseq_headgates.modules.beam_cache import GROWTH, BeamCache
+from fairseq_headgates.modules.beam_cache import FIRST_ROOM, BeamCache
 from fairseq_headgates.surgery import head_sites
 
 E, S = 32, 6  # width, source length
@@ -64,7 +64,7 @@ def orders(generator, steps, sentences, beam, strange):
 )
 def test_steps_equal_those_with_the_plain_cache(seed, sentences, beam, strange, padded):
     generator = torch.Generator().manual_seed(seed)
-    steps = GROWTH + 4  # beyond the room of the first allocation
+    steps = 2 * FIRST_ROOM + 4  # entries are removed, and the room is doubled
     pair = [(attention_of("dec-self", size), {}) for size in (1, beam)]
     rows = sentences * beam
     for order in orders(generator, steps, sentences, beam, strange):

@@ -1,6 +1,7 @@
 """Linear layers for inference: what F.linear gives, also after the weights have changed."""
 
 import copy
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -8,10 +9,13 @@ import torch
 import torch.nn.functional as F
 from support.models import logits, make_batch, make_gated
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from fairseq_headgates.modules.packed_linear import WORTH_PACKING, InferenceLinear, PackedLinear, pack_linears
+from fairseq_headgates import prune
+from fairseq_headgates.modules import packed_linear
+from fairseq_headgates.modules.packed_linear import ALWAYS_FASTER, InferenceLinear, PackedLinear, pack_linears
 
-LARGE, SMALL = (512, WORTH_PACKING // 512), (24, 16)  # outputs, inputs
+LARGE, SMALL = (512, ALWAYS_FASTER // 512), (24, 16)  # outputs, inputs
 NEEDS_ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 
 
@@ -117,3 +121,124 @@ def test_nothing_is_packed_in_other_precisions():
     model = nn.Sequential(*layers(LARGE, 2)).bfloat16()
     pack_linears(model)
     assert all(type(layer) is nn.Linear for layer in model)
+
+
+def prepared(**options):
+    """Return a model whose feed-forward layers of the encoder, and nothing else, have weights that are released."""
+    model = make_gated(encoder_ffn_embed_dim=8192, **options)
+    names = list(model.state_dict())
+    model.make_generation_fast_()
+    return model, names
+
+
+def released(model):
+    """Return the names of the linear layers whose weights were released. It asks for no weight."""
+    layers = ((name, vars(module)["_parameters"]) for name, module in model.named_modules() if name)
+    return {name for name, parameters in layers if "weight" in parameters and parameters["weight"] is None}
+
+
+LARGE_LAYERS = {f"encoder.layers.{i}.fc{j}" for i in (0, 1) for j in (1, 2)}
+ASK = {
+    "state dict": lambda model: model.state_dict(),
+    "parameters": lambda model: list(model.parameters()),
+    "names": lambda model: dict(model.named_parameters()),
+    "attribute": lambda model: [model.get_submodule(name).weight for name in LARGE_LAYERS],
+    "moved": lambda model: model.double().float(),
+    "a copy": copy.deepcopy,
+    "loaded": lambda model: model.load_state_dict(model.state_dict()),
+    "inference mode": lambda model: in_inference_mode(model.state_dict),
+    "pickled": lambda model: pickle.dumps([model.get_submodule(name) for name in sorted(LARGE_LAYERS)]),
+    "pruned": lambda model: prune(model, {"enc-self": [[1] * 4] * 2}),
+}
+
+
+def in_inference_mode(call):
+    with torch.inference_mode():
+        return call()
+
+
+@NEEDS_ONEDNN
+@pytest.mark.parametrize("ask", ASK)
+def test_released_weights_are_the_same_when_they_are_asked_for(ask):
+    never, (model, names) = make_gated(encoder_ffn_embed_dim=8192), prepared()
+    expected = logits(never, make_batch())
+    assert released(model) == LARGE_LAYERS
+    torch.testing.assert_close(logits(model, make_batch()), expected, rtol=1e-5, atol=1e-5)
+    assert released(model) == LARGE_LAYERS  # inference asks for none
+    ASK[ask](model)
+    assert not released(model)
+    assert list(model.state_dict()) == names
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in never.named_parameters()]
+    for (name, parameter), other in zip(model.named_parameters(), never.parameters(), strict=True):
+        assert torch.equal(parameter, other), name
+        assert isinstance(parameter, nn.Parameter)
+        assert parameter.requires_grad == other.requires_grad
+    torch.testing.assert_close(logits(model, make_batch()), expected, rtol=1e-5, atol=1e-5)
+    model(**make_batch())[0].sum().backward()
+    assert all(parameter.grad is not None for parameter in model.encoder.layers.parameters())
+
+
+@NEEDS_ONEDNN
+def test_weights_that_anyone_holds_are_not_released():
+    model = make_gated(encoder_ffn_embed_dim=8192, freeze_params=r"fc2\.weight")
+    held = model.encoder.layers[1].fc1.weight
+    model.make_generation_fast_()
+    assert released(model) == LARGE_LAYERS - {"encoder.layers.1.fc1"}
+    assert model.encoder.layers[1].fc1.weight is held
+    before = logits(model, make_batch())
+    with torch.no_grad():
+        held.mul_(2)
+    assert not torch.allclose(logits(model, make_batch()), before)
+    assert not model.encoder.layers[0].fc2.weight.requires_grad  # frozen before, and after
+
+
+@NEEDS_ONEDNN
+def test_a_released_weight_has_gradients_where_they_are_asked_for():
+    model, _ = prepared()
+    logits(model, make_batch())
+    model(**make_batch())[0].sum().backward()
+    never = make_gated(encoder_ffn_embed_dim=8192)
+    never(**make_batch())[0].sum().backward()
+    for (name, parameter), other in zip(model.named_parameters(), never.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@NEEDS_ONEDNN
+def test_queries_keys_and_values_are_released_together(monkeypatch):
+    monkeypatch.setattr(packed_linear, "WORTH_PACKING", 1)
+    monkeypatch.setattr(packed_linear, "ALWAYS_FASTER", 1)
+    never, model = make_gated(), make_gated()
+    model.make_generation_fast_()
+    attention = model.encoder.layers[0].self_attn
+    assert {f"encoder.layers.0.self_attn.{x}_proj" for x in "qkv"} <= released(model)
+    torch.testing.assert_close(logits(model, make_batch()), logits(never, make_batch()), rtol=1e-5, atol=1e-5)
+    assert torch.equal(attention.k_proj.weight, never.encoder.layers[0].self_attn.k_proj.weight)
+    assert not {f"encoder.layers.0.self_attn.{x}_proj" for x in "qkv"} & released(model)
+    with torch.no_grad():
+        for one in (model, never):
+            one.encoder.layers[0].self_attn.v_proj.weight.mul_(3)
+    torch.testing.assert_close(logits(model, make_batch()), logits(never, make_batch()), rtol=1e-5, atol=1e-5)
+
+
+@NEEDS_ONEDNN
+@torch.no_grad()
+def test_small_weights_are_packed_for_many_rows_and_not_for_few(monkeypatch):
+    (layer,) = layers((128, 128), 1)
+    linear, called = InferenceLinear([layer]), []
+    packed = torch.ops.mkldnn._linear_pointwise
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda *args: called.append(1) or packed(*args))
+        for rows, times in ((4, 0), (128, 1)):
+            x = torch.randn(rows, 128)
+            torch.testing.assert_close(linear(x), layer(x))
+            assert len(called) == times
+    linear.release()
+    assert vars(layer)["_parameters"]["weight"] is not None  # too small to be always faster
+
+
+@NEEDS_ONEDNN
+def test_memory_of_a_released_weight_is_free():
+    model = nn.Sequential(*layers(LARGE, 2))
+    memory = [StorageWeakRef(layer.weight.untyped_storage()) for layer in model]
+    pack_linears(model)
+    assert all(one.expired() for one in memory)

@@ -94,3 +94,32 @@ def test_beams_that_share_their_encoder_states():
     assert cache.keys.size(0) == B
     # ... and training is not touched by the beam size of a validation that came before
     torch.testing.assert_close(attention(query, repeated, repeated, repeated_padding, static_kv=True)[0], expected)
+
+
+def test_a_reordering_reaches_every_cache(monkeypatch):
+    """fairseq looks for the modules that have one; `BeamDecoder` knows them."""
+    decoder, reached = make_gated().decoder, []
+    expected = [module for module in decoder.modules() if hasattr(module, "reorder_incremental_state")]
+    expected = [module for module in expected if module is not decoder]
+    for module in expected:
+        monkeypatch.setattr(module, "reorder_incremental_state", lambda *args, own=module: reached.append(own))
+    decoder.reorder_incremental_state_scripting({}, torch.tensor([0]))
+    assert len(expected) == 4
+    assert reached == expected
+
+
+def test_entries_of_dropped_hypotheses_are_removed():
+    """The cache of a long search has about one entry of a sentence for each position, not one for each hypothesis."""
+    beam, steps = 4, 100
+    model = make_gated()
+    attention = model.decoder.layers[0].self_attn
+    attention.set_beam_size(beam)
+    generator, state = torch.Generator().manual_seed(0), {}
+    with torch.no_grad():
+        for _ in range(steps):
+            x = torch.randn(1, 2 * beam, attention.embed_dim, generator=generator)
+            attention(x, x, x, incremental_state=state, need_weights=False)
+            order = torch.randint(0, beam, (2, beam), generator=generator) + beam * torch.arange(2)[:, None]
+            attention.reorder_incremental_state(state, order.view(-1))
+    keys, _ = attention._beam_cache(state).tensors()
+    assert steps <= keys.size(2) < 2 * steps < beam * steps

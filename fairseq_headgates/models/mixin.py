@@ -137,8 +137,8 @@ class HeadGatesMixin:
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
         """Prepare for inference; fairseq's commands call it."""
-        pack_linears(self)  # type: ignore[arg-type]
         super().make_generation_fast_(**kwargs)  # type: ignore[misc]
+        pack_linears(self)  # type: ignore[arg-type]
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Rename the weights of older versions of fairseq; fairseq's commands call it."""

@@ -9,7 +9,7 @@ from fairseq.models.transformer import TransformerConfig, TransformerModel, base
 from torch import nn
 
 from fairseq_headgates.models.mixin import HeadGatesMixin, register_preset
-from fairseq_headgates.modules import BeamEncoder
+from fairseq_headgates.modules import BeamDecoder, BeamEncoder
 
 
 @register_model("transformer_head_gates")
@@ -29,6 +29,14 @@ class TransformerHeadGatesModel(HeadGatesMixin, TransformerModel):
         encoder = BeamEncoder(TransformerConfig.from_namespace(args), src_dict, embed_tokens)
         encoder.dropout_module.module_name = "TransformerEncoder"  # its name for --retain-dropout-modules
         return encoder
+
+    @classmethod
+    def build_decoder(cls, args: Any, tgt_dict: Any, embed_tokens: nn.Embedding) -> BeamDecoder:
+        """Build the decoder; fairseq calls it."""
+        config = TransformerConfig.from_namespace(args)
+        decoder = BeamDecoder(config, tgt_dict, embed_tokens, no_encoder_attn=config.no_cross_attention)
+        decoder.dropout_module.module_name = "TransformerDecoder"
+        return decoder
 
 
 def acl19(args: Any) -> None:

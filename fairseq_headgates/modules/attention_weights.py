@@ -36,9 +36,9 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, scaling: float)
     """Compute softmax(Q K^T / sqrt(D)), at least in single precision: [B, H, T, S]."""
     scores = (q * scaling) @ k.transpose(2, 3)
     if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(mask, mask_value(scores.dtype))
+        scores = scores.masked_fill_(mask, mask_value(scores.dtype))
     elif mask is not None:
-        scores = scores + mask
+        scores = scores.add_(mask)
     return F.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
 
 

@@ -1,15 +1,16 @@
 """Key/value cache of beam search that is never reordered.
 
 After every step beam search keeps some hypotheses, drops others and continues some twice. fairseq then copies the
-cached keys and values of all layers into the new order, which takes a third of a decoder step on a CPU. Here each
-sentence has one slot per hypothesis, and one table for all layers says from which slots each hypothesis descends; all
-other slots are masked. Encoder keys and values, equal for all hypotheses of a sentence, are stored once.
+cached keys and values of all layers into the new order, which takes a third of a decoder step on a CPU. Here every
+hypothesis writes new entries for its sentence, and one table for all layers says from which entries each hypothesis
+descends; all other entries are masked. When the room for entries is full, those from which no hypothesis descends any
+more are removed. Encoder keys and values, equal for all hypotheses of a sentence, are stored once.
 
 This requires that hypotheses of a sentence stay in consecutive rows, which is checked at every reordering. If it does
 not hold, `plain` converts to fairseq's cache.
 
-Shapes: B sentences, K hypotheses of each (the beam), H heads, S positions, D head size. Rows are the B K hypotheses,
-those of a sentence one after another.
+Shapes: B sentences, K hypotheses of each (the beam), H heads, N entries of each sentence, S positions, D head size.
+Rows are the B K hypotheses, those of a sentence one after another.
 """
 
 from __future__ import annotations
@@ -17,36 +18,57 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-GROWTH = 16  # positions by which a full cache grows: few enough to waste little, enough to copy seldom
+FIRST_ROOM = 16  # positions for whose entries there is room at first; it is doubled when more than half remains full
 
 
 class Beams:
-    """Table that all layers of a decoder share: from which slots each hypothesis descends, and the last reordering.
+    """Table that all layers of a decoder share: from which entries each hypothesis descends, and the last reordering.
 
-    `slots` [B K, S] holds numbers from 0 to K - 1, and -1 for padding, which is masked.
+    `descends` [B K, N] is true where a hypothesis descends from an entry of its sentence; no hypothesis descends from
+    padding. `positions` [B, N] are the positions of the entries.
     """
 
     def __init__(self, rows: int, beam: int, device: torch.device):
         self.beam = beam
-        self.slots = torch.empty(rows, 0, dtype=torch.long, device=device)
+        self.descends = torch.empty(rows, 0, dtype=torch.bool, device=device)
+        self.positions = torch.empty(rows // beam, 0, dtype=torch.long, device=device)
+        self.length = 0  # the number of positions
+        self.room = FIRST_ROOM * beam  # entries of a sentence
+        self.kept = self.positions  # [B, N]: the entries, sorted by position, that the last removal kept
+        self.removals = 0
         self.reorderings = 0
         self.together = True  # whether the last reordering kept the hypotheses of each sentence together
         self.sources = torch.empty(0)  # the sentence [B' K] that each row came from in the last reordering
         self.moved: Tensor | None = None  # the same for each sentence [B'], None if it left all in their places
-        self._own = torch.arange(beam, device=device)
+        self._own = torch.eye(beam, dtype=torch.bool, device=device)
         self._mask: dict[torch.dtype, Tensor] = {}
 
     def extend(self, padding: Tensor | None) -> None:
-        """Add a position, at which every hypothesis writes into its own slot; `padding` [B K, 1] is true on padding."""
-        own = self._own.repeat(self.slots.size(0) // self.beam).unsqueeze(1)
-        if padding is not None:
-            own = own.masked_fill(padding.bool(), -1)
-        self.slots = torch.cat([self.slots, own], dim=1)
+        """Add a position, at which every hypothesis writes one entry; `padding` [B K, 1] is true on padding."""
+        if self.descends.size(1) + self.beam > self.room:
+            self._remove_entries()
+        sentences = self.positions.size(0)
+        own = self._own.repeat(sentences, 1)
+        own = own if padding is None else own & ~padding.bool()
+        self.descends = torch.cat([self.descends, own], dim=1)
+        self.positions = torch.cat([self.positions, self.positions.new_full((sentences, self.beam), self.length)], 1)
+        self.length += 1
         self._mask.clear()
+
+    def _remove_entries(self) -> None:
+        """Remove the entries from which no hypothesis descends. Sentences with fewer others keep some of them."""
+        needed = self.descends.view(-1, self.beam, self.descends.size(1)).any(1)
+        number = int(needed.sum(1).max())
+        self.kept = needed.logical_not().byte().argsort(dim=1, stable=True)[:, :number].sort(1).values
+        self.descends = self.descends.gather(1, self.kept.repeat_interleave(self.beam, dim=0))
+        self.positions = self.positions.gather(1, self.kept)
+        if 4 * number > 3 * self.room:
+            self.room *= 2
+        self.removals += 1
 
     def reorder(self, new_order: Tensor) -> None:
         """Reorder hypotheses: row i of the B' K rows continues row `new_order[i]`."""
-        sentences = self.slots.size(0) // self.beam
+        sentences = self.positions.size(0)
         self.sources = new_order // self.beam
         first = self.sources[:: self.beam]
         self.together = new_order.numel() % self.beam == 0 and torch.equal(
@@ -54,26 +76,38 @@ class Beams:
         )
         stays = first.numel() == sentences and torch.equal(first, torch.arange(sentences, device=first.device))
         self.moved = None if stays else first
-        self.slots = self.slots.index_select(0, new_order)
+        self.descends = self.descends.index_select(0, new_order)
+        if self.together and not stays:
+            self.positions = self.positions.index_select(0, first)
         self.reorderings += 1
         self._mask.clear()
 
     def mask(self, dtype: torch.dtype) -> Tensor:
-        """Return the additive mask [B, 1, K, S K]: 0 on slots that a hypothesis descends from, else `mask_value`.
+        """Return the additive mask [B, 1, K, N]: 0 on entries that a hypothesis descends from, else `mask_value`.
 
         All layers of a step share it.
         """
         if dtype not in self._mask:
-            foreign = self.slots.unsqueeze(2) != self._own  # [B K, S, K]
-            mask = torch.zeros(foreign.shape, dtype=dtype, device=foreign.device).masked_fill_(
-                foreign, mask_value(dtype)
-            )
-            self._mask[dtype] = mask.view(-1, 1, self.beam, foreign.size(1) * self.beam)
+            mask = torch.zeros(self.descends.shape, dtype=dtype, device=self.descends.device)
+            mask.masked_fill_(~self.descends, mask_value(dtype))
+            self._mask[dtype] = mask.view(-1, 1, self.beam, mask.size(1))
         return self._mask[dtype]
+
+    def by_position(self, weights: Tensor) -> Tensor:
+        """Sum attention weights on entries [B, H, K, N] for each position: [B, H, K, S]."""
+        sums = weights.new_zeros(*weights.shape[:3], self.length)
+        return sums.scatter_add_(3, self.positions[:, None, None].expand_as(weights), weights)
+
+    def entries(self) -> Tensor:
+        """Return the entry of each position for every row after the last reordering: [B' K, S], -1 for padding."""
+        found = self.descends.new_full((self.descends.size(0), self.length), -1, dtype=torch.long)
+        row, entry = self.descends.nonzero(as_tuple=True)
+        found[row, self.positions[self.sources[row], entry]] = entry
+        return found
 
 
 class BeamCache:
-    """Keys and values of one attention layer in beam search, [B, H, S K, D] each, or [B, H, S, D] of the encoder."""
+    """Keys and values of one attention layer in beam search, [B, H, N, D] each, or [B, H, S, D] of the encoder."""
 
     def __init__(self, beams: Beams):
         self.beams = beams
@@ -93,35 +127,51 @@ class BeamCache:
 
 
 class StepCache(BeamCache):
-    """Cache of self-attention: K slots at every position."""
+    """Cache of self-attention: K entries of each sentence at every step."""
 
     def __init__(self, beams: Beams):
         super().__init__(beams)
-        self.positions = 0
+        self._length = 0  # positions
+        self._removals = 0
         self._keys = self._values = torch.empty(0)
 
     def append(self, k: Tensor, v: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Append `k` and `v` [B, H, K, D]. Return all keys and values [B, H, S K, D] and the additive mask."""
-        if self.beams.slots.size(1) == self.positions:  # the first layer of a step extends the table for all
+        """Append `k` and `v` [B, H, K, D]. Return all keys and values [B, H, N, D] and the additive mask."""
+        if self.beams.length == self._length:  # the first layer of a step extends the table for all
             self.beams.extend(padding)
-        start, end = self.positions * self.beams.beam, (self.positions + 1) * self.beams.beam
-        if self.positions % GROWTH == 0:
-            self._keys, self._values = _grown(self._keys, k), _grown(self._values, v)
-        self._keys[:, :, start:end], self._values[:, :, start:end] = k, v
-        self.positions += 1
-        return *self.tensors(), self.beams.mask(k.dtype)
+        if not self._length:
+            self._keys, self._values = self._empty(k), self._empty(v)
+        elif self._removals < self.beams.removals:
+            self._keys, self._values = self._kept(self._keys), self._kept(self._values)
+            self._removals = self.beams.removals
+        self._length += 1
+        keys, values = self.tensors()
+        keys[:, :, -self.beams.beam :], values[:, :, -self.beams.beam :] = k, v
+        return keys, values, self.beams.mask(k.dtype)
+
+    def _empty(self, like: Tensor) -> Tensor:
+        """Return room for the entries of all sentences."""
+        return like.new_empty(*like.shape[:2], self.beams.room, like.size(3))
+
+    def _kept(self, cache: Tensor) -> Tensor:
+        """Return the entries that the last removal kept, with room for more."""
+        at = self.beams.kept[:, None, :, None].expand(-1, cache.size(1), -1, cache.size(3))
+        kept = cache.gather(2, at)
+        cache = cache if cache.size(2) == self.beams.room else self._empty(cache)
+        cache[:, :, : kept.size(2)] = kept
+        return cache
 
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Return the keys and the values written so far, [B, H, S K, D]."""
-        end = self.positions * self.beams.beam
-        return self._keys[:, :, :end], self._values[:, :, :end]
+        """Return the keys and the values of all entries, [B, H, N, D]."""
+        entries = self.beams.descends.size(1)
+        return self._keys[:, :, :entries], self._values[:, :, :entries]
 
     def plain(self) -> dict[str, Tensor | None]:
         """Return fairseq's cache after the last reordering: [B' K, H, S, D], separate for every hypothesis."""
-        slots = self.beams.slots[:, : self.positions]
-        at = torch.arange(self.positions, device=slots.device) * self.beams.beam + slots.clamp(min=0)
-        keys, values = (x[self.beams.sources[:, None], :, at].transpose(1, 2) for x in self.tensors())
-        padding = slots < 0
+        entries = self.beams.entries()
+        rows, at = self.beams.sources[:, None], entries.clamp(min=0)
+        keys, values = (x[rows, :, at].transpose(1, 2) for x in self.tensors())
+        padding = entries < 0
         return {"prev_key": keys, "prev_value": values, "prev_key_padding_mask": padding if padding.any() else None}
 
     def _select(self, sentences: Tensor) -> None:
@@ -162,9 +212,3 @@ def repeated(states: Tensor, beam: int) -> bool:
     """Return whether encoder states [S, B K, E] are those of B sentences, repeated for K hypotheses each."""
     rows = states.size(1)
     return rows % beam == 0 and torch.equal(states[:, ::beam].repeat_interleave(beam, dim=1), states)
-
-
-def _grown(cache: Tensor, new: Tensor) -> Tensor:
-    """Return the cache [B, H, S K, D] with room for `GROWTH` more positions of the shape of `new` [B, H, K, D]."""
-    room = new.new_empty(*new.shape[:2], GROWTH * new.size(2), new.size(3))
-    return torch.cat([cache, room], dim=2) if cache.numel() else room

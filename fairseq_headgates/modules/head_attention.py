@@ -22,7 +22,7 @@ from fairseq_headgates.gates import HeadGates
 from fairseq_headgates.heads import kind_and_layer
 from fairseq_headgates.modules.attention_weights import additive_mask, attention_weights, join_masks, per_hypothesis
 from fairseq_headgates.modules.beam_cache import Beams, EncoderCache, StepCache, repeated
-from fairseq_headgates.modules.packed_linear import InferenceLinear, ParameterCache
+from fairseq_headgates.modules.packed_linear import InferenceLinear, ParameterCache, join_linears
 
 State = dict | None  # the incremental state of a decoder
 
@@ -149,8 +149,9 @@ class HeadAttention(MultiheadAttention):
         output = self._project_out(self._merge(context, beam))
         if not need_weights or weights is None:
             return output, None
-        if self.self_attention and beam > 1:  # one key for every slot of a position: see beam_cache.py
-            weights = weights.unflatten(-1, (-1, beam)).sum(-1)
+        cache = self._beam_cache(incremental_state)
+        if isinstance(cache, StepCache):
+            weights = cache.beams.by_position(weights)
         return output, per_hypothesis(weights, beam, need_head_weights)
 
     def output_of(self, context: Tensor) -> Tensor:
@@ -172,7 +173,7 @@ class HeadAttention(MultiheadAttention):
         """
         self._prepared = True
         if self.self_attention and self.num_heads:
-            self._in_proj = InferenceLinear([self.q_proj, self.k_proj, self.v_proj])
+            self._in_proj = join_linears(self, ["q_proj", "k_proj", "v_proj"])
 
     def _inference_gates(self, gate: HeadGates) -> Tensor:
         """Return the evaluation gates, which are computed again when their parameter has changed."""
@@ -305,6 +306,8 @@ class HeadAttention(MultiheadAttention):
         length, rows, _ = x.shape
         if beam == 1:
             return x.view(length, rows, self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+        if length == 1:
+            return x.view(rows // beam, beam, self.num_heads, self.head_dim).transpose(1, 2)
         x = x.view(length, rows // beam, beam, self.num_heads, self.head_dim).permute(1, 3, 2, 0, 4)
         return x.reshape(rows // beam, self.num_heads, beam * length, self.head_dim)
 
@@ -321,7 +324,10 @@ class HeadAttention(MultiheadAttention):
         scale = self.head_scale()
         if scale is None:
             return self.out_proj(merged)
-        per_column = scale.to(merged.dtype).repeat_interleave(self.head_dim)
+        scale = scale.to(merged.dtype)
+        if self._prepared and not torch.is_grad_enabled():  # its weight may be packed
+            return self.out_proj((merged.unflatten(-1, (self.num_heads, -1)) * scale[:, None]).flatten(-2))
+        per_column = scale.repeat_interleave(self.head_dim)
         weight, bias = self.out_proj.weight, self.out_proj.bias
         # g_i head_i W_O,i = head_i (g_i W_O,i): scale whichever of the two is smaller.
         if merged.numel() < weight.numel():

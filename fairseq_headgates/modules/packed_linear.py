@@ -2,11 +2,15 @@
 
 A matrix multiplication on a CPU first copies (packs) its matrices into blocks that fit the caches. In a decoder step, a
 few rows times a large weight, packing the weight takes as long as the arithmetic or longer. Here a weight is packed
-once, and again only if its parameters have changed.
+once, and again only if its parameters have changed. The packed weight replaces the parameter: the memory of the
+parameter is released, and it is computed from the packed weight when it is asked for.
 """
 
 from __future__ import annotations
 
+import ctypes
+import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,9 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Smallest weight, in numbers, that is faster when packed: between 128 x 512 (slower) and 512 x 512, measured on two
-# cores with 1 to 128 rows.
-WORTH_PACKING = 512 * 512
+# Measured on two cores with 4 to 800 rows. In numbers of a weight:
+WORTH_PACKING = 128 * 128  # smaller ones are not packed
+ALWAYS_FASTER = 256 * 512  # from here on the packed weight is faster for any number of rows
+# Smaller packed weights are faster from this number of multiplications (rows times numbers of the weight).
+WORTH_CALLING = 1_500_000
 
 
 class ParameterCache:
@@ -24,32 +30,37 @@ class ParameterCache:
 
     def __init__(self) -> None:
         self._value: Any = None
-        self._state: tuple | None = None
+        self._state: list[tuple[int, int]] | None = None
         self._held: list[Tensor] = []  # keeps their addresses, by which they are recognised, from being reused
 
     def get(self, parameters: Callable[[], list[Tensor]], make: Callable[[], Any]) -> Any:
         """Return the result of `make`, which may move the `parameters`."""
         if self._state is None or self._state != _state(parameters()):
             with torch.no_grad():
-                self._value = make()
-            self._held = [parameter.detach() for parameter in parameters()]
-            self._state = _state(parameters())
+                value = make()
+            self.set(value, parameters())
         return self._value
 
+    def set(self, value: Any, parameters: list[Tensor]) -> None:
+        """Set the value that was computed from `parameters`."""
+        self._value, self._state = value, _state(parameters)
+        self._held = [parameter.detach() for parameter in parameters]
 
-def _state(parameters: list[Tensor]) -> tuple:
-    return tuple((parameter.data_ptr(), parameter._version) for parameter in parameters)
+
+def _state(parameters: list[Tensor]) -> list[tuple[int, int]]:
+    return [(parameter.data_ptr(), parameter._version) for parameter in parameters]
 
 
 class InferenceLinear:
     """Several linear layers with the same input, computed in one multiplication, without gradients.
 
-    The layers keep their parameters; those of several layers become views of one tensor.
+    The layers keep their parameters; those of several layers become views of one tensor. `release` gives their memory
+    back.
     """
 
     def __init__(self, layers: Sequence[nn.Linear]):
         self.layers = tuple(layers)
-        self._weights = ParameterCache()
+        self._weights = ParameterCache()  # of the joined weight, None if it was released, and the joined bias
         self._packed: Tensor | None = None
 
     def __getstate__(self) -> dict:
@@ -61,74 +72,161 @@ class InferenceLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs of all layers]."""
         weight, bias = self._weights.get(self._parameters, self._make)
-        if self._packed is None:
-            return F.linear(x, weight, bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
+        if weight is None or (self._packed is not None and x.numel() * weight.size(0) >= WORTH_CALLING):
+            return torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
+        return F.linear(x, weight, bias)
 
-    @property
-    def packed_bytes(self) -> int:
-        """Memory of the packed weights in bytes."""
-        return 0 if self._packed is None else sum(layer.weight.nbytes for layer in self.layers)
+    def release(self) -> None:
+        """Release the weights, if the packed weight is always faster. Weights that anyone else holds stay."""
+        weight, bias = self._weights.get(self._parameters, self._make)
+        if weight is None or self._packed is None or weight.numel() < ALWAYS_FASTER:
+            return
+        del weight
+        for layer in self.layers:
+            if isinstance(layer, PackedLinear):
+                layer.release_weight()
+        if all(_own(layer, "weight") is None for layer in self.layers):
+            self._weights.set((None, bias), self._parameters())
+
+    def restore(self) -> None:
+        """Compute released weights from the packed weight."""
+        if self._packed is None or all(_own(layer, "weight") is not None for layer in self.layers):
+            return
+        rows = self._packed.to_dense().split([layer.out_features for layer in self.layers])
+        for layer, weight in zip(self.layers, rows, strict=True):
+            if isinstance(layer, PackedLinear):
+                layer.restore_weight(weight)
 
     def _parameters(self) -> list[Tensor]:
-        return [p for layer in self.layers for p in (layer.weight, layer.bias) if p is not None]
+        own = [_own(layer, name) for layer in self.layers for name in ("weight", "bias")]
+        return [parameter for parameter in own if parameter is not None]
 
     def _make(self) -> tuple[Tensor, Tensor | None]:
-        weight: Tensor = self.layers[0].weight
-        bias: Tensor | None = self.layers[0].bias
-        if len(self.layers) > 1:
-            weight = _joined([layer.weight for layer in self.layers])
-            bias = None if bias is None else _joined([layer.bias for layer in self.layers])
+        self.restore()
+        weight = _joined([layer.weight for layer in self.layers])
+        bias = None if self.layers[0].bias is None else _joined([layer.bias for layer in self.layers])
         self._packed = _packed(weight)
         return weight, bias
 
 
 class PackedLinear(nn.Linear):
-    """Linear layer that uses its packed weight if gradients are disabled."""
+    """Linear layer that uses its packed weight if gradients are disabled.
+
+    `release` of its `InferenceLinear` removes the parameter `weight`. It is computed from the packed weight when it is
+    asked for: as an attribute, or among the parameters of the module, for example to save, move or train them.
+    """
 
     def __init__(self, layer: nn.Linear):
         super(nn.Linear, self).__init__()
+        self.inference = InferenceLinear([self])
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.weight, self.bias = layer.weight, layer.bias
+        self.weight = layer.weight
+        self.register_parameter("bias", layer.bias)
+        self._requires_grad = layer.weight.requires_grad
         self.train(layer.training)
-        self._inference: InferenceLinear | None = None
+
+    @property
+    def _parameters(self) -> dict[str, nn.Parameter | None]:  # where torch looks for parameters
+        self.inference.restore()
+        return self.__dict__["_parameters"]
+
+    @_parameters.setter
+    def _parameters(self, parameters: dict[str, nn.Parameter | None]) -> None:
+        self.__dict__["_parameters"] = parameters
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight":
+            self.inference.restore()
+        return super().__getattr__(name)
+
+    def __getstate__(self) -> dict:
+        self.inference.restore()
+        return self.__dict__
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs]."""
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or len(self.inference.layers) > 1:
             return super().forward(x)
-        if self._inference is None:
-            self._inference = InferenceLinear([self])
-        return self._inference(x)
+        return self.inference(x)
+
+    def release_weight(self) -> None:
+        """Remove the weight, unless anyone else holds it."""
+        parameters = self.__dict__["_parameters"]
+        self._requires_grad = parameters["weight"].requires_grad
+        held = weakref.ref(parameters["weight"])
+        parameters["weight"] = None  # its place in the order of parameters
+        parameters["weight"] = held()
+
+    def restore_weight(self, weight: Tensor) -> None:
+        """Set the weight if it was removed."""
+        parameters = self.__dict__["_parameters"]
+        if parameters["weight"] is None:
+            with torch.inference_mode(False):  # a tensor made in inference mode cannot be trained
+                parameters["weight"] = nn.Parameter(weight.clone(), requires_grad=self._requires_grad)
+
+
+def join_linears(module: nn.Module, names: Sequence[str]) -> InferenceLinear:
+    """Return linear layers of a module, which have the same input, as one for inference; see `pack_linears`."""
+    layers = [getattr(module, name) for name in names]
+    if any(type(layer) is not nn.Linear for layer in layers) or not _can_be_packed(*(layer.weight for layer in layers)):
+        return InferenceLinear(layers)
+    joined = InferenceLinear([PackedLinear(layer) for layer in layers])
+    for name, layer in zip(names, joined.layers, strict=True):
+        layer.inference = joined  # type: ignore[assignment]
+        setattr(module, name, layer)
+    del layers  # they hold the weights
+    joined.release()
+    return joined
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Replace the large linear layers of a model on a CPU by `PackedLinear`, in place, under the same names."""
+    """Replace the large linear layers of a model on a CPU by `PackedLinear`, in place, under the same names.
+
+    The memory of weights that no other module shares is released.
+    """
+    _return_freed_memory()  # of loading, so that the packed weights do not add to it
+    _replace_linears(model)  # when it returns, nothing refers to the layers that it replaced
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            module.inference.release()
+    _return_freed_memory()
+
+
+def _replace_linears(model: nn.Module) -> None:
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
             if type(layer) is nn.Linear and _can_be_packed(layer.weight):
                 setattr(module, name, PackedLinear(layer))
 
 
-def packed_bytes(model: nn.Module) -> int:
-    """Return the memory in bytes of all packed weights of a model."""
-    held = (value for module in model.modules() for value in vars(module).values())
-    return sum(value.packed_bytes for value in held if isinstance(value, InferenceLinear))
+def _return_freed_memory() -> None:
+    """Return freed memory to the system. glibc keeps it for later, which here is a hundred MB."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries do not have it
+        if trim is not None:
+            trim(0)
+
+
+def _own(layer: nn.Linear, name: str) -> Tensor | None:
+    """Return a parameter of a layer; None if the layer has none, or if it was released."""
+    return layer.__dict__["_parameters"][name]
 
 
 def _joined(parameters: Sequence[Tensor]) -> Tensor:
     """Concatenate parameters along their rows; they become views of the result."""
+    if len(parameters) == 1:
+        return parameters[0].detach()
     joined = torch.cat([parameter.data for parameter in parameters])
     for parameter, rows in zip(parameters, joined.split([len(p) for p in parameters]), strict=True):
         parameter.data = rows
     return joined
 
 
-def _can_be_packed(weight: Tensor) -> bool:
+def _can_be_packed(*weights: Tensor) -> bool:
+    """Return whether the weights, joined, can be packed, and are large enough for it."""
     return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.float32
-        and weight.numel() >= WORTH_PACKING
+        all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
+        and sum(weight.numel() for weight in weights) >= WORTH_PACKING
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )

@@ -48,6 +48,11 @@ class Cut:
     factor: Tensor
     head_dim: int
 
+    @property
+    def changes_weights(self) -> bool:
+        """Whether a head is removed or a gate is folded."""
+        return len(self.keep) < self.heads or bool((self.factor != 1).any())
+
     def __call__(self, parameter: str, tensor: Tensor, power: int = 1) -> Tensor:
         """Cut a parameter of the layer, e.g. 'q_proj.weight' [H D, E], or a tensor of the same shape.
 
@@ -176,6 +181,9 @@ def apply_cuts(model: nn.Module, found: Mapping[str, Cut]) -> nn.Module:
 
 
 def _cut_attention(attention: HeadAttention, cut: Cut) -> None:
+    attention.gate = attention.head_mask = None
+    if not cut.changes_weights:
+        return
     for name in (*attention.INPUTS, "out_proj"):
         projection = getattr(attention, name)
         if projection is None:
@@ -187,7 +195,6 @@ def _cut_attention(attention: HeadAttention, cut: Cut) -> None:
             projection.out_features, projection.in_features = projection.weight.shape
     attention.kept = tuple(attention.kept[i] for i in cut.keep)
     attention.num_heads = len(attention.kept)
-    attention.gate = attention.head_mask = None
     if attention.num_heads == 0:
         for name in attention.INPUTS:
             setattr(attention, name, None)

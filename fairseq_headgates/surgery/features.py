@@ -14,7 +14,7 @@ from fairseq.modules import MultiheadAttention, transformer_layer
 from torch import nn
 
 from fairseq_headgates.heads import TYPES, kind_and_layer
-from fairseq_headgates.modules import BeamEncoder, HeadAttention
+from fairseq_headgates.modules import BeamDecoder, BeamEncoder, HeadAttention
 
 # Features by name, with their description in messages.
 FEATURES = {
@@ -48,7 +48,7 @@ LAYER_ATTRIBUTES = {
 }
 # Classes are compared by identity, because a subclass may compute something else.
 ENCODERS = {transformer.TransformerEncoder, transformer.TransformerEncoderBase, BeamEncoder}
-DECODERS = {transformer.TransformerDecoder, transformer.TransformerDecoderBase}
+DECODERS = {transformer.TransformerDecoder, transformer.TransformerDecoderBase, BeamDecoder}
 ENCODER_LAYERS = {transformer_layer.TransformerEncoderLayer, transformer_layer.TransformerEncoderLayerBase}
 DECODER_LAYERS = {transformer_layer.TransformerDecoderLayer, transformer_layer.TransformerDecoderLayerBase}
 
