@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Compare the outputs and the speed of five versions of a checkpoint on real sentences.
+"""Compare the outputs and the speed of six versions of a checkpoint on real sentences.
 
     python benchmarks/same_outputs.py CKPT DATA-BIN [--gen-subset test] [--beam 4] [--time 5] [--json FILE]
 
 The versions: `gated`, the checkpoint itself; `masked`, with its closed heads masked; `pruned` and `stock`, the files
-that `headgates prune` writes without and with --stock; `ctranslate2`, the model that `headgates convert` writes.
-Compared are the logits of the reference translations (CTranslate2 has only the log-probabilities of their words), the
-translations by beam search, and their BLEU on tokenised text. With --time N each version also translates the set N
-times, in turn, prepared as in fairseq-generate; the speed is the median, in output words with </s> per second.
+that `headgates prune` writes without and with --stock; `ctranslate2` and `int8`, the models that `headgates convert`
+writes in single precision and with --quantization int8. Compared are the logits of the reference translations
+(CTranslate2 has only the log-probabilities of their words), the translations by beam search, prepared as in
+fairseq-generate, and their BLEU on tokenised text. With --time N each version also translates the set N times, in turn;
+the speed is the median, in output words with </s> per second.
 """
 
 import argparse
@@ -95,10 +96,11 @@ class FairseqForm:
 class CTranslate2Form:
     """A CTranslate2 model, searching as fairseq does by default (see `to_ctranslate2`)."""
 
-    def __init__(self, task, folder: str, beam: int):
+    def __init__(self, task, pruned, folder: str, quantization: str | None, beam: int):
         import ctranslate2
 
         self.task, self.beam = task, beam
+        to_ctranslate2(pruned, task.source_dictionary, task.target_dictionary, folder, quantization)
         self.translator = ctranslate2.Translator(folder, intra_threads=torch.get_num_threads())
 
     def score(self, batch: dict) -> tuple[None, torch.Tensor]:
@@ -146,8 +148,9 @@ def make_forms(state: dict, task, options: argparse.Namespace, folder: str, stac
         (models[name],), *_ = checkpoint_utils.load_model_ensemble_and_task([f"{folder}/{name}.pt"], task=task)
     forms = {name: FairseqForm(task, model.eval(), options.beam) for name, model in models.items()}
     if not options.without_ctranslate2:
-        to_ctranslate2(prune(gated, mask), task.source_dictionary, task.target_dictionary, f"{folder}/ct2")
-        forms["ctranslate2"] = CTranslate2Form(task, f"{folder}/ct2", options.beam)
+        pruned = prune(gated, mask)
+        for name, quantization in (("ctranslate2", None), ("int8", "int8")):
+            forms[name] = CTranslate2Form(task, pruned, f"{folder}/{name}", quantization, options.beam)
     return forms
 
 
@@ -168,10 +171,9 @@ def load_data(state: dict, options: argparse.Namespace):
 
 def run(form, batches: list[dict], name: str) -> dict:
     """Return logits and log-probabilities of the references, and the translations."""
-    scores, translations = [], []
-    for batch in tqdm(batches, desc=name, leave=False):
-        scores.append(form.score(batch))
-        translations += form.translate(batch)
+    scores = [form.score(batch) for batch in tqdm(batches, desc=f"{name}: logits", leave=False)]
+    form.prepare()
+    translations = [line for batch in tqdm(batches, desc=name, leave=False) for line in form.translate(batch)]
     logits = None if scores[0][0] is None else torch.cat([logits for logits, _ in scores])
     return {"logits": logits, "log_p": torch.cat([log_p for _, log_p in scores]), "translations": translations}
 
@@ -179,9 +181,6 @@ def run(form, batches: list[dict], name: str) -> dict:
 def measure(forms: dict, batches: list[dict], times: int) -> dict[str, list[float]]:
     """Return the seconds to translate all batches, each version in turn."""
     found: dict[str, list[float]] = {name: [] for name in forms}
-    for form in forms.values():
-        form.prepare()
-        form.translate(batches[0])
     for _ in tqdm(range(times), desc="speed", leave=False):
         for name, form in forms.items():
             start = time.perf_counter()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates import report
 from fairseq_headgates.cli.choice import add_choice, chosen_heads, refuse_standard_output
 from fairseq_headgates.cli.parser import OPEN, add_checkpoint, filled
 from fairseq_headgates.files import refuse_existing
 from fairseq_headgates.messages import one_line
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
+    speed = parser.add_argument_group("speed")
+    speed.add_argument(
+        "--by-speed",
+        action="store_true",
+        help="also measure the time of each attention layer on this machine, and what another head costs",
+    )
+    speed.add_argument(
+        "--batch-size",
+        metavar="N",
+        type=int,
+        default=32,
+        help="with --by-speed: translate N sentences at once, of 25 tokens, with beam 5 (default: %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_headgates.surgery import kept_mask, prune, removal_plan
 
     refuse_standard_output(args.output)
+    if args.batch_size < 1:
+        raise ValueError(f"--batch-size is {args.batch_size}: it must be at least 1")
     if not args.dry_run:
         refuse_existing(args.output, args.force)
     state, model = load_model(args.checkpoint, args.trust)
@@ -61,13 +79,41 @@ def run(args: argparse.Namespace) -> int:
     if not args.dry_run:
         save_checkpoint(smaller, args.output, args.force)
     plan = removal_plan(model, pruned)
+    if args.by_speed:
+        plan["speed"] = measured_speed(model, pruned, args.batch_size)
     if args.json:
         print(json.dumps(plan))
         return 0
     print(report.removal_table(kept_mask(model), kept_mask(pruned)))
     print("\n".join(removal_notes(plan)))
+    if args.by_speed:
+        print("\n" + report.speed_table(plan["speed"]))
+        print("\n".join(report.speed_notes(plan["speed"])))
     print("nothing written (--dry-run)" if args.dry_run else f"written: {args.output}")
     return 0
+
+
+def measured_speed(model: nn.Module, pruned: nn.Module, sentences: int) -> dict[str, Any]:
+    """Measure the time of the attention layers in a translation, as plain values."""
+    import torch
+
+    from fairseq_headgates.analysis.costs import Translation, layer_costs
+    from fairseq_headgates.surgery import head_sites
+
+    translation = Translation(sentences=sentences)
+    kept = {site.name: site.attention.num_heads for site in head_sites(pruned)}
+    layers = [
+        {
+            "type": cost.kind,
+            "layer": cost.layer,
+            "heads": [cost.heads, kept[site.name]],
+            "head_parameters": cost.head_parameters,
+            "head_cache_bytes": cost.head_cache_bytes,
+            "ms_by_heads": [1000 * seconds for seconds in cost.seconds],
+        }
+        for site, cost in zip(head_sites(model), layer_costs(model, translation), strict=True)
+    ]
+    return {**vars(translation), "threads": torch.get_num_threads(), "layers": layers}
 
 
 def print_notice(message: str) -> None:

@@ -6,6 +6,7 @@ from fairseq_headgates.report.figures import curve_plot, heat_map, heat_maps
 from fairseq_headgates.report.functions import drift_table, function_table, open_heads, scored_table, statistics_table
 from fairseq_headgates.report.page import gates_gif, report_page
 from fairseq_headgates.report.panels import TEXT_STYLE, Panel, row_of, score_panel, sweep_panels
+from fairseq_headgates.report.speed import speed_notes, speed_table
 from fairseq_headgates.report.tables import (
     METRICS,
     agreement_table,
@@ -57,6 +58,8 @@ __all__ = [
     "score_panel",
     "score_table",
     "scored_table",
+    "speed_notes",
+    "speed_table",
     "statistics_table",
     "sweep_panels",
     "text_table",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -198,6 +198,13 @@ def _cut_attention(attention: HeadAttention, cut: Cut) -> None:
     if attention.num_heads == 0:
         for name in attention.INPUTS:
             setattr(attention, name, None)
+
+
+def with_heads(attention: HeadAttention, keep: Sequence[int]) -> HeadAttention:
+    """Return a copy of an attention layer without gates that has the heads `keep`, by their position."""
+    smaller = copy.deepcopy(attention)
+    _cut_attention(smaller, Cut(attention.num_heads, tuple(keep), torch.ones(len(keep)), attention.head_dim))
+    return smaller
 
 
 def cut_tensors(tensors: Mapping[str, Tensor], found: Mapping[str, Cut], power: int = 1) -> dict[str, Tensor]:
