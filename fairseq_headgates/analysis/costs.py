@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from fairseq.modules import MultiheadAttention
@@ -155,7 +156,7 @@ def _decode(attention: HeadAttention, translation: Translation, like: Tensor) ->
     for _ in range(translation.length):
         order = (first + torch.randint(translation.beam, first.shape, generator=generator)).to(x.device)
         step(other, order)
-        seconds += _seconds(like.device, lambda order=order: step(attention, order))
+        seconds += _seconds(like.device, partial(step, attention, order))
     return seconds
 
 
