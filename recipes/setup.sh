@@ -161,11 +161,14 @@ install_fairseq() {
   ! check fairseq "$fairseq_spec" || { step 3 "$fairseq_spec is installed"; return; }
   need_compiler "$python"
   step 3 "installing $fairseq_spec$(! fairseq_is_compiled "$(version_of "$python")" || echo " (compiled: some minutes)")"
-  # Build isolation would download a second torch; the build tools are therefore installed first.
   pip install -c "$venv/constraints.txt" "setuptools>=64" wheel cython ||
     die_with_log "setuptools, wheel and cython cannot be installed; check the network and run this again"
   pip uninstall -y fairseq fairseq-fixed # both use the folder fairseq/
-  pip install --no-build-isolation -c "$venv/constraints.txt" "$fairseq_spec" ||
+  # Build isolation would download a second torch for fairseq-fixed; fairseq 0.12.2 must not see torch, because it then
+  # builds extensions whose sources PyPI's package lacks.
+  local isolation=--no-build-isolation
+  [[ $fairseq_spec != fairseq==* ]] || isolation=
+  pip install $isolation -c "$venv/constraints.txt" "$fairseq_spec" ||
     die_with_log "$fairseq_spec cannot be installed; check the network and the compiler, and run this again"
 }
 
@@ -188,8 +191,8 @@ for info in "$venv"/lib/python3.*/site-packages/*.dist-info; do
   [[ ! -d $info || -e $info/INSTALLER ]] || rm -rf "$info" # pip was interrupted: it writes INSTALLER last
 done
 install_torch
-# Later versions of pip refuse the requirements of fairseq 0.12.2, and its build needs distutils of setuptools.
-[[ $fairseq_spec != fairseq==* ]] || pip install "pip<24.1" "setuptools<70" "$numpy_spec" ||
+# Later versions of pip refuse the requirements of fairseq 0.12.2.
+[[ $fairseq_spec != fairseq==* ]] || pip install "pip<24.1" "$numpy_spec" ||
   die_with_log "pip<24.1 cannot be installed; check the network and run this again"
 # From here on pip must not change torch and its numpy.
 "$python" recipes/lib/environment.py pins >"$venv/constraints.txt" 2>>"$log" || die_with_log "torch or numpy is incomplete; run 'make distclean' and this again"

@@ -226,6 +226,8 @@ def test_each_python_has_its_fairseq(version, torch, fairseq, machine, working):
     assert f"torch=={torch}" in asked and f"{fairseq}\n" in asked
     old = fairseq == "fairseq==0.12.2"
     assert ("pip<24.1" in asked, "numpy<1.24" in asked) == (old, old)
+    # If it saw torch, the build of 0.12.2 would fail: sources of its extensions with torch are missing.
+    assert all(("--no-build-isolation" in line) != old for line in working() if line.endswith(fairseq))
     assert set_up(machine, PYTHON=f"python{version}", CC="true", CXX="true").stderr == ""
 
 
