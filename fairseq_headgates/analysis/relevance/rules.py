@@ -18,7 +18,7 @@ Relevance is [T, N, E]: of every number at every token, for every explained posi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 
@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 CHUNK = 2**18  # numbers of z computed at a time, which fit into the cache of one core
+GROUP = 4  # tokens whose relevance passes through the same weights in one multiplication
 
 Dims = int | tuple[int, ...]
 
@@ -61,16 +62,30 @@ RULES = {
 
 def linear(R: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, rule: Rule) -> Tensor:
     """Return relevance [T, N, I] at the input x [T, I] of x W^T + b, from R [T, N, O]; W [O, I], bias [O] or None."""
+    return linears([(R, weight, bias)], x, rule)
+
+
+def linears(layers: list[tuple[Tensor, Tensor, Tensor | None]], x: Tensor, rule: Rule) -> Tensor:
+    """Return relevance [T, N, I] at the common input x [T, I] of linear layers, as if they were one.
+
+    `layers` are R [T, N, O], W [O, I], and bias [O] or None, of each; they are taken from the list, to free memory.
+    """
+    found = layers[0][0].new_zeros(*layers[0][0].shape[:2], x.size(-1))
+    wanted = _sum(_through_linear(*layers.pop(), x, rule, found) for _ in range(len(layers)))
+    return _rescale(wanted, rule, found, dim=-1)[0]
+
+
+def _through_linear(R: Tensor, weight: Tensor, bias: Tensor | None, x: Tensor, rule: Rule, found: Tensor) -> Tensor:
+    """Add relevance at the input of x W^T + b, before rescaling, to `found`. Returns the L1 norms of R, [T, N, 1]."""
     share = weight.new_zeros(len(weight), 1) if bias is None else bias[:, None] / x.size(-1)
 
-    def positive(tokens: slice) -> Tensor:
-        return torch.addcmul(share, weight, x[tokens, None]).clamp_(min=0)
+    def positive(tokens: slice, outputs: slice) -> Tensor:
+        return (weight[outputs] * x[tokens, None]).add_(share[outputs]).clamp_(min=0)
 
     def weighted(r: Tensor, tokens: slice) -> Tensor:
         return (r @ weight).mul_(x[tokens, None]).add_(r @ share)
 
-    found = _divide(R, F.linear(x, weight, bias), x.size(-1), positive, weighted, rule)
-    return _rescale(R, rule, found, dim=-1)[0]
+    return _divide(R, F.linear(x, weight, bias), positive, weighted, rule, found)
 
 
 def layer_norm(R: Tensor, x: Tensor, norm: nn.LayerNorm, rule: Rule) -> Tensor:
@@ -86,9 +101,10 @@ def layer_norm(R: Tensor, x: Tensor, norm: nn.LayerNorm, rule: Rule) -> Tensor:
     left = torch.stack([slope, slope * y], dim=-1) / -size  # J = diag(slope) + left [1, y]
     right = torch.stack([x, y * x], dim=-2)
 
-    def positive(tokens: slice) -> Tensor:
-        z = torch.baddbmm(share, left[tokens], right[tokens])
-        z.diagonal(dim1=-2, dim2=-1).add_(slope[tokens] * x[tokens])
+    def positive(tokens: slice, outputs: slice) -> Tensor:
+        z = torch.baddbmm(share[outputs], left[tokens, outputs], right[tokens])
+        own = (slope[tokens] * x[tokens])[:, outputs]
+        z.diagonal(offset=outputs.start, dim1=-2, dim2=-1).add_(own)
         return z.clamp_(min=0)
 
     def weighted(r: Tensor, tokens: slice) -> Tensor:
@@ -97,7 +113,9 @@ def layer_norm(R: Tensor, x: Tensor, norm: nn.LayerNorm, rule: Rule) -> Tensor:
         return (steep - removed / size).mul_(x[tokens, None]).add_(r @ share)
 
     total = slope * (centred - y * (y * x).mean(-1, keepdim=True)) + norm.bias
-    return _rescale(R, rule, _divide(R, total, size, positive, weighted, rule), dim=-1)[0]
+    found = torch.zeros_like(R)
+    wanted = _divide(R, total, positive, weighted, rule, found)
+    return _rescale(wanted, rule, found, dim=-1)[0]
 
 
 def add(R: Tensor, a: Tensor, b: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
@@ -105,7 +123,7 @@ def add(R: Tensor, a: Tensor, b: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
     up, down = a.clamp(min=0) + b.clamp(min=0), a.clamp(max=0) + b.clamp(max=0)
     to_positive, to_negative = _coefficients(up, down, rule)
     parts = [R * (x * torch.where(x > 0, to_positive, to_negative))[:, None] for x in (a, b)]
-    at_a, at_b = _rescale(R, rule, *parts, dim=-1, whole=False)
+    at_a, at_b = _rescale(l1_norm(R, -1), rule, *parts, dim=-1, whole=False)
     return at_a, at_b
 
 
@@ -121,12 +139,34 @@ def attention(
     where A_tsd = w_ts (v_sd - c_td) and B_tse = scaling q_te k_se, so that |z| = |A| |B| at the keys, and all sums are
     matrix products. Every head is rescaled on its own, over all its tokens.
     """
+    at_q, at_k, at_v = (_by_token(R, length) for length in (q.size(1), k.size(1), k.size(1)))
+    numbers = q.size(1) * v.size(-1) * (k.size(1) + k.size(2) + R.size(2))  # of z, A and R of a head
+    for heads in _slices(len(R), CHUNK // numbers):
+        found = _attention_of_heads(R[heads], q[heads], k[heads], v[heads], weights[heads], scaling, rule)
+        at_q[heads], at_k[heads], at_v[heads] = found
+    wanted = l1_norm(R, (1, 3))
+    if rule.constant_attention:
+        return at_q, at_k, _rescale(wanted, rule, at_v, dim=(1, 3))[0]
+    at_q, at_k, at_v = _rescale(wanted, rule, at_q, at_k, at_v, dim=(1, 3))
+    return at_q, at_k, at_v
+
+
+def _by_token(R: Tensor, length: int) -> Tensor:
+    """Return an empty tensor [H, length, N, D] for R [H, T, N, D], in memory by token, so that heads can be joined."""
+    heads, _, positions, size = R.shape
+    return R.new_empty(length, positions, heads, size).permute(2, 0, 1, 3)
+
+
+def _attention_of_heads(
+    R: Tensor, q: Tensor, k: Tensor, v: Tensor, weights: Tensor, scaling: float, rule: Rule
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return relevance at queries, keys and values of some heads before rescaling; see `attention`."""
     context = weights @ v
     up, down = weights @ v.clamp(min=0), weights @ v.clamp(max=0)
     if rule.constant_attention:
         for_positive, for_negative = _per_output(R, up, down, rule)
         found = _at_values(for_positive, for_negative, v, weights)
-        return R.new_zeros(R.shape), torch.zeros_like(found), _rescale(R, rule, found, dim=(1, 3))[0]
+        return R.new_zeros(R.shape), torch.zeros_like(found), found
     a = (v[:, None] - context[:, :, None]).mul_(weights[..., None])  # [H, T, S, D]
     q = q * scaling
     at_q = (a.transpose(2, 3).flatten(1, 2) @ k).view(*a.shape[:2], v.size(-1), k.size(-1)).mul_(q[:, :, None])
@@ -144,8 +184,7 @@ def attention(
     mean = for_positive.add_(for_negative).div_(2)
     difference = for_negative.neg_().add_(mean)  # (positive - negative) / 2
     to_k = _at_keys(mean, a, q, k) + _at_keys(difference, a.abs_(), q.abs(), k.abs())
-    at_q, at_k, at_v = _rescale(R, rule, to_q, to_k, to_v, dim=(1, 3))
-    return at_q, at_k, at_v
+    return to_q, to_k, to_v
 
 
 def merge(*parts: Tensor) -> Tensor:
@@ -154,38 +193,59 @@ def merge(*parts: Tensor) -> Tensor:
     return total.mul_(quotient(_sum(l1_norm(part, (0, 2)) for part in parts), l1_norm(total, (0, 2))))
 
 
-def keep_norm(R: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
-    """Rescale `parts`, each [.., N, E], in place, so that together they have the L1 norm of R [T, N, E]."""
-    ratio = quotient(l1_norm(R, (0, 2)), _sum(l1_norm(part, (0, 2)) for part in parts))
+def keep_norm(norm: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+    """Rescale `parts`, each [.., N, E], in place, so that together they have this L1 norm [1, N, 1]."""
+    ratio = quotient(norm, _sum(l1_norm(part, (0, 2)) for part in parts))
     return tuple(part.mul_(ratio) for part in parts)
 
 
 def _divide(
     R: Tensor,
     total: Tensor,
-    inputs: int,
-    positive: Callable[[slice], Tensor],
+    positive: Callable[[slice, slice], Tensor],
     weighted: Callable[[Tensor, slice], Tensor],
     rule: Rule,
+    found: Tensor,
 ) -> Tensor:
-    """Return relevance [T, N, I] before rescaling, from R [T, N, O], of a layer that works token by token.
+    """Add relevance at the inputs of a layer that works token by token, before rescaling, to `found` [T, N, I].
 
-    `total` [T, O] is sum_i z_ji, over I = `inputs`; for some tokens, `positive(tokens)` gives z+ [T', O, I] and
-    `weighted(r, tokens)` the sum over j of r_j z_ji. The two are enough: z- = z - z+.
+    `R` is [T, N, O], `total` [T, O] is sum_i z_ji; for some tokens and outputs, `positive(tokens, outputs)` gives
+    z+ [T', O', I], and `weighted(r, tokens)` the sum over j of r_j z_ji. The two are enough: z- = z - z+.
+    Returns the L1 norms of R, [T, N, 1].
     """
-    if rule.alpha is None:
-        return weighted(R * _coefficients(total, 0 * total, rule)[0][:, None], slice(None))
-    found = R.new_empty(*R.shape[:2], inputs)
-    step = max(1, CHUNK // (total.size(-1) * inputs))
-    for first in range(0, len(R), step):
-        tokens = slice(first, first + step)
-        z = positive(tokens)
-        up = z.sum(-1)
-        for_positive, for_negative = _coefficients(up, (total[tokens] - up).clamp_(max=0), rule)
-        r = R[tokens]
-        by_sign = torch.bmm(r * (for_positive - for_negative)[:, None], z, out=found[tokens])
-        by_sign.add_(weighted(r * for_negative[:, None], tokens))
-    return found
+    norms, inputs = l1_norm(R, -1), found.size(-1)
+    explained = _explained(norms)
+    for_all = _coefficients(total, 0 * total, rule)[1]  # the factors of z; with alpha and beta, those of z-, set below
+    for tokens in _slices(len(R), CHUNK // (total.size(-1) * inputs)) if rule.alpha is not None else ():
+        n = explained(tokens)
+        for outputs in _slices(total.size(-1), CHUNK // inputs):
+            z = positive(tokens, outputs)
+            up = z.sum(-1)
+            down = (total[tokens, outputs] - up).clamp_(max=0)
+            for_positive, for_negative = _coefficients(up, down, rule)
+            found[tokens, n].baddbmm_(R[tokens, n, outputs] * (for_positive - for_negative)[:, None], z)
+            for_all[tokens, outputs] = for_negative
+            del z
+    for tokens in _slices(len(R), GROUP):
+        n = explained(tokens)
+        found[tokens, n] += weighted(R[tokens, n] * for_all[tokens, None], tokens)
+    return norms
+
+
+def _slices(length: int, step: int) -> Iterator[slice]:
+    """Cut `length` into slices of `step`, at least 1."""
+    step = max(1, step)
+    return (slice(first, min(first + step, length)) for first in range(0, length, step))
+
+
+def _explained(norms: Tensor) -> Callable[[slice], slice]:
+    """Return which explained positions have relevance at some tokens, from its L1 norms [T, N, 1].
+
+    In a decoder, a token has relevance for itself and later positions only: the first that has some starts the slice.
+    """
+    positions = norms.size(1)
+    empty = (norms[..., 0] != 0).int().cummax(1).values.eq(0).sum(1).tolist()  # before the first, for every token
+    return lambda tokens: slice(min(empty[tokens]), positions)
 
 
 def _coefficients(up: Tensor, down: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
@@ -224,7 +284,10 @@ def _sum(parts: Iterable[Tensor]) -> Tensor:
 
 def l1_norm(x: Tensor, dim: Dims) -> Tensor:
     """Return the sum of absolute values over some dimensions, which are kept with size 1."""
-    return x.abs().sum(dim, keepdim=True)  # twice as fast as vector_norm on a CPU
+    rows = max(1, CHUNK * len(x) // x.numel()) if x.numel() else 1
+    # abs and sum are twice as fast as vector_norm on a CPU, but make a copy: of some rows at a time.
+    sums = [part.abs().sum(dim, keepdim=True) for part in x.split(rows)]
+    return _sum(sums) if isinstance(dim, tuple) and 0 in dim else torch.cat(sums)
 
 
 def quotient(wanted: Tensor, available: Tensor) -> Tensor:
@@ -232,12 +295,12 @@ def quotient(wanted: Tensor, available: Tensor) -> Tensor:
     return wanted / available.clamp(min=torch.finfo(available.dtype).tiny)
 
 
-def _rescale(R: Tensor, rule: Rule, *inputs: Tensor, dim: Dims, whole: bool = True) -> tuple[Tensor, ...]:
-    """Rescale `inputs`, in place, to the L1 norm of R over `dim` and then, if `whole`, over the first dimension.
+def _rescale(wanted: Tensor, rule: Rule, *inputs: Tensor, dim: Dims, whole: bool = True) -> tuple[Tensor, ...]:
+    """Rescale `inputs`, in place, to L1 norms `wanted` over `dim` and then, if `whole`, over the first dimension.
 
     As in the original: since both have an epsilon, this is not the same as the first alone.
     """
-    wanted, there = l1_norm(R, dim), _sum(l1_norm(part, dim) for part in inputs)
+    there = _sum(l1_norm(part, dim) for part in inputs)
     ratio = quotient(wanted, there + rule.rescale_eps)
     if whole:
         ratio *= quotient(wanted.sum(0), (there * ratio).sum(0) + rule.rescale_eps)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,7 @@ from fairseq_headgates.analysis.relevance.rules import (
     l1_norm,
     layer_norm,
     linear,
+    linears,
     merge,
     quotient,
 )
@@ -40,8 +41,8 @@ from fairseq_headgates.surgery.features import model_features, unsupported
 
 logger = logging.getLogger(__name__)
 
-BLOCK = 2**20  # numbers of relevance in the widest layer that are computed at a time
-POSITIONS = 16  # target positions that are at least explained at a time: every time z is computed again
+BLOCK = 2**21  # numbers of relevance in the widest layer that are computed at a time
+POSITIONS = 32  # target positions that are at least explained at a time: every time z is computed again
 TOLERANCE = 0.1  # share of relevance that may be lost without a warning; with the eps of RULES it is about 0.01
 
 # Computes relevance at the input of a module (and at the memory, if it reads that) from that at its output.
@@ -116,13 +117,14 @@ def explain(model: Any, net_input: Mapping[str, Tensor], rule: str | Rule = "sto
     is_word, is_target = sources != pad, targets != pad
     with evaluating(model):
         with _recording(model) as states:
-            logits = model(**net_input)[0]
+            top = model(**net_input)[0].argmax(-1)
+        new_zeros = states["decoder"][-1].new_zeros
         result = Relevance(
-            heads={kind: logits.new_zeros(*targets.shape, *size) for kind, size in head_counts(model).items()},
-            source=logits.new_zeros(*targets.shape, sources.size(1)),
-            target=logits.new_zeros(*targets.shape, targets.size(1)),
-            top=logits.argmax(-1).masked_fill(~is_target, pad),
-            conserved=logits.new_zeros(targets.shape),
+            heads={kind: new_zeros(*targets.shape, *size) for kind, size in head_counts(model).items()},
+            source=new_zeros(*targets.shape, sources.size(1)),
+            target=new_zeros(*targets.shape, targets.size(1)),
+            top=top.masked_fill(~is_target, pad),
+            conserved=new_zeros(targets.shape),
         )
         for row in range(len(targets)):
             words, places = is_word[row].nonzero()[:, 0], is_target[row].nonzero()[:, 0]
@@ -205,14 +207,15 @@ def _explain_sentence(
         heads = {kind: values[row, explained] for kind, values in result.heads.items()}
         walk = _Walk(rule, _normed(model.encoder.layer_norm, encoder[-1]) if encoder else None, heads)
         # A position does not depend on later ones.
-        R = _from_logits(model.decoder, decoder[-1][:last], result.top[row, explained], rule)
-        R = walk.layers(R, model.decoder.layers, [x[:last] for x in decoder])
+        R = walk.layers(
+            _from_logits(model.decoder, decoder[-1][:last], result.top[row, explained], rule),
+            model.decoder.layers,
+            [x[:last] for x in decoder],
+        )
         result.target[row, explained[:, None], targets[:last]] = R.sum(-1).t()
         conserved = l1_norm(R, (0, 2))
-        if walk.at_memory is not None and walk.memory_norm is not None:
-            R = walk.at_memory * quotient(walk.memory_norm, l1_norm(walk.at_memory, (0, 2)))
-            R = R if model.encoder.layer_norm is None else layer_norm(R, encoder[-1], model.encoder.layer_norm, rule)
-            R = walk.layers(R, model.encoder.layers, encoder)
+        if walk.at_memory is not None:
+            R = walk.layers(walk.leave_memory(model.encoder.layer_norm, encoder[-1]), model.encoder.layers, encoder)
             result.source[row, explained[:, None], words] = R.sum(-1).t()
             conserved = conserved + l1_norm(R, (0, 2))
         result.conserved[row, explained] = conserved.view(-1)
@@ -251,14 +254,16 @@ class _Walk:
 
     def layers(self, R: Tensor, layers: Any, states: list[Tensor]) -> Tensor:
         """Return relevance [T, N, E] at the input of the first layer, from that at the output of the last."""
+        flow = [R]  # only the step that works on it holds it, so that it can free it
+        del R
         for number in reversed(range(len(layers))):
             x, backs = states[number], []
             for norm, branch in self._branches(layers[number], number):
                 x, back = self._residual(x, norm, layers[number].normalize_before, branch)
                 backs.append(back)
             while backs:  # each frees its tensors
-                R = backs.pop()(R)
-        return R
+                flow.append(backs.pop()(flow.pop()))
+        return flow.pop()
 
     def _branches(self, layer: Any, number: int) -> Iterator[tuple[nn.LayerNorm, Branch]]:
         encoder_attention = getattr(layer, "encoder_attn", None)  # a language model's is None, an encoder has none
@@ -280,11 +285,13 @@ class _Walk:
                 R = layer_norm(R, total, norm, self.rule)
             if back_through_branch is None:
                 return R
-            at_x, at_y = add(R, x, y, self.rule)
-            at_y, *at_memory = back_through_branch(at_y)
+            before = l1_norm(R, (0, 2))
+            at_x, *of_branch = add(R, x, y, self.rule)
+            del R
+            at_y, *at_memory = back_through_branch(of_branch.pop())  # which frees it
             at_x = merge(at_x, layer_norm(at_y, x, norm, self.rule) if norm_first else at_y)
             if at_memory:
-                at_x, *at_memory = keep_norm(R, at_x, *at_memory)
+                at_x, *at_memory = keep_norm(before, at_x, *at_memory)
                 self._to_memory(*at_memory)
             return at_x
 
@@ -305,7 +312,7 @@ class _Walk:
         alive = list(range(module.num_heads)) if scale is None else scale.nonzero()[:, 0].tolist()
         if not alive:
             return module.out_proj.bias.expand_as(x), None
-        rows = (torch.tensor(alive)[:, None] * module.head_dim + torch.arange(module.head_dim)).view(-1).to(x.device)
+        rows = _rows(module, alive)
         memory = self.memory if kind == "dec-enc" else x
         inputs = {"q": x, "k": memory, "v": memory}
         q, k, v = (_heads(F.linear(inputs[name], *_part(module, name, rows)), module.head_dim) for name in inputs)
@@ -316,23 +323,30 @@ class _Walk:
         weights = scores.softmax(-1)
         merged = (weights @ v).transpose(0, 1)
         merged = (merged if scale is None else merged * scale[alive, None]).flatten(1)
-        kept = [module.kept[i] for i in alive]
+        kept, out_weight = [module.kept[i] for i in alive], module.out_proj.weight[:, rows]
 
         def back(R: Tensor) -> tuple[Tensor, ...]:
-            R = linear(R, merged, module.out_proj.weight[:, rows], module.out_proj.bias, self.rule)
+            R = linear(R, merged, out_weight, module.out_proj.bias, self.rule)
             R = R.unflatten(-1, (len(alive), -1)).permute(2, 0, 1, 3).contiguous()
             self.heads[kind][:, number, kept] = l1_norm(R, (1, 3))[:, 0, :, 0].t()
             parts = dict(zip("qkv", attention(R, q, k, v, weights, module.scaling, self.rule), strict=True))
+            del R
 
             def into(names: str) -> Tensor:
-                """Propagate through the joined projections of these inputs."""
-                weights, biases = zip(*(_part(module, n, rows) for n in names), strict=True)
-                R = torch.cat([parts.pop(n).permute(1, 2, 0, 3).flatten(2) for n in names], dim=-1)
-                return linear(R, inputs[names[0]], torch.cat(weights), torch.cat(biases), self.rule)
+                """Propagate through these projections, which have the same input."""
+                layers = [(parts.pop(n).permute(1, 2, 0, 3).flatten(2), *_part(module, n, rows)) for n in names]
+                return linears(layers, inputs[names[0]], self.rule)
 
             return (into("q"), into("kv")) if kind == "dec-enc" else (into("qkv"),)
 
-        return F.linear(merged, module.out_proj.weight[:, rows], module.out_proj.bias), back
+        return F.linear(merged, out_weight, module.out_proj.bias), back
+
+    def leave_memory(self, norm: nn.LayerNorm | None, x: Tensor) -> Tensor:
+        """Return relevance [S, N, E] at the last encoder layer's output x [S, E], and keep none at the memory."""
+        R, wanted = cast("tuple[Tensor, Tensor]", (self.at_memory, self.memory_norm))
+        self.at_memory = self.memory_norm = None
+        R.mul_(quotient(wanted, l1_norm(R, (0, 2))))
+        return R if norm is None else layer_norm(R, x, norm, self.rule)
 
     def _to_memory(self, R: Tensor) -> None:
         norm = l1_norm(R, (0, 2))
@@ -345,7 +359,15 @@ def _heads(x: Tensor, size: int) -> Tensor:
     return x.unflatten(-1, (-1, size)).transpose(0, 1)
 
 
-def _part(module: HeadAttention, name: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+def _rows(module: HeadAttention, heads: list[int]) -> Tensor | slice:
+    """Return the rows of heads in a projection; for all of them a slice, which copies nothing."""
+    if len(heads) == module.num_heads:
+        return slice(None)
+    first = module.head_dim * torch.tensor(heads, device=module.out_proj.weight.device)
+    return (first[:, None] + torch.arange(module.head_dim, device=first.device)).view(-1)
+
+
+def _part(module: HeadAttention, name: str, rows: Tensor | slice) -> tuple[Tensor, Tensor | None]:
     """Return rows of the weight and the bias of the query, key or value projection."""
     projection = getattr(module, f"{name}_proj")
     return projection.weight[rows], projection.bias[rows]
