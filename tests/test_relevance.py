@@ -281,3 +281,31 @@ def test_broken_models_are_named():
     for kind in (RuntimeError, ValueError):  # a ValueError: commands report it in one line
         with pytest.raises(kind, match="not finite"):
             explain(model, make_batch())
+
+
+# Rules, computed in parts
+
+
+@rules
+def test_linear_layers_of_one_input_are_like_one_layer(rule):
+    torch.manual_seed(1)
+    x, bias = torch.randn(5, 6, dtype=torch.double), torch.randn(7, dtype=torch.double)
+    R, weight = torch.randn(5, 4, 7, dtype=torch.double), torch.randn(7, 6, dtype=torch.double)
+    parts = zip(R.split([3, 4], -1), weight.split([3, 4]), bias.split([3, 4]), strict=True)
+    expected = rules_room.linear(R, x, weight, bias, rule)
+    assert (rules_room.linears(list(parts), x, rule) - expected).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("chunk", [1, 20, 1000])
+@pytest.mark.parametrize("dim", [-1, (1, 3), (0, 2)])
+def test_norms_of_some_rows_at_a_time(dim, chunk, monkeypatch):
+    monkeypatch.setattr(rules_room, "CHUNK", chunk)
+    x = torch.randn(5, 2, 3, 4, dtype=torch.double)
+    assert (rules_room.l1_norm(x, dim) - x.abs().sum(dim, keepdim=True)).abs().max() < 1e-12
+    assert rules_room.l1_norm(x[:, :0], dim).numel() == x[:, :0].abs().sum(dim, keepdim=True).numel()
+
+
+def test_positions_before_a_token_are_skipped():
+    explained = rules_room._explained(torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 2.0], [0.0, 0.0, 0.0]])[..., None])
+    tokens = (slice(0, 1), slice(1, 2), slice(0, 2), slice(2, 3))
+    assert [explained(t) for t in tokens] == [slice(0, 3), slice(2, 3), slice(0, 3), slice(3, 3)]
