@@ -16,8 +16,9 @@ Then it measures on a CPU, with --threads threads:
     load       a process that loads the checkpoint with fairseq's function, as its commands do
     generate   fairseq-generate: --batch sentences of --length tokens, beam --beam, exactly --length tokens out
 
-Figures are MiB. `load / file` is what `load` adds to `import`, divided by the size of the file. `/ stock` is
-`generate` divided by that of stock; `without import` the same after subtracting `import`.
+A process reads its own peak (VmHWM) when it exits, because what the system reports for a child can be the peak of the
+process that started it. Figures are MiB. `load / file` is what `load` adds to `import`, divided by the size of the file.
+`/ stock` is `generate` divided by that of stock; `without import` the same after subtracting `import`.
 """
 
 import argparse
@@ -40,6 +41,7 @@ PLUGIN = Path(__file__).resolve().parent.parent / "fairseq_headgates"
 # What fairseq's commands import; and without this plugin, torch loads no file that holds a Namespace.
 STOCK = "import argparse, torch; torch.serialization.add_safe_globals([argparse.Namespace]); "
 OURS = "import fairseq_headgates; "
+PEAK = "import atexit, os, shutil; atexit.register(shutil.copyfile, '/proc/self/status', os.environ['PEAK_FILE']); "
 STAGES = {
     "import": "import fairseq_cli.generate",
     "load": "import fairseq_cli.generate, sys; "
@@ -58,7 +60,7 @@ def main() -> None:
             rows[name] = {"file": checkpoint.stat().st_size / 2**20}
             for stage in STAGES:
                 bar.set_description(f"{name} {stage}")
-                rows[name][stage] = run(command(options, name, stage, checkpoint), options)
+                rows[name][stage] = peak(command(options, name, stage, checkpoint), options)
                 bar.update()
     signature = {"machine": machine("cpu"), "torch": torch.__version__, "threads": options.threads}
     print(f"{signature['machine']}, torch {torch.__version__}, {options.size}, vocabulary {options.vocabulary:,}")
@@ -151,19 +153,26 @@ def command(options: argparse.Namespace, name: str, stage: str, checkpoint: Path
         lengths = ["--min-len", options.length - 1, "--max-len-b", options.length - 1]
         search = ["--beam", options.beam, "--batch-size", options.batch, *lengths, "--distributed-world-size", 1]
         arguments = [data, "--path", checkpoint, "--cpu", *search, *(["--user-dir", PLUGIN] if ours else [])]
-    return [sys.executable, "-c", (OURS if ours else STOCK) + STAGES[stage], *arguments]
+    return [sys.executable, "-c", PEAK + (OURS if ours else STOCK) + STAGES[stage], *arguments]
 
 
-def run(arguments: list, options: argparse.Namespace) -> float:
-    """Run a command. Return the peak of its resident memory in MiB. Exit with its output if it fails."""
+def peak(arguments: list, options: argparse.Namespace) -> float:
+    """Run a command that starts with `PEAK`. Return the peak of its resident memory in MiB."""
+    run(arguments, options)
+    line = next(line for line in (options.folder / "status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) / 1024  # of KiB
+
+
+def run(arguments: list, options: argparse.Namespace) -> None:
+    """Run a command. Exit with the name of its log if it fails."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "PYTHONPATH": str(PLUGIN.parent)}
+    environment["PEAK_FILE"] = str(options.folder / "status")
     log = options.folder / "log"
     with log.open("wb") as output:
-        process = subprocess.Popen(list(map(str, arguments)), stdout=output, stderr=subprocess.STDOUT, env=environment)
-        _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        sys.exit(f"memory.py: {' '.join(map(str, arguments))} failed: see {log}")
-    return usage.ru_maxrss / 1024  # of KiB, on Linux
+        arguments = list(map(str, arguments))
+        finished = subprocess.run(arguments, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False)
+    if finished.returncode:
+        sys.exit(f"memory.py: {' '.join(arguments)} failed: see {log}")
 
 
 def table(rows: dict[str, dict[str, float]]) -> str:
