@@ -17,8 +17,8 @@ Then it measures on a CPU, with --threads threads:
     generate   fairseq-generate: --batch sentences of --length tokens, beam --beam, exactly --length tokens out
 
 A process reads its own peak (VmHWM) when it exits, because what the system reports for a child can be the peak of the
-process that started it. Figures are MiB. `load / file` is what `load` adds to `import`, divided by the size of the file.
-`/ stock` is `generate` divided by that of stock; `without import` the same after subtracting `import`.
+process that started it. Figures are MiB. `load / file` is what `load` adds to `import`, divided by the size of the
+file. `/ stock` is `generate` divided by that of stock; `without import` the same after subtracting `import`.
 """
 
 import argparse
