@@ -9,19 +9,20 @@ within an update, and notes what they are: gradients by the names of their param
 their names. All updates and all workers must agree.
 
     all              bytes in an update
-    extra            bytes more than `stock`; the columns after the next one add up to it
+    extra            bytes more than `stock`: gates + other gradients + statistics + rest
     4 x gates        the number of gates times 4 bytes, for comparison with the next column
     gates            gradients of the gates
     other gradients  those of other parameters that `stock` does not have
     statistics       what fairseq sums over the workers for its log: 8 bytes for each number
     rest             everything else
 
-fairseq's default backend, pytorch_ddp, refuses models on CPUs. With --ddp-backend pytorch_ddp this script gives it no
-list of GPUs, and changes nothing else. On GPUs, fairseq also compares the norms of the gradients, 8 bytes for each
+fairseq's default backend, pytorch_ddp, refuses models on CPUs. With --ddp-backend pytorch_ddp this script passes
+`device_ids=None`, and changes nothing else. On GPUs, fairseq also compares the norms of the gradients, 8 bytes for each
 worker, with and without gates.
 
-Figures are what one worker gives to the reductions, whatever the number of workers. What is sent over the network
-depends on the algorithm of the reduction: a ring sends 2 (N - 1) / N times as much from each of N workers.
+Bytes are those that one worker passes to the collectives; they do not depend on the number of workers. What is sent
+over the network depends on the algorithm of the reduction: a ring sends 2 (N - 1) / N times as much from each of N
+workers.
 """
 
 from __future__ import annotations

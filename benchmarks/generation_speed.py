@@ -47,7 +47,6 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import torch
-from bench_ctranslate2 import Exported
 from bench_models import (
     DTYPES,
     SIZES,
@@ -75,6 +74,7 @@ from tqdm import tqdm
 from fairseq_headgates import HeadTable, head_sites, prune
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import TYPES, mask_to_json
+from fairseq_headgates.messages import fail
 from fairseq_headgates.models import TransformerHeadGatesModel
 from fairseq_headgates.report import text_table
 
@@ -209,13 +209,19 @@ def gate_weights(gated: nn.Module, mask: HeadTable) -> dict[str, Tensor]:
     return {name: 20.0 * torch.tensor(row) - 10 for name, row in alive.items()}
 
 
-def export(options: argparse.Namespace, models: dict[str, nn.Module], folder: str) -> dict[str, Exported]:
+def export(options: argparse.Namespace, models: dict[str, nn.Module], folder: str) -> dict:
     """Return `full` and every pruned model in CTranslate2, under the names of their variants."""
+    wanted = [kind for kind in EXPORTED if kind in options.variants and "beam" in options.parts]
+    if not wanted:
+        return {}
+    try:
+        from bench_ctranslate2 import Exported
+    except ModuleNotFoundError:
+        fail("generation_speed.py", "ctranslate2 is missing: pip install ctranslate2, or leave it out of --variants")
     sources = {name: model for name, model in models.items() if name == "full" or name.startswith("pruned")}
     return {
-        f"{kind} {name.removeprefix('full')}".strip(): Exported(model, f"{folder}/{kind} {name}", compute_type)
-        for kind, compute_type in EXPORTED.items()
-        if kind in options.variants and "beam" in options.parts
+        f"{kind} {name.removeprefix('full')}".strip(): Exported(model, f"{folder}/{kind} {name}", EXPORTED[kind])
+        for kind in wanted
         for name, model in sources.items()
     }
 

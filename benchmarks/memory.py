@@ -3,7 +3,7 @@
 
     python benchmarks/memory.py FOLDER --size base --vocabulary 8000 --remove 0.5 0.75 --batch 32 --json memory.json
 
-It makes checkpoints in FOLDER with the commands of a user, and uses those that FOLDER already has:
+It needs Linux. It makes checkpoints in FOLDER with the commands of a user, and uses those that FOLDER already has:
 
     training   fairseq's `transformer` after one update on random text, with its optimiser state
     stock      the same without optimiser state
@@ -35,6 +35,7 @@ from tqdm import tqdm
 
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import TYPES, HeadTable, mask_to_json
+from fairseq_headgates.messages import fail
 from fairseq_headgates.report import text_table
 
 PLUGIN = Path(__file__).resolve().parent.parent / "fairseq_headgates"
@@ -52,7 +53,7 @@ STAGES = {
 
 def main() -> None:
     options = parse()
-    options.folder.mkdir(parents=True, exist_ok=True)
+    claim(options)
     models = checkpoints(options)
     rows = {}
     with tqdm(total=len(models) * len(STAGES), leave=False) as bar:
@@ -85,6 +86,18 @@ def parse() -> argparse.Namespace:
     add("--threads", type=int, default=2, help="threads of a process (default: %(default)s)")
     add("--json", metavar="FILE", help="also write all figures to FILE")
     return parser.parse_args()
+
+
+def claim(options: argparse.Namespace) -> None:
+    """Make the folder for these sizes. Exit with one line and code 2 if it holds checkpoints of others."""
+    options.folder.mkdir(parents=True, exist_ok=True)
+    sizes = {name: getattr(options, name) for name in ("size", "vocabulary", "batch", "length")}
+    noted = options.folder / "sizes.json"
+    held = json.loads(noted.read_text(encoding="utf-8")) if noted.exists() else sizes
+    for name, value in held.items():
+        if value != sizes[name]:
+            fail("memory.py", f"{options.folder} holds checkpoints of --{name} {value}: name another folder")
+    noted.write_text(json.dumps(sizes), encoding="utf-8")
 
 
 def checkpoints(options: argparse.Namespace) -> dict[str, Path]:

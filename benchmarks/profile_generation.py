@@ -21,13 +21,14 @@ The rows within a part are the self times of operators (without the operators th
 measures them, and `Python`: the time in which no operator runs. `views, allocation` are operators that compute and copy
 nothing. An operator that this file does not list is in `unknown`, and named below the table.
 
-In every repetition each model translates once without and once with the profiler. Recording an operator takes time,
-which counts as self time of its caller: the measured time of recording one is subtracted from the caller for each.
-Then the rows of a part (medians over repetitions) are scaled by one factor, so that they sum to the time of the part
-without the profiler (a median, too). `profile / run` is their sum before, divided by the latter, for the whole
-translation: far from 1, the figures are unreliable.
+In every repetition each model translates once without and once with the profiler. The overhead of the profiler per
+operator is measured, and subtracted from the self time of the calling operator. Then the rows of a part (medians over
+repetitions) are scaled by one factor, so that they sum to the time of the part without the profiler (a median, too).
+`profile / run` is the profiled time of the translation before scaling / its time without the profiler: far from 1, the
+figures are unreliable.
 
-The table has ms per encoder pass and per step, and the share in the part, for a part that in the translation. The
+The table has ms per encoder pass and per step and, in percent, the share of a row in its part and of a part in the
+translation. The
 second table compares the matrix multiplications with bounds: the FLOP/s of one large multiplication, and the bytes/s
 of one large copy (read and written), with the same threads. Their FLOPs and bytes are computed from the shapes of
 their inputs; bytes are weights, keys and values, each read once. Weights that fit the caches of the processor can be

@@ -15,9 +15,9 @@ is removed from every layer.
     encoder   the encoder on source sentences without padding
 
 Columns: `limit` is what bounds the time, FLOPs or, if it is the memory bandwidth, the largest part of the bytes
-(weights, keys and values, or activations between operations). `-50%` is the time with all heads / the time without
-50% of them. `memory`: parameters and cache at the end of the search exceed the memory of the device; then `fits` says
-that they do not without these heads.
+(weights, keys and values, or activations between operations). `-50%` is the speed-up by removing 50% of the heads.
+`memory`: parameters and cache at the end of the search do not fit the memory of the device; `fits`: they fit after the
+removal.
 
 Shapes: B sentences, K hypotheses of each (the beam), R = B K rows, t positions of a hypothesis, S source tokens,
 E model size, W = 64 x remaining heads, V vocabulary.
@@ -230,11 +230,11 @@ def parse() -> argparse.Namespace:
     parser.error = partial(fail, "roofline.py")  # type: ignore[method-assign]
     add = parser.add_argument
     add("--part", nargs="+", choices=PARTS, default=list(PARTS), help="tables to print (default: all)")
-    add("--device", nargs="+", choices=DEVICES, default=list(DEVICES), help="(default: all)")
-    add("--heads", type=int, nargs="+", default=[8, 16, 32, 64, 128], help="of each layer (default: 8 16 32 64 128)")
+    add("--device", nargs="+", choices=DEVICES, default=list(DEVICES), help="devices to compute (default: all)")
+    add("--heads", type=int, nargs="+", default=[8, 16, 32, 64, 128], help="heads per layer (default: 8 16 32 64 128)")
     add("--batch", type=int, nargs="+", default=[1, 32, 1024], help="sentences in a batch (default: 1 32 1024)")
     add("--remove", type=float, nargs="+", default=[0.5, 0.75], help="shares of heads to remove (default: 0.5 0.75)")
-    add("--layers", type=int, default=6, help="of the encoder and of the decoder (default: %(default)s)")
+    add("--layers", type=int, default=6, help="layers on each side (default: %(default)s)")
     add("--vocabulary", type=int, default=32000, help="(default: %(default)s)")
     add("--beam", type=int, default=4, help="hypotheses for a sentence (default: %(default)s)")
     add("--length", type=int, default=25, help="tokens of a sentence, source and target (default: %(default)s)")

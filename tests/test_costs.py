@@ -9,8 +9,10 @@ from support.models import make_gated, make_stock
 from support.prune_command import OPEN
 
 from fairseq_headgates import prune as pruned
+from fairseq_headgates.analysis import costs
 from fairseq_headgates.analysis.costs import Translation, layer_costs
 from fairseq_headgates.heads import TYPES
+from fairseq_headgates.modules.beam_cache import Beams
 from fairseq_headgates.report import speed_notes, speed_table
 from fairseq_headgates.surgery import head_sites
 from fairseq_headgates.surgery.cuts import cache_bytes
@@ -75,10 +77,12 @@ def test_the_table_and_its_notes():
     assert lines[2] == ["dec-self", "layer", "1", "0", "1,056", "64", "0.50"]
     notes = speed_notes(SPEED)
     assert "attention: 24.0 -> 12.5 ms" in notes
-    assert "layers that lose their last head: dec-self layer 1 (7.50 ms)" in notes
+    assert "layers that lose all heads, and the ms that this saves: dec-self layer 1 (7.50 ms)" in notes
     assert notes[-1].endswith("dec-self layer 0 (7.50 ms)")
     whole = {**SPEED, "layers": SPEED["layers"][:1]}
-    assert not any("last head:" in note or "one head left" in note for note in speed_notes(whole)[3:])
+    assert not any("all heads" in note or "one head left" in note for note in speed_notes(whole)[4:])
+    several = {**SPEED, "layers": [{**SPEED["layers"][2], "heads": [4, 0]}]}
+    assert speed_notes(several)[-1].endswith("dec-self layer 1 (10.50 ms)")
 
 
 def test_the_command(checkpoint, prune):
@@ -86,13 +90,54 @@ def test_the_command(checkpoint, prune):
     plain = prune(checkpoint, out, "--dry-run")
     done = prune(checkpoint, out, "--dry-run", "--by-speed", "--batch-size", 2)
     assert done.out.startswith(plain.out.removesuffix("nothing written (--dry-run)\n"))
-    assert "when 2 sentences of 25 tokens are translated" in done.out
-    assert "layers that lose their last head: enc-self layer 1 (" in done.out
+    assert "of 2 sentences with 25 tokens on each side" in done.out
+    assert "layers that lose all heads, and the ms that this saves: enc-self layer 1 (" in done.out
     speed = json.loads(prune(checkpoint, out, "--by-speed", "--json").out)["speed"]
     assert speed["sentences"] == 32
     kept = [layer["heads"] for layer in speed["layers"]]
     assert kept == [[4, sum(row)] for kind in TYPES for row in OPEN[kind]]
     assert out.exists()
+
+
+def test_nothing_is_written_if_it_cannot_be_measured(checkpoint, prune, monkeypatch):
+    out = checkpoint.with_name("unmeasured.pt")
+    monkeypatch.setattr("fairseq_headgates.analysis.costs.HeadAttention", None)
+    done = prune(checkpoint, out, "--by-speed", code=2)
+    assert done.err.endswith("leave out --by-speed\n") and not out.exists()
+
+
+def test_the_size_of_stock_checkpoints_does_not_change(checkpoint, prune):
+    done = prune(checkpoint, checkpoint.with_name("x.pt"), "--by-speed", "--stock", code=2)
+    assert done.err.startswith("headgates prune: error: --stock keeps the size of the model")
+
+
+def test_what_layers_share_is_not_in_the_time_of_one(monkeypatch):
+    """Another layer extends and reorders the table of entries first."""
+    first = []
+
+    def spy_on(name):
+        original = vars(Beams)[name]
+
+        def spy(beams, *arguments):
+            first.append((name, clock[0]))
+            return original(beams, *arguments)
+
+        monkeypatch.setattr(Beams, name, spy)
+
+    clock = [False]
+    spy_on("reorder")
+    spy_on("extend")
+
+    def seconds(device, work):
+        clock[0] = True
+        work()
+        clock[0] = False
+        return 1.0
+
+    monkeypatch.setattr(costs, "_seconds", seconds)
+    layer_costs(make_stock(), TRANSLATION, rounds=1)
+    assert {name for name, _ in first} == {"reorder", "extend"}
+    assert not any(timed for _, timed in first)
 
 
 def test_a_batch_without_sentences_is_refused(checkpoint, prune):

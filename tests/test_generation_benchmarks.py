@@ -71,6 +71,16 @@ def test_memory_of_a_process(memory, tmp_path):
     assert (tmp_path / "log").read_text() == "why\n"
 
 
+def test_a_folder_of_other_sizes_is_refused(memory, tmp_path, capsys):
+    options = {"folder": tmp_path / "new", "size": "small", "vocabulary": 60, "batch": 8, "length": 5}
+    for _ in range(2):
+        memory.claim(Namespace(**options))
+    with pytest.raises(SystemExit) as stopped:
+        memory.claim(Namespace(**{**options, "length": 6}))
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.endswith("holds checkpoints of --length 5: name another folder\n")
+
+
 def test_memory_relative_to_file_and_stock(memory):
     rows = {
         "stock": {"file": 100.0, "import": 300.0, "load": 500.0, "generate": 800.0},

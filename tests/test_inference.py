@@ -242,3 +242,35 @@ def test_memory_of_a_released_weight_is_free():
     memory = [StorageWeakRef(layer.weight.untyped_storage()) for layer in model]
     pack_linears(model)
     assert all(one.expired() for one in memory)
+
+
+@NEEDS_ONEDNN
+def test_layers_with_hooks_are_not_replaced():
+    model, called = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)), []
+    model[0].register_forward_hook(lambda *_: called.append(1))
+    pack_linears(model)
+    with torch.no_grad():
+        model(torch.randn(4, 512))
+    assert called == [1]
+    assert [type(layer) for layer in model] == [nn.Linear, PackedLinear]
+
+
+def test_inputs_of_another_precision():
+    model = nn.Sequential(nn.Linear(512, 512))
+    expected = copy.deepcopy(model)
+    pack_linears(model)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        x = torch.randn(4, 512)
+        assert torch.equal(model(x.bfloat16()), expected(x.bfloat16()))
+
+
+@NEEDS_ONEDNN
+@pytest.mark.parametrize("rows", [1, 400])
+def test_a_kept_weight_that_is_always_faster_packed_is_used_packed(rows, monkeypatch):
+    model = nn.Sequential(nn.Linear(512, 512))
+    held = model[0].weight
+    pack_linears(model)
+    assert model[0].weight is held  # not released
+    monkeypatch.setattr(F, "linear", None)
+    with torch.no_grad():
+        model(torch.randn(rows, 512))

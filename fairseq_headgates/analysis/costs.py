@@ -26,7 +26,7 @@ ROUNDS = 7  # measured repetitions, after one that is not measured
 
 @dataclass(frozen=True)
 class Translation:
-    """What is translated: B sentences of S tokens, to S tokens, with a beam of K hypotheses."""
+    """Shape of a translation: B sentences, S source and S target tokens, beam K."""
 
     sentences: int = 32
     beam: int = 5
@@ -148,15 +148,16 @@ def _decode(attention: HeadAttention, translation: Translation, like: Tensor) ->
     x = like.new_ones(1, len(first), attention.embed_dim)
     state: dict = {}
 
-    def step(layer: HeadAttention, order: Tensor) -> None:
-        layer(x, x, x, incremental_state=state, need_weights=False)
-        layer.reorder_incremental_state(state, order)
+    def step(layer: HeadAttention) -> object:
+        return layer(x, x, x, incremental_state=state, need_weights=False)
 
     seconds = 0.0
     for _ in range(translation.length):
         order = (first + torch.randint(translation.beam, first.shape, generator=generator)).to(x.device)
-        step(other, order)
-        seconds += _seconds(like.device, partial(step, attention, order))
+        step(other)
+        seconds += _seconds(like.device, partial(step, attention))
+        other.reorder_incremental_state(state, order)
+        seconds += _seconds(like.device, partial(attention.reorder_incremental_state, state, order))
     return seconds
 
 
@@ -175,7 +176,7 @@ def _attend_to_encoder(attention: HeadAttention, translation: Translation, like:
 
 
 def _seconds(device: torch.device, work: Callable[[], object]) -> float:
-    """Return the seconds of work, on a GPU with all that it has started."""
+    """Return the seconds of work, on a GPU including all kernels that it launches."""
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     synchronize()
     start = time.perf_counter()

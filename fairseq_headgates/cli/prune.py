@@ -41,14 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     speed.add_argument(
         "--by-speed",
         action="store_true",
-        help="also measure the time of each attention layer on this machine, and what another head costs",
+        help="also time each attention layer with every number of heads on this machine; it does not change which "
+        "heads are removed",
     )
     speed.add_argument(
         "--batch-size",
         metavar="N",
         type=int,
         default=32,
-        help="with --by-speed: translate N sentences at once, of 25 tokens, with beam 5 (default: %(default)s)",
+        help="sentences in a batch for --by-speed, 25 source and 25 target tokens each, beam 5 (default: %(default)s)",
     )
 
 
@@ -66,6 +67,10 @@ def run(args: argparse.Namespace) -> int:
     refuse_standard_output(args.output)
     if args.batch_size < 1:
         raise ValueError(f"--batch-size is {args.batch_size}: it must be at least 1")
+    if args.by_speed and args.stock:
+        raise ValueError(
+            "--stock keeps the size of the model, which --by-speed does not measure: leave out one of them"
+        )
     if not args.dry_run:
         refuse_existing(args.output, args.force)
     state, model = load_model(args.checkpoint, args.trust)
@@ -76,11 +81,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         smaller = prune_checkpoint(state, mask, not args.no_optimizer, model, print_notice)
     build_model(smaller)  # proves that the result loads
-    if not args.dry_run:
-        save_checkpoint(smaller, args.output, args.force)
     plan = removal_plan(model, pruned)
     if args.by_speed:
         plan["speed"] = measured_speed(model, pruned, args.batch_size)
+    if not args.dry_run:
+        save_checkpoint(smaller, args.output, args.force)
     if args.json:
         print(json.dumps(plan))
         return 0
@@ -94,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measured_speed(model: nn.Module, pruned: nn.Module, sentences: int) -> dict[str, Any]:
-    """Measure the time of the attention layers in a translation, as plain values."""
+    """Time the attention layers on the shapes of a translation. Return plain values."""
     import torch
 
     from fairseq_headgates.analysis.costs import Translation, layer_costs

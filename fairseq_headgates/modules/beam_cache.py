@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-FIRST_ROOM = 16  # positions for whose entries there is room at first; it is doubled when more than half remains full
+FIRST_ROOM = 16  # positions for whose entries there is room at first; see `Beams._remove_entries`
 
 
 class Beams:
@@ -56,7 +56,10 @@ class Beams:
         self._mask.clear()
 
     def _remove_entries(self) -> None:
-        """Remove the entries from which no hypothesis descends. Sentences with fewer others keep some of them."""
+        """Remove the entries from which no hypothesis descends, and double the room if more than 3/4 of it stays full.
+
+        All sentences keep the same number of entries: that of the sentence that needs most.
+        """
         needed = self.descends.view(-1, self.beam, self.descends.size(1)).any(1)
         number = int(needed.sum(1).max())
         self.kept = needed.logical_not().byte().argsort(dim=1, stable=True)[:, :number].sort(1).values

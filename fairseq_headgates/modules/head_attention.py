@@ -34,7 +34,8 @@ class HeadHook:
     Args:
         call: called as `call(weights, context)` in every forward pass, with the attention weights [B, H, T, S] and the
             contexts [B, H, T, D] of the remaining heads, before gates. A tensor that it returns replaces the contexts.
-            In beam search the hypotheses of a sentence are queries on the same keys: beam T instead of T.
+            In beam search the hypotheses of a sentence are queries on the same keys: beam T instead of T, and S are the
+            entries of the cache, see `beam_cache`.
         weights: whether `call` gets attention weights; if not, it gets None
     """
 

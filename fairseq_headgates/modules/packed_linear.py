@@ -12,7 +12,7 @@ import ctypes
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,7 @@ class ParameterCache:
         self._held: list[Tensor] = []  # keeps their addresses, by which they are recognised, from being reused
 
     def get(self, parameters: Callable[[], list[Tensor]], make: Callable[[], Any]) -> Any:
-        """Return the result of `make`, which may move the `parameters`."""
+        """Return the cached value; call `make` if the parameters have changed. It may give them new storage."""
         if self._state is None or self._state != _state(parameters()):
             with torch.no_grad():
                 value = make()
@@ -54,8 +54,8 @@ def _state(parameters: list[Tensor]) -> list[tuple[int, int]]:
 class InferenceLinear:
     """Several linear layers with the same input, computed in one multiplication, without gradients.
 
-    The layers keep their parameters; those of several layers become views of one tensor. `release` gives their memory
-    back.
+    The layers keep their parameters until `release` frees their memory; those of several layers become views of one
+    tensor.
     """
 
     def __init__(self, layers: Sequence[nn.Linear]):
@@ -71,8 +71,11 @@ class InferenceLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs of all layers]."""
+        can_use_packed = x.dtype == torch.float32
+        if not can_use_packed:
+            self.restore()
         weight, bias = self._weights.get(self._parameters, self._make)
-        if weight is None or (self._packed is not None and x.numel() * weight.size(0) >= WORTH_CALLING):
+        if weight is None or (can_use_packed and self._packed is not None and _faster_packed(x, weight)):
             return torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
         return F.linear(x, weight, bias)
 
@@ -168,7 +171,7 @@ class PackedLinear(nn.Linear):
 def join_linears(module: nn.Module, names: Sequence[str]) -> InferenceLinear:
     """Return linear layers of a module, which have the same input, as one for inference; see `pack_linears`."""
     layers = [getattr(module, name) for name in names]
-    if any(type(layer) is not nn.Linear for layer in layers) or not _can_be_packed(*(layer.weight for layer in layers)):
+    if not all(map(_is_plain, layers)) or not _can_be_packed(*(layer.weight for layer in layers)):
         return InferenceLinear(layers)
     joined = InferenceLinear([PackedLinear(layer) for layer in layers])
     for name, layer in zip(names, joined.layers, strict=True):
@@ -182,7 +185,9 @@ def join_linears(module: nn.Module, names: Sequence[str]) -> InferenceLinear:
 def pack_linears(model: nn.Module) -> None:
     """Replace the large linear layers of a model on a CPU by `PackedLinear`, in place, under the same names.
 
-    The memory of weights that no other module shares is released.
+    The memory of a weight is released, unless another module or variable refers to the same `Parameter`. Tensors that
+    share its memory, such as those of an earlier `state_dict()`, are no longer connected with the model then. Layers
+    with hooks are not replaced.
     """
     _return_freed_memory()  # of loading, so that the packed weights do not add to it
     _replace_linears(model)  # when it returns, nothing refers to the layers that it replaced
@@ -195,16 +200,26 @@ def pack_linears(model: nn.Module) -> None:
 def _replace_linears(model: nn.Module) -> None:
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
-            if type(layer) is nn.Linear and _can_be_packed(layer.weight):
+            if _is_plain(layer) and _can_be_packed(layer.weight):
                 setattr(module, name, PackedLinear(layer))
 
 
 def _return_freed_memory() -> None:
-    """Return freed memory to the system. glibc keeps it for later, which here is a hundred MB."""
+    """Return freed memory to the system. glibc keeps it, about 100 MB after loading."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries do not have it
         if trim is not None:
             trim(0)
+
+
+def _is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return whether a layer is a linear layer of torch without hooks."""
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return type(layer) is nn.Linear and not any(hooks)
+
+
+def _faster_packed(x: Tensor, weight: Tensor) -> bool:
+    return weight.numel() >= ALWAYS_FASTER or x.numel() * weight.size(0) >= WORTH_CALLING
 
 
 def _own(layer: nn.Linear, name: str) -> Tensor | None:

@@ -9,10 +9,10 @@ from fairseq_headgates.report.tables import text_table
 
 
 def speed_table(speed: Mapping[str, Any]) -> str:
-    """Format the costs of attention layers: a line for each layer, in milliseconds of a translation.
+    """Format the costs of attention layers: a line for each layer, with its milliseconds in a translation.
 
     Args:
-        speed: what was translated, and the layers, as `headgates prune --by-speed --json` writes them
+        speed: the shape of the translation, and the layers, as `headgates prune --by-speed --json` writes them
     """
     rows = []
     for layer in speed["layers"]:
@@ -28,26 +28,27 @@ def speed_notes(speed: Mapping[str, Any]) -> list[str]:
     layers = speed["layers"]
     before, after = (sum(layer["ms_by_heads"][layer["heads"][i]] for layer in layers) for i in (0, 1))
     notes = [
-        f"ms: time of the layer when {speed['sentences']} sentences of {speed['length']} tokens are translated, beam "
-        f"{speed['beam']}, {speed['threads']} threads, random weights",
-        "next head, last head: ms that the removal of one more head (on average), and of the last one, saves",
+        f"ms: time of the layer alone, with random weights, on the shapes of a translation of {speed['sentences']} "
+        f"sentences with {speed['length']} tokens on each side, beam {speed['beam']}; {speed['threads']} threads",
+        "next head: ms saved by removing one more head (mean over all but the last)",
+        "last head: ms saved by removing the only head left",
         "parameters, cache bytes: those of one head; the cache for each token and hypothesis (dec-self), or for each "
         "source token and sentence (dec-enc)",
         f"attention: {before:.1f} -> {after:.1f} ms",
     ]
     gone = [layer for layer in layers if layer["heads"][0] > 0 == layer["heads"][1]]
     if gone:
-        notes.append(f"layers that lose their last head: {_saved(gone)}")
+        notes.append(f"layers that lose all heads, and the ms that this saves: {_saved(gone)}")
     single = [layer for layer in layers if layer["heads"][1] == 1]
     if single:
-        notes.append(f"layers with one head left, which saves most when it is removed: {_saved(single)}")
+        notes.append(f"layers with one head left, and the ms that removing it saves: {_saved(single)}")
     return notes
 
 
 def _saved(layers: Sequence[Mapping[str, Any]]) -> str:
-    """Return names of layers with the milliseconds of their last head, those that save most first."""
-    ordered = sorted(layers, key=_last_head, reverse=True)
-    return ", ".join(f"{_name(layer)} ({_last_head(layer):.2f} ms)" for layer in ordered)
+    """Return names of layers with the milliseconds that they take more than without heads, the most first."""
+    saved = {_name(layer): _all_heads(layer) for layer in layers}
+    return ", ".join(f"{name} ({saved[name]:.2f} ms)" for name in sorted(saved, key=saved.__getitem__, reverse=True))
 
 
 def _name(layer: Mapping[str, Any]) -> str:
@@ -58,6 +59,12 @@ def _next_head(layer: Mapping[str, Any]) -> float:
     """Return the milliseconds that the removal of a head saves, on average over all but the last."""
     kept, ms = layer["heads"][1], layer["ms_by_heads"]
     return (ms[kept] - ms[1]) / (kept - 1)
+
+
+def _all_heads(layer: Mapping[str, Any]) -> float:
+    """Return the milliseconds that the heads cost: those to be removed if none is kept, else those that are kept."""
+    heads, ms = layer["heads"], layer["ms_by_heads"]
+    return ms[heads[1] or heads[0]] - ms[0]
 
 
 def _last_head(layer: Mapping[str, Any]) -> float:

@@ -68,7 +68,7 @@ def linear(R: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, rule: Rule
 def linears(layers: list[tuple[Tensor, Tensor, Tensor | None]], x: Tensor, rule: Rule) -> Tensor:
     """Return relevance [T, N, I] at the common input x [T, I] of linear layers, as if they were one.
 
-    `layers` are R [T, N, O], W [O, I], and bias [O] or None, of each; they are taken from the list, to free memory.
+    `layers` are R [T, N, O], W [O, I], and bias [O] or None, of each. The list is emptied, so that each R can be freed.
     """
     found = layers[0][0].new_zeros(*layers[0][0].shape[:2], x.size(-1))
     wanted = _sum(_through_linear(*layers.pop(), x, rule, found) for _ in range(len(layers)))
@@ -152,7 +152,10 @@ def attention(
 
 
 def _by_token(R: Tensor, length: int) -> Tensor:
-    """Return an empty tensor [H, length, N, D] for R [H, T, N, D], in memory by token, so that heads can be joined."""
+    """Return an empty tensor [H, length, N, D] for R [H, T, N, D].
+
+    It is stored as [length, N, H, D], so that joining the heads needs no copy.
+    """
     heads, _, positions, size = R.shape
     return R.new_empty(length, positions, heads, size).permute(2, 0, 1, 3)
 
@@ -283,7 +286,7 @@ def _sum(parts: Iterable[Tensor]) -> Tensor:
 
 
 def l1_norm(x: Tensor, dim: Dims) -> Tensor:
-    """Return the sum of absolute values over some dimensions, which are kept with size 1."""
+    """Return the sum of absolute values over some dimensions, -1 or a tuple, which are kept with size 1."""
     rows = max(1, CHUNK * len(x) // x.numel()) if x.numel() else 1
     # abs and sum are twice as fast as vector_norm on a CPU, but make a copy: of some rows at a time.
     sums = [part.abs().sum(dim, keepdim=True) for part in x.split(rows)]
