@@ -165,6 +165,7 @@ def command(options: argparse.Namespace, name: str, stage: str, checkpoint: Path
     if stage == "generate":
         lengths = ["--min-len", options.length - 1, "--max-len-b", options.length - 1]
         search = ["--beam", options.beam, "--batch-size", options.batch, *lengths, "--distributed-world-size", 1]
+        search += ["--required-batch-size-multiple", 1]  # fairseq-fixed drops the last incomplete batch
         arguments = [data, "--path", checkpoint, "--cpu", *search, *(["--user-dir", PLUGIN] if ours else [])]
     return [sys.executable, "-c", PEAK + (OURS if ours else STOCK) + STAGES[stage], *arguments]
 

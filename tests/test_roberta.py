@@ -183,7 +183,7 @@ def test_ablation_is_the_loss_with_each_head_masked(task, make):
 
 
 def test_the_gradient_score_is_the_derivative_with_respect_to_a_gate():
-    """Of one sentence: by central differences of the loss."""
+    """Of one sentence: by central differences of -ln p, not too small for the single precision of softmax in fairseq."""
     model, sample = make_roberta(2).double(), make_sentences()
     sample = {"id": sample["id"][:1], "target": sample["target"][:1],
               "net_input": {name: value[:1] for name, value in sample["net_input"].items()}}  # fmt: skip
@@ -191,13 +191,13 @@ def test_the_gradient_score_is_the_derivative_with_respect_to_a_gate():
     for layer in range(2):
         for head in range(4):
             losses = []
-            for change in (1e-4, -1e-4):
+            for change in (1e-2, -1e-2):
                 rows = torch.ones(2, 4, dtype=torch.double)
                 rows[layer, head] += change
                 with masked(model, HeadTable({"enc-self": rows.tolist()})):
-                    losses.append(mean_loss(model, Corpus(CLASSES, [sample])))
-            slope = abs(losses[0] - losses[1]) / 2e-4 * math.log(2)  # in nats
-            assert table.values["enc-self"][layer][head] == pytest.approx(slope, rel=1e-3, abs=1e-6)
+                    losses.append(-probabilities(model, sample)[0, sample["target"][0, 0]].log().item())
+            slope = abs(losses[0] - losses[1]) / 2e-2
+            assert table.values["enc-self"][layer][head] == pytest.approx(slope, rel=5e-4)
 
 
 def test_accuracy_is_in_the_order_of_the_sentences():
