@@ -183,7 +183,7 @@ def test_ablation_is_the_loss_with_each_head_masked(task, make):
 
 
 def test_the_gradient_score_is_the_derivative_with_respect_to_a_gate():
-    """Of one sentence: by central differences of -ln p, not too small for the single precision of softmax in fairseq."""
+    """Of one sentence: by differences of -ln p. They are large: fairseq computes softmax in single precision."""
     model, sample = make_roberta(2).double(), make_sentences()
     sample = {"id": sample["id"][:1], "target": sample["target"][:1],
               "net_input": {name: value[:1] for name, value in sample["net_input"].items()}}  # fmt: skip
