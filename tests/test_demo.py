@@ -9,7 +9,7 @@ import pytest
 from support.recipes import ROOT, refused, run
 
 NOTEBOOK = ROOT / "notebooks" / "tour.ipynb"
-SETTINGS = {"UPDATES": 1000, "PRUNE_UPDATES": 160, "RUNS": "enc-self=4 all=0.5"}
+SETTINGS = {"UPDATES": 1000, "PRUNE_UPDATES": 240, "RUNS": "enc-self=4 all=0.5"}
 
 
 @pytest.mark.rehearsal
