@@ -20,12 +20,21 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
+from fairseq_headgates.messages import fail
+
 SIZES = {  # width, feed-forward width, layers on each side, heads
     "small": (128, 512, 3, 8),
     "base": (512, 2048, 6, 8),
     "big": (1024, 4096, 6, 16),
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def check_least(program: str, options: argparse.Namespace, least: Mapping[str, int]) -> None:
+    """Exit with one line and code 2 if an option is less than the number in `least`."""
+    for name, number in least.items():
+        if getattr(options, name) < number:
+            fail(program, f"--{name} is {getattr(options, name)}: it must be at least {number}")
 
 
 def make_task(vocabulary: int) -> SimpleNamespace:

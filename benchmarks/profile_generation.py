@@ -44,7 +44,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from bench_models import SIZES, machine, make_args, make_task
+from bench_models import SIZES, check_least, machine, make_args, make_task
 from bench_profile import (
     ATTENTION,
     MULTIPLICATIONS,
@@ -118,9 +118,7 @@ def parse() -> argparse.Namespace:
 def check(options: argparse.Namespace) -> None:
     """Exit with one line and code 2 for a number that cannot be used."""
     wrong = partial(fail, Path(__file__).name)
-    for name, least in {"batch": 1, "beam": 1, "length": 2, "repetitions": 1, "operators": 0}.items():
-        if getattr(options, name) < least:
-            wrong(f"--{name} is {getattr(options, name)}: it must be at least {least}")
+    check_least(Path(__file__).name, options, {"batch": 1, "beam": 1, "length": 2, "repetitions": 1, "operators": 0})
     if options.threads is not None and options.threads < 1:
         wrong(f"--threads is {options.threads}: it must be at least 1")
     if options.length > 1000:

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from bench_models import SIZES, machine, make_task, peak_bytes, time_works
+from bench_models import SIZES, check_least, machine, make_task, peak_bytes, time_works
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from lxt.efficient import monkey_patch
 from torch import Tensor, nn
@@ -32,7 +32,6 @@ from transformers.models.gpt2 import modeling_gpt2
 
 from fairseq_headgates.analysis.relevance import explain
 from fairseq_headgates.files import write_whole
-from fairseq_headgates.messages import fail
 from fairseq_headgates.models import TransformerLMHeadGatesModel
 from fairseq_headgates.report import text_table
 
@@ -80,9 +79,7 @@ def parse() -> argparse.Namespace:
     add("--threads", type=int, help="threads on the CPU (default: torch's)")
     add("--json", metavar="FILE", help="also write all figures to FILE")
     options = parser.parse_args()
-    for name, least in {"vocabulary": 5, "length": 1, "rounds": 1}.items():
-        if getattr(options, name) < least:
-            fail(Path(__file__).name, f"--{name} is {getattr(options, name)}: it must be at least {least}")
+    check_least(Path(__file__).name, options, {"vocabulary": 5, "length": 1, "rounds": 1})
     return options
 
 
