@@ -17,12 +17,14 @@ def assert_same_outputs(checkpoint, data, folder):
     pytest.importorskip("ctranslate2")
     out = folder / "same.json"
     command = [sys.executable, ROOT / "benchmarks" / "same_outputs.py", checkpoint, data, "--json", out]
-    finished = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    # CTranslate2's other backend for int8, oneDNN, saturates sums on CPUs without VNNI
+    environment = os.environ | {"CT2_USE_MKL": "1"}
+    finished = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, env=environment)
     assert finished.returncode == 0, finished.stderr
     forms = json.loads(out.read_text(encoding="utf-8"))
     assert list(forms) == ["gated", "masked", "pruned", "stock", "ctranslate2", "int8"]
     int8 = forms.pop("int8")  # 8 bits change some words
-    assert 0 < int8["log_p"] < 1
+    assert 0 < int8["log_p"] < 0.3
     assert int8["bleu"] == pytest.approx(forms["gated"]["bleu"], abs=3)
     for name, row in forms.items():
         assert row["differ_before_limit"] == 0, (name, row)
