@@ -13,9 +13,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fairseq_headgates import prune
 from fairseq_headgates.modules import packed_linear
-from fairseq_headgates.modules.packed_linear import ALWAYS_FASTER, InferenceLinear, PackedLinear, pack_linears
+from fairseq_headgates.modules.packed_linear import WORTH_PACKING, InferenceLinear, PackedLinear, pack_linears
 
-LARGE, SMALL = (512, ALWAYS_FASTER // 512), (24, 16)  # outputs, inputs
+LARGE, SMALL = (512, WORTH_PACKING // 512), (24, 16)  # outputs, inputs
 NEEDS_ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 
 
@@ -43,7 +43,8 @@ def test_equals_separate_layers(shape, count, bias, rows):
 
 @NEEDS_ONEDNN
 def test_large_weights_are_packed_and_small_ones_are_not():
-    for shape, packed in ((LARGE, True), (SMALL, False)):
+    smaller = LARGE[0], LARGE[1] - 1
+    for shape, packed in ((LARGE, True), (smaller, False), (SMALL, False)):
         linear = InferenceLinear(layers(shape, 1))
         with torch.no_grad():
             linear(torch.randn(2, shape[1]))
@@ -206,7 +207,6 @@ def test_a_released_weight_has_gradients_where_they_are_asked_for():
 @NEEDS_ONEDNN
 def test_queries_keys_and_values_are_released_together(monkeypatch):
     monkeypatch.setattr(packed_linear, "WORTH_PACKING", 1)
-    monkeypatch.setattr(packed_linear, "ALWAYS_FASTER", 1)
     never, model = make_gated(), make_gated()
     model.make_generation_fast_()
     attention = model.encoder.layers[0].self_attn
@@ -218,22 +218,6 @@ def test_queries_keys_and_values_are_released_together(monkeypatch):
         for one in (model, never):
             one.encoder.layers[0].self_attn.v_proj.weight.mul_(3)
     torch.testing.assert_close(logits(model, make_batch()), logits(never, make_batch()), rtol=1e-5, atol=1e-5)
-
-
-@NEEDS_ONEDNN
-@torch.no_grad()
-def test_small_weights_are_packed_for_many_rows_and_not_for_few(monkeypatch):
-    (layer,) = layers((128, 128), 1)
-    linear, called = InferenceLinear([layer]), []
-    packed = torch.ops.mkldnn._linear_pointwise
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda *args: called.append(1) or packed(*args))
-        for rows, times in ((4, 0), (128, 1)):
-            x = torch.randn(rows, 128)
-            torch.testing.assert_close(linear(x), layer(x))
-            assert len(called) == times
-    linear.release()
-    assert vars(layer)["_parameters"]["weight"] is not None  # too small to be always faster
 
 
 @NEEDS_ONEDNN
