@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
 from fairseq_headgates.messages import fail
+from fairseq_headgates.report import text_table
 
 SIZES = {  # width, feed-forward width, layers on each side, heads
     "small": (128, 512, 3, 8),
@@ -224,6 +225,24 @@ def tensor_bytes(held: object) -> int:
         else:
             todo += (item if isinstance(item, dict) else getattr(item, "__dict__", {})).values()
     return sum(storages.values())
+
+
+def table(first: str, rows: dict[str, dict], wanted: list[tuple]) -> str:
+    """Return a table of rows {name: figures}: of the columns (header, keys, unit, format), those that have figures."""
+    found = {column: [figure(row, column[1]) for row in rows.values()] for column in wanted}
+    found = {column: figures for column, figures in found.items() if any(f is not None for f in figures)}
+    cells = [
+        ["" if f is None else format(f if unit == 1 else f / unit, form) for f in figures]
+        for (_, _, unit, form), figures in found.items()
+    ]
+    lines = [[name, *row] for name, row in zip(rows, zip(*cells, strict=True), strict=True)]
+    return text_table([first, *(column[0] for column in found)], lines)
+
+
+def figure(row: dict, keys: str) -> float | None:
+    for key in keys.split():
+        row = row.get(key) if row else None
+    return row
 
 
 def batch_options(parser: argparse.ArgumentParser, vocabulary: int, sentences: int) -> None:

@@ -59,6 +59,7 @@ from bench_models import (
     median_ratio,
     next_update,
     peak_bytes,
+    table,
     take_turns,
     tensor_bytes,
     training_batches,
@@ -76,7 +77,6 @@ from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import TYPES, mask_to_json
 from fairseq_headgates.messages import fail
 from fairseq_headgates.models import TransformerHeadGatesModel
-from fairseq_headgates.report import text_table
 
 WHOLE = ["stock", "full"]
 SMALLER = ["gated", "masked", "pruned", "native"]  # one of each for every share of removed heads
@@ -91,22 +91,19 @@ MIB = 2**20
 
 RATIOS = [("/stock", "speed_to_stock", 1, ".2f"), ("/full", "speed_to_full", 1, ".2f")]
 
-
-def columns(part: str, *first: tuple) -> list[tuple]:
-    return [(header, f"{part} {key}", unit, form) for header, key, unit, form in [*first, *RATIOS]]
-
-
 # Tables: header, keys of the figure, unit, format; a column without figures is left out.
+# Columns of tables: header, keys of the figure, unit, format.
 MODELS = [
     ("parameters", "parameters", 1, ",d"),
     ("MiB", "bytes", MIB, ".1f"),
-    *columns("train", ("train ms", "ms", 1, ".1f")),
+    ("train ms", "train ms", 1, ".1f"),
+    *((header, f"train {key}", unit, form) for header, key, unit, form in RATIOS),
 ]
-SPEED = [
-    *columns("encoder", ("encoder tok/s", "tokens_per_s", 1, ",.0f")),
-    *columns("step", ("step ms", "ms", 1, ".2f")),
-    *columns("beam", ("beam tok/s", "tokens_per_s", 1, ",.0f")),
-]
+SPEED = {  # unit, key of the figure, format
+    "encoder": ("tokens/s", "tokens_per_s", ",.0f"),
+    "step": ("ms", "ms", ".2f"),
+    "beam": ("tokens/s", "tokens_per_s", ",.0f"),
+}
 COSTS = [
     ("cache MiB", "cache_bytes", MIB, ".2f"),
     ("peak MiB", "peak_bytes", MIB, ".1f"),
@@ -371,28 +368,24 @@ def print_tables(result: dict) -> None:
     print(f"\n=== {described}")
     for names, found in result["agreement"].items():
         print(f"same tokens: {names} (largest logit difference {found['largest_logit_difference']:.1e})")
-    rows = {f"{batch:>5} {name}": row for batch, part in result["batches"].items() for name, row in part.items()}
     print("\n" + table("variant", result["models"], MODELS))
-    for wanted in (SPEED, COSTS):
-        print("\n" + table("batch variant", rows, wanted))
+    for part, (unit, key, form) in SPEED.items():
+        rows = by_batch(part, result["batches"])
+        columns = [
+            (header, f"{batch} {name}", *shown)
+            for batch in result["batches"]
+            for header, name, *shown in ((f"{batch}:", key, 1, form), *RATIOS)
+        ]
+        if rows:
+            print("\n" + table(f"{part}, {unit}", rows, columns))
+    rows = {f"{batch:>5} {name}": row for batch, part in result["batches"].items() for name, row in part.items()}
+    print("\n" + table("batch variant", {name: row for name, row in rows.items() if "cache_bytes" in row}, COSTS))
 
 
-def table(first: str, rows: dict[str, dict], wanted: list[tuple]) -> str:
-    """Return the columns of `wanted` for which there are figures."""
-    found = {column: [figure(row, column[1]) for row in rows.values()] for column in wanted}
-    found = {column: figures for column, figures in found.items() if any(f is not None for f in figures)}
-    cells = [
-        ["" if f is None else format(f if unit == 1 else f / unit, form) for f in figures]
-        for (_, _, unit, form), figures in found.items()
-    ]
-    lines = [[name, *row] for name, row in zip(rows, zip(*cells, strict=True), strict=True)]
-    return text_table([first, *(column[0] for column in found)], lines)
-
-
-def figure(row: dict, keys: str) -> float | None:
-    for key in keys.split():
-        row = row.get(key) if row else None
-    return row
+def by_batch(part: str, batches: dict[int, dict]) -> dict[str, dict]:
+    """Return {variant: {batch: figures of one part}} of the variants that have it."""
+    names = [name for name, row in next(iter(batches.values())).items() if part in row]
+    return {name: {str(batch): rows[name][part] for batch, rows in batches.items()} for name in names}
 
 
 if __name__ == "__main__":
