@@ -92,7 +92,6 @@ MIB = 2**20
 RATIOS = [("/stock", "speed_to_stock", 1, ".2f"), ("/full", "speed_to_full", 1, ".2f")]
 
 # Tables: header, keys of the figure, unit, format; a column without figures is left out.
-# Columns of tables: header, keys of the figure, unit, format.
 MODELS = [
     ("parameters", "parameters", 1, ",d"),
     ("MiB", "bytes", MIB, ".1f"),
@@ -379,7 +378,9 @@ def print_tables(result: dict) -> None:
         if rows:
             print("\n" + table(f"{part}, {unit}", rows, columns))
     rows = {f"{batch:>5} {name}": row for batch, part in result["batches"].items() for name, row in part.items()}
-    print("\n" + table("batch variant", {name: row for name, row in rows.items() if "cache_bytes" in row}, COSTS))
+    rows = {name: row for name, row in rows.items() if {"cache_bytes", "arithmetic"} & set(row)}
+    if rows:
+        print("\n" + table("batch variant", rows, COSTS))
 
 
 def by_batch(part: str, batches: dict[int, dict]) -> dict[str, dict]:
