@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fairseq_headgates import report
 from fairseq_headgates.analysis.options import ABLATION_MODES
 from fairseq_headgates.cli.parser import add_data, add_metric, add_output
 from fairseq_headgates.heads import HeadId, HeadTable
@@ -44,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates ablate` and return its exit code."""
+    from fairseq_headgates import report
     from fairseq_headgates.analysis.ablation import ablation_losses
     from fairseq_headgates.cli.session import session
     from fairseq_headgates.evaluation import metric_of
@@ -107,6 +107,8 @@ def _metric(work: Session, loaded: Loaded, losses: HeadTable, metric: Metric, jo
 
 
 def _metric_text(metric: Metric, mode: str, result: Mapping[str, Any]) -> str:
+    from fairseq_headgates import report
+
     name = metric.name
     difference = {HeadId.parse(head): value for head, value in result[f"{name}_difference"].items()}
     p = {HeadId.parse(head): value for head, value in result["p_value"].items()}

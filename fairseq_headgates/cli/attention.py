@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fairseq_headgates import report
 from fairseq_headgates.cli.parser import add_data, add_output, filled
 from fairseq_headgates.files import read_text
 
@@ -59,6 +58,7 @@ def _lines(text: str) -> list[int]:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates attention` and return its exit code."""
+    from fairseq_headgates import report
     from fairseq_headgates.analysis.attention_maps import attention_maps, parse_heads
     from fairseq_headgates.cli.session import session
     from fairseq_headgates.surgery import head_counts

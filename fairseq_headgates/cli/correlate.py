@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fairseq_headgates import report
 from fairseq_headgates.analysis.options import WITHOUT_DATA
 from fairseq_headgates.cli.parser import Once, add_output, add_types, chosen_types
 from fairseq_headgates.files import check_writable, write_whole
@@ -68,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text(pairs: list[dict[str, Any]], tables: Mapping[str, HeadTable], each_type: bool) -> str:
+    from fairseq_headgates import report
+
     text = report.agreement_table(pairs)
     if len(tables) > 2 and not each_type:
         matrix = report.matrix("Spearman", list(tables), {(p["a"], p["b"]): p["spearman"] for p in pairs})

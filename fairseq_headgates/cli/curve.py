@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairseq_headgates import report
 from fairseq_headgates.analysis.options import SCORES
 from fairseq_headgates.cli.parser import Once, add_data, add_metric, add_output, add_score_options, chosen_types, warn
 from fairseq_headgates.heads import TYPES, HeadTable, check_shape, parse_scores
@@ -85,6 +84,7 @@ def _steps(text: str) -> list[float]:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates curve` and return its exit code."""
+    from fairseq_headgates import report
     from fairseq_headgates.cli.session import session
 
     if args.scores is not None and (args.reestimate or args.score_subset is not None):

@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairseq_headgates import report
 from fairseq_headgates.analysis.options import FunctionOptions
 from fairseq_headgates.cli.parser import add_data, add_output
 from fairseq_headgates.heads import HeadTable, Signature, read_scores
@@ -99,6 +98,7 @@ def _percent(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates functions` and return its exit code."""
+    from fairseq_headgates import report
     from fairseq_headgates.analysis.functions import kept_functions, scored_functions
     from fairseq_headgates.cli.session import session
 
@@ -163,6 +163,8 @@ def _annotations(work: Session) -> Annotations:
 
 
 def _text(results: dict[str, Any], statistics: bool) -> list[str]:
+    from fairseq_headgates import report
+
     found = []
     for name, result in results.items():
         title = [name] if len(results) > 1 else []

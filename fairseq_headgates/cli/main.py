@@ -17,8 +17,9 @@ from fairseq_headgates.cli.parser import ArgumentParser
 from fairseq_headgates.compat import unsupported
 from fairseq_headgates.messages import one_line
 
-# Subcommands by name, with their help. The module cli/NAME.py is imported only if it is chosen, and imports fairseq and
-# torch, which takes seconds, only in its function `run`: help and wrong options take a tenth of a second.
+# Subcommands by name, with their help. The module cli/NAME.py is imported only if it is chosen. It imports fairseq and
+# torch, which takes seconds, and `report` only in the functions that work with them: help and wrong options take a
+# tenth of a second.
 COMMANDS = {
     "path": "print the folder for --user-dir",
     "options": "print the options that this plugin adds to fairseq-train",

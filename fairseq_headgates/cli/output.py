@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_headgates.messages import first_line
-from fairseq_headgates.report import TEXT_STYLE
 
 
 def say(text: str) -> None:
@@ -41,6 +40,8 @@ def check_matplotlib(what: str) -> None:
 def picture(path: str, draw: Callable[[], Any]) -> bytes:
     """Return the content of a picture file. It is drawn in memory: on a full disk, matplotlib's JPEG never ends."""
     from matplotlib import rc_context
+
+    from fairseq_headgates.report import TEXT_STYLE
 
     kind = _kind(path)
     content = io.BytesIO()

@@ -7,7 +7,6 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from fairseq_headgates import report
 from fairseq_headgates.cli.choice import add_choice, chosen_heads, refuse_standard_output
 from fairseq_headgates.cli.parser import OPEN, add_checkpoint, filled
 from fairseq_headgates.files import refuse_existing
@@ -55,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates prune` and return its exit code."""
+    from fairseq_headgates import report
     from fairseq_headgates.checkpoints import (
         build_model,
         load_model,

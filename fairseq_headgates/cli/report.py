@@ -6,7 +6,6 @@ import argparse
 import logging
 import shlex
 
-from fairseq_headgates import report
 from fairseq_headgates.cli.output import check_matplotlib, say
 from fairseq_headgates.cli.parser import add_trust, filled
 from fairseq_headgates.files import check_writable, replacing, write_whole
@@ -40,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates report` and return its exit code."""
+    from fairseq_headgates import report
     from fairseq_headgates.experiments import read_experiment
 
     check_matplotlib("headgates report")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from fairseq_headgates import report
 from fairseq_headgates.analysis.options import SCORES, WITHOUT_DATA, parse_methods
 from fairseq_headgates.cli.parser import Once, add_data, add_output, add_score_options
 from fairseq_headgates.heads import scores_to_json
@@ -28,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates score` and return its exit code."""
+    from fairseq_headgates import report
     from fairseq_headgates.cli.session import session
 
     methods = parse_methods(args.method)

@@ -6,7 +6,6 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from fairseq_headgates import report
 from fairseq_headgates.cli.parser import OPEN, add_checkpoint, add_output
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import mask_to_json
@@ -46,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
 
 def as_text(heads: CheckpointHeads) -> str:
     """Return what `headgates show` prints."""
+    from fairseq_headgates import report
+
     open_heads, all_heads = report.open_counts(heads.gate)["total"]
     ungated = [kind for kind in heads.gate.types if kind not in heads.gated]
     summary = f"in total {open_heads} of {all_heads} heads open"
@@ -56,6 +57,8 @@ def as_text(heads: CheckpointHeads) -> str:
 
 def as_json(heads: CheckpointHeads) -> dict[str, Any]:
     """Return the content of `headgates show --json`: counts are [open, all]."""
+    from fairseq_headgates import report
+
     return {
         "signature": heads.gate.signature,
         "parameters": heads.parameters,
