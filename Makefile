@@ -27,7 +27,7 @@ test: setup ## run the tests of every change
 	@$(PYTEST) --dist worksteal -m "not rehearsal" $(ARGS)
 
 rehearse: setup ## run the long tests: whole recipes, the demo, interrupted runs, fuzzing, packages
-	@$(PYTEST) --dist load --maxschedchunk 1 -m rehearsal --durations 12 $(ARGS)
+	@$(PYTEST) --dist loadgroup -m rehearsal --durations 12 $(ARGS)
 
 matrix: ## run the tests with several versions of Python, fairseq and torch (hours, and gigabytes of downloads)
 	@tests/matrix.sh $(CELLS)

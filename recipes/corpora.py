@@ -20,6 +20,8 @@ from contextlib import ExitStack
 from itertools import zip_longest
 from pathlib import Path
 
+import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
+
 sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
 
 from tqdm import tqdm

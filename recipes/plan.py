@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
+
 sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
 
 from commands import ArgumentParser, exit_code

@@ -35,6 +35,9 @@ settings.load_profile("headgates")
 # is, and so do the installed programs.
 as_later_versions()
 
+# Before tests import scripts of recipes, which import headgates_start: with that the package registers nothing.
+import fairseq_headgates  # noqa: E402, F401
+
 # The models of the tests are so small that threads would only wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 

@@ -98,6 +98,7 @@ def classified(made_once):
     return made_once("classified", make)
 
 
+@pytest.mark.xdist_group("classified")
 @pytest.mark.rehearsal
 def test_the_table_has_the_numbers_of_an_independent_computation(classified):
     out, gold = classified / "out", truth(classified / "raw")
@@ -128,6 +129,7 @@ def test_the_table_has_the_numbers_of_an_independent_computation(classified):
     assert [line[3] for line in lines] == [f"{float(row['accuracy']):.2f}" for row in table.values()]
 
 
+@pytest.mark.xdist_group("classified")
 @pytest.mark.rehearsal
 def test_fairseq_validate_gives_the_same_accuracy(classified, tmp_path):
     out = classified / "out"
@@ -140,6 +142,7 @@ def test_fairseq_validate_gives_the_same_accuracy(classified, tmp_path):
     assert accuracy == pytest.approx(float(rows(out / "results.tsv")["baseline+"]["accuracy"]), abs=0.05)
 
 
+@pytest.mark.xdist_group("classified")
 @pytest.mark.rehearsal
 def test_a_finished_recipe_prints_the_same_table_and_trains_nothing(classified):
     out, arguments = classified / "out", (classified / "raw", classified / "out")

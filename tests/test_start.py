@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import USER_DIR
+from support.recipes import RECIPES
 
 from fairseq_headgates.heads import SCORE_FORMAT
 
@@ -58,3 +59,11 @@ def test_correlate_needs_neither_torch_nor_fairseq(tmp_path):
     *table, modules = done.stdout.splitlines()
     assert "enc-self      3 " in table[-1]
     assert "scipy" in modules.split() and not {"torch", "fairseq", "matplotlib"} & set(modules.split())
+
+
+def test_scripts_of_recipes_that_need_no_model_import_neither_torch_nor_fairseq():
+    scripts = "corpora, plan, clean, curves, labelled, language_model_results, pareto, results, subtitles"
+    code = f"import sys; sys.path[:0] = {[str(RECIPES), str(RECIPES / 'lib')]}; import {scripts}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.split())
+    assert "fairseq_headgates.files" in modules and not {"torch", "fairseq"} & modules

@@ -22,10 +22,11 @@ from itertools import zip_longest
 
 from tqdm import tqdm
 
+import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
 from commands import ArgumentParser, exit_code
+from fairseq_headgates.files import replacing
+from fairseq_headgates.report import text_table
 from rules import number, option, whole
-
-# settings.py imports this module for its options; imports that take seconds are inside functions.
 
 REASONS = ["empty", "too long", "ratio", "in dev or test", "again"]
 
@@ -86,8 +87,6 @@ def pairs(prefix: str, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
 
 def clean(read: str, write: str, languages: tuple[str, str], cleaner: Cleaner) -> Counter[str | None]:
     """Write the pairs that are kept; the files appear when they are complete. Return the number of pairs by reason."""
-    from fairseq_headgates.files import replacing
-
     counts: Counter[str | None] = Counter()
     with ExitStack() as stack:
         names = [stack.enter_context(replacing(f"{write}.{language}", force=True)) for language in languages]
@@ -102,8 +101,6 @@ def clean(read: str, write: str, languages: tuple[str, str], cleaner: Cleaner) -
 
 
 def table(counts: Counter[str | None]) -> str:
-    from fairseq_headgates.report import text_table
-
     total = sum(counts.values())
     rows = [("pairs", total), *((reason, -counts[reason]) for reason in REASONS), ("left", counts[None])]
     return text_table(

@@ -14,6 +14,7 @@ import csv
 import re
 import sys
 
+import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
 from commands import ArgumentParser, exit_code
 from fairseq_headgates.report import text_table
 

@@ -20,6 +20,7 @@ import zlib
 from collections import Counter
 from pathlib import Path
 
+import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
 from archives import one_line
 from commands import ArgumentParser, Refused, exit_code
 from fairseq_headgates.files import write_whole

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
 from commands import ArgumentParser, exit_code
 from evaluated import REPEAT, read_json
 from fairseq_headgates.files import write_whole

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
 from commands import ArgumentParser, exit_code
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.report import sweep_panels, text_table

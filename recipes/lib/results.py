@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
 from commands import ArgumentParser, exit_code
 from evaluated import SCRATCH, Run, difference, in_order
 from fairseq_headgates.files import write_whole

@@ -35,6 +35,7 @@ from xml.etree import ElementTree
 import numpy as np
 from tqdm import tqdm
 
+import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
 from archives import BROKEN_ARCHIVE, does_not_open, lines, one_line
 from commands import ArgumentParser, Refused, exit_code
 from fairseq_headgates.files import replacing
