@@ -20,6 +20,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
+from fairseq_headgates.heads import TYPES, HeadTable
 from fairseq_headgates.messages import fail
 from fairseq_headgates.report import text_table
 
@@ -44,6 +45,17 @@ def make_task(vocabulary: int) -> SimpleNamespace:
     for i in range(vocabulary):
         dictionary.add_symbol(str(i))
     return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+
+
+def random_mask(size: str, share: float, seed: int = 1) -> HeadTable:
+    """Return a random mask that removes a share of the heads, the same number in every layer."""
+    _, _, layers, heads = SIZES[size]
+    chance = torch.Generator().manual_seed(seed)
+
+    def row() -> list[int]:
+        return (torch.randperm(heads, generator=chance) >= round(share * heads)).int().tolist()
+
+    return HeadTable({kind: [row() for _ in range(layers)] for kind in TYPES})
 
 
 def make_args(size: str, dropout: float = 0.1, attention_dropout: float = 0.0, **gates) -> argparse.Namespace:

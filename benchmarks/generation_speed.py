@@ -59,6 +59,7 @@ from bench_models import (
     median_ratio,
     next_update,
     peak_bytes,
+    random_mask,
     table,
     take_turns,
     tensor_bytes,
@@ -188,7 +189,7 @@ def build(options: argparse.Namespace, vocabulary: int) -> dict[str, nn.Module]:
     weights = models["stock"].state_dict()
     models["full"].load_state_dict(dict(weights))
     for share in options.remove:
-        mask = random_mask(options, share)
+        mask = random_mask(options.size, share, options.seed)
         inline = mask_to_json(mask, one_line=True)
         gated, masked = make(gate_heads=",".join(TYPES)), make(alive_heads=inline)
         masked.load_state_dict(dict(weights))
@@ -220,17 +221,6 @@ def export(options: argparse.Namespace, models: dict[str, nn.Module], folder: st
         for kind in wanted
         for name, model in sources.items()
     }
-
-
-def random_mask(options: argparse.Namespace, remove: float) -> HeadTable:
-    """Return a random mask with the same number of removed heads in every layer."""
-    _, _, layers, heads = SIZES[options.size]
-    chance = torch.Generator().manual_seed(options.seed)
-
-    def row() -> list[int]:
-        return (torch.randperm(heads, generator=chance) >= round(remove * heads)).int().tolist()
-
-    return HeadTable({kind: [row() for _ in range(layers)] for kind in TYPES})
 
 
 def make_generator(options: argparse.Namespace, model: nn.Module) -> SequenceGenerator:

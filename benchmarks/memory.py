@@ -30,11 +30,11 @@ import sys
 from pathlib import Path
 
 import torch
-from bench_models import SIZES, machine
+from bench_models import SIZES, machine, random_mask
 from tqdm import tqdm
 
 from fairseq_headgates.files import write_whole
-from fairseq_headgates.heads import TYPES, HeadTable, mask_to_json
+from fairseq_headgates.heads import mask_to_json
 from fairseq_headgates.messages import fail
 from fairseq_headgates.report import text_table
 
@@ -111,7 +111,7 @@ def checkpoints(options: argparse.Namespace) -> dict[str, Path]:
         name = "stock" if share is None else f"pruned {100 * share:g}%" if share else "full"
         found[name] = options.folder / f"{name.replace(' ', '-').rstrip('%')}.pt"
         if not found[name].exists():
-            mask = mask_to_json(random_mask(options, share or 0.0), one_line=True)
+            mask = mask_to_json(random_mask(options.size, share or 0.0), one_line=True)
             prune = ["prune", trained, found[name], "--alive", mask, "--no-optimizer"]
             run(
                 [sys.executable, "-m", "fairseq_headgates.cli", *prune, *(["--stock"] if share is None else [])],
@@ -149,13 +149,6 @@ def train(options: argparse.Namespace, folder: Path) -> None:
     rest = ["--optimizer", "adam", "--lr", "0.0001", "--max-tokens", "500", "--max-update", "1", "--save-dir", folder]
     rest += ["--no-epoch-checkpoints", "--disable-validation", "--cpu", "--distributed-world-size", "1"]
     run([*fairseq("train"), options.folder / "data-bin", "--arch", "transformer", *model, *rest], options)
-
-
-def random_mask(options: argparse.Namespace, share: float) -> HeadTable:
-    """Return a random mask with the same number of removed heads in every layer."""
-    chance, (_, _, layers, heads) = random.Random(1), SIZES[options.size]
-    row = [int(number >= round(share * heads)) for number in range(heads)]
-    return HeadTable({kind: [chance.sample(row, heads) for _ in range(layers)] for kind in TYPES})
 
 
 def command(options: argparse.Namespace, name: str, stage: str, checkpoint: Path) -> list:

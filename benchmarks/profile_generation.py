@@ -44,7 +44,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from bench_models import SIZES, check_least, machine, make_args, make_task
+from bench_models import SIZES, check_least, machine, make_args, make_task, random_mask
 from bench_profile import (
     ATTENTION,
     MULTIPLICATIONS,
@@ -61,7 +61,7 @@ from bench_profile import (
 )
 from fairseq.models.transformer import TransformerModel
 from fairseq.sequence_generator import SequenceGenerator
-from generation_speed import beam_search, make_generator, random_mask
+from generation_speed import beam_search, make_generator
 from torch import nn
 from tqdm import tqdm
 
@@ -142,7 +142,7 @@ def build(options: argparse.Namespace) -> dict[str, nn.Module]:
 
     models = {"stock": make(TransformerModel), "full": make(TransformerHeadGatesModel)}
     models["full"].load_state_dict(dict(models["stock"].state_dict()))
-    smaller = {f"pruned {100 * share:g}%": random_mask(options, share) for share in options.remove}
+    smaller = {f"pruned {100 * share:g}%": random_mask(options.size, share, options.seed) for share in options.remove}
     return {**models, **{name: prune(models["full"], mask) for name, mask in smaller.items()}}
 
 
