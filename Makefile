@@ -15,7 +15,7 @@ unexport PYTHONPATH PYTHONHOME
 
 IN_VENV = PATH="$$(cd "$(VENV)/bin" && pwd):$$PATH"
 PYTEST = $(IN_VENV) python -m pytest -n $(WORKERS)
-.PHONY: help setup test rehearse matrix coverage demo docs check format wheel clean distclean
+.PHONY: help setup test rehearse releasetests matrix coverage demo docs check format wheel clean distclean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
@@ -27,7 +27,10 @@ test: setup ## run the tests of every change
 	@$(PYTEST) --dist worksteal -m "not rehearsal" $(ARGS)
 
 rehearse: setup ## run the long tests: whole recipes, the demo, interrupted runs, fuzzing, packages
-	@$(PYTEST) --dist loadgroup -m rehearsal --durations 12 $(ARGS)
+	@$(PYTEST) --dist loadgroup -m "rehearsal and not release" --durations 12 $(ARGS)
+
+releasetests: setup ## run the long tests that make rehearse leaves out, before a release
+	@$(PYTEST) --dist loadgroup -m release --durations 12 $(ARGS)
 
 matrix: ## run the tests with several versions of Python, fairseq and torch (hours, and gigabytes of downloads)
 	@tests/matrix.sh $(CELLS)

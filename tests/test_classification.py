@@ -164,6 +164,7 @@ def test_a_finished_recipe_prints_the_same_table_and_trains_nothing(classified):
 
 
 @pytest.mark.rehearsal
+@pytest.mark.release
 def test_pairs_and_several_seeds(tmp_path):
     make_text(tmp_path / "raw", columns=2)
     given = TINY | {"SEEDS": "1 2", "CURVES": "", "TOKENIZE": "-l en tokenize", "LOWERCASE": 1}

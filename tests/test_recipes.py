@@ -141,6 +141,7 @@ def table_of(result):
 
 
 @pytest.mark.rehearsal
+@pytest.mark.release
 def test_every_method_keeps_exactly_the_heads(tmp_path):
     """All kinds of runs with a number of heads; a metric of the user."""
     make_corpus(tmp_path / "raw")
@@ -177,6 +178,7 @@ def test_every_method_keeps_exactly_the_heads(tmp_path):
 
 
 @pytest.mark.rehearsal
+@pytest.mark.release
 def test_a_sweep_trains_models_side_by_side(tmp_path):
     """Two jobs: one trains the baseline, for which the other waits."""
     make_corpus(tmp_path / "raw")
@@ -201,6 +203,7 @@ def test_a_sweep_trains_models_side_by_side(tmp_path):
 
 
 @pytest.mark.rehearsal
+@pytest.mark.release
 def test_seeds_have_folders_and_share_the_text(tmp_path):
     make_corpus(tmp_path / "raw")
     settings = TINY | {"SEEDS": "3 5", "RUNS": "dec-enc:0.1"}
