@@ -51,6 +51,11 @@ def run_whole(recipe: str, *arguments: object, **settings: object) -> str:
     return result.stdout
 
 
+def random_moments(generator: random.Random, whole_run: float, kills: int) -> list[float]:
+    """Return after how many seconds to kill each run; on average they add up to the time of a whole run."""
+    return [generator.uniform(0, 2 * whole_run / kills) for _ in range(kills)]
+
+
 def run_killed(recipe: str, *arguments: object, moments: list[float], **settings: object) -> list[str]:
     """Run a recipe again and again, killed with its child processes after so many seconds; then to its end.
 
@@ -89,7 +94,7 @@ def compare(args: argparse.Namespace) -> None:
     run_whole(args.recipe, args.folder / "undisturbed")
     whole_run = time.time() - begun
     generator = random.Random(args.seed)
-    moments = [generator.uniform(0, 2 * whole_run / args.kills) for _ in range(args.kills)]
+    moments = random_moments(generator, whole_run, args.kills)
     said = run_killed(args.recipe, args.folder / "killed", moments=moments)
     for seconds, line in zip(moments, said, strict=True):
         print(f"killed after {seconds:.1f} s: {line}")

@@ -13,7 +13,16 @@ import time
 
 import pytest
 from support import mirrors
-from support.recipes import RECIPES, environment, fingerprints, make_corpus, refused, run, run_killed
+from support.recipes import (
+    RECIPES,
+    environment,
+    fingerprints,
+    make_corpus,
+    random_moments,
+    refused,
+    run,
+    run_killed,
+)
 
 TINY = {"CPU": 1, "DISK_GB": 1, "BPE": 200, "EMBED": 16, "FFN": 16, "LAYERS": 1, "HEADS": 2, "WARMUP": 2, "LR": 0.01}
 SHORT = TINY | {"TOKENS_PER_UPDATE": 600, "MAX_TOKENS": 400, "UPDATES": 8, "SAVE_EVERY": 4, "AVERAGE": 2}
@@ -93,7 +102,7 @@ def test_opensubtitles_killed_at_random_moments_ends_the_same(pairs, tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     assert "of at least 0.9" in result.stdout and "9 valid, 9 test" in result.stdout
     assert "32.24" in result.stdout  # of the paper
-    moments = [random.uniform(0, (time.time() - begun) / 2) for _ in range(2)]
+    moments = random_moments(random.Random(), time.time() - begun, kills=2)
     run_killed("opensubtitles_en_ru.sh", tmp_path / "killed", moments=moments, **settings)
     whole, killed = fingerprints(tmp_path / "whole"), fingerprints(tmp_path / "killed")
     assert len(whole) > 40 and whole == killed, moments
