@@ -7,8 +7,8 @@ Both models are decoder-only transformers of the same size with random weights, 
 
     story-of-heads, epsilon   this plugin's rules, on fairseq's `transformer_lm`
     LXT                       gradient times input by the efficient rules of LXT, on GPT-2 of `transformers`: one
-                              forward pass, then one backward pass for each position. It gives relevance of tokens,
-                              not of heads.
+                              forward pass, then one backward pass for each position. The row is relevance of
+                              tokens; that of heads is the same product at the input of the output projection.
 
 Every position of one sentence is explained. Each row is relative to a forward pass of the same model. Needs
 `pip install lxt transformers torchvision`.

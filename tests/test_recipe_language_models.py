@@ -175,7 +175,8 @@ def test_wikitext103_trains_the_preset(tmp_path):
     alone = [gated[0], "--task", "language_modeling_segments", "--arch", f"{ALL}_wt103", "--tokens-per-sample", "192"]
     alone += ["--user-dir", gated[gated.index("--user-dir") + 1]]
     alone = vars(options.parse_args_and_arch(options.get_training_parser(), alone))
-    model = [name for name in alone if name.startswith(("decoder_", "adaptive_", "tie_", "mem", "persistent", "share"))]
+    starts = ("decoder_", "adaptive_", "tie_", "mem", "persistent", "share", "dropout", "attention_")
+    model = [name for name in alone if name.startswith(starts)]
     assert len(model) > 10 and {name: ours[name] for name in model} == {name: alone[name] for name in model}
     assert ours["clip_norm"] == 0.5 and ours["lr"] == [0.0001] and ours["update_freq"] == [4]
 

@@ -322,15 +322,16 @@ def sizes(layers: int, heads: int, dim: int) -> dict[str, int]:
     return {"decoder_layers": layers, "decoder_attention_heads": heads, **dims}
 
 
-# Shim et al. 2021: segment and memory of 192 (--tokens-per-sample 192), WikiText-103
+# Shim et al. 2021 and their configuration: segment and memory of 192 (--tokens-per-sample 192), WikiText-103
 preset(
     "wt103",
     **sizes(16, 8, 512),
     persistent_vectors=2048,
     mem_len=192,
     adaptive_input=True,
-    adaptive_input_cutoff="19997,39997,199997",
-    adaptive_softmax_cutoff="19997,39997,199997",
+    adaptive_input_cutoff="20000,40000,200000",
+    adaptive_softmax_cutoff="20000,40000,200000",
+    attention_dropout=0.2,
     tie_adaptive_weights=True,
     tie_adaptive_proj=True,
 )
