@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fairseq_headgates.messages import first_line
+from fairseq_headgates.messages import first_line, one_line
+
+
+def warn(command: str, message: str) -> None:
+    """Print one line on stderr."""
+    print(f"headgates {command}: warning: {one_line(message)}", file=sys.stderr)
 
 
 def say(text: str) -> None:
