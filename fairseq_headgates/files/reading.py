@@ -9,10 +9,11 @@ import stat
 import sys
 import zlib
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 from fairseq_headgates.messages import first_line, shown
 
+MARK = "\ufeff"  # byte order mark
 LARGEST_TEXT = 64 * 2**20  # bytes of a file that is read whole: thousands of times what the masks of a large model need
 LONGEST_LINE = 2**20  # characters of a line of a log; the rest becomes further lines
 OTHER_ENCODINGS = {  # by the byte order mark; UTF-32 begins with the mark of UTF-16
@@ -94,6 +95,16 @@ def check_mark(data: bytes, name: str) -> None:
     for mark, encoding in OTHER_ENCODINGS.items():
         if data.startswith(mark):
             raise ValueError(f"{name} is {encoding}: convert it with iconv -f {encoding} -t utf8")
+
+
+def remove_mark(dictionary: Any) -> None:
+    """Remove a byte order mark, which fairseq reads as a part of the first symbol of a dictionary's file."""
+    if dictionary is not None and len(dictionary) > dictionary.nspecial:
+        symbol = dictionary.symbols[dictionary.nspecial]
+        plain = symbol.removeprefix(MARK)
+        if plain not in dictionary.indices:
+            dictionary.symbols[dictionary.nspecial] = plain
+            dictionary.indices[plain] = dictionary.indices.pop(symbol)
 
 
 def log_lines(path: str) -> Iterator[str]:
