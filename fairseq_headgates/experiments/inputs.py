@@ -206,7 +206,8 @@ def _attention(found: Experiment, path: str, data: dict[str, Any]) -> str:
         [_map(kind, types[kind], head) for kind in TYPES if kind in types for head in types[kind]["heads"]]
         for types in data["sentences"]
     ]
-    found.attention.append(Attention(path, sentences))
+    numbers = map(int, data.get("lines", range(1, len(sentences) + 1)))
+    found.attention.append(Attention(path, dict(zip(numbers, sentences, strict=True))))
     return str(data["signature"])
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Settings of matplotlib: in SVG text remains text, in one font; a name with $ is no formula.
-TEXT_STYLE: dict[Any, Any] = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"], "text.parse_math": False}
 FEW = 3  # layers that have a line each; of more, pairs have one
 MARKERS = "osD^vPX*"  # lines differ by marker as well as by colour
 
