@@ -210,6 +210,16 @@ def test_pictures_show_tokens_as_they_are(tmp_path):
     assert min(figure.axes[0].get_window_extent().size) > 50  # pixels, beside the label
 
 
+def test_names_of_checkpoints_may_hold_anything(tmp_path):
+    """Control characters are not allowed in SVG, and bytes of a name that are not UTF-8 in no file."""
+    pytest.importorskip("matplotlib")
+    several = [{**point, "checkpoint": name} for name in ("$a_{\x07\udcff", "b") for point in points()]
+    content, _ = picture("curve.svg", lambda: curve_plot(several))
+    drawn = [each.text or "" for each in ElementTree.fromstring(content).iter() if each.tag.endswith("text")]
+    assert "all gate $a_{\\x07\\udcff" in drawn
+    assert picture("curve.png", lambda: curve_plot(several))[0].startswith(b"\x89PNG")
+
+
 @pytest.fixture
 def chinese_font(tmp_path):
     """A font with one Chinese character, which matplotlib knows."""

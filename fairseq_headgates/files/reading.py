@@ -24,7 +24,7 @@ OTHER_ENCODINGS = {  # by the byte order mark; UTF-32 begins with the mark of UT
 }
 
 
-def read_text(path: str, what: str, cure: str) -> str:
+def read_text(path: str, what: str, cure: str, largest: int = LARGEST_TEXT) -> str:
     """Read the text of a regular file, gzip-compressed if its name ends in .gz; see `decode`.
 
     A pipe or a device is not opened: it could block, or never end.
@@ -33,6 +33,7 @@ def read_text(path: str, what: str, cure: str) -> str:
         path: the file
         what: what the file is, for the message
         cure: what to do about a file that cannot be read, for the message
+        largest: the bytes of the largest text that is read
 
     Raises:
         ValueError: if the file cannot be read, or is not UTF-8
@@ -40,9 +41,9 @@ def read_text(path: str, what: str, cure: str) -> str:
     try:
         _check_regular(path)
         with _open(path) as file:
-            data = file.read(LARGEST_TEXT + 1)
-        if len(data) > LARGEST_TEXT:
-            raise ValueError(f"it has more than {LARGEST_TEXT:,} bytes")
+            data = file.read(largest + 1)
+        if len(data) > largest:
+            raise ValueError(f"it has more than {largest:,} bytes")
     except (OSError, ValueError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
         raise ValueError(f"cannot read {what} {shown(path)} ({reason}): {cure}") from None

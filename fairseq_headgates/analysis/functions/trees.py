@@ -12,6 +12,7 @@ from fairseq_headgates.files import lines_of, read_text
 from fairseq_headgates.messages import first_line, shown
 
 RELATIONS = ("nsubj", "obj", "iobj", "amod", "advmod", "det", "case")
+LARGEST = 2**31  # bytes of the trees of a whole corpus
 OLD_NAMES = {"dobj": "obj"}  # Stanford Dependencies, as in Voita et al. 2019
 
 
@@ -34,7 +35,7 @@ class Tree(NamedTuple):
 
 def read_trees(path: str) -> list[Tree]:
     """Read a CoNLL-U file, gzip-compressed if its name ends in .gz. Raise ValueError."""
-    text = read_text(path, "the trees", "give a CoNLL-U file")
+    text = read_text(path, "the trees", "give a CoNLL-U file", LARGEST)
     try:
         trees = [_tree(sentence) for sentence in conllu.parse(text)]
     except Exception as error:  # conllu raises its own and others for broken lines
@@ -117,7 +118,7 @@ def parse_relations(text: str | None, trees: Iterable[Tree]) -> tuple[str, ...]:
 def read_alignments(path: str) -> list[frozenset[tuple[int, int]]]:
     """Read word alignments: for every sentence the pairs 'source-target' of words counted from 0. Raise ValueError."""
     found = []
-    text = read_text(path, "the word alignments", "give a line of pairs like 0-0 1-2 for every sentence")
+    text = read_text(path, "the word alignments", "give a line of pairs like 0-0 1-2 for every sentence", LARGEST)
     for number, line in enumerate(lines_of(text), start=1):
         links = line.split()
         wrong = next((link for link in links if not re.fullmatch(r"\d{1,6}-\d{1,6}", link)), None)
