@@ -39,11 +39,11 @@ def read_text(path: str, what: str, cure: str, largest: int = LARGEST_TEXT) -> s
         ValueError: if the file cannot be read, or is not UTF-8
     """
     try:
-        _check_regular(path)
+        _check_regular(path, largest)
         with _open(path) as file:
             data = file.read(largest + 1)
         if len(data) > largest:
-            raise ValueError(f"it has more than {largest:,} bytes")
+            raise ValueError(f"it unpacks to more than {largest:,} bytes, which are not read")
     except (OSError, ValueError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
         raise ValueError(f"cannot read {what} {shown(path)} ({reason}): {cure}") from None
@@ -54,10 +54,12 @@ def _open(path: str) -> IO[bytes]:
     return gzip.open(path) if path.endswith(".gz") else open(path, "rb")  # type: ignore[return-value]
 
 
-def _check_regular(path: str) -> None:
-    mode = os.stat(path).st_mode
-    if not stat.S_ISREG(mode):
-        raise ValueError(f"it is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}")
+def _check_regular(path: str, largest: int) -> None:
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"it is {'a folder' if stat.S_ISDIR(found.st_mode) else 'no regular file'}")
+    if found.st_size > largest:
+        raise ValueError(f"it has {found.st_size:,} bytes, at most {largest:,} are read")
 
 
 def read_standard_input() -> str:
