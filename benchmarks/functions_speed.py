@@ -11,7 +11,6 @@ projection to the vocabulary. Reading the files is not timed, matching words and
 
 import argparse
 import copy
-import gzip
 import statistics
 import sys
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from fairseq.utils import apply_to_sample
 
 from fairseq_headgates.analysis.functions import Annotations, count_functions, parse_relations, read_trees
 from fairseq_headgates.evaluation import Corpus
+from fairseq_headgates.files import lines_of, read_text
 
 Sequences = Sequence[Sequence[str]]  # sentences of words
 
@@ -65,8 +65,7 @@ def forward(model: TransformerModel, corpus: Corpus) -> None:
 
 
 def read_lines(path: Path) -> list[str]:
-    data = path.read_bytes()
-    return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8").splitlines()
+    return lines_of(read_text(str(path), "the text", "give one sentence per line"))
 
 
 def make_corpus(sources: Sequences, targets: Sequences, max_tokens: int, device: str) -> Corpus:

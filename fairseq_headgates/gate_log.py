@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from fairseq_headgates.files import lines_of
 from fairseq_headgates.heads import TYPES, HeadTable
 
 NAME = "gates.jsonl"  # in --save-dir
@@ -36,7 +37,7 @@ def parse_gate_log(text: str, name: str) -> list[GateRecord]:
         ValueError: if `text` is not a gate log; `name` is that of the file
     """
     records: list[GateRecord] = []
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(lines_of(text), start=1):
         if not line.strip() or _is_cut(line):
             continue
         record = _record(line, f"{name}, line {number}")

@@ -18,9 +18,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
+
 sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
 
 from commands import ArgumentParser, exit_code
+from fairseq_headgates.files import decode, lines_of
 from miniature import Pair
 from miniature_subtitles import make_subtitles_mirror
 from miniature_talks import make_iwslt_mirror
@@ -31,7 +34,7 @@ def read_side(folder: Path, name: str) -> list[str]:
     """Read the lines of a file, plain or .gz; characters that do not fit into a column become blanks."""
     packed = folder / f"{name}.gz"
     data = gzip.decompress(packed.read_bytes()) if packed.exists() else (folder / name).read_bytes()
-    return [line.replace("\t", " ").replace("\r", " ").strip() for line in data.decode().removesuffix("\n").split("\n")]
+    return [line.replace("\t", " ").replace("\r", " ").strip() for line in lines_of(decode(data, name))]
 
 
 def read_pairs(folder: Path, split: str, languages: Sequence[str]) -> list[Pair]:

@@ -65,6 +65,7 @@ if ! compgen -G "$data/dict.*.txt" >/dev/null; then
   for split in valid test; do
     for language in "$SRC" "$TGT"; do
       raw=$data/$split.$language
+      [[ ${DRY_RUN:-0} == 1 || -s $text/$split.tok.$language ]] || need_utf8 "$raw"
       by_lines "$raw" "$text/$split.tok.$language" "${TOKENIZE:+sacremoses -q -l $language normalize }${TOKENIZE:-cat}"
       by_lines "$text/$split.tok.$language" "$text/$split.bpe.$language" "$(quoted subword-nmt apply-bpe -c "$model/bpecodes")"
     done

@@ -2,17 +2,20 @@
 
 import io
 import json
+import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
 import torch
 from fairseq import checkpoint_utils
-from support.analysis import one_line
+from support.analysis import READ, one_line
 
 from fairseq_headgates import observe, report
 from fairseq_headgates.analysis.attention_maps import parse_heads
+from fairseq_headgates.cli import main as cli
 from fairseq_headgates.heads import AttentionMap, HeadId
+from fairseq_headgates.report import text as report_text
 
 SIZES = {"enc-self": (2, 4), "dec-enc": (2, 4)}
 
@@ -50,6 +53,7 @@ def test_the_weights_are_those_of_the_model(on_toy, toy, gated_checkpoint):
     task.load_dataset("valid")
     dataset = task.dataset("valid")
     result = json.loads(on_toy("attention", "--json", "--lines", "3,1"))
+    assert result["lines"] == [3, 1]
     assert result["format"] == "headgates.attention/1" and "split:valid|ckpt:" in result["signature"]
     for line, types in zip((3, 1), result["sentences"], strict=True):
         sample = dataset.collater([dataset[line - 1]])
@@ -71,9 +75,9 @@ def test_sentences_of_a_file_and_of_standard_input(on_toy, toy, tmp_path, monkey
     data = json.loads(on_toy("attention", "--json", "--lines", "2"))["sentences"]
     pair = "\t".join((toy.data.parent / f"valid.{side}").read_text().splitlines()[1] for side in ("src", "tgt"))
     path = tmp_path / "text"
-    path.write_text(f"{pair}\n\n{pair.partition(chr(9))[0]}\n")
+    path.write_text(f"{pair}\n\n{pair.partition(chr(9))[0]}\n", encoding="utf-8-sig", newline="\r\n")
     typed = json.loads(on_toy("attention", "--json", "--text", path))
-    assert len(typed["sentences"]) == 2 and "split" not in typed["signature"]
+    assert len(typed["sentences"]) == 2 and typed["lines"] == [1, 3] and "split" not in typed["signature"]
     for kind, of_type in data[0].items():
         assert typed["sentences"][0][kind]["queries"] == of_type["queries"]
         for a, b in zip(of_type["heads"], typed["sentences"][0][kind]["heads"], strict=True):
@@ -81,7 +85,7 @@ def test_sentences_of_a_file_and_of_standard_input(on_toy, toy, tmp_path, monkey
     translated = typed["sentences"][1]
     assert translated["enc-self"]["keys"] == data[0]["enc-self"]["keys"]
     assert translated["dec-enc"]["queries"][-1] == "</s>"
-    monkeypatch.setattr("sys.stdin", io.StringIO(path.read_text()))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes()), "ascii"))
     assert json.loads(on_toy("attention", "--json", "--text", "-"))["sentences"] == typed["sentences"]
 
 
@@ -126,11 +130,75 @@ def test_pictures(on_toy, tmp_path):
     assert "exists" in one_line(on_toy("attention", "--plot", tmp_path / "maps.png", code=2))
 
 
+def test_sentences_keep_their_numbers(on_toy, headgates, tmp_path):
+    """Those of the data, and the line numbers of a text with blank lines: in tables, pictures, pages and reports."""
+    text = tmp_path / "text"
+    text.write_text("\na b\tB A\n\n\nb\tB\n")
+    for options, numbers in ((["--lines", "4,2"], (4, 2)), (["--text", text], (2, 5))):
+        chosen = [*options, "--heads", "enc-self:0.0"]
+        files = [tmp_path / f"{numbers[0]}.{kind}" for kind in ("json", "svg", "html", "report.html")]
+        printed = on_toy("attention", *chosen)
+        on_toy("attention", *chosen, "--out", files[0], "--plot", files[1])
+        on_toy("attention", *chosen, "--plot", files[2])
+        headgates("report", files[3], files[0])
+        for found in (printed, *(file.read_text() for file in files[1:])):
+            assert list(dict.fromkeys(map(int, re.findall(r"[sS]entence (\d+)", found)))) == list(numbers)
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (b"a\tA\nb\tB\tCC-BY 2.0 (France)\n", "text line 2 has 3 columns, separated by tabs: give SOURCE, or SOURCE, "),
+        (
+            "schön\n".encode("latin1"),
+            "text' is not UTF-8 in line 1: convert it, for example with iconv -f latin1 -t utf8",
+        ),
+        ("a b\n".encode("utf-16"), "text' is UTF-16: convert it with iconv -f UTF-16 -t utf8"),
+    ],
+)
+def test_texts_that_are_refused(content, words, on_toy, tmp_path, monkeypatch):
+    (tmp_path / "text").write_bytes(content)
+    assert words in one_line(on_toy("attention", "--text", tmp_path / "text", code=2))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), "latin1"))
+    typed = words.replace("text'", "standard input").replace("text line", "standard input line")
+    assert typed in one_line(on_toy("attention", "--text", "-", code=2))
+
+
+def test_a_picture_without_a_font_for_its_tokens_says_so(
+    on_toy, copied, gated_checkpoint, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(report_text, "_other_fonts", lambda: [])
+    folder = copied()
+    for path in folder.glob("dict.*.txt"):
+        path.write_text(path.read_text().replace("a ", "中文 ").replace("b ", "🙂 "))
+    (tmp_path / "typed").write_text("中文 🙂\n")
+    typed = ["attention", "--text", tmp_path / "typed", "--heads", "enc-self:0.0"]
+    for kind in ("svg", "html"):
+        on_toy(*typed, "--plot", tmp_path / f"maps.{kind}", data=folder, subset="test")
+        assert "中文" in (tmp_path / f"maps.{kind}").read_text()
+    assert not capsys.readouterr().err
+    arguments = [
+        folder,
+        "--path",
+        gated_checkpoint,
+        "--gen-subset",
+        "test",
+        *READ,
+        *typed[1:],
+        "--plot",
+        tmp_path / "maps.png",
+    ]
+    assert cli.main(["attention", *map(str, arguments)]) == 0
+    assert one_line(capsys.readouterr().err) == (
+        f"headgates attention: warning: {tmp_path}/maps.png does not show CJK, symbols or emoji, for which this system "
+        "has no font: use --plot x.html or x.svg"
+    )
+
+
 def test_tokens_are_text_in_pages():
     shown = AttentionMap(HeadId("enc-self", 0, 0), 1.0, ["<b>", "$x_1"], ["a", "</s>"], [[0.5, 0.5], [1.0, 0.0]])
-    page = report.attention_page([[shown]], "data:<i>")
+    page = report.attention_page({1: [shown]}, "data:<i>")
     assert "&lt;b&gt;" in page and "<b>" not in page and "<i>" not in page and "</s>" not in page
-    report.attention_figure([[shown]]).canvas.draw()  # no formula
 
 
 def test_maps_that_are_too_large():
@@ -138,7 +206,7 @@ def test_maps_that_are_too_large():
     shown = AttentionMap(HeadId("enc-self", 0, 0), 1.0, tokens, tokens, [[0.0] * 501] * 501)
     for draw in (report.attention_figure, lambda maps: report.attention_page(maps, "")):
         with pytest.raises(ValueError, match="251,001 cells, and at most 250,000 are drawn: choose fewer heads"):
-            draw([[shown]])
+            draw({1: [shown]})
 
 
 def test_a_subset_without_target_is_translated(on_toy, copied):

@@ -11,19 +11,22 @@ from fairseq_headgates.heads import HeadTable, scores_to_json
 def test_curve(on_toy, toy, checkpoints, tmp_path):
     files = ["--out", tmp_path / "c.json", "--tsv", tmp_path / "c.tsv", "--plot", tmp_path / "c.png"]
     text = on_toy(
-        "curve", "--by", "gradient", "--steps", "0,50,100", "--types", "all", "dec-enc", *SEARCH, *files,
-        checkpoint=checkpoints["baseline"],
+        "curve", "--by", "gradient", "--steps", "0,50,100", "--types", "enc-self,dec-enc", "--each-type", *SEARCH,
+        *files, checkpoint=checkpoints["baseline"],
     )  # fmt: skip
     points = json.loads((tmp_path / "c.json").read_text())["points"]
     assert [(p["types"], p["removed"], p["heads"]) for p in points] == [
-        ("all", 0, 24), ("all", 50, 12), ("all", 100, 0), ("dec-enc", 0, 8), ("dec-enc", 50, 4), ("dec-enc", 100, 0),
+        ("enc-self,dec-enc", 0, 16), ("enc-self,dec-enc", 50, 8), ("enc-self,dec-enc", 100, 0),
+        ("enc-self", 0, 8), ("enc-self", 50, 4), ("enc-self", 100, 0),
+        ("dec-enc", 0, 8), ("dec-enc", 50, 4), ("dec-enc", 100, 0),
     ]  # fmt: skip
     for point in points:
         alive = sum(sum(row) for kind, rows in point["mask"].items() for row in rows)
-        assert alive == point["heads"] + (16 if point["types"] == "dec-enc" else 0)
-    assert points[0]["nll"] == points[3]["nll"] and points[0]["bleu"] == points[3]["bleu"]
+        assert alive == point["heads"] + (8 if "," in point["types"] else 16)
+    for whole in points[3::3]:
+        assert points[0]["nll"] == whole["nll"] and points[0]["bleu"] == whole["bleu"]
     lines = (tmp_path / "c.tsv").read_text().splitlines()
-    assert lines[0].split("\t") == ["checkpoint", "by", "types", "removed", "heads", "nll", "bleu"] and len(lines) == 7
+    assert lines[0].split("\t") == ["checkpoint", "by", "types", "removed", "heads", "nll", "bleu"] and len(lines) == 10
     assert "dec-enc by gradient" in text
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 

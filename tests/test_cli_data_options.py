@@ -52,6 +52,8 @@ from fairseq_headgates.evaluation import metrics
             ("curve", ["--scores", "missing.json"], "cannot read the score file 'missing.json'"),
             ("curve", ["--scores", "x.json", "--reestimate"], "need --by"),
             ("curve", ["--by", "gate", "--score-method", "gate"], "--score-method needs --scores FILE"),
+            ("curve", ["--by", "gate", "--types", "all", "dec-enc"], "unrecognized arguments: dec-enc"),
+            ("score", ["--method", "gradient", "--abs", "token"], "unrecognized arguments: --abs token"),
             ("curve", ["--by", "gate", "--types", "encoder"], "unknown attention type 'encoder'"),
             (
                 "curve",

@@ -123,7 +123,7 @@ def test_scores_of_another_model(rows, signature, words, on_toy, checkpoints, tm
     [
         (["--relations", "nsubj"], "--relations needs trees: add --conllu FILE"),
         (["--positional", "101"], "'101' is not a percentage from 0 to 100"),
-        (["--conllu", "missing"], "cannot read the file 'missing'"),
+        (["--conllu", "missing"], "cannot read the trees 'missing' (No such file or directory)"),
         (["--alignment", ""], "cannot read"),
         (["--scores", "missing"], "cannot read"),
     ],

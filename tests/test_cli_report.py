@@ -11,6 +11,7 @@ from PIL import Image
 from support.analysis import one_line
 from support.report import SWEEP, inputs_of
 
+from fairseq_headgates.cli import main as cli
 from fairseq_headgates.heads import TYPES, HeadTable
 from fairseq_headgates.report import ModelHeads, sections
 from fairseq_headgates.report.grids import gate_grids, letter_of
@@ -41,8 +42,6 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page(experiment, tmp_path_factory):
-    from fairseq_headgates.cli import main as cli
-
     out = tmp_path_factory.mktemp("report") / "report.html"
     assert cli.main(["report", str(out), *map(str, inputs_of(experiment))]) == 0
     return out.read_text()
@@ -141,6 +140,15 @@ def test_incomplete_files_are_named(change, words, tmp_path, headgates):
     (tmp_path / "sweep.json").write_text(json.dumps({**SWEEP, **change}))
     error = one_line(headgates("report", tmp_path / "r.html", tmp_path / "sweep.json", code=2))
     assert words in error and not (tmp_path / "r.html").exists()
+
+
+def test_a_run_folder_without_a_log_is_named(tmp_path, experiment, capsys):
+    (tmp_path / "gated").mkdir()
+    shutil.copy(experiment / "gated" / "gates.jsonl", tmp_path / "gated")
+    assert cli.main(["report", str(tmp_path / "r.html"), f"{tmp_path / 'gated'}/"]) == 0
+    assert "gated has no log of its training, so the page has no curves of it" in one_line(capsys.readouterr().err)
+    assert cli.main(["report", str(tmp_path / "other.html"), f"{experiment / 'gated'}/"]) == 0
+    assert not capsys.readouterr().err
 
 
 def test_a_page_that_exists_is_kept(tmp_path, experiment, headgates):

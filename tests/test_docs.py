@@ -260,6 +260,6 @@ def test_examples_of_files_can_be_read(block, tmp_path):
             for kind, of in types.items()
             for each in of["heads"]
         ]
-        assert attention.attention_json([maps], "data:...") == json.loads(block.text)
+        assert attention.attention_json({1: maps}, "data:...") == json.loads(block.text)
     else:
         assert parse_mask(str(file)) if kind == "headgates.heads/1" else read_scores(str(file))

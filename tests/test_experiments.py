@@ -2,18 +2,20 @@
 
 import json
 import os
+import re
 import shlex
+import shutil
 
 import pytest
 import torch
 from fairseq import options as fairseq_options
 from fairseq.tasks import LegacyFairseqTask, register_task
-from support.commands import GATED
+from support.commands import GATED, l0_configuration
 
 from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.experiments import read_experiment
 from fairseq_headgates.experiments.commands import training_command
-from fairseq_headgates.experiments.logs import event_files, is_training_log, parse_log, read_events
+from fairseq_headgates.experiments.logs import event_files, parse_log, read_events
 from fairseq_headgates.safety import model_args
 
 ATTENTION = (
@@ -30,8 +32,7 @@ SIMPLE = """2026-01-01 10:00:00 | INFO | fairseq_cli.train | {'lr': [0.1]}
 
 
 def test_the_numbers_of_a_log():
-    assert is_training_log(SIMPLE) and not is_training_log(SIMPLE.splitlines()[0])
-    found = parse_log(SIMPLE)
+    found = parse_log(SIMPLE.splitlines())
     assert found["train_inner nll_loss"] == [(50, 2.9)] and found["train_inner gnorm"] == [(50, 1e-05)]
     assert found["valid nll_loss"] == [(51, 3.4)]  # the later line of a training that was resumed
     assert found["train lr"] == [(51, 0.0035)] and "train ups" not in found
@@ -40,9 +41,10 @@ def test_the_numbers_of_a_log():
 def test_logs_of_all_formats_and_events_hold_the_same_numbers(tmp_path, train):
     found = {}
     for form in ("simple", "json", "tqdm"):
-        folder = tmp_path / form
-        done = train(folder, *GATED, "--log-format", form, "--tensorboard-logdir", folder / "events", updates=4)
-        found[form] = parse_log(done.text)
+        folder, file = tmp_path / form, tmp_path / f"{form}.log"
+        options = ["--log-format", form, "--log-file", file, "--tensorboard-logdir", folder / "events"]
+        found[form] = parse_log(train(folder, *GATED, *options, updates=4).text.splitlines())
+        assert_read_as(found[form], file, folder)
     names = [f"{part} {name}" for part in ("train", "valid") for name in ("loss", "nll_loss", "heads_open")]
     events = read_events(event_files(tmp_path / "simple"))
     assert len(event_files(tmp_path / "simple")) >= 3
@@ -56,6 +58,32 @@ def test_logs_of_all_formats_and_events_hold_the_same_numbers(tmp_path, train):
     assert events[inner] == [(update, pytest.approx(value)) for update, value in found["simple"][inner]]
 
 
+def assert_read_as(series, file, folder):
+    """The log `file` has these numbers, given as a file and within the run folder."""
+    assert read_experiment([str(file)]).trainings[0].series == series
+    shutil.copy(file, folder / "train.log")
+    assert read_experiment([str(folder)]).trainings[0].series == series
+
+
+@pytest.mark.parametrize("form", ["simple", "json"])
+def test_logs_of_hydra(form, tmp_path, toy, run):
+    """fairseq-hydra-train writes hydra_train.log, and the same lines to standard output."""
+    config = l0_configuration(toy, "checkpoints", gate_heads="enc-self")
+    config["common"] |= {"log_format": form, "log_interval": 1}
+    config["hydra"] = {"run": {"dir": str(tmp_path / "out")}}
+    (tmp_path / "toy.yaml").write_text("# @package _global_\n" + json.dumps(config))
+    done = run("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "toy")
+    found = parse_log(done.out.splitlines())
+    for part in ("train_inner", "train", "valid"):
+        assert found[f"{part} nll_loss"][-1][0] == 2
+    losses = re.findall(r"\bvalid(?:_| on 'valid' subset \| )loss\W+([\d.]+)", done.out)
+    assert found["valid loss"] == [(2, float(losses[-1]))]
+    experiment = read_experiment([str(tmp_path / "out")])
+    assert experiment.trainings[0].series == found and len(experiment.trainings[0].gates) > 1
+    assert experiment.models[0].name == str(tmp_path / "out" / "checkpoints" / "checkpoint_last.pt")
+    assert read_experiment([str(tmp_path / "out" / "hydra_train.log")]).trainings[0].series == found
+
+
 def test_a_broken_event_file_is_named(tmp_path):
     folder = tmp_path / "train"
     folder.mkdir()
@@ -66,9 +94,27 @@ def test_a_broken_event_file_is_named(tmp_path):
         assert str(folder) in str(error)
 
 
+def test_a_validation_set_with_another_name():
+    assert parse_log(SIMPLE.replace("'valid'", "'held-out'").splitlines()) == parse_log(SIMPLE.splitlines())
+    two = SIMPLE + SIMPLE.replace("'valid'", "'test'").replace("loss 4.6", "loss 9")
+    assert parse_log(two.splitlines())["valid loss"] == [(51, 4.6)]
+
+
+def test_a_later_log_of_a_folder_replaces_numbers(tmp_path):
+    """By the time of its first line; without one, as in the file of --log-file, by that of its last change."""
+    first, second = (f"2026-01-0{i} 10:00:00 | INFO | train | epoch 001 | loss {i} | num_updates 5\n" for i in (1, 2))
+    (tmp_path / "a.log").write_text(second)
+    (tmp_path / "b.log").write_text(first)
+    assert read_experiment([str(tmp_path)]).trainings[0].series["train loss"] == [(5, 2.0)]
+    (tmp_path / "0.log").write_text("epoch 001 | loss 3 | num_updates 5\n")
+    assert read_experiment([str(tmp_path)]).trainings[0].series["train loss"] == [(5, 3.0)]
+    os.utime(tmp_path / "0.log", (0, 0))
+    assert read_experiment([str(tmp_path)]).trainings[0].series["train loss"] == [(5, 2.0)]
+
+
 def test_a_training_that_starts_again_replaces_later_numbers():
     text = "".join(f"x | INFO | train | epoch 1 | loss {i} | num_updates {n}\n" for i, n in enumerate((1, 2, 3, 2, 4)))
-    assert parse_log(text)["train loss"] == [(1, 0.0), (2, 3.0), (4, 4.0)]
+    assert parse_log(text.splitlines())["train loss"] == [(1, 0.0), (2, 3.0), (4, 4.0)]
 
 
 @pytest.mark.parametrize(
@@ -77,11 +123,11 @@ def test_a_training_that_starts_again_replaces_later_numbers():
         '{"num_updates": 1' + "0" * 400 + "}",
         '{"num_updates": ' + "[" * 9999,
         '{"num_updates": -1, "loss": 2}',
-        "loss 2 | num_updates 1e999",
+        "epoch 001 | loss 2 | num_updates 1e999",
     ],
 )
 def test_numbers_that_cannot_be_are_left_out(values):
-    assert parse_log(f"x | INFO | train | {values}\n") == {}
+    assert parse_log([f"x | INFO | train | {values}"]) == {}
 
 
 @pytest.mark.parametrize("kind", ["baseline", "gated", "mixed"])

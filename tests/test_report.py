@@ -1,11 +1,16 @@
 """Tables for people."""
 
+from xml.etree import ElementTree
+
 import pytest
 
-from fairseq_headgates.heads import HeadId, HeadTable
+from fairseq_headgates.cli.output import picture
+from fairseq_headgates.heads import AttentionMap, HeadId, HeadTable
 from fairseq_headgates.report import (
     agreement_table,
+    attention_figure,
     best_head_table,
+    choose_fonts,
     curve_plot,
     curve_table,
     gate_table,
@@ -19,6 +24,8 @@ from fairseq_headgates.report import (
     score_table,
     text_table,
 )
+from fairseq_headgates.report import text as report_text
+from fairseq_headgates.report.text import visible
 
 GATE = HeadTable({"enc-self": [[1.0, 0.0], [0.5, 1.0]], "dec-enc": [[0.0, 0.0]]}, "gate")
 OPEN = HeadTable({"enc-self": [[0.99, 0.01], [0.7, 0.9]], "dec-enc": [[0.1, 0.2]]}, "P(open)")
@@ -155,3 +162,117 @@ def test_agreement():
 )
 def test_a_rounded_zero_has_no_minus_sign(value, form, text):
     assert rounded(value, form) == text
+
+
+@pytest.mark.parametrize(
+    "token, shown",
+    [
+        ("caf\xe9@@", "caf\xe9@@"),
+        ("$x_1^2$ \\frac & <b>", "$x_1^2$ \\frac & <b>"),
+        ("\u200bword\u200b", "\\u200bword\\u200b"),
+        ("10\xa0000", "10\\xa0000"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ("\ufeffThe", "\\ufeffThe"),
+        ("a\u2028b", "a\\u2028b"),
+        ("می\u200cروم", "می\u200cروم"),  # Persian: part of the word
+        ("\u200d", "\\u200d"),
+        ("\u093f\u0928", "\u25cc\u093f\u0928"),  # a piece that begins with a vowel sign of Hindi
+        ("ab" * 500, "ab" * 14 + "a…" + "ab" * 5),
+    ],
+)
+def test_tokens_are_seen(token, shown):
+    assert visible(token) == shown
+
+
+def test_wide_characters_line_up():
+    """In a terminal a Chinese character is as wide as two letters, a combining one has no width."""
+    assert text_table(["", "中文"], [["e\u0301", "1"], ["中文字", "1"]]).splitlines() == [
+        "        中文", "------  ----", "e\u0301          1", "中文字     1",
+    ]  # fmt: skip
+
+
+def maps_of(*tokens):
+    return {
+        1: [
+            AttentionMap(HeadId("enc-self", 0, 0), 1.0, list(tokens), list(tokens), [[0.5] * len(tokens)] * len(tokens))
+        ]
+    }
+
+
+def test_pictures_show_tokens_as_they_are(tmp_path):
+    pytest.importorskip("matplotlib")
+    tokens = ["$", "$x^2$", "a_b", "\\alpha", "50%", "&", "<b>", '"', "{}", "#", "\x07", "x" * 300]
+    content, lacking = picture("maps.svg", lambda: attention_figure(maps_of(*tokens)))
+    drawn = [each.text for each in ElementTree.fromstring(content).iter() if each.tag.endswith("text")]
+    assert drawn[: 2 * len(tokens)] == 2 * [*map(visible, tokens)] and not lacking
+    figure = attention_figure(maps_of("x" * 300))
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):  # nothing is cut off
+        extent = label.get_window_extent()
+        assert extent.x0 >= 0 and extent.y1 <= figure.bbox.height
+    assert min(axes.get_window_extent().size) > 50  # pixels
+
+
+def test_names_of_checkpoints_may_hold_anything(tmp_path):
+    """Control characters are not allowed in SVG, and bytes of a name that are not UTF-8 in no file."""
+    pytest.importorskip("matplotlib")
+    several = [{**point, "checkpoint": name} for name in ("$a_{\x07\udcff", "b") for point in points()]
+    content, _ = picture("curve.svg", lambda: curve_plot(several))
+    drawn = [each.text or "" for each in ElementTree.fromstring(content).iter() if each.tag.endswith("text")]
+    assert "all gate $a_{\\x07\\udcff" in drawn
+    assert picture("curve.png", lambda: curve_plot(several))[0].startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def chinese_font(tmp_path):
+    """A font with one Chinese character, which matplotlib knows."""
+    from fontTools.fontBuilder import FontBuilder
+    from fontTools.pens.ttGlyphPen import TTGlyphPen
+    from matplotlib.font_manager import fontManager
+
+    pen = TTGlyphPen(None)
+    for move, point in (("moveTo", (0, 0)), ("lineTo", (0, 700)), ("lineTo", (700, 0))):
+        getattr(pen, move)(point)
+    pen.closePath()
+    font = FontBuilder(1000)
+    font.setupGlyphOrder([".notdef", "middle"])
+    font.setupCharacterMap({0x4E2D: "middle"})
+    font.setupGlyf({".notdef": TTGlyphPen(None).glyph(), "middle": pen.glyph()})
+    font.setupHorizontalMetrics({".notdef": (500, 0), "middle": (1000, 0)})
+    font.setupHorizontalHeader(ascent=800, descent=-200)
+    font.setupNameTable({"familyName": "Test Chinese", "styleName": "Regular", "psName": "TestChinese"})
+    font.setupOS2()
+    font.setupPost()
+    font.save(tmp_path / "chinese.ttf")
+    before = list(fontManager.ttflist)
+    fontManager.addfont(tmp_path / "chinese.ttf")
+    yield "Test Chinese"
+    fontManager.ttflist[:] = before
+
+
+def test_pictures_take_a_font_that_has_the_tokens(chinese_font, monkeypatch):
+    assert chinese_font in report_text._other_fonts()
+    monkeypatch.setattr(report_text, "_other_fonts", lambda: [chinese_font])
+    figure = attention_figure(maps_of("中", "a"))
+    assert choose_fonts(figure) == ""
+    assert [label.get_fontfamily() for label in figure.axes[0].get_xticklabels()] == [
+        ["DejaVu Sans", chinese_font],
+        ["sans-serif"],
+    ]
+    with_font, lacking = picture("maps.pdf", lambda: attention_figure(maps_of("中", "a")))
+    assert not lacking and b"TestChinese" in with_font
+    pixels, _ = picture("maps.png", lambda: attention_figure(maps_of("中", "a")))
+    monkeypatch.setattr(report_text, "_other_fonts", lambda: [])
+    boxes, lacking = picture("maps.png", lambda: attention_figure(maps_of("中", "a")))
+    assert boxes != pixels and lacking == "does not show CJK, for which this system has no font"
+
+
+def test_scripts_that_matplotlib_cannot_shape(monkeypatch):
+    from matplotlib import ft2font
+
+    monkeypatch.setattr(ft2font, "__libraqm_version__", "0.10", raising=False)
+    assert choose_fonts(attention_figure(maps_of("سلام"))) == ""
+    monkeypatch.delattr(ft2font, "__libraqm_version__")
+    assert choose_fonts(attention_figure(maps_of("سلام", "a"))).startswith("does not show Arabic as it is written")
+    assert choose_fonts(attention_figure(maps_of("a", "é", "ж"))) == ""

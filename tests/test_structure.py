@@ -60,6 +60,12 @@ def test_files_are_short(folder):
     assert files and not long
 
 
+def test_text_is_read_by_one_room():
+    """Only files/ knows about byte order marks, ends of lines and encodings."""
+    others = [path for path in PACKAGE.rglob("*.py") if room_of(path) != "files"]
+    assert not [path for path in others if re.search(r"\.read_text\(|sys\.stdin", path.read_text(encoding="utf-8"))]
+
+
 def test_contributing_says_what_every_test_file_checks():
     page = (PACKAGE.parent / "docs" / "contributing.md").read_text(encoding="utf-8")
     table = page.partition("<!-- checks -->")[2].partition("<!-- /checks -->")[0]

@@ -15,6 +15,7 @@ from fairseq.data.data_utils import infer_language_pair
 from torch import Tensor, nn
 
 from fairseq_headgates.checkpoints.sizes import check_sizes
+from fairseq_headgates.files import remove_mark
 from fairseq_headgates.heads import TYPES, HeadTable, Signature
 from fairseq_headgates.messages import shown
 from fairseq_headgates.models import HeadGatesMixin, head_gates_class
@@ -184,6 +185,7 @@ def load_dictionaries(state: Mapping[str, Any], folder: str | os.PathLike[str]) 
             found.append(Dictionary.load(str(path)))
         except Exception as error:  # fairseq raises no other
             raise ValueError(f"cannot read the dictionary {path}: {str(error).splitlines()[0]}") from None
+        remove_mark(found[-1])
         expected = len(state["model"][f"{side}.embed_tokens.weight"])
         if len(found[-1]) != expected:
             raise ValueError(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fairseq_headgates.cli.parser import add_data, add_output, filled
-from fairseq_headgates.files import read_text
+from fairseq_headgates.files import lines_of, read_standard_input, read_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -68,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     with session(args, pages=True) as work:
         model, origin = work.model(work.only_path())
         heads = parse_heads(args.heads, head_counts(model))
-        maps = [attention_maps(model, work.task, sample, heads) for sample in _samples(work, model)]
+        samples = _samples(work, model)
+        maps = {number: attention_maps(model, work.task, sample, heads) for number, sample in samples}
         signature = work.origin("" if args.text else work.fairseq.gen_subset).with_parts(origin)
         text = json.dumps(report.attention_json(maps, str(signature)), allow_nan=False)
         work.write(args.out, text + "\n")
@@ -81,15 +81,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _samples(work: Session, model: nn.Module) -> Iterator[Sample]:
-    """Return the sentences to draw, one by one, on the device of the model. Raise ValueError."""
+def _samples(work: Session, model: nn.Module) -> Iterator[tuple[int, Sample]]:
+    """Return the sentences to draw with their numbers, one by one, on the device of the model. Raise ValueError."""
     from fairseq_headgates.analysis.attention_maps import read_sentences, typed_sentences
+    from fairseq_headgates.surgery import stacks_of
 
     args = work.args
     if args.text is None:
-        return read_sentences(work.fairseq, work.task, model, args.lines or [1])
-    text = sys.stdin.read() if args.text == "-" else read_text(args.text, "the text", "give a text file")
-    lines = [line for line in text.split("\n") if line.strip()]
+        numbers = args.lines or [1]
+        return zip(numbers, read_sentences(work.fairseq, work.task, model, numbers), strict=True)
+    name = "standard input" if args.text == "-" else args.text
+    text = read_standard_input() if args.text == "-" else read_text(args.text, "the text", "give a text file")
+    lines = {number: line for number, line in enumerate(lines_of(text), start=1) if line.strip()}
     if not lines:
-        raise ValueError(f"{args.text} has no sentence: give one sentence per line")
-    return typed_sentences(work.fairseq, work.task, model, lines)
+        raise ValueError(f"{name} has no sentence: give one sentence per line")
+    columns = len(stacks_of(model))
+    for number, line in lines.items():
+        if (found := line.rstrip().count("\t") + 1) > columns:
+            form, fields = ("SOURCE, or SOURCE, tab, TARGET", "1,2") if columns == 2 else ("one", "1")
+            raise ValueError(
+                f"{name} line {number} has {found} columns, separated by tabs: give {form} (cut -f {fields})"
+            )
+    return zip(lines, typed_sentences(work.fairseq, work.task, model, lines.values()), strict=True)

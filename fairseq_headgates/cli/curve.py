@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.analysis.options import SCORES
-from fairseq_headgates.cli.parser import Once, add_data, add_metric, add_output, add_score_options, chosen_types, warn
+from fairseq_headgates.cli.parser import Once, add_data, add_metric, add_output, add_score_options, chosen_types
 from fairseq_headgates.heads import TYPES, HeadTable, check_shape, parse_scores
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--types",
         metavar="T[,T...]",
-        nargs="+",
         help=f"remove only heads of these attention types; choices: {', '.join(TYPES)}, all "
         "(default: a curve for all types together, and one for each type alone)",
     )
@@ -172,13 +171,11 @@ def _scores(work: Session, loaded: Loaded) -> tuple[HeadTable, Callable[[nn.Modu
 
 def _curves(args: argparse.Namespace, scores: HeadTable) -> dict[str, tuple[str, ...]]:
     """Return the curves by name, with the attention types that each removes heads of."""
-    texts = args.types
-    if texts is None:
+    if args.types is None:
         texts = ["all", *scores.types] if len(scores.types) > 1 else list(scores.types)
-    elif len(texts) > 1:
-        warn("headgates curve", "--types with several values is deprecated: use --types T,T --each-type")
-    elif args.each_type:
-        texts = list(dict.fromkeys([*texts, *chosen_types(texts[0], scores.types)]))
+    else:
+        alone = chosen_types(args.types, scores.types) if args.each_type else ()
+        texts = list(dict.fromkeys([args.types, *alone]))
     curves = {text: chosen_types(text, scores.types) for text in texts}
     for types in curves.values():
         for kind in types:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fairseq_headgates.messages import first_line
+from fairseq_headgates.messages import first_line, one_line
+
+WITH_TEXT = ("svg", "svgz", "pgf")  # formats whose text is drawn by what opens the file
+
+
+def warn(command: str, message: str) -> None:
+    """Print one line on stderr."""
+    print(f"headgates {command}: warning: {one_line(message)}", file=sys.stderr)
 
 
 def say(text: str) -> None:
@@ -37,19 +45,22 @@ def check_matplotlib(what: str) -> None:
         raise ValueError(f"{what} needs matplotlib: pip install 'fairseq-headgates[plots]'")
 
 
-def picture(path: str, draw: Callable[[], Any]) -> bytes:
-    """Return the content of a picture file. It is drawn in memory: on a full disk, matplotlib's JPEG never ends."""
-    from matplotlib import rc_context
+def picture(path: str, draw: Callable[[], Any]) -> tuple[bytes, str]:
+    """Return the content of a picture file, and what it does not show; see `choose_fonts`.
 
-    from fairseq_headgates.report import TEXT_STYLE
+    It is drawn in memory: on a full disk, matplotlib's JPEG never ends.
+    """
+    from fairseq_headgates.report import choose_fonts, text_style
 
     kind = _kind(path)
     content = io.BytesIO()
     target = io.TextIOWrapper(content, "utf-8", write_through=True) if kind == "pgf" else content
     try:
-        with rc_context(TEXT_STYLE):
-            draw().savefig(target, format=kind, dpi=150)
-        return content.getvalue()
+        with text_style():
+            figure = draw()
+            lacking = "" if kind in WITH_TEXT else choose_fonts(figure)
+            figure.savefig(target, format=kind, dpi=150)
+        return content.getvalue(), lacking
     except Exception as error:  # a program is missing, such as LaTeX
         raise ValueError(f"cannot draw {path} ({first_line(error)}): choose .png, .pdf or .svg") from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any, NoReturn
 
 from fairseq_headgates.analysis.options import GRADIENT_UNITS, LRP_RULES, NORMS
@@ -47,26 +46,6 @@ class Once(argparse.Action):
         if before not in (None, values):
             parser.error(f"argument {option_string}: given twice, as {before!r} and {values!r}: give it once")
         setattr(namespace, self.dest, values)
-
-
-class Deprecated(argparse.Action):
-    """The old name of an option: works, with a warning. `const` is the new name."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        """Warn, and set the new option."""
-        warn(parser.prog, f"{option_string} is deprecated: use {self.const}")
-        setattr(namespace, self.dest, values)
-
-
-def warn(program: str, message: str) -> None:
-    """Print one line on stderr."""
-    print(f"{program}: warning: {message}", file=sys.stderr)
 
 
 def filled(text: str) -> str:
@@ -145,15 +124,6 @@ def add_score_options(parser: argparse.ArgumentParser) -> None:
         default="sentence",
         help="with method gradient: take absolute values per sentence (Michel et al. 2019, the paper) or per token "
         "(their code) (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--abs",
-        dest="gradient_unit",
-        choices=GRADIENT_UNITS,
-        action=Deprecated,
-        const="--gradient-unit",
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
     )
     parser.add_argument(
         "--normalize",

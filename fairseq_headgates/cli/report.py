@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import shlex
+from pathlib import Path
 
-from fairseq_headgates.cli.output import check_matplotlib, say
+from fairseq_headgates.cli.output import check_matplotlib, say, warn
 from fairseq_headgates.cli.parser import add_trust, filled
 from fairseq_headgates.files import check_writable, replacing, write_whole
 from fairseq_headgates.messages import logging_only
@@ -57,5 +59,9 @@ def run(args: argparse.Namespace) -> int:
     if animation is not None:
         with replacing(args.gif, args.force) as part:
             part.write_bytes(animation)
+    with_curves = {run.name for run in found.trainings if run.series}
+    for folder in {*map(Path, filter(os.path.isdir, args.inputs))} - {*map(Path, with_curves)}:
+        cure = f"train with --log-file {folder}/train.log"
+        warn("report", f"{folder} has no log of its training, so the page has no curves of it: {cure}")
     say(f"wrote {args.out} ({len(page.encode()) / 2**20:.1f} MB)")
     return 0

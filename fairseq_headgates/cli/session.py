@@ -25,7 +25,7 @@ from fairseq_headgates.analysis import importance
 from fairseq_headgates.analysis.options import ScoreOptions
 from fairseq_headgates.checkpoints import load_model
 from fairseq_headgates.cli.fairseq_options import fairseq_options
-from fairseq_headgates.cli.output import check_picture, picture, say
+from fairseq_headgates.cli.output import check_picture, picture, say, warn
 from fairseq_headgates.evaluation.binarised import digest
 from fairseq_headgates.files import ResumeJournal, check_writable, replacing, write_whole
 from fairseq_headgates.heads import HeadTable, Signature
@@ -168,7 +168,10 @@ class Session:
     def plot(self, path: str | None, draw: Callable[[], Any]) -> None:
         """Write a picture, in the first worker, if `path` is given; `draw` returns matplotlib's figure."""
         if path and self.writes:
-            content = picture(path, draw)
+            content, lacking = picture(path, draw)
+            if lacking:
+                other = "x.html or x.svg" if self.args.command == "attention" else "x.svg"
+                warn(self.args.command, f"{path} {lacking}: use --plot {other}")
             with replacing(path, self.args.force) as temporary:
                 temporary.write_bytes(content)
 

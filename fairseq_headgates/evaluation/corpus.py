@@ -30,6 +30,7 @@ from fairseq_headgates.evaluation.losses import Sample
 from fairseq_headgates.evaluation.objectives import Classes, Objective, objective_of
 from fairseq_headgates.evaluation.options import to_config
 from fairseq_headgates.evaluation.workers import all_reduce, device_of
+from fairseq_headgates.files import remove_mark
 from fairseq_headgates.messages import first_line, logging_only
 from fairseq_headgates.surgery import stacks_of
 
@@ -111,6 +112,8 @@ def setup_task(args: Namespace) -> Any:
         for path in dictionary_files(utils.split_paths(args.data)[0]):
             check_regular(path)
         task = tasks.setup_task(config)
+        for dictionary in (task.source_dictionary, task.target_dictionary):
+            remove_mark(dictionary)
     except Exception as error:  # fairseq raises no other for a missing folder, dictionary or language
         cure = "give a folder of fairseq-preprocess"
         if args.task == "translation" and Path(utils.split_paths(args.data)[0], "dict.txt").is_file():

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from fairseq_headgates import gate_log
 from fairseq_headgates.checkpoints import build_model, load_checkpoint, read_heads
 from fairseq_headgates.experiments.commands import training_command
-from fairseq_headgates.experiments.logs import event_files, first_time, is_training_log, parse_log, read_events
-from fairseq_headgates.files import LARGEST_TEXT, read_text
+from fairseq_headgates.experiments.logs import Series, event_files, first_time, parse_log, read_events
+from fairseq_headgates.files import log_lines, read_text
 from fairseq_headgates.gate_log import GateRecord, is_gate_log, parse_gate_log
 from fairseq_headgates.heads import SCORE_FORMAT, TYPES, AttentionMap, HeadId, parse_mask, read_scores
 from fairseq_headgates.messages import shown
@@ -54,14 +56,16 @@ def read_experiment(paths: Sequence[str], trust: bool = False) -> Experiment:
 
 def _read_folder(found: Experiment, folder: Path, trust: bool) -> None:
     """Read a run folder: its logs or TensorBoard events, its gate log, and the first existing file of `CHECKPOINTS`."""
-    logs = [text for text in map(_text_of_log, sorted(folder.glob("*.log"))) if is_training_log(text)]
-    series = parse_log("\n".join(sorted(logs, key=first_time)))
-    kind = "log of a training run"
+    series, kind = _series_of(folder), "log of a training run"
     if not series:
         series, kind = read_events(event_files(folder)), "TensorBoard events of a training run"
-    gates = folder / gate_log.NAME
-    records = _gate_records(gates) if gates.is_file() else []
-    checkpoints = [path for name in CHECKPOINTS if (path := folder / name).is_file()]
+    places = (
+        folder,
+        folder / "checkpoints",
+    )  # fairseq-hydra-train writes its log to the folder of the checkpoints' one
+    gates = [path for place in places if (path := place / gate_log.NAME).is_file()]
+    records = _gate_records(gates[0]) if gates else []
+    checkpoints = [path for place in places for name in CHECKPOINTS if (path := place / name).is_file()]
     if not (series or records or checkpoints):
         raise ValueError(
             f"{folder} has no log, TensorBoard events, gate log or checkpoint of fairseq-train: give a run folder"
@@ -74,11 +78,16 @@ def _read_folder(found: Experiment, folder: Path, trust: bool) -> None:
         _add_checkpoint(found, str(checkpoints[0]), trust, trained=str(trained))
 
 
-def _text_of_log(path: Path) -> str:
-    """Return the text of a log, "" of what is not a regular file of a reasonable size."""
-    if not path.is_file() or path.stat().st_size > LARGEST_TEXT:
-        return ""
-    return path.read_text(encoding="utf-8", errors="replace")
+def _series_of(folder: Path) -> Series:
+    """Return the numbers of all logs in a folder. Of the same updates, those of the latest log count."""
+    logs = [str(path) for path in sorted(folder.glob("*.log")) if path.is_file()]
+    return parse_log(chain.from_iterable(map(log_lines, sorted(logs, key=_time_of))))
+
+
+def _time_of(log: str) -> str:
+    """Return the time of the first line of a log; without one, as in that of --log-file, that of the last change."""
+    last_change = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(os.stat(log).st_mtime))
+    return first_time(log_lines(log)) or last_change
 
 
 def _gate_records(path: Path) -> list[GateRecord]:
@@ -95,15 +104,16 @@ def _read_file(found: Experiment, path: str, trust: bool) -> None:
         raise ValueError(f"cannot read {shown(path)} ({error.strerror}): give {KNOWN}") from None
     if beginning.startswith(CHECKPOINT_BEGINS):
         return _add_checkpoint(found, path, trust, trained=path)
+    if series := parse_log(log_lines(path)):
+        found.trainings.append(Training(path, series, []))
+        found.inputs.append(Input(path, "log of a training run"))
+        return None
     text = read_text(path, "the input", f"give {KNOWN}")
     if is_gate_log(text):
         found.trainings.append(Training(path, {}, parse_gate_log(text, path)))
         found.inputs.append(Input(path, "gate log"))
     elif text.lstrip().startswith(("{", "[")):
         _add_result(found, path, text)
-    elif series := parse_log(text):
-        found.trainings.append(Training(path, series, []))
-        found.inputs.append(Input(path, "log of a training run"))
     else:
         raise ValueError(f"the kind of {shown(path)} is unknown: give {KNOWN}")
     return None
@@ -196,7 +206,8 @@ def _attention(found: Experiment, path: str, data: dict[str, Any]) -> str:
         [_map(kind, types[kind], head) for kind in TYPES if kind in types for head in types[kind]["heads"]]
         for types in data["sentences"]
     ]
-    found.attention.append(Attention(path, sentences))
+    numbers = map(int, data.get("lines", range(1, len(sentences) + 1)))
+    found.attention.append(Attention(path, dict(zip(numbers, sentences, strict=True))))
     return str(data["signature"])
 
 

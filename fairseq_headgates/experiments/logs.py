@@ -10,43 +10,61 @@ from contextlib import suppress
 from pathlib import Path
 
 Series = dict[str, list[tuple[int, float]]]
-PARTS = ("train_inner", "train", "valid")
-LINE = re.compile(r"\| INFO \| (train_inner|train|valid) \| (.*)$", re.MULTILINE)
-TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", re.MULTILINE)
+# What precedes a line: by fairseq-train, or by hydra; nothing in the file of --log-file.
+PREFIX = re.compile(r"(?:\| INFO \| \w+ \| |\]\[\w+\]\[INFO\] - )(.*)")
+# A line of one of the text formats: an epoch, and a batch number in it or the subset of a validation.
+BODY = re.compile(r"epoch \d+(:\s+\d+ / \d+ | \| valid on '([^']*)' subset)?\b")
+TIME = re.compile(r"\[?(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 PAIR = re.compile(r"(?:^|[ ,|])([A-Za-z][\w.]*)[ =](-?[\d.]+(?:e[+-]?\d+)?)(?=[ ,|]|$)")
+UPDATE = "num_updates"
 EVENTS = "events.out.tfevents"
 
 
-def is_training_log(text: str) -> bool:
-    """Return whether a text has lines of fairseq-train that say how a training goes."""
-    return LINE.search(text) is not None
-
-
-def parse_log(text: str) -> Series:
+def parse_log(lines: Iterable[str]) -> Series:
     """Return the numbers in the log of fairseq-train: {"train nll_loss" and so on: [(update, value)]}.
 
-    The log may have any `--log-format` but `none`. `train_inner` has values every `--log-interval` updates, `train`
-    their means at the end of each epoch, `valid` those of the validation sets. A line replaces earlier ones
-    of the same or a higher update, as of a training that was resumed.
+    The log is the output of fairseq-train or fairseq-hydra-train, hydra_train.log, or the file of `--log-file`, with
+    any `--log-format` but `none`. `train_inner` has values every `--log-interval` updates, `train` their means at the
+    end of each epoch, `valid` those of a validation. A line replaces earlier ones of the same or a higher update,
+    as of a training that was resumed, or those that fairseq writes to `--log-file` several times.
     """
     found: Series = {}
-    for match in LINE.finditer(text):
-        part, rest = match.groups()
-        values = dict(_json_values(part, rest) if rest.startswith("{") else _values(rest))
-        update = values.pop("num_updates", math.nan)
-        if 0 <= update < 2**53:  # NaN is not
+    for line in lines:
+        part, values = _numbers(line) if UPDATE in line else ("", {})
+        update = values.pop(UPDATE, math.nan)
+        if part and 0 <= update < 2**53:  # NaN is not
             for name, value in values.items():
                 points = found.setdefault(f"{part} {name}", [])
                 while points and points[-1][0] >= update:
                     points.pop()
                 points.append((int(update), value))
-    return found
+    return _with_validation(found)
 
 
-def first_time(text: str) -> str:
-    """Return the time stamp of the first line of a log that has one."""
-    match = TIME.search(text)
-    return match[0] if match else ""
+def _with_validation(found: Series) -> Series:
+    """Name the numbers of the first subset of --valid-subset `valid`, if no subset has this name."""
+    parts = [name.removesuffix(" loss") for name in found if name.endswith(" loss")]
+    others = [part for part in parts if part not in ("train", "train_inner")]
+    if not others or "valid" in others:
+        return found
+    return {re.sub(rf"^{re.escape(others[0])} ", "valid ", name): points for name, points in found.items()}
+
+
+def first_time(lines: Iterable[str]) -> str:
+    """Return the time stamp of the first line of a log that has one, "" if none has."""
+    return next((match[1] for line in lines if (match := TIME.match(line))), "")
+
+
+def _numbers(line: str) -> tuple[str, dict[str, float]]:
+    """Return the part of the training, or the subset, that a line is about, and its numbers."""
+    found = PREFIX.search(line)
+    body = found[1] if found else line.lstrip()
+    if body.startswith("{"):
+        return _json_numbers(body)
+    match = BODY.match(body)
+    if match is None:
+        return "", {}
+    return match[2] or ("train_inner" if match[1] else "train"), dict(_values(body))
 
 
 def _values(text: str) -> Iterator[tuple[str, float]]:
@@ -58,17 +76,22 @@ def _values(text: str) -> Iterator[tuple[str, float]]:
                 yield name, number
 
 
-def _json_values(part: str, text: str) -> Iterator[tuple[str, float]]:
-    """Read --log-format json, whose names begin with `train_` or `valid_` at the end of an epoch."""
+def _json_numbers(text: str) -> tuple[str, dict[str, float]]:
+    """Read --log-format json, whose names begin with `train_`, or the name of the subset, at the end of an epoch."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        return
-    for name, value in data.items() if isinstance(data, dict) else ():
+        return "", {}
+    names = [name for name in data if name.endswith(UPDATE)] if isinstance(data, dict) else []
+    if not names:
+        return "", {}
+    prefix, values = names[0].removesuffix(UPDATE), {}
+    for name, value in data.items():
         with suppress(TypeError, ValueError, OverflowError):
             number = float(value)
             if math.isfinite(number):
-                yield name.removeprefix(f"{part}_"), number
+                values[name.removeprefix(prefix)] = number
+    return prefix.removesuffix("_") or "train_inner", values
 
 
 def event_files(folder: Path) -> list[Path]:
@@ -91,8 +114,6 @@ def read_events(files: Iterable[Path]) -> Series:
         ) from None
     found: dict[str, dict[int, float]] = {}
     for path in files:
-        if path.parent.name not in PARTS:
-            continue
         try:
             for event in LegacyEventFileLoader(str(path)).Load():
                 for value in event.summary.value:
@@ -102,4 +123,4 @@ def read_events(files: Iterable[Path]) -> Series:
             raise ValueError(
                 f"cannot read the TensorBoard file {path} ({str(error)[:200]}): give the log of fairseq-train"
             ) from None
-    return {name: sorted(points.items()) for name, points in found.items()}
+    return _with_validation({name: sorted(points.items()) for name, points in found.items()})

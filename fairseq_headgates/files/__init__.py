@@ -1,24 +1,22 @@
-"""Atomic file writes, and journals from which interrupted commands resume (no torch)."""
+"""Text in UTF-8, atomic file writes, and journals from which interrupted commands resume (no torch)."""
 
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.files.parts import part_of, remove_dead_parts, replace_folder
-from fairseq_headgates.files.writing import (
-    LARGEST_TEXT,
-    check_writable,
-    read_text,
-    refuse_existing,
-    replacing,
-    write_whole,
-)
+from fairseq_headgates.files.reading import decode, lines_of, log_lines, read_standard_input, read_text, remove_mark
+from fairseq_headgates.files.writing import check_writable, refuse_existing, replacing, write_whole
 
 __all__ = [
-    "LARGEST_TEXT",
     "ResumeJournal",
     "check_writable",
+    "decode",
+    "lines_of",
+    "log_lines",
     "part_of",
+    "read_standard_input",
     "read_text",
     "refuse_existing",
     "remove_dead_parts",
+    "remove_mark",
     "replace_folder",
     "replacing",
     "write_whole",

@@ -4,40 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fairseq_headgates.files.parts import part_of
-from fairseq_headgates.messages import shown
-
-LARGEST_TEXT = 64 * 2**20  # bytes of a mask or score file: thousands of times what a large model needs
-
-
-def read_text(path: str, what: str, cure: str) -> str:
-    """Read the text of a regular file.
-
-    A pipe or a device is not opened: it could block, or never end.
-
-    Args:
-        path: the file
-        what: what the file is, for the message
-        cure: what to do about a file that cannot be read, for the message
-
-    Raises:
-        ValueError: if the file cannot be read
-    """
-    try:
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"it is {'a folder' if stat.S_ISDIR(found.st_mode) else 'no regular file'}")
-        if found.st_size > LARGEST_TEXT:
-            raise ValueError(f"it has {found.st_size:,} bytes, at most {LARGEST_TEXT:,} are read")
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # ValueError: also text in another encoding
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"cannot read {what} {shown(path)} ({reason}): {cure}") from None
 
 
 def refuse_existing(path: str | os.PathLike[str], force: bool) -> None:

@@ -5,7 +5,7 @@ from fairseq_headgates.report.content import Attention, Experiment, Input, Model
 from fairseq_headgates.report.figures import curve_plot, heat_map, heat_maps
 from fairseq_headgates.report.functions import drift_table, function_table, open_heads, scored_table, statistics_table
 from fairseq_headgates.report.page import gates_gif, report_page
-from fairseq_headgates.report.panels import TEXT_STYLE, Panel, row_of, score_panel, sweep_panels
+from fairseq_headgates.report.panels import Panel, row_of, score_panel, sweep_panels
 from fairseq_headgates.report.speed import speed_notes, speed_table
 from fairseq_headgates.report.tables import (
     METRICS,
@@ -22,11 +22,11 @@ from fairseq_headgates.report.tables import (
     score_table,
     text_table,
 )
+from fairseq_headgates.report.text import choose_fonts, text_style
 
 __all__ = [
     "METRICS",
     "Panel",
-    "TEXT_STYLE",
     "Attention",
     "Experiment",
     "Input",
@@ -38,6 +38,7 @@ __all__ = [
     "attention_page",
     "attention_tables",
     "best_head_table",
+    "choose_fonts",
     "curve_plot",
     "curve_table",
     "drift_table",
@@ -62,5 +63,6 @@ __all__ = [
     "speed_table",
     "statistics_table",
     "sweep_panels",
+    "text_style",
     "text_table",
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.heads import AttentionMap
 from fairseq_headgates.report.tables import TITLES, named, text_table
+from fairseq_headgates.report.text import columns, escaped, visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMAT = "headgates.attention/1"
+Sentences = Mapping[int, Sequence[AttentionMap]]  # by the number of the sentence, from 1
 COLUMNS = 4  # maps side by side
-TOKEN = 0.18  # inches for a token
+TOKEN, CHARACTER = 0.18, 0.065  # inches for a token, and for one of its characters
 LARGEST = 250_000  # cells of a picture or page
 
 
@@ -29,54 +31,63 @@ def title_of(shown: AttentionMap) -> str:
     return name if shown.gate == 1 else f"{name} (gate {shown.gate:.2f}{'' if shown.gate > 0 else ', closed'})"
 
 
-def attention_json(sentences: Sequence[Sequence[AttentionMap]], signature: str) -> dict[str, Any]:
+def _title(shown: AttentionMap, number: int, sentences: int) -> str:
+    return (f"sentence {number}, " if sentences > 1 else "") + title_of(shown)
+
+
+def attention_json(sentences: Sentences, signature: str) -> dict[str, Any]:
     """Return the maps of several sentences for JSON. Tokens are listed once for each attention type."""
     found = []
-    for maps in sentences:
+    for maps in sentences.values():
         types: dict[str, Any] = {}
         for shown in maps:
             of_type = types.setdefault(shown.head.kind, {"queries": shown.queries, "keys": shown.keys, "heads": []})
             number = {"layer": shown.head.layer, "head": shown.head.head, "gate": shown.gate}
             of_type["heads"].append({**number, "weights": shown.weights or None})
         found.append(types)
-    return {"format": FORMAT, "signature": signature, "sentences": found}
+    return {"format": FORMAT, "signature": signature, "lines": list(sentences), "sentences": found}
 
 
-def attention_tables(sentences: Sequence[Sequence[AttentionMap]]) -> str:
+def attention_tables(sentences: Sentences) -> str:
     """Format the maps as tables of attention weights: queries by keys."""
     blocks = []
-    for number, maps in enumerate(sentences, start=1):
+    for number, maps in sentences.items():
         for shown in maps:
-            title = (f"sentence {number}, " if len(sentences) > 1 else "") + title_of(shown)
-            rows = [[q, *(f"{w:.2f}" for w in row)] for q, row in zip(shown.queries, shown.weights, strict=False)]
-            blocks.append(title + ("\n" + text_table(["", *shown.keys], rows) if rows else ""))
+            title = _title(shown, number, len(sentences))
+            queries = map(visible, shown.queries)
+            rows = [[q, *(f"{w:.2f}" for w in row)] for q, row in zip(queries, shown.weights, strict=False)]
+            blocks.append(title + ("\n" + text_table(["", *map(visible, shown.keys)], rows) if rows else ""))
     return "\n\n".join(blocks)
 
 
-def attention_figure(sentences: Sequence[Sequence[AttentionMap]]) -> Figure:
+def attention_figure(sentences: Sentences) -> Figure:
     """Draw the maps of each sentence in rows of up to `COLUMNS`; queries from top to bottom, keys to the right.
 
     Raise ValueError for more than `LARGEST` cells.
     """
     from matplotlib.figure import Figure
 
-    check_size(sentences)
-    rows = [list(maps[i : i + COLUMNS]) for maps in sentences for i in range(0, len(maps), COLUMNS)]
-    columns = max(map(len, rows))
-    widths = max(2.0, *(TOKEN * len(shown.keys) for row in rows for shown in row)) + 1
-    heights = [max(1.5, *(TOKEN * len(shown.queries) for shown in row), 0) + 1.2 for row in rows]
-    figure = Figure(figsize=(widths * columns, sum(heights)), layout="constrained")
-    grid = figure.subplots(len(rows), columns, squeeze=False, height_ratios=heights)
-    for row, line in zip(rows, grid, strict=True):
+    check_size(sentences.values())
+    rows = [(number, maps[i : i + COLUMNS]) for number, maps in sentences.items() for i in range(0, len(maps), COLUMNS)]
+    side_by_side = max(len(row) for _, row in rows)
+    every = [shown for _, row in rows for shown in row]
+    widths = max(2.0, *(TOKEN * len(shown.keys) for shown in every)) + max(1.0, _longest(s.queries for s in every))
+    heights = [
+        max(1.5, *(TOKEN * len(shown.queries) for shown in row), 0) + max(1.0, _longest(s.keys for s in row)) + 0.2
+        for _, row in rows
+    ]
+    figure = Figure(figsize=(widths * side_by_side, sum(heights)), layout="constrained")
+    grid = figure.subplots(len(rows), side_by_side, squeeze=False, height_ratios=heights)
+    for (number, row), line in zip(rows, grid, strict=True):
         for i, axes in enumerate(line):
             if i < len(row):
-                _draw(axes, row[i])
+                _draw(axes, row[i], _title(row[i], number, len(sentences)))
             else:
                 axes.set_axis_off()
     return figure
 
 
-def check_size(sentences: Sequence[Sequence[AttentionMap]], largest: int = LARGEST) -> None:
+def check_size(sentences: Iterable[Sequence[AttentionMap]], largest: int = LARGEST) -> None:
     """Raise ValueError if the maps have more than `largest` cells."""
     cells = sum(len(shown.queries) * len(shown.keys) for maps in sentences for shown in maps if shown.weights)
     if cells > largest:
@@ -86,23 +97,24 @@ def check_size(sentences: Sequence[Sequence[AttentionMap]], largest: int = LARGE
         )
 
 
-def _draw(axes: Axes, shown: AttentionMap) -> None:
-    axes.set_title(title_of(shown), fontsize=8)
+def _draw(axes: Axes, shown: AttentionMap, title: str) -> None:
+    axes.set_title(title, fontsize=8)
     if not shown.weights:
         axes.set(xticks=[], yticks=[])
         return
     closed = shown.gate == 0
     axes.pcolormesh(shown.weights, vmin=0, vmax=1, cmap="Greys" if closed else "Blues")
-    axes.set_xticks([i + 0.5 for i in range(len(shown.keys))], map(_plain, shown.keys), rotation=90, fontsize=7)
-    axes.set_yticks([i + 0.5 for i in range(len(shown.queries))], map(_plain, shown.queries), fontsize=7)
+    keys, queries = (list(map(visible, tokens)) for tokens in (shown.keys, shown.queries))
+    axes.set_xticks([i + 0.5 for i in range(len(keys))], keys, rotation=90, fontsize=7, parse_math=False)
+    axes.set_yticks([i + 0.5 for i in range(len(queries))], queries, fontsize=7, parse_math=False)
     axes.tick_params(length=0)
     axes.xaxis.tick_top()
     axes.invert_yaxis()
 
 
-def _plain(token: str) -> str:
-    r"""Return a token as matplotlib draws it, where $ would begin a formula."""
-    return token.replace("$", r"\$")
+def _longest(tokens: Iterable[Sequence[str]]) -> float:
+    """Return the inches of the longest token in the size of `_draw`."""
+    return max((CHARACTER * columns(visible(token)) for found in tokens for token in found), default=0.0) + 0.2
 
 
 def by_type(maps: Sequence[AttentionMap]) -> list[tuple[str, str, list[AttentionMap]]]:
@@ -110,13 +122,13 @@ def by_type(maps: Sequence[AttentionMap]) -> list[tuple[str, str, list[Attention
     return [(kind, TITLES[kind], list(found)) for kind, found in groupby(maps, key=lambda shown: shown.head.kind)]
 
 
-def attention_page(sentences: Sequence[Sequence[AttentionMap]], signature: str) -> str:
+def attention_page(sentences: Sentences, signature: str) -> str:
     """Return a web page without links and scripts: every map is a table whose cells are coloured by their weights.
 
     Raise ValueError for more than `LARGEST` cells.
     """
-    check_size(sentences)
-    groups = [by_type(maps) for maps in sentences]
+    check_size(sentences.values())
+    groups = {number: by_type(maps) for number, maps in sentences.items()}
     return templates().get_template("attention.html").render(sentences=groups, signature=signature)
 
 
@@ -133,4 +145,5 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     found.globals["title_of"] = title_of
+    found.filters |= {"escaped": escaped, "visible": visible}
     return found

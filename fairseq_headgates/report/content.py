@@ -50,10 +50,10 @@ class Training:
 
 @dataclass(frozen=True)
 class Attention:
-    """The attention maps of one file, for each sentence."""
+    """The attention maps of one file, for each sentence by its number."""
 
     name: str
-    sentences: list[list[AttentionMap]]
+    sentences: dict[int, list[AttentionMap]]
 
 
 @dataclass(frozen=True)

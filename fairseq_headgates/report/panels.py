@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.report.tables import METRICS
+from fairseq_headgates.report.text import escaped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Settings of matplotlib: in SVG text remains text, in one font; a name with $ is no formula.
-TEXT_STYLE: dict[Any, Any] = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"], "text.parse_math": False}
 FEW = 3  # layers that have a line each; of more, pairs have one
 MARKERS = "osD^vPX*"  # lines differ by marker as well as by colour
 
@@ -120,7 +119,7 @@ def _bars(axes: Axes, names: Sequence[str], groups: Mapping[str, Sequence[float]
     for i, (label, values) in enumerate(groups.items()):
         axes.bar([j + (i + 0.5) * width - 0.4 for j in range(len(names))], values, width, label=label)
     _label(axes, "", "heads kept", counts=True)
-    axes.set_xticks(range(len(names)), names, rotation=20, ha="right", fontsize="small")
+    axes.set_xticks(range(len(names)), map(escaped, names), rotation=20, ha="right", fontsize="small")
 
 
 def training_panels(series: Mapping[str, Sequence[tuple[int, float]]]) -> list[Panel]:
@@ -174,7 +173,7 @@ def _lines(
 ) -> None:
     for (name, points), marker in zip(lines.items(), _markers(len(lines)), strict=True):
         many = len(points) > 40
-        axes.plot(*zip(*points, strict=True), marker="" if many else marker, markersize=4, label=name)
+        axes.plot(*zip(*points, strict=True), marker="" if many else marker, markersize=4, label=escaped(name))
     _label(axes, x, y, counts)
 
 
@@ -189,9 +188,9 @@ def _scores(
         means = [mean(values) for values in seeds]
         low = [value - min(values) for value, values in zip(means, seeds, strict=True)]
         high = [max(values) - value for value, values in zip(means, seeds, strict=True)]
-        axes.errorbar(kept, means, yerr=[low, high], fmt=f"{marker}-", capsize=3, label=name)
+        axes.errorbar(kept, means, yerr=[low, high], fmt=f"{marker}-", capsize=3, label=escaped(name))
     for style, (name, values) in zip(("--", ":", "-."), controls.items(), strict=False):
-        axes.axhline(mean(values), color="gray", linestyle=style, label=name)
+        axes.axhline(mean(values), color="gray", linestyle=style, label=escaped(name))
     _label(axes, "total heads kept", score)
 
 

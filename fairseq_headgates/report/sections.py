@@ -17,7 +17,6 @@ from fairseq_headgates.report.content import Experiment, ModelHeads, Training
 from fairseq_headgates.report.functions import function_table
 from fairseq_headgates.report.grids import Grid, closed_grids, function_grids, gate_grids, score_grids
 from fairseq_headgates.report.panels import (
-    TEXT_STYLE,
     Panel,
     checkpoint_panels,
     curve_panels,
@@ -33,6 +32,7 @@ from fairseq_headgates.report.tables import (
     score_table,
     text_table,
 )
+from fairseq_headgates.report.text import text_style
 
 FRAMES = 100  # steps of the animation
 TITLES_AND_INTROS = {
@@ -284,7 +284,7 @@ def _expected(record: GateRecord, kind: str) -> float:
 
 def _maps(found: Experiment) -> Iterator[Figure]:
     for file in found.attention:
-        for number, maps in enumerate(file.sentences, start=1):
+        for number, maps in file.sentences.items():
             yield Figure(f"{file.name}, sentence {number}", maps=by_type(maps))
 
 
@@ -300,14 +300,13 @@ def _complete(name: str) -> Iterator[None]:
 def _svg(panel: Panel) -> tuple[str, str]:
     """Draw a panel as SVG for a page: lines and text in the colour of its text, and no names that other plots have."""
     from cycler import cycler
-    from matplotlib import rc_context
     from matplotlib.figure import Figure as Drawing
 
     inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-    style: dict[Any, Any] = TEXT_STYLE | dict.fromkeys(inked, INK) | {"axes.prop_cycle": cycler(color=COLOURS)}
+    style: dict[Any, Any] = dict.fromkeys(inked, INK) | {"axes.prop_cycle": cycler(color=COLOURS)}
     style |= {"legend.framealpha": 0.0, "svg.hashsalt": panel.title}
     content = io.StringIO()
-    with rc_context(style):
+    with text_style(style):
         drawing = Drawing(figsize=(4.2, 3.4), layout="constrained")
         axes = drawing.subplots()
         panel.draw(axes)

@@ -8,6 +8,7 @@ from math import isfinite, isnan, nan
 from typing import Any
 
 from fairseq_headgates.heads import HeadId, HeadTable
+from fairseq_headgates.report.text import columns
 
 TITLES = {
     "enc-self": "encoder self-attention",
@@ -24,13 +25,12 @@ def named(head: HeadId) -> str:
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Align columns: the first to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    widths = [max(columns(row[i]) for row in (header, *rows)) for i in range(len(header))]
 
     def line(row: Sequence[str]) -> str:
-        first, *others = (
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        return "  ".join([first, *others]).rstrip()
+        blanks = [" " * (width - columns(cell)) for cell, width in zip(row, widths, strict=True)]
+        others = (blank + cell for blank, cell in zip(blanks[1:], row[1:], strict=True))
+        return "  ".join([row[0] + blanks[0], *others]).rstrip()
 
     return "\n".join([line(header), "  ".join("-" * w for w in widths), *map(line, rows)])
 

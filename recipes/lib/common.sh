@@ -241,13 +241,18 @@ last_table() {
 
 # --- text -----------------------------------------------------------------------------------------------------------
 
-# reading FILE: the command that reads FILE, or FILE.gz if only that exists.
-reading() { if [[ ! -f $1 && -f $1.gz ]]; then echo "gzip -dc $(quoted "$1.gz")"; else echo "cat $(quoted "$1")"; fi; }
+# reading FILE: the command that reads FILE, or FILE.gz if only that exists, without a byte order mark and with the line
+# ends of Unix.
+reading() {
+  local command
+  if [[ ! -f $1 && -f $1.gz ]]; then command="gzip -dc $(quoted "$1.gz")"; else command="cat $(quoted "$1")"; fi
+  echo "$command| LC_ALL=C sed '1s/^\xef\xbb\xbf//; s/\r\$//'"
+}
 
 # need_utf8 FILE: fail unless FILE or FILE.gz is UTF-8.
 need_utf8() {
   iconv -f UTF-8 -t UTF-8 < <(eval "$(reading "$1")") >/dev/null 2>&1 ||
-    fail "$1[.gz] is not UTF-8: convert it, for example with iconv -f ISO-8859-1 -t UTF-8, and run the recipe again"
+    fail "$1[.gz] is not UTF-8: convert it, for example with iconv -f latin1 -t utf8 (or -f UTF-16), and run the recipe again"
 }
 
 # same_text RAW_DIR OUT_DIR LANGUAGE...: fail if the text in OUT_DIR was made from files of other sizes.

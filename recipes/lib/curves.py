@@ -16,6 +16,7 @@ import sys
 
 import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
 from commands import ArgumentParser, exit_code
+from fairseq_headgates.files import lines_of, read_text
 from fairseq_headgates.report import text_table
 
 # Section 6, IWSLT14 German-English, without pruning.
@@ -26,14 +27,14 @@ def read(paths: list[str]) -> dict[tuple[str, str], dict[float, float]]:
     """Return BLEU by (checkpoint, scores) and percent of heads removed."""
     found: dict[tuple[str, str], dict[float, float]] = {}
     for path in paths:
-        with open(path, encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file, delimiter="\t"):
-                try:
-                    if row["types"] == "all":
-                        curve = found.setdefault((row["checkpoint"], row["by"]), {})
-                        curve[float(row["removed"])] = float(row["bleu"])
-                except KeyError as column:
-                    raise ValueError(f"{path} has no column {column}: give a file of headgates curve --tsv") from None
+        text = read_text(path, "the curve", "give a file of headgates curve --tsv")
+        for row in csv.DictReader(lines_of(text), delimiter="\t"):
+            try:
+                if row["types"] == "all":
+                    curve = found.setdefault((row["checkpoint"], row["by"]), {})
+                    curve[float(row["removed"])] = float(row["bleu"])
+            except KeyError as column:
+                raise ValueError(f"{path} has no column {column}: give a file of headgates curve --tsv") from None
     if not found:
         raise ValueError(f"{', '.join(paths)}: no curve over all attention types (headgates curve --types all)")
     return found

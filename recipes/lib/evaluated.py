@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fairseq_headgates.files import decode
 from fairseq_headgates.heads import TYPES
 
 SCRATCH = "_scratch"
@@ -111,7 +112,7 @@ def types_and_method(name: str) -> tuple[str, str]:
 
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    return json.loads(decode(path.read_bytes(), str(path)))
 
 
 def _number(path: Path, key: str, what: str) -> float:

@@ -14,6 +14,7 @@ import gzip
 import os
 import subprocess
 import sys
+from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,13 +29,14 @@ from rules import option, whole
 
 
 def blocks(file: Path, size: int) -> Iterator[list[bytes]]:
-    """Yield the lines of a text, `size` at a time. The last line gets an end if it has none."""
+    r"""Yield the lines of a text, `size` at a time, without a byte order mark. All end in \n, the last one too."""
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as text:
+            mark = BOM_UTF8
             while block := list(islice(text, size)):
-                if not block[-1].endswith(b"\n"):
-                    block[-1] += b"\n"
-                yield block
+                block[0] = block[0].removeprefix(mark)
+                mark = b""
+                yield [line.removesuffix(b"\n").removesuffix(b"\r") + b"\n" for line in block]
     except BROKEN_ARCHIVE as error:
         raise Refused(f"{file} cannot be read ({error})") from None
 

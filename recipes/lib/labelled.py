@@ -23,7 +23,7 @@ from pathlib import Path
 import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
 from archives import one_line
 from commands import ArgumentParser, Refused, exit_code
-from fairseq_headgates.files import write_whole
+from fairseq_headgates.files import decode, lines_of, write_whole
 from rules import shown
 
 SPLITS = {"train": ("train",), "valid": ("valid", "dev"), "test": ("test",)}
@@ -49,12 +49,12 @@ def read(path: Path) -> list[Row]:
     """Return the columns of every line; all lines have as many. Raise Refused for the first line that is wrong."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            text = file.read().decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise Refused(f"{path} is not UTF-8: convert it, for example with iconv -f ISO-8859-1 -t UTF-8") from None
+            data = file.read()
     except (OSError, EOFError, zlib.error) as error:
         raise Refused(f"{path} cannot be read ({error}): check the file") from None
-    rows = [_columns(path, i, line) for i, line in enumerate(text.removesuffix("\n").split("\n"), 1)]
+    rows = [_columns(path, i, line) for i, line in enumerate(lines_of(decode(data, str(path))), 1)]
+    if not rows:
+        raise Refused(f"{path} is empty: {FORM}")
     for i, row in enumerate(rows, 1):
         if len(row) != len(rows[0]):
             raise Refused(f"{path}, line {i} has {len(row)} columns and line 1 has {len(rows[0])}: all need as many")

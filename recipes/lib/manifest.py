@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commands import Refused
-from fairseq_headgates.files import write_whole
+from fairseq_headgates.files import decode, lines_of, write_whole
 
 NAME = "manifest.tsv"
 HEADER = "file\tbytes\tsha256\taddress"
@@ -46,7 +46,7 @@ def read_manifest(folder: Path) -> dict[str, Entry]:
     if not path.exists():
         return {}
     try:
-        header, *rows = path.read_text(encoding="utf-8").splitlines()
+        header, *rows = lines_of(decode(path.read_bytes(), str(path)))
         if header != HEADER:
             raise ValueError
         cells = [row.split("\t") for row in rows]
@@ -62,5 +62,5 @@ def write_manifest(folder: Path, entries: dict[str, Entry]) -> None:
 
 def parse_sums(text: bytes) -> dict[str, str]:
     """Return the checksums of a SHA256SUMS by file name. Other lines are ignored, as sha256sum does."""
-    found = [SUM.fullmatch(line.strip()) for line in text.decode("utf-8", errors="replace").split("\n")]
+    found = [SUM.fullmatch(line.strip()) for line in text.decode("utf-8-sig", errors="replace").split("\n")]
     return {match[2]: match[1].lower() for match in found if match}

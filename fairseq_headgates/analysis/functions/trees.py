@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import conllu
 
-from fairseq_headgates.files import read_text
+from fairseq_headgates.files import lines_of, read_text
 from fairseq_headgates.messages import first_line, shown
 
 RELATIONS = ("nsubj", "obj", "iobj", "amod", "advmod", "det", "case")
+LARGEST = 2**31  # bytes of the trees of a whole corpus
 OLD_NAMES = {"dobj": "obj"}  # Stanford Dependencies, as in Voita et al. 2019
 
 
@@ -37,7 +35,7 @@ class Tree(NamedTuple):
 
 def read_trees(path: str) -> list[Tree]:
     """Read a CoNLL-U file, gzip-compressed if its name ends in .gz. Raise ValueError."""
-    text = _read(path, "a CoNLL-U file")
+    text = read_text(path, "the trees", "give a CoNLL-U file", LARGEST)
     try:
         trees = [_tree(sentence) for sentence in conllu.parse(text)]
     except Exception as error:  # conllu raises its own and others for broken lines
@@ -120,7 +118,8 @@ def parse_relations(text: str | None, trees: Iterable[Tree]) -> tuple[str, ...]:
 def read_alignments(path: str) -> list[frozenset[tuple[int, int]]]:
     """Read word alignments: for every sentence the pairs 'source-target' of words counted from 0. Raise ValueError."""
     found = []
-    for number, line in enumerate(_read(path, "word alignments").splitlines(), start=1):
+    text = read_text(path, "the word alignments", "give a line of pairs like 0-0 1-2 for every sentence", LARGEST)
+    for number, line in enumerate(lines_of(text), start=1):
         links = line.split()
         wrong = next((link for link in links if not re.fullmatch(r"\d{1,6}-\d{1,6}", link)), None)
         if wrong is not None:
@@ -129,14 +128,3 @@ def read_alignments(path: str) -> list[frozenset[tuple[int, int]]]:
             )
         found.append(frozenset((int(a), int(b)) for a, _, b in (link.partition("-") for link in links)))
     return found
-
-
-def _read(path: str, what: str) -> str:
-    if not path.endswith(".gz"):
-        return read_text(path, "the file", f"give {what} in UTF-8")
-    try:
-        if not Path(path).is_file():
-            raise OSError("it is not a regular file")
-        return gzip.decompress(Path(path).read_bytes()).decode("utf-8")
-    except (OSError, EOFError, ValueError, zlib.error) as error:  # ValueError: not UTF-8
-        raise ValueError(f"cannot read {path} ({first_line(error)}): give {what} in UTF-8") from None

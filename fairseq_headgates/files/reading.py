@@ -1,0 +1,122 @@
+"""Reading of text: UTF-8 with or without a byte order mark, whose lines end in LF or CRLF."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import os
+import stat
+import sys
+import zlib
+from collections.abc import Iterator
+from typing import IO, Any
+
+from fairseq_headgates.messages import first_line, shown
+
+MARK = "\ufeff"  # byte order mark
+LARGEST_TEXT = 64 * 2**20  # bytes of a file that is read whole: thousands of times what the masks of a large model need
+LONGEST_LINE = 2**20  # characters of a line of a log; the rest becomes further lines
+OTHER_ENCODINGS = {  # by the byte order mark; UTF-32 begins with the mark of UTF-16
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+
+
+def read_text(path: str, what: str, cure: str, largest: int = LARGEST_TEXT) -> str:
+    """Read the text of a regular file, gzip-compressed if its name ends in .gz; see `decode`.
+
+    A pipe or a device is not opened: it could block, or never end.
+
+    Args:
+        path: the file
+        what: what the file is, for the message
+        cure: what to do about a file that cannot be read, for the message
+        largest: the bytes of the largest text that is read
+
+    Raises:
+        ValueError: if the file cannot be read, or is not UTF-8
+    """
+    try:
+        _check_regular(path, largest)
+        with _open(path) as file:
+            data = file.read(largest + 1)
+        if len(data) > largest:
+            raise ValueError(f"it unpacks to more than {largest:,} bytes, which are not read")
+    except (OSError, ValueError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise ValueError(f"cannot read {what} {shown(path)} ({reason}): {cure}") from None
+    return decode(data, f"{what} {shown(path)}")
+
+
+def _open(path: str) -> IO[bytes]:
+    return gzip.open(path) if path.endswith(".gz") else open(path, "rb")  # type: ignore[return-value]
+
+
+def _check_regular(path: str, largest: int) -> None:
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"it is {'a folder' if stat.S_ISDIR(found.st_mode) else 'no regular file'}")
+    if found.st_size > largest:
+        raise ValueError(f"it has {found.st_size:,} bytes, at most {largest:,} are read")
+
+
+def read_standard_input() -> str:
+    """Read all text of standard input; see `decode`. The encoding of the locale has no influence."""
+    return decode(sys.stdin.buffer.read(), "standard input")
+
+
+def decode(data: bytes, name: str) -> str:
+    r"""Return UTF-8 text without a byte order mark, with \n for \r\n.
+
+    Args:
+        data: the bytes of a file
+        name: the file, for the message
+
+    Raises:
+        ValueError: for another encoding, with the command that converts it
+    """
+    check_mark(data, name)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{name} is not UTF-8 in line {line:,}: convert it, for example with iconv -f latin1 -t utf8"
+        ) from None
+    return text.replace("\r\n", "\n")
+
+
+def lines_of(text: str) -> list[str]:
+    r"""Return the lines of a text, which end at \n alone: tokens may have other ends of lines, such as U+2028."""
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def check_mark(data: bytes, name: str) -> None:
+    """Raise ValueError if a text begins with the byte order mark of another encoding than UTF-8."""
+    for mark, encoding in OTHER_ENCODINGS.items():
+        if data.startswith(mark):
+            raise ValueError(f"{name} is {encoding}: convert it with iconv -f {encoding} -t utf8")
+
+
+def remove_mark(dictionary: Any) -> None:
+    """Remove a byte order mark, which fairseq reads as a part of the first symbol of a dictionary's file."""
+    if dictionary is not None and len(dictionary) > dictionary.nspecial:
+        symbol = dictionary.symbols[dictionary.nspecial]
+        plain = symbol.removeprefix(MARK)
+        if plain not in dictionary.indices:
+            dictionary.symbols[dictionary.nspecial] = plain
+            dictionary.indices[plain] = dictionary.indices.pop(symbol)
+
+
+def log_lines(path: str) -> Iterator[str]:
+    r"""Yield the lines of a log, which end at \n, \r\n or \r (of a progress bar). Logs may have any size.
+
+    Other bytes than UTF-8, which names of files may have, become U+FFFD. Raise OSError, and ValueError for UTF-16.
+    """
+    with open(path, "rb") as file:
+        check_mark(file.read(4), path)
+    with open(path, encoding="utf-8-sig", errors="replace") as text:
+        while line := text.readline(LONGEST_LINE):
+            yield line.removesuffix("\n")

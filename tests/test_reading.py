@@ -1,0 +1,148 @@
+"""Text files of other systems: a byte order mark and CRLF make no difference, another encoding is one line."""
+
+import gzip
+import io
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from fairseq.data import Dictionary
+from support.analysis import one_line
+from support.commands import USER_DIR
+from support.report import SWEEP
+
+import curves
+import in_blocks
+import labelled
+import manifest
+from fairseq_headgates.analysis.functions import read_alignments, read_trees
+from fairseq_headgates.experiments import read_experiment
+from fairseq_headgates.files import decode, lines_of, read_standard_input, read_text, remove_mark
+from fairseq_headgates.heads import parse_mask, read_scores
+
+MASK = '{"format": "headgates.heads/1",\n "enc-self": [[1, 0]]}\n'
+SCORES = '{"format": "headgates.scores/1", "method": "x",\n "scores": {"enc-self": [[0.5, 1]]}}\n'
+POINT = '{"checkpoint": "a", "by": "é", "types": "all", "removed": 0, "heads": 1, "nll": 1.0, "signature": "s"}'
+CURVE = f'{{"format": "headgates.curve/1",\n "points": [{POINT}]}}\n'
+RECORD = '{"format": "headgates.gates/1", "update": %d, "closed": {"enc-self": [[0.5, 0.25]]}}\n'
+TREE = "# text = Schön\n1\tSchön\tschön\tADJ\t_\t_\t0\troot\t_\t_\n2\t!\t!\tPUNCT\t_\t_\t1\tpunct\t_\t_\n\n"
+LOG = "epoch 001 | loss 3.5 | num_updates 5\nepoch 002 | loss 2.5 | num_updates 9\n"
+MANIFEST = f"{manifest.HEADER}\na\t3\tf00\thttp://a\n"
+LABELLED = "Schön\tja\nschlecht\tnein\n"
+READERS = {
+    "mask": (MASK, parse_mask),
+    "scores": (SCORES, read_scores),
+    "trees.conllu": (TREE * 2, read_trees),
+    "alignments": ("0-0 1-1\n\n1-0\n", read_alignments),
+    "curve.json": (CURVE, lambda path: read_experiment([path]).curves[0][1]),
+    "sweep.json": (json.dumps(SWEEP, indent=1), lambda path: read_experiment([path]).sweeps[0][1]),
+    "gates.jsonl": (RECORD % 0 + RECORD % 9, lambda path: read_experiment([path]).trainings[0].gates),
+    "train.log": (LOG, lambda path: read_experiment([path]).trainings[0].series),
+    "curve.tsv": ("checkpoint\tby\ttypes\tremoved\tbleu\na.pt\té\tall\t0\t30\n", lambda path: curves.read([path])),
+    "train.tsv": (LABELLED, lambda path: labelled.read(Path(path))),
+    "manifest.tsv": (MANIFEST, lambda path: manifest.read_manifest(Path(path).parent)),
+    "SHA256SUMS": (f"{'0f' * 32}  a\n", lambda path: manifest.parse_sums(Path(path).read_bytes())),
+    "train.de": ("Schön !\nx\n", lambda path: list(in_blocks.blocks(Path(path), 1))),
+}  # fmt: skip
+TEXTS = [name for name in READERS if name not in ("train.log", "SHA256SUMS", "manifest.tsv", "train.de")]
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_marks_and_line_ends_make_no_difference(name, tmp_path):
+    text, read = READERS[name]
+    path = tmp_path / name
+    path.write_bytes(text.encode())
+    expected = read(str(path))
+    assert expected
+    for line_end in ("\n", "\r\n"):
+        for mark in ("", "\ufeff"):
+            path.write_bytes((mark + text.replace("\n", line_end)).encode())
+            assert str(read(str(path))).replace(str(path), "") == str(expected).replace(str(path), "")
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_other_encodings_are_one_line_with_the_cure(name, tmp_path):
+    text, read = READERS[name]
+    path = tmp_path / name
+    path.write_bytes(text.encode("utf-16"))
+    with pytest.raises(ValueError, match=rf"{name}'? is UTF-16: convert it with iconv -f UTF-16 -t utf8"):
+        read(str(path))
+    path.write_bytes(text.encode() + "é".encode("latin1"))
+    with pytest.raises(ValueError, match=rf"{name}'? is not UTF-8 in line \d+: .* iconv -f latin1 -t utf8"):
+        read(str(path))
+
+
+def test_a_log_in_another_encoding(tmp_path):
+    (tmp_path / "train.log").write_text(LOG, encoding="utf-16")
+    for path in (tmp_path, tmp_path / "train.log"):
+        with pytest.raises(ValueError, match=r"train.log is UTF-16: convert it with iconv"):
+            read_experiment([str(path)])
+    (tmp_path / "train.log").write_text(f"/tmp/\xe9\n{LOG}", encoding="latin1")  # a path within the log
+    assert read_experiment([str(tmp_path)]).trainings[0].series["train loss"] == [(5, 3.5), (9, 2.5)]
+
+
+def test_compressed_text(tmp_path):
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress("\ufeffä\r\n".encode()))
+    assert read_text(str(path), "the text", "") == "ä\n"
+    path.write_bytes(gzip.compress(b"a" * 1000))
+    with pytest.raises(ValueError, match=r"\(it unpacks to more than 999 bytes, .*\): give another"):
+        read_text(str(path), "the text", "give another", largest=999)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=r"cannot read the text '.*x.gz' \(Compressed file ended .*\): give another"):
+        read_text(str(path), "the text", "give another")
+
+
+def test_only_a_line_feed_ends_a_line():
+    """A token may be, or have, any other character that ends lines in some program."""
+    text = "a\u2028b\x85c\x0cd\x1ce\n\n\xa0f\n"
+    assert lines_of(decode(text.encode(), "x")) == ["a\u2028b\x85c\x0cd\x1ce", "", "\xa0f"]
+    assert lines_of("") == [] and lines_of("\n") == [""] and lines_of("a") == ["a"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin1", "utf-8"])
+def test_standard_input_is_utf8_in_every_locale(encoding, monkeypatch):
+    def typed(data):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), encoding, "surrogateescape"))
+        return read_standard_input()
+
+    assert typed("\ufeffschön\r\n".encode()) == "schön\n"
+    with pytest.raises(ValueError, match="standard input is not UTF-8 in line 2: convert it, .* iconv -f latin1"):
+        typed("x\nsch\xf6n\n".encode("latin1"))
+
+
+def test_the_mark_of_a_dictionary_is_no_part_of_its_first_symbol(tmp_path, copied, on_toy):
+    folder = copied()
+    for path in folder.glob("dict.*.txt"):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+        first = path.read_text("utf-8-sig").split()[0]
+    typed = tmp_path / "typed"
+    typed.write_text(f"{first} {first}\n")
+    result = json.loads(on_toy("attention", "--json", "--text", typed, data=folder, subset="test"))
+    assert result["sentences"][0]["enc-self"]["keys"] == [first, first, "</s>"]
+    plain = Dictionary.load(str(path))
+    remove_mark(plain)
+    assert plain.symbols[plain.nspecial] == first and plain.index(first) == plain.nspecial
+    before = list(plain.symbols)
+    remove_mark(plain)
+    assert plain.symbols == before and remove_mark(None) is None
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_recipes_read_text_without_marks(packed, tmp_path):
+    """The shell function that reads references and the text of language models."""
+    path = tmp_path / "a text"
+    path.write_bytes("\ufeffschön\r\n\ufeffx\r\n".encode())
+    if packed:
+        shutil.move(path, f"{path}.raw")
+        Path(f"{path}.gz").write_bytes(gzip.compress(Path(f"{path}.raw").read_bytes()))
+    recipes = USER_DIR.parent / "recipes"
+    script = f'recipes={recipes}; source "$recipes/lib/common.sh"; need_utf8 "{path}"; eval "$(reading "{path}")"'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, check=True)
+    assert done.stdout.decode() == "schön\n\ufeffx\n"
+    Path(f"{path}.gz" if packed else path).write_bytes(gzip.compress(b"sch\xf6n") if packed else b"sch\xf6n")
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert done.returncode == 2 and not done.stdout
+    assert f"{path}[.gz] is not UTF-8: convert it, for example with iconv -f latin1 -t utf8" in one_line(done.stderr)
