@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from fairseq_headgates.gates.distribution import NOISE_EPS
 from fairseq_headgates.gates.layer import HeadGates
 
+MOST_NOISES = 2**16  # reads of gates whose noise is kept, one for each layer and forward pass
+
 
 class GateMethod(nn.Module):
     """Base of the gating methods, for all gates of a model. A new method is one subclass, listed in `METHODS`.
@@ -56,9 +58,9 @@ class GateMethod(nn.Module):
         if stop_when_settled:
             self.register_buffer("last_open", torch.zeros(len(self.kinds)))
             self.register_buffer("unchanged", torch.zeros(()))
-        self._noise: Tensor | None = None
-        self._shared: Tensor | None = None
-        self._recomputed: set[int] = set()
+        self._noise: Tensor | None = None  # of the last forward pass
+        self._shared: Tensor | None = None  # its gates
+        self._noises: dict[int, Tensor] = {}  # of forward passes whose activations may be recomputed, by key
         self._hooks: tuple[Any, ...] = ()
         self._in_forward = False
         for layer in layers:
@@ -128,40 +130,46 @@ class GateMethod(nn.Module):
             self._in_forward = True
 
     def after_forward(self, *_: Any) -> None:
-        """End the forward pass. Its noise is kept for recomputed activations."""
+        """End the forward pass."""
         self._in_forward = False
 
     def draw(self) -> None:
         """Draw the noise of all gates for one forward pass."""
-        self._noise = torch.rand(len(self.kinds), device=self.layers[0].theta.device)
-        self._shared, self._recomputed = None, set()
+        self._noise, self._shared = self.new_noise(), None
+
+    def new_noise(self) -> Tensor:
+        """Return new noise [N] from the uniform distribution on (0, 1)."""
+        return torch.rand(len(self.kinds), device=self.layers[0].theta.device)
 
     def drawn(self, layer: HeadGates) -> Tensor:
         """Return the training gates [H] of a layer, those of the present forward pass.
 
         All layers share one graph, except layers whose activations are recomputed in the backward pass
-        (--checkpoint-activations): these read their gates first without gradients, then again with their own graph.
+        (--checkpoint-activations): these read their gates first without gradients, then again with their own graph,
+        maybe after other forward passes. The second time, fairseq restores the state of the random generator, so that
+        the same random key is drawn, by which the noise is kept.
+
         A layer that is called outside of a forward pass of the model gets a new sample for every call.
         """
-        if not self._in_forward and id(layer) not in self._recomputed:
-            self.draw()
-            return self._part(self._gates(), layer)
-        if not torch.is_grad_enabled():
-            self._recomputed.add(id(layer))
-            return self._part(self._gates(), layer)
-        if id(layer) in self._recomputed:
-            return self._part(self._gates(), layer)
-        if self._shared is None:
-            self._shared = self._gates()
-        return self._part(self._shared, layer)
+        if self._in_forward and torch.is_grad_enabled():
+            if self._shared is None:
+                self._shared = self._gates(self._noise)
+            return self._part(self._shared, layer)
+        key = int(torch.randint(2**62, ()))
+        if self._in_forward:
+            assert self._noise is not None
+            self._noises[key] = self._noise
+            if len(self._noises) > MOST_NOISES:
+                del self._noises[next(iter(self._noises))]
+        noise = self._noises.get(key)
+        return self._part(self._gates(self.new_noise() if noise is None else noise), layer)
 
-    def _gates(self) -> Tensor:
-        """Return the training gates [N]; once fixed, the evaluation gates without a gradient."""
+    def _gates(self, noise: Tensor) -> Tensor:
+        """Return the training gates [N] for noise [N]; once fixed, the evaluation gates without a gradient."""
         log_alpha = self.log_alpha()
         if self.fixed:
             return self.scaled(self.evaluate(log_alpha).detach())
-        assert self._noise is not None
-        gates = self.sample(log_alpha, self._noise.clamp(NOISE_EPS, 1 - NOISE_EPS))
+        gates = self.sample(log_alpha, noise.clamp(NOISE_EPS, 1 - NOISE_EPS))
         if self.hard:
             gates = gates + (self.rounded(gates.detach()) - gates.detach())
         return self.scaled(gates)
@@ -241,12 +249,8 @@ class GateMethod(nn.Module):
             layer.fixed = part
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "_noise": None,
-            "_shared": None,
-            "_in_forward": False,
-        }  # gates cannot be copied with their graph
+        # Gates cannot be copied with their graph.
+        return {**self.__dict__, "_noise": None, "_shared": None, "_noises": {}, "_in_forward": False}
 
 
 def groups_of(kinds: Sequence[str], counts: Mapping[tuple[str, ...], int]) -> list[tuple[Tensor, int]]:
