@@ -1,8 +1,10 @@
 """Gating methods for all gates of a model: targets, draws, penalties, schedules."""
 
 import copy
+import decimal
 import itertools
 import math
+from decimal import Decimal
 
 import pytest
 import torch
@@ -85,81 +87,6 @@ def test_all_gates_are_drawn_once_for_each_forward_pass():
     assert not torch.equal(gates(), gates())  # outside of a forward pass
 
 
-INIT_0 = {"gate_heads": TYPES, "gate_init": "0"}
-
-
-@pytest.mark.parametrize(
-    ("passes", "sparsity"),
-    [("++", "l0"), ("++", "lagrangian"), *((passes, "subset") for passes in ("++", "+++", "+-+", "-++-", "+e+"))],
-)
-def test_gradients_of_several_forward_passes_are_exact(passes, sparsity, monkeypatch):
-    """With --checkpoint-activations as without, with the same noise; R-Drop makes two passes for each update.
-
-    `passes` are those before the backward pass: + with gradients, - without, e in evaluation mode.
-    """
-    target = {} if sparsity == "l0" else {"target_heads": "9", "sparsity_method": sparsity}
-    noise = [torch.rand(24) for _ in passes]
-    tolerance = 1e-5 if sparsity == "subset" else 1e-9  # gates are in single precision, and a subset sums over them
-    found = []
-    for recomputed in (False, True):
-        model = make_gated(**INIT_0, checkpoint_activations=recomputed, dropout=0, **target).double()
-        method, drawn = gate_method(model), iter(noise)
-        monkeypatch.setattr(method, "new_noise", lambda drawn=drawn: next(drawn))
-        total = 0
-        for number, kind in enumerate(passes):
-            model.train(kind != "e")
-            with torch.set_grad_enabled(kind == "+"):
-                output = model(**make_batch(seed=number))[0]
-            if kind == "+":
-                total = total + (number + 1) * output.log_softmax(-1)[..., 3].sum()
-        model.train()
-        total.backward()
-        found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
-    assert found[0].keys() == found[1].keys()
-    for name in found[0]:
-        torch.testing.assert_close(found[1][name], found[0][name], rtol=tolerance, atol=tolerance, msg=name)
-    assert any(grad.abs().max() > 1e-3 for name, grad in found[0].items() if name.endswith("theta"))
-
-
-@pytest.mark.parametrize("sparsity", ["l0", "subset"])
-def test_gradients_of_interleaved_forward_passes_with_dropout_are_those_of_single_ones(sparsity):
-    """Forward passes of activations that are recomputed; a is ended while b is open, b while c is."""
-    target = {} if sparsity == "l0" else {"target_heads": "9", "sparsity_method": sparsity}
-    model = make_gated(**INIT_0, checkpoint_activations=True, dropout=0.3, **target).train()
-
-    def forward(number):
-        torch.manual_seed(number)
-        return (number + 1) * model(**make_batch(seed=number))[0].log_softmax(-1)[..., 3].sum()
-
-    def gradients():
-        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-    for number in range(3):
-        forward(number).backward()
-    expected = gradients()
-    model.zero_grad()
-    a, b = forward(0), forward(1)
-    a.backward()
-    c = forward(2)
-    b.backward()
-    c.backward()
-    for name, grad in gradients().items():
-        torch.testing.assert_close(grad, expected[name], rtol=1e-5, atol=1e-5, msg=name)
-
-
-def test_layers_outside_of_a_forward_pass_are_recomputed_with_their_own_gates():
-    """Such as the encoder alone, while a forward pass of the whole model is open."""
-    batch, found = make_batch(), []
-    for recomputed in (False, True):
-        model = make_gated(**INIT_0, checkpoint_activations=recomputed, dropout=0).train()
-        whole = model(**batch)[0].sum()
-        torch.manual_seed(5)
-        model.encoder(batch["src_tokens"], batch["src_lengths"])["encoder_out"][0].pow(3).sum().backward()
-        found.append([site.attention.gate.theta.grad for site in head_sites(model) if site.kind == "enc-self"])
-        whole.backward()
-    torch.testing.assert_close(found[1], found[0])
-
-
 def test_a_model_is_copied_and_pruned_after_a_forward_pass_in_training():
     model = make_gated(gate_heads=TYPES).train()
     model(**make_batch())
@@ -223,23 +150,60 @@ def test_targets_by_type_are_met_each():
 
 
 def naive_subset(scores, count, temperature):
-    """Li et al. 2021, in Python's numbers."""
-    scores, total = list(scores), [0.0] * len(scores)
-    for _ in range(count):
-        powers = [math.exp(s / temperature) for s in scores]
-        drawn = [p / sum(powers) for p in powers]
-        total = [t + d for t, d in zip(total, drawn, strict=True)]
-        scores = [s + math.log(1 - d) for s, d in zip(scores, drawn, strict=True)]
-    return total
+    """Li et al. 2021, in numbers of 300 digits."""
+    with decimal.localcontext(prec=300, Emin=-(10**8), Emax=10**8):
+        scores, total = [Decimal(s) for s in scores], [Decimal(0)] * len(scores)
+        for _ in range(count):
+            powers = [(s / Decimal(temperature)).exp() for s in scores]
+            total = [t + p / sum(powers) for t, p in zip(total, powers, strict=True)]
+            scores = [s + (1 - p / sum(powers)).ln() for s, p in zip(scores, powers, strict=True)]
+        return total
 
 
-@pytest.mark.parametrize(("count", "temperature"), [*itertools.product([1, 3, 6], [1.0, 0.5])])
-def test_relaxed_subsets_equal_a_naive_rewrite(count, temperature):
-    scores = torch.randn(7, dtype=torch.float64)
-    found = relaxed_subset(scores, count, temperature)
-    torch.testing.assert_close(found, torch.tensor(naive_subset(scores.tolist(), count, temperature)).double())
-    assert found.sum().item() == pytest.approx(count)
-    assert torch.autograd.gradcheck(lambda s: relaxed_subset(s, count, temperature), (scores.requires_grad_(),))
+def naive_subset_gradient(scores, count, temperature, weights):
+    """The gradient of the sum of weights times gates, by differences."""
+    with decimal.localcontext(prec=300, Emin=-(10**8), Emax=10**8):
+        step, scores = Decimal("1e-100"), [Decimal(s) for s in scores]
+
+        def value(at):
+            return sum(Decimal(w) * g for w, g in zip(weights, naive_subset(at, count, temperature), strict=True))
+
+        steps = [[s + step * (i == j) for j, s in enumerate(scores)] for i in range(len(scores))]
+        return [float((value(at) - value(scores)) / step) for at in steps]
+
+
+@pytest.mark.parametrize("spread", [1, 10, 40, 100])
+@pytest.mark.parametrize(("count", "temperature"), [*itertools.product([1, 3, 6], [1.0, 0.5, 0.125])])
+def test_relaxed_subsets_equal_a_naive_rewrite_however_far_apart_the_scores_are(count, temperature, spread):
+    """Scores in single precision, as log_alpha is."""
+    generator = torch.Generator().manual_seed(spread)
+    scores = torch.linspace(0, spread, 7)[torch.randperm(7, generator=generator)]
+    scores, weights = scores + torch.randn(7, generator=generator), torch.linspace(-1, 1, 7)
+    expected = naive_subset(scores.tolist(), count, temperature)
+    found = relaxed_subset(scores.requires_grad_(), count, temperature)
+    assert found.tolist() == pytest.approx([float(e) for e in expected], rel=1e-6, abs=1e-9)
+    assert float(sum(expected)) == pytest.approx(count)
+    (found * weights).sum().backward()
+    expected = naive_subset_gradient(scores.tolist(), count, temperature, weights.tolist())
+    assert scores.grad.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-9)
+
+
+def test_relaxed_subsets_agree_with_finite_differences():
+    scores = torch.randn(7, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda s: relaxed_subset(s, 3, 0.5), (scores,))
+
+
+def test_a_subset_of_all_heads_is_all_heads():
+    for scores in ([0.3], [5.0, -200.0], [0.0, 0.0, 80.0]):
+        scores = torch.tensor(scores, requires_grad=True)
+        gates = relaxed_subset(scores, len(scores), 0.1)
+        gates.sum().backward()
+        assert gates.sum().item() == pytest.approx(len(scores)) and scores.grad.abs().max() < 1e-6
+
+
+def test_no_head_far_above_the_others_is_drawn_twice():
+    gates = relaxed_subset(torch.tensor([100.0, 0, -1, 1, 2]), 3, SubsetGates.low_temperature)
+    assert gates.tolist() == pytest.approx([1, 0, 0, 1, 1], abs=1e-4)
 
 
 def test_a_cold_subset_is_the_highest_scores():

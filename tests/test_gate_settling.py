@@ -1,15 +1,93 @@
-"""Gating methods in training: fixed gates, weight decay, when gates are stable."""
+"""Gating methods in training: several forward passes, fixed gates, weight decay, when gates are stable."""
 
 import pytest
 import torch
+from support.commands import TYPES
 from support.gates import KINDS, layers
+from support.models import make_batch, make_gated
 
+from fairseq_headgates import head_sites
 from fairseq_headgates.gates import (
     HardConcrete,
     HeadGates,
     L0Gates,
     LagrangianGates,
 )
+from fairseq_headgates.surgery import gate_method
+
+INIT_0 = {"gate_heads": TYPES, "gate_init": "0"}
+
+
+@pytest.mark.parametrize(
+    ("passes", "sparsity"),
+    [("++", "l0"), ("++", "lagrangian"), *((passes, "subset") for passes in ("++", "+++", "+-+", "-++-", "+e+"))],
+)
+def test_gradients_of_several_forward_passes_are_exact(passes, sparsity, monkeypatch):
+    """With --checkpoint-activations as without, with the same noise; R-Drop makes two passes for each update.
+
+    `passes` are those before the backward pass: + with gradients, - without, e in evaluation mode.
+    """
+    target = {} if sparsity == "l0" else {"target_heads": "9", "sparsity_method": sparsity}
+    noise = [torch.rand(24) for _ in passes]
+    tolerance = 1e-5 if sparsity == "subset" else 1e-9  # gates are in single precision, and a subset sums over them
+    found = []
+    for recomputed in (False, True):
+        model = make_gated(**INIT_0, checkpoint_activations=recomputed, dropout=0, **target).double()
+        method, drawn = gate_method(model), iter(noise)
+        monkeypatch.setattr(method, "new_noise", lambda drawn=drawn: next(drawn))
+        total = 0
+        for number, kind in enumerate(passes):
+            model.train(kind != "e")
+            with torch.set_grad_enabled(kind == "+"):
+                output = model(**make_batch(seed=number))[0]
+            if kind == "+":
+                total = total + (number + 1) * output.log_softmax(-1)[..., 3].sum()
+        model.train()
+        total.backward()
+        found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys()
+    for name in found[0]:
+        torch.testing.assert_close(found[1][name], found[0][name], rtol=tolerance, atol=tolerance, msg=name)
+    assert any(grad.abs().max() > 1e-3 for name, grad in found[0].items() if name.endswith("theta"))
+
+
+@pytest.mark.parametrize("sparsity", ["l0", "subset"])
+def test_gradients_of_interleaved_forward_passes_with_dropout_are_those_of_single_ones(sparsity):
+    """Forward passes of activations that are recomputed; a is ended while b is open, b while c is."""
+    target = {} if sparsity == "l0" else {"target_heads": "9", "sparsity_method": sparsity}
+    model = make_gated(**INIT_0, checkpoint_activations=True, dropout=0.3, **target).train()
+
+    def forward(number):
+        torch.manual_seed(number)
+        return (number + 1) * model(**make_batch(seed=number))[0].log_softmax(-1)[..., 3].sum()
+
+    def gradients():
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    for number in range(3):
+        forward(number).backward()
+    expected = gradients()
+    model.zero_grad()
+    a, b = forward(0), forward(1)
+    a.backward()
+    c = forward(2)
+    b.backward()
+    c.backward()
+    for name, grad in gradients().items():
+        torch.testing.assert_close(grad, expected[name], rtol=1e-5, atol=1e-5, msg=name)
+
+
+def test_layers_outside_of_a_forward_pass_are_recomputed_with_their_own_gates():
+    """Such as the encoder alone, while a forward pass of the whole model is open."""
+    batch, found = make_batch(), []
+    for recomputed in (False, True):
+        model = make_gated(**INIT_0, checkpoint_activations=recomputed, dropout=0).train()
+        whole = model(**batch)[0].sum()
+        torch.manual_seed(5)
+        model.encoder(batch["src_tokens"], batch["src_lengths"])["encoder_out"][0].pow(3).sum().backward()
+        found.append([site.attention.gate.theta.grad for site in head_sites(model) if site.kind == "enc-self"])
+        whole.backward()
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_gates_are_fixed_and_stay():

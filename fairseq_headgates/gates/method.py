@@ -153,11 +153,11 @@ class GateMethod(nn.Module):
         """
         if self._in_forward and torch.is_grad_enabled():
             if self._shared is None:
+                assert self._noise is not None
                 self._shared = self._gates(self._noise)
             return self._part(self._shared, layer)
         key = int(torch.randint(2**62, ()))
-        if self._in_forward:
-            assert self._noise is not None
+        if self._in_forward and self._noise is not None:
             self._noises[key] = self._noise
             if len(self._noises) > MOST_NOISES:
                 del self._noises[next(iter(self._noises))]
