@@ -11,8 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fairseq_headgates.gates.decay import DecayExclusion
 from fairseq_headgates.gates.distribution import NOISE_EPS
 from fairseq_headgates.gates.layer import HeadGates
+from fairseq_headgates.messages import PROGRAM, fail
 
 MOST_NOISES = 2**16  # reads of gates whose noise is kept, one for each layer and forward pass
 
@@ -62,6 +64,7 @@ class GateMethod(nn.Module):
         self._shared: Tensor | None = None  # its gates
         self._noises: dict[int, Tensor] = {}  # of forward passes whose activations may be recomputed, by key
         self._hooks: tuple[Any, ...] = ()
+        self._decay_exclusion: DecayExclusion | None = None
         self._in_forward = False
         for layer in layers:
             layer.joined = (self,)
@@ -115,10 +118,11 @@ class GateMethod(nn.Module):
         """Undo `join`."""
         for hook in self._hooks:
             hook.remove()
+        self._decay_exclusion = None
         del model.gate_method
 
-    def before_forward(self, *_: Any) -> None:
-        """Draw new gates in training. At `fix_after`, fix them.
+    def before_forward(self, model: nn.Module | None = None, *_: Any) -> None:
+        """Draw new gates in training, and exclude them from weight decay. At `fix_after`, fix them.
 
         Not in `set_num_updates`: before a training from another checkpoint, fairseq calls that with the number of
         updates of the other one.
@@ -126,12 +130,26 @@ class GateMethod(nn.Module):
         if self.training:
             if self.fixed and self.layers[0].fixed is None:
                 self.fix()
+            if model is not None:
+                self._exclude_from_decay(model)
             self.draw()
             self._in_forward = True
 
     def after_forward(self, *_: Any) -> None:
         """End the forward pass."""
         self._in_forward = False
+
+    def _exclude_from_decay(self, model: nn.Module) -> None:
+        if self._decay_exclusion is None:
+            gates = [parameter for layer in self.layers for parameter in layer.parameters()]
+            self._decay_exclusion = DecayExclusion(model, [*self.parameters(), *gates])
+            self._first_update = self.num_updates
+        elif self._first_update < self.num_updates and self._decay_exclusion.fails:
+            fail(
+                PROGRAM,
+                "--weight-decay would pull the gates to 0, which are not found in this optimiser (sharded or composite "
+                "mixed precision, or parameters in vectors): use --weight-decay 0",
+            )
 
     def draw(self) -> None:
         """Draw the noise of all gates for one forward pass."""
@@ -250,7 +268,14 @@ class GateMethod(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # Gates cannot be copied with their graph.
-        return {**self.__dict__, "_noise": None, "_shared": None, "_noises": {}, "_in_forward": False}
+        left_out: dict[str, Any] = {
+            "_noise": None,
+            "_shared": None,
+            "_noises": {},
+            "_in_forward": False,
+            "_decay_exclusion": None,
+        }
+        return {**self.__dict__, **left_out}
 
 
 def groups_of(kinds: Sequence[str], counts: Mapping[tuple[str, ...], int]) -> list[tuple[Tensor, int]]:

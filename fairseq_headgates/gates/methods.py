@@ -107,11 +107,9 @@ class LagrangianGates(TargetGates):
             fraction = 1 - self.progress() * (1 - count / len(positions))
             distances.append(open_probability[positions.to(log_alpha.device)].mean() - fraction)
         d = torch.stack(distances)
-        # The value is lr_scale times the parameter without its weight decay. The gradient is reversed: an optimiser
-        # that descends ascends here.
+        # The value is lr_scale times the parameter. The gradient is reversed: an optimiser that descends ascends here.
         theta = self.multipliers.float()
-        trained = next((layer for layer in self.layers if layer.theta.requires_grad), self.layers[0])
-        multipliers = self.lr_scale * theta.detach() / trained.weight_decay() - (theta - theta.detach())
+        multipliers = self.lr_scale * theta.detach() - (theta - theta.detach())
         return (multipliers[:, 0] * d + multipliers[:, 1] * d**2).sum()
 
 
