@@ -174,9 +174,9 @@ def fairseq_optimizer(name, parameters, weight_decay, *options):
     return build_optimizer(args, parameters)
 
 
-def updated(name, weight_decay, gradients, *options, make=fairseq_optimizer, half=False):
+def updated(name, weight_decay, gradients, *options, make=fairseq_optimizer, half=False, freeze=None):
     """The parameters of a gated model after updates with these gradients; None if the optimiser needs a GPU."""
-    model = make_gated(gate_heads=TYPES, sparsity_method="lagrangian", target_heads="9").train()
+    model = make_gated(gate_heads=TYPES, sparsity_method="lagrangian", target_heads="9", freeze_params=freeze).train()
     model = model.half() if half else model
     method, parameters = gate_method(model), [p for p in model.parameters() if p.requires_grad]
     with torch.no_grad():
@@ -239,6 +239,11 @@ def test_weight_decay_leaves_the_gates_in_mixed_precision(name, flat, monkeypatc
     found, expected = (updated(name, decay, [1, 0.1, 0, 1], make=make, half=True) for decay in (0.3, 0))
     assert_gates_are_not_decayed(found, expected)
     assert not torch.equal(expected["gate_method.multipliers"], torch.full((1, 2), 0.2).half())
+
+
+def test_frozen_gates_are_not_looked_for_in_an_optimizer_with_weight_decay():
+    found = updated("adam", 0.1, [1, 1, 1], freeze=r"\.gate\.|^gate_method")
+    assert torch.equal(found["encoder.layers.0.self_attn.gate.theta"], torch.full((4,), 2.5 / 50))
 
 
 def test_weight_decay_in_an_optimizer_that_hides_the_gates_ends_the_training(capsys):

@@ -32,7 +32,7 @@ class DecayExclusion:
 
     Args:
         model: the model in training
-        excluded: some of its parameters
+        excluded: some of its trained parameters
     """
 
     def __init__(self, model: nn.Module, excluded: Iterable[nn.Parameter]):
@@ -43,8 +43,8 @@ class DecayExclusion:
 
     @property
     def fails(self) -> bool:
-        """Whether all optimisers seem to be others than that of the model, and one has weight decay."""
-        return self.missed and not self.found
+        """Whether an optimiser has weight decay, and the parameters are found in none."""
+        return bool(self.excluded) and self.missed and not self.found
 
     def begin(self, optimizer: Optimizer, held: list[Tensor]) -> list[Callable[[], Any]]:
         """Exclude the parameters from a step of `optimizer`, which has the parameters `held`. Return what ends this."""

@@ -141,9 +141,9 @@ class GateMethod(nn.Module):
 
     def _exclude_from_decay(self, model: nn.Module) -> None:
         if self._decay_exclusion is None:
-            gates = [parameter for layer in self.layers for parameter in layer.parameters()]
-            self._decay_exclusion = DecayExclusion(model, [*self.parameters(), *gates])
-            self._first_update = self.num_updates
+            modules = (self, *self.layers)
+            trained = [p for module in modules for p in module.parameters() if p.requires_grad]
+            self._decay_exclusion, self._first_update = DecayExclusion(model, trained), self.num_updates
         elif self._first_update < self.num_updates and self._decay_exclusion.fails:
             fail(
                 PROGRAM,
