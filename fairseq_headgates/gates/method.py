@@ -197,10 +197,8 @@ class GateMethod(nn.Module):
         if not self.output_scale:
             return gates
         layers = gates.detach().split(self.sizes)
-        factors = [len(layer) / (layer.count_nonzero() + 1e-3) for layer in layers]
-        return gates * torch.cat(
-            [f.clamp(1, len(layer)).expand(len(layer)) for f, layer in zip(factors, layers, strict=True)]
-        )
+        factors = [len(layer) / layer.count_nonzero().clamp(min=1).expand(len(layer)) for layer in layers]
+        return gates * torch.cat(factors)
 
     def open_counts(self) -> list[Tensor]:
         """Return how many evaluation gates of each layer are not 0 (Voita et al. 2019, eq. 5): scalars."""
