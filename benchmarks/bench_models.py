@@ -20,7 +20,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
-from fairseq_headgates.heads import TYPES, HeadTable
+from fairseq_headgates.heads import TYPES, HeadTable, number_of_heads
 from fairseq_headgates.messages import fail
 from fairseq_headgates.report import text_table
 
@@ -53,7 +53,8 @@ def random_mask(size: str, share: float, seed: int = 1) -> HeadTable:
     chance = torch.Generator().manual_seed(seed)
 
     def row() -> list[int]:
-        return (torch.randperm(heads, generator=chance) >= round(share * heads)).int().tolist()
+        removed = heads - number_of_heads(1 - share, heads)
+        return (torch.randperm(heads, generator=chance) >= removed).int().tolist()
 
     return HeadTable({kind: [row() for _ in range(layers)] for kind in TYPES})
 

@@ -64,7 +64,6 @@ VARIANTS = {
     "stock": ["--arch", "transformer"],
     "no gates": OURS,
     "l0": [*GATES, "--l0-weight", "0.01"],
-    "l0 + weight decay": [*GATES, "--l0-weight", "0.01", "--weight-decay", "0.0001"],
     "lagrangian": [*GATES, "--sparsity-method", "lagrangian", "--target-heads", "0.5"],
     "subset": [*GATES, "--sparsity-method", "subset", "--target-heads", "0.5"],
 }

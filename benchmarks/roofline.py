@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
+from fairseq_headgates.heads import number_of_heads
 from fairseq_headgates.messages import fail
 from fairseq_headgates.report import text_table
 
@@ -266,7 +267,7 @@ def middle(options: argparse.Namespace) -> int:
 
 def model_of(options: argparse.Namespace, heads: int, removed: float = 0) -> Model:
     """Return the sizes of the model without a share of its heads."""
-    return Model(heads, heads - round(removed * heads), options.layers, options.vocabulary)
+    return Model(heads, number_of_heads(1 - removed, heads), options.layers, options.vocabulary)
 
 
 def head_table(options: argparse.Namespace) -> str:

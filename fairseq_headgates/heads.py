@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, NamedTuple
 
 from fairseq_headgates.files import read_text
@@ -169,6 +170,11 @@ def parse_types(text: str | None) -> tuple[str, ...]:
     return tuple(kind for kind in TYPES if kind in names)
 
 
+def number_of_heads(fraction: float | Decimal, total: int) -> int:
+    """Return how many of `total` heads a fraction is. Halves are rounded up: of 5 heads, 0.5 is 3."""
+    return int((Decimal(str(fraction)) * total).to_integral_value(ROUND_HALF_UP))  # of 0.1 as it is written
+
+
 def parse_mask(text: str) -> HeadTable:
     """Read a mask from inline JSON, or from a JSON file.
 
@@ -222,14 +228,9 @@ def _mask(where: str, data: Any) -> HeadTable:
     if not isinstance(data, dict):
         raise ValueError(f'{where} is not a JSON object: it must look like {{"enc-self": [[1, 0, 1, 1], ...]}}')
     if data.get("format", MASK_FORMAT) != MASK_FORMAT:
-        raise ValueError(
-            f"{where} has format {shown(data['format'])}: it must be {MASK_FORMAT!r}, as `headgates show --out` writes "
-            "it"
-        )
+        found = shown(data["format"])
+        raise ValueError(f"{where} has format {found}: it must be {MASK_FORMAT!r}, as `headgates show --out` writes it")
     rows = {key: value for key, value in data.items() if key not in ("format", "signature")}
-    for key in rows:
-        if key not in TYPES:
-            raise ValueError(f"{where} has the unknown attention type {shown(key)}: choose from {', '.join(TYPES)}")
     if not rows:
         raise ValueError(f"{where} names no attention type: give at least one of {', '.join(TYPES)}")
     for kind, layers in rows.items():
@@ -342,30 +343,29 @@ def _rows(values: Mapping[str, list], indent: str) -> str:
     return ",\n".join(entries)
 
 
-def _check_numbers(where: str, kind: str, layers: Any) -> None:
+def _values(where: str, kind: str, layers: Any, what: str) -> Iterator[tuple[int, Any]]:
+    """Return the values of a type with the numbers of their layers. Raise ValueError for another form than lists."""
     if kind not in TYPES:
         raise ValueError(f"{where} has the unknown attention type {shown(kind)}: choose from {', '.join(TYPES)}")
     if not isinstance(layers, list) or not layers or not all(isinstance(layer, list) for layer in layers):
         raise ValueError(
-            f"{where}: {kind} is {shown(layers)}: it must be a list with one list of numbers for every layer"
+            f"{where}: {kind} is {shown(layers)}: it must be a list with one list of {what} for every layer"
         )
-    for i, layer in enumerate(layers):
-        for value in layer:
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
-                raise ValueError(f"{where}: {kind} layer {i} holds {shown(value)}: only finite numbers are allowed")
+    return ((i, value) for i, layer in enumerate(layers) for value in layer)
+
+
+def _check_numbers(where: str, kind: str, layers: Any) -> None:
+    for i, value in _values(where, kind, layers, "numbers"):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
+            raise ValueError(f"{where}: {kind} layer {i} holds {shown(value)}: only finite numbers are allowed")
 
 
 def _check_zero_one(where: str, kind: str, layers: Any) -> None:
-    if not isinstance(layers, list) or not layers or not all(isinstance(layer, list) for layer in layers):
-        raise ValueError(f"{where}: {kind} is {shown(layers)}: it must be a list with one list of 0/1 for every layer")
-    for i, layer in enumerate(layers):
-        for value in layer:
-            if isinstance(value, bool) or value not in (0, 1):
-                raise ValueError(
-                    f"{where}: {kind} layer {i} holds {shown(value)}: only 1 (keep) and 0 (mask) are allowed"
-                )
+    for i, value in _values(where, kind, layers, "0/1"):
+        if isinstance(value, bool) or value not in (0, 1):
+            raise ValueError(f"{where}: {kind} layer {i} holds {shown(value)}: only 1 (keep) and 0 (mask) are allowed")
 
 
 def check_shape(table: HeadTable, sizes: Mapping[str, tuple[int, int]], what: str = "the mask") -> None:

@@ -13,11 +13,13 @@ import torch
 from fairseq.distributed import utils as distributed_utils
 from fairseq.optim import FairseqOptimizer
 from fairseq.optim.lr_scheduler import build_lr_scheduler
+from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule
 from torch import Tensor, nn
 
 from fairseq_headgates import gate_log, report
 from fairseq_headgates.gates import GateMethod
 from fairseq_headgates.heads import HeadTable
+from fairseq_headgates.messages import described, logging_only
 from fairseq_headgates.surgery import gated_sites, open_probabilities, to_table
 
 logger = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ class GateMonitor:
             method = getattr(model, "gate_method", None)
             if updates == 0 and method is not None:
                 method.begin()
-            self._check_schedule(model, getattr(getattr(model, "args", None), "max_update", None))
+            self._check_schedule(model, self._configured("optimization", "max_update"))
         common = getattr(self.configuration, "common", None)
         if common is not None and updates % max(1, common.log_interval) == 0:
             self._log_gates(model, updates)
@@ -69,10 +71,10 @@ class GateMonitor:
             return
         self._trained_since_validation = False
         model = unwrapped(model)
-        args = getattr(model, "args", None)
         # The first validation ends the first epoch: now the length of a run given in epochs is known in updates.
-        if self._first_update == 0 and not getattr(args, "validate_interval_updates", 0):
-            self._check_schedule(model, int((updates_of(model) + 1) * (getattr(args, "max_epoch", None) or 0)))
+        if self._first_update == 0 and not self._configured("dataset", "validate_interval_updates"):
+            epochs = self._configured("optimization", "max_epoch") or 0
+            self._check_schedule(model, int((updates_of(model) + 1) * epochs))
         self._stop_if_stable(model)
         self._log_gates(model, updates_of(model) + 1)
         if self.tensorboard_logdir and _is_first_worker() and self._writer is not None:
@@ -99,11 +101,15 @@ class GateMonitor:
             logger.warning(f"cannot write the gate log {path} ({error.strerror}): no more is written")
             self._logged = -1
 
+    def _configured(self, group: str, name: str) -> Any:
+        """Return an option of fairseq's training, None outside of it."""
+        return getattr(getattr(self.configuration, group, None), name, None)
+
     def _check_schedule(self, model: nn.Module, updates: int | None) -> None:
         if self._schedule_checked or not updates or not _is_first_worker():
             return
         model = unwrapped(model)
-        self._schedule_checked = check_schedule(model, updates)
+        self._schedule_checked = check_schedule(model, getattr(self.configuration, "lr_scheduler", None), updates)
         method = getattr(model, "gate_method", None)
         for option, end in self._all_ends(method).items():
             if end > updates or (end == updates and option == "--fix-gates-after"):
@@ -153,23 +159,35 @@ def open_head_counts(method: GateMethod) -> dict[str, Tensor]:
     return found
 
 
-def check_schedule(model: nn.Module, updates: int) -> bool:
+def check_schedule(model: nn.Module, lr_scheduler: Any, updates: int) -> bool:
     """Log how far the gates can move in `updates` updates, and when the first one can close; warn if that is too late.
 
+    Args:
+        model: the model in training
+        lr_scheduler: the options of fairseq's learning rate schedule, None outside of its training
+        updates: length of the training
+
     Returns:
-        False if the model has no gates, or its options hold no learning rate schedule
+        False if the model has no gates, or outside of fairseq's training
     """
-    sites, args = gated_sites(model), getattr(model, "args", None)
-    if not sites:
+    sites = gated_sites(model)
+    if not sites or lr_scheduler is None:
         return False
     gate = sites[0].attention.gate
     distance = float(gate.log_alpha().detach().max()) - gate.distribution.closes_at
-    reach = gate_reach(args, gate.lr_scale, updates, distance)
-    if reach is None:
-        return False
+    try:
+        with logging_only(logging.ERROR, "fairseq.optim.lr_scheduler.manual_lr_scheduler"):  # a line for every update
+            reach = gate_reach(lr_scheduler, gate.lr_scale, updates, distance)
+    except Exception as error:  # schedules of fairseq and of other plugins raise anything
+        logger.warning(
+            f"how far log_alpha of a gate can change over {updates} updates is unknown with this learning rate "
+            f"schedule ({described(error)})"
+        )
+        return True
     when = "never with this schedule" if reach.closes is None else f"at update {reach.closes} at the earliest"
     message = (
-        f"over {updates} updates, log_alpha of a gate can change by about {reach.change:.1f}; "
+        f"over {updates} updates, log_alpha of a gate can change by about {reach.change:.1f}"
+        f"{' with the learning rate of the first epoch' * reach.of_first_epoch}; "
         f"closing a gate takes {distance:.1f}: {when}"
     )
     if reach.change < 2 * distance:  # the loss pulls the other way, and Adam's steps are shorter than the learning rate
@@ -186,40 +204,43 @@ class GateReach(NamedTuple):
         change: change in all updates of the training
         closes: number of updates until it has moved far enough to close, within 0.1%; it may be more than the training
             has; None if it is above a million
+        of_first_epoch: whether the learning rate may be another one in later epochs, which is left out
     """
 
     change: float
     closes: int | None
+    of_first_epoch: bool = False
 
 
-def gate_reach(args: Any, lr_scale: float, updates: int, distance: float) -> GateReach | None:
+def gate_reach(lr_scheduler: Any, lr_scale: float, updates: int, distance: float) -> GateReach:
     """Return how far a gate can move in log_alpha in `updates` updates, and when it can have moved by `distance`.
 
     With Adam an update moves log_alpha by about `lr_scale` times the learning rate, or less.
 
-    Returns:
-        None if `args` hold no learning rate schedule, as for a model that is not trained from the command line
+    Raises:
+        Exception: of any class, by a schedule that needs more than its options
     """
-    if getattr(args, "lr_scheduler", None) is None or getattr(args, "lr", None) is None:
-        return None
     change = closes = None
     try:
-        for update, rates in _sums_of_rates(args, updates):
+        for update, rates in _sums_of_rates(lr_scheduler, updates):
             if update == updates:
                 change = lr_scale * rates
             if closes is None and lr_scale * rates >= distance:
                 closes = update
             if closes is not None and update >= updates:
                 break
-    except (AttributeError, TypeError, ValueError, AssertionError):
-        pass  # a schedule that needs more than its options, or is not defined beyond its end
-    return None if change is None else GateReach(change, closes)
+    except Exception:
+        if change is None:  # a schedule may not be defined beyond the end of the training
+            raise
+    assert change is not None
+    return GateReach(change, closes, _depends_on_epochs(lr_scheduler))
 
 
-def _sums_of_rates(args: Any, updates: int, most: int = 1_000_000) -> Iterator[tuple[int, float]]:
+def _sums_of_rates(lr_scheduler: Any, updates: int, most: int = 1_000_000) -> Iterator[tuple[int, float]]:
     """Yield numbers of updates up to `most`, one of them `updates`, and the sum of the learning rates until then."""
     optimizer = _RateRecorder()
-    scheduler = build_lr_scheduler(args, optimizer)
+    scheduler = build_lr_scheduler(lr_scheduler, optimizer)
+    scheduler.step_begin_epoch(1)
     update, total = 0, 0.0
     yield update, total
     while update < max(most, updates):
@@ -229,6 +250,16 @@ def _sums_of_rates(args: Any, updates: int, most: int = 1_000_000) -> Iterator[t
             step = min(step, updates - update)
         update, total = update + step, total + step * optimizer.get_lr()
         yield update, total
+
+
+def _depends_on_epochs(lr_scheduler: Any, most: int = 1000) -> bool:
+    """Return whether the learning rate changes between epochs: with their number, or if validation does not improve."""
+    optimizer, rates = _RateRecorder(), set()
+    scheduler = build_lr_scheduler(lr_scheduler, optimizer)
+    for epoch in range(1, most):
+        scheduler.step_begin_epoch(epoch)
+        rates.add(optimizer.get_lr())
+    return len(rates) > 1 or isinstance(scheduler, ReduceLROnPlateauLRSchedule)
 
 
 class _RateRecorder(FairseqOptimizer):

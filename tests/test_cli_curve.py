@@ -6,6 +6,7 @@ import pytest
 from support.analysis import FULL, READ, SEARCH
 
 from fairseq_headgates.heads import HeadTable, scores_to_json
+from fairseq_headgates.surgery import best_heads
 
 
 def test_curve(on_toy, toy, checkpoints, tmp_path):
@@ -42,6 +43,17 @@ def test_curves_of_several_checkpoints_by_a_file_of_scores(headgates, toy, check
     assert all(p["bleu"] is None and p["by"] == "own" for p in points)
     assert points[8]["heads"] == 17  # of the checkpoint with fixed heads: those that are alive
     assert "choose one with --score-method" in headgates(*common, code=2)
+
+
+def test_percentages_are_rounded_as_the_fractions_of_prune_are(on_toy, checkpoints):
+    """Of 8 heads, 4.5, 6.5 and 7.5 are left."""
+    options = ["--by", "magnitude", "--metric", "nll", "--steps", "43.75,18.75,6.25", "--types", "dec-enc", "--json"]
+    points = json.loads(on_toy("curve", *options, checkpoint=checkpoints["baseline"]))
+    scores = HeadTable({"dec-enc": [[4, 3, 2, 1]] * 2})
+    for point, left in zip(points, (8, 7, 5), strict=True):
+        assert point["heads"] == sum(map(sum, point["mask"]["dec-enc"])) == left
+        kept = best_heads(scores, 1 - point["removed"] / 100, scores.map(lambda _: 1))
+        assert kept.count("dec-enc") == (left, 8)
 
 
 def test_a_curve_can_score_anew(on_toy, checkpoints):

@@ -1,18 +1,26 @@
 """The L0 criterion: what lambda weighs against, what is logged, what is refused."""
 
 import argparse
+import logging
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
+from fairseq.optim import FairseqOptimizer
+from fairseq.optim.lr_scheduler import LR_SCHEDULER_REGISTRY, build_lr_scheduler
+from fairseq.options import get_training_parser, parse_args_and_arch
 from support.models import PAD, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import l0_penalty
 from fairseq_headgates.criterions import LabelSmoothedCrossEntropyL0Criterion
 from fairseq_headgates.criterions.losses import LabelSmoothedCrossEntropyL0Config
-from fairseq_headgates.monitoring import unwrapped
+from fairseq_headgates.monitoring import GateMonitor, gate_reach, unwrapped
 
+# Of hydra, about the configuration of fairseq.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 LAMBDA = 0.07
 
 
@@ -147,12 +155,12 @@ def test_the_command_line_has_all_options_of_the_criterion():
 def test_every_parameter_of_the_gates_has_a_gradient(method, fixed):
     """torch's DistributedDataParallel waits for the gradient of every parameter."""
     target = {"sparsity_method": method, "target_heads": "5"} if method != "l0" else {}
-    model = make_gated(gate_heads="enc-self,dec-enc", fix_gates_after=3, weight_decay=0.1, **target).train()
+    model = make_gated(gate_heads="enc-self,dec-enc", fix_gates_after=3, **target).train()
     model.set_num_updates(3 if fixed else 2)
     loss, *_ = make_criterion(l0_weight="0.0" if target else LAMBDA)(model, make_sample())
     loss.backward()
     own = {name: p.grad for name, p in model.named_parameters() if "gate" in name}
-    assert len(own) == 2 * 4 + (method == "lagrangian") and all(grad is not None for grad in own.values())
+    assert len(own) == 4 + (method == "lagrangian") and all(grad is not None for grad in own.values())
     assert not any(bool(grad.any()) for grad in own.values()) or not fixed
 
 
@@ -170,3 +178,139 @@ def test_every_parameter_of_the_gates_has_a_gradient(method, fixed):
 def test_gates_without_their_penalty_are_warned_about(options, warned, caplog):
     make_gated(**{"gate_heads": "enc-self", **options})
     assert ("adds no penalty on the gates" in caplog.text) == warned
+
+
+# The check of the learning rate schedule
+
+SCHEDULES = {
+    "cosine": ["--warmup-updates", 10, "--lr-period-updates", 30],
+    "fixed": ["--warmup-updates", 10],
+    "inverse_sqrt": ["--warmup-updates", 10],
+    "manual": ["--update2lr", "{'1-40': 0.01, '41': 0.002}"],
+    "polynomial_decay": ["--warmup-updates", 10, "--total-num-update", 80],
+    "reduce_lr_on_plateau": ["--warmup-updates", 10],
+    "step": ["--warmup-updates", 10, "--lr-deacy-period", 20],
+    "tri_stage": ["--phase-ratio", "(0.25, 0.25, 0.5)"],
+    "triangular": ["--max-lr", 0.02, "--lr-period-updates", 30],
+}
+
+
+def configured(*options):
+    """All options of fairseq-train, as its command line gives them to the criterion."""
+    common = ["data", "--arch", "transformer_head_gates", "--lr", 0.01, "--max-update", 80]
+    args = parse_args_and_arch(get_training_parser(), [*map(str, [*common, *options])])
+    return convert_namespace_to_omegaconf(args)
+
+
+def monitored(*options, **settings):
+    """A gated model and its monitor in such a training."""
+    model, monitor = make_gated(gate_heads="enc-self", **settings), GateMonitor(None)
+    monitor.configuration = configured("--no-save", *options)
+    return model, monitor
+
+
+class Rates(FairseqOptimizer):
+    """Optimiser that only takes learning rates."""
+
+    def __init__(self):
+        self._optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+
+
+@pytest.mark.parametrize("name", [name for name in LR_SCHEDULER_REGISTRY if name != "pass_through"])
+def test_how_far_gates_can_move_is_known_for_every_schedule_of_fairseq(name, caplog):
+    """Against fairseq's own rates, update by update, as its trainer asks for them."""
+    options = ["--lr-scheduler", name, *SCHEDULES[name]]
+    optimizer, total, sums = Rates(), 0.0, []
+    scheduler = build_lr_scheduler(configured(*options).lr_scheduler, optimizer)
+    scheduler.step_begin_epoch(1)
+    for update in range(80):
+        scheduler.step_update(update)
+        total += optimizer.get_lr()
+        sums.append(10 * total)
+    found = gate_reach(configured(*options).lr_scheduler, 10.0, 80, sums[30])
+    assert found.change == pytest.approx(sums[-1], rel=1e-6) and found.closes == 31
+    assert found.of_first_epoch == (name == "reduce_lr_on_plateau")
+    caplog.clear()
+    model, monitor = monitored(*options, gate_lr_scale=10.0)
+    monitor.training(model)
+    (record,) = [record for record in caplog.records if "a gate can change by" in record.message]
+    assert f"over 80 updates, log_alpha of a gate can change by about {sums[-1]:.1f}" in record.message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["fixed", "--lr", "0.01,0.001"],
+        ["fixed", "--force-anneal", 3],
+        ["manual", "--epoch2lr", "{'1-3': 0.01, '4': 0.001}"],
+        ["reduce_lr_on_plateau", "--lr-patience", 4],
+    ],
+)
+def test_schedules_by_epoch_are_checked_for_the_first_epoch(options, caplog):
+    model, monitor = monitored("--lr-scheduler", *options, gate_lr_scale=10.0)
+    monitor.training(model)
+    (record,) = [record for record in caplog.records if "a gate can change by" in record.message]
+    assert (
+        "over 80 updates, log_alpha of a gate can change by about 8.0 with the learning rate of the first epoch;"
+        in (record.message)
+    )
+
+
+def test_a_schedule_that_cannot_be_computed_is_said_once(caplog):
+    model, monitor = monitored("--lr-scheduler", "pass_through")
+    caplog.clear()
+    for _ in range(3):
+        monitor.training(model)
+        monitor.validating(model)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING and record.message.startswith(
+        "how far log_alpha of a gate can change over 80 updates is unknown with this learning rate schedule (Assertion"
+    )
+
+
+def test_reach_is_the_sum_of_the_learning_rates():
+    schedule = configured("--lr-scheduler", "inverse_sqrt", "--warmup-updates", 100).lr_scheduler
+    naive = [0.01 * min(t / 100, (100 / max(t, 1)) ** 0.5) for t in range(200_000)]
+    assert gate_reach(schedule, 1.0, 400, 1.0).change == pytest.approx(sum(naive[:400]), rel=1e-6)
+    long = gate_reach(schedule, 1.0, 200_000, 1.0).change  # sampled, not summed one by one
+    assert long == pytest.approx(sum(naive), rel=1e-3)
+
+
+@pytest.mark.parametrize("updates", [50, 5000])
+def test_the_first_gate_closes_when_the_sum_of_the_learning_rates_reaches_the_distance(updates):
+    schedule = configured("--lr-scheduler", "inverse_sqrt", "--warmup-updates", 100).lr_scheduler
+    naive = list(accumulate(0.01 * min(t / 100, (100 / max(t, 1)) ** 0.5) for t in range(10_000)))
+    for distance in (0.01, 0.4, 2.0, 10.0):  # in the warm-up, after it, and after the end of a short training
+        first = next(t for t, change in enumerate(naive) if change >= distance) + 1
+        assert gate_reach(schedule, 1.0, updates, distance).closes == pytest.approx(first, rel=1e-3)
+    polynomial = configured("--lr-scheduler", "polynomial_decay", "--total-num-update", 200).lr_scheduler
+    assert gate_reach(polynomial, 1.0, 200, 5.0).closes is None  # the rate is 0 before
+    cosine = configured("--lr-scheduler", "cosine", "--t-mult", 0.5, "--lr-period-updates", 100).lr_scheduler
+    assert gate_reach(cosine, 1.0, 100, 1e9).closes is None  # not defined after twice the first period
+
+
+@pytest.mark.parametrize(("max_update", "level"), [(100, logging.WARNING), (100_000, logging.INFO), (0, None)])
+def test_a_schedule_that_closes_no_gate_is_warned_about(max_update, level, caplog):
+    caplog.set_level(logging.INFO)
+    options = ["--lr-scheduler", "inverse_sqrt", "--lr", 0.001, "--warmup-updates", 100, "--max-update", max_update]
+    model, monitor = monitored(*options, gate_lr_scale=10.0)
+    caplog.clear()
+    model.set_num_updates(max_update)  # fairseq does so when it loads a model for generation
+    assert not caplog.records
+    monitor.training(model)
+    records = [record for record in caplog.records if "log_alpha of a gate can change by" in record.message]
+    assert [record.levelno for record in records] == ([] if level is None else [level])
+    assert all("closing a gate takes 4.9: at update 1024 at the earliest" in record.message for record in records)
+
+
+def test_a_run_counted_in_epochs_is_warned_after_the_first(caplog):
+    options = ["--lr-scheduler", "inverse_sqrt", "--warmup-updates", 100, "--max-update", 0, "--max-epoch", 3]
+    model, monitor = monitored(*options, "--lr", 0.001, gate_lr_scale=10.0)
+    caplog.clear()
+    model.set_num_updates(0)
+    monitor.training(model)
+    model.set_num_updates(49)  # fairseq counts the updates before this one
+    monitor.validating(model)
+    monitor.training(model)
+    monitor.validating(model)
+    assert [record.message.split(",")[0] for record in caplog.records] == ["over 150 updates"]

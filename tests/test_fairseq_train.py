@@ -91,6 +91,9 @@ def test_checkpointed_activations_change_nothing(gated_checkpoint, tmp_path, tra
 def test_schedule_that_closes_no_gate_is_warned_of_in_training_only(gated_checkpoint, tmp_path, train, run, toy):
     warning = "expect few closed gates"
     assert warning in train(tmp_path, *GATED).text
+    polynomial = ["--lr-scheduler", "polynomial_decay", "--total-num-update", 5]  # as in the README
+    done = train(tmp_path / "polynomial", *GATED, *polynomial).text
+    assert "closing a gate takes 4.9: never with this schedule: expect few closed gates" in done
     assert warning not in run("fairseq-generate", toy.data, *GENERATE, "--path", gated_checkpoint).text
 
 

@@ -1,15 +1,98 @@
-"""Gating methods in training: fixed gates, weight decay, when gates are stable."""
+"""Gating methods in training: several forward passes, fixed gates, weight decay, when gates are stable."""
+
+import argparse
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY, OPTIMIZER_REGISTRY, FP16Optimizer, build_optimizer
+from support.commands import TYPES
 from support.gates import KINDS, layers
+from support.models import make_batch, make_gated
 
+from fairseq_headgates import head_sites
+from fairseq_headgates.compat import configuration
 from fairseq_headgates.gates import (
     HardConcrete,
     HeadGates,
     L0Gates,
-    LagrangianGates,
 )
+from fairseq_headgates.surgery import gate_method
+
+INIT_0 = {"gate_heads": TYPES, "gate_init": "0"}
+
+
+@pytest.mark.parametrize(
+    ("passes", "sparsity"),
+    [("++", "l0"), ("++", "lagrangian"), *((passes, "subset") for passes in ("++", "+++", "+-+", "-++-", "+e+"))],
+)
+def test_gradients_of_several_forward_passes_are_exact(passes, sparsity, monkeypatch):
+    """With --checkpoint-activations as without, with the same noise; R-Drop makes two passes for each update.
+
+    `passes` are those before the backward pass: + with gradients, - without, e in evaluation mode.
+    """
+    target = {} if sparsity == "l0" else {"target_heads": "9", "sparsity_method": sparsity}
+    noise = [torch.rand(24) for _ in passes]
+    tolerance = 1e-5 if sparsity == "subset" else 1e-9  # gates are in single precision, and a subset sums over them
+    found = []
+    for recomputed in (False, True):
+        model = make_gated(**INIT_0, checkpoint_activations=recomputed, dropout=0, **target).double()
+        method, drawn = gate_method(model), iter(noise)
+        monkeypatch.setattr(method, "new_noise", lambda drawn=drawn: next(drawn))
+        total = 0
+        for number, kind in enumerate(passes):
+            model.train(kind != "e")
+            with torch.set_grad_enabled(kind == "+"):
+                output = model(**make_batch(seed=number))[0]
+            if kind == "+":
+                total = total + (number + 1) * output.log_softmax(-1)[..., 3].sum()
+        model.train()
+        total.backward()
+        found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys()
+    for name in found[0]:
+        torch.testing.assert_close(found[1][name], found[0][name], rtol=tolerance, atol=tolerance, msg=name)
+    assert any(grad.abs().max() > 1e-3 for name, grad in found[0].items() if name.endswith("theta"))
+
+
+@pytest.mark.parametrize("sparsity", ["l0", "subset"])
+def test_gradients_of_interleaved_forward_passes_with_dropout_are_those_of_single_ones(sparsity):
+    """Forward passes of activations that are recomputed; a is ended while b is open, b while c is."""
+    target = {} if sparsity == "l0" else {"target_heads": "9", "sparsity_method": sparsity}
+    model = make_gated(**INIT_0, checkpoint_activations=True, dropout=0.3, **target).train()
+
+    def forward(number):
+        torch.manual_seed(number)
+        return (number + 1) * model(**make_batch(seed=number))[0].log_softmax(-1)[..., 3].sum()
+
+    def gradients():
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    for number in range(3):
+        forward(number).backward()
+    expected = gradients()
+    model.zero_grad()
+    a, b = forward(0), forward(1)
+    a.backward()
+    c = forward(2)
+    b.backward()
+    c.backward()
+    for name, grad in gradients().items():
+        torch.testing.assert_close(grad, expected[name], rtol=1e-5, atol=1e-5, msg=name)
+
+
+def test_layers_outside_of_a_forward_pass_are_recomputed_with_their_own_gates():
+    """Such as the encoder alone, while a forward pass of the whole model is open."""
+    batch, found = make_batch(), []
+    for recomputed in (False, True):
+        model = make_gated(**INIT_0, checkpoint_activations=recomputed, dropout=0).train()
+        whole = model(**batch)[0].sum()
+        torch.manual_seed(5)
+        model.encoder(batch["src_tokens"], batch["src_lengths"])["encoder_out"][0].pow(3).sum().backward()
+        found.append([site.attention.gate.theta.grad for site in head_sites(model) if site.kind == "enc-self"])
+        whole.backward()
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_gates_are_fixed_and_stay():
@@ -39,51 +122,145 @@ def test_fixed_gates_do_not_read_the_parameter():
     assert made[0].state_dict()["log_alpha"].tolist() == [10, 10, -10, 10]
 
 
-@pytest.mark.parametrize("scale", [1.0, 50.0])
-def test_weight_decay_leaves_log_alpha_where_it_is(scale):
-    """A decoupled decay of 0.9 per step, without a gradient; saved and loaded in the middle."""
-    gates = HeadGates(4, HardConcrete(), init=1.7, lr_scale=scale, undo_decay=True)
-    for _ in range(2):
-        optimizer = torch.optim.AdamW(gates.parameters(), lr=0.1, weight_decay=1.0)
-        for _ in range(5):
-            optimizer.zero_grad()
-            (0 * gates.log_alpha()).sum().backward()
-            optimizer.step()
-        assert gates.log_alpha().tolist() == pytest.approx([1.7] * 4, rel=1e-6)
-        state = gates.state_dict()
-        assert state["log_alpha"].tolist() == pytest.approx([1.7] * 4, rel=1e-6)
-        gates = HeadGates(4, HardConcrete(), lr_scale=scale, undo_decay=True)
-        gates.load_state_dict(state)
-    assert float(gates.decay) == pytest.approx(0.9**10, rel=1e-5)
-    assert gates.theta.tolist() == pytest.approx([1.7 / scale * 0.9**10] * 4, rel=1e-5)
-    without = HeadGates(4, HardConcrete(), lr_scale=scale)
-    without.load_state_dict(state)  # without weight decay from here on
-    assert without.log_alpha().tolist() == pytest.approx([1.7] * 4, rel=1e-6)
+STRETCHES = [(-0.1, 1.1), (-1e-5, 1.1), (-0.1, 1 + 1e-6), (-1e-6, 1e6), (-1e6, 1 + 1e-6), (-0.7e6, 1.3), (-100.3, 1.05)]
 
 
-def test_weight_decay_leaves_the_multipliers_where_they_are():
-    made = [HeadGates(4, HardConcrete(), lr_scale=10.0, undo_decay=True) for _ in KINDS]
-    method = LagrangianGates(made, KINDS, {("enc-self", "dec-enc"): 3})
+@pytest.mark.parametrize("temperature", [0.33, 50.0])
+@pytest.mark.parametrize("stretch", STRETCHES)
+def test_fixed_gates_are_exactly_0_or_1_whatever_the_stretch(stretch, temperature):
+    distribution = HardConcrete(temperature, *stretch)
+    made = [HeadGates(2, distribution) for _ in KINDS]
+    for layer in made:
+        layer.load_state_dict({"log_alpha": distribution.closes_at + torch.tensor([0.2, -0.2])})
+    expected = [1.0, 0.0] * 3
+    method = L0Gates(made, KINDS, fix_after=1).train()
+    method.set_num_updates(1)
+    method.before_forward()
+    assert torch.cat([method.drawn(layer) for layer in made]).tolist() == expected
+    copies = [HeadGates(2, distribution) for _ in KINDS]  # as a checkpoint is loaded
+    for layer, copied in zip(made, copies, strict=True):
+        copied.load_state_dict(layer.state_dict())
+    for read in (method.eval(), L0Gates(copies, KINDS).eval()):
+        assert read.evaluate(read.log_alpha()).tolist() == expected
+        assert torch.cat([layer.eval()() for layer in read.layers]).tolist() == expected
+        assert read.open_probability(read.log_alpha()).tolist() == pytest.approx(expected, abs=1e-3)
+
+
+GPU_ONLY = {"lamb", "cpu_adam"}  # and packages of their own
+OPTIONS = {
+    "adagrad": ["--lr", 0.5],
+    "sgd": ["--momentum", 0.9],
+    "adam": ["--adam-betas", "(0.9, 0.99)"],
+    "adafactor": ["--beta1", 0.9],
+}
+
+
+def fairseq_optimizer(name, parameters, weight_decay, *options):
+    """An optimiser of fairseq with the options of its command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=float, nargs="+", default=[0.1])
+    OPTIMIZER_REGISTRY["adam" if name == "composite" else name].add_args(parser)
+    args = parser.parse_args([*map(str, options or OPTIONS.get(name, [])), "--weight-decay", str(weight_decay)])
+    args.optimizer = name
+    if name == "composite" or name in OPTIMIZER_DATACLASS_REGISTRY:
+        kind = "adam" if name == "composite" else name
+        fields = OPTIMIZER_DATACLASS_REGISTRY[kind].__dataclass_fields__
+        own = {**{key: value for key, value in vars(args).items() if key in fields}, "_name": kind}
+        if name == "composite":
+            default = {"optimizer": own, "lr_scheduler": {"_name": "fixed", "lr": args.lr}}
+            own = {"_name": name, "groups": {"default": default}}
+        # fairseq's options refer to each other.
+        args = configuration({"common": {"tpu": False}, "optimization": {"lr": args.lr}, "optimizer": own}).optimizer
+    return build_optimizer(args, parameters)
+
+
+def updated(name, weight_decay, gradients, *options, make=fairseq_optimizer, half=False, freeze=None):
+    """The parameters of a gated model after updates with these gradients; None if the optimiser needs a GPU."""
+    model = make_gated(gate_heads=TYPES, sparsity_method="lagrangian", target_heads="9", freeze_params=freeze).train()
+    model = model.half() if half else model
+    method, parameters = gate_method(model), [p for p in model.parameters() if p.requires_grad]
     with torch.no_grad():
         method.multipliers.fill_(0.2)
-    parameters = [*method.parameters(), *(p for layer in made for p in layer.parameters())]
-    before = method.penalty(method.log_alpha(), torch.zeros(12)).item()
-    optimizer = torch.optim.AdamW(parameters, lr=0.1, weight_decay=1.0)
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    assert method.multipliers[0].tolist() == pytest.approx([0.18] * 2)
-    penalty = method.penalty(method.log_alpha(), torch.zeros(12))
-    assert before > 0 and penalty.item() == pytest.approx(before, rel=1e-6)
-    penalty.backward()
-    d = (method.open_probability(method.log_alpha()).mean() - 0.25).item()
-    assert method.multipliers.grad[0].tolist() == pytest.approx([-d, -d * d], abs=1e-6)
+    try:
+        optimizer = make(name, parameters, weight_decay, *options)
+    except (ImportError, AssertionError) as error:
+        assert name in GPU_ONLY, error
+        return None
+    whole = [len(group["params"]) for group in optimizer.param_groups]
+    for number, gradient in enumerate(gradients):
+        method.set_num_updates(number)
+        method.before_forward(model)
+        generator = torch.Generator().manual_seed(number)
+        for p in parameters:
+            p.grad = gradient * torch.randn(p.shape, generator=generator).to(p)
+        optimizer._needs_sync = True
+        optimizer.step()
+    assert [len(group["params"]) for group in optimizer.param_groups] == whole
+    return dict(model.named_parameters())
 
 
-def test_the_gradient_of_gates_that_undo_weight_decay_is_unscaled():
-    gates = HeadGates(4, HardConcrete(), lr_scale=50.0, undo_decay=True)
-    gates.log_alpha().sum().backward()
-    assert gates.theta.grad.tolist() == [1] * 4 and gates.decay.grad.item() == 0
+def assert_gates_are_not_decayed(found, expected):
+    """The gates are the same to the last bit; weight decay moves all other matrices."""
+    for name, values in expected.items():
+        if "gate" in name:
+            assert torch.equal(found[name], values), name
+        elif values.dim() > 1:
+            assert not torch.equal(found[name], values), name
+
+
+@pytest.mark.parametrize("name", OPTIMIZER_REGISTRY)
+@pytest.mark.parametrize("gradients", [[0] * 8, [1, 0.1, 3, 0, 0, 1]], ids=["without a gradient", "with gradients"])
+def test_no_optimizer_of_fairseq_decays_the_gates(name, gradients):
+    found, expected = (updated(name, decay, gradients) for decay in (0.1, 0))
+    if found is None:
+        pytest.skip("needs a GPU")
+    assert_gates_are_not_decayed(found, expected)
+    if not any(gradients):
+        gate = found["encoder.layers.0.self_attn.gate.theta"]
+        assert torch.equal(gate, torch.full((4,), 2.5 / 50)) and (found["gate_method.multipliers"] == 0.2).all()
+
+
+def mixed_precision(name, parameters, weight_decay, *options, flat):
+    """fairseq's optimiser of --fp16, on a CPU."""
+    made = fairseq_optimizer(name, [torch.nn.Parameter(p.detach().float()) for p in parameters], weight_decay)
+    common = {"fp16_no_flatten_grads": not flat, "fp16_scale_window": 1, "fp16_init_scale": 1}
+    common |= {"fp16_scale_tolerance": 0.0, "threshold_loss_scale": None, "min_loss_scale": 1e-4}
+    settings = SimpleNamespace(
+        optimizer=made.cfg if hasattr(made, "cfg") else made.args, common=SimpleNamespace(**common)
+    )
+    return FP16Optimizer.build_optimizer(settings, parameters)
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "adamax", "nag", "adadelta"])
+@pytest.mark.parametrize("flat", [True, False])
+def test_weight_decay_leaves_the_gates_in_mixed_precision(name, flat, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the index of a CPU
+    make = partial(mixed_precision, flat=flat)
+    found, expected = (updated(name, decay, [1, 0.1, 0, 1], make=make, half=True) for decay in (0.3, 0))
+    assert_gates_are_not_decayed(found, expected)
+    assert not torch.equal(expected["gate_method.multipliers"], torch.full((1, 2), 0.2).half())
+
+
+def test_frozen_gates_are_not_looked_for_in_an_optimizer_with_weight_decay():
+    found = updated("adam", 0.1, [1, 1, 1], freeze=r"\.gate\.|^gate_method")
+    assert torch.equal(found["encoder.layers.0.self_attn.gate.theta"], torch.full((4,), 2.5 / 50))
+
+
+def test_weight_decay_in_an_optimizer_that_hides_the_gates_ends_the_training(capsys):
+    """Here single-precision copies of a part of the parameters, as in sharded mixed precision."""
+
+    def make(name, parameters, weight_decay):
+        copies = [torch.nn.Parameter(p.detach().float()) for p in parameters[::2]]
+        return fairseq_optimizer(name, copies, weight_decay)
+
+    assert updated("adam", 0, [1, 1], make=make, half=True)
+    with pytest.raises(SystemExit) as stopped:
+        updated("adam", 0.1, [1, 1], make=make, half=True)
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "fairseq-headgates: error: --weight-decay would pull the gates to 0, which are not found in this optimiser "
+        "(sharded or composite mixed precision, or parameters in vectors): use --weight-decay 0"
+    ]
 
 
 def test_a_checkpoint_in_evaluation_does_not_fix_its_gates():

@@ -3,8 +3,6 @@
 import argparse
 import contextlib
 import json
-import logging
-from itertools import accumulate
 
 import pytest
 import torch
@@ -20,7 +18,6 @@ from fairseq_headgates import gate_values, head_sites, l0_penalty
 from fairseq_headgates.checkpoints import load_checkpoint, read_heads
 from fairseq_headgates.gates import parse_stretch
 from fairseq_headgates.models import TransformerHeadGatesModel
-from fairseq_headgates.monitoring import GateMonitor, gate_reach
 from fairseq_headgates.options import DEFAULTS, add_head_gate_args
 from fairseq_headgates.options.head_options import likely_option
 
@@ -342,59 +339,3 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, content, message, capsys):
     with pytest.raises(ValueError, match=message) as error:
         heads_of(path)
     assert "\n" not in str(error.value) and "code was run" not in capsys.readouterr().out
-
-
-# --- the schedule --------------------------------------------------------------------------------------------------
-
-
-def schedule(**options):
-    defaults = {"lr_scheduler": "inverse_sqrt", "lr": [1e-3], "warmup_updates": 100, "warmup_init_lr": -1}
-    return make_args(gate_heads="enc-self", **{**defaults, **options})
-
-
-def test_reach_is_the_sum_of_the_learning_rates():
-    naive = [1e-3 * min(t / 100, (100 / max(t, 1)) ** 0.5) for t in range(200_000)]
-    assert gate_reach(schedule(), 10.0, 400, 1.0).change == pytest.approx(10 * sum(naive[:400]), rel=1e-6)
-    fixed = schedule(lr_scheduler="fixed", warmup_updates=0, force_anneal=None)
-    assert gate_reach(fixed, 2.0, 50, 1.0).change == pytest.approx(0.1)
-    long = gate_reach(schedule(), 10.0, 200_000, 1.0).change  # sampled, not summed one by one
-    assert long == pytest.approx(10 * sum(naive), rel=1e-3)
-    assert gate_reach(make_args(), 1.0, 100, 1.0) is None
-
-
-@pytest.mark.parametrize("updates", [50, 5000])
-def test_the_first_gate_closes_when_the_sum_of_the_learning_rates_reaches_the_distance(updates):
-    naive = list(accumulate(0.01 * min(t / 100, (100 / max(t, 1)) ** 0.5) for t in range(10_000)))
-    for distance in (0.01, 0.4, 2.0, 10.0):  # in the warm-up, after it, and after the end of a short training
-        first = next(t for t, change in enumerate(naive) if change >= distance) + 1
-        assert gate_reach(schedule(), 10.0, updates, distance).closes == pytest.approx(first, rel=1e-3)
-    polynomial = schedule(lr_scheduler="polynomial_decay", total_num_update=200, end_learning_rate=0.0, power=1.0)
-    polynomial.force_anneal = None
-    assert gate_reach(polynomial, 10.0, 200, 5.0).closes is None  # the rate is 0 before
-    cosine = schedule(lr_scheduler="cosine", t_mult=0.5, lr_period_updates=100, lr_shrink=1.0, min_lr=0.0)
-    assert gate_reach(cosine, 1.0, 100, 1e9).closes is None  # not defined after twice the first period
-
-
-@pytest.mark.parametrize(("max_update", "level"), [(100, logging.WARNING), (100_000, logging.INFO), (0, None)])
-def test_a_schedule_that_closes_no_gate_is_warned_about(max_update, level, caplog):
-    caplog.set_level(logging.INFO)
-    model = TransformerHeadGatesModel.build_model(schedule(max_update=max_update, gate_lr_scale=10.0), make_task())
-    assert not caplog.records  # a checkpoint that is only loaded keeps quiet
-    model.set_num_updates(max_update)  # fairseq does so when it loads a model for generation
-    assert not caplog.records
-    GateMonitor(None).training(model)
-    records = [record for record in caplog.records if "log_alpha of a gate can change by" in record.message]
-    assert [record.levelno for record in records] == ([] if level is None else [level])
-    assert all("closing a gate takes 4.9: at update 1024 at the earliest" in record.message for record in records)
-
-
-def test_a_run_counted_in_epochs_is_warned_after_the_first(caplog):
-    model = TransformerHeadGatesModel.build_model(schedule(max_update=0, max_epoch=3, gate_lr_scale=10.0), make_task())
-    monitor = GateMonitor(None)
-    model.set_num_updates(0)
-    monitor.training(model)
-    model.set_num_updates(49)  # fairseq counts the updates before this one
-    monitor.validating(model)
-    monitor.training(model)
-    monitor.validating(model)
-    assert [record.message.split(",")[0] for record in caplog.records] == ["over 150 updates"]

@@ -67,12 +67,52 @@ def test_weight_decay_does_not_move_the_gates(how, tmp_path, train, toy, run):
         else:
             train(folder, *GATES, *options, "--weight-decay", decay, updates=3)
         found[decay] = read(folder / "checkpoint_last.pt")["model"]
-    gate = "encoder.layers.0.self_attn.gate."
-    plain, decayed = (found[decay][gate + "log_alpha"] for decay in (0, 200))
-    assert gate + "decay" not in found[0] and float(found[200][gate + "decay"]) == pytest.approx(0.8**3)
-    # By hand: at each update a step of 10 times the rate, divided by what is left of the decay parameter.
-    assert plain.tolist() == pytest.approx([2.5 - 0.01 * 3] * 4, abs=1e-4)
-    assert decayed.tolist() == pytest.approx([2.5 - 0.01 * (1 / 0.8 + 1 / 0.8**2 + 1 / 0.8**3)] * 4, abs=1e-4)
+    assert found[200].keys() == found[0].keys()
+    for weights in found.values():  # by hand: at each update a step of 10 times the rate
+        log_alpha = weights["encoder.layers.0.self_attn.gate.log_alpha"]
+        assert log_alpha.tolist() == pytest.approx([2.5 - 0.01 * 3] * 4, abs=1e-4)
+
+
+@pytest.mark.parametrize("decays", [(0.01, 0), (0, 0.01)])
+def test_weight_decay_is_switched_on_or_off_on_resumption(decays, tmp_path, train):
+    """The gates learn as if there were none."""
+    options = [*GATES, "--l0-weight", 1e4, "--gate-lr-scale", 10, "--lr", 0.001, "--lr-scheduler", "fixed"]
+    for updates, decay in zip((2, 4), decays, strict=True):
+        train(tmp_path, *options, "--weight-decay", decay, updates=updates)
+    state = read(tmp_path / "checkpoint_last.pt")
+    assert state["optimizer_history"][-1]["num_updates"] == 4
+    log_alpha = state["model"]["encoder.layers.0.self_attn.gate.log_alpha"]
+    assert log_alpha.tolist() == pytest.approx([2.5 - 0.01 * 4] * 4, abs=1e-4)
+
+
+def test_a_training_whose_optimiser_has_a_decay_parameter_for_each_layer_is_resumed(tmp_path, train, run):
+    """As some checkpoints of trainings with weight decay have. The parameter stays, without effect."""
+    options = [*GATES, *LAMBDA, "--weight-decay", 0.5]
+    train(tmp_path / "without", *options)
+    state = read(tmp_path / "without" / "checkpoint_last.pt")
+    optimizer, numbered, weights = state["last_optimizer_state"], {}, {}
+    for number, name in enumerate(name for name, _ in build_model(state).named_parameters()):
+        numbered[len(numbered)] = optimizer["state"][number]
+        if name.endswith("gate.theta"):
+            moments = {"step": 2, "exp_avg": torch.zeros(()), "exp_avg_sq": torch.zeros(())}
+            numbered[len(numbered)] = moments
+    for name, value in state["model"].items():
+        weights[name] = value
+        if name.endswith("gate.log_alpha"):
+            weights[name.replace("log_alpha", "decay")] = torch.tensor(0.25)
+    optimizer["state"], optimizer["param_groups"][0]["params"] = numbered, list(numbered)
+    state["model"] = weights
+    (tmp_path / "with").mkdir()
+    torch.save(state, tmp_path / "with" / "checkpoint_last.pt")
+    for folder in ("with", "without"):
+        train(tmp_path / folder, *options, updates=4)
+    found, expected = (read(tmp_path / folder / "checkpoint_last.pt")["model"] for folder in ("with", "without"))
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+    assert {float(found[name]) for name in found.keys() - expected.keys()} == {1.0}
+    run("headgates", "prune", tmp_path / "with" / "checkpoint_last.pt", tmp_path / "pruned.pt")
+    pruned = read(tmp_path / "pruned.pt")
+    assert len(pruned["last_optimizer_state"]["state"]) == len(list(build_model(pruned).parameters()))
 
 
 def test_a_run_from_a_longer_trained_checkpoint_starts_its_schedules_anew(tmp_path, train):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
@@ -10,8 +11,10 @@ from support.models import make_stock
 from support.pruning import CLOSED, OPEN, make_case
 
 from fairseq_headgates import HeadTable, prune
+from fairseq_headgates.gates import parse_target
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.surgery import best_heads, kept_mask, open_mask
+from runs import Run
 
 
 def open_tables():
@@ -87,6 +90,18 @@ def test_a_number_of_heads_or_a_share(keep, left):
     some = best_heads(scores, keep / 18 if keep > 1 else keep * 1.0, open_tables(), ["dec-self"])
     assert some.count("dec-self")[0] == round(6 * (keep / 18 if keep > 1 else keep * 1.0))
     assert some.count("enc-self") == some.count("dec-enc") == (6, 6)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 5, 7, 8, 24, 27, 36, 144])
+def test_fractions_of_heads_are_rounded_by_one_rule(heads):
+    """Halves up, of the fraction as it is written: 0.145 of 100 is 14.5. In --target-heads, --keep and RUNS."""
+    scores = HeadTable({"enc-self": [[*range(heads)]]})
+    for thousandths in range(0, 1001, 5):
+        share = f"{thousandths / 1000:.3f}"
+        expected = math.floor(Fraction(thousandths, 1000) * heads + Fraction(1, 2))
+        assert parse_target(share).counts({"enc-self": heads}) == {("enc-self",): expected}
+        assert best_heads(scores, float(share), scores.map(lambda _: 1)).count("enc-self")[0] == expected
+        assert Run("enc-self", share, "gradient").heads({"enc-self": heads}) == expected
 
 
 def test_every_layer_keeps_its_best():

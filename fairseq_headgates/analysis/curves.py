@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from fairseq_headgates.evaluation import Corpus, Metric, mean_loss
 from fairseq_headgates.files import ResumeJournal
-from fairseq_headgates.heads import HeadTable
+from fairseq_headgates.heads import HeadTable, number_of_heads
 from fairseq_headgates.surgery import best_heads, prune
 
 
@@ -66,7 +67,7 @@ def pruning_curve(
     for step in sorted(set(steps)):
         if rescore and smaller is not None:
             scores = rescore(smaller)
-        keep = available - round(step / 100 * available)
+        keep = number_of_heads(1 - Decimal(str(step)) / 100, available)
         mask = best_heads(scores, keep, mask if rescore else alive, chosen)
         smaller = prune(model, mask)
         key = json.dumps(dict(mask.values))

@@ -95,7 +95,6 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
     if reasons or model_class is None:
         raise ValueError("this checkpoint is not supported: " + "; ".join(reasons))
     weights = model_class.current_names(state["model"])
-    args.weight_decay = float(any(name.endswith(".gate.decay") for name in weights))  # as in its training
     try:
         stacks = model_class.stacks.values()
         task = _Task(weights, stacks, len(stacks) == 1 or getattr(args, "share_all_embeddings", False))

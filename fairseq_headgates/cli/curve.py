@@ -62,7 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P[,P...]",
         type=_steps,
         default=list(range(0, 100, 10)),
-        help="cumulative percentages of the open heads of --types to remove (default: 0,10,...,90)",
+        help="cumulative percentages of the open heads of --types to remove (default: 0,10,...,90). The number of "
+        "heads that are left is rounded, halves up",
     )
     add_metric(parser, "bleu; ppl for language models, accuracy for classifiers")
     parser.add_argument("--tsv", metavar="FILE", help="write the points as tab-separated values")

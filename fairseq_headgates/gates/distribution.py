@@ -70,6 +70,16 @@ class HardConcrete:
         """The largest `log_alpha` whose evaluation gate is exactly 0 (-2.398 by default)."""
         return math.log(-self.low / self.high)
 
+    @property
+    def fixed_at(self) -> float:
+        """The `log_alpha` of gates that are fixed to 1, and minus that of gates that are fixed to 0: 10 by default.
+
+        There evaluation gate and P(g != 0) are exactly, or almost, 1 and 0.
+        """
+        opens_at = math.log((1 - self.low) / (self.high - 1))
+        edge = max(opens_at, abs(self.closes_at), self.temperature * abs(self.closes_at))
+        return 10.0 if edge < 5 else 2 * edge + 30
+
     def _stretch(self, s: Tensor) -> Tensor:
         return (s * (self.high - self.low) + self.low).clamp(0, 1)
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from fairseq_headgates.gates.distribution import LARGEST, OPEN, HardConcrete
 
-FIXED = 10.0  # log_alpha of a gate that is fixed to 1; -10 of one that is fixed to 0
 SMALLEST_LR_SCALE = 1e-4  # theta + (S - 1) theta loses all its digits towards S = 0
 
 
@@ -27,9 +26,6 @@ class HeadGates(nn.Module):
         init: initial log_alpha of every gate, or "glorot" for U(-sqrt(3/H), sqrt(3/H)), as in the code of
             Voita et al. 2019. From 2.398 up (default stretch) the evaluation gate is exactly 1.
         lr_scale: factor on the learning rate of the gates, 1e-4 to 1e6
-        undo_decay: undo the decoupled weight decay of the optimiser, which would pull log_alpha to 0. A second
-            parameter, `decay`, starts at 1 and has the gradient 0, so that only weight decay changes it, by the same
-            factor as theta: log_alpha = lr_scale theta / decay.
 
     Raises:
         ValueError: if `lr_scale` is out of range
@@ -41,7 +37,6 @@ class HeadGates(nn.Module):
         distribution: HardConcrete,
         init: float | str = OPEN,
         lr_scale: float = 1.0,
-        undo_decay: bool = False,
     ):
         super().__init__()
         self.distribution = distribution
@@ -52,7 +47,8 @@ class HeadGates(nn.Module):
         else:
             first = torch.full((heads,), float(init))
         self.theta = nn.Parameter(first / lr_scale)
-        self.decay = nn.Parameter(torch.ones(())) if undo_decay else None
+        # Without effect: some checkpoints have it, and their optimiser must fit the parameters.
+        self.decay: nn.Parameter | None = None
         self.fixed: Tensor | None = None  # once the gates are fixed: whether each is open, [H]
         self.joined: tuple[Any, ...] = ()  # the `GateMethod` of all gates of the model, once it exists
 
@@ -60,15 +56,10 @@ class HeadGates(nn.Module):
         """Return the location of every gate, [H], in single precision: half is too coarse for the noise."""
         theta = self.theta.float()
         log_alpha = theta + (self.lr_scale - 1) * theta.detach()
-        if self.decay is not None:
-            log_alpha = log_alpha + (log_alpha / self.weight_decay() - log_alpha).detach() + 0 * self.decay.float()
         if self.fixed is not None:  # a gradient of 0: distributed training waits for one
-            return torch.where(self.fixed, FIXED, -FIXED) + 0 * log_alpha
+            at = self.distribution.fixed_at
+            return torch.where(self.fixed, at, -at) + 0 * log_alpha
         return log_alpha
-
-    def weight_decay(self) -> Tensor | float:
-        """Return the factor by which weight decay has multiplied theta; 1 without `undo_decay`."""
-        return 1.0 if self.decay is None else self.decay.detach().float()
 
     def forward(self) -> Tensor:
         """Return the gates, [H]: in evaluation mode their `factor`, in training those drawn for this forward pass.
@@ -113,20 +104,20 @@ class HeadGates(nn.Module):
         else:
             theta = self.theta if keep_vars else self.theta.detach()
             log_alpha = theta.double() * self.lr_scale
-            if self.decay is not None:
-                log_alpha = log_alpha / self.decay.detach().double()
         destination[prefix + "log_alpha"] = log_alpha
         if self.decay is not None:
             destination[prefix + "decay"] = self.decay if keep_vars else self.decay.detach()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        decay = state_dict.pop(prefix + "decay", torch.ones(()))
-        if self.decay is not None:
-            state_dict[prefix + "decay"] = decay
+        key = prefix + "decay"
+        if key in state_dict:
+            state_dict[key] = torch.ones(()).to(self.theta)
+            self.decay = nn.Parameter(state_dict[key].clone(), requires_grad=self.theta.requires_grad)
+        elif self.decay is not None:
+            state_dict[key] = self.decay.detach()
         key = prefix + "log_alpha"
         if key in state_dict:
-            theta = state_dict.pop(key).double() / self.lr_scale
-            state_dict[prefix + "theta"] = theta if self.decay is None else theta * decay.double()
+            state_dict[prefix + "theta"] = state_dict.pop(key).double() / self.lr_scale
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 

@@ -11,8 +11,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fairseq_headgates.gates.decay import DecayExclusion
 from fairseq_headgates.gates.distribution import NOISE_EPS
 from fairseq_headgates.gates.layer import HeadGates
+from fairseq_headgates.messages import PROGRAM, fail
+
+MOST_NOISES = 2**16  # reads of gates whose noise is kept, one for each layer and forward pass
 
 
 class GateMethod(nn.Module):
@@ -56,10 +60,11 @@ class GateMethod(nn.Module):
         if stop_when_settled:
             self.register_buffer("last_open", torch.zeros(len(self.kinds)))
             self.register_buffer("unchanged", torch.zeros(()))
-        self._noise: Tensor | None = None
-        self._shared: Tensor | None = None
-        self._recomputed: set[int] = set()
+        self._noise: Tensor | None = None  # of the last forward pass
+        self._shared: Tensor | None = None  # its gates
+        self._noises: dict[int, Tensor] = {}  # of forward passes whose activations may be recomputed, by key
         self._hooks: tuple[Any, ...] = ()
+        self._decay_exclusion: DecayExclusion | None = None
         self._in_forward = False
         for layer in layers:
             layer.joined = (self,)
@@ -113,10 +118,11 @@ class GateMethod(nn.Module):
         """Undo `join`."""
         for hook in self._hooks:
             hook.remove()
+        self._decay_exclusion = None
         del model.gate_method
 
-    def before_forward(self, *_: Any) -> None:
-        """Draw new gates in training. At `fix_after`, fix them.
+    def before_forward(self, model: nn.Module | None = None, *_: Any) -> None:
+        """Draw new gates in training, and exclude them from weight decay. At `fix_after`, fix them.
 
         Not in `set_num_updates`: before a training from another checkpoint, fairseq calls that with the number of
         updates of the other one.
@@ -124,44 +130,64 @@ class GateMethod(nn.Module):
         if self.training:
             if self.fixed and self.layers[0].fixed is None:
                 self.fix()
+            if model is not None:
+                self._exclude_from_decay(model)
             self.draw()
             self._in_forward = True
 
     def after_forward(self, *_: Any) -> None:
-        """End the forward pass. Its noise is kept for recomputed activations."""
+        """End the forward pass."""
         self._in_forward = False
+
+    def _exclude_from_decay(self, model: nn.Module) -> None:
+        if self._decay_exclusion is None:
+            modules = (self, *self.layers)
+            trained = [p for module in modules for p in module.parameters() if p.requires_grad]
+            self._decay_exclusion, self._first_update = DecayExclusion(model, trained), self.num_updates
+        elif self._first_update < self.num_updates and self._decay_exclusion.fails:
+            fail(
+                PROGRAM,
+                "--weight-decay would pull the gates to 0, which are not found in this optimiser (sharded or composite "
+                "mixed precision, or parameters in vectors): use --weight-decay 0",
+            )
 
     def draw(self) -> None:
         """Draw the noise of all gates for one forward pass."""
-        self._noise = torch.rand(len(self.kinds), device=self.layers[0].theta.device)
-        self._shared, self._recomputed = None, set()
+        self._noise, self._shared = self.new_noise(), None
+
+    def new_noise(self) -> Tensor:
+        """Return new noise [N] from the uniform distribution on (0, 1)."""
+        return torch.rand(len(self.kinds), device=self.layers[0].theta.device)
 
     def drawn(self, layer: HeadGates) -> Tensor:
         """Return the training gates [H] of a layer, those of the present forward pass.
 
         All layers share one graph, except layers whose activations are recomputed in the backward pass
-        (--checkpoint-activations): these read their gates first without gradients, then again with their own graph.
+        (--checkpoint-activations): these read their gates first without gradients, then again with their own graph,
+        maybe after other forward passes. The second time, fairseq restores the state of the random generator, so that
+        the same random key is drawn, by which the noise is kept.
+
         A layer that is called outside of a forward pass of the model gets a new sample for every call.
         """
-        if not self._in_forward and id(layer) not in self._recomputed:
-            self.draw()
-            return self._part(self._gates(), layer)
-        if not torch.is_grad_enabled():
-            self._recomputed.add(id(layer))
-            return self._part(self._gates(), layer)
-        if id(layer) in self._recomputed:
-            return self._part(self._gates(), layer)
-        if self._shared is None:
-            self._shared = self._gates()
-        return self._part(self._shared, layer)
+        if self._in_forward and torch.is_grad_enabled():
+            if self._shared is None:
+                assert self._noise is not None
+                self._shared = self._gates(self._noise)
+            return self._part(self._shared, layer)
+        key = int(torch.randint(2**62, ()))
+        if self._in_forward and self._noise is not None:
+            self._noises[key] = self._noise
+            if len(self._noises) > MOST_NOISES:
+                del self._noises[next(iter(self._noises))]
+        noise = self._noises.get(key)
+        return self._part(self._gates(self.new_noise() if noise is None else noise), layer)
 
-    def _gates(self) -> Tensor:
-        """Return the training gates [N]; once fixed, the evaluation gates without a gradient."""
+    def _gates(self, noise: Tensor) -> Tensor:
+        """Return the training gates [N] for noise [N]; once fixed, the evaluation gates without a gradient."""
         log_alpha = self.log_alpha()
         if self.fixed:
             return self.scaled(self.evaluate(log_alpha).detach())
-        assert self._noise is not None
-        gates = self.sample(log_alpha, self._noise.clamp(NOISE_EPS, 1 - NOISE_EPS))
+        gates = self.sample(log_alpha, noise.clamp(NOISE_EPS, 1 - NOISE_EPS))
         if self.hard:
             gates = gates + (self.rounded(gates.detach()) - gates.detach())
         return self.scaled(gates)
@@ -171,10 +197,8 @@ class GateMethod(nn.Module):
         if not self.output_scale:
             return gates
         layers = gates.detach().split(self.sizes)
-        factors = [len(layer) / (layer.count_nonzero() + 1e-3) for layer in layers]
-        return gates * torch.cat(
-            [f.clamp(1, len(layer)).expand(len(layer)) for f, layer in zip(factors, layers, strict=True)]
-        )
+        factors = [len(layer) / layer.count_nonzero().clamp(min=1).expand(len(layer)) for layer in layers]
+        return gates * torch.cat(factors)
 
     def open_counts(self) -> list[Tensor]:
         """Return how many evaluation gates of each layer are not 0 (Voita et al. 2019, eq. 5): scalars."""
@@ -241,12 +265,15 @@ class GateMethod(nn.Module):
             layer.fixed = part
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
+        # Gates cannot be copied with their graph.
+        left_out: dict[str, Any] = {
             "_noise": None,
             "_shared": None,
+            "_noises": {},
             "_in_forward": False,
-        }  # gates cannot be copied with their graph
+            "_decay_exclusion": None,
+        }
+        return {**self.__dict__, **left_out}
 
 
 def groups_of(kinds: Sequence[str], counts: Mapping[tuple[str, ...], int]) -> list[tuple[Tensor, int]]:

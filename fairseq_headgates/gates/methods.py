@@ -107,11 +107,9 @@ class LagrangianGates(TargetGates):
             fraction = 1 - self.progress() * (1 - count / len(positions))
             distances.append(open_probability[positions.to(log_alpha.device)].mean() - fraction)
         d = torch.stack(distances)
-        # The value is lr_scale times the parameter without its weight decay. The gradient is reversed: an optimiser
-        # that descends ascends here.
+        # The value is lr_scale times the parameter. The gradient is reversed: an optimiser that descends ascends here.
         theta = self.multipliers.float()
-        trained = next((layer for layer in self.layers if layer.theta.requires_grad), self.layers[0])
-        multipliers = self.lr_scale * theta.detach() / trained.weight_decay() - (theta - theta.detach())
+        multipliers = self.lr_scale * theta.detach() - (theta - theta.detach())
         return (multipliers[:, 0] * d + multipliers[:, 1] * d**2).sum()
 
 
@@ -155,13 +153,25 @@ class SubsetGates(TargetGates):
 
 
 def relaxed_subset(scores: Tensor, count: int, temperature: float) -> Tensor:
-    """Return the sum of `count` softmax draws without replacement from `scores` [N] (Li et al. 2021, eq. 5 to 7)."""
-    total = torch.zeros_like(scores)
-    for _ in range(count):
-        drawn = torch.softmax(scores / temperature, 0)
+    """Return the sum of `count` softmax draws without replacement from `scores` [N] (Li et al. 2021, eq. 5 to 7).
+
+    The draws are computed in double precision: each multiplies rounding errors by up to 1 / temperature.
+    """
+    left, total = scores.double(), torch.zeros_like(scores, dtype=torch.float64)
+    for draw in range(count):
+        logits = left / temperature
+        drawn = torch.softmax(logits, 0)
         total = total + drawn
-        scores = scores + torch.log((1 - drawn).clamp_min(1e-20))
-    return total
+        if draw + 1 < count:
+            left = left + _log_of_the_others(logits, drawn)
+    return total.to(scores)
+
+
+def _log_of_the_others(logits: Tensor, drawn: Tensor) -> Tensor:
+    """Return log(1 - drawn) for drawn = softmax(logits), [N] with N > 1, also where a probability rounds to 1."""
+    largest = torch.zeros_like(logits, dtype=torch.bool).index_fill(0, logits.argmax(), True)
+    of_largest = logits.masked_fill(largest, -torch.inf).logsumexp(0) - logits.logsumexp(0)
+    return torch.where(largest, of_largest, torch.log1p(-drawn.masked_fill(largest, 0)))
 
 
 METHODS: dict[str, type[GateMethod]] = {method.name: method for method in (L0Gates, LagrangianGates, SubsetGates)}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
+from fairseq_headgates.heads import number_of_heads
 from fairseq_headgates.messages import shown
 
 ALL = ""  # the group of all gated types together
@@ -40,7 +41,7 @@ class Target:
             if kind != ALL and kind not in heads:
                 raise ValueError(f"the target names {kind}, which has no gates: gates are on {', '.join(heads)}")
             total = sum(heads[each] for each in kinds)
-            count = round(number * total) if isinstance(number, float) else number
+            count = number_of_heads(number, total) if isinstance(number, float) else number
             if count > total:
                 raise ValueError(f"the target is {count} heads of {kind or ', '.join(kinds)}: there are {total}")
             found[kinds] = count

@@ -33,7 +33,7 @@ def apply_head_options(model: nn.Module, options: HeadOptions) -> nn.Module:
         remove_heads(model, options.mask) if options.remove else fix_heads(model, options.mask)
     if options.gate_types:
         gates = (options.distribution, options.init, options.lr_scale)
-        insert_gates(model, options.gate_types, *gates, method=options.method, undo_decay=options.weight_decay)
+        insert_gates(model, options.gate_types, *gates, method=options.method)
     if options.freeze_params:
         for line in freeze(model, options.freeze_params, options.freeze_dropout).lines():
             logger.info(line)

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import OmegaConf
 
 from fairseq_headgates.gates import (
     METHODS,
@@ -57,7 +56,6 @@ class HeadOptions:
         hard: round training gates to 0 or 1
         output_scale: multiply the gates of a layer by H / (number of its gates that are not 0)
         stop_when_settled: validations without a change of the gates after which training ends, 0 for never
-        weight_decay: whether the optimiser has weight decay, which the gates undo
         freeze_params: regular expression of parameters to freeze, or None
         freeze_dropout: turn off dropout in frozen modules
     """
@@ -75,7 +73,6 @@ class HeadOptions:
     hard: bool = False
     output_scale: bool = False
     stop_when_settled: int = 0
-    weight_decay: bool = False
     freeze_params: str | None = None
     freeze_dropout: bool = False
 
@@ -128,7 +125,6 @@ class HeadOptions:
             hard=_parsed(args, "gate_hard", _switch),
             output_scale=_parsed(args, "gate_output_scale", _switch),
             stop_when_settled=_parsed(args, "stop_when_settled", _count("validations")),
-            weight_decay=_has_weight_decay(args),
             freeze_params=getattr(args, "freeze_params", None) or None,
             freeze_dropout=_parsed(args, "freeze_dropout", _switch),
         )
@@ -223,18 +219,6 @@ def _count(things: str) -> Callable[[Any], int]:
         return number
 
     return parse
-
-
-def _has_weight_decay(args: Any) -> bool:
-    """Return whether the optimiser of a run has weight decay. hydra has its options beside those of the model."""
-    if not OmegaConf.is_config(args):
-        return bool(getattr(args, "weight_decay", 0))
-    with open_dict(args):
-        beside = OmegaConf.create({"optimizer": "${optimizer}"}, parent=args)
-    try:
-        return bool(beside.optimizer.get("weight_decay", 0))
-    except (OmegaConfBaseException, AttributeError):
-        return False
 
 
 def _comma_separated(value: Any) -> str:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from fairseq_headgates.heads import HeadId, HeadTable, check_shape
+from fairseq_headgates.heads import HeadId, HeadTable, check_shape, number_of_heads
 
 
 def check_scored(scores: HeadTable, alive: HeadTable, types: Collection[str]) -> list[HeadId]:
@@ -83,7 +83,7 @@ def _number_to_keep(keep: int | float, available: int, types: Iterable[str]) -> 
     if isinstance(keep, float):
         if not 0 <= keep <= 1:
             raise ValueError(f"keep is {keep}: a fraction must be from 0 to 1 (an integer is a number of heads)")
-        return round(keep * available)
+        return number_of_heads(keep, available)
     if not 0 <= keep <= available:
         raise ValueError(f"keep is {keep}: it must be from 0 to {available}, the number of heads of {', '.join(types)}")
     return keep

@@ -21,7 +21,6 @@ def insert_gates(
     init: float | str = OPEN,
     lr_scale: float = 1.0,
     method: Callable[[Sequence[HeadGates], Sequence[str]], GateMethod] = L0Gates,
-    undo_decay: bool = False,
 ) -> nn.Module:
     """Give every head of the attention `types` a stochastic gate, in place.
 
@@ -32,7 +31,6 @@ def insert_gates(
         init: initial log_alpha, or "glorot"; see `HeadGates`
         lr_scale: factor on the learning rate of the gates; see `HeadGates`
         method: makes the gating method from the gates and the attention type of each layer
-        undo_decay: undo the weight decay of the optimiser; see `HeadGates`
 
     Returns:
         `model`
@@ -53,7 +51,7 @@ def insert_gates(
     for site in sites:
         attention = site.attention
         if site.kind in types and attention.num_heads > 0:
-            gates = HeadGates(attention.num_heads, distribution or HardConcrete(), init, lr_scale, undo_decay)
+            gates = HeadGates(attention.num_heads, distribution or HardConcrete(), init, lr_scale)
             attention.gate = gates.to(attention.out_proj.weight).train(attention.training)
     gated = gated_sites(model)
     if gated:

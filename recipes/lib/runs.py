@@ -76,8 +76,12 @@ class Run(NamedTuple):
 
     def heads(self, sizes: Mapping[str, int]) -> int:
         """Return the number of heads to keep."""
-        total = self.total(sizes)
-        return round(float(self.value) * total) if "." in self.value else int(self.value)
+        if "." not in self.value:
+            return int(self.value)
+        import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
+        from fairseq_headgates.heads import number_of_heads  # settings are checked where it is not installed
+
+        return number_of_heads(float(self.value), self.total(sizes))
 
     def steps(self, sizes: Mapping[str, int], iterations: int) -> list[int]:
         """Return the numbers of heads after each step of removal."""

@@ -1,0 +1,121 @@
+"""Exclude gates from weight decay, which would pull log_alpha to 0, with any optimiser.
+
+fairseq puts all parameters into one parameter group, and its checkpoints hold that group. So only during a step of the
+optimiser, by torch's hooks, the gates are a group of their own, without weight decay.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+_exclusions: weakref.WeakSet[DecayExclusion] = weakref.WeakSet()
+_to_undo: dict[int, list[Callable[[], Any]]] = {}  # by the id of the optimiser that makes a step
+
+
+class DecayExclusion:
+    """Excludes parameters of a model from weight decay, as long as this object exists.
+
+    The optimiser may hold the parameters themselves. In mixed precision it holds single-precision copies: one for each
+    parameter, or all in one vector, of which a part cannot be a group. There the gates are 0 during the step, so that
+    nothing is decayed; fairseq makes vectors only for optimisers that treat each number by itself.
+
+    Attributes:
+        found: whether an optimiser in which the parameters were found has made a step
+        missed: whether one with weight decay has made a step in which they were not found
+
+    Args:
+        model: the model in training
+        excluded: some of its trained parameters
+    """
+
+    def __init__(self, model: nn.Module, excluded: Iterable[nn.Parameter]):
+        self.model = model
+        self.excluded: dict[int, Tensor] = {id(parameter): parameter for parameter in excluded}
+        self.found = self.missed = False
+        _exclusions.add(self)
+
+    @property
+    def fails(self) -> bool:
+        """Whether an optimiser has weight decay, and the parameters are found in none."""
+        return bool(self.excluded) and self.missed and not self.found
+
+    def begin(self, optimizer: Optimizer, held: list[Tensor]) -> list[Callable[[], Any]]:
+        """Exclude the parameters from a step of `optimizer`, which has the parameters `held`. Return what ends this."""
+        self._find_copies(held)
+        parts = self._parts(held)
+        decays = any(group.get("weight_decay") for group in optimizer.param_groups)
+        if not parts and not any(id(parameter) in self.excluded for parameter in held):
+            self.missed |= decays
+            return []
+        self.found = True
+        if not decays:
+            return []
+        return [*map(_hold_at_0, parts), *self._split(optimizer)]
+
+    def _find_copies(self, held: list[Tensor]) -> None:
+        """Exclude single-precision copies, too, which are in the order of the parameters."""
+        trained = self._trained()
+        if _are_copies(held, trained) and [copy.shape for copy in held] == [own.shape for own in trained]:
+            pairs = zip(held, trained, strict=True)
+            self.excluded.update({id(copy): copy for copy, own in pairs if id(own) in self.excluded})
+
+    def _parts(self, held: list[Tensor]) -> list[Tensor]:
+        """Return the excluded parts of a single-precision vector of all parameters; none if `held` is not one."""
+        trained = self._trained()
+        sizes = [own.numel() for own in trained]
+        if not _are_copies(held, trained) or [copy.shape for copy in held] != [(sum(sizes),)]:
+            return []
+        pieces = held[0].detach().split(sizes)
+        return [piece for piece, own in zip(pieces, trained, strict=True) if id(own) in self.excluded]
+
+    def _split(self, optimizer: Optimizer) -> Iterable[Callable[[], Any]]:
+        for group in list(optimizer.param_groups):
+            whole = group["params"]
+            own = [parameter for parameter in whole if id(parameter) in self.excluded]
+            if own and group.get("weight_decay"):
+                group["params"] = [parameter for parameter in whole if id(parameter) not in self.excluded]
+                optimizer.param_groups.append({**group, "params": own, "weight_decay": 0.0})
+                yield partial(_merge, optimizer, group, whole)
+
+    def _trained(self) -> list[Tensor]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+
+def _are_copies(held: list[Tensor], trained: list[Tensor]) -> bool:
+    return bool(held and trained) and held[0].dtype == torch.float32 != trained[0].dtype
+
+
+def _hold_at_0(part: Tensor) -> Callable[[], Any]:
+    value = part.clone()
+    part.zero_()
+    return partial(part.add_, value)
+
+
+def _merge(optimizer: Optimizer, group: dict[str, Any], whole: list[Tensor]) -> None:
+    group["params"] = whole
+    optimizer.param_groups.pop()
+
+
+@torch.no_grad()
+def _begin(optimizer: Optimizer, *_: Any) -> None:
+    _end(optimizer)  # a step that has failed
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for exclusion in list(_exclusions):
+        _to_undo.setdefault(id(optimizer), []).extend(exclusion.begin(optimizer, held))
+
+
+@torch.no_grad()
+def _end(optimizer: Optimizer, *_: Any) -> None:
+    for undo in reversed(_to_undo.pop(id(optimizer), [])):
+        undo()
+
+
+register_optimizer_step_pre_hook(_begin)
+register_optimizer_step_post_hook(_end)
