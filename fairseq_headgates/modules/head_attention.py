@@ -65,6 +65,7 @@ class HeadAttention(MultiheadAttention):
         hook: `HeadHook` on attention weights and contexts, or None
         heads: number of heads that the model was trained with
         kept: numbers of the remaining heads, those with weights, from 0 to `heads` - 1; H = `num_heads` = len(kept)
+        aligned: number of first heads whose attention weights fairseq takes as alignment; they are not removed
     """
 
     INPUTS: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")  # parts whose rows are those of the heads
@@ -74,7 +75,7 @@ class HeadAttention(MultiheadAttention):
         nn.Module.__init__(self)
         self.embed_dim, self.kdim, self.vdim = stock.embed_dim, stock.kdim, stock.vdim
         self.qkv_same_dim, self.scaling = stock.qkv_same_dim, stock.scaling
-        self.num_heads, self.head_dim = stock.num_heads, stock.head_dim
+        self.num_heads, self.head_dim, self.aligned = stock.num_heads, stock.head_dim, 0
         self.heads, self.kept = stock.num_heads, tuple(range(stock.num_heads))
         self.self_attention = stock.self_attention
         self.encoder_decoder_attention = stock.encoder_decoder_attention
@@ -117,7 +118,7 @@ class HeadAttention(MultiheadAttention):
             attn_mask: [T, S], added to the scores
             incremental_state: the cache of incremental decoding
             static_kv: take keys and values from the cache if it has them
-            need_weights: return attention weights averaged over heads
+            need_weights: return attention weights averaged over heads, see `averaged_heads`
             need_head_weights: return the attention weights of every head
             before_softmax: not supported
 
@@ -153,7 +154,7 @@ class HeadAttention(MultiheadAttention):
         cache = self._beam_cache(incremental_state)
         if isinstance(cache, StepCache):
             weights = cache.beams.by_position(weights)
-        return output, per_hypothesis(weights, beam, need_head_weights)
+        return output, per_hypothesis(self, weights, beam, need_head_weights)
 
     def output_of(self, context: Tensor) -> Tensor:
         """Return the output [T, B, E] of the layer for the contexts [B, H, T, D] of its heads."""

@@ -10,6 +10,7 @@ Shapes: H heads of a layer, H' heads to keep, D head size, E model size.
 from __future__ import annotations
 
 import copy
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ from fairseq_headgates.surgery.sites import (
     to_table,
     use_head_attention,
 )
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,9 @@ def prune(model: nn.Module, mask: Mask | None = None) -> nn.Module:
     """Return a copy of a fairseq model without the heads that `mask` removes.
 
     The copy computes what the masked model computes. A head whose evaluation gate is 0 is always removed, because it
-    contributes nothing. Gates between 0 and 1 are folded into the output projection. The options in `model.args` stay
-    as they are; `checkpoints.prune_checkpoint` changes those of a checkpoint.
+    contributes nothing; but alignment heads of `transformer_align` keep their weights, see `surgery.alignments`. Gates
+    between 0 and 1 are folded into the output projection. The options in `model.args` stay as they are;
+    `checkpoints.prune_checkpoint` changes those of a checkpoint.
 
     Args:
         model: a fairseq model, with or without gates; it is not changed
@@ -151,8 +155,16 @@ def cuts(model: nn.Module, mask: Mask) -> dict[str, Cut]:
         attention = site.attention
         alive = mask.values[site.kind][site.layer] if site.kind in mask.values else [1] * attention.heads
         gates = values[site.kind][site.layer].cpu()[list(attention.kept)]
-        keep = tuple(i for i, head in enumerate(attention.kept) if alive[head] and gates[i] > 0)
-        found[site.name] = Cut(attention.num_heads, keep, gates[list(keep)], attention.head_dim)
+        opened = {i for i, head in enumerate(attention.kept) if alive[head] and gates[i] > 0}
+        closed = sorted(set(range(attention.aligned)) - opened)
+        if closed:
+            logger.warning(
+                f"{site.kind} layer {site.layer} keeps head {' and '.join(map(str, closed))} for the alignment of the "
+                "model (alignment_heads); the output does not depend on it"
+            )
+        keep = tuple(sorted({*opened, *closed}))
+        factor = torch.tensor([gates[i] if i in opened else 0.0 for i in keep])
+        found[site.name] = Cut(attention.num_heads, keep, factor, attention.head_dim)
     return found
 
 

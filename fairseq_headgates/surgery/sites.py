@@ -19,6 +19,7 @@ from fairseq_headgates.compat import without_shortcut
 from fairseq_headgates.gates import GateMethod, HeadGates, gates_penalty
 from fairseq_headgates.heads import TYPES, HeadTable, kind_and_layer
 from fairseq_headgates.modules import HeadAttention
+from fairseq_headgates.surgery.alignments import watch_alignments
 from fairseq_headgates.surgery.features import attention_features, other_attention
 
 ACROSS_CHANNELS = "cross_channel_attn"  # of speech_dlm, between two speakers: it is of none of the types
@@ -115,26 +116,9 @@ def use_head_attention(model: nn.Module) -> nn.Module:
         parent, _, child = site.name.rpartition(".")
         layer: Any = model.get_submodule(parent)
         setattr(layer, child, HeadAttention(site.attention))
-        if child == "encoder_attn":
-            layer.register_forward_hook(_align_by_open_heads)
         without_shortcut(layer)
+    watch_alignments(model)
     return model
-
-
-def _align_by_open_heads(layer: nn.Module, inputs: tuple, output: tuple) -> tuple | None:
-    """Hook on decoder layers that keeps of the attention weights [H, B, T, S] those of heads with a factor above 0.
-
-    fairseq's decoder averages the weights of its last layer over heads for alignments. With this hook, alignments are
-    the same when the other heads are removed. In training all heads count, because a closed gate may open again.
-    """
-    weights = output[1]
-    if layer.training or weights is None or weights.dim() != 4:
-        return None
-    scale = layer.encoder_attn.head_scale()  # type: ignore[union-attr,operator]
-    if scale is None or bool(scale.all()):
-        return None
-    contributing = weights[scale != 0] if bool(scale.any()) else torch.zeros_like(weights[:1])
-    return (output[0], contributing, *output[2:])
 
 
 def gate_values(model: nn.Module) -> dict[str, Tensor]:
