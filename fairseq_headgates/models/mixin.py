@@ -16,7 +16,7 @@ from fairseq_headgates.gates import METHODS
 from fairseq_headgates.modules import pack_linears
 from fairseq_headgates.options import HeadOptions, add_head_gate_args, one_line_errors
 from fairseq_headgates.safety import check_evaluated
-from fairseq_headgates.surgery import fix_heads, freeze, insert_gates, remove_heads, use_head_attention
+from fairseq_headgates.surgery import fix_heads, freeze, head_sites, insert_gates, remove_heads, use_head_attention
 
 logger = logging.getLogger(__name__)
 GATE_METHOD = "gate_method."  # prefix of its names in the state dict
@@ -136,8 +136,14 @@ class HeadGatesMixin:
         self.decoder.set_beam_size(beam_size)  # type: ignore[attr-defined]
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
-        """Prepare for inference; fairseq's commands call it."""
+        """Prepare for inference; fairseq's commands call it.
+
+        Packed weights and constant gates follow all changes of parameters that torch counts, such as those in place
+        within `torch.no_grad()`. After changes of `parameter.data`, call it again.
+        """
         super().make_generation_fast_(**kwargs)  # type: ignore[misc]
+        for site in head_sites(self):  # type: ignore[arg-type]
+            site.attention.make_generation_fast_()  # fairseq calls it only once
         pack_linears(self)  # type: ignore[arg-type]
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:

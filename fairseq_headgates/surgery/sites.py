@@ -69,6 +69,12 @@ def _heads(site: HeadSite) -> int:
     return getattr(site.attention, "heads", site.attention.num_heads)
 
 
+def like(attention: MultiheadAttention) -> Tensor:
+    """Return a tensor with the precision and device that factors on the heads of a layer need."""
+    weight = attention.out_proj.weight
+    return weight if torch.is_tensor(weight) else torch.empty(0)  # of a quantised layer it is a function
+
+
 def _supported_sites(model: nn.Module) -> list[HeadSite]:
     """Return `head_sites(model)`. Raise ValueError with the reason if the model has no heads to gate or remove."""
     name = type(model).__name__
@@ -161,7 +167,7 @@ def _per_type(model: nn.Module, of_gate: Callable[[HeadGates], Tensor]) -> dict[
 
 def _per_head(attention: MultiheadAttention, of_gate: Callable[[HeadGates], Tensor]) -> Tensor:
     """Return a number for every head that the layer was trained with, 0 for a removed one: [heads]."""
-    precise: dict[str, Any] = {"dtype": torch.float32, "device": attention.out_proj.weight.device}
+    precise: dict[str, Any] = {"dtype": torch.float32, "device": like(attention).device}
     if not isinstance(attention, HeadAttention):
         return torch.ones(attention.num_heads, **precise)
     row = torch.zeros(attention.heads, **precise)
