@@ -57,6 +57,7 @@ def test_pruned_is_smaller(gated, pruned):
         pytest.param(["--beam", 1], marks=pytest.mark.rehearsal),
         pytest.param(["--beam", 4, "--nbest", 4], marks=pytest.mark.rehearsal),
         ["--beam", 3, "--print-alignment"],
+        ["--beam", 2, "--model-overrides", "{'encoder_layers_to_keep': '1', 'decoder_layers_to_keep': '0'}"],
     ],
 )
 def test_generate_prints_the_same(options, gated, pruned, stock, run, toy):

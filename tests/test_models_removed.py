@@ -16,6 +16,7 @@ from support.pruning import (
     gate,
     make_case,
     random_rows,
+    stirred,
     stock_twin,
 )
 
@@ -29,6 +30,7 @@ from fairseq_headgates import (
     open_probabilities,
     prune,
 )
+from fairseq_headgates.checkpoints import build_model
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.models import TransformerHeadGatesModel
 from fairseq_headgates.surgery import head_counts, kept_mask
@@ -141,3 +143,84 @@ def test_weights_of_other_heads_are_refused_with_the_cure(pruned_first, capsys):
     assert "--remove-heads" in error and "headgates prune" in error
     assert exit_.value.code == 2 and error.count("\n") == 1
     assert_same_tensors(target.state_dict(), before)
+
+
+# --- LayerDrop at inference: some layers of a checkpoint --------------------------------------------------------------
+
+LAYERS = {"encoder_layers": 3, "decoder_layers": 3}
+MASK = {
+    "enc-self": [[1, 0, 1, 1], [0, 1, 1, 0], [1, 1, 0, 0]],
+    "dec-self": [[0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 1]],
+    "dec-enc": [[1, 1, 1, 0], [0, 1, 0, 0], [1, 0, 1, 1]],
+}
+TARGETS = ["11", "0.4", "enc-self=7,dec-enc=4", "enc-self=0.75,dec-enc=1"]
+WITH_LAYERS = {
+    "open": {},
+    "masked": {"alive_heads": inline(MASK)},
+    "removed": {"alive_heads": inline(MASK), "remove_heads": True},
+    "gated": {"gate_heads": "enc-self,dec-enc", "gate_lr_scale": 1.0},
+    "gates on removed": {"alive_heads": inline(MASK), "remove_heads": True, "gate_heads": "dec-enc"},
+    **{
+        f"{method} {target}": {"gate_heads": "enc-self,dec-enc", "sparsity_method": method, "target_heads": target}
+        for method in ("lagrangian", "subset")
+        for target in TARGETS
+    },
+}
+KEPT = [
+    {"encoder_layers_to_keep": "0,2", "decoder_layers_to_keep": "2,1"},
+    {"encoder_layers_to_keep": "1"},
+    {"decoder_layers_to_keep": "0"},
+]
+
+
+def with_layers(name):
+    """A model of three layers with random gates, and its options as a checkpoint has them."""
+    model = stirred(make_gated(arch="transformer_head_gates", **LAYERS, **WITH_LAYERS[name]))
+    generator = torch.Generator().manual_seed(4)
+    for site in head_sites(model):
+        if site.attention.gate is not None:
+            theta = site.attention.gate.theta
+            theta.data.copy_(3 * torch.randn(theta.shape, generator=generator))
+    return model
+
+
+def of_layers(model, kept):
+    """The model without its other layers, cut by hand."""
+    for side in ("encoder", "decoder"):
+        keep = sorted(map(int, kept.get(f"{side}_layers_to_keep", "0,1,2").split(",")))
+        stack = getattr(model, side)
+        stack.layers = torch.nn.ModuleList([stack.layers[i] for i in keep])
+        stack.num_layers = len(keep)
+    return model
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda kept: "-".join(kept.values()))
+@pytest.mark.parametrize("name", WITH_LAYERS)
+def test_some_layers_of_a_checkpoint(name, kept):
+    whole = with_layers(name)
+    args, weights = copy.deepcopy(whole.args), whole.state_dict()
+    values = gate_values(whole)
+    expected = logits(of_layers(whole, kept), make_batch())
+    for option, value in kept.items():
+        setattr(args, option, value)
+    state = {"args": copy.deepcopy(args), "cfg": None, "model": weights}
+    built = build_model(state)
+    loaded = TransformerHeadGatesModel.build_model(args, make_task()).eval()
+    loaded.load_state_dict(weights, strict=True, model_cfg=args)
+    again = TransformerHeadGatesModel.build_model(copy.deepcopy(args), make_task()).eval()  # saved, and loaded
+    again.load_state_dict(loaded.state_dict(), strict=True, model_cfg=args)
+    for model in (built, loaded, again):
+        torch.testing.assert_close(logits(model, make_batch()), expected, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(logits(prune(model), make_batch()), expected, atol=1e-5, rtol=1e-5)
+        for kind, gates in gate_values(model).items():
+            side = "encoder" if kind == "enc-self" else "decoder"
+            keep = sorted(map(int, kept.get(f"{side}_layers_to_keep", "0,1,2").split(",")))
+            torch.testing.assert_close(gates, values[kind][keep])
+
+
+def test_layers_that_a_mask_does_not_have(capsys):
+    args = with_layers("removed").args
+    args.encoder_layers_to_keep = "0,3"
+    with pytest.raises(SystemExit):
+        TransformerHeadGatesModel.build_model(args, make_task())
+    assert "--encoder-layers-to-keep names layer 3: the encoder has the layers 0 to 2" in capsys.readouterr().err

@@ -1,14 +1,27 @@
 """HeadAttention against a naive rewrite, and in whole models against the stock transformer."""
 
+import copy
 import math
 
 import pytest
 import torch
 from fairseq.modules import MultiheadAttention
+from support.any_model import build
 from support.attention import B, D, E, H, S, T, padding_mask
 from support.models import PAD, logits, make_batch, make_gated, make_stock
+from support.pruning import stirred
 
-from fairseq_headgates import HeadAttention, HeadTable, fix_heads, gate_values, head_sites, masked, prune
+from fairseq_headgates import (
+    HeadAttention,
+    HeadTable,
+    fix_heads,
+    gate_values,
+    head_sites,
+    insert_gates,
+    masked,
+    prune,
+    remove_heads,
+)
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.surgery.cuts import pad_heads
 
@@ -70,7 +83,9 @@ def test_matches_a_naive_rewrite(cross, side, scale):
     torch.testing.assert_close(fused, expected)
     torch.testing.assert_close(explicit, expected)
     torch.testing.assert_close(weights, expected_weights)
-    torch.testing.assert_close(averaged, expected_weights.mean(0))
+    contributing = [h for h in range(H) if scale is None or scale[h]]  # as after removing the others
+    torch.testing.assert_close(averaged, sum(expected_weights[h] for h in contributing) / len(contributing))
+    torch.testing.assert_close(attention.train()(query, memory, memory, padding)[1], expected_weights.mean(0))
 
 
 @pytest.mark.parametrize("side", [None, "right"])
@@ -240,3 +255,77 @@ def test_averaged_attention_is_the_same_in_every_form(row):
     torch.testing.assert_close(attention_of(exported), mixed)
     if any(row):  # what --print-alignment prints
         assert torch.equal(attention_of(exported).argmax(-1), expected.argmax(-1))
+
+
+# --- alignments: fairseq takes the first heads of a layer -------------------------------------------------------------
+
+
+def alignment(model, **arguments):
+    with torch.no_grad():
+        return model(**make_batch(), **arguments)[1]["attn"][0]
+
+
+def searched(model):
+    """What beam search gets: its decoder is not told of alignment heads."""
+    batch = make_batch()
+    with torch.no_grad():
+        return model.decoder(batch["prev_output_tokens"], model.encoder(batch["src_tokens"]))[1]["attn"][0]
+
+
+def forms(model, mask):
+    """A model with these heads closed by gates, masked, and pruned."""
+    gated = insert_gates(copy.deepcopy(model), ["dec-enc"])
+    for site in head_sites(gated):
+        if site.kind == "dec-enc":
+            site.attention.gate.theta.data.copy_(torch.tensor(mask["dec-enc"][site.layer]) * 6.0 - 3)
+    pruned, loaded = prune(model, mask), remove_heads(copy.deepcopy(model), mask)
+    loaded.load_state_dict(pruned.state_dict())
+    fixed = fix_heads(copy.deepcopy(model), mask)
+    return {"gated": gated, "fixed": fixed, "pruned": pruned, "loaded": loaded, "pruned by gates": prune(gated)}
+
+
+@pytest.mark.parametrize("row", [[0, 1, 0, 1], [1, 0, 1, 1], [0, 0, 1, 0], [0, 0, 0, 0], [1, 1, 0, 0]])
+@pytest.mark.parametrize("context", [False, True])
+def test_an_alignment_is_that_of_the_alignment_heads(row, context, caplog):
+    """Masks within a layer do not change the attention weights of its heads, so stock fairseq has them all."""
+    options = {"alignment_layer": 1, "alignment_heads": 2, "full_context_alignment": context}
+    model = stirred(build("transformer_align", **options)).eval()
+    stock = alignment(model)
+    found = forms(model, {"dec-enc": [[1, 1, 1, 1], row]})
+    closed = " and ".join(str(head) for head in (0, 1) if not row[head])
+    assert ("dec-enc layer 1" in caplog.text) == bool(closed)
+    assert f"dec-enc layer 1 keeps head {closed}" in caplog.text or not closed
+    for name, form in found.items():
+        torch.testing.assert_close(alignment(form), stock, atol=1e-5, rtol=1e-5, msg=name)
+        torch.testing.assert_close(logits(form, make_batch()), logits(found["gated"], make_batch()), msg=name)
+        torch.testing.assert_close(searched(form), searched(found["gated"]), msg=name)
+    for name in ("pruned", "loaded", "pruned by gates"):
+        attention = head_sites(found[name])[-1].attention
+        assert attention.kept == tuple(head for head in range(4) if row[head] or head < 2)
+        torch.testing.assert_close(alignment(found[name].train()), stock, atol=1e-5, rtol=1e-5)  # of the loss
+
+
+def test_alignment_heads_that_a_call_names_are_never_others():
+    model = stirred(make_stock())
+    named = {"alignment_layer": 1, "alignment_heads": 2}
+    stock = alignment(model, **named)
+    for form in forms(model, {"dec-enc": [[1, 1, 1, 1], [1, 1, 0, 1]]}).values():
+        torch.testing.assert_close(alignment(form, **named), stock, atol=1e-5, rtol=1e-5)
+    for row in ([0, 1, 1, 1], [1, 0, 1, 1], [0, 0, 0, 0]):
+        for form in forms(model, {"dec-enc": [[1, 1, 1, 1], row]}).values():
+            with pytest.raises(ValueError, match=f"is 2, but head {row.index(0)} of dec-enc layer 1 is closed"):
+                alignment(form, **named)
+            assert alignment(form).isfinite().all()
+
+
+def test_averages_that_every_layer_is_asked_for_are_the_same_in_every_form():
+    """Levenshtein transformers ask for them."""
+    model = stirred(make_stock())
+    states, memory = torch.randn(5, 3, 32), torch.randn(7, 3, 32)
+    with torch.no_grad():
+        weights = model.decoder.layers[1](states, memory, need_head_weights=True)[1]
+        for row in ([1, 0, 0, 1], [0, 0, 0, 0]):
+            expected = sum(weights[head] for head in range(4) if row[head]) / max(1, sum(row))
+            for form in forms(model, {"dec-enc": [[1] * 4, row]}).values():
+                averaged = form.decoder.layers[1](states, memory)[1]
+                torch.testing.assert_close(averaged, expected + 0 * weights[0], atol=1e-5, rtol=1e-5)

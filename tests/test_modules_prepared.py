@@ -6,7 +6,9 @@ import itertools
 
 import pytest
 import torch
-from support.models import logits, make_batch
+from support.all_attention import make_model as make_all_attention
+from support.language_models import make_text
+from support.models import logits, make_batch, make_gated
 from support.pruning import ALL_TYPES, assert_same_tensors, generate, make_case, stock_twin
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -159,3 +161,107 @@ def test_prepared_gates_go_with_the_model():
     """fairseq's hub interface prepares a model first; `.cuda()` comes after."""
     model = prepare(MODELS["gated"]()).to("meta")
     assert {site.attention.head_scale().device.type for site in head_sites(model)} == {"meta"}
+
+
+# --- inference mode, and changes that torch does not count ------------------------------------------------------------
+
+
+def built(kind, loaded):
+    """A model of `MODELS`, or one that was built and loaded in inference mode, as torch.hub may do it."""
+    if not loaded:
+        return MODELS[kind]()
+    weights = MODELS[kind]().state_dict()
+    with torch.inference_mode():
+        model = MODELS[kind]()
+        model.load_state_dict({name: weight.clone() for name, weight in weights.items()})
+    return model
+
+
+def with_gradients(model):
+    """The gradients of a loss, by the names of the parameters."""
+    model.zero_grad()
+    model(**make_batch())[0].square().mean().backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+MODES = {"inference": torch.inference_mode, "no grad": torch.no_grad, "usual": torch.enable_grad}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("first", MODES)
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_prepared_in_one_mode_is_used_in_another(kind, first, packed, monkeypatch):
+    if packed:
+        monkeypatch.setattr("fairseq_headgates.modules.packed_linear.WORTH_PACKING", 1)
+    never = MODELS[kind]()
+    expected, gradients = logits(never, make_batch()), with_gradients(never)
+    with MODES[first]():
+        before = prepare(MODELS[kind]())
+        before(**make_batch())
+    for mode in ("inference", "usual", "no grad", "inference"):
+        with MODES[mode]():
+            torch.testing.assert_close(before(**make_batch())[0].clone(), expected, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(with_gradients(before), gradients, atol=1e-6, rtol=1e-4)
+    with torch.inference_mode(), torch.no_grad():
+        grown(never), grown(before)
+    torch.testing.assert_close(logits(before, make_batch()), logits(never, make_batch()), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_loaded_in_inference_mode(kind, packed, monkeypatch):
+    if packed:
+        monkeypatch.setattr("fairseq_headgates.modules.packed_linear.WORTH_PACKING", 1)
+    expected, found = logits(MODELS[kind](), make_batch()), generate(MODELS[kind](), 3)
+    with torch.inference_mode():
+        model = prepare(built(kind, loaded=True))
+        torch.testing.assert_close(logits(model, make_batch()), expected, atol=1e-6, rtol=1e-5)
+        assert generate(model, 3) == found
+    torch.testing.assert_close(logits(model, make_batch()), expected, atol=1e-6, rtol=1e-5)
+    assert generate(model, 3) == found
+    again = prepare(built(kind, loaded=True))  # outside
+    torch.testing.assert_close(logits(again, make_batch()), expected, atol=1e-6, rtol=1e-5)
+    assert generate(again, 3) == found
+    assert_same_tensors(again.state_dict(), MODELS[kind]().state_dict())
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", MODELS)
+def test_changes_of_data_are_followed(kind, packed, monkeypatch):
+    """torch counts changes in place of a parameter, but not those of its `data`."""
+    if packed:
+        monkeypatch.setattr("fairseq_headgates.modules.packed_linear.WORTH_PACKING", 1)
+    never, before = MODELS[kind](), prepare(MODELS[kind]())
+    logits(before, make_batch())
+
+    def change(parameters, factor, gates):
+        for name, parameter in parameters:
+            if gates or "gate" not in name:
+                parameter.data.mul_(factor)
+
+    for factor in (1.1, 0.9):  # the second time without weights that were released before
+        for model in (never, before):
+            change(model.named_parameters(), factor, gates=False)
+        torch.testing.assert_close(logits(before, make_batch()), logits(never, make_batch()), atol=1e-6, rtol=1e-5)
+    held = list(before.named_parameters())
+    logits(before, make_batch())
+    change(held, 0.7, gates=True)
+    change(never.named_parameters(), 0.7, gates=True)
+    expected = logits(never, make_batch())
+    for _ in range(2):  # parameters that someone holds, and gates: after the same call again
+        prepare(before)
+        torch.testing.assert_close(logits(before, make_batch()), expected, atol=1e-6, rtol=1e-5)
+    assert_same_tensors(before.state_dict(), never.state_dict())
+
+
+@pytest.mark.parametrize("make", [lambda: (make_gated(gate_heads="dec-enc"), make_batch()),
+                                  lambda: (make_all_attention(gate_heads="dec-self"), make_text())])  # fmt: skip
+def test_a_model_that_was_evaluated_in_inference_mode_is_trained(make):
+    (never, batch), (model, _) = make(), make()
+    with torch.inference_mode():
+        model(**batch)
+    found = []
+    for one in (never, model):
+        one(**batch)[0].square().mean().backward()
+        found.append({name: p.grad for name, p in one.named_parameters()})
+    torch.testing.assert_close(found[1], found[0])

@@ -7,6 +7,8 @@ from contextlib import ExitStack
 import pytest
 import torch
 from support.models import logits, make_batch, make_gated, make_stock
+from support.pruning import stirred
+from torch import nn
 
 from fairseq_headgates import (
     HardConcrete,
@@ -176,3 +178,117 @@ def test_a_hook_changes_contexts_and_is_removed_afterwards():
     with pytest.raises(KeyError), hooked(model, lambda *_: {}["nothing"]):
         logits(model, batch)
     assert torch.equal(logits(model, batch), before)
+
+
+# --- projections that are not plain linear layers ---------------------------------------------------------------------
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+NORMS = {
+    "weight norm": nn.utils.weight_norm,
+    "spectral norm": nn.utils.spectral_norm,
+    "parametrised weight norm": nn.utils.parametrizations.weight_norm,
+    "parametrised spectral norm": nn.utils.parametrizations.spectral_norm,
+    "orthogonal": nn.utils.parametrizations.orthogonal,
+}
+CLOSED = {"enc-self": [[1, 0, 1, 1], [1, 1, 1, 0]], "dec-enc": [[0, 1, 0, 0], [1, 0, 1, 1]]}
+INSERTED = {
+    "open": lambda model: model,
+    "gated": lambda model: insert_gates(model, ["dec-self"], init=0.3).eval(),
+    "fixed": lambda model: fix_heads(model, CLOSED),
+}
+
+
+def with_norms(norm):
+    """A stock model and one with the same weights, which a norm computes."""
+    plain, normed = stirred(make_stock()), stirred(make_stock())
+    for site in head_sites(normed):
+        for name in PROJECTIONS:
+            norm(getattr(site.attention, name))
+    return copy_weights(normed, plain), normed.eval()
+
+
+def copy_weights(normed, plain):
+    logits(normed, make_batch())  # computes them
+    for there, here in zip(head_sites(normed), head_sites(plain), strict=True):
+        for name in PROJECTIONS:
+            projection = getattr(there.attention, name)
+            for hook in projection._forward_pre_hooks.values():
+                hook(projection, None)
+            getattr(here.attention, name).weight.data.copy_(projection.weight)
+    return plain
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+@pytest.mark.parametrize("form", INSERTED)
+@pytest.mark.parametrize("norm", NORMS)
+def test_weights_that_are_computed(norm, form):
+    plain, normed = map(INSERTED[form], with_norms(NORMS[norm]))
+    torch.testing.assert_close(logits(normed, make_batch()), logits(plain, make_batch()), atol=1e-5, rtol=1e-5)
+    assert set(gate_values(normed)) == set(TYPES)
+    normed.train()
+    normed(**make_batch())[0].sum().backward()
+    trained = [p for site in head_sites(normed) for p in site.attention.out_proj.parameters() if p.dim() > 1]
+    assert trained and all(p.grad.abs().max() > 0 for p in trained)
+    with torch.no_grad():
+        for parameter in normed.parameters():
+            parameter.sub_(parameter.grad) if parameter.grad is not None and parameter.dim() > 1 else None
+    normed.eval()
+    for name, parameter in plain.named_parameters():
+        if "attn" not in name or name.endswith("bias"):
+            parameter.data.copy_(normed.get_parameter(name))
+    copy_weights(normed, plain)
+    expected = logits(plain, make_batch())
+    torch.testing.assert_close(logits(normed, make_batch()), expected, atol=1e-5, rtol=1e-5)
+    with pytest.raises(
+        ValueError, match=r"^heads cannot be removed from q_proj \(\w+\), k_proj .*: remove weight norm"
+    ) as error:
+        prune(normed, CLOSED)
+    assert "\n" not in str(error.value)
+    normed.make_generation_fast_()  # fairseq removes weight norm here, but not parametrisations
+    torch.testing.assert_close(logits(normed, make_batch()), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_hooks_and_wrappers_of_users_stay():
+    plain, model = make_stock(), make_stock()
+    called = []
+    for site in head_sites(model):
+        site.attention.register_forward_hook(lambda *_: called.append("attention"))
+        for name in PROJECTIONS:
+            getattr(site.attention, name).register_forward_hook(lambda *_: called.append("projection"))
+    fix_heads(plain, CLOSED)
+    fix_heads(model, CLOSED)
+    torch.testing.assert_close(logits(model, make_batch()), logits(plain, make_batch()))
+    assert called.count("attention") == 6 and called.count("projection") == 24
+    called.clear()
+    model.make_generation_fast_()
+    torch.testing.assert_close(logits(model, make_batch()), logits(plain, make_batch()))
+    assert called.count("projection") == 24
+    wrapped = make_stock()
+    wrapped.encoder.layers[0].self_attn.forward = lambda *_, **__: None
+    with pytest.raises(ValueError, match="a forward pass of its own"):
+        use_head_attention(wrapped)
+
+
+@pytest.mark.parametrize("form", [*INSERTED, "pruned"])
+def test_quantised_layers(form):
+    """fairseq's own attention cannot be quantised in this way."""
+    model = stirred(make_stock())
+    mask = {**CLOSED, "dec-self": [[0, 0, 0, 0], [1, 1, 0, 1]]}
+    model = prune(model, mask) if form == "pruned" else INSERTED[form](use_head_attention(model))
+    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    expected, found = logits(model, make_batch()), logits(quantised, make_batch())
+    assert (found - expected).abs().max() < 0.1 * expected.abs().max() and not torch.equal(found, expected)
+    for kind, values in gate_values(model).items():
+        assert torch.equal(gate_values(quantised)[kind], values)
+    with masked(quantised, {"dec-self": [[0, 1, 1, 1]] * 2}), pytest.raises(ValueError, match="before you quantise"):
+        prune(quantised, {"dec-self": [[0, 1, 1, 1]] * 2})
+
+
+def test_torchscript_is_refused_in_one_line_and_compilation_works():
+    model = insert_gates(stirred(make_stock()), ["dec-enc"], init=0.3).eval()
+    with pytest.raises(ValueError, match="^TorchScript cannot compile HeadAttention: .* `prune --stock`$"):
+        torch.jit.script(model)
+    attention, x = head_sites(model)[-1].attention, torch.randn(5, 3, 32)
+    with torch.no_grad():
+        expected = attention(x, x, x)[0]
+        torch.testing.assert_close(torch.compile(attention, backend="eager")(x, x, x)[0], expected)

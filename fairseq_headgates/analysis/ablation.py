@@ -28,6 +28,7 @@ from fairseq_headgates.surgery import (
     head_sites,
     hooked,
     masked,
+    replaced_forward,
     site_table,
     use_head_attention,
 )
@@ -177,7 +178,7 @@ def _resuming(model: Any, site: HeadSite, outputs: Mapping[str, Any], order: Ten
     replayed[site.name] = (site.attention.output_of(context * factor.to(context)), None)
     with ExitStack() as stack:
         for name, output in replayed.items():
-            stack.enter_context(_replaying(model.get_submodule(name), lambda *_, output=output, **__: output))
+            stack.enter_context(replaced_forward(model.get_submodule(name), lambda *_, output=output, **__: output))
         yield
 
 
@@ -186,16 +187,6 @@ def _repeated(output: Any, order: Tensor) -> Any:
     if isinstance(output, tuple):
         return (output[0].index_select(1, order), *[None] * (len(output) - 1))
     return output.index_select(1, order)
-
-
-@contextmanager
-def _replaying(module: nn.Module, forward: Callable) -> Iterator[None]:
-    """Within the context, `forward` replaces that of a module."""
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
 
 
 # --- predictions ----------------------------------------------------------------------------------------------------
@@ -261,5 +252,5 @@ def _sharing_encoder(model: Any) -> Iterator[_Sharing]:
             known[key] = (src_tokens, encode(src_tokens, *rest, **others))
         return known[key][1]
 
-    with _replaying(model.encoder, forward):
+    with replaced_forward(model.encoder, forward):
         yield sharing

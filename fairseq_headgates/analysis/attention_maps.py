@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from fairseq_headgates.evaluation import (
     Corpus,
     Sample,
+    beam_search,
     check_tokens,
     load_dataset,
-    make_generator,
     objective_of,
     to_config,
 )
@@ -173,9 +173,8 @@ def _check_length(tokens: Tensor, longest: int, side: str) -> None:
 
 
 def _translation(args: Namespace, task: Any, model: Any, source: Tensor) -> Tensor:
-    generator = make_generator(model, Corpus(task, [], cfg=to_config(args)))
     sample = {"net_input": {"src_tokens": source[None], "src_lengths": torch.tensor([len(source)])}}
-    with evaluating(model), torch.no_grad():
+    with beam_search(model, Corpus(task, [], cfg=to_config(args))) as generator, torch.no_grad():
         return generator.generate([model], _placed(sample, model))[0][0]["tokens"].cpu()
 
 

@@ -113,13 +113,14 @@ def _seconds_by_heads(site: HeadSite, translation: Translation, rounds: int) -> 
 
 
 def _random_layer(attention: MultiheadAttention, kind: str) -> HeadAttention:
-    """Return a layer of the same dimensions with all heads and random weights."""
+    """Return a layer of the same dimensions with all heads and random weights. torch's random numbers stay the same."""
     dim, kdim, vdim, heads, size = _dimensions(attention)
     assert dim == heads * size
     cross = kind == "dec-enc"
-    stock = MultiheadAttention(
-        dim, heads, kdim=kdim, vdim=vdim, self_attention=not cross, encoder_decoder_attention=cross
-    )
+    with torch.random.fork_rng(devices=[]):
+        stock = MultiheadAttention(
+            dim, heads, kdim=kdim, vdim=vdim, self_attention=not cross, encoder_decoder_attention=cross
+        )
     return HeadAttention(stock).eval()
 
 

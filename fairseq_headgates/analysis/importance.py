@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from fairseq_headgates.surgery import (
     head_sites,
     hooked,
     open_probabilities,
+    replaced_forward,
     site_table,
     use_head_attention,
 )
@@ -182,16 +183,11 @@ def _frozen(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _not_recomputing(model: nn.Module) -> Iterator[None]:
     """Within the context, --checkpoint-activations is off: gates need the activations."""
-    layers: dict[Any, Any] = {
-        module: module.forward for module in model.modules() if hasattr(module, "precheckpoint_forward")
-    }
-    try:
-        for module in layers:
-            module.forward = module.precheckpoint_forward
+    with ExitStack() as stack:
+        for module in model.modules():
+            if hasattr(module, "precheckpoint_forward"):
+                stack.enter_context(replaced_forward(module, module.precheckpoint_forward))  # type: ignore[arg-type]
         yield
-    finally:
-        for module, forward in layers.items():
-            module.forward = forward
 
 
 def relevance(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:

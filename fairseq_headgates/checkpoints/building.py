@@ -100,6 +100,7 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
         task = _Task(weights, stacks, len(stacks) == 1 or getattr(args, "share_all_embeddings", False))
         check_sizes(args, weights, task, model_class)
         model: Any = model_class.build_checked(args, task)
+        weights = model.of_layers_to_keep(weights, args)
         model.upgrade_checked(weights)
         model.load_state_dict(weights, strict=True, model_cfg=args)
         updates = updates_of(state)

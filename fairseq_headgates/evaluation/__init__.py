@@ -16,7 +16,7 @@ from fairseq_headgates.evaluation.losses import Sample, at_least_single, token_l
 from fairseq_headgates.evaluation.metrics import Metric, metric_of
 from fairseq_headgates.evaluation.objectives import Objective, objective_of
 from fairseq_headgates.evaluation.options import to_config
-from fairseq_headgates.evaluation.translations import make_generator, translate
+from fairseq_headgates.evaluation.translations import beam_search, translate
 from fairseq_headgates.evaluation.workers import all_reduce, device_of, gather, join_workers, leave_workers
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Sample",
     "all_reduce",
     "at_least_single",
+    "beam_search",
     "check_target",
     "check_tokens",
     "device_of",
@@ -37,7 +38,6 @@ __all__ = [
     "leave_workers",
     "load_corpus",
     "load_dataset",
-    "make_generator",
     "mean_loss",
     "metric_of",
     "objective_of",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,10 @@ from torch import Tensor, nn
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.workers import gather
 from fairseq_headgates.messages import first_line, logging_only
+from fairseq_headgates.surgery import evaluating
 
 RESAMPLINGS = 1000  # of the paired bootstrap
+BEAM_SIZES = ("beam_size", "_beam_size")  # attributes of fairseq's attention and decoders
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,28 @@ class Texts:
         return line
 
 
-def make_generator(model: nn.Module, corpus: Corpus) -> Any:
-    """Return fairseq's beam search with the options of the command line. Raise ValueError for those that contradict."""
+@contextmanager
+def beam_search(model: nn.Module, corpus: Corpus) -> Iterator[Any]:
+    """Context manager that yields fairseq's beam search with the options of the command line.
+
+    fairseq's search sets modes and beam sizes of the model; afterwards they are as before.
+
+    Raises:
+        ValueError: for options that contradict each other
+    """
+    modules = list(map(vars, model.modules()))
+    before = [{name: module[name] for name in BEAM_SIZES if name in module} for module in modules]
+    with evaluating(model), torch.random.fork_rng(devices=[]):
+        try:
+            yield _generator(model, corpus)
+        finally:
+            for module, sizes in zip(modules, before, strict=True):
+                for name in BEAM_SIZES:
+                    module.pop(name, None)
+                module.update(sizes)
+
+
+def _generator(model: nn.Module, corpus: Corpus) -> Any:
     _check_sampling(corpus)
     utils.set_torch_seed(corpus.cfg.common.seed)  # of --sampling: the same for every model
     try:
@@ -99,27 +122,28 @@ def _check_lengths(corpus: Corpus, longest: int | None) -> None:
 @torch.no_grad()
 def translate(model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], Iterable] = iter) -> list[str]:
     """Translate a corpus by a model prepared for inference. Return the translations in the order of the sentences."""
-    generator = make_generator(model, corpus)
-    texts = Texts.of(corpus, generator)
     prefix = corpus.cfg.generation.prefix_size
     found = {}
-    for sample in progress(corpus.batches):
-        forced = sample["target"][:, :prefix] if prefix > 0 else None
-        try:
-            best = corpus.task.inference_step(generator, [model], sample, prefix_tokens=forced)
-        except (AssertionError, OverflowError):  # no best hypothesis can be found
-            raise ValueError(
-                "the scores of the search are not finite: use less extreme values of --temperature, --lenpen, --unkpen "
-                "and --diverse-beam-strength"
-            ) from None
-        for number, hypotheses in zip(sample["id"].tolist(), best, strict=True):
-            found[number] = texts.text(hypotheses[0]["tokens"])
+    with beam_search(model, corpus) as generator:
+        texts = Texts.of(corpus, generator)
+        for sample in progress(corpus.batches):
+            forced = sample["target"][:, :prefix] if prefix > 0 else None
+            try:
+                best = corpus.task.inference_step(generator, [model], sample, prefix_tokens=forced)
+            except (AssertionError, OverflowError):  # no best hypothesis can be found
+                raise ValueError(
+                    "the scores of the search are not finite: use less extreme values of --temperature, --lenpen, "
+                    "--unkpen and --diverse-beam-strength"
+                ) from None
+            for number, hypotheses in zip(sample["id"].tolist(), best, strict=True):
+                found[number] = texts.text(hypotheses[0]["tokens"])
     return [text for _, text in sorted(gather(found).items())]
 
 
 def references(model: nn.Module, corpus: Corpus) -> list[str]:
     """Return the target side of a corpus as text. Raise ValueError if there is none."""
-    texts = Texts.of(corpus, make_generator(model, corpus))
+    with beam_search(model, corpus) as generator:
+        texts = Texts.of(corpus, generator)
     found = {}
     for sample in corpus.batches:
         for number, tokens in zip(sample["id"].tolist(), sample["target"], strict=True):

@@ -58,8 +58,12 @@ class TargetGates(GateMethod):
     ):
         super().__init__(layers, kinds, **settings)
         self.distribution = layers[0].distribution
-        self.groups = groups_of(self.kinds, target)
         self.warmup = warmup
+        self.keep(target)
+
+    def keep(self, target: Mapping[tuple[str, ...], int]) -> None:
+        """Set the number of heads to keep, of the same groups of attention types."""
+        self.groups = groups_of(self.kinds, target)
 
     def evaluate(self, log_alpha: Tensor) -> Tensor:
         """Return 1 for the gates with the highest log_alpha, as many as the target keeps."""

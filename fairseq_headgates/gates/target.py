@@ -50,6 +50,16 @@ class Target:
             raise ValueError(f"{', '.join(missing)} has gates but no target: add {missing[0]}=N")
         return found
 
+    def of(self, heads: Mapping[str, int]) -> Target:
+        """Return the target of keeping all of `heads`, {attention type: number}, for the same types as this one."""
+        there = {**heads, ALL: sum(heads.values())}
+        return Target(tuple((kind, there.get(kind, 0)) for kind, _ in self.wanted))
+
+    def at_most(self, heads: Mapping[str, int]) -> Target:
+        """Return this target with numbers that are not above those of `heads`."""
+        pairs = zip(self.wanted, self.of(heads).wanted, strict=True)
+        return Target(tuple((kind, n if isinstance(n, float) else min(n, most)) for (kind, n), (_, most) in pairs))
+
     def __str__(self) -> str:
         # Without an exponent, which `parse_target` does not read.
         numbers = [(kind, format(Decimal(str(number)), "f")) for kind, number in self.wanted]

@@ -174,7 +174,8 @@ class AllAttentionDecoder(TransformerDecoderBase):
         """Return the encodings of the distances size - 1 to -1: [size + 1, E]."""
         known = self._encodings
         if len(known) <= size or known.dtype != like.dtype or known.device != like.device:
-            self._encodings = known = distance_encodings(size, self.embed_dim, like)
+            with torch.inference_mode(False):  # a later training uses them, too
+                self._encodings = known = distance_encodings(size, self.embed_dim, like)
         return known[len(known) - size - 1 :]
 
     def _block(self, tokens: Tensor, blocks: Tensor | None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
@@ -12,11 +13,19 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, register_model_a
 from torch import Tensor, nn
 
 from fairseq_headgates.compat import complete, remove_copies
-from fairseq_headgates.gates import METHODS
+from fairseq_headgates.gates import METHODS, TargetGates, parse_target
 from fairseq_headgates.modules import pack_linears
-from fairseq_headgates.options import HeadOptions, add_head_gate_args, one_line_errors
+from fairseq_headgates.options import (
+    HeadOptions,
+    add_head_gate_args,
+    evaluation_gates,
+    layer_numbers,
+    one_line_errors,
+    side_of,
+    weights_of_layers,
+)
 from fairseq_headgates.safety import check_evaluated
-from fairseq_headgates.surgery import fix_heads, freeze, insert_gates, remove_heads, use_head_attention
+from fairseq_headgates.surgery import fix_heads, freeze, head_sites, insert_gates, remove_heads, use_head_attention
 
 logger = logging.getLogger(__name__)
 GATE_METHOD = "gate_method."  # prefix of its names in the state dict
@@ -136,9 +145,41 @@ class HeadGatesMixin:
         self.decoder.set_beam_size(beam_size)  # type: ignore[attr-defined]
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
-        """Prepare for inference; fairseq's commands call it."""
+        """Prepare for inference; fairseq's commands call it.
+
+        Packed weights and constant gates follow all changes of parameters that torch counts, such as those in place
+        within `torch.no_grad()`. After changes of `parameter.data`, call it again.
+        """
         super().make_generation_fast_(**kwargs)  # type: ignore[misc]
+        for site in head_sites(self):  # type: ignore[arg-type]
+            site.attention.make_generation_fast_()  # fairseq calls it only once
         pack_linears(self)  # type: ignore[arg-type]
+
+    def load_state_dict(
+        self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any = None, args: Any = None
+    ) -> Any:
+        """Load weights, without the layers that LayerDrop removes; fairseq's commands call it."""
+        with one_line_errors():
+            weights = self.of_layers_to_keep(state_dict, args if model_cfg is None else model_cfg)
+        return super().load_state_dict(weights, strict, model_cfg, args)  # type: ignore[misc]
+
+    def of_layers_to_keep(self, weights: dict[str, Any], args: Any) -> dict[str, Any]:
+        """Return the weights of the layers to keep. A target becomes the number of open heads that these layers have.
+
+        The options of `args` become those of these layers, as in fairseq. Raise ValueError for layers that are missing.
+        """
+        numbers = layer_numbers(weights, args)
+        if not numbers:
+            return weights
+        method, target = getattr(self, "gate_method", None), parse_target(getattr(args, "target_heads", None) or "")
+        opened: Counter[str] = Counter()
+        for kind, layer, gates in evaluation_gates(weights, args) if target is not None else ():
+            if layer in numbers.get(side_of(kind), {layer: layer}):
+                opened[kind] += int((gates > 0).sum())
+        if isinstance(method, TargetGates) and target is not None and opened:
+            method.keep(target.of(opened).counts(Counter(method.kinds)))
+            args.target_heads = str(target.of(opened))
+        return weights_of_layers(weights, numbers, args)
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Rename the weights of older versions of fairseq; fairseq's commands call it."""

@@ -5,6 +5,8 @@ Shapes: T target length, S source length, B batch, H heads, D head size.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -42,10 +44,27 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, scaling: float)
     return F.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
 
 
-def per_hypothesis(weights: Tensor, beam: int, per_head: bool) -> Tensor:
-    """[B, H, beam T, S] -> [H, B beam, T, S], or their mean over heads [B beam, T, S]."""
+def averaged_heads(attention: Any, weights: Tensor, dim: int) -> Tensor:
+    """Return the attention weights of the heads of a `HeadAttention` that averages are over; `dim` is that of heads.
+
+    These are the heads with a factor other than 0, and those of an alignment. So averages are the same when the other
+    heads are removed. Without any, return zeros for one head. In training all heads count, because a closed gate may
+    open again.
+    """
+    scale = None if attention.training else attention.head_scale()
+    if scale is None or bool(scale.all()):
+        return weights
+    counts = scale.ne(0)
+    counts[: attention.aligned] = True
+    if not counts.any():
+        return torch.zeros_like(weights.narrow(dim, 0, 1))
+    return weights.index_select(dim, counts.nonzero()[:, 0])
+
+
+def per_hypothesis(attention: Any, weights: Tensor, beam: int, per_head: bool) -> Tensor:
+    """[B, H, beam T, S] -> [H, B beam, T, S], or their mean over `averaged_heads` [B beam, T, S]."""
     batch, _, queries, positions = weights.shape
-    weights = weights if per_head else weights.mean(dim=1, keepdim=True)
+    weights = weights if per_head else averaged_heads(attention, weights, 1).mean(dim=1, keepdim=True)
     weights = weights.view(batch, -1, beam, queries // beam, positions).permute(1, 0, 2, 3, 4)
     weights = weights.reshape(-1, batch * beam, queries // beam, positions)
     return weights if per_head else weights[0]

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from fairseq_headgates.gates import HeadGates
 from fairseq_headgates.heads import kind_and_layer
+from fairseq_headgates.modules import packed_linear
 from fairseq_headgates.modules.attention_weights import additive_mask, attention_weights, join_masks, per_hypothesis
 from fairseq_headgates.modules.beam_cache import Beams, EncoderCache, StepCache, repeated
-from fairseq_headgates.modules.packed_linear import InferenceLinear, ParameterCache, join_linears
 
 State = dict | None  # the incremental state of a decoder
 
@@ -65,6 +65,7 @@ class HeadAttention(MultiheadAttention):
         hook: `HeadHook` on attention weights and contexts, or None
         heads: number of heads that the model was trained with
         kept: numbers of the remaining heads, those with weights, from 0 to `heads` - 1; H = `num_heads` = len(kept)
+        aligned: number of first heads whose attention weights fairseq takes as alignment; they are not removed
     """
 
     INPUTS: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")  # parts whose rows are those of the heads
@@ -72,9 +73,10 @@ class HeadAttention(MultiheadAttention):
     def __init__(self, stock: MultiheadAttention):
         # The stock constructor would make (and randomly initialise) projections; these come from `stock`.
         nn.Module.__init__(self)
+        self.__dict__.update({name: hooks for name, hooks in vars(stock).items() if "_hook" in name})
         self.embed_dim, self.kdim, self.vdim = stock.embed_dim, stock.kdim, stock.vdim
         self.qkv_same_dim, self.scaling = stock.qkv_same_dim, stock.scaling
-        self.num_heads, self.head_dim = stock.num_heads, stock.head_dim
+        self.num_heads, self.head_dim, self.aligned = stock.num_heads, stock.head_dim, 0
         self.heads, self.kept = stock.num_heads, tuple(range(stock.num_heads))
         self.self_attention = stock.self_attention
         self.encoder_decoder_attention = stock.encoder_decoder_attention
@@ -90,8 +92,8 @@ class HeadAttention(MultiheadAttention):
         self.register_buffer("head_mask", None, persistent=False)
         self.hook: HeadHook | None = None
         self._prepared = False  # for inference, by fairseq's call
-        self._in_proj: InferenceLinear | None = None  # q, k and v as one
-        self._constant_gates = ParameterCache()
+        self._in_proj: packed_linear.InferenceLinear | None = None  # q, k and v as one
+        self._constant_gates = packed_linear.ParameterCache()
         self.train(stock.training)
 
     def forward(
@@ -117,7 +119,7 @@ class HeadAttention(MultiheadAttention):
             attn_mask: [T, S], added to the scores
             incremental_state: the cache of incremental decoding
             static_kv: take keys and values from the cache if it has them
-            need_weights: return attention weights averaged over heads
+            need_weights: return attention weights averaged over heads, see `averaged_heads`
             need_head_weights: return the attention weights of every head
             before_softmax: not supported
 
@@ -153,7 +155,7 @@ class HeadAttention(MultiheadAttention):
         cache = self._beam_cache(incremental_state)
         if isinstance(cache, StepCache):
             weights = cache.beams.by_position(weights)
-        return output, per_hypothesis(weights, beam, need_head_weights)
+        return output, per_hypothesis(self, weights, beam, need_head_weights)
 
     def output_of(self, context: Tensor) -> Tensor:
         """Return the output [T, B, E] of the layer for the contexts [B, H, T, D] of its heads."""
@@ -164,21 +166,24 @@ class HeadAttention(MultiheadAttention):
         if self.gate is None:
             return self.head_mask
         constant = self._prepared and not torch.is_grad_enabled()
-        gates = self._inference_gates(self.gate) if constant else self.gate()
+        gates = self._constant_gates.get(self.gate.read, self.gate.factor) if constant else self.gate()
         return gates if self.head_mask is None else gates * self.head_mask
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
         """Prepare for inference: constant gates, and q, k and v of self-attention in one multiplication.
 
-        fairseq's commands call it. Afterwards the model must not be trained.
+        fairseq's commands call it. Afterwards the model must not be trained. After changes of `parameter.data`, which
+        torch does not count, call it again.
         """
         self._prepared = True
-        if self.self_attention and self.num_heads:
-            self._in_proj = join_linears(self, ["q_proj", "k_proj", "v_proj"])
+        self._constant_gates.forget()
+        packed_linear.track_parameters(self)
+        if self.self_attention and self.num_heads and self._in_proj is None:
+            self._in_proj = packed_linear.join_linears(self, ["q_proj", "k_proj", "v_proj"])
 
-    def _inference_gates(self, gate: HeadGates) -> Tensor:
-        """Return the evaluation gates, which are computed again when their parameter has changed."""
-        return self._constant_gates.get(gate.read, gate.factor)
+    def __prepare_scriptable__(self) -> None:
+        """Refuse TorchScript, which calls it first."""
+        raise ValueError("TorchScript cannot compile HeadAttention: use torch.compile, or the model of `prune --stock`")
 
     def _project_in(
         self, query: Tensor, key: Any, value: Any, incremental_state: State, static_kv: bool
@@ -325,15 +330,12 @@ class HeadAttention(MultiheadAttention):
         scale = self.head_scale()
         if scale is None:
             return self.out_proj(merged)
-        scale = scale.to(merged.dtype)
-        if self._prepared and not torch.is_grad_enabled():  # its weight may be packed
-            return self.out_proj((merged.unflatten(-1, (self.num_heads, -1)) * scale[:, None]).flatten(-2))
-        per_column = scale.repeat_interleave(self.head_dim)
-        weight, bias = self.out_proj.weight, self.out_proj.bias
-        # g_i head_i W_O,i = head_i (g_i W_O,i): scale whichever of the two is smaller.
-        if merged.numel() < weight.numel():
-            return F.linear(merged * per_column, weight, bias)
-        return F.linear(merged, weight * per_column, bias)
+        scale, out = scale.to(merged.dtype), self.out_proj
+        # g_i head_i W_O,i = head_i (g_i W_O,i): scale whichever of the two is smaller. A weight that is packed,
+        # computed or quantised cannot be scaled.
+        if packed_linear.is_plain(out) and merged.numel() >= out.weight.numel():
+            return F.linear(merged, out.weight * scale.repeat_interleave(self.head_dim), out.bias)
+        return out((merged.unflatten(-1, (self.num_heads, -1)) * scale[:, None]).flatten(-2))
 
     def _bias(self, query: Tensor, key: Tensor | None) -> Tensor:
         """Return the output of a layer without heads: the bias of its output projection, [T, B, E]."""

@@ -3,7 +3,8 @@
 A matrix multiplication on a CPU first copies (packs) its matrices into blocks that fit the caches. In a decoder step, a
 few rows times a large weight, packing the weight takes as long as the arithmetic or longer. Here a weight is packed
 once, and again only if its parameters have changed. The packed weight replaces the parameter: the memory of the
-parameter is released, and it is computed from the packed weight when it is asked for.
+parameter is released, and it is computed from the packed weight when it is asked for. It is packed again after it was
+asked for, or if torch has counted a change.
 """
 
 from __future__ import annotations
@@ -34,10 +35,14 @@ class ParameterCache:
     def get(self, parameters: Callable[[], list[Tensor]], make: Callable[[], Any]) -> Any:
         """Return the cached value; call `make` if the parameters have changed. It may give them new storage."""
         if self._state is None or self._state != _state(parameters()):
-            with torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad():  # the value may be used in any mode later
                 value = make()
             self.set(value, parameters())
         return self._value
+
+    def forget(self) -> None:
+        """Compute the value again at the next `get`."""
+        self._state = None
 
     def set(self, value: Any, parameters: list[Tensor]) -> None:
         """Set the value that was computed from `parameters`."""
@@ -46,7 +51,29 @@ class ParameterCache:
 
 
 def _state(parameters: list[Tensor]) -> list[tuple[int, int]]:
-    return [(parameter.data_ptr(), parameter._version) for parameter in parameters]
+    return [(parameter.data_ptr(), _version(parameter)) for parameter in parameters]
+
+
+def _version(parameter: Tensor) -> int:
+    try:
+        return parameter._version
+    except RuntimeError:  # moved in inference mode: torch does not count its changes
+        return 0
+
+
+def track_parameters(module: nn.Module) -> None:
+    """Replace parameters that were made in inference mode, and can neither be tracked nor trained, in place.
+
+    Parameters that layers of the module share stay shared.
+    """
+    usual: dict[Tensor, nn.Parameter] = {}
+    with torch.inference_mode(False):
+        for layer in (layer for layer in module.modules() if not isinstance(layer, PackedLinear)):
+            for name, parameter in layer._parameters.items():
+                if parameter is not None and parameter.is_inference():
+                    if parameter not in usual:
+                        usual[parameter] = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+                    layer._parameters[name] = usual[parameter]
 
 
 class InferenceLinear:
@@ -78,7 +105,9 @@ class InferenceLinear:
         return F.linear(x, weight, bias)
 
     def release(self) -> None:
-        """Release the weights, if they are packed. Weights that anyone else holds stay."""
+        """Release the weights, if they are packed. Weights that anyone else holds stay, and are packed as they are."""
+        if any(_own(layer, "weight") is not None for layer in self.layers):
+            self._weights.forget()
         weight, bias = self._weights.get(self._parameters, self._make)
         if weight is None or self._packed is None:
             return
@@ -98,13 +127,18 @@ class InferenceLinear:
             if isinstance(layer, PackedLinear):
                 layer.restore_weight(weight)
 
+    def give(self) -> None:
+        """Restore the weights for someone who may change them in a way that torch does not count (`weight.data`)."""
+        self.restore()
+        self._weights.forget()
+
     def _parameters(self) -> list[Tensor]:
         own = [_own(layer, name) for layer in self.layers for name in ("weight", "bias")]
         return [parameter for parameter in own if parameter is not None]
 
     def _make(self) -> tuple[Tensor, Tensor | None]:
         self.restore()
-        weight = _joined([layer.weight for layer in self.layers])
+        weight = _joined([layer.__dict__["_parameters"]["weight"] for layer in self.layers])
         bias = None if self.layers[0].bias is None else _joined([layer.bias for layer in self.layers])
         self._packed = _packed(weight)
         return weight, bias
@@ -128,7 +162,7 @@ class PackedLinear(nn.Linear):
 
     @property
     def _parameters(self) -> dict[str, nn.Parameter | None]:  # where torch looks for parameters
-        self.inference.restore()
+        self.inference.give()
         return self.__dict__["_parameters"]
 
     @_parameters.setter
@@ -137,7 +171,7 @@ class PackedLinear(nn.Linear):
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight":
-            self.inference.restore()
+            self.inference.give()
         return super().__getattr__(name)
 
     def __getstate__(self) -> dict:
@@ -166,10 +200,15 @@ class PackedLinear(nn.Linear):
                 parameters["weight"] = nn.Parameter(weight.clone(), requires_grad=self._requires_grad)
 
 
-def join_linears(module: nn.Module, names: Sequence[str]) -> InferenceLinear:
-    """Return linear layers of a module, which have the same input, as one for inference; see `pack_linears`."""
+def join_linears(module: nn.Module, names: Sequence[str]) -> InferenceLinear | None:
+    """Return linear layers of a module, which have the same input, as one for inference; see `pack_linears`.
+
+    None if one of them is not plain: its weight is computed, quantised, or changed by hooks.
+    """
     layers = [getattr(module, name) for name in names]
-    if not all(map(_is_plain, layers)) or not _can_be_packed(*(layer.weight for layer in layers)):
+    if not all(map(is_plain, layers)):
+        return None
+    if not _can_be_packed(*(layer.weight for layer in layers)):
         return InferenceLinear(layers)
     joined = InferenceLinear([PackedLinear(layer) for layer in layers])
     for name, layer in zip(names, joined.layers, strict=True):
@@ -187,6 +226,7 @@ def pack_linears(model: nn.Module) -> None:
     share its memory, such as those of an earlier `state_dict()`, are no longer connected with the model then. Layers
     with hooks are not replaced.
     """
+    track_parameters(model)
     _return_freed_memory()  # of loading, so that the packed weights do not add to it
     _replace_linears(model)  # when it returns, nothing refers to the layers that it replaced
     for module in model.modules():
@@ -198,7 +238,7 @@ def pack_linears(model: nn.Module) -> None:
 def _replace_linears(model: nn.Module) -> None:
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
-            if _is_plain(layer) and _can_be_packed(layer.weight):
+            if is_plain(layer) and _can_be_packed(layer.weight):
                 setattr(module, name, PackedLinear(layer))
 
 
@@ -210,7 +250,7 @@ def _return_freed_memory() -> None:
             trim(0)
 
 
-def _is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
+def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """Return whether a layer is a linear layer of torch without hooks."""
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     return type(layer) is nn.Linear and not any(hooks)

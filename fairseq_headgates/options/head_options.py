@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -33,6 +34,7 @@ from fairseq_headgates.gates.distribution import LARGEST
 from fairseq_headgates.heads import HeadTable, as_mask, mask_to_json, parse_types
 from fairseq_headgates.messages import PROGRAM, fail, shown
 from fairseq_headgates.options.arguments import DEFAULTS
+from fairseq_headgates.options.layerdrop import layers_to_keep, mask_of_layers
 from fairseq_headgates.options.stored_mask import read_mask
 
 logger = logging.getLogger(__name__)
@@ -58,6 +60,8 @@ class HeadOptions:
         stop_when_settled: validations without a change of the gates after which training ends, 0 for never
         freeze_params: regular expression of parameters to freeze, or None
         freeze_dropout: turn off dropout in frozen modules
+        drops_layers: whether layers are removed from a model that is loaded (--encoder-layers-to-keep): `target` may be
+            of more heads than stay
     """
 
     gate_types: tuple[str, ...] = ()
@@ -75,6 +79,7 @@ class HeadOptions:
     stop_when_settled: int = 0
     freeze_params: str | None = None
     freeze_dropout: bool = False
+    drops_layers: bool = False
 
     def __post_init__(self) -> None:
         if self.remove and self.mask is None:
@@ -113,7 +118,7 @@ class HeadOptions:
         low, high = _parsed(args, "gate_stretch", lambda value: parse_stretch(_comma_separated(value)))
         return cls(
             gate_types=_parsed(args, "gate_heads", lambda value: parse_types(_comma_separated(value))),
-            mask=_parsed(args, "alive_heads", _mask),
+            mask=_parsed(args, "alive_heads", partial(_mask, args)),
             remove=_parsed(args, "remove_heads", _switch),
             distribution=_parsed(args, "gate_temperature", lambda value: HardConcrete(_number(value), low, high)),
             init=_parsed(args, "gate_init", parse_init),
@@ -127,6 +132,7 @@ class HeadOptions:
             stop_when_settled=_parsed(args, "stop_when_settled", _count("validations")),
             freeze_params=getattr(args, "freeze_params", None) or None,
             freeze_dropout=_parsed(args, "freeze_dropout", _switch),
+            drops_layers=bool(layers_to_keep(args)),
         )
 
     def store(self, args: Any) -> None:
@@ -166,8 +172,9 @@ class HeadOptions:
         }
         if self.target is not None:
             heads = Counter(kind for layer, kind in zip(layers, kinds, strict=True) for _ in layer.theta)
+            target = self.target.at_most(heads) if self.drops_layers else self.target
             try:
-                settings["target"] = self.target.counts(heads)
+                settings["target"] = target.counts(heads)
             except ValueError as error:
                 raise ValueError(f"--target-heads: {error}") from None
             settings["warmup"] = self.warmup
@@ -225,13 +232,13 @@ def _comma_separated(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _mask(value: Any) -> HeadTable | None:
+def _mask(args: Any, value: Any) -> HeadTable | None:
     if value is None:
         return None
     if isinstance(value, str):
-        return read_mask(value)
+        return mask_of_layers(read_mask(value), args)
     if isinstance(value, Mapping):
-        return as_mask(value)
+        return mask_of_layers(as_mask(value), args)
     raise ValueError(f"the mask is {shown(value)}: it must be a file, inline JSON, a checkpoint or a mapping")
 
 

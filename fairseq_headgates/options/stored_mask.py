@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -61,10 +61,8 @@ def mask_of_checkpoint(path: str) -> HeadTable:
             alive = parse_mask(args.alive_heads)
             check_shape(alive, sizes, "its own mask")
             mask.update({kind: [list(row) for row in rows] for kind, rows in alive.values.items()})
-        gated = sorted(_gated_layers(weights), key=lambda found: (TYPES.index(found[0]), found[1]))
-        values = _evaluation_gates([tensor for *_, tensor in gated], [kind for kind, *_ in gated], args)
-        for (kind, layer, _), row in zip(gated, values, strict=True):
-            _close(mask, kind, layer, row, args)
+        for kind, layer, gates in evaluation_gates(weights, args):
+            _close(mask, kind, layer, gates, args)
     except ValueError as error:
         raise ValueError(f"{path!r} cannot be taken as a mask: {error}") from None
     return HeadTable(mask, "alive", f"ckpt:{path.rpartition('/')[2]}")
@@ -126,10 +124,17 @@ def _close(mask: dict[str, list[list[float]]], kind: str, layer: int, values: Te
         rows[layer][head] *= int(gate > 0)
 
 
-def _evaluation_gates(rows: Sequence[Tensor], kinds: Sequence[str], args: argparse.Namespace) -> list[Tensor]:
-    """Compute the evaluation gates of all layers exactly as the model does."""
-    if not rows:
+def evaluation_gates(weights: Mapping[str, Tensor], args: Any) -> list[tuple[str, int, Tensor]]:
+    """Return attention type, number and evaluation gates of every layer with gates, exactly as the model computes them.
+
+    Args:
+        weights: the weights of a checkpoint
+        args: the options of its model
+    """
+    gated = sorted(_gated_layers(weights), key=lambda found: (TYPES.index(found[0]), found[1]))
+    if not gated:
         return []
+    kinds, rows = [kind for kind, *_ in gated], [row for *_, row in gated]
     stretch = getattr(args, "gate_stretch", None)
     low, high = parse_stretch(stretch) if stretch else (HardConcrete.low, HardConcrete.high)
     lr_scale = getattr(args, "gate_lr_scale", None) or 1.0
@@ -141,4 +146,5 @@ def _evaluation_gates(rows: Sequence[Tensor], kinds: Sequence[str], args: argpar
     settings: dict[str, Any] = {"target": target.counts(heads)} if target else {}
     method = METHODS[getattr(args, "sparsity_method", None) or "l0"](layers, kinds, **settings)
     with torch.no_grad():
-        return list(method.evaluate(method.log_alpha()).split(method.sizes))
+        values = method.evaluate(method.log_alpha()).split(method.sizes)
+    return [(kind, layer, row) for (kind, layer, _), row in zip(gated, values, strict=True)]

@@ -5,7 +5,7 @@ from fairseq_headgates.surgery.cuts import kept_mask, open_mask, prune, removal_
 from fairseq_headgates.surgery.features import is_language_model, stacks_of
 from fairseq_headgates.surgery.freezing import freeze
 from fairseq_headgates.surgery.gating import fix_heads, insert_gates, masked
-from fairseq_headgates.surgery.hooks import Observed, hooked, observe
+from fairseq_headgates.surgery.hooks import Observed, hooked, observe, replaced_forward
 from fairseq_headgates.surgery.sites import (
     HeadSite,
     evaluating,
@@ -48,6 +48,7 @@ __all__ = [
     "prune",
     "removal_plan",
     "remove_heads",
+    "replaced_forward",
     "site_table",
     "stacks_of",
     "to_table",

@@ -10,13 +10,15 @@ Shapes: H heads of a layer, H' heads to keep, D head size, E model size.
 from __future__ import annotations
 
 import copy
+import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fairseq_headgates.heads import HeadTable, Mask, as_mask, check_shape
 from fairseq_headgates.modules import HeadAttention
@@ -30,6 +32,8 @@ from fairseq_headgates.surgery.sites import (
     to_table,
     use_head_attention,
 )
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,9 @@ def prune(model: nn.Module, mask: Mask | None = None) -> nn.Module:
     """Return a copy of a fairseq model without the heads that `mask` removes.
 
     The copy computes what the masked model computes. A head whose evaluation gate is 0 is always removed, because it
-    contributes nothing. Gates between 0 and 1 are folded into the output projection. The options in `model.args` stay
-    as they are; `checkpoints.prune_checkpoint` changes those of a checkpoint.
+    contributes nothing; but alignment heads of `transformer_align` keep their weights, see `surgery.alignments`. Gates
+    between 0 and 1 are folded into the output projection. The options in `model.args` stay as they are;
+    `checkpoints.prune_checkpoint` changes those of a checkpoint.
 
     Args:
         model: a fairseq model, with or without gates; it is not changed
@@ -146,14 +151,38 @@ def cuts(model: nn.Module, mask: Mask) -> dict[str, Cut]:
     mask = as_mask(mask)
     check_shape(mask, head_counts(model))
     values = head_factors(model)
-    found = {}
+    found, computed = {}, dict[str, None]()
     for site in head_sites(model):
         attention = site.attention
         alive = mask.values[site.kind][site.layer] if site.kind in mask.values else [1] * attention.heads
         gates = values[site.kind][site.layer].cpu()[list(attention.kept)]
-        keep = tuple(i for i, head in enumerate(attention.kept) if alive[head] and gates[i] > 0)
-        found[site.name] = Cut(attention.num_heads, keep, gates[list(keep)], attention.head_dim)
+        opened = {i for i, head in enumerate(attention.kept) if alive[head] and gates[i] > 0}
+        closed = sorted(set(range(attention.aligned)) - opened)
+        if closed:
+            logger.warning(
+                f"{site.kind} layer {site.layer} keeps head {' and '.join(map(str, closed))} for the alignment of the "
+                "model (alignment_heads); the output does not depend on it"
+            )
+        keep = tuple(sorted({*opened, *closed}))
+        factor = torch.tensor([gates[i] if i in opened else 0.0 for i in keep])
+        found[site.name] = Cut(attention.num_heads, keep, factor, attention.head_dim)
+        if found[site.name].changes_weights:
+            computed |= dict.fromkeys(_computed_weights(attention))
+    if computed:
+        raise ValueError(
+            f"heads cannot be removed from {', '.join(computed)}, whose weights are computed or quantised: remove "
+            "weight norm and parametrisations first (torch.nn.utils.remove_weight_norm, "
+            "torch.nn.utils.parametrize.remove_parametrizations), or prune before you quantise"
+        )
     return found
+
+
+def _computed_weights(attention: HeadAttention) -> Iterator[str]:
+    """Return the projections of a layer whose weight is not a parameter, 'q_proj (ParametrizedLinear)'."""
+    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        projection = getattr(attention, name)
+        if projection is not None and not {key for key, _ in projection.named_parameters()} >= {"weight"}:
+            yield f"{name} ({type(projection).__name__})"
 
 
 def with_gates_of(found: Mapping[str, Cut], model: nn.Module) -> dict[str, Cut]:
@@ -198,6 +227,8 @@ def _cut_attention(attention: HeadAttention, cut: Cut) -> None:
     if attention.num_heads == 0:
         for name in attention.INPUTS:
             setattr(attention, name, None)
+        if type(attention.out_proj) is nn.Linear:  # torch cannot quantise a matrix without numbers
+            attention.out_proj.__class__ = NonDynamicallyQuantizableLinear
 
 
 def with_heads(attention: HeadAttention, keep: Sequence[int]) -> HeadAttention:

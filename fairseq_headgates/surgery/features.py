@@ -11,6 +11,7 @@ from typing import Any
 
 from fairseq.models import FairseqEncoderModel, FairseqLanguageModel, transformer
 from fairseq.modules import MultiheadAttention, transformer_layer
+from fairseq.modules.quant_noise import quant_noise
 from torch import nn
 
 from fairseq_headgates.heads import TYPES, kind_and_layer
@@ -96,7 +97,8 @@ def model_features(model: nn.Module) -> dict[str, str]:
 def attention_features(attention: MultiheadAttention) -> list[str]:
     """Return the descriptions of all features of an attention module that `HeadAttention` cannot compute."""
     found = [FEATURES[name] for name in _attention(attention) if name not in ("gates", "fixed-heads")]
-    if type(attention) is not MultiheadAttention and not isinstance(attention, HeadAttention):
+    changed = type(attention) is not MultiheadAttention or "forward" in vars(attention)
+    if changed and not isinstance(attention, HeadAttention):
         found.append(f"a forward pass of its own (class {type(attention).__name__})")
     return found
 
@@ -173,7 +175,8 @@ def _attention(attention: MultiheadAttention) -> Iterator[str]:
         yield "bias-kv"
     if getattr(attention, "use_xformers", False):
         yield "xformers"
-    if attention.out_proj._forward_pre_hooks:
+    hooks = attention.out_proj._forward_pre_hooks.values()
+    if any(getattr(hook, "__module__", "") == quant_noise.__module__ for hook in hooks):
         yield "quant-noise"
     if getattr(attention, "gate", None) is not None:
         yield "gates"

@@ -11,7 +11,7 @@ from torch import nn
 from fairseq_headgates.gates import OPEN, GateMethod, HardConcrete, HeadGates, L0Gates
 from fairseq_headgates.heads import Mask, as_mask, check_shape
 from fairseq_headgates.surgery.features import other_attention
-from fairseq_headgates.surgery.sites import gated_sites, head_counts, head_sites, use_head_attention
+from fairseq_headgates.surgery.sites import gated_sites, head_counts, head_sites, like, use_head_attention
 
 
 def insert_gates(
@@ -52,12 +52,12 @@ def insert_gates(
         attention = site.attention
         if site.kind in types and attention.num_heads > 0:
             gates = HeadGates(attention.num_heads, distribution or HardConcrete(), init, lr_scale)
-            attention.gate = gates.to(attention.out_proj.weight).train(attention.training)
+            attention.gate = gates.to(like(attention)).train(attention.training)
     gated = gated_sites(model)
     if gated:
         leave_method(model)
         joined = method([site.attention.gate for site in gated], [site.kind for site in gated])
-        joined.to(gated[0].attention.out_proj.weight).train(model.training).join(model)
+        joined.to(like(gated[0].attention)).train(model.training).join(model)
     return model
 
 
@@ -88,9 +88,10 @@ def fix_heads(model: nn.Module, mask: Mask) -> nn.Module:
     check_shape(mask, head_counts(model))
     for site in head_sites(model):
         if site.kind in mask.values:
-            weight = site.attention.out_proj.weight
+            weight = like(site.attention)
             row = [mask.values[site.kind][site.layer][head] for head in site.attention.kept]
-            site.attention.head_mask = torch.tensor(row, dtype=weight.dtype, device=weight.device)
+            with torch.inference_mode(False):  # the model may be trained later
+                site.attention.head_mask = torch.tensor(row, dtype=weight.dtype, device=weight.device)
     return model
 
 

@@ -40,6 +40,20 @@ def hooked(
             site.attention.hook = old
 
 
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable) -> Iterator[None]:
+    """Within the context, `forward` replaces that of a module."""
+    own = vars(module).get("forward")  # of this instance: --checkpoint-activations sets one
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
+
+
 @dataclass(frozen=True)
 class Observed:
     """Attention weights [B, H, T, S] and contexts [B, H, T, D] of one attention layer, before gates.

@@ -19,6 +19,7 @@ from fairseq_headgates.compat import without_shortcut
 from fairseq_headgates.gates import GateMethod, HeadGates, gates_penalty
 from fairseq_headgates.heads import TYPES, HeadTable, kind_and_layer
 from fairseq_headgates.modules import HeadAttention
+from fairseq_headgates.surgery.alignments import watch_alignments
 from fairseq_headgates.surgery.features import attention_features, other_attention
 
 ACROSS_CHANNELS = "cross_channel_attn"  # of speech_dlm, between two speakers: it is of none of the types
@@ -68,6 +69,12 @@ def _heads(site: HeadSite) -> int:
     return getattr(site.attention, "heads", site.attention.num_heads)
 
 
+def like(attention: MultiheadAttention) -> Tensor:
+    """Return a tensor with the precision and device that factors on the heads of a layer need."""
+    weight = attention.out_proj.weight
+    return weight if torch.is_tensor(weight) else torch.empty(0)  # of a quantised layer it is a function
+
+
 def _supported_sites(model: nn.Module) -> list[HeadSite]:
     """Return `head_sites(model)`. Raise ValueError with the reason if the model has no heads to gate or remove."""
     name = type(model).__name__
@@ -115,26 +122,9 @@ def use_head_attention(model: nn.Module) -> nn.Module:
         parent, _, child = site.name.rpartition(".")
         layer: Any = model.get_submodule(parent)
         setattr(layer, child, HeadAttention(site.attention))
-        if child == "encoder_attn":
-            layer.register_forward_hook(_align_by_open_heads)
         without_shortcut(layer)
+    watch_alignments(model)
     return model
-
-
-def _align_by_open_heads(layer: nn.Module, inputs: tuple, output: tuple) -> tuple | None:
-    """Hook on decoder layers that keeps of the attention weights [H, B, T, S] those of heads with a factor above 0.
-
-    fairseq's decoder averages the weights of its last layer over heads for alignments. With this hook, alignments are
-    the same when the other heads are removed. In training all heads count, because a closed gate may open again.
-    """
-    weights = output[1]
-    if layer.training or weights is None or weights.dim() != 4:
-        return None
-    scale = layer.encoder_attn.head_scale()  # type: ignore[union-attr,operator]
-    if scale is None or bool(scale.all()):
-        return None
-    contributing = weights[scale != 0] if bool(scale.any()) else torch.zeros_like(weights[:1])
-    return (output[0], contributing, *output[2:])
 
 
 def gate_values(model: nn.Module) -> dict[str, Tensor]:
@@ -177,7 +167,7 @@ def _per_type(model: nn.Module, of_gate: Callable[[HeadGates], Tensor]) -> dict[
 
 def _per_head(attention: MultiheadAttention, of_gate: Callable[[HeadGates], Tensor]) -> Tensor:
     """Return a number for every head that the layer was trained with, 0 for a removed one: [heads]."""
-    precise: dict[str, Any] = {"dtype": torch.float32, "device": attention.out_proj.weight.device}
+    precise: dict[str, Any] = {"dtype": torch.float32, "device": like(attention).device}
     if not isinstance(attention, HeadAttention):
         return torch.ones(attention.num_heads, **precise)
     row = torch.zeros(attention.heads, **precise)

@@ -1,0 +1,97 @@
+"""LayerDrop at inference (Fan et al. 2020): masks and weights of the layers that --encoder-layers-to-keep names.
+
+fairseq removes the other layers when it loads a checkpoint, and numbers those that stay from 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from omegaconf import OmegaConf, open_dict
+from torch import Tensor
+
+from fairseq_headgates.heads import HeadTable
+from fairseq_headgates.messages import shown
+
+SIDES = ("encoder", "decoder")
+LAYER = re.compile(r"(encoder|decoder)\b.*\blayers\.(\d+)(?=\.|$)")
+
+Numbers = dict[str, dict[int, int]]
+
+
+def layers_to_keep(args: Any) -> dict[str, list[int]]:
+    """Return the layers to keep of encoder and decoder, sorted; a side of which all are kept is missing.
+
+    Raise ValueError for an option that is not a list of numbers.
+    """
+    found = {}
+    for side in SIDES:
+        text = getattr(args, f"{side}_layers_to_keep", None)
+        if text:
+            if not re.fullmatch(r"\d{1,4}(,\d{1,4})*", str(text)):
+                raise ValueError(
+                    f"--{side}-layers-to-keep is {shown(text)}: it must be numbers of layers, as in '0,2,4'"
+                )
+            found[side] = sorted(map(int, str(text).split(",")))
+    return found
+
+
+def side_of(kind: str) -> str:
+    """Return the side of an attention type."""
+    return "encoder" if kind == "enc-self" else "decoder"
+
+
+def mask_of_layers(mask: HeadTable, args: Any) -> HeadTable:
+    """Return the rows of a mask for the layers to keep. A mask of so many layers is returned as it is."""
+    kept = layers_to_keep(args)
+    rows = {}
+    for kind, layers in mask.values.items():
+        keep = kept.get(side_of(kind), [])
+        rows[kind] = [layers[i] for i in _numbers(keep, len(layers), side_of(kind))] or layers
+    return HeadTable(rows, mask.name, mask.signature)
+
+
+def layer_numbers(names: Iterable[str], args: Any) -> Numbers:
+    """Return {side: {layer to keep: its new number}} for weights by name; a side that has no others is missing."""
+    there: dict[str, set[int]] = {side: set() for side in SIDES}
+    for name in names:
+        if found := LAYER.match(name):
+            there[found[1]].add(int(found[2]))
+    kept = {side: _numbers(keep, len(there[side]), side) for side, keep in layers_to_keep(args).items()}
+    return {side: {layer: i for i, layer in enumerate(keep)} for side, keep in kept.items() if keep}
+
+
+def _numbers(keep: list[int], layers: int, side: str) -> list[int]:
+    """Return the layers to keep of `layers`; none if there are no others. Raise ValueError if one is missing."""
+    if layers <= len(keep):
+        return []
+    if keep and keep[-1] >= layers:
+        raise ValueError(f"--{side}-layers-to-keep names layer {keep[-1]}: the {side} has the layers 0 to {layers - 1}")
+    return keep
+
+
+def weights_of_layers(weights: Mapping[str, Tensor], numbers: Numbers, args: Any) -> dict[str, Tensor]:
+    """Return a state dict without the other layers. As in fairseq, the options of `args` are unset after that."""
+    result = OrderedDict(_renumbered(weights, numbers))
+    if hasattr(weights, "_metadata"):
+        result._metadata = _renumbered(weights._metadata, numbers)  # type: ignore[attr-defined]
+    with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
+        for side in numbers:
+            setattr(args, f"{side}_layers_to_keep", None)
+    return result
+
+
+def _renumbered(named: Mapping[str, Any], numbers: Numbers) -> dict[str, Any]:
+    result = {}
+    for name, value in named.items():
+        found = LAYER.match(name)
+        if found is None or found[1] not in numbers:
+            result[name] = value
+        elif int(found[2]) in numbers[found[1]]:
+            number = numbers[found[1]][int(found[2])]
+            result[f"{name[: found.start(2)]}{number}{name[found.end(2) :]}"] = value
+    return result
