@@ -142,14 +142,16 @@ def _points(work: Session, path: str, journal: ResumeJournal) -> list[dict[str, 
 
 def _measured(name: str, metric: Metric | None, point: Point, whole: list[Any] | None) -> dict[str, Any]:
     """Return the metric of a point; accuracy with the p-value of its difference from the `whole` model."""
+    from fairseq_headgates.evaluation import perplexity
+
     if name == "ppl":
-        return {"ppl": 2**point.nll}
+        return {"ppl": perplexity(point.nll)}
     if metric is None or point.predictions is None:
         return {}
     if whole is None:
         return {metric.name: metric.score(point.predictions)}
-    scores, p_values = metric.with_significance({"whole": whole, "pruned": point.predictions})
-    return {metric.name: scores["pruned"], "p_value": p_values["pruned"]}
+    found = metric.compare({"whole": whole, "pruned": point.predictions})
+    return {metric.name: found.scores["pruned"], "p_value": found.p_values["pruned"]}
 
 
 def _scores(work: Session, loaded: Loaded) -> tuple[HeadTable, Callable[[nn.Module], HeadTable] | None]:

@@ -11,11 +11,10 @@ from torch import nn
 
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.objectives import Classes
-from fairseq_headgates.evaluation.translations import bleu_metric, bleu_with_significance, references, translate
+from fairseq_headgates.evaluation.statistics import Comparison, mcnemar, paired_bootstrap
+from fairseq_headgates.evaluation.translations import bleu_metric, references, translate
 from fairseq_headgates.evaluation.workers import gather
 from fairseq_headgates.surgery import use_head_attention
-
-Scores = dict[str, float]
 
 
 class Metric(Protocol):
@@ -38,7 +37,7 @@ class Metric(Protocol):
     def score(self, predictions: Sequence[Any]) -> float:
         """Return the score of predictions, from 0 to 100."""
 
-    def with_significance(self, systems: Mapping[str, Sequence[Any]]) -> tuple[Scores, Scores]:
+    def compare(self, systems: Mapping[str, Sequence[Any]]) -> Comparison:
         """Return the score of every system, and the p-value of its difference from the first."""
 
     def signature(self) -> str:
@@ -67,9 +66,9 @@ class Bleu:
         """Return BLEU."""
         return float(self.metric.corpus_score(predictions, [self.references]).score)
 
-    def with_significance(self, systems: Mapping[str, Sequence[str]]) -> tuple[Scores, Scores]:
+    def compare(self, systems: Mapping[str, Sequence[str]]) -> Comparison:
         """Return BLEU of every system, and the p-value of its difference from the first."""
-        return bleu_with_significance(self.metric, systems, self.references)
+        return paired_bootstrap({"BLEU": self.metric}, systems, self.references)["BLEU"]
 
     def signature(self) -> str:
         """Return sacreBLEU's signature."""
@@ -100,11 +99,11 @@ class Accuracy:
         """Return the percentage of correct predictions."""
         return 100 * sum(map(int.__eq__, predictions, self.labels)) / len(self.labels)
 
-    def with_significance(self, systems: Mapping[str, Sequence[int]]) -> tuple[Scores, Scores]:
+    def compare(self, systems: Mapping[str, Sequence[int]]) -> Comparison:
         """Return the accuracy of every system, and the p-value of its difference from the first."""
         first, *others = systems
         p_values = {name: mcnemar(systems[first], systems[name], self.labels) for name in others}
-        return {name: self.score(found) for name, found in systems.items()}, p_values
+        return Comparison({name: self.score(found) for name, found in systems.items()}, p_values, self.signature())
 
     def signature(self) -> str:
         """Return the number of sentences."""
@@ -117,19 +116,6 @@ def _in_order(corpus: Corpus, classes: Sequence[torch.Tensor]) -> list[int]:
     for sample, of_batch in zip(corpus.batches, classes, strict=True):
         found.update(zip(sample["id"].tolist(), of_batch.tolist(), strict=True))
     return [label for _, label in sorted(gather(found).items())]
-
-
-def mcnemar(a: Sequence[int], b: Sequence[int], labels: Sequence[int]) -> float:
-    """Return the two-sided p-value of McNemar's exact test (McNemar 1947) for the predictions of two classifiers.
-
-    Only sentences count that one of both classifies correctly and the other does not. If the classifiers are equally
-    good, either one is right on such a sentence with probability 1/2.
-    """
-    from scipy.stats import binomtest  # which takes a second to import
-
-    only_a = sum(x == label != y for x, y, label in zip(a, b, labels, strict=True))
-    only_b = sum(y == label != x for x, y, label in zip(a, b, labels, strict=True))
-    return float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
 
 
 METRICS: dict[str, type[Bleu] | type[Accuracy]] = {"bleu": Bleu, "accuracy": Accuracy}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +11,11 @@ import torch
 from fairseq import utils
 from fairseq_cli.generate import get_symbols_to_strip_from_output
 from sacrebleu.metrics import BLEU
-from sacrebleu.significance import PairedTest
 from torch import Tensor, nn
 
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.workers import gather
 from fairseq_headgates.messages import first_line, logging_only
-
-RESAMPLINGS = 1000  # of the paired bootstrap
 
 
 @dataclass(frozen=True)
@@ -136,16 +133,3 @@ def bleu_metric(corpus: Corpus) -> BLEU:
             return BLEU(lowercase=bool(getattr(scoring, "sacrebleu_lowercase", False)), tokenize=tokenizer)
     except Exception as error:  # a package or a model of the tokenizer is missing
         raise ValueError(f"--sacrebleu-tokenizer {tokenizer} cannot be used ({first_line(error)})") from None
-
-
-def bleu_with_significance(
-    metric: BLEU, systems: Mapping[str, Sequence[str]], references: Sequence[str]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return BLEU of every system, and the p-value of its difference to the first (paired bootstrap, Koehn 2004)."""
-    named: list[tuple[str, Sequence[str]]] = [(name, list(texts)) for name, texts in systems.items()]
-    if len(named) == 1:
-        return {named[0][0]: metric.corpus_score(named[0][1], [list(references)]).score}, {}
-    _, scores = PairedTest(named, {"BLEU": metric}, [list(references)], "bs", RESAMPLINGS)()
-    results: dict[str, Any] = {name: result for (name, _), result in zip(named, scores["BLEU"], strict=True)}
-    bleu = {name: float(result.score) for name, result in results.items()}
-    return bleu, {name: float(result.p_value) for name, result in results.items() if result.p_value is not None}
