@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_headgates import report
     from fairseq_headgates.analysis.ablation import ablation_losses
     from fairseq_headgates.cli.session import session
-    from fairseq_headgates.evaluation import metric_of, perplexity
+    from fairseq_headgates.evaluation import perplexity
 
     if args.select_subset is not None and (args.mode != "all-but-one" or args.metric not in ("bleu", "accuracy")):
         raise ValueError(
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     with session(args) as work:
         path, name = work.only_path(), work.objective.metric(args.metric or "nll")
         loaded = work.load(path)
-        metric = metric_of(name, loaded.model, loaded.corpus)  # before long work, so that wrong options fail early
+        metric = work.metric(name, loaded)  # before long work, so that wrong options fail early
         journal = work.journal(path) if metric else None
         nll, losses = ablation_losses(loaded.model, loaded.corpus, args.mode, work.progress("loss"))
         difference = losses.map(lambda loss: loss - nll, f"+bits, {args.mode}")

@@ -17,12 +17,11 @@ if TYPE_CHECKING:
         load_corpus,
         load_dataset,
         mean_loss,
-        setup_task,
     )
     from fairseq_headgates.evaluation.losses import Sample, at_least_single, token_losses
     from fairseq_headgates.evaluation.metrics import Metric, metric_of
     from fairseq_headgates.evaluation.objectives import Objective, objective_of
-    from fairseq_headgates.evaluation.options import to_config
+    from fairseq_headgates.evaluation.options import setup_task, to_config
     from fairseq_headgates.evaluation.statistics import Comparison, mcnemar, paired_bootstrap, perplexity
     from fairseq_headgates.evaluation.translations import make_generator, translate
     from fairseq_headgates.evaluation.workers import all_reduce, device_of, gather, join_workers, leave_workers
@@ -59,7 +58,7 @@ __all__ = [
     "translate",
 ]
 
-MODULES = ("statistics", "workers", "options", "losses", "objectives", "corpus", "translations", "metrics")
+MODULES = ("statistics", "workers", "losses", "objectives", "options", "corpus", "translations", "metrics")
 
 
 def __getattr__(name: str) -> Any:

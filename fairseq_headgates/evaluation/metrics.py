@@ -16,6 +16,8 @@ from fairseq_headgates.evaluation.translations import bleu_metric, references, t
 from fairseq_headgates.evaluation.workers import gather
 from fairseq_headgates.surgery import use_head_attention
 
+TOKENISED = 100  # sentences that end in a blank and a full stop; sacreBLEU warns at this number
+
 
 class Metric(Protocol):
     """A metric on one corpus.
@@ -23,10 +25,12 @@ class Metric(Protocol):
     Attributes:
         name: "bleu" or "accuracy"
         test: the significance test, in words
+        warning: what makes scores incomparable, and what to do; "" for nothing
     """
 
     name: str
     test: str
+    warning: str
 
     def prepared(self, model: nn.Module) -> nn.Module:
         """Return a copy of a model, prepared for `predict`."""
@@ -51,6 +55,13 @@ class Bleu:
 
     def __init__(self, model: nn.Module, corpus: Corpus):
         self.corpus, self.metric, self.references = corpus, bleu_metric(corpus), references(model, corpus)
+        tokenised = sum(line.endswith(" .") for line in self.references)
+        self.warning = ""
+        if tokenised >= TOKENISED and not corpus.cfg.tokenizer:
+            self.warning = (
+                f"{tokenised} references end in ' .': BLEU of tokenised text is not comparable; to detokenise it, add "
+                "--tokenizer moses -s SRC -t TGT, and --remove-bpe if it is in subwords"
+            )
 
     def prepared(self, model: nn.Module) -> nn.Module:
         """Return a copy of the model prepared for generation, as fairseq-generate does."""
@@ -78,7 +89,7 @@ class Bleu:
 class Accuracy:
     """The percentage of sentences that are classified as labelled; its test is McNemar's exact test."""
 
-    name, test = "accuracy", "McNemar's exact test"
+    name, test, warning = "accuracy", "McNemar's exact test", ""
 
     def __init__(self, model: nn.Module, corpus: Corpus):
         self.corpus = corpus

@@ -130,6 +130,7 @@ def bleu_metric(corpus: Corpus) -> BLEU:
     tokenizer = getattr(scoring, "sacrebleu_tokenizer", None) or "13a"
     try:
         with logging_only(logging.CRITICAL, "sacrebleu"):  # which logs what it raises
-            return BLEU(lowercase=bool(getattr(scoring, "sacrebleu_lowercase", False)), tokenize=tokenizer)
+            # force: without a warning at each score
+            return BLEU(bool(getattr(scoring, "sacrebleu_lowercase", False)), force=True, tokenize=tokenizer)
     except Exception as error:  # a package or a model of the tokenizer is missing
         raise ValueError(f"--sacrebleu-tokenizer {tokenizer} cannot be used ({first_line(error)})") from None
