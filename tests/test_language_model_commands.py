@@ -306,3 +306,12 @@ def test_a_translation_model_is_no_language_model(gated_checkpoint, language_mod
 def test_ctranslate2_is_refused(language_model, run, tmp_path):
     done = run("headgates", "convert", language_model, tmp_path / "out", "--to", "ctranslate2", code=2)
     assert_one_line_error(done, ["it has no encoder (a language model)"])
+
+
+def test_blocks_that_are_too_long_with_bos_are_refused(train_lm, run, toy_text, tmp_path):
+    """Learned positions end where fairseq-eval-lm, which does not count <s>, fails."""
+    train_lm(tmp_path, "--decoder-learned-pos", arch="transformer_lm", updates=1)
+    command = ["headgates", "ablate", toy_text, "--path", tmp_path / "checkpoint_last.pt", *READING, "--add-bos-token"]
+    run(*command, "--tokens-per-sample", 15)
+    done = run(*command, "--tokens-per-sample", 16, code=2)
+    assert_one_line_error(done, ["a block has 17 tokens with the <s> of --add-bos-token, the model 16 positions"])

@@ -171,10 +171,11 @@ class Classes(Objective):
 
     def __init__(self, task: Any):
         super().__init__(task)
-        gates = (
-            "only classifiers can be measured, choose heads by their gates with headgates prune, which reads no data"
+        others = (
+            "only classifiers are measured; choose heads by their gates (headgates prune), or measure masked tokens "
         )
-        _refuse(task.cfg, d2v2_multi="leave it out", regression_target=gates)
+        others += "(DATA/input0 --task masked_lm)"
+        _refuse(task.cfg, d2v2_multi="leave it out", regression_target=others)
 
     def check(self, sample: Sample, subset: str) -> None:
         """Raise ValueError unless every sentence of a batch has one label."""
