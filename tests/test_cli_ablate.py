@@ -34,7 +34,23 @@ def test_bleu_is_that_of_fairseq_generate(more, on_toy, run, toy, checkpoints):
     )  # fmt: skip
     assert f"{found['bleu']:.2f}" == re.search(r"BLEU = ([\d.]+)", generated.out).group(1)
     assert len(found["bleu_difference"]) == len(found["p_value"]) == 6  # the best head of every layer
-    assert all(0 <= p <= 1 for p in found["p_value"].values())
+    assert "|bs:1000|seed:12345|" in found["bleu_signature"]
+    assert any(found["bleu_difference"].values())
+    for head, difference in found["bleu_difference"].items():
+        assert found["p_value"][head] == 1.0 if difference == 0 else 1 / 1001 <= found["p_value"][head] < 1
+
+
+def test_masking_what_is_masked_is_no_difference(on_toy, checkpoints, tmp_path):
+    """The same translations have p = 1, in the table no stars."""
+    out = tmp_path / "ablation.json"
+    text = on_toy("ablate", "--metric", "bleu", *SEARCH, "--out", out, checkpoint=checkpoints["fixed"], subset="test")
+    found = json.loads(out.read_text())
+    closed = [f"enc-self 1 {head}" for head in range(4)]
+    assert {head: (found["bleu_difference"][head], found["p_value"][head]) for head in closed} == dict.fromkeys(
+        closed, (0.0, 1.0)
+    )
+    bleu = text.partition("BLEU of the whole model")[2]
+    assert bleu.partition("layer 1")[2].splitlines()[0].split() == ["+0.00"] * 4 and "+0.00*" not in bleu
 
 
 def test_ablation_of_single_heads_by_bleu(on_toy, toy, tmp_path):

@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 import sys
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
-from support.analysis import one_line
-from support.commands import run_program, worker_arguments
+from fairseq.tasks import TASK_REGISTRY
+from fairseq.tasks.translation import TranslationTask
+from support.analysis import SEARCH, one_line
+from support.commands import EVALUATION, run_program, worker_arguments
 
 from fairseq_headgates import evaluation
 from fairseq_headgates.heads import SCORE_FORMAT, HeadTable, scores_to_json
@@ -180,6 +183,77 @@ def test_saved_options_of_training_do_not_matter(option, on_toy, checkpoints, tm
         for checkpoint in (checkpoints["baseline"], tmp_path / "saved.pt")
     ]
     assert found[0] == found[1]
+
+
+# --- tasks of translation --------------------------------------------------------------------------------------------
+
+MULTILINGUAL = ["--task", "translation_multi_simple_epoch", "--langs", "src,tgt,fr", "--encoder-langtok", "tgt"]
+MULTILINGUAL += ["--decoder-langtok", "--lang-pairs"]
+PAIR = ["-s", "src", "-t", "tgt"]
+
+
+@pytest.fixture(scope="module")
+def multilingual(made_once, train):
+    """A checkpoint of one model for several languages."""
+    folder = made_once("multilingual", lambda folder: train(folder, *MULTILINGUAL, "src-tgt", updates=4))
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.mark.parametrize(
+    ("options", "others"),
+    [
+        (["src-tgt,src-fr", *PAIR], []),
+        (["src-tgt"], PAIR),  # fairseq-generate needs them
+        (["src-tgt", *PAIR, "--lang-tok-replacing-bos-eos"], []),
+    ],
+)
+def test_models_of_several_languages_are_measured_as_by_fairseq(options, others, on_toy, multilingual, run, toy):
+    """Losses are those of the reference, BLEU that of translations with forced beginnings."""
+    options = [*MULTILINGUAL, *options]
+    search = [*SEARCH, "--prefix-size", "5"]
+    curve = ["--by", "gradient", "--steps", "0", "--types", "all", "--json"]
+    (point,) = json.loads(on_toy("curve", *curve, *options, *search, checkpoint=multilingual))
+    assert "|langs:src-tgt|options:task=translation_multi_simple_epoch," in point["measured"]
+    fairseq = ["fairseq-generate", toy.data, "--path", multilingual, "--gen-subset", "valid", *EVALUATION]
+    fairseq += [*options, *others]
+    scored = run(*fairseq, "--score-reference").out
+    log_p = [float(number) for line in re.findall(r"^P-\d+\t(.*)$", scored, re.MULTILINE) for number in line.split()]
+    assert point["nll"] == pytest.approx(-sum(log_p) / len(log_p), abs=1e-4)
+    generated = run(*fairseq, *search, "--scoring", "sacrebleu").out
+    assert point["bleu"] > 5 and f"{point['bleu']:.2f}" == re.search(r"BLEU = ([\d.]+)", generated)[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([*MULTILINGUAL, "src-tgt,src-fr"], "add -s SRC -t TGT, a pair of src-tgt, src-fr"),
+        ([*MULTILINGUAL, "src-tgt", "-s", "src"], "add -s SRC -t TGT, a pair of src-tgt"),
+        (MULTILINGUAL[:-1], "needs languages: add --lang-pairs as in training"),
+        ([*MULTILINGUAL, "src-tgt", "-s", "src", "-t", "xx"], "check --lang-pairs, --langs, -s and -t"),
+        (["-t", "src"], "--target-lang is src, the data in"),
+        (["--task", "multilingual_translation", "--lang-pairs", "src-tgt"], "a transformer for each language pair"),
+        (["--task", "semisupervised_translation", "--lang-pairs", "src-tgt"], "a transformer for each language pair"),
+        (["--task", "translation_lev"], "its models edit or predict all tokens at once"),
+        (["--task", "online_backtranslation", "--mono-langs", "src"], "to evaluate it, use translation"),
+        (["--task", "denoising"], "draws its noise anew"),
+        (["--task", "multilingual_denoising"], "draws its noise anew"),
+        (["--task", "sentence_ranking"], "choose from translation, "),
+        (["--task", "simul_text_to_text"], "choose from translation, "),
+        (["--task", "translation_from_pretrained_bart", "--langs", "src,tgt"], "this version of fairseq fails with it"),
+        (["--task", "translation_from_pretrained_xlm"], "this version of fairseq fails with it"),
+    ],
+)
+def test_other_tasks_are_refused_with_a_reason(options, words, on_toy):
+    assert words in one_line(on_toy("score", "--method", "gate", *options, code=2))
+
+
+def test_every_task_of_translation_is_evaluated_or_refused():
+    """A task of another version of fairseq must be looked at."""
+    names = {name for name, task in TASK_REGISTRY.items() if issubclass(task, TranslationTask)}
+    tested = {"translation_multi_simple_epoch", "multilingual_translation", "semisupervised_translation"}
+    tested |= {"translation", "translation_lev", "online_backtranslation", "simul_text_to_text"}
+    tested |= {"translation_from_pretrained_bart", "translation_from_pretrained_xlm"}
+    assert {name for name in names if TASK_REGISTRY[name].__module__.startswith("fairseq.")} <= tested
 
 
 def test_several_folders_are_all_signed(on_toy, toy, copied):

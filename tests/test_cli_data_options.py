@@ -1,13 +1,19 @@
 """Options of the commands that read data: bad values end with one line, before anything is computed."""
 
+import json
 import sys
+from argparse import Namespace
+from dataclasses import fields
 
 import pytest
-from support.analysis import READ, one_line
+from fairseq.dataclass import configs
+from support.analysis import READ, SEARCH, one_line
 from support.fairseq_0_12_2 import IS_0_12_2
 from support.sampling import sampled
 
 from fairseq_headgates.analysis import ablation, curves
+from fairseq_headgates.cli import main as cli
+from fairseq_headgates.cli.fairseq_options import MEASURING, SEARCHING, changed_options, fairseq_options
 from fairseq_headgates.evaluation import metrics
 
 
@@ -233,3 +239,88 @@ def test_a_broken_user_dir(name, content, words, on_toy, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["headgates", "--user-dir", str(folder)])  # which fairseq reads as well
     line = one_line(on_toy("score", "--method", "gate", "--user-dir", folder, code=2))
     assert f"cannot import --user-dir {folder} (" in line and words in line
+
+
+# --- signatures ------------------------------------------------------------------------------------------------------
+
+# Of the options that all tasks have, those that concern speed, logs and training.
+HARMLESS = {
+    field.name
+    for config in (configs.CommonConfig, configs.CommonEvalConfig, configs.DistributedTrainingConfig)
+    for field in [*fields(config), *fields(configs.CheckpointConfig)]
+} - {*MEASURING, *SEARCHING}
+HARMLESS |= {
+    *("num_workers", "data_buffer_size", "max_tokens", "batch_size", "dataset_impl", "gen_subset", "train_subset"),
+    *("valid_subset", "combine_valid_subsets", "ignore_unused_valid_subsets", "validate_interval", "max_valid_steps"),
+    *("validate_interval_updates", "validate_after_updates", "fixed_validation_seed", "disable_validation"),
+    *("max_tokens_valid", "batch_size_valid", "curriculum", "num_shards", "shard_id", "grouped_shuffling"),
+    *("update_epoch_batch_itr", "update_ordered_indices_seed", "data", "optimizer", "lr_scheduler", "scoring"),
+}
+TASKS = ["translation", "translation_multi_simple_epoch", "language_modeling", "masked_lm", "sentence_prediction"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_option_that_changes_results_is_signed(task):
+    """Each is an option of the data, of the search, or one that changes no result."""
+    given = fairseq_options("score", ["data", "--path", "x.pt", "--task", task])
+    data, search = changed_options(given)
+    assert set(data) <= {"task"} and not search
+    chosen = ("task", "criterion")
+    changed = Namespace(**{name: value if name in chosen else "other" for name, value in vars(given).items()})
+    data, search = changed_options(changed)
+    assert "seed" in data and "lenpen" in search and not data.keys() & search.keys()
+    assert not (data.keys() | search.keys()) & HARMLESS
+    assert set(vars(given)) - HARMLESS - {*chosen, "simul_type"} <= data.keys() | search.keys()
+
+
+def test_options_of_speed_and_training_change_no_result(on_toy):
+    """Padding and the order of batches do not change losses either, though they are signed."""
+    speed = ["--max-tokens", "40", "--data-buffer-size", "2", "--max-valid-steps", "1", "--curriculum", "1"]
+    speed += ["--fixed-validation-seed", "3", "--update-ordered-indices-seed", "--log-format", "json"]
+    padding = ["--left-pad-source", "--left-pad-target", "--required-seq-len-multiple", "8"]
+    expected, fast, padded = (json.loads(on_toy("ablate", "--json", *own)) for own in ([], speed, padding))
+    assert fast["nll"] == pytest.approx(expected["nll"], abs=1e-6) and fast["signature"] == expected["signature"]
+    assert padded["nll"] == pytest.approx(expected["nll"], abs=1e-6)
+    assert "|options:required-seq-len-multiple=8,left-pad-source=False," in padded["signature"]
+
+
+def test_a_curve_names_what_it_was_measured_on(on_toy):
+    """The data and options of BLEU, besides the signature of the scores, which can be of other data."""
+    options = ["--score-subset", "valid", "--steps", "0", "--types", "all", "--lenpen", "0.5", "--no-repeat-ngram-size"]
+    (point,) = json.loads(on_toy("curve", "--by", "gradient", *options, "2", *SEARCH, "--json", subset="test"))
+    assert "|split:valid|sents:30|" in point["signature"]
+    assert "|split:test|sents:10|" in point["measured"] and "|beam:2|lenpen:0.5|" in point["measured"]
+    assert point["measured"].endswith("|search-options:max-len-b=20,no-repeat-ngram-size=2")
+    assert "tok:13a" in point["bleu_signature"]
+
+
+@pytest.mark.parametrize("options", [["--sampling", "--seed", "5"], ["--sampling", "--max-tokens", "50"]])
+def test_what_sampling_depends_on_is_signed(options, on_toy):
+    sampled = ["curve", "--by", "random", "--steps", "0", "--types", "all", *SEARCH, "--json"]
+    one, other = (json.loads(on_toy(*sampled, *own, subset="test"))[0]["measured"] for own in (["--sampling"], options))
+    assert one != other
+
+
+# --- tokenised text --------------------------------------------------------------------------------------------------
+
+
+def test_moses_takes_the_languages_of_the_data(on_toy):
+    pytest.importorskip("sacremoses")
+    options = ["--by", "random", "--steps", "0", "--types", "all", *SEARCH, "--tokenizer", "moses", "--json"]
+    found = [json.loads(on_toy("curve", *options, *own)) for own in ([], ["-s", "src", "-t", "tgt"])]
+    assert found[0] == found[1] and "|langs:src-tgt|" in found[0][0]["measured"]
+
+
+def test_tokenised_references_get_one_warning(toy, checkpoints, capsys, monkeypatch, caplog):
+    """It says what to do; sacreBLEU would print three lines for every score."""
+    monkeypatch.setattr(metrics, "references", lambda *_: ["A B ."] * 10)
+    monkeypatch.setattr(metrics, "translate", lambda *_: ["A C ."] * 10)
+    monkeypatch.setattr(metrics, "TOKENISED", 10)
+    paths = f"{checkpoints['baseline']}:{checkpoints['gated']}"
+    options = ["curve", toy.data, "--path", paths, "--gen-subset", "test", *READ, "--by", "random", "--steps", "0,50"]
+    assert cli.main(list(map(str, options))) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("headgates curve: warning: 10 references end in ' .'") and "--tokenizer moses -s" in line
+    plain = metrics.bleu_metric(Namespace(cfg=Namespace(scoring=None)))
+    plain.corpus_score(["A B ."] * 200, [["A B ."] * 200])
+    assert not caplog.records

@@ -261,9 +261,12 @@ def test_what_is_missing_is_said_before_anything_is_made(recipe, tmp_path):
 
 @pytest.mark.parametrize("recipe", ["wmt_en_ru.sh", "opensubtitles_en_ru.sh", "iwslt14_de_en.sh"])
 def test_a_dry_run_prints_every_command_and_writes_nothing(recipe, tmp_path):
-    settings = {"RUNS": "enc-self:0.01 all:0.02", "DISK_GB": 0}
+    """It warns of a disk that is too small for the run."""
+    settings = {"RUNS": "enc-self:0.01 all:0.02", "DISK_GB": 10**9}
     result = run(recipe, "--dry-run", tmp_path / "out", **settings)
     assert result.returncode == 0, result.stderr
+    (warning,) = result.stderr.splitlines()
+    assert warning.startswith(f"{recipe}: warning: ") and "this recipe needs about 1000000000 GB" in warning
     assert list(tmp_path.iterdir()) == []
     for program in ("corpora.py fetch", "sacremoses", "subword-nmt learn-bpe", "fairseq-preprocess", "train.py"):
         assert program in result.stdout

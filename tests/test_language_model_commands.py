@@ -134,6 +134,26 @@ def test_curve_measures_the_perplexity_of_fairseq_eval_lm(models, run, toy_text,
     assert "|block:12-" in points[0]["signature"]
 
 
+@by_sentence
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--add-bos-token"],
+        ["--add-bos-token", "--sample-break-mode", "eos"],
+        ["--shorten-method", "random_crop", "--tokens-per-sample", 4, "--seed", 5],
+        ["--pad-to-fixed-length"],
+    ],
+)
+def test_options_that_change_the_perplexity_are_signed(options, language_model, run, toy_text):
+    """The perplexity is that of fairseq-eval-lm; the <s> of --add-bos-token is read, and not predicted."""
+    found, plain = (
+        json.loads(headgates(run, "ablate", toy_text, language_model, "--json", *own).out) for own in (options, [])
+    )
+    assert found["nll"] == pytest.approx(eval_lm(run, toy_text, language_model, *options), abs=2e-4)
+    assert found["signature"] != plain["signature"]
+    assert f"{options[0].removeprefix('--')}={'random_crop' if 'crop' in str(options) else True}" in found["signature"]
+
+
 def test_all_commands_and_a_report_of_their_results(variant, models, run, toy_text, tmp_path):
     scores, results = (
         tmp_path / "scores.json",
@@ -264,6 +284,10 @@ def test_gates_on_attention_that_it_does_not_have(tmp_path, train_lm):
         ([], ["add --task language_modeling"]),
         (["--task", "language_modeling"], ["--tokens-per-sample is 1024", "at most 16"]),
         ([*BLOCKS, "--metric", "bleu"], ["--metric is bleu", "choose nll or ppl"]),
+        ([*BLOCKS, "--self-target"], ["--self-target cannot be used here", "predict the next token"]),
+        ([*BLOCKS, "--past-target", "--future-target"], ["--past-target cannot be used here"]),
+        ([*BLOCKS, "--pad-to-fixed-bsz", "--batch-size", 64], ["--pad-to-fixed-bsz cannot be used here"]),
+        ([*BLOCKS, "--output-dictionary-size", 8], ["--output-dictionary-size cannot be used here"]),
     ],
 )
 def test_options_of_another_task_are_refused(options, words, language_model, run, toy_text):
@@ -282,3 +306,12 @@ def test_a_translation_model_is_no_language_model(gated_checkpoint, language_mod
 def test_ctranslate2_is_refused(language_model, run, tmp_path):
     done = run("headgates", "convert", language_model, tmp_path / "out", "--to", "ctranslate2", code=2)
     assert_one_line_error(done, ["it has no encoder (a language model)"])
+
+
+def test_blocks_that_are_too_long_with_bos_are_refused(train_lm, run, toy_text, tmp_path):
+    """Learned positions end where fairseq-eval-lm, which does not count <s>, fails."""
+    train_lm(tmp_path, "--decoder-learned-pos", arch="transformer_lm", updates=1)
+    command = ["headgates", "ablate", toy_text, "--path", tmp_path / "checkpoint_last.pt", *READING, "--add-bos-token"]
+    run(*command, "--tokens-per-sample", 15)
+    done = run(*command, "--tokens-per-sample", 16, code=2)
+    assert_one_line_error(done, ["a block has 17 tokens with the <s> of --add-bos-token, the model 16 positions"])

@@ -1,16 +1,20 @@
 """Evaluation of a run: validation loss, paired bootstrap, a metric of the user (recipes/lib)."""
 
 import json
+import os
 import shlex
 import sys
 
 import numpy as np
 import pytest
+import sacrebleu
+from sacrebleu.metrics import BLEU
 from support.commands import EVALUATION
 
 import metric
 import nll
 import significance
+from fairseq_headgates import evaluation
 
 # --- nll.py -----------------------------------------------------------------------------------------------------
 
@@ -82,6 +86,19 @@ def test_a_large_difference_is_significant_and_none_is_not():
     assert significance.compare(reference, good, good)["BLEU"]["p"] == 1.0
 
 
+def test_the_test_is_that_of_headgates(monkeypatch):
+    """Its seed is fixed, and the environment is as before."""
+    reference, good = translations(0.2, 1)
+    _, other = translations(0.25, 2)
+    expected = significance.compare(reference, good, other)
+    monkeypatch.setenv("SACREBLEU_SEED", "7")
+    systems = {"full": good, "same": list(good), "other": other}
+    found = evaluation.paired_bootstrap({"BLEU": BLEU()}, systems, reference)["BLEU"]
+    assert found.p_values == {"same": 1.0, "other": expected["BLEU"]["p"]}
+    assert found.signature == expected["BLEU"]["signature"] and os.environ["SACREBLEU_SEED"] == "7"
+    assert found.scores["full"] == found.scores["same"] == sacrebleu.corpus_bleu(good, [reference]).score
+
+
 def test_case_counts_unless_it_does_not():
     reference, good = translations(0.1, 1)
     upper = [line.upper() for line in good]
@@ -91,16 +108,14 @@ def test_case_counts_unless_it_does_not():
 
 def test_the_p_value_is_that_of_a_naive_bootstrap():
     """Centred absolute differences of resampled BLEU (Koehn 2004), written again."""
-    from sacrebleu import corpus_bleu
-
     reference, good = translations(0.2, 1)
     _, other = translations(0.25, 2)
     generator = np.random.default_rng(12345)
     differences = []
     for sample in generator.choice(len(reference), size=(1000, len(reference)), replace=True):
         r, a, b = ([text[i] for i in sample] for text in (reference, good, other))
-        differences.append(abs(corpus_bleu(a, [r]).score - corpus_bleu(b, [r]).score))
-    observed = abs(corpus_bleu(good, [reference]).score - corpus_bleu(other, [reference]).score)
+        differences.append(abs(sacrebleu.corpus_bleu(a, [r]).score - sacrebleu.corpus_bleu(b, [r]).score))
+    observed = abs(sacrebleu.corpus_bleu(good, [reference]).score - sacrebleu.corpus_bleu(other, [reference]).score)
     more = sum(d - np.mean(differences) > observed for d in differences)
     found = significance.compare(reference, good, other)["BLEU"]["p"]
     assert found == pytest.approx((more + 1) / 1001, abs=0.002)

@@ -201,7 +201,10 @@ def test_two_workers_measure_as_one(models, run, toy_classes, tmp_path):
         (CLASSES[:2], ["add --num-classes N"]),
         ([*CLASSES, "--num-classes", 3], ["--num-classes is 3: it must be 2"]),
         ([*CLASSES, "--classification-head-name", "mnli"], ["no classification head 'mnli'", HEAD]),
-        ([*CLASSES, "--regression-target"], ["--regression-target cannot be used here"]),
+        (
+            [*CLASSES, "--regression-target"],
+            ["--regression-target cannot be used here", "DATA/input0 --task masked_lm"],
+        ),
         ([*CLASSES, "--metric", "bleu"], ["--metric is bleu", "choose nll or accuracy"]),
         ([*CLASSES, "--by", "relevance"], ["no decoder (an encoder such as RoBERTa)"]),
     ],

@@ -62,7 +62,8 @@ def test_correlate_needs_neither_torch_nor_fairseq(tmp_path):
 
 
 def test_scripts_of_recipes_that_need_no_model_import_neither_torch_nor_fairseq():
-    scripts = "corpora, plan, clean, curves, labelled, language_model_results, pareto, results, subtitles"
+    scripts = "corpora, plan, classifier_results, clean, curves, labelled, language_model_results, pareto, perplexity, "
+    scripts += "results, significance, subtitles"
     code = f"import sys; sys.path[:0] = {[str(RECIPES), str(RECIPES / 'lib')]}; import {scripts}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = set(done.stdout.split())

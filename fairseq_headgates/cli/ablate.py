@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_headgates import report
     from fairseq_headgates.analysis.ablation import ablation_losses
     from fairseq_headgates.cli.session import session
-    from fairseq_headgates.evaluation import metric_of
+    from fairseq_headgates.evaluation import perplexity
 
     if args.select_subset is not None and (args.mode != "all-but-one" or args.metric not in ("bleu", "accuracy")):
         raise ValueError(
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     with session(args) as work:
         path, name = work.only_path(), work.objective.metric(args.metric or "nll")
         loaded = work.load(path)
-        metric = metric_of(name, loaded.model, loaded.corpus)  # before long work, so that wrong options fail early
+        metric = work.metric(name, loaded)  # before long work, so that wrong options fail early
         journal = work.journal(path) if metric else None
         nll, losses = ablation_losses(loaded.model, loaded.corpus, args.mode, work.progress("loss"))
         difference = losses.map(lambda loss: loss - nll, f"+bits, {args.mode}")
@@ -70,9 +70,10 @@ def run(args: argparse.Namespace) -> int:
         unit = work.objective.unit
         text = [f"loss of the whole model: {nll:.4f} bits per {unit}", "", report.score_table(difference)]
         if name == "ppl":
-            more = losses.map(lambda loss: 2**loss - 2**nll, f"+ppl, {args.mode}")
-            result |= {"ppl": 2**nll, "ppl_difference": more.rows()}
-            text += ["", f"perplexity of the whole model: {2**nll:.2f}", "", report.score_table(more)]
+            ppl = perplexity(nll)
+            more = losses.map(lambda loss: perplexity(loss) - ppl, f"+ppl, {args.mode}")
+            result |= {"ppl": ppl, "ppl_difference": more.rows()}
+            text += ["", f"perplexity of the whole model: {ppl:.2f}", "", report.score_table(more)]
         if metric and journal:
             result.update(_metric(work, loaded, losses, metric, journal))
             text += ["", _metric_text(metric, args.mode, result)]
@@ -94,14 +95,13 @@ def _metric(work: Session, loaded: Loaded, losses: HeadTable, metric: Metric, jo
         selected_on = {"selected_on": str(work.signature(selecting))}
     masks = ablation_masks(loaded.model, mode, losses)
     predictions = masked_predictions(loaded.model, metric, masks, journal, work.progress(metric.name))
-    scores, p_values = metric.with_significance(predictions)
-    name = metric.name
+    found, name = metric.compare(predictions), metric.name
     return {
         **selected_on,
-        name: scores["full"],
-        f"{name}_difference": {str(head): scores[str(head)] - scores["full"] for head in masks},
-        "p_value": p_values,
-        f"{name}_signature": metric.signature(),
+        name: found.scores["full"],
+        f"{name}_difference": {str(head): found.scores[str(head)] - found.scores["full"] for head in masks},
+        "p_value": found.p_values,
+        f"{name}_signature": found.signature,
         **({"search": str(work.search)} if name == "bleu" else {}),
     }
 

@@ -16,6 +16,9 @@ from fairseq_headgates.cli.parser import Once, add_output, add_types, chosen_typ
 from fairseq_headgates.files import check_writable, write_whole
 from fairseq_headgates.heads import HeadTable, Signature, read_scores
 
+# The parts of a signature that name the data, besides the options.
+DATA = ("data", "langs", "block", "mask", "head", "split", "sents")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `headgates correlate`."""
@@ -117,8 +120,10 @@ def _check_mixed(first: str, a: HeadTable, second: str, b: HeadTable, anything: 
 def _origin(table: HeadTable) -> dict[str, str]:
     """Return the parts of a signature that name the model and, if the scores depend on them, the data."""
     parts = Signature.parse(table.signature).parts
-    data = () if table.name in WITHOUT_DATA else ("data", "langs", "split", "sents")
-    return {key: parts[key] for key in ("ckpt", "updates", *data) if key in parts}
+    if table.name in WITHOUT_DATA:
+        return {key: parts[key] for key in ("ckpt", "updates") if key in parts}
+    options = {"options": parts.get("options", "fairseq's defaults")}
+    return {key: parts[key] for key in ("ckpt", "updates", *DATA) if key in parts} | options
 
 
 def _without_nan(pair: Mapping[str, Any]) -> dict[str, Any]:

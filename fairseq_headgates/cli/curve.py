@@ -99,7 +99,8 @@ def run(args: argparse.Namespace) -> int:
         work.write(args.out, json.dumps({"format": "headgates.curve/1", "points": points}, indent=1) + "\n")
         work.write(args.tsv, tsv(points))
         work.plot(args.plot, lambda: report.curve_plot(points))
-        work.say(json.dumps(points) if args.json else report.curve_table(points))
+        origins = dict.fromkeys(point["measured"] for point in points)
+        work.say(json.dumps(points) if args.json else "\n".join([report.curve_table(points), *origins]))
         for journal in journals.values():
             journal.discard()
     return 0
@@ -108,13 +109,13 @@ def run(args: argparse.Namespace) -> int:
 def _points(work: Session, path: str, journal: ResumeJournal) -> list[dict[str, Any]]:
     """Return the points of all curves of one checkpoint, as plain values."""
     from fairseq_headgates.analysis.curves import pruning_curve
-    from fairseq_headgates.evaluation import metric_of
     from fairseq_headgates.surgery import open_mask
 
     args = work.args
     name = work.objective.metric(args.metric)
     loaded = work.load(path)
-    metric = metric_of(name, loaded.model, loaded.corpus)
+    metric = work.metric(name, loaded)
+    measured = loaded.signature.with_parts(work.search.parts if name == "bleu" else {})
     scores, rescore = _scores(work, loaded)
     alive = open_mask(loaded.model)
     whole = metric.predict(metric.prepared(loaded.model)) if metric and metric.name == "accuracy" else None
@@ -135,6 +136,7 @@ def _points(work: Session, path: str, journal: ResumeJournal) -> list[dict[str, 
                     **({"bleu": None} if name in ("nll", "ppl") and "accuracy" not in work.objective.metrics else {}),
                     "mask": dict(point.mask.values),
                     "signature": scores.signature,
+                    "measured": str(measured),
                 }
             )
     return points
@@ -142,14 +144,17 @@ def _points(work: Session, path: str, journal: ResumeJournal) -> list[dict[str, 
 
 def _measured(name: str, metric: Metric | None, point: Point, whole: list[Any] | None) -> dict[str, Any]:
     """Return the metric of a point; accuracy with the p-value of its difference from the `whole` model."""
+    from fairseq_headgates.evaluation import perplexity
+
     if name == "ppl":
-        return {"ppl": 2**point.nll}
+        return {"ppl": perplexity(point.nll)}
     if metric is None or point.predictions is None:
         return {}
     if whole is None:
-        return {metric.name: metric.score(point.predictions)}
-    scores, p_values = metric.with_significance({"whole": whole, "pruned": point.predictions})
-    return {metric.name: scores["pruned"], "p_value": p_values["pruned"]}
+        return {metric.name: metric.score(point.predictions), f"{metric.name}_signature": metric.signature()}
+    found = metric.compare({"whole": whole, "pruned": point.predictions})
+    result = {metric.name: found.scores["pruned"], "p_value": found.p_values["pruned"]}
+    return {**result, f"{metric.name}_signature": found.signature}
 
 
 def _scores(work: Session, loaded: Loaded) -> tuple[HeadTable, Callable[[nn.Module], HeadTable] | None]:
@@ -187,6 +192,6 @@ def _curves(args: argparse.Namespace, scores: HeadTable) -> dict[str, tuple[str,
 
 def tsv(points: Sequence[Mapping[str, Any]]) -> str:
     """Return points as lines of values separated by tabs, after a line of names."""
-    names = [name for name in points[0] if name not in ("unit", "mask", "signature")]
+    names = [name for name in points[0] if name not in ("unit", "mask", "measured") and "signature" not in name]
     lines = [[("" if point[name] is None else str(point[name])) for name in names] for point in points]
     return "".join("\t".join(line) + "\n" for line in [names, *lines])

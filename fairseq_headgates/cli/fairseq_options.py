@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 
 from fairseq import options, utils
 from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.dataclass.configs import GenerationConfig
 
 from fairseq_headgates import tasks  # noqa: F401  (registers what --task can name)
 from fairseq_headgates.cli.parser import DATA_USAGE, ArgumentParser
@@ -33,6 +35,15 @@ NUMBERS: dict[str, tuple[float | None, float | None]] = {
     "--diversity-rate": (None, None),
 }
 NAMES = {"--max-sentences": "batch_size"}  # where fairseq stores an option under another name
+# What changes results, besides the options of the task. The other options of fairseq-generate concern speed, logs and
+# training.
+MEASURING = (
+    *("fp16", "seed", "required_batch_size_multiple", "required_seq_len_multiple"),
+    "skip_invalid_size_inputs_valid_test",
+)
+SEARCHING = (*(field.name for field in fields(GenerationConfig)), "post_process", "bpe", "tokenizer")
+# The tasks that other parts of a signature tell apart.
+USUAL_TASKS = (*("translation", "language_modeling", "language_modeling_segments", "masked_lm", "sentence_prediction"),)
 
 
 def fairseq_options(command: str, rest: Sequence[str]) -> argparse.Namespace:
@@ -56,6 +67,29 @@ def fairseq_options(command: str, rest: Sequence[str]) -> argparse.Namespace:
     _refuse_unused(args)
     _check_numbers(args)
     return args
+
+
+def changed_options(args: argparse.Namespace) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the options that are not fairseq's defaults and change results: those of the data, and of the search."""
+    parser = options.get_generation_parser()
+    parser.set_defaults(required_batch_size_multiple=1)
+    common = {action.dest for action in parser._actions}
+    words = ["-", "--task", args.task, "--criterion", args.criterion]
+    defaults = vars(options.parse_args_and_arch(parser, words, modify_parser=_without_required))
+    changed = {
+        name: str(value).replace("|", "/")  # which separates the parts of a signature
+        for name, value in vars(args).items()
+        if value != defaults.get(name) and not (name not in defaults and value is False)
+    }
+    of_task = {name for name in defaults if name not in common and name != "data"}
+    data = {name: value for name, value in changed.items() if name in MEASURING or name in of_task}
+    search = {name: value for name, value in changed.items() if name in SEARCHING or name not in defaults}
+    return {**({} if args.task in USUAL_TASKS else {"task": args.task}), **data}, search
+
+
+def _without_required(parser: argparse.ArgumentParser) -> None:
+    for action in parser._actions:
+        action.required = False
 
 
 def _import_user_dir(program: str, rest: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ import json
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +24,7 @@ from fairseq_headgates import __version__, evaluation
 from fairseq_headgates.analysis import importance
 from fairseq_headgates.analysis.options import ScoreOptions
 from fairseq_headgates.checkpoints import load_model
-from fairseq_headgates.cli.fairseq_options import fairseq_options
+from fairseq_headgates.cli.fairseq_options import changed_options, fairseq_options
 from fairseq_headgates.cli.output import check_picture, picture, say, warn
 from fairseq_headgates.evaluation.binarised import digest
 from fairseq_headgates.files import ResumeJournal, check_writable, replacing, write_whole
@@ -60,7 +60,9 @@ class Session:
     def __init__(self, args: argparse.Namespace, needs_target: bool = True):
         self.args = args
         self.fairseq = fairseq_options(args.command, args.rest)
+        self.data_options, self.search_options = changed_options(self.fairseq)
         self.needs_target = needs_target
+        self.warned: set[str] = set()
         self.paths = utils.split_paths(self.fairseq.path)
         if len({Path(path).resolve() for path in self.paths}) < len(self.paths):
             raise ValueError(f"--path {self.fairseq.path} names a checkpoint twice: name each once")
@@ -111,6 +113,14 @@ class Session:
         signature = loaded.signature.of_method(method, options.signature_parts(method))
         return HeadTable(table.values, method, str(signature))
 
+    def metric(self, name: str, loaded: Loaded) -> evaluation.Metric | None:
+        """Return a metric, see `evaluation.metric_of`. Print its warning once."""
+        metric = evaluation.metric_of(name, loaded.model, loaded.corpus)
+        if metric and metric.warning and self.writes and metric.warning not in self.warned:
+            warn(self.args.command, metric.warning)
+            self.warned.add(metric.warning)
+        return metric
+
     def name(self, path: str) -> str:
         """Return the name of a checkpoint: its last folder and name, if that distinguishes it from the others."""
         short = short_name(path)
@@ -121,17 +131,23 @@ class Session:
         return self.origin(corpus.subset).with_parts({"sents": corpus.sentences})
 
     def origin(self, subset: str) -> Signature:
-        """Return the signature of the data."""
+        """Return the signature of the data, with all options that are not fairseq's defaults and change results."""
         folders = ":".join(short_name(folder) for folder in utils.split_paths(self.fairseq.data))
-        parts = {"data": folders, **self.objective.signature()}
-        return Signature(parts | ({"split": subset} if subset else {}))
+        own = _listed(self.data_options, self.objective.signed)
+        parts = {"data": folders, **self.objective.signature(), "options": own, "split": subset}
+        return Signature({name: part for name, part in parts.items() if part or name not in ("options", "split")})
 
     @property
     def search(self) -> Signature:
         """The options of the search that change translations."""
         args = self.fairseq
         parts = {"beam": args.beam, "lenpen": args.lenpen, "post": args.post_process, "tok": args.tokenizer}
-        return Signature({}).with_parts({**parts, "bpe": args.bpe})
+        parts |= {"bpe": args.bpe}
+        if args.sampling:  # random numbers are drawn batch by batch
+            parts |= {"seed": args.seed, "batch": f"{args.max_tokens}-{args.batch_size}-{args.distributed_world_size}"}
+        if own := _listed(self.search_options, ("beam", "lenpen", "post_process", "tokenizer", "bpe")):
+            parts["search-options"] = own
+        return Signature({}).with_parts(parts)
 
     def progress(self, text: str) -> Callable[[Iterable], Iterable]:
         """Return a function that wraps an iterable in a progress bar, on a terminal."""
@@ -149,7 +165,7 @@ class Session:
             return ResumeJournal(None, "")
         place = f"{self.args.out}.part{self.paths.index(path) or ''}"
         relevant = {name: str(value) for name, value in vars(self.fairseq).items() if not name.startswith(IRRELEVANT)}
-        own = (self.args.command, getattr(self.args, "mode", ""), self.args.sentences, __version__)
+        own = (self.args.command, getattr(self.args, "mode", ""), self.args.sentences, __version__, self.search)
         files = evaluation.files_of(self.task, self.fairseq.data, self.fairseq.gen_subset)
         content = {"checkpoint": digest([path]), "data": digest(files), "dictionaries": self._dictionaries()}
         work = json.dumps([*map(str, own), content, relevant], sort_keys=True)
@@ -225,6 +241,11 @@ def _one_line_errors() -> Iterator[None]:
         if torch.distributed.is_initialized() and any(name in str(error) for name in ("gloo", "NCCL", "Connection")):
             raise ValueError("another worker has stopped: see its error") from None
         raise
+
+
+def _listed(options: Mapping[str, str], others: Sequence[str]) -> str:
+    """Return options, except `others`, as text."""
+    return ",".join(f"{name.replace('_', '-')}={value}" for name, value in options.items() if name not in others)
 
 
 def short_name(path: str) -> str:

@@ -1,25 +1,33 @@
-"""Evaluate a model on binarised data: batches, shared among workers; losses, translations and BLEU."""
+"""Evaluate a model on binarised data: batches, shared among workers; losses, translations, BLEU, significance.
 
-from fairseq_headgates.evaluation.corpus import (
-    Corpus,
-    FirstSentences,
-    check_target,
-    check_tokens,
-    files_of,
-    finite,
-    load_corpus,
-    load_dataset,
-    mean_loss,
-    setup_task,
-)
-from fairseq_headgates.evaluation.losses import Sample, at_least_single, token_losses
-from fairseq_headgates.evaluation.metrics import Metric, metric_of
-from fairseq_headgates.evaluation.objectives import Objective, objective_of
-from fairseq_headgates.evaluation.options import to_config
-from fairseq_headgates.evaluation.translations import beam_search, translate
-from fairseq_headgates.evaluation.workers import all_reduce, device_of, gather, join_workers, leave_workers
+A name is imported when it is first used: programs that only need statistics start without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fairseq_headgates.evaluation.corpus import (
+        Corpus,
+        FirstSentences,
+        check_target,
+        check_tokens,
+        files_of,
+        finite,
+        load_corpus,
+        load_dataset,
+        mean_loss,
+    )
+    from fairseq_headgates.evaluation.losses import Sample, at_least_single, token_losses
+    from fairseq_headgates.evaluation.metrics import Metric, metric_of
+    from fairseq_headgates.evaluation.objectives import Objective, objective_of
+    from fairseq_headgates.evaluation.options import setup_task, to_config
+    from fairseq_headgates.evaluation.statistics import Comparison, mcnemar, paired_bootstrap, perplexity
+    from fairseq_headgates.evaluation.translations import beam_search, translate
+    from fairseq_headgates.evaluation.workers import all_reduce, device_of, gather, join_workers, leave_workers
 
 __all__ = [
+    "Comparison",
     "Corpus",
     "FirstSentences",
     "Metric",
@@ -38,11 +46,24 @@ __all__ = [
     "leave_workers",
     "load_corpus",
     "load_dataset",
+    "mcnemar",
     "mean_loss",
     "metric_of",
     "objective_of",
+    "paired_bootstrap",
+    "perplexity",
     "setup_task",
     "to_config",
     "token_losses",
     "translate",
 ]
+
+MODULES = ("statistics", "workers", "losses", "objectives", "options", "corpus", "translations", "metrics")
+
+
+def __getattr__(name: str) -> Any:
+    for module in MODULES if name in __all__ else ():
+        found = vars(import_module(f"{__name__}.{module}"))
+        if name in found:
+            return found[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,23 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import tasks, utils
+from fairseq import utils
 from fairseq.data import BaseWrapperDataset
-from fairseq.modules import AdaptiveInput
+from fairseq.modules import AdaptiveInput, LearnedPositionalEmbedding
 from torch import Tensor, nn
 
 from fairseq_headgates.evaluation.binarised import (
-    check_regular,
     check_whole,
-    dictionary_files,
     is_empty,
     subset_files,
 )
 from fairseq_headgates.evaluation.losses import Sample
-from fairseq_headgates.evaluation.objectives import Classes, Objective, objective_of
+from fairseq_headgates.evaluation.objectives import Classes, Objective, objective_of, options_of
 from fairseq_headgates.evaluation.options import to_config
 from fairseq_headgates.evaluation.workers import all_reduce, device_of
-from fairseq_headgates.files import remove_mark
 from fairseq_headgates.messages import first_line, logging_only
 from fairseq_headgates.surgery import stacks_of
 
@@ -103,46 +100,19 @@ class Corpus:
         return self.task.target_dictionary.eos()
 
 
-def setup_task(args: Namespace) -> Any:
-    """Return fairseq's task with its dictionaries. Raise ValueError if the data cannot be read."""
-    config = to_config(args).task
-    if getattr(args, "num_classes", 1) < 1:
-        raise ValueError("the number of classes is not given: add --num-classes N")
-    try:
-        for path in dictionary_files(utils.split_paths(args.data)[0]):
-            check_regular(path)
-        task = tasks.setup_task(config)
-        for dictionary in (task.source_dictionary, task.target_dictionary):
-            remove_mark(dictionary)
-    except Exception as error:  # fairseq raises no other for a missing folder, dictionary or language
-        cure = "give a folder of fairseq-preprocess"
-        if args.task == "translation" and Path(utils.split_paths(args.data)[0], "dict.txt").is_file():
-            cure = "for data without a target side, add --task language_modeling or masked_lm"
-        elif args.task == "sentence_prediction":
-            cure = "give a folder with the folders input0 and label of fairseq-preprocess"
-        raise ValueError(f"cannot read the data in {args.data} ({first_line(error)}): {cure}") from None
-    for option in ("source_lang", "target_lang"):  # fairseq ignores one that is given without the other
-        wanted, found = getattr(args, option, None), getattr(task.cfg, option, None)
-        if wanted and found != wanted:
-            raise ValueError(
-                f"--{option.replace('_', '-')} is {wanted}, the data in {args.data} have {found}: pass both "
-                f"--source-lang and --target-lang"
-            )
-    return task
-
-
 def files_of(task: Any, folder: str, subset: str) -> list[Path]:
     """Return the files that fairseq reads for a subset: those of its languages in the first folder of DATA."""
     first = utils.split_paths(folder)[0]
     folders = objective_of(task).folders(first)
     if folders != [Path(first)]:
         return [path for part in folders for path in _files_of_part(part, subset)]
-    source, target = (getattr(task.cfg, f"{side}_lang", None) for side in ("source", "target"))
+    options = options_of(task)
+    source, target = (getattr(options, f"{side}_lang", None) for side in ("source", "target"))
     if not source or not target:
         return subset_files(first, subset)
     pairs = (f"{source}-{target}", f"{target}-{source}")  # fairseq takes the second where the first does not exist
     found = (subset_files(first, subset, [f"{pair}.{source}", f"{pair}.{target}"]) for pair in pairs)
-    aligned = [f"align.{pairs[0]}"] if getattr(task.cfg, "load_alignments", False) else []
+    aligned = [f"align.{pairs[0]}"] if getattr(options, "load_alignments", False) else []
     return next(filter(None, found), []) + (subset_files(first, subset, aligned) if aligned else [])
 
 
@@ -169,6 +139,7 @@ def load_corpus(args: Namespace, task: Any, model: nn.Module, sentences: int | N
     except Exception as error:  # whatever its readers make of broken files
         raise ValueError(_unreadable(args.gen_subset, args.data, error)) from None
     check_tokens(batches, task, args)
+    _check_positions(batches, task, model)
     device = device_of(args)
     batches = [utils.move_to_cuda(batch, device) for batch in batches] if device.type == "cuda" else batches
     number = int(all_reduce(torch.tensor(sum(len(batch["id"]) for batch in batches))))
@@ -252,6 +223,19 @@ def check_tokens(batches: Sequence[Sample], task: Any, args: Namespace) -> None:
                         f"the subset {args.gen_subset!r} of {args.data} has the {what} {token}, its dictionary "
                         f"{number} symbols: {objective.cure}"
                     )
+
+
+def _check_positions(batches: Sequence[Sample], task: Any, model: Any) -> None:
+    """Raise ValueError for blocks longer than a table of positions: fairseq does not count <s> (--add-bos-token)."""
+    table = getattr(getattr(model, "decoder", None), "embed_positions", None)
+    if not objective_of(task).block_length() or not isinstance(table, LearnedPositionalEmbedding):
+        return
+    longest = max((batch["net_input"]["src_tokens"].size(1) for batch in batches), default=0)
+    if longest > table.max_positions:
+        raise ValueError(
+            f"a block has {longest} tokens with the <s> of --add-bos-token, the model {table.max_positions} positions: "
+            "lower --tokens-per-sample, or leave out --add-bos-token"
+        )
 
 
 def _read_dataset(task: Any, subset: str, folder: str) -> Any:

@@ -16,19 +16,21 @@ LN2 = math.log(2)
 LOGITS = {"cpu": 2**20, "cuda": 2**26}  # so many are computed at a time
 
 
-def token_losses(model: Any, sample: Sample, pad: int) -> Tensor:
-    """Return -log2 p of every target token, as fairseq logs `nll_loss`: [B, T], in bits, 0 on padding."""
-    target = sample["target"]
-    real = target.ne(pad)
+def token_losses(model: Any, sample: Sample, counted: Tensor) -> Tensor:
+    """Return -log2 p of the target tokens that are `counted` [B, T], as fairseq logs `nll_loss`.
+
+    Returns:
+        The losses [B, T] in bits, 0 for the other tokens
+    """
     decoder = model.decoder
     features = model(**sample["net_input"], features_only=True)[0]
-    words, features = target[real], features[real]
+    words, features = sample["target"][counted], features[counted]
     adaptive = getattr(decoder, "adaptive_softmax", None)
     if adaptive is None:
         found = _cross_entropies(decoder, features, words) / LN2
     else:
         found = _adaptive_cross_entropies(adaptive, features, words) / LN2
-    return found.new_zeros(target.shape).masked_scatter(real, found)
+    return found.new_zeros(counted.shape).masked_scatter(counted, found)
 
 
 def _cross_entropies(decoder: Any, features: Tensor, words: Tensor) -> Tensor:

@@ -11,11 +11,12 @@ from torch import nn
 
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.objectives import Classes
-from fairseq_headgates.evaluation.translations import bleu_metric, bleu_with_significance, references, translate
+from fairseq_headgates.evaluation.statistics import Comparison, mcnemar, paired_bootstrap
+from fairseq_headgates.evaluation.translations import bleu_metric, references, translate
 from fairseq_headgates.evaluation.workers import gather
 from fairseq_headgates.surgery import use_head_attention
 
-Scores = dict[str, float]
+TOKENISED = 100  # sentences that end in a blank and a full stop; sacreBLEU warns at this number
 
 
 class Metric(Protocol):
@@ -24,10 +25,12 @@ class Metric(Protocol):
     Attributes:
         name: "bleu" or "accuracy"
         test: the significance test, in words
+        warning: what makes scores incomparable, and what to do; "" for nothing
     """
 
     name: str
     test: str
+    warning: str
 
     def prepared(self, model: nn.Module) -> nn.Module:
         """Return a copy of a model, prepared for `predict`."""
@@ -38,7 +41,7 @@ class Metric(Protocol):
     def score(self, predictions: Sequence[Any]) -> float:
         """Return the score of predictions, from 0 to 100."""
 
-    def with_significance(self, systems: Mapping[str, Sequence[Any]]) -> tuple[Scores, Scores]:
+    def compare(self, systems: Mapping[str, Sequence[Any]]) -> Comparison:
         """Return the score of every system, and the p-value of its difference from the first."""
 
     def signature(self) -> str:
@@ -52,6 +55,13 @@ class Bleu:
 
     def __init__(self, model: nn.Module, corpus: Corpus):
         self.corpus, self.metric, self.references = corpus, bleu_metric(corpus), references(model, corpus)
+        tokenised = sum(line.endswith(" .") for line in self.references)
+        self.warning = ""
+        if tokenised >= TOKENISED and not corpus.cfg.tokenizer:
+            self.warning = (
+                f"{tokenised} references end in ' .': BLEU of tokenised text is not comparable; to detokenise it, add "
+                "--tokenizer moses -s SRC -t TGT, and --remove-bpe if it is in subwords"
+            )
 
     def prepared(self, model: nn.Module) -> nn.Module:
         """Return a copy of the model prepared for generation, as fairseq-generate does."""
@@ -67,9 +77,9 @@ class Bleu:
         """Return BLEU."""
         return float(self.metric.corpus_score(predictions, [self.references]).score)
 
-    def with_significance(self, systems: Mapping[str, Sequence[str]]) -> tuple[Scores, Scores]:
+    def compare(self, systems: Mapping[str, Sequence[str]]) -> Comparison:
         """Return BLEU of every system, and the p-value of its difference from the first."""
-        return bleu_with_significance(self.metric, systems, self.references)
+        return paired_bootstrap({"BLEU": self.metric}, systems, self.references)["BLEU"]
 
     def signature(self) -> str:
         """Return sacreBLEU's signature."""
@@ -79,7 +89,7 @@ class Bleu:
 class Accuracy:
     """The percentage of sentences that are classified as labelled; its test is McNemar's exact test."""
 
-    name, test = "accuracy", "McNemar's exact test"
+    name, test, warning = "accuracy", "McNemar's exact test", ""
 
     def __init__(self, model: nn.Module, corpus: Corpus):
         self.corpus = corpus
@@ -100,11 +110,11 @@ class Accuracy:
         """Return the percentage of correct predictions."""
         return 100 * sum(map(int.__eq__, predictions, self.labels)) / len(self.labels)
 
-    def with_significance(self, systems: Mapping[str, Sequence[int]]) -> tuple[Scores, Scores]:
+    def compare(self, systems: Mapping[str, Sequence[int]]) -> Comparison:
         """Return the accuracy of every system, and the p-value of its difference from the first."""
         first, *others = systems
         p_values = {name: mcnemar(systems[first], systems[name], self.labels) for name in others}
-        return {name: self.score(found) for name, found in systems.items()}, p_values
+        return Comparison({name: self.score(found) for name, found in systems.items()}, p_values, self.signature())
 
     def signature(self) -> str:
         """Return the number of sentences."""
@@ -117,19 +127,6 @@ def _in_order(corpus: Corpus, classes: Sequence[torch.Tensor]) -> list[int]:
     for sample, of_batch in zip(corpus.batches, classes, strict=True):
         found.update(zip(sample["id"].tolist(), of_batch.tolist(), strict=True))
     return [label for _, label in sorted(gather(found).items())]
-
-
-def mcnemar(a: Sequence[int], b: Sequence[int], labels: Sequence[int]) -> float:
-    """Return the two-sided p-value of McNemar's exact test (McNemar 1947) for the predictions of two classifiers.
-
-    Only sentences count that one of both classifies correctly and the other does not. If the classifiers are equally
-    good, either one is right on such a sentence with probability 1/2.
-    """
-    from scipy.stats import binomtest  # which takes a second to import
-
-    only_a = sum(x == label != y for x, y, label in zip(a, b, labels, strict=True))
-    only_b = sum(y == label != x for x, y, label in zip(a, b, labels, strict=True))
-    return float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
 
 
 METRICS: dict[str, type[Bleu] | type[Accuracy]] = {"bleu": Bleu, "accuracy": Accuracy}

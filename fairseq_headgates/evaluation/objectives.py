@@ -11,12 +11,15 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from torch import Tensor, nn
 
 from fairseq_headgates.evaluation.losses import LN2, Sample, at_least_single, token_losses
 from fairseq_headgates.messages import shown
+
+BLOCK = ("tokens_per_sample", "sample_break_mode", "stream_blocks")  # how a text is cut
 
 
 class Objective:
@@ -28,6 +31,7 @@ class Objective:
         unit: what the loss is a mean over
         target: what a target is
         cure: what to do about a target that the dictionary does not have
+        signed: options of the task that `signature` names
     """
 
     metrics: ClassVar[tuple[str, ...]] = ("nll", "ppl", "bleu")
@@ -35,6 +39,7 @@ class Objective:
     unit: ClassVar[str] = "target token"
     target: ClassVar[str] = "token"
     cure: ClassVar[str] = "run fairseq-preprocess again"
+    signed: ClassVar[tuple[str, ...]] = ("source_lang", "target_lang")
 
     def __init__(self, task: Any):
         self.task = task
@@ -53,7 +58,7 @@ class Objective:
 
     def signature(self) -> dict[str, str]:
         """Return the options of the task that results depend on, as parts of a signature."""
-        languages = (getattr(self.task.cfg, f"{side}_lang", None) for side in ("source", "target"))
+        languages = (getattr(options_of(self.task), name, None) for name in self.signed)
         return {"langs": "-".join(filter(None, languages))}
 
     def folders(self, data: str) -> list[Path]:
@@ -77,14 +82,28 @@ class Objective:
 
     def losses(self, model: nn.Module, sample: Sample) -> Tensor:
         """Return -log2 p of every target, in bits, 0 for those that do not count: [B, T]."""
-        return token_losses(model, sample, self.task.target_dictionary.pad())
+        return token_losses(model, sample, self.counted(sample))
 
 
 class NextToken(Objective):
-    """Prediction of each token of a text from those before: language modelling."""
+    """Prediction of each token of a text from those before: language modelling.
+
+    Raises:
+        ValueError: for options with which fairseq-eval-lm cannot evaluate these models
+    """
 
     metrics = ("nll", "ppl")
     stacks = ("decoder",)
+    signed = BLOCK
+
+    def __init__(self, task: Any):
+        super().__init__(task)
+        leave_out = "leave it out, these models predict the next token"
+        _refuse(task.args, self_target=leave_out, past_target=leave_out, pad_to_fixed_bsz="leave it out")
+        if len(task.target_dictionary) != len(task.source_dictionary):
+            raise ValueError(
+                "--output-dictionary-size cannot be used here: leave it out, the model predicts all symbols"
+            )
 
     def block_length(self) -> int:
         """Return the largest number of tokens of a block."""
@@ -92,9 +111,14 @@ class NextToken(Objective):
 
     def signature(self) -> dict[str, str]:
         """Return how the text is cut into blocks."""
-        options = self.task.args
-        own = (options.tokens_per_sample, options.sample_break_mode, getattr(options, "stream_blocks", None))
-        return {"block": "-".join(str(part) for part in own if part is not None)}
+        return {"block": _block(self.task.args)}
+
+    def counted(self, sample: Sample) -> Tensor:
+        """Return which targets count: [B, T]. The <s> of --add-bos-token, which a block begins with, does not."""
+        counted = super().counted(sample)
+        if getattr(self.task.args, "add_bos_token", False):
+            counted[:, 0] = False
+        return counted
 
 
 class MaskedTokens(Objective):
@@ -107,10 +131,11 @@ class MaskedTokens(Objective):
     metrics = ("nll", "ppl")
     stacks = ("encoder",)
     unit = "masked token"
+    signed = (*BLOCK, "mask_prob", "leave_unmasked_prob", "random_token_prob", "seed")
 
     def __init__(self, task: Any):
         super().__init__(task)
-        _refuse(task.cfg, "d2v2_multi", "skip_masking")
+        _refuse(task.cfg, d2v2_multi="leave it out", skip_masking="leave it out")
 
     def block_length(self) -> int:
         """Return the largest number of tokens of a block."""
@@ -120,8 +145,7 @@ class MaskedTokens(Objective):
         """Return how the text is cut into blocks and masked: shares of masked, unchanged, random tokens; seed."""
         cfg = self.task.cfg
         shares = (f"{share:g}" for share in (cfg.mask_prob, cfg.leave_unmasked_prob, cfg.random_token_prob))
-        block = f"{cfg.tokens_per_sample}-{cfg.sample_break_mode}"
-        return {"block": block, "mask": "-".join([*shares, str(cfg.seed)])}
+        return {"block": _block(cfg), "mask": "-".join([*shares, str(cfg.seed)])}
 
     def losses(self, model: nn.Module, sample: Sample) -> Tensor:
         """Return -log2 p of every masked token, in bits, 0 for the others: [B, T]."""
@@ -142,11 +166,16 @@ class Classes(Objective):
     stacks = ("encoder",)
     unit = "sentence"
     target = "label"
+    signed = ("classification_head_name", "num_classes")
     cure = "check --num-classes and label/dict.txt (-1 is a label that is not in it)"
 
     def __init__(self, task: Any):
         super().__init__(task)
-        _refuse(task.cfg, "d2v2_multi", "regression_target")
+        others = (
+            "only classifiers are measured; choose heads by their gates (headgates prune), or measure masked tokens "
+        )
+        others += "(DATA/input0 --task masked_lm)"
+        _refuse(task.cfg, d2v2_multi="leave it out", regression_target=others)
 
     def check(self, sample: Sample, subset: str) -> None:
         """Raise ValueError unless every sentence of a batch has one label."""
@@ -202,23 +231,55 @@ class Classes(Objective):
             )
 
 
-def _refuse(cfg: Any, *options: str) -> None:
-    for option in options:
+def _block(options: Any) -> str:
+    return "-".join(str(part) for name in BLOCK if (part := getattr(options, name, None)) is not None)
+
+
+def _refuse(cfg: Any, **cures: str) -> None:
+    for option, cure in cures.items():
         if getattr(cfg, option, False):
-            raise ValueError(f"--{option.replace('_', '-')} cannot be used here: leave it out")
+            raise ValueError(f"--{option.replace('_', '-')} cannot be used here: {cure}")
 
 
+# Tasks of fairseq that this package evaluates, and why not others.
+SUPPORTED = (
+    *("translation", "translation_multi_simple_epoch", "translation_from_pretrained_bart"),
+    *("translation_from_pretrained_xlm", "language_modeling", "multilingual_language_modeling"),
+    *("masked_lm", "sentence_prediction"),
+)
+UNSUPPORTED = {
+    "multilingual_translation": "its models have a transformer for each language pair; for one transformer, use "
+    "translation_multi_simple_epoch",
+    "online_backtranslation": "its training data are made by the model; to evaluate it, use translation",
+    "translation_lev": "its models edit or predict all tokens at once, not the next one",
+    "denoising": "fairseq draws its noise anew in every evaluation, so that losses of two models cannot be compared",
+}
 KINDS: Sequence[tuple[type, type[Objective]]] = (
     (SentencePredictionTask, Classes),
     (MaskedLMTask, MaskedTokens),
 )
 
 
+def check_supported(name: str) -> None:
+    """Raise ValueError, with the reason, for a task of fairseq that is not supported, or one derived from it."""
+    task = TASK_REGISTRY[name]
+    for base, reason in UNSUPPORTED.items():
+        if base in TASK_REGISTRY and issubclass(task, TASK_REGISTRY[base]):
+            raise ValueError(f"--task {name} cannot be used here: {reason}")
+    if task.__module__.startswith("fairseq.tasks.") and name not in SUPPORTED:
+        raise ValueError(f"--task {name} cannot be used here: choose from {', '.join(SUPPORTED)}")
+
+
 def objective_of(task: Any) -> Objective:
-    """Return what the model of a task predicts. Raise ValueError for a task that is not supported."""
+    """Return what the model of a task predicts. Raise ValueError for options with which it cannot be measured."""
     if is_language_modeling(task):
         return NextToken(task)
     return next((objective for kind, objective in KINDS if isinstance(task, kind)), Objective)(task)
+
+
+def options_of(task: Any) -> Any:
+    """Return the options of a task, which fairseq's tasks store as `cfg` or, older ones, as `args`."""
+    return task.args if task.cfg is None else task.cfg
 
 
 def is_language_modeling(task: Any) -> bool:

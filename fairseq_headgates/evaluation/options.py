@@ -1,17 +1,26 @@
-"""Convert the options of fairseq-generate for fairseq's tasks."""
+"""fairseq's tasks from the options of fairseq-generate."""
 
 from __future__ import annotations
 
-import argparse
 import logging
+from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
+from fairseq import tasks, utils
+from fairseq.data.data_utils import infer_language_pair
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
+from fairseq_headgates.evaluation.binarised import check_regular, dictionary_files
+from fairseq_headgates.evaluation.objectives import check_supported, options_of
+from fairseq_headgates.files import remove_mark
 from fairseq_headgates.messages import first_line, logging_only
 
+LANGUAGES = ("source_lang", "target_lang")
+FAILING = ("translation_from_pretrained_bart", "translation_from_pretrained_xlm")  # in some versions of fairseq
 
-def to_config(args: argparse.Namespace) -> Any:
+
+def to_config(args: Namespace) -> Any:
     """Return the options as fairseq's commands pass them on. Raise ValueError for those that hydra refuses."""
     try:
         with logging_only(logging.CRITICAL, "fairseq"):  # which logs what it raises
@@ -20,3 +29,66 @@ def to_config(args: argparse.Namespace) -> Any:
         raise ValueError(
             f"fairseq cannot use these options ({first_line(error)}): see fairseq-generate --help"
         ) from None
+
+
+def setup_task(args: Namespace) -> Any:
+    """Return fairseq's task with its dictionaries. Raise ValueError if the data cannot be read.
+
+    Afterwards `args` holds the languages that fairseq infers, which --tokenizer moses needs.
+    """
+    check_supported(args.task)
+    _complete_languages(args)
+    config = to_config(args).task
+    if (getattr(args, "num_classes", 1) or 0) < 1:
+        raise ValueError("the number of classes is not given: add --num-classes N")
+    try:
+        for path in dictionary_files(utils.split_paths(args.data)[0]):
+            check_regular(path)
+        task = tasks.setup_task(config)
+        if args.task in FAILING:
+            getattr(task, "args")  # noqa: B009  (what fails later)
+        for dictionary in (task.source_dictionary, task.target_dictionary):
+            remove_mark(dictionary)
+    except Exception as error:  # fairseq raises no other for a missing folder, dictionary or language
+        cure = "give a folder of fairseq-preprocess"
+        if args.task == "translation" and Path(utils.split_paths(args.data)[0], "dict.txt").is_file():
+            cure = "for data without a target side, add --task language_modeling or masked_lm"
+        elif args.task == "sentence_prediction":
+            cure = "give a folder with the folders input0 and label of fairseq-preprocess"
+        elif args.task in FAILING and isinstance(error, (AttributeError, TypeError)):
+            raise ValueError(
+                f"--task {args.task} cannot be used here: this version of fairseq fails with it, in training too "
+                f"({first_line(error)})"
+            ) from None
+        elif hasattr(args, "lang_pairs"):
+            cure = "check --lang-pairs, --langs, -s and -t, or give a folder of fairseq-preprocess"
+        raise ValueError(f"cannot read the data in {args.data} ({first_line(error)}): {cure}") from None
+    for option in LANGUAGES:
+        wanted, found = getattr(args, option, None), getattr(options_of(task), option, None)
+        if wanted and found != wanted:
+            raise ValueError(
+                f"--{option.replace('_', '-')} is {wanted}, the data in {args.data} have {found}: pass both "
+                f"--source-lang and --target-lang"
+            )
+    return task
+
+
+def _complete_languages(args: Namespace) -> None:
+    """Set the languages of translation where the options leave them out. Raise ValueError where fairseq takes none."""
+    source, target = (getattr(args, name, None) for name in LANGUAGES)
+    if not hasattr(args, "target_lang") or (source and target):
+        return
+    if not hasattr(args, "lang_pairs"):
+        try:
+            found = infer_language_pair(utils.split_paths(args.data)[0])
+        except OSError:
+            return
+        if source in (None, found[0]) and target in (None, found[1]):
+            args.source_lang, args.target_lang = found
+        return
+    pairs = args.lang_pairs.split(",") if isinstance(args.lang_pairs, str) else args.lang_pairs
+    if not pairs:
+        raise ValueError(f"--task {args.task} needs languages: add --lang-pairs as in training, and -s SRC -t TGT")
+    if source or target or len(pairs) > 1:
+        raise ValueError(f"the languages of the data are not given: add -s SRC -t TGT, a pair of {', '.join(pairs)}")
+    args.source_lang, args.target_lang = pairs[0].split("-")

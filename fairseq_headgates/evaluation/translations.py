@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,6 @@ import torch
 from fairseq import utils
 from fairseq_cli.generate import get_symbols_to_strip_from_output
 from sacrebleu.metrics import BLEU
-from sacrebleu.significance import PairedTest
 from torch import Tensor, nn
 
 from fairseq_headgates.evaluation.corpus import Corpus
@@ -20,7 +19,6 @@ from fairseq_headgates.evaluation.workers import gather
 from fairseq_headgates.messages import first_line, logging_only
 from fairseq_headgates.surgery import evaluating
 
-RESAMPLINGS = 1000  # of the paired bootstrap
 BEAM_SIZES = ("beam_size", "_beam_size")  # attributes of fairseq's attention and decoders
 
 
@@ -157,19 +155,7 @@ def bleu_metric(corpus: Corpus) -> BLEU:
     tokenizer = getattr(scoring, "sacrebleu_tokenizer", None) or "13a"
     try:
         with logging_only(logging.CRITICAL, "sacrebleu"):  # which logs what it raises
-            return BLEU(lowercase=bool(getattr(scoring, "sacrebleu_lowercase", False)), tokenize=tokenizer)
+            # force: without a warning at each score
+            return BLEU(bool(getattr(scoring, "sacrebleu_lowercase", False)), force=True, tokenize=tokenizer)
     except Exception as error:  # a package or a model of the tokenizer is missing
         raise ValueError(f"--sacrebleu-tokenizer {tokenizer} cannot be used ({first_line(error)})") from None
-
-
-def bleu_with_significance(
-    metric: BLEU, systems: Mapping[str, Sequence[str]], references: Sequence[str]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return BLEU of every system, and the p-value of its difference to the first (paired bootstrap, Koehn 2004)."""
-    named: list[tuple[str, Sequence[str]]] = [(name, list(texts)) for name, texts in systems.items()]
-    if len(named) == 1:
-        return {named[0][0]: metric.corpus_score(named[0][1], [list(references)]).score}, {}
-    _, scores = PairedTest(named, {"BLEU": metric}, [list(references)], "bs", RESAMPLINGS)()
-    results: dict[str, Any] = {name: result for (name, _), result in zip(named, scores["BLEU"], strict=True)}
-    bleu = {name: float(result.score) for name, result in results.items()}
-    return bleu, {name: float(result.p_value) for name, result in results.items() if result.p_value is not None}

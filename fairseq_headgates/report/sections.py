@@ -191,7 +191,8 @@ def _curves(found: Experiment) -> Iterator[Figure]:
     for name, points in found.curves:
         with _complete(name):
             table, plots = curve_table(points), [*map(_svg, curve_panels(points))]
-        yield Figure(name, table, plots=plots, note=str(points[0]["signature"]))
+        origins = [str(points[0][key]) for key in ("signature", "measured") if key in points[0]]
+        yield Figure(name, table, plots=plots, note="; measured on ".join(origins))
 
 
 def _scores(found: Experiment) -> Iterator[Figure]:

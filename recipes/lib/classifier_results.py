@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
 from commands import ArgumentParser, exit_code
 from evaluated import BASELINE, REPEAT, read_json
-from fairseq_headgates.evaluation.metrics import mcnemar
+from fairseq_headgates.evaluation import mcnemar
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.report import Panel, results_table, rounded, score_panel
 from plots import draw

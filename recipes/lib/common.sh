@@ -5,6 +5,8 @@
 source "$recipes/lib/jobs.sh"
 
 fail() { echo "${0##*/}: $*" >&2; exit 2; }
+# lacking MESSAGE: fail because of this machine; in a dry run only warn.
+lacking() { if [[ ${DRY_RUN:-0} == 1 ]]; then echo "${0##*/}: warning: $*" >&2; else fail "$@"; fi; }
 say() { [[ ${DRY_RUN:-0} == 1 ]] || printf '%s  %s\n' "$(date +%H:%M:%S)" "$*"; }
 
 # --- arguments and checks -------------------------------------------------------------------------------------------
@@ -51,16 +53,16 @@ check_out() {
 # no_colon OUT_DIR: fairseq splits the path of its data at colons.
 no_colon() { [[ $1 != *:* ]] || fail "OUT_DIR='$1' has a colon, which separates folders in fairseq: choose another name"; }
 
-# need PROGRAM...: fail early if a program is missing.
+# need PROGRAM...: fail early if a program is missing. In a dry run it may be, as the disk may be too small.
 need() {
   local program
   for program in "$@"; do
-    command -v "$program" >/dev/null || fail "'$program' is not on the PATH: activate the environment (README, Install)"
+    command -v "$program" >/dev/null || lacking "'$program' is not on the PATH: activate the environment (README, Install)"
   done
 }
 
 need_plots() {
-  python3 -c 'import matplotlib' 2>/dev/null || fail "matplotlib is missing, and this recipe draws curves: pip install 'fairseq-headgates[plots]'"
+  python3 -c 'import matplotlib' 2>/dev/null || lacking "matplotlib is missing, and this recipe draws curves: pip install 'fairseq-headgates[plots]'"
 }
 
 # layer_parameters: print the number of parameters of all layers of the model, by the settings of its size.
@@ -74,7 +76,7 @@ need_space() {
   while [[ ! -d $folder ]]; do folder=$(dirname "$folder"); done
   free=$(df -Pk "$folder" 2>/dev/null | awk 'NR == 2 { print int($4 / 1000000) }') || true
   [[ $free =~ ^[0-9]+$ ]] || return 0 # df gives no number
-  ((free >= $1)) || fail "$free GB are free on the disk of $2, and this recipe needs about $1 GB: free some, take another OUT_DIR, or set DISK_GB"
+  ((free >= $1)) || lacking "$free GB are free on the disk of $2, and this recipe needs about $1 GB: free some, take another OUT_DIR, or set DISK_GB"
 }
 
 # has_text FILE: true if FILE or FILE.gz contains more than whitespace.

@@ -25,7 +25,7 @@ from evaluated import REPEAT, read_json
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.report import Panel, score_panel, text_table
 from plots import draw
-from seeds import with_range
+from seeds import mean_heads, with_range
 
 # Heads that Shim et al. 2021 keep on WikiText-103, of 128, by lambda; the model without gates has all of them.
 SHIM, SHIM_HEADS = {0.01: 106, 0.015: 87, 0.02: 59}, 128
@@ -123,10 +123,9 @@ def over_seeds(values: Sequence[float], form: str) -> str:
 
 def heads(of_seeds: Sequence[Model]) -> str:
     """Return the mean number of heads kept, with the range where the seeds differ."""
-    kept, total = [model.heads[0] for model in of_seeds], of_seeds[0].heads[1]
-    if len(set(kept)) == 1:
-        return f"{kept[0]}/{total}"
-    return f"{mean(kept):.1f}/{total} ({min(kept)}..{max(kept)})"
+    kept = [model.heads[0] for model in of_seeds]
+    spread = f" ({min(kept)}..{max(kept)})" if len(set(kept)) > 1 else ""
+    return mean_heads(kept, of_seeds[0].heads[1]) + spread
 
 
 def legend(model: Model, bpe: int, paper: str) -> str:

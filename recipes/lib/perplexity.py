@@ -18,7 +18,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
 from commands import ArgumentParser, exit_code
+from fairseq_headgates import evaluation
 
 LOSS = re.compile(r"Loss \(base 2\): (\S+), Perplexity: ")
 TOKENS = re.compile(r"Evaluated ([\d,]+) tokens in ")
@@ -66,17 +68,12 @@ def perplexity(log: Path, text: Path, encoded: Path, dictionary: Path) -> dict[s
         raise ValueError(f"fairseq-eval-lm evaluated {number:,} of the {tokens:,} tokens of {encoded} (log: {log})")
     return {
         "loss": loss,
-        "perplexity": power(loss),
-        "perplexity_per_word": power(loss * tokens / words),
+        "perplexity": evaluation.perplexity(loss),
+        "perplexity_per_word": evaluation.perplexity(loss * tokens / words),
         "tokens": tokens,
         "unknown": unknown,
         "words": words,
     }
-
-
-def power(bits: float) -> float:
-    """Return 2 to the power of `bits`, infinity where that is too large."""
-    return 2.0**bits if bits < 1024 else math.inf
 
 
 def work(args: argparse.Namespace) -> None:

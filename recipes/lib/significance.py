@@ -1,28 +1,25 @@
 #!/usr/bin/env python3
-"""Paired bootstrap test of a run against its control (Koehn 2004), with sacrebleu's PairedTest.
+"""Paired bootstrap test of a run against its control (Koehn 2004), as in `headgates ablate --metric bleu`.
 
     significance.py REFERENCE CONTROL_DIR RUN_DIR [--lowercase]
 
 reads CONTROL_DIR/test.hyp and RUN_DIR/test.hyp, and prints JSON: the name of the control, and for BLEU and chrF2 the
-p-value with sacrebleu's signature. The seed and the number of resamples are fixed. (The command `sacrebleu --paired-bs
---format json` of sacrebleu 2.6 fails: Object of type float32 is not JSON serializable.)
+p-value with sacrebleu's signature. The seed and the number of resamples are fixed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from sacrebleu.metrics import BLEU, CHRF
-from sacrebleu.significance import PairedTest, Result
 
+import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
 from commands import ArgumentParser, exit_code
-
-SEED, RESAMPLES = 12345, 1000  # the defaults of sacrebleu
+from fairseq_headgates.evaluation import paired_bootstrap
 
 
 def lines(path: Path) -> list[str]:
@@ -38,19 +35,9 @@ def compare(reference: list[str], control: list[str], run: list[str], lowercase:
             f"{len(reference)} references, {len(control)} lines of the control and {len(run)} of the run: "
             "they must be translations of the same sentences"
         )
-    os.environ["SACREBLEU_SEED"] = str(SEED)
-    metrics = {
-        "BLEU": BLEU(lowercase=lowercase, references=[reference]),
-        "CHRF": CHRF(lowercase=lowercase, references=[reference]),
-    }
-    test = PairedTest([("control", control), ("run", run)], metrics, None, test_type="bs", n_samples=RESAMPLES)
-    signatures, scores = test()
-    return {name: {"p": p_value(*scores[name]), "signature": sign.format()} for name, sign in signatures.items()}
-
-
-def p_value(control: Result, run: Result) -> float:
-    """Return the p-value, 1 for equal scores, where sacrebleu returns 1 / (RESAMPLES + 1) if the texts are equal."""
-    return 1.0 if control.score == run.score else float(run.p_value)
+    metrics = {"BLEU": BLEU(lowercase=lowercase), "CHRF": CHRF(lowercase=lowercase)}
+    found = paired_bootstrap(metrics, {"control": control, "run": run}, reference)
+    return {name: {"p": by.p_values["run"], "signature": by.signature} for name, by in found.items()}
 
 
 def work(args: argparse.Namespace) -> None:
