@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from fairseq.models.transformer import TransformerModel
 from support.checkpoints import GENERATE
 from support.commands import (
@@ -39,12 +40,18 @@ def test_generate_interactive_and_hub_agree(beam, gated_checkpoint, run, toy):
     generated = hypotheses(run("fairseq-generate", toy.data, *GENERATE, *options))
     interactive = ["--buffer-size", 10, "--batch-size", 10]  # all sentences at once, as fairseq-generate does
     typed = run("fairseq-interactive", toy.data, *EVALUATION, *options, *interactive, stdin=sources)
-    hub = TransformerModel.from_pretrained(
-        str(gated_checkpoint.parent), gated_checkpoint.name, data_name_or_path=str(toy.data), user_dir=str(USER_DIR)
-    )
     assert len(generated) == 10
     assert hypotheses(typed) == generated
-    assert hub.translate(sources.splitlines(), beam=beam) == generated
+    for around in (torch.no_grad, torch.inference_mode):
+        with around():
+            hub = TransformerModel.from_pretrained(
+                str(gated_checkpoint.parent),
+                gated_checkpoint.name,
+                data_name_or_path=str(toy.data),
+                user_dir=str(USER_DIR),
+            )
+            assert hub.translate(sources.splitlines(), beam=beam) == generated
+        assert hub.translate(sources.splitlines(), beam=beam) == generated
 
 
 def test_interactive_reads_lines(gated_checkpoint, toy, either):
