@@ -62,7 +62,7 @@ class GateMethod(nn.Module):
             self.register_buffer("unchanged", torch.zeros(()))
         self._noise: Tensor | None = None  # of the last forward pass
         self._shared: Tensor | None = None  # its gates
-        self._noises: dict[int, Tensor] = {}  # of forward passes whose activations may be recomputed, by key
+        self._noises: dict[int, Tensor] = {}  # of forward passes whose activations may be recomputed, by random state
         self._hooks: tuple[Any, ...] = ()
         self._decay_exclusion: DecayExclusion | None = None
         self._in_forward = False
@@ -164,8 +164,8 @@ class GateMethod(nn.Module):
 
         All layers share one graph, except layers whose activations are recomputed in the backward pass
         (--checkpoint-activations): these read their gates first without gradients, then again with their own graph,
-        maybe after other forward passes. The second time, fairseq restores the state of the random generator, so that
-        the same random key is drawn, by which the noise is kept.
+        maybe after other forward passes. The second time, fairseq restores the state of the random generator, by which
+        the noise is kept: the noise of each forward pass is drawn from it.
 
         A layer that is called outside of a forward pass of the model gets a new sample for every call.
         """
@@ -174,7 +174,7 @@ class GateMethod(nn.Module):
                 assert self._noise is not None
                 self._shared = self._gates(self._noise)
             return self._part(self._shared, layer)
-        key = int(torch.randint(2**62, ()))
+        key = _random_state(layer.theta.device)
         if self._in_forward and self._noise is not None:
             self._noises[key] = self._noise
             if len(self._noises) > MOST_NOISES:
@@ -274,6 +274,12 @@ class GateMethod(nn.Module):
             "_decay_exclusion": None,
         }
         return {**self.__dict__, **left_out}
+
+
+def _random_state(device: torch.device) -> int:
+    """Return a hash of the state of the generator that draws random numbers on a device."""
+    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return hash(state.numpy().tobytes())
 
 
 def groups_of(kinds: Sequence[str], counts: Mapping[tuple[str, ...], int]) -> list[tuple[Tensor, int]]:
