@@ -53,7 +53,7 @@ def _average(layer: nn.Module, inputs: tuple, output: tuple) -> tuple | None:
 def _check(decoder: Any, inputs: tuple, options: dict[str, Any]) -> None:
     """Hook on decoders that raises ValueError if the argument `alignment_heads` would select other heads."""
     heads, layer = options.get("alignment_heads"), options.get("alignment_layer")
-    layer = decoder.num_layers - 1 if layer is None else layer
+    layer = len(decoder.layers) - 1 if layer is None else layer
     attention = _attention(decoder, layer)
     if heads is None or attention is None or heads <= attention.aligned:
         return
