@@ -21,6 +21,7 @@ from fairseq_headgates.checkpoints import build_model, prune_checkpoint, stock_c
 from fairseq_headgates.criterions import AdaptiveLossL0Criterion, CrossEntropyL0Criterion
 from fairseq_headgates.evaluation import Corpus, mean_loss
 from fairseq_headgates.models import TransformerLMHeadGatesModel
+from fairseq_headgates.safety import model_args
 
 
 def assert_logits(actual, expected):
@@ -81,7 +82,7 @@ def test_gated_masked_pruned_and_stock_compute_the_same(variant):
     state = {"args": None, "cfg": {"model": model.args}, "model": model.state_dict()}
     assert_logits(logits(build_model(prune_checkpoint(state, open_heads)), make_text()), expected)
     exported = stock_checkpoint(state, open_heads)
-    args = argparse.Namespace(**exported["cfg"]["model"])
+    args = model_args(exported)
     stock = TransformerLanguageModel.build_model(args, make_task()).eval()
     stock.load_state_dict(exported["model"], strict=True)
     assert args.arch == "transformer_lm"
