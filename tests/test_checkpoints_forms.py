@@ -52,6 +52,7 @@ VARIANTS = {
     "recomputed activations": {"checkpoint_activations": True},
     "no positions": {"no_token_positional_embeddings": True},
     "narrow output": {"decoder_output_dim": 16},
+    "quantisation noise": {"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 8},
     "shared embeddings": {"share_all_embeddings": True},
     "wider encoder": {"encoder_embed_dim": 48},
     "more layers": {"decoder_layers": 3},

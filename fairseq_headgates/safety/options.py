@@ -285,9 +285,9 @@ def _checked(name: str, value: Any, types: tuple[type, ...]) -> Any:
         value = ",".join(map(str, value))
     if name in LAYERS_TO_KEEP and not re.fullmatch(r"\d{1,4}(,\d{1,4})*|", str(value)):
         raise ValueError(f"the stored option {name} is {shown(value)}: it must be numbers of layers, as in '0,2,4'")
+    if isinstance(value, str) and name in EVALUATED and not _is_literal(value, EVALUATED[name]):
+        raise ValueError(f"the stored option {name} is {shown(value)}: it must be {EVALUATED[name]}")
     if isinstance(value, str) and EVALUATED.get(name) == NUMBERS:
-        if not _is_literal(value, NUMBERS):
-            raise ValueError(f"the stored option {name} is {shown(value)}: it must be {NUMBERS}")
         value = ast.literal_eval(value.strip())
         value = list(value) if isinstance(value, (tuple, list, set)) else [value]
     if isinstance(value, list) and not all(isinstance(element, Number) for element in value):
