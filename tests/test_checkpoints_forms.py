@@ -1,12 +1,15 @@
 """Checkpoints of every build of model and of every form in which fairseq has stored options."""
 
+import argparse
 import json
 import subprocess
 import sys
 
 import pytest
 import torch
+from fairseq.models import build_model as fairseq_build_model
 from fairseq.models.transformer import TransformerModel
+from omegaconf import OmegaConf
 from support.checkpoints import (
     GENERATE,
     LOG_ALPHA,
@@ -49,6 +52,7 @@ VARIANTS = {
     "recomputed activations": {"checkpoint_activations": True},
     "no positions": {"no_token_positional_embeddings": True},
     "narrow output": {"decoder_output_dim": 16},
+    "quantisation noise": {"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 8},
     "shared embeddings": {"share_all_embeddings": True},
     "wider encoder": {"encoder_embed_dim": 48},
     "more layers": {"decoder_layers": 3},
@@ -167,6 +171,45 @@ def test_stock_holds_nothing_but_tensors_and_plain_values(stock, gated):
     assert not any(word in text for word in ("head_gates", "headgates", "gate_heads", "alive_heads"))
     shapes = {name: tensor.shape for name, tensor in read(gated)["model"].items() if "gate" not in name}
     assert {name: tensor.shape for name, tensor in state["model"].items()} == shapes
+
+
+def test_groups_of_options_that_fairseq_stores_as_a_namespace(train, run, toy, tmp_path):
+    """Of tasks and optimisers without a dataclass."""
+    task = ["--task", "translation_multi_simple_epoch", "--lang-pairs", "src-tgt", "--langs", "src,tgt"]
+    train(tmp_path, *task, "--optimizer", "adafactor", arch="transformer")
+    path, stock = tmp_path / "checkpoint_last.pt", tmp_path / "stock.pt"
+    groups = read(path)["cfg"]
+    assert isinstance(groups["task"], argparse.Namespace) and isinstance(groups["optimizer"], argparse.Namespace)
+    run("headgates", "prune", path, stock, "--stock")
+    search = [*task, "-s", "src", "-t", "tgt", "--gen-subset", "test", "--max-len-b", 9]
+    before = run("fairseq-generate", toy.data, *EVALUATION, *search, "--path", path)
+    assert_same_output(before, run("fairseq-generate", toy.data, *WITHOUT_PLUGIN, *search, "--path", stock))
+
+
+def test_nested_options_of_hydra(attempts, tmp_path):
+    """`encoder: {layers: 2}`: fairseq reads the group, beside which its preset stores defaults under flat names."""
+    sizes = {"layers": 2, "embed_dim": 32, "ffn_embed_dim": 64, "attention_heads": 4}
+    options = {"encoder": {**sizes, "normalize_before": True}, "decoder": {**sizes, "layers": 1}}
+    options |= {"_name": "transformer", "quant_noise": {"pq": 0.0}, "max_source_positions": 99}
+    config = OmegaConf.create(options)
+    theirs = fairseq_build_model(config, make_task()).eval()
+    stored = OmegaConf.to_container(config)
+    assert stored["encoder_layers"] == stored["decoder_layers"] == 6 and not stored["encoder_normalize_before"]
+    state = {"args": None, "cfg": {"model": stored, "task": {"_name": "translation"}}, "model": theirs.state_dict()}
+    mask = HeadTable({"enc-self": [[1, 0, 0, 1], [0, 0, 0, 0]]})
+    assert torch.equal(logits(build_model(state), make_batch()), logits(theirs, make_batch()))
+    with masked(build_model(state), mask) as model:
+        expected = logits(model, make_batch())
+    smaller, exported = prune_checkpoint(state, mask), stock_checkpoint(state, mask)
+    again = fairseq_build_model(OmegaConf.create(smaller["cfg"]["model"]), make_task()).eval()
+    again.load_state_dict(smaller["model"])
+    stock = TransformerModel.build_model(model_args(exported), make_task()).eval()
+    stock.load_state_dict(exported["model"])
+    for model in (build_model(smaller), again, stock):
+        torch.testing.assert_close(logits(model, make_batch()), expected, atol=1e-5, rtol=1e-5)
+    stored["encoder"]["depth"] = 3
+    with pytest.raises(ValueError, match="the stored option encoder is .*'depth': 3"):
+        build_model(state)
 
 
 @pytest.mark.rehearsal

@@ -187,12 +187,12 @@ def test_architectures_that_are_not_known_are_refused(arch, sizes, words, run, t
 
 def test_every_reason_is_listed_at_once():
     args = argparse.Namespace(
-        arch="lstm", quant_noise_pq=0.1, encoder_xformers_att_config="{}", decoder_xformers_att_config=None
+        arch="lstm", quant_noise_scalar=0.1, encoder_xformers_att_config="{}", decoder_xformers_att_config=None
     )
     state = {"args": args, "model": {"encoder.lstm.weight": torch.ones(1)}, "fsdp_metadata": {}}
     with pytest.raises(ValueError) as error:
         build_model(state)
-    for reason in ("'lstm'", "no attention layer", "--quant-noise-pq", "xFormers", "shard"):
+    for reason in ("'lstm'", "no attention layer", "--quant-noise-scalar", "xFormers", "shard"):
         assert reason in str(error.value)
     assert "\n" not in str(error.value)
 

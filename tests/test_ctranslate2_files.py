@@ -156,6 +156,21 @@ def contents(folder):
     }
 
 
+def test_ctranslate2s_own_converter_reads_a_stock_export(stock, gated, toy, tmp_path):
+    """Its model translates as the one that `headgates convert` writes."""
+    ctranslate2.converters.FairseqConverter(str(stock), str(toy.data)).convert(str(tmp_path / "theirs"))
+    convert_ours = ["convert", str(gated), str(tmp_path / "ours"), "--to", "ctranslate2", "--data", str(toy.data)]
+    assert main(convert_ours) == 0
+    search = {"beam_size": 2, "num_hypotheses": 2, "return_scores": True, "max_decoding_length": 9}
+    ours, theirs = (
+        ctranslate2.Translator(str(tmp_path / name)).translate_batch([["a", "b", "c"], ["h"]], **search)
+        for name in ("ours", "theirs")
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.hypotheses == b.hypotheses
+        assert a.scores == pytest.approx(b.scores, abs=1e-4)
+
+
 def test_the_command_converts_a_gated_checkpoint(gated_checkpoint, toy, tmp_path, capsys):
     """A checkpoint does not say where dictionaries are read: --data does, or the folder that it lies in."""
     command = ["convert", str(gated_checkpoint), str(tmp_path / "model"), "--to", "ctranslate2"]

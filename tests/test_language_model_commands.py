@@ -174,6 +174,17 @@ def test_all_commands_and_a_report_of_their_results(variant, models, run, toy_te
     assert "--task language_modeling" in text and "--arch transformer_lm_head_gates" in text
 
 
+def test_embeddings_of_characters(run, toy_text, tmp_path, train_lm):
+    characters = ["--character-embeddings", "--character-filters", "[(1, 8), (2, 8)]"]
+    train_lm(tmp_path, *characters, "--gate-heads", "dec-self", "--criterion", "cross_entropy_l0")
+    path, out = tmp_path / "checkpoint_last.pt", tmp_path / "curve.json"
+    headgates(run, "curve", toy_text, path, "--by", "gradient", "--steps", "0", "--out", out)
+    run("headgates", "prune", path, tmp_path / "pruned.pt")
+    for form in (path, tmp_path / "pruned.pt"):
+        nll = json.loads(out.read_text())["points"][0]["nll"]
+        assert nll == pytest.approx(eval_lm(run, toy_text, form), abs=2e-4)
+
+
 @by_sentence
 def test_trees_of_sentences(make_models, run, toy_text, tmp_path):
     """With --sample-break-mode eos, a block is a sentence, whose tree is known."""

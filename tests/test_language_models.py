@@ -20,7 +20,8 @@ from fairseq_headgates.analysis.options import FunctionOptions
 from fairseq_headgates.checkpoints import build_model, prune_checkpoint, stock_checkpoint
 from fairseq_headgates.criterions import AdaptiveLossL0Criterion, CrossEntropyL0Criterion
 from fairseq_headgates.evaluation import Corpus, mean_loss
-from fairseq_headgates.models import TransformerLMHeadGatesModel
+from fairseq_headgates.models import TransformerLMHeadGatesModel, read_characters
+from fairseq_headgates.safety import model_args
 
 
 def assert_logits(actual, expected):
@@ -81,11 +82,37 @@ def test_gated_masked_pruned_and_stock_compute_the_same(variant):
     state = {"args": None, "cfg": {"model": model.args}, "model": model.state_dict()}
     assert_logits(logits(build_model(prune_checkpoint(state, open_heads)), make_text()), expected)
     exported = stock_checkpoint(state, open_heads)
-    args = argparse.Namespace(**exported["cfg"]["model"])
+    args = model_args(exported)
     stock = TransformerLanguageModel.build_model(args, make_task()).eval()
     stock.load_state_dict(exported["model"], strict=True)
     assert args.arch == "transformer_lm"
     assert_logits(logits(stock, make_text()), expected)
+
+
+@pytest.mark.parametrize("cutoff", [None, "10,20"])
+def test_embeddings_of_characters(cutoff):
+    """A checkpoint does not have its dictionary: without it the model is built, measured and pruned."""
+    characters = {"character_embedding_dim": 4, "char_embedder_highway_layers": 1, "adaptive_softmax_cutoff": cutoff}
+    options = {"character_embeddings": True, "character_filters": "[(1, 8)] + [(2, 8)] * 2", **characters}
+    stock, dictionary = make_stock_lm(**options), make_task().source_dictionary
+    args = make_lm_args(**options, arch="transformer_lm")
+    state = {"args": args, "model": stock.state_dict()}
+    whole = make_lm(**options)
+    whole.load_state_dict(stock.state_dict())
+    with masked(whole, MASK):
+        expected = logits(whole, make_text())
+    models = {"whole": build_model(state), "pruned": build_model(prune_checkpoint(state, MASK))}
+    for model in models.values():
+        read_characters(model, dictionary)
+    assert_logits(logits(models["whole"], make_text()), logits(stock, make_text()))
+    assert_logits(logits(models["pruned"], make_text()), expected)
+    exported = stock_checkpoint(state, MASK)
+    again = TransformerLanguageModel.build_model(model_args(exported), make_task()).eval()
+    again.load_state_dict(exported["model"])
+    assert_logits(logits(again, make_text()), expected)
+    for name, value in (("char_embedder_highway_layers", 10**9), ("character_filters", "print(1)")):
+        with pytest.raises(ValueError, match=name):
+            build_model({**state, "args": argparse.Namespace(**{**vars(args), name: value})})
 
 
 @variants

@@ -21,6 +21,7 @@ def mask(**rows):
 
 FOUR = [1, 1, 1, 1]
 SUBSET = ["--sparsity-method", "subset", "--target-heads"]
+NO_CROSS = ["--no-cross-attention", "--restore-file", "none.pt"]  # which the checkpoint has
 BAD_OPTIONS = {
     "a type in both options": (
         ["--gate-heads", "enc-self", "--alive-heads", mask(enc_self=[FOUR, FOUR])],
@@ -88,12 +89,11 @@ BAD_OPTIONS = {
     "freezing nothing": (["--freeze-params", "decodr"], ["'decodr'", "no parameter"]),
     "freezing everything": (["--freeze-params", "."], ["'.'", "every parameter"]),
     "no regular expression": (["--freeze-params", "(enc"], ["'(enc'", "regular expression"]),
-    "gates on missing attention": (["--no-cross-attention", "--gate-heads", "dec-enc"], ["no dec-enc", "enc-self"]),
+    "gates on missing attention": ([*NO_CROSS, "--gate-heads", "dec-enc"], ["no dec-enc", "enc-self"]),
     "mask on missing attention": (
-        ["--no-cross-attention", "--alive-heads", mask(dec_enc=[FOUR, FOUR])],
+        [*NO_CROSS, "--alive-heads", mask(dec_enc=[FOUR, FOUR])],
         ["no dec-enc"],
     ),
-    "quantisation noise": (["--quant-noise-pq", "0.1", "--quant-noise-pq-block-size", "4"], ["--quant-noise-pq"]),
     "L0 without gates": ([*L0, *RESET], ["--gate-heads", "no stochastic gates"]),
     "L0 without gates on a stock model": ([*L0, *RESET, "--arch", "transformer"], ["--gate-heads"]),
 }

@@ -25,6 +25,7 @@ from fairseq_headgates.criterions.losses import MaskedLmL0Criterion, SentencePre
 from fairseq_headgates.evaluation import Corpus, mean_loss
 from fairseq_headgates.evaluation.metrics import Accuracy, mcnemar
 from fairseq_headgates.models import RobertaHeadGatesModel
+from fairseq_headgates.safety import model_args
 
 MASK = HeadTable({"enc-self": [[1, 0, 1, 1], [0, 0, 0, 0]]})
 variants = pytest.mark.parametrize("variant", VARIANTS)
@@ -105,7 +106,7 @@ def test_gated_masked_pruned_and_stock_compute_the_same(variant):
     torch.testing.assert_close(states(rebuilt, sample), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(probabilities(rebuilt, sample), probabilities(model, sample), rtol=0, atol=1e-6)
     exported = stock_checkpoint(state, open_heads)
-    args = argparse.Namespace(**exported["cfg"]["model"])
+    args = model_args(exported)
     stock = RobertaModel.build_model(args, make_task()).eval()
     stock.register_classification_head(HEAD, num_classes=2)
     stock.load_state_dict(exported["model"], strict=True)

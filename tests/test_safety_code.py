@@ -5,6 +5,7 @@ import ast
 import importlib.util
 import pickle
 import zipfile
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy
@@ -46,6 +47,21 @@ def test_nested_options_run_no_code(option, attempts, tmp_path):
         state = small_state("dict")
         state["cfg"]["model"][side] = {option: touch(trace)}
         assert attempts.run("headgates", "show", save(state, path)).refused
+    assert not trace.exists()
+
+
+def test_options_in_attributes_of_a_dictionary_run_no_code(attempts, tmp_path):
+    """As `headgates prune --stock` stores them; fairseq reads the attributes."""
+    trace, path = tmp_path / "trace", tmp_path / "evil.pt"
+    state = small_state("args")
+    state["args"] = OrderedDict(vars(state["args"]))
+    vars(state["args"])["adaptive_softmax_cutoff"] = touch(trace)
+    ended = attempts.run("headgates", "show", save(state, path))
+    assert ended.refused and "adaptive_softmax_cutoff" in ended.err, ended
+    vars(state["args"]).clear()
+    vars(state["model"])["get"] = 5
+    ended = attempts.run("headgates", "show", save(state, path))
+    assert ended.refused and "methods of its own" in ended.err, ended
     assert not trace.exists()
 
 

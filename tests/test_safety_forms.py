@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.models import ARCH_MODEL_REGISTRY
 from support.hostile import save, small_state
 from support.models import make_stock
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -71,7 +72,7 @@ class Vocabulary:
 
 
 def test_the_options_of_every_preset_are_accepted():
-    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+    from fairseq.models import ARCH_CONFIG_REGISTRY
     from fairseq.models.transformer import TransformerModel
 
     from fairseq_headgates.models import HeadGatesMixin, head_gates_class
@@ -101,6 +102,36 @@ def test_the_options_of_every_preset_are_accepted():
         with FakeTensorMode():  # at its full size, without memory
             weights = model_class.stock.build_model(copy.deepcopy(args), task).state_dict()
         check_sizes(model_options(vars(args)), weights, task, model_class)
+
+
+# Options that `headgates` does not need: the weights tell of classification heads; fairseq's own pruning of RoBERTa and
+# its alignment loss are not supported.
+UNUSED = {"load_checkpoint_heads", "alignment_heads", "alignment_layer", "full_context_alignment"}
+UNUSED |= {"mha_reg_scale_factor", "ffn_reg_scale_factor", "mha_heads_to_keep", "ffn_blocks_to_remove"}
+OURS = ["transformer_head_gates", "transformer_lm_head_gates", "roberta_head_gates", "transformer_lm_all_attention"]
+# A value on the command line, by how the name of the option ends; the others are numbers.
+VALUES = {"layers_to_keep": "0,2", "cutoff": "10,20", "filters": "[(1, 4)]"}
+
+
+@pytest.mark.parametrize("arch", ["transformer", "transformer_align", "transformer_lm", "roberta", *OURS])
+def test_the_options_of_every_architecture_are_accepted_as_fairseqs_parser_stores_them(arch):
+    """With the value that the model uses: fairseq's parser stores some numbers as text."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    ARCH_MODEL_REGISTRY[arch].add_args(parser)
+    for action in parser._actions[1:]:
+        if action.dest in DEFAULTS:  # of this plugin: the model stores them itself
+            continue
+        value = next((text for end, text in VALUES.items() if action.dest.endswith(end)), "2")
+        value = next(iter(action.choices), None) if action.choices else value
+        words = [action.option_strings[-1]] if action.nargs == 0 else [f"{action.option_strings[-1]}={value}"]
+        args = parser.parse_args(words)
+        found = vars(model_options(vars(args))).get(action.dest)
+        if action.dest not in transformer_options():
+            assert found is None and (action.dest in UNUSED or action.dest.endswith("embed_path")), action.dest
+        elif action.dest.endswith("cutoff"):
+            assert found == [10, 20]
+        else:
+            assert found is True if action.nargs == 0 else str(found) in (value, f"{value}.0"), (action.dest, found)
 
 
 @pytest.mark.parametrize("cutoff", ["10,20", [10, 20], "[10, 20]", "(10,20)"])

@@ -1,6 +1,5 @@
 """Pruned models against gated, masked and stock ones that compute the same; the steps of a cut."""
 
-import argparse
 import copy
 
 import pytest
@@ -38,6 +37,7 @@ from fairseq_headgates import (
 from fairseq_headgates.checkpoints import stock_checkpoint
 from fairseq_headgates.heads import TYPES, mask_to_json
 from fairseq_headgates.models import TransformerHeadGatesModel
+from fairseq_headgates.safety import model_args
 from fairseq_headgates.surgery import head_counts, kept_mask, open_mask
 from fairseq_headgates.surgery.cuts import Cut, cut_tensors, cuts, pad_heads, removal_plan, with_gates_of
 
@@ -66,7 +66,7 @@ def test_gated_masked_pruned_and_stock_compute_the_same(case):
     assert_logits(logits(pruned, batch), expected)
     assert kept_mask(pruned).values == alive(case)
     exported = stock_checkpoint(checkpoint_of(model), mask, model)
-    args = argparse.Namespace(**exported["cfg"]["model"])
+    args = model_args(exported)
     stock = TransformerModel.build_model(args, make_task()).eval()
     stock.load_state_dict(exported["model"], strict=True)
     assert type(stock) is TransformerModel and "head_gates" not in args.arch
@@ -186,7 +186,7 @@ def test_half_precision_is_as_near_to_the_truth_pruned_as_gated(dtype, seed):
     error = (logits(whole, batch)[real] - truth).abs().max()
     assert 0 < error < 16 * torch.finfo(dtype).eps * truth.abs().max()
     exported = stock_checkpoint(checkpoint_of(model), mask, model)
-    stock = TransformerModel.build_model(argparse.Namespace(**exported["cfg"]["model"]), make_task()).eval()
+    stock = TransformerModel.build_model(model_args(exported), make_task()).eval()
     stock.load_state_dict(exported["model"])
     # rounded after pruning, pruned after rounding, exported
     for smaller in (prune(model, mask).to(dtype), prune(whole, mask), stock.to(dtype)):

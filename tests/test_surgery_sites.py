@@ -1,5 +1,6 @@
 """Attention layers are found, swapped, masked, read and observed."""
 
+import copy
 import json
 import math
 from contextlib import ExitStack
@@ -48,10 +49,22 @@ def test_gates_of_a_missing_attention_are_refused():
 
 
 def test_unsupported_attention_is_refused():
-    stock = make_stock(quant_noise_pq=0.1, quant_noise_pq_block_size=8)
-    with pytest.raises(ValueError, match="quant-noise-pq"):
+    stock = make_stock()
+    stock.decoder.layers[1].encoder_attn.bias_k = torch.nn.Parameter(torch.zeros(1, 1, 32))
+    with pytest.raises(ValueError, match="an extra key and value"):
         use_head_attention(stock)
     assert not any(isinstance(site.attention, HeadAttention) for site in head_sites(stock))
+
+
+def test_attention_has_no_quantisation_noise_in_training():
+    """As in stock fairseq, whose attention does not call the hooks of its projections. They would change weights."""
+    stock = make_stock(quant_noise_pq=0.5, quant_noise_pq_block_size=8).train()
+    x, weights = torch.randn(5, 2, 32), copy.deepcopy(stock.state_dict())
+    expected = stock.encoder.layers[0].self_attn(x, x, x)[0]
+    ours = use_head_attention(stock)
+    torch.testing.assert_close(ours.encoder.layers[0].self_attn(x, x, x)[0], expected, rtol=0, atol=1e-6)
+    for name, weight in ours.state_dict().items():
+        assert torch.equal(weight, weights[name]), name
 
 
 def test_penalty_is_the_sum_over_gated_heads():

@@ -8,13 +8,14 @@ from fairseq_headgates.checkpoints.building import (
     load_model,
     read_heads,
 )
-from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
+from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint, stock_checkpoint
 from fairseq_headgates.checkpoints.saving import save_checkpoint
 from fairseq_headgates.safety import load_checkpoint
 
 __all__ = [
     "CheckpointHeads",
     "build_model",
+    "check_loads",
     "load_checkpoint",
     "load_dictionaries",
     "load_model",

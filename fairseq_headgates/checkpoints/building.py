@@ -23,7 +23,10 @@ from fairseq_headgates.safety import architecture, load_checkpoint, model_args, 
 from fairseq_headgates.surgery import freeze, gate_values, gated_sites, open_probabilities, to_table
 from fairseq_headgates.surgery.features import option_features
 
+SPECIAL = 4  # fairseq's dictionaries begin with <s> <pad> </s> <unk>
 LANGUAGE = re.compile(r"[\w@.-]+")
+HEADS = ("decoder.output_projection.weight", "decoder.adaptive_softmax.head.weight")  # of the output, one of them
+TAIL = re.compile(r"decoder\.adaptive_softmax\.tail\.\d+\.2\.weight")
 MATCHING_SECONDS = 2.0  # for a regular expression from a file
 
 
@@ -46,6 +49,8 @@ def load_model(path: str, trust: bool = False) -> tuple[dict[str, Any], nn.Modul
 class _Vocabulary:
     """The part of a dictionary that building a model needs: the number of symbols, and the padding."""
 
+    nspecial = SPECIAL
+
     def __init__(self, size: int):
         self.size = size
 
@@ -53,7 +58,7 @@ class _Vocabulary:
         return self.size
 
     def pad(self) -> int:
-        return 1  # fairseq's dictionaries begin with <s> <pad> </s> <unk>
+        return 1
 
 
 class _Task:
@@ -65,14 +70,24 @@ class _Task:
         sizes = [self._symbols(weights, f"{stack}.embed_tokens") for stack in stacks]
         self.source_dictionary = _Vocabulary(sizes[0])
         self.target_dictionary = self.source_dictionary if shared else _Vocabulary(sizes[-1])
+        if "decoder.embed_tokens.symbol_embeddings" in weights:  # embeddings of characters; see `read_characters`
+            self.source_dictionary = _Vocabulary(SPECIAL)
 
     def max_positions(self) -> int:
         return 512  # fairseq's default for RoBERTa, where a checkpoint does not tell
 
     @staticmethod
     def _symbols(weights: Mapping[str, Tensor], name: str) -> int:
-        """Return the number of symbols: of one table of embeddings, or of those of an adaptive input together."""
+        """Return the number of symbols: of one table of embeddings, or of those of an adaptive input together.
+
+        Embeddings of characters do not tell it, but the output layer does. The head of an adaptive softmax has one row
+        for each tail, besides its symbols.
+        """
         bands = [table for key, table in weights.items() if re.fullmatch(rf"{name}\.embeddings\.\d+\.0\.weight", key)]
+        if f"{name}.symbol_embeddings" in weights:
+            tails = [tail for key, tail in weights.items() if TAIL.fullmatch(key)]
+            heads = [weights[key] for key in HEADS if key in weights]
+            return sum(map(len, [*heads, *tails])) - len(tails)
         tables: list[Any] = bands or [weights.get(f"{name}.weight")]
         for table in tables:
             if table is None or table.dim() != 2:
@@ -84,7 +99,8 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
     """Build the model of a checkpoint with its weights, in evaluation mode, frozen as in its training.
 
     The model is of the checkpoint's architecture, or of this plugin's counterpart of fairseq's. Data are not needed.
-    The stored sizes are compared with the weights before memory is allocated.
+    The stored sizes are compared with the weights before memory is allocated. A model with embeddings of characters
+    (--character-embeddings) needs its dictionary before it can read tokens: `models.read_characters`.
 
     Raises:
         ValueError: with every reason, if the model is not supported
@@ -151,7 +167,7 @@ def _unsupported(
     if not any(re.search(r"attn\.(out_proj|in_proj)", key) for key in state["model"]):
         yield "it has no attention layer"
     features = option_features(args)
-    yield from (f"it has {features[name]}" for name in ("quant-noise", "xformers") if name in features)
+    yield from (f"it has {features[name]}" for name in ("scalar-noise", "xformers") if name in features)
     if getattr(args, "spectral_norm_classification_head", False):
         yield "it has classification heads with spectral norm (--spectral-norm-classification-head)"
     if "fsdp_metadata" in state:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import copy
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from fairseq.checkpoint_utils import _upgrade_state_dict
 from fairseq.criterions import CRITERION_REGISTRY
-from omegaconf import OmegaConf
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from torch import nn
 
 from fairseq_headgates.checkpoints.building import build_model, freeze_as_stored
@@ -19,9 +19,10 @@ from fairseq_headgates.checkpoints.optimizer import cut_average, cut_optimizer
 from fairseq_headgates.criterions import L0Mixin
 from fairseq_headgates.criterions.config import L0Config
 from fairseq_headgates.heads import HeadTable, Mask, mask_to_json
+from fairseq_headgates.messages import logging_only
 from fairseq_headgates.models import HeadGatesMixin, head_gates_class
 from fairseq_headgates.options import DEFAULTS
-from fairseq_headgates.safety import architecture, model_args
+from fairseq_headgates.safety import architecture, flat_options, is_plain, model_args, transformer_options
 from fairseq_headgates.surgery.cuts import (
     apply_cuts,
     as_state_dict,
@@ -102,58 +103,76 @@ def _pruned_options(args: argparse.Namespace, mask: HeadTable) -> argparse.Names
     return changed
 
 
-def _mapping(value: Any) -> Mapping:
-    return value if isinstance(value, Mapping) else {}
-
-
 def stock_checkpoint(state: Mapping[str, Any], mask: Mask, model: nn.Module | None = None) -> dict[str, Any]:
     """Return the checkpoint for fairseq's own architecture: same size, removed heads zero, gates folded.
 
-    fairseq computes the size of a head as width / heads, so it cannot load a smaller form. The options are stored as
+    fairseq computes the size of a head as width / heads, so it cannot load a smaller form. The options are one table of
     plain values, without optimiser state and counters, so that the checkpoint loads without any plugin.
     """
     model = model or build_model(state)
-    if not state.get("cfg"):
-        state = {**state, "args": None, "cfg": _converted(model_args(state), vars(model.args))}
     pruned = prune_checkpoint(state, mask, optimizer=False, model=model)
     args = model_args(pruned)
-    for option in DEFAULTS:
-        if hasattr(args, option):
-            delattr(args, option)
-    result = _with_options(pruned, args, _model_class(args).stock_architecture(architecture(args)))
-    result["args"] = None
-    result["cfg"] = {**result["cfg"], "model": vars(model_args(result))}
-    result["model"] = pad_heads(prune(model, mask), pruned["model"])
+    name = _model_class(args).stock_architecture(architecture(args))
+    iterator = _mapping(pruned["extra_state"].get("train_iterator"))
+    history = pruned.get("optimizer_history")
     # fairseq requires these entries
-    iterator = _mapping(_mapping(state.get("extra_state")).get("train_iterator"))
-    result["extra_state"] = {"train_iterator": iterator or {"epoch": 1, "iterations_in_epoch": 0}}
-    result["optimizer_history"] = result.get("optimizer_history") or [
-        {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
-    ]
-    return result
+    unknown = [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}]
+    return {
+        "args": _table(_stock_options(pruned, vars(model.args)) | {"arch": name}),
+        "cfg": None,
+        "model": pad_heads(prune(model, mask), pruned["model"]),
+        "optimizer_history": history if history and is_plain(history) else unknown,
+        "extra_state": {"train_iterator": iterator if is_plain(iterator) else {"epoch": 1, "iterations_in_epoch": 0}},
+        "last_optimizer_state": None,
+    }
 
 
-def _converted(args: argparse.Namespace, complete: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert options from the form of fairseq before 0.10, as fairseq does on loading. Raise ValueError.
+def _stock_options(state: Mapping[str, Any], built: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a checkpoint that are plain values, by flat names, without those of this plugin.
 
     Args:
-        args: the options of the checkpoint
-        complete: options of the model as it is built, which a configuration must have from the start
+        state: a checkpoint of this plugin
+        built: the options of its model as it is built, for those that are not stored
     """
-    last = {"optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
-    state = {"args": copy.copy(args), "optimizer_history": [last], "extra_state": {"train_iterator": None}}
+    options = {name: value for name, value in built.items() if name in transformer_options()}
+    for group in ("criterion", "task"):  # hydra stores them apart
+        found = _mapping((state.get("cfg") or {}).get(group))
+        options.update({**found, group: found["_name"]} if found.get("_name") else found)
+    options.update(flat_options(vars(model_args(state))))
+    options.update({name: None for name in options if name.endswith("embed_path")})  # the weights hold them
+    unwanted = {*DEFAULTS, "_name"}
+    return {name: value for name, value in options.items() if name not in unwanted and is_plain({name: value})}
+
+
+def _table(options: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    """Return options as a dictionary whose keys are its attributes, too.
+
+    fairseq reads options as attributes, as CTranslate2's converter for fairseq does, which also sets some. `torch.load`
+    creates no object with attributes but an `OrderedDict`, unless it is told to trust the file.
+    """
+    table = OrderedDict((name, value) for name, value in options.items() if not hasattr(OrderedDict, str(name)))
+    vars(table).update(table)
+    return table
+
+
+def check_loads(state: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the model of a pruned checkpoint can be built and fairseq can convert its options."""
+    build_model(state)
+    if not state.get("args"):
+        return
     try:
-        converted = OmegaConf.to_container(_upgrade_state_dict(state)["cfg"], resolve=True, enum_to_str=True)
-        model: Any = converted["model"]  # type: ignore[index,call-overload]
-        options = vars(model) if isinstance(model, argparse.Namespace) else model
-        for name, value in complete.items():
-            options.setdefault(name, value)
-        return converted  # type: ignore[return-value]
+        with logging_only(logging.WARNING, "hydra"):
+            convert_namespace_to_omegaconf(model_args(state))
     except Exception as error:  # of fairseq, hydra or omegaconf, for an option of an odd type
         reason = str(error).partition("\n")[0]
         raise ValueError(
             f"the options of the checkpoint cannot be converted to those of fairseq 0.12: {reason}"
         ) from None
+
+
+def _mapping(value: Any) -> Mapping:
+    value = vars(value) if isinstance(value, argparse.Namespace) else value
+    return value if isinstance(value, Mapping) else {}
 
 
 def _model_class(args: argparse.Namespace) -> type[HeadGatesMixin]:

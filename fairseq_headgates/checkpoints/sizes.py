@@ -19,6 +19,7 @@ from fairseq_headgates.models import HeadGatesMixin
 SIZES = ("embed_dim", "ffn_embed_dim", "attention_heads")
 MOST_LAYERS = 1_000  # of a stack; more take minutes to build
 LARGEST_SIZE = 2**24
+HIGHWAY = "decoder.embed_tokens.highway.layers"  # of embeddings of characters
 LARGEST_TABLE = 2**26  # numbers in a table of sinusoidal positions, which is not stored but computed
 # Parameters that pruning makes smaller.
 PROJECTION = re.compile(r"attn\.((q|k|v|out|position)_proj\.(weight|bias)|(query_bias|persistent)\.\w+)$")
@@ -56,6 +57,9 @@ def check_sizes(
                 )
     if getattr(args, "base_layers", 0):
         raise ValueError(f"the stored option base_layers is {shown(args.base_layers)}: BASE layers are not supported")
+    if getattr(args, "character_embeddings", False):
+        _check_size("character_embedding_dim", args.character_embedding_dim)
+        _check_number("char_embedder_highway_layers", args.char_embedder_highway_layers, weights, HIGHWAY)
     _check_classification_heads(args, weights)
     with FakeTensorMode():
         skeleton = model_class.stock.build_model(args, task)  # type: ignore[attr-defined]
@@ -75,16 +79,17 @@ def _check_classification_heads(args: argparse.Namespace, weights: Mapping[str, 
 def _check_layers(args: argparse.Namespace, weights: Mapping[str, Tensor], side: str, stack: str) -> None:
     name = f"{side}_layers"
     layers = getattr(args, name)
-    found = {match[1] for key in weights if (match := re.match(rf"{re.escape(stack)}\.layers\.(\d+)\.", key))}
-    if getattr(args, f"{name}_to_keep", None):  # LayerDrop: fairseq takes these out of more
-        layers = len(str(getattr(args, f"{name}_to_keep")).split(","))
-        fits = layers <= len(found)
-    else:
-        fits = layers == len(found)
-    if not fits:
-        raise ValueError(f"the stored option {name} is {shown(layers)}, but the weights have {len(found)} layers")
-    if len(found) > MOST_LAYERS:
-        raise ValueError(f"the stored option {name} is {shown(layers)}: at most {MOST_LAYERS:,} are supported")
+    kept = getattr(args, f"{name}_to_keep", None)  # LayerDrop: fairseq takes these out of more
+    _check_number(name, len(str(kept).split(",")) if kept else layers, weights, f"{stack}.layers", more=bool(kept))
+
+
+def _check_number(option: str, number: Any, weights: Mapping[str, Tensor], layers: str, more: bool = False) -> None:
+    """Raise ValueError unless the weights have as many layers as an option says; with `more`, they may have more."""
+    found = len({match[1] for key in weights if (match := re.match(rf"{re.escape(layers)}\.(\d+)\.", key))})
+    if not (number <= found if more else number == found):
+        raise ValueError(f"the stored option {option} is {shown(number)}, but the weights have {found} layers")
+    if found > MOST_LAYERS:
+        raise ValueError(f"the stored option {option} is {shown(number)}: at most {MOST_LAYERS:,} are supported")
 
 
 def _check_size(name: str, value: Any) -> None:

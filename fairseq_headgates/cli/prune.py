@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     """Run `headgates prune` and return its exit code."""
     from fairseq_headgates import report
     from fairseq_headgates.checkpoints import (
-        build_model,
+        check_loads,
         load_model,
         prune_checkpoint,
         save_checkpoint,
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         smaller = stock_checkpoint(state, mask, model)
     else:
         smaller = prune_checkpoint(state, mask, not args.no_optimizer, model, print_notice)
-    build_model(smaller)  # proves that the result loads
+    check_loads(smaller)
     plan = removal_plan(model, pruned)
     if args.by_speed:
         plan["speed"] = measured_speed(model, pruned, args.batch_size)

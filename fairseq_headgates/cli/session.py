@@ -30,6 +30,7 @@ from fairseq_headgates.evaluation.binarised import digest
 from fairseq_headgates.files import ResumeJournal, check_writable, replacing, write_whole
 from fairseq_headgates.heads import HeadTable, Signature
 from fairseq_headgates.messages import logging_only
+from fairseq_headgates.models import read_characters
 from fairseq_headgates.safety import updates_of
 
 # Options that do not change the results: a stopped command resumes with others. The content of the data and of the
@@ -87,6 +88,7 @@ class Session:
     def model(self, path: str) -> tuple[nn.Module, dict[str, int | str]]:
         """Load a checkpoint. Return its model on the device, and the parts of a signature that name it."""
         state, model = load_model(path, self.args.trust)
+        read_characters(model, self.task.source_dictionary)
         device = evaluation.device_of(self.fairseq)
         if self.fairseq.fp16 and device.type == "cuda":
             model.half()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from fairseq import utils
 from fairseq.data import BaseWrapperDataset
-from fairseq.modules import AdaptiveInput, LearnedPositionalEmbedding
+from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder, LearnedPositionalEmbedding
 from torch import Tensor, nn
 
 from fairseq_headgates.evaluation.binarised import (
@@ -196,13 +196,21 @@ def _check_vocabulary(task: Any, model: nn.Module, folder: str) -> None:
         embedding = getattr(getattr(stack, "sentence_encoder", stack), "embed_tokens", None)
         if embedding is None or dictionary is None:
             continue
-        symbols = embedding.cutoff[-1] if isinstance(embedding, AdaptiveInput) else embedding.num_embeddings
+        symbols = _symbols(model, embedding)
         if len(dictionary) != symbols:
             raise ValueError(
                 f"the dictionary of {folder} has {len(dictionary)} symbols, the {side} of the checkpoint "
                 f"{symbols}: binarise the data with the dictionaries of the checkpoint "
                 "(fairseq-preprocess --srcdict, --tgtdict)"
             )
+
+
+def _symbols(model: Any, embedding: Any) -> int:
+    """Return the number of symbols of a vocabulary; embeddings of characters do not tell it, the output layer does."""
+    if isinstance(embedding, CharacterTokenEmbedder):
+        softmax = model.decoder.adaptive_softmax
+        return model.decoder.output_projection.out_features if softmax is None else softmax.vocab_size
+    return embedding.cutoff[-1] if isinstance(embedding, AdaptiveInput) else embedding.num_embeddings
 
 
 def check_tokens(batches: Sequence[Sample], task: Any, args: Namespace) -> None:

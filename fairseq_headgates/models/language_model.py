@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, register_model
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
+from fairseq.modules import CharacterTokenEmbedder
+from torch import nn
 
 from fairseq_headgates.models.mixin import HeadGatesMixin, register_preset
 
@@ -31,6 +33,16 @@ class TransformerLMHeadGatesModel(HeadGatesMixin, TransformerLanguageModel):
         """Add the options of `transformer_lm` and of this plugin; fairseq calls it."""
         gen_parser_from_dataclass(parser, TransformerLanguageModelConfig(), delete_default=True)
         super().add_args(parser)
+
+
+def read_characters(model: nn.Module, dictionary: Any) -> None:
+    """Let embeddings of characters (--character-embeddings) look up the symbols of a dictionary, in place.
+
+    A checkpoint does not hold the characters, so a model that is built from it alone cannot read tokens.
+    """
+    for module in model.modules():
+        if isinstance(module, CharacterTokenEmbedder):
+            module.set_vocab(dictionary, module.max_char_len)
 
 
 def with_defaults(preset: Callable[[Any], None] | None, args: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 from fairseq.criterions import CRITERION_REGISTRY
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.compat import complete, remove_copies
 from fairseq_headgates.gates import METHODS, TargetGates, parse_target
+from fairseq_headgates.models.start import MARK, PARSED, check_dimensions, check_kept, prepare_training
 from fairseq_headgates.modules import pack_linears
 from fairseq_headgates.options import (
     HeadOptions,
@@ -82,6 +82,7 @@ class HeadGatesMixin:
         """Add the options of the stock model and of this plugin; fairseq calls it."""
         super().add_args(parser)  # type: ignore[misc]
         add_head_gate_args(parser)
+        parser.set_defaults(**{MARK: PARSED})
 
     @classmethod
     def set_defaults(cls, args: Any) -> None:
@@ -187,7 +188,8 @@ class HeadGatesMixin:
             self.upgrade_checked(state_dict)
 
     def upgrade_checked(self, state_dict: dict[str, Any]) -> None:
-        """Rename the weights of older versions of fairseq. Raise ValueError for weights of other heads."""
+        """Rename the weights of older versions of fairseq. Raise ValueError for weights of other sizes or heads."""
+        check_dimensions(self, state_dict)
         super().upgrade_state_dict(state_dict)  # type: ignore[misc]
         remove_copies(state_dict)
         own = {name: value for name, value in self.state_dict().items() if name.startswith(GATE_METHOD)}  # type: ignore[attr-defined]
@@ -201,8 +203,19 @@ class HeadGatesMixin:
 
 
 def register_preset(model: str, architecture: str, preset: Callable[[Any], Any]) -> None:
-    """Register an architecture of a model: `preset` sets the options that the command line or hydra leaves open."""
-    register_model_architecture(model, architecture)(partial(complete, preset))
+    """Register an architecture of a model: `preset` sets the options that the command line or hydra leaves open.
+
+    Before it, a checkpoint that a training starts from sets those that change the function of its weights.
+    """
+
+    def set_options(args: Any) -> None:
+        with one_line_errors():
+            taken = prepare_training(MODEL_REGISTRY[model], args)
+        complete(preset, args)
+        with one_line_errors():
+            check_kept(taken, args, model)
+
+    register_model_architecture(model, architecture)(set_options)
 
 
 def head_gates_class(architecture: str) -> type[HeadGatesMixin] | None:

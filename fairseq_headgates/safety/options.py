@@ -13,6 +13,7 @@ import dataclasses
 import re
 import typing
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -69,11 +70,11 @@ def plain(value: Any) -> Any:
 def check_evaluated(options: Mapping[str, Any]) -> None:
     """Raise ValueError if an option that fairseq evaluates as Python is not a literal of its type.
 
-    Options in nested dictionaries, lists and namespaces are checked, too.
+    Options in nested dictionaries, lists and namespaces are checked, too, and those in attributes of a dictionary.
     """
     for name, value in _named_values(options):
         kind = EVALUATED.get(name)
-        if kind and not (_is_literal(value, kind) if isinstance(value, str) else _is_plain(value)):
+        if kind and not (_is_literal(value, kind) if isinstance(value, str) else is_plain(value)):
             raise ValueError(
                 f"the stored option {name} is {shown(value)}: it must be {kind}, because fairseq passes it to eval"
             )
@@ -94,18 +95,18 @@ def _named_values(options: Any) -> Iterator[tuple[str, Any]]:
                 raise ValueError(f"more than {MOST_VALUES:,} options are stored")
             if isinstance(name, str):
                 yield name, value
-            if isinstance(value, argparse.Namespace):
+            if isinstance(value, (argparse.Namespace, OrderedDict)):
                 pending.append((vars(value), depth + 1))
-            elif isinstance(value, (Mapping, list, tuple)):
+            if isinstance(value, (Mapping, list, tuple)):
                 pending.append((value, depth + 1))
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Return whether a value is a number, a truth value, text or None, or made of those."""
     if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
+        return all(map(is_plain, value))
     if isinstance(value, dict):
-        return all(map(_is_plain, [*value, *value.values()]))
+        return all(map(is_plain, [*value, *value.values()]))
     return value is None or type(value) in (bool, int, float, str)
 
 
@@ -186,26 +187,55 @@ OWN_OPTIONS: dict[str, tuple[type, ...]] = {
 }
 # Files of embeddings; the weights hold them.
 IGNORED = ("encoder_embed_path", "decoder_embed_path", "embed_path")
+LAYERS_TO_KEEP = ("encoder_layers_to_keep", "decoder_layers_to_keep")
 NESTED = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
+# Options whose default is another option, "${...}": fairseq's parser stores their value as text.
+LINKED = {
+    prefix + field.name
+    for prefix, config in (("decoder_", DecoderConfig), ("", TransformerLanguageModelConfig))
+    for field in dataclasses.fields(config)
+    if str(field.default).startswith("${")
+}
 
 
 def model_options(stored: Mapping[str, Any]) -> argparse.Namespace:
     """Copy the options that a transformer is built from, checked by name and type; drop all others.
 
     Args:
-        stored: the options of a checkpoint, flat (`encoder_embed_dim`) or nested as hydra stores them
-            (`encoder: {embed_dim: ...}`)
+        stored: the options of a checkpoint; see `flat_options`
 
     Raises:
         ValueError: for an option of a wrong type
     """
     types = transformer_options()
-    found = dict(_flat(stored))
     options = argparse.Namespace()
-    for name, value in found.items():
+    for name, value in flat_options(stored).items():
         if name in types:
             setattr(options, name, _checked(name, value, types[name]))
     return options
+
+
+def flat_options(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return stored options by their flat names: `encoder: {layers: 2}`, as hydra stores it, is `encoder_layers`.
+
+    fairseq reads the options of such a group from it alone: an option that the group leaves open has the default of the
+    group, whatever its flat name says.
+
+    Raises:
+        ValueError: for an unknown option in a group
+    """
+    found = dict(stored)
+    for group, config in NESTED.items():
+        inner = found.get(group)
+        if not isinstance(inner, Mapping):
+            continue
+        del found[group]
+        try:
+            values = config(**inner)
+        except TypeError:
+            raise ValueError(f"the stored option {group} is {shown(inner)}: fairseq does not know all of it") from None
+        found.update({f"{group}_{name}": getattr(values, name) for name, _ in _fields(config)})
+    return found
 
 
 def transformer_options() -> dict[str, tuple[type, ...]]:
@@ -218,8 +248,8 @@ def transformer_options() -> dict[str, tuple[type, ...]]:
         types.update({f"{prefix}_{name}": _types(hint) for name, hint in _fields(config)})
     for name, hint in _fields(TransformerLanguageModelConfig):
         types.setdefault(name, _types(hint))
-    for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
-        types[name] = (str,)  # fairseq declares a list and splits text
+    for name in LAYERS_TO_KEEP:
+        types[name] = (str, list)  # fairseq's parser makes a list, its models split text
     return {name: kinds for name, kinds in types.items() if name not in IGNORED and not name.endswith("_embed_path")}
 
 
@@ -243,25 +273,21 @@ def _types(hint: Any) -> tuple[type, ...]:
     return (str,)
 
 
-def _flat(stored: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in stored.items():
-        if name in NESTED and isinstance(value, Mapping):
-            yield from ((f"{name}_{inner}", own) for inner, own in value.items())
-        else:
-            yield name, value
-
-
 def _checked(name: str, value: Any, types: tuple[type, ...]) -> Any:
     if value is None:
         return None
+    if name in LINKED and isinstance(value, str) and re.fullmatch(r"\d{1,9}", value):
+        value = int(value)
     if not isinstance(value, types) or (isinstance(value, float) and value != value):
         allowed = " or ".join(kind.__name__ for kind in types)
         raise ValueError(f"the stored option {name} is {shown(value)}: it must be of type {allowed}")
-    if name.endswith("_layers_to_keep") and not re.fullmatch(r"\d{1,4}(,\d{1,4})*|", str(value)):
+    if name in LAYERS_TO_KEEP and isinstance(value, list):
+        value = ",".join(map(str, value))
+    if name in LAYERS_TO_KEEP and not re.fullmatch(r"\d{1,4}(,\d{1,4})*|", str(value)):
         raise ValueError(f"the stored option {name} is {shown(value)}: it must be numbers of layers, as in '0,2,4'")
+    if isinstance(value, str) and name in EVALUATED and not _is_literal(value, EVALUATED[name]):
+        raise ValueError(f"the stored option {name} is {shown(value)}: it must be {EVALUATED[name]}")
     if isinstance(value, str) and EVALUATED.get(name) == NUMBERS:
-        if not _is_literal(value, NUMBERS):
-            raise ValueError(f"the stored option {name} is {shown(value)}: it must be {NUMBERS}")
         value = ast.literal_eval(value.strip())
         value = list(value) if isinstance(value, (tuple, list, set)) else [value]
     if isinstance(value, list) and not all(isinstance(element, Number) for element in value):

@@ -8,6 +8,7 @@ import re
 import stat
 import warnings
 import zipfile
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,10 @@ def _check_tensors(state: Any, size: int) -> None:
 
 
 def _tensors(state: Any) -> Iterator[Tensor]:
-    """Yield all tensors in nested dictionaries, lists and tuples, each container once."""
+    """Yield all tensors in nested dictionaries, lists and tuples, each container once.
+
+    Attributes of an `OrderedDict` are containers, too. Raise Refused for one that hides a method.
+    """
     pending, seen = [state], set()
     while pending:
         value = pending.pop()
@@ -152,7 +156,11 @@ def _tensors(state: Any) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
             seen.add(id(value))
+            attributes = vars(value) if isinstance(value, OrderedDict) else {}
+            if any(hasattr(OrderedDict, str(name)) for name in attributes):
+                raise Refused("is not loaded: it holds a dictionary with methods of its own")
             pending.extend(value.values() if isinstance(value, dict) else value)
+            pending.append(attributes)
 
 
 def _reason(error: Exception) -> str:

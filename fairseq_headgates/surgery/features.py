@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from fairseq.models import FairseqEncoderModel, FairseqLanguageModel, transformer
-from fairseq.modules import MultiheadAttention, transformer_layer
+from fairseq.modules import CharacterTokenEmbedder, MultiheadAttention, transformer_layer
 from fairseq.modules.quant_noise import quant_noise
 from torch import nn
 
@@ -21,7 +21,8 @@ from fairseq_headgates.modules import BeamDecoder, BeamEncoder, HeadAttention
 FEATURES = {
     "bias-kv": "an extra key and value (bias_k, add_zero_attn)",
     "xformers": "xFormers attention (--encoder-xformers-att-config, --decoder-xformers-att-config)",
-    "quant-noise": "quantisation noise (--quant-noise-pq, --quant-noise-scalar)",
+    "quant-noise": "quantisation noise (--quant-noise-pq)",
+    "scalar-noise": "8-bit weights in evaluation (--quant-noise-scalar): fine-tune it without this option",
     "gates": "gates on {types} (`headgates prune` folds them into the weights)",
     "fixed-heads": "masked heads on {types} (`headgates prune` removes them)",
     "no-encoder": "no encoder (a language model)",
@@ -30,6 +31,7 @@ FEATURES = {
     "no-decoder-layers": "no decoder layers (--decoder-layers 0)",
     "no-positions": "no positional embeddings (--no-token-positional-embeddings)",
     "adaptive-input": "embeddings of several sizes (--adaptive-input)",
+    "character-input": "embeddings of characters (--character-embeddings)",
     "adaptive-softmax": "an adaptive softmax (--adaptive-softmax-cutoff)",
     "decoder-dims": "projections to other dimensions (--decoder-input-dim, --decoder-output-dim)",
     "cross-self-attention": "self-attention over encoder states (--cross-self-attention)",
@@ -96,7 +98,8 @@ def model_features(model: nn.Module) -> dict[str, str]:
 
 def attention_features(attention: MultiheadAttention) -> list[str]:
     """Return the descriptions of all features of an attention module that `HeadAttention` cannot compute."""
-    found = [FEATURES[name] for name in _attention(attention) if name not in ("gates", "fixed-heads")]
+    computed = ("gates", "fixed-heads", "quant-noise")
+    found = [FEATURES[name] for name in _attention(attention) if name not in computed]
     changed = type(attention) is not MultiheadAttention or "forward" in vars(attention)
     if changed and not isinstance(attention, HeadAttention):
         found.append(f"a forward pass of its own (class {type(attention).__name__})")
@@ -145,7 +148,10 @@ def _stack_features(model: Any) -> Iterator[str]:
             yield f"no-{side}-layers"
     if any(stack.embed_positions is None for stack in stacks):
         yield "no-positions"
-    if {type(stack.embed_tokens) for stack in stacks} != {nn.Embedding}:
+    embeddings = {type(stack.embed_tokens) for stack in stacks}
+    if CharacterTokenEmbedder in embeddings:
+        yield "character-input"
+    elif embeddings != {nn.Embedding}:
         yield "adaptive-input"
     if any(stack.quant_noise is not None for stack in stacks):
         yield "quant-noise"
@@ -162,8 +168,10 @@ def _stack_features(model: Any) -> Iterator[str]:
 
 
 def _option_features(args: Any) -> Iterator[str]:
-    if getattr(args, "quant_noise_pq", 0) or getattr(args, "quant_noise_scalar", 0):
+    if getattr(args, "quant_noise_pq", 0):
         yield "quant-noise"
+    if getattr(args, "quant_noise_scalar", 0):
+        yield "scalar-noise"
     if getattr(args, "encoder_xformers_att_config", None) or getattr(args, "decoder_xformers_att_config", None):
         yield "xformers"
     if getattr(args, "lang_tok_replacing_bos_eos", False):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from fairseq.modules import MultiheadAttention
+from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
 from fairseq_headgates.compat import without_shortcut
@@ -122,9 +123,18 @@ def use_head_attention(model: nn.Module) -> nn.Module:
         parent, _, child = site.name.rpartition(".")
         layer: Any = model.get_submodule(parent)
         setattr(layer, child, HeadAttention(site.attention))
+        _remove_noise(getattr(layer, child))
         without_shortcut(layer)
     watch_alignments(model)
     return model
+
+
+def _remove_noise(attention: nn.Module) -> None:
+    """Remove the hooks of `--quant-noise-pq` on the projections. The stock module does not call them in training."""
+    for projection in attention.children():
+        hooks = projection._forward_pre_hooks
+        for number in [n for n, hook in hooks.items() if getattr(hook, "__module__", "") == quant_noise.__module__]:
+            del hooks[number]
 
 
 def gate_values(model: nn.Module) -> dict[str, Tensor]:

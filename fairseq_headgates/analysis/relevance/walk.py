@@ -50,7 +50,16 @@ Back = Callable[[Tensor], tuple[Tensor, ...]]
 Branch = Callable[[Tensor], tuple[Tensor, Back | None]]  # the output, and the function back: None for a constant
 
 # Features of a model that relevance can be propagated through; see surgery/features.py.
-SUPPORTED = ("gates", "fixed-heads", "no-encoder", "no-positions", "adaptive-input", "decoder-dims", "lang-tok")
+SUPPORTED = (
+    "gates",
+    "fixed-heads",
+    "no-encoder",
+    "no-positions",
+    "adaptive-input",
+    "character-input",
+    "decoder-dims",
+    "lang-tok",
+)
 
 
 @dataclass(frozen=True)
