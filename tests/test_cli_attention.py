@@ -148,7 +148,10 @@ def test_sentences_keep_their_numbers(on_toy, headgates, tmp_path):
 @pytest.mark.parametrize(
     "content, words",
     [
-        (b"a\tA\nb\tB\tCC-BY 2.0 (France)\n", "text line 2 has 3 columns, separated by tabs: give SOURCE, or SOURCE, "),
+        (
+            b"a\tA\nb\tB\tCC-BY 2.0 (France)\n",
+            "text line 2 has 3 tab-separated columns, at most 2 (SOURCE, TARGET) are allowed: ",
+        ),
         (
             "schön\n".encode("latin1"),
             "text' is not UTF-8 in line 1: convert it, for example with iconv -f latin1 -t utf8",

@@ -264,7 +264,7 @@ def test_a_schedule_that_cannot_be_computed_is_said_once(caplog):
         monitor.validating(model)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING and record.message.startswith(
-        "how far log_alpha of a gate can change over 80 updates is unknown with this learning rate schedule (Assertion"
+        "how far log_alpha of a gate can change over 80 updates is unknown, because the learning rate of this schedule"
     )
 
 

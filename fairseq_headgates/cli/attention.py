@@ -98,8 +98,9 @@ def _samples(work: Session, model: nn.Module) -> Iterator[tuple[int, Sample]]:
     columns = len(stacks_of(model))
     for number, line in lines.items():
         if (found := line.rstrip().count("\t") + 1) > columns:
-            form, fields = ("SOURCE, or SOURCE, tab, TARGET", "1,2") if columns == 2 else ("one", "1")
+            most, fields = ("2 (SOURCE, TARGET)", "1,2") if columns == 2 else ("1", "1")
             raise ValueError(
-                f"{name} line {number} has {found} columns, separated by tabs: give {form} (cut -f {fields})"
+                f"{name} line {number} has {found} tab-separated columns, at most {most} are allowed: select them, for "
+                f"example with cut -f {fields}"
             )
     return zip(lines, typed_sentences(work.fairseq, work.task, model, lines.values()), strict=True)

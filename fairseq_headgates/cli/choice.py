@@ -37,7 +37,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=number_or_fraction,
         help="how many of the open heads of --types to keep (required with --scores): a number (12) or a fraction "
-        "(0.5, halves are rounded up); 1 is one head, 1.0 all",
+        "(0.5; rounded, .5 up); 1 is one head, 1.0 all",
     )
     with_scores.add_argument(
         "--method",

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_steps,
         default=list(range(0, 100, 10)),
         help="cumulative percentages of the open heads of --types to remove (default: 0,10,...,90). The number of "
-        "heads that are left is rounded, halves up",
+        "heads that are left is rounded, .5 up",
     )
     add_metric(parser, "bleu; ppl for language models, accuracy for classifiers")
     parser.add_argument("--tsv", metavar="FILE", help="write the points as tab-separated values")

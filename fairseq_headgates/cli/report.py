@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
             part.write_bytes(animation)
     with_curves = {run.name for run in found.trainings if run.series}
     for folder in {*map(Path, filter(os.path.isdir, args.inputs))} - {*map(Path, with_curves)}:
-        cure = f"train with --log-file {folder}/train.log"
+        cure = f"save the output of fairseq-train as {folder}/train.log, or train with --log-file"
         warn("report", f"{folder} has no log of its training, so the page has no curves of it: {cure}")
     say(f"wrote {args.out} ({len(page.encode()) / 2**20:.1f} MB)")
     return 0

@@ -59,8 +59,8 @@ class Bleu:
         self.warning = ""
         if tokenised >= TOKENISED and not corpus.cfg.tokenizer:
             self.warning = (
-                f"{tokenised} references end in ' .': BLEU of tokenised text is not comparable; to detokenise it, add "
-                "--tokenizer moses -s SRC -t TGT, and --remove-bpe if it is in subwords"
+                f"{tokenised} references end in ' .': BLEU of tokenised text is not comparable; add --tokenizer moses, "
+                "and --remove-bpe for subwords"
             )
 
     def prepared(self, model: nn.Module) -> nn.Module:

@@ -67,7 +67,7 @@ def setup_task(args: Namespace) -> Any:
         wanted, found = getattr(args, option, None), getattr(options_of(task), option, None)
         if wanted and found != wanted:
             raise ValueError(
-                f"--{option.replace('_', '-')} is {wanted}, the data in {args.data} have {found}: pass both "
+                f"--{option.replace('_', '-')} is {wanted}, but the data in {args.data} have {found}: pass both "
                 f"--source-lang and --target-lang"
             )
     return task

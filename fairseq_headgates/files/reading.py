@@ -43,7 +43,7 @@ def read_text(path: str, what: str, cure: str, largest: int = LARGEST_TEXT) -> s
         with _open(path) as file:
             data = file.read(largest + 1)
         if len(data) > largest:
-            raise ValueError(f"it unpacks to more than {largest:,} bytes, which are not read")
+            raise ValueError(f"it has more than {largest:,} bytes when decompressed")
     except (OSError, ValueError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
         raise ValueError(f"cannot read {what} {shown(path)} ({reason}): {cure}") from None
@@ -59,7 +59,7 @@ def _check_regular(path: str, largest: int) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise ValueError(f"it is {'a folder' if stat.S_ISDIR(found.st_mode) else 'no regular file'}")
     if found.st_size > largest:
-        raise ValueError(f"it has {found.st_size:,} bytes, at most {largest:,} are read")
+        raise ValueError(f"it has {found.st_size:,} bytes; the limit is {largest:,}")
 
 
 def read_standard_input() -> str:

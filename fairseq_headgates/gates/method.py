@@ -147,8 +147,8 @@ class GateMethod(nn.Module):
         elif self._first_update < self.num_updates and self._decay_exclusion.fails:
             fail(
                 PROGRAM,
-                "--weight-decay would pull the gates to 0, which are not found in this optimiser (sharded or composite "
-                "mixed precision, or parameters in vectors): use --weight-decay 0",
+                "--weight-decay cannot be kept from the gates with this optimiser (sharded or composite mixed "
+                "precision, or parameters in vectors): use --weight-decay 0",
             )
 
     def draw(self) -> None:

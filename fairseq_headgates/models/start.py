@@ -67,7 +67,9 @@ def prepare_training(model_class: Any, args: Any) -> dict[str, Any]:
     try:
         stored = dict(_stored(model_class, model_args(load_checkpoint(path))))
     except ValueError as error:
-        logger.warning(f"the options of the model are not compared with those of the checkpoint: {error}")
+        logger.warning(
+            f"the options of the model are not compared with those of the checkpoint ({error}): give all of them"
+        )
         return {}
     return _take(model_class, args, stored, path)
 
@@ -121,7 +123,7 @@ def check_dimensions(model: Any, weights: Mapping[str, Any]) -> None:
         name = different[0]
         raise ValueError(
             f"{name} has the shape {stored[name]} in the checkpoint and {own[name]} in the model (the first of "
-            f"{len(different)} such weights): give all sizes of the checkpoint as options, and its dictionaries as data"
+            f"{len(different)} such weights): give all sizes of the checkpoint as options, and data binarised with its dictionaries"
         )
 
 
@@ -145,7 +147,7 @@ def _take(model_class: Any, args: Any, stored: Mapping[str, tuple[Any, Any]], pa
     given = {name: value for name, value in _given(args) if name in stored and not _is_default(name, value)}
     checked = vars(model_options(given))
     different = [
-        f"{_flag(name, checked[name])} ({'not set' if value is False else shown(value)} in it)"
+        f"{_flag(name, checked[name])} (checkpoint: {'not set' if value is False else shown(value)})"
         for name, (_, value) in stored.items()
         if name in checked and name not in OPEN and not _same(name, checked[name], value)
     ]

@@ -68,7 +68,7 @@ HELP = {
     "target_heads": (
         "N",
         "heads to keep, with --sparsity-method lagrangian or subset: a number (12) or a fraction (0.25; 1 is one head, "
-        "1.0 all; halves are rounded up) of all gated heads, or one of these for every gated type "
+        "1.0 all; rounded, .5 up) of all gated heads, or one of these for every gated type "
         "(enc-self=6,dec-enc=0.5)",
     ),
     "sparsity_warmup_updates": (

@@ -84,7 +84,7 @@ def choose_fonts(figure: Figure) -> str:
     if lacking:
         return f"does not show {_scripts(lacking)}, for which this system has no font"
     if shaped and not hasattr(ft2font, "__libraqm_version__"):
-        return f"does not show {_scripts(shaped)} as it is written, for which matplotlib is too old (3.11 can)"
+        return f"draws {_scripts(shaped)} without shaping (this needs matplotlib 3.11)"
     return ""
 
 

@@ -233,7 +233,7 @@ def flat_options(stored: Mapping[str, Any]) -> dict[str, Any]:
         try:
             values = config(**inner)
         except TypeError:
-            raise ValueError(f"the stored option {group} is {shown(inner)}: fairseq does not know all of it") from None
+            raise ValueError(f"the stored option {group} has keys that fairseq does not know: {shown(inner)}") from None
         found.update({f"{group}_{name}": getattr(values, name) for name, _ in _fields(config)})
     return found
 
