@@ -180,8 +180,8 @@ def check_schedule(model: nn.Module, lr_scheduler: Any, updates: int) -> bool:
             reach = gate_reach(lr_scheduler, gate.lr_scale, updates, distance)
     except Exception as error:  # schedules of fairseq and of other plugins raise anything
         logger.warning(
-            f"how far log_alpha of a gate can change over {updates} updates is unknown, because the learning rate of this "
-            f"schedule cannot be computed in advance ({described(error)}): watch heads_open in the log"
+            f"how far log_alpha of a gate can change over {updates} updates is unknown, because the learning rate of "
+            f"this schedule cannot be computed in advance ({described(error)}): watch heads_open in the log"
         )
         return True
     when = "never with this schedule" if reach.closes is None else f"at update {reach.closes} at the earliest"

@@ -241,8 +241,8 @@ def _check_positions(batches: Sequence[Sample], task: Any, model: Any) -> None:
     longest = max((batch["net_input"]["src_tokens"].size(1) for batch in batches), default=0)
     if longest > table.max_positions:
         raise ValueError(
-            f"a block has {longest} tokens with the <s> of --add-bos-token, but the model has {table.max_positions} positions: "
-            "lower --tokens-per-sample, or leave out --add-bos-token"
+            f"a block has {longest} tokens with the <s> of --add-bos-token, but the model has {table.max_positions} "
+            "positions: lower --tokens-per-sample, or leave out --add-bos-token"
         )
 
 

@@ -123,7 +123,8 @@ def check_dimensions(model: Any, weights: Mapping[str, Any]) -> None:
         name = different[0]
         raise ValueError(
             f"{name} has the shape {stored[name]} in the checkpoint and {own[name]} in the model (the first of "
-            f"{len(different)} such weights): give all sizes of the checkpoint as options, and data binarised with its dictionaries"
+            f"{len(different)} such weights): give all sizes of the checkpoint as options, and data binarised with "
+            "its dictionaries"
         )
 
 

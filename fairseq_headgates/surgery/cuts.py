@@ -160,8 +160,8 @@ def cuts(model: nn.Module, mask: Mask) -> dict[str, Cut]:
         closed = sorted(set(range(attention.aligned)) - opened)
         if closed:
             logger.warning(
-                f"{site.kind} layer {site.layer} keeps the weights of closed heads {', '.join(map(str, closed))}, because "
-                "they are alignment heads (alignment_heads); the output does not depend on them"
+                f"{site.kind} layer {site.layer} keeps the weights of closed heads {', '.join(map(str, closed))}, "
+                "because they are alignment heads (alignment_heads); the output does not depend on them"
             )
         keep = tuple(sorted({*opened, *closed}))
         factor = torch.tensor([gates[i] if i in opened else 0.0 for i in keep])
