@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import logging
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -139,9 +140,9 @@ def _stock_options(state: Mapping[str, Any], built: Mapping[str, Any]) -> dict[s
         found = _mapping((state.get("cfg") or {}).get(group))
         options.update({**found, group: found["_name"]} if found.get("_name") else found)
     options.update(flat_options(vars(model_args(state))))
-    options.update({name: None for name in options if name.endswith("embed_path")})  # the weights hold them
     unwanted = {*DEFAULTS, "_name"}
-    return {name: value for name, value in options.items() if name not in unwanted and is_plain({name: value})}
+    options = {n: v for n, v in options.items() if isinstance(n, str) and n not in unwanted and is_plain(v)}
+    return options | {name: None for name in options if name.endswith("embed_path")}  # the weights hold them
 
 
 def _table(options: Mapping[str, Any]) -> OrderedDict[str, Any]:
@@ -161,7 +162,8 @@ def check_loads(state: Mapping[str, Any]) -> None:
     if not state.get("args"):
         return
     try:
-        with logging_only(logging.WARNING, "hydra"):
+        with logging_only(logging.WARNING, "hydra"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # hydra's, of its own versions
             convert_namespace_to_omegaconf(model_args(state))
     except Exception as error:  # of fairseq, hydra or omegaconf, for an option of an odd type
         reason = str(error).partition("\n")[0]
