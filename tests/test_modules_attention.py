@@ -292,7 +292,7 @@ def test_an_alignment_is_that_of_the_alignment_heads(row, context, caplog):
     model = stirred(build("transformer_align", **options)).eval()
     stock = alignment(model)
     found = forms(model, {"dec-enc": [[1, 1, 1, 1], row]})
-    closed = " and ".join(str(head) for head in (0, 1) if not row[head])
+    closed = ", ".join(str(head) for head in (0, 1) if not row[head])
     assert ("dec-enc layer 1" in caplog.text) == bool(closed)
     assert f"dec-enc layer 1 keeps the weights of closed heads {closed}" in caplog.text or not closed
     for name, form in found.items():

@@ -34,7 +34,8 @@ FREE = {
     *"lang_tok_replacing_bos_eos pooler_activation_fn spectral_norm_classification_head".split(),
 }
 OPEN = {"mem_len", "quant_noise_pq_block_size"}  # taken from the checkpoint, but another value is no mistake
-OTHER_SHAPE = re.compile(r"attn\.|^classification_heads\.")  # weights that may have another shape in a checkpoint
+# Weights that may have another shape in a checkpoint.
+OTHER_SHAPE = re.compile(r"attn\.|^classification_heads\.|^gate_method\.")
 POSITIONS = {  # side with a table of so many positions, and the default of the task, which is not given by the user
     "max_source_positions": ("encoder", DEFAULT_MAX_SOURCE_POSITIONS),
     "max_target_positions": ("decoder", DEFAULT_MAX_TARGET_POSITIONS),
