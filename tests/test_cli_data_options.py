@@ -39,7 +39,7 @@ from fairseq_headgates.evaluation import metrics
                 "--skip-invalid-size-inputs-valid-test",
             ),
             ("score", ["--method", "gate", "--max-tokens", "0"], "--max-tokens is 0: it must be at least 1"),
-            ("score", ["--method", "gate", "--source-lang", "xx"], "--source-lang is xx, the data in"),
+            ("score", ["--method", "gate", "--source-lang", "xx"], "--source-lang is xx, but the data in"),
             ("score", ["--method", "gate", "--out", "/nowhere/x.json"], "cannot write /nowhere/x.json"),
             ("score", ["--method", "gate", "--out", ""], "argument --out: the value is empty: give a name"),
             (
