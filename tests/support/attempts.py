@@ -6,6 +6,7 @@ Starting Python with torch and fairseq takes seconds. One process imports them, 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -105,6 +106,7 @@ def _attempt(command: list[str], seconds: int) -> dict:
 
 def _run(command: list[str], seconds: int, folder: str) -> None:
     code = 70
+    gc.freeze()  # looking for garbage among what the parent imported would copy its memory
     try:
         os.setsid()  # data loaders must not outlive it
         for descriptor, name in ((1, "out"), (2, "err")):

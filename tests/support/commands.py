@@ -6,6 +6,7 @@ streams and exit code. `run_program` starts the installed program itself, for th
 """
 
 import atexit
+import gc
 import importlib.metadata
 import importlib.util
 import multiprocessing
@@ -91,6 +92,7 @@ class Command:
 
 def _run_entry_point(argv, files, limits):
     """What the installed script does, with the standard streams in files, under {"RLIMIT_FSIZE": bytes, ...}."""
+    gc.freeze()  # looking for garbage among what the parent imported would copy its memory
     import resource
 
     import torch
