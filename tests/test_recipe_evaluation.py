@@ -110,13 +110,18 @@ def test_the_p_value_is_that_of_a_naive_bootstrap():
     """Centred absolute differences of resampled BLEU (Koehn 2004), written again."""
     reference, good = translations(0.2, 1)
     _, other = translations(0.25, 2)
-    generator = np.random.default_rng(12345)
-    differences = []
-    for sample in generator.choice(len(reference), size=(1000, len(reference)), replace=True):
-        r, a, b = ([text[i] for i in sample] for text in (reference, good, other))
-        differences.append(abs(sacrebleu.corpus_bleu(a, [r]).score - sacrebleu.corpus_bleu(b, [r]).score))
-    observed = abs(sacrebleu.corpus_bleu(good, [reference]).score - sacrebleu.corpus_bleu(other, [reference]).score)
-    more = sum(d - np.mean(differences) > observed for d in differences)
+    samples = np.random.default_rng(12345).choice(len(reference), size=(1000, len(reference)), replace=True)
+
+    def scores(texts):
+        """BLEU of all sentences, then that of every sample: from the sums of the n-grams of its sentences."""
+        found = (sacrebleu.sentence_bleu(text, [line]) for text, line in zip(texts, reference, strict=True))
+        rows = np.array([[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in found])
+        sums = [rows.sum(0), *rows[samples].sum(1)]
+        return [BLEU.compute_bleu(list(n[:4]), list(n[4:8]), *n[8:], smooth_method="exp").score for n in sums]
+
+    observed, *differences = np.abs(np.subtract(scores(good), scores(other)))
+    assert observed == abs(np.subtract(*(sacrebleu.corpus_bleu(text, [reference]).score for text in (good, other))))
+    more = sum(differences - np.mean(differences) > observed)
     found = significance.compare(reference, good, other)["BLEU"]["p"]
     assert found == pytest.approx((more + 1) / 1001, abs=0.002)
 

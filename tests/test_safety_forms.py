@@ -14,7 +14,7 @@ from support.models import make_stock
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fairseq_headgates.checkpoints import build_model, load_checkpoint
-from fairseq_headgates.checkpoints.sizes import check_sizes
+from fairseq_headgates.checkpoints.sizes import MOST_LAYERS, check_sizes
 from fairseq_headgates.options import DEFAULTS
 from fairseq_headgates.safety import model_options
 from fairseq_headgates.safety.options import OWN_OPTIONS, transformer_options
@@ -99,7 +99,10 @@ def test_the_options_of_every_preset_are_accepted():
         dropped = set(vars(args)) - set(kept)
         assert dropped <= {"encoder_embed_path", "decoder_embed_path", "char_inputs"}, dropped
         model_class = head_gates_class(name)
-        with FakeTensorMode():  # at its full size, without memory
+        for layers in {"encoder_layers", "decoder_layers"} & set(vars(args)):  # which are alike
+            assert getattr(args, layers) <= MOST_LAYERS
+            setattr(args, layers, 1)
+        with FakeTensorMode():  # at its full width, without memory
             weights = model_class.stock.build_model(copy.deepcopy(args), task).state_dict()
         check_sizes(model_options(vars(args)), weights, task, model_class)
 
