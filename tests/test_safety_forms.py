@@ -58,6 +58,12 @@ def test_odd_forms_give_one_line_or_are_read(where, values, attempts, tmp_path):
             assert ended.orderly, (value, options, ended)
 
 
+def test_an_option_that_hydra_cannot_parse_gives_one_line(attempts, tmp_path):
+    path = tmp_path / "odd.pt"
+    save(change(small_state("gated"), ("cfg", "model", "max_epoch"), {"": None}), path)
+    assert attempts.run("headgates", "prune", path, tmp_path / "out.pt", "--stock").refused
+
+
 # --- what is valid ---------------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from fairseq_headgates.checkpoints.optimizer import cut_average, cut_optimizer
 from fairseq_headgates.criterions import L0Mixin
 from fairseq_headgates.criterions.config import L0Config
 from fairseq_headgates.heads import HeadTable, Mask, mask_to_json
-from fairseq_headgates.messages import logging_only
+from fairseq_headgates.messages import first_line, logging_only
 from fairseq_headgates.models import HeadGatesMixin, head_gates_class
 from fairseq_headgates.options import DEFAULTS
 from fairseq_headgates.safety import architecture, flat_options, is_plain, model_args, transformer_options
@@ -162,13 +162,12 @@ def check_loads(state: Mapping[str, Any]) -> None:
     if not state.get("args"):
         return
     try:
-        with logging_only(logging.WARNING, "hydra"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # hydra's, of its own versions
+        with logging_only(logging.CRITICAL, "fairseq", "hydra"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # hydra's, of its own versions; fairseq logs what it raises
             convert_namespace_to_omegaconf(model_args(state))
     except Exception as error:  # of fairseq, hydra or omegaconf, for an option of an odd type
-        reason = str(error).partition("\n")[0]
         raise ValueError(
-            f"the options of the checkpoint cannot be converted to those of fairseq 0.12: {reason}"
+            f"the options of the checkpoint cannot be converted to those of fairseq 0.12: {first_line(error)}"
         ) from None
 
 
