@@ -54,7 +54,7 @@ setup(
             "myst-parser",
             "nbclient",
             "playwright",
-            "pytest",
+            "pytest<9.2",  # with which pytest-xdist 3.8 ignores --dist loadgroup
             "pytest-cov",
             "pytest-xdist",
             "ruff",
