@@ -320,7 +320,7 @@ def test_tokenised_references_get_one_warning(toy, checkpoints, capsys, monkeypa
     options = ["curve", toy.data, "--path", paths, "--gen-subset", "test", *READ, "--by", "random", "--steps", "0,50"]
     assert cli.main(list(map(str, options))) == 0
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("headgates curve: warning: 10 references end in ' .'") and "--tokenizer moses -s" in line
+    assert line.startswith("headgates curve: warning: 10 references end in ' .'") and "--tokenizer moses, and" in line
     plain = metrics.bleu_metric(Namespace(cfg=Namespace(scoring=None)))
     plain.corpus_score(["A B ."] * 200, [["A B ."] * 200])
     assert not caplog.records
