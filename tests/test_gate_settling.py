@@ -256,7 +256,7 @@ def test_weight_decay_in_an_optimizer_that_hides_the_gates_ends_the_training(cap
         updated("adam", 0.1, [1, 1], make=make, half=True)
     assert stopped.value.code == 2
     assert capsys.readouterr().err.splitlines() == [
-        "fairseq-headgates: error: --weight-decay would pull the gates to 0, which are not found in this optimiser "
+        "fairseq-headgates: error: --weight-decay cannot be kept from the gates with this optimiser "
         "(sharded or composite mixed precision, or parameters in vectors): use --weight-decay 0"
     ]
 
