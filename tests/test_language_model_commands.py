@@ -325,4 +325,4 @@ def test_blocks_that_are_too_long_with_bos_are_refused(train_lm, run, toy_text, 
     command = ["headgates", "ablate", toy_text, "--path", tmp_path / "checkpoint_last.pt", *READING, "--add-bos-token"]
     run(*command, "--tokens-per-sample", 15)
     done = run(*command, "--tokens-per-sample", 16, code=2)
-    assert_one_line_error(done, ["a block has 17 tokens with the <s> of --add-bos-token, but the model has 16 positions"])
+    assert_one_line_error(done, ["17 tokens with the <s> of --add-bos-token, but the model has 16 positions"])
