@@ -38,12 +38,11 @@ NAMES = {"--max-sentences": "batch_size"}  # where fairseq stores an option unde
 # What changes results, besides the options of the task. The other options of fairseq-generate concern speed, logs and
 # training.
 MEASURING = (
-    *("fp16", "seed", "required_batch_size_multiple", "required_seq_len_multiple"),
-    "skip_invalid_size_inputs_valid_test",
+    "fp16 seed required_batch_size_multiple required_seq_len_multiple skip_invalid_size_inputs_valid_test".split()
 )
 SEARCHING = (*(field.name for field in fields(GenerationConfig)), "post_process", "bpe", "tokenizer")
 # The tasks that other parts of a signature tell apart.
-USUAL_TASKS = (*("translation", "language_modeling", "language_modeling_segments", "masked_lm", "sentence_prediction"),)
+USUAL_TASKS = "translation language_modeling language_modeling_segments masked_lm sentence_prediction".split()
 
 
 def fairseq_options(command: str, rest: Sequence[str]) -> argparse.Namespace:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.cli.choice import add_choice, chosen_heads, refuse_standard_output
+from fairseq_headgates.cli.output import warn
 from fairseq_headgates.cli.parser import OPEN, add_checkpoint, filled
 from fairseq_headgates.files import refuse_existing
-from fairseq_headgates.messages import one_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     if args.stock:
         smaller = stock_checkpoint(state, mask, model)
     else:
-        smaller = prune_checkpoint(state, mask, not args.no_optimizer, model, print_notice)
+        smaller = prune_checkpoint(state, mask, not args.no_optimizer, model, partial(warn, "prune"))
     check_loads(smaller)
     plan = removal_plan(model, pruned)
     if args.by_speed:
@@ -119,11 +119,6 @@ def measured_speed(model: nn.Module, pruned: nn.Module, sentences: int) -> dict[
         for site, cost in zip(head_sites(model), layer_costs(model, translation), strict=True)
     ]
     return {**vars(translation), "threads": torch.get_num_threads(), "layers": layers}
-
-
-def print_notice(message: str) -> None:
-    """Print a part of the checkpoint that is dropped on stderr."""
-    print(f"headgates prune: warning: {one_line(message)}", file=sys.stderr)
 
 
 def removal_notes(plan: dict[str, Any]) -> list[str]:

@@ -171,11 +171,8 @@ class Classes(Objective):
 
     def __init__(self, task: Any):
         super().__init__(task)
-        others = (
-            "only classifiers are measured; choose heads by their gates (headgates prune), or measure masked tokens "
-        )
-        others += "(DATA/input0 --task masked_lm)"
-        _refuse(task.cfg, d2v2_multi="leave it out", regression_target=others)
+        cure = "choose heads by their gates (headgates prune), or measure masked tokens (DATA/input0 --task masked_lm)"
+        _refuse(task.cfg, d2v2_multi="leave it out", regression_target=f"only classifiers are measured; {cure}")
 
     def check(self, sample: Sample, subset: str) -> None:
         """Raise ValueError unless every sentence of a batch has one label."""
@@ -242,11 +239,11 @@ def _refuse(cfg: Any, **cures: str) -> None:
 
 
 # Tasks of fairseq that this package evaluates, and why not others.
-SUPPORTED = (
-    *("translation", "translation_multi_simple_epoch", "translation_from_pretrained_bart"),
-    *("translation_from_pretrained_xlm", "language_modeling", "multilingual_language_modeling"),
-    *("masked_lm", "sentence_prediction"),
-)
+SUPPORTED = [
+    *"translation translation_multi_simple_epoch".split(),
+    *"translation_from_pretrained_bart translation_from_pretrained_xlm".split(),
+    *"language_modeling multilingual_language_modeling masked_lm sentence_prediction".split(),
+]
 UNSUPPORTED = {
     "multilingual_translation": "its models have a transformer for each language pair; for one transformer, use "
     "translation_multi_simple_epoch",

@@ -59,10 +59,7 @@ def _read_folder(found: Experiment, folder: Path, trust: bool) -> None:
     series, kind = _series_of(folder), "log of a training run"
     if not series:
         series, kind = read_events(event_files(folder)), "TensorBoard events of a training run"
-    places = (
-        folder,
-        folder / "checkpoints",
-    )  # fairseq-hydra-train writes its log to the folder of the checkpoints' one
+    places = (folder, folder / "checkpoints")  # the latter of fairseq-hydra-train, whose log is in the former
     gates = [path for place in places if (path := place / gate_log.NAME).is_file()]
     records = _gate_records(gates[0]) if gates else []
     checkpoints = [path for place in places for name in CHECKPOINTS if (path := place / name).is_file()]

@@ -48,8 +48,8 @@ class DecayExclusion:
 
     def begin(self, optimizer: Optimizer, held: list[Tensor]) -> list[Callable[[], Any]]:
         """Exclude the parameters from a step of `optimizer`, which has the parameters `held`. Return what ends this."""
-        self._find_copies(held)
-        parts = self._parts(held)
+        trained: list[Tensor] = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        parts = self._copies(held, trained) if _are_copies(held, trained) else []
         decays = any(group.get("weight_decay") for group in optimizer.param_groups)
         if not parts and not any(id(parameter) in self.excluded for parameter in held):
             self.missed |= decays
@@ -59,18 +59,16 @@ class DecayExclusion:
             return []
         return [*map(_hold_at_0, parts), *self._split(optimizer)]
 
-    def _find_copies(self, held: list[Tensor]) -> None:
-        """Exclude single-precision copies, too, which are in the order of the parameters."""
-        trained = self._trained()
-        if _are_copies(held, trained) and [copy.shape for copy in held] == [own.shape for own in trained]:
+    def _copies(self, held: list[Tensor], trained: list[Tensor]) -> list[Tensor]:
+        """Exclude single-precision copies, too, which are in the order of the parameters.
+
+        Return the excluded parts of a vector of all parameters; none if `held` is not one.
+        """
+        shapes, sizes = [copy.shape for copy in held], [own.numel() for own in trained]
+        if shapes == [own.shape for own in trained]:
             pairs = zip(held, trained, strict=True)
             self.excluded.update({id(copy): copy for copy, own in pairs if id(own) in self.excluded})
-
-    def _parts(self, held: list[Tensor]) -> list[Tensor]:
-        """Return the excluded parts of a single-precision vector of all parameters; none if `held` is not one."""
-        trained = self._trained()
-        sizes = [own.numel() for own in trained]
-        if not _are_copies(held, trained) or [copy.shape for copy in held] != [(sum(sizes),)]:
+        if shapes != [(sum(sizes),)]:
             return []
         pieces = held[0].detach().split(sizes)
         return [piece for piece, own in zip(pieces, trained, strict=True) if id(own) in self.excluded]
@@ -83,9 +81,6 @@ class DecayExclusion:
                 group["params"] = [parameter for parameter in whole if id(parameter) not in self.excluded]
                 optimizer.param_groups.append({**group, "params": own, "weight_decay": 0.0})
                 yield partial(_merge, optimizer, group, whole)
-
-    def _trained(self) -> list[Tensor]:
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
 
 def _are_copies(held: list[Tensor], trained: list[Tensor]) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.messages import shown
+from fairseq_headgates.safety import LAYER_NUMBERS
 
 SIDES = ("encoder", "decoder")
 LAYER = re.compile(r"(encoder|decoder)\b.*\blayers\.(\d+)(?=\.|$)")
@@ -32,7 +33,7 @@ def layers_to_keep(args: Any) -> dict[str, list[int]]:
     for side in SIDES:
         text = getattr(args, f"{side}_layers_to_keep", None)
         if text:
-            if not re.fullmatch(r"\d{1,4}(,\d{1,4})*", str(text)):
+            if not LAYER_NUMBERS.fullmatch(str(text)):
                 raise ValueError(
                     f"--{side}-layers-to-keep is {shown(text)}: it must be numbers of layers, as in '0,2,4'"
                 )

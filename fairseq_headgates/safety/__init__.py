@@ -2,10 +2,18 @@
 
 from fairseq_headgates.safety.checkpoint import architecture, load_checkpoint, model_args, updates_of
 from fairseq_headgates.safety.objects import allow_stored_objects
-from fairseq_headgates.safety.options import check_evaluated, flat_options, is_plain, model_options, transformer_options
+from fairseq_headgates.safety.options import (
+    LAYER_NUMBERS,
+    check_evaluated,
+    flat_options,
+    is_plain,
+    model_options,
+    transformer_options,
+)
 from fairseq_headgates.safety.reading import is_checkpoint_file, load_file
 
 __all__ = [
+    "LAYER_NUMBERS",
     "allow_stored_objects",
     "architecture",
     "check_evaluated",

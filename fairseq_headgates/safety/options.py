@@ -188,6 +188,7 @@ OWN_OPTIONS: dict[str, tuple[type, ...]] = {
 # Files of embeddings; the weights hold them.
 IGNORED = ("encoder_embed_path", "decoder_embed_path", "embed_path")
 LAYERS_TO_KEEP = ("encoder_layers_to_keep", "decoder_layers_to_keep")
+LAYER_NUMBERS = re.compile(r"\d{1,4}(,\d{1,4})*")
 NESTED = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
 # Options whose default is another option, "${...}": fairseq's parser stores their value as text.
 LINKED = {
@@ -283,7 +284,7 @@ def _checked(name: str, value: Any, types: tuple[type, ...]) -> Any:
         raise ValueError(f"the stored option {name} is {shown(value)}: it must be of type {allowed}")
     if name in LAYERS_TO_KEEP and isinstance(value, list):
         value = ",".join(map(str, value))
-    if name in LAYERS_TO_KEEP and not re.fullmatch(r"\d{1,4}(,\d{1,4})*|", str(value)):
+    if name in LAYERS_TO_KEEP and str(value) and not LAYER_NUMBERS.fullmatch(str(value)):
         raise ValueError(f"the stored option {name} is {shown(value)}: it must be numbers of layers, as in '0,2,4'")
     if isinstance(value, str) and name in EVALUATED and not _is_literal(value, EVALUATED[name]):
         raise ValueError(f"the stored option {name} is {shown(value)}: it must be {EVALUATED[name]}")
