@@ -231,11 +231,12 @@ def flat_options(stored: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(inner, Mapping):
             continue
         del found[group]
-        try:
-            values = config(**inner)
-        except TypeError:
-            raise ValueError(f"the stored option {group} has keys that fairseq does not know: {shown(inner)}") from None
-        found.update({f"{group}_{name}": getattr(values, name) for name, _ in _fields(config)})
+        names = [name for name, _ in _fields(config)]
+        unknown = {key: value for key, value in inner.items() if key not in {*names, "_name"}}
+        if unknown:
+            raise ValueError(f"the stored option {group} has keys that fairseq does not know: {shown(unknown)}")
+        values = config(**inner)
+        found.update({f"{group}_{name}": getattr(values, name) for name in names})
     return found
 
 
