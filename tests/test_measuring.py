@@ -20,7 +20,7 @@ from fairseq_headgates.analysis.curves import pruning_curve
 from fairseq_headgates.analysis.functions.counting import count_functions
 from fairseq_headgates.analysis.importance import METHODS, score
 from fairseq_headgates.analysis.relevance import head_relevance, token_contributions
-from fairseq_headgates.evaluation import Corpus, mean_loss, to_config
+from fairseq_headgates.evaluation import Corpus, mean_loss
 from fairseq_headgates.evaluation.translations import references
 from fairseq_headgates.files import ResumeJournal
 from fairseq_headgates.heads import TYPES, HeadId
@@ -34,7 +34,7 @@ TASK.build_generator = partial(FairseqTask.build_generator, TASK)
 TASK.build_bpe = TASK.build_tokenizer = lambda options: None
 PAIRS, BATCHES = sentences(), [sample(sentences()[:2]), sample(sentences()[2:])]
 GENERATE = options.parse_args_and_arch(options.get_generation_parser(), ["data"])
-CORPUS = Corpus(TASK, BATCHES, cfg=to_config(GENERATE))
+CORPUS = Corpus(TASK, BATCHES, args=GENERATE)
 
 
 class Words:

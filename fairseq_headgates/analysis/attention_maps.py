@@ -19,7 +19,6 @@ from fairseq_headgates.evaluation import (
     check_tokens,
     load_dataset,
     objective_of,
-    to_config,
 )
 from fairseq_headgates.heads import TYPES, AttentionMap, HeadId
 from fairseq_headgates.messages import shown
@@ -174,7 +173,7 @@ def _check_length(tokens: Tensor, longest: int, side: str) -> None:
 
 def _translation(args: Namespace, task: Any, model: Any, source: Tensor) -> Tensor:
     sample = {"net_input": {"src_tokens": source[None], "src_lengths": torch.tensor([len(source)])}}
-    with beam_search(model, Corpus(task, [], cfg=to_config(args))) as generator, torch.no_grad():
+    with beam_search(model, Corpus(task, [], args=args)) as generator, torch.no_grad():
         return generator.generate([model], _placed(sample, model))[0][0]["tokens"].cpu()
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fairseq_headgates.evaluation.losses import Sample, at_least_single, token_losses
     from fairseq_headgates.evaluation.metrics import Metric, metric_of
     from fairseq_headgates.evaluation.objectives import Objective, objective_of
-    from fairseq_headgates.evaluation.options import setup_task, to_config
+    from fairseq_headgates.evaluation.options import setup_task
     from fairseq_headgates.evaluation.statistics import Comparison, mcnemar, paired_bootstrap, perplexity
     from fairseq_headgates.evaluation.translations import beam_search, translate
     from fairseq_headgates.evaluation.workers import all_reduce, device_of, gather, join_workers, leave_workers
@@ -53,7 +53,6 @@ __all__ = [
     "paired_bootstrap",
     "perplexity",
     "setup_task",
-    "to_config",
     "token_losses",
     "translate",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import sys
@@ -61,19 +62,24 @@ class FirstSentences(BaseWrapperDataset):
 class Corpus:
     """A subset of binarised data: the batches of this worker, and the task with its dictionaries.
 
-    `sentences` counts those of all workers; `cfg` holds the options of fairseq-generate.
+    `sentences` counts those of all workers; `args` are the options of fairseq-generate.
     """
 
     task: Any
     batches: Sequence[Sample]
     subset: str = ""
     sentences: int = 0
-    cfg: Any = None
+    args: Any = None
 
     @property
     def pad(self) -> int:
         """Index of the padding in the target dictionary."""
         return self.task.target_dictionary.pad()
+
+    @cached_property
+    def cfg(self) -> Any:
+        """The options as fairseq's commands pass them on."""
+        return to_config(self.args)
 
     @cached_property
     def objective(self) -> Objective:
@@ -144,7 +150,7 @@ def load_corpus(args: Namespace, task: Any, model: nn.Module, sentences: int | N
     batches = [utils.move_to_cuda(batch, device) for batch in batches] if device.type == "cuda" else batches
     number = int(all_reduce(torch.tensor(sum(len(batch["id"]) for batch in batches))))
     _report_dropped(args, number, len(dataset))
-    return Corpus(task, batches, args.gen_subset, number, to_config(args))
+    return Corpus(task, batches, args.gen_subset, number, copy.copy(args))
 
 
 def load_dataset(args: Namespace, task: Any, model: nn.Module) -> Any:
