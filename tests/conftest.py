@@ -14,7 +14,7 @@ from hypothesis import settings
 pytest.register_assert_rewrite("support")
 
 from support.attempts import Attempts  # noqa: E402
-from support.commands import ALIVE, GATED, Command, Toy, run_program, train_arguments, worker_arguments  # noqa: E402
+from support.commands import ALIVE, GATED, Command, Toy, run_here, run_program, train_arguments, worker_arguments  # noqa: E402
 from support.fairseq_0_12_2 import as_later_versions  # noqa: E402
 
 # Fixtures that several test files share.
@@ -78,24 +78,37 @@ def start(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def run(start):
-    """run(program, *arguments, stdin="", code=0, workers=1) runs a command to its end, with the exit code `code`.
+def forked(start):
+    """forked(program, *arguments, stdin="", code=0, workers=1) runs a command to its end, with the exit code `code`.
 
     With several workers it runs once for each, and the result is that of the first, which writes.
     """
 
-    def run(program, *arguments, stdin="", code=0, workers=1):
+    def forked(program, *arguments, stdin="", code=0, workers=1):
         options = worker_arguments(workers) if workers > 1 else [[]]
         started = [start(program, *arguments, *own, stdin=stdin) for own in options]
         return [command.finish().expect(code) for command in started][0]
+
+    return forked
+
+
+@pytest.fixture(scope="session")
+def run(forked, tmp_path_factory):
+    """Like `forked`; a single `headgates` command runs in this process, which has imported everything."""
+    folder = tmp_path_factory.mktemp("here")
+
+    def run(program, *arguments, stdin="", code=0, workers=1):
+        if program == "headgates" and workers == 1:
+            return run_here(folder, *arguments, stdin=stdin).expect(code)
+        return forked(program, *arguments, stdin=stdin, code=code, workers=workers)
 
     return run
 
 
 @pytest.fixture(params=["forked", pytest.param("installed", marks=pytest.mark.rehearsal)])
-def either(request, run, tmp_path):
-    """Like `run`; in rehearsals also with the installed program, which takes seconds to start."""
-    return run if request.param == "forked" else partial(run_program, tmp_path)
+def either(request, forked, tmp_path):
+    """Like `forked`; in rehearsals also with the installed program, which takes seconds to start."""
+    return forked if request.param == "forked" else partial(run_program, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -105,7 +105,7 @@ from fairseq_headgates.evaluation import metrics
                 ["--method", "gate", "--distributed-world-size", "2", "--distributed-init-method", "x"],
                 "the rendezvous failed at --distributed-init-method x (",
             ),
-            ("score", ["--method", "gate", "--bpe", "bytes"], "fairseq cannot use these options (In 'config'"),
+            ("ablate", ["--metric", "bleu", "--bpe", "bytes"], "fairseq cannot use these options (In 'config'"),
             ("curve", ["--scores", ""], "--scores is empty: give a name"),
             ("curve", ["--by", "gate", "--score-subset", ""], "--score-subset is empty: give a name"),
             (
