@@ -7,15 +7,14 @@ import sys
 
 import pytest
 import torch
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.dataclass.configs import FairseqConfig
+from omegaconf import OmegaConf
 from support.recipes import RECIPES, environment, refused, run
 
+import train
+
 pytest_plugins = ["support.machines"]
-pytestmark = [
-    pytest.mark.usefixtures("no_other_machine"),
-    pytest.mark.filterwarnings(r"ignore:\s*'config' is validated:UserWarning"),  # of hydra
-]
+pytestmark = pytest.mark.usefixtures("no_other_machine")
 
 TINY = {"BPE": 200, "EMBED": 16, "FFN": 16, "LAYERS": 1, "HEADS": 2, "DISK_GB": 0}
 
@@ -98,19 +97,18 @@ def test_the_number_of_processes_of_a_launcher_or_of_hosts_reaches_fairseq(progr
     assert in_slurm["distributed"] == "--distributed-world-size 16 --distributed-port 29600"
 
 
-@pytest.mark.parametrize("gpus", [1, 8])
-def test_every_training_and_evaluation_names_its_number_of_processes(gpus, raw, tmp_path, eight_gpus):
+def test_every_training_and_evaluation_names_its_number_of_processes(raw, tmp_path, eight_gpus):
     """fairseq's default is the number of visible GPUs, in fairseq-eval-lm too, which would evaluate a part each."""
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text("a line of text\n")
     out = tmp_path / "out"
-    commands = run("translation.sh", "--dry-run", raw, out, "en", "de", GPUS=gpus, **TINY).stdout
-    commands += run("language_model.sh", "--dry-run", tmp_path, out, GPUS=gpus, **TINY).stdout
+    commands = run("translation.sh", "--dry-run", raw, out, "en", "de", GPUS=8, **TINY).stdout
+    commands += run("language_model.sh", "--dry-run", tmp_path, out, GPUS=8, **TINY).stdout
     trainings = [line for line in commands.splitlines() if "train.py" in line]
     evaluations = [line for line in commands.splitlines() if line.startswith(("fairseq-eval-lm", "fairseq-validate"))]
     assert len(trainings) >= 8 and len(evaluations) >= 8
-    assert all(f"--distributed-world-size {gpus} " in line for line in trainings)
-    assert all(line.startswith("torchrun" if gpus > 1 else "python3") for line in trainings)
+    assert all("--distributed-world-size 8 " in line for line in trainings)
+    assert all(line.startswith("torchrun") for line in trainings)
     assert all("--distributed-world-size 1 " in line + " " for line in evaluations)
 
 
@@ -140,16 +138,22 @@ MACHINES = {
     "SLURM, 2 x 8 tasks": (SLURM | {"SLURM_NTASKS": 16}, 16, None),
     "SLURM, 2 x 1 task": (SLURM | {"SLURM_NTASKS": 2}, 16, None),
 }
-# The arguments and settings of a recipe, and what an update has: (tokens or sentences, how they are counted).
+# The arguments and settings of a recipe, what an update has (tokens or sentences, how they are counted), and machines:
+# all for the recipe that the others are made like, and such as it takes to try each recipe and each way to count.
 UPDATES = {
-    "translation.sh": (["RAW", "OUT", "en", "ru"], {"TOKENS_PER_UPDATE": 16000}, (16000, "counted")),
-    "wmt_en_ru.sh": (["OUT"], {}, (16000, "counted")),
-    "opensubtitles_en_ru.sh": (["OUT"], {}, (16000, "counted")),
-    "iwslt14_de_en.sh": (["OUT"], {"TOKENS_PER_UPDATE": 4000}, (4000, "counted")),
-    "language_model.sh": (["RAW", "OUT"], {"TOKENS_PER_UPDATE": 16384}, (16384, "--max-tokens")),
-    "wikitext103.sh": (["OUT"], {}, (192 * 192, "--max-tokens")),
-    "classification.sh": (["RAW", "OUT"], {"PRETRAINED": "roberta.pt", "FINETUNE": 1}, (32, "--batch-size")),
-    "mnli.sh": (["OUT"], {}, (32, "--batch-size")),
+    "translation.sh": (["RAW", "OUT", "en", "ru"], {"TOKENS_PER_UPDATE": 16000}, (16000, "counted"), [*MACHINES]),
+    "wmt_en_ru.sh": (["OUT"], {}, (16000, "counted"), ["SLURM, 2 x 8 tasks"]),
+    "opensubtitles_en_ru.sh": (["OUT"], {}, (16000, "counted"), ["SLURM, 2 x 1 task"]),
+    "iwslt14_de_en.sh": (["OUT"], {"TOKENS_PER_UPDATE": 4000}, (4000, "counted"), ["2 x 8 by ssh"]),
+    "language_model.sh": (["RAW", "OUT"], {"TOKENS_PER_UPDATE": 16384}, (16384, "--max-tokens"), ["8", "1 GPU"]),
+    "wikitext103.sh": (["OUT"], {}, (192 * 192, "--max-tokens"), ["SLURM, 2 x 1 task"]),
+    "classification.sh": (
+        ["RAW", "OUT"],
+        {"PRETRAINED": "roberta.pt", "FINETUNE": 1},
+        (32, "--batch-size"),
+        ["1 of 8", "2 x 8 by ssh"],
+    ),
+    "mnli.sh": (["OUT"], {}, (32, "--batch-size"), ["SLURM, 2 x 8 tasks"]),
 }
 
 
@@ -157,43 +161,42 @@ def value_after(option, line):
     return int(line.split(f" {option} ")[1].split()[0])
 
 
-@pytest.mark.parametrize("recipe", UPDATES)
-def test_a_dry_run_shows_processes_batches_and_gpus_of_a_machine(recipe, tmp_path, eight_gpus):
-    arguments, settings, (wanted, counting) = UPDATES[recipe]
+@pytest.mark.parametrize(
+    ("recipe", "machine"), [(recipe, machine) for recipe, (*_, machines) in UPDATES.items() for machine in machines]
+)
+def test_a_dry_run_shows_processes_batches_and_gpus_of_a_machine(recipe, machine, tmp_path, eight_gpus):
+    arguments, settings, (wanted, counting), _ = UPDATES[recipe]
+    variables, workers, gpus = MACHINES[machine]
     folders = {"RAW": tmp_path / "raw", "OUT": tmp_path / "out"}
-    arguments = [str(folders.get(argument, argument)) for argument in arguments]
-    for machine, (variables, workers, gpus) in MACHINES.items():
-        command = [RECIPES / recipe, "--dry-run", *arguments]
-        if "SLURM" in machine:
-            command.insert(0, RECIPES / "slurm.sh")
-        env = environment({"DISK_GB": 0} | settings | variables)
-        result = subprocess.run([*map(str, command)], env=env, capture_output=True, text=True, check=False)
-        assert result.returncode == 0, f"{machine}: {result.stderr}"
-        printed = result.stdout.splitlines()
-        trainings = [line for line in printed if "/train.py " in line]
-        assert trainings
-        for line in trainings:
-            assert value_after("--distributed-world-size", line) == workers, f"{machine}: {line}"
-            if counting != "counted":
-                batches = workers * value_after("--update-freq", line)
-                per_batch, rest = divmod(wanted, batches)
-                step = value_after("--tokens-per-sample", line) if counting == "--max-tokens" else 1
-                assert 0 <= value_after(counting, line) - per_batch - (rest > 0) < step, f"{machine}: {line}"
-        if counting == "counted":
-            [plan] = [line for line in printed if "/batches.py " in line]
-            assert (value_after("--workers", plan), value_after("--tokens", plan)) == (workers, wanted)
-        exported = [line for line in printed if "CUDA_VISIBLE_DEVICES" in line]
-        assert exported == ([f"export CUDA_VISIBLE_DEVICES={gpus}"] if gpus else [])
+    command = [RECIPES / recipe, "--dry-run", *(folders.get(argument, argument) for argument in arguments)]
+    if "SLURM" in machine:
+        command.insert(0, RECIPES / "slurm.sh")
+    env = environment({"DISK_GB": 0} | settings | variables)
+    result = subprocess.run([*map(str, command)], env=env, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    printed = result.stdout.splitlines()
+    trainings = [line for line in printed if "/train.py " in line]
+    assert trainings
+    for line in trainings:
+        assert value_after("--distributed-world-size", line) == workers, line
+        assert line.startswith("python3") == (workers == 1), line
+        if counting != "counted":
+            batches = workers * value_after("--update-freq", line)
+            per_batch, rest = divmod(wanted, batches)
+            step = value_after("--tokens-per-sample", line) if counting == "--max-tokens" else 1
+            assert 0 <= value_after(counting, line) - per_batch - (rest > 0) < step, line
+    if counting == "counted":
+        [plan] = [line for line in printed if "/batches.py " in line]
+        assert (value_after("--workers", plan), value_after("--tokens", plan)) == (workers, wanted)
+    exported = [line for line in printed if "CUDA_VISIBLE_DEVICES" in line]
+    assert exported == ([f"export CUDA_VISIBLE_DEVICES={gpus}"] if gpus else [])
 
 
 def test_iwslt_trains_on_one_gpu_unless_the_size_of_an_update_is_given(tmp_path, eight_gpus):
     command = ["iwslt14_de_en.sh", "--dry-run", tmp_path / "out"]
     one = run(*command, **TINY)
     assert one.returncode == 0 and "torchrun" not in one.stdout and "--distributed-world-size 1 " in one.stdout
-    refused(run(*command, GPUS=2, **TINY), "2 processes", "2 times 4000 tokens", "TOKENS_PER_UPDATE")
-    refused(run(*command, HOSTS="a b", **TINY), "2 processes", "TOKENS_PER_UPDATE")
-    several = run(*command, GPUS=2, TOKENS_PER_UPDATE=4000, **TINY)
-    assert several.returncode == 0 and "--nproc_per_node 2 " in several.stdout
+    refused(run(*command, HOSTS="a b", **TINY), "2 processes", "2 times 4000 tokens", "TOKENS_PER_UPDATE")
 
 
 # --- the number of processes that fairseq makes of it ----------------------------------------------------------------
@@ -201,16 +204,12 @@ def test_iwslt_trains_on_one_gpu_unless_the_size_of_an_update_is_given(tmp_path,
 
 def numbered(monkeypatch, gpus, planned, **variables):
     """The number of processes for a machine with so many GPUs, after check_world_size."""
-    import train
-
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
-    arguments = ["data", "--arch", "transformer", "--optimizer", "adam", "--distributed-port", "29500"]
-    if planned:
-        arguments += ["--distributed-world-size", str(planned)]
-    parser = options.get_training_parser()
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
+    cfg = OmegaConf.structured(FairseqConfig())
+    cfg.distributed_training.distributed_port = 29500
+    cfg.distributed_training.distributed_world_size = planned or gpus  # fairseq's default
     train.find_rank(cfg)
     train.check_world_size(cfg, planned)
     return cfg.distributed_training.distributed_world_size
@@ -254,19 +253,14 @@ def test_a_training_that_was_not_planned_is_not_checked(program, monkeypatch):
     assert numbered(monkeypatch, 8, None, **TASK | {"SLURM_NTASKS": 2}) == 16
 
 
-def test_train_py_refuses_in_one_line(tmp_path, program):
-    command = [
-        sys.executable,
-        RECIPES / "train.py",
-        "data",
-        "--arch",
-        "transformer",
-        "--cpu",
-        "--save-dir",
-        tmp_path / "m",
-    ]
-    command += ["--distributed-world-size", "2"]
-    env = environment(TORCHRUN | {"WORLD_SIZE": 3})
-    result = subprocess.run([*map(str, command)], env=env, capture_output=True, text=True, check=False)
-    assert result.returncode == 2 and not (tmp_path / "m").exists()
-    assert result.stderr.splitlines()[-1].startswith("train.py: 3 processes would train, but"), result.stderr
+@pytest.mark.filterwarnings(r"ignore:\s*'config' is validated:UserWarning")  # of hydra
+def test_train_py_refuses_in_one_line(tmp_path, program, monkeypatch, capsys):
+    for name, value in (TORCHRUN | {"WORLD_SIZE": 3}).items():
+        monkeypatch.setenv(name, str(value))
+    arguments = ["data", "--arch", "transformer", "--cpu", "--save-dir", str(tmp_path / "m")]
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments, "--distributed-world-size", "2"])
+    with pytest.raises(SystemExit) as ended:
+        train.main()
+    assert ended.value.code == 2 and not (tmp_path / "m").exists()
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("train.py: 3 processes would train, but")
