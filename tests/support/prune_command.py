@@ -7,8 +7,12 @@ import pytest
 import torch
 
 from fairseq_headgates import head_sites
+from fairseq_headgates import prune as pruned
 from fairseq_headgates.checkpoints import build_model
 from fairseq_headgates.cli import main as command
+from fairseq_headgates.cli.choice import chosen_heads
+from fairseq_headgates.cli.prune import removal_notes
+from fairseq_headgates.surgery import kept_mask, removal_plan
 from support.models import make_gated
 
 TYPES = ("enc-self", "dec-self", "dec-enc")
@@ -95,6 +99,38 @@ def checkpoint(small_checkpoint, tmp_path):
     path = tmp_path / "gated.pt"
     path.write_bytes(small_checkpoint.read_bytes())
     return path
+
+
+@pytest.fixture(scope="session")
+def small_model(small_checkpoint):
+    """The model of `small_checkpoint`; tests must not change it."""
+    return load(small_checkpoint)
+
+
+@pytest.fixture
+def chosen(small_model):
+    """chosen(*options): the mask and notes of `headgates prune` with these options, without reading or writing files of
+    models, which takes most of the command's time."""
+
+    def chosen(*options):
+        args = command.build_parser(["prune"]).parse_args(["prune", "in.pt", "out.pt", *map(str, options)])
+        smaller = pruned(small_model, chosen_heads(args, small_model))
+        return kept_mask(smaller).values, removal_notes(removal_plan(small_model, smaller))
+
+    return chosen
+
+
+@pytest.fixture
+def unfit(chosen):
+    """unfit(*options, words): options that are refused in one line that holds these words."""
+
+    def unfit(*options, words):
+        with pytest.raises(ValueError) as error:
+            chosen(*options)
+        message = str(error.value)
+        assert [word for word in words if word not in message] == [] and "\n" not in message, message
+
+    return unfit
 
 
 def names(folder):
