@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 
-import numpy
 import pytest
 from support.analysis import FULL, SEARCH, one_line
 from support.commands import EVALUATION
@@ -24,48 +23,42 @@ def test_loss_is_the_one_that_fairseq_logs(on_toy, run, toy, checkpoints):
     assert {kind: [len(row) for row in rows] for kind, rows in found["nll_difference"].items()} == FULL
 
 
-@pytest.mark.parametrize("more", [[], ["--prefix-size", "2", "--lenpen", "0.3"]])
-def test_bleu_is_that_of_fairseq_generate(more, on_toy, run, toy, checkpoints):
-    search = [*SEARCH, *more]
-    found = json.loads(on_toy("ablate", "--json", "--metric", "bleu", *search, "--mode", "all-but-one"))
+def test_bleu_is_that_of_fairseq_generate(on_toy, run, toy, gated_checkpoint, tmp_path):
+    search, out = [*SEARCH, "--prefix-size", "2", "--lenpen", "0.3"], tmp_path / "ablation.json"
+    options = ["--metric", "bleu", *search, "--mode", "all-but-one", "--select-subset", "valid", "--out", out]
+    text = on_toy("ablate", *options, subset="test")
+    found = json.loads(out.read_text())
     generated = run(
-        "fairseq-generate", toy.data, "--path", checkpoints["gated"], "--gen-subset", "valid", *search,
+        "fairseq-generate", toy.data, "--path", gated_checkpoint, "--gen-subset", "test", *search,
         "--scoring", "sacrebleu", *EVALUATION,
     )  # fmt: skip
     assert f"{found['bleu']:.2f}" == re.search(r"BLEU = ([\d.]+)", generated.out).group(1)
     assert len(found["bleu_difference"]) == len(found["p_value"]) == 6  # the best head of every layer
+    assert len(re.findall(r"\(head \d\)", text)) == 6
     assert "|bs:1000|seed:12345|" in found["bleu_signature"]
     assert any(found["bleu_difference"].values())
     for head, difference in found["bleu_difference"].items():
         assert found["p_value"][head] == 1.0 if difference == 0 else 1 / 1001 <= found["p_value"][head] < 1
 
 
+@pytest.mark.usefixtures("few_resamplings")
 def test_masking_what_is_masked_is_no_difference(on_toy, checkpoints, tmp_path):
     """The same translations have p = 1, in the table no stars."""
     out = tmp_path / "ablation.json"
     text = on_toy("ablate", "--metric", "bleu", *SEARCH, "--out", out, checkpoint=checkpoints["fixed"], subset="test")
     found = json.loads(out.read_text())
+    assert len(found["bleu_difference"]) == 24 and found["mode"] == "single"
+    assert "dec-enc (decoder-encoder attention)" in text and "paired bootstrap" in text
     closed = [f"enc-self 1 {head}" for head in range(4)]
     assert {head: (found["bleu_difference"][head], found["p_value"][head]) for head in closed} == dict.fromkeys(
         closed, (0.0, 1.0)
     )
     bleu = text.partition("BLEU of the whole model")[2]
     assert bleu.partition("layer 1")[2].splitlines()[0].split() == ["+0.00"] * 4 and "+0.00*" not in bleu
-
-
-def test_ablation_of_single_heads_by_bleu(on_toy, toy, tmp_path):
-    out = tmp_path / "ablation.json"
-    text = on_toy("ablate", "--metric", "bleu", *SEARCH, "--out", out, subset="test")
-    found = json.loads(out.read_text())
-    assert len(found["bleu_difference"]) == 24 and found["mode"] == "single"
-    assert "dec-enc (decoder-encoder attention)" in text and "paired bootstrap" in text
     assert not list(tmp_path.glob("*.part*"))
-    best = on_toy(
-        "ablate", "--mode", "all-but-one", "--metric", "bleu", "--select-subset", "valid", *SEARCH, subset="test"
-    )
-    assert len(re.findall(r"\(head \d\)", best)) == 6
 
 
+@pytest.mark.usefixtures("few_resamplings")
 def test_a_stopped_ablation_goes_on(on_toy, tmp_path, monkeypatch):
     translate, calls = metrics.translate, []
 
@@ -75,7 +68,7 @@ def test_a_stopped_ablation_goes_on(on_toy, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return translate(model, corpus)
 
-    options = ["--metric", "bleu", *SEARCH, "--out", tmp_path / "out.json"]
+    options = ["--metric", "bleu", "--sentences", "3", *SEARCH, "--out", tmp_path / "out.json"]
     expected = tmp_path / "expected.json"
     on_toy("ablate", *options[:-1], expected, subset="test")
     monkeypatch.setattr(metrics, "translate", stop_at_the_fifth)
@@ -86,39 +79,43 @@ def test_a_stopped_ablation_goes_on(on_toy, tmp_path, monkeypatch):
     assert (tmp_path / "out.json").read_text() == expected.read_text()
 
 
-@pytest.mark.parametrize("changed", ["data", "dictionary", "checkpoint"])
-def test_results_of_other_data_are_not_taken_up(changed, on_toy, copied, checkpoints, tmp_path, monkeypatch):
+def change(data, dictionary, checkpoint, other):
+    """Yield after each change: data as binarised anew, with the same sizes; another dictionary; another checkpoint."""
+    for path in (data, dictionary, checkpoint):
+        content, stamps = path.read_bytes(), os.stat(path)
+        if path is data:
+            path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+        elif path is dictionary:
+            path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
+        else:
+            shutil.copy(other, path)
+            os.utime(path, ns=(stamps.st_atime_ns, stamps.st_mtime_ns))
+        yield path
+        path.write_bytes(content)
+
+
+def test_results_of_other_data_are_not_taken_up(on_toy, copied, checkpoints, tmp_path, monkeypatch):
     """A stopped command goes on with copies of its data and checkpoint, not with others in their place."""
     data, checkpoint = copied(), tmp_path / "model.pt"
     shutil.copy(checkpoints["baseline"], checkpoint)
     options = ["--by", "magnitude", "--steps", "0,50", "--types", "all", *SEARCH, "--out", tmp_path / "out.json"]
 
-    def curve(folder=data, model=checkpoint, code=0, more=()):
-        return on_toy("curve", *options, *more, checkpoint=model, data=folder, subset="test", code=code)
+    def curve(folder=data, model=checkpoint, code=0):
+        return on_toy("curve", *options, checkpoint=model, data=folder, subset="test", code=code)
 
     with monkeypatch.context() as patched:
         patched.setattr(metrics, "translate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         curve(code=130)
     kept = (tmp_path / "out.json.part").read_text()
     assert kept.count("\n") == 2
-    if changed == "data":  # as binarised anew: the same sizes, other words
-        path = data / "test.src-tgt.tgt.bin"
-        tokens = numpy.fromfile(path, numpy.uint16)
-        tokens[0] ^= 1
-        tokens.tofile(path)
-    elif changed == "dictionary":
-        path = data / "dict.tgt.txt"
-        path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
-    else:
-        stamps = os.stat(checkpoint)
-        shutil.copy(checkpoints["gated"], checkpoint)
-        os.utime(checkpoint, ns=(stamps.st_atime_ns, stamps.st_mtime_ns))
-    line = one_line(curve(code=2))
-    assert (
-        "out.json.part has the partial results of a command with other data, another checkpoint or other options"
-        in line
-    )
-    assert (tmp_path / "out.json.part").read_text() == kept
+    files = data / "test.src-tgt.tgt.bin", data / "dict.tgt.txt", checkpoint
+    for changed in change(*files, checkpoints["gated"]):
+        line = one_line(curve(code=2))
+        assert (
+            "out.json.part has the partial results of a command with other data, another checkpoint or other options"
+            in line
+        ), changed
+        assert (tmp_path / "out.json.part").read_text() == kept
     elsewhere, model = copied("elsewhere"), tmp_path / "moved.pt"
     shutil.copy(checkpoints["baseline"], model)
     with monkeypatch.context() as patched:

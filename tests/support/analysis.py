@@ -5,8 +5,9 @@ import shutil
 import pytest
 
 from fairseq_headgates.cli import main as cli
+from fairseq_headgates.evaluation import statistics
 
-SEARCH = ["--beam", "2", "--max-len-b", "20"]
+SEARCH = ["--beam", "2", "--max-len-b", "10"]
 READ = ["--cpu", "--num-workers", "0"]
 
 
@@ -39,6 +40,12 @@ def on_toy(headgates, toy, gated_checkpoint):
         return headgates(command, *places, *options, code=code)
 
     return on_toy
+
+
+@pytest.fixture
+def few_resamplings(monkeypatch):
+    """Bootstrap with 20 resamplings, where it is not p-values that are tested."""
+    monkeypatch.setattr(statistics, "RESAMPLINGS", 20)
 
 
 FULL = {"enc-self": [4, 4], "dec-self": [4, 4], "dec-enc": [4, 4]}
