@@ -287,9 +287,9 @@ def test_a_dry_run_prints_every_command_and_writes_nothing(recipe, tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("valid.tsv", None, ["valid.tsv[.gz] is missing", "valid (or dev)"]),
+        ("valid.tsv", None, ["valid.tsv is missing", "valid (or dev)"]),
         ("dev.tsv", "a b\tgood\n", ["valid.tsv and dev.tsv", "keep one"]),
-        ("train.tsv", "", ["train.tsv[.gz] has no text"]),
+        ("train.tsv", "", ["train.tsv is empty"]),
         ("train.tsv", "a b\tgood\nc d\n", ["train.tsv, line 2 has 1 column:", "text<TAB>label"]),
         ("train.tsv", "a\tb\tc\tgood\n", ["train.tsv, line 1 has 4 columns"]),
         ("train.tsv", "a b\tgood\nc d\t \n", ["train.tsv, line 2 has no label"]),
@@ -303,12 +303,30 @@ def test_a_dry_run_prints_every_command_and_writes_nothing(recipe, tmp_path):
         ("test.tsv.gz", b"no archive", ["test.tsv and test.tsv.gz", "keep one"]),
     ],
 )
-def test_text_that_cannot_be_read_is_refused(file, content, words, tmp_path):
+def test_text_that_cannot_be_read_is_refused(file, content, words, tmp_path, capsys):
     raw = make_text(tmp_path / "raw")
     if content is None:
         (raw / file).unlink()
     else:
         (raw / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert labelled.main([str(raw), str(tmp_path / "text")]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert all(word in line for word in words) and not (tmp_path / "text").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("valid.tsv", None, ["valid.tsv[.gz] is missing", "valid (or dev)"]),
+        ("train.tsv", "", ["train.tsv[.gz] has no text"]),
+        ("train.tsv", "a b\tgood\nc d\n", ["train.tsv, line 2 has 1 column:"]),
+    ],
+)
+def test_the_recipe_refuses_such_text_in_one_line(file, content, words, tmp_path):
+    raw = make_text(tmp_path / "raw")
+    (raw / file).unlink()
+    if content is not None:
+        (raw / file).write_text(content)
     refused(run("classification.sh", raw, tmp_path / "out", **TINY), *words)
     assert not list(tmp_path.glob("out/**/*.bpe.*"))
 
