@@ -68,14 +68,14 @@ def test_a_stopped_ablation_goes_on(on_toy, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return translate(model, corpus)
 
-    options = ["--metric", "bleu", "--sentences", "3", *SEARCH, "--out", tmp_path / "out.json"]
+    options = ["--mode", "all-but-one", "--metric", "bleu", *SEARCH, "--out", tmp_path / "out.json"]
     expected = tmp_path / "expected.json"
     on_toy("ablate", *options[:-1], expected, subset="test")
     monkeypatch.setattr(metrics, "translate", stop_at_the_fifth)
     assert on_toy("ablate", *options, subset="test", code=130) == "headgates ablate: stopped\n"
     assert [path.name for path in tmp_path.glob("out*")] == ["out.json.part"]
     on_toy("ablate", *options, subset="test")
-    assert len(calls) == 5 + 21
+    assert len(calls) == 5 + 3
     assert (tmp_path / "out.json").read_text() == expected.read_text()
 
 
