@@ -4,15 +4,15 @@ import json
 import os
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
+from support.recipes import RECIPES, refused, run
 
 import evaluated
 import pareto
+import settings
 import speed
 
-RECIPES = Path(__file__).parent.parent / "recipes"
 # Heads of the three types, and BLEU of two seeds. baseline+ is the control of all.
 MODELS = {
     "baseline": ((6, 6, 6), (35.0, 36.0)),
@@ -145,8 +145,8 @@ def test_words_per_second(tmp_path, capsys):
 # Shares
 
 
-def dry_run(raw, out, recipe="translation.sh", **settings):
-    environment = {**os.environ, **settings}
+def dry_run(raw, out, recipe="translation.sh", **given):
+    environment = {**os.environ, **given}
     command = [RECIPES / recipe, "--dry-run", raw, out, "en", "de"]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
 
@@ -162,10 +162,10 @@ NAMES = ["baseline", "baseline+", "baseline+frozen", "all_lambda0.1", "enc-self_
 
 
 def test_shares_have_all_models_once_and_what_these_need(raw, tmp_path):
-    settings = {"RUNS": RUNS, "SPARSITY_METHOD": "lagrangian", "SCRATCH": "enc-self"}
-    whole = trained(dry_run(raw, tmp_path / "out", **settings))
+    given = {"RUNS": RUNS, "SPARSITY_METHOD": "lagrangian", "SCRATCH": "enc-self"}
+    whole = trained(dry_run(raw, tmp_path / "out", **given))
     assert sorted(whole) == sorted([*NAMES, "enc-self_heads2_scratch"])
-    shares = [trained(dry_run(raw, tmp_path / "out", **settings, SHARE=f"{i}/3")) for i in (1, 2, 3)]
+    shares = [trained(dry_run(raw, tmp_path / "out", **given, SHARE=f"{i}/3")) for i in (1, 2, 3)]
     assert all(len(set(share)) == len(share) and share[0] == "baseline" for share in shares)
     assert set().union(*shares) == set(whole)
     runs = [name for share in shares for name in share if not name.startswith("baseline")]
@@ -179,9 +179,9 @@ def test_shares_have_all_models_once_and_what_these_need(raw, tmp_path):
 
 
 def test_shares_begin_with_different_seeds(raw, tmp_path):
-    settings = {"RUNS": "all:0.1 all=4", "SEEDS": "1 2 3"}
-    whole = trained(dry_run(raw, tmp_path / "out", **settings))
-    shares = [trained(dry_run(raw, tmp_path / "out", **settings, SHARE=f"{i}/2")) for i in (1, 2)]
+    given = {"RUNS": "all:0.1 all=4", "SEEDS": "1 2 3"}
+    whole = trained(dry_run(raw, tmp_path / "out", **given))
+    shares = [trained(dry_run(raw, tmp_path / "out", **given, SHARE=f"{i}/2")) for i in (1, 2)]
     assert [share[0] for share in shares] == ["seed1/baseline", "seed2/baseline"]
     runs = [name for name in shares[0] if "baseline" not in name]
     assert runs == ["seed1/all_heads4", "seed2/all_lambda0.1", "seed3/all_heads4"]
@@ -190,30 +190,26 @@ def test_shares_begin_with_different_seeds(raw, tmp_path):
 
 def test_a_job_of_a_slurm_array_has_its_share(raw, tmp_path):
     array = {"SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_MAX": "7", "SLURM_ARRAY_TASK_STEP": "2"}
-    settings = {"TYPES": "all", "LAMBDAS": "0.1", "TARGETS": "4 0.25", "METHODS": "lagrangian random"}
-    found = trained(dry_run(raw, tmp_path / "out", "sweep.sh", **settings))
+    given = {"TYPES": "all", "LAMBDAS": "0.1", "TARGETS": "4 0.25", "METHODS": "lagrangian random"}
+    found = trained(dry_run(raw, tmp_path / "out", "sweep.sh", **given))
     expected = ["baseline", "baseline+", "all_lambda0.1"]
     expected += [f"all_heads{target}{method}" for target in ("4", "0.25") for method in ("", "_random")]
     assert found == expected
-    shares = [
-        trained(dry_run(raw, tmp_path / "out", "sweep.sh", **settings, **array, SLURM_ARRAY_TASK_ID=task))
-        for task in ("3", "5", "7")
-    ]
-    assert set().union(*shares) == set(expected)
-    assert all(len(share) < len(expected) for share in shares)
+    share = dry_run(raw, tmp_path / "out", "sweep.sh", **given, SHARE="2/3")
+    assert dry_run(raw, tmp_path / "out", "sweep.sh", **given, **array, SLURM_ARRAY_TASK_ID="5") == share
+    assert 0 < len(trained(share)) < len(expected)
 
 
 def test_an_array_of_single_numbers_has_shares_of_a_complete_one(raw, tmp_path):
     array = {"SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "4", "SLURM_ARRAY_TASK_STEP": "1"}
-    settings = {"RUNS": "all:0.1 all=4 all=0.25"}
-    for task in ("1", "3", "4"):  # --array=1,3,4
-        slurm = array | {"SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_ID": task}
-        share = dry_run(raw, tmp_path / "out", SHARE=f"{task}/4", **settings)
-        assert dry_run(raw, tmp_path / "out", "sweep.sh", **settings, **slurm) == share
+    given = {"RUNS": "all:0.1 all=4 all=0.25"}
+    slurm = array | {"SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_ID": "3"}  # of --array=1,3,4
+    share = dry_run(raw, tmp_path / "out", SHARE="3/4", **given)
+    assert dry_run(raw, tmp_path / "out", "sweep.sh", **given, **slurm) == share
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("given", "words"),
     [
         ({"TARGETS": "0.5 x"}, ["TARGETS='0.5 x'", "a fraction of them"]),
         ({"METHODS": "magic"}, ["METHODS='magic'", "lagrangian"]),
@@ -223,9 +219,12 @@ def test_an_array_of_single_numbers_has_shares_of_a_complete_one(raw, tmp_path):
         ({"SHARE": "5/4"}, ["SHARE='5/4'", "I/N"]),
     ],
 )
-def test_bad_settings_of_a_sweep_are_one_line(settings, words, raw, tmp_path):
-    command = [RECIPES / "sweep.sh", raw, tmp_path / "out", "en", "de"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **settings})
-    assert done.returncode == 2 and not (tmp_path / "out").exists()
-    (line,) = done.stderr.splitlines()
-    assert all(word in line for word in words)
+def test_bad_settings_of_a_sweep_are_one_line(given, words):
+    with pytest.raises(ValueError) as error:
+        settings.check("sweep.sh", given)
+    assert len(str(error.value).splitlines()) == 1 and all(word in str(error.value) for word in words)
+
+
+def test_a_sweep_checks_its_settings_first(raw, tmp_path):
+    refused(run("sweep.sh", raw, tmp_path / "out", "en", "de", TARGETS="0.5 x"), "TARGETS='0.5 x'")
+    assert not (tmp_path / "out").exists()
