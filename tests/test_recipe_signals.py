@@ -108,12 +108,23 @@ def waiting(tmp_path):
 PROGRAMS = "sacremoses", "subword-nmt", "fairseq-preprocess"
 
 
+def make_text(folder, stages):
+    """What the stages before a program have written."""
+    folder.mkdir(parents=True)
+    files = ["train.both", "codes.en", "codes.de"] if "bpe" in stages else []
+    for name in ("train", "valid", "test"):
+        files += [f"{name}.{stage}.{language}" for stage in stages for language in ("en", "de")]
+    for name in files:
+        (folder / name).write_text("a b\n" * 3)
+
+
 @pytest.mark.parametrize(
     ("program", "how"), sampled(itertools.product(PROGRAMS, ("ctrl-c", "SIGTERM", "SIGUSR1")), every=4)
 )
 def test_a_signal_ends_the_preparation_of_text(program, how, raw, tmp_path, waiting):
     settings = TINY | {"PRETOKENIZED": int(program != "sacremoses")}
     env, started = waiting(program, **settings)
+    make_text(tmp_path / "out" / "text", ["tok", "bpe"][: PROGRAMS.index(program)])
     recipe = Terminal("translation.sh", raw, tmp_path / "out", "en", "de", env=env)
     recipe.wait_for(started.exists)
     recipe.press_ctrl_c() if how == "ctrl-c" else os.kill(recipe.pid, getattr(signal, how))
