@@ -20,9 +20,8 @@ BAD_MASKS = {
 
 
 @pytest.mark.parametrize(("text", "words"), BAD_MASKS.values(), ids=BAD_MASKS)
-def test_bad_masks(text, words, checkpoint, refused):
-    refused(checkpoint, checkpoint.with_name("x.pt"), "--alive", text, words=words)
-    assert names(checkpoint.parent) == ["gated.pt"]
+def test_bad_masks(text, words, unfit):
+    unfit("--alive", text, words=words)
 
 
 NAN = float("nan")
@@ -45,9 +44,14 @@ BAD_SCORES = {
 
 
 @pytest.mark.parametrize(("content", "words"), BAD_SCORES.values(), ids=BAD_SCORES)
-def test_bad_scores(content, words, checkpoint, refused):
-    file = write(checkpoint.with_name("scores.json"), content)
-    refused(checkpoint, checkpoint.with_name("x.pt"), "--scores", file, "--keep", 3, words=words)
+def test_bad_scores(content, words, unfit, tmp_path):
+    unfit("--scores", write(tmp_path / "scores.json", content), "--keep", 3, words=words)
+
+
+def test_a_bad_mask_and_bad_scores_write_nothing(checkpoint, refused):
+    out, file = checkpoint.with_name("x.pt"), write(checkpoint.with_name("scores.json"), BAD_SCORES["heads"][0])
+    refused(checkpoint, out, "--alive", BAD_MASKS["all at once"][0], words=BAD_MASKS["all at once"][1])
+    refused(checkpoint, out, "--scores", file, "--keep", 3, words=BAD_SCORES["heads"][1])
     assert names(checkpoint.parent) == ["gated.pt", "scores.json"]
 
 
@@ -100,7 +104,13 @@ def with_files(options, folder):
 
 
 @pytest.mark.parametrize(("options", "words"), BAD_OPTIONS.values(), ids=BAD_OPTIONS)
-def test_options_that_do_not_fit(options, words, checkpoint, refused):
+def test_options_that_do_not_fit(options, words, unfit, tmp_path):
+    unfit(*with_files(options, tmp_path), words=words)
+
+
+@pytest.mark.parametrize("name", ["all of them alone", "too many"])
+def test_options_that_do_not_fit_write_nothing(name, checkpoint, refused):
+    options, words = BAD_OPTIONS[name]
     refused(checkpoint, checkpoint.with_name("x.pt"), *with_files(options, checkpoint.parent), words=words)
     assert not checkpoint.with_name("x.pt").exists()
 
@@ -137,9 +147,8 @@ def test_a_variable_that_is_not_set_is_no_wish(options, checkpoint, refused):
     refused(checkpoint, checkpoint.with_name("x.pt"), *with_files(options, checkpoint.parent), words=[])
 
 
-def test_a_negative_number_of_heads_per_layer(checkpoint, refused):
-    options = with_files(["--scores", "SCORES", "--keep", "3", "--min-per-layer", "-1"], checkpoint.parent)
-    refused(checkpoint, checkpoint.with_name("x.pt"), *options, words=["-1"])
+def test_a_negative_number_of_heads_per_layer(unfit, tmp_path):
+    unfit(*with_files(["--scores", "SCORES", "--keep", "3", "--min-per-layer", "-1"], tmp_path), words=["-1"])
 
 
 class RunsCode:

@@ -12,13 +12,14 @@ import numpy
 import omegaconf
 import pytest
 import torch
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu, load_model_ensemble_and_task
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from support.commands import EVALUATION
 from support.hostile import NEEDS_CAREFUL_FAIRSEQ, TORCH_2_6, save, small_state, touch
 
-from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.checkpoints import load_checkpoint, load_model
 from fairseq_headgates.compat import configuration
 from fairseq_headgates.safety import check_evaluated
 from fairseq_headgates.safety.options import EVALUATED, LITERAL, NUMBERS
@@ -34,8 +35,11 @@ BY_TRANSFORMERS = (
 def test_options_that_fairseq_evaluates_run_no_code(option, form, attempts, tmp_path):
     trace, path = tmp_path / "trace", tmp_path / "evil.pt"
     save(small_state(form, **{option: touch(trace)}), path)
-    shown = attempts.run("headgates", "show", path)
-    assert shown.refused and option in shown.err and "evil.pt" in shown.err, shown
+    with pytest.raises(ValueError, match=rf"evil\.pt.*{option}"):
+        load_model(str(path))
+    if (form, option) in (("gated", "decoder_layers"), ("cfg", "adaptive_softmax_cutoff")):
+        shown = attempts.run("headgates", "show", path)
+        assert shown.refused and option in shown.err and "evil.pt" in shown.err, shown
     assert not trace.exists()
 
 
@@ -75,18 +79,26 @@ def test_fairseqs_own_commands_refuse_a_namespace_that_runs_code(form, option, t
     """torch refuses a Namespace; that it is allowed with --user-dir must not open a way."""
     trace, path = tmp_path / "trace", tmp_path / "evil.pt"
     save(small_state(form, **{option: touch(trace)}), path)
-    ended = attempts.run("fairseq-generate", toy.data, "--path", path, *EVALUATION)
-    assert ended.code != 0 and option in ended.err, ended
+    with pytest.raises(ValueError, match=option):
+        load_checkpoint_to_cpu(str(path))
+    if (form, option) in (("args", "adam_betas"), ("cfg", "encoder_layers")):
+        ended = attempts.run("fairseq-generate", toy.data, "--path", path, *EVALUATION)
+        assert ended.code != 0 and option in ended.err, ended
     assert not trace.exists()
 
 
-def test_fairseqs_own_commands_refuse_our_architecture_with_code_in_a_dictionary(toy, attempts, tmp_path):
+def test_fairseqs_own_commands_refuse_our_architecture_with_code_in_a_dictionary(toy, attempts, tmp_path, capsys):
     trace, path = tmp_path / "trace", tmp_path / "evil.pt"
     for option in BY_TRANSFORMERS:
-        save(small_state("gated", **{option: touch(trace)}), path)
-        ended = attempts.run("fairseq-generate", toy.data, "--path", path, *EVALUATION)
-        assert ended.code == 2 and option in ended.err, ended
-        assert not trace.exists()
+        state = small_state("gated", **{option: touch(trace)})
+        state["cfg"]["task"]["data"] = str(toy.data)
+        save(state, path)
+        with pytest.raises(SystemExit) as stopped:
+            load_model_ensemble_and_task([str(path)])
+        assert stopped.value.code == 2 and option in capsys.readouterr().err
+    ended = attempts.run("fairseq-generate", toy.data, "--path", path, *EVALUATION)
+    assert ended.code == 2 and BY_TRANSFORMERS[-1] in ended.err, ended
+    assert not trace.exists()
 
 
 def test_a_configuration_of_omegaconf_is_checked_as_a_namespace_is(tmp_path):
@@ -130,7 +142,8 @@ def test_every_option_that_fairseq_evaluates_is_known():
     for path in folder.rglob("*.py"):
         if "examples" in path.relative_to(folder).parts:
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if "eval" in text else ():
             if not isinstance(node, ast.Call) or not node.args:
                 continue
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))

@@ -1,6 +1,7 @@
 """Odd and damaged forms give one line; every valid form is read."""
 
 import argparse
+import contextlib
 import copy
 import struct
 import zipfile
@@ -13,11 +14,19 @@ from support.hostile import save, small_state
 from support.models import make_stock
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fairseq_headgates.checkpoints import build_model, load_checkpoint
+from fairseq_headgates.checkpoints import (
+    build_model,
+    load_checkpoint,
+    load_model,
+    prune_checkpoint,
+    read_heads,
+    stock_checkpoint,
+)
 from fairseq_headgates.checkpoints.sizes import MOST_LAYERS, check_sizes
 from fairseq_headgates.options import DEFAULTS
 from fairseq_headgates.safety import model_options
 from fairseq_headgates.safety.options import OWN_OPTIONS, transformer_options
+from fairseq_headgates.surgery import open_mask
 
 
 def change(state, where, value):
@@ -32,30 +41,67 @@ def change(state, where, value):
 
 
 ODD_VALUES = [None, 3, -1.5, "text", [], [1, [2]], {}, {"a": {"b": 1}}, b"bytes", torch.zeros(2), (1,), True, {1: 2}]
-SHARES = [
-    pytest.param(ODD_VALUES[::6], id="some"),
-    pytest.param([v for i, v in enumerate(ODD_VALUES) if i % 6], id="others", marks=pytest.mark.rehearsal),
-]
-PLACES = [
-    ("args",), ("cfg",), ("model",), ("optimizer_history",), ("extra_state",), ("last_optimizer_state",),
-    ("optimizer_history", 0), ("optimizer_history", 0, "num_updates"), ("optimizer_history", 0, "criterion_name"),
-    ("extra_state", "ema"), ("extra_state", "train_iterator"), ("cfg", "model"), ("cfg", "model", "arch"),
-    ("cfg", "model", "_name"), ("cfg", "task"), ("cfg", "common"), ("cfg", "criterion"),
-    ("cfg", "model", "alive_heads"), ("cfg", "model", "freeze_params"), ("cfg", "model", "criterion"),
-    ("model", "encoder.layers.0.self_attn.q_proj.weight"), ("model", "encoder.layers.0.self_attn.gate.log_alpha"),
+# Places that `headgates show` reads already, those that only removing heads reads, and those that also --stock reads.
+LOADED = [
+    ("args",), ("cfg",), ("model",), ("cfg", "model"), ("cfg", "model", "arch"), ("cfg", "model", "_name"),
+    ("cfg", "model", "alive_heads"), ("model", "encoder.layers.0.self_attn.q_proj.weight"),
+    ("model", "encoder.layers.0.self_attn.gate.log_alpha"),
+]  # fmt: skip
+PRUNED = [
+    ("last_optimizer_state",), ("optimizer_history", 0), ("optimizer_history", 0, "num_updates"),
+    ("optimizer_history", 0, "criterion_name"), ("extra_state", "ema"), ("cfg", "common"),
+    ("cfg", "model", "freeze_params"),
+]  # fmt: skip
+CONVERTED = [
+    ("optimizer_history",), ("extra_state",), ("extra_state", "train_iterator"), ("cfg", "task"), ("cfg", "criterion"),
+    ("cfg", "model", "criterion"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("values", SHARES)
-@pytest.mark.parametrize("where", PLACES, ids=lambda where: ".".join(map(str, where)))
-def test_odd_forms_give_one_line_or_are_read(where, values, attempts, tmp_path):
-    state = small_state("gated")
-    path, out = tmp_path / "odd.pt", tmp_path / "out.pt"
+def dotted(where):
+    return ".".join(map(str, where))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build_model(small_state("gated"))
+
+
+@pytest.mark.parametrize("where", [*LOADED, *PRUNED, *CONVERTED], ids=dotted)
+def test_odd_forms_are_refused_or_read(where, model, tmp_path):
+    """Any exception but ValueError would be a traceback. Two values for each place, so that each value occurs."""
+    path, number = tmp_path / "odd.pt", len(dotted(where))
+    for value in (ODD_VALUES[number % 13], ODD_VALUES[(number + 6) % 13]):
+        save(change(small_state("gated"), where, value), path)
+        with contextlib.suppress(ValueError):
+            if where in LOADED:
+                state, built = load_model(str(path))
+                read_heads(state, "odd.pt", built)
+                continue
+            state, built = load_model(str(path)) if where[0] == "cfg" else (load_checkpoint(str(path)), model)
+            prune_checkpoint(state, open_mask(built), model=built)
+            if where in CONVERTED:
+                stock_checkpoint(state, open_mask(built), built)
+
+
+@pytest.mark.parametrize(
+    ("where", "values"),
+    [
+        pytest.param(("extra_state", "ema"), [{"a": {"b": 1}}], id="an average"),
+        pytest.param(("cfg", "criterion"), [{"a": {"b": 1}}], id="a criterion"),
+        *(
+            pytest.param(where, ODD_VALUES, marks=pytest.mark.rehearsal, id=dotted(where))
+            for where in [*LOADED, *PRUNED, *CONVERTED]
+        ),
+    ],
+)
+def test_commands_give_one_line_or_read_odd_forms(where, values, attempts, tmp_path):
+    path, pruned = tmp_path / "odd.pt", ["prune", tmp_path / "odd.pt", tmp_path / "out.pt", "--force"]
+    command = ["show", path] if where in LOADED else pruned if where in PRUNED else [*pruned, "--stock"]
     for value in values:
-        save(change(state, where, value), path)
-        for options in [["--force"], *([["--force", "--stock"]] if where[0] == "cfg" else [])]:
-            ended = attempts.run("headgates", "prune", path, out, *options)
-            assert ended.orderly, (value, options, ended)
+        save(change(small_state("gated"), where, value), path)
+        ended = attempts.run("headgates", *command)
+        assert ended.orderly, (value, ended)
 
 
 def test_an_option_that_hydra_cannot_parse_gives_one_line(attempts, tmp_path):
@@ -92,6 +138,7 @@ def test_the_options_of_every_preset_are_accepted():
     dictionary = Vocabulary()
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary, consecutive=True)
     task.max_positions = lambda: 512
+    structures = {}  # one preset for each, the widest: sizes aside, the others are built alike
     for name in presets:
         args = argparse.Namespace(arch=name)
         ARCH_CONFIG_REGISTRY[name](args)
@@ -104,10 +151,16 @@ def test_the_options_of_every_preset_are_accepted():
         assert kept == expected
         dropped = set(vars(args)) - set(kept)
         assert dropped <= {"encoder_embed_path", "decoder_embed_path", "char_inputs"}, dropped
-        model_class = head_gates_class(name)
         for layers in {"encoder_layers", "decoder_layers"} & set(vars(args)):  # which are alike
             assert getattr(args, layers) <= MOST_LAYERS
             setattr(args, layers, 1)
+        switches = {key: value for key, value in vars(args).items() if type(value) not in (int, float)}
+        structure = repr(sorted({**switches, "arch": head_gates_class(name)}.items(), key=str))
+        width = max(value for key, value in vars(args).items() if key.endswith("embed_dim"))
+        if width > structures.get(structure, (0,))[0]:
+            structures[structure] = width, name, args
+    for _, name, args in structures.values():
+        model_class = head_gates_class(name)
         with FakeTensorMode():  # at its full width, without memory
             weights = model_class.stock.build_model(copy.deepcopy(args), task).state_dict()
         check_sizes(model_options(vars(args)), weights, task, model_class)
@@ -143,8 +196,10 @@ def test_the_options_of_every_architecture_are_accepted_as_fairseqs_parser_store
             assert found is True if action.nargs == 0 else str(found) in (value, f"{value}.0"), (action.dest, found)
 
 
-@pytest.mark.parametrize("cutoff", ["10,20", [10, 20], "[10, 20]", "(10,20)"])
-@pytest.mark.parametrize("form", ["args", "cfg", "dict"])
+@pytest.mark.parametrize(
+    ("form", "cutoff"),
+    [("args", "10,20"), ("cfg", [10, 20]), ("dict", "[10, 20]"), ("args", "(10,20)"), ("dict", [10, 20])],
+)
 def test_adaptive_softmax_loads_in_every_form(cutoff, form, tmp_path):
     state = small_state(form, adaptive_softmax_cutoff=cutoff)
     state["model"] = make_stock(adaptive_softmax_cutoff="10,20").state_dict()

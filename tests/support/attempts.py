@@ -1,6 +1,7 @@
 """Runs commands on files that may be hostile, each in a child process with limits on its time and memory.
 
-Starting Python with torch and fairseq takes seconds. One process imports them, and forks a child for each command.
+Starting Python with torch and fairseq takes seconds. One process, forked off that of support/commands.py, imports
+this plugin and forks a child for each command.
 """
 
 from __future__ import annotations
@@ -8,24 +9,26 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
+import multiprocessing
 import os
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
+
+from support.commands import PRELOADED
 
 SECONDS = 20
 MEGABYTES = 1500  # beside what the imported libraries take
 
 # What the commands import, most of it only when it is needed. Some are extras, and may be missing.
-PRELOADED = ["fairseq_cli.generate", "torch._dynamo", "sacrebleu", "ctranslate2.specs.transformer_spec"]
-PRELOADED += ["fairseq_headgates.checkpoints.ctranslate2", "fairseq_headgates.analysis.agreement"]
-PRELOADED += [f"fairseq_headgates.cli.{name}" for name in ("session", "show", "prune", "convert", "score", "correlate")]
+IMPORTED = ["fairseq_cli.generate", "torch._dynamo", "sacrebleu", "ctranslate2.specs.transformer_spec"]
+IMPORTED += ["fairseq_headgates.checkpoints.ctranslate2", "fairseq_headgates.analysis.agreement"]
+IMPORTED += [f"fairseq_headgates.cli.{name}" for name in ("session", "show", "prune", "convert", "score", "correlate")]
 
 
 @dataclass(frozen=True)
@@ -55,41 +58,33 @@ class Attempts:
     """
 
     def __enter__(self) -> Attempts:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        self._process = subprocess.Popen(
-            # As `python -P -m support.attempts`, which Python 3.10 does not have: not from the current folder.
-            [
-                sys.executable,
-                "-c",
-                "import runpy, sys; del sys.path[0]; runpy.run_module('support.attempts', None, '__main__')",
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-        )
-        self._process.stdout.readline()  # it has imported everything
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        self._connection, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other,))
+        self._process.start()
+        other.close()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.stdin.close()
-        self._process.wait(30)
+        self._connection.send(None)
+        self._process.join(30)
 
     def run(self, *command: object, seconds: int = SECONDS) -> Attempt:
-        self._process.stdin.write(json.dumps([seconds, [str(word) for word in command]]) + "\n")
-        self._process.stdin.flush()
-        return Attempt(**json.loads(self._process.stdout.readline()))
+        self._connection.send((seconds, [str(word) for word in command]))
+        return Attempt(**self._connection.recv())
 
 
-def _serve() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    for name in PRELOADED:
+def _serve(connection: Connection) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    for name in IMPORTED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    print("ready", file=answers, flush=True)
-    for line in sys.stdin:
-        seconds, command = json.loads(line)
-        print(json.dumps(_attempt(command, seconds)), file=answers, flush=True)
+    while received := connection.recv():
+        seconds, command = received
+        connection.send(_attempt(command, seconds))
 
 
 def _attempt(command: list[str], seconds: int) -> dict:
@@ -138,7 +133,3 @@ def _main_of(program: str):
 
         return main
     return importlib.import_module(f"fairseq_cli.{program.removeprefix('fairseq-')}").cli_main
-
-
-if __name__ == "__main__":
-    _serve()

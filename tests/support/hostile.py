@@ -1,8 +1,10 @@
 """Small checkpoints to be spoiled."""
 
 import argparse
+import copy
 import inspect
 import zipfile
+from functools import cache
 
 import pytest
 import torch
@@ -18,13 +20,12 @@ NEEDS_CAREFUL_FAIRSEQ = pytest.mark.skipif(not CAREFUL, reason="the commands of 
 
 def small_state(form="args", **options):
     """A checkpoint of a small model whose options are a Namespace (`args`, or in `cfg`) or a dictionary (`dict`)."""
-    model = make_gated(gate_heads="enc-self") if form == "gated" else make_stock()
     own = {"arch": "transformer_head_gates", "gate_heads": "enc-self"} if form == "gated" else {"arch": "transformer"}
     args = argparse.Namespace(**{**vars(make_args()), "task": "translation", **own, **options})
     state = {
         "args": None,
         "cfg": None,
-        "model": model.state_dict(),
+        "model": copy.copy(_weights(form == "gated")),
         "optimizer_history": [
             {"criterion_name": "X", "optimizer_name": "Y", "lr_scheduler_state": {}, "num_updates": 3}
         ],
@@ -38,6 +39,11 @@ def small_state(form="args", **options):
     else:
         state["cfg"] = {"model": {**vars(args), "_name": args.arch}, "task": {"_name": "translation"}}
     return state
+
+
+@cache
+def _weights(gated):
+    return (make_gated(gate_heads="enc-self") if gated else make_stock()).state_dict()
 
 
 def save(state, path):
