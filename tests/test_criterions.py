@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+from functools import cache
 from itertools import accumulate
 from types import SimpleNamespace
 
@@ -195,9 +196,10 @@ SCHEDULES = {
 }
 
 
+@cache
 def configured(*options):
     """All options of fairseq-train, as its command line gives them to the criterion."""
-    common = ["data", "--arch", "transformer_head_gates", "--lr", 0.01, "--max-update", 80]
+    common = ["data", "--no-save", "--arch", "transformer_head_gates", "--lr", 0.01, "--max-update", 80]
     args = parse_args_and_arch(get_training_parser(), [*map(str, [*common, *options])])
     return convert_namespace_to_omegaconf(args)
 
@@ -205,7 +207,7 @@ def configured(*options):
 def monitored(*options, **settings):
     """A gated model and its monitor in such a training."""
     model, monitor = make_gated(gate_heads="enc-self", **settings), GateMonitor(None)
-    monitor.configuration = configured("--no-save", *options)
+    monitor.configuration = configured(*options)
     return model, monitor
 
 
@@ -221,13 +223,14 @@ def test_how_far_gates_can_move_is_known_for_every_schedule_of_fairseq(name, cap
     """Against fairseq's own rates, update by update, as its trainer asks for them."""
     options = ["--lr-scheduler", name, *SCHEDULES[name]]
     optimizer, total, sums = Rates(), 0.0, []
-    scheduler = build_lr_scheduler(configured(*options).lr_scheduler, optimizer)
+    schedule = configured(*options).lr_scheduler
+    scheduler = build_lr_scheduler(schedule, optimizer)
     scheduler.step_begin_epoch(1)
     for update in range(80):
         scheduler.step_update(update)
         total += optimizer.get_lr()
         sums.append(10 * total)
-    found = gate_reach(configured(*options).lr_scheduler, 10.0, 80, sums[30])
+    found = gate_reach(schedule, 10.0, 80, sums[30])
     assert found.change == pytest.approx(sums[-1], rel=1e-6) and found.closes == 31
     assert found.of_first_epoch == (name == "reduce_lr_on_plateau")
     caplog.clear()
