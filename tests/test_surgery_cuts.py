@@ -55,7 +55,7 @@ def checkpoint_of(model):
 # Gated, masked, pruned, stock
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(cases())
 def test_gated_masked_pruned_and_stock_compute_the_same(case):
     model, mask, batch = case.model(), HeadTable(case.mask), make_batch()
@@ -74,7 +74,7 @@ def test_gated_masked_pruned_and_stock_compute_the_same(case):
     assert_logits(logits(prune(model), batch), logits(model, batch))  # by default the open gates
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(cases(), st.data())
 def test_pruning_and_masking_commute_and_pruning_twice_is_the_intersection(case, data):
     model, batch, first = case.model(), make_batch(), HeadTable(case.mask)
@@ -99,7 +99,7 @@ def test_pruning_and_masking_commute_and_pruning_twice_is_the_intersection(case,
         assert_same_tensors(prune(model).state_dict(), once.state_dict())  # fixed heads count as closed gates
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(cases())
 def test_weights_of_a_pruned_model_are_those_of_the_heads_that_stay(case):
     """Exactly, the columns times the gate; nothing else is touched. The original is not touched at all."""
@@ -125,7 +125,7 @@ def test_weights_of_a_pruned_model_are_those_of_the_heads_that_stay(case):
     assert_same_tensors({name: actual[name] for name in expected}, expected)
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(cases())
 def test_with_all_heads_alive_nothing_changes(case):
     model, batch = case.model(gates=False), make_batch()
@@ -254,7 +254,7 @@ def test_refolding_takes_the_same_heads_with_other_gates():
         torch.testing.assert_close(cut.factor, torch.full((len(cut.keep),), gate(0.9)))
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(cases())
 def test_filled_up_a_pruned_model_is_the_stock_model_with_zeros(case):
     model = case.model()
@@ -274,7 +274,7 @@ def test_filled_up_a_pruned_model_is_the_stock_model_with_zeros(case):
             torch.testing.assert_close(filled[key][:, part], whole[key][:, part] * factor, atol=1e-7, rtol=1e-3)
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(cases())
 def test_the_plan_counts_what_pruning_does(case):
     model = case.model()
