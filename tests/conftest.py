@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+from collections.abc import Mapping
 from functools import partial
 
 import pytest
@@ -17,6 +18,7 @@ pytest.register_assert_rewrite("support")
 from support.attempts import Attempts  # noqa: E402
 from support.commands import ALIVE, GATED, Command, Toy, run_here, run_program, train_arguments, worker_arguments  # noqa: E402
 from support.fairseq_0_12_2 import as_later_versions  # noqa: E402
+from support.in_process import can_run, run_fairseq_here  # noqa: E402
 
 # Fixtures that several test files share.
 pytest_plugins = [
@@ -100,12 +102,14 @@ def forked(start):
 
 @pytest.fixture(scope="session")
 def run(forked, tmp_path_factory):
-    """Like `forked`; a single `headgates` command runs in this process, which has imported everything."""
+    """Like `forked`; `headgates`, and fairseq with the plugin, run in this process, which has imported everything."""
     folder = tmp_path_factory.mktemp("here")
 
     def run(program, *arguments, stdin="", code=0, workers=1):
         if program == "headgates" and workers == 1:
             return run_here(folder, *arguments, stdin=stdin).expect(code)
+        if can_run(program, arguments) and workers == 1:
+            return run_fairseq_here(folder, program, *arguments, stdin=stdin).expect(code)
         return forked(program, *arguments, stdin=stdin, code=code, workers=workers)
 
     return run
@@ -143,11 +147,18 @@ def toy(made_once, run):
 
 
 @pytest.fixture(scope="session")
-def train(toy, run):
-    """train(save_dir, *options, arch=..., updates=2, code=0, workers=1) trains the toy model with fairseq-train."""
+def train(toy, run, tmp_path_factory):
+    """train(save_dir, *options, arch=..., updates=2, code=0, workers=1) trains the toy model with fairseq-train.
+
+    As `run`; fairseq's own architecture, too, is trained in this process, although the plugin has been imported.
+    """
+    folder = tmp_path_factory.mktemp("here")
 
     def train(save_dir, *options, code=0, workers=1, **choices):
-        return run("fairseq-train", *train_arguments(toy, save_dir, *options, **choices), code=code, workers=workers)
+        command = ["fairseq-train", *train_arguments(toy, save_dir, *options, **choices)]
+        if choices.get("arch") == "transformer" and workers == 1:
+            return run_fairseq_here(folder, *command).expect(code)
+        return run(*command, code=code, workers=workers)
 
     return train
 
@@ -155,38 +166,51 @@ def train(toy, run):
 KINDS = {
     "baseline": [],
     "gated": GATED,
-    "fixed": ["--alive-heads", "fixed.json"],
-    "mixed": [*GATED, "--gate-heads", "dec-self,dec-enc", "--alive-heads", "mixed.json"],
+    "fixed": ["--alive-heads", ALIVE],
+    "mixed": [*GATED, "--gate-heads", "dec-self,dec-enc", "--alive-heads", {"enc-self": ALIVE["enc-self"]}],
 }
 
 
-@pytest.fixture(scope="session")
-def checkpoints(made_once, train):
-    """Checkpoints of every kind of model, {name: path}: two updates, then two more in a second run.
+class Checkpoints(Mapping):
+    """Checkpoints of every kind of model after four updates, {name: path}; each is made when it is first needed.
 
     The mask files of "fixed" and "mixed" are gone afterwards: a checkpoint must not need them.
     """
 
-    def make(folder):
-        masks = {"fixed.json": ALIVE, "mixed.json": {"enc-self": ALIVE["enc-self"]}}
-        for name, mask in masks.items():
-            (folder / name).write_text(json.dumps(mask))
-        for kind, options in KINDS.items():
-            own = [folder / word if word in masks else word for word in options]
-            train(folder / kind, *own, updates=2)
-            second = train(folder / kind, *own, updates=4)
-            assert "checkpoint_last.pt (epoch 1 @ 2 updates)" in second.text  # it went on, it did not start anew
-        for name in masks:
-            (folder / name).unlink()
+    def __init__(self, made_once, train):
+        self._made_once, self._train = made_once, train
 
-    folder = made_once("checkpoints", make)
-    return {kind: folder / kind / "checkpoint_last.pt" for kind in KINDS}
+    def __getitem__(self, kind):
+        return self._made_once(f"checkpoint_{kind}", partial(self._make, KINDS[kind])) / "checkpoint_last.pt"
+
+    def __iter__(self):
+        return iter(KINDS)
+
+    def __len__(self):
+        return len(KINDS)
+
+    def _make(self, options, folder):
+        mask = folder / "mask.json"
+        mask.write_text(json.dumps(next((word for word in options if isinstance(word, dict)), {})))
+        self._train(folder, *[mask if isinstance(word, dict) else word for word in options], updates=4)
+        mask.unlink()
+
+
+@pytest.fixture(scope="session")
+def checkpoints(made_once, train):
+    return Checkpoints(made_once, train)
 
 
 @pytest.fixture(scope="session")
 def gated_checkpoint(checkpoints):
     """A checkpoint with gates on every type of attention."""
     return checkpoints["gated"]
+
+
+@pytest.fixture(scope="session")
+def stock_checkpoint(made_once, train):
+    """A checkpoint of fairseq's own architecture after two updates."""
+    return made_once("checkpoint_stock", lambda folder: train(folder, arch="transformer")) / "checkpoint_last.pt"
 
 
 @pytest.fixture

@@ -26,50 +26,56 @@ pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
 
 # The other commands
 
+SEARCH = ["--beam", 4, "--max-len-b", 12]
+
+
+@pytest.fixture(scope="module")
+def generated(made_once, forked, gated_checkpoint, toy):
+    """The translations of the test data by the gated model, from a process of its own."""
+
+    def make(folder):
+        done = forked("fairseq-generate", toy.data, *GENERATE, "--path", gated_checkpoint, *SEARCH)
+        (folder / "translations").write_text("\n".join(hypotheses(done)))
+
+    return (made_once("generated", make) / "translations").read_text().split("\n")
+
 
 @pytest.mark.rehearsal
-def test_installed_generate_equals_the_forked_one(gated_checkpoint, tmp_path, run, toy):
-    command = ["fairseq-generate", toy.data, *GENERATE, "--path", gated_checkpoint, "--beam", 4]
-    assert hypotheses(run_program(tmp_path, *command)) == hypotheses(run(*command))
+def test_installed_generate_equals_the_forked_one(generated, gated_checkpoint, tmp_path, toy):
+    command = ["fairseq-generate", toy.data, *GENERATE, "--path", gated_checkpoint, *SEARCH]
+    assert hypotheses(run_program(tmp_path, *command)) == generated
 
 
-@pytest.mark.parametrize("beam", [1, 4])
-def test_generate_interactive_and_hub_agree(beam, gated_checkpoint, run, toy):
-    options = ["--path", gated_checkpoint, "--beam", beam]
-    sources = (toy.text / "test.src").read_text()
-    generated = hypotheses(run("fairseq-generate", toy.data, *GENERATE, *options))
-    interactive = ["--buffer-size", 10, "--batch-size", 10]  # all sentences at once, as fairseq-generate does
-    typed = run("fairseq-interactive", toy.data, *EVALUATION, *options, *interactive, stdin=sources)
-    assert len(generated) == 10
-    assert hypotheses(typed) == generated
-    for around in (torch.no_grad, torch.inference_mode):
-        with around():
-            hub = TransformerModel.from_pretrained(
-                str(gated_checkpoint.parent),
-                gated_checkpoint.name,
-                data_name_or_path=str(toy.data),
-                user_dir=str(USER_DIR),
-            )
-            assert hub.translate(sources.splitlines(), beam=beam) == generated
-        assert hub.translate(sources.splitlines(), beam=beam) == generated
+def test_interactive_translates_as_generate(generated, gated_checkpoint, run, toy):
+    options = ["--buffer-size", 10, "--batch-size", 10]  # all sentences at once, as fairseq-generate does
+    options = [*EVALUATION, "--path", gated_checkpoint, *SEARCH, *options]
+    typed = run("fairseq-interactive", toy.data, *options, stdin=(toy.text / "test.src").read_text())
+    assert len(generated) == 10 and hypotheses(typed) == generated
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_hub_translates_as_generate(around, generated, gated_checkpoint, toy):
+    sources = (toy.text / "test.src").read_text().splitlines()
+    with around():
+        hub = TransformerModel.from_pretrained(
+            str(gated_checkpoint.parent),
+            gated_checkpoint.name,
+            data_name_or_path=str(toy.data),
+            user_dir=str(USER_DIR),
+        )
+        assert hub.translate(sources, beam=4, max_len_b=12) == generated
+    assert hub.translate(sources, beam=4, max_len_b=12) == generated
 
 
 def test_interactive_reads_lines(gated_checkpoint, toy, either):
-    options = [*EVALUATION, "--path", gated_checkpoint]
+    options = [*EVALUATION, "--path", gated_checkpoint, *SEARCH]
     done = either("fairseq-interactive", toy.data, *options, stdin="a b c\nd d e f\n")
     assert len(hypotheses(done)) == 2
 
 
-@pytest.mark.parametrize("beam", [pytest.param(1, marks=pytest.mark.rehearsal), 4])
-def test_ensemble(beam, checkpoints, run, toy):
+def test_ensemble_of_two_kinds(checkpoints, run, toy):
     path = f"{checkpoints['gated']}:{checkpoints['mixed']}"
-    assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, "--path", path, "--beam", beam))) == 10
-
-
-def test_ensemble_of_a_model_with_itself_is_that_model(gated_checkpoint, run, toy):
-    command = ["fairseq-generate", toy.data, *GENERATE, "--beam", 4, "--path"]
-    path = str(gated_checkpoint)
-    assert hypotheses(run(*command, f"{path}:{path}")) == hypotheses(run(*command, path))
+    assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, "--path", path, *SEARCH))) == 10
 
 
 def test_validate_repeats_the_loss_of_training(tmp_path, train, toy, either):
@@ -89,7 +95,7 @@ def test_hydra_train(tmp_path, toy, run, either):
     either("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "toy")
     mask_file.unlink()  # the checkpoint must not need it
     path = tmp_path / "save" / "checkpoint_last.pt"
-    assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, "--path", path))) == 10
+    assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, "--path", path, *SEARCH))) == 10
     shown = json.loads(run("headgates", "show", path, "--json").out)
     assert shown["gated"] == ["dec-enc"]
     assert shown["gate"]["enc-self"] == ALIVE["enc-self"]
@@ -120,8 +126,6 @@ def test_hydra_takes_lists_and_mappings(tmp_path, toy, run):
     stored = read(tmp_path / "save" / "checkpoint_last.pt")["cfg"]["model"]
     assert (stored["gate_heads"], stored["gate_stretch"]) == ("dec-enc", "-0.2,1.2")
     assert json.loads(stored["alive_heads"]) == {"format": "headgates.heads/1", **alive}
-    done = run("fairseq-generate", toy.data, *GENERATE, "--path", tmp_path / "save" / "checkpoint_last.pt")
-    assert len(hypotheses(done)) == 10
 
 
 def test_hydra_refuses_misspelt_options(tmp_path, toy, run):
@@ -131,13 +135,13 @@ def test_hydra_refuses_misspelt_options(tmp_path, toy, run):
 
 
 def test_eval_bleu(tmp_path, train, run, toy):
-    bleu = ["--eval-bleu", "--eval-bleu-args", '{"beam": 2}', "--eval-bleu-detok", "space"]
+    bleu = ["--eval-bleu", "--eval-bleu-args", '{"beam": 2, "max_len_b": 12}', "--eval-bleu-detok", "space"]
     bleu += ["--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"]
     train(tmp_path, *GATED, *bleu, updates=2)
     assert "valid | epoch 001 | valid on 'valid' subset" in (second := train(tmp_path, *GATED, *bleu, updates=4)).text
     assert "(epoch 1 @ 2 updates)" in second.text and "best_bleu" in second.text
     best = tmp_path / "checkpoint_best.pt"
-    assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, "--path", best))) == 10
+    assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, "--path", best, *SEARCH))) == 10
     run("headgates", "show", best)
 
 

@@ -6,28 +6,30 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
-from support.checkpoints import GENERATE
+from support.checkpoints import GENERATE, with_gates
 from support.commands import (
     ALIVE,
-    EVALUATION,
     GATED,
     L0,
+    TYPES,
     USER_DIR,
     hypotheses,
     logged,
     run_program,
     train_arguments,
     valid_loss,
-    worker_arguments,
 )
 from support.models import assert_same
-from support.training import KINDS, RESET, read
+from support.training import RESET, read
 
 import fairseq_headgates
 from fairseq_headgates import gate_values
 
 # Of torch's data loader, about machines without a GPU.
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
+
+
+LAGRANGIAN = ["--criterion", L0[1], "--sparsity-method", "lagrangian", "--target-heads", 3]
 
 
 def logits(path):
@@ -47,14 +49,16 @@ def test_plugin_is_the_tested_one():
     assert Path(fairseq_headgates.__file__).parent == USER_DIR
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_trained_and_resumed_checkpoint_generates(kind, checkpoints, run, toy):
-    done = run("fairseq-generate", toy.data, *GENERATE, "--path", checkpoints[kind], "--beam", 2)
-    assert len(hypotheses(done)) == 10
+@pytest.mark.parametrize("kind", ["baseline", "fixed", "mixed"])  # "gated": see test_fairseq_commands.py
+def test_trained_checkpoint_generates(kind, checkpoints, run, toy):
+    options = ["--path", checkpoints[kind], "--beam", 2, "--max-len-b", 12]
+    assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, *options))) == 10
 
 
-def test_without_options_it_trains_as_the_stock_model(tmp_path, train):
-    ours, stock = train(tmp_path / "ours", updates=4), train(tmp_path / "stock", arch="transformer", updates=4)
+def test_without_options_it_trains_as_the_stock_model(tmp_path, toy, train, forked):
+    """That of a process without the plugin."""
+    ours = train(tmp_path / "ours", updates=4)
+    stock = forked("fairseq-train", *train_arguments(toy, tmp_path / "stock", arch="transformer", updates=4))
     for key in ("loss", "gnorm"):
         assert len(logged(ours, key)) == 4
         assert logged(ours, key) == pytest.approx(logged(stock, key), abs=0.0011)  # 0.001: the last digit printed
@@ -62,19 +66,20 @@ def test_without_options_it_trains_as_the_stock_model(tmp_path, train):
 
 
 @pytest.mark.rehearsal
-def test_forked_and_installed_program_train_alike(tmp_path, train, toy, run):
-    train(tmp_path / "forked", *GATED)
+def test_installed_program_trains_as_in_this_process(tmp_path, train, toy):
+    train(tmp_path / "here", *GATED)
     run_program(tmp_path, "fairseq-train", *train_arguments(toy, tmp_path / "installed", *GATED))
-    forked, installed = (read(tmp_path / name / "checkpoint_last.pt") for name in ("forked", "installed"))
+    here, installed = (read(tmp_path / name / "checkpoint_last.pt") for name in ("here", "installed"))
     for part in ("model", "last_optimizer_state"):
-        assert_same(forked[part], installed[part], part)
+        assert_same(here[part], installed[part], part)
 
 
-@pytest.mark.parametrize(("kind", "options"), [("baseline", []), ("gated", GATED)])
-def test_resuming_continues_exactly(kind, options, checkpoints, tmp_path, train):
+def test_resuming_in_another_process_continues_exactly(gated_checkpoint, tmp_path, train, toy, forked):
     """2 + 2 updates are 4 updates, with dropout and gate noise: fairseq seeds every update by its number."""
-    train(tmp_path, *options, updates=4)
-    at_once, resumed = read(tmp_path / "checkpoint_last.pt"), read(checkpoints[kind])
+    train(tmp_path, *GATED)
+    resumed = forked("fairseq-train", *train_arguments(toy, tmp_path, *GATED, updates=4))
+    assert "checkpoint_last.pt (epoch 1 @ 2 updates)" in resumed.text  # it went on, it did not start anew
+    at_once, resumed = read(gated_checkpoint), read(tmp_path / "checkpoint_last.pt")
     for part in ("model", "last_optimizer_state"):
         assert_same(at_once[part], resumed[part], part)
     assert at_once["optimizer_history"][-1]["num_updates"] == resumed["optimizer_history"][-1]["num_updates"] == 4
@@ -90,11 +95,12 @@ def test_checkpointed_activations_change_nothing(gated_checkpoint, tmp_path, tra
 
 def test_schedule_that_closes_no_gate_is_warned_of_in_training_only(gated_checkpoint, tmp_path, train, run, toy):
     warning = "expect few closed gates"
-    assert warning in train(tmp_path, *GATED).text
+    assert warning in train(tmp_path, *GATED, updates=1).text
     polynomial = ["--lr-scheduler", "polynomial_decay", "--total-num-update", 5]  # as in the README
-    done = train(tmp_path / "polynomial", *GATED, *polynomial).text
+    done = train(tmp_path / "polynomial", *GATED, *polynomial, updates=1).text
     assert "closing a gate takes 4.9: never with this schedule: expect few closed gates" in done
-    assert warning not in run("fairseq-generate", toy.data, *GENERATE, "--path", gated_checkpoint).text
+    options = [*GENERATE, "--path", gated_checkpoint, "--beam", 1, "--max-len-b", 2]
+    assert warning not in run("fairseq-generate", toy.data, *options).text
 
 
 def test_gates_are_trained_and_saved(gated_checkpoint):
@@ -114,19 +120,23 @@ def test_fixed_heads_are_stored_with_the_checkpoint(checkpoints):
 
 @pytest.fixture(scope="module", params=["pre-norm, shared embeddings", "post-norm, separate embeddings"])
 def stock(request, tmp_path_factory, train):
-    """(path, options): a checkpoint of fairseq's `transformer` and the options of its architecture."""
+    """(path, options, loss): a checkpoint of fairseq's `transformer`, the options of its architecture, its loss."""
     pre_norm = ["--encoder-normalize-before", "--decoder-normalize-before", "--share-all-embeddings"]
     options = pre_norm if request.param.startswith("pre") else []
     folder = tmp_path_factory.mktemp("stock")
-    train(folder, *options, arch="transformer", updates=6)
-    return folder / "checkpoint_last.pt", options
+    done = train(folder, *options, arch="transformer")
+    return folder / "checkpoint_last.pt", options, valid_loss(done)
 
 
-@pytest.mark.parametrize("route", ["finetune", "restore"])
-def test_warm_start_is_the_stock_model_at_step_0(stock, route, tmp_path, train, run, toy):
-    path, options = stock
+@pytest.mark.parametrize(
+    ("stock", "route"),
+    [("pre-norm, shared embeddings", "finetune"), ("post-norm, separate embeddings", "restore")],
+    indirect=["stock"],
+)
+def test_warm_start_is_the_stock_model_at_step_0(stock, route, tmp_path, train):
+    path, options, loss = stock
     start = ["--finetune-from-model", path] if route == "finetune" else ["--restore-file", path, *RESET]
-    train(tmp_path, *options, *GATED, *start, "--lr", 0, updates=1)  # one update that changes nothing
+    done = train(tmp_path, *options, *GATED, *start, "--lr", 0, updates=1)  # one update that changes nothing
     gated = tmp_path / "checkpoint_last.pt"
 
     weights = read(gated)["model"]
@@ -136,14 +146,13 @@ def test_warm_start_is_the_stock_model_at_step_0(stock, route, tmp_path, train, 
     torch.testing.assert_close(torch.cat(list(log_alphas.values())), torch.full((24,), 2.5).double())
     torch.testing.assert_close(logits(gated), logits(path), atol=1e-5, rtol=1e-5)
     # The validation loss of the gated model is that of the stock model, with no L0 penalty in it.
-    validate = ["fairseq-validate", toy.data, *EVALUATION, "--task", "translation", "--max-tokens", 500, "--path"]
-    assert valid_loss(run(*validate, gated)) == valid_loss(run(*validate, path))
+    assert valid_loss(done) == loss
 
 
 @pytest.mark.parametrize("stock", ["post-norm, separate embeddings"], indirect=True)
 def test_stock_weights_load_strictly(stock, checkpoints):
     """As fairseq's trainer loads them, into a model whose gates have already moved: the gates stay as they are."""
-    path, _ = stock
+    path = stock[0]
     (model,), _, _ = load_model_ensemble_and_task([str(checkpoints["gated"])])
     before = gate_values(model)
     model.load_state_dict(read(path)["model"], strict=True)
@@ -153,17 +162,18 @@ def test_stock_weights_load_strictly(stock, checkpoints):
 
 # Lambda against batch size, --update-freq and workers
 
-# Gates so far down that no noise (|logit(u)| < 13.82) opens one: what the model computes has no randomness left,
-# and the gates get no gradient but the penalty's. Plain SGD, because Adam would hide a wrong factor.
-CERTAIN = -15.0
+# Gates so far down that no noise (|logit(u)| < 13.82) opens one, and so far up that none closes one: what the model
+# computes has no randomness left, and the gates get no gradient but the penalty's. Plain SGD, because Adam would hide a
+# wrong factor.
+CERTAIN = 15.0
 LAMBDA, RATE, SCALE = 1e6, 0.1, 10.0
-CLOSED = ["--gate-heads", "enc-self,dec-self", f"--gate-init={CERTAIN}", *L0, "--l0-weight", LAMBDA]
-CLOSED += ["--gate-lr-scale", SCALE, "--optimizer", "sgd", "--lr", RATE, "--dropout", 0, "--max-tokens", 100]
+PENALTY = ["--gate-heads", TYPES, *L0, "--l0-weight", f"enc-self={LAMBDA},dec-self={LAMBDA}"]
+PENALTY += ["--gate-lr-scale", SCALE, "--optimizer", "sgd", "--lr", RATE, "--dropout", 0, "--max-tokens", 100]
 
 
 def log_alpha_by_hand(updates):
     """SGD on lambda * P(open) alone, scaled learning rate, default temperature and stretch."""
-    log_alpha = CERTAIN
+    log_alpha = -CERTAIN
     for _ in range(updates):
         p = 1 / (1 + math.exp(-(log_alpha - 0.33 * math.log(0.1 / 1.1))))
         log_alpha -= RATE * SCALE * LAMBDA * p * (1 - p)
@@ -171,65 +181,63 @@ def log_alpha_by_hand(updates):
 
 
 @pytest.fixture(scope="module")
-def closed_run(tmp_path_factory, train):
-    """Two updates on two batches each: (log, checkpoint)."""
-    folder = tmp_path_factory.mktemp("closed")
-    done = train(folder, *CLOSED, "--update-freq", 2)
+def penalised(gated_checkpoint, tmp_path_factory):
+    """The options of a training with a penalty on closed gates; the gates of dec-enc are open, and have none."""
+    gates = {kind: [[CERTAIN if kind == "dec-enc" else -CERTAIN] * 4] * 2 for kind in TYPES.split(",")}
+    path = tmp_path_factory.mktemp("certain") / "certain.pt"
+    torch.save(with_gates(read(gated_checkpoint), gates), path)
+    return [*PENALTY, "--finetune-from-model", path]
+
+
+@pytest.fixture(scope="module")
+def two_batches(penalised, tmp_path_factory, train):
+    """Two updates on two batches each: (log, weights)."""
+    folder = tmp_path_factory.mktemp("two_batches")
+    done = train(folder, *penalised, "--update-freq", 2)
     return done, read(folder / "checkpoint_last.pt")["model"]
 
 
-def train_by_two(start, toy, save_dir, *options):
-    """fairseq-train by two workers on the CPU: the log of the first, which writes the checkpoint, and the weights."""
-    workers = [start("fairseq-train", *train_arguments(toy, save_dir, *options, *own)) for own in worker_arguments(2)]
-    logs = [worker.finish().expect(0) for worker in workers]
-    return logs[0], read(save_dir / "checkpoint_last.pt")["model"]
+def assert_gates_as_by_hand(weights):
+    found = {name: weight for name, weight in weights.items() if name.endswith("gate.log_alpha")}
+    assert len(found) == 6
+    for name, weight in found.items():
+        expected = CERTAIN if "encoder_attn" in name else log_alpha_by_hand(2)
+        torch.testing.assert_close(weight, torch.full_like(weight, expected))
 
 
-def test_penalty_moves_the_gates_as_computed_by_hand(closed_run):
-    _, weights = closed_run
-    for name in (n for n in weights if n.endswith("gate.log_alpha")):
-        torch.testing.assert_close(weights[name], torch.full_like(weights[name], log_alpha_by_hand(2)))
-        assert weights[name].max() < CERTAIN - 1  # they did move
+def test_penalty_moves_the_gates_as_computed_by_hand(two_batches):
+    assert_gates_as_by_hand(two_batches[1])
+    assert log_alpha_by_hand(2) < -CERTAIN - 1  # they did move
 
 
-@pytest.mark.parametrize("options", [["--max-tokens", 1000], ["--sentence-avg"], ["--update-freq", 1]])
-def test_penalty_does_not_depend_on_the_batch(options, tmp_path, train):
-    train(tmp_path, *CLOSED, *options)
-    weights = read(tmp_path / "checkpoint_last.pt")["model"]
-    for name in (n for n in weights if n.endswith("gate.log_alpha")):
-        torch.testing.assert_close(weights[name], torch.full_like(weights[name], log_alpha_by_hand(2)))
+def test_penalty_does_not_depend_on_the_batch(penalised, tmp_path, train):
+    train(tmp_path, *penalised, "--max-tokens", 1000, "--sentence-avg")
+    assert_gates_as_by_hand(read(tmp_path / "checkpoint_last.pt")["model"])
 
 
-def test_two_workers_equal_two_batches_of_one(closed_run, tmp_path, start, toy):
-    one_log, one = closed_run
-    two_log, two = train_by_two(start, toy, tmp_path, *CLOSED)
+def test_two_workers_equal_two_batches_of_one(two_batches, penalised, tmp_path, train):
+    """In their logs, too: `l0` and `heads_open` are properties of the model, no sums over workers or batches."""
+    one_log, one = two_batches
+    two_log = train(tmp_path, *penalised, workers=2)
+    two = read(tmp_path / "checkpoint_last.pt")["model"]
     assert one.keys() == two.keys()
     for name in one:
         torch.testing.assert_close(two[name], one[name], atol=1e-5, rtol=1e-5, msg=name)
-    for key in ("loss", "nll_loss", "l0", "heads_open", "gnorm"):
+    for key in ("loss", "nll_loss", "gnorm"):
         assert logged(two_log, key) == pytest.approx(logged(one_log, key), abs=0.0011)
+    for log in (one_log, two_log):
+        assert logged(log, "l0") == logged(log, "heads_open") == [8, 8]
+        assert [logged(log, f"heads_open_{kind}")[0] for kind in ("enc_self", "dec_self", "dec_enc")] == [0, 0, 8]
 
 
-def test_two_workers_log_the_gates_of_one_model(tmp_path, start, toy):
-    """`l0` and `heads_open` are properties of the model: no sum over workers or batches."""
-    log, _ = train_by_two(start, toy, tmp_path, *GATED, "--update-freq", 2, "--max-tokens", 100)
-    p = 1 / (1 + math.exp(-(2.5 - 0.33 * math.log(0.1 / 1.1))))
-    assert logged(log, "l0")[0] == pytest.approx(24 * p, abs=0.0051)
-    assert logged(log, "heads_open") == [24, 24]
-    assert [logged(log, f"heads_open_{kind}")[0] for kind in ("enc_self", "dec_self", "dec_enc")] == [8, 8, 8]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "method"), [(1, L0), (2, LAGRANGIAN)], ids=["one, l0", "two, lagrangian"])
 @pytest.mark.parametrize("stock", ["pre-norm, shared embeddings"], indirect=True)
-def test_frozen_parameters_stay_to_the_last_bit(workers, stock, tmp_path, start, toy, run):
-    path, options = stock
+def test_frozen_parameters_stay_to_the_last_bit(workers, method, stock, tmp_path, train):
+    path, options, _ = stock
     own = ["--gate-heads", "enc-self", "--freeze-params", r"^decoder\.", "--freeze-dropout", "--max-tokens", 100]
-    own = [*options, "--finetune-from-model", path, *L0, *own]
-    if workers == 1:
-        run("fairseq-train", *train_arguments(toy, tmp_path, *own, "--update-freq", 2))
-        weights = read(tmp_path / "checkpoint_last.pt")["model"]
-    else:
-        _, weights = train_by_two(start, toy, tmp_path, *own)
+    own = [*options, "--finetune-from-model", path, *method, *own]
+    train(tmp_path, *own, *([] if workers == 2 else ["--update-freq", 2]), workers=workers)
+    weights = read(tmp_path / "checkpoint_last.pt")["model"]
     # encoder.version and the positions are constants; a shift of all keys does not change a softmax.
     constant = ("version", "_float_tensor", "k_proj.bias")
     for name, before in read(path)["model"].items():

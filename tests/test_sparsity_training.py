@@ -15,19 +15,22 @@ pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")  
 GATES = ["--gate-heads", TYPES, "--criterion", "label_smoothed_cross_entropy_l0"]
 LAMBDA = ["--l0-weight", 0.5, "--gate-lr-scale", 500]
 TARGET = ["--target-heads", 7, "--gate-lr-scale", 200]
+STARTED_LATER = ["--l0-start-update", 1, "--l0-warmup-updates", 3]
+LAGRANGIAN, SUBSET = (
+    [*TARGET, "--sparsity-method", method, "--sparsity-warmup-updates", 3] for method in ("lagrangian", "subset")
+)
+DECAY = ["--weight-decay", 0.1]
 SCHEDULES = {
-    "lambda": [*LAMBDA, "--l0-start-update", 1, "--l0-warmup-updates", 3],
-    "lambda by type": ["--l0-weight", "enc-self=0.5,dec-enc=0.1", "--gate-lr-scale", 500],
-    "lagrangian": [*TARGET, "--sparsity-method", "lagrangian", "--sparsity-warmup-updates", 3],
-    "subset": [*TARGET, "--sparsity-method", "subset", "--sparsity-warmup-updates", 3],
+    "lambda, weight decay, fixed after the resumption": [
+        *["--l0-weight", "enc-self=0.5,dec-enc=0.1", "--gate-lr-scale", 500, *STARTED_LATER],
+        *["--weight-decay", 0.5, "--fix-gates-after", 3],
+    ],
+    "lagrangian": LAGRANGIAN,
+    "subset": SUBSET,
     "fixed before the resumption": [*LAMBDA, "--fix-gates-after", 1],
-    "fixed after the resumption": [*LAMBDA, "--fix-gates-after", 3],
-    "weight decay": [*LAMBDA, "--weight-decay", 0.5],
     "hard, scaled, counted": [*LAMBDA, "--gate-hard", "--gate-output-scale", "--stop-when-settled", 9],
 }
-
-
-IN_REHEARSALS = ("lambda by type", "subset", "fixed before the resumption", "hard, scaled, counted")
+IN_REHEARSALS = ("subset", "fixed before the resumption", "hard, scaled, counted")
 
 
 @pytest.mark.parametrize(
@@ -35,25 +38,29 @@ IN_REHEARSALS = ("lambda by type", "subset", "fixed before the resumption", "har
 )
 def test_a_resumed_run_continues_every_schedule_exactly(name, tmp_path, train):
     options = [*GATES, *SCHEDULES[name]]
-    train(tmp_path / "once", *options, updates=4)
-    for updates in (2, 4):
-        train(tmp_path / "resumed", *options, updates=updates)
+    train(tmp_path / "once", *options, "--save-interval-updates", 2, updates=4)
+    (tmp_path / "resumed").mkdir()
+    (tmp_path / "once" / "checkpoint_1_2.pt").rename(tmp_path / "resumed" / "checkpoint_last.pt")
+    assert "(epoch 1 @ 2 updates)" in train(tmp_path / "resumed", *options, updates=4).text
     once, resumed = (read(tmp_path / run / "checkpoint_last.pt") for run in ("once", "resumed"))
     for part in ("model", "last_optimizer_state"):
         assert_same(once[part], resumed[part], part)
 
 
-@pytest.mark.parametrize("method", ["lagrangian", pytest.param("subset", marks=pytest.mark.rehearsal)])
+@pytest.mark.rehearsal
+@pytest.mark.parametrize("method", ["lagrangian", "subset"])
 def test_two_workers_train_gates_to_a_target(method, tmp_path, train):
     options = [*GATES, *TARGET, "--sparsity-method", method, "--fix-gates-after", 2]
     train(tmp_path, *options, updates=4, workers=2)
     assert read(tmp_path / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 4
 
 
+BY_ONE_STEP = ["--l0-weight", 1e4, "--gate-lr-scale", 10, "--lr", 0.001, "--lr-scheduler", "fixed"]
+
+
 @pytest.mark.parametrize("how", ["the command line", pytest.param("hydra", marks=pytest.mark.rehearsal)])
 def test_weight_decay_does_not_move_the_gates(how, tmp_path, train, toy, run):
     """lambda pulls each gate by the same step at every update. The decay halves a weight within three updates."""
-    options = ["--l0-weight", 1e4, "--gate-lr-scale", 10, "--lr", 0.001, "--lr-scheduler", "fixed"]
     found = {}
     for decay in (0, 200):
         folder = tmp_path / str(decay)
@@ -65,7 +72,7 @@ def test_weight_decay_does_not_move_the_gates(how, tmp_path, train, toy, run):
             (tmp_path / "toy.yaml").write_text(json.dumps(config))  # JSON is YAML
             run("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "toy")
         else:
-            train(folder, *GATES, *options, "--weight-decay", decay, updates=3)
+            train(folder, *GATES, *BY_ONE_STEP, "--weight-decay", decay, updates=3)
         found[decay] = read(folder / "checkpoint_last.pt")["model"]
     assert found[200].keys() == found[0].keys()
     for weights in found.values():  # by hand: at each update a step of 10 times the rate
@@ -73,16 +80,15 @@ def test_weight_decay_does_not_move_the_gates(how, tmp_path, train, toy, run):
         assert log_alpha.tolist() == pytest.approx([2.5 - 0.01 * 3] * 4, abs=1e-4)
 
 
-@pytest.mark.parametrize("decays", [(0.01, 0), (0, 0.01)])
-def test_weight_decay_is_switched_on_or_off_on_resumption(decays, tmp_path, train):
+def test_weight_decay_is_switched_off_and_on_on_resumption(tmp_path, train):
     """The gates learn as if there were none."""
-    options = [*GATES, "--l0-weight", 1e4, "--gate-lr-scale", 10, "--lr", 0.001, "--lr-scheduler", "fixed"]
-    for updates, decay in zip((2, 4), decays, strict=True):
+    options = [*GATES, *BY_ONE_STEP]
+    for updates, decay in ((1, 0.01), (2, 0), (3, 0.01)):
         train(tmp_path, *options, "--weight-decay", decay, updates=updates)
-    state = read(tmp_path / "checkpoint_last.pt")
-    assert state["optimizer_history"][-1]["num_updates"] == 4
-    log_alpha = state["model"]["encoder.layers.0.self_attn.gate.log_alpha"]
-    assert log_alpha.tolist() == pytest.approx([2.5 - 0.01 * 4] * 4, abs=1e-4)
+        state = read(tmp_path / "checkpoint_last.pt")
+        assert state["optimizer_history"][-1]["num_updates"] == updates
+        log_alpha = state["model"]["encoder.layers.0.self_attn.gate.log_alpha"]
+        assert log_alpha.tolist() == pytest.approx([2.5 - 0.01 * updates] * 4, abs=1e-4)
 
 
 def test_a_training_whose_optimiser_has_a_decay_parameter_for_each_layer_is_resumed(tmp_path, train, run):
@@ -119,7 +125,7 @@ def test_a_run_from_a_longer_trained_checkpoint_starts_its_schedules_anew(tmp_pa
     """fairseq first tells the model the number of updates of the other training."""
     train(tmp_path / "first", arch="transformer", updates=6)
     start = ["--finetune-from-model", tmp_path / "first" / "checkpoint_last.pt"]
-    done = train(tmp_path / "second", *GATES, *SCHEDULES["lagrangian"], "--fix-gates-after", 3, *start, updates=4)
+    done = train(tmp_path / "second", *GATES, *LAGRANGIAN, "--fix-gates-after", 3, *start, updates=4)
     expected = logged(done, "l0")
     assert expected[0] == pytest.approx(24 * 0.964, abs=0.2)  # gates begin open, with probability 0.964
     assert expected[3] == pytest.approx(7, abs=0.01)  # and are fixed after three updates
@@ -145,28 +151,35 @@ def test_gates_that_change_do_not_end_the_training(tmp_path, train):
     assert read(tmp_path / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 6
 
 
-def test_the_state_of_another_method_is_dropped(tmp_path, train):
-    train(tmp_path / "first", *GATES, *SCHEDULES["lagrangian"])
-    last = tmp_path / "first" / "checkpoint_last.pt"
-    train(tmp_path / "second", *GATES, *SCHEDULES["subset"], "--finetune-from-model", last)
-    first, second = (read(tmp_path / run / "checkpoint_last.pt")["model"] for run in ("first", "second"))
-    assert first["gate_method.multipliers"].shape == (1, 2)
-    assert not any("multipliers" in name for name in second)
+@pytest.fixture
+def to_a_target(made_once, train):
+    """to_a_target(method): the folder of a training to seven heads by a method, with weight decay."""
+
+    def to_a_target(method):
+        options = [*GATES, *{"lagrangian": LAGRANGIAN, "subset": SUBSET}[method], *DECAY]
+        return made_once(f"to_a_target_{method}", lambda folder: train(folder, *options))
+
+    return to_a_target
 
 
-def test_the_state_of_other_targets_is_not_used(tmp_path, train):
-    train(tmp_path / "first", *GATES, *SCHEDULES["lagrangian"])
-    start = ["--finetune-from-model", tmp_path / "first" / "checkpoint_last.pt"]
+def test_the_state_of_another_method_is_dropped(tmp_path, train, to_a_target):
+    last = to_a_target("lagrangian") / "checkpoint_last.pt"
+    train(tmp_path, *GATES, *SUBSET, "--finetune-from-model", last, updates=1)
+    assert read(last)["model"]["gate_method.multipliers"].shape == (1, 2)
+    assert not any("multipliers" in name for name in read(tmp_path / "checkpoint_last.pt")["model"])
+
+
+def test_the_state_of_other_targets_is_not_used(tmp_path, train, to_a_target):
+    start = ["--finetune-from-model", to_a_target("lagrangian") / "checkpoint_last.pt"]
     target = ["--sparsity-method", "lagrangian", "--target-heads", "enc-self=2,dec-self=2,dec-enc=3"]
-    done = train(tmp_path / "second", *GATES, *target, *start)
+    done = train(tmp_path, *GATES, *target, *start, updates=1)
     assert "gate_method.multipliers of the checkpoint is not used" in done.text
-    assert read(tmp_path / "second" / "checkpoint_last.pt")["model"]["gate_method.multipliers"].shape == (3, 2)
+    assert read(tmp_path / "checkpoint_last.pt")["model"]["gate_method.multipliers"].shape == (3, 2)
 
 
-def test_open_probabilities_are_those_at_the_end_of_the_training(tmp_path, train):
+def test_open_probabilities_are_those_at_the_end_of_the_training(to_a_target):
     """Those of subsets depend on a temperature, and so on the update."""
-    train(tmp_path, *GATES, *SCHEDULES["subset"])
-    state = read(tmp_path / "checkpoint_last.pt")
+    state = read(to_a_target("subset") / "checkpoint_last.pt")
     method = build_model(state).gate_method
     assert method.num_updates == state["optimizer_history"][-1]["num_updates"]
     log_alpha = torch.linspace(-2, 2, len(method.kinds))
@@ -175,34 +188,25 @@ def test_open_probabilities_are_those_at_the_end_of_the_training(tmp_path, train
     assert float((method.open_probability(log_alpha) - opened).abs().max()) > 0.1
 
 
-def test_target_models_are_shown_and_pruned_to_exactly_the_target(tmp_path, train, run):
-    for method in ("lagrangian", "subset"):
-        folder = tmp_path / method
-        train(folder, *GATES, *SCHEDULES[method])
-        last = folder / "checkpoint_last.pt"
-        shown = json.loads(run("headgates", "show", last, "--json").out)
-        assert shown["heads"]["total"] == [7, 24]
-        run("headgates", "prune", last, folder / "pruned.pt", "--no-optimizer")
-        pruned = json.loads(run("headgates", "show", folder / "pruned.pt", "--json").out)
-        assert {kind: kept for kind, (kept, _) in pruned["heads"].items()} == {
-            kind: kept for kind, (kept, _) in shown["heads"].items()
-        }
-        run("headgates", "show", last, "--out", folder / "heads.json")
-        train(folder / "masked", "--alive-heads", last, "--remove-heads", updates=1)
-        again = json.loads(run("headgates", "show", folder / "masked" / "checkpoint_last.pt", "--json").out)
-        assert again["heads"]["total"][0] == 7
+@pytest.mark.parametrize("method", ["lagrangian", "subset"])
+def test_target_models_are_shown_and_pruned_to_exactly_the_target(method, to_a_target, tmp_path, train, run):
+    last, pruned = to_a_target(method) / "checkpoint_last.pt", tmp_path / "pruned.pt"
+    shown = json.loads(run("headgates", "show", last, "--json").out)
+    assert shown["heads"]["total"] == [7, 24]
+    run("headgates", "prune", last, pruned, "--no-optimizer")
+    left = json.loads(run("headgates", "show", pruned, "--json").out)
+    assert [kept for kept, _ in left["heads"].values()] == [kept for kept, _ in shown["heads"].values()]
+    train(tmp_path / "masked", "--alive-heads", last, "--remove-heads", updates=1)
+    again = json.loads(run("headgates", "show", tmp_path / "masked" / "checkpoint_last.pt", "--json").out)
+    assert again["heads"]["total"][0] == 7
 
 
-def test_the_optimiser_of_a_pruned_model_forgets_the_multipliers(tmp_path, train, run):
-    options = [*GATES, *SCHEDULES["lagrangian"], "--weight-decay", 0.1]
-    train(tmp_path, *options)
-    run("headgates", "prune", tmp_path / "checkpoint_last.pt", tmp_path / "pruned.pt")
+def test_the_optimiser_of_a_pruned_model_forgets_the_multipliers(to_a_target, tmp_path, train, run):
+    run("headgates", "prune", to_a_target("lagrangian") / "checkpoint_last.pt", tmp_path / "pruned.pt")
     pruned = read(tmp_path / "pruned.pt")
     assert not any("gate" in name for name in pruned["model"])
     moments = {state["exp_avg"].shape for state in pruned["last_optimizer_state"]["state"].values()}
     assert not moments & {torch.Size([]), torch.Size([1, 2])}
     heads = ["--alive-heads", tmp_path / "pruned.pt", "--remove-heads"]
-    again = train(
-        tmp_path / "again", *heads, "--weight-decay", 0.1, "--restore-file", tmp_path / "pruned.pt", updates=3
-    )
+    again = train(tmp_path / "again", *heads, *DECAY, "--restore-file", tmp_path / "pruned.pt", updates=3)
     assert len(logged(again, "loss")) == 1

@@ -1,0 +1,115 @@
+"""Runs fairseq's commands in this process, which has imported everything, as `fairseq_cli` runs them.
+
+fairseq composes the configuration of a command with hydra, which takes 0.2 s and half of the time of a command on the
+toy model. Here what depends on the choice of the components alone is composed once, and every override is parsed once.
+"""
+
+import contextlib
+import copy
+import importlib
+import io
+import logging
+import random
+import sys
+import traceback
+import warnings
+from functools import cache
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+from fairseq import checkpoint_utils
+from fairseq.dataclass import utils
+from fairseq.logging import metrics
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from support.commands import USER_DIR, Finished, working_in
+
+PROGRAMS = {f"fairseq-{name}": name for name in ("train", "generate", "validate", "interactive")}
+PROGRAMS["fairseq-eval-lm"] = "eval_lm"
+compose = utils.compose
+
+
+def can_run(program: str, arguments: tuple) -> bool:
+    """Whether a command needs no process of its own: it imports the plugin, and leaves no open files behind."""
+    words = [str(word) for word in arguments]
+    return program in PROGRAMS and str(USER_DIR) in words and "--tensorboard-logdir" not in words
+
+
+def run_fairseq_here(folder: Path, program: str, *arguments: object, stdin: str = "") -> Finished:
+    """Runs one of PROGRAMS in `folder`; what it leaves in fairseq's modules and in random numbers is undone."""
+    module = importlib.import_module(f"fairseq_cli.{PROGRAMS[program]}")
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch.object(sys, "stdin", io.StringIO(stdin)),
+        mock.patch.object(sys, "argv", [program, *map(str, arguments)]),
+        mock.patch.object(logging.root, "handlers", [handler]),
+        mock.patch.object(utils, "compose", compose_quickly),
+        warnings.catch_warnings(),
+        as_before(),
+        working_in(folder),
+    ):
+        warnings.simplefilter("ignore")
+        logging.root.setLevel(logging.INFO)
+        forget_runs()
+        try:
+            module.cli_main()
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 0
+        except Exception:  # as the interpreter ends a process
+            traceback.print_exc()
+            code = 1
+        finally:
+            forget_runs()
+    return Finished(code, out.getvalue(), err.getvalue())
+
+
+def forget_runs() -> None:
+    """What fairseq remembers in its modules: statistics, the best loss, when to stop."""
+    metrics.reset()
+    vars(checkpoint_utils.save_checkpoint).clear()
+    vars(importlib.import_module("fairseq_cli.train").should_stop_early).clear()
+
+
+@contextlib.contextmanager
+def as_before():
+    """Leaves the generators of random numbers, the number of threads and the level of logs as they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    threads, level = torch.get_num_threads(), logging.root.level
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_num_threads(threads)
+        logging.root.setLevel(level)
+
+
+def compose_quickly(config_name, overrides, strict):
+    """hydra's `compose`: first the groups, such as `task=translation`, and then the values, such as `task.data=x`."""
+    groups = tuple(override for override in overrides if not is_value(override))
+    composed = copy.deepcopy(_composed(config_name, groups, strict))
+    ConfigLoaderImpl._apply_overrides_to_config([_parsed(value) for value in overrides if is_value(value)], composed)
+    return composed
+
+
+def is_value(override: str) -> bool:
+    return "." in override.partition("=")[0]
+
+
+@cache
+def _composed(config_name, groups, strict):
+    return compose(config_name, overrides=list(groups), strict=strict)
+
+
+@cache
+def _parsed(override):
+    return OverridesParser.create().parse_override(override)
