@@ -357,7 +357,7 @@ def test_too_many_pairs_to_hold_out(made, tmp_path, refused):
     number = len(selected(records))
     for held_out in (number, number // 2 + 1):
         refused(run(files, tmp_path / "out", held_out=held_out), f"--held-out {held_out}", "too few films", "fewer")
-    most = max(n for n in range(number // 4, number // 2 + 1) if splits(records, n))
+    most = next(n for n in range(number // 2, 0, -1) if splits(records, n))
     assert not naive_split(records, most, 1)["train"]
     refused(run(files, tmp_path / "out", held_out=most), f"--held-out {most}", "nothing is left for training", "fewer")
 
