@@ -56,6 +56,12 @@ def test_percentages_are_rounded_as_the_fractions_of_prune_are(on_toy, checkpoin
         assert kept.count("dec-enc") == (left, 8)
 
 
+def test_without_steps_a_tenth_of_the_heads_is_removed_at_each(on_toy):
+    options = ["--by", "magnitude", "--metric", "nll", "--types", "all", "--sentences", "1", "--json"]
+    points = json.loads(on_toy("curve", *options))
+    assert [point["removed"] for point in points] == list(range(0, 100, 10))
+
+
 def test_a_curve_can_score_anew(on_toy, checkpoints):
     options = ["--by", "ablation", "--metric", "nll", "--steps", "25,50", "--types", "enc-self", "--json"]
     points = json.loads(on_toy("curve", *options, "--reestimate", checkpoint=checkpoints["baseline"]))

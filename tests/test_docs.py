@@ -36,9 +36,13 @@ RUN = {page: [b for b in blocks(page) if b.language in ("bash", "python") and no
 # Programs of blocks that run, besides headgates and fairseq's: they only prepare the shell of the reader.
 PREPARING = ("source", "export", "cd")
 POSITIONS = ("--max-target-positions", 128)  # of the toy language model: the blocks of the page have 128 tokens
-SMALL = "--max-update 4 --cpu --num-workers 0 --decoder-layers 2 --required-batch-size-multiple 1".split()
+SMALL = "--max-update 2 --cpu --num-workers 0 --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 4"
+SMALL = [*SMALL.split(), "--persistent-vectors", "8", "--required-batch-size-multiple", "1"]
 RUNNING = ("headgates", "fairseq-generate", "fairseq-validate", "fairseq-eval-lm")
-ELIDED = {"fairseq-generate": "--gen-subset test --max-tokens 500 --num-workers 0 --max-len-b 10"}
+ELIDED = {"fairseq-generate": "--gen-subset test --max-tokens 500 --num-workers 0 --beam 2 --max-len-b 5"}
+
+
+PLUGIN = ("--user-dir", Path(fairseq_headgates.__file__).parent)  # so that a command runs in this process
 
 
 def identified(values):
@@ -98,13 +102,13 @@ class Reader:
         """Adds a text and a language model."""
         (self.folder / "lm-bin").symlink_to(toy_text)
         self.train_lm = train_lm
-        train_lm(self.folder / "lm", *POSITIONS, arch="transformer_lm")
+        train_lm(self.folder / "lm", *POSITIONS, *PLUGIN, arch="transformer_lm")
 
     def read_classifiers(self, toy_classes, train_roberta):
         """Adds sentences with labels and a classifier."""
         (self.folder / "class-bin").symlink_to(toy_classes)
         self.train_roberta = train_roberta
-        train_roberta(self.folder / "classifier", arch="roberta")
+        train_roberta(self.folder / "classifier", *PLUGIN, arch="roberta")
 
     def place(self, name, checkpoint):
         (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -120,18 +124,19 @@ class Reader:
             elided = shlex.split(ELIDED.get(program, "")) if "..." in arguments else []
             if program == "headgates" and arguments[0] in LIKE_GENERATE:
                 # Models that hardly translate would go on to the limit; a few sentences are enough.
-                elided = ["--max-len-b", "10"] + ["--sentences", "8"] * (not {"--sentences", "--lines"} & {*arguments})
+                elided = ["--max-len-b", "5"] + ["--sentences", "3"] * (not {"--sentences", "--lines"} & {*arguments})
+                elided += ["--steps", "0,50"] * (arguments[0] == "curve" and "--steps" not in arguments)
             arguments = [self.named(word) for word in arguments if word != "..."] + elided
             if program == "fairseq-train":
                 save_dir = arguments[arguments.index("--save-dir") + 1]
-                # The options of the page come last, and so count; but six updates are enough.
+                # The options of the page come last, and so count; but two updates are enough.
                 of_text = "language_modeling" in arguments
                 if "language_modeling_segments" in arguments:
                     printed.append(self.run(program, *arguments, *SMALL).out)
                     continue
                 train, options = (self.train_lm, POSITIONS) if of_text else (self.train, ())
                 train = self.train_roberta if "sentence_prediction" in arguments else train
-                printed.append(train(save_dir, *arguments[1:], "--max-update", 6, *options).out)
+                printed.append(train(save_dir, *arguments[1:], "--max-update", 2, *options).out)
             else:
                 assert program in RUNNING, f"{program} runs nowhere: mark the block"
                 printed.append(self.run(program, *arguments).out)
@@ -140,7 +145,7 @@ class Reader:
     def named(self, word):
         """A path of the page as a path of this folder; any other word as it is."""
         if word == "PLUGIN":
-            return str(Path(fairseq_headgates.__file__).parent)
+            return str(PLUGIN[1])
         parts = word.split(":")
         made_here = all((self.folder / part.split("/")[0]).exists() for part in parts)
         made_by_it = all(re.fullmatch(r"[\w./-]+\.(pt|json|svg|tsv)", part) for part in parts)
@@ -161,6 +166,7 @@ class Reader:
         exec(compile(block.text, str(block), "exec"), {"__name__": "snippet"})
 
 
+@pytest.mark.usefixtures("few_resamplings")
 @pytest.mark.parametrize("page", **identified([page for page in PAGES if RUN[page]]))
 def test_what_a_page_says_can_be_done(page, tmp_path, toy, checkpoints, run, train, monkeypatch, request):
     reader = Reader(tmp_path, toy, checkpoints, run, train)

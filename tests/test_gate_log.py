@@ -18,8 +18,12 @@ def lines(*records):
 
 
 def test_a_training_logs_its_gates(tmp_path, train, headgates):
-    """Every --log-interval updates, and at the end of each epoch of three; a resumed training goes on."""
+    """Every --log-interval updates, and at the end of each epoch of three; a resumed training goes on.
+
+    A line that was cut is left out: a process was killed while it wrote, and another one goes on in the same file.
+    """
     gates = [*GATED, "--gate-lr-scale", 1000, "--log-interval", 2]
+    (tmp_path / NAME).write_text(lines(record(0, 0.5))[:-7])
     train(tmp_path, *gates, updates=4)
     before = (tmp_path / NAME).read_text()
     assert [found.update for found in parse_gate_log(before, NAME)] == [0, 2, 3, 4]
@@ -34,15 +38,14 @@ def test_a_training_logs_its_gates(tmp_path, train, headgates):
     assert last.values != found[0].closed.values  # the gates have moved
 
 
-@pytest.mark.parametrize("options, logged", [(["--no-save"], False), ([], True)])
-def test_without_checkpoints_there_is_no_gate_log(options, logged, tmp_path, train):
-    train(tmp_path, *GATED, *options, updates=1)
-    assert (tmp_path / NAME).exists() == logged
+def test_without_checkpoints_there_is_no_gate_log(tmp_path, train):
+    train(tmp_path, *GATED, "--no-save", updates=1)
+    assert not (tmp_path / NAME).exists()
 
 
 def test_a_gate_log_that_cannot_be_written_is_a_warning(tmp_path, train):
     (tmp_path / NAME).mkdir()
-    done = train(tmp_path, *GATED, "--log-interval", 1, updates=3)
+    done = train(tmp_path, *GATED, "--log-interval", 1, updates=2)
     assert done.text.count(f"cannot write the gate log {tmp_path / NAME} (Is a directory)") == 1
     assert (tmp_path / "checkpoint_last.pt").is_file()
 
