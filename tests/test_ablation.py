@@ -35,8 +35,8 @@ def with_row(kind, layer, row):
     return HeadTable({kind: [row if i == layer else [1] * 4 for i in range(2)]})
 
 
-@pytest.mark.parametrize("tokens", [1, 70, 4096])  # one variant at a time, some, all in one batch
-@pytest.mark.parametrize("normalize_before", [True, False])
+# One variant at a time, some, all in one batch.
+@pytest.mark.parametrize(("tokens", "normalize_before"), [(1, False), (70, True), (4096, False)])
 def test_losses_of_all_ablations(tokens, normalize_before, monkeypatch):
     monkeypatch.setattr(ablation, "TOKENS", tokens)
     sides = {f"{side}_normalize_before": normalize_before for side in ("encoder", "decoder")}

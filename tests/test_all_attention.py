@@ -28,8 +28,7 @@ def randomized(model):
     return model
 
 
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("mem_len", [0, 3, 5, 12])
+@pytest.mark.parametrize(("mem_len", "training"), [(0, True), (3, True), (5, True), (12, True), (0, False), (5, False)])
 def test_forward_and_gradients_are_those_of_a_naive_rewrite(training, mem_len):
     """Four blocks one after another, the third a new stream in one row."""
     model = randomized(make_model(mem_len=mem_len)).train(training)
@@ -38,9 +37,9 @@ def test_forward_and_gradients_are_those_of_a_naive_rewrite(training, mem_len):
         found = model(tokens, blocks=blocks)[0]
         expected = naive(tokens, blocks)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-        weights = torch.randn(found.shape, dtype=torch.double, generator=torch.Generator().manual_seed(1))
-        gradients = [torch.autograd.grad((x * weights).sum(), list(model.parameters())) for x in (found, expected)]
         if training:
+            weights = torch.randn(found.shape, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+            gradients = [torch.autograd.grad((x * weights).sum(), list(model.parameters())) for x in (found, expected)]
             for (name, _), a, b in zip(model.named_parameters(), *gradients, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9, msg=name)
 

@@ -1,5 +1,6 @@
 """Scores against naive loops in double precision: one sentence, one head, one token at a time, no padding."""
 
+import itertools
 import math
 
 import pytest
@@ -59,40 +60,51 @@ def naive_confidence(model):
 
 
 def naive_gradient(model, per_token, step=1e-5):
-    """By finite differences: the loss with a head's contexts multiplied by 1 +- step."""
+    """By finite differences: the loss of a sentence with a head's contexts multiplied by 1 +- step.
+
+    All changes of one layer are made in one batch, whose rows are copies of the sentence.
+    """
     found = zeros()
     for site in head_sites(model):
-        for i, head in enumerate(site.attention.kept):
-            tokens = 0
-            for pair in sentences():
-                length = len(pair[0] if site.kind == "enc-self" else pair[1])
-                tokens += length
-                for t in range(length) if per_token else [slice(None)]:
-                    losses = []
-                    for sign in (1, -1):
+        tokens = 0
+        for pair in sentences():
+            length = len(pair[0] if site.kind == "enc-self" else pair[1])
+            tokens += length
+            places = range(length) if per_token else [slice(None)]
+            changes = list(itertools.product(enumerate(site.attention.kept), places, (1, -1)))
 
-                        def change(seen, _, context, site=site, i=i, t=t, sign=sign):
-                            if seen.name != site.name:
-                                return None
-                            factor = torch.ones_like(context)
-                            factor[:, i, t] += sign * step
-                            return context * factor
+            def change(seen, _, context, site=site, changes=changes):
+                if seen.name != site.name:
+                    return None
+                factor = torch.ones_like(context)
+                for row, ((i, _), t, sign) in enumerate(changes):
+                    factor[row, i, t] += sign * step
+                return context * factor
 
-                        with torch.no_grad(), hooked(model, change):
-                            losses.append(loss_of(model, pair).item())
-                    found[site.kind][site.layer][head] += abs(losses[0] - losses[1]) / (2 * step)
+            with torch.no_grad(), hooked(model, change):
+                losses = losses_of_copies(model, pair, len(changes))
+            for row, ((_, head), *_) in enumerate(changes[::2]):
+                found[site.kind][site.layer][head] += abs(losses[2 * row] - losses[2 * row + 1]).item() / (2 * step)
+        for head in site.attention.kept:
             found[site.kind][site.layer][head] /= tokens if per_token else len(sentences())
     return found
 
 
+def losses_of_copies(model, pair, number):
+    """-ln p of a sentence in every row of a batch of copies."""
+    batch = sample([pair] * number)
+    logs = model(**batch["net_input"])[0].log_softmax(-1)
+    return -logs.gather(-1, batch["target"][..., None]).sum((1, 2))
+
+
 def difference_quotients(model, step=1e-6):
-    """The gradient score by finite differences of the loss, with `head_mask` as the gates."""
-    found = {}
+    """The gradient score of two sentences by finite differences of the loss, with `head_mask` as the gates."""
+    found, pairs = {}, sentences()[:2]
     for site in head_sites(model):
         row = found.setdefault(site.kind, [])
         row.append([0.0] * 4)
         for head in range(4):
-            for pair in sentences():
+            for pair in pairs:
                 losses = []
                 for sign in (1, -1):
                     site.attention.head_mask = torch.ones(4).double()
@@ -100,7 +112,7 @@ def difference_quotients(model, step=1e-6):
                     with torch.no_grad():
                         losses.append(log_loss(model, pair))
                 site.attention.head_mask = None
-                row[-1][head] += abs(losses[0] - losses[1]) / (2 * step) / len(sentences())
+                row[-1][head] += abs(losses[0] - losses[1]) / (2 * step) / len(pairs)
     return found
 
 
@@ -117,7 +129,7 @@ def log_loss(model, pair):
 def test_gradient_of_odd_models(name):
     model = make_model(**ODD[name])
     forwards = [module.forward for module in model.modules() if hasattr(module, "precheckpoint_forward")]
-    table = scores(model, "gradient", normalize="none")
+    table = scores(model, "gradient", [sample(sentences()[:2])], normalize="none")
     assert_close(table, difference_quotients(model), 1e-6)
     heads = {kind: table.heads(kind) for kind in table.types}
     assert heads and any(map(any, heads.values())) == (name != "no-decoder-layers")

@@ -284,8 +284,10 @@ def forms(model, mask):
     return {"gated": gated, "fixed": fixed, "pruned": pruned, "loaded": loaded, "pruned by gates": prune(gated)}
 
 
-@pytest.mark.parametrize("row", [[0, 1, 0, 1], [1, 0, 1, 1], [0, 0, 1, 0], [0, 0, 0, 0], [1, 1, 0, 0]])
-@pytest.mark.parametrize("context", [False, True])
+@pytest.mark.parametrize(
+    ("row", "context"),
+    [([0, 1, 0, 1], True), ([1, 0, 1, 1], False), ([0, 0, 1, 0], False), ([0, 0, 0, 0], True), ([1, 1, 0, 0], False)],
+)
 def test_an_alignment_is_that_of_the_alignment_heads(row, context, caplog):
     """Masks within a layer do not change the attention weights of its heads, so stock fairseq has them all."""
     options = {"alignment_layer": 1, "alignment_heads": 2, "full_context_alignment": context}
