@@ -51,19 +51,20 @@ def test_pruned_is_smaller(gated, pruned):
     assert pruned.stat().st_size < gated.stat().st_size
 
 
+SHORT = ["--max-len-b", 12]
+
+
 @pytest.mark.parametrize(
     "options",
     [
         pytest.param(["--beam", 1], marks=pytest.mark.rehearsal),
         pytest.param(["--beam", 4, "--nbest", 4], marks=pytest.mark.rehearsal),
-        ["--beam", 3, "--print-alignment"],
         ["--beam", 2, "--model-overrides", "{'encoder_layers_to_keep': '1', 'decoder_layers_to_keep': '0'}"],
     ],
 )
 def test_generate_prints_the_same(options, gated, pruned, stock, run, toy):
-    """--print-alignment looks at the attention weights of the last layer, which has heads; see the next test."""
     printed_ = [
-        run("fairseq-generate", toy.data, *plugin, "--gen-subset", "test", "--path", path, *options)
+        run("fairseq-generate", toy.data, *plugin, "--gen-subset", "test", "--path", path, *options, *SHORT)
         for path, plugin in ((gated, EVALUATION), (pruned, EVALUATION), (stock, WITHOUT_PLUGIN))
     ]
     number = 40 if "--nbest" in options else 10
@@ -74,7 +75,7 @@ def test_generate_prints_the_same(options, gated, pruned, stock, run, toy):
 def test_alignment_of_a_last_layer_without_heads(gated, run, toy, tmp_path):
     mask = json.dumps({"dec-enc": [[1, 1, 1, 1], [0, 0, 0, 0]]})
     run("headgates", "prune", gated, tmp_path / "x.pt", "--alive", mask)
-    done = run("fairseq-generate", toy.data, *GENERATE, "--path", tmp_path / "x.pt", "--print-alignment")
+    done = run("fairseq-generate", toy.data, *GENERATE, "--path", tmp_path / "x.pt", *SHORT, "--print-alignment")
     assert len(hypotheses(done)) == 10 and len(re.findall(r"^A-\d+", done.out, re.MULTILINE)) == 10
 
 
@@ -90,17 +91,20 @@ def test_alignments_are_those_of_every_form(beam, gated, run, toy, tmp_path):
     torch.save(state, tmp_path / "gated.pt")
     run("headgates", "prune", tmp_path / "gated.pt", tmp_path / "pruned.pt", "--alive", mask)
     run("headgates", "prune", tmp_path / "gated.pt", tmp_path / "stock.pt", "--alive", mask, "--stock")
-    options = ["--gen-subset", "valid", "--print-alignment", "--beam", beam, "--path"]
-    found = [
-        alignments(run("fairseq-generate", toy.data, *plugin, *options, tmp_path / name))
+    options = ["--gen-subset", "valid", "--print-alignment", "--beam", beam, *SHORT, "--path"]
+    done = [
+        run("fairseq-generate", toy.data, *plugin, *options, tmp_path / name)
         for name, plugin in (("gated.pt", EVALUATION), ("pruned.pt", EVALUATION), ("stock.pt", WITHOUT_PLUGIN))
     ]
+    found = [alignments(finished) for finished in done]
     assert len(found[0]) == 30 and found[0] == found[1] == found[2]
+    assert_same_output(done[0], done[1], 30)
+    assert_same_output(done[0], done[2], 30)
 
 
 def test_interactive_and_hub_say_the_same(gated, pruned, stock, run, toy):
     sources = (toy.text / "test.src").read_text()
-    options = ["--beam", 4, "--buffer-size", 10, "--batch-size", 10, "--path"]
+    options = ["--beam", 4, *SHORT, "--buffer-size", 10, "--batch-size", 10, "--path"]
     done = [
         run("fairseq-interactive", toy.data, *plugin, *options, path, stdin=sources)
         for path, plugin in ((gated, EVALUATION), (pruned, EVALUATION), (stock, WITHOUT_PLUGIN))
@@ -109,7 +113,7 @@ def test_interactive_and_hub_say_the_same(gated, pruned, stock, run, toy):
     assert_same_output(done[0], done[2])
     for path, plugin in ((pruned, {"user_dir": str(USER_DIR)}), (stock, {})):
         hub = TransformerModel.from_pretrained(str(path.parent), path.name, data_name_or_path=str(toy.data), **plugin)
-        assert hub.translate(sources.splitlines(), beam=4) == hypotheses(done[0])
+        assert hub.translate(sources.splitlines(), beam=4, max_len_b=12) == hypotheses(done[0])
 
 
 def test_validate_finds_the_same_loss(gated, pruned, stock, run, toy):
@@ -121,12 +125,11 @@ def test_validate_finds_the_same_loss(gated, pruned, stock, run, toy):
 
 
 def test_ensemble_of_gated_pruned_and_stock_is_each_of_them(gated, pruned, stock, run, toy):
-    command = ["fairseq-generate", toy.data, *GENERATE, "--beam", 4, "--path"]
+    command = ["fairseq-generate", toy.data, *GENERATE, "--beam", 4, *SHORT, "--path"]
     assert_same_output(run(*command, gated), run(*command, f"{gated}:{pruned}:{stock}"))
 
 
-@pytest.mark.parametrize("kind", ["baseline", "fixed", "mixed"])
-@pytest.mark.parametrize("form", [[], ["--stock"]])
+@pytest.mark.parametrize(("kind", "form"), [("baseline", []), ("fixed", ["--stock"]), ("mixed", [])])
 def test_checkpoints_of_every_kind(kind, form, checkpoints, run, tmp_path):
     """Heads that are fixed at 0 go; a baseline has no gates, and keeps what it has."""
     path = tmp_path / "out.pt"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from support.commands import GATED, TYPES, USER_DIR, logged, run_program
-from support.training import KINDS, assert_one_line_error, read
+from support.training import assert_one_line_error, read
 
 from fairseq_headgates import gate_values
 from fairseq_headgates.cli.main import main
@@ -54,15 +54,14 @@ def test_show_json_holds_the_gates_of_the_model(checkpoints, run):
         torch.testing.assert_close(torch.tensor(shown["gate"][kind]).float(), values, atol=1e-6, rtol=0)
 
 
-def test_heads_from_show_are_accepted_by_alive_heads(tmp_path, train, run):
-    closed = train(tmp_path / "gated", *GATED, "--gate-heads", "dec-enc", "--gate-init=-3", "--dropout", 0)
+def test_heads_from_show_are_accepted_by_alive_heads(stock_checkpoint, tmp_path, train, run):
+    options = ["--gate-heads", "dec-enc", "--gate-init=-3", "--dropout", 0]
+    closed = train(tmp_path / "gated", *GATED, *options, updates=1)
     assert logged(closed, "heads_open")[0] == 0
     heads = tmp_path / "heads.json"
     run("headgates", "show", tmp_path / "gated" / "checkpoint_last.pt", "--out", heads)
     assert json.loads(heads.read_text())["dec-enc"] == [[0] * 4] * 2
-    own = ["--alive-heads", heads, "--finetune-from-model"]
-    train(tmp_path / "stock", arch="transformer")
-    train(tmp_path / "fixed", *own, tmp_path / "stock" / "checkpoint_last.pt")
+    train(tmp_path / "fixed", "--alive-heads", heads, "--finetune-from-model", stock_checkpoint, updates=1)
     shown = json.loads(run("headgates", "show", tmp_path / "fixed" / "checkpoint_last.pt", "--json").out)
     assert shown["heads"] == {"enc-self": [8, 8], "dec-self": [8, 8], "dec-enc": [0, 8], "total": [16, 24]}
 
@@ -78,21 +77,20 @@ def test_show_overwrites_only_with_force(gated_checkpoint, tmp_path, run):
     assert [file.name for file in tmp_path.iterdir()] == ["heads.json"]  # nothing temporary left
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_checkpoint_is_a_mask(kind, checkpoints, tmp_path, train, run):
-    """The heads that `headgates show --out` writes, with every kind of checkpoint of ours."""
-    path = checkpoints[kind]
-    if kind == "baseline":
-        path = tmp_path / "stock" / "checkpoint_last.pt"
-        train(tmp_path / "stock", arch="transformer")
-        refused = train(tmp_path / "x", "--alive-heads", path, code=2)
-        return assert_one_line_error(refused, [repr(str(path)), "'transformer'", "transformer_head_gates"])
+def test_a_checkpoint_is_a_mask(checkpoints, tmp_path, train, run):
+    """The heads that `headgates show --out` writes; see test_checkpoints_masks.py."""
+    path = checkpoints["mixed"]
     heads = json.loads(run("headgates", "show", path, "--out", "-").out)
     train(tmp_path, "--alive-heads", path, "--remove-heads", updates=1)
     stored = read(tmp_path / "checkpoint_last.pt")["cfg"]["model"]
     assert {kind: json.loads(stored.alive_heads)[kind] for kind in TYPES.split(",")} == {
         kind: heads[kind] for kind in TYPES.split(",")
     }
+
+
+def test_a_checkpoint_of_fairseq_is_no_mask(stock_checkpoint, tmp_path, train):
+    refused = train(tmp_path, "--alive-heads", stock_checkpoint, code=2)
+    assert_one_line_error(refused, [repr(str(stock_checkpoint)), "'transformer'", "transformer_head_gates"])
 
 
 def test_show_prints_the_mask_alone(gated_checkpoint, tmp_path, run):

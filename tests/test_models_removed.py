@@ -153,7 +153,12 @@ MASK = {
     "dec-self": [[0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 1]],
     "dec-enc": [[1, 1, 1, 0], [0, 1, 0, 0], [1, 0, 1, 1]],
 }
-TARGETS = ["11", "0.4", "enc-self=7,dec-enc=4", "enc-self=0.75,dec-enc=1"]
+TARGETS = {
+    "11": "lagrangian",
+    "0.4": "subset",
+    "enc-self=7,dec-enc=4": "subset",
+    "enc-self=0.75,dec-enc=1": "lagrangian",
+}
 WITH_LAYERS = {
     "open": {},
     "masked": {"alive_heads": inline(MASK)},
@@ -162,14 +167,15 @@ WITH_LAYERS = {
     "gates on removed": {"alive_heads": inline(MASK), "remove_heads": True, "gate_heads": "dec-enc"},
     **{
         f"{method} {target}": {"gate_heads": "enc-self,dec-enc", "sparsity_method": method, "target_heads": target}
-        for method in ("lagrangian", "subset")
-        for target in TARGETS
+        for target, method in TARGETS.items()
     },
 }
+BOTH = {"encoder_layers_to_keep": "0,2", "decoder_layers_to_keep": "2,1"}
+ENCODER, DECODER = {"encoder_layers_to_keep": "1"}, {"decoder_layers_to_keep": "0"}
 KEPT = [
-    {"encoder_layers_to_keep": "0,2", "decoder_layers_to_keep": "2,1"},
-    {"encoder_layers_to_keep": "1"},
-    {"decoder_layers_to_keep": "0"},
+    *((name, BOTH) for name in WITH_LAYERS),
+    *((name, ENCODER) for name in ("removed", "subset enc-self=7,dec-enc=4")),
+    *((name, DECODER) for name in ("gates on removed", "lagrangian enc-self=0.75,dec-enc=1")),
 ]
 
 
@@ -194,8 +200,7 @@ def of_layers(model, kept):
     return model
 
 
-@pytest.mark.parametrize("kept", KEPT, ids=lambda kept: "-".join(kept.values()))
-@pytest.mark.parametrize("name", WITH_LAYERS)
+@pytest.mark.parametrize(("name", "kept"), KEPT, ids=lambda value: value if isinstance(value, str) else None)
 def test_some_layers_of_a_checkpoint(name, kept):
     whole = with_layers(name)
     args, weights = copy.deepcopy(whole.args), whole.state_dict()
