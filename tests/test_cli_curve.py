@@ -13,7 +13,7 @@ def test_curve(on_toy, toy, checkpoints, tmp_path):
     files = ["--out", tmp_path / "c.json", "--tsv", tmp_path / "c.tsv", "--plot", tmp_path / "c.png"]
     text = on_toy(
         "curve", "--by", "gradient", "--steps", "0,50,100", "--types", "enc-self,dec-enc", "--each-type", *SEARCH,
-        *files, checkpoint=checkpoints["baseline"],
+        *files, checkpoint=checkpoints["baseline"], subset="test",
     )  # fmt: skip
     points = json.loads((tmp_path / "c.json").read_text())["points"]
     assert [(p["types"], p["removed"], p["heads"]) for p in points] == [

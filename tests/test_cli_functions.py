@@ -26,7 +26,7 @@ def annotated(texts, tmp_path):
     return ["--conllu", trees[0], "--target-conllu", trees[1], "--alignment", links]
 
 
-@pytest.mark.parametrize("name", ["baseline", "gated", "fixed", "mixed"])
+@pytest.mark.parametrize("name", ["baseline", "mixed"])
 def test_every_kind_of_checkpoint(name, on_toy, checkpoints, annotated, texts, tmp_path):
     out = tmp_path / "functions.json"
     text = on_toy("functions", *annotated, "--statistics", "--out", out, checkpoint=checkpoints[name])

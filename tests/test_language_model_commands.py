@@ -32,11 +32,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")  
 GATES = ["--gate-heads", "dec-self", "--l0-weight", "0.05"]
 CLOSED = [[-3.0, 0.4, 3.0, -0.5], [-3.0, -3.0, -3.0, -3.0]]  # log_alpha of the gates that tests set
 OPEN = [[0, 1, 1, 1], [0, 0, 0, 0]]
-WITHOUT_PLUGIN = [option for option in READING if option not in EVALUATION[:2]]
+PLUGIN = EVALUATION[:2]  # with it a command on fairseq's own model runs in this process
+WITHOUT_PLUGIN = [option for option in READING if option not in PLUGIN]
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(v, marks=[pytest.mark.rehearsal] * (v == "post-norm")) for v in VARIANTS]
+    scope="module", params=[pytest.param(v, marks=[pytest.mark.rehearsal] * (v != "adaptive")) for v in VARIANTS]
 )
 def variant(request):
     return request.param
@@ -44,12 +45,12 @@ def variant(request):
 
 @pytest.fixture(scope="module")
 def make_models(made_once, train_lm, run):
-    """make_models(variant) makes checkpoints: of fairseq's model; gated, trained from it; pruned; in fairseq's form."""
+    """make_models(variant) makes checkpoints: of fairseq's model; gated, started from it; pruned; in fairseq's form."""
 
     def make(folder, variant):
         train_lm(folder / "baseline", arch="transformer_lm", variant=variant, updates=8)
         start = ["--restore-file", folder / "baseline" / "checkpoint_last.pt", *RESET]
-        train_lm(folder / "gates", *GATES, *start, variant=variant)
+        train_lm(folder / "gates", *GATES, *start, "--lr", 0, "--log-file", folder / "gates.log", variant=variant)
         make_forms(run, folder, "decoder", CLOSED)
 
     def make_models(variant):
@@ -69,9 +70,9 @@ def models(make_models, variant):
 
 
 @pytest.fixture(scope="module")
-def language_model(make_models):
-    """A checkpoint with gates."""
-    return make_models("pre-norm")["gated"]
+def language_model(made_once, train_lm):
+    """A checkpoint with gates, of the variant pre-norm."""
+    return made_once("lm", lambda folder: train_lm(folder, *GATES)) / "checkpoint_last.pt"
 
 
 def eval_lm(run, data, path, *options, plugin=True):
@@ -80,20 +81,28 @@ def eval_lm(run, data, path, *options, plugin=True):
     return float(re.search(r"Loss \(base 2\): ([\d.]+), Perplexity", done.text)[1])
 
 
-def test_gates_start_open_from_a_stock_checkpoint(variant, models, run, toy_text, tmp_path, train_lm):
-    """At the first validation nothing has changed; a stock checkpoint trains on, with a penalty."""
-    start = ["--restore-file", models["baseline"], *RESET]
-    done = train_lm(tmp_path, *GATES, *start, "--lr", 0, variant=variant)
+def test_gates_start_open_from_a_stock_checkpoint(models, run, toy_text):
+    """A stock checkpoint trains on, with a penalty; with a learning rate of 0 nothing has changed afterwards."""
     assert read(models["trained"])["optimizer_history"][-1]["criterion_name"].endswith("L0Criterion")
-    assert float(re.findall(r"\| heads_open_dec_self ([\d.]+)", done.text)[-1]) == 8
-    at_start = eval_lm(run, toy_text, tmp_path / "checkpoint_last.pt", "--gen-subset", "valid")
-    assert at_start == eval_lm(run, toy_text, models["baseline"], "--gen-subset", "valid", plugin=False)
+    log = models["gated"].with_name("gates.log").read_text()
+    assert float(re.findall(r"\| heads_open_dec_self ([\d.]+)", log)[-1]) == 8
+    losses = [
+        json.loads(headgates(run, "ablate", toy_text, models[name], "--json").out)["nll"]
+        for name in ("trained", "baseline")
+    ]
+    assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("form", ["gated", "pruned", "stock"])
-def test_every_form_is_evaluated_alike_by_fairseq(form, models, run, toy_text):
-    expected = eval_lm(run, toy_text, models["gated"])
-    assert eval_lm(run, toy_text, models[form], plugin=form != "stock") == pytest.approx(expected, abs=2e-4)
+def test_every_form_is_evaluated_alike_by_fairseq_and_by_curve(models, run, toy_text, tmp_path):
+    out = tmp_path / "curve.json"
+    done = headgates(run, "curve", toy_text, models["gated"], "--by", "gate", "--steps", "0,34", "--out", out)
+    points = json.loads(out.read_text())["points"]
+    assert [point["heads"] for point in points] == [3, 2] and "perplexity" in done.out and "BLEU" not in done.out
+    for form in ("gated", "pruned", "stock"):
+        found = eval_lm(run, toy_text, models[form], plugin=form != "stock")
+        assert points[0]["nll"] == pytest.approx(found, abs=2e-4), form
+    assert points[0]["ppl"] == pytest.approx(2 ** points[0]["nll"]) and points[0]["bleu"] is None
+    assert "|block:12-" in points[0]["signature"]
 
 
 def test_pruned_checkpoints_are_smaller_and_name_their_heads(variant, models, run):
@@ -122,16 +131,6 @@ def test_pruned_models_train_on(models, variant, tmp_path, train_lm):
 
 def headgates(run, command, data, path, *options):
     return run("headgates", command, data, "--path", path, *READING, *options)
-
-
-def test_curve_measures_the_perplexity_of_fairseq_eval_lm(models, run, toy_text, tmp_path):
-    out = tmp_path / "curve.json"
-    done = headgates(run, "curve", toy_text, models["gated"], "--by", "gate", "--steps", "0,34", "--out", out)
-    points = json.loads(out.read_text())["points"]
-    assert [point["heads"] for point in points] == [3, 2] and "perplexity" in done.out and "BLEU" not in done.out
-    assert points[0]["nll"] == pytest.approx(eval_lm(run, toy_text, models["gated"]), abs=2e-4)
-    assert points[0]["ppl"] == pytest.approx(2 ** points[0]["nll"]) and points[0]["bleu"] is None
-    assert "|block:12-" in points[0]["signature"]
 
 
 @by_sentence
@@ -186,9 +185,9 @@ def test_embeddings_of_characters(run, toy_text, tmp_path, train_lm):
 
 
 @by_sentence
-def test_trees_of_sentences(make_models, run, toy_text, tmp_path):
+def test_trees_of_sentences(language_model, run, toy_text, tmp_path):
     """With --sample-break-mode eos, a block is a sentence, whose tree is known."""
-    model, out = make_models("pre-norm")["gated"], tmp_path / "functions.json"
+    model, out = language_model, tmp_path / "functions.json"
     lines = [line.split() for line in (toy_text.parent / "test.txt").read_text().splitlines()]
     options = ["--target-conllu", conllu(tmp_path / "trees", lines, "amod")]
     headgates(run, "functions", toy_text, model, *options, "--sample-break-mode", "eos", "--out", out)
@@ -198,6 +197,13 @@ def test_trees_of_sentences(make_models, run, toy_text, tmp_path):
     assert found["trees"]["target"]["sentences"] == len(lines)
     done = run("headgates", "functions", toy_text, "--path", model, *READING, *options, code=2)
     assert_one_line_error(done, [f"there are {len(lines)} target trees for", "--sample-break-mode eos"])
+
+
+def test_relevance(language_model, run, toy_text):
+    (rows,) = json.loads(headgates(run, "score", toy_text, language_model, "--method", "relevance", "--json").out)[
+        "scores"
+    ].values()
+    assert [len(row) for row in rows] == [4, 4] and all(0 < value < 1 for row in rows for value in row)
 
 
 def test_relevance_of_an_adaptive_softmax_is_refused(make_models, run, toy_text):
@@ -223,8 +229,7 @@ def test_sampling_continues_a_prefix_alike_in_every_form(search, models, run, to
     """fairseq-interactive prints the prefix and its continuation."""
     found = {}
     for form in ("gated", "pruned", "stock"):
-        options = READING if form != "stock" else WITHOUT_PLUGIN
-        done = run("fairseq-interactive", toy_text, *options, "--path", models[form], *search, "--max-len-b", 8,
+        done = run("fairseq-interactive", toy_text, *READING, "--path", models[form], *search, "--max-len-b", 8,
                    stdin="b a\nc\n")  # fmt: skip
         found[form] = re.findall(r"^H-(\d+)\t\S+\t(.*)$", done.out, re.MULTILINE)
         first, *_, last = [text for _, text in found[form]]
@@ -244,7 +249,7 @@ def test_a_resumed_run_continues_exactly(tmp_path, train_lm, variant):
         assert_same(once[part], resumed[part], part)
 
 
-@pytest.mark.parametrize("variant", ["pre-norm", "adaptive"])
+@pytest.mark.parametrize("variant", [pytest.param("pre-norm", marks=pytest.mark.rehearsal), "adaptive"])
 def test_two_workers_train_as_one_with_two_batches(variant, train_lm, tmp_path):
     options = [*GATES, *WITHOUT_NOISE, "--max-tokens", 100]
     assert_two_workers_train_as_one(tmp_path, partial(train_lm, variant=variant), options, ["--update-freq", 2])
@@ -321,7 +326,7 @@ def test_ctranslate2_is_refused(language_model, run, tmp_path):
 
 def test_blocks_that_are_too_long_with_bos_are_refused(train_lm, run, toy_text, tmp_path):
     """Learned positions end where fairseq-eval-lm, which does not count <s>, fails."""
-    train_lm(tmp_path, "--decoder-learned-pos", arch="transformer_lm", updates=1)
+    train_lm(tmp_path, "--decoder-learned-pos", *PLUGIN, arch="transformer_lm", updates=1)
     command = ["headgates", "ablate", toy_text, "--path", tmp_path / "checkpoint_last.pt", *READING, "--add-bos-token"]
     run(*command, "--tokens-per-sample", 15)
     done = run(*command, "--tokens-per-sample", 16, code=2)
