@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Make a small artificial English-Russian parallel corpus with gold English dependency trees.
 
-    python recipes/make_corpus.py OUT_DIR [--train 30000] [--valid 500] [--test 500] [--seed 1] [--force]
+    python recipes/make_corpus.py OUT_DIR [--train 30000] [--valid 500] [--test 500] [--plain] [--seed 1] [--force]
 
 writes OUT_DIR/{train,valid,test}.{en,ru,en.conllu}. Every sentence is drawn as an abstract clause (lib/sampling.py),
 which becomes an English dependency tree and a Russian string (lib/grammar.py). The Russian side is a function of the
 English one: its word forms depend on the subject (verb agreement), on the governor (case) and on the noun (adjective
-agreement), so a model must find these words in the source.
+agreement), so a model must find these words in the source. With --plain sentences are single clauses of frequent
+words, which a small model learns in a minute.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,9 +42,9 @@ def to_conllu(tree: Node, sent_id: str) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def make_corpus(sizes: dict[str, int], seed: int) -> dict[str, str]:
+def make_corpus(sizes: dict[str, int], seed: int, plain: bool = False) -> dict[str, str]:
     """Return file names and contents. The train split is drawn last, so its size does not change the other two."""
-    sampler = Sampler(random.Random(seed))
+    sampler = Sampler(random.Random(seed), plain)
     seen: set[str] = set()
     files = {}
     for split in ("test", "valid", "train"):
@@ -77,13 +79,14 @@ def write_files(directory: Path, files: dict[str, str]) -> None:
             path.unlink(missing_ok=True)
 
 
-def parse_arguments(argv: Sequence[str] | None) -> tuple[Path, dict[str, int], int]:
-    """Return the output directory, the sizes and the seed. Exit on invalid arguments."""
+def parse_arguments(argv: Sequence[str] | None) -> Namespace:
+    """Return the arguments, with `sizes` of the splits. Exit on invalid ones."""
     parser = ArgumentParser(__doc__)
     parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="directory to write, made if missing")
     for split, size in DEFAULT_SIZES.items():
         note = f"sentence pairs in {split} (default {size})"
         parser.add_argument(f"--{split}", type=int, default=size, metavar="N", help=note)
+    parser.add_argument("--plain", action="store_true", help="single clauses of frequent words")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="random seed (default 1)")
     parser.add_argument("--force", action="store_true", help="overwrite existing files")
     args = parser.parse_args(argv)
@@ -97,18 +100,19 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[Path, dict[str, int], i
     if present and not args.force:
         rule = "existing files are kept; add --force or name another directory"
         parser.error(f"OUT_DIR {args.out_dir} already holds {', '.join(present)} but {rule}")
-    return args.out_dir, {split: getattr(args, split) for split in DEFAULT_SIZES}, args.seed
+    args.sizes = {split: getattr(args, split) for split in DEFAULT_SIZES}
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    out_dir, sizes, seed = parse_arguments(argv)
+    args = parse_arguments(argv)
     try:
-        write_files(out_dir, make_corpus(sizes, seed))
+        write_files(args.out_dir, make_corpus(args.sizes, args.seed, args.plain))
     except OSError as problem:
         cure = "name a directory that can be written"
-        print(f"make_corpus.py: error: cannot write OUT_DIR {out_dir} ({problem}); {cure}", file=sys.stderr)
+        print(f"make_corpus.py: error: cannot write OUT_DIR {args.out_dir} ({problem}); {cure}", file=sys.stderr)
         return 2
-    print(f"wrote {out_dir}: " + ", ".join(f"{size} {split}" for split, size in sizes.items()) + " pairs")
+    print(f"wrote {args.out_dir}: " + ", ".join(f"{size} {split}" for split, size in args.sizes.items()) + " pairs")
     return 0
 
 

@@ -48,39 +48,7 @@ fi
 # One share, or the commands of all.
 [[ ! -v SLURM_ARRAY_TASK_ID && ${DRY_RUN:-0} != 1 ]] || exec "${translate[@]}"
 
-# share I: train the I-th share on the I-th GPU, with output in OUT_DIR/jobI.log.
-share() {
-  local visible
-  export SHARE=$1/$jobs
-  if ((gpus)); then
-    [[ -v CUDA_VISIBLE_DEVICES ]] || CUDA_VISIBLE_DEVICES=$(seq -s, 0 $((gpus - 1)))
-    mapfile -td, visible <<<"$CUDA_VISIBLE_DEVICES"
-    export CUDA_VISIBLE_DEVICES=${visible[$1 - 1]//$'\n'/} GPUS=1
-  elif [[ ! -v OMP_NUM_THREADS ]]; then
-    export OMP_NUM_THREADS=$((jobs < $(nproc) ? $(nproc) / jobs : 1))
-  fi
-  exec "${translate[@]}"
-}
-
-if ((jobs > 1)); then
-  ((gpus == 0 || jobs <= gpus)) || fail "JOBS=$jobs must be at most $gpus, the number of GPUs: each model is trained on one"
-  mkdir -p "$out"
-  children=()
-  for ((job = 1; job <= jobs; job++)); do
-    say "job $job of $jobs (log: $out/job$job.log)"
-    (share "$job") >>"$out/job$job.log" 2>&1 &
-    children+=($!)
-  done
-  trap 'kill -TERM "${children[@]}" 2>/dev/null' INT TERM USR1
-  worst=0
-  for job in "${!children[@]}"; do
-    ended "${children[$job]}" && status=0 || status=$?
-    ((status == 0)) || echo "${0##*/}: job $((job + 1)): $(last_line "$out/job$((job + 1)).log")" >&2
-    ((status == 0 || worst == 2)) || worst=$((status == 75 ? 75 : 2))
-  done
-  trap stopped INT TERM USR1
-  ((worst == 0)) || exit "$worst"
-fi
+in_shares "$jobs" "${translate[@]}"
 
 # What is not complete, one model after the other; the speed of translation; the table.
 SPEED=1 part_of_recipe "${translate[@]}"

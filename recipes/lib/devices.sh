@@ -86,3 +86,43 @@ need_gpu() {
   ((gpus)) || [[ ${CPU:-0} == 1 || -n ${LAUNCHER:-} || ${DRY_RUN:-0} == 1 ]] ||
     fail "no GPU found (nvidia-smi -L): this recipe trains for days on one; set CPU=1 to run it on the CPU, with small sizes"
 }
+
+# share I JOBS COMMAND...: run a recipe with the I-th of JOBS shares, on the I-th GPU.
+share() {
+  local index=$1 visible
+  export SHARE=$1/$2
+  if ((gpus)); then
+    [[ -v CUDA_VISIBLE_DEVICES ]] || CUDA_VISIBLE_DEVICES=$(seq -s, 0 $((gpus - 1)))
+    mapfile -td, visible <<<"$CUDA_VISIBLE_DEVICES"
+    export CUDA_VISIBLE_DEVICES=${visible[index - 1]//$'\n'/} GPUS=1
+  elif [[ ! -v OMP_NUM_THREADS ]]; then
+    export OMP_NUM_THREADS=$(($2 < $(nproc) ? $(nproc) / $2 : 1))
+  fi
+  exec "${@:3}"
+}
+
+# in_shares JOBS COMMAND...: run a recipe in JOBS shares side by side, with output in OUT_DIR/jobI.log. shown=1 prints it, too.
+in_shares() {
+  local jobs=$1 job status worst=0 children=()
+  shift
+  ((jobs > 1)) || return 0
+  ((gpus == 0 || jobs <= gpus)) || fail "JOBS=$jobs must be at most $gpus, the number of GPUs: each model is trained on one"
+  mkdir -p "$out"
+  for ((job = 1; job <= jobs; job++)); do
+    say "job $job of $jobs (log: $out/job$job.log)"
+    if [[ -n ${shown:-} ]]; then
+      (share "$job" "$jobs" "$@") > >(tee -a "$out/job$job.log") 2>&1 &
+    else
+      (share "$job" "$jobs" "$@") >>"$out/job$job.log" 2>&1 &
+    fi
+    children+=($!)
+  done
+  trap 'kill -TERM "${children[@]}" 2>/dev/null' INT TERM USR1
+  for job in "${!children[@]}"; do
+    ended "${children[$job]}" && status=0 || status=$?
+    ((status == 0)) || echo "${0##*/}: job $((job + 1)): $(last_line "$out/job$((job + 1)).log")" >&2
+    ((status == 0 || worst == 2)) || worst=$((status == 75 ? 75 : 2))
+  done
+  trap stopped INT TERM USR1
+  ((worst == 0)) || exit "$worst"
+}

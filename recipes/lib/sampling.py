@@ -32,6 +32,8 @@ PLURAL_DETS = ("the", "", "the", "my", "this", "her", "his", "our", "their", "yo
 TENSES = ("past", "pres", "fut")  # from the most frequent one
 RARE_WORD = 0.06  # probability that a noun is a rare one
 QUESTION = 0.15  # probability that a sentence is a question
+PLAIN_WORDS = 8  # nouns of a kind, and adjectives, in plain sentences; they have twice as many verbs,
+PLAIN_VERBS = ("acc", "gen", "dat", "ins", "none")  # which govern an object in these cases, or nothing
 TIMED = 0.2  # probability that a clause that may have a time begins with one
 ADJECTIVE_NUMBERS = (0.6, 0.2, 0.12, 0.08)  # probabilities that a noun has none, one, two, three
 
@@ -42,10 +44,14 @@ def zipf_weights(size: int) -> list[float]:
 
 
 class Sampler:
-    """Draw clauses, without constructions that would give an English sentence two readings."""
+    """Draw clauses, without constructions that would give an English sentence two readings.
 
-    def __init__(self, rng: random.Random) -> None:
+    `plain`: single clauses of frequent words.
+    """
+
+    def __init__(self, rng: random.Random, plain: bool = False) -> None:
         self.rng = rng
+        self.plain = plain
         self.common = {kind: [noun for noun in COMMON if noun.kind == kind] for kind in "pbol"}
         self.common["p"][6:6] = NAMES
         mixed = sorted(
@@ -53,6 +59,10 @@ class Sampler:
         )  # otherwise names with the same ending would be the most frequent ones
         self.rare = {kind: [noun for noun in mixed if noun.kind == kind] for kind in "pbol"}
         self.verbs = list(VERBS.values())
+        if plain:
+            self.common = {kind: nouns[:PLAIN_WORDS] for kind, nouns in self.common.items()}
+            self.rare = dict.fromkeys("pbol", [])
+            self.verbs = [verb for verb in self.verbs if verb.government in PLAIN_VERBS][: 2 * PLAIN_WORDS]
 
     def chance(self, probability: float) -> bool:
         return self.rng.random() < probability
@@ -74,7 +84,7 @@ class Sampler:
             np.number = "pl" if self.chance(0.35) else "sg"
             np.det = self.zipf(PLURAL_DETS if np.number == "pl" else SINGULAR_DETS)
             fitting = [word for word, (_, allowed) in ADJECTIVES.items() if np.noun.kind in allowed]
-            np.adjectives = self.adjectives(fitting)
+            np.adjectives = self.adjectives(fitting[:PLAIN_WORDS] if self.plain else fitting)
         if rich:
             self.enrich(np, rel)
         return np
@@ -82,6 +92,7 @@ class Sampler:
     def adjectives(self, fitting: list[str]) -> tuple[str, ...]:
         """Draw different adjectives."""
         number = self.rng.choices(range(len(ADJECTIVE_NUMBERS)), ADJECTIVE_NUMBERS)[0]
+        number = min(number, 1) if self.plain else number
         chosen: list[str] = []
         while len(chosen) < min(number, len(fitting)):
             chosen.append(self.zipf(word for word in fitting if word not in chosen))
@@ -161,7 +172,7 @@ class Sampler:
 
     def add_phrase(self, clause: Clause) -> None:
         """Add a prepositional phrase to some clauses without one."""
-        if not clause.pps and self.chance(0.22):
+        if not clause.pps and not self.plain and self.chance(0.22):
             preposition, kinds = self.zipf(VERB_PHRASES)
             clause.pps = ((preposition, self.np(kinds)),)
 
@@ -186,6 +197,8 @@ class Sampler:
 
     def sentence(self) -> Clause:
         """Draw a question, or a clause, alone or with another: with the same subject, coordinate or subordinate."""
+        if self.plain:
+            return self.clause(rich=False, timed=False)
         if self.chance(QUESTION):
             return self.question()
         choice = self.rng.random()
