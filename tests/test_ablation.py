@@ -1,7 +1,9 @@
 """Ablations and curves against the masked model run from the start; a journal that survives a stop."""
 
+import itertools
 import json
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -35,33 +37,46 @@ def with_row(kind, layer, row):
     return HeadTable({kind: [row if i == layer else [1] * 4 for i in range(2)]})
 
 
+def gated(normalize_before):
+    sides = {f"{side}_normalize_before": normalize_before for side in ("encoder", "decoder")}
+    return make_gates(make_model(gate_heads="enc-self,dec-self,dec-enc", **sides))
+
+
+@cache
+def naive_losses(normalize_before, mode):
+    """The loss of `gated` whole and with one head masked, or all others of its layer."""
+    model = gated(normalize_before)
+    found = {"whole": bits(model)}
+    for kind, layer, head in itertools.product(TYPES, range(2), range(4)):
+        row = [int((i == head) == (mode == "all-but-one")) for i in range(4)]
+        found[kind, layer, head] = bits(model, with_row(kind, layer, row))
+    return found
+
+
 # One variant at a time, some, all in one batch.
 @pytest.mark.parametrize(("tokens", "normalize_before"), [(1, False), (70, True), (4096, False)])
 def test_losses_of_all_ablations(tokens, normalize_before, monkeypatch):
     monkeypatch.setattr(ablation, "TOKENS", tokens)
-    sides = {f"{side}_normalize_before": normalize_before for side in ("encoder", "decoder")}
-    model = make_gates(make_model(gate_heads="enc-self,dec-self,dec-enc", **sides))
+    model = gated(normalize_before)
     for mode in ABLATION_MODES:
         loss, without = ablation_losses(model, corpus(), mode)
-        assert loss == pytest.approx(bits(model), abs=1e-9)
-        for kind in TYPES:
-            for layer in range(2):
-                for head in range(4):
-                    row = [int((i == head) == (mode == "all-but-one")) for i in range(4)]
-                    expected = bits(model, with_row(kind, layer, row))
-                    assert without.values[kind][layer][head] == pytest.approx(expected, abs=1e-9), (kind, layer, head)
+        expected = naive_losses(normalize_before, mode)
+        assert loss == pytest.approx(expected["whole"], abs=1e-9)
+        for kind, layer, head in itertools.product(TYPES, range(2), range(4)):
+            found = without.values[kind][layer][head]
+            assert found == pytest.approx(expected[kind, layer, head], abs=1e-9), (kind, layer, head)
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_losses_of_odd_models(name):
-    model = make_model(**ODD[name])
-    loss, without = ablation_losses(model, corpus())
+    model, pairs = make_model(**ODD[name]), sentences()[:2]
+    loss, without = ablation_losses(model, corpus([sample([pair]) for pair in pairs]))
 
     def naive(mask):
         """From fairseq's own log-probabilities, in single precision, one sentence at a time."""
         total = tokens = 0
         with torch.no_grad(), masked(model, mask):
-            for pair in sentences():
+            for pair in pairs:
                 one = sample([pair])
                 logs = model.get_normalized_probs(model(**one["net_input"]), log_probs=True, sample=one)
                 total -= logs.gather(-1, one["target"][..., None]).double().sum().item()

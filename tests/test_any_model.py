@@ -230,7 +230,7 @@ def test_a_model_is_gated_trained_and_pruned(name):
 
 def search(model, name):
     """The tokens and scores that beam search finds."""
-    generator = SequenceGenerator([model.eval()], text_task().dictionary, beam_size=3, max_len_b=8)
+    generator = SequenceGenerator([model.eval()], text_task().dictionary, beam_size=3, max_len_b=5)
     found = generator.generate([model], {"net_input": SEARCHED[name]})
     tokens = [hypothesis["tokens"].tolist() for beam in found for hypothesis in beam]
     return tokens, torch.tensor([hypothesis["score"] for beam in found for hypothesis in beam])

@@ -232,8 +232,10 @@ def mixed_precision(name, parameters, weight_decay, *options, flat):
     return FP16Optimizer.build_optimizer(settings, parameters)
 
 
-@pytest.mark.parametrize("name", ["adam", "sgd", "adamax", "nag", "adadelta"])
-@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize(
+    ("name", "flat"),
+    [("adam", True), ("adam", False), ("sgd", True), ("adamax", False), ("nag", True), ("adadelta", False)],
+)
 def test_weight_decay_leaves_the_gates_in_mixed_precision(name, flat, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the index of a CPU
     make = partial(mixed_precision, flat=flat)

@@ -129,12 +129,12 @@ def assert_prepared_follows(kind, change):
         assert not torch.allclose(outputs[0].float(), first, atol=1e-3)  # there was a change
 
 
-@pytest.mark.parametrize(("kind", "change"), [pair for pair in CHANGED if pair[0] in ("gated", "pruned")])
+@pytest.mark.parametrize(("kind", "change"), [pair for pair in CHANGED if pair[0] in ("stock", "gated")])
 def test_what_inference_prepares_follows_every_change(kind, change):
     assert_prepared_follows(kind, change)
 
 
-@pytest.mark.parametrize(("kind", "change"), CHANGED)
+@pytest.mark.parametrize(("kind", "change"), [pair for pair in CHANGED if pair[0] not in ("stock", "gated")])
 def test_packed_weights_follow_every_change(kind, change, monkeypatch):
     """As in a model that is large enough for it."""
     inference = pytest.importorskip("fairseq_headgates.modules.packed_linear")

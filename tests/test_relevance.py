@@ -87,7 +87,7 @@ def assert_naive(model, rule, factors, found, naive_model=None, rows=(0, 1, 2), 
 @rules
 def test_a_model_is_explained_as_by_full_jacobians(rule):
     model = small()
-    rows = (0, 1, 2) if rule is RULES["story-of-heads"] else (1,)
+    rows = (1, 2) if rule is RULES["story-of-heads"] else (1,)
     assert_naive(model, rule, {}, explain(model, make_batch(), rule), rows=rows)
 
 
@@ -152,15 +152,14 @@ def assert_equal(found, expected, tolerance=1e-12):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "pads"),
     [
-        {"share_all_embeddings": True, "encoder_learned_pos": True, "decoder_learned_pos": True},
-        {"decoder_output_dim": 6, "layernorm_embedding": True, "activation_fn": "gelu"},
-        {"encoder_layers": 1, "decoder_layers": 3, **POST_NORM},
+        ({"share_all_embeddings": True, "encoder_learned_pos": True, "decoder_learned_pos": True}, ("right", "left")),
+        ({"decoder_output_dim": 6, "layernorm_embedding": True, "activation_fn": "gelu"}, ("left", "right")),
+        ({"encoder_layers": 1, "decoder_layers": 3, **POST_NORM}, ("left", "left")),
     ],
     ids=["shared", "project_out", "layers"],
 )
-@pytest.mark.parametrize("pads", [("left", "right"), ("right", "left")], ids=lambda pads: "-".join(pads))
 def test_a_sentence_is_explained_alike_alone_and_in_a_batch(options, pads):
     model = small(**options)
     batch = make_batch(source_pad=pads[0], target_pad=pads[1])
