@@ -1,5 +1,7 @@
 """`headgates report` as a user runs it: what the page holds, and what is refused."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -41,10 +43,18 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def page(experiment, tmp_path_factory):
-    out = tmp_path_factory.mktemp("report") / "report.html"
-    assert cli.main(["report", str(out), *map(str, inputs_of(experiment))]) == 0
-    return out.read_text()
+def reported(experiment, tmp_path_factory):
+    """A folder with report.html and gates.gif of all inputs, and what the command printed."""
+    folder, printed = tmp_path_factory.mktemp("report"), io.StringIO()
+    outputs = [folder / "report.html", "--gif", folder / "gates.gif"]
+    with contextlib.redirect_stdout(printed):
+        assert cli.main(["report", *map(str, [*outputs, *inputs_of(experiment)])]) == 0
+    return folder, printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def page(reported):
+    return (reported[0] / "report.html").read_text()
 
 
 def test_the_page_has_a_section_for_every_kind_of_input(page, experiment):
@@ -106,10 +116,10 @@ def test_what_a_file_holds_is_escaped(tmp_path, headgates):
     assert hostile not in page and "&lt;script&gt;alert" in page
 
 
-def test_the_gif_has_a_frame_for_each_record(tmp_path, experiment, headgates):
-    text = headgates("report", tmp_path / "r.html", experiment / "gated", "--gif", tmp_path / "gates.gif")
-    assert text.startswith(f"wrote {tmp_path / 'r.html'} (") and text.endswith(" MB)\n")
-    with Image.open(tmp_path / "gates.gif") as image:
+def test_the_gif_has_a_frame_for_each_record(reported):
+    folder, printed = reported
+    assert printed.startswith(f"wrote {folder / 'report.html'} (") and printed.endswith(" MB)\n")
+    with Image.open(folder / "gates.gif") as image:
         assert image.n_frames == 7
 
 
