@@ -232,6 +232,7 @@ def make_mnli(folder):
 
 
 @pytest.mark.rehearsal
+@pytest.mark.release
 def test_mnli_goes_from_archives_to_a_table(tmp_path):
     place = make_mnli(tmp_path / "mirror")
     sizes = TINY | {"CPU": 1, "DISK_GB": 1, "DATA_DIR": place, "GATES": ":0.0015", "MAX_POSITIONS": 40}

@@ -51,6 +51,7 @@ def test_the_image_runs_as_a_user():
 
 
 @pytest.mark.rehearsal
+@pytest.mark.release
 def test_its_steps(tmp_path):
     """In a folder instead of /opt/fairseq-headgates, with this interpreter as that of the base image."""
     root = tmp_path / "opt" / "fairseq-headgates"

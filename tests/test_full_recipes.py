@@ -66,6 +66,7 @@ def lines(path):
 
 @pytest.mark.xdist_group("wmt")
 @pytest.mark.rehearsal
+@pytest.mark.release
 def test_wmt_goes_from_archives_to_the_papers_table(wmt, pairs):
     out, printed, sizes, _ = wmt
     for corpus, size in sizes.items():
@@ -92,6 +93,7 @@ def test_wmt_goes_from_archives_to_the_papers_table(wmt, pairs):
 
 
 @pytest.mark.rehearsal
+@pytest.mark.release
 def test_opensubtitles_killed_at_random_moments_ends_the_same(pairs, tmp_path):
     """Killed again and again with everything it has started, then run to its end: the same files and table."""
     place = tmp_path / "mirror"
@@ -109,6 +111,7 @@ def test_opensubtitles_killed_at_random_moments_ends_the_same(pairs, tmp_path):
 
 
 @pytest.mark.rehearsal
+@pytest.mark.release
 def test_iwslt14_measures_every_epoch(pairs, tmp_path):
     place = tmp_path / "mirror"
     german = [(target, source) for source, target in pairs["train"]]
@@ -126,6 +129,7 @@ def test_iwslt14_measures_every_epoch(pairs, tmp_path):
 
 @pytest.mark.xdist_group("wmt")
 @pytest.mark.rehearsal
+@pytest.mark.release
 def test_a_finished_recipe_runs_nothing_again(wmt):
     out, printed, _, settings = wmt
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
@@ -145,6 +149,7 @@ def test_a_finished_recipe_runs_nothing_again(wmt):
 
 @pytest.mark.xdist_group("wmt")
 @pytest.mark.rehearsal
+@pytest.mark.release
 def test_averages_take_the_last_checkpoints(wmt):
     import torch
 
@@ -160,6 +165,7 @@ def test_averages_take_the_last_checkpoints(wmt):
 
 @pytest.mark.xdist_group("wmt")
 @pytest.mark.rehearsal
+@pytest.mark.release
 def test_a_downloaded_model_is_pruned(wmt, text, tmp_path):
     """The archive of a trained model of fairseq, as its users download it, through every stage."""
     out = wmt[0]
@@ -203,6 +209,7 @@ def wait_for(condition, seconds=120):
 
 
 @pytest.mark.rehearsal
+@pytest.mark.release
 def test_a_cluster_that_preempts_the_job_gets_it_back(text, tmp_path):
     """SLURM's signal: a checkpoint is saved and the job requeued; the requeued job ends as an undisturbed one does."""
     tasks = 'for task in 0 1; do SLURM_PROCID=$task SLURM_LOCALID=0 "$@" & tasks+=($!); done\n'
@@ -233,6 +240,7 @@ def test_a_cluster_that_preempts_the_job_gets_it_back(text, tmp_path):
 
 
 @pytest.mark.rehearsal
+@pytest.mark.release
 def test_two_machines_train_together(text, tmp_path):
     """Two machines by ssh (here the same one): two workers, half the updates' batches each."""
     script(tmp_path / "ssh", 'echo "$1" >>' + f'{tmp_path}/ssh.log\nshift\nexec bash -c "$*"\n')

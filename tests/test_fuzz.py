@@ -1,7 +1,7 @@
 """Mutated files of every kind, given to the commands that read them: one line or a result, never anything else.
 
-For each kind of file a few commands run; in rehearsals as many as HEADGATES_FUZZ_SECONDS allow (default 38: five
-minutes in all). A file that fails is kept, and its path is shown.
+For each kind of file a few commands run; in rehearsals as many as HEADGATES_FUZZ_SECONDS allow (default 10: 80
+seconds in all). A file that fails is kept, and its path is shown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from support.attempts import Attempts
 
 from fairseq_headgates.safety.options import EVALUATED
 
-SECONDS = float(os.environ.get("HEADGATES_FUZZ_SECONDS", "38"))
+SECONDS = float(os.environ.get("HEADGATES_FUZZ_SECONDS", "10"))
 FUZZ = settings(
     database=None,
     phases=[Phase.generate],  # a failing file is kept as it is: making it smaller would take longer than the time given

@@ -48,6 +48,7 @@ def test_speed_of_all_variants(tmp_path):
 
 
 @pytest.mark.rehearsal
+@pytest.mark.release
 def test_memory_of_all_models(tmp_path):
     found = run("memory.py", tmp_path, "--size", "small", "--length", 5, tmp_path / "memory.json")["models"]
     assert list(found) == ["training", "stock", "full", "pruned 50%"]

@@ -365,7 +365,7 @@ def assert_repeating_does_nothing(recipe, arguments, given, printed):
 
 
 @pytest.mark.rehearsal
-@pytest.mark.parametrize("arch", ["transformer_lm", ALL])
+@pytest.mark.parametrize("arch", ["transformer_lm", pytest.param(ALL, marks=pytest.mark.release)])
 def test_a_language_model_goes_from_text_to_a_true_table(arch, text, tmp_path):
     """Gates that close within four updates; perplexities as computed here; the second run does nothing."""
     out = tmp_path / "out"
@@ -380,6 +380,7 @@ def test_a_language_model_goes_from_text_to_a_true_table(arch, text, tmp_path):
 
 
 @pytest.mark.rehearsal
+@pytest.mark.release
 def test_wikitext103_goes_from_the_archive_to_the_heads_of_the_paper(tmp_path):
     out, mirror = tmp_path / "out", tmp_path / "mirror with blanks"
     members = {f"wikitext-103/wiki.{split}.tokens": "".join(f"{x}\n" for x in lines) for split, lines in TEXT.items()}

@@ -196,6 +196,7 @@ def test_ctrl_c_stops_a_training_with_a_checkpoint(tmp_path):
 
 
 @pytest.mark.rehearsal
+@pytest.mark.release
 def test_ctrl_c_stops_a_training_on_two_machines(tmp_path):
     """By ssh, here to the same machine; torchrun starts the workers.
 

@@ -36,13 +36,11 @@ def assert_same_outputs(checkpoint, data, folder):
 
 
 @pytest.mark.rehearsal
+@pytest.mark.release
 @pytest.mark.skipif(DATA is None, reason="HEADGATES_DATA names no folder of real data")
 @pytest.mark.parametrize(
     ("corpus", "epochs", "weight"),
-    [
-        ("multi30k-en-de", 4, 0.03),
-        pytest.param("opensubtitles-en-ru", 20, 0.03, marks=pytest.mark.release),
-    ],
+    [("multi30k-en-de", 4, 0.03), ("opensubtitles-en-ru", 20, 0.03)],
 )
 def test_all_forms_translate_real_sentences_alike(corpus, epochs, weight, tmp_path):
     """A small model of the corpus, gates that close within a few updates, and the test sentences."""
