@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.checkpoints import OPEN, read, small_gated, small_state
-from support.commands import TOY_MODEL, TOY_TRAINING
+from support.commands import TOY_MODEL, TOY_TRAINING, USER_DIR
 from support.models import make_gated
 
 from fairseq_headgates import HeadTable
@@ -177,7 +177,7 @@ def test_damaged_descriptions_are_refused_in_one_line(kind, trust, tmp_path):
 )
 def test_architectures_that_are_not_known_are_refused(arch, sizes, words, run, toy, tmp_path):
     options = [f"--{name.replace('_', '-')}={value}" for name, value in sizes.items()]
-    options += ["--arch", arch, "--save-dir", tmp_path, "--max-update", 1, *TOY_TRAINING]
+    options += ["--arch", arch, "--save-dir", tmp_path, "--max-update", 1, *TOY_TRAINING, "--user-dir", USER_DIR]
     run("fairseq-train", toy.data, *options)
     with pytest.raises(ValueError, match="not supported") as error:
         build_model(load_checkpoint(str(tmp_path / "checkpoint_last.pt")))

@@ -83,7 +83,7 @@ def test_weight_decay_does_not_move_the_gates(how, tmp_path, train, toy, run):
 def test_weight_decay_is_switched_off_and_on_on_resumption(tmp_path, train):
     """The gates learn as if there were none."""
     options = [*GATES, *BY_ONE_STEP]
-    for updates, decay in ((1, 0.01), (2, 0), (3, 0.01)):
+    for updates, decay in ((1, 200), (2, 0), (3, 200)):
         train(tmp_path, *options, "--weight-decay", decay, updates=updates)
         state = read(tmp_path / "checkpoint_last.pt")
         assert state["optimizer_history"][-1]["num_updates"] == updates
