@@ -3,8 +3,8 @@
 
     removed.py RUN_DIR DATA OPTIONS...        OPTIONS: those of fairseq-generate
 
-The folder holds what lib/models.sh writes, and lies beside that of its control. Both models translate the subset in turn,
-three times after a first one that does not count; the speed is that of the fastest.
+The folder holds what lib/models.sh writes, and lies beside that of its control. Both models translate the subset in
+turn, three times after a first one that does not count; the speed is that of the fastest.
 """
 
 from __future__ import annotations
