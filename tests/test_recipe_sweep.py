@@ -202,9 +202,9 @@ def test_a_job_of_a_slurm_array_has_its_share(raw, tmp_path):
 
 def test_an_array_of_single_numbers_has_shares_of_a_complete_one(raw, tmp_path):
     array = {"SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "4", "SLURM_ARRAY_TASK_STEP": "1"}
-    given = {"RUNS": "all:0.1 all=4 all=0.25"}
-    slurm = array | {"SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_ID": "3"}  # of --array=1,3,4
-    share = dry_run(raw, tmp_path / "out", SHARE="3/4", **given)
+    given = {"RUNS": "all:0.1 all=4 all=0.25 enc-self=2"}
+    slurm = array | {"SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_ID": "4"}  # of --array=1,3,4
+    share = dry_run(raw, tmp_path / "out", SHARE="4/4", **given)
     assert dry_run(raw, tmp_path / "out", "sweep.sh", **given, **slurm) == share
 
 
