@@ -40,7 +40,7 @@ def parameters():
     [
         ("legacy_ddp", 2, ["lagrangian"]),
         pytest.param("pytorch_ddp", 2, ["no gates", *OTHER], marks=pytest.mark.rehearsal),
-        pytest.param("legacy_ddp", 8, ["no gates", *OTHER], marks=pytest.mark.rehearsal),
+        pytest.param("legacy_ddp", 8, ["no gates", *OTHER], marks=[pytest.mark.rehearsal, pytest.mark.release]),
     ],
 )
 def test_extra_bytes_are_gradients_of_gates_and_statistics(
