@@ -36,17 +36,16 @@ def test_a_log_without_a_loss_is_refused(text, tmp_path, capsys):
     assert len(said.splitlines()) == 1 and "validate.log" in said
 
 
-@pytest.mark.parametrize("name", ["baseline", "gated"])
-def test_fairseq_logs_bits_per_token_without_smoothing_and_penalty(name, toy, checkpoints, run, tmp_path):
+def test_fairseq_logs_bits_per_token_without_smoothing_and_penalty(toy, gated_checkpoint, run, tmp_path):
     """fairseq-validate as lib/models.sh runs it, against the probabilities of the model."""
     import torch
     from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
     options = ["--valid-subset", "valid", "--max-tokens", 500, "--log-format", "json", "--task", "translation"]
     overrides = ["--model-overrides", "{'eval_bleu': False}"]
-    said = run("fairseq-validate", toy.data, "--path", checkpoints[name], *options, *overrides, *EVALUATION)
+    said = run("fairseq-validate", toy.data, "--path", gated_checkpoint, *options, *overrides, *EVALUATION)
     (tmp_path / "log").write_text(said.out)
-    [model], _, task = load_model_ensemble_and_task([str(checkpoints[name])], {"data": str(toy.data)})
+    [model], _, task = load_model_ensemble_and_task([str(gated_checkpoint)], {"data": str(toy.data)})
     model.eval()
     task.load_dataset("valid")
     bits = tokens = 0
@@ -82,8 +81,6 @@ def test_a_large_difference_is_significant_and_none_is_not():
     assert far["BLEU"]["p"] < 0.01 and far["chrF2"]["p"] < 0.01
     assert near["BLEU"]["p"] > 0.05
     assert "bs:1000" in far["BLEU"]["signature"] and "seed:12345" in far["BLEU"]["signature"]
-    assert significance.compare(reference, good, similar) == near  # the same at every time
-    assert significance.compare(reference, good, good)["BLEU"]["p"] == 1.0
 
 
 def test_the_test_is_that_of_headgates(monkeypatch):

@@ -343,6 +343,7 @@ def test_compressed_text_is_looked_into(raw, tmp_path):
     refused(run("translation.sh", raw, tmp_path / "out", "en", "de"), "valid.de[.gz] has no text, or cannot be read")
 
 
+SPLITS, PAIR = ("train", "valid", "test"), ("en", "de")
 STOP = "#!/bin/sh\necho it came to the data >&2\nexit 2\n"
 
 
@@ -369,13 +370,21 @@ def test_a_last_line_that_is_missing_is_found_and_its_end_is_not_needed(raw, tmp
     refused(until_binarised(*command, PRETOKENIZED="1", BPE="5"), "valid has 3 lines in en but 2 in de")
     for split in ("train", "valid", "test"):
         (raw / f"{split}.de").write_text("eins zwei\nzwei eins\neins eins")
-    (tmp_path / "out" / "text" / "train.tok.de").unlink()
+    text = tmp_path / "out" / "text"
+    (text / "train.tok.de").unlink()
+    for name in ("codes.en", "codes.de", *(f"{split}.bpe.{language}" for split in SPLITS[1:] for language in PAIR)):
+        (text / name).write_text("a b\n" * 3)
     refused(until_binarised(*command, PRETOKENIZED="1", BPE="5"), "it came to the data")
     for name in ("tok", "bpe"):
-        assert (tmp_path / "out" / "text" / f"train.{name}.de").read_text().count("\n") == 3
+        assert (text / f"train.{name}.de").read_text().count("\n") == 3
 
 
 def test_cleaning_that_leaves_nothing_is_refused(raw, tmp_path, until_binarised):
+    text = tmp_path / "out" / "text"
+    text.mkdir(parents=True)
+    for split in SPLITS:
+        for language in PAIR:
+            (text / f"{split}.tok.{language}").write_bytes((raw / f"{split}.{language}").read_bytes())
     result = until_binarised(
         "translation.sh", raw, tmp_path / "out", "en", "de", PRETOKENIZED="1", CLEAN="--max-length 1", BPE="5"
     )
