@@ -55,7 +55,8 @@ measure_heads() {
 if [[ ${DRY_RUN:-0} == 1 ]]; then
   translate=("$recipes/translation.sh" --dry-run "${translate[@]:1}")
 elif command -v flock >/dev/null; then
-  shown=1 in_shares "$((gpus == 1 || (gpus == 0 && $(nproc) == 1) ? 1 : 2))" "${translate[@]}"
+  cores=$(env -u OMP_NUM_THREADS nproc)
+  shown=1 in_shares "$((gpus == 1 || (gpus == 0 && cores == 1) ? 1 : 2))" "${translate[@]}"
 fi
 [[ ! -f $models/baseline/scores.json ]] || measure_heads # before the table, which is followed by its summary
 part_of_recipe "${translate[@]}"
@@ -65,7 +66,8 @@ folders=("$models/baseline")
 for folder in "$models"/*_heads* "$models"/*_lambda*; do
   [[ ! -f $folder/pruned.pt ]] || folders+=("$folder")
 done
-pruned=${folders[1]:-}
+pruned=
+((${#folders[@]} == 1)) || pruned=${folders[-1]}
 [[ ${DRY_RUN:-0} != 1 ]] || pruned=$models/all_heads0.5
 if [[ -n $pruned ]]; then
   step_into "$pruned/removed.txt" python3 "$recipes/lib/removed.py" "$pruned" "$out/data-bin" --gen-subset test \
