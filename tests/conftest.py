@@ -34,8 +34,8 @@ pytest_plugins = [
 settings.register_profile("headgates", deadline=None)
 settings.load_profile("headgates")
 
-# So that models of this plugin can be compared with those of fairseq 0.12.2; tests/test_fairseq_0_12_2.py runs it as it
-# is, and so do the installed programs.
+# So that models of this plugin can be compared with those of fairseq 0.12.2. checkpoints/test_fairseq_0_12_2.py runs it
+# as it is, and so do the installed programs.
 as_later_versions()
 
 # Before tests import scripts of recipes, which import headgates_start: with that the package registers nothing.

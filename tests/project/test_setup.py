@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TOOLS = "awk bash cat chmod cksum cp cut df dirname env flock grep head ls mkdir mv rm sed sh tail touch uname".split()
 
 # Answers what the script asks of an interpreter: its version, its compiler, its headers, its modules.

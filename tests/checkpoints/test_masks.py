@@ -171,7 +171,7 @@ def test_heads_are_not_relabelled_in_silence(pruned, train, tmp_path):
 
 def documented_commands(word):
     """The arguments of the fairseq-train commands in docs/pruning.md that have `word` in them."""
-    text = (Path(__file__).parents[1] / "docs" / "pruning.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "pruning.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [line.split()[1:] for line in lines if line.startswith("fairseq-train") and word in line]

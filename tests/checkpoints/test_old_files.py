@@ -17,7 +17,7 @@ from fairseq_headgates.cli.main import main
 from fairseq_headgates.heads import parse_mask, read_scores
 from fairseq_headgates.options import read_mask
 
-OLD = Path(__file__).parent / "data" / "v0.1"
+OLD = Path(__file__).parents[1] / "data" / "v0.1"
 EXPECTED = json.loads((OLD / "expected.json").read_text())
 BATCH = {
     "src_tokens": torch.tensor([[4, 5, 6, 7, 8, 2], [1, 1, 9, 10, 11, 2]]),

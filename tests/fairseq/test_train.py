@@ -49,7 +49,7 @@ def test_plugin_is_the_tested_one():
     assert Path(fairseq_headgates.__file__).parent == USER_DIR
 
 
-@pytest.mark.parametrize("kind", ["baseline", "fixed", "mixed"])  # "gated": see test_fairseq_commands.py
+@pytest.mark.parametrize("kind", ["baseline", "fixed", "mixed"])  # "gated": see test_commands.py
 def test_trained_checkpoint_generates(kind, checkpoints, run, toy):
     options = ["--path", checkpoints[kind], "--beam", 2, "--max-len-b", 12]
     assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, *options))) == 10

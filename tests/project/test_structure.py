@@ -1,7 +1,6 @@
 """The structure of the package: layers of rooms, and what starts quickly."""
 
 import ast
-import fnmatch
 import multiprocessing
 import re
 import subprocess
@@ -66,15 +65,6 @@ def test_text_is_read_by_one_room():
     """Only files/ knows about byte order marks, ends of lines and encodings."""
     others = [path for path in PACKAGE.rglob("*.py") if room_of(path) != "files"]
     assert not [path for path in others if re.search(r"\.read_text\(|sys\.stdin", path.read_text(encoding="utf-8"))]
-
-
-def test_contributing_says_what_every_test_file_checks():
-    page = (PACKAGE.parent / "docs" / "contributing.md").read_text(encoding="utf-8")
-    table = page.partition("<!-- checks -->")[2].partition("<!-- /checks -->")[0]
-    files = {path.name for path in (PACKAGE.parent / "tests").glob("test_*.py")}
-    named = {pattern: fnmatch.filter(files, pattern) for pattern in re.findall(r"`(test_[\w*]+\.py)`", table)}
-    assert named and all(named.values())
-    assert files == {file for found in named.values() for file in found}
 
 
 def test_help_and_wrong_options_need_neither_torch_nor_fairseq():

@@ -28,7 +28,7 @@ A100 = "NVIDIA A100 80GB SXM, bf16: 312 TFLOP/s, 2,039 GB/s"
 def benchmarks():
     """The modules of the benchmarks, by name."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(Path(__file__).parent.parent / "benchmarks")
+        patch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in ("roofline", "bench_models")})
 
 

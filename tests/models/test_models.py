@@ -188,7 +188,7 @@ def test_options_of_fairseq_are_not_taken_for_misspelt_ones():
 
 
 def test_a_checkpoint_with_a_misspelt_option_loads_with_a_warning(caplog):
-    """It has been trained with it; only what hydra is about to train is refused, see test_fairseq_commands.py."""
+    """It has been trained with it; only what hydra is about to train is refused, see fairseq/test_commands.py."""
     TransformerHeadGatesModel.build_model(from_yaml(gate_temprature=0.5), make_task())
     assert "unknown option 'gate_temprature' of the model is ignored: did you mean gate_temperature?" in caplog.text
 

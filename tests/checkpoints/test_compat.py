@@ -125,7 +125,7 @@ def test_a_preset_completes_a_configuration():
 
 # --- checkpoints of another fairseq -----------------------------------------------------------------------------------
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 OTHERS = ("fairseq-0.12.2", "fairseq-fixed-0.12.3.1")
 
 

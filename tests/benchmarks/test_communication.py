@@ -12,7 +12,7 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.tasks import TASK_REGISTRY
 from support.models import make_args
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "communication.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "communication.py"
 STATISTICS = ["gate_certainty", "heads_open", "heads_open_dec_enc", "heads_open_dec_self", "heads_open_enc_self", "l0"]
 LAYERS, HEADS = 2, 4
 GATES = 3 * LAYERS * HEADS

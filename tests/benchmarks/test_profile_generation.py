@@ -23,7 +23,7 @@ OPTIONS = f"--size tiny --vocabulary {WORDS} --batch {SENTENCES} --beam {BEAM} -
 @pytest.fixture(scope="module")
 def benchmarks():
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(Path(__file__).parent.parent / "benchmarks")
+        patch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
         names = ("bench_models", "bench_profile", "profile_generation")
         modules = {name: importlib.import_module(name) for name in names}
         patch.setitem(modules["bench_models"].SIZES, "tiny", (WIDTH, FFN, LAYERS, HEADS))

@@ -10,7 +10,7 @@ from support.relevance import SETTINGS
 
 from fairseq_headgates.analysis.relevance.rules import add, attention, keep_norm, layer_norm, linear, merge
 
-REFERENCE = dict(np.load(Path(__file__).parent / "data" / "reference_relevance.npz"))
+REFERENCE = dict(np.load(Path(__file__).parents[1] / "data" / "reference_relevance.npz"))
 
 settings = pytest.mark.parametrize("setting", SETTINGS)
 

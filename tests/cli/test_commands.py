@@ -78,7 +78,7 @@ def test_show_overwrites_only_with_force(gated_checkpoint, tmp_path, run):
 
 
 def test_a_checkpoint_is_a_mask(checkpoints, tmp_path, train, run):
-    """The heads that `headgates show --out` writes; see test_checkpoints_masks.py."""
+    """The heads that `headgates show --out` writes; see checkpoints/test_masks.py."""
     path = checkpoints["mixed"]
     heads = json.loads(run("headgates", "show", path, "--out", "-").out)
     train(tmp_path, "--alive-heads", path, "--remove-heads", updates=1)
