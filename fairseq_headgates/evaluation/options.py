@@ -77,8 +77,8 @@ def setup_task(args: Namespace) -> Any:
 def _config_of_task(args: Namespace) -> Any:
     """Return what fairseq sets the task up from.
 
-    That is the options themselves, unless the task refers to options that `args` lacks: composing all of them with hydra
-    takes a fifth of a second.
+    That is the options themselves, unless the task refers to options that `args` lacks: composing all of them with
+    hydra takes a fifth of a second.
     """
     fields = TASK_DATACLASS_REGISTRY[args.task].from_namespace(args) if args.task in TASK_DATACLASS_REGISTRY else args
     return to_config(args).task if any(str(value).startswith("${") for value in vars(fields).values()) else args
