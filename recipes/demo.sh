@@ -17,8 +17,8 @@ set -a
 : "${PRETOKENIZED:=1}" "${JOINT:=0}" "${BPE:=1000}"
 : "${EMBED:=64}" "${FFN:=128}" "${LAYERS:=2}" "${DECODER_LAYERS:=1}" "${HEADS:=8}" "${DROPOUT:=0}"
 : "${MAX_TOKENS:=2500}" "${SAVE_EVERY:=300}" "${LR:=0.015}" "${WARMUP:=100}"
-[[ -n ${EPOCHS:-} ]] || : "${UPDATES:=350}"
-: "${PRUNE_UPDATES:=250}" "${PRUNE_WARMUP:=20}"
+[[ -n ${EPOCHS:-} ]] || : "${UPDATES:=320}"
+: "${PRUNE_UPDATES:=300}" "${PRUNE_WARMUP:=20}" "${GATE_LR_SCALE:=5}" "${SPARSITY_WARMUP:=50}" "${FIX_AFTER:=75}"
 set +a
 source "$recipes/lib/defaults.sh"
 

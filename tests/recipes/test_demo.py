@@ -1,4 +1,4 @@
-"""The demo, whole: it learns, heads have the functions that its grammar needs, its notebook runs, it resumes."""
+"""The demo, whole: half of the heads are spare, its notebook runs, it resumes; planted functions are found."""
 
 import json
 import re
@@ -9,48 +9,96 @@ import pytest
 from support.recipes import ROOT, refused, run
 
 NOTEBOOK = ROOT / "notebooks" / "tour.ipynb"
-SETTINGS = {"UPDATES": 1000, "PRUNE_UPDATES": 240, "RUNS": "enc-self=4 all=0.5"}
 
 
 @pytest.mark.rehearsal
-def test_a_small_demo(tmp_path, monkeypatch):
+def test_the_demo(tmp_path, monkeypatch):
     out = tmp_path / "demo"
-    result = run("demo.sh", out, **SETTINGS)
+    result = run("demo.sh", out)
     assert result.returncode == 0, result.stdout + result.stderr
-    learns_and_closes_heads(result)
-    has_a_report(out, result)
-    finds_the_planted_structure(out)
+    half_of_the_heads_are_spare(result.stdout)
+    says_what_was_removed(result.stdout, out)
+    has_a_report(out)
     execute(NOTEBOOK, out, monkeypatch)
-    resumes(out, result)
+    resumes(out, result.stdout)
 
 
-def learns_and_closes_heads(result):
-    rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if "/32 " in line}
-    assert list(rows) == ["baseline", "baseline+", "all_heads0.5", "baseline+frozen", "enc-self_heads4"]
-    baseline, control, half, frozen, encoder = rows.values()
-    bleu, difference, nll = 5, 6, 9  # columns
-    assert baseline[0] == control[0] == frozen[0] == "16/16" and float(baseline[bleu]) > 75
-    assert control[difference:8] == frozen[difference:8] == ["+0.00", "-"] and float(control[nll]) < 2
-    assert half[3] == "16/32" and encoder[0] == "4/16"
-    for pruned in (half, encoder):
-        assert float(pruned[4].rstrip("M")) < float(baseline[4].rstrip("M"))
-        assert float(pruned[difference]) > -20
+def half_of_the_heads_are_spare(printed):
+    rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if "/32 " in line}
+    assert list(rows) == ["baseline", "baseline+", "all_heads0.5", "all_heads0.25"]
+    heads, parameters, bleu, difference = 3, 4, 5, 6  # columns
+    assert [row[heads] for row in rows.values()] == ["32/32", "32/32", "16/32", "8/32"]
+    sizes = [float(row[parameters].rstrip("M")) for row in rows.values()]
+    assert sizes[0] == sizes[1] > sizes[2] > sizes[3]
+    assert float(rows["baseline+"][bleu]) > 98 and rows["baseline+"][difference:8] == ["+0.00", "-"]
+    # Measured: at most 1.0 on all versions of Python. Another processor draws another model.
+    assert float(rows["all_heads0.5"][difference]) > -2
+    assert -20 < float(rows["all_heads0.25"][difference]) < float(rows["all_heads0.5"][difference])
 
 
-def has_a_report(out, result):
+def says_what_was_removed(printed, out):
+    name, removed, cost, saved, _, report, following = printed.splitlines()[-7:]
+    assert name == "all_heads0.5:"
+    kinds = re.fullmatch(r"removed: 16 of 32 heads \((.*)\)", removed)[1]
+    assert sum(int(kind.split()[0]) for kind in kinds.split(", ")) == 16
+    assert re.fullmatch(r"cost: [+-]\d+\.\d\d BLEU against baseline\+ \(p = [01]\.\d{3}\)", cost)
+    speed = r"saved: \d\d% of 0\.\d\dM parameters; [\d,]+ words per second instead of [\d,]+ \(([\d.]+) times\)"
+    assert 0.5 < float(re.fullmatch(speed, saved)[1]) < 3
+    assert report.startswith(f"wrote {out}/report.html (")
+    assert following == f"next: headgates show {out}/all_heads0.5/checkpoint_last.pt"
+
+
+def has_a_report(out):
     page = (out / "report.html").read_text()
-    assert result.stdout.splitlines()[-1].startswith(f"wrote {out}/report.html (")
-    shown = ["heads4/pruned.pt: 20 of 32 heads", "frames-data", "trees of the source", "confidence", "dec-enc layer 0"]
+    shown = [
+        "heads0.5/pruned.pt: 16 of 32 heads",
+        "frames-data",
+        "trees of the source",
+        "confidence",
+        "dec-enc layer 0",
+    ]
     assert [words for words in shown if words not in page] == []
 
 
-def finds_the_planted_structure(out):
-    """Heads of the encoder find what the Russian forms depend on, those of the fixed seed of the demo.
+def resumes(out, printed):
+    """With everything there and after a loss in the middle: the same table."""
+    (out / "all_heads0.25" / "test.hyp").unlink()
+    (out / "all_heads0.25" / "scores.json").unlink()
+    again = run("demo.sh", out)
+    tables = [text[text.index("\nmodel ") :].partition("chrF2:")[0] for text in (printed, again.stdout)]
+    assert tables[0] == tables[1] and again.stdout.splitlines()[-2:] == printed.splitlines()[-2:]
+    assert "training" not in again.stdout
+    refused(run("demo.sh", out, UPDATES=500), "was made with other settings", "UPDATES=320")
+    refused(run("demo.sh", out, PRUNE_LR=0.1), "was made with other settings", "PRUNE_LR=0.015")
+    refused(run("demo.sh", out, SEEDS="2 3"), "was made with other settings", "SEEDS=1")
+
+
+GRAMMAR = {"PRETOKENIZED": 1, "JOINT": 0, "BPE": 1000, "EMBED": 64, "FFN": 128, "LAYERS": 2, "DECODER_LAYERS": 1}
+GRAMMAR |= {"DROPOUT": 0, "SAVE_EVERY": 300, "LR": 0.008, "WARMUP": 150, "UPDATES": 1000, "SEEDS": 2, "RUNS": ""}
+
+
+@pytest.mark.rehearsal
+@pytest.mark.release
+def test_planted_functions_are_found(tmp_path, headgates):
+    """Heads of the encoder find what the Russian forms of the whole grammar depend on.
 
     An adjective agrees with its noun, the case of an object depends on its verb, and a verb agrees with its subject
     (here without the margin of 10 points). The most positional head looks at the previous token, but not for 90% of
     the tokens, the default threshold.
     """
+    corpus, out = tmp_path / "corpus", tmp_path / "out"
+    for command in (["make_corpus.py", corpus], ["translation.sh", corpus, out, "en", "ru"]):
+        result = run(*command, OMP_NUM_THREADS=1, **GRAMMAR)
+        assert result.returncode == 0, result.stdout + result.stderr
+    data = [
+        out / "data-bin",
+        "--path",
+        out / "baseline" / "checkpoint_last.pt",
+        "--cpu",
+        "--out",
+        out / "functions.json",
+    ]
+    headgates("functions", *data, "--conllu", corpus / "valid.en.conllu")
     found = json.loads((out / "functions.json").read_text())
     heads = [entry for row in found["heads"]["enc-self"] for entry in row]
     named = [name for entry in heads for name in entry["functions"]]
@@ -63,19 +111,6 @@ def finds_the_planted_structure(out):
     assert positional["offset"] == -1 and positional["rate"] > 0.4
 
 
-def resumes(out, result):
-    """With everything there and after a loss in the middle: the same table."""
-    (out / "enc-self_heads4" / "test.hyp").unlink()
-    (out / "enc-self_heads4" / "scores.json").unlink()
-    again = run("demo.sh", out, **SETTINGS)
-    first, second = (text.stdout[text.stdout.index("\nmodel ") :].partition("chrF2:")[0] for text in (result, again))
-    assert first == second and again.stdout.splitlines()[-1] == result.stdout.splitlines()[-1]
-    assert "training" not in again.stdout
-    refused(run("demo.sh", out, **{**SETTINGS, "UPDATES": 500}), "was made with other settings", "UPDATES=1000")
-    refused(run("demo.sh", out, **{**SETTINGS, "PRUNE_LR": 0.1}), "was made with other settings", "PRUNE_LR=0.008")
-    refused(run("demo.sh", out, **{**SETTINGS, "SEEDS": "2 3"}), "was made with other settings", "SEEDS=2")
-
-
 # --------------------------------------------------------------------------------------- the notebook
 def execute(notebook, demo, monkeypatch):
     """Run every cell; an error in one raises."""
@@ -84,7 +119,7 @@ def execute(notebook, demo, monkeypatch):
     place = {"metadata": {"path": str(notebook.parent)}}
     nbclient.NotebookClient(tour, timeout=600, kernel_name="python3", resources=place).execute()
     printed = texts(tour)
-    assert "of 16 heads are open" in printed and "amod to governor" in printed
+    assert "of 16 heads are open" in printed and "open heads have a function" in printed
     assert "\ngradient scores, no training " in printed
     difference = float(printed.partition("largest difference of the logits (float32): ")[2].split()[0])
     assert difference < 1e-4
