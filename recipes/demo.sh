@@ -16,9 +16,9 @@ set -a
 : "${OMP_NUM_THREADS:=1}" "${SEEDS:=${SEED:-1}}" "${RUNS=all=0.5 all=0.25}"
 : "${PRETOKENIZED:=1}" "${JOINT:=0}" "${BPE:=1000}"
 : "${EMBED:=64}" "${FFN:=128}" "${LAYERS:=2}" "${DECODER_LAYERS:=1}" "${HEADS:=8}" "${DROPOUT:=0}"
-: "${MAX_TOKENS:=2500}" "${SAVE_EVERY:=300}" "${LR:=0.015}" "${WARMUP:=100}"
-[[ -n ${EPOCHS:-} ]] || : "${UPDATES:=320}"
-: "${PRUNE_UPDATES:=300}" "${PRUNE_WARMUP:=20}" "${GATE_LR_SCALE:=5}" "${SPARSITY_WARMUP:=50}" "${FIX_AFTER:=75}"
+: "${MAX_TOKENS:=2500}" "${SAVE_EVERY:=300}" "${LR:=0.015}" "${WARMUP:=80}"
+[[ -n ${EPOCHS:-} ]] || : "${UPDATES:=260}"
+: "${PRUNE_UPDATES:=260}" "${PRUNE_WARMUP:=20}" "${GATE_LR_SCALE:=5}" "${SPARSITY_WARMUP:=50}" "${FIX_AFTER:=75}"
 set +a
 source "$recipes/lib/defaults.sh"
 
@@ -31,7 +31,7 @@ check_settings
 check_out "$out"
 no_colon "$out"
 
-[[ -d $out/corpus ]] || step "making the corpus" python3 "$recipes/make_corpus.py" "$out/corpus" --plain --train 16000 \
+[[ -d $out/corpus ]] || step "making the corpus" python3 "$recipes/make_corpus.py" "$out/corpus" --plain --train 12000 \
   --valid 300 --test 300
 find_devices
 translate=("$recipes/translation.sh" "$out/corpus" "$out" en ru)

@@ -4,8 +4,8 @@
     removed.py RUN_DIR DATA OPTIONS...        OPTIONS: those of fairseq-generate
 
 The folder holds what lib/models.sh writes, and lies beside that of its control. Both models translate the subset in
-turn, three times after a first one that does not count; the speed is that of the fastest. With one thread on a CPU it is
-measured in processor time, so that other work on the machine does not count.
+turn, twice after a first one that does not count; the speed is that of the fastest. With one thread on a CPU it
+is measured in processor time, so that other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fairseq_headgates import evaluation
 from fairseq_headgates.checkpoints import load_model
 from fairseq_headgates.cli.fairseq_options import fairseq_options
 
-ROUNDS = 3
+ROUNDS = 2
 
 
 def what_was_removed(run: Run) -> str:

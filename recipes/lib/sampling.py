@@ -186,7 +186,7 @@ class Sampler:
         elif government in PREPOSITIONS:
             clause.pps = ((government, self.np(kinds, rich, rel=rel)),)
         elif government != "none":
-            clause.obj = self.np(kinds, rich, rel=rel, pronoun=0.2)
+            clause.obj = self.np(kinds, rich, rel=rel, pronoun=0.0 if self.plain else 0.2)
 
     def adjuncts(self, clause: Clause, timed: bool) -> None:
         self.add_phrase(clause)
