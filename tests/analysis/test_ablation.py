@@ -68,7 +68,7 @@ def test_losses_of_all_ablations(tokens, normalize_before, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_losses_of_odd_models(name):
+def test_ablation_losses_of_unusual_architectures_match_a_naive_rewrite(name):
     model, pairs = make_model(**ODD[name]), sentences()[:2]
     loss, without = ablation_losses(model, corpus([sample([pair]) for pair in pairs]))
 
@@ -91,7 +91,7 @@ def test_losses_of_odd_models(name):
                 assert value == pytest.approx(naive(mask), abs=1e-5), (kind, layer, head)
 
 
-def test_heads_that_are_not_there_have_no_loss():
+def test_removed_heads_have_nan_as_ablation_loss():
     model = prune(make_model(), MASK)
     loss, without = ablation_losses(model, corpus())
     assert loss == pytest.approx(bits(model), abs=1e-9)
@@ -102,7 +102,7 @@ def test_heads_that_are_not_there_have_no_loss():
         ablation_losses(model, corpus(), "both")
 
 
-def test_nothing_of_the_model_is_left_changed():
+def test_ablation_restores_the_model_also_after_an_error():
     model = make_model()
     batch = sample(sentences())
     before = model(**batch["net_input"])[0]
@@ -185,7 +185,7 @@ def test_a_curve_removes_the_lowest_scores_first(types):
         assert point.predictions is None
 
 
-def test_a_curve_can_score_again_what_is_left():
+def test_a_curve_can_rescore_the_remaining_heads():
     model = make_model()
     seen = []
 
@@ -206,7 +206,7 @@ def test_mean_loss_counts_tokens_not_batches():
         assert mean_loss(model, corpus(batches)) == pytest.approx(bits(model), abs=1e-9)
 
 
-def test_a_journal_goes_on_where_work_was_stopped(tmp_path):
+def test_a_journal_resumes_after_the_last_complete_record(tmp_path):
     path = tmp_path / "out.part"
     journal = ResumeJournal(str(path), "work 1")
     assert journal.get("a", lambda: ["x"]) == ["x"]
@@ -246,7 +246,7 @@ def test_a_full_disk_under_a_journal_is_reported(tmp_path):
     assert ResumeJournal(str(path), "work").found == {}  # what was broken off does not count
 
 
-def test_a_journal_of_odd_content_is_refused(tmp_path):
+def test_a_malformed_journal_is_refused(tmp_path):
     path = tmp_path / "out.part"
     for line in ("[" * 100_000, "[]", '[["a"], 1]', "5", "\ud800".encode("utf-8", "surrogatepass")):
         text = line if isinstance(line, bytes) else line.encode()

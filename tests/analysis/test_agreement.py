@@ -27,7 +27,7 @@ def ranks(x):
 X, Y = [0.3, 2.0, -1.0, 5.0, 0.5, 0.5], [1.0, 1.5, -2.0, 9.0, 0.0, 3.0]
 
 
-def test_formulas():
+def test_correlations_and_overlap_equal_naive_formulas():
     found = agreement(table(X), table(Y), top=2)
     assert (found.heads, found.top) == (6, 2)
     assert found.pearson == pytest.approx(pearson(X, Y))
@@ -37,7 +37,7 @@ def test_formulas():
     assert (same.pearson, same.spearman, same.shared, same.top) == (pytest.approx(1), pytest.approx(1), 1.0, 1)
 
 
-def test_p_value_is_how_often_chance_does_as_well():
+def test_p_value_equals_that_of_a_permutation_test():
     generator = random.Random(0)
     shuffled, count, draws = list(Y), 0, 4000
     r = pearson(X, Y)
@@ -69,7 +69,7 @@ def test_huge_and_tiny_scores_have_a_correlation(scale):
     assert found.spearman == pytest.approx(pearson(ranks(X), ranks(Y)))
 
 
-def test_heads_that_were_taken_out_of_one_model_are_left_aside():
+def test_heads_removed_from_one_model_are_ignored():
     gone = [0.3, math.nan, -1.0, 5.0, 0.5, 0.7]
     found = agreement(table(gone), table(Y), top=2)
     rest = [(x, y) for x, y in zip(gone, Y, strict=True) if not math.isnan(x)]
@@ -88,6 +88,6 @@ def test_heads_that_were_taken_out_of_one_model_are_left_aside():
         (table(Y, name="b"), {"top": 0}, "top is 0"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_compared_is_refused(other, options, words):
+def test_incomparable_score_tables_are_refused(other, options, words):
     with pytest.raises(ValueError, match=words):
         agreement(table(X), other, **options)

@@ -85,7 +85,7 @@ def test_the_table_and_its_notes():
     assert speed_notes(several)[-1].endswith("dec-self layer 1 (10.50 ms)")
 
 
-def test_the_command(checkpoint, prune, monkeypatch):
+def test_prune_by_speed_prints_the_costs(checkpoint, prune, monkeypatch):
     monkeypatch.setattr(costs, "_seconds", lambda device, work: (work(), 0.001)[1])
     out = checkpoint.with_name("pruned.pt")
     plain = prune(checkpoint, out, "--dry-run")
@@ -100,7 +100,7 @@ def test_the_command(checkpoint, prune, monkeypatch):
     assert out.exists()
 
 
-def test_nothing_is_written_if_it_cannot_be_measured(checkpoint, prune, monkeypatch):
+def test_nothing_is_written_if_attention_cannot_be_timed(checkpoint, prune, monkeypatch):
     out = checkpoint.with_name("unmeasured.pt")
     monkeypatch.setattr("fairseq_headgates.analysis.costs.HeadAttention", None)
     done = prune(checkpoint, out, "--by-speed", code=2)
@@ -112,7 +112,7 @@ def test_the_size_of_stock_checkpoints_does_not_change(checkpoint, prune):
     assert done.err.startswith("headgates prune: error: --stock keeps the size of the model")
 
 
-def test_what_layers_share_is_not_in_the_time_of_one(monkeypatch):
+def test_cache_operations_shared_by_layers_are_not_timed(monkeypatch):
     """Another layer extends and reorders the table of entries first."""
     first = []
 

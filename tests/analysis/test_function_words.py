@@ -66,7 +66,7 @@ def test_words_of_trees_are_found_by_characters(tokens, forms, expected):
     assert matched(tokens.split(), forms.split()).pieces == expected
 
 
-def test_a_mark_without_characters_belongs_to_the_word_that_it_begins():
+def test_a_lone_word_boundary_mark_belongs_to_the_word_that_follows():
     tokens = ["\u2581the", "\u2581", "Xyz", "\u2581ran"]
     assert matched(tokens, ["the", "Xyz", "ran"], "sentencepiece").pieces == [(0,), (1, 2), (3,)]
 
@@ -76,7 +76,7 @@ def test_unknown_tokens_are_not_found():
     assert found.pieces == [(0,), (), (2,)] and found.share == 1
 
 
-def test_another_sentence_does_not_match():
+def test_a_tree_of_another_sentence_does_not_match():
     assert matched("a man in a red hat".split(), "two dogs play with sticks".split()).share < 0.5
     assert matched([], ["word"]).share == 1  # an empty sentence: nothing contradicts the tree
 
@@ -92,7 +92,7 @@ def test_any_segmentation_of_the_same_words_is_found(words, chance):
     assert matched(tokens, words).pieces == expected
 
 
-def test_nothing_is_guessed_when_characters_are_lost():
+def test_words_are_matched_only_to_pieces_with_all_their_characters():
     """Every word that is found has exactly the characters of its pieces."""
     chance = random.Random(1)
     for _ in range(200):

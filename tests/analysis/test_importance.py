@@ -126,7 +126,7 @@ def log_loss(model, pair):
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_gradient_of_odd_models(name):
+def test_gradient_of_unusual_architectures_equals_finite_differences(name):
     model = make_model(**ODD[name])
     forwards = [module.forward for module in model.modules() if hasattr(module, "precheckpoint_forward")]
     table = scores(model, "gradient", [sample(sentences()[:2])], normalize="none")
@@ -235,7 +235,7 @@ def kept(values, gone=math.nan):
 
 
 @pytest.mark.parametrize("method", DATA_METHODS)
-def test_batches_and_padding_make_no_difference(method):
+def test_scores_do_not_depend_on_batching_or_padding(method):
     model = make_model()
     pairs = sentences()
     together = scores(model, method)

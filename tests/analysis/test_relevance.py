@@ -116,7 +116,7 @@ def test_gates_and_removed_heads(rule, options):
 
 
 @pytest.mark.parametrize("options", [{}, POST_NORM], ids=["pre-norm", "post-norm"])
-def test_masked_is_pruned(options):
+def test_relevance_is_the_same_in_masked_pruned_and_fixed_models(options):
     """The same numbers, a layer without heads included, and those of full Jacobians."""
     model = small(**options)
     with masked(model, MASK):
@@ -126,7 +126,7 @@ def test_masked_is_pruned(options):
     assert_equal(explain(fix_heads(model, MASK), make_batch()), found)
 
 
-def test_gated_is_pruned():
+def test_relevance_is_the_same_in_gated_and_pruned_models():
     """Gates are folded in single precision, and compared in double."""
     model = gated(torch.float)
     mask = HeadTable({**MASK.values, "dec-enc": [[0, 1], [1, 1]]})
@@ -175,7 +175,7 @@ def test_a_sentence_is_explained_alike_alone_and_in_a_batch(options, pads):
             assert (found.heads[kind][row, at_target] - values[0]).abs().max() < 1e-10
 
 
-def test_long_sentences_are_explained_in_turns(monkeypatch):
+def test_relevance_computed_in_chunks_is_the_same(monkeypatch):
     model = small()
     found = explain(model, make_batch())
     monkeypatch.setattr(walk, "POSITIONS", 1)
@@ -209,12 +209,12 @@ def test_lost_relevance_is_reported(caplog):
     assert "% of the relevance of a logit is lost" in caplog.text
 
 
-def test_no_position_sees_those_after_it():
+def test_later_target_positions_have_no_relevance():
     found = explain(small(), make_batch())
     assert found.target.triu(1).abs().max() == 0 < found.target.tril(-1).abs().max()
 
 
-def test_the_model_is_as_before():
+def test_relevance_leaves_the_model_unchanged():
     model = gated().train()
     model.encoder.layers[0].eval()
     before = {name: module.training for name, module in model.named_modules()}
@@ -257,7 +257,7 @@ def test_an_unknown_rule_is_refused():
         ({"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 4}, ["quantisation noise"]),
     ],
 )
-def test_what_cannot_be_explained_is_refused(options, reasons):
+def test_models_that_relevance_does_not_support_are_refused(options, reasons):
     with pytest.raises(ValueError, match="^relevance cannot be propagated") as error:
         explain(make_stock(**options), make_batch())
     assert all(reason in str(error.value) for reason in reasons) and "\n" not in str(error.value)
@@ -275,7 +275,7 @@ def test_unknown_layers_are_refused():
         explain(torch.nn.Linear(2, 2), make_batch())
 
 
-def test_broken_models_are_named():
+def test_a_model_with_weights_that_are_not_finite_is_refused():
     model = small()
     model.decoder.layers[0].fc1.weight[0, 0] = float("nan")
     for kind in (RuntimeError, ValueError):  # a ValueError: commands report it in one line
@@ -287,7 +287,7 @@ def test_broken_models_are_named():
 
 
 @rules
-def test_linear_layers_of_one_input_are_like_one_layer(rule):
+def test_linear_layers_of_one_input_propagate_like_one_layer(rule):
     torch.manual_seed(1)
     x, bias = torch.randn(5, 6, dtype=torch.double), torch.randn(7, dtype=torch.double)
     R, weight = torch.randn(5, 4, 7, dtype=torch.double), torch.randn(7, 6, dtype=torch.double)
@@ -298,7 +298,7 @@ def test_linear_layers_of_one_input_are_like_one_layer(rule):
 
 @pytest.mark.parametrize("chunk", [1, 20, 1000])
 @pytest.mark.parametrize("dim", [-1, (1, 3), (0, 2)])
-def test_norms_of_some_rows_at_a_time(dim, chunk, monkeypatch):
+def test_l1_norm_in_chunks_is_the_same(dim, chunk, monkeypatch):
     monkeypatch.setattr(rules_room, "CHUNK", chunk)
     x = torch.randn(5, 2, 3, 4, dtype=torch.double)
     assert (rules_room.l1_norm(x, dim) - x.abs().sum(dim, keepdim=True)).abs().max() < 1e-12

@@ -67,7 +67,7 @@ def test_extra_bytes_are_gradients_of_gates_and_statistics(
         assert line.removeprefix(name).split() == [f"{number:,}" for number in row]
 
 
-def test_what_is_sent_for_another_reason_is_in_the_table(communication):
+def test_bytes_without_a_known_purpose_are_in_the_table(communication):
     """A broadcast that nobody has named, before the first update and in two updates."""
     record = communication.Record()
     send = communication.counted(record, "broadcast", lambda tensors: tensors)
@@ -93,7 +93,7 @@ def test_what_is_sent_for_another_reason_is_in_the_table(communication):
         (["--ddp-backend", "slowmo"], "argument --ddp-backend: invalid choice: 'slowmo' (choose from"),
     ],
 )
-def test_wrong_options_are_one_line(options, message, communication, monkeypatch, capsys):
+def test_invalid_options_are_refused_in_one_line(options, message, communication, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["communication.py", *map(str, options)])
     with pytest.raises(SystemExit) as ended:
         communication.main()
@@ -103,7 +103,7 @@ def test_wrong_options_are_one_line(options, message, communication, monkeypatch
 
 
 @pytest.mark.rehearsal
-def test_a_worker_that_fails_is_one_line():
+def test_a_failed_worker_is_reported_in_one_line():
     options = "['--arch', 'transformer', '--max-source-positions', '1']"
     code = f"import communication; communication.VARIANTS['stock'] = {options}; communication.main()"
     command = [sys.executable, "-c", code, "--workers", "2", "--models", "stock"]

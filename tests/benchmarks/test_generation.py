@@ -72,7 +72,7 @@ def test_memory_of_a_process(memory, tmp_path):
     assert (tmp_path / "log").read_text() == "why\n"
 
 
-def test_a_folder_of_other_sizes_is_refused(memory, tmp_path, capsys):
+def test_a_folder_of_checkpoints_with_other_settings_is_refused(memory, tmp_path, capsys):
     options = {"folder": tmp_path / "new", "size": "small", "vocabulary": 60, "batch": 8, "length": 5}
     for _ in range(2):
         memory.claim(Namespace(**options))

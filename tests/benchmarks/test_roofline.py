@@ -185,7 +185,7 @@ def test_the_table_of_a_device(printed):
     assert lines[-1].split() == expected
 
 
-def test_pruning_pays_where_heads_are_what_is_read(printed):
+def test_pruning_is_faster_where_the_cache_dominates_memory_traffic(printed):
     """Long sentences: the cache. Short ones: the weights of all layers."""
     options = "--part step --device H100 --heads 8 --batch 1024 --remove 0.75 --length".split()
     (_, long, _), (_, short, _) = printed(*options, 512), printed(*options, 2)
@@ -211,7 +211,7 @@ def test_the_table_of_heads(printed):
         (["--device", "V100"], "argument --device: invalid choice: 'V100' (choose from"),
     ],
 )
-def test_wrong_options_are_one_line(options, message, printed):
+def test_invalid_options_are_refused_in_one_line(options, message, printed):
     code, lines, error = printed(*options)
     assert code == 2 and not lines
     assert error.startswith(f"roofline.py: error: {message}") and error.count("\n") == 1

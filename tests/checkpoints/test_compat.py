@@ -115,7 +115,7 @@ def with_moments(state, moments, order, flat):
     return {**state, "last_optimizer_state": {"state": entries, "param_groups": [group]}}
 
 
-def test_a_preset_completes_a_configuration():
+def test_a_preset_fills_in_missing_options():
     """Options that are null or missing are open; what the preset does not read may be undefined."""
     args = OmegaConf.create({"encoder_layers": None, "encoder_embed_dim": 64, "data": "???"})
     complete(base_architecture, args)
@@ -142,7 +142,7 @@ def test_checkpoints_compute_the_same(name, fairseq):
 
 
 @pytest.mark.parametrize("fairseq", OTHERS)
-def test_checkpoints_are_pruned_to_the_same(fairseq):
+def test_pruning_gives_the_same_with_every_fairseq_version(fairseq):
     """Weights, optimiser and moving average."""
     pruned = prune_checkpoint(load_checkpoint(str(DATA / fairseq / "gated.pt")), HeadTable(OPEN))
     theirs = load_checkpoint(str(DATA / fairseq / "pruned.pt"))

@@ -160,13 +160,13 @@ def test_log_probabilities_are_those_of_fairseq(options, mask, tmp_path):
 @example(NONE)
 @given(masks)
 @settings(max_examples=5)
-def test_any_heads_may_be_missing(options, mask):
+def test_an_export_without_any_of_the_heads_computes_the_same(options, mask):
     model = make_model(**options)
     with tempfile.TemporaryDirectory() as folder:
         assert_same_scores(convert(without_heads(model, mask), Path(folder)), zeroed(model, mask))
 
 
-def test_the_heads_matter_to_this_comparison(tmp_path):
+def test_the_comparison_detects_removed_heads(tmp_path):
     model = make_model()
     with pytest.raises(AssertionError):
         assert_same_scores(convert(without_heads(model, SOME), tmp_path), model, tolerance=0.1)
@@ -178,7 +178,7 @@ def test_a_stock_attention_and_other_numbers_of_heads_in_the_decoder(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.half, torch.bfloat16])
-def test_half_precision_and_training_mode(dtype, tmp_path):
+def test_a_model_in_half_precision_and_training_mode_is_exported(dtype, tmp_path):
     model = make_model(encoder_layers=5, encoder_layerdrop=0.9).to(dtype)
     assert_same_scores(convert(copy.deepcopy(model).train(), tmp_path), model.float())
 
@@ -213,7 +213,7 @@ def test_int8_weights_take_a_quarter_of_the_place(tmp_path):
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int16"])
-def test_the_model_stays_as_it_is(quantization, tmp_path):
+def test_export_leaves_the_model_unchanged(quantization, tmp_path):
     model = without_heads(make_model(), SOME)
     before = copy.deepcopy(model.state_dict())
     convert(model, tmp_path, quantization)

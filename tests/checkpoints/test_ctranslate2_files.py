@@ -31,12 +31,12 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize(("reason", "options"), UNSUPPORTED.items(), ids=UNSUPPORTED)
-def test_what_ctranslate2_cannot_express(reason, options):
+def test_unsupported_options_are_reported(reason, options):
     (found,) = unsupported(make_stock(**options))
     assert reason in found
 
 
-def test_what_it_can_express_has_no_reasons():
+def test_supported_models_have_no_reasons_against_export():
     assert unsupported(make_stock()) == unsupported(make_gated()) == []
 
 
@@ -48,7 +48,7 @@ def test_gates_and_fixed_heads_must_be_folded_first():
     ]
 
 
-def test_modules_of_other_classes():
+def test_modules_of_unsupported_classes_are_reported():
     class Encoder(TransformerEncoderBase):
         pass
 
@@ -85,7 +85,7 @@ def test_a_dictionary_of_another_size(tmp_path):
         to_ctranslate2(make_stock(), DICTIONARY, dictionary, tmp_path / "model")
 
 
-def test_a_missing_package_is_named_with_its_cure(tmp_path, monkeypatch):
+def test_a_missing_package_is_reported_with_its_pip_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(ValueError, match=r"pip install 'fairseq-headgates\[ctranslate2\]'"):
         convert(make_stock(), tmp_path)
@@ -123,7 +123,7 @@ def test_force_deletes_nothing_but_models(tmp_path):
         (KeyboardInterrupt(), KeyboardInterrupt, None),
     ],
 )
-def test_all_or_nothing_is_written(existing, method, stop, error, message, tmp_path, monkeypatch):
+def test_an_interrupted_export_keeps_the_old_model(existing, method, stop, error, message, tmp_path, monkeypatch):
     if existing:
         convert(make_stock(seed=1), tmp_path)
     before = contents(tmp_path)
@@ -142,7 +142,7 @@ def test_all_or_nothing_is_written(existing, method, stop, error, message, tmp_p
     assert contents(tmp_path) == before
 
 
-def test_a_place_that_does_not_exist(tmp_path):
+def test_an_output_in_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(ValueError, match="cannot write .*model .No such file or directory.: choose another place"):
         convert(make_stock(), tmp_path / "nowhere")
 

@@ -37,7 +37,7 @@ def stock(toy, program, tmp_path_factory):
     return folder / "checkpoint_last.pt"
 
 
-def test_a_checkpoint_that_fairseq_cannot_generate_from(toy, program, stock, tmp_path):
+def test_prune_repairs_a_checkpoint_that_fairseq_cannot_generate_from(toy, program, stock, tmp_path):
     plugin = ["--user-dir", program("headgates", "path").strip()]  # since torch 2.6 needed to load the checkpoint
     alone = program("fairseq-generate", toy.data, *plugin, "--path", stock, "--cpu", code=1)
     assert "Mask Type should be defined" in alone

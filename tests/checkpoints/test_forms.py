@@ -58,7 +58,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
-def test_models_of_every_build(options):
+def test_every_variant_is_built_pruned_and_exported_from_its_checkpoint(options):
     """Built from the file alone, without data; pruned and exported they compute what the masked model computes."""
     model = make_gated(**options)
     state, mask = small_state(model), random_mask(model)
@@ -147,7 +147,7 @@ print("plugin" if any(name.split(".")[0] == "fairseq_headgates" for name in sys.
 
 
 @pytest.mark.rehearsal
-def test_stock_loads_in_a_process_that_knows_nothing_of_the_plugin(stock, toy, tmp_path):
+def test_stock_checkpoint_loads_without_the_plugin(stock, toy, tmp_path):
     command = [sys.executable, "-c", FRESH, str(stock), str(toy.data)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -155,7 +155,7 @@ def test_stock_loads_in_a_process_that_knows_nothing_of_the_plugin(stock, toy, t
     assert "no plugin" in done.stdout
 
 
-def test_stock_holds_nothing_but_tensors_and_plain_values(stock, gated):
+def test_stock_checkpoint_holds_only_tensors_and_plain_values(stock, gated):
     state = torch.load(stock, weights_only=True)
 
     def check(value):
@@ -239,7 +239,7 @@ def test_a_checkpoint_of_fairseq_is_pruned_by_a_mask(train, run, tmp_path):
     assert kept_mask(smaller).values == {**mask, "dec-self": [[1] * 4] * 2}
 
 
-def test_presets_get_the_name_of_ours_and_back():
+def test_architecture_names_are_converted_to_the_plugin_and_back():
     names = {
         "transformer": "transformer_head_gates",
         "transformer_wmt_en_de": "transformer_head_gates_wmt_en_de",

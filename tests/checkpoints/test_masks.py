@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 
-def test_pruned_again_and_gated_again(pruned, run, train, tmp_path):
+def test_a_pruned_checkpoint_is_pruned_again_and_gated_again(pruned, run, train, tmp_path):
     again = tmp_path / "again.pt"
     mask = {"enc-self": [[0, 1, 0, 1], [1, 1, 1, 1]], "dec-self": [[1, 1, 1, 1], [0, 0, 0, 1]]}
     plan = json.loads(run("headgates", "prune", pruned, again, "--alive", json.dumps(mask), "--json").out)
@@ -145,14 +145,14 @@ def test_checkpoints_without_a_mask_are_refused_in_one_line(kind, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04", b"PK\x03\x04" + b"x" * 100, b""])
-def test_files_that_are_no_checkpoint_are_no_mask(content, tmp_path):
+def test_files_that_are_not_checkpoints_are_refused_as_masks(content, tmp_path):
     (tmp_path / "x.pt").write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(str(tmp_path / "x.pt"))) as error:
         read_mask(str(tmp_path / "x.pt"))
     assert "\n" not in str(error.value)
 
 
-def test_heads_are_not_relabelled_in_silence(pruned, train, tmp_path):
+def test_resuming_with_a_mask_of_other_heads_is_refused(pruned, train, tmp_path):
     """Training goes on from a pruned checkpoint with a mask of as many heads, but others."""
     other = {**OPEN, "enc-self": [[1, 1, 1, 0], [0, 0, 0, 0]]}
     heads = ["--alive-heads", json.dumps(other), "--remove-heads", "--restore-file", pruned]

@@ -129,7 +129,7 @@ def test_pruned_and_stock_compute_the_same(kind, files):
     assert "encoder.layers.1.self_attn.q_proj.weight" not in pruned["model"]
 
 
-def test_pruned_and_stock_say_the_same(files, run, generate, tmp_path):
+def test_pruned_and_stock_generate_the_same_output(files, run, generate, tmp_path):
     """As fairseq's own class says: the plugin only lets torch read the file."""
     original, pruned = files["oldest1"], tmp_path / "pruned.pt"
     run("headgates", "prune", original, tmp_path / "whole.pt", "--alive", ALL)
@@ -139,7 +139,7 @@ def test_pruned_and_stock_say_the_same(files, run, generate, tmp_path):
     assert_same_output(generate(pruned), generate(tmp_path / "stock.pt", plugin=WITHOUT_PLUGIN))
 
 
-def test_weights_are_those_of_today(files):
+def test_old_checkpoints_compute_the_same_as_current_ones(files):
     """Also of one without layer norm after the last layer, which is another model."""
     outputs = {name: logits(load(files[f"{name}1"])) for name in ("today", *VERSIONS)}
     assert torch.equal(outputs["newer"], outputs["today"])
@@ -188,7 +188,7 @@ def test_show_and_score(files, run, toy):
             assert [pytest.approx(row, abs=1e-6) for row in rows] == today["scores"][kind], old["method"]
 
 
-def test_gates_are_trained_from_them(files, run, train, tmp_path):
+def test_gates_are_trained_from_an_old_checkpoint(files, run, train, tmp_path):
     options = [*GATED, *PRE_NORM, "--share-decoder-input-output-embed", "--finetune-from-model", files["newer1"]]
     train(tmp_path, *options, updates=1)
     gated = run("headgates", "show", tmp_path / "checkpoint_last.pt", "--json")

@@ -27,7 +27,7 @@ BATCH = {
 
 
 @pytest.mark.parametrize("name", ["gated", "pruned", "stock"])
-def test_checkpoints(name):
+def test_old_checkpoints_compute_the_same(name):
     state, model = load_model(str(OLD / f"{name}.pt"))
     with torch.no_grad():
         torch.testing.assert_close(model(**BATCH)[0], torch.tensor(EXPECTED[name]["logits"]), atol=1e-6, rtol=0)
@@ -49,13 +49,13 @@ def test_pruning_gives_the_same_checkpoint():
         assert torch.equal(pruned["last_optimizer_state"]["state"][number]["exp_avg"], entry["exp_avg"])
 
 
-def test_masks():
+def test_old_masks_are_read_the_same():
     mask = parse_mask(str(OLD / "mask.json"))
     assert read_mask(str(OLD / "gated.pt")).values == read_mask(str(OLD / "pruned.pt")).values == mask.values
     assert [mask.count(kind)[0] for kind in mask.types] == [3, 4, 7]
 
 
-def test_scores_prune_and_correlate(capsys, tmp_path):
+def test_old_scores_are_read_by_prune_and_correlate(capsys, tmp_path):
     scores = {table.name: table for table in read_scores(str(OLD / "scores.json"))}
     assert list(scores) == ["confidence", "gradient", "relevance", "ablation", "magnitude", "gate", "random"]
     assert main(["correlate", str(OLD / "scores.json"), "--method", "gradient,ablation", "--json"]) == 0
@@ -67,13 +67,13 @@ def test_scores_prune_and_correlate(capsys, tmp_path):
     assert sum(after for _, after in heads.values()) == 7
 
 
-def test_curves():
+def test_old_curves_are_read():
     curve = json.loads((OLD / "curve.json").read_text())
     assert curve["format"] == "headgates.curve/1" and len(curve["points"]) == 12
     table = report.curve_table(curve["points"])
     assert table.startswith("all by gradient (out/gated.pt)\nremoved  heads  bits/token  BLEU\n") and "4.8257" in table
 
 
-def test_ablation():
+def test_old_ablations_are_read():
     ablation = json.loads((OLD / "ablation.json").read_text())
     assert ablation["format"] == "headgates.ablation/1" and ablation["nll"] == pytest.approx(4.8211, abs=1e-4)

@@ -55,7 +55,7 @@ def accumulate(model, make):
 @pytest.mark.parametrize(
     ("name", "freeze"), [("adam", None), *((name, (FREEZE, None)[i % 2]) for i, name in enumerate(OPTIMIZERS))]
 )
-def test_what_is_remembered_is_what_the_pruned_model_would_remember(name, freeze):
+def test_pruned_optimizer_state_equals_that_of_training_the_pruned_model(name, freeze):
     """The gates do not move and have no noise, so the pruned model would have seen these very gradients."""
     model = small_gated(freeze_params=freeze)
     state = small_state(model, accumulate(model, OPTIMIZERS[name]))
@@ -89,7 +89,7 @@ def compare_remembered(actual, expected):
 
 
 @pytest.mark.parametrize("freeze", [None, FREEZE])
-def test_one_vector_for_all_parameters_is_cut_as_the_parameters_by_themselves(freeze):
+def test_flat_fp16_state_is_pruned_like_separate_parameters(freeze):
     """--fp16 trains one long vector: its moments are those of all trained parameters, one after another."""
     model = small_gated(freeze_params=freeze)
     separate = accumulate(model, OPTIMIZERS["adam"]).state_dict()
@@ -135,7 +135,7 @@ def refused_states():
 
 
 @pytest.mark.parametrize("kind", refused_states()[1])
-def test_states_that_cannot_be_cut_are_left_out_with_a_notice(kind):
+def test_states_that_cannot_be_pruned_are_dropped_with_a_notice(kind):
     model, states = refused_states()
     state, notices = {**small_state(model), "last_optimizer_state": states[kind]}, []
     smaller = prune_checkpoint(state, HeadTable(OPEN), notice=notices.append)
@@ -146,7 +146,7 @@ def test_states_that_cannot_be_cut_are_left_out_with_a_notice(kind):
     stock_checkpoint(state, HeadTable(OPEN))
 
 
-def test_the_state_of_a_composite_optimizer_is_cut_in_its_group():
+def test_the_state_of_a_composite_optimizer_is_pruned_in_its_group():
     model = small_gated()
     adam = accumulate(model, OPTIMIZERS["adam"]).state_dict()
     expected = prune_checkpoint({**small_state(model), "last_optimizer_state": adam}, HeadTable(OPEN))
@@ -155,7 +155,7 @@ def test_the_state_of_a_composite_optimizer_is_cut_in_its_group():
     assert_same(smaller["last_optimizer_state"], {"default": expected["last_optimizer_state"]})
 
 
-def test_moments_of_an_unknown_optimiser_are_cut_where_no_gate_is_folded():
+def test_unknown_optimizer_state_is_pruned_if_no_gate_is_folded():
     """Rows and columns of removed heads go from anything of the parameter's shape; what a factor does is not known."""
     model = small_gated()
     moments = {i: {"hessian": torch.rand_like(p)} for i, p in enumerate(model.parameters())}
@@ -195,7 +195,7 @@ ESTIMATED = ("exp_avg_sq_row", "exp_avg")
     ("optimizer", "freeze", "folded"),
     [(adafactor, None, True), (adafactor, FREEZE, False), (adadelta, None, False), (adadelta, FREEZE, True)],
 )
-def test_other_optimisers_remember_what_the_pruned_model_would_remember(optimizer, freeze, folded):
+def test_pruned_state_of_other_optimizers_equals_that_of_the_pruned_model(optimizer, freeze, folded):
     """Means of rows and columns of squared gradients; averages of steps, which do not grow with the gradient."""
     model = small_gated(freeze_params=freeze)
     if not folded:
@@ -240,7 +240,7 @@ def test_a_model_that_trained_its_gates_alone_is_pruned():
     )
 
 
-def test_a_frozen_parameter_may_go_by_its_other_name():
+def test_a_frozen_shared_parameter_stays_frozen_under_its_other_name():
     """With shared embeddings `decoder.embed_tokens` is `encoder.embed_tokens`; it stays frozen."""
     model = small_gated(freeze_params=r"^decoder\.embed_tokens", share_all_embeddings=True)
     state = small_state(model, accumulate(model, OPTIMIZERS["adam"]))

@@ -62,7 +62,7 @@ SHORT = ["--max-len-b", 12]
         ["--beam", 2, "--model-overrides", "{'encoder_layers_to_keep': '1', 'decoder_layers_to_keep': '0'}"],
     ],
 )
-def test_generate_prints_the_same(options, gated, pruned, stock, run, toy):
+def test_generate_prints_the_same_for_gated_pruned_and_stock(options, gated, pruned, stock, run, toy):
     printed_ = [
         run("fairseq-generate", toy.data, *plugin, "--gen-subset", "test", "--path", path, *options, *SHORT)
         for path, plugin in ((gated, EVALUATION), (pruned, EVALUATION), (stock, WITHOUT_PLUGIN))
@@ -84,7 +84,7 @@ def alignments(finished):
 
 
 @pytest.mark.parametrize("beam", [pytest.param(1, marks=pytest.mark.rehearsal), 4])
-def test_alignments_are_those_of_every_form(beam, gated, run, toy, tmp_path):
+def test_gated_pruned_and_stock_print_the_same_alignments(beam, gated, run, toy, tmp_path):
     """Of a mask that says nothing about what attends to what; the stock form of fairseq is among them."""
     mask = json.dumps({"dec-enc": [[0, 1, 1, 0], [0, 1, 0, 1]]})
     state = with_gates(read(gated), {"dec-enc": [[C, O, O, C], [C, O, C, O]]})
@@ -102,7 +102,7 @@ def test_alignments_are_those_of_every_form(beam, gated, run, toy, tmp_path):
     assert_same_output(done[0], done[2], 30)
 
 
-def test_interactive_and_hub_say_the_same(gated, pruned, stock, run, toy):
+def test_interactive_and_hub_give_the_same_for_gated_pruned_and_stock(gated, pruned, stock, run, toy):
     sources = (toy.text / "test.src").read_text()
     options = ["--beam", 4, *SHORT, "--buffer-size", 10, "--batch-size", 10, "--path"]
     done = [
@@ -124,13 +124,13 @@ def test_validate_finds_the_same_loss(gated, pruned, stock, run, toy):
     assert losses[1:] == pytest.approx([losses[0]] * 2, abs=0.0011)  # the last digit printed
 
 
-def test_ensemble_of_gated_pruned_and_stock_is_each_of_them(gated, pruned, stock, run, toy):
+def test_ensemble_of_gated_pruned_and_stock_generates_as_the_gated_model(gated, pruned, stock, run, toy):
     command = ["fairseq-generate", toy.data, *GENERATE, "--beam", 4, *SHORT, "--path"]
     assert_same_output(run(*command, gated), run(*command, f"{gated}:{pruned}:{stock}"))
 
 
 @pytest.mark.parametrize(("kind", "form"), [("baseline", []), ("fixed", ["--stock"]), ("mixed", [])])
-def test_checkpoints_of_every_kind(kind, form, checkpoints, run, tmp_path):
+def test_checkpoints_of_every_kind_compute_the_same_after_pruning(kind, form, checkpoints, run, tmp_path):
     """Heads that are fixed at 0 go; a baseline has no gates, and keeps what it has."""
     path = tmp_path / "out.pt"
     run("headgates", "prune", checkpoints[kind], path, *form)
@@ -147,7 +147,7 @@ def test_checkpoints_of_every_kind(kind, form, checkpoints, run, tmp_path):
 # The form of the file
 
 
-def test_what_a_pruned_checkpoint_says_of_itself(gated, pruned):
+def test_a_pruned_checkpoint_stores_options_that_match_its_model(gated, pruned):
     before, after = read(gated), read(pruned)
     args = model_args(after)
     assert (args.arch, args.gate_heads, args.remove_heads) == ("transformer_head_gates", "", True)
@@ -160,7 +160,7 @@ def test_what_a_pruned_checkpoint_says_of_itself(gated, pruned):
     assert not any("gate" in name for name in after["model"])
 
 
-def test_pruning_does_not_change_what_it_is_given(gated):
+def test_pruning_does_not_change_its_input(gated):
     state = load_checkpoint(str(gated))
     before, model = copy.deepcopy(state), build_model(state)
     weights = copy.deepcopy(model.state_dict())
@@ -180,7 +180,7 @@ def test_a_pruned_checkpoint_holds_exactly_the_pruned_model(gated):
     assert_same_tensors(smaller["model"], dict(expected.state_dict()))
 
 
-def test_half_precision_stays(gated):
+def test_pruning_keeps_half_precision(gated):
     state = load_checkpoint(str(gated))
     state["model"] = {
         k: v.half() if v.is_floating_point() and "gate" not in k else v for k, v in state["model"].items()

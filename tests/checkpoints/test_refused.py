@@ -85,7 +85,7 @@ KINDS += ["weights alone", "no options", "missing"]
 
 @pytest.mark.parametrize("trust", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_checkpoint_is_refused_in_one_line(kind, trust, gated, tmp_path):
+def test_files_that_are_not_checkpoints_are_refused_in_one_line(kind, trust, gated, tmp_path):
     path = no_checkpoints(gated, tmp_path)[kind]
     with pytest.raises(ValueError, match=re.escape(repr(str(path)))) as error:
         build_model(load_checkpoint(str(path), trust))
@@ -119,7 +119,7 @@ def strange_states():
 
 
 @pytest.mark.parametrize("kind", list(strange_states()))
-def test_what_only_looks_like_a_checkpoint_is_refused_in_one_line(kind, tmp_path):
+def test_malformed_checkpoints_are_refused_in_one_line(kind, tmp_path):
     torch.save(strange_states()[kind], tmp_path / "x.pt")
     with pytest.raises(ValueError) as error:
         build_model(load_checkpoint(str(tmp_path / "x.pt")))

@@ -53,7 +53,7 @@ def continued(train, run, tmp_path_factory):
     return folder, logs
 
 
-def test_training_goes_on_as_if_nothing_had_been_removed(continued):
+def test_pruned_model_trains_on_exactly_as_the_masked_one(continued):
     folder, logs = continued
     for key in ("loss", "gnorm", "lr"):
         assert len(logged(logs["pruned"], key)) == 4
@@ -77,7 +77,7 @@ def test_training_goes_on_as_if_nothing_had_been_removed(continued):
     assert pruned_["extra_state"]["train_iterator"] == masked_["extra_state"]["train_iterator"]
 
 
-def test_without_the_state_of_the_optimiser_training_starts_anew(continued):
+def test_without_optimizer_state_the_training_losses_differ(continued):
     """What the comparison above would show if the state were lost or cut wrongly."""
     folder, logs = continued
     assert read(folder / "without.pt")["last_optimizer_state"] is None
@@ -102,7 +102,7 @@ def test_training_goes_on_from_a_checkpoint_of_fairseq(train, run, tmp_path):
     assert_same_tensors(moved(cut["model"]), moved(states[1]["model"]), atol=1e-4, rtol=1e-4)
 
 
-def test_the_numbers_of_fairseqs_parameters_are_ours():
+def test_parameter_order_in_optimizer_states_is_that_of_fairseq():
     """Every parameter's moment holds its number, so that a confusion of two of one shape shows."""
     stock, args = make_stock(), make_args()
     args.arch = "transformer"
@@ -129,7 +129,7 @@ def test_two_workers_train_a_pruned_model_as_one_with_two_batches(pruned, train,
     assert max((one[name] - read(pruned)["model"][name]).abs().max() for name in one if one[name].numel()) > 0.01
 
 
-def test_the_average_is_cut_with_its_own_gates(gated):
+def test_the_moving_average_is_pruned_with_its_own_gates(gated):
     """The heads of the model stay, also where the average of a gate has closed."""
     averages = {"enc-self": [[O, F, O, C], [O, O, O, O]], "dec-enc": [[O, O, O, O], [O, C, F, C]]}
     state = load_checkpoint(str(gated))
@@ -150,7 +150,7 @@ def test_the_average_is_cut_with_its_own_gates(gated):
 
 
 @pytest.mark.rehearsal
-def test_the_loss_does_not_jump_where_gates_are_folded(gated, run, train, tmp_path):
+def test_folding_gates_does_not_change_the_loss(gated, run, train, tmp_path):
     """From a checkpoint of a gated run, on with the plain criterion."""
     out = tmp_path / "pruned.pt"
     run("headgates", "prune", gated, out)
@@ -166,7 +166,7 @@ def test_the_loss_does_not_jump_where_gates_are_folded(gated, run, train, tmp_pa
 
 
 @pytest.mark.rehearsal
-def test_training_goes_on_with_adafactor_as_if_nothing_had_been_removed(train, run, tmp_path):
+def test_pruned_model_trains_on_with_adafactor_as_the_masked_one(train, run, tmp_path):
     options = ["--dropout", 0, "--max-tokens", 300, "--optimizer", "adafactor", "--lr", 0.002]
     options += ["--no-epoch-checkpoints", "--clip-norm", 0]
     heads = ["--alive-heads", json.dumps(OPEN)]

@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 
-def test_heads_are_read(gated, pruned):
+def test_gates_and_masks_are_read_from_checkpoints(gated, pruned):
     heads = read_heads(load_checkpoint(str(gated)), str(gated))
     assert heads.gated == tuple(TYPES.split(",")) and heads.gate.signature == "ckpt:gated.pt|updates:4"
     (model, _) = load(gated)
@@ -57,7 +57,7 @@ def test_dictionaries(gated, toy, tmp_path):
         load_dictionaries(state, str(tmp_path))
 
 
-def test_dictionaries_of_languages_that_nothing_names(gated, toy, tmp_path):
+def test_dictionaries_of_unknown_languages_are_refused_with_a_reason(gated, toy, tmp_path):
     """A folder with dictionaries alone, and a run that inferred its languages: the message must say what is missing."""
     for language in ("src", "tgt"):
         (tmp_path / f"dict.{language}.txt").write_text((toy.data / f"dict.{language}.txt").read_text())
@@ -77,7 +77,7 @@ def test_a_dictionary_in_another_encoding(gated, tmp_path):
 # Writing
 
 
-def test_a_checkpoint_is_written_whole(tmp_path):
+def test_a_checkpoint_is_overwritten_only_with_force(tmp_path):
     save_checkpoint({"model": {}, "x": 1}, tmp_path / "a.pt")
     assert torch.load(tmp_path / "a.pt") == {"model": {}, "x": 1}
     with pytest.raises(ValueError, match="a.pt exists.*--force"):
@@ -95,7 +95,7 @@ def test_a_checkpoint_is_written_whole(tmp_path):
         (KeyboardInterrupt(), KeyboardInterrupt),
     ],
 )
-def test_what_breaks_off_leaves_nothing_new(error, raised, existing, tmp_path, monkeypatch):
+def test_an_interrupted_save_leaves_no_new_file(error, raised, existing, tmp_path, monkeypatch):
     if existing:
         (tmp_path / "a.pt").write_text("old")
 
@@ -112,7 +112,7 @@ def test_what_breaks_off_leaves_nothing_new(error, raised, existing, tmp_path, m
     assert not existing or (tmp_path / "a.pt").read_text() == "old"
 
 
-def test_a_real_failure_of_the_disk_leaves_nothing(tmp_path):
+def test_a_file_size_limit_leaves_no_partial_checkpoint(tmp_path):
     """The system refuses to let a file of this process grow beyond 100 kB."""
     _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:

@@ -42,7 +42,7 @@ def test_bleu_is_that_of_fairseq_generate(on_toy, run, toy, gated_checkpoint, tm
 
 
 @pytest.mark.usefixtures("few_resamplings")
-def test_masking_what_is_masked_is_no_difference(on_toy, checkpoints, tmp_path):
+def test_masking_a_closed_head_changes_nothing(on_toy, checkpoints, tmp_path):
     """The same translations have p = 1, in the table no stars."""
     out = tmp_path / "ablation.json"
     text = on_toy("ablate", "--metric", "bleu", *SEARCH, "--out", out, checkpoint=checkpoints["fixed"], subset="test")
@@ -94,7 +94,7 @@ def change(data, dictionary, checkpoint, other):
         path.write_bytes(content)
 
 
-def test_results_of_other_data_are_not_taken_up(on_toy, copied, checkpoints, tmp_path, monkeypatch):
+def test_partial_results_of_other_data_are_not_resumed(on_toy, copied, checkpoints, tmp_path, monkeypatch):
     """A stopped command goes on with copies of its data and checkpoint, not with others in their place."""
     data, checkpoint = copied(), tmp_path / "model.pt"
     shutil.copy(checkpoints["baseline"], checkpoint)

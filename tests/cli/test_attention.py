@@ -102,7 +102,7 @@ class Page(HTMLParser):
         self.loaded += [name for name, _ in attributes if name in ("src", "href")]
 
 
-def test_closed_and_removed_heads_are_shown_as_such(on_toy, headgates, checkpoints, tmp_path):
+def test_closed_and_removed_heads_are_marked(on_toy, headgates, checkpoints, tmp_path):
     shown = json.loads(headgates("show", checkpoints["mixed"], "--json"))["gate"]["enc-self"]
     result = json.loads(on_toy("attention", "--json", "--heads", "enc-self:*", checkpoint=checkpoints["mixed"]))
     heads = result["sentences"][0]["enc-self"]["heads"]
@@ -128,7 +128,7 @@ def test_pictures(on_toy, tmp_path):
     assert "exists" in one_line(on_toy("attention", "--plot", tmp_path / "maps.png", code=2))
 
 
-def test_sentences_keep_their_numbers(on_toy, headgates, tmp_path):
+def test_sentences_are_numbered_as_in_the_data_or_text(on_toy, headgates, tmp_path):
     """Those of the data, and the line numbers of a text with blank lines: in tables, pictures, pages and reports."""
     text = tmp_path / "text"
     text.write_text("\na b\tB A\n\n\nb\tB\n")
@@ -165,9 +165,7 @@ def test_texts_that_are_refused(content, words, on_toy, tmp_path, monkeypatch):
     assert typed in one_line(on_toy("attention", "--text", "-", code=2))
 
 
-def test_a_picture_without_a_font_for_its_tokens_says_so(
-    on_toy, copied, gated_checkpoint, tmp_path, capsys, monkeypatch
-):
+def test_a_plot_without_a_font_for_its_tokens_warns(on_toy, copied, gated_checkpoint, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(report_text, "_other_fonts", lambda: [])
     folder = copied()
     for path in folder.glob("dict.*.txt"):
@@ -196,7 +194,7 @@ def test_a_picture_without_a_font_for_its_tokens_says_so(
     )
 
 
-def test_tokens_are_text_in_pages():
+def test_tokens_are_escaped_in_html_pages():
     shown = AttentionMap(HeadId("enc-self", 0, 0), 1.0, ["<b>", "$x_1"], ["a", "</s>"], [[0.5, 0.5], [1.0, 0.0]])
     page = report.attention_page({1: [shown]}, "data:<i>")
     assert "&lt;b&gt;" in page and "<b>" not in page and "<i>" not in page and "</s>" not in page

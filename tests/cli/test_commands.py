@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
 # The `headgates` command
 
 
-def test_path_is_the_user_dir(tmp_path):
+def test_path_prints_the_user_dir(tmp_path):
     assert Path(run_program(tmp_path, "headgates", "path").out.rstrip("\n")) == USER_DIR.resolve()
 
 
@@ -77,7 +77,7 @@ def test_show_overwrites_only_with_force(gated_checkpoint, tmp_path, run):
     assert [file.name for file in tmp_path.iterdir()] == ["heads.json"]  # nothing temporary left
 
 
-def test_a_checkpoint_is_a_mask(checkpoints, tmp_path, train, run):
+def test_a_checkpoint_is_accepted_as_a_mask(checkpoints, tmp_path, train, run):
     """The heads that `headgates show --out` writes; see checkpoints/test_masks.py."""
     path = checkpoints["mixed"]
     heads = json.loads(run("headgates", "show", path, "--out", "-").out)
@@ -88,7 +88,7 @@ def test_a_checkpoint_is_a_mask(checkpoints, tmp_path, train, run):
     }
 
 
-def test_a_checkpoint_of_fairseq_is_no_mask(stock_checkpoint, tmp_path, train):
+def test_a_stock_checkpoint_is_refused_as_a_mask(stock_checkpoint, tmp_path, train):
     refused = train(tmp_path, "--alive-heads", stock_checkpoint, code=2)
     assert_one_line_error(refused, [repr(str(stock_checkpoint)), "'transformer'", "transformer_head_gates"])
 
@@ -209,7 +209,7 @@ def no_checkpoint(kind, path):
     "kind",
     ["missing", "text", "nothing", "a folder", "another torch file", "a list", "a pickled object", "no attention"],
 )
-def test_show_of_no_checkpoint_ends_with_one_line(kind, tmp_path, run):
+def test_show_refuses_files_that_are_not_checkpoints_in_one_line(kind, tmp_path, run):
     path = no_checkpoint(kind, tmp_path / "x.pt")
     assert_one_line_error(run("headgates", "show", path, code=None), [str(path)])
 

@@ -62,7 +62,7 @@ def test_without_steps_a_tenth_of_the_heads_is_removed_at_each(on_toy):
     assert [point["removed"] for point in points] == list(range(0, 100, 10))
 
 
-def test_a_curve_can_score_anew(on_toy, checkpoints):
+def test_reestimate_removes_heads_step_by_step(on_toy, checkpoints):
     options = ["--by", "ablation", "--metric", "nll", "--steps", "25,50", "--types", "enc-self", "--json"]
     points = json.loads(on_toy("curve", *options, "--reestimate", checkpoint=checkpoints["baseline"]))
     first, second = (point["mask"]["enc-self"] for point in points)

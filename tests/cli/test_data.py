@@ -107,7 +107,7 @@ def test_every_command_checks_its_data(command, on_toy, copied):
     assert "is truncated" in one_line(on_toy(*command, data=path.parent, subset="test", code=2))
 
 
-def test_damage_of_what_is_not_read_does_not_matter(on_toy, copied):
+def test_damaged_files_that_are_not_read_are_ignored(on_toy, copied):
     """The other direction of the same pair, other languages, alignments without --load-alignments."""
     folder = copied()
     for name in ("test.tgt-src.src.idx", "test.src-xx.src.idx", "test.align.src-tgt.idx", "test.src-tgt.src2.idx"):
@@ -120,7 +120,7 @@ def test_damage_of_what_is_not_read_does_not_matter(on_toy, copied):
     assert "test.align.src-tgt.idx is damaged" in line
 
 
-def test_pipes_and_devices_are_no_data(on_toy, copied):
+def test_a_pipe_as_dictionary_is_refused(on_toy, copied):
     folder = copied()
     (folder / "dict.src.txt").unlink()
     os.mkfifo(folder / "dict.src.txt")
@@ -154,7 +154,7 @@ def test_options_that_would_kill_or_hang_a_process(start, toy, gated_checkpoint,
     assert not list(tmp_path.iterdir())
 
 
-def test_standard_output_without_room(on_toy, headgates, tmp_path, monkeypatch):
+def test_a_full_standard_output_is_reported_in_one_line(on_toy, headgates, tmp_path, monkeypatch):
     scores = tmp_path / "scores.json"
     on_toy("score", "--method", "magnitude,random", "--out", scores)
     for run in (lambda: on_toy("score", "--method", "gate", code=2), lambda: headgates("correlate", scores, code=2)):
@@ -162,7 +162,7 @@ def test_standard_output_without_room(on_toy, headgates, tmp_path, monkeypatch):
         assert "cannot write to standard output (No space left on device)" in one_line(run())
 
 
-def test_workers_named_by_the_environment_have_numbers(monkeypatch):
+def test_a_rank_that_is_not_a_number_is_refused(monkeypatch):
     for name, value in {"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="the environment variable RANK is 'x': it must be a number"):
@@ -177,7 +177,7 @@ def test_a_gpu_that_does_not_exist_is_refused(monkeypatch):
         evaluation.device_of(Namespace(cpu=False, device_id=2))
 
 
-def test_saved_options_of_training_do_not_matter(on_toy, checkpoints, tmp_path):
+def test_stored_memory_saving_options_do_not_change_scores(on_toy, checkpoints, tmp_path):
     state = torch.load(checkpoints["baseline"], weights_only=False)
     options = state.get("args") or state["cfg"]["model"]
     options.checkpoint_activations = options.offload_activations = True
@@ -259,7 +259,7 @@ def test_every_task_of_translation_is_evaluated_or_refused():
     assert {name for name in names if TASK_REGISTRY[name].__module__.startswith("fairseq.")} <= tested
 
 
-def test_several_folders_are_all_signed(on_toy, toy, copied):
+def test_the_signature_names_all_data_folders(on_toy, toy, copied):
     """fairseq reads validation data from the first of them."""
     other = copied("other")
     signature = json.loads(on_toy("score", "--method", "gate", "--json", data=f"{toy.data}:{other}"))["signature"]
@@ -267,7 +267,7 @@ def test_several_folders_are_all_signed(on_toy, toy, copied):
 
 
 @pytest.mark.parametrize(("visible", "size"), [(8, 8), (8, 1), (0, 1)])
-def test_visible_gpus_are_not_taken_for_workers(monkeypatch, visible, size):
+def test_the_number_of_visible_gpus_is_not_the_number_of_workers(monkeypatch, visible, size):
     """fairseq's --distributed-world-size is by default the number of GPUs, of which a command takes one."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
     args = Namespace(distributed_world_size=size, distributed_init_method=None, distributed_rank=5)
@@ -275,7 +275,7 @@ def test_visible_gpus_are_not_taken_for_workers(monkeypatch, visible, size):
     assert (args.distributed_world_size, args.distributed_rank) == (1, 0)
 
 
-def test_workers_without_a_place_to_meet_are_refused(monkeypatch):
+def test_workers_without_a_rendezvous_address_are_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     with pytest.raises(ValueError, match="--distributed-world-size is 4, but there is no rendezvous address"):
         evaluation.join_workers(Namespace(distributed_world_size=4, distributed_init_method=None, distributed_rank=0))

@@ -171,7 +171,7 @@ def test_options_of_the_search_are_checked_before_anything_is_computed(options, 
 
 
 @pytest.mark.parametrize("options", [["--lenpen", "1e300"], ["--temperature", "1e-300"]])
-def test_a_search_without_a_best_translation(options, on_toy):
+def test_search_options_with_scores_that_are_not_finite_are_refused(options, on_toy):
     line = one_line(
         on_toy(
             "curve",
@@ -191,7 +191,7 @@ def test_a_search_without_a_best_translation(options, on_toy):
     assert "the scores of the search are not finite: use less extreme values of --temperature, --lenpen" in line
 
 
-def test_extreme_but_possible_options(on_toy):
+def test_extreme_but_valid_options_are_accepted(on_toy):
     """What the search limits by itself, and what is not used, stays allowed."""
     more = ["--beam", "1000000000", "--max-len-b", "9", "--unkpen", "inf", "--temperature", "inf", "--nbest", "0"]
     least = 0 if IS_0_12_2 else -1  # later versions add 1 to the seed
@@ -216,12 +216,12 @@ def test_extreme_but_possible_options(on_toy):
         (["show", "x.pt", "--beam", "3"], "unrecognized arguments: --beam 3"),
     ],
 )
-def test_bad_options_are_argparses(options, words, headgates, toy, gated_checkpoint):
+def test_bad_options_are_refused_by_the_argument_parser(options, words, headgates, toy, gated_checkpoint):
     where = [] if options[0] == "show" else [toy.data, "--path", gated_checkpoint, *READ]
     assert words in one_line(headgates(options[0], *where, *options[1:], code=2))
 
 
-def test_no_checkpoint_or_data_of_another_vocabulary(headgates, on_toy, toy, tmp_path):
+def test_a_missing_checkpoint_or_other_vocabulary_is_refused(headgates, on_toy, toy, tmp_path):
     assert "add --path CKPT" in headgates("score", toy.data, "--method", "gate", *READ, code=2)
     assert "cannot read the data in" in on_toy("score", "--method", "gate", data=tmp_path, code=2)
     for side in ("src", "tgt"):
@@ -301,7 +301,7 @@ def test_options_of_speed_and_training_change_no_result(on_toy):
     assert "|options:required-seq-len-multiple=8,left-pad-source=False," in padded["signature"]
 
 
-def test_a_curve_names_what_it_was_measured_on(on_toy):
+def test_a_curve_stores_the_signature_of_its_measurement(on_toy):
     """The data and options of BLEU, besides the signature of the scores, which can be of other data."""
     options = ["--score-subset", "valid", "--steps", "0", "--types", "all", "--lenpen", "0.5", "--no-repeat-ngram-size"]
     (point,) = json.loads(on_toy("curve", "--by", "gradient", *options, "2", *SEARCH, "--json", subset="test"))
@@ -334,7 +334,7 @@ def test_what_sampling_depends_on_is_signed(on_toy):
 # --- tokenised text --------------------------------------------------------------------------------------------------
 
 
-def test_moses_takes_the_languages_of_the_data(on_toy):
+def test_moses_tokenizer_takes_the_languages_of_the_data(on_toy):
     pytest.importorskip("sacremoses")
     options = ["--by", "random", "--steps", "0", "--types", "all", *SEARCH, "--tokenizer", "moses", "--json"]
     found = [json.loads(on_toy("curve", *options, *own, subset="test")) for own in ([], ["-s", "src", "-t", "tgt"])]

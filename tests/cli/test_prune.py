@@ -123,7 +123,7 @@ ODD_STATES = {
 
 
 @pytest.mark.parametrize(("average", "history", "optimizer", "notices"), ODD_STATES.values(), ids=ODD_STATES)
-def test_odd_states_beside_the_weights_do_no_harm(average, history, optimizer, notices, checkpoint, prune, small_model):
+def test_malformed_training_state_is_dropped(average, history, optimizer, notices, checkpoint, prune, small_model):
     odd = {"extra_state": {"ema": average}, "optimizer_history": history, "last_optimizer_state": optimizer}
     torch.save({**torch.load(checkpoint, weights_only=False), **odd}, checkpoint)
     out = checkpoint.with_name("pruned.pt")
@@ -140,7 +140,7 @@ PARTS = ["optimizer_history", "extra_state", "last_optimizer_state", "cfg", "arg
 @pytest.mark.parametrize(
     ("key", "value"), [*itertools.product(PARTS, [7, ["x"]]), ("optimizer_history", [1]), ("cfg", "x")]
 )
-def test_odd_parts_of_a_checkpoint_end_with_one_line(key, value, checkpoint, refused):
+def test_malformed_parts_of_a_checkpoint_are_refused_in_one_line(key, value, checkpoint, refused):
     torch.save({**torch.load(checkpoint, weights_only=False), key: value}, checkpoint)
     refused(checkpoint, checkpoint.with_name("pruned.pt"), words=[str(checkpoint)])
     assert names(checkpoint.parent) == ["gated.pt"]
@@ -171,7 +171,7 @@ def test_a_mask_from_a_file_or_inline(checkpoint, prune, chosen, small_model):
 
 
 @pytest.mark.parametrize(("threshold", "values"), [(0, (C, O, F)), (0.5, (O, F)), (0.9, (O,)), (1, ())])
-def test_a_threshold_on_the_probability(threshold, values, chosen):
+def test_threshold_removes_heads_by_their_open_probability(threshold, values, chosen):
     """P(open) is about 0.10, 0.77 and 0.98; a gate that is 0 at evaluation goes in any case."""
     found, notes = chosen("--threshold", threshold)
     assert found == {k: [[int(a in values and a != C) for a in row] for row in rows] for k, rows in LOG_ALPHA.items()}
@@ -199,7 +199,7 @@ def mask_of(heads):
 @pytest.mark.parametrize(
     ("keep", "number"), [("5", 5), ("0.5", 7), ("1.0", 13), ("13", 13), ("1", 1), ("0", 0), ("0.0", 0)]
 )
-def test_the_best_by_their_scores(keep, number, chosen, tmp_path):
+def test_keep_retains_the_open_heads_with_the_highest_scores(keep, number, chosen, tmp_path):
     """Of the 13 heads that are open; closed ones are no candidates, however high their score is."""
     assert len(RANKED) == 13
     scores = write(tmp_path / "scores.json", score_file(SCORES))
@@ -218,14 +218,14 @@ def test_the_best_of_some_types_and_of_every_layer(chosen, tmp_path):
     assert chosen("--scores", scores, "--keep", 6, "--min-per-layer", 1)[0] == expected
 
 
-def test_a_type_may_lose_all_its_heads_and_that_is_said(chosen, tmp_path):
+def test_removing_all_heads_of_a_type_prints_a_note(chosen, tmp_path):
     scores = write(tmp_path / "scores.json", score_file(SCORES))
     _, notes = chosen("--scores", scores, "--keep", 5)
     lost = [note for note in notes if "heads are removed: these" in note]
     assert len(lost) == 2 and lost[0].startswith("all enc-self") and lost[1].startswith("all dec-enc")
 
 
-def test_one_of_several_methods(chosen, unfit, tmp_path):
+def test_method_chooses_one_of_several_score_tables(chosen, unfit, tmp_path):
     other = {kind: [[-v for v in row] for row in rows] for kind, rows in SCORES.items()}
     tables = [score_file(SCORES), score_file(other, method="ablation")]
     scores = ["--scores", write(tmp_path / "scores.json", tables), "--keep", 3]
@@ -234,7 +234,7 @@ def test_one_of_several_methods(chosen, unfit, tmp_path):
     assert chosen(*scores, "--method", "ablation")[0] == mask_of(RANKED[-3:])
 
 
-def test_pruned_again_heads_keep_their_numbers(checkpoint, prune, refused):
+def test_heads_keep_their_original_numbers_when_pruned_again(checkpoint, prune, refused):
     first, second = checkpoint.with_name("1.pt"), checkpoint.with_name("2.pt")
     prune(checkpoint, first)
     scores = write(checkpoint.with_name("scores.json"), score_file(SCORES))
@@ -254,7 +254,7 @@ def test_show_reads_what_prune_writes(checkpoint, prune, capsys):
     assert read_mask(str(heads)).values == OPEN
 
 
-def test_the_command_gives_the_level_of_messages_back(prune, tmp_path):
+def test_the_command_restores_the_logging_level(prune, tmp_path):
     logger = logging.getLogger("fairseq_headgates")
     before = logger.level
     prune(tmp_path / "missing.pt", tmp_path / "out.pt", code=2)

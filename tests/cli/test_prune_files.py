@@ -20,7 +20,7 @@ from fairseq_headgates.surgery import kept_mask
 
 
 @pytest.mark.parametrize("form", [[], ["--dry-run"], ["--stock"]])
-def test_a_checkpoint_is_not_printed(form, checkpoint, refused, monkeypatch):
+def test_standard_output_and_empty_names_are_refused(form, checkpoint, refused, monkeypatch):
     monkeypatch.chdir(checkpoint.parent)
     refused(checkpoint, "-", *form, words=["'-'", "standard output", "./-"])
     refused(checkpoint, "", *form, words=["OUT", "empty"])
@@ -28,7 +28,7 @@ def test_a_checkpoint_is_not_printed(form, checkpoint, refused, monkeypatch):
     assert names(checkpoint.parent) == ["gated.pt"]
 
 
-def test_a_link_is_written_through(checkpoint, prune, refused):
+def test_output_through_a_symlink_replaces_its_target(checkpoint, prune, refused):
     folder, link = checkpoint.with_name("folder"), checkpoint.with_name("link.pt")
     folder.mkdir()
     link.symlink_to("folder/pruned.pt")
@@ -55,7 +55,7 @@ def in_a_child(work):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_leaves_nothing_and_says_so(number, checkpoint, prune, monkeypatch):
+def test_a_signal_leaves_no_file_and_is_reported(number, checkpoint, prune, monkeypatch):
     def save(state, path):
         Path(path).write_bytes(b"half of it")
         os.kill(os.getpid(), number)
@@ -87,7 +87,7 @@ def test_an_ignored_signal_stays_ignored(checkpoint, prune, monkeypatch):
     assert names(checkpoint.parent) == ["gated.pt", "pruned.pt"]
 
 
-def test_an_existing_file_is_kept_and_nothing_is_done_first(checkpoint, refused, prune, monkeypatch):
+def test_an_existing_file_is_refused_before_the_model_is_loaded(checkpoint, refused, prune, monkeypatch):
     out = write(checkpoint.with_name("pruned.pt"), "mine")
     with monkeypatch.context() as patched:
         patched.setattr(checkpoints, "load_model", lambda *args: pytest.fail("it began to work"))
@@ -112,7 +112,7 @@ def break_off(error):
         (RuntimeError("file write failed\nat inline_container.cc"), False),
     ],
 )
-def test_a_full_disk_leaves_nothing(error, existing, checkpoint, refused, monkeypatch):
+def test_a_full_disk_leaves_no_partial_file(error, existing, checkpoint, refused, monkeypatch):
     out = checkpoint.with_name("pruned.pt")
     if existing:
         out.write_text("mine")
@@ -122,7 +122,7 @@ def test_a_full_disk_leaves_nothing(error, existing, checkpoint, refused, monkey
     assert not existing or out.read_text() == "mine"
 
 
-def test_a_file_that_may_not_grow_leaves_nothing(checkpoint, refused):
+def test_a_file_size_limit_leaves_no_partial_file(checkpoint, refused):
     """A failure of the system itself."""
     _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
@@ -133,7 +133,7 @@ def test_a_file_that_may_not_grow_leaves_nothing(checkpoint, refused):
     assert names(checkpoint.parent) == ["gated.pt"]
 
 
-def test_an_interruption_leaves_nothing(checkpoint, monkeypatch, prune):
+def test_ctrl_c_leaves_no_partial_file(checkpoint, monkeypatch, prune):
     monkeypatch.setattr(torch, "save", break_off(KeyboardInterrupt()))
     assert prune(checkpoint, checkpoint.with_name("pruned.pt"), code=130).err == "headgates prune: stopped\n"
     assert names(checkpoint.parent) == ["gated.pt"]
@@ -157,7 +157,7 @@ def test_names_that_cannot_be_written_to(name, tmp_path):
     assert names(tmp_path) == ["gated.pt"]
 
 
-def test_what_is_no_file_is_not_replaced(checkpoint, refused):
+def test_a_pipe_is_not_replaced(checkpoint, refused):
     pipe = checkpoint.with_name("pipe")
     os.mkfifo(pipe)
     refused(checkpoint, pipe, "--force", words=["pipe", "not a file"])
@@ -178,12 +178,12 @@ def test_scores_are_read(tmp_path):
     assert parse_scores(str(bare)) == HeadTable({"enc-self": [[1]]}, "", "")
 
 
-def test_an_empty_list_of_scores_is_said_to_be_empty(tmp_path):
+def test_an_empty_list_of_scores_is_refused(tmp_path):
     with pytest.raises(ValueError, match="has no scores, only an empty list"):
         parse_scores(str(write(tmp_path / "s.json", [])))
 
 
-def test_a_file_is_there_whole_or_not_at_all(tmp_path):
+def test_a_file_is_written_atomically(tmp_path):
     path = tmp_path / "a"
     with replacing(path) as temporary:
         temporary.write_text("first")

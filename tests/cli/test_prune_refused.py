@@ -60,7 +60,7 @@ def test_a_bad_mask_and_bad_scores_write_nothing(checkpoint, refused):
     ["[" * 100_000, json.dumps(score_file({"enc-self": [[1, 2, 3, 10**400]] * 2}))],
     ids=["nested", "a number without end"],
 )
-def test_monstrous_scores(text, checkpoint, refused):
+def test_deeply_nested_or_overflowing_scores_are_refused(text, checkpoint, refused):
     file = write(checkpoint.with_name("scores.json"), text)
     refused(checkpoint, checkpoint.with_name("x.pt"), "--scores", file, "--keep", 3, words=["scores.json"])
 
@@ -104,12 +104,12 @@ def with_files(options, folder):
 
 
 @pytest.mark.parametrize(("options", "words"), BAD_OPTIONS.values(), ids=BAD_OPTIONS)
-def test_options_that_do_not_fit(options, words, unfit, tmp_path):
+def test_invalid_options_for_a_model_are_refused(options, words, unfit, tmp_path):
     unfit(*with_files(options, tmp_path), words=words)
 
 
 @pytest.mark.parametrize("name", ["all of them alone", "too many"])
-def test_options_that_do_not_fit_write_nothing(name, checkpoint, refused):
+def test_invalid_options_write_nothing(name, checkpoint, refused):
     options, words = BAD_OPTIONS[name]
     refused(checkpoint, checkpoint.with_name("x.pt"), *with_files(options, checkpoint.parent), words=words)
     assert not checkpoint.with_name("x.pt").exists()
@@ -142,7 +142,7 @@ def test_options_that_exclude_each_other(options, words, checkpoint, refused):
         ["--scores", "SCORES", "--keep", "3", "--method", ""],
     ],
 )
-def test_a_variable_that_is_not_set_is_no_wish(options, checkpoint, refused):
+def test_empty_options_are_refused(options, checkpoint, refused):
     """`--alive "$HEADS"` with no $HEADS must not prune by something else."""
     refused(checkpoint, checkpoint.with_name("x.pt"), *with_files(options, checkpoint.parent), words=[])
 
@@ -172,7 +172,7 @@ def test_a_checkpoint_that_would_run_code(checkpoint, prune, refused):
 
 
 @pytest.mark.parametrize("kind", ["truncated", "empty", "text", "folder", "missing", "no transformer"])
-def test_no_checkpoint(kind, checkpoint, refused, tmp_path):
+def test_files_that_are_not_checkpoints_are_refused(kind, checkpoint, refused, tmp_path):
     path = tmp_path / "in"
     content = checkpoint.read_bytes()
     writers = {

@@ -74,7 +74,7 @@ def test_the_page_has_a_section_for_every_kind_of_input(page, experiment):
         assert str(path) in found.texts["reproduce"]
 
 
-def test_the_page_loads_nothing(page):
+def test_the_page_loads_no_external_resources(page):
     assert not Page(page).loads and not LOADED_BY_CSS.search(page)
     assert "default-src 'none'" in page and len(page.encode()) < 5 * 2**20
     names = re.findall(r'\bid="([^"]+)"', page)
@@ -180,7 +180,7 @@ def test_an_input_is_not_overwritten(wrong, tmp_path, headgates, monkeypatch):
     assert json.loads((tmp_path / "in.json").read_text()) == SWEEP
 
 
-def test_names_may_hold_anything(tmp_path, experiment, headgates):
+def test_file_names_may_hold_any_bytes(tmp_path, experiment, headgates):
     """Formulas of matplotlib, and bytes that are not UTF-8."""
     folder, file = tmp_path / "a$x_{$b $\\frac{", tmp_path / os.fsdecode(b"log\xff.txt")
     shutil.copytree(experiment / "gated", folder)
@@ -212,7 +212,7 @@ def test_too_many_maps_are_refused(tmp_path, headgates):
     assert "the maps have 22,500 cells, and at most 20,000 are drawn" in error
 
 
-def test_letters_of_functions():
+def test_named_functions_have_the_expected_letters():
     names = ["positional -1", "nsubj to governor", "rare", "alignment"]
     assert [letter_of(name) for name in names] == ["P", "S", "R", "A"]
 

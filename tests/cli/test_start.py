@@ -49,11 +49,11 @@ def starts_quickly(bare, code, runs=8):
 
 
 @pytest.mark.parametrize("arguments", QUICK.values(), ids=QUICK)
-def test_what_needs_no_model_starts_in_five_times_the_time_of_python(arguments, bare):
+def test_commands_without_a_model_start_in_5_times_the_time_of_python(arguments, bare):
     assert starts_quickly(bare, START.format(arguments))
 
 
-def test_a_start_that_takes_a_tenth_of_a_second_more_is_found(bare):
+def test_the_test_of_start_up_time_detects_a_delay_of_0_1_s(bare):
     """Importing torch takes more than a second."""
     slow = f"import time\nwhile time.process_time() < {5 * min(bare) + 0.1}: pass"
     assert not starts_quickly(bare, slow, runs=2)

@@ -111,13 +111,13 @@ def test_a_model_without_gates_is_refused(model, capsys):
 
 
 @pytest.mark.parametrize("weight", [-0.5, float("nan"), float("inf"), 1e300, 1.1e9])
-def test_a_lambda_that_makes_no_sense_is_refused(weight, capsys):
+def test_a_lambda_out_of_range_is_refused(weight, capsys):
     with pytest.raises(SystemExit) as exit_:
         make_criterion(l0_weight=weight)
     assert exit_.value.code == 2 and f"--l0-weight is {weight:g}: it must be from 0 to 1e+09" in capsys.readouterr().err
 
 
-def test_the_criterion_does_not_take_the_model_in():
+def test_the_criterion_does_not_register_the_model_as_a_submodule():
     criterion = make_criterion()
     criterion(make_gated(gate_heads="enc-self").train(), make_sample())
     assert not list(criterion.parameters()) and not criterion.state_dict()
@@ -232,7 +232,7 @@ class Rates(FairseqOptimizer):
 
 
 @pytest.mark.parametrize("name", [name for name in LR_SCHEDULER_REGISTRY if name != "pass_through"])
-def test_how_far_gates_can_move_is_known_for_every_schedule_of_fairseq(name, caplog):
+def test_reach_of_gates_is_computed_for_every_schedule_of_fairseq(name, caplog):
     """Against fairseq's own rates, update by update, as its trainer asks for them."""
     options = ["--lr-scheduler", name, *SCHEDULES[name]]
     optimizer, total, sums = Rates(), 0.0, []
@@ -274,7 +274,7 @@ def test_schedules_by_epoch_are_checked_for_the_first_epoch(options, caplog):
     )
 
 
-def test_a_schedule_that_cannot_be_computed_is_said_once(caplog):
+def test_a_schedule_of_unknown_rates_is_warned_about_once(caplog):
     model, monitor = monitored("--lr-scheduler", "pass_through")
     caplog.clear()
     for _ in range(3):

@@ -30,7 +30,7 @@ def check(folder):
 
 
 @pytest.mark.parametrize("kind", ["mmap", "int64", "legacy"])
-def test_whole_data_pass(kind, tmp_path):
+def test_complete_data_is_accepted(kind, tmp_path):
     build(tmp_path, kind)
     build(tmp_path, kind, "valid.de-en.en", [[3, 2], [4, 2], [2]])
     (tmp_path / "valid.de-fr.fr.idx").write_bytes(b"of another pair")
@@ -43,7 +43,7 @@ def test_whole_data_pass(kind, tmp_path):
     assert subset_files("/nowhere", str(tmp_path / "valid"), ["de-en.de", "de-en.en"]) == files  # as fairseq joins them
 
 
-def test_an_empty_subset_is_whole(tmp_path):
+def test_an_empty_subset_is_accepted(tmp_path):
     build(tmp_path, sentences=[])
     check(tmp_path)
     assert is_empty(subset_files(str(tmp_path), "valid"))
@@ -51,7 +51,7 @@ def test_an_empty_subset_is_whole(tmp_path):
 
 @pytest.mark.parametrize("kind", ["mmap", "int64", "legacy"])
 @pytest.mark.parametrize("suffix", [".idx", ".bin"])
-def test_no_cut_off_file_passes(kind, suffix, tmp_path):
+def test_truncated_files_are_refused(kind, suffix, tmp_path):
     path = build(tmp_path, kind)[suffix == ".bin"]
     whole = path.read_bytes()
     for length in range(len(whole)):
@@ -64,7 +64,7 @@ def test_no_cut_off_file_passes(kind, suffix, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["mmap", "legacy"])
-def test_no_flipped_bit_of_an_index_passes(kind, tmp_path):
+def test_an_index_with_a_flipped_bit_is_refused(kind, tmp_path):
     index, _ = build(tmp_path, kind)
     whole = index.read_bytes()
     for place in range(len(whole)):
@@ -98,7 +98,7 @@ HUGE = 2**31 - 1
         (b"{}", "does not begin as an index of fairseq-preprocess does"),
     ],
 )
-def test_made_up_indices_are_refused(content, words, tmp_path):
+def test_malformed_indices_are_refused(content, words, tmp_path):
     build(tmp_path)[0].write_bytes(content)
     with pytest.raises(ValueError, match=words):
         check(tmp_path)

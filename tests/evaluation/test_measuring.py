@@ -150,7 +150,7 @@ def assert_unchanged(model, before):
 
 
 @pytest.mark.parametrize("name", MEASURES)
-def test_a_measured_model_is_as_it_was(name):
+def test_measuring_leaves_the_model_and_random_state_unchanged(name):
     model = make(name not in IN_ITS_MODE)
     before, numbers = state_of(model), torch.get_rng_state()
     MEASURES[name](model)
@@ -169,7 +169,7 @@ ENDED = {
 
 
 @pytest.mark.parametrize(("name", "passes"), [(name, number) for name, numbers in ENDED.items() for number in numbers])
-def test_a_model_is_as_it_was_after_an_error_in_the_middle(name, passes):
+def test_an_interrupted_measurement_leaves_the_model_unchanged(name, passes):
     model, left = make(name not in IN_ITS_MODE), [passes]
 
     def stop(*_):

@@ -41,7 +41,7 @@ def curve(run, data, path, out, *options):
     return json.loads(out.read_text())["points"][0]["nll"]
 
 
-def test_evaluation_does_not_depend_on_the_form_or_on_the_size_of_batches(models, run, toy_text, tmp_path):
+def test_evaluation_does_not_depend_on_pruning_or_batch_size(models, run, toy_text, tmp_path):
     expected = curve(run, toy_text, models["gated"], tmp_path / "0.json")
     for number, (form, tokens) in enumerate([("gated", 6), ("gated", 1000), ("pruned", 30)], start=1):
         found = curve(run, toy_text, models[form], tmp_path / f"{number}.json", "--max-tokens", tokens)
@@ -50,7 +50,7 @@ def test_evaluation_does_not_depend_on_the_form_or_on_the_size_of_batches(models
             assert eval_lm(run, toy_text, models[form], "--max-tokens", tokens) == pytest.approx(expected, abs=2e-4)
 
 
-def test_memory_is_used(models, run, toy_text, tmp_path):
+def test_evaluation_uses_the_memory(models, run, toy_text, tmp_path):
     """Streams of one block reset it at every block, which changes the loss."""
     with_memory, without = (
         curve(run, toy_text, models["gated"], tmp_path / f"{blocks}.json", "--stream-blocks", blocks)

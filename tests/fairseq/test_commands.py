@@ -41,7 +41,7 @@ def generated(made_once, forked, gated_checkpoint, toy):
 
 
 @pytest.mark.rehearsal
-def test_installed_generate_equals_the_forked_one(generated, gated_checkpoint, tmp_path, toy):
+def test_installed_generate_prints_the_same_as_the_forked_process(generated, gated_checkpoint, tmp_path, toy):
     command = ["fairseq-generate", toy.data, *GENERATE, "--path", gated_checkpoint, *SEARCH]
     assert hypotheses(run_program(tmp_path, *command)) == generated
 
@@ -73,7 +73,7 @@ def test_interactive_reads_lines(gated_checkpoint, toy, either):
     assert len(hypotheses(done)) == 2
 
 
-def test_ensemble_of_two_kinds(checkpoints, run, toy):
+def test_ensemble_of_two_kinds_of_checkpoints_generates(checkpoints, run, toy):
     path = f"{checkpoints['gated']}:{checkpoints['mixed']}"
     assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, "--path", path, *SEARCH))) == 10
 

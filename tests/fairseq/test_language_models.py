@@ -289,7 +289,7 @@ def test_hydra(name, tmp_path, run, toy_text):
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 
-def test_gates_on_attention_that_it_does_not_have(tmp_path, train_lm):
+def test_gates_on_cross_attention_are_refused(tmp_path, train_lm):
     done = train_lm(tmp_path, "--gate-heads", "dec-enc", code=2)
     assert_one_line_error(done, ["dec-enc"])
 

@@ -120,6 +120,6 @@ def test_bad_options_end_a_process_with_one_line(save_dir, toy, either):
     assert_one_line_error(either(*command, code=None), words)
 
 
-def test_gates_of_a_checkpoint_are_not_dropped_in_silence(gated_checkpoint, tmp_path, train):
+def test_starting_without_gates_of_the_checkpoint_is_refused(gated_checkpoint, tmp_path, train):
     options = [*GATED, "--gate-heads", "enc-self,dec-self", "--finetune-from-model", gated_checkpoint]
     assert_one_line_error(train(tmp_path, *options, code=None), ["gates on dec-enc", "--gate-heads"])

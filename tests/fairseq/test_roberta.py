@@ -235,7 +235,7 @@ def test_data_without_labels(models, run, toy_classes):
 @pytest.mark.parametrize(
     ("options", "words"), [(["--gate-heads", "dec-enc"], "no dec-enc attention"), (["--alive-heads", "M"], "dec-self")]
 )
-def test_heads_that_it_does_not_have(options, words, tmp_path, train_roberta):
+def test_attention_types_that_roberta_lacks_are_refused(options, words, tmp_path, train_roberta):
     mask = tmp_path / "mask.json"
     mask.write_text('{"dec-self": [[1, 0, 1, 1], [1, 1, 1, 1]]}')
     done = train_roberta(tmp_path / "run", *(mask if option == "M" else option for option in options), code=2)
@@ -267,7 +267,7 @@ def binarise(run, folder, lines, dictionary):
         (["9"] + ["1"] * 39, ["has the label -1", "check --num-classes and label/dict.txt"]),
     ],
 )
-def test_labels_that_are_none(labels, words, models, run, changed):
+def test_invalid_labels_are_refused(labels, words, models, run, changed):
     binarise(run, changed / "label", labels, changed / "label" / "dict.txt")
     done = headgates(run, "score", changed, models["gated"], "--method", "gradient", code=2)
     assert_one_line_error(done, words)
@@ -291,7 +291,7 @@ def test_second_sentences_that_are_missing(models, run, changed):
         (["--tokens-per-sample", "1024"], ["--tokens-per-sample is 1024: it must be at most 16"]),
     ],
 )
-def test_masks_without_a_meaning(options, words, models, run, toy_classes):
+def test_invalid_masking_options_are_refused(options, words, models, run, toy_classes):
     reading = [*MASKED, *EVALUATION]
     done = headgates(run, "score", toy_classes / "input0", models["masked"], "--method", "ablation", *options, code=2,
                      reading=reading)  # fmt: skip

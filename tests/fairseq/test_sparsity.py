@@ -201,7 +201,7 @@ def test_target_models_are_shown_and_pruned_to_exactly_the_target(method, to_a_t
     assert again["heads"]["total"][0] == 7
 
 
-def test_the_optimiser_of_a_pruned_model_forgets_the_multipliers(to_a_target, tmp_path, train, run):
+def test_pruning_removes_the_multipliers_from_the_optimizer_state(to_a_target, tmp_path, train, run):
     run("headgates", "prune", to_a_target("lagrangian") / "checkpoint_last.pt", tmp_path / "pruned.pt")
     pruned = read(tmp_path / "pruned.pt")
     assert not any("gate" in name for name in pruned["model"])

@@ -44,7 +44,7 @@ def logits(path):
 # Train, resume, generate
 
 
-def test_plugin_is_the_tested_one():
+def test_the_user_dir_is_the_imported_package():
     """`--user-dir` must be the folder of the package that the tests import, or one of them tests something else."""
     assert Path(fairseq_headgates.__file__).parent == USER_DIR
 

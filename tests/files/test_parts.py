@@ -55,7 +55,7 @@ def writer():
 
 
 @pytest.mark.parametrize("folder", [False, True])
-def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_not(folder, writer, tmp_path):
+def test_only_partial_files_of_dead_processes_are_removed(folder, writer, tmp_path):
     (killed, dead), (_, living) = (writer(tmp_path / "x.pt", folder) for _ in range(2))
     killed.kill()
     killed.join()
@@ -65,7 +65,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
     assert names(tmp_path) == [living]
 
 
-def test_the_same_output_again_removes_what_is_dead(writer, tmp_path):
+def test_writing_an_output_removes_its_own_stale_partial_files(writer, tmp_path):
     killed, dead = writer(tmp_path / "x.json")
     killed.kill()
     killed.join()
@@ -75,7 +75,7 @@ def test_the_same_output_again_removes_what_is_dead(writer, tmp_path):
     assert names(tmp_path) == ["x.json", "y.json"]
 
 
-def test_files_that_only_look_like_parts_stay(tmp_path):
+def test_files_with_names_like_partial_files_are_kept(tmp_path):
     """`x.2024.part` is the journal of the output `x.2024`."""
     others = ["x.2024.part", "x.part", "x.12~.parts", "x.a~.part", "y.12~.part", "x.y.12~.part", "x.12~", "old"]
     for name in others:
@@ -87,7 +87,7 @@ def test_files_that_only_look_like_parts_stay(tmp_path):
     assert all((tmp_path / name).read_text() == "mine" for name in others)
 
 
-def test_a_part_of_the_same_number_is_left_to_its_process(writer, tmp_path, monkeypatch):
+def test_a_partial_file_with_the_same_process_id_is_kept(writer, tmp_path, monkeypatch):
     """As on a file system that several machines share."""
     process, living = writer(tmp_path / "x")
     monkeypatch.setattr(os, "getpid", lambda: process.pid)
@@ -95,7 +95,7 @@ def test_a_part_of_the_same_number_is_left_to_its_process(writer, tmp_path, monk
     assert (tmp_path / "x").read_text() == "mine" and (tmp_path / living).read_text() == "half"
 
 
-def test_nothing_is_removed_where_there_are_no_locks(tmp_path, monkeypatch):
+def test_partial_files_are_kept_without_file_locks(tmp_path, monkeypatch):
     import fcntl
 
     def unsupported(*_):
@@ -107,7 +107,7 @@ def test_nothing_is_removed_where_there_are_no_locks(tmp_path, monkeypatch):
     assert (tmp_path / "x").read_text() == "mine" and names(tmp_path) == ["x", "x.7~.part"]
 
 
-def test_a_replacement_of_a_folder_that_broke_off_is_completed(tmp_path):
+def test_an_interrupted_replacement_of_a_folder_is_recovered(tmp_path):
     """Killed when the old model was moved aside and the new one was not in its place: the old one comes back."""
     part, target = tmp_path / "part", tmp_path / "model"
     for folder, text in ((part, "new"), (target, "old")):
@@ -127,7 +127,7 @@ def test_a_replacement_of_a_folder_that_broke_off_is_completed(tmp_path):
 
 
 @pytest.mark.parametrize("existing", [True, False])
-def test_a_link_stays_and_its_file_is_written(existing, tmp_path):
+def test_a_link_is_kept_and_its_target_is_written(existing, tmp_path):
     (tmp_path / "folder").mkdir()
     target, link = tmp_path / "folder" / "x.json", tmp_path / "link.json"
     link.symlink_to("folder/x.json")
@@ -141,7 +141,7 @@ def test_a_link_stays_and_its_file_is_written(existing, tmp_path):
 
 
 @pytest.mark.parametrize("names_", ["no/such/x.json", "link.json"], ids=["into nowhere", "to itself"])
-def test_a_link_that_cannot_be_written_through(names_, tmp_path):
+def test_a_link_without_a_writable_target_is_refused(names_, tmp_path):
     link = tmp_path / "link.json"
     link.symlink_to(names_)
     for force in (False, True):
@@ -153,7 +153,7 @@ def test_a_link_that_cannot_be_written_through(names_, tmp_path):
 
 
 @pytest.mark.parametrize("to", ["/dev/null", "pipe", "folder"])
-def test_a_link_to_what_is_no_file_is_refused(to, tmp_path):
+def test_a_link_to_a_pipe_or_folder_is_refused(to, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     link = tmp_path / "link"
@@ -174,7 +174,7 @@ def print_and_write(out, path):
 
 
 @pytest.mark.parametrize("name", ["out.txt", "link"])
-def test_the_file_that_the_output_goes_to_is_not_replaced(name, tmp_path):
+def test_the_file_behind_standard_output_is_not_replaced(name, tmp_path):
     """`--out /dev/stdout > out.txt`: here by a link of its own, for a mistake must not cost the real one."""
     (tmp_path / "link").symlink_to("/proc/self/fd/1")
     process = FORK.Process(target=print_and_write, args=(tmp_path / "out.txt", tmp_path / name))

@@ -50,7 +50,7 @@ TEXTS = [name for name in READERS if name not in ("train.log", "SHA256SUMS", "ma
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_marks_and_line_ends_make_no_difference(name, tmp_path):
+def test_byte_order_marks_and_line_ends_do_not_change_what_is_read(name, tmp_path):
     text, read = READERS[name]
     path = tmp_path / name
     path.write_bytes(text.encode())
@@ -63,7 +63,7 @@ def test_marks_and_line_ends_make_no_difference(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_other_encodings_are_one_line_with_the_cure(name, tmp_path):
+def test_other_encodings_are_refused_with_the_iconv_command(name, tmp_path):
     text, read = READERS[name]
     path = tmp_path / name
     path.write_bytes(text.encode("utf-16"))
@@ -113,7 +113,7 @@ def test_standard_input_is_utf8_in_every_locale(encoding, monkeypatch):
         typed("x\nsch\xf6n\n".encode("latin1"))
 
 
-def test_the_mark_of_a_dictionary_is_no_part_of_its_first_symbol(tmp_path, copied, on_toy):
+def test_the_byte_order_mark_of_a_dictionary_is_ignored(tmp_path, copied, on_toy):
     folder = copied()
     for path in folder.glob("dict.*.txt"):
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
@@ -131,7 +131,7 @@ def test_the_mark_of_a_dictionary_is_no_part_of_its_first_symbol(tmp_path, copie
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_recipes_read_text_without_marks(packed, tmp_path):
+def test_recipes_strip_byte_order_marks(packed, tmp_path):
     """The shell function that reads references and the text of language models."""
     path = tmp_path / "a text"
     path.write_bytes("\ufeffschön\r\n\ufeffx\r\n".encode())

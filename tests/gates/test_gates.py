@@ -101,7 +101,7 @@ def test_gates_learn_lr_scale_times_as_fast(optimizer):
 
 @pytest.mark.parametrize("scale", [1.0, 10.0, 30.0, 0.7, 3.3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_the_state_dict_holds_log_alpha_and_the_way_back_is_exact(scale, dtype):
+def test_the_state_dict_holds_log_alpha_and_loads_exactly(scale, dtype):
     gates = HeadGates(1000, DEFAULT, init="glorot", lr_scale=scale).to(dtype)
     state = gates.state_dict()
     assert list(state) == ["log_alpha"]

@@ -89,7 +89,7 @@ def test_a_new_training_with_other_gates_replaces_the_records():
         (lines(record(0, 0.5), record(1, 0.5, 0.5)), "line 2 has other heads than the line before"),
     ],
 )
-def test_what_is_no_gate_log_is_refused(text, words):
+def test_malformed_gate_logs_are_refused(text, words):
     with pytest.raises(ValueError) as error:
         parse_gate_log(text, NAME)
     assert words in str(error.value) and NAME in str(error.value)

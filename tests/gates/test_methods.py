@@ -42,7 +42,7 @@ HEADS = {"enc-self": 8, "dec-enc": 4}
         ("0.00001", {("enc-self", "dec-enc"): 0}),
     ],
 )
-def test_a_target_is_a_number_a_share_or_one_of_these_by_type(text, counts):
+def test_a_target_is_a_number_or_share_of_all_heads_or_by_type(text, counts):
     assert parse_target(text).counts(HEADS) == counts
     assert parse_target(str(parse_target(text))) == parse_target(text)
 
@@ -50,12 +50,12 @@ def test_a_target_is_a_number_a_share_or_one_of_these_by_type(text, counts):
 @pytest.mark.parametrize(
     "text", ["-1", "1.5", "x", "enc-self=", "=3", "3,4", "enc-self=3,4", "enc-self=1,enc-self=2", "nan", "0.x", ","]
 )
-def test_what_is_no_target_is_refused(text):
+def test_malformed_targets_are_refused(text):
     with pytest.raises(ValueError, match="it must be a number of heads"):
         parse_target(text)
 
 
-def test_targets_that_the_model_contradicts():
+def test_targets_that_do_not_fit_the_model_are_refused():
     for text, words in [
         ("13", "the target is 13 heads of enc-self, dec-enc: there are 12"),
         ("enc-self=9,dec-enc=1", "9 heads of enc-self: there are 8"),
@@ -207,12 +207,12 @@ def test_a_subset_of_all_heads_is_all_heads():
         assert gates.sum().item() == pytest.approx(len(scores)) and scores.grad.abs().max() < 1e-6
 
 
-def test_no_head_far_above_the_others_is_drawn_twice():
+def test_a_head_with_a_very_high_score_is_drawn_once():
     gates = relaxed_subset(torch.tensor([100.0, 0, -1, 1, 2]), 3, SubsetGates.low_temperature)
     assert gates.tolist() == pytest.approx([1, 0, 0, 1, 1], abs=1e-4)
 
 
-def test_a_cold_subset_is_the_highest_scores():
+def test_a_subset_at_low_temperature_has_the_highest_scores():
     scores = torch.tensor([0.3, 2.0, -1.0, 1.5, 0.2])
     assert relaxed_subset(scores, 2, 0.01).round(decimals=4).tolist() == [0, 1, 0, 1, 0]
 
@@ -272,7 +272,7 @@ def test_the_lagrangian_meets_its_target():
 # Output scale
 
 
-def test_the_output_of_a_layer_keeps_its_size():
+def test_output_scale_is_the_number_of_heads_over_that_of_open_heads():
     made = layers([[3, 3, -3, -3], [-3] * 4, [3] * 4])
     method = L0Gates(made, KINDS, output_scale=True).eval()
     factors = [layer.eval()().tolist() for layer in made]
@@ -312,7 +312,7 @@ def test_lambda_by_type_with_start_and_warm_up():
 
 
 @pytest.mark.parametrize("text", ["x", "", "enc=0.1", "0.1,0.2", "enc-self=0.1,0.2", "enc-self=0.1,enc-self=0.2", "=1"])
-def test_what_is_no_lambda_is_refused(text):
+def test_malformed_lambdas_are_refused(text):
     with pytest.raises(ValueError, match="is not a (number|weight)"):
         parse_weights(text)
 

@@ -109,7 +109,7 @@ def test_gates_applied_to_heads():
     assert_close(gated, GATES["apply/y_eval"], 1e-6)
 
 
-def test_monte_carlo():
+def test_sampled_open_frequency_agrees_with_formula_and_reference():
     """Formula, our sampling and the original's agree within five standard errors (4000 draws there, 100,000 here)."""
     log_alpha = torch.tensor(GATES["apply/log_a"]).flatten().double()
     p_open = HardConcrete().open_probability(log_alpha)

@@ -96,7 +96,7 @@ def test_layers_outside_of_a_forward_pass_are_recomputed_with_their_own_gates():
     torch.testing.assert_close(found[1], found[0])
 
 
-def test_gates_are_fixed_and_stay():
+def test_gates_are_fixed_after_the_given_update_and_stay_fixed():
     made = layers([[3, 0.2, -3, 0.1]] * 3, lr_scale=7.0)
     method = L0Gates(made, KINDS, fix_after=10).train()
     method.set_num_updates(9)
@@ -244,7 +244,7 @@ def test_weight_decay_leaves_the_gates_in_mixed_precision(name, flat, monkeypatc
     assert not torch.equal(expected["gate_method.multipliers"], torch.full((1, 2), 0.2).half())
 
 
-def test_frozen_gates_are_not_looked_for_in_an_optimizer_with_weight_decay():
+def test_frozen_gates_need_not_be_in_an_optimizer_with_weight_decay():
     found = updated("adam", 0.1, [1, 1, 1], freeze=r"\.gate\.|^gate_method")
     assert torch.equal(found["encoder.layers.0.self_attn.gate.theta"], torch.full((4,), 2.5 / 50))
 

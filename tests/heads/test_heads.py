@@ -25,7 +25,7 @@ masks = st.dictionaries(st.sampled_from(TYPES), layers, min_size=1)
 
 
 @given(masks, st.booleans())
-def test_a_mask_survives_its_file(values, one_line):
+def test_a_mask_is_the_same_after_writing_and_reading(values, one_line):
     mask = HeadTable(values, "alive", "ckpt:x.pt")
     text = mask_to_json(mask, one_line)
     assert json.loads(text)["format"] == "headgates.heads/1"
@@ -79,14 +79,14 @@ def test_bad_masks_are_refused_in_one_line(text, message):
     ],
     ids=["value", "type", "format", "brackets", "path"],
 )
-def test_a_long_value_is_not_repeated_whole(text):
+def test_a_long_value_is_shortened_in_the_error(text):
     with pytest.raises(ValueError, match=r"\.\.\. \(100,0\d\d characters\)") as error:
         parse_mask(text)
     assert len(str(error.value)) < 500
 
 
 @pytest.mark.parametrize("read", [parse_mask, read_scores])
-def test_what_could_block_or_never_end_is_not_opened(read, tmp_path):
+def test_pipes_devices_and_huge_files_are_not_opened(read, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/zero")
     (tmp_path / "large").touch()
@@ -109,7 +109,7 @@ def test_a_file_that_is_a_json_list_is_refused(tmp_path):
 MASK = {"enc-self": [[1, 0], [1, 1]]}
 
 
-def test_a_mask_is_taken_in_any_form(tmp_path):
+def test_a_mask_is_accepted_in_every_form(tmp_path):
     file = tmp_path / "heads.json"
     file.write_text(json.dumps({"format": "headgates.heads/1", **MASK}))
     table = HeadTable(MASK, "alive")
@@ -138,7 +138,7 @@ def test_other_forms_of_a_mask_are_refused(mask, error, message):
         as_mask(mask)
 
 
-def test_a_method_must_not_be_there_twice(tmp_path):
+def test_two_score_tables_of_one_method_are_refused(tmp_path):
     """Of two tables of one method the last one was taken in silence."""
     table = {"format": "headgates.scores/1", "method": "gradient", "scores": {"enc-self": [[1]]}}
     (tmp_path / "s.json").write_text(json.dumps([table, table]))
@@ -164,14 +164,14 @@ def test_types():
         parse_types("enc-self,enc-self")
 
 
-def test_a_table_knows_its_counts():
+def test_a_table_counts_its_open_heads():
     table = HeadTable({"dec-enc": [[0.5, 0.0]], "enc-self": [[1.0], [0.25]]}, "gate")
     assert table.types == ("enc-self", "dec-enc")
     assert (table.count("enc-self"), table.count("dec-enc")) == ((2, 2), (1, 2))
     assert table.map(lambda v: 1 - v).heads("dec-enc") == [0.5, 1.0]
 
 
-def test_files_are_written_whole_and_never_by_accident(tmp_path):
+def test_files_are_overwritten_only_with_force(tmp_path):
     path = tmp_path / "out.json"
     write_whole(path, "first")
     with pytest.raises(ValueError, match=r"exists: .*--force"):

@@ -168,7 +168,7 @@ MISSPELT = {
 }  # fmt: skip
 
 
-def test_misspelt_options_are_known():
+def test_misspelt_options_are_recognised():
     assert {key: likely_option(key) for key in [*MISSPELT, *DEFAULTS]} == {**MISSPELT, **dict.fromkeys(DEFAULTS)}
 
 
@@ -245,7 +245,7 @@ def test_a_stock_checkpoint_loads_strictly_and_so_do_old_ones():
         make_stock().load_state_dict(ours.state_dict())
 
 
-def test_gates_of_a_checkpoint_are_not_dropped_in_silence(capsys):
+def test_loading_gates_into_a_model_without_them_is_refused(capsys):
     gated = make_gated(gate_heads="enc-self,dec-enc")
     with pytest.raises(SystemExit) as exit_:
         make_gated(gate_heads="enc-self", alive_heads=MASK.replace("enc-self", "dec-enc")).load_state_dict(
@@ -262,7 +262,7 @@ def kept_heads_in(state):
     return {name: own["kept"] for name, own in state._metadata.items() if "kept" in own}
 
 
-def test_a_state_dict_knows_which_heads_were_kept(capsys):
+def test_a_state_dict_stores_the_numbers_of_kept_heads(capsys):
     """Two masks with equal numbers of heads make weights of equal shapes: nothing else tells them apart."""
     pruned = make_gated(alive_heads=FIRST, remove_heads=True)
     state = pruned.state_dict()
@@ -280,7 +280,7 @@ def test_a_state_dict_knows_which_heads_were_kept(capsys):
 
 
 @pytest.mark.parametrize("metadata", [None, {}, [], {"decoder.layers.1.encoder_attn": 3}, {"": {"kept": [1]}}])
-def test_a_state_dict_that_does_not_know_it_is_loaded_as_before(metadata):
+def test_a_state_dict_without_numbers_of_kept_heads_is_loaded(metadata):
     """As version 0.1 wrote them, and whatever else a file may hold in this place."""
     state = make_gated(alive_heads=FIRST, remove_heads=True).state_dict()
     state._metadata = metadata
@@ -330,7 +330,7 @@ class Evil:
         ({"model": {"w": torch.ones(1)}, "args": argparse.Namespace()}, "it has no attention layer"),
     ],
 )
-def test_what_is_no_checkpoint_is_refused(tmp_path, content, message, capsys):
+def test_files_that_are_not_checkpoints_are_refused(tmp_path, content, message, capsys):
     path = tmp_path / "c.pt"
     if isinstance(content, bytes):
         path.write_bytes(content)

@@ -178,7 +178,7 @@ def test_fixed_heads_are_zeroed_columns():
 
 
 @models
-def test_gates_at_their_ends_are_fixed_heads(case):
+def test_fully_open_or_closed_gates_compute_the_same_as_fixed_heads(case):
     with torch.no_grad():
         logits = build_gated(case)(**batch())[0]
     target = ~pads("out")

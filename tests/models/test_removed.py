@@ -38,7 +38,7 @@ from fairseq_headgates.surgery import head_counts, kept_mask
 
 @settings(max_examples=20)
 @given(cases())
-def test_removed_heads_from_scratch_leave_the_others_as_the_same_seed_makes_them(case):
+def test_removed_heads_leave_the_initialisation_of_other_weights_unchanged(case):
     args = copy.deepcopy(case.model(gates=False).args)
     built = []
     for args.alive_heads, args.remove_heads in ((None, False), (inline(case.mask), True)):
@@ -130,7 +130,7 @@ def test_options_that_do_not_fit_are_refused(options, message, capsys):
 
 
 @pytest.mark.parametrize("pruned_first", [True, False])
-def test_weights_of_other_heads_are_refused_with_the_cure(pruned_first, capsys):
+def test_weights_of_another_number_of_heads_are_refused(pruned_first, capsys):
     mask = {"enc-self": [[1, 0, 1, 1], [0, 0, 0, 0]]}
     whole, smaller = make_gated(), make_gated(alive_heads=inline(mask), remove_heads=True)
     source, target = (smaller, whole) if pruned_first else (whole, smaller)
@@ -201,7 +201,7 @@ def of_layers(model, kept):
 
 
 @pytest.mark.parametrize(("name", "kept"), KEPT, ids=lambda value: value if isinstance(value, str) else None)
-def test_some_layers_of_a_checkpoint(name, kept):
+def test_a_checkpoint_can_be_loaded_with_some_of_its_layers(name, kept):
     whole = with_layers(name)
     args, weights = copy.deepcopy(whole.args), whole.state_dict()
     values = gate_values(whole)
@@ -223,7 +223,7 @@ def test_some_layers_of_a_checkpoint(name, kept):
             torch.testing.assert_close(gates, values[kind][keep])
 
 
-def test_layers_that_a_mask_does_not_have(capsys):
+def test_layers_to_keep_beyond_the_mask_are_refused(capsys):
     args = with_layers("removed").args
     args.encoder_layers_to_keep = "0,3"
     with pytest.raises(SystemExit):

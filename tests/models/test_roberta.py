@@ -124,7 +124,7 @@ def test_a_layer_without_heads(variant):
     assert [site.attention.num_heads for site in head_sites(pruned)] == [3, 0]
 
 
-def test_the_names_of_the_first_version_are_known():
+def test_parameter_names_of_old_roberta_checkpoints_are_converted():
     """Published models have them: the encoder is called "decoder", its first norm emb_layer_norm."""
     model, sample = make_stock_roberta(1), make_sentences()
     old = {
@@ -222,7 +222,7 @@ def test_mcnemar_is_the_binomial_test_of_the_sentences_that_differ(only_a, only_
     assert mcnemar([0, 1], [2, 1], [1, 1]) == 1  # both wrong, in different ways
 
 
-def test_functions_leave_out_the_first_symbol():
+def test_functions_ignore_the_first_symbol():
     model, sample = make_roberta(), make_sentences()
     counts = count_functions(model, Corpus(CLASSES, [sample]), Annotations(rare=False))
     found = functions_of(counts, FunctionOptions(), gate_values(model), "")

@@ -161,7 +161,7 @@ def test_a_training_that_resumes_has_the_options_of_its_last_checkpoint(refused,
     assert parse_translation("--save-dir", tmp_path / "other").decoder_layers == 6  # fairseq's default
 
 
-def test_a_stored_name_of_a_checkpoint_opens_nothing(tmp_path):
+def test_a_stored_checkpoint_path_is_not_opened(tmp_path):
     """fairseq calls the preset for the options of every checkpoint that it loads, too."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -192,7 +192,7 @@ def test_a_checkpoint_without_options_is_not_compared(bare, caplog):
     assert "not compared" in caplog.text and "bare.pt" in caplog.text
 
 
-def test_other_sizes_are_named(bare):
+def test_weights_of_other_sizes_are_refused_with_both_shapes(bare):
     """And with the sizes of the checkpoint the weights load."""
     _, model = bare
     ours = build_model(parse_translation("--encoder-embed-dim", 64, "--decoder-embed-dim", 32), make_data())

@@ -118,7 +118,7 @@ def test_without_half_of_the_heads_a_layer_has_half_of_the_parameters():
     assert plan["cache_bytes_per_token"]["dec-self"][1] * 2 == plan["cache_bytes_per_token"]["dec-self"][0]
 
 
-def test_one_token_at_a_time_is_the_whole_block():
+def test_incremental_decoding_equals_the_whole_block():
     """Also when hypotheses change their order, and in a pruned model."""
     for model in (gated(), prune(gated())):
         tokens = make_blocks()[0][0]
@@ -141,7 +141,7 @@ def run_full(model, tokens, state=None):
         return model.decoder(tokens, incremental_state=state)[0]
 
 
-def test_a_long_text_sees_as_far_back_as_in_training():
+def test_incremental_decoding_keeps_the_context_length_of_training():
     model, state = make_model(mem_len=3), {}
     tokens = torch.randint(4, VOCABULARY, (1, 20))
     for length in range(1, 21):
@@ -192,7 +192,7 @@ def test_blocks_of_one_token_without_memory():
         torch.testing.assert_close(found, run_full(model, torch.tensor([[5]])), rtol=1e-5, atol=1e-6)
 
 
-def test_rows_that_end_leave_the_batch():
+def test_memory_continues_in_a_smaller_batch():
     """A later batch with fewer rows continues the first ones."""
     model = make_model(mem_len=4)
     (first, numbers), (second, following), *_ = make_blocks()
@@ -240,7 +240,7 @@ def test_masked_positions_and_extreme_scores():
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_attention_weights_are_seen_by_the_formula(training):
+def test_a_hook_on_attention_weights_does_not_change_the_output(training):
     """A hook on weights changes nothing, and sees those on the block."""
     model = make_model(mem_len=3).train(training)
     expected = run_blocks(model)
@@ -308,7 +308,7 @@ def test_relevance_is_refused():
         relevance.head_relevance(make_model(), {"src_tokens": make_blocks()[0][0]})
 
 
-def test_there_is_no_stock_checkpoint():
+def test_stock_export_is_refused():
     model = gated()
     state = {"args": None, "cfg": {"model": model.args}, "model": model.state_dict()}
     with pytest.raises(ValueError, match="fairseq has no architecture for transformer_lm_all_attention"):

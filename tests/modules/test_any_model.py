@@ -161,7 +161,7 @@ def strong(model):
     return model
 
 
-def test_the_page_lists_every_model():
+def test_the_documentation_lists_every_model():
     page = (ROOT / "docs" / "any-model.md").read_text(encoding="utf-8")
     supported, _, refused = page.partition("## Models that are refused")
     assert set(SUPPORTED) <= set(re.findall(r"`(\w+)`", supported))
@@ -301,7 +301,7 @@ def test_layers_of_a_type_are_counted_over_all_parts_of_a_model():
     assert isinstance(model.models["en-fr"].decoder.layers[1].self_attn, HeadAttention)
 
 
-def test_decoders_of_tasks_are_decoders():
+def test_decoders_of_auxiliary_tasks_are_named_dec_self():
     model = speech_model("s2ut_transformer", True)
     assert names(model, "dec-self")[2:] == [f"letters_decoder.layers.{i}.self_attn" for i in (0, 1)]
     speech = build("fastspeech2")
@@ -309,7 +309,7 @@ def test_decoders_of_tasks_are_decoders():
 
 
 @pytest.mark.skipif("speech_dlm" in LACKING, reason=ABSENT)
-def test_attention_across_channels_keeps_its_module():
+def test_cross_channel_attention_is_not_replaced():
     model = insert_gates(CASES["speech_dlm"].build(), ["dec-self"])
     assert type(model.decoder.layers[1].cross_channel_attn) is MultiheadAttention
     assert names(model, "dec-self") == [f"decoder.layers.{i}.self_attn" for i in (0, 1)]

@@ -125,7 +125,7 @@ def test_attention_to_the_encoder_equals_that_with_the_plain_cache(seed, sentenc
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-def test_a_beam_size_left_over_from_another_search_changes_nothing(beam):
+def test_a_stale_beam_size_does_not_change_the_output(beam):
     """fairseq tells the model the size of a beam, but not that there is none any more."""
     from fairseq.sequence_generator import SequenceGenerator
     from support.models import make_batch, make_stock, make_task

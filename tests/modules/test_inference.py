@@ -54,7 +54,7 @@ def test_large_weights_are_packed_and_small_ones_are_not():
 @pytest.mark.parametrize("shape", [LARGE, SMALL])
 @pytest.mark.parametrize("count", [1, 3])
 @torch.no_grad()
-def test_follows_every_change_of_the_weights(shape, count):
+def test_packed_layers_follow_every_change_of_the_weights(shape, count):
     parts = layers(shape, count)
     linear, x = InferenceLinear(parts), torch.randn(4, shape[1])
     linear(x)
@@ -103,7 +103,7 @@ def test_a_model_prepared_for_inference_is_packed_and_computes_the_same():
 
 
 @pytest.mark.parametrize("missing", ["oneDNN", "its operators"])
-def test_a_torch_that_cannot_pack(missing, monkeypatch):
+def test_without_onednn_nothing_is_packed(missing, monkeypatch):
     if missing == "oneDNN":
         monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     else:
@@ -160,7 +160,7 @@ def in_inference_mode(call):
 
 @NEEDS_ONEDNN
 @pytest.mark.parametrize("ask", ASK)
-def test_released_weights_are_the_same_when_they_are_asked_for(ask):
+def test_released_weights_are_restored_unchanged_on_access(ask):
     never, (model, names) = make_gated(encoder_ffn_embed_dim=8192), prepared()
     expected = logits(never, make_batch())
     assert released(model) == LARGE_LAYERS
@@ -180,7 +180,7 @@ def test_released_weights_are_the_same_when_they_are_asked_for(ask):
 
 
 @NEEDS_ONEDNN
-def test_weights_that_anyone_holds_are_not_released():
+def test_weights_with_other_references_are_not_released():
     model = make_gated(encoder_ffn_embed_dim=8192, freeze_params=r"fc2\.weight")
     held = model.encoder.layers[1].fc1.weight
     model.make_generation_fast_()
@@ -250,7 +250,7 @@ def test_inputs_of_another_precision():
 
 @NEEDS_ONEDNN
 @pytest.mark.parametrize("rows", [1, 400])
-def test_a_kept_weight_that_is_always_faster_packed_is_used_packed(rows, monkeypatch):
+def test_an_unreleased_weight_is_used_packed_where_that_is_faster(rows, monkeypatch):
     model = nn.Sequential(nn.Linear(512, 512))
     held = model[0].weight
     pack_linears(model)

@@ -130,7 +130,7 @@ def assert_prepared_follows(kind, change):
 
 
 @pytest.mark.parametrize(("kind", "change"), [pair for pair in CHANGED if pair[0] in ("stock", "gated")])
-def test_what_inference_prepares_follows_every_change(kind, change):
+def test_prepared_tensors_follow_every_change_of_the_weights(kind, change):
     assert_prepared_follows(kind, change)
 
 
@@ -142,7 +142,7 @@ def test_packed_weights_follow_every_change(kind, change, monkeypatch):
     assert_prepared_follows(kind, change)
 
 
-def test_an_address_that_weights_are_known_by_is_not_given_away():
+def test_memory_of_packed_weights_is_kept_while_they_are_cached():
     """Else other weights in the same memory are taken for those that are packed; it happens once in 200 times."""
     inference = pytest.importorskip("fairseq_headgates.modules.packed_linear")
     layer = torch.nn.Linear(512, 512)
@@ -166,7 +166,7 @@ def test_prepared_parameters_keep_their_names_and_values():
             (_,) = {p.untyped_storage().data_ptr() for p in projections}  # views: no memory is spent twice
 
 
-def test_prepared_gates_go_with_the_model():
+def test_prepared_gates_move_to_the_device_of_the_model():
     """fairseq's hub interface prepares a model first; `.cuda()` comes after."""
     model = prepare(MODELS["gated"]()).to("meta")
     assert {site.attention.head_scale().device.type for site in head_sites(model)} == {"meta"}
@@ -248,7 +248,7 @@ def test_a_model_loaded_in_inference_mode(kind, packed, monkeypatch):
 
 
 @PACKED_OR_NOT
-def test_changes_of_data_are_followed(kind, packed, monkeypatch):
+def test_prepared_tensors_follow_changes_of_parameter_data(kind, packed, monkeypatch):
     """torch counts changes in place of a parameter, but not those of its `data`."""
     if packed:
         monkeypatch.setattr("fairseq_headgates.modules.packed_linear.WORTH_PACKING", 1)

@@ -33,7 +33,7 @@ def test_every_token_is_predicted_once_from_the_one_before(text, tokens, stream,
         at += len(target)
 
 
-def test_streams_and_documents():
+def test_streams_and_blocks_end_at_documents():
     """Documents end at the empty line; a stream has at most two blocks."""
     text = [[4, 5, 6], [7, 8, 9, 10, 11], [], [12], [13, 14]]
     segments = make_segments(text, tokens=3, stream=2, documents=True)

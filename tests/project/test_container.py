@@ -22,7 +22,7 @@ def instructions():
     return [tuple(line.split(None, 1)) for line in text.replace("\\\n", " ").splitlines() if line.strip()]
 
 
-def test_the_file_is_linted():
+def test_the_dockerfile_passes_hadolint():
     linter = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if linter is None:
         pytest.skip("hadolint has no package for this machine")
@@ -30,7 +30,7 @@ def test_the_file_is_linted():
     assert done.returncode == 0 and not done.stdout, done.stdout
 
 
-def test_the_image_gets_no_more_than_a_clone(tmp_path):
+def test_the_image_holds_no_ignored_files(tmp_path):
     copy_checkout(tmp_path / "context")
     found = {str(path.relative_to(tmp_path / "context")) for path in (tmp_path / "context").rglob("*")}
     assert {"setup.py", "recipes/demo.sh", "fairseq_headgates/__init__.py", "docs/install.md"} <= found
@@ -52,7 +52,7 @@ def test_the_image_runs_as_a_user():
 
 @pytest.mark.rehearsal
 @pytest.mark.release
-def test_its_steps(tmp_path):
+def test_the_build_steps_of_the_dockerfile_succeed(tmp_path):
     """In a folder instead of /opt/fairseq-headgates, with this interpreter as that of the base image."""
     root = tmp_path / "opt" / "fairseq-headgates"
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHON": os.path.realpath(sys.executable)}

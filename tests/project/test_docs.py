@@ -73,11 +73,11 @@ def test_commands_are_those_of_the_parsers(block):
         ("headgates show 'CKPT", "unexpected EOF"),
     ],
 )
-def test_a_mistake_in_a_block_is_found(text, words):
+def test_mistakes_in_code_blocks_are_reported(text, words):
     assert any(words in found for found in mistakes(Block(Path("page.md"), 1, "bash", text + "\n")))
 
 
-def test_a_block_without_a_mark_is_run(tmp_path):
+def test_only_blocks_with_a_known_mark_are_skipped(tmp_path):
     page = tmp_path / "page.md"
     fence = "```bash\na\n```\n\n"
     page.write_text(f"<!-- needs: gpu -->\n{fence}<!-- needs: luck -->\n{fence}<!-- needs: time -->\n\n{fence}")
@@ -168,7 +168,7 @@ class Reader:
 
 @pytest.mark.usefixtures("few_resamplings")
 @pytest.mark.parametrize("page", **identified([page for page in PAGES if RUN[page]]))
-def test_what_a_page_says_can_be_done(page, tmp_path, toy, checkpoints, run, train, monkeypatch, request):
+def test_commands_of_every_page_run(page, tmp_path, toy, checkpoints, run, train, monkeypatch, request):
     reader = Reader(tmp_path, toy, checkpoints, run, train)
     if page.name == "language-models.md":
         reader.read_language_models(*map(request.getfixturevalue, ("toy_text", "train_lm")))

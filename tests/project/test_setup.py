@@ -92,7 +92,7 @@ def refusal(machine, **environment):
 
 
 @pytest.mark.parametrize(("argument", "code", "words"), [("--help", 0, "TORCH_SPEC"), ("x", 2, "takes none")])
-def test_arguments_install_nothing(argument, code, words):
+def test_help_or_an_invalid_argument_installs_nothing(argument, code, words):
     done = subprocess.run(["bash", ROOT / "recipes" / "setup.sh", argument], capture_output=True, text=True)
     assert done.returncode == code and words in done.stdout + done.stderr
 
@@ -154,7 +154,7 @@ def test_full_disk(machine):
     assert not (machine / "main/.venv").exists()
 
 
-def test_a_folder_that_is_no_environment_is_left_alone(machine):
+def test_a_folder_that_is_not_a_virtual_environment_is_refused(machine):
     put(machine / "bin/python3.12", python_stub("3.12"))
     for compiler in ("stub-cc", "c++"):
         put(machine / "bin" / compiler, "#!/bin/sh\n")
@@ -186,7 +186,7 @@ def working(machine):
     return lambda: (machine / "pip.log").read_text().splitlines()
 
 
-def test_a_whole_set_up_and_nothing_to_do_the_second_time(machine, working):
+def test_a_second_set_up_installs_nothing(machine, working):
     run = set_up(machine)
     assert run.returncode == 0, run.stderr
     steps = [line.split()[0] for line in run.stderr.splitlines() if line.startswith("[")]
@@ -198,7 +198,7 @@ def test_a_whole_set_up_and_nothing_to_do_the_second_time(machine, working):
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "") and working() == asked
 
 
-def test_a_set_up_that_failed_goes_on_where_it_was(machine, working):
+def test_a_failed_set_up_resumes_at_the_failed_step(machine, working):
     run = set_up(machine, BROKEN="fairseq-fixed==")
     assert run.returncode == 1 and run.stderr.splitlines()[-1].startswith("setup: fairseq-fixed==")
     assert "ERROR: no fairseq-fixed==" in run.stderr and "setup.log" in run.stderr
@@ -218,7 +218,7 @@ def test_a_set_up_that_failed_goes_on_where_it_was(machine, working):
         ("3.13", "2.11.0", "fairseq-fixed==0.12.3.1"),
     ],
 )
-def test_each_python_has_its_fairseq(version, torch, fairseq, machine, working):
+def test_each_python_version_gets_its_fairseq_version(version, torch, fairseq, machine, working):
     put(machine / "bin" / f"python{version}", WORKING_PYTHON.replace("3.12", version))
     run = set_up(machine, PYTHON=f"python{version}", CC="true", CXX="true")
     assert run.returncode == 0, run.stderr

@@ -61,7 +61,7 @@ def test_files_are_short(folder):
     assert files and not long
 
 
-def test_text_is_read_by_one_room():
+def test_only_the_files_package_reads_text():
     """Only files/ knows about byte order marks, ends of lines and encodings."""
     others = [path for path in PACKAGE.rglob("*.py") if room_of(path) != "files"]
     assert not [path for path in others if re.search(r"\.read_text\(|sys\.stdin", path.read_text(encoding="utf-8"))]

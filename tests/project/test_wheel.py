@@ -71,7 +71,7 @@ def test_the_wheel_holds_the_whole_package(wheel):
     assert not [name for name in held if name.startswith(("tests", "recipes", "docs", "benchmarks"))]
 
 
-def test_the_source_distribution_is_a_checkout(packages):
+def test_the_source_distribution_holds_every_file_of_the_repository(packages):
     """Every file of the repository except those of its host."""
     (path,) = packages.glob("*.tar.gz")
     with tarfile.open(path) as archive:

@@ -60,7 +60,7 @@ def test_the_order_is_that_of_the_text_although_early_blocks_take_longer(text, b
     assert blocks(text, f'{command}; echo "$x"; cat', "--lines", "10", "--processes", "2") == text.read_bytes()
 
 
-def test_the_last_line_gets_an_end(text, blocks):
+def test_a_missing_final_newline_is_added(text, blocks):
     text.write_bytes(b"one\ntwo")
     assert blocks(text, "cat") == b"one\ntwo\n"
     text.write_bytes(b"")
@@ -89,7 +89,7 @@ def test_a_text_that_cannot_be_read_is_an_error(tmp_path, blocks):
     assert "train.en.gz cannot be read (" in blocks(damaged, "cat", code=2)
 
 
-def test_only_the_blocks_in_work_are_in_memory(tmp_path):
+def test_only_blocks_being_processed_are_in_memory(tmp_path):
     """A text of 40 MB, with two blocks of 0.5 MB at a time."""
     file = tmp_path / "large"
     line = b"word " * 19 + b"word\n"

@@ -323,7 +323,7 @@ def test_text_that_cannot_be_read_is_refused(file, content, words, tmp_path, cap
         ("train.tsv", "a b\tgood\nc d\n", ["train.tsv, line 2 has 1 column:"]),
     ],
 )
-def test_the_recipe_refuses_such_text_in_one_line(file, content, words, tmp_path):
+def test_the_recipe_refuses_unreadable_text_in_one_line(file, content, words, tmp_path):
     raw = make_text(tmp_path / "raw")
     (raw / file).unlink()
     if content is not None:
@@ -369,7 +369,7 @@ def test_text_is_written_in_columns_with_numbers_of_labels(tmp_path, capsys):
         ({"SEED": "3", "SEEDS": "1 2"}, "set only SEEDS"),
     ],
 )
-def test_settings_that_cannot_be_obeyed_are_refused(given, words):
+def test_invalid_settings_are_refused(given, words):
     with pytest.raises(ValueError) as error:
         settings.check("classification.sh", {"MLM_UPDATES": "100"} | given)
     assert words in str(error.value) and len(str(error.value).splitlines()) == 1
@@ -386,7 +386,7 @@ def test_settings_that_cannot_be_obeyed_are_refused(given, words):
         ({"PRETRAINED": __file__, "PRETRAINED_DICT": __file__}, ["bpecodes is missing", "PRETRAINED_CODES"]),
     ],
 )
-def test_the_recipe_refuses_them_before_it_writes(given, words, tmp_path):
+def test_the_recipe_refuses_invalid_settings_before_it_writes(given, words, tmp_path):
     refused(run("classification.sh", make_text(tmp_path / "raw"), tmp_path / "out", **TINY | given), *words)
     assert not (tmp_path / "out").exists()
 

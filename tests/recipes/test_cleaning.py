@@ -64,7 +64,7 @@ def naive(pairs, max_length=200, max_ratio=9, unique=False, held_out=()):
     return left, gone
 
 
-def test_nothing_goes_that_fits(tmp_path, capsys):
+def test_pairs_within_the_limits_are_kept(tmp_path, capsys):
     pairs = [("a b", "в г"), ("a b", "в г"), ("a", "в")]
     write(tmp_path / "in", pairs)
     assert run(tmp_path) == 0
@@ -89,7 +89,7 @@ PAIRS = st.lists(st.tuples(SIDE.map("".join), SIDE.map("".join)), max_size=15)
     unique=st.booleans(),
     end=st.sampled_from(["\n", ""]),
 )
-def test_it_does_what_a_naive_rewrite_does(pairs, kept, max_length, max_ratio, unique, end):
+def test_cleaning_equals_a_naive_rewrite(pairs, kept, max_length, max_ratio, unique, end):
     if end == "" and pairs and "" in pairs[-1]:
         end = "\n"  # an empty line without its end is no line
     kept = kept + pairs[::4]
@@ -127,7 +127,7 @@ def test_it_does_what_a_naive_rewrite_does(pairs, kept, max_length, max_ratio, u
         ((201, 1), "too long"),
     ],
 )
-def test_the_limits_themselves_stay(lengths, reason, tmp_path, capsys):
+def test_pairs_at_the_limits_are_kept(lengths, reason, tmp_path, capsys):
     pair = tuple(" ".join(["w"] * length) for length in lengths)
     write(tmp_path / "in", [("a", "б"), pair, ("c", "д")])
     assert run(tmp_path) == 0
@@ -143,7 +143,7 @@ def test_a_ratio_may_be_a_fraction(ratio, stays, tmp_path):
     assert len(read(tmp_path / "out")) == stays
 
 
-def test_only_whole_pairs_are_held_out_or_seen_again(tmp_path):
+def test_duplicates_are_compared_as_whole_pairs(tmp_path):
     """One side of a pair may come again, with another one beside it, and the two may be divided otherwise."""
     pairs = [("a", "x"), ("a", "y"), ("b", "x"), ("b", "y"), ("a", "x")]
     divided = [("a b", "y"), ("a", "b y"), ("a\tb", "y"), ("a", "b\ty"), ("A", "x")]
@@ -163,7 +163,7 @@ def test_cleaning_may_be_done_in_place(tmp_path):
     assert read(tmp_path / "in") == [("b", "c")]
 
 
-def test_what_is_clean_stays_as_it_is(tmp_path):
+def test_cleaning_clean_text_changes_nothing(tmp_path):
     """Cleaning a second time changes nothing."""
     write(tmp_path / "in", [("a", "x"), ("a", "x"), ("", "y"), ("b " * 201, "z"), ("c", "u")])
     assert run(tmp_path, "--unique") == 0
@@ -172,7 +172,7 @@ def test_what_is_clean_stays_as_it_is(tmp_path):
     assert read(tmp_path / "again") == first == [("a", "x"), ("c", "u")]
 
 
-def test_no_text_at_all(tmp_path, capsys):
+def test_empty_text_is_accepted(tmp_path, capsys):
     write(tmp_path / "in", [])
     assert run(tmp_path) == 0
     assert read(tmp_path / "out") == [] and set(table(capsys.readouterr().out).values()) == {(0, "0.00%")}
@@ -209,7 +209,7 @@ def test_sides_that_are_not_aligned(english, russian, tmp_path, capsys, before):
 
 
 @pytest.mark.parametrize("language", ["en", "ru"])
-def test_a_text_that_is_not_there(language, tmp_path, capsys, before):
+def test_a_missing_input_is_refused(language, tmp_path, capsys, before):
     """It is the input that is named, not the output."""
     write(tmp_path / "in", [("a", "б")])
     (tmp_path / f"in.{language}").unlink()
@@ -218,19 +218,19 @@ def test_a_text_that_is_not_there(language, tmp_path, capsys, before):
     refused(capsys, run(tmp_path, "--without", tmp_path / "dev"), f"cannot read {tmp_path}/dev.en", "No such file")
 
 
-def test_a_text_that_is_no_utf8(tmp_path, capsys, before):
+def test_a_text_that_is_not_utf8_is_refused(tmp_path, capsys, before):
     (tmp_path / "in.en").write_bytes(b"a\ncaf\xe9\n")
     (tmp_path / "in.ru").write_text("б\nв\n")
     refused(capsys, run(tmp_path), f"{tmp_path}/in", "UTF-8")
 
 
-def test_a_place_that_cannot_be_written(tmp_path, capsys):
+def test_an_output_in_a_missing_folder_is_refused(tmp_path, capsys):
     write(tmp_path / "in", [("a", "б")])
     code = clean.main([f"{tmp_path}/in", f"{tmp_path}/none/out", "en", "ru"])
     refused(capsys, code, f"cannot write {tmp_path}/none/out", "choose another place")
 
 
-def test_killed_in_the_middle_there_is_no_output(tmp_path):
+def test_a_killed_run_leaves_no_output(tmp_path):
     """Nor half of one: the next run makes it."""
     pairs = [(f"a {n}", f"б {n}") for n in range(5000)]
     write(tmp_path / "in", pairs)

@@ -133,7 +133,7 @@ def test_sets_that_sacrebleu_does_not_know_are_refused(copy, place, tmp_path, re
     all_there(WMT, out, place)
 
 
-def test_a_manifest_of_someone_else_has_to_agree(copy, place, tmp_path, refused):
+def test_a_given_manifest_is_checked(copy, place, tmp_path, refused):
     folder, out, own = copy(SUBTITLES), tmp_path / "out", tmp_path / "own"
     assert fetch(SUBTITLES, own, folder) == 0
     manifest = (own / "manifest.tsv").read_text()
@@ -186,7 +186,7 @@ def test_a_damaged_manifest_is_refused(damaged, place, tmp_path, refused):
     all_there(IWSLT, out, place)
 
 
-def test_a_file_that_lay_there_before_is_refused_and_stays(place, tmp_path, refused):
+def test_an_existing_unknown_file_is_refused_and_kept(place, tmp_path, refused):
     """Whoever put it there may not want to lose it, and may even have named that folder."""
     out = tmp_path / "out"
     out.mkdir()
@@ -199,7 +199,7 @@ def test_a_file_that_lay_there_before_is_refused_and_stays(place, tmp_path, refu
     assert fetch(IWSLT, out, place) == 0
 
 
-def test_a_data_dir_that_is_no_folder(tmp_path, refused):
+def test_a_data_dir_that_is_not_a_folder_is_refused(tmp_path, refused):
     (tmp_path / "file").touch()
     for name in ("file", "nothing", "mirror.example.org"):
         refused(
@@ -209,7 +209,7 @@ def test_a_data_dir_that_is_no_folder(tmp_path, refused):
 
 
 @pytest.mark.parametrize("command", ["list", "fetch", "unpack"])
-def test_collections_and_sets_that_there_are_not(command, tmp_path, refused):
+def test_unknown_collections_and_sets_are_refused(command, tmp_path, refused):
     folders = [tmp_path / name for name in ("a", "b")][: ["list", "fetch", "unpack"].index(command)]
     for name in ("wmt-en-de", "", "wmt"):
         refused(call(command, name, *folders), [f"'{name}' is not a collection", WMT, SUBTITLES, IWSLT])
@@ -220,7 +220,7 @@ def test_collections_and_sets_that_there_are_not(command, tmp_path, refused):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_number_of_folders(tmp_path, capsys):
+def test_a_wrong_number_of_folders_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         call("unpack", IWSLT, tmp_path)
     assert stop.value.code == 2 and "takes 2 folders" in capsys.readouterr().err

@@ -23,7 +23,7 @@ pytest_plugins = ["support.corpora"]
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_mirror_serves_all_files_at_once_and_once(ranges, place, tmp_path, serve):
+def test_files_are_downloaded_in_parallel_and_only_once(ranges, place, tmp_path, serve):
     server, out = serve(place), tmp_path / "out"
     server.ranges = ranges
     server.together = threading.Barrier(len(wanted(WMT)))  # one after the other, they would wait for ever
@@ -51,7 +51,7 @@ def test_a_download_goes_on_in_the_middle(place, tmp_path, serve):
         assert server.sent[source.path] == len((place / source.path).read_bytes()) - half
 
 
-def test_a_download_begins_anew_where_the_server_knows_no_ranges(place, tmp_path, serve):
+def test_a_download_restarts_if_the_server_does_not_support_ranges(place, tmp_path, serve):
     server, out = serve(place), tmp_path / "out"
     server.ranges = False
     out.mkdir()
@@ -62,7 +62,7 @@ def test_a_download_begins_anew_where_the_server_knows_no_ranges(place, tmp_path
     assert server.asked(source) == ["bytes=1000-", None]
 
 
-def test_a_part_that_is_whole_becomes_the_file(place, tmp_path, serve):
+def test_a_complete_partial_download_is_not_downloaded_again(place, tmp_path, serve):
     server, out = serve(place), tmp_path / "out"
     out.mkdir()
     (source,) = wanted(IWSLT)
@@ -150,7 +150,7 @@ def test_another_file_than_expected_leads_to_the_next_address(tmp_path, serve):
     assert {path for _, path, _ in server.seen} == {"b/x.tgz"} and not (out / "x.tgz").exists()
 
 
-def test_a_folder_may_have_the_file_of_any_address(tmp_path):
+def test_a_folder_may_hold_the_file_of_any_alternative_address(tmp_path):
     members = {"a": "text\n"}
     source = Source("x.tgz", "https://one.example.org/x.tgz", others=("https://two.example.org/deep/y.zip",))
     for name in ("two.example.org/deep/y.zip", "y.zip"):
@@ -172,7 +172,7 @@ def test_the_checksum_of_another_address_is_checked(name, tmp_path):
 
 
 @pytest.mark.parametrize("status", [403, 404])
-def test_a_part_outlives_a_server_that_refuses(status, place, tmp_path, serve, refused):
+def test_a_partial_download_is_kept_if_the_server_refuses(status, place, tmp_path, serve, refused):
     server, out = serve(place), tmp_path / "out"
     (source,) = wanted(IWSLT)
     server.answers[source.path] = status, b"<p>not now</p>"
@@ -218,7 +218,7 @@ def test_a_broken_connection_loses_nothing(place, tmp_path, serve, refused, monk
     assert server.asked(broken) == ["bytes=700-"] and server.asked(whole) == []
 
 
-def test_a_server_that_is_gone(place, tmp_path, serve, refused):
+def test_an_unreachable_server_is_reported_and_the_next_run_succeeds(place, tmp_path, serve, refused):
     server, out = serve(place), tmp_path / "out"
     address = server.address
     server.shutdown()
@@ -260,7 +260,7 @@ def test_a_small_disk_is_found_before_the_download(place, tmp_path, serve, refus
     all_there(IWSLT, out, place)
 
 
-def test_without_curl_there_is_a_line(place, tmp_path, refused, monkeypatch):
+def test_missing_curl_is_reported_in_one_line(place, tmp_path, refused, monkeypatch):
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     for address in (None, "http://127.0.0.1:1"):
@@ -307,7 +307,7 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-def test_two_runs_do_not_share_a_folder(place, tmp_path, refused):
+def test_a_second_run_in_the_same_folder_is_refused(place, tmp_path, refused):
     (tmp_path / "out").mkdir()
     with fetching.locked(tmp_path / "out"):
         refused(fetch(IWSLT, tmp_path / "out", place), ["another run downloads to", "wait until it ends"])

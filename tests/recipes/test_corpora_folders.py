@@ -74,7 +74,7 @@ def test_files_may_lie_in_a_folder_under_their_bare_names(by_name, place, tmp_pa
     all_there(WMT, tmp_path / "out", place)
 
 
-def test_a_bare_name_of_many_years_is_not_taken(tmp_path):
+def test_an_ambiguous_bare_file_name_is_not_used(tmp_path):
     """test.tgz may be that of wmt13 or of any other year; other bare names are of one file only."""
     (tmp_path / "out").mkdir()
     taken = set()
@@ -85,7 +85,7 @@ def test_a_bare_name_of_many_years_is_not_taken(tmp_path):
     assert taken == {"commoncrawl.tgz", "news-commentary-v13.tgz", "yandex-1m.zip", "wiki-titles.tgz"}
 
 
-def test_the_checksums_of_bare_names_count(place, tmp_path, refused):
+def test_checksums_of_bare_file_names_are_checked(place, tmp_path, refused):
     flat = tmp_path / "flat"
     flat.mkdir()
     (source,) = wanted(IWSLT)
@@ -104,7 +104,7 @@ def test_a_folder_may_be_named_in_any_way(way, copy, tmp_path, monkeypatch):
     all_there(IWSLT, tmp_path / "out", folder)
 
 
-def test_an_empty_data_dir_is_none(copy, tmp_path, serve, monkeypatch):
+def test_an_empty_data_dir_counts_as_unset(copy, tmp_path, serve, monkeypatch):
     """It is not the folder one happens to stand in."""
     server = serve(copy(IWSLT))
     source = Source("x.tgz", f"{server.address}/{mirrors.IWSLT14}")
@@ -128,7 +128,7 @@ def test_what_a_folder_does_not_have_is_downloaded(copy, tmp_path, serve):
     assert {path.rpartition("/")[2] for _, path, _ in server.seen} == {"en-ru.xml.gz"}
 
 
-def test_a_link_into_a_folder_that_is_gone_is_made_anew(copy, place, tmp_path, serve):
+def test_a_broken_link_is_replaced(copy, place, tmp_path, serve):
     old, out = copy(SUBTITLES), tmp_path / "out"
     assert fetch(SUBTITLES, out, old) == 0
     shutil.rmtree(old)
@@ -143,7 +143,7 @@ def test_a_link_into_a_folder_that_is_gone_is_made_anew(copy, place, tmp_path, s
     assert not any((out / source.name).is_symlink() for source in wanted(SUBTITLES))
 
 
-def test_the_command_itself(place, tmp_path):
+def test_the_command_refuses_an_unknown_collection_in_one_line(place, tmp_path):
     """In a process of its own, all it says of a bad name is a line."""
     command = [sys.executable, str(RECIPES / "corpora.py"), "fetch", "iwslt14", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

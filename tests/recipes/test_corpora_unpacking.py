@@ -47,7 +47,7 @@ def all_unpacked(made, tmp_path_factory):
 
 
 @pytest.mark.parametrize("collection", [WMT, SUBTITLES, IWSLT])
-def test_corpora_are_what_the_mirror_was_made_of(collection, made, all_unpacked):
+def test_unpacked_corpora_equal_the_text_of_the_mirror(collection, made, all_unpacked):
     folder, said = all_unpacked
     truth = made[1][collection]
     for name, pairs in truth.items():
@@ -62,7 +62,7 @@ def test_both_versions_of_the_titles_are_read(made, tmp_path):
     assert unpacked(tmp_path, "wiki-titles", ("en", "ru")) == made[1][WMT]["wiki-titles"]
 
 
-def test_nothing_is_left_over(all_unpacked):
+def test_unpacking_leaves_no_temporary_files(all_unpacked):
     folder, _ = all_unpacked
     assert not [path for path in folder.rglob("*") if path.is_dir() and path.name.endswith(".unpacked")]
     suffixes = {"en", "ru", "de", "count"}
@@ -71,7 +71,7 @@ def test_nothing_is_left_over(all_unpacked):
 
 
 @pytest.mark.parametrize("name", ["valid", "test"])
-def test_the_sets_are_what_sacrebleu_says(name, place, all_unpacked, tmp_path):
+def test_validation_and_test_sets_equal_those_of_sacrebleu(name, place, all_unpacked, tmp_path):
     """sacrebleu finds the file where it would have downloaded it, and unpacks it itself."""
     data_set = {"valid": "wmt13", "test": "wmt14"}[name]
     source = next(s for s in wanted(WMT) if s.name.startswith(data_set))
@@ -86,7 +86,7 @@ def test_the_sets_are_what_sacrebleu_says(name, place, all_unpacked, tmp_path):
     assert [tuple(line.split("\t")) for line in echo.split("\n")[:-1]] == pairs
 
 
-def test_talks_are_what_grep_and_sed_leave(place, all_unpacked):
+def test_talks_equal_the_output_of_fairseqs_grep_and_sed(place, all_unpacked):
     """fairseq's preparation of the corpus: whole fields go, of titles and descriptions the tags."""
     for language in ("de", "en"):
         with tarfile.open(place / mirrors.IWSLT14) as archive:
@@ -114,7 +114,7 @@ def test_unpacking_again_changes_nothing(made, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("moment", [1, 2, 3])
-def test_killed_between_two_files_it_ends_the_same(moment, made, tmp_path, in_child):
+def test_unpacking_killed_between_two_files_is_completed_by_a_rerun(moment, made, tmp_path, in_child):
     """Each output and the count come into being by a rename: before, between and after those of the two sides."""
     texts = tmp_path / "texts"
     assert fetch(IWSLT, tmp_path / "out", made[0]) == 0
@@ -167,7 +167,7 @@ def test_no_character_breaks_the_alignment(tmp_path):
         assert text.splitlines() == lines and text.count("\n") == len(lines)
 
 
-def test_bytes_that_are_no_text_are_counted(tmp_path, capsys):
+def test_invalid_utf8_is_replaced_and_counted(tmp_path, capsys):
     folder = subtitles_archive(
         tmp_path / "out", b"caf\xe9 au lait\nna\xefve \xff\nplain\n", "один\nдва\nтри\n".encode() + b"\xd1\n"
     )
@@ -235,7 +235,7 @@ def test_a_set_without_its_files(made, tmp_path, refused):
     assert not list(out.glob("*.unpacked"))
 
 
-def test_a_set_whose_link_leads_to_another_name(place, tmp_path):
+def test_a_set_is_read_through_a_link_to_another_name(place, tmp_path):
     """As in stores that keep files under their checksums."""
     source = next(s for s in wanted(WMT) if s.name.startswith("wmt13"))
     (tmp_path / "0123abcd").write_bytes((place / source.path).read_bytes())

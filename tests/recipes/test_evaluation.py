@@ -73,7 +73,7 @@ def translations(wrong, seed):
     return [" ".join(line) for line in reference], [" ".join(line) for line in changed]
 
 
-def test_a_large_difference_is_significant_and_none_is_not():
+def test_a_large_difference_is_significant_and_a_small_one_is_not():
     reference, good = translations(0.1, 1)
     _, bad = translations(0.4, 2)
     _, similar = translations(0.1, 3)
@@ -83,7 +83,7 @@ def test_a_large_difference_is_significant_and_none_is_not():
     assert "bs:1000" in far["BLEU"]["signature"] and "seed:12345" in far["BLEU"]["signature"]
 
 
-def test_the_test_is_that_of_headgates(monkeypatch):
+def test_the_significance_test_equals_that_of_headgates(monkeypatch):
     """Its seed is fixed, and the environment is as before."""
     reference, good = translations(0.2, 1)
     _, other = translations(0.25, 2)
@@ -96,7 +96,7 @@ def test_the_test_is_that_of_headgates(monkeypatch):
     assert found.scores["full"] == found.scores["same"] == sacrebleu.corpus_bleu(good, [reference]).score
 
 
-def test_case_counts_unless_it_does_not():
+def test_case_matters_unless_lowercase_is_set():
     reference, good = translations(0.1, 1)
     upper = [line.upper() for line in good]
     assert significance.compare(reference, good, upper)["BLEU"]["p"] < 0.01

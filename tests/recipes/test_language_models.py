@@ -71,7 +71,7 @@ def text(tmp_path):
         ({"PAPER": "wmt"}, "must be shim or none"),
     ],
 )
-def test_a_setting_that_cannot_be_obeyed_is_refused(given, words):
+def test_an_invalid_setting_is_refused(given, words):
     for recipe in ("language_model.sh", "wikitext103.sh"):
         with pytest.raises(ValueError) as error:
             settings.check(recipe, given)
@@ -86,7 +86,7 @@ def test_a_setting_that_cannot_be_obeyed_is_refused(given, words):
         {"BPE": "0", "VOCABULARY": "9", "ADAPTIVE": "4", "SCHEDULE": "cosine", "MIN_LR": "0", "LR": "1e-3"},
     ],
 )
-def test_settings_that_can_be_obeyed_are_accepted(given):
+def test_valid_settings_are_accepted(given):
     settings.check("language_model.sh", given)
 
 
@@ -366,7 +366,7 @@ def assert_repeating_does_nothing(recipe, arguments, given, printed):
 
 @pytest.mark.rehearsal
 @pytest.mark.parametrize("arch", ["transformer_lm", pytest.param(ALL, marks=pytest.mark.release)])
-def test_a_language_model_goes_from_text_to_a_true_table(arch, text, tmp_path):
+def test_the_language_model_recipe_prints_a_correct_table(arch, text, tmp_path):
     """Gates that close within four updates; perplexities as computed here; the second run does nothing."""
     out = tmp_path / "out"
     given = TINY | {"ARCH": arch, "BPE": 10, "LAMBDAS": 50, "GATE_LR_SCALE": 1000, "L0_WARMUP": 1}

@@ -47,7 +47,7 @@ def found_devices(**settings):
         ({"CUDA_VISIBLE_DEVICES": "3,-1,4"}, 1, "3,-1,4"),  # CUDA ignores what follows an invalid number
     ],
 )
-def test_a_recipe_uses_the_gpus_that_it_is_told(settings, workers, visible, eight_gpus):
+def test_a_recipe_uses_the_gpus_of_its_settings(settings, workers, visible, eight_gpus):
     found = found_devices(**settings)
     assert found["gpus"] == found["workers"] == str(workers) and found["CUDA_VISIBLE_DEVICES"] == visible
     launcher = "python3" if workers == 1 else f"torchrun --standalone --nproc_per_node {workers}"
@@ -64,7 +64,7 @@ def test_without_gpus_or_with_gpus_0_a_recipe_uses_the_cpu(settings, eight_gpus)
 
 
 @pytest.mark.parametrize("visible", [None, "MIG-1,MIG-2"])
-def test_of_the_instances_of_a_gpu_cuda_shows_one(visible, program):
+def test_mig_instances_count_as_one_gpu(visible, program):
     instances = "\n".join(f"  MIG 3g.40gb Device {n}: (UUID: MIG-{n + 1})" for n in range(2))
     program("nvidia-smi", f"echo 'GPU 0: Some\n{instances}'")
     found = found_devices(**({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}))
@@ -113,7 +113,7 @@ def test_every_training_and_evaluation_names_its_number_of_processes(raw, tmp_pa
 
 
 @pytest.mark.parametrize("recipe", ["wmt_en_ru.sh", "opensubtitles_en_ru.sh"])
-def test_text_of_ones_own_is_trained_on_without_a_download(recipe, tmp_path):
+def test_with_raw_dir_a_recipe_downloads_nothing(recipe, tmp_path):
     own = tmp_path / "own"
     own.mkdir()
     for name in ("train.en", "train.ru", "valid.en", "valid.ru.gz", "test.en"):
@@ -248,7 +248,7 @@ def test_other_numbers_of_processes_are_refused(gpus, planned, variables, found,
         numbered(monkeypatch, gpus, planned, **variables)
 
 
-def test_a_training_that_was_not_planned_is_not_checked(program, monkeypatch):
+def test_workers_are_not_checked_without_a_planned_number(program, monkeypatch):
     program("scontrol", "printf 'a\\nb\\n'")
     assert numbered(monkeypatch, 8, None, **TASK | {"SLURM_NTASKS": 2}) == 16
 

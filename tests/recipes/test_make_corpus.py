@@ -63,13 +63,13 @@ def test_the_corpus_is_the_same_byte_for_byte(arguments, digest, tmp_path):
     assert hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest() == digest
 
 
-def test_size_of_train_leaves_the_other_splits_alone(corpus):
+def test_size_of_train_does_not_change_the_other_splits(corpus):
     smaller = make_corpus.make_corpus({**SIZES, "train": 10}, seed=1)
     assert smaller["test.en"] == corpus["test.en"]
     assert smaller["valid.ru"] == corpus["valid.ru"]
 
 
-def test_aligned_and_of_the_asked_size(corpus):
+def test_splits_are_aligned_and_have_the_requested_size(corpus):
     for split, size in SIZES.items():
         english, russian = lines(corpus, f"{split}.en"), lines(corpus, f"{split}.ru")
         assert len(english) == len(russian) == size
@@ -77,18 +77,18 @@ def test_aligned_and_of_the_asked_size(corpus):
         assert all(line.isascii() for line in english)
 
 
-def test_distinct_and_no_leak(corpus):
+def test_sentences_are_distinct_across_splits(corpus):
     english = [line for split in SIZES for line in lines(corpus, f"{split}.en")]
     assert len(set(english)) == len(english)
 
 
-def test_lengths(corpus):
+def test_sentence_lengths_are_within_bounds(corpus):
     lengths = [len(line.split()) for line in lines(corpus, "train.en")]
     assert min(lengths) >= 4 and max(lengths) <= 16
     assert 8.5 < sum(lengths) / len(lengths) < 10.5
 
 
-def test_zipf_tail(corpus):
+def test_word_frequencies_have_a_long_tail(corpus):
     english = lines(corpus, "train.en")
     counts = Counter(word for line in english for word in line.split())
     assert sum(count == 1 for count in counts.values()) > 50
@@ -163,7 +163,7 @@ def test_plain_sentences_are_single_clauses_of_frequent_words(tmp_path):
 
 
 # --------------------------------------------------------------------------------------------- trees
-def test_trees_are_trees(trees):
+def test_every_tree_has_one_root_and_no_cycle(trees):
     for sentence in (s for split in trees.values() for s in split):
         heads = {token["id"]: token["head"] for token in sentence}
         assert list(heads) == list(range(1, len(heads) + 1))
@@ -192,7 +192,7 @@ def test_trees_match_the_text(corpus, trees):
         assert len({sentence.metadata["sent_id"] for sentence in sentences}) == len(sentences)
 
 
-def test_ten_columns(corpus):
+def test_conllu_rows_have_ten_columns(corpus):
     rows = [line.split("\t") for line in lines(corpus, "test.en.conllu") if line and not line.startswith("#")]
     assert {len(row) for row in rows} == {10}
     assert all(all(row) for row in rows)
@@ -270,7 +270,7 @@ def refused(result):
 SMALL = ("--train", 20, "--valid", 5, "--test", 5)
 
 
-def test_writes_refuses_and_overwrites(tmp_path):
+def test_existing_files_are_overwritten_only_with_force(tmp_path):
     out = tmp_path / "new" / "corpus"
     assert run(out, *SMALL).returncode == 0
     names = {f"{split}.{suffix}" for split in SIZES for suffix in ("en", "ru", "en.conllu")}

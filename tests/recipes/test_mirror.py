@@ -92,13 +92,13 @@ def test_other_seed_other_subtitles(made, tmp_path):
     assert (tmp_path / mirror.ALIGNMENT).read_bytes() != (folder / mirror.ALIGNMENT).read_bytes()
 
 
-def test_sums(made):
+def test_the_checksum_file_lists_every_file(made):
     there = files(made[0])
     sums = there.pop("SHA256SUMS").decode()
     assert sums == "".join(f"{hashlib.sha256(there[name]).hexdigest()}  {name}\n" for name in sorted(there))
 
 
-def test_places(made):
+def test_files_are_at_the_paths_of_the_original_addresses(made):
     assert set(files(made[0])) == {
         "SHA256SUMS",
         "www.statmt.org/wmt13/training-parallel-commoncrawl.tgz",
@@ -115,7 +115,7 @@ def test_places(made):
 
 
 @pytest.mark.parametrize("text", ["a\tb", "a\nb", "a\r"])
-def test_refuses_what_is_no_line(text, tmp_path):
+def test_text_with_a_tab_or_line_break_is_refused(text, tmp_path):
     with pytest.raises(ValueError, match="tab or a line break"):
         mirror.make_subtitles_mirror(tmp_path, [("ok", text)])
 
@@ -123,7 +123,7 @@ def test_refuses_what_is_no_line(text, tmp_path):
 # --- WMT ----------------------------------------------------------------------------------------------------------
 
 
-def test_wmt_deals_out_the_training_pairs(made):
+def test_wmt_divides_the_training_pairs_among_its_corpora(made):
     corpora = made[1]
     assert [len(corpora[name]) for name in mirror.WMT_SHARES] == [90, 30, 60, 20]
     assert sum(corpora.values(), []) == TRAIN
@@ -240,7 +240,7 @@ def test_subtitles_links_and_lines_correspond(made):
         assert record.overlap == (None if overlap is None else float(overlap))
 
 
-def test_subtitles_have_the_difficulties_of_the_real_ones(made):
+def test_subtitles_have_the_irregularities_of_the_real_corpus(made):
     folder, _, records, _ = made
     links, ids = list(read_links(folder)), list(read_ids(folder))
     overlaps = Counter(overlap for _, english, russian, overlap in links if english and russian)
@@ -323,7 +323,7 @@ def test_iwslt_fields_of_later_years(made, tmp_path):
 @pytest.mark.parametrize(
     "corpus, first, second", [("wmt", "en", "ru"), ("opensubtitles", "en", "ru"), ("iwslt14", "de", "en")]
 )
-def test_command(corpus, first, second, tmp_path, capsys):
+def test_the_command_makes_the_same_mirror_as_the_function(corpus, first, second, tmp_path, capsys):
     texts, by_hand, by_command = (tmp_path / name for name in ("texts", "by-hand", "by-command"))
     texts.mkdir()
     for split, pairs in {"train": TRAIN, "valid": VALID, "test": TEST}.items():

@@ -94,7 +94,7 @@ def test_wmt_goes_from_archives_to_the_papers_table(wmt, pairs):
 
 @pytest.mark.rehearsal
 @pytest.mark.release
-def test_opensubtitles_killed_at_random_moments_ends_the_same(pairs, tmp_path):
+def test_opensubtitles_killed_and_rerun_gives_the_same_results(pairs, tmp_path):
     """Killed again and again with everything it has started, then run to its end: the same files and table."""
     place = tmp_path / "mirror"
     mirrors.make_subtitles_mirror(place, [*pairs["train"], *pairs["valid"]])
@@ -210,7 +210,7 @@ def wait_for(condition, seconds=120):
 
 @pytest.mark.rehearsal
 @pytest.mark.release
-def test_a_cluster_that_preempts_the_job_gets_it_back(text, tmp_path):
+def test_a_preempted_slurm_job_is_requeued_and_resumes(text, tmp_path):
     """SLURM's signal: a checkpoint is saved and the job requeued; the requeued job ends as an undisturbed one does."""
     tasks = 'for task in 0 1; do SLURM_PROCID=$task SLURM_LOCALID=0 "$@" & tasks+=($!); done\n'
     script(tmp_path / "srun", tasks + 'for task in "${tasks[@]}"; do wait "$task" || exit; done\n')
@@ -257,7 +257,7 @@ def test_two_machines_train_together(text, tmp_path):
 
 
 @pytest.mark.parametrize("recipe", ["wmt_en_ru.sh", "opensubtitles_en_ru.sh", "iwslt14_de_en.sh"])
-def test_what_is_missing_is_said_before_anything_is_made(recipe, tmp_path):
+def test_missing_requirements_are_reported_before_anything_is_written(recipe, tmp_path):
     out = tmp_path / "out"
     if shutil.which("nvidia-smi") is None:
         refused(run(recipe, out, CPU=0), "no GPU", "CPU=1")

@@ -57,7 +57,7 @@ def test_the_longest_line_that_the_model_takes(tokens, flags, fits, tmp_path):
 
 
 @pytest.mark.parametrize(("selection", "checkpoint"), [("bleu", "checkpoint_best.pt"), ("last", "checkpoint_last.pt")])
-def test_only_a_selection_by_bleu_translates_during_training(selection, checkpoint, raw, tmp_path):
+def test_only_selection_bleu_adds_eval_bleu_to_training(selection, checkpoint, raw, tmp_path):
     settings = {"SCHEDULE": "inverse_sqrt", "RUNS": "", "SELECTION": selection}
     result = run("translation.sh", "--dry-run", raw, tmp_path / "out", "en", "de", **settings)
     assert ("--eval-bleu" in result.stdout) == (selection == "bleu")
@@ -95,7 +95,7 @@ def test_translation_refuses_to_mix_results(settings, files, words, raw, tmp_pat
     refused(run("translation.sh", raw, tmp_path / "out", "en", "de", **settings), *words)
 
 
-def test_text_that_is_not_utf8_is_refused_until_it_is(raw, tmp_path):
+def test_text_that_is_not_utf8_is_refused_and_corrected_text_is_read(raw, tmp_path):
     good = (raw / "train.de").read_bytes()
     (raw / "train.de").write_bytes("schön\n".encode("latin-1") * 3)
     result = run("translation.sh", raw, tmp_path / "out", "en", "de", PRETOKENIZED=1)
@@ -105,7 +105,7 @@ def test_text_that_is_not_utf8_is_refused_until_it_is(raw, tmp_path):
     refused(result, "train has 3 lines in en but 1 in de")  # the corrected text is read
 
 
-def test_translation_says_how_to_call_it(tmp_path):
+def test_translation_refuses_a_wrong_number_of_arguments(tmp_path):
     refused(run("translation.sh", tmp_path), "got 1 arguments, needs 4")
 
 
@@ -142,7 +142,7 @@ def table_of(result):
 
 @pytest.mark.rehearsal
 @pytest.mark.release
-def test_every_method_keeps_exactly_the_heads(tmp_path):
+def test_every_method_keeps_exactly_the_requested_number_of_heads(tmp_path):
     """All kinds of runs with a number of heads; a metric of the user."""
     make_corpus(tmp_path / "raw")
     script = tmp_path / "metric.sh"

@@ -26,7 +26,7 @@ def planned(text, **settings):
         ("all=36@gradient-only", Run("all", "36", "gradient-only")),
     ],
 )
-def test_a_run_is_read(text, expected):
+def test_a_run_is_parsed(text, expected):
     assert runs.runs(text) == [expected]
     assert str(expected) == text
 
@@ -50,7 +50,7 @@ def test_a_run_is_read(text, expected):
         ("all=36 all=36", "must not name 'all=36' twice"),
     ],
 )
-def test_a_run_that_cannot_be_is_refused(text, words):
+def test_an_invalid_run_is_refused(text, words):
     with pytest.raises(ValueError) as error:
         runs.runs(text)
     assert words in str(error.value) and len(str(error.value).splitlines()) == 1
@@ -70,7 +70,7 @@ def test_a_run_that_cannot_be_is_refused(text, words):
         ("all=36@ablation-only", "lagrangian", "all_heads36_ablation-only"),
     ],
 )
-def test_names_are_those_of_folders(text, method, name):
+def test_runs_have_the_names_of_their_folders(text, method, name):
     assert name in planned(text, SPARSITY_METHOD=method)
 
 
@@ -87,7 +87,7 @@ def test_controls_are_only_those_that_a_run_needs():
     assert both["enc-self_heads6"][1] == "baseline+frozen" and both["all_heads36"][1] == "baseline+"
 
 
-def test_what_is_not_trained_or_from_scratch_has_no_frozen_decoder():
+def test_untrained_and_scratch_runs_need_no_frozen_decoder():
     assert [*planned("enc-self=6@gradient-only")] == ["baseline+", "enc-self_heads6_gradient-only"]
     scratch = planned("enc-self=6@random", SCRATCH="enc-self")
     assert [*scratch] == ["baseline+", "baseline+frozen", "enc-self_heads6_random", "enc-self_heads6_random_scratch"]

@@ -141,7 +141,7 @@ def measured_run(folder, name):
     return SimpleNamespace(out=folder, **choices | {"controls": 2, "seeds": 1})
 
 
-def test_a_plan_is_what_the_log_says_times_what_is_to_be_done(tmp_path):
+def test_a_plan_multiplies_the_measured_speed_by_the_planned_updates(tmp_path):
     """Half a second an update of half the size, a minute for each of ten validations: 10 h and 10 min."""
     table = plan.plan(measured_run(tmp_path, "NVIDIA A100-SXM4-80GB")).splitlines()
     assert "20,000 target tokens a second" in table[0] and "60 s" in table[0]
@@ -190,7 +190,7 @@ def test_a_plan_from_a_cpu(tmp_path, monkeypatch, capsys):
 # --- settings.py -------------------------------------------------------------------------------------------------
 
 
-def test_help_may_be_cut_off():
+def test_help_into_a_closed_pipe_prints_no_error():
     """As with `recipes/demo.sh --help | head`."""
     command = f"{sys.executable} {RECIPES / 'lib' / 'settings.py'} --help demo.sh | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)

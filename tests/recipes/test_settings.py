@@ -123,7 +123,7 @@ def refusal(recipe, **environment):
 
 
 @pytest.mark.parametrize(("name", "value", "words"), BAD)
-def test_a_setting_that_cannot_be_obeyed_is_refused(name, value, words):
+def test_an_invalid_setting_is_refused(name, value, words):
     message = refusal("translation.sh", **DEFAULTS | {name: value})
     assert name in message and words in message
 
@@ -208,7 +208,7 @@ def test_settings_of_the_other_recipes(recipe, name, value, words):
         {"LAUNCHER": "srun python3", "WORKERS": "16", "PORT": "29500", "HOSTS": "a b", "SRC": "zh_CN", "TGT": "pt-br"},
     ],
 )
-def test_settings_that_can_be_obeyed_are_accepted(given):
+def test_valid_settings_are_accepted(given):
     settings.check("translation.sh", given)
 
 
@@ -287,7 +287,7 @@ def test_a_recipe_checks_its_settings_first(recipe, arguments, name, value, tmp_
         ("prune_pretrained.sh", ["file", "data", "file"], ["OUT_DIR='file'"]),
     ],
 )
-def test_arguments_that_cannot_be_obeyed_are_refused(recipe, arguments, words, tmp_path, monkeypatch):
+def test_invalid_arguments_are_refused(recipe, arguments, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("kept")
     refused(run(recipe, *arguments, CPU=1), recipe, *words)
@@ -335,7 +335,7 @@ def test_text_without_a_word_is_refused(split, content, raw, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_compressed_text_is_looked_into(raw, tmp_path):
+def test_compressed_text_is_checked(raw, tmp_path):
     (raw / "valid.de").unlink()
     (raw / "valid.de.gz").write_bytes(gzip.compress(b"\n\n\n"))
     refused(run("translation.sh", raw, tmp_path / "out", "en", "de"), "valid.de[.gz] has no text")
@@ -364,7 +364,7 @@ def until_binarised(tmp_path):
     return run_it
 
 
-def test_a_last_line_that_is_missing_is_found_and_its_end_is_not_needed(raw, tmp_path, until_binarised):
+def test_a_missing_line_is_refused_but_not_a_missing_final_newline(raw, tmp_path, until_binarised):
     (raw / "valid.de").write_text("eins zwei\nzwei eins")
     command = ["translation.sh", raw, tmp_path / "out", "en", "de"]
     refused(until_binarised(*command, PRETOKENIZED="1", BPE="5"), "valid has 3 lines in en but 2 in de")
@@ -404,6 +404,6 @@ def test_a_program_that_fails_is_quoted_in_one_line(tmp_path):
     assert not (tmp_path / "codes.en").exists()
 
 
-def test_settings_py_wants_the_name_of_a_recipe(capsys):
+def test_settings_py_requires_the_name_of_a_recipe(capsys):
     assert settings.main([]) == settings.main(["nope.sh"]) == 2
     assert capsys.readouterr().err.count("\n") == 2

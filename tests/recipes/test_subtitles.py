@@ -117,7 +117,7 @@ def test_sets_are_the_records_with_enough_overlap(threshold, seed, held_out, mad
     assert out.endswith(f"split by films: {train:,} train, {held_out:,} valid, {held_out:,} test\n")
 
 
-def test_the_mirror_has_what_this_is_about(made):
+def test_the_test_data_has_overlaps_on_both_sides_of_the_threshold(made):
     """Overlaps at the threshold, just below it, and none at all; links of several sentences in any order."""
     *_, records = made
     overlaps = Counter(record.overlap for record in records)
@@ -129,7 +129,7 @@ def test_the_mirror_has_what_this_is_about(made):
     ("overlap", "stays"),
     [("0.900", True), ("0.9", True), ("0.899", False), ("0.8999999", False), ("1.000", True), (None, False)],
 )
-def test_the_threshold_itself_is_enough(overlap, stays, tmp_path):
+def test_an_overlap_equal_to_the_threshold_is_kept(overlap, stays, tmp_path):
     films = {str(number): [("1;1", "1\t1", "0.95")] for number in range(4)}
     files = corpus(tmp_path, {**films, "99": [("1 2;7", "1 2\t7", overlap)]})
     assert run(files, tmp_path / "out", held_out=1) == 0
@@ -137,7 +137,7 @@ def test_the_threshold_itself_is_enough(overlap, stays, tmp_path):
     assert (("en 99 0", "ru 99 0") in found) is stays and len(found) == 4 + stays
 
 
-def test_a_link_belongs_to_its_documents(tmp_path):
+def test_equal_sentence_ids_in_other_documents_are_another_link(tmp_path):
     """The same sentence ids in another film, or in other documents, are another link."""
     films = {
         "1": [("1;1", "1\t1", "0.95"), ("2;2", "2\t2", "0.1")],
@@ -185,7 +185,7 @@ def test_no_film_is_in_two_sets(made, tmp_path):
 
 
 @pytest.mark.parametrize(("pairs", "held_out"), [(1, 1), (100, 37), (500, 150)])
-def test_the_numbers_are_what_was_asked_for(pairs, held_out, made, tmp_path):
+def test_sets_have_the_requested_numbers_of_pairs(pairs, held_out, made, tmp_path):
     *files, records = made
     assert run(files, tmp_path, pairs=pairs, held_out=held_out) == 0
     found = read(tmp_path)
@@ -194,7 +194,7 @@ def test_the_numbers_are_what_was_asked_for(pairs, held_out, made, tmp_path):
     assert all(is_part_of(found[name], texts(expected[name])) for name in SETS)
 
 
-def test_fewer_pairs_are_among_more(made, tmp_path):
+def test_a_smaller_sample_is_part_of_a_larger_one(made, tmp_path):
     """A sample of the same corpus grows, it does not change; and it is no piece from its beginning."""
     *files, records = made
     found = {}
@@ -234,7 +234,7 @@ def turned(ids):
     return " ".join(reversed(ids.split()))
 
 
-def test_the_seed_decides(made, tmp_path):
+def test_the_seed_determines_which_films_are_held_out(made, tmp_path):
     """Which films are held out, not what is selected."""
     *files, records = made
     for name, seed in (("one", 1), ("again", 1), ("two", 2)):
@@ -254,7 +254,7 @@ def test_a_pair_that_two_films_have_is_taken_once(made, tmp_path):
     assert Counter(train) == times and max(times.values()) == 1
 
 
-def test_characters_that_end_lines_elsewhere(tmp_path):
+def test_other_line_separators_do_not_break_the_alignment(tmp_path):
     """Sides stay aligned, whatever a sentence has in it."""
     odd = [f"a{c}b" for c in "\r\x0b\x0c\x1c\x85\u2028\u2029\ufeff\0\t"]
     number = len(odd)
@@ -379,7 +379,7 @@ def test_numbers_below_one(option, number, made, tmp_path, capsys):
     assert f"--{option.replace('_', '-')}: '{number}' must be a whole number, 1 or more" in err
 
 
-def test_nothing_with_that_overlap(made, tmp_path, refused):
+def test_an_empty_selection_is_refused(made, tmp_path, refused):
     """A threshold that nothing reaches, and an alignment of something else."""
     moses, aligned, _ = made
     for threshold in ("1.01", "nan"):
@@ -390,7 +390,7 @@ def test_nothing_with_that_overlap(made, tmp_path, refused):
     refused(run((empty, aligned), tmp_path / "out"), "no pair is left")
 
 
-def test_the_command_itself(made, tmp_path):
+def test_the_command_refuses_a_missing_member_in_one_line(made, tmp_path):
     """A refusal in a process of its own, without a traceback."""
     moses, aligned, _ = made
     command = [sys.executable, RECIPES / "lib" / "subtitles.py", moses, aligned, tmp_path, "en", "de"]

@@ -87,7 +87,7 @@ def test_a_sweep_as_table_tsv_json_and_plot(sweep, tmp_path, monkeypatch, capsys
     assert plot.startswith("<?xml") and all(text in plot for text in ("all lagrangian", "all scratch", "baseline+"))
 
 
-def test_the_front_by_brute_force(sweep, tmp_path, monkeypatch, capsys):
+def test_the_pareto_front_equals_one_by_brute_force(sweep, tmp_path, monkeypatch, capsys):
     assert run_pareto(monkeypatch, *sweep, "--json", tmp_path / "sweep.json") == 0
     models = json.loads((tmp_path / "sweep.json").read_text())["models"]
     points = {m["name"]: (m["heads"]["total"], sum(m["BLEU"]) / 2) for m in models}
@@ -103,7 +103,7 @@ def test_the_front_by_brute_force(sweep, tmp_path, monkeypatch, capsys):
     )
 
 
-def test_a_speed_that_was_not_measured_is_nothing(sweep, tmp_path, monkeypatch, capsys):
+def test_a_missing_speed_is_null_and_a_malformed_one_is_refused(sweep, tmp_path, monkeypatch, capsys):
     for folder in sweep:
         (folder / "speed.json").unlink()
     assert run_pareto(monkeypatch, *sweep, "--json", tmp_path / "sweep.json") == 0
@@ -161,7 +161,7 @@ RUNS = "all:0.1 enc-self=2 all=4@random all=4@gradient-only"
 NAMES = ["baseline", "baseline+", "baseline+frozen", "all_lambda0.1", "enc-self_heads2", "all_heads4_random"]
 
 
-def test_shares_have_all_models_once_and_what_these_need(raw, tmp_path):
+def test_shares_cover_all_models_once_with_their_baselines(raw, tmp_path):
     given = {"RUNS": RUNS, "SPARSITY_METHOD": "lagrangian", "SCRATCH": "enc-self"}
     whole = trained(dry_run(raw, tmp_path / "out", **given))
     assert sorted(whole) == sorted([*NAMES, "enc-self_heads2_scratch"])
@@ -200,7 +200,7 @@ def test_a_job_of_a_slurm_array_has_its_share(raw, tmp_path):
     assert 0 < len(trained(share)) < len(expected)
 
 
-def test_an_array_of_single_numbers_has_shares_of_a_complete_one(raw, tmp_path):
+def test_an_array_with_missing_indices_has_the_shares_of_a_complete_one(raw, tmp_path):
     array = {"SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "4", "SLURM_ARRAY_TASK_STEP": "1"}
     given = {"RUNS": "all:0.1 all=4 all=0.25 enc-self=2"}
     slurm = array | {"SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_ID": "4"}  # of --array=1,3,4
@@ -219,7 +219,7 @@ def test_an_array_of_single_numbers_has_shares_of_a_complete_one(raw, tmp_path):
         ({"SHARE": "5/4"}, ["SHARE='5/4'", "I/N"]),
     ],
 )
-def test_bad_settings_of_a_sweep_are_one_line(given, words):
+def test_bad_settings_of_a_sweep_are_refused_in_one_line(given, words):
     with pytest.raises(ValueError) as error:
         settings.check("sweep.sh", given)
     assert len(str(error.value).splitlines()) == 1 and all(word in str(error.value) for word in words)

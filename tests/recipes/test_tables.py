@@ -22,7 +22,7 @@ def run_of(name, kept, bleu, of=(48, 48, 48), control="baseline+", p=0.2, seed="
     return Run(name, heads, 1_000_000, scores, compared=None if "+" in name else compared, seed=seed, **others)
 
 
-def test_the_papers_nearest_row_stands_beside_ours():
+def test_each_row_is_shown_with_the_nearest_row_of_the_paper():
     runs = [
         run_of("baseline", (48, 48, 48), 29.0),
         run_of("baseline+", (48, 48, 48), 29.2),
@@ -46,12 +46,12 @@ def test_the_papers_nearest_row_stands_beside_ours():
     assert tsv[4][0] == "all_lambda0.01_scratch" and tsv[4][-2:] == ["12/21/25", "28.95"]
 
 
-def test_shares_of_heads_decide_where_models_are_smaller():
+def test_smaller_models_are_matched_to_the_paper_by_share_of_heads():
     small = run_of("all_lambda0.01", (5, 10, 10), 28.5, of=(16, 16, 16))  # 25 of 48, as 75 of 144
     assert results.nearest(small, results.PAPER["wmt"]["all"]).heads == (14, 31, 30)
 
 
-def test_runs_follow_their_control():
+def test_runs_are_listed_after_their_control():
     names = ["baseline", "enc_a", "baseline+frozen", "all_b", "baseline+", "enc_c"]
     control = {"baseline": "baseline+", "all_b": "baseline+"}
     runs = [run_of(name, (1, 1, 1), 1.0, control=control.get(name, "baseline+frozen")) for name in names]

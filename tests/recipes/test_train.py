@@ -150,7 +150,7 @@ def assert_same_training(folder, reference):
 
 
 @pytest.mark.rehearsal
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path, toy, train, launch):
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path, toy, train, launch):
     """Stopped by a signal, by one to the data loader too, by a file; then its checkpoint is truncated."""
     reference, folder = tmp_path / "reference", tmp_path / "run"
     assert "early stop since valid performance" in train(reference, *PATIENCE, updates=500).text
@@ -215,7 +215,7 @@ def test_two_processes_stop_at_the_same_update(tmp_path, toy, start, launch):
     ("updates", "end_of_epoch", "stops"),
     [(4, False, [True, True]), (4, True, [False, True]), (5, False, [False, True]), (20, False, [False, False])],
 )
-def test_a_stop_lets_a_validation_go_first_but_only_one(updates, end_of_epoch, stops):
+def test_a_stop_waits_for_at_most_one_validation(updates, end_of_epoch, stops):
     """5 is a multiple of --save-interval-updates; 20 is --max-update, where there is nothing left to stop."""
     cfg = SimpleNamespace(
         checkpoint=SimpleNamespace(save_interval_updates=5),
@@ -239,7 +239,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, toy, launch):
 
 
 @pytest.mark.parametrize("lost", [1, 21, 22, 1000, 5000])
-def test_a_checkpoint_without_its_end_is_not_whole(lost, tmp_path):
+def test_a_truncated_checkpoint_is_detected(lost, tmp_path):
     checkpoint = tmp_path / "checkpoint_last.pt"
     torch.save({"model": torch.zeros(5000)}, checkpoint)
     assert interrupted.is_whole(checkpoint)
@@ -247,7 +247,7 @@ def test_a_checkpoint_without_its_end_is_not_whole(lost, tmp_path):
     assert not interrupted.is_whole(checkpoint)
 
 
-def test_without_a_whole_checkpoint_training_begins_anew(tmp_path):
+def test_truncated_checkpoints_are_not_resumed_from(tmp_path):
     for name in ("checkpoint_last.pt", "checkpoint_best.pt", "checkpoint3.pt"):
         (tmp_path / name).write_bytes(b"PK\3\4")
     torch.save({}, tmp_path / "checkpoint_mine.pt")  # not one of fairseq's

@@ -45,7 +45,7 @@ def opened(browser, address):
 
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
 @pytest.mark.parametrize("colours", ["light", "dark"])
-def test_the_page_is_quiet_accessible_and_fits(viewport, colours, opened):
+def test_the_page_is_accessible_fits_the_width_and_logs_no_messages(viewport, colours, opened):
     from axe_core_python.sync_playwright import Axe
 
     page = opened(viewport, colours)

@@ -31,7 +31,7 @@ SIMPLE = """2026-01-01 10:00:00 | INFO | fairseq_cli.train | {'lr': [0.1]}
 """
 
 
-def test_the_numbers_of_a_log():
+def test_metrics_are_read_from_a_log():
     found = parse_log(SIMPLE.splitlines())
     assert found["train_inner nll_loss"] == [(50, 2.9)] and found["train_inner gnorm"] == [(50, 1e-05)]
     assert found["valid nll_loss"] == [(51, 3.4)]  # the later line of a training that was resumed
@@ -127,7 +127,7 @@ def test_a_training_that_starts_again_replaces_later_numbers():
         "epoch 001 | loss 2 | num_updates 1e999",
     ],
 )
-def test_numbers_that_cannot_be_are_left_out(values):
+def test_invalid_numbers_are_ignored(values):
     assert parse_log([f"x | INFO | train | {values}"]) == {}
 
 
@@ -157,7 +157,7 @@ def test_the_command_has_the_stored_options(kind, checkpoints):
 
 
 @pytest.mark.parametrize("name", ["arch", "criterion", "task", "optimizer"])
-def test_parts_that_this_fairseq_does_not_know_have_no_command(name, gated_checkpoint):
+def test_unknown_components_have_no_training_command(name, gated_checkpoint):
     state = load_checkpoint(str(gated_checkpoint))
     setattr(state["cfg"]["model"], name, "nonsense")
     state["cfg"]["model"]._name = state["cfg"]["model"].arch
@@ -176,7 +176,7 @@ def test_a_task_that_needs_more_arguments_has_no_command(gated_checkpoint, capfd
     assert training_command(state) == "" and capfd.readouterr().err == ""
 
 
-def test_options_of_a_stranger_run_no_code(tmp_path, gated_checkpoint, capfd):
+def test_stored_options_of_untrusted_checkpoints_run_no_code(tmp_path, gated_checkpoint, capfd):
     """fairseq's parser would import the folder of --user-dir, and print its usage for an unknown option."""
     plugin = tmp_path / "plugin"
     plugin.mkdir()

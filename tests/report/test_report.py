@@ -70,7 +70,7 @@ def test_heat_map_has_one_panel_per_type(tmp_path):
     assert (tmp_path / "map.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_scores_and_heads_that_are_not_there():
+def test_score_table_shows_a_dash_for_missing_scores():
     table = HeadTable({"enc-self": [[0.12345, -0.00001], [float("nan"), 2]]}, "gradient")
     assert score_table(table).splitlines() == [
         "enc-self (encoder self-attention)",
@@ -180,7 +180,7 @@ def test_a_rounded_zero_has_no_minus_sign(value, form, text):
         ("ab" * 500, "ab" * 14 + "a…" + "ab" * 5),
     ],
 )
-def test_tokens_are_seen(token, shown):
+def test_invisible_characters_of_tokens_are_shown(token, shown):
     assert visible(token) == shown
 
 
@@ -214,7 +214,7 @@ def test_pictures_show_tokens_as_they_are(tmp_path):
     assert min(axes.get_window_extent().size) > 50  # pixels
 
 
-def test_names_of_checkpoints_may_hold_anything(tmp_path):
+def test_checkpoint_names_may_hold_any_characters(tmp_path):
     """Control characters are not allowed in SVG, and bytes of a name that are not UTF-8 in no file."""
     pytest.importorskip("matplotlib")
     several = [{**point, "checkpoint": name} for name in ("$a_{\x07\udcff", "b") for point in points()]

@@ -120,7 +120,7 @@ def test_a_configuration_of_omegaconf_is_checked_as_a_namespace_is(tmp_path):
             torch.load(save(OmegaConf.create(evil), tmp_path / "c.pt"), weights_only=True)
 
 
-def test_what_is_checked_cannot_be_changed_afterwards(tmp_path):
+def test_later_pickle_instructions_cannot_change_checked_options(tmp_path):
     """Later instructions of a pickle reach the containers that were checked, unless they were copied."""
     inner = {"encoder_layers": 2}
     raw = pickle.dumps([argparse.Namespace(encoder=inner), inner], protocol=2)
@@ -170,7 +170,7 @@ BOMBS = [
 
 
 @pytest.mark.parametrize("text", LITERALS)
-def test_numbers_are_accepted(text):
+def test_stored_options_that_are_numbers_are_accepted(text):
     check_evaluated({"adam_betas": text, "adaptive_softmax_cutoff": text, "wer_args": text})
 
 
@@ -183,14 +183,14 @@ def test_other_literals_are_accepted_where_fairseq_has_them(text):
 
 
 @pytest.mark.parametrize("text", [*CODE, *BOMBS], ids=lambda text: text[:20])
-def test_anything_else_is_refused(text):
+def test_options_that_are_not_literals_are_refused(text):
     for name in ("adam_betas", "conv_feature_layers", "adaptive_softmax_cutoff"):
         with pytest.raises(ValueError, match=f"stored option {name} is .*must be"):
             check_evaluated({"deep": [{"er": {name: text}}]})
 
 
 @given(st.text(max_size=60))
-def test_whatever_is_accepted_is_a_literal(text):
+def test_every_accepted_option_is_a_literal(text):
     for name, kind in (("adam_betas", NUMBERS), ("wer_args", LITERAL)):
         try:
             check_evaluated({name: text})
@@ -203,7 +203,7 @@ def test_whatever_is_accepted_is_a_literal(text):
 @pytest.mark.parametrize(
     "value", [b"print(1)", bytearray(b"print(1)"), numpy.array([112], "u1"), [b"1"], {b"a": 1}, {1}]
 )
-def test_what_eval_takes_beside_text_is_refused(value, tmp_path):
+def test_evaluated_options_with_bytes_arrays_or_sets_are_refused(value, tmp_path):
     """`eval` reads code from anything that has bytes."""
     for name in ("adam_betas", "left_pad_source", "decoder_layers"):
         with pytest.raises(ValueError, match=f"stored option {name}"):

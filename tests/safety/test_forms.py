@@ -68,7 +68,7 @@ def model():
 
 
 @pytest.mark.parametrize("where", [*LOADED, *PRUNED, *CONVERTED], ids=dotted)
-def test_odd_forms_are_refused_or_read(where, model, tmp_path):
+def test_unexpected_values_are_read_or_refused_with_value_error(where, model, tmp_path):
     """Any exception but ValueError would be a traceback. A number, text or list for each place, and any other value."""
     path, number = tmp_path / "odd.pt", len(dotted(where))
     tables = [] if where in LOADED else [{1: 2}]  # of odd values in most of these places, loading refuses all others
@@ -96,7 +96,7 @@ def test_odd_forms_are_refused_or_read(where, model, tmp_path):
         ),
     ],
 )
-def test_commands_give_one_line_or_read_odd_forms(where, values, attempts, tmp_path):
+def test_commands_read_unexpected_values_or_refuse_them_in_one_line(where, values, attempts, tmp_path):
     path, pruned = tmp_path / "odd.pt", ["prune", tmp_path / "odd.pt", tmp_path / "out.pt", "--force"]
     command = ["show", path] if where in LOADED else pruned if where in PRUNED else [*pruned, "--stock"]
     for value in values:
@@ -222,7 +222,7 @@ def test_a_file_of_torch_before_1_6_loads(tmp_path):
         load_checkpoint(str(path))
 
 
-def test_damaged_tails_and_heads(attempts, tmp_path):
+def test_truncated_or_prefixed_checkpoints_are_refused(attempts, tmp_path):
     path = save(small_state("gated"), tmp_path / "x.pt")
     whole = path.read_bytes()
     for keep in (0, 1, 100, len(whole) // 2, len(whole) - 1):

@@ -138,7 +138,7 @@ def budget(attempts, tmp_path_factory, request):
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def test_bytes_of_checkpoints(budget, gated_checkpoint):
+def test_changed_bytes_of_checkpoints_never_crash(budget, gated_checkpoint):
     whole, path, out = gated_checkpoint.read_bytes(), budget.kept / "x.pt", budget.kept / "out.pt"
     commands = [["headgates", "show", path], ["headgates", "prune", path, out, "--force"]]
 
@@ -150,7 +150,7 @@ def test_bytes_of_checkpoints(budget, gated_checkpoint):
     run()
 
 
-def test_instructions_of_checkpoints(budget, gated_checkpoint):
+def test_changed_pickle_instructions_never_crash(budget, gated_checkpoint):
     """The pickle inside of the archive is changed, the archive is whole."""
     path, out = budget.kept / "x.pt", budget.kept / "out.pt"
     with zipfile.ZipFile(gated_checkpoint) as archive:
@@ -172,7 +172,7 @@ def test_instructions_of_checkpoints(budget, gated_checkpoint):
 evaluated_options = st.dictionaries(st.sampled_from(sorted(EVALUATED)), odd, max_size=1)
 
 
-def test_values_of_checkpoints(budget, gated_checkpoint, checkpoints):
+def test_changed_values_of_checkpoints_never_crash(budget, gated_checkpoint, checkpoints):
     path, out = budget.kept / "x.pt", budget.kept / "out.pt"
     states = [torch.load(checkpoint, weights_only=True) for checkpoint in (gated_checkpoint, checkpoints["fixed"])]
     known = [places(state) for state in states]
@@ -217,7 +217,7 @@ SCORES = {
 
 
 @pytest.mark.parametrize("kind", ["mask", "scores"])
-def test_masks_and_scores(kind, budget, gated_checkpoint):
+def test_changed_masks_and_scores_never_crash(kind, budget, gated_checkpoint):
     path, good, out = budget.kept / "x.json", budget.kept / "good.json", budget.kept / "out.pt"
     good.write_text(json.dumps(SCORES))
     valid = MASK if kind == "mask" else SCORES
@@ -246,7 +246,7 @@ def test_masks_and_scores(kind, budget, gated_checkpoint):
 
 
 @pytest.mark.parametrize("kind", ["dict.src.txt", "test.src-tgt.src.idx", "test.src-tgt.tgt.bin"])
-def test_binarised_data(kind, budget, toy, gated_checkpoint):
+def test_changed_binarised_data_never_crashes(kind, budget, toy, gated_checkpoint):
     folder = budget.kept / "bin"
     shutil.copytree(toy.data, folder)
     whole = (folder / kind).read_bytes()

@@ -64,7 +64,7 @@ def test_numpy_takes_no_pointers_from_a_file(kind, attempts, tmp_path):
 @pytest.mark.parametrize(
     "kind", ["its state", *(pytest.param(k, marks=pytest.mark.rehearsal) for k in POINTERS if k != "its state")]
 )
-def test_nor_with_fairseqs_own_commands(kind, toy, attempts, tmp_path):
+def test_fairseqs_commands_take_no_numpy_pointers_from_a_file(kind, toy, attempts, tmp_path):
     path = raw_pickle(tmp_path / "pointer.pt", *POINTERS[kind])
     generated = attempts.run("fairseq-generate", toy.data, "--path", path, *EVALUATION)
     assert generated.code == 1 and "only numbers are allowed" in generated.err, generated  # no signal
@@ -77,7 +77,7 @@ ARRAYS = [
 
 
 @pytest.mark.parametrize("value", [*ARRAYS, numpy.float64(1.5), numpy.int32(-7), numpy.bool_(True)])
-def test_counters_of_numpy_come_back_as_they_were(value, tmp_path):
+def test_numpy_values_are_saved_as_ordinary_arrays_after_loading(value, tmp_path):
     path = tmp_path / "counter.pt"
     for _ in range(2):  # what was loaded is saved as an ordinary array
         value = torch.load(save({"x": value}, path))["x"]
@@ -86,7 +86,7 @@ def test_counters_of_numpy_come_back_as_they_were(value, tmp_path):
 
 
 @pytest.mark.parametrize("value", [*ARRAYS, numpy.float64(1.5)])
-def test_counters_of_numpy_are_equal(value, tmp_path):
+def test_loaded_numpy_values_are_equal(value, tmp_path):
     loaded = torch.load(save(value, tmp_path / "counter.pt"))
     numpy.testing.assert_array_equal(loaded, value)
     assert loaded.dtype == value.dtype.newbyteorder("=") and (loaded + 1 == value + 1).all()
@@ -111,7 +111,7 @@ def test_other_arrays_are_refused(value, tmp_path):
 
 
 @pytest.mark.parametrize("options", [["alive_heads"], ["encoder_embed_path", "decoder_embed_path", "data", "user_dir"]])
-def test_stored_options_open_nothing(options, attempts, tmp_path):
+def test_stored_paths_are_not_opened(options, attempts, tmp_path):
     """A pipe that nobody writes to: whoever opens it waits for ever. As a module, the folder would leave a trace."""
     pipe, trace, path = tmp_path / "pipe", tmp_path / "trace", tmp_path / "evil.pt"
     os.mkfifo(pipe)

@@ -98,7 +98,7 @@ def test_archives_that_unpack_to_more_than_the_file(attempts, tmp_path):
     assert ended.refused and "compressed" in ended.err
 
 
-def test_a_file_that_is_read_in_two_ways(attempts, tmp_path):
+def test_a_file_that_is_both_a_pickle_and_a_zip_is_checked(attempts, tmp_path):
     """torch looks at the first bytes of a file, zip programs at the last ones."""
     path = tmp_path / "x.pt"
     torch.save({**small_state("args"), "x": collections.Counter()}, path, _use_new_zipfile_serialization=False)
@@ -108,7 +108,7 @@ def test_a_file_that_is_read_in_two_ways(attempts, tmp_path):
     assert ended.refused and "it holds collections.Counter" in ended.err, ended
 
 
-def test_a_warning_of_torch_is_no_second_line(attempts, tmp_path):
+def test_a_warning_of_torch_does_not_add_a_second_line(attempts, tmp_path):
     """Calling a storage makes torch warn before it refuses the file."""
     storage = b"(X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0000X\3\0\0\0cpuK\1tQ"
     path = raw_pickle(tmp_path / "x.pt", storage, b")R")
@@ -120,7 +120,7 @@ def test_a_warning_of_torch_is_no_second_line(attempts, tmp_path):
 
 
 @pytest.mark.rehearsal
-def test_a_list_of_instructions_without_end(attempts, tmp_path):
+def test_a_huge_number_of_pickle_instructions_is_refused(attempts, tmp_path):
     path = raw_pickle(tmp_path / "x.pt", b"]" * 20_000_000)
     ended = attempts.run("headgates", "show", path, seconds=60)
     assert ended.refused and "instructions" in ended.err, ended

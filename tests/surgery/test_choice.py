@@ -37,7 +37,7 @@ def score_tables(draw):
 
 @settings(max_examples=200)
 @given(score_tables(), st.data())
-def test_best_heads_are_the_best_of_all_choices(tables, data):
+def test_best_heads_have_the_highest_sum_of_scores(tables, data):
     """Every subset of the right size that spares each layer is tried: none has a higher sum of scores."""
     scores, present, types, minimum = tables
     chosen = types or list(scores.types)
@@ -114,7 +114,7 @@ def test_every_layer_keeps_its_best():
     assert best_heads(scores, 3, fewer, min_per_layer=2).values["enc-self"] == [[1, 1, 0], [0, 0, 1]]
 
 
-def test_the_signature_of_the_scores_stays_with_the_mask():
+def test_the_mask_keeps_the_signature_of_the_scores():
     scores = HeadTable({"enc-self": [[1, 2, 3], [1, 2, 3]]}, "gradient", "gradient|split:valid")
     assert best_heads(scores, 2, open_tables()).signature == "gradient|split:valid"
 
@@ -149,7 +149,7 @@ def test_a_negative_number_of_heads_per_layer_is_refused():
         best_heads(HeadTable({"enc-self": [[1, 2, 3]] * 2}), 3, open_tables(), min_per_layer=-1)
 
 
-def test_heads_that_are_gone_are_no_candidates():
+def test_removed_heads_are_not_candidates():
     model = make_case(0, values=[OPEN]).model(gates=False)
     pruned = prune(model, HeadTable({"enc-self": [[0, 1, 1, 0], [0, 0, 1, 1]]}))
     scores = HeadTable({"enc-self": [[9, 1, 2, 9], [9, 9, 4, 3]]})

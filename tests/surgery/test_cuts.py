@@ -141,13 +141,13 @@ def test_with_all_heads_alive_nothing_changes(case):
     [use_head_attention, prune, lambda model: insert_gates(model, TYPES, init=0.0)],
     ids=["use_head_attention", "prune", "insert_gates"],
 )
-def test_a_model_at_evaluation_stays_so(insert):
+def test_inserted_modules_keep_evaluation_mode(insert):
     """On a GPU attention dropout goes by the mode of the attention; gates in training draw noise."""
     model = insert(make_stock(attention_dropout=0.1).eval())
     assert [name for name, module in model.named_modules() if module.training] == []
 
 
-def test_a_mask_that_leaves_types_out_leaves_them_whole():
+def test_types_that_a_mask_omits_are_not_pruned():
     model = make_case(0, values=[OPEN]).model()
     pruned = prune(model, HeadTable({"dec-self": [[0, 0, 1, 0], [1, 1, 0, 1]]}))
     expected = {"enc-self": [[1] * 4] * 2, "dec-self": [[0, 0, 1, 0], [1, 1, 0, 1]], "dec-enc": [[1] * 4] * 2}
@@ -172,7 +172,7 @@ def test_without_any_head_attention_is_its_output_bias(normalize_before):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_half_precision_is_as_near_to_the_truth_pruned_as_gated(dtype, seed):
+def test_pruning_adds_no_more_than_rounding_error_in_half_precision(dtype, seed):
     """Truth is single precision. The error of either is that of a few roundings in a row, and of the same size.
 
     Rounding a folded gate into the weights is one rounding more, but of few heads: twice the error allows for it.
@@ -210,7 +210,7 @@ def test_weights_in_half_precision_are_folded_with_one_rounding():
 # The parts
 
 
-def test_a_cut_by_hand():
+def test_a_cut_takes_the_expected_rows_and_columns():
     cut = Cut(3, (2, 0), torch.tensor([0.5, 0.25]), head_dim=2)
     weight = torch.arange(24.0).view(6, 4)
     rows = [4, 5, 0, 1]
@@ -245,7 +245,7 @@ def test_tensors_are_cut_by_the_name_of_their_parameter():
             torch.testing.assert_close(cut[key], moments[key][:, positions(stay, 8)] * columns, rtol=1e-3, atol=0)
 
 
-def test_refolding_takes_the_same_heads_with_other_gates():
+def test_cuts_with_other_gates_keep_the_same_heads():
     model = make_case(6).model()
     found = cuts(model, open_mask(model))
     other = set_gates(copy.deepcopy(model), {k: [[0.9] * 4] * 2 for k in TYPES})
@@ -256,7 +256,7 @@ def test_refolding_takes_the_same_heads_with_other_gates():
 
 @settings(max_examples=8)
 @given(cases())
-def test_filled_up_a_pruned_model_is_the_stock_model_with_zeros(case):
+def test_padding_removed_heads_gives_the_stock_model_with_zeros(case):
     model = case.model()
     pruned = prune(model, HeadTable(case.mask))
     filled = pad_heads(pruned, pruned.state_dict())
@@ -309,7 +309,7 @@ def test_the_plan_counts_what_pruning_does(case):
     assert before - after == gone + len(every)  # and its gate
 
 
-def test_a_stock_model_is_pruned_as_it_is():
+def test_a_stock_model_is_pruned_without_gates():
     stock, batch = stirred(make_stock()), make_batch()
     mask = HeadTable({"dec-enc": [[0, 0, 0, 0], [1, 0, 0, 1]]})
     pruned = prune(stock, mask)

@@ -59,7 +59,7 @@ def test_bad_patterns_are_refused_and_nothing_is_frozen(pattern, message):
     assert len(trainable(model)) == len(list(model.named_parameters()))
 
 
-def test_dropout_goes_off_only_where_nothing_trains():
+def test_dropout_is_switched_off_only_in_frozen_modules():
     model = make_gated(dropout=0.3, attention_dropout=0.2, activation_dropout=0.1)
     report = freeze(model, r"^decoder\.|^encoder\.layers\.0\.(self_attn|fc)", freeze_dropout=True)
     assert {m.p for m in model.decoder.modules() if type(m).__name__ == "FairseqDropout"} == {0.0}
@@ -73,7 +73,7 @@ def test_dropout_goes_off_only_where_nothing_trains():
     assert "dropouts turned off" in report.lines()[-1]
 
 
-def test_torch_dropout_is_known_too():
+def test_torch_dropout_is_switched_off_too():
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
     freeze(model, r"^1\.", freeze_dropout=True)
     assert model[1][1].p == 0

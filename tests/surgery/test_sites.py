@@ -90,7 +90,7 @@ DICT = {"enc-self": [[1, 0, 1, 1], [1, 1, 1, 1]], "dec-enc": [[1, 1, 1, 0], [0, 
 
 
 @pytest.mark.parametrize("form", ["dict", "path", "text of a path", "JSON", "table"])
-def test_a_mask_may_have_any_form(form, tmp_path):
+def test_every_form_of_a_mask_is_accepted(form, tmp_path):
     file = tmp_path / "heads.json"
     file.write_text(json.dumps(DICT))
     forms = {"dict": DICT, "path": file, "text of a path": str(file), "JSON": json.dumps(DICT)}
@@ -107,7 +107,7 @@ def test_a_mask_may_have_any_form(form, tmp_path):
 
 
 @pytest.mark.parametrize("change", [prune, remove_heads, fix_heads, masked])
-def test_what_is_no_mask_is_refused_before_anything_is_changed(change):
+def test_invalid_masks_are_refused_before_the_model_is_changed(change):
     model = make_stock()
     for mask, error in ((7, TypeError), ([[1]], TypeError), ({}, ValueError), ({"enc": [[1]]}, ValueError)):
         with pytest.raises(error, match="mask"), ExitStack() as stack:
@@ -146,7 +146,7 @@ def test_gates_are_read_in_any_precision(dtype, default):
 
 
 @pytest.mark.parametrize("keep", [4, 2])
-def test_observe_gives_what_the_heads_did(keep):
+def test_observe_returns_the_weights_and_contexts_of_heads(keep):
     """Contexts are weights times values, and the output is made of them."""
     model = make_gated()
     fix = {kind: [[1] * keep + [0] * (4 - keep)] * 2 for kind in TYPES}
@@ -236,7 +236,7 @@ def copy_weights(normed, plain):
     ("norm", "form"),
     [(norm, form) for i, norm in enumerate(NORMS) for j, form in enumerate(INSERTED) if (i + j) % 3],
 )
-def test_weights_that_are_computed(norm, form):
+def test_weight_and_spectral_norm_are_supported(norm, form):
     plain, normed = map(INSERTED[form], with_norms(NORMS[norm]))
     torch.testing.assert_close(logits(normed, make_batch()), logits(plain, make_batch()), atol=1e-5, rtol=1e-5)
     assert set(gate_values(normed)) == set(TYPES)
@@ -263,7 +263,7 @@ def test_weights_that_are_computed(norm, form):
     torch.testing.assert_close(logits(normed, make_batch()), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_hooks_and_wrappers_of_users_stay():
+def test_hooks_and_wrappers_of_users_are_kept():
     plain, model = make_stock(), make_stock()
     called = []
     for site in head_sites(model):

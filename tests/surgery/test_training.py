@@ -77,7 +77,7 @@ def test_layers_without_heads_train(rows):
 
 @pytest.mark.parametrize("normalize_before", [True, False])
 @pytest.mark.parametrize("rows", WITHOUT.values(), ids=WITHOUT)
-def test_every_parameter_has_a_gradient_as_distributed_training_wants_it(rows, normalize_before):
+def test_every_parameter_has_a_gradient_for_distributed_training(rows, normalize_before):
     norm = {"encoder_normalize_before": normalize_before, "decoder_normalize_before": normalize_before}
     model = remove_heads(make_gated(**norm), HeadTable(rows)).train()
     model(**make_batch())[0].sum().backward()
