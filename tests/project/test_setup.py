@@ -237,6 +237,8 @@ def test_extras_may_be_named(machine, working):
     assert set_up(machine, EXTRAS="fairseq,recipes").stderr == ""
     assert set_up(machine).returncode == 0  # the others are missing
     assert working()[-1].endswith("-e .[fairseq,recipes,plots,dev]")
+    asked = working()
+    assert set_up(machine, EXTRAS="recipes,fairseq").stderr == "" and working() == asked  # all of them are installed
 
 
 def test_a_moved_environment_is_made_again(machine, working):
