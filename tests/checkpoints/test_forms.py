@@ -75,6 +75,16 @@ def test_every_variant_is_built_pruned_and_exported_from_its_checkpoint(options)
     torch.testing.assert_close(logits(build_model(again), make_batch()), expected, atol=1e-5, rtol=1e-5)
 
 
+def test_activations_are_not_recomputed_in_a_loaded_model():
+    state = {"args": make_args(checkpoint_activations=True, arch="transformer"), "model": make_stock().state_dict()}
+    recomputed = fairseq_build_model(state["args"], make_task())
+    wrapped = [
+        sum(hasattr(module, "precheckpoint_forward") for module in model.modules())
+        for model in (recomputed, build_model(state))
+    ]
+    assert wrapped == [4, 0]
+
+
 def random_mask(model):
     generator = torch.Generator().manual_seed(3)
     rows = {kind: (torch.rand(size, generator=generator) > 0.5).int() for kind, size in head_counts(model).items()}

@@ -177,18 +177,6 @@ def test_a_gpu_that_does_not_exist_is_refused(monkeypatch):
         evaluation.device_of(Namespace(cpu=False, device_id=2))
 
 
-def test_stored_memory_saving_options_do_not_change_scores(on_toy, checkpoints, tmp_path):
-    state = torch.load(checkpoints["baseline"], weights_only=False)
-    options = state.get("args") or state["cfg"]["model"]
-    options.checkpoint_activations = options.offload_activations = True
-    torch.save(state, tmp_path / "saved.pt")
-    found = [
-        json.loads(on_toy("score", "--method", "gradient", "--json", checkpoint=checkpoint, subset="test"))["scores"]
-        for checkpoint in (checkpoints["baseline"], tmp_path / "saved.pt")
-    ]
-    assert found[0] == found[1]
-
-
 # --- tasks of translation --------------------------------------------------------------------------------------------
 
 MULTILINGUAL = ["--task", "translation_multi_simple_epoch", "--langs", "src,tgt,fr", "--encoder-langtok", "tgt"]
