@@ -101,9 +101,10 @@ share() {
   exec "${@:3}"
 }
 
-# in_shares JOBS COMMAND...: run a recipe in JOBS shares side by side, with output in OUT_DIR/jobI.log. shown=1 prints it, too.
+# in_shares JOBS COMMAND...: run a recipe in JOBS shares side by side, with output in OUT_DIR/jobI.log. With shown=1 it is
+# printed, too. Each error is printed once.
 in_shares() {
-  local jobs=$1 job status worst=0 children=()
+  local jobs=$1 job status why reasons=$'\n' worst=0 children=()
   shift
   ((jobs > 1)) || return 0
   ((gpus == 0 || jobs <= gpus)) || fail "JOBS=$jobs must be at most $gpus, the number of GPUs: each model is trained on one"
@@ -111,7 +112,7 @@ in_shares() {
   for ((job = 1; job <= jobs; job++)); do
     say "job $job of $jobs (log: $out/job$job.log)"
     if [[ -n ${shown:-} ]]; then
-      (share "$job" "$jobs" "$@") > >(tee -a "$out/job$job.log") 2>&1 &
+      (share "$job" "$jobs" "$@") > >(tee -a "$out/job$job.log") 2>>"$out/job$job.log" &
     else
       (share "$job" "$jobs" "$@") >>"$out/job$job.log" 2>&1 &
     fi
@@ -120,7 +121,11 @@ in_shares() {
   trap 'kill -TERM "${children[@]}" 2>/dev/null' INT TERM USR1
   for job in "${!children[@]}"; do
     ended "${children[$job]}" && status=0 || status=$?
-    ((status == 0)) || echo "${0##*/}: job $((job + 1)): $(last_line "$out/job$((job + 1)).log")" >&2
+    if ((status)); then
+      why=$(last_line "$out/job$((job + 1)).log")
+      [[ $reasons == *$'\n'$why$'\n'* ]] || echo "${0##*/}: job $((job + 1)): $why" >&2
+      reasons+=$why$'\n'
+    fi
     ((status == 0 || worst == 2)) || worst=$((status == 75 ? 75 : 2))
   done
   trap stopped INT TERM USR1
