@@ -16,9 +16,9 @@ from hypothesis import settings
 pytest.register_assert_rewrite("support")
 
 from support.attempts import Attempts  # noqa: E402
-from support.commands import ALIVE, GATED, Command, Toy, run_here, run_program, train_arguments, worker_arguments  # noqa: E402
+from support.commands import ALIVE, GATED, Command, Toy, run_program, train_arguments, worker_arguments  # noqa: E402
 from support.fairseq_0_12_2 import as_later_versions  # noqa: E402
-from support.in_process import can_run, run_fairseq_here  # noqa: E402
+from support.in_process import can_run, run_fairseq_here, run_here  # noqa: E402
 
 # Fixtures that several test files share.
 pytest_plugins = [

@@ -6,21 +6,17 @@ streams and exit code. `run_program` starts the installed program itself, for th
 """
 
 import atexit
-import contextlib
 import gc
 import importlib.metadata
 import importlib.util
-import io
 import multiprocessing
 import os
 import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 # Found, not imported: a forked command imports this file, and must get the plugin from --user-dir alone.
 USER_DIR = Path(importlib.util.find_spec("fairseq_headgates").origin).parent
@@ -124,36 +120,6 @@ def _entry_point(program):
     if found:
         return next(iter(found)).load()
     return importlib.import_module("fairseq_headgates.cli.main").main  # a checkout that is not installed
-
-
-def run_here(folder: Path, *arguments: object, stdin: str = "") -> Finished:
-    """Runs a `headgates` command in this process, in `folder`."""
-    from fairseq_headgates.cli.main import main
-
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8")),
-        mock.patch.object(sys, "argv", ["headgates", *map(str, arguments)]),
-        working_in(folder),
-    ):
-        try:
-            code = main(sys.argv[1:])
-        except SystemExit as error:  # argparse's
-            code = error.code
-    return Finished(code or 0, out.getvalue(), err.getvalue())
-
-
-@contextlib.contextmanager
-def working_in(folder: Path) -> Iterator[None]:
-    """contextlib.chdir, which Python 3.10 does not have."""
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def run_program(folder: Path, program: str, *arguments: object, stdin: str = "", code: int | None = 0) -> Finished:

@@ -1,4 +1,4 @@
-"""Runs fairseq's commands in this process, which has imported everything, as `fairseq_cli` runs them.
+"""Runs `headgates` and fairseq's commands in this process, which has imported everything.
 
 fairseq composes the configuration of a command with hydra, which takes 0.2 s and half of the time of a command on the
 toy model. Here what depends on the choice of the components alone is composed once, and every override is parsed once.
@@ -9,10 +9,12 @@ import copy
 import importlib
 import io
 import logging
+import os
 import random
 import sys
 import traceback
 import warnings
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from unittest import mock
@@ -25,7 +27,8 @@ from fairseq.logging import metrics
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from support.commands import USER_DIR, Finished, working_in
+from fairseq_headgates.cli.main import main
+from support.commands import USER_DIR, Finished
 
 PROGRAMS = {f"fairseq-{name}": name for name in ("train", "generate", "validate", "interactive")}
 PROGRAMS["fairseq-eval-lm"] = "eval_lm"
@@ -38,23 +41,47 @@ def can_run(program: str, arguments: tuple) -> bool:
     return program in PROGRAMS and str(USER_DIR) in words and "--tensorboard-logdir" not in words
 
 
+@contextlib.contextmanager
+def as_command(folder: Path, program: str, arguments: tuple, stdin: str) -> Iterator[tuple[io.StringIO, io.StringIO]]:
+    """Yields the output and the errors of what runs within, in `folder`, with this command line and input."""
+    out, err, before = io.StringIO(), io.StringIO(), os.getcwd()
+    os.chdir(folder)  # contextlib.chdir is not in Python 3.10
+    try:
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8")),
+            mock.patch.object(sys, "argv", [program, *map(str, arguments)]),
+        ):
+            yield out, err
+    finally:
+        os.chdir(before)
+
+
+def run_here(folder: Path, *arguments: object, stdin: str = "") -> Finished:
+    """Runs a `headgates` command in `folder`."""
+    with as_command(folder, "headgates", arguments, stdin) as (out, err):
+        try:
+            code = main(sys.argv[1:])
+        except SystemExit as error:  # argparse's
+            code = error.code
+    return Finished(code or 0, out.getvalue(), err.getvalue())
+
+
 def run_fairseq_here(folder: Path, program: str, *arguments: object, stdin: str = "") -> Finished:
     """Runs one of PROGRAMS in `folder`; what it leaves in fairseq's modules and in random numbers is undone."""
     module = importlib.import_module(f"fairseq_cli.{PROGRAMS[program]}")
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    handler = logging.StreamHandler(out)
+    code = 0
+    handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
     with (
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        mock.patch.object(sys, "stdin", io.StringIO(stdin)),
-        mock.patch.object(sys, "argv", [program, *map(str, arguments)]),
+        as_command(folder, program, arguments, stdin) as (out, err),
         mock.patch.object(logging.root, "handlers", [handler]),
         mock.patch.object(utils, "compose", compose_quickly),
         warnings.catch_warnings(),
         as_before(),
-        working_in(folder),
     ):
+        handler.setStream(out)
         warnings.simplefilter("ignore")
         logging.root.setLevel(logging.INFO)
         forget_runs()
