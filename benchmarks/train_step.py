@@ -101,8 +101,8 @@ def make_update(options: argparse.Namespace, name: str, dtype: torch.dtype):
         model = TransformerHeadGatesModel.build_model(args(), task)
     else:
         model = TransformerHeadGatesModel.build_model(args(gate_heads=",".join(TYPES), **VARIANTS[name]), task)
-        weight = "0.01" if name == "l0" else "0"
-        criterion = LabelSmoothedCrossEntropyL0Criterion(task, False, 0.1, l0_weight=weight, l0_reduction="sum")
+        criterion = LabelSmoothedCrossEntropyL0Criterion(task, False, 0.1)
+        criterion.set_l0("0.01" if name == "l0" else "0")
     return training_update(model, criterion, options.device, dtype)
 
 

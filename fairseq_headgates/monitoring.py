@@ -151,12 +151,13 @@ def _closed(model: nn.Module) -> HeadTable:
 
 def open_head_counts(method: GateMethod) -> dict[str, Tensor]:
     """Count gated heads with an evaluation gate above 0: `heads_open` in all, `heads_open_enc_self` and so on."""
-    counts = method.open_counts()
-    found = {"heads_open": torch.stack(counts).sum()}
+    with torch.no_grad():
+        opened = (method.evaluate(method.log_alpha()) > 0).split(method.sizes)
+    found = {}
     for kind in dict.fromkeys(method.layer_kinds):
-        group = [count for count, other in zip(counts, method.layer_kinds, strict=True) if other == kind]
-        found["heads_open_" + kind.replace("-", "_")] = torch.stack(group).sum()
-    return found
+        layers = [part for part, other in zip(opened, method.layer_kinds, strict=True) if other == kind]
+        found["heads_open_" + kind.replace("-", "_")] = torch.cat(layers).sum()
+    return {"heads_open": torch.stack(list(found.values())).sum(), **found}
 
 
 def check_schedule(model: nn.Module, lr_scheduler: Any, updates: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -54,12 +55,7 @@ class HeadGates(nn.Module):
 
     def log_alpha(self) -> Tensor:
         """Return the location of every gate, [H], in single precision: half is too coarse for the noise."""
-        theta = self.theta.float()
-        log_alpha = theta + (self.lr_scale - 1) * theta.detach()
-        if self.fixed is not None:  # a gradient of 0: distributed training waits for one
-            at = self.distribution.fixed_at
-            return torch.where(self.fixed, at, -at) + 0 * log_alpha
-        return log_alpha
+        return joint_log_alpha([self])
 
     def forward(self) -> Tensor:
         """Return the gates, [H]: in evaluation mode their `factor`, in training those drawn for this forward pass.
@@ -119,6 +115,20 @@ class HeadGates(nn.Module):
         if key in state_dict:
             state_dict[prefix + "theta"] = state_dict.pop(key).double() / self.lr_scale
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def joint_log_alpha(layers: Sequence[HeadGates]) -> Tensor:
+    """Return the location of all gates of some layers, [N], whose settings are the same and which are fixed together.
+
+    One computation for all: on a GPU, to start a computation for each layer takes longer than the computation.
+    """
+    first, theta = layers[0], torch.cat([layer.theta for layer in layers]).float()
+    log_alpha = theta + (first.lr_scale - 1) * theta.detach()
+    if first.fixed is None:
+        return log_alpha
+    fixed = torch.cat([layer.fixed for layer in layers if layer.fixed is not None])
+    at = first.distribution.fixed_at
+    return torch.where(fixed, at, -at) + 0 * log_alpha  # a gradient of 0: distributed training waits for one
 
 
 def check_lr_scale(scale: float) -> float:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.gates.decay import DecayExclusion
 from fairseq_headgates.gates.distribution import NOISE_EPS
-from fairseq_headgates.gates.layer import HeadGates
+from fairseq_headgates.gates.layer import HeadGates, joint_log_alpha
 from fairseq_headgates.messages import PROGRAM, fail
 
 MOST_NOISES = 2**16  # reads of gates whose noise is kept, one for each layer and forward pass
@@ -61,7 +61,7 @@ class GateMethod(nn.Module):
             self.register_buffer("last_open", torch.zeros(len(self.kinds)))
             self.register_buffer("unchanged", torch.zeros(()))
         self._noise: Tensor | None = None  # of the last forward pass
-        self._shared: Tensor | None = None  # its gates
+        self._shared: dict[HeadGates, Tensor] | None = None  # its gates [H], by layer
         self._noises: dict[int, Tensor] = {}  # of forward passes whose activations may be recomputed, by random state
         self._hooks: tuple[Any, ...] = ()
         self._decay_exclusion: DecayExclusion | None = None
@@ -104,7 +104,7 @@ class GateMethod(nn.Module):
 
     def log_alpha(self) -> Tensor:
         """Return the location of all gates, [N]."""
-        return torch.cat([layer.log_alpha() for layer in self.layers])
+        return joint_log_alpha(self.layers)
 
     def join(self, model: nn.Module) -> None:
         """Register the hooks on the forward pass of a model, which then holds this method as `gate_method`."""
@@ -172,8 +172,9 @@ class GateMethod(nn.Module):
         if self._in_forward and torch.is_grad_enabled():
             if self._shared is None:
                 assert self._noise is not None
-                self._shared = self._gates(self._noise)
-            return self._part(self._shared, layer)
+                gates = self._gates(self._noise)
+                self._shared = dict(zip(self.layers, gates.split(self.sizes), strict=True))
+            return self._shared[layer]
         key = _random_state(layer.theta.device)
         if self._in_forward and self._noise is not None:
             self._noises[key] = self._noise
@@ -199,11 +200,6 @@ class GateMethod(nn.Module):
         layers = gates.detach().split(self.sizes)
         factors = [len(layer) / layer.count_nonzero().clamp(min=1).expand(len(layer)) for layer in layers]
         return gates * torch.cat(factors)
-
-    def open_counts(self) -> list[Tensor]:
-        """Return how many evaluation gates of each layer are not 0 (Voita et al. 2019, eq. 5): scalars."""
-        with torch.no_grad():
-            return [part.sum() for part in (self.evaluate(self.log_alpha()) > 0).split(self.sizes)]
 
     def begin(self) -> None:
         """Forget the validations of another training, whose checkpoint this one starts from."""

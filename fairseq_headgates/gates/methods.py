@@ -159,9 +159,11 @@ class SubsetGates(TargetGates):
 def relaxed_subset(scores: Tensor, count: int, temperature: float) -> Tensor:
     """Return the sum of `count` softmax draws without replacement from `scores` [N] (Li et al. 2021, eq. 5 to 7).
 
-    The draws are computed in double precision: each multiplies rounding errors by up to 1 / temperature.
+    The draws are computed in double precision, because each multiplies rounding errors by up to 1 / temperature, and on
+    the CPU: to start so many small operations on a GPU takes ten times as long as to compute them here.
     """
-    left, total = scores.double(), torch.zeros_like(scores, dtype=torch.float64)
+    left = scores.double().cpu()
+    total = torch.zeros_like(left)
     for draw in range(count):
         logits = left / temperature
         drawn = torch.softmax(logits, 0)

@@ -1,4 +1,4 @@
-"""Attention weights by the plain formula, and their masks.
+"""Attention weights by the plain formula, contexts by fused kernels, and their masks.
 
 Shapes: T target length, S source length, B batch, H heads, D head size.
 """
@@ -27,11 +27,20 @@ def join_masks(attn_mask: Tensor | None, key_padding_mask: Tensor | None, dtype:
     )
 
 
-def additive_mask(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Convert a mask of `join_masks` to numbers that are added to the scores."""
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, mask_value(dtype))
+def fused_contexts(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float) -> Tensor:
+    """Compute the contexts [B, H, T, D] by torch's fused kernels, but not by cuDNN's.
+
+    On recent GPUs torch 2.11 prefers cuDNN where there is a mask. cuDNN prepares for each new shape of a batch, for
+    tens of milliseconds or more, and batches of text have many shapes.
+    """
+    if mask is not None and mask.dtype == torch.bool:  # a fully masked row would give NaN
+        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, mask_value(q.dtype))
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout, scale=scaling)
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
@@ -52,13 +61,14 @@ def averaged_heads(attention: Any, weights: Tensor, dim: int) -> Tensor:
     open again.
     """
     scale = None if attention.training else attention.head_scale()
-    if scale is None or bool(scale.all()):
+    if scale is None:
         return weights
-    counts = scale.ne(0)
-    counts[: attention.aligned] = True
-    if not counts.any():
+    counted = [head for head, factor in enumerate(scale.tolist()) if factor or head < attention.aligned]
+    if len(counted) == weights.size(dim):
+        return weights
+    if not counted:
         return torch.zeros_like(weights.narrow(dim, 0, 1))
-    return weights.index_select(dim, counts.nonzero()[:, 0])
+    return weights.index_select(dim, torch.tensor(counted, device=weights.device))
 
 
 def per_hypothesis(attention: Any, weights: Tensor, beam: int, per_head: bool) -> Tensor:

@@ -71,17 +71,15 @@ class Beams:
 
     def reorder(self, new_order: Tensor) -> None:
         """Reorder hypotheses: row i of the B' K rows continues row `new_order[i]`."""
-        sentences = self.positions.size(0)
         self.sources = new_order // self.beam
-        first = self.sources[:: self.beam]
-        self.together = new_order.numel() % self.beam == 0 and torch.equal(
-            first.repeat_interleave(self.beam), self.sources
-        )
-        stays = first.numel() == sentences and torch.equal(first, torch.arange(sentences, device=first.device))
-        self.moved = None if stays else first
+        sources = new_order.cpu() // self.beam  # on a GPU, a check there would take longer and wait as long
+        first = sources[:: self.beam]
+        self.together = len(sources) % self.beam == 0 and torch.equal(first.repeat_interleave(self.beam), sources)
+        stays = torch.equal(first, torch.arange(self.positions.size(0)))
+        self.moved = None if stays else self.sources[:: self.beam]
         self.descends = self.descends.index_select(0, new_order)
-        if self.together and not stays:
-            self.positions = self.positions.index_select(0, first)
+        if self.together and self.moved is not None:
+            self.positions = self.positions.index_select(0, self.moved)
         self.reorderings += 1
         self._mask.clear()
 

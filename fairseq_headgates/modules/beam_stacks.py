@@ -16,15 +16,15 @@ class BeamEncoder(TransformerEncoderBase):
     """
 
     def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Encode as fairseq does, and add the number of the sentence in each row, [B]."""
+        """Encode as fairseq does, and add the number of the sentence in each row, [B], always on the CPU."""
         encoder_out = super().forward(src_tokens, *args, **kwargs)
-        encoder_out["sentence"] = [torch.arange(src_tokens.size(0), device=src_tokens.device)]
+        encoder_out["sentence"] = [torch.arange(src_tokens.size(0))]
         return encoder_out
 
     def reorder_encoder_out(self, encoder_out: dict[str, Any], new_order: Tensor) -> dict[str, Any]:
         """Reorder rows: row i of the batch becomes row `new_order[i]`."""
         before = encoder_out["sentence"][0]
-        after = before.index_select(0, new_order)
+        after = before.index_select(0, new_order.cpu())
         if torch.equal(before, after):
             return encoder_out
         return {**super().reorder_encoder_out(encoder_out, new_order), "sentence": [after]}

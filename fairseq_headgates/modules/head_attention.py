@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fairseq_headgates.gates import HeadGates
 from fairseq_headgates.heads import kind_and_layer
 from fairseq_headgates.modules import packed_linear
-from fairseq_headgates.modules.attention_weights import additive_mask, attention_weights, join_masks, per_hypothesis
+from fairseq_headgates.modules.attention_weights import attention_weights, fused_contexts, join_masks, per_hypothesis
 from fairseq_headgates.modules.beam_cache import Beams, EncoderCache, StepCache, repeated
 
 State = dict | None  # the incremental state of a decoder
@@ -142,8 +142,7 @@ class HeadAttention(MultiheadAttention):
         # On a CPU the fused kernel takes two to four times as long as the formula; but it is what fairseq trains with.
         formula = need_weights or (self.hook is not None and self.hook.weights)
         if not formula and (q.is_cuda or (incremental_state is None and not self._prepared)):
-            mask = additive_mask(mask, q.dtype)
-            context = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=self._dropout(), scale=self.scaling)
+            context = fused_contexts(q, k, v, mask, self._dropout(), self.scaling)
         else:
             weights = attention_weights(q, k, mask, self.scaling)
             context = self.dropout_module(weights).to(v) @ v

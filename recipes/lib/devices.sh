@@ -19,6 +19,8 @@ find_devices() {
     # By default glibc returns large buffers to the kernel after each use and requests them again.
     export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-8589934592} MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-8589934592}
   fi
+  # On recent GPUs, cuDNN's attention would prepare for every new shape of a batch; see docs/benchmarks.md, On a GPU.
+  export TORCH_CUDNN_SDPA_DEPRIORITIZED=${TORCH_CUDNN_SDPA_DEPRIORITIZED:-1}
   if [[ -n ${LAUNCHER:-} ]]; then
     read -ra launcher <<<"$LAUNCHER"
     [[ ${DRY_RUN:-0} == 1 ]] || command -v "${launcher[0]}" >/dev/null || fail "LAUNCHER='$LAUNCHER': '${launcher[0]}' is not on the PATH"

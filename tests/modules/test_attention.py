@@ -148,6 +148,25 @@ def test_dropout_of_the_weights_is_applied_in_training_only():
     assert not torch.allclose(attention(x, x, x, need_weights=False)[0], still[0])
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_fused_kernels_are_not_those_of_cudnn(allowed, monkeypatch):
+    """cuDNN prepares for each new shape; other attention of the process may use it as before."""
+    fused, seen = torch.nn.functional.scaled_dot_product_attention, []
+
+    def noting(*tensors, **options):
+        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return fused(*tensors, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noting)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(allowed)
+    try:
+        make_gated().train()(**make_batch())
+        assert set(seen) == {False} and torch.backends.cuda.cudnn_sdp_enabled() == allowed
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
 def test_one_noise_draw_for_each_forward_pass():
     """All positions and sentences of a batch see the same gate."""
     model = make_gated(gate_heads="enc-self", gate_init="0", dropout=0.0).train()

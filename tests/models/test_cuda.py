@@ -1,0 +1,147 @@
+"""What a GPU computes, against the CPU: every family of models, beam search, the penalty, scores, relevance.
+
+Without a GPU these tests are skipped. HEADGATES_CUDA=cpu runs them without one, to check the tests themselves.
+"""
+
+import copy
+import os
+
+import pytest
+import torch
+from fairseq import utils
+from fairseq.sequence_generator import SequenceGenerator
+from support.all_attention import make_blocks
+from support.all_attention import make_model as make_all_attention
+from support.classifiers import make_roberta, make_sentences
+from support.language_models import make_lm, make_text
+from support.models import logits, make_batch, make_gated, make_stock, make_task
+from support.pruning import ALL_TYPES, make_case, stirred
+from support.sentences import TASK, make_gates, make_model, sample, sentences
+
+from fairseq_headgates import HeadTable, head_sites, l0_penalty, masked, prune
+from fairseq_headgates.analysis.importance import METHODS, Options, score
+from fairseq_headgates.analysis.relevance import RULES, explain
+from fairseq_headgates.heads import TYPES
+
+DEVICE = torch.device(os.environ.get("HEADGATES_CUDA", "cuda"))
+pytestmark = pytest.mark.skipif(DEVICE.type == "cuda" and not torch.cuda.is_available(), reason="needs a GPU")
+METHOD_OPTIONS = {
+    "l0": {},
+    "lagrangian": {"sparsity_method": "lagrangian", "target_heads": "0.5"},
+    "subset": {"sparsity_method": "subset", "target_heads": "0.5"},
+}
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+
+def there(thing):
+    """A copy of a model, or of tensors in containers, on the GPU."""
+    if isinstance(thing, torch.nn.Module):
+        return copy.deepcopy(thing).to(DEVICE)
+    return utils.apply_to_sample(lambda tensor: tensor.to(DEVICE), thing)
+
+
+def assert_near(found, expected, dtype=torch.float32):
+    found, expected = found.detach().cpu().double(), expected.detach().double()
+    torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def search(model, beam, batch):
+    """The tokens of all hypotheses of every sentence."""
+    generator = SequenceGenerator([model], make_task().target_dictionary, beam_size=beam, max_len_b=12)
+    found = generator.generate([model], {"net_input": copy.deepcopy(batch)})
+    return [[hypothesis["tokens"].tolist() for hypothesis in sentence] for sentence in found]
+
+
+FAMILIES = {
+    "stock": lambda: (make_stock(), make_batch()),
+    "gated": lambda: (make_case(0).model(), make_batch()),
+    "language-model": lambda: (make_lm(gate_heads="dec-self"), make_text()),
+    "all-attention": lambda: (make_all_attention(), {"src_tokens": make_blocks()[0][0]}),
+    "roberta": lambda: (make_roberta(gate_heads="enc-self"), make_sentences()["net_input"]),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_logits_are_those_of_the_cpu(family, dtype):
+    model, batch = FAMILIES[family]()
+    options = {"features_only": True} if family == "roberta" else {}
+    expected, found = logits(model, {**batch, **options}), logits(there(model).to(dtype), {**there(batch), **options})
+    real = batch.get("prev_output_tokens", batch["src_tokens"]).ne(1)
+    assert_near(found.cpu()[real], expected[real], dtype)
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("beam", [1, 4])
+def test_gated_masked_and_pruned_models_translate_as_on_the_cpu(beam, prepared):
+    case = make_case(2)
+    model, mask, batch = case.model(), HeadTable(case.mask), make_batch()
+    with masked(model, mask):
+        expected = search(model, beam, batch)
+    model, batch = there(model), there(batch)
+    pruned = prune(model, mask)
+    if prepared:
+        for one in (model, pruned):
+            one.make_generation_fast_()
+    with masked(model, mask):
+        assert search(model, beam, batch) == expected
+    assert search(pruned, beam, batch) == expected
+
+
+@pytest.mark.parametrize("method", METHOD_OPTIONS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_the_penalty_and_its_gradient_are_those_of_the_cpu(method, dtype):
+    model = make_gated(gate_heads=ALL_TYPES, **METHOD_OPTIONS[method]).train()
+    for number, site in enumerate(head_sites(model)):
+        site.attention.gate.theta.data.copy_(torch.tensor([-1.0, 0.5, 2.0, -0.2]).roll(number))
+    found = []
+    for one in (model, there(model).to(dtype)):
+        penalty = l0_penalty(one)
+        gates = [site.attention.gate.theta for site in head_sites(one)]
+        gradients = torch.autograd.grad(penalty, gates, allow_unused=True)
+        found.append([penalty, *(torch.zeros(4) if g is None else g for g in gradients)])
+    for cpu, gpu in zip(*found, strict=True):
+        assert_near(gpu, cpu, dtype)
+
+
+@pytest.mark.parametrize("method", METHOD_OPTIONS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_gates_learn_in_half_precision(method, dtype):
+    """Gates whose heads hurt the loss close: their gradients are finite and some are not 0."""
+    model = there(make_gated(gate_heads=ALL_TYPES, **METHOD_OPTIONS[method])).to(dtype).train()
+    out = model(**there(make_batch()))[0]
+    out.float().logsumexp(-1).sum().backward()
+    gradients = torch.cat([site.attention.gate.theta.grad for site in head_sites(model)])
+    assert gradients.isfinite().all() and gradients.ne(0).any()
+
+
+def test_noise_of_gates_is_drawn_once_for_a_batch():
+    model = there(stirred(make_gated(gate_heads=ALL_TYPES, dropout=0.0))).train()
+    batch = there(make_batch())
+    torch.manual_seed(1)
+    first = model(**batch)[0]
+    torch.manual_seed(1)
+    assert torch.equal(model(**batch)[0], first)
+    torch.manual_seed(2)
+    assert not torch.equal(model(**batch)[0], first)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "random"])
+def test_scores_are_those_of_the_cpu(method):
+    model = make_gates(make_model(gate_heads=ALL_TYPES))
+    expected = score(model, TASK, [sample(sentences())], method, Options())
+    found = score(there(model), TASK, [there(sample(sentences()))], method, Options())
+    for kind in TYPES:
+        torch.testing.assert_close(
+            torch.tensor(found.values[kind]), torch.tensor(expected.values[kind]), equal_nan=True, atol=1e-6, rtol=1e-6
+        )
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_relevance_is_that_of_the_cpu(rule):
+    model, batch = stirred(make_stock()), make_batch()
+    expected = explain(copy.deepcopy(model).double(), batch, rule)
+    found = explain(there(model).double(), there(batch), rule)
+    for kind in TYPES:
+        torch.testing.assert_close(found.heads[kind].cpu(), expected.heads[kind], atol=1e-8, rtol=1e-6)
+    torch.testing.assert_close(found.source.cpu(), expected.source, atol=1e-8, rtol=1e-6)
