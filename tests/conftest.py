@@ -16,7 +16,16 @@ from hypothesis import settings
 pytest.register_assert_rewrite("support")
 
 from support.attempts import Attempts  # noqa: E402
-from support.commands import ALIVE, GATED, Command, Toy, run_program, train_arguments, worker_arguments  # noqa: E402
+from support.commands import (  # noqa: E402
+    ALIVE,
+    GATED,
+    Command,
+    Toy,
+    run_program,
+    start_fork_server,
+    train_arguments,
+    worker_arguments,
+)
 from support.fairseq_0_12_2 import as_later_versions  # noqa: E402
 from support.in_process import can_run, run_fairseq_here, run_here  # noqa: E402
 
@@ -53,6 +62,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+
+def pytest_sessionstart(session):
+    """In a process of pytest-xdist: some test will need it, and each may be the first."""
+    if hasattr(session.config, "workerinput"):
+        start_fork_server()
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 
 # Found, not imported: a forked command imports this file, and must get the plugin from --user-dir alone.
@@ -67,6 +68,12 @@ class Finished:
         return self
 
 
+def start_fork_server() -> None:
+    """Starts the process that commands are forked from, without waiting for it."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    forkserver.ensure_running()
+
+
 class Command:
     """A running command, in a process forked off one that has imported fairseq; `folder` takes its streams."""
 
@@ -74,8 +81,8 @@ class Command:
         folder.mkdir()
         self._files = [folder / name for name in ("stdin", "stdout", "stderr")]
         self._files[0].write_text(stdin)
+        start_fork_server()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
         argv = [program, *map(str, arguments)]
         arguments = (argv, [str(file) for file in self._files], limits or {})
         self._process = context.Process(target=_run_entry_point, args=arguments)

@@ -69,7 +69,12 @@ def run_here(folder: Path, *arguments: object, stdin: str = "") -> Finished:
 
 
 def run_fairseq_here(folder: Path, program: str, *arguments: object, stdin: str = "") -> Finished:
-    """Runs one of PROGRAMS in `folder`; what it leaves in fairseq's modules and in random numbers is undone."""
+    """Runs one of PROGRAMS in `folder`; what it leaves in fairseq's modules and in random numbers is undone.
+
+    Data are loaded in this process: when loaders of another process are deleted, torch waits for it for five seconds.
+    """
+    if "--num-workers" not in map(str, arguments):
+        arguments = (*arguments, "--num-workers", "0")
     module = importlib.import_module(f"fairseq_cli.{PROGRAMS[program]}")
     code = 0
     handler = logging.StreamHandler()
