@@ -55,7 +55,7 @@ def accuracy(run, data, path, plugin=True):
     """The accuracy that fairseq-validate prints."""
     own = ["--user-dir", USER_DIR] if plugin else []
     options = "--task sentence_prediction --criterion sentence_prediction --valid-subset test --cpu".split()
-    done = run("fairseq-validate", data, *own, "--path", path, *options, "--batch-size", 40)
+    done = run("fairseq-validate", data, *own, "--path", path, *options, "--batch-size", 40, "--num-workers", 0)
     return float(re.findall(r"\| accuracy ([\d.]+)", done.text)[-1])
 
 

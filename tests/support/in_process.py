@@ -52,6 +52,7 @@ def as_command(folder: Path, program: str, arguments: tuple, stdin: str) -> Iter
             contextlib.redirect_stderr(err),
             mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8")),
             mock.patch.object(sys, "argv", [program, *map(str, arguments)]),
+            mock.patch.object(utils, "compose", compose_quickly),
         ):
             yield out, err
     finally:
@@ -82,7 +83,6 @@ def run_fairseq_here(folder: Path, program: str, *arguments: object, stdin: str 
     with (
         as_command(folder, program, arguments, stdin) as (out, err),
         mock.patch.object(logging.root, "handlers", [handler]),
-        mock.patch.object(utils, "compose", compose_quickly),
         warnings.catch_warnings(),
         as_before(),
     ):
