@@ -24,7 +24,9 @@ from fairseq_headgates.analysis.relevance import RULES, explain
 from fairseq_headgates.heads import TYPES
 
 DEVICE = torch.device(os.environ.get("HEADGATES_CUDA", "cuda"))
-pytestmark = pytest.mark.skipif(DEVICE.type == "cuda" and not torch.cuda.is_available(), reason="needs a GPU")
+if DEVICE.type == "cuda" and not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
 METHOD_OPTIONS = {
     "l0": {},
     "lagrangian": {"sparsity_method": "lagrangian", "target_heads": "0.5"},

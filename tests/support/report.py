@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from fairseq_headgates.cli import main as cli
 from support.analysis import READ, SEARCH
 from support.commands import GATED
 
@@ -41,7 +40,7 @@ SWEEP = {
 
 
 @pytest.fixture(scope="session")
-def experiment(made_once, train, toy, checkpoints):
+def experiment(made_once, run, train, toy, checkpoints):
     """A folder with a run folder `gated`, and files of every kind."""
 
     def make(folder):
@@ -57,9 +56,9 @@ def experiment(made_once, train, toy, checkpoints):
             "best.json": ["ablate", *data, "--mode", "all-but-one"],
             "curve.json": ["curve", *data, "--by", "magnitude", "--steps", "25,50", "--metric", "nll"],
         }.items():
-            assert cli.main([*map(str, command), "--out", str(folder / name)]) == 0
+            run("headgates", *command, "--out", folder / name)
         alive = json.dumps({"enc-self": [[1, 0, 1, 1], [0, 0, 0, 1]]})
-        assert cli.main(["prune", str(checkpoints["gated"]), str(folder / "pruned.pt"), "--alive", alive]) == 0
+        run("headgates", "prune", checkpoints["gated"], folder / "pruned.pt", "--alive", alive)
 
     return made_once("experiment", make)
 
