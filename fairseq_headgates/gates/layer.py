@@ -118,9 +118,9 @@ class HeadGates(nn.Module):
 
 
 def joint_log_alpha(layers: Sequence[HeadGates]) -> Tensor:
-    """Return the location of all gates of some layers, [N], whose settings are the same and which are fixed together.
+    """Return log alpha of all gates of layers that have the same settings and are fixed together, [N].
 
-    One computation for all: on a GPU, to start a computation for each layer takes longer than the computation.
+    One computation for all layers takes fewer kernels, whose launches take most of the time on a GPU.
     """
     first, theta = layers[0], torch.cat([layer.theta for layer in layers]).float()
     log_alpha = theta + (first.lr_scale - 1) * theta.detach()

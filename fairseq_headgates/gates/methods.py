@@ -157,10 +157,11 @@ class SubsetGates(TargetGates):
 
 
 def relaxed_subset(scores: Tensor, count: int, temperature: float) -> Tensor:
-    """Return the sum of `count` softmax draws without replacement from `scores` [N] (Li et al. 2021, eq. 5 to 7).
+    """Return a relaxed choice of the `count` highest of N scores, the sum of as many softmaxes: [N].
 
-    The draws are computed in double precision, because each multiplies rounding errors by up to 1 / temperature, and on
-    the CPU: to start so many small operations on a GPU takes ten times as long as to compute them here.
+    With Gumbel noise in `scores` [N], it relaxes draws without replacement (Li et al. 2021, eq. 5 to 7). It is computed
+    in double precision, because each softmax multiplies rounding errors by up to 1 / temperature, and on the CPU,
+    because a GPU needs longer for so many small operations.
     """
     left = scores.double().cpu()
     total = torch.zeros_like(left)

@@ -28,10 +28,10 @@ def join_masks(attn_mask: Tensor | None, key_padding_mask: Tensor | None, dtype:
 
 
 def fused_contexts(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float) -> Tensor:
-    """Compute the contexts [B, H, T, D] by torch's fused kernels, but not by cuDNN's.
+    """Compute the contexts [B, H, T, D] by torch's fused kernels, but not by cuDNN's; `mask` is that of `join_masks`.
 
-    On recent GPUs torch 2.11 prefers cuDNN where there is a mask. cuDNN prepares for each new shape of a batch, for
-    tens of milliseconds or more, and batches of text have many shapes.
+    With a mask, torch 2.11 chooses cuDNN on recent GPUs, which takes tens of milliseconds or more for each new shape of
+    a batch.
     """
     if mask is not None and mask.dtype == torch.bool:  # a fully masked row would give NaN
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, mask_value(q.dtype))
