@@ -8,6 +8,7 @@ import torch
 from support.sentences import EOS, MASK, ODD, TASK, alone, loss_of, make_gates, make_model, sample, sentences
 
 from fairseq_headgates import HeadTable, masked, observe, open_probabilities, prune
+from fairseq_headgates.analysis import importance
 from fairseq_headgates.analysis.importance import METHODS, Options, score
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.surgery import head_sites, hooked
@@ -232,6 +233,19 @@ def test_random_depends_on_the_seed_alone():
 def kept(values, gone=math.nan):
     """`values`, with `gone` for what `MASK` removes."""
     return paired(lambda v, alive: v if alive else gone, values, MASK.values)
+
+
+def test_relevance_is_the_share_of_a_head_in_its_layer(monkeypatch):
+    model = make_model()
+    expected = scores(model, "relevance")
+    assert all(sum(row) == pytest.approx(1) for rows in expected.values.values() for row in rows)
+    head_relevance = importance.head_relevance
+
+    def three_times(*args):
+        return {kind: 3 * values for kind, values in head_relevance(*args).items()}
+
+    monkeypatch.setattr(importance, "head_relevance", three_times)
+    assert_close(scores(model, "relevance"), expected.values)
 
 
 @pytest.mark.parametrize("method", DATA_METHODS)
