@@ -37,6 +37,12 @@ def test_correlations_and_overlap_equal_naive_formulas():
     assert (same.pearson, same.spearman, same.shared, same.top) == (pytest.approx(1), pytest.approx(1), 1.0, 1)
 
 
+def test_a_tie_leaves_open_which_heads_are_the_best():
+    """The third and the fourth of X are equal."""
+    shared = [agreement(table(X), table(Y), top=top).shared for top in (2, 3, 4)]
+    assert math.isnan(shared[1]) and not math.isnan(shared[0]) and not math.isnan(shared[2])
+
+
 def test_p_value_equals_that_of_a_permutation_test():
     generator = random.Random(0)
     shuffled, count, draws = list(Y), 0, 4000
