@@ -43,10 +43,13 @@ def test_dictionaries(gated, toy, tmp_path):
     for language in ("src", "tgt"):
         (tmp_path / f"dict.{language}.txt").write_text((toy.data / f"dict.{language}.txt").read_text())
     assert load_dictionaries(state, str(tmp_path))[0].symbols == source.symbols
-    with (tmp_path / "dict.tgt.txt").open("a") as file:
-        file.write("new 1\n")
-    with pytest.raises(ValueError, match=rf"dict.tgt.txt has {len(source) + 1} symbols, the checkpoint {len(source)}"):
-        load_dictionaries(state, str(tmp_path))
+    for language in ("tgt", "src"):
+        with (tmp_path / f"dict.{language}.txt").open("a") as file:
+            file.write("new 1\n")
+        sizes = f"dict.{language}.txt has {len(source) + 1} symbols, the checkpoint {len(source)}"
+        with pytest.raises(ValueError, match=sizes):
+            load_dictionaries(state, str(tmp_path))
+    (tmp_path / "dict.src.txt").write_text((toy.data / "dict.src.txt").read_text())
     (tmp_path / "dict.tgt.txt").unlink()
     with pytest.raises(
         ValueError, match=f"no dictionary .*dict.tgt.txt.*--data .the checkpoint was trained on '.*{toy.data.name}"

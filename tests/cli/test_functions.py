@@ -149,7 +149,7 @@ def test_alignments_of_another_text(on_toy, tmp_path):
     assert "there are 29 lines of word alignments for 30" in one_line(on_toy("functions", "--alignment", links, code=2))
     links.write_text("0-0 9-0\n" * 30)
     line = one_line(on_toy("functions", "--alignment", links, code=2))
-    assert "before subword segmentation" in line
+    assert "the alignment of sentence 1 has 9-0" in line and "before subword segmentation" in line
     words = int(re.search(r" has 9-0, but the sentence has (\d+) and \1 words", line)[1])
     for link, code in ((f"{words - 1}-0", 0), (f"{words}-0", 2), (f"0-{words}", 2)):
         links.write_text(f"{link}\n" + "0-0\n" * 29)
