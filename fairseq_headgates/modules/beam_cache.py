@@ -72,7 +72,7 @@ class Beams:
     def reorder(self, new_order: Tensor) -> None:
         """Reorder hypotheses: row i of the B' K rows continues row `new_order[i]`."""
         self.sources = new_order // self.beam
-        sources = new_order.cpu() // self.beam  # on a GPU, a check there would take longer and wait as long
+        sources = self.sources.cpu()  # on a GPU, a check there would take longer and wait as long
         first = sources[:: self.beam]
         self.together = len(sources) % self.beam == 0 and torch.equal(first.repeat_interleave(self.beam), sources)
         stays = torch.equal(first, torch.arange(self.positions.size(0)))

@@ -9,13 +9,12 @@ import os
 import pytest
 import torch
 from fairseq import utils
-from fairseq.sequence_generator import SequenceGenerator
 from support.all_attention import make_blocks
 from support.all_attention import make_model as make_all_attention
 from support.classifiers import make_roberta, make_sentences
 from support.language_models import make_lm, make_text
-from support.models import logits, make_batch, make_gated, make_stock, make_task
-from support.pruning import ALL_TYPES, make_case, stirred
+from support.models import logits, make_batch, make_gated, make_stock
+from support.pruning import ALL_TYPES, generate, make_case, stirred
 from support.sentences import TASK, make_gates, make_model, sample, sentences
 
 from fairseq_headgates import HeadTable, head_sites, l0_penalty, masked, prune
@@ -47,13 +46,6 @@ def assert_near(found, expected, dtype=torch.float32):
     torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-def search(model, beam, batch):
-    """The tokens of all hypotheses of every sentence."""
-    generator = SequenceGenerator([model], make_task().target_dictionary, beam_size=beam, max_len_b=12)
-    found = generator.generate([model], {"net_input": copy.deepcopy(batch)})
-    return [[hypothesis["tokens"].tolist() for hypothesis in sentence] for sentence in found]
-
-
 FAMILIES = {
     "stock": lambda: (make_stock(), make_batch()),
     "gated": lambda: (make_case(0).model(), make_batch()),
@@ -77,17 +69,17 @@ def test_logits_are_those_of_the_cpu(family, dtype):
 @pytest.mark.parametrize("beam", [1, 4])
 def test_gated_masked_and_pruned_models_translate_as_on_the_cpu(beam, prepared):
     case = make_case(2)
-    model, mask, batch = case.model(), HeadTable(case.mask), make_batch()
+    model, mask = case.model(), HeadTable(case.mask)
     with masked(model, mask):
-        expected = search(model, beam, batch)
-    model, batch = there(model), there(batch)
+        expected = generate(model, beam)
+    model, batch = there(model), there(make_batch())
     pruned = prune(model, mask)
     if prepared:
         for one in (model, pruned):
             one.make_generation_fast_()
     with masked(model, mask):
-        assert search(model, beam, batch) == expected
-    assert search(pruned, beam, batch) == expected
+        assert generate(model, beam, batch) == expected
+    assert generate(pruned, beam, batch) == expected
 
 
 @pytest.mark.parametrize("method", METHOD_OPTIONS)

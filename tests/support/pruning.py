@@ -175,9 +175,9 @@ NO_HEADS_SOMEWHERE = {
 }
 
 
-def generate(model, beam):
-    """The tokens of all hypotheses of every sentence."""
+def generate(model, beam, batch=None):
+    """The tokens of all hypotheses of every sentence of a batch, by default that of `make_batch`."""
     dictionary = make_task().target_dictionary
     generator = SequenceGenerator([model], dictionary, beam_size=beam, max_len_b=12)
-    found = generator.generate([model], {"net_input": make_batch()})
+    found = generator.generate([model], {"net_input": batch or make_batch()})
     return [[hypothesis["tokens"].tolist() for hypothesis in sentence] for sentence in found]
