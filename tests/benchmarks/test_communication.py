@@ -1,11 +1,11 @@
 """Bytes that workers exchange (benchmarks/communication.py): gates add their gradients, and statistics of the loss."""
 
-import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import communication
 import pytest
 import torch
 from fairseq.models.transformer import TransformerModel
@@ -18,13 +18,6 @@ LAYERS, HEADS = 2, 4
 GATES = 3 * LAYERS * HEADS
 # Gradients of other parameters than gates: two multipliers for a target.
 OTHER = {"l0": 0, "lagrangian": 4 * 2, "subset": 0}
-
-
-@pytest.fixture(scope="module")
-def communication():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPT.parent)
-        yield importlib.import_module("communication")
 
 
 def parameters():
@@ -43,9 +36,7 @@ def parameters():
         pytest.param("legacy_ddp", 8, ["no gates", *OTHER], marks=[pytest.mark.rehearsal, pytest.mark.release]),
     ],
 )
-def test_extra_bytes_are_gradients_of_gates_and_statistics(
-    backend, workers, models, communication, tmp_path, monkeypatch, capsys
-):
+def test_extra_bytes_are_gradients_of_gates_and_statistics(backend, workers, models, tmp_path, monkeypatch, capsys):
     out = tmp_path / "bytes.json"
     options = ["--layers", LAYERS, "--heads", HEADS, "--ddp-backend", backend, "--workers", workers, "--updates", 2]
     monkeypatch.setattr("sys.argv", ["communication.py", *map(str, options), "--json", str(out), "--models", *models])
@@ -67,7 +58,7 @@ def test_extra_bytes_are_gradients_of_gates_and_statistics(
         assert line.removeprefix(name).split() == [f"{number:,}" for number in row]
 
 
-def test_bytes_without_a_known_purpose_are_in_the_table(communication):
+def test_bytes_without_a_known_purpose_are_in_the_table():
     """A broadcast that nobody has named, before the first update and in two updates."""
     record = communication.Record()
     send = communication.counted(record, "broadcast", lambda tensors: tensors)
@@ -93,7 +84,7 @@ def test_bytes_without_a_known_purpose_are_in_the_table(communication):
         (["--ddp-backend", "slowmo"], "argument --ddp-backend: invalid choice: 'slowmo' (choose from"),
     ],
 )
-def test_invalid_options_are_refused_in_one_line(options, message, communication, monkeypatch, capsys):
+def test_invalid_options_are_refused_in_one_line(options, message, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["communication.py", *map(str, options)])
     with pytest.raises(SystemExit) as ended:
         communication.main()

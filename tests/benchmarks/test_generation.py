@@ -1,22 +1,15 @@
 """Benchmarks of generation as a user runs them: generation_speed.py, and memory.py, which measures processes."""
 
-import importlib
 import json
 import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
 
+import memory
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def memory():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)
-        yield importlib.import_module("memory")
 
 
 def run(script, *arguments):
@@ -60,7 +53,7 @@ def test_memory_of_all_models(tmp_path):
         assert row["import"] < row["generate"], name
 
 
-def test_memory_of_a_process(memory, tmp_path):
+def test_memory_of_a_process(tmp_path):
     options = Namespace(folder=tmp_path, threads=1)
     empty, full = (
         memory.peak([sys.executable, "-c", f"{memory.PEAK}x = b'x' * ({n} * 2**20)"], options) for n in (1, 200)
@@ -72,7 +65,7 @@ def test_memory_of_a_process(memory, tmp_path):
     assert (tmp_path / "log").read_text() == "why\n"
 
 
-def test_a_folder_of_checkpoints_with_other_settings_is_refused(memory, tmp_path, capsys):
+def test_a_folder_of_checkpoints_with_other_settings_is_refused(tmp_path, capsys):
     options = {"folder": tmp_path / "new", "size": "small", "vocabulary": 60, "batch": 8, "length": 5}
     for _ in range(2):
         memory.claim(Namespace(**options))
@@ -82,7 +75,7 @@ def test_a_folder_of_checkpoints_with_other_settings_is_refused(memory, tmp_path
     assert capsys.readouterr().err.endswith("holds checkpoints of --length 5: name another folder\n")
 
 
-def test_memory_relative_to_file_and_stock(memory):
+def test_memory_relative_to_file_and_stock():
     rows = {
         "stock": {"file": 100.0, "import": 300.0, "load": 500.0, "generate": 800.0},
         "full": {"file": 50.0, "import": 310.0, "load": 435.0, "generate": 600.0},

@@ -1,10 +1,8 @@
 """Parts of a translation (benchmarks/profile_generation.py): sums, rows of operators, unknown operators, options."""
 
-import importlib
 import json
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +10,11 @@ import torch
 from support.fairseq_0_12_2 import IS_0_12_2
 from torch.profiler import ProfilerActivity, profile, record_function
 
-pytest.importorskip("ctranslate2")  # of benchmarks/generation_speed.py
+pytest.importorskip("ctranslate2")  # of generation_speed.py
+
+import bench_models
+import bench_profile
+import profile_generation
 
 WIDTH, FFN, LAYERS, HEADS = 32, 40, 2, 4
 WORDS, SENTENCES, BEAM, LENGTH = 90, 3, 2, 3
@@ -20,44 +22,41 @@ VOCABULARY, STEPS, ROWS = WORDS + 4, LENGTH + 1, SENTENCES * BEAM  # with specia
 OPTIONS = f"--size tiny --vocabulary {WORDS} --batch {SENTENCES} --beam {BEAM} --length {LENGTH} --repetitions 2"
 
 
-@pytest.fixture(scope="module")
-def benchmarks():
+@pytest.fixture(scope="module", autouse=True)
+def tiny():
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
-        names = ("bench_models", "bench_profile", "profile_generation")
-        modules = {name: importlib.import_module(name) for name in names}
-        patch.setitem(modules["bench_models"].SIZES, "tiny", (WIDTH, FFN, LAYERS, HEADS))
-        yield SimpleNamespace(**modules)
+        patch.setitem(bench_models.SIZES, "tiny", (WIDTH, FFN, LAYERS, HEADS))
+        yield
 
 
-def parsed(benchmarks, options):
+def parsed(options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["profile_generation.py", *options.split()])
-        options = benchmarks.profile_generation.parse()
-        benchmarks.profile_generation.check(options)
+        options = profile_generation.parse()
+        profile_generation.check(options)
     return options
 
 
 @pytest.fixture(scope="module")
-def results(benchmarks):
+def results():
     """Measured figures of a whole model, of one with half of the heads and, where it translates, of fairseq's."""
-    program, options = benchmarks.profile_generation, parsed(benchmarks, f"{OPTIONS} --remove 0.5")
+    program, options = profile_generation, parsed(f"{OPTIONS} --remove 0.5")
     models = program.build(options)
     if IS_0_12_2:
         del models["stock"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program, "recording_seconds", lambda: benchmarks.bench_profile.recording_seconds(calls=30))
+        patch.setattr(program, "recording_seconds", lambda: bench_profile.recording_seconds(calls=30))
         patch.setattr(program.gc, "collect", lambda: 0)  # among all that the tests have imported
         return program.measure(
             options, {name: program.make_generator(options, model) for name, model in models.items()}
         )
 
 
-def test_rows_sum_to_the_time_without_the_profiler(benchmarks, results):
+def test_rows_sum_to_the_time_without_the_profiler(results):
     for result in results.values():
         costs, rows = result.costs(), result.rows()
         assert len(result.runs) == len(result.profiles) == 2
-        for part in benchmarks.bench_profile.PARTS:
+        for part in bench_profile.PARTS:
             seconds = [run[part] for run in result.runs]
             assert min(seconds) > 0
             assert sum(cost.seconds for key, cost in costs.items() if key[0] == part) == pytest.approx(sum(seconds) / 2)
@@ -67,14 +66,14 @@ def test_rows_sum_to_the_time_without_the_profiler(benchmarks, results):
             assert rows[part, "Python"].seconds > 0
 
 
-def test_parts_sum_to_the_time_of_the_translation(benchmarks, monkeypatch):
+def test_parts_sum_to_the_time_of_the_translation(monkeypatch):
     """By a clock that goes on by 1 s with each reading: two readings for each call of a part, two for the whole."""
-    program, options = benchmarks.profile_generation, parsed(benchmarks, f"{OPTIONS} --remove")
+    program, options = profile_generation, parsed(f"{OPTIONS} --remove")
     generator = program.make_generator(options, program.build(options)["full"])
     work, clock = program.beam_search(options, generator, SENTENCES), iter(range(1000))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
     calls = {"encoder": 1, "decoder": STEPS, "reordering": 2 * (STEPS - 1) + 1}  # encoder states: before each step
-    assert benchmarks.bench_profile.run_times(generator, work) == {**calls, "search": 1.0 + sum(calls.values())}
+    assert bench_profile.run_times(generator, work) == {**calls, "search": 1.0 + sum(calls.values())}
 
 
 def calls_of(result, part, row):
@@ -125,13 +124,13 @@ def test_other_operators_are_in_their_parts_and_rows(results):
         assert copied.calls >= 4 * LAYERS * (STEPS - 1)
 
 
-def test_no_operator_of_a_translation_is_unknown(benchmarks, results):
-    assert benchmarks.profile_generation.unknown_operators(results) == []
+def test_no_operator_of_a_translation_is_unknown(results):
+    assert profile_generation.unknown_operators(results) == []
 
 
-def test_an_unknown_operator_is_reported(benchmarks):
+def test_an_unknown_operator_is_reported():
     """In the figures, in the table and by name; within its part."""
-    program, tools = benchmarks.profile_generation, benchmarks.bench_profile
+    program, tools = profile_generation, bench_profile
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler, record_function("search"):
         torch.ones(1000).erfinv()
         with record_function("decoder"):
@@ -148,7 +147,7 @@ def test_an_unknown_operator_is_reported(benchmarks):
     assert program.unknown_operators({"full": result}) == lines
 
 
-def test_the_time_of_recording_is_subtracted_from_the_caller(benchmarks):
+def test_the_time_of_recording_is_subtracted_from_the_caller():
     def event(name, microseconds, children, parent=None):
         found = SimpleNamespace(name=name, self_cpu_time_total=microseconds, cpu_children=children, cpu_parent=parent)
         found.input_shapes = []
@@ -156,7 +155,7 @@ def test_the_time_of_recording_is_subtracted_from_the_caller(benchmarks):
 
     part = event("encoder", 100, [None] * 10)
     events = [part, event("aten::add", 7, [], part), event("aten::view", 1, [None], part)]
-    costs = benchmarks.bench_profile.operator_costs(events, VOCABULARY, FFN, recording=2e-6)
+    costs = bench_profile.operator_costs(events, VOCABULARY, FFN, recording=2e-6)
     seconds = {key: cost.seconds for key, cost in costs.items()}
     assert seconds == {
         ("encoder", "Python", "encoder"): pytest.approx(80e-6),
@@ -165,7 +164,7 @@ def test_the_time_of_recording_is_subtracted_from_the_caller(benchmarks):
     }
 
 
-def test_functions_of_fairseq_are_wrapped_only_within_the_context(benchmarks):
+def test_functions_of_fairseq_are_wrapped_only_within_the_context():
     class Ensemble(torch.nn.Module):
         def forward_encoder(self):
             raise KeyError
@@ -178,7 +177,7 @@ def test_functions_of_fairseq_are_wrapped_only_within_the_context(benchmarks):
         seen.append(part)
         return nullcontext()
 
-    with pytest.raises(KeyError), benchmarks.bench_profile.around_parts(ensemble, around):
+    with pytest.raises(KeyError), bench_profile.around_parts(ensemble, around):
         ensemble.forward_encoder()
     with pytest.raises(KeyError):
         ensemble.forward_encoder()
@@ -186,16 +185,14 @@ def test_functions_of_fairseq_are_wrapped_only_within_the_context(benchmarks):
 
 
 @pytest.mark.skipif(IS_0_12_2, reason="fairseq 0.12.2 cannot generate from its own transformer")
-def test_the_program_prints_its_tables_and_writes_its_figures(benchmarks, results, monkeypatch, capsys, tmp_path):
+def test_the_program_prints_its_tables_and_writes_its_figures(results, monkeypatch, capsys, tmp_path):
     out = tmp_path / "figures.json"
     arguments = f"{OPTIONS} --remove 0.5 --operators 3 --json {out}".split()
     monkeypatch.setattr(sys, "argv", ["profile_generation.py", *arguments])
-    monkeypatch.setattr(benchmarks.profile_generation, "peak_flops", lambda: 1e12)
-    monkeypatch.setattr(benchmarks.profile_generation, "copy_bandwidth", lambda: 1e10)
-    monkeypatch.setattr(
-        benchmarks.profile_generation, "measure", lambda _, works: {name: results[name] for name in works}
-    )
-    benchmarks.profile_generation.main()
+    monkeypatch.setattr(profile_generation, "peak_flops", lambda: 1e12)
+    monkeypatch.setattr(profile_generation, "copy_bandwidth", lambda: 1e10)
+    monkeypatch.setattr(profile_generation, "measure", lambda _, works: {name: results[name] for name in works})
+    profile_generation.main()
     printed = capsys.readouterr().out
     assert "1000.0 GFLOP/s, 10.0 GB/s" in printed and "unknown" not in printed
     for row in ("encoder, ms", "  feed-forward", "translation, ms", "  bound by memory, ms", "operator, ms x calls"):
@@ -218,8 +215,8 @@ def test_the_program_prints_its_tables_and_writes_its_figures(benchmarks, result
         ("--json /nowhere/at/all.json", "--json /nowhere/at/all.json: there is no such folder"),
     ],
 )
-def test_a_wrong_number_is_refused_in_one_line(benchmarks, capsys, options, message):
+def test_a_wrong_number_is_refused_in_one_line(capsys, options, message):
     with pytest.raises(SystemExit) as stopped:
-        parsed(benchmarks, options)
+        parsed(options)
     assert stopped.value.code == 2
     assert capsys.readouterr().err == f"profile_generation.py: error: {message}\n"

@@ -1,10 +1,10 @@
 """Computed costs of heads (benchmarks/roofline.py): against counts of FLOPs, parameters and caches of real models."""
 
-import importlib
-from pathlib import Path
 from types import SimpleNamespace
 
+import bench_models
 import pytest
+import roofline
 import torch
 from fairseq.modules import MultiheadAttention
 from support.models import make_gated, make_stock, make_task
@@ -24,14 +24,6 @@ VOCABULARY = len(make_task().source_dictionary)
 A100 = "NVIDIA A100 80GB SXM, bf16: 312 TFLOP/s, 2,039 GB/s"
 
 
-@pytest.fixture(scope="module")
-def benchmarks():
-    """The modules of the benchmarks, by name."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in ("roofline", "bench_models")})
-
-
 @pytest.fixture(scope="module", params=[HEADS, 1])
 def kept(request):
     return request.param
@@ -46,14 +38,14 @@ def model(kept):
     )
 
 
-def decoding(benchmarks, model, beam=BEAM):
+def decoding(model, beam=BEAM):
     """A search in which the step number POSITION comes next."""
     for module in model.modules():
         if isinstance(module, MultiheadAttention):
             module.beam_size = beam
     generator = SimpleNamespace(model=SimpleNamespace(single_model=model), vocab_size=VOCABULARY, eos=2)
     options = SimpleNamespace(seed=1, beam=beam, length=SOURCE, device="cpu")
-    return benchmarks.bench_models.Decoding(options, generator, BATCH).steps(POSITION - 1)
+    return bench_models.Decoding(options, generator, BATCH).steps(POSITION - 1)
 
 
 def count(work):
@@ -63,25 +55,25 @@ def count(work):
     return counter.get_total_flops()
 
 
-def sizes(benchmarks, kept):
-    return benchmarks.roofline.Model(HEADS, kept, LAYERS, VOCABULARY)
+def sizes(kept):
+    return roofline.Model(HEADS, kept, LAYERS, VOCABULARY)
 
 
 @pytest.mark.parametrize("beam", [1, BEAM])
-def test_flops_of_a_step_are_those_of_the_model(beam, kept, model, benchmarks):
-    cost = benchmarks.roofline.decoder_step(sizes(benchmarks, kept), BATCH, beam, POSITION, SOURCE)
-    assert cost.flops == count(decoding(benchmarks, model, beam).step)
+def test_flops_of_a_step_are_those_of_the_model(beam, kept, model):
+    cost = roofline.decoder_step(sizes(kept), BATCH, beam, POSITION, SOURCE)
+    assert cost.flops == count(decoding(model, beam).step)
 
 
-def test_flops_of_the_encoder_are_those_of_the_model(kept, model, benchmarks):
+def test_flops_of_the_encoder_are_those_of_the_model(kept, model):
     tokens = torch.randint(4, VOCABULARY, (BATCH, SOURCE))
     with observe(model):  # by the formula, whose FLOPs every version of torch counts
         found = count(lambda: model.encoder(tokens, torch.full((BATCH,), SOURCE)))
-    assert benchmarks.roofline.encoder_pass(sizes(benchmarks, kept), BATCH, SOURCE).flops == found
+    assert roofline.encoder_pass(sizes(kept), BATCH, SOURCE).flops == found
 
 
-def test_parameters_are_those_of_the_model(kept, model, benchmarks):
-    roofline, own = benchmarks.roofline, sizes(benchmarks, kept)
+def test_parameters_are_those_of_the_model(kept, model):
+    own = sizes(kept)
     assert roofline.parameters(own) == sum(p.numel() for p in model.parameters())
     assert roofline.head_parameters(own) == layer_costs(model, Translation(1, 1, 2), rounds=1)[0].head_parameters
     step = roofline.decoder_step(own, BATCH, BEAM, POSITION, SOURCE).weights
@@ -93,19 +85,19 @@ def test_parameters_are_those_of_the_model(kept, model, benchmarks):
     assert roofline.encoder_pass(own, BATCH, SOURCE).weights == sum(p.numel() for p in own_encoder)
 
 
-def test_keys_and_values_are_those_in_the_cache(kept, model, benchmarks):
-    search = decoding(benchmarks, model)
+def test_keys_and_values_are_those_in_the_cache(kept, model):
+    search = decoding(model)
     search.step()
     caches = [site.attention._beam_cache(search.state) for site in head_sites(model) if site.kind != "enc-self"]
     assert len(caches) == 2 * LAYERS
     held = sum(tensor.nbytes for cache in caches for tensor in cache.tensors())
-    cost = benchmarks.roofline.decoder_step(sizes(benchmarks, kept), BATCH, BEAM, POSITION, SOURCE)
+    cost = roofline.decoder_step(sizes(kept), BATCH, BEAM, POSITION, SOURCE)
     assert 4 * cost.keys_values == held
 
 
-def test_keys_and_values_of_fairseq_without_a_beam_are_the_same(benchmarks):
+def test_keys_and_values_of_fairseq_without_a_beam_are_the_same():
     model = make_stock(share_all_embeddings=True, **OPTIONS)
-    search = decoding(benchmarks, model, beam=1)
+    search = decoding(model, beam=1)
     search.step()
     held = [
         tensor
@@ -113,11 +105,11 @@ def test_keys_and_values_of_fairseq_without_a_beam_are_the_same(benchmarks):
         for name, tensor in saved.items()
         if name in ("prev_key", "prev_value")
     ]
-    cost = benchmarks.roofline.decoder_step(sizes(benchmarks, HEADS), BATCH, 1, POSITION, SOURCE)
+    cost = roofline.decoder_step(sizes(HEADS), BATCH, 1, POSITION, SOURCE)
     assert cost.keys_values == sum(tensor.numel() for tensor in held) > 0
 
 
-def test_activations_are_inputs_and_outputs_of_linear_layers_and_attention(kept, model, benchmarks):
+def test_activations_are_inputs_and_outputs_of_linear_layers_and_attention(kept, model):
     """The inputs of queries, keys and values of self-attention are counted once; embeddings are not counted."""
     seen = []
     layers = [module for module in model.encoder.modules() if isinstance(module, nn.Linear)]
@@ -133,11 +125,10 @@ def test_activations_are_inputs_and_outputs_of_linear_layers_and_attention(kept,
         handle.remove()
     attention = LAYERS * 2 * BATCH * SOURCE * 64 * kept  # queries and contexts
     assert len(seen) == 6 * LAYERS
-    assert benchmarks.roofline.encoder_pass(sizes(benchmarks, kept), BATCH, SOURCE).activations == sum(seen) + attention
+    assert roofline.encoder_pass(sizes(kept), BATCH, SOURCE).activations == sum(seen) + attention
 
 
-def test_times_and_limits_by_hand(benchmarks):
-    roofline = benchmarks.roofline
+def test_times_and_limits_by_hand():
     device = roofline.Device("", "", itemsize=2, peak=100.0, bandwidth=10.0)
     by_flops, by_bytes = roofline.Cost(200, 3, 2, 1), roofline.Cost(200, 3, 10, 1)
     assert (roofline.seconds(by_flops, device), roofline.limit(by_flops, device)) == (2.0, "FLOPs")
@@ -145,13 +136,13 @@ def test_times_and_limits_by_hand(benchmarks):
 
 
 @pytest.fixture
-def printed(benchmarks, monkeypatch, capsys):
+def printed(monkeypatch, capsys):
     """printed(*arguments) gives the exit code, the lines of the output and the error."""
 
     def printed(*arguments):
         monkeypatch.setattr("sys.argv", ["roofline.py", *map(str, arguments)])
         try:
-            code = benchmarks.roofline.main() or 0
+            code = roofline.main() or 0
         except SystemExit as error:
             code = error.code
         out, err = capsys.readouterr()
