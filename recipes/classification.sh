@@ -71,7 +71,7 @@ GATE_LR_SCALE=$GATE_LR_SCALE L0_WARMUP=$L0_WARMUP SPARSITY_WARMUP=$SPARSITY_WARM
 [[ -z ${CURVES// /} ]] || keep_settings "$out" "STEPS=$STEPS SENTENCES=$SENTENCES" curves.txt
 same_text "$raw" "$out" tsv
 if [[ -n $PRETRAINED && ${DRY_RUN:-0} != 1 && ! -d $out/data-bin ]]; then
-  attended python3 "$recipes/lib/check_roberta.py" "$PRETRAINED" "$PRETRAINED_DICT" || exit 2
+  attended python3 "$recipes/lib" training.check_roberta "$PRETRAINED" "$PRETRAINED_DICT" || exit 2
 fi
 lock_out "$out"
 
@@ -79,7 +79,7 @@ lock_out "$out"
 text=$out/text bin=$out/data-bin
 [[ ${DRY_RUN:-0} == 1 ]] || mkdir -p "$text"
 say "reading and encoding the text"
-step_into "$text/counts.txt" python3 "$recipes/lib/labelled.py" "$raw" "$text"
+step_into "$text/counts.txt" python3 "$recipes/lib" corpora.labelled "$raw" "$text"
 [[ ${DRY_RUN:-0} == 1 ]] || cat "$text/counts.txt"
 into "$text/label.dict" "awk '{ print NR - 1, 1 }' $(quoted "$text/labels.txt")"
 classes=CLASSES # in a dry run, before the text is read

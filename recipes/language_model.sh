@@ -57,7 +57,7 @@ text=$out/text bin=$out/data-bin
 say "encoding the text"
 for split in train valid test; do
   [[ ${DRY_RUN:-0} == 1 || -s $text/$split.words ]] || need_utf8 "$raw/$split.txt"
-  into "$text/$split.words" "$(reading "$raw/$split.txt")| python3 $(quoted "$recipes/lib/words.py")"
+  into "$text/$split.words" "$(reading "$raw/$split.txt")| python3 $(quoted "$recipes/lib") text.lines words"
 done
 encoded=words dictionary=()
 if ((BPE)); then

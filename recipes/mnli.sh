@@ -47,9 +47,9 @@ get_files mnli "$out"
 if [[ -z $PRETRAINED ]]; then
   PRETRAINED=$out/model/model.pt
   [[ -f $PRETRAINED ]] || step "getting $MODEL" \
-    python3 "$recipes/lib/pretrained.py" "$MODEL" "$out" ${DATA_DIR:+--data-dir "$DATA_DIR"}
+    python3 "$recipes/lib" corpora.pretrained "$MODEL" "$out" ${DATA_DIR:+--data-dir "$DATA_DIR"}
 fi
-step_into "$out/mnli.txt" python3 "$recipes/lib/mnli.py" "$out/downloads" "$out/raw"
+step_into "$out/mnli.txt" python3 "$recipes/lib" corpora.mnli "$out/downloads" "$out/raw"
 [[ ${DRY_RUN:-0} == 1 ]] || cat "$out/mnli.txt"
 export INPUTS=2 ENCODED=1 TRAIN_FLAGS="$flags $TRAIN_FLAGS"
 exec "$recipes/classification.sh" "$out/raw" "$out"

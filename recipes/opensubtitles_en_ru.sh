@@ -20,7 +20,7 @@ own_text "$out"
 keep_settings "$out" "OVERLAP=$OVERLAP PAIRS=$PAIRS HELD_OUT=$HELD_OUT" data.txt
 
 get_files opensubtitles-en-ru "$out"
-step_into "$out/selection.txt" python3 "$recipes/lib/subtitles.py" \
+step_into "$out/selection.txt" python3 "$recipes/lib" corpora.subtitles \
   "$out"/downloads/opensubtitles-v2018.en-ru.{txt.zip,xml.gz} "$out/raw" en ru \
   --overlap "$OVERLAP" --pairs "$PAIRS" --held-out "$HELD_OUT"
 [[ ${DRY_RUN:-0} == 1 ]] || cat "$out/selection.txt"

@@ -52,7 +52,7 @@ lock_out "$out"
 
 if [[ $checkpoint == transformer.* && ! -f $checkpoint ]]; then
   step "getting $checkpoint" \
-    python3 "$recipes/lib/pretrained.py" "$checkpoint" "$out" ${DATA_DIR:+--data-dir "$DATA_DIR"}
+    python3 "$recipes/lib" corpora.pretrained "$checkpoint" "$out" ${DATA_DIR:+--data-dir "$DATA_DIR"}
   checkpoint=$out/model/model.pt
 fi
 model=$(dirname "$checkpoint")

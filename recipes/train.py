@@ -36,9 +36,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
 from fairseq_cli import train as fairseq_train  # before other modules of fairseq, because it configures logging
 from omegaconf import DictConfig
 
-from interrupted import clean_up
-from stopping import Stop, catch_signals, touch_on_signals
-from trainer import Trainer
+from training.interrupted import clean_up
+from training.stopping import Stop, catch_signals, touch_on_signals
+from training.trainer import Trainer
 
 logger = logging.getLogger("train.py")
 

@@ -54,7 +54,7 @@ text=$out/text bin=$out/data-bin
 [[ ${DRY_RUN:-0} == 1 ]] || mkdir -p "$text"
 
 tokenise() { [[ $PRETOKENIZED == 1 ]] && echo cat || echo "sacremoses -q -l $1 normalize tokenize"; }
-lowercased() { [[ $LOWERCASE == 0 ]] || echo " | python3 $(quoted "$recipes/lib/lowercase.py")"; }
+lowercased() { [[ $LOWERCASE == 0 ]] || echo " | python3 $(quoted "$recipes/lib") text.lines lowercase"; }
 
 say "tokenising and encoding the text"
 for split in train valid test; do
@@ -70,7 +70,7 @@ into "$text/reference.$tgt" "$(reading "$raw/test.$tgt")$(detokenised "$tgt")"
 train=$text/train.tok
 if [[ -n $CLEAN ]]; then
   train=$text/train.clean
-  step_into "$text/cleaning.txt" python3 "$recipes/lib/clean.py" "$text/train.tok" "$train" "$src" "$tgt" "${clean_flags[@]}" \
+  step_into "$text/cleaning.txt" python3 "$recipes/lib" text.clean "$text/train.tok" "$train" "$src" "$tgt" "${clean_flags[@]}" \
     --without "$text/valid.tok" "$text/test.tok"
   if [[ ${DRY_RUN:-0} != 1 ]]; then
     cat "$text/cleaning.txt"
@@ -109,7 +109,7 @@ text_is_made # from here on each model has a lock of its own
 
 # --- models: a baseline, then its controls, and runs that start from it and are pruned ------------------------------
 if [[ -n $TOKENS_PER_UPDATE ]]; then
-  plan=(python3 "$recipes/lib/batches.py" "$bin" "$src" "$tgt" --tokens "$TOKENS_PER_UPDATE" --workers "$workers" --max-tokens "$MAX_TOKENS")
+  plan=(python3 "$recipes/lib" text.batches "$bin" "$src" "$tgt" --tokens "$TOKENS_PER_UPDATE" --workers "$workers" --max-tokens "$MAX_TOKENS")
   if [[ ${DRY_RUN:-0} == 1 ]]; then
     quoted "${plan[@]}"
     echo "# gives --max-tokens and --update-freq"

@@ -35,7 +35,7 @@ inputs() {
 tokenise() {
   local lowercase=''
   [[ $ENCODED == 0 ]] || return 0
-  [[ $LOWERCASE == 0 ]] || lowercase=" | python3 $(quoted "$recipes/lib/lowercase.py")"
+  [[ $LOWERCASE == 0 ]] || lowercase=" | python3 $(quoted "$recipes/lib") text.lines lowercase"
   by_lines "$text/$1.raw.$2" "$text/$1.tok.$2" "${TOKENIZE:+sacremoses -q }${TOKENIZE:-cat}$lowercase"
 }
 

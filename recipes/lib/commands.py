@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
+import re
+import signal
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, NoReturn
 
 
@@ -13,20 +17,26 @@ class Refused(ValueError):
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Parser with the module's docstring as its description, and one line for an error."""
+    """Parser of a module: its docstring is the description, and an error is one line."""
 
-    def __init__(self, description: str | None, **options: Any):
+    def __init__(self, module: str, description: str | None, **options: Any):
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(description=description, **options)
+        super().__init__(module, description=description, **options)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: error: {message} (see recipes/lib {self.prog} --help)\n")
 
 
-def exit_code(program: str, work: Callable[..., None], *arguments: Any) -> int:
-    """Run a program's work and print its error, if there is one. Return the exit code."""
+def run(program: str = "", *arguments: str) -> int:
+    """Run `main` of a module and print its error, if there is one. Return the exit code."""
+    import headgates_start  # noqa: F401  (with it fairseq_headgates imports fairseq and torch only where they are needed)
+
+    if not re.fullmatch(r"\w+\.\w+", program):
+        print("recipes/lib: give ROOM.PROGRAM, for example text.clean", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # with "--help | head" end as other programs do
     try:
-        work(*arguments)
+        import_module(program).main(list(arguments))
     except (OSError, ValueError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2
@@ -34,3 +44,34 @@ def exit_code(program: str, work: Callable[..., None], *arguments: Any) -> int:
         print(f"{program}: stopped; run the same command again to resume", file=sys.stderr)
         return 130
     return 0
+
+
+def whole(low: int = 1) -> Callable[[str], int]:
+    """Return the `type` of argparse for a whole number from `low` on."""
+
+    def value(text: str) -> int:
+        if not re.fullmatch("[0-9]{1,18}", text) or int(text) < low:
+            raise argparse.ArgumentTypeError(f"{shown(text)} must be a whole number, {low} or more")
+        return int(text)
+
+    return value
+
+
+def number(low: float = -math.inf, high: float = math.inf) -> Callable[[str], float]:
+    """Return the `type` of argparse for a number from `low` to `high`."""
+
+    def value(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            found = math.nan
+        if not low <= found <= high:
+            raise argparse.ArgumentTypeError(f"{shown(text)} must be a number from {low:g} to {high:g}")
+        return found
+
+    return value
+
+
+def shown(text: str) -> str:
+    """Return the text in quotes, on one line, cut after 200 characters."""
+    return repr(text if len(text) <= 200 else text[:197] + "...")

@@ -227,7 +227,7 @@ step_into() {
 by_lines() {
   local input=$1
   [[ -f $1 || ! -f $1.gz ]] || input+=.gz
-  step_into "$2" python3 "$recipes/lib/in_blocks.py" "$input" "$3"
+  step_into "$2" python3 "$recipes/lib" text.in_blocks "$input" "$3"
 }
 
 # last_table OUTPUT COMMAND...: write and print the table at the end of a recipe.
@@ -307,12 +307,12 @@ aligned() {
 get_files() {
   [[ ${DRY_RUN:-0} == 1 ]] || mkdir -p "$2/raw"
   step "getting the files of $1" \
-    python3 "$recipes/corpora.py" fetch "$1" "$2/downloads" ${DATA_DIR:+--data-dir "$DATA_DIR"}
+    python3 "$recipes/lib" corpora.get fetch "$1" "$2/downloads" ${DATA_DIR:+--data-dir "$DATA_DIR"}
 }
 
 # get_corpora COLLECTION OUT_DIR: the same, then unpack them to OUT_DIR/corpora.
 get_corpora() {
   get_files "$1" "$2"
-  step_into "$2/corpora.txt" python3 "$recipes/corpora.py" unpack "$1" "$2/downloads" "$2/corpora"
+  step_into "$2/corpora.txt" python3 "$recipes/lib" corpora.get unpack "$1" "$2/downloads" "$2/corpora"
   [[ ${DRY_RUN:-0} == 1 ]] || cat "$2/corpora.txt"
 }

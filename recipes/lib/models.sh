@@ -120,7 +120,7 @@ averaged() {
   checkpoint=$2
   ((AVERAGE)) || return 0
   checkpoint=averaged.pt
-  [[ -f $1/averaged.pt ]] || run "$1/average.log" python3 "$recipes/lib/average.py" "$1" "$1/averaged.pt" --last "$AVERAGE"
+  [[ -f $1/averaged.pt ]] || run "$1/average.log" python3 "$recipes/lib" training.average "$1" "$1/averaged.pt" --last "$AVERAGE"
   [[ ${DRY_RUN:-0} == 1 ]] || rm -f "$1"/checkpoint_*_*.pt "$1/checkpoint_best.pt"
 }
 

@@ -53,7 +53,7 @@ class _Options(argparse.ArgumentParser):
 
 def cleaning(text: str) -> argparse.Namespace:
     """Options of clean.py."""
-    from clean import add_options
+    from text.clean import add_options
 
     parser = _Options(add_help=False)
     add_options(parser)

@@ -14,9 +14,9 @@ from support.commands import USER_DIR
 from support.report import SWEEP
 
 import curves
-import in_blocks
-import labelled
-import manifest
+from text import in_blocks
+from corpora import labelled
+from corpora import manifest
 from fairseq_headgates.analysis.functions import read_alignments, read_trees
 from fairseq_headgates.experiments import read_experiment
 from fairseq_headgates.files import decode, lines_of, read_standard_input, read_text, remove_mark

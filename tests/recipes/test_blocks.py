@@ -7,7 +7,7 @@ import sys
 import pytest
 from support.recipes import RECIPES
 
-import in_blocks
+from text import in_blocks
 
 PROGRAM = [sys.executable, str(RECIPES / "lib" / "in_blocks.py")]
 TEXT = "".join(f"Line {n}, with \u00c4pfel & (more) words.\n" for n in range(1, 104))

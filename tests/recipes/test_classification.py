@@ -15,7 +15,7 @@ from support.recipes import RECIPES, refused, run
 
 import classifier_runs
 import classifier_settings
-import labelled
+from corpora import labelled
 import settings
 
 TINY = {"EMBED": 32, "FFN": 32, "LAYERS": 2, "HEADS": 4, "MAX_POSITIONS": 12, "BPE": 20, "MLM_UPDATES": 4}

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.recipes import RECIPES
 
-import clean
+from text import clean
 
 REASONS = ["empty", "too long", "ratio", "in dev or test", "again"]
 

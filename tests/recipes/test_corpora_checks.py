@@ -12,10 +12,10 @@ import pytest
 from support import mirrors
 from support.corpora import IWSLT, SUBTITLES, WMT, all_there, call, contents, fetch, sha256, wanted
 
-import corpora
-from archives import BROKEN_ARCHIVE, read_to_the_end
-from collection import Corpus
-from formats import no_text
+from corpora import get as corpora
+from corpora.archives import BROKEN_ARCHIVE, read_to_the_end
+from corpora.collection import Corpus
+from corpora.formats import no_text
 
 pytest_plugins = ["support.corpora"]
 

@@ -14,10 +14,10 @@ from support import mirrors
 from support.corpora import IWSLT, SUBTITLES, WMT, all_there, fetch, until, wanted, was_killed
 from support.recipes import RECIPES
 
-import archives
-import fetching
+from corpora import archives
+from corpora import fetching
 from commands import Refused
-from fetching import Source
+from corpora.fetching import Source
 
 pytest_plugins = ["support.corpora"]
 

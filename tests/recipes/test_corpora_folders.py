@@ -12,8 +12,8 @@ from support import mirrors
 from support.corpora import IWSLT, SUBTITLES, WMT, all_there, call, fetch, sha256, wanted
 from support.recipes import RECIPES
 
-import fetching
-from fetching import Source
+from corpora import fetching
+from corpora.fetching import Source
 
 pytest_plugins = ["support.corpora"]
 

@@ -17,10 +17,10 @@ import pytest
 from support import mirrors
 from support.corpora import IWSLT, SUBTITLES, TEST, TRAIN, VALID, WMT, call, fetch, wanted, was_killed
 
-import archives
-from collection import collection as corpora_of
+from corpora import archives
+from corpora.collection import collection as corpora_of
 from commands import Refused
-from formats import columns
+from corpora.formats import columns
 
 pytest_plugins = ["support.corpora"]
 

@@ -3,8 +3,8 @@
 import pytest
 from support.clauses import clause, noun, nouns, pronoun, spell_out
 
-import inflection
-import lexicon
+from artificial import inflection
+from artificial import lexicon
 
 GOLD = [
     # past agrees in gender and number, also across an attractor

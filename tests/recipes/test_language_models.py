@@ -19,7 +19,7 @@ import language_model_results as results
 import perplexity
 import settings
 from fairseq_headgates.models import TransformerLMHeadGatesModel  # noqa: F401  (registers the architectures)
-from miniature import save, zipped
+from support.miniature import save, zipped
 
 WORDS = ["ba", "co", "dufa", "fi", "bido", "cacode", "e"]
 TINY = {"EMBED": 16, "FFN": 16, "LAYERS": 2, "HEADS": 2, "WARMUP": 2, "LR": 0.01, "MAX_TOKENS": 400}

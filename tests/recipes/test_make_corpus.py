@@ -13,10 +13,10 @@ import pytest
 from support.clauses import clause, noun, pronoun
 from support.recipes import RECIPES
 
-import grammar
-import lexicon
+from artificial import grammar
+from artificial import lexicon
 import make_corpus
-import sampling
+from artificial import sampling
 
 SCRIPT = RECIPES / "make_corpus.py"
 SIZES = {"train": 1000, "valid": 60, "test": 60}

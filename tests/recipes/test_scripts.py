@@ -8,10 +8,10 @@ import pytest
 import torch
 from support.recipes import RECIPES
 
-import average
-import batches
+from training import average
+from text import batches
 import curves
-import plan
+from training import plan
 from fairseq_headgates.checkpoints import load_checkpoint
 
 # --- batches.py --------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from support import mirrors
 from support.recipes import RECIPES
 from support.subtitles import alignment, archive, changed, corpus
 
-import subtitles
+from corpora import subtitles
 
 SETS = ("train", "valid", "test")
 PAIRS = [(f"Line {n} of the film & more.", f"Строка {n}: <i>да</i>!") for n in range(1600)]

@@ -22,8 +22,8 @@ from support.commands import GATED, PRELOADED, train_arguments, worker_arguments
 from support.models import assert_same
 from support.recipes import RECIPES
 
-import interrupted
-import stopping
+from training import interrupted
+from training import stopping
 
 SCRIPT = RECIPES / "train.py"
 
@@ -222,7 +222,7 @@ def test_a_stop_waits_for_at_most_one_validation(updates, end_of_epoch, stops):
         dataset=SimpleNamespace(validate_interval_updates=0),
         optimization=SimpleNamespace(max_update=20),
     )
-    from trainer import Trainer  # fairseq's modules take seconds to import
+    from training.trainer import Trainer  # fairseq's modules take seconds to import
 
     trainer = object.__new__(Trainer)
     vars(trainer).update(cfg=cfg, _num_updates=updates, _postponed=False, _stop=stopping.Stop())

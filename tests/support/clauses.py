@@ -1,7 +1,7 @@
 """Short names for the clauses of the artificial corpus."""
 
-import grammar
-import lexicon
+from artificial import grammar
+from artificial import lexicon
 
 
 def noun(word, det="the", *adjectives, number="sg", **dependents):

@@ -14,8 +14,8 @@ from urllib.parse import unquote
 
 import pytest
 
-import corpora
-from collection import collection, sources
+from corpora import get as corpora
+from corpora.collection import collection, sources
 from support import mirrors
 
 WMT, SUBTITLES, IWSLT = "wmt-en-ru", "opensubtitles-en-ru", "iwslt14-de-en"

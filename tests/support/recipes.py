@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 
-from kill_and_resume import environment, fingerprints, random_moments, run, run_killed
+from support.kill_and_resume import environment, fingerprints, random_moments, run, run_killed
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from archives import BROKEN_ARCHIVE, does_not_open, lines, unpack
+from corpora.archives import BROKEN_ARCHIVE, does_not_open, lines, unpack
 from commands import Refused
 
 Reader = Callable[[Path, str], Iterable[str]]

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Check that a RoBERTa checkpoint of fairseq fits its dictionary and the sizes of classification.sh.
 
-    check_roberta.py CHECKPOINT DICT
+    python3 recipes/lib training.check_roberta CHECKPOINT DICT
 
 The sizes are the settings EMBED, FFN, LAYERS, HEADS and MAX_POSITIONS. Prints nothing if all fit.
 """
@@ -17,7 +16,7 @@ from typing import Any
 
 from fairseq.data import Dictionary
 
-from commands import ArgumentParser, Refused, exit_code
+from commands import ArgumentParser, Refused
 from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.models import RobertaHeadGatesModel
 
@@ -61,12 +60,8 @@ def work(args: argparse.Namespace) -> None:
         )
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = ArgumentParser(__doc__)
+def main(argv: list[str]) -> None:
+    parser = ArgumentParser(__name__, __doc__)
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT")
     parser.add_argument("dictionary", type=Path, metavar="DICT")
-    return exit_code("check_roberta.py", work, parser.parse_args(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    work(parser.parse_args(argv))

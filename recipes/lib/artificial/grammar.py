@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from inflection import agree, conjugate, decline, euphonic
-from lexicon import (
+from artificial.inflection import agree, conjugate, decline, euphonic
+from artificial.lexicon import (
     ADJECTIVES,
     DETERMINERS,
     FREQUENCY,

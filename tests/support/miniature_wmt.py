@@ -7,7 +7,7 @@ from itertools import cycle
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from miniature import (
+from support.miniature import (
     OTHER_ENGLISH,
     OTHER_GERMAN,
     Members,

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Find --max-tokens and --update-freq for a given number of source tokens for each update.
 
-    batches.py DATA_BIN SRC TGT --tokens 16000 --workers GPUS --max-tokens M
+    python3 recipes/lib text.batches DATA_BIN SRC TGT --tokens 16000 --workers GPUS --max-tokens M
 
 prints `MAX_TOKENS UPDATE_FREQ` with MAX_TOKENS at most M, and on stderr the number of source tokens. fairseq's
 --max-tokens limits the number of sentences in a batch times the length of the longest sentence on either side, so it
@@ -20,8 +19,7 @@ from pathlib import Path
 import numpy as np
 from fairseq.data import Dictionary, data_utils
 
-from commands import ArgumentParser, exit_code
-from rules import option, whole
+from commands import ArgumentParser, whole
 
 
 class Batches:
@@ -81,17 +79,13 @@ def work(args: argparse.Namespace) -> None:
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = ArgumentParser(__doc__)
+def main(argv: list[str]) -> None:
+    parser = ArgumentParser(__name__, __doc__)
     parser.add_argument("data", type=Path, metavar="DATA_BIN")
     parser.add_argument("source", metavar="SRC")
     parser.add_argument("target", metavar="TGT")
-    parser.add_argument("--tokens", type=option(whole()), default=16_000, help="source tokens for each update")
-    parser.add_argument("--workers", type=option(whole()), default=1, help="number of training processes")
-    parser.add_argument("--max-tokens", type=option(whole()), required=True, help="limit of memory")
-    return exit_code("batches.py", work, parser.parse_args(argv))
-
-
-if __name__ == "__main__":
+    parser.add_argument("--tokens", type=whole(), default=16_000, help="source tokens for each update")
+    parser.add_argument("--workers", type=whole(), default=1, help="number of training processes")
+    parser.add_argument("--max-tokens", type=whole(), required=True, help="limit of memory")
     logging.disable(logging.WARNING)
-    sys.exit(main())
+    work(parser.parse_args(argv))

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Select sentence pairs of OpenSubtitles by the overlap in time of their subtitles, and split them by films.
 
-    subtitles.py MOSES.zip ALIGNMENT.xml.gz TO SRC TGT [--overlap 0.9] [--pairs N] [--held-out N] [--seed 1]
+    python3 recipes/lib corpora.subtitles MOSES.zip ALIGNMENT.xml.gz TO SRC TGT [--overlap 0.9] [--pairs N] [--held-out N] [--seed 1]
 
 writes TO/train, TO/valid and TO/test, each .SRC and .TGT. The sentences come from the Moses archive of OPUS, whose
 member `.ids` gives the documents and sentence ids of every pair. Only the alignment (XCES XML) gives the overlap in
@@ -35,11 +34,9 @@ from xml.etree import ElementTree
 import numpy as np
 from tqdm import tqdm
 
-import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
-from archives import BROKEN_ARCHIVE, does_not_open, lines, one_line
-from commands import ArgumentParser, Refused, exit_code
+from corpora.archives import BROKEN_ARCHIVE, does_not_open, lines, one_line
+from commands import ArgumentParser, Refused, whole
 from fairseq_headgates.files import replacing
-from rules import option, whole
 
 SETS = ("train", "valid", "test")
 
@@ -181,19 +178,15 @@ def select(args: argparse.Namespace) -> None:
     print("split by films: " + ", ".join(f"{written[name]:,} {name}" for name in SETS))
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = ArgumentParser(__doc__)
+def main(argv: list[str]) -> None:
+    parser = ArgumentParser(__name__, __doc__)
     parser.add_argument("archive", type=Path, metavar="MOSES.zip")
     parser.add_argument("alignment", type=Path, metavar="ALIGNMENT.xml.gz")
     parser.add_argument("to", type=Path, metavar="TO")
     parser.add_argument("source", metavar="SRC")
     parser.add_argument("target", metavar="TGT")
     parser.add_argument("--overlap", type=float, default=0.9)
-    parser.add_argument("--pairs", type=option(whole()), default=6_000_000)
-    parser.add_argument("--held-out", type=option(whole()), default=10_000)
+    parser.add_argument("--pairs", type=whole(), default=6_000_000)
+    parser.add_argument("--held-out", type=whole(), default=10_000)
     parser.add_argument("--seed", type=int, default=1)
-    return exit_code("subtitles.py", select, parser.parse_args(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    select(parser.parse_args(argv))

@@ -8,8 +8,8 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
-from grammar import NP, OBJECT_CASES, Clause
-from lexicon import (
+from artificial.grammar import NP, OBJECT_CASES, Clause
+from artificial.lexicon import (
     ADJECTIVES,
     COMMON,
     FREQUENCY,

@@ -1,13 +1,12 @@
-#!/usr/bin/env python3
 """Download the corpora of a recipe, check them and unpack them.
 
-    corpora.py list   COLLECTION                                 print the files and their addresses
-    corpora.py fetch  COLLECTION DOWNLOADS [--data-dir PLACE]    put each file, checked, into DOWNLOADS
-    corpora.py unpack COLLECTION DOWNLOADS TEXT_DIR              write CORPUS.SRC and CORPUS.TGT, one sentence a line
+    python3 recipes/lib corpora.get list   COLLECTION                                 print files and addresses
+    python3 recipes/lib corpora.get fetch  COLLECTION DOWNLOADS [--data-dir PLACE]    put files, checked, into DOWNLOADS
+    python3 recipes/lib corpora.get unpack COLLECTION DOWNLOADS TEXT_DIR              write CORPUS.SRC and CORPUS.TGT
 
 COLLECTION is `wmt-en-ru[:DEV,TEST[,TITLES]]` (sets as sacrebleu names them, default wmt13,wmt14; titles of Wikipedia:
 wmt15, the default, or v2), `opensubtitles-en-ru`, `iwslt14-de-en`, `wikitext-103`, which is written to
-{train,valid,test}.txt, or `mnli` (unpacked by lib/mnli.py).
+{train,valid,test}.txt, or `mnli` (unpacked by corpora.mnli).
 PLACE is a folder that has (some of) the files, or the address of a mirror, laid out `<host>/<path>` as the addresses
 are; in a folder the files may also have their bare names. An interrupted download resumes. Size and SHA-256 of each
 file are recorded in DOWNLOADS/manifest.tsv; PLACE/SHA256SUMS is checked if it exists.
@@ -15,22 +14,17 @@ file are recorded in DOWNLOADS/manifest.tsv; PLACE/SHA256SUMS is checked if it e
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack
 from itertools import zip_longest
 from pathlib import Path
 
-import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
-
-sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
-
 from tqdm import tqdm
 
-from archives import one_line
-from collection import Corpus, collection, languages, sources
-from commands import ArgumentParser, Refused, exit_code
+from corpora.archives import one_line
+from corpora.collection import Corpus, collection, languages, sources
+from commands import ArgumentParser, Refused
 from fairseq_headgates.files import replacing, write_whole
-from fetching import fetch
+from corpora.fetching import fetch
 
 
 def print_list(name: str) -> None:
@@ -47,7 +41,7 @@ def unpack(name: str, folder: Path, texts: Path) -> None:
     for corpus in corpora:
         path = folder / corpus.source.name
         if not path.exists():
-            raise Refused(f"{path} is missing: run `corpora.py fetch {name} {folder}` first")
+            raise Refused(f"{path} is missing: run `python3 recipes/lib corpora.get fetch {name} {folder}` first")
         count = texts / f"{corpus.name}.count"  # written last, when both sides are complete
         if not count.exists():
             number, replaced = write_pairs(
@@ -77,8 +71,8 @@ def write_pairs(path: Path, corpus: Corpus, outputs: list[Path], pair: tuple[str
     return counts[0], replaced
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = ArgumentParser(__doc__)
+def main(argv: list[str]) -> None:
+    parser = ArgumentParser(__name__, __doc__)
     parser.add_argument("command", choices=["list", "fetch", "unpack"])
     parser.add_argument("collection")
     parser.add_argument("folders", nargs="*", type=Path)
@@ -88,12 +82,8 @@ def main(argv: list[str] | None = None) -> int:
     if len(args.folders) != wants:
         parser.error(f"{args.command} takes {wants} folders after the collection, got {len(args.folders)}")
     if args.command == "fetch":
-        return exit_code(
-            "corpora.py", lambda: fetch(sources(collection(args.collection)), args.folders[0], args.data_dir)
-        )
-    work = print_list if args.command == "list" else unpack
-    return exit_code("corpora.py", work, args.collection, *args.folders)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        fetch(sources(collection(args.collection)), args.folders[0], args.data_dir)
+    elif args.command == "unpack":
+        unpack(args.collection, *args.folders)
+    else:
+        print_list(args.collection)

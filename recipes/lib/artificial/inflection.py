@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 
-from lexicon import PRONOMINALS, Noun, Verb
+from artificial.lexicon import PRONOMINALS, Noun, Verb
 
 # Lists of forms follow CASES; a sixth form is an accusative of its own (else see `choose`).
 CASES = ("nom", "gen", "dat", "ins", "pre")

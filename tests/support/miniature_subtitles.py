@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count, islice, pairwise
 from pathlib import Path
 
-from miniature import Item, Members, Pair, checked, dealt, gz, in_chunks, lines, save, zipped
+from support.miniature import Item, Members, Pair, checked, dealt, gz, in_chunks, lines, save, zipped
 
 SUBTITLES = "object.pouta.csc.fi/OPUS-OpenSubtitles/v2018/moses/en-ru.txt.zip"
 ALIGNMENT = "object.pouta.csc.fi/OPUS-OpenSubtitles/v2018/xml/en-ru.xml.gz"

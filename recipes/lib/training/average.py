@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Average the last checkpoints of a training run (Vaswani et al. 2017, section 6.1).
 
-    average.py RUN_DIR OUTPUT --last N
+    python3 recipes/lib training.average RUN_DIR OUTPUT --last N
 
 takes the N checkpoints of RUN_DIR with the most updates, or all if there are fewer: `checkpoint_last.pt` and those of
 --save-interval-updates, `checkpoint_EPOCH_UPDATES.pt` (fairseq writes none where an epoch ends). Gates are averaged
@@ -18,10 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from commands import ArgumentParser, exit_code
+from commands import ArgumentParser, whole
 from fairseq_headgates.checkpoints import load_checkpoint, save_checkpoint
 from fairseq_headgates.safety import updates_of
-from rules import option, whole
 
 
 def last_checkpoints(folder: Path, number: int) -> list[Path]:
@@ -65,14 +63,10 @@ def work(args: argparse.Namespace) -> None:
     print(f"average of {', '.join(path.name for path in paths)}{fewer}")
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = ArgumentParser(__doc__)
+def main(argv: list[str]) -> None:
+    parser = ArgumentParser(__name__, __doc__)
     parser.add_argument("run", type=Path, metavar="RUN_DIR")
     parser.add_argument("output", metavar="OUTPUT")
-    parser.add_argument("--last", type=option(whole()), required=True, metavar="N")
-    return exit_code("average.py", work, parser.parse_args(argv))
-
-
-if __name__ == "__main__":
+    parser.add_argument("--last", type=whole(), required=True, metavar="N")
     torch.set_num_threads(1)
-    sys.exit(main())
+    work(parser.parse_args(argv))

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Remove the pairs of parallel text that a translation model should not learn from, and count them.
 
-    clean.py FROM TO SRC TGT [--max-length 200] [--max-ratio 9] [--unique] [--without TEXT ...]
+    python3 recipes/lib text.clean FROM TO SRC TGT [--max-length 200] [--max-ratio 9] [--unique] [--without TEXT ...]
 
 reads FROM.SRC and FROM.TGT (tokenised, one sentence a line) and writes TO.SRC and TO.TGT in the same order. A pair is
 removed for the first of these reasons that applies: one side is empty; one side has more than --max-length tokens; one
@@ -22,11 +21,9 @@ from itertools import zip_longest
 
 from tqdm import tqdm
 
-import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
-from commands import ArgumentParser, exit_code
+from commands import ArgumentParser, number, whole
 from fairseq_headgates.files import replacing
 from fairseq_headgates.report import text_table
-from rules import number, option, whole
 
 REASONS = ["empty", "too long", "ratio", "in dev or test", "again"]
 
@@ -108,14 +105,10 @@ def table(counts: Counter[str | None]) -> str:
     )
 
 
-def ratio(text: str) -> float:
-    return math.inf if text == "inf" else number(1)(text)
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that the setting CLEAN may contain."""
-    parser.add_argument("--max-length", type=option(whole()), default=200)
-    parser.add_argument("--max-ratio", type=option(ratio), default=9)
+    parser.add_argument("--max-length", type=whole(), default=200)
+    parser.add_argument("--max-ratio", type=number(1), default=9)
     parser.add_argument("--unique", action="store_true")
     parser.add_argument("--without", nargs="*", action="extend", default=[], metavar="TEXT")
 
@@ -127,15 +120,11 @@ def work(args: argparse.Namespace) -> None:
     print(table(clean(args.read, args.write, languages, cleaner)))
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = ArgumentParser(__doc__)
+def main(argv: list[str]) -> None:
+    parser = ArgumentParser(__name__, __doc__)
     parser.add_argument("read", metavar="FROM")
     parser.add_argument("write", metavar="TO")
     parser.add_argument("source", metavar="SRC")
     parser.add_argument("target", metavar="TGT")
     add_options(parser)
-    return exit_code("clean.py", work, parser.parse_args(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    work(parser.parse_args(argv))

@@ -24,10 +24,10 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-import manifest
-from archives import BROKEN_ARCHIVE, does_not_open, read_to_the_end
+from corpora import manifest
+from corpora.archives import BROKEN_ARCHIVE, does_not_open, read_to_the_end
 from commands import Refused
-from manifest import Entry
+from corpora.manifest import Entry
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Estimate how long a recipe of full size takes on this machine, from the log of a short run.
 
-    plan.py OUT_DIR [--tokens 16000] [--updates 100000] [--prune-updates 60000] [--gated 8] [--controls 2] [--scratch 6]
-            [--seeds 1] [--every 2048]
+    python3 recipes/lib training.plan OUT_DIR [--tokens 16000] [--updates 100000] [--prune-updates 60000]
+        [--gated 8] [--controls 2] [--scratch 6] [--seeds 1] [--every 2048]
 
 OUT_DIR is the folder of a recipe with one seed that trained its baseline, and best a gated run too, at the real model
 size for some hundred updates (UPDATES=300 PRUNE_UPDATES=300). The time of an update is the median in fairseq's log
@@ -16,18 +15,12 @@ from __future__ import annotations
 import argparse
 import re
 import statistics
-import sys
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
-
-sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
-
-from commands import ArgumentParser, exit_code
+from commands import ArgumentParser, whole
 from fairseq_headgates.report import text_table
-from rules import option, whole
 
 TIME = r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)"
 VALIDATION = re.compile(
@@ -108,21 +101,17 @@ def plan(args: argparse.Namespace) -> str:
     return f"measured: {speed}; {plain.validation:.0f} s for a validation{first}\n{table}"
 
 
-def main() -> int:
-    parser = ArgumentParser(__doc__)
+def main(argv: list[str]) -> None:
+    parser = ArgumentParser(__name__, __doc__)
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
-    parser.add_argument("--tokens", type=option(whole()), default=16_000, help="source tokens for each update")
-    parser.add_argument("--updates", type=option(whole()), default=100_000, help="updates of the baseline")
-    parser.add_argument("--prune-updates", type=option(whole()), default=60_000, help="updates of a gated run")
-    parser.add_argument("--gated", type=option(whole(0)), default=8, help="number of gated runs")
+    parser.add_argument("--tokens", type=whole(), default=16_000, help="source tokens for each update")
+    parser.add_argument("--updates", type=whole(), default=100_000, help="updates of the baseline")
+    parser.add_argument("--prune-updates", type=whole(), default=60_000, help="updates of a gated run")
+    parser.add_argument("--gated", type=whole(0), default=8, help="number of gated runs")
     parser.add_argument(
-        "--controls", type=option(whole(0)), default=2, help="number of controls: baseline+, baseline+frozen"
+        "--controls", type=whole(0), default=2, help="number of controls: baseline+, baseline+frozen"
     )
-    parser.add_argument("--scratch", type=option(whole(0)), default=6, help="number of runs from scratch")
-    parser.add_argument("--seeds", type=option(whole()), default=1, help="number of seeds")
-    parser.add_argument("--every", type=option(whole()), default=2048, help="updates between checkpoints")
-    return exit_code("plan.py", lambda args: print(plan(args)), parser.parse_args())
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    parser.add_argument("--scratch", type=whole(0), default=6, help="number of runs from scratch")
+    parser.add_argument("--seeds", type=whole(), default=1, help="number of seeds")
+    parser.add_argument("--every", type=whole(), default=2048, help="updates between checkpoints")
+    print(plan(parser.parse_args(argv)))

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Download a trained model of fairseq for translation, or a RoBERTa, by its name in torch.hub.
 
-    pretrained.py NAME FOLDER [--data-dir PLACE]      for example transformer.wmt14.en-fr
+    python3 recipes/lib corpora.pretrained NAME FOLDER [--data-dir PLACE]      for example transformer.wmt14.en-fr
 
 The archive is downloaded to FOLDER/downloads, or found in PLACE, as corpora.py does. The files inside it, the
 checkpoint, dictionaries and BPE codes, are unpacked to FOLDER/model.
@@ -17,9 +16,9 @@ from pathlib import Path
 from fairseq.models.roberta import RobertaModel
 from fairseq.models.transformer import TransformerModel
 
-from archives import unpack
-from commands import ArgumentParser, Refused, exit_code
-from fetching import Source, fetch
+from corpora.archives import unpack
+from commands import ArgumentParser, Refused
+from corpora.fetching import Source, fetch
 
 
 def address_of(name: str) -> str:
@@ -51,13 +50,9 @@ def work(args: argparse.Namespace) -> None:
         unpack_model(args.folder / "downloads" / source.name, args.folder / "model")
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = ArgumentParser(__doc__)
+def main(argv: list[str]) -> None:
+    parser = ArgumentParser(__name__, __doc__)
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--data-dir", metavar="PLACE")
-    return exit_code("pretrained.py", work, parser.parse_args(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    work(parser.parse_args(argv))

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Run a command on blocks of the lines of a text, on all cores, and print its output in the order of the text.
 
-    in_blocks.py FILE COMMAND [--lines 20000] [--processes N]
+    python3 recipes/lib text.in_blocks FILE COMMAND [--lines 20000] [--processes N]
 
 FILE may be compressed with gzip. COMMAND is a shell command that reads lines and prints one line for each, for example
 'sacremoses -q -l en tokenize'. A process of it for each block runs on each core; only the blocks in work are in memory,
@@ -23,9 +22,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from archives import BROKEN_ARCHIVE
-from commands import ArgumentParser, Refused, exit_code
-from rules import option, whole
+from corpora.archives import BROKEN_ARCHIVE
+from commands import ArgumentParser, Refused, whole
 
 
 def blocks(file: Path, size: int) -> Iterator[list[bytes]]:
@@ -83,20 +81,16 @@ def write(number: int, future: Future[bytes], bar: tqdm) -> None:
     bar.update(number)
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = ArgumentParser(__doc__)
+def main(argv: list[str]) -> None:
+    parser = ArgumentParser(__name__, __doc__)
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("command", metavar="COMMAND")
-    parser.add_argument("--lines", type=option(whole()), default=20_000, help="lines of a block")
+    parser.add_argument("--lines", type=whole(), default=20_000, help="lines of a block")
     parser.add_argument(
         "--processes",
-        type=option(whole()),
+        type=whole(),
         default=len(os.sched_getaffinity(0)),
         help="blocks in work at the same time (default: one for each core)",
     )
     args = parser.parse_args(argv)
-    return exit_code("in_blocks.py", run, args.file, args.command, args.lines, args.processes)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    run(args.file, args.command, args.lines, args.processes)

@@ -21,7 +21,7 @@ from typing import Any
 from fairseq_cli import train as fairseq_train
 from omegaconf import DictConfig
 
-from stopping import Stop, on_any_rank
+from training.stopping import Stop, on_any_rank
 
 
 class Trainer(fairseq_train.Trainer):

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Unpack MNLI (Williams et al. 2018) as in GLUE, and encode its sentences with the BPE of GPT-2, as RoBERTa reads them.
 
-    mnli.py DOWNLOADS RAW_DIR
+    python3 recipes/lib corpora.mnli DOWNLOADS RAW_DIR
 
 DOWNLOADS has MNLI.zip, encoder.json and vocab.bpe. The program writes RAW_DIR/{train,valid,test}.tsv, lines
 `premise<TAB>hypothesis<TAB>label` of BPE tokens separated by spaces, and prints their numbers. test is the matched
@@ -18,8 +17,8 @@ from pathlib import Path
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 from tqdm import tqdm
 
-from archives import lines
-from commands import ArgumentParser, Refused, exit_code
+from corpora.archives import lines
+from commands import ArgumentParser, Refused
 from fairseq_headgates.files import replacing
 
 SPLITS = {"train": "train", "valid": "dev_mismatched", "test": "dev_matched"}
@@ -71,12 +70,8 @@ def work(args: argparse.Namespace) -> None:
         print(f"{split} ({name}): {number:,} pairs")
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = ArgumentParser(__doc__)
+def main(argv: list[str]) -> None:
+    parser = ArgumentParser(__name__, __doc__)
     parser.add_argument("downloads", type=Path, metavar="DOWNLOADS")
     parser.add_argument("raw", type=Path, metavar="RAW_DIR")
-    return exit_code("mnli.py", work, parser.parse_args(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    work(parser.parse_args(argv))

@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
 
 from commands import ArgumentParser, exit_code
 from fairseq_headgates.files import decode, lines_of
-from miniature import Pair
-from miniature_subtitles import make_subtitles_mirror
-from miniature_talks import make_iwslt_mirror
-from miniature_wmt import make_wmt_mirror
+from support.miniature import Pair
+from support.miniature_subtitles import make_subtitles_mirror
+from support.miniature_talks import make_iwslt_mirror
+from support.miniature_wmt import make_wmt_mirror
 
 
 def read_side(folder: Path, name: str) -> list[str]:

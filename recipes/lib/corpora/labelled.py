@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Read labelled sentences, or pairs of them, and write text and classes to files of their own.
 
-    labelled.py RAW_DIR TEXT_DIR
+    python3 recipes/lib corpora.labelled RAW_DIR TEXT_DIR
 
 RAW_DIR has {train,valid,test}.tsv, plain or .gz; valid may also be called dev. Each line is `text<TAB>label` or
 `text<TAB>text2<TAB>label`. The program writes TEXT_DIR/SPLIT.raw.input0, SPLIT.raw.input1 (of pairs) and SPLIT.label,
@@ -20,11 +19,9 @@ import zlib
 from collections import Counter
 from pathlib import Path
 
-import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
-from archives import one_line
-from commands import ArgumentParser, Refused, exit_code
+from corpora.archives import one_line
+from commands import ArgumentParser, Refused, shown
 from fairseq_headgates.files import decode, lines_of, write_whole
-from rules import shown
 
 SPLITS = {"train": ("train",), "valid": ("valid", "dev"), "test": ("test",)}
 FORM = "give text<TAB>label, or text<TAB>text2<TAB>label"
@@ -117,12 +114,8 @@ def _lines(texts) -> str:
     return "".join(f"{text}\n" for text in texts)
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = ArgumentParser(__doc__)
+def main(argv: list[str]) -> None:
+    parser = ArgumentParser(__name__, __doc__)
     parser.add_argument("raw", type=Path, metavar="RAW_DIR")
     parser.add_argument("text", type=Path, metavar="TEXT_DIR")
-    return exit_code("labelled.py", work, parser.parse_args(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    work(parser.parse_args(argv))

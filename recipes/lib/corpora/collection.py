@@ -6,13 +6,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from commands import Refused
-from fetching import Source
-from formats import Reader, columns, members, no_text, sacrebleu_set, segments, talk_sentences
-from rules import TITLES, sacrebleu_sets
+from corpora.fetching import Source
+from corpora.formats import Reader, columns, members, no_text, sacrebleu_set, segments, talk_sentences
 
 STATMT = "http://data.statmt.org"
 HUB = "https://huggingface.co/datasets/wmt"
 OPUS = "https://object.pouta.csc.fi/OPUS-OpenSubtitles/v2018"
+# Titles of Wikipedia articles: the headlines of WMT15 (515 thousand pairs), and wiki titles v2 (1.2 million).
+TITLES = ("wmt15", "v2")
+
+
+def sacrebleu_sets(pair: str) -> list[str]:
+    """Return the names of sacrebleu's test sets that have a language pair such as en-ru."""
+    from sacrebleu.dataset import DATASETS
+
+    return [name for name, data in DATASETS.items() if pair in data.langpairs]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from itertools import cycle
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from miniature import OTHER_ENGLISH, Members, Pair, checked, dealt, in_chunks, lines, save, sides, tgz
+from support.miniature import OTHER_ENGLISH, Members, Pair, checked, dealt, in_chunks, lines, save, sides, tgz
 
 IWSLT14 = "dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"
 IWSLT_SETS = ["TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012"]  # as fairseq joins them

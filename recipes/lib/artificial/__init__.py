@@ -1,0 +1,1 @@
+"""Artificial English and Russian text with its trees."""

@@ -1,0 +1,1 @@
+"""Text of the recipes: cleaning, commands on blocks of lines, batches."""

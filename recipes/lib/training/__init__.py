@@ -1,0 +1,1 @@
+"""Training in the recipes: stopping and resuming, averages, checks."""
