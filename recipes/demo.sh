@@ -12,24 +12,16 @@ set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/lib/common.sh"
 source "$recipes/lib/devices.sh"
-set -a
-: "${OMP_NUM_THREADS:=1}" "${SEEDS:=${SEED:-1}}" "${RUNS=all=0.5 all=0.25}"
-: "${PRETOKENIZED:=1}" "${JOINT:=0}" "${BPE:=1000}"
-: "${EMBED:=64}" "${FFN:=128}" "${LAYERS:=2}" "${DECODER_LAYERS:=1}" "${HEADS:=8}" "${DROPOUT:=0}"
-: "${MAX_TOKENS:=2500}" "${SAVE_EVERY:=300}" "${LR:=0.015}" "${WARMUP:=80}"
-[[ -n ${EPOCHS:-} ]] || : "${UPDATES:=260}"
-: "${PRUNE_UPDATES:=260}" "${PRUNE_WARMUP:=20}" "${GATE_LR_SCALE:=5}" "${SPARSITY_WARMUP:=50}" "${FIX_AFTER:=75}"
-set +a
-source "$recipes/lib/defaults.sh"
 
 if (($# == 0)) || [[ $# == 1 && $1 == --dry-run ]]; then set -- "$@" demo-out; fi
-parse_arguments OUT_DIR "$@"
+[[ -n ${EPOCHS:-} ]] || updates=UPDATES=260
+configure OMP_NUM_THREADS=1 RUNS="all=0.5 all=0.25" PRETOKENIZED=1 JOINT=0 BPE=1000 \
+  EMBED=64 FFN=128 LAYERS=2 DECODER_LAYERS=1 HEADS=8 DROPOUT=0 MAX_TOKENS=2500 SAVE_EVERY=300 LR=0.015 WARMUP=80 \
+  ${updates:-} PRUNE_UPDATES=260 PRUNE_WARMUP=20 GATE_LR_SCALE=5 SPARSITY_WARMUP=50 FIX_AFTER=75 -- "$@"
 out=${arguments[0]}
 need_plots
-need fairseq-preprocess fairseq-train fairseq-generate fairseq-validate headgates sacremoses subword-nmt sacrebleu
-check_settings
+need fairseq-preprocess fairseq-train headgates sacremoses subword-nmt
 check_out "$out"
-no_colon "$out"
 
 [[ -d $out/corpus ]] || step "making the corpus" python3 "$recipes/make_corpus.py" "$out/corpus" --plain --train 12000 \
   --valid 300 --test 300
@@ -52,7 +44,7 @@ measure_heads() {
   measured attention attention --heads 'enc-self:*,dec-enc:*'
 }
 
-if [[ ${DRY_RUN:-0} == 1 ]]; then
+if dry; then
   translate=("$recipes/translation.sh" --dry-run "${translate[@]:1}")
 elif command -v flock >/dev/null; then
   cores=$(env -u OMP_NUM_THREADS nproc)
@@ -68,12 +60,15 @@ for folder in "$models"/*_heads* "$models"/*_lambda*; do
 done
 pruned=
 ((${#folders[@]} == 1)) || pruned=${folders[-1]}
-[[ ${DRY_RUN:-0} != 1 ]] || pruned=$models/all_heads0.5
+! dry || pruned=$models/all_heads0.5
 if [[ -n $pruned ]]; then
-  step_into "$pruned/removed.txt" python3 "$recipes/lib/removed.py" "$pruned" "$out/data-bin" --gen-subset test \
-    --beam "$BEAM" --lenpen "$LENPEN" --max-tokens "$GENERATION_TOKENS" --required-batch-size-multiple 1 "${device[@]}"
-  [[ ${DRY_RUN:-0} == 1 ]] || cat "$pruned/removed.txt"
+  [[ -f $pruned/compared.json ]] ||
+    run "$pruned/compared.log" headgates evaluate "$out/data-bin" --path "$models/baseline+/checkpoint_last.pt:$pruned/pruned.pt" \
+      --source-lang en --target-lang ru --gen-subset test --reference "$out/text/reference.ru" --remove-bpe --tokenizer moses \
+      --beam "$BEAM" --lenpen "$LENPEN" --max-tokens "$GENERATION_TOKENS" --required-batch-size-multiple 1 "${device[@]}" \
+      --speed --out "$pruned/compared.json" --force
+  show_into "$pruned/removed.txt" python3 "$recipes/lib" results.removed "$pruned"
 fi
 step "writing the report" headgates report "$out/report.html" "${folders[@]}" "$out/results.json" \
   "$models"/{head_scores,functions,attention}.json --force
-[[ ${DRY_RUN:-0} == 1 || -z $pruned ]] || echo "next: headgates show $pruned/checkpoint_last.pt"
+dry || [[ -z $pruned ]] || echo "next: headgates show $pruned/checkpoint_last.pt"

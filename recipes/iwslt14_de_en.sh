@@ -12,28 +12,21 @@ set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/lib/common.sh"
 source "$recipes/lib/devices.sh"
-set -a
-: "${MEASURED:=1 2 3 5 10 20 30 40}" "${STEPS:=0,10,20,30,40,50,60,70,80,90}"
-: "${LOWERCASE:=1}" "${CLEAN:=--max-length 175 --max-ratio 1.5}" "${BPE:=10000}" "${JOINT:=1}" "${UNTIED:=1}"
-: "${EMBED:=512}" "${FFN:=1024}" "${LAYERS:=6}" "${HEADS:=8}" "${DROPOUT:=0.3}" "${PRE_NORM:=1}"
-: "${MAX_TOKENS:=4000}" "${TOKENS_PER_UPDATE:=}" "${GPUS:=1}" "${SELECTION:=last}" "${LR:=0.0005}" "${WARMUP:=4000}" "${BEAM:=5}" "${DATA_DIR:=}"
-read -rd '' -a measured <<<"$MEASURED" || true # -d '': up to the end of the text
-EPOCHS=${measured[*]: -1} RUNS='' SCRATCH='' KEEP_EPOCHS=1
-SCHEDULE=inverse_sqrt # every epoch is measured, and none is the last
-set +a
-source "$recipes/lib/defaults.sh"
 
-parse_arguments OUT_DIR "$@"
+: "${MEASURED:=1 2 3 5 10 20 30 40}"
+read -rd '' -a measured <<<"$MEASURED" || true # -d '': up to the end of the text
+# Every epoch is measured, and none is the last.
+export MEASURED EPOCHS=${measured[*]: -1} RUNS='' SCRATCH='' KEEP_EPOCHS=1 SCHEDULE=inverse_sqrt
+configure STEPS=0,10,20,30,40,50,60,70,80,90 LOWERCASE=1 CLEAN="--max-length 175 --max-ratio 1.5" BPE=10000 JOINT=1 \
+  UNTIED=1 EMBED=512 FFN=1024 LAYERS=6 HEADS=8 DROPOUT=0.3 PRE_NORM=1 MAX_TOKENS=4000 GPUS=1 SELECTION=last LR=0.0005 \
+  WARMUP=4000 BEAM=5 -- "$@"
 out=${arguments[0]}
-TRAIN_FLAGS="--weight-decay 0.0001 $TRAIN_FLAGS"
-need curl fairseq-preprocess fairseq-train fairseq-generate fairseq-validate headgates sacremoses subword-nmt sacrebleu
 need_plots
 begin_full_size "$out"
 ((workers == 1)) || [[ -n $TOKENS_PER_UPDATE ]] ||
   fail "$workers processes would make updates of $workers times $MAX_TOKENS tokens: set TOKENS_PER_UPDATE to the number of source tokens for each update, or train on one GPU"
+TRAIN_FLAGS="--weight-decay 0.0001 $TRAIN_FLAGS"
 ((gpus == 0)) || TRAIN_FLAGS="--fp16 $TRAIN_FLAGS"
-# A checkpoint of every epoch: weights and two moments, 12 bytes for each parameter.
-need_space "${DISK_GB:-$((2 + EPOCHS * 12 * ((1 + 2 * UNTIED) * BPE * EMBED + $(layer_parameters)) / 1000000000))}" "$out"
 export TRAIN_FLAGS
 
 get_corpora iwslt14-de-en "$out"
@@ -47,11 +40,11 @@ done
 part_of_recipe "$recipes/translation.sh" "$out/raw" "$out" de en
 
 checkpoints=$(printf ":%s.pt" "${measured[@]/#/$out/baseline/checkpoint}")
-say "pruning the checkpoints of epochs $MEASURED step by step"
 find_plugin
+say "pruning the checkpoints of epochs $MEASURED step by step"
 [[ -f $out/dynamics.tsv ]] ||
   run "$out/dynamics.log" headgates curve "$out/data-bin" --path "${checkpoints#:}" --user-dir "$plugin" \
     --by gradient --types all --score-subset valid --gen-subset test --steps "$STEPS" --beam "$BEAM" --remove-bpe \
     --source-lang de --target-lang en --tokenizer moses --max-tokens "$GENERATION_TOKENS" "${device[@]}" \
     --out "$out/dynamics.json" --tsv "$out/dynamics.tsv" --plot "$out/dynamics.svg" --force
-last_table "$out/dynamics.txt" python3 "$recipes/lib/curves.py" "$out/dynamics.tsv" --paper
+last_table "$out/dynamics.txt" python3 "$recipes/lib" results.curves "$out/dynamics.tsv" --paper

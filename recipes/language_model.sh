@@ -4,8 +4,8 @@
 #   recipes/language_model.sh [--dry-run] RAW_DIR OUT_DIR
 #
 # RAW_DIR holds {train,valid,test}.txt, plain or .gz, a sentence or a paragraph on each line, tokenised or not. The
-# recipe trains a baseline, and prunes it once for each value of LAMBDAS. As a control, baseline+, it trains the
-# baseline for as many more updates without gates. ARCH is fairseq's transformer_lm, or transformer_lm_all_attention (Shim
+# recipe trains a baseline, and prunes it once for each entry of RUNS. As a control, baseline+, it trains the
+# baseline for as many more updates without pruning. ARCH is fairseq's transformer_lm, or transformer_lm_all_attention (Shim
 # et al. 2021). The last output is a table: model, heads kept, parameters, perplexity on the validation and the test set
 # per token and per word, tokens per second. The defaults are a small model for two CPU cores.
 #
@@ -15,48 +15,27 @@ set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/lib/common.sh"
 source "$recipes/lib/models.sh"
-source "$recipes/lib/language_models.sh"
-source "$recipes/lib/language_model_defaults.sh"
+source "$recipes/lib/runs.sh"
 
-parse_arguments "RAW_DIR OUT_DIR" "$@"
+configure -- "$@"
 raw=${arguments[0]} out=${arguments[1]}
 read -ra train_flags <<<"$TRAIN_FLAGS"
 read -ra seeds <<<"$SEEDS"
-read -ra lambdas <<<"$LAMBDAS"
 
-need fairseq-preprocess fairseq-train fairseq-eval-lm headgates subword-nmt
+need fairseq-preprocess fairseq-train headgates subword-nmt
 need_plots
-check_settings
 check_out "$out"
-no_colon "$out"
-if [[ ${DRY_RUN:-0} != 1 ]]; then
-  for split in train valid test; do
-    [[ -f $raw/$split.txt || -f $raw/$split.txt.gz ]] ||
-      fail "$raw/$split.txt[.gz] is missing: RAW_DIR needs train.txt, valid.txt and test.txt"
-  done
-fi
-need_text "$raw" txt train valid test
+dry || read_text "$raw" {train,valid,test}.txt
 find_plugin
 find_devices
-keep_settings "$out" "BPE=$BPE VOCABULARY=$VOCABULARY ARCH=$ARCH EMBED=$EMBED FFN=$FFN LAYERS=$LAYERS HEADS=$HEADS \
-PRE_NORM=$PRE_NORM DROPOUT=$DROPOUT ADAPTIVE=$ADAPTIVE TOKENS_PER_SAMPLE=$TOKENS_PER_SAMPLE MEM_LEN=$MEM_LEN \
-PERSISTENT_VECTORS=$PERSISTENT_VECTORS STREAM_BLOCKS=$STREAM_BLOCKS $(batch_settings) OPTIMIZER=$OPTIMIZER \
-SCHEDULE=$SCHEDULE UPDATES=$UPDATES LR=$LR MIN_LR=$MIN_LR WARMUP=$WARMUP SAVE_EVERY=$SAVE_EVERY \
-TRAIN_FLAGS=${TRAIN_FLAGS// /,} $(seeds_setting)"
-keep_settings "$out" "PRUNE_UPDATES=$PRUNE_UPDATES PRUNE_LR=$PRUNE_LR PRUNE_WARMUP=$PRUNE_WARMUP \
-PRUNE_SCHEDULE=$PRUNE_SCHEDULE GATE_LR_SCALE=$GATE_LR_SCALE GATE_INIT=$GATE_INIT GATE_HARD=$GATE_HARD \
-GATE_OUTPUT_SCALE=$GATE_OUTPUT_SCALE L0_WARMUP=$L0_WARMUP FIX_AFTER=$FIX_AFTER" runs.txt
-keep_settings "$out" "EVAL_TOKENS=$EVAL_TOKENS" evaluation.txt
-same_text "$raw" "$out" txt
+keep_settings "$out" settings evaluation ${RUNS:+runs}
 lock_out "$out"
 
 # --- text: raw -> one blank between words -> BPE -> binarised -------------------------------------------------------
 text=$out/text bin=$out/data-bin
-[[ ${DRY_RUN:-0} == 1 ]] || mkdir -p "$text"
-
+dry || mkdir -p "$text"
 say "encoding the text"
 for split in train valid test; do
-  [[ ${DRY_RUN:-0} == 1 || -s $text/$split.words ]] || need_utf8 "$raw/$split.txt"
   into "$text/$split.words" "$(reading "$raw/$split.txt")| python3 $(quoted "$recipes/lib") text.lines words"
 done
 encoded=words dictionary=()
@@ -69,16 +48,19 @@ if ((BPE)); then
 elif ((VOCABULARY)); then
   dictionary=(--nwordssrc "$VOCABULARY")
 fi
-if [[ ! -d $bin ]]; then
-  [[ ${DRY_RUN:-0} == 1 ]] || rm -rf "$bin.part"
-  run "$out/preprocess.log" fairseq-preprocess --only-source --trainpref "$text/train.$encoded" \
-    --validpref "$text/valid.$encoded" --testpref "$text/test.$encoded" --destdir "$bin.part" --workers "$(nproc)" \
-    "${dictionary[@]}"
-  run "$out/preprocess.log" mv "$bin.part" "$bin"
-fi
-record_text "$raw" "$out" txt
+binarise --only-source --trainpref "$text/train.$encoded" --validpref "$text/valid.$encoded" \
+  --testpref "$text/test.$encoded" "${dictionary[@]}"
+text_is_made
 
-# --- models: a baseline, its control, and gated runs that start from it ---------------------------------------------
+# --- models: a baseline, its control, and runs that start from it ---------------------------------------------------
+# blocks_of_update: set MAX_TOKENS and UPDATE_FREQ so that an update has TOKENS_PER_UPDATE tokens on all `workers`, or
+# at most a block more for each batch. All blocks have the same size, so no data is read for this.
+blocks_of_update() {
+  local blocks=$(((TOKENS_PER_UPDATE + TOKENS_PER_SAMPLE - 1) / TOKENS_PER_SAMPLE))
+  local most=$((workers * (MAX_TOKENS / TOKENS_PER_SAMPLE)))
+  UPDATE_FREQ=$(((blocks + most - 1) / most))
+  MAX_TOKENS=$(((blocks + workers * UPDATE_FREQ - 1) / (workers * UPDATE_FREQ) * TOKENS_PER_SAMPLE))
+}
 [[ -z $TOKENS_PER_UPDATE ]] || blocks_of_update
 criterion=cross_entropy
 size=(--decoder-layers "$LAYERS" --decoder-attention-heads "$HEADS" --decoder-embed-dim "$EMBED"
@@ -90,43 +72,33 @@ if [[ -n $ADAPTIVE ]]; then
 else
   size+=(--share-decoder-input-output-embed)
 fi
+arch=$ARCH gated_arch=$ARCH
 if [[ $ARCH == transformer_lm ]]; then
   gated_arch=transformer_lm_head_gates task=(--task language_modeling --tokens-per-sample "$TOKENS_PER_SAMPLE")
   size+=(--decoder-ffn-embed-dim "$FFN")
   [[ $PRE_NORM == 0 ]] || size+=(--decoder-normalize-before)
 else
-  gated_arch=$ARCH
   task=(--task language_modeling_segments --tokens-per-sample "$TOKENS_PER_SAMPLE" --stream-blocks "$STREAM_BLOCKS")
   size+=(--persistent-vectors "$PERSISTENT_VECTORS" --mem-len "$MEM_LEN")
 fi
 optimizer=(--optimizer "$OPTIMIZER" --clip-norm 1.0)
 [[ $OPTIMIZER != adam ]] || optimizer+=(--adam-betas '(0.9, 0.98)')
+# shellcheck disable=SC2207  (several options)
 common=("${task[@]}" "${size[@]}" "${optimizer[@]}" --max-tokens "$MAX_TOKENS" --update-freq "$UPDATE_FREQ"
-  --required-batch-size-multiple 1 "${train_flags[@]}")
-# Checkpoints by updates, and none at the end of epochs.
-[[ -z $SAVE_EVERY ]] || common+=(--save-interval-updates "$SAVE_EVERY" --validate-interval-updates "$SAVE_EVERY"
-  --keep-interval-updates 1 --save-interval 1000000 --validate-interval 1000000)
+  --required-batch-size-multiple 1 "${train_flags[@]}" $(saving 1))
 schedule "$SCHEDULE" "$LR" "$WARMUP" "$UPDATES"
 baseline_training=("${common[@]}" "${scheduled[@]}")
+# With a schedule that decays the last checkpoint is the result, otherwise the one with the lowest loss on valid.
+baseline_checkpoint=checkpoint_last.pt
+[[ $SCHEDULE != inverse_sqrt ]] || baseline_checkpoint=checkpoint_best.pt
 schedule "$PRUNE_SCHEDULE" "$PRUNE_LR" "$PRUNE_WARMUP" "$PRUNE_UPDATES"
 further_training=("${common[@]}" "${scheduled[@]}")
 gates=(${GATE_LR_SCALE:+--gate-lr-scale "$GATE_LR_SCALE"} ${GATE_INIT:+--gate-init "$GATE_INIT"}
-  ${L0_WARMUP:+--l0-warmup-updates "$L0_WARMUP"} ${FIX_AFTER:+--fix-gates-after "$FIX_AFTER"})
+  ${FIX_AFTER:+--fix-gates-after "$FIX_AFTER"})
 [[ $GATE_HARD == 0 ]] || gates+=(--gate-hard)
 [[ $GATE_OUTPUT_SCALE == 0 ]] || gates+=(--gate-output-scale)
-evaluation=("$bin" --user-dir "$plugin" "${task[@]}" --max-tokens "$EVAL_TOKENS" --log-format simple "${device[@]}")
+scoring=("$bin" --user-dir "$plugin" "${task[@]}" --max-tokens "$EVAL_TOKENS" "${device[@]}")
+evaluation=("${scoring[@]}" --gen-subset test --loss-subset valid,test --text "valid=$text/valid.words" --text "test=$text/test.words")
 
-folders=() checkpoints=()
-for seed in "${seeds[@]}"; do
-  place_of "$seed"
-  lm_baseline "$place/baseline"
-  lm_control "$place/baseline+"
-  for weight in "${lambdas[@]}"; do lm_gated "$place/lambda$weight" "$weight"; done
-done
-if [[ $SPEED == 1 ]]; then
-  say "measuring the speed of every model on the test set"
-  for ((i = 0; i < ${#folders[@]}; i++)); do time_lm "${folders[i]}" "${checkpoints[i]}"; done
-fi
-last_table "$out/results.txt" \
-  python3 "$recipes/lib/language_model_results.py" "${folders[@]}" --paper "$PAPER" --seed "${seeds[0]}" \
-  --bpe "$BPE" --speed "$SPEED" --tsv "$out/results.tsv" --plot "$out/results.svg"
+all_models
+table language_model --paper "$PAPER" --bpe "$BPE" --plot "$out/results.svg"

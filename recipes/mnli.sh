@@ -13,30 +13,23 @@ set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/lib/common.sh"
 source "$recipes/lib/devices.sh"
-set -a
-: "${MODEL:=roberta.base}" "${PRETRAINED:=}" "${PRECISION:=}" "${DATA_DIR:=}"
-: "${EMBED:=768}" "${FFN:=3072}" "${LAYERS:=12}" "${HEADS:=12}" "${MAX_POSITIONS:=512}" "${DROPOUT:=0.1}"
-# fairseq's example of fine-tuning RoBERTa; the papers fine-tune BERT, with settings that they do not give.
-: "${UPDATES:=123873}" "${LR:=1e-5}" "${WARMUP:=7432}" "${BATCH:=32}"
-# Gates: lambda, the learning rate of the gates (0.1) and 1 to 3 epochs are those of Golden Stick. Not in the paper: the
-# learning rate and the schedule of the model in this training, and that gates are never fixed.
-: "${GATES=:0.0015}" "${PRUNE_UPDATES:=36816}" "${PRUNE_LR:=$LR}" "${GATE_LR_SCALE:=10000}" "${FIX_AFTER:=0}"
-# Michel et al. remove 10% of the heads at a time, by the gradient score on the training set (here all of it).
-: "${CURVES=gradient}" "${STEPS:=10,20,30,40,50,60,70,80,90}" "${SENTENCES:=392702}"
-set +a
-source "$recipes/lib/classifier_defaults.sh"
 
-parse_arguments OUT_DIR "$@"
+published=(
+  MODEL=roberta.base
+  EMBED=768 FFN=3072 LAYERS=12 HEADS=12 MAX_POSITIONS=512 DROPOUT=0.1
+  # fairseq's example of fine-tuning RoBERTa; the papers fine-tune BERT, with settings that they do not give.
+  UPDATES=123873 LR=1e-5 WARMUP=7432 BATCH=32
+  # Gates: lambda, the learning rate of the gates (0.1) and 1 to 3 epochs are those of Golden Stick. Not in the paper: the
+  # learning rate and the schedule of the model in this training, and that gates are never fixed.
+  RUNS=all:0.0015 PRUNE_UPDATES=36816 GATE_LR_SCALE=10000 FIX_AFTER=0
+  # Michel et al. remove 10% of the heads at a time, by the gradient score on the training set (here all of it).
+  CURVES=gradient STEPS=10,20,30,40,50,60,70,80,90 SENTENCES=392702
+)
+configure "${published[@]}" -- "$@"
 out=${arguments[0]}
-need curl fairseq-preprocess fairseq-train headgates
 need_plots
 begin_full_size "$out"
-# Text, model, and weights with two moments of Adam (twice) for each model: the baseline, its control and the runs.
-models=$((2 + $(python3 "$recipes/lib/classifier_runs.py" | wc -l)))
-parameters=$((51000 * EMBED + LAYERS * EMBED * (4 * EMBED + 2 * FFN)))
-need_space "${DISK_GB:-$((3 + parameters * (4 + 12 * 2 * models) * $(wc -w <<<"$SEEDS") / 1000000000))}" "$out"
-keep_settings "$out" "MODEL=$MODEL" data.txt
-choose_precision
+keep_settings "$out" data
 flags="--weight-decay 0.1 --clip-norm 0.0 --pooler-dropout 0.0"
 case $PRECISION in
   fp16) flags+=" --fp16 --fp16-init-scale 4 --threshold-loss-scale 1 --fp16-scale-window 128" ;;
@@ -46,10 +39,10 @@ esac
 get_files mnli "$out"
 if [[ -z $PRETRAINED ]]; then
   PRETRAINED=$out/model/model.pt
-  [[ -f $PRETRAINED ]] || step "getting $MODEL" \
-    python3 "$recipes/lib" corpora.pretrained "$MODEL" "$out" ${DATA_DIR:+--data-dir "$DATA_DIR"}
+  PRETRAINED_DICT=
+  get_model "$MODEL" "$out"
 fi
-step_into "$out/mnli.txt" python3 "$recipes/lib" corpora.mnli "$out/downloads" "$out/raw"
-[[ ${DRY_RUN:-0} == 1 ]] || cat "$out/mnli.txt"
-export INPUTS=2 ENCODED=1 TRAIN_FLAGS="$flags $TRAIN_FLAGS"
+show_into "$out/mnli.txt" python3 "$recipes/lib" corpora.mnli "$out/downloads" "$out/raw"
+PRETRAINED_CODES= # the text is BPE
+export PRETRAINED INPUTS=2 ENCODED=1 TRAIN_FLAGS="$flags $TRAIN_FLAGS"
 exec "$recipes/classification.sh" "$out/raw" "$out"

@@ -9,19 +9,12 @@
 set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/lib/common.sh"
-source "$recipes/lib/devices.sh"
-export PAPER=opensubtitles OVERLAP=${OVERLAP:-0.9} PAIRS=${PAIRS:-6000000} HELD_OUT=${HELD_OUT:-10000}
 source "$recipes/lib/published.sh"
 
-parse_arguments OUT_DIR "$@"
-out=${arguments[0]}
-published_begin "$out" 30
-own_text "$out"
-keep_settings "$out" "OVERLAP=$OVERLAP PAIRS=$PAIRS HELD_OUT=$HELD_OUT" data.txt
-
+configure "${published[@]}" PAPER=opensubtitles OVERLAP=0.9 PAIRS=6000000 HELD_OUT=10000 -- "$@"
+published_begin
 get_files opensubtitles-en-ru "$out"
-step_into "$out/selection.txt" python3 "$recipes/lib" corpora.subtitles \
+show_into "$out/selection.txt" python3 "$recipes/lib" corpora.subtitles \
   "$out"/downloads/opensubtitles-v2018.en-ru.{txt.zip,xml.gz} "$out/raw" en ru \
   --overlap "$OVERLAP" --pairs "$PAIRS" --held-out "$HELD_OUT"
-[[ ${DRY_RUN:-0} == 1 ]] || cat "$out/selection.txt"
-published_end "$out/raw" "$out"
+published_end "$out/raw"

@@ -14,31 +14,16 @@ set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/lib/common.sh"
 source "$recipes/lib/devices.sh"
-set -a
-: "${TYPES:=all}" "${LAMBDAS=}" "${TARGETS=0.5 0.25 0.125}" "${METHODS=lagrangian}" "${JOBS:=}"
-set +a
-if [[ -z ${RUNS+set} ]]; then
-  RUNS=
-  for types in $TYPES; do
-    for lambda in $LAMBDAS; do RUNS+=" $types:$lambda"; done
-    for target in $TARGETS; do
-      for method in $METHODS; do RUNS+=" $types=$target@$method"; done
-    done
-  done
-fi
-export RUNS
-source "$recipes/lib/defaults.sh"
 
-parse_arguments "RAW_DIR OUT_DIR SRC TGT" "$@"
+configure -- "$@"
 out=${arguments[1]}
 need flock
 need_plots
-check_settings
 check_out "$out"
 find_devices
 jobs=${JOBS:-$((gpus ? gpus : 1))}
 translate=("$recipes/translation.sh" "${arguments[@]}")
-[[ ${DRY_RUN:-0} != 1 ]] || translate=("$recipes/translation.sh" --dry-run "${arguments[@]}")
+! dry || translate=("$recipes/translation.sh" --dry-run "${arguments[@]}")
 
 if [[ -v SLURM_ARRAY_TASK_ID ]]; then
   index=$(((SLURM_ARRAY_TASK_ID - SLURM_ARRAY_TASK_MIN) / SLURM_ARRAY_TASK_STEP + 1))
@@ -46,7 +31,7 @@ if [[ -v SLURM_ARRAY_TASK_ID ]]; then
   export SHARE=$index/$(((SLURM_ARRAY_TASK_MAX - SLURM_ARRAY_TASK_MIN) / SLURM_ARRAY_TASK_STEP + 1))
 fi
 # One share, or the commands of all.
-[[ ! -v SLURM_ARRAY_TASK_ID && ${DRY_RUN:-0} != 1 ]] || exec "${translate[@]}"
+if [[ -v SLURM_ARRAY_TASK_ID ]] || dry; then exec "${translate[@]}"; fi
 
 in_shares "$jobs" "${translate[@]}"
 
@@ -55,11 +40,6 @@ SPEED=1 part_of_recipe "${translate[@]}"
 read -ra seeds <<<"$SEEDS"
 places=("$out")
 ((${#seeds[@]} == 1)) || places=("${seeds[@]/#/$out/seed}")
-folders=()
-for place in "${places[@]}"; do
-  for folder in "$place"/baseline "$place"/baseline+* "$place"/*_lambda* "$place"/*_heads*; do
-    [[ ! -f $folder/speed.json ]] || folders+=("$folder")
-  done
-done
-last_table "$out/sweep.txt" python3 "$recipes/lib/pareto.py" "${folders[@]}" --seed "${seeds[0]}" \
-  --tsv "$out/sweep.tsv" --json "$out/sweep.json" --plot "$out/sweep.svg"
+for line in "${plan_of_runs[@]}"; do runs+=(--run "$line"); done
+last_table "$out/sweep.txt" python3 "$recipes/lib" results.table translation "${places[@]}" "${runs[@]}" --sweep \
+  --seed "${seeds[0]}" --tsv "$out/sweep.tsv" --json "$out/sweep.json" --plot "$out/sweep.svg"

@@ -17,77 +17,49 @@ recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/lib/common.sh"
 source "$recipes/lib/models.sh"
 source "$recipes/lib/runs.sh"
-source "$recipes/lib/defaults.sh"
+source "$recipes/lib/translation.sh"
 
-parse_arguments "RAW_DIR OUT_DIR SRC TGT" "$@"
+configure -- "$@"
 raw=${arguments[0]} out=${arguments[1]} src=${arguments[2]} tgt=${arguments[3]}
 export SRC=$src TGT=$tgt
 read -ra train_flags <<<"$TRAIN_FLAGS"
 read -ra clean_flags <<<"$CLEAN"
 read -ra seeds <<<"$SEEDS"
 
-need fairseq-preprocess fairseq-train fairseq-generate fairseq-validate headgates sacremoses subword-nmt sacrebleu
-check_settings
+need fairseq-preprocess fairseq-train headgates sacremoses subword-nmt
 check_out "$out"
-no_colon "$out"
-[[ ${DRY_RUN:-0} == 1 ]] || need_parallel "$raw" "$src" "$tgt"
-for language in "$src" "$tgt"; do need_text "$raw" "$language" train valid test; done
+dry || read_text "$raw" {train,valid,test}."$src" {train,valid,test}."$tgt"
 find_plugin
 find_devices
-keep_settings "$out" "SRC=$src TGT=$tgt LOWERCASE=$LOWERCASE PRETOKENIZED=$PRETOKENIZED CLEAN=${CLEAN// /,} BPE=$BPE \
-JOINT=$JOINT ARCH=$ARCH EMBED=$EMBED FFN=$FFN LAYERS=$LAYERS DECODER_LAYERS=${DECODER_LAYERS:-$LAYERS} HEADS=$HEADS \
-PRE_NORM=$PRE_NORM DROPOUT=$DROPOUT$([[ $UNTIED == 0 ]] || echo " UNTIED=1")\
-$([[ $SELECTION == bleu ]] || echo " SELECTION=$SELECTION") $(batch_settings) \
-SCHEDULE=$SCHEDULE EPOCHS=$EPOCHS UPDATES=$UPDATES LR=$LR WARMUP=$WARMUP SAVE_EVERY=$SAVE_EVERY AVERAGE=$AVERAGE \
-TRAIN_FLAGS=${TRAIN_FLAGS// /,} $(seeds_setting)"
 # Controls and runs are comparable only with the same further training; without RUNS there is none.
-[[ -z ${RUNS// /} ]] || keep_settings "$out" "PRUNE_UPDATES=$PRUNE_UPDATES PRUNE_LR=$PRUNE_LR PRUNE_WARMUP=$PRUNE_WARMUP \
-PRUNE_SCHEDULE=$PRUNE_SCHEDULE GATE_LR_SCALE=$GATE_LR_SCALE L0_WARMUP=$L0_WARMUP SPARSITY_WARMUP=$SPARSITY_WARMUP \
-FIX_AFTER=$FIX_AFTER SENTENCES=$SENTENCES ITERATIONS=$ITERATIONS" runs.txt
-keep_settings "$out" "BEAM=$BEAM LENPEN=$LENPEN" generation.txt
+keep_settings "$out" settings generation ${RUNS:+runs}
 [[ -z $METRIC ]] || keep_metric "$out"
-same_text "$raw" "$out" "$src" "$tgt"
 lock_out "$out"
 
 # --- text: raw -> tokenised -> cleaned -> BPE -> binarised ----------------------------------------------------------
 text=$out/text bin=$out/data-bin
-[[ ${DRY_RUN:-0} == 1 ]] || mkdir -p "$text"
-
-tokenise() { [[ $PRETOKENIZED == 1 ]] && echo cat || echo "sacremoses -q -l $1 normalize tokenize"; }
-lowercased() { [[ $LOWERCASE == 0 ]] || echo " | python3 $(quoted "$recipes/lib") text.lines lowercase"; }
-
+dry || mkdir -p "$text"
 say "tokenising and encoding the text"
 for split in train valid test; do
   for language in "$src" "$tgt"; do
-    [[ ${DRY_RUN:-0} == 1 || -s $text/$split.tok.$language ]] || need_utf8 "$raw/$split.$language"
     by_lines "$raw/$split.$language" "$text/$split.tok.$language" "$(tokenise "$language")$(lowercased)"
   done
   aligned "$split" "$text/$split.tok" "$src" "$tgt"
 done
-detokenised() { [[ $PRETOKENIZED == 0 ]] || echo "| sacremoses -q -l $1 detokenize"; }
 into "$text/reference.$tgt" "$(reading "$raw/test.$tgt")$(detokenised "$tgt")"
 [[ -z $METRIC ]] || into "$text/source.$src" "$(reading "$raw/test.$src")$(detokenised "$src")"
 train=$text/train.tok
-if [[ -n $CLEAN ]]; then
-  train=$text/train.clean
-  step_into "$text/cleaning.txt" python3 "$recipes/lib" text.clean "$text/train.tok" "$train" "$src" "$tgt" "${clean_flags[@]}" \
-    --without "$text/valid.tok" "$text/test.tok"
-  if [[ ${DRY_RUN:-0} != 1 ]]; then
-    cat "$text/cleaning.txt"
-    [[ -s $train.$src ]] || fail "CLEAN='$CLEAN' leaves no training text (see the table above): use other options and another OUT_DIR"
-  fi
-fi
-learn_bpe() { quoted subword-nmt learn-bpe -s "$BPE" --input "$1"; }
+[[ -z $CLEAN ]] || clean_text
+dictionary=() embeddings=()
 if [[ $JOINT == 1 ]]; then
   into "$text/train.both" "$(quoted cat "$train.$src" "$train.$tgt")"
   into "$text/codes.$src" "$(learn_bpe "$text/train.both")"
   into "$text/codes.$tgt" "$(quoted cat "$text/codes.$src")"
-  dictionary=(--joined-dictionary) embeddings=(--share-all-embeddings)
+  [[ $UNTIED == 1 ]] || dictionary=(--joined-dictionary) embeddings=(--share-all-embeddings)
 else
   for language in "$src" "$tgt"; do into "$text/codes.$language" "$(learn_bpe "$train.$language")"; done
-  dictionary=() embeddings=(--share-decoder-input-output-embed)
+  [[ $UNTIED == 1 ]] || embeddings=(--share-decoder-input-output-embed)
 fi
-[[ $UNTIED == 0 ]] || dictionary=() embeddings=()
 for split in train valid test; do
   for language in "$src" "$tgt"; do
     tokens=$text/$split.tok.$language
@@ -97,39 +69,22 @@ for split in train valid test; do
 done
 need_short_lines source "$src"
 need_short_lines target "$tgt"
-if [[ ! -d $bin ]]; then
-  [[ ${DRY_RUN:-0} == 1 ]] || rm -rf "$bin.part"
-  run "$out/preprocess.log" fairseq-preprocess -s "$src" -t "$tgt" --trainpref "$text/train.bpe" \
-    --validpref "$text/valid.bpe" --testpref "$text/test.bpe" --destdir "$bin.part" --workers "$(nproc)" "${dictionary[@]}"
-  run "$out/preprocess.log" mv "$bin.part" "$bin"
-fi
-
-record_text "$raw" "$out" "$src" "$tgt"
+binarise -s "$src" -t "$tgt" --trainpref "$text/train.bpe" --validpref "$text/valid.bpe" --testpref "$text/test.bpe" \
+  "${dictionary[@]}"
 text_is_made # from here on each model has a lock of its own
 
 # --- models: a baseline, then its controls, and runs that start from it and are pruned ------------------------------
-if [[ -n $TOKENS_PER_UPDATE ]]; then
-  plan=(python3 "$recipes/lib" text.batches "$bin" "$src" "$tgt" --tokens "$TOKENS_PER_UPDATE" --workers "$workers" --max-tokens "$MAX_TOKENS")
-  if [[ ${DRY_RUN:-0} == 1 ]]; then
-    quoted "${plan[@]}"
-    echo "# gives --max-tokens and --update-freq"
-    UPDATE_FREQ="UPDATE_FREQ"
-  else
-    answer "MAX_TOKENS UPDATE_FREQ" "${plan[@]}"
-  fi
-fi
-[[ $LOWERCASE == 0 ]] || lowercase=(--lowercase)
+[[ -z $TOKENS_PER_UPDATE ]] || plan_batches
+arch=$ARCH gated_arch=transformer_head_gates criterion=label_smoothed_cross_entropy
 size=(--encoder-embed-dim "$EMBED" --decoder-embed-dim "$EMBED" --encoder-ffn-embed-dim "$FFN"
-  --decoder-ffn-embed-dim "$FFN" --encoder-layers "$LAYERS" --decoder-layers "${DECODER_LAYERS:-$LAYERS}"
+  --decoder-ffn-embed-dim "$FFN" --encoder-layers "$LAYERS" --decoder-layers "$DECODER_LAYERS"
   --encoder-attention-heads "$HEADS" --decoder-attention-heads "$HEADS"
   "${embeddings[@]}")
 [[ $PRE_NORM == 0 ]] || size+=(--encoder-normalize-before --decoder-normalize-before)
+# shellcheck disable=SC2207  (several options)
 common=(--task translation -s "$src" -t "$tgt" "${size[@]}" --dropout "$DROPOUT" --label-smoothing 0.1
   --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0
-  --max-tokens "$MAX_TOKENS" --update-freq "$UPDATE_FREQ" "${train_flags[@]}")
-# Checkpoints by updates, and none at the end of epochs.
-[[ -z $SAVE_EVERY ]] || common+=(--save-interval-updates "$SAVE_EVERY" --validate-interval-updates "$SAVE_EVERY"
-  --keep-interval-updates "$((AVERAGE > 1 ? AVERAGE : 1))" --save-interval 1000000 --validate-interval 1000000)
+  --max-tokens "$MAX_TOKENS" --update-freq "$UPDATE_FREQ" "${train_flags[@]}" $(saving "$((AVERAGE > 1 ? AVERAGE : 1))"))
 length=(--max-epoch "$EPOCHS") selection=()
 [[ -z $UPDATES ]] || length=(--max-update "$UPDATES")
 # Where the learning rate falls to 0, or checkpoints are averaged, the best BLEU would be a selection by noise.
@@ -145,23 +100,12 @@ baseline_training=("${common[@]}" --lr-scheduler "$SCHEDULE" --lr "$LR" --warmup
   "${length[@]}" "${selection[@]}")
 schedule "$PRUNE_SCHEDULE" "$PRUNE_LR" "$PRUNE_WARMUP" "$PRUNE_UPDATES" # its length is not that of a step of a run
 further_training=("${common[@]}" "${scheduled[@]}")
-generate=(fairseq-generate "$bin" --user-dir "$plugin" --gen-subset test --remove-bpe --beam "$BEAM" --lenpen "$LENPEN"
-  --max-tokens "$GENERATION_TOKENS" --required-batch-size-multiple 1 "${device[@]}")
 gates=(${GATE_LR_SCALE:+--gate-lr-scale "$GATE_LR_SCALE"} ${FIX_AFTER:+--fix-gates-after "$FIX_AFTER"})
+data=("$bin" --user-dir "$plugin" --source-lang "$src" --target-lang "$tgt" --max-tokens "$GENERATION_TOKENS" "${device[@]}")
+scoring=("${data[@]}" --skip-invalid-size-inputs-valid-test)
+evaluation=("${data[@]}" --gen-subset test --loss-subset valid --reference "$text/reference.$tgt" --remove-bpe
+  --tokenizer moses --beam "$BEAM" --lenpen "$LENPEN" --required-batch-size-multiple 1)
+[[ $LOWERCASE == 0 ]] || evaluation+=(--scoring sacrebleu --sacrebleu-lowercase)
 
-lines_of plan_of_runs python3 "$recipes/lib/runs.py"
-folders=() share=${SHARE:-1/1}
-# Shares begin with different seeds, so that they do not wait for the same baseline.
-for ((turn = 0; turn < ${#seeds[@]}; turn++)); do
-  position=$(((${share%/*} - 1 + turn) % ${#seeds[@]}))
-  seed=${seeds[position]}
-  place_of "$seed"
-  all_runs "$place" "$((position * ${#plan_of_runs[@]}))"
-done
-if [[ -n $SHARE ]]; then
-  say "share $SHARE is complete"
-  exit
-fi
-last_table "$out/results.txt" \
-  python3 "$recipes/lib/results.py" "${folders[@]}" ${PAPER:+--paper "$PAPER"} ${METRIC:+--metric "$METRIC_NAME"} \
-  --seed "${seeds[0]}" --tsv "$out/results.tsv" --json "$out/results.json"
+all_models
+table translation ${PAPER:+--paper "$PAPER"} ${METRIC:+--metric "$METRIC_NAME"} --json "$out/results.json"

@@ -11,38 +11,29 @@ set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/lib/common.sh"
 source "$recipes/lib/devices.sh"
-# Any of these settings may be given in the environment. Comments mark what is from the authors' configuration
-# (wt103_all_16l_train.json of their code) and what is from neither paper nor code.
-set -a
-: "${ARCH:=transformer_lm_all_attention}" "${LAYERS:=16}" "${HEADS:=8}" "${EMBED:=512}"
-: "${TOKENS_PER_SAMPLE:=192}" "${DROPOUT:=0.1}" # dropout: of the configuration
-[[ $ARCH == transformer_lm ]] || : "${PERSISTENT_VECTORS:=2048}" "${MEM_LEN:=192}"
-: "${BPE:=0}" "${ADAPTIVE:=20000,40000,200000}" # of the configuration
-: "${TOKENS_PER_UPDATE:=36864}" "${MAX_TOKENS:=9216}" # 192 segments in all
-# 20 epochs of 103 million tokens, one of them warm-up (of the configuration). Rates of LAMB: of the paper; of Adam: ours.
-: "${OPTIMIZER:=adam}" "${SCHEDULE:=cosine}" "${UPDATES:=56000}" "${WARMUP:=2800}"
-if [[ $OPTIMIZER == lamb ]]; then : "${LR:=0.01}" "${MIN_LR:=0.001}"; else : "${LR:=0.0003}" "${MIN_LR:=0.00003}"; fi
-# The paper prunes for up to 20 epochs, with one epoch of warm-up of lambda. Its gates have 10 times the rate.
-: "${PRUNE_SCHEDULE:=fixed}" "${PRUNE_LR:=0.0001}" "${PRUNE_WARMUP:=0}" "${PRUNE_UPDATES:=56000}" "${L0_WARMUP:=2800}"
-: "${LAMBDAS:=0.01 0.015 0.02}" "${GATE_LR_SCALE:=10}" "${SAVE_EVERY:=2800}" "${PAPER:=shim}"
-: "${PRECISION:=}" "${DATA_DIR:=}"
-set +a
-source "$recipes/lib/language_model_defaults.sh"
 
-parse_arguments OUT_DIR "$@"
+# Comments mark what is from the authors' configuration (wt103_all_16l_train.json of their code) and what is from neither
+# paper nor code.
+published=(
+  ARCH=transformer_lm_all_attention LAYERS=16 HEADS=8 EMBED=512
+  TOKENS_PER_SAMPLE=192 DROPOUT=0.1          # dropout: of the configuration
+  BPE=0 ADAPTIVE=20000,40000,200000          # of the configuration
+  TOKENS_PER_UPDATE=36864 MAX_TOKENS=9216    # 192 segments in all
+  # 20 epochs of 103 million tokens, one of them warm-up (of the configuration).
+  SCHEDULE=cosine UPDATES=56000 WARMUP=2800
+  # The paper prunes for up to 20 epochs, with one epoch of warm-up of lambda. Its gates have 10 times the rate.
+  PRUNE_SCHEDULE=fixed PRUNE_LR=0.0001 PRUNE_WARMUP=0 PRUNE_UPDATES=56000 L0_WARMUP=2800
+  RUNS="all:0.01 all:0.015 all:0.02" GATE_LR_SCALE=10 SAVE_EVERY=2800 PAPER=shim
+)
+[[ ${ARCH:-} == transformer_lm ]] || published+=(PERSISTENT_VECTORS=2048 MEM_LEN=192)
+# Rates of LAMB: of the paper; of Adam: ours.
+if [[ ${OPTIMIZER:-adam} == lamb ]]; then published+=(LR=0.01 MIN_LR=0.001); else published+=(LR=0.0003 MIN_LR=0.00003); fi
+configure "${published[@]}" -- "$@"
 out=${arguments[0]}
-need curl fairseq-preprocess fairseq-train fairseq-eval-lm headgates subword-nmt
 need_plots
 begin_full_size "$out"
-choose_precision
 flags="--clip-norm 0.5 --attention-dropout 0.2" # of the configuration
 [[ $PRECISION == fp32 ]] || flags+=" --$PRECISION"
 export TRAIN_FLAGS="$flags $TRAIN_FLAGS"
-# A model has two checkpoints with weights and two moments, 12 bytes for each parameter, and the pruned one; about 40
-# rows of EMBED for the embeddings of 1000 words. The text needs 3 GB.
-parameters=$((LAYERS * EMBED * (5 * EMBED + 2 * ${PERSISTENT_VECTORS:-$EMBED}) + 40000 * EMBED))
-models=$((($(wc -w <<<"$LAMBDAS") + 2) * $(wc -w <<<"$SEEDS")))
-need_space "${DISK_GB:-$((3 + parameters * 12 * 3 * models / 1000000000))}" "$out"
-
 get_corpora wikitext-103 "$out"
 exec "$recipes/language_model.sh" "$out/corpora" "$out" # it inherits the lock

@@ -10,21 +10,15 @@
 set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$recipes/lib/common.sh"
-source "$recipes/lib/devices.sh"
-export PAPER=wmt DEV=${DEV:-wmt13} TEST=${TEST:-wmt14} # the paper does not say which sets
-export TITLES=${TITLES:-wmt15} EXPECTED_PAIRS=${EXPECTED_PAIRS:-2500000}
 source "$recipes/lib/published.sh"
 
-parse_arguments OUT_DIR "$@"
-out=${arguments[0]}
-published_begin "$out" 15
-own_text "$out"
-keep_settings "$out" "DEV=$DEV TEST=$TEST TITLES=$TITLES" data.txt
-
+# The paper does not say which sets it uses for validation and test.
+configure "${published[@]}" PAPER=wmt DEV=wmt13 TEST=wmt14 TITLES=wmt15 EXPECTED_PAIRS=2500000 -- "$@"
+published_begin
 get_corpora "wmt-en-ru:$DEV,$TEST,$TITLES" "$out"
 for language in en ru; do
   into "$out/raw/train.$language" "cat $(quoted "$out"/corpora/{commoncrawl,news-commentary,yandex,wiki-titles}."$language")"
   for split in valid test; do into "$out/raw/$split.$language" "cat $(quoted "$out/corpora/$split.$language")"; done
 done
 expect_pairs "$out/raw/train.en"
-published_end "$out/raw" "$out"
+published_end "$out/raw"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import signal
 import sys
@@ -38,10 +39,10 @@ def run(program: str = "", *arguments: str) -> int:
     try:
         import_module(program).main(list(arguments))
     except (OSError, ValueError) as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        print(f"{os.environ.get('RECIPE', program)}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"{program}: stopped; run the same command again to resume", file=sys.stderr)
+        print(f"{os.environ.get('RECIPE', program)}: stopped; run the same command again to resume", file=sys.stderr)
         return 130
     return 0
 

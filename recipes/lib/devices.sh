@@ -23,7 +23,7 @@ find_devices() {
   export TORCH_CUDNN_SDPA_DEPRIORITIZED=${TORCH_CUDNN_SDPA_DEPRIORITIZED:-1}
   if [[ -n ${LAUNCHER:-} ]]; then
     read -ra launcher <<<"$LAUNCHER"
-    [[ ${DRY_RUN:-0} == 1 ]] || command -v "${launcher[0]}" >/dev/null || fail "LAUNCHER='$LAUNCHER': '${launcher[0]}' is not on the PATH"
+    dry || command -v "${launcher[0]}" >/dev/null || fail "LAUNCHER='$LAUNCHER': '${launcher[0]}' is not on the PATH"
     workers=$WORKERS
   elif [[ -n ${HOSTS:-} ]]; then
     read -ra hosts <<<"$HOSTS"
@@ -61,31 +61,26 @@ show_gpus() {
   local visible=${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $(($1 - 1)))}
   CUDA_VISIBLE_DEVICES=$(cut -d, -f "1-$1" <<<"$visible")
   export CUDA_VISIBLE_DEVICES
-  [[ ${DRY_RUN:-0} != 1 ]] || echo "export CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"
+  ! dry || echo "export CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"
 }
 
-# begin_full_size OUT_DIR: check settings, folder and machine of a recipe of full size, and lock the folder.
+# begin_full_size OUT_DIR: check folder, machine and disk of a recipe of full size, choose PRECISION, and lock the folder.
 begin_full_size() {
-  check_settings
+  ! dry || printf '# %s\n' "${size_of_recipe[@]}"
+  need curl fairseq-preprocess fairseq-train headgates sacremoses subword-nmt
   check_out "$1"
-  no_colon "$1"
   find_devices
   need_gpu
-  lock_out "$1"
-}
-
-# choose_precision: set PRECISION, if it is not set, to fp16 on GPUs, otherwise to fp32.
-choose_precision() {
+  need_space "$DISK_GB" "$1"
   # A launcher may start the training on GPUs of other machines.
-  if ((gpus)) || [[ -n ${LAUNCHER:-} && ${CPU:-0} != 1 ]]; then
-    : "${PRECISION:=fp16}"
-  fi
-  : "${PRECISION:=fp32}"
+  if ((gpus)) || [[ -n $LAUNCHER && $CPU != 1 ]]; then : "${PRECISION:=fp16}"; fi
+  export PRECISION=${PRECISION:-fp32}
+  lock_out "$1"
 }
 
 # need_gpu: recipes of full size need a GPU, except for a dry run.
 need_gpu() {
-  ((gpus)) || [[ ${CPU:-0} == 1 || -n ${LAUNCHER:-} || ${DRY_RUN:-0} == 1 ]] ||
+  ((gpus)) || [[ ${CPU:-0} == 1 || -n ${LAUNCHER:-} ]] || dry ||
     fail "no GPU found (nvidia-smi -L): this recipe trains for days on one; set CPU=1 to run it on the CPU, with small sizes"
 }
 

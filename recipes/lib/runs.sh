@@ -1,9 +1,14 @@
-# The baseline, its controls, and the kinds of runs in RUNS. Source it after models.sh.
+# The baseline, its controls, and the kinds of runs in RUNS, of any model. Source it after models.sh.
 #
 # Every function trains and evaluates one model in its folder, RUN_DIR, and skips what is complete. Variables of the
-# recipe: `baseline_training` and `further_training`, options of fairseq-train for the baseline and for every training
-# that starts from it; `gates`, options of gated runs; `share`, I/N, which models to train; and `baseline`, the checkpoint
-# that runs start from.
+# recipe: `arch` and `gated_arch`, architectures without and with gates; `criterion`; `baseline_training` and
+# `further_training`, options of fairseq-train for the baseline and for every training that starts from it;
+# `baseline_checkpoint`, the result of a baseline without AVERAGE; `gates`, options of gated runs; `scoring`, data and
+# options of `headgates score`; and `baseline`, the checkpoint that runs start from.
+
+# before_baseline PLACE, after_baseline PLACE: further stages of a seed, which a recipe may define.
+before_baseline() { :; }
+after_baseline() { :; }
 
 # start_from CHECKPOINT CONTROL: set `start`, the options of a training that continues from a checkpoint as the control
 # does. With enc-self alone the decoder is frozen, so that it cannot take over functions of encoder heads (Voita et al.
@@ -13,22 +18,23 @@ start_from() {
   [[ $2 != baseline+frozen ]] || start+=(--freeze-params '^decoder\.')
 }
 
-# baseline_run RUN_DIR: the result is the average of the last AVERAGE checkpoints; with AVERAGE=0 the last checkpoint after
-# a schedule that decays to 0, and otherwise the one with the best BLEU on the validation set.
+# baseline_run RUN_DIR: the result is the average of the last AVERAGE checkpoints, otherwise `baseline_checkpoint`.
 baseline_run() {
-  train "$1" --arch "$ARCH" --criterion label_smoothed_cross_entropy "${baseline_training[@]}"
+  before_baseline "${1%/*}"
+  train "$1" --arch "$arch" --criterion "$criterion" "${baseline_training[@]}"
   averaged "$1" "$baseline_checkpoint"
   baseline=$1/$checkpoint
   evaluate "$1" "$checkpoint"
+  after_baseline "${1%/*}"
 }
 
 # control_run RUN_DIR CONTROL: train the baseline for as long as a run of RUNS, with the same schedule and order of the
 # data, and without gates.
 control_run() {
-  local start arch=$ARCH
+  local start architecture=$arch
   start_from "$baseline" "$2"
-  [[ $2 == baseline+ ]] || arch=transformer_head_gates
-  train "$1" --arch "$arch" --criterion label_smoothed_cross_entropy "${start[@]}" "${further_training[@]}"
+  [[ $2 == baseline+ ]] || architecture=$gated_arch
+  train "$1" --arch "$architecture" --criterion "$criterion" "${start[@]}" "${further_training[@]}"
   averaged "$1" checkpoint_last.pt
   evaluate "$1" "$checkpoint"
 }
@@ -44,7 +50,7 @@ gated_run() {
     sparsity=(--sparsity-method "$method" --target-heads "$value"
       ${SPARSITY_WARMUP:+--sparsity-warmup-updates "$SPARSITY_WARMUP"})
   fi
-  train "$model" --arch transformer_head_gates --gate-heads "$types" --criterion label_smoothed_cross_entropy_l0 \
+  train "$model" --arch "$gated_arch" --gate-heads "$types" --criterion "${criterion}_l0" \
     "${sparsity[@]}" "${gates[@]}" ${scale:+--gate-lr-scale "$scale"} "${start[@]}" "${further_training[@]}"
   averaged "$model" checkpoint_last.pt
   finish "$model" "$checkpoint"
@@ -68,8 +74,8 @@ scored_run() {
       run "$folder/prune.log" cp "$folder/start.pt" "$folder/start.pt.$$.part"
       run "$folder/prune.log" mv "$folder/start.pt.$$.part" "$folder/checkpoint_last.pt"
     fi
-    train "$folder" --arch transformer_head_gates --alive-heads "$folder/start.pt" --remove-heads \
-      --criterion label_smoothed_cross_entropy "${start[@]}" "${further_training[@]}" \
+    train "$folder" --arch "$gated_arch" --alive-heads "$folder/start.pt" --remove-heads \
+      --criterion "$criterion" "${start[@]}" "${further_training[@]}" \
       --max-update "$((PRUNE_UPDATES * step / $#))"
     from=$folder/checkpoint_last.pt options=()
   done
@@ -88,12 +94,10 @@ untrained_run() {
 cut_by_score() {
   local from=$1 folder=$2 name=$3 types=$4 scores=$5 heads=$6
   shift 6
-  [[ ${DRY_RUN:-0} == 1 ]] || mkdir -p "$folder"
+  dry || mkdir -p "$folder"
   [[ -f $folder/head_scores.json ]] ||
-    run "$folder/score.log" headgates score "$bin" --path "$from" --user-dir "$plugin" --source-lang "$src" \
-      --target-lang "$tgt" --gen-subset train --sentences "$SENTENCES" --method "$scores" --seed "$seed" \
-      --max-tokens "$GENERATION_TOKENS" --skip-invalid-size-inputs-valid-test "${device[@]}" \
-      --out "$folder/head_scores.json" --force
+    run "$folder/score.log" headgates score "${scoring[@]}" --path "$from" --gen-subset train --sentences "$SENTENCES" \
+      --method "$scores" --seed "$seed" --out "$folder/head_scores.json" --force
   [[ -f $folder/$name ]] ||
     run "$folder/prune.log" headgates prune "$from" "$folder/$name" --scores "$folder/head_scores.json" \
       --types "$types" --keep "$heads" "$@"
@@ -103,10 +107,9 @@ cut_by_score() {
 # table 2): as the baseline, then as baseline+, so that its training is as long as that of the pruned model.
 scratch_run() {
   local model=$1 pruned=$2/pruned.pt start options
-  [[ ${DRY_RUN:-0} == 1 ]] || mkdir -p "$model"
+  dry || mkdir -p "$model"
   [[ -f $model/mask.json ]] || run "$model/mask.log" headgates show "$pruned" --out "$model/mask.json"
-  options=(--arch transformer_head_gates --alive-heads "$model/mask.json" --remove-heads
-    --criterion label_smoothed_cross_entropy)
+  options=(--arch "$gated_arch" --alive-heads "$model/mask.json" --remove-heads --criterion "$criterion")
   train "$model/first" "${options[@]}" "${baseline_training[@]}"
   averaged "$model/first" "$baseline_checkpoint"
   start_from "$model/first/$checkpoint" baseline+
@@ -126,7 +129,7 @@ finish() {
 exclusively() {
   local folder=$1 lock
   shift
-  if [[ -z $SHARE || ${DRY_RUN:-0} == 1 ]]; then
+  if [[ -z $SHARE ]] || dry; then
     "$@"
     return
   fi
@@ -149,9 +152,9 @@ from_baseline() {
   baseline=${complete[$1/baseline]}
 }
 
-# one_run PLACE NAME: the model NAME of one seed, by its line of lib/runs.py, and first the models that it needs.
+# one_run PLACE NAME: the model NAME of one seed, by its line of the plan, and first the models that it needs.
 one_run() {
-  local place=$1 line name method control types value steps checkpoint
+  local place=$1 line name method control types value steps
   [[ -z ${complete[$1/$2]:-} ]] || return 0
   for line in "${plan_of_runs[@]}"; do
     [[ ${line%% *} != "$2" ]] || break
@@ -168,24 +171,36 @@ one_run() {
     *) exclusively "$place/$name" scored_run "$place/$name" "$control" "$types" "$value" $steps ;;
   esac
   complete[$place/$name]=1
-  if [[ $method == control ]]; then
-    # The first line is a control, that of the baseline too.
-    [[ $line != "${plan_of_runs[0]}" ]] || exclusively "$place/baseline" compare "$place/baseline" "$place/$name"
-  else
-    one_run "$place" "$control"
-    exclusively "$place/$name" compare "$place/$name" "$place/$control"
+}
+
+# all_models: the models of all seeds, or those of this share, in the order of the plan. Set `places`, the folders of the
+# seeds. Shares begin with different seeds, so that they do not wait for the same baseline.
+all_models() {
+  local share=${SHARE:-1/1} line turn position number
+  places=()
+  for seed in "${seeds[@]}"; do
+    place_of "$seed"
+    places+=("$place")
+  done
+  for ((turn = 0; turn < ${#seeds[@]}; turn++)); do
+    position=$(((${share%/*} - 1 + turn) % ${#seeds[@]}))
+    seed=${seeds[position]} place=${places[position]}
+    [[ -n $SHARE ]] || from_baseline "$place"
+    number=$((position * ${#plan_of_runs[@]}))
+    for line in "${plan_of_runs[@]}"; do
+      ((number++ % ${share#*/} != ${share%/*} - 1)) || one_run "$place" "${line%% *}"
+    done
+  done
+  if [[ -n $SHARE ]]; then
+    say "share $SHARE is complete"
+    exit
   fi
 }
 
-# all_runs PLACE NUMBER: all models of one seed, or those of this share; its first model has this NUMBER among the models
-# of all seeds. Append their folders to `folders`.
-all_runs() {
-  local place=$1 number=$2 line name
-  folders+=("$place/baseline")
-  [[ -n $SHARE ]] || from_baseline "$place"
-  for line in "${plan_of_runs[@]}"; do
-    name=${line%% *}
-    folders+=("$place/$name")
-    ((number++ % ${share#*/} != ${share%/*} - 1)) || one_run "$place" "$name"
-  done
+# table FAMILY OPTIONS...: write and print the table of all models.
+table() {
+  local line runs=()
+  for line in "${plan_of_runs[@]}"; do runs+=(--run "$line"); done
+  last_table "$out/results.txt" python3 "$recipes/lib" results.table "$1" "${places[@]}" "${runs[@]}" \
+    --seed "${seeds[0]}" --tsv "$out/results.tsv" "${@:2}"
 }

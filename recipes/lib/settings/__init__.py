@@ -1,0 +1,1 @@
+"""Settings of the recipes: each is declared once, with its type, meaning, group and defaults."""

@@ -1,0 +1,165 @@
+r"""Read arguments and settings of a recipe, check them, and print them as assignments for the shell.
+
+    python3 recipes/lib settings.configure SCRIPT [NAME=DEFAULT ...] -- ARGUMENTS...
+
+SCRIPT is a recipe; NAME=DEFAULT are its own defaults. A setting has the value of the environment, otherwise that default,
+otherwise that of its family. An empty one means the default, except for lists, where it means none. The output is shell
+code: `arguments`, every setting, exported, and `record_NAME`, the settings that OUT_DIR/NAME.txt records.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from pydantic import ValidationError
+
+from commands import shown
+from settings.declared import GROUPS, RECIPES, Settings
+
+# Rules in plainer words than pydantic's.
+RULES = {"int_parsing": "must be a whole number", "float_parsing": "must be a number", "too_short": "must not be empty"}
+
+
+def read(recipe: str, given: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> tuple[Settings, dict[str, str]]:
+    """Return the settings of a recipe, and their texts.
+
+    Raises:
+        ValueError: for an invalid setting, in one line with its name, value and rule
+    """
+    kind = RECIPES[recipe]
+    for name, instead in kind.GONE.items():
+        if given.get(name):
+            raise ValueError(f"{name}={shown(given[name])}: the name of this setting is RUNS; set {instead}")
+    texts: dict[str, str] = {}
+    for name, field in kind.model_fields.items():
+        for source in (given, defaults or {}, kind.DEFAULTS):
+            text = source.get(name)
+            if isinstance(text, str) and (text or extra(field).get("none")):
+                texts[name] = text
+                break
+    for name, text in texts.items():
+        if len(text.splitlines()) > 1:
+            raise ValueError(f"{name}={shown(text)} must be one line")
+    found = _validated(kind, texts)
+    for name, default in kind.DEFAULTS.items():
+        if callable(default) and name not in texts and (value := default(found)) is not None:
+            texts[name] = str(value)
+            found = _validated(kind, texts)
+    found.problems()
+    return found, texts
+
+
+def extra(field: Any) -> dict[str, Any]:
+    """Return what `setting` declares of a field besides its type and meaning."""
+    return dict(field.json_schema_extra or {})
+
+
+def _validated(kind: type[Settings], texts: Mapping[str, str]) -> Settings:
+    try:
+        return kind.model_validate(texts)
+    except ValidationError as invalid:
+        error = invalid.errors()[0]
+        name, *inside = error["loc"]
+        rule = str(error.get("ctx", {}).get("error") or RULES.get(error["type"]) or error["msg"])
+        rule = rule.replace("Input should be", "must be")
+        where = f"{shown(error['input'])} " if inside else ""
+        raise ValueError(f"{name}={shown(texts[str(name)])} {where}{rule}") from None
+
+
+def recorded(found: Settings, texts: Mapping[str, str], record: str) -> str:
+    """Return the settings that OUT_DIR/RECORD.txt records, NAME=VALUE separated by blanks.
+
+    To several seeds more can be added. With TOKENS_PER_UPDATE the batches depend on the machine, and are not part of
+    the experiment.
+    """
+    lines = []
+    batches = ("MAX_TOKENS", "UPDATE_FREQ")
+    for name, field in type(found).model_fields.items():
+        own = extra(field).get("record", "")
+        text = texts.get(name, "").replace(f"{found.OUT_DIR}/", "").replace(" ", ",")
+        if own.rstrip("?") != record or (own.endswith("?") and text == type(found).DEFAULTS.get(name)):
+            continue
+        if (name in batches and texts.get("TOKENS_PER_UPDATE")) or (name == "TOKENS_PER_UPDATE" and not text):
+            continue
+        lines.append(f"{name}={'several' if name == 'SEEDS' and ',' in text else text}")
+    return " ".join(lines)
+
+
+def assignments(found: Settings, texts: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines of shell code."""
+    yield f"arguments=({' '.join(shlex.quote(getattr(found, name)) for name in found.ARGUMENTS)})"
+    for name in type(found).model_fields:
+        value, text = getattr(found, name), texts.get(name, "")
+        if name not in found.ARGUMENTS:
+            yield f"export {name}={shlex.quote(str(value) if isinstance(value, int) else text)}"
+    for name, words in found.arrays().items():
+        yield f"{name}=({' '.join(map(shlex.quote, words))})"
+    for record in sorted({extra(field).get("record", "").rstrip("?") for field in type(found).model_fields.values()} - {""}):
+        yield f"record_{record}={shlex.quote(recorded(found, texts, record))}"
+
+
+def arguments(recipe: str, given: list[str]) -> tuple[dict[str, str], bool]:
+    """Return the arguments by name, and whether it is a dry run. Raise ValueError for others."""
+    names = RECIPES[recipe].ARGUMENTS
+    usage = f"{recipe} [--dry-run] {' '.join(names)}"
+    dry = given[:1] == ["--dry-run"]
+    given = given[dry:]
+    for argument in given:
+        if argument.startswith("-"):
+            raise ValueError(f"unknown option '{argument}': {usage} (write ./{argument} for a file)")
+    if len(given) != len(names):
+        raise ValueError(f"got {len(given)} arguments, needs {len(names)}: {usage}")
+    if "" in given:
+        raise ValueError(f"an argument is empty: {usage}")
+    return dict(zip(names, given, strict=True)), dry
+
+
+def describe(script: Path, environment: Mapping[str, str], defaults: Mapping[str, str]) -> str:
+    """Return the help of a recipe: the comment at its top, and its settings by group, with their values."""
+    recipe = script.name
+    comment = re.match(r"#!.*\n((?:#.*\n)+)", script.read_text(encoding="utf-8"))
+    assert comment
+    kind = RECIPES[recipe]
+    texts = {name: text for name, text in kind.DEFAULTS.items() if isinstance(text, str)}
+    texts |= {name: text for name, text in {**defaults, **environment}.items() if text}
+    lines = [re.sub("^# ?", "", comment[1], flags=re.M)]
+    lines.append(f"Settings are environment variables, NAME=VALUE recipes/{recipe} ..., here with their values.")
+    try:
+        needed = dict.fromkeys(kind.ARGUMENTS, "x") | dict(environment)
+        texts = read(recipe, needed, defaults)[1]
+    except ValueError:
+        pass  # the settings as they are given
+    shown_fields = {
+        name: field
+        for name, field in kind.model_fields.items()
+        if field.description and name not in (*kind.HIDDEN, *kind.ARGUMENTS)
+    }
+    for title, group in (("to begin with", None), *((group, group) for group in GROUPS)):
+        names = [n for n, f in shown_fields.items() if (extra(f)["first"] if group is None else extra(f)["group"] == group and not extra(f)["first"])]
+        lines += ["", f"{title}:"] * bool(names)
+        for name in names:
+            text = texts.get(name, "")
+            lines += [f"  {name}={text!r}" if " " in text else f"  {name}={text}", fill(shown_fields[name].description or "", 112, initial_indent=" " * 6, subsequent_indent=" " * 6)]
+    if kind.HIDDEN:
+        lines += ["", "The other settings of recipes/translation.sh work, too."]
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str]) -> None:
+    script, *rest = argv
+    split = rest.index("--")
+    defaults = dict(word.split("=", 1) for word in rest[:split])
+    given = rest[split + 1 :]
+    if given[:1] in (["--help"], ["-h"]):
+        print(f"printf %s {shlex.quote(describe(Path(script), os.environ, defaults))}; exit 0")
+        return
+    recipe = Path(script).name
+    named, dry = arguments(recipe, given)
+    environment = {**os.environ, **named, **({"DRY_RUN": "1"} if dry else {})}
+    print("\n".join(assignments(*read(recipe, environment, defaults))))

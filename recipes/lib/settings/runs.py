@@ -1,0 +1,191 @@
+"""The setting RUNS: one grammar for every family of models, and the plan of what is trained.
+
+An entry is TYPES:LAMBDA[@SCALE], gates with an L0 penalty, or TYPES=N[@METHOD], a number of heads to keep. TYPES are
+attention types separated by commas, or all; without them (`:0.1`, `=0.5`) it is all.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from settings.types import heads_to_keep
+
+TYPES = ("enc-self", "dec-self", "dec-enc")
+GATED = ("lagrangian", "subset")
+# By which scores each of the other methods removes heads.
+SCORES = {
+    "gradient": "gradient",
+    "ablation": "ablation",
+    "random": "random",
+    "iterative": "gradient",
+    "gradient-only": "gradient",
+    "ablation-only": "ablation",
+}
+PLAIN, FROZEN = "baseline+", "baseline+frozen"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model that is pruned, starting from the baseline.
+
+    Attributes:
+        types: attention types separated by commas, or "all"
+        value: lambda with the method "l0", otherwise heads to keep: a number, or a fraction with a decimal point
+        method: "l0", one of GATED or of SCORES, or "" for the default
+        scale: --gate-lr-scale of the method "l0", or ""
+    """
+
+    types: str
+    value: str
+    method: str = ""
+    scale: str = ""
+
+    def __str__(self) -> str:
+        if self.method == "l0":
+            return f"{self.types}:{self.value}" + (f"@{self.scale}" if self.scale else "")
+        return f"{self.types}={self.value}" + (f"@{self.method}" if self.method else "")
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of a model: {attention type: number}, in the order of the types."""
+
+    sizes: Mapping[str, int]
+
+    def of(self, run: Run) -> list[str]:
+        """Return the attention types of a run."""
+        return list(self.sizes) if run.types == "all" else run.types.split(",")
+
+    def total(self, run: Run) -> int:
+        """Return the number of heads of the types of a run."""
+        return sum(self.sizes[kind] for kind in self.of(run))
+
+    def name(self, run: Run) -> str:
+        """Return the name of the folder of a run; without the types where the model has only one."""
+        types = "" if len(self.sizes) == 1 else run.types.replace(",", "+") + "_"
+        if run.method == "l0":
+            return f"{types}lambda{run.value}" + (f"_rate{run.scale}" if run.scale else "")
+        return f"{types}heads{run.value}" + ("" if run.method == "lagrangian" else f"_{run.method}")
+
+    def control(self, run: Run) -> str:
+        """Return the control; the decoder is frozen where only encoder heads are removed in training."""
+        alone = run.types == "enc-self" and len(self.sizes) > 1
+        return FROZEN if alone and not run.method.endswith("-only") else PLAIN
+
+    def steps(self, run: Run, iterations: int) -> list[int]:
+        """Return the numbers of heads after each step of removal."""
+        total, kept = self.total(run), self.kept(run)
+        steps = iterations if run.method == "iterative" else 1
+        return [total - (total - kept) * (step + 1) // steps for step in range(steps)]
+
+    def kept(self, run: Run) -> int:
+        """Return the number of heads to keep."""
+        if "." not in run.value:
+            return int(run.value)
+        from fairseq_headgates.heads import number_of_heads  # settings are checked where it is not installed
+
+        return number_of_heads(float(run.value), self.total(run))
+
+
+def parse(word: str) -> Run:
+    """Parse an entry. Raise ValueError, "must be ...", for another text."""
+    try:
+        return _parse(word)
+    except ValueError as error:
+        raise ValueError(f"must be TYPES:LAMBDA[@SCALE] or TYPES=N[@METHOD]: {word!r} {error}") from None
+
+
+def _parse(word: str) -> Run:
+    types, sign, rest = re.fullmatch("([^=:]*)([=:]?)(.*)", word).groups()  # type: ignore[union-attr]
+    if not sign:
+        raise ValueError("has no colon and no equals sign")
+    value, at, option = rest.partition("@")
+    types = _types(types or "all")
+    if sign == ":":
+        _number("lambda", value, 0)
+        if at:
+            _number("scale", option, math.ulp(0))
+        return Run(types, value, "l0", option)
+    try:
+        heads_to_keep(value)
+    except ValueError as error:
+        raise ValueError(f"N {value!r} {error}") from None
+    if at and option not in (*GATED, *SCORES):
+        raise ValueError(f"method {option!r} must be one of {', '.join((*GATED, *SCORES))}")
+    return Run(types, value, option)
+
+
+def _number(name: str, text: str, low: float) -> None:
+    plain = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text)
+    if not plain or not low <= float(text) < math.inf:
+        raise ValueError(f"{name} {text!r} must be a finite number, {'above 0' if low else '0 or more'}")
+
+
+def _types(text: str) -> str:
+    names = text.split(",")
+    for name in names:
+        if name not in TYPES and text != "all":
+            raise ValueError(f"{name!r} is not an attention type: choose from {', '.join(TYPES)}, or all")
+        if names.count(name) > 1:
+            raise ValueError(f"{name!r} is named twice: name each attention type once")
+    return text
+
+
+def types_of_runs(text: str) -> str:
+    """Check attention types as in RUNS. Raise ValueError, "must be ...", for another text."""
+    try:
+        return _types(text)
+    except ValueError as error:
+        raise ValueError(f"must be attention types as in RUNS; {error}") from None
+
+
+def with_method(runs: list[Run], method: str) -> list[Run]:
+    """Return the runs with the default method where they name none."""
+    return [replace(run, method=run.method or method) for run in runs]
+
+
+def check(runs: list[Run], heads: Heads, updates: int, iterations: int) -> None:
+    """Raise ValueError, in one line, for runs that are named twice or keep more heads than there are."""
+    names: list[str] = []
+    for run in runs:
+        other = [kind for kind in heads.of(run) if kind not in heads.sizes]
+        if other:
+            raise ValueError(f"RUNS names {str(run)!r}: this model has no {', '.join(other)}, only {', '.join(heads.sizes)}")
+        if heads.name(run) in names:
+            raise ValueError(f"RUNS must not name {str(run)!r} twice")
+        names.append(heads.name(run))
+        total = heads.total(run)
+        if run.method != "l0" and "." not in run.value and int(run.value) > total:
+            sizes = ", ".join(f"{kind} {heads.sizes[kind]}" for kind in heads.of(run))
+            raise ValueError(f"RUNS names {str(run)!r}, more heads than there are: it must be at most {total} ({sizes})")
+        if run.method == "iterative" and iterations > updates:
+            raise ValueError(f"ITERATIONS={iterations} must be at most PRUNE_UPDATES={updates}")
+
+
+def plan(runs: list[Run], heads: Heads, scratch: list[str], iterations: int) -> list[str]:
+    """Return what is trained besides the baseline: a line NAME METHOD CONTROL TYPES VALUE STEPS... for each model.
+
+    VALUE depends on METHOD:
+
+    - control: a control itself, no value
+    - l0: lambda, and then, if the run gives one, its --gate-lr-scale
+    - lagrangian, subset: the heads to keep, as fairseq-train --target-heads
+    - gradient, ablation, random, iterative, gradient-only, ablation-only: the scores by which heads are removed; STEPS
+      has the number of heads of TYPES after each step
+    - scratch: the run whose heads the model has
+    """
+    lines = [line for run in runs for line in _lines(run, heads, scratch, iterations)]
+    needed = {line.split()[2] for line in lines}
+    return [f"{control} control {control} - -" for control in (PLAIN, FROZEN) if control in needed] + lines
+
+
+def _lines(run: Run, heads: Heads, scratch: list[str], iterations: int) -> Iterator[str]:
+    kinds, name = ",".join(heads.of(run)), heads.name(run)
+    steps = heads.steps(run, iterations) if run.method in SCORES else [run.scale]
+    words = [name, run.method, heads.control(run), kinds, SCORES.get(run.method, run.value), *map(str, steps)]
+    yield " ".join(words).rstrip()
+    if run.types in scratch:
+        yield f"{name}_scratch scratch {PLAIN} {kinds} {name}"
