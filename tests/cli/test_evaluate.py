@@ -62,6 +62,7 @@ def test_loss_translations_bleu_and_chrf_are_those_of_the_commands(headgates, ru
     command = [Path(sys.executable).with_name("sacremoses"), "-q", "-l", "tgt", "detokenize"]
     text = subprocess.run(command, input="".join(f"{x}\n" for x in lines), capture_output=True, text=True).stdout
     assert hypotheses.read_text() == text == "".join(f"{line}\n" for line in found["predictions"])
+    assert "|split:test,valid|sents:10,30|" in found["signature"] and found["signature"].endswith("|ref:toy/test.tgt")
     assert found["references"] == raw.read_text().splitlines()
 
     command = f"{sys.executable} -m sacrebleu {raw} -i {hypotheses} -m bleu chrf --format json -w 6 --force".split()
