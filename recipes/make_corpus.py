@@ -21,9 +21,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
 
-from commands import ArgumentParser
 from artificial.grammar import Node, render
 from artificial.sampling import Sampler
+from commands import ArgumentParser
 
 LENGTHS = range(4, 17)  # English tokens, the final mark included
 DEFAULT_SIZES = {"train": 30000, "valid": 500, "test": 500}

@@ -24,9 +24,9 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
+from commands import Refused
 from corpora import manifest
 from corpora.archives import BROKEN_ARCHIVE, does_not_open, read_to_the_end
-from commands import Refused
 from corpora.manifest import Entry
 
 

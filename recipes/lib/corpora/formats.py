@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from corpora.archives import BROKEN_ARCHIVE, does_not_open, lines, unpack
 from commands import Refused
+from corpora.archives import BROKEN_ARCHIVE, does_not_open, lines, unpack
 
 Reader = Callable[[Path, str], Iterable[str]]
 

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from commands import ArgumentParser, Refused
 from corpora.archives import one_line
 from corpora.collection import Corpus, collection, languages, sources
-from commands import ArgumentParser, Refused
-from fairseq_headgates.files import replacing, write_whole
 from corpora.fetching import fetch
+from fairseq_headgates.files import replacing, write_whole
 
 
 def print_list(name: str) -> None:

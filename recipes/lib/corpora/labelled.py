@@ -14,13 +14,12 @@ from __future__ import annotations
 import argparse
 import gzip
 import random
-import sys
 import zlib
 from collections import Counter
 from pathlib import Path
 
-from corpora.archives import one_line
 from commands import ArgumentParser, Refused, shown
+from corpora.archives import one_line
 from fairseq_headgates.files import decode, lines_of, write_whole
 
 SPLITS = {"train": ("train",), "valid": ("valid", "dev"), "test": ("test",)}

@@ -10,15 +10,14 @@ validation set, because the labels of the test set are not public; valid is the 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 from tqdm import tqdm
 
-from corpora.archives import lines
 from commands import ArgumentParser, Refused
+from corpora.archives import lines
 from fairseq_headgates.files import replacing
 
 SPLITS = {"train": "train", "valid": "dev_mismatched", "test": "dev_matched"}

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 from pathlib import Path
 
 from fairseq.models.roberta import RobertaModel
 from fairseq.models.transformer import TransformerModel
 
-from corpora.archives import unpack
 from commands import ArgumentParser, Refused
+from corpora.archives import unpack
 from corpora.fetching import Source, fetch
 
 

@@ -1,6 +1,7 @@
 """Select sentence pairs of OpenSubtitles by the overlap in time of their subtitles, and split them by films.
 
-    python3 recipes/lib corpora.subtitles MOSES.zip ALIGNMENT.xml.gz TO SRC TGT [--overlap 0.9] [--pairs N] [--held-out N] [--seed 1]
+    python3 recipes/lib corpora.subtitles MOSES.zip ALIGNMENT.xml.gz TO SRC TGT
+        [--overlap 0.9] [--pairs N] [--held-out N] [--seed 1]
 
 writes TO/train, TO/valid and TO/test, each .SRC and .TGT. The sentences come from the Moses archive of OPUS, whose
 member `.ids` gives the documents and sentence ids of every pair. Only the alignment (XCES XML) gives the overlap in
@@ -21,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import sys
 from array import array
 from collections import Counter
 from collections.abc import Iterator
@@ -34,8 +34,8 @@ from xml.etree import ElementTree
 import numpy as np
 from tqdm import tqdm
 
-from corpora.archives import BROKEN_ARCHIVE, does_not_open, lines, one_line
 from commands import ArgumentParser, Refused, whole
+from corpora.archives import BROKEN_ARCHIVE, does_not_open, lines, one_line
 from fairseq_headgates.files import replacing
 
 SETS = ("train", "valid", "test")

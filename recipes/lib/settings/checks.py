@@ -20,7 +20,10 @@ def training(s: declared.Training) -> None:
         raise ValueError(f"SEED={s.SEED} and SEEDS={' '.join(map(str, s.SEEDS))!r}: set only SEEDS")
     runs.check(s.runs(), s.heads(), s.PRUNE_UPDATES, s.ITERATIONS)
     falling = ("polynomial_decay", "cosine")
-    for prefix, schedule in (("", getattr(s, "SCHEDULE", falling[0])), ("PRUNE_", getattr(s, "PRUNE_SCHEDULE", falling[0]))):
+    for prefix, schedule in (
+        ("", getattr(s, "SCHEDULE", falling[0])),
+        ("PRUNE_", getattr(s, "PRUNE_SCHEDULE", falling[0])),
+    ):
         below(s, f"{prefix}WARMUP", f"{prefix}UPDATES", schedule in falling)
         if schedule == "inverse_sqrt" and getattr(s, f"{prefix}WARMUP") == 0:
             raise ValueError(f"{prefix}WARMUP=0 must be 1 or more with {prefix}SCHEDULE=inverse_sqrt")
@@ -45,7 +48,7 @@ def translation(s: declared.Translation) -> None:
     if s.AVERAGE and not s.SAVE_EVERY:
         raise ValueError(f"AVERAGE={s.AVERAGE} needs checkpoints to average: set SAVE_EVERY to a number of updates")
     # For shorter runs the average takes all checkpoints that exist.
-    if s.AVERAGE and s.UPDATES and s.AVERAGE > (saved := math.ceil(s.UPDATES / s.SAVE_EVERY)):
+    if s.AVERAGE and s.UPDATES and (saved := math.ceil(s.UPDATES / s.SAVE_EVERY)) < s.AVERAGE:
         raise ValueError(
             f"AVERAGE={s.AVERAGE} must be at most {saved}, the number of checkpoints of UPDATES={s.UPDATES} with "
             f"SAVE_EVERY={s.SAVE_EVERY}"
@@ -56,7 +59,9 @@ def translation(s: declared.Translation) -> None:
             raise ValueError(
                 f"SCRATCH={types!r} must be among the types of RUNS ({', '.join(existing) or 'RUNS is empty'})"
             )
-    if s.ARCH != "transformer" and not s.HEADGATES:  # of the default nothing is looked up: importing fairseq takes seconds
+    if (
+        s.ARCH != "transformer" and not s.HEADGATES
+    ):  # of the default nothing is looked up: importing fairseq takes seconds
         _architecture(s)
 
 
@@ -107,7 +112,7 @@ def language_model(s: declared.LanguageModel) -> None:
             raise ValueError(f"{name}={getattr(s, name)} must be at least TOKENS_PER_SAMPLE={s.TOKENS_PER_SAMPLE}")
     if s.MIN_LR is not None:
         below(s, "MIN_LR", "LR")
-        if s.PRUNE_SCHEDULE == "cosine" and s.MIN_LR >= s.PRUNE_LR[0]:
+        if s.PRUNE_SCHEDULE == "cosine" and s.PRUNE_LR[0] <= s.MIN_LR:
             raise ValueError(f"MIN_LR={s.MIN_LR:g} must be below PRUNE_LR={s.PRUNE_LR[0]:g}")
     if s.BPE and s.VOCABULARY:
         raise ValueError(f"VOCABULARY={s.VOCABULARY} has no effect with BPE={s.BPE}: set BPE=0, or unset it")
@@ -116,6 +121,8 @@ def language_model(s: declared.LanguageModel) -> None:
 def classification(s: declared.Classification) -> None:
     """Schedules that end, and text that can be read."""
     below(s, "MLM_WARMUP", "MLM_UPDATES")
+    if len(s.UPDATE_FREQ) > 1:
+        raise ValueError(f"UPDATE_FREQ={','.join(map(str, s.UPDATE_FREQ))} must be one number: BATCH is divided by it")
     if s.MAX_POSITIONS < 8:
         raise ValueError(f"MAX_POSITIONS={s.MAX_POSITIONS} must be 8 or more")
     if s.ENCODED == "1" and not s.PRETRAINED:

@@ -2,9 +2,9 @@ r"""Read arguments and settings of a recipe, check them, and print them as assig
 
     python3 recipes/lib settings.configure SCRIPT [NAME=DEFAULT ...] -- ARGUMENTS...
 
-SCRIPT is a recipe; NAME=DEFAULT are its own defaults. A setting has the value of the environment, otherwise that default,
-otherwise that of its family. An empty one means the default, except for lists, where it means none. The output is shell
-code: `arguments`, every setting, exported, and `record_NAME`, the settings that OUT_DIR/NAME.txt records.
+SCRIPT is a recipe; NAME=DEFAULT are its own defaults. A setting has the value of the environment, otherwise that
+default, otherwise that of its family. An empty one means the default, except for lists, where it means none. The output
+is shell code: `arguments`, every setting, exported, and `record_NAME`, the settings that OUT_DIR/NAME.txt records.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from commands import shown
-from settings.declared import GROUPS, RECIPES, Settings
+from settings.declared import GROUPS, RECIPES, Default, Settings
 
 # Rules in plainer words than pydantic's.
 RULES = {"int_parsing": "must be a whole number", "float_parsing": "must be a number", "too_short": "must not be empty"}
 
 
-def read(recipe: str, given: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> tuple[Settings, dict[str, str]]:
+def read(
+    recipe: str, given: Mapping[str, str], defaults: Mapping[str, str] | None = None
+) -> tuple[Settings, dict[str, str]]:
     """Return the settings of a recipe, and their texts.
 
     Raises:
@@ -38,7 +40,7 @@ def read(recipe: str, given: Mapping[str, str], defaults: Mapping[str, str] | No
             raise ValueError(f"{name}={shown(given[name])}: the name of this setting is RUNS; set {instead}")
     texts: dict[str, str] = {}
     for name, field in kind.model_fields.items():
-        for source in (given, defaults or {}, kind.DEFAULTS):
+        for source in (given, defaults or {}, {} if later(kind.DEFAULTS.get(name)) else kind.DEFAULTS):
             text = source.get(name)
             if isinstance(text, str) and (text or extra(field).get("none")):
                 texts[name] = text
@@ -48,11 +50,19 @@ def read(recipe: str, given: Mapping[str, str], defaults: Mapping[str, str] | No
             raise ValueError(f"{name}={shown(text)} must be one line")
     found = _validated(kind, texts)
     for name, default in kind.DEFAULTS.items():
-        if callable(default) and name not in texts and (value := default(found)) is not None:
+        if not later(default) or name in texts:
+            continue
+        value = texts.get(default[1:]) if isinstance(default, str) else default(found)
+        if value is not None:
             texts[name] = str(value)
             found = _validated(kind, texts)
     found.problems()
     return found, texts
+
+
+def later(default: Default | None) -> bool:
+    """Return whether a default depends on other settings."""
+    return callable(default) or (default or "").startswith("$")
 
 
 def extra(field: Any) -> dict[str, Any]:
@@ -75,8 +85,8 @@ def _validated(kind: type[Settings], texts: Mapping[str, str]) -> Settings:
 def recorded(found: Settings, texts: Mapping[str, str], record: str) -> str:
     """Return the settings that OUT_DIR/RECORD.txt records, NAME=VALUE separated by blanks.
 
-    To several seeds more can be added. With TOKENS_PER_UPDATE the batches depend on the machine, and are not part of
-    the experiment.
+    To several seeds more can be added. With TOKENS_PER_UPDATE or BATCH the batches depend on the machine, and are not
+    part of the experiment.
     """
     lines = []
     batches = ("MAX_TOKENS", "UPDATE_FREQ")
@@ -85,7 +95,9 @@ def recorded(found: Settings, texts: Mapping[str, str], record: str) -> str:
         text = texts.get(name, "").replace(f"{found.OUT_DIR}/", "").replace(" ", ",")
         if own.rstrip("?") != record or (own.endswith("?") and text == type(found).DEFAULTS.get(name)):
             continue
-        if (name in batches and texts.get("TOKENS_PER_UPDATE")) or (name == "TOKENS_PER_UPDATE" and not text):
+        if (name in batches and (texts.get("TOKENS_PER_UPDATE") or "BATCH" in texts)) or (
+            name == "TOKENS_PER_UPDATE" and not text
+        ):
             continue
         lines.append(f"{name}={'several' if name == 'SEEDS' and ',' in text else text}")
     return " ".join(lines)
@@ -100,7 +112,9 @@ def assignments(found: Settings, texts: Mapping[str, str]) -> Iterator[str]:
             yield f"export {name}={shlex.quote(str(value) if isinstance(value, int) else text)}"
     for name, words in found.arrays().items():
         yield f"{name}=({' '.join(map(shlex.quote, words))})"
-    for record in sorted({extra(field).get("record", "").rstrip("?") for field in type(found).model_fields.values()} - {""}):
+    for record in sorted(
+        {extra(field).get("record", "").rstrip("?") for field in type(found).model_fields.values()} - {""}
+    ):
         yield f"record_{record}={shlex.quote(recorded(found, texts, record))}"
 
 
@@ -126,7 +140,7 @@ def describe(script: Path, environment: Mapping[str, str], defaults: Mapping[str
     comment = re.match(r"#!.*\n((?:#.*\n)+)", script.read_text(encoding="utf-8"))
     assert comment
     kind = RECIPES[recipe]
-    texts = {name: text for name, text in kind.DEFAULTS.items() if isinstance(text, str)}
+    texts = {name: text for name, text in kind.DEFAULTS.items() if isinstance(text, str) and not later(text)}
     texts |= {name: text for name, text in {**defaults, **environment}.items() if text}
     lines = [re.sub("^# ?", "", comment[1], flags=re.M)]
     lines.append(f"Settings are environment variables, NAME=VALUE recipes/{recipe} ..., here with their values.")
@@ -141,11 +155,18 @@ def describe(script: Path, environment: Mapping[str, str], defaults: Mapping[str
         if field.description and name not in (*kind.HIDDEN, *kind.ARGUMENTS)
     }
     for title, group in (("to begin with", None), *((group, group) for group in GROUPS)):
-        names = [n for n, f in shown_fields.items() if (extra(f)["first"] if group is None else extra(f)["group"] == group and not extra(f)["first"])]
+        names = [
+            n
+            for n, f in shown_fields.items()
+            if (extra(f).get("first") if group is None else extra(f)["group"] == group and not extra(f).get("first"))
+        ]
         lines += ["", f"{title}:"] * bool(names)
         for name in names:
             text = texts.get(name, "")
-            lines += [f"  {name}={text!r}" if " " in text else f"  {name}={text}", fill(shown_fields[name].description or "", 112, initial_indent=" " * 6, subsequent_indent=" " * 6)]
+            lines += [
+                f"  {name}={text!r}" if " " in text else f"  {name}={text}",
+                fill(shown_fields[name].description or "", 112, initial_indent=" " * 6, subsequent_indent=" " * 6),
+            ]
     if kind.HIDDEN:
         lines += ["", "The other settings of recipes/translation.sh work, too."]
     return "\n".join(lines) + "\n"

@@ -1,71 +1,77 @@
 """The settings of the recipes: environment variables, each with its type, meaning and group.
 
-Families inherit what they share. DEFAULTS of a class has defaults as texts, or as functions of the other settings; a
-recipe gives its own in its script. A setting that nothing sets is None, and empty in the shell.
+Families inherit what they share. DEFAULTS of a class has defaults as texts, as the name of another setting ("$LR"), or as
+functions of the other settings; a recipe gives its own in its script. A setting that nothing sets is None, and empty in the shell.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from settings import estimates
 from settings import types as t
-from settings.runs import GATED, SCORES, Heads, Run, parse, plan, types_of_runs, with_method
+from settings.runs import Heads, Run, method, parse, plan, types_of_runs, with_method
 
 Default = str | Callable[[Any], Any]
 GROUPS = ("text", "model", "training", "pruning", "evaluation", "machine")
 Precision = Literal["fp16", "amp", "fp32"]
-Runs = Annotated[t.list_of(str), AfterValidator(lambda words: [parse(word) for word in words])]
-TypesOfRuns = t.list_of(Annotated[str, AfterValidator(types_of_runs)])
+Runs = Annotated[list[Run], BeforeValidator(lambda text: [parse(word) for word in text.split()]), t.ONCE]
+TypesOfRuns = Annotated[list[Annotated[str, t.check(types_of_runs)]], t.BLANKS, t.ONCE]
+Methods = Annotated[list[Annotated[str, t.check(method)]], t.BLANKS, t.ONCE]
+Curves = Annotated[list[Literal["gradient", "ablation", "random"]], t.BLANKS, t.ONCE]
 
 
-def setting(group: str, meaning: str, record: str = "", first: bool = False, none: bool = False) -> Any:
+def setting(group: str, usual_record: str, meaning: str, **options: Any) -> Any:
     """Declare a setting.
 
     Args:
         group: its group in --help
+        usual_record: name of the file in OUT_DIR that holds its value, from which later runs may not differ; "" for
+            none. With a trailing "?" it holds it only if it is not the default
         meaning: what it does
-        record: name of the file in OUT_DIR that holds its value, from which later runs may not differ; "" for none. With
-            a trailing "?" it holds it only if it is not the default
-        first: whether it is among those that matter first
-        none: whether an empty text means none instead of the default
+        options: first=True, if it is among those that matter first; none=True, if an empty text means none instead of
+            the default; another `record`
     """
-    return Field(None, description=meaning, json_schema_extra={"group": group, "record": record, "first": first, "none": none})
+    return Field(None, description=meaning, json_schema_extra={"group": group, "record": usual_record} | options)
+
+
+text, model, training = (partial(setting, group, "settings") for group in ("text", "model", "training"))
+pruning = partial(setting, "pruning", "runs")
+evaluation, machine = (partial(setting, group, "") for group in ("evaluation", "machine"))
+
+
+def given(words: str) -> dict[str, str]:
+    """Return defaults from words NAME=VALUE."""
+    return dict(word.split("=", 1) for word in words.split())
 
 
 class Settings(BaseModel):
     """Settings that every recipe has."""
 
-    DEFAULTS: ClassVar[Mapping[str, Default]] = {"DRY_RUN": "0"}
+    DEFAULTS: ClassVar[dict[str, Default]] = {"DRY_RUN": "0"}
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
     HIDDEN: ClassVar[tuple[str, ...]] = ()  # settings that --help leaves out
     GONE: ClassVar[Mapping[str, str]] = {}  # names of earlier versions, and what replaces them
 
     OUT_DIR: str = Field("")
-    DRY_RUN: t.Switch = setting("machine", "1: as --dry-run")
-    GPUS: t.Count = setting("machine", "number of GPUs of this machine (default: all that nvidia-smi shows)")
-    HOSTS: t.Words = setting(
-        "machine",
+    DRY_RUN: t.Switch = machine("1: as --dry-run")
+    GPUS: t.Count = machine("number of GPUs of this machine (default: all that nvidia-smi shows)")
+    HOSTS: t.Words = machine(
         "names of the machines, separated by spaces, this one first: torchrun is started on each by ssh in this "
-        "folder, which must have the same path on all",
+        "folder, which must have the same path on all"
     )
-    SSH: t.Words = setting("machine", "command that reaches the other HOSTS (default: ssh)")
-    PORT: t.Port = setting("machine", "free port of the first machine, for HOSTS and SLURM (default: 29500)")
-    LAUNCHER: t.Words = setting(
-        "machine", "command that starts WORKERS processes of a script, instead of torchrun: srun python3"
-    )
-    WORKERS: t.Whole = setting(
-        "machine", "number of processes that LAUNCHER starts, one for each GPU; required with LAUNCHER"
-    )
-    CPU: t.Switch = setting(
-        "machine", "1: run a recipe of full size although there is no GPU (GPUS=0: although there is one)"
-    )
-    DISK_GB: t.Count = setting("machine", "free disk space in GB that the recipe requires (default: estimated)")
-    HEADGATES: t.Plugin = setting("machine", "folder of the plugin (default: the output of headgates path)")
+    SSH: t.Words = machine("command that reaches the other HOSTS (default: ssh)")
+    PORT: t.Port = machine("free port of the first machine, for HOSTS and SLURM (default: 29500)")
+    LAUNCHER: t.Words = machine("command that starts WORKERS processes of a script, instead of torchrun: srun python3")
+    WORKERS: t.Whole = machine("number of processes that LAUNCHER starts, one for each GPU; required with LAUNCHER")
+    CPU: t.Switch = machine("1: run a recipe of full size although there is no GPU (GPUS=0: although there is one)")
+    DISK_GB: t.Count = machine("free disk space in GB that the recipe requires (default: estimated)")
+    HEADGATES: t.Plugin = machine("folder of the plugin (default: the output of headgates path)")
 
     def problems(self) -> None:
         """Raise ValueError, in one line, for settings that contradict each other."""
@@ -82,9 +88,9 @@ class Search(Settings):
 
     DEFAULTS = Settings.DEFAULTS | {"BEAM": "4", "LENPEN": "1", "GENERATION_TOKENS": "4000"}
 
-    BEAM: t.Whole = setting("evaluation", "beam size", "generation")
-    LENPEN: t.Number = setting("evaluation", "exponent of the length penalty, as fairseq-generate --lenpen", "generation")
-    GENERATION_TOKENS: t.Whole = setting("evaluation", "--max-tokens of generation")
+    BEAM: t.Whole = evaluation("beam size", record="generation")
+    LENPEN: t.Number = evaluation("exponent of the length penalty, as fairseq-generate --lenpen", record="generation")
+    GENERATION_TOKENS: t.Whole = evaluation("--max-tokens of generation")
 
 
 class Training(Settings):
@@ -95,59 +101,54 @@ class Training(Settings):
         "UPDATE_FREQ": "1",
         "SEEDS": lambda s: "1" if s.SEED is None else s.SEED,
         "SPARSITY_METHOD": "lagrangian",
-        "PRUNE_LR": lambda s: s.LR,
+        "PRUNE_LR": "$LR",
         "ITERATIONS": "4",
         "SENTENCES": "2000",
         "SHARE": "",
     }
 
     RAW_DIR: str = Field("")
-    EMBED: t.Whole = setting("model", "embedding dimension", "settings", first=True)
-    FFN: t.Whole = setting("model", "dimension of the feed-forward layers", "settings", first=True)
-    LAYERS: t.Whole = setting("model", "layers (of a translation model: of the encoder)", "settings", first=True)
-    HEADS: t.Whole = setting("model", "attention heads in a layer; they must divide EMBED", "settings", first=True)
-    DROPOUT: t.Share = setting("model", "dropout", "settings")
-    UPDATES: t.Whole = setting("training", "updates of the baseline", "settings", first=True)
-    LR: t.Above0 = setting("training", "learning rate of the baseline", "settings", first=True)
-    WARMUP: t.Count = setting("training", "warm-up updates of the baseline", "settings")
-    UPDATE_FREQ: t.list_of(t.Whole, ",") = setting(
-        "training", "batches for each update, as fairseq-train --update-freq", "settings"
+    EMBED: t.Whole = model("embedding dimension", first=True)
+    FFN: t.Whole = model("dimension of the feed-forward layers", first=True)
+    LAYERS: t.Whole = model("layers (of a translation model: of the encoder)", first=True)
+    HEADS: t.Whole = model("attention heads in a layer; they must divide EMBED", first=True)
+    DROPOUT: t.Share = model("dropout")
+    UPDATES: t.Whole = training("updates of the baseline", first=True)
+    LR: t.Above0 = training("learning rate of the baseline", first=True)
+    WARMUP: t.Count = training("warm-up updates of the baseline")
+    UPDATE_FREQ: t.Wholes = training("batches for each update, as fairseq-train --update-freq")
+    TRAIN_FLAGS: t.Text = training("more options for every fairseq-train, separated by spaces (no quotes): --fp16")
+    SEEDS: t.Seeds = training(
+        "random seeds of training, separated by spaces; with several, each has its folder", first=True
     )
-    TRAIN_FLAGS: t.Text = setting(
-        "training", "more options for every fairseq-train, separated by spaces (no quotes): --fp16", "settings"
-    )
-    SEEDS: t.list_of(t.Seed, least=1) = setting(
-        "training", "random seeds of training, separated by spaces; with several, each has its folder", "settings", first=True
-    )
-    SEED: t.Seed = setting("training", "one random seed: the same as SEEDS with one")
-    RUNS: Runs = setting(
-        "pruning",
+    SEED: t.Seed = training("one random seed: the same as SEEDS with one", record="")
+    RUNS: Runs = pruning(
         "pruning runs, separated by spaces. TYPES:LAMBDA trains gates with an L0 penalty (TYPES:LAMBDA@SCALE: with "
         "--gate-lr-scale SCALE, a number); TYPES=N@METHOD keeps N heads, a number (12) or a fraction (0.5). METHOD "
         "trains gates (lagrangian, subset), removes heads by scores and then trains (gradient, ablation, random, "
         "iterative), or does not train (gradient-only, ablation-only); without @METHOD it is SPARSITY_METHOD. TYPES: "
         "all, or attention types (enc-self,dec-self,dec-enc); without TYPES it is all. With enc-self alone the decoder "
         "of a translation model is frozen. Empty: none",
+        record="",
         first=True,
         none=True,
     )
-    PRUNE_UPDATES: t.Whole = setting("pruning", "updates of each run of RUNS and its control", "runs", first=True)
-    PRUNE_LR: t.list_of(t.Above0, ",") = setting(
-        "pruning", "learning rate of each run of RUNS and its control", "runs"
+    PRUNE_UPDATES: t.Whole = pruning("updates of each run of RUNS and its control", first=True)
+    PRUNE_LR: t.Rates = pruning("learning rate of each run of RUNS and its control")
+    PRUNE_WARMUP: t.Count = pruning("warm-up updates of each run of RUNS and its control")
+    GATE_LR_SCALE: t.Above0 = pruning("--gate-lr-scale of runs that train gates (default: 50)")
+    L0_WARMUP: t.Count = pruning("--l0-warmup-updates of runs with a LAMBDA")
+    SPARSITY_METHOD: Literal["lagrangian", "subset"] = pruning(
+        "METHOD of runs without one: lagrangian or subset", record=""
     )
-    PRUNE_WARMUP: t.Count = setting("pruning", "warm-up updates of each run of RUNS and its control", "runs")
-    GATE_LR_SCALE: t.Above0 = setting("pruning", "--gate-lr-scale of runs that train gates (default: 50)", "runs")
-    L0_WARMUP: t.Count = setting("pruning", "--l0-warmup-updates of runs with a LAMBDA", "runs")
-    SPARSITY_METHOD: Literal["lagrangian", "subset"] = setting(
-        "pruning", "METHOD of runs without one: lagrangian or subset"
-    )
-    SPARSITY_WARMUP: t.Count = setting("pruning", "--sparsity-warmup-updates of lagrangian and subset", "runs")
-    FIX_AFTER: t.Count = setting("pruning", "--fix-gates-after of runs that train gates (0: never)", "runs")
-    SENTENCES: t.Whole = setting("pruning", "compute scores on the first SENTENCES of the training set", "runs")
-    ITERATIONS: t.Whole = setting("pruning", "steps of METHOD iterative", "runs")
-    SHARE: t.Part = setting(
-        "machine", "I/N: train only the I-th of N shares of the models, beside the other shares; no table"
-    )
+    SPARSITY_WARMUP: t.Count = pruning("--sparsity-warmup-updates of lagrangian and subset")
+    FIX_AFTER: t.Count = pruning("--fix-gates-after of runs that train gates (0: never)")
+    SENTENCES: t.Whole = pruning("compute scores on the first SENTENCES of the training set")
+    ITERATIONS: t.Whole = pruning("steps of METHOD iterative")
+    SHARE: t.Part = machine("I/N: train only the I-th of N shares of the models, beside the other shares; no table")
+
+    KEEP_EPOCHS: t.Switch = training("1: keep a checkpoint of every epoch; no effect with SAVE_EVERY", record="")
+    SPEED: t.Switch = evaluation("1: evaluate every model once more, to measure its speed")
 
     def heads(self) -> Heads:
         """Return the numbers of heads of the whole model."""
@@ -155,7 +156,7 @@ class Training(Settings):
 
     def runs(self) -> list[Run]:
         """Return the runs of RUNS, with their methods."""
-        return with_method(self.RUNS or [], self.SPARSITY_METHOD)
+        return with_method(self.RUNS, self.SPARSITY_METHOD)
 
     def plan(self) -> list[str]:
         """Return the models that are trained besides the baseline, a line for each."""
@@ -171,112 +172,98 @@ class Training(Settings):
         checks.training(self)
 
 
-class Translation(Training, Search):
+class Sequences(Training):
+    """Training of models that predict sequences: translation and language models."""
+
+    PRE_NORM: t.Switch = model("1: layer normalisation before each sublayer")
+    MAX_TOKENS: t.Whole = training("--max-tokens of training: tokens in a batch, limited by memory")
+    TOKENS_PER_UPDATE: t.Whole = training(
+        "tokens (of translation: source tokens) for each update on any number of GPUs; sets UPDATE_FREQ and lowers "
+        "MAX_TOKENS"
+    )
+    SAVE_EVERY: t.Whole = training("updates between checkpoints and between validations (default: an epoch)")
+    PRUNE_SCHEDULE: Literal["polynomial_decay", "inverse_sqrt", "fixed", "cosine", "reduce_lr_on_plateau"] = pruning(
+        "learning rate schedule of each run of RUNS and its control"
+    )
+
+
+class Translation(Sequences, Search):
     """Settings of translation.sh."""
 
-    ARGUMENTS = ("RAW_DIR", "OUT_DIR", "SRC", "TGT")
+    ARGUMENTS: ClassVar[tuple[str, ...]] = ("RAW_DIR", "OUT_DIR", "SRC", "TGT")
     DEFAULTS = (
         Search.DEFAULTS
         | Training.DEFAULTS
         | {
-            **{"LOWERCASE": "0", "PRETOKENIZED": "0", "BPE": "6000", "JOINT": "1", "UNTIED": "0"},
-            **{"ARCH": "transformer", "EMBED": "128", "FFN": "512", "LAYERS": "3", "HEADS": "8", "PRE_NORM": "1"},
-            **{"DROPOUT": "0.1", "MAX_TOKENS": "2500", "SCHEDULE": "polynomial_decay", "LR": "0.004", "WARMUP": "600"},
-            "DECODER_LAYERS": lambda s: s.LAYERS,
+            **given(
+                "LOWERCASE=0 PRETOKENIZED=0 BPE=6000 JOINT=1 UNTIED=0 ARCH=transformer EMBED=128 FFN=512 "
+                "LAYERS=3 HEADS=8 PRE_NORM=1 DROPOUT=0.1 MAX_TOKENS=2500 SCHEDULE=polynomial_decay LR=0.004 "
+                "WARMUP=600"
+            ),
+            "DECODER_LAYERS": "$LAYERS",
             "EPOCHS": lambda s: "16" if s.SCHEDULE == "inverse_sqrt" else None,
             "UPDATES": lambda s: "6000" if s.SCHEDULE != "inverse_sqrt" and s.EPOCHS is None else None,
-            **{"AVERAGE": "0", "SELECTION": "bleu", "KEEP_EPOCHS": "0", "RUNS": "all=0.5 enc-self=0.25", "SCRATCH": ""},
-            **{"PRUNE_UPDATES": "2000", "PRUNE_SCHEDULE": "polynomial_decay", "METRIC_NAME": "metric", "SPEED": "0"},
+            **given(
+                "AVERAGE=0 SELECTION=bleu KEEP_EPOCHS=0 SCRATCH= PRUNE_UPDATES=2000 "
+                "PRUNE_SCHEDULE=polynomial_decay METRIC_NAME=metric SPEED=0"
+            ),
+            "RUNS": "all=0.5 enc-self=0.25",
             "PRUNE_WARMUP": lambda s: s.PRUNE_UPDATES // 20,
             "SPARSITY_WARMUP": lambda s: s.PRUNE_UPDATES // 5,
             "FIX_AFTER": lambda s: s.PRUNE_UPDATES * 3 // 10,
         }
     )
 
-    SRC: t.Language = setting("text", "source language", "settings")
-    TGT: t.Language = setting("text", "target language", "settings")
-    LOWERCASE: t.Switch = setting("text", "1: lowercase the text; BLEU is then case-insensitive", "settings")
-    PRETOKENIZED: t.Switch = setting(
-        "text", "1: the text is already tokenised; the reference is detokenised for scoring", "settings"
-    )
-    CLEAN: t.Cleaning = setting(
-        "text",
+    SRC: t.Language = text("source language")
+    TGT: t.Language = text("target language")
+    LOWERCASE: t.Switch = text("1: lowercase the text; BLEU is then case-insensitive")
+    PRETOKENIZED: t.Switch = text("1: the text is already tokenised; the reference is detokenised for scoring")
+    CLEAN: t.Cleaning = text(
         "remove pairs of the training text that are empty, too long, of too different lengths, or in valid or test: "
-        "options of text.clean, --max-length N (default: 200), --max-ratio R (9), --unique; empty: no cleaning",
-        "settings",
+        "options of text.clean, --max-length N (default: 200), --max-ratio R (9), --unique; empty: no cleaning"
     )
-    BPE: t.Whole = setting("text", "number of BPE merge operations", "settings", first=True)
-    JOINT: t.Switch = setting("text", "1: one BPE code for both languages; 0: one for each", "settings")
-    UNTIED: t.Switch = setting(
-        "model",
+    BPE: t.Whole = text("number of BPE merge operations", first=True)
+    JOINT: t.Switch = text("1: one BPE code for both languages; 0: one for each")
+    UNTIED: t.Switch = model(
         "1: a dictionary for each language, no shared embeddings; 0: with JOINT=1 one dictionary, and all embeddings "
         "and the output matrix are shared; with JOINT=0 the decoder's embeddings and the output matrix are",
-        "settings?",
+        record="settings?",
     )
-    ARCH: t.Word = setting(
-        "model",
+    ARCH: t.Word = model(
         "architecture of the baseline and baseline+; apart from the settings of the recipe it must equal "
-        "transformer_head_gates, the architecture of the runs",
-        "settings",
+        "transformer_head_gates, the architecture of the runs"
     )
-    DECODER_LAYERS: t.Whole = setting("model", "layers of the decoder (default: LAYERS)", "settings")
-    PRE_NORM: t.Switch = setting("model", "1: layer normalisation before each sublayer", "settings")
-    MAX_TOKENS: t.Whole = setting(
-        "training", "--max-tokens of training: tokens in a batch, limited by memory", "settings"
+    DECODER_LAYERS: t.Whole = model("layers of the decoder (default: LAYERS)")
+    SCHEDULE: Literal["polynomial_decay", "inverse_sqrt"] = training(
+        "learning rate schedule of the baseline; polynomial_decay, to 0 at UPDATES: its last checkpoint is used"
     )
-    TOKENS_PER_UPDATE: t.Whole = setting(
-        "training",
-        "source tokens for each update on any number of GPUs; sets UPDATE_FREQ and lowers MAX_TOKENS",
-        "settings",
-    )
-    SCHEDULE: Literal["polynomial_decay", "inverse_sqrt"] = setting(
-        "training",
-        "learning rate schedule of the baseline; polynomial_decay, to 0 at UPDATES: its last checkpoint is used",
-        "settings",
-    )
-    EPOCHS: t.Count = setting(
-        "training", "epochs of the baseline with SCHEDULE=inverse_sqrt, if UPDATES is empty", "settings"
-    )
-    KEEP_EPOCHS: t.Switch = setting("training", "1: keep a checkpoint of every epoch; no effect with SAVE_EVERY")
-    SAVE_EVERY: t.Whole = setting(
-        "training", "updates between checkpoints and between validations (default: an epoch)", "settings"
-    )
-    AVERAGE: t.Count = setting(
-        "training",
+    EPOCHS: t.Count = training("epochs of the baseline with SCHEDULE=inverse_sqrt, if UPDATES is empty")
+    AVERAGE: t.Count = training(
         "number of last checkpoints to average, with SAVE_EVERY; 0: use the last one, and of a baseline with "
-        "SCHEDULE=inverse_sqrt the one that SELECTION names",
-        "settings",
+        "SCHEDULE=inverse_sqrt the one that SELECTION names"
     )
-    SELECTION: Literal["bleu", "last"] = setting(
-        "training",
+    SELECTION: Literal["bleu", "last"] = training(
         "checkpoint of a baseline with SCHEDULE=inverse_sqrt and AVERAGE=0: the one with the best BLEU on the "
         "validation set, which is translated after each epoch, or the last one, which costs no translation",
-        "settings?",
+        record="settings?",
     )
-    PRUNE_SCHEDULE: Literal["polynomial_decay", "inverse_sqrt", "fixed", "cosine", "reduce_lr_on_plateau"] = setting(
-        "pruning", "learning rate schedule of each run of RUNS and its control", "runs"
-    )
-    SCRATCH: TypesOfRuns = setting(
-        "pruning",
+    SCRATCH: TypesOfRuns = pruning(
         "TYPES as in RUNS, separated by spaces: models with the heads of these runs are also trained from scratch",
+        record="",
         none=True,
     )
-    METRIC: t.Program = setting(
-        "evaluation",
-        "command that is run with the files SOURCE TRANSLATION REFERENCE; its last line is a number for all sentences",
+    METRIC: t.Program = evaluation(
+        "command that is run with the files SOURCE TRANSLATION REFERENCE; its last line is a number for all sentences"
     )
-    METRIC_NAME: t.Column = setting("evaluation", "name of the column of METRIC")
-    SPEED: t.Switch = setting("evaluation", "1: translate once more with each model, to measure words per second")
-    PAPER: Literal["wmt", "opensubtitles"] = setting(
-        "evaluation", "also print table 2 of Voita et al. 2019 for this data"
-    )
+    METRIC_NAME: t.Column = evaluation("name of the column of METRIC")
+    PAPER: Literal["wmt", "opensubtitles"] = evaluation("also print table 2 of Voita et al. 2019 for this data")
 
     def heads(self) -> Heads:
         decoder = self.HEADS * (self.DECODER_LAYERS or self.LAYERS)
         return Heads({"enc-self": self.HEADS * self.LAYERS, "dec-self": decoder, "dec-enc": decoder})
 
     def plan(self) -> list[str]:
-        return plan(self.runs(), self.heads(), self.SCRATCH or [], self.ITERATIONS)
+        return plan(self.runs(), self.heads(), self.SCRATCH, self.ITERATIONS)
 
     def problems(self) -> None:
         from settings import checks
@@ -288,14 +275,14 @@ class Translation(Training, Search):
 class Demo(Translation):
     """Settings of demo.sh."""
 
-    ARGUMENTS = ("OUT_DIR",)
-    HIDDEN = (
+    ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
+    HIDDEN: ClassVar[tuple[str, ...]] = (
         *("HOSTS", "SSH", "PORT", "LAUNCHER", "WORKERS", "CPU", "DISK_GB", "HEADGATES", "SHARE", "SRC", "TGT", "PAPER"),
         *("METRIC", "METRIC_NAME", "KEEP_EPOCHS", "TOKENS_PER_UPDATE"),
     )
 
-    OMP_NUM_THREADS: t.Whole = setting(
-        "machine", "threads of a process on the CPU; more are slower on models of this size, and change the results"
+    OMP_NUM_THREADS: t.Whole = machine(
+        "threads of a process on the CPU; more are slower on models of this size, and change the results"
     )
 
 
@@ -303,25 +290,24 @@ class Sweep(Translation):
     """Settings of sweep.sh."""
 
     DEFAULTS = Translation.DEFAULTS | {
-        **{"TYPES": "all", "LAMBDAS": "", "TARGETS": "0.5 0.25 0.125", "METHODS": "lagrangian"},
+        **given("TYPES=all LAMBDAS= METHODS=lagrangian"),
+        "TARGETS": "0.5 0.25 0.125",
         "RUNS": lambda s: s.product(),
     }
 
-    TYPES: TypesOfRuns = setting(
-        "pruning",
+    TYPES: TypesOfRuns = pruning(
         "attention types of the runs, separated by spaces: all, or types joined by commas. If RUNS is set, TYPES, "
         "LAMBDAS, TARGETS and METHODS have no effect",
+        record="",
     )
-    LAMBDAS: t.list_of(t.From0) = setting("pruning", "values of --l0-weight, separated by spaces, a run for each", none=True)
-    TARGETS: t.list_of(t.Heads) = setting(
-        "pruning",
+    LAMBDAS: t.Weights = pruning("values of --l0-weight, separated by spaces, a run for each", record="", none=True)
+    TARGETS: Annotated[list[t.Heads], t.BLANKS, t.ONCE] = pruning(
         "numbers (12) or fractions (0.5) of heads to keep, separated by spaces, a run for each with each METHOD",
+        record="",
         none=True,
     )
-    METHODS: t.list_of(Literal[(*GATED, *SCORES)]) = setting(  # type: ignore[valid-type]
-        "pruning", "METHOD as in RUNS, one or more, separated by spaces", none=True
-    )
-    JOBS: t.Whole = setting("machine", "models trained at the same time (default: the number of GPUs, 1 without)")
+    METHODS: Methods = pruning("METHOD as in RUNS, one or more, separated by spaces", record="", none=True)
+    JOBS: t.Whole = machine("models trained at the same time (default: the number of GPUs, 1 without)")
 
     def product(self) -> str:
         """Return the runs of all types with all lambdas, targets and methods."""
@@ -340,10 +326,10 @@ class Download(Settings):
 
     UNIT: ClassVar[str] = "source tokens"  # of an update
 
-    DATA_DIR: t.Place = setting(
-        "text", "folder with downloaded files (missing ones are downloaded), or the URL of a mirror", first=True
+    DATA_DIR: t.Place = text(
+        "folder with downloaded files (missing ones are downloaded), or the URL of a mirror", record="", first=True
     )
-    PRECISION: Precision = setting("training", "precision of training (default: fp16 on a GPU)")
+    PRECISION: Precision = training("precision of training (default: fp16 on a GPU)", record="")
 
     def arrays(self) -> dict[str, list[str]]:
         assert isinstance(self, Training)
@@ -353,54 +339,56 @@ class Download(Settings):
 class Published(Download, Translation):
     """Settings of the recipes of Voita et al. 2019."""
 
-    ARGUMENTS = ("OUT_DIR",)
+    ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
     DEFAULTS = Translation.DEFAULTS | {"DISK_GB": estimates.voita}
 
-    RAW_DIR: t.Folder = setting(
-        "text", "folder with your own text, {train,valid,test}.{en,ru}, instead of the download (tokenised: PRETOKENIZED=1)"
+    RAW_DIR: t.Folder = text(
+        "folder with your own text, {train,valid,test}.{en,ru}, instead of the download (tokenised: PRETOKENIZED=1)",
+        record="",
     )
 
 
 class WmtEnRu(Published):
     """Settings of wmt_en_ru.sh."""
 
-    DEV: t.EnglishRussianSet = setting("text", "validation set, named as in sacrebleu", "data")
-    TEST: t.EnglishRussianSet = setting("text", "test set, named as in sacrebleu", "data")
-    TITLES: Literal["wmt15", "v2"] = setting(
-        "text", "titles of Wikipedia: the headlines of WMT15, or wiki titles v2", "data"
+    DEV: t.EnglishRussianSet = text("validation set, named as in sacrebleu", record="data")
+    TEST: t.EnglishRussianSet = text("test set, named as in sacrebleu", record="data")
+    TITLES: Literal["wmt15", "v2"] = text(
+        "titles of Wikipedia: the headlines of WMT15, or wiki titles v2", record="data"
     )
-    EXPECTED_PAIRS: t.Count = setting(
-        "text", "pairs for training; the recipe stops if it finds over a tenth more or less (0: no check)"
+    EXPECTED_PAIRS: t.Count = text(
+        "pairs for training; the recipe stops if it finds over a tenth more or less (0: no check)", record=""
     )
 
 
 class OpenSubtitlesEnRu(Published):
     """Settings of opensubtitles_en_ru.sh."""
 
-    OVERLAP: t.Share = setting("text", "smallest overlap in time of a pair's subtitles", "data")
-    PAIRS: t.Whole = setting("text", "pairs for training", "data")
-    HELD_OUT: t.Whole = setting("text", "pairs in the validation set, and in the test set", "data")
+    OVERLAP: t.Share = text("smallest overlap in time of a pair's subtitles", record="data")
+    PAIRS: t.Whole = text("pairs for training", record="data")
+    HELD_OUT: t.Whole = text("pairs in the validation set, and in the test set", record="data")
 
 
-Steps = t.list_of(t.Percent, ",")
 STEPS = "cumulative percentages of the heads to remove, separated by commas"
 
 
 class Iwslt14DeEn(Download, Translation):
     """Settings of iwslt14_de_en.sh."""
 
-    ARGUMENTS = ("OUT_DIR",)
+    ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
     DEFAULTS = Translation.DEFAULTS | {"DISK_GB": estimates.iwslt}
 
-    MEASURED: t.Epochs = setting(
-        "pruning", "epochs after which heads are removed; training ends after the last one", first=True
+    MEASURED: t.Epochs = pruning(
+        "epochs after which heads are removed; training ends after the last one", record="", first=True
     )
-    STEPS: Steps = setting("pruning", STEPS)
+    STEPS: t.Percents = pruning(STEPS, record="")
 
     def problems(self) -> None:
         super().problems()
         if self.SAVE_EVERY:
-            raise ValueError(f"SAVE_EVERY={self.SAVE_EVERY} must not be set: MEASURED needs a checkpoint of every epoch")
+            raise ValueError(
+                f"SAVE_EVERY={self.SAVE_EVERY} must not be set: MEASURED needs a checkpoint of every epoch"
+            )
         if len(self.SEEDS) > 1:
             seeds = " ".join(map(str, self.SEEDS))
             raise ValueError(f"SEEDS={seeds!r} must be one seed: run the recipe once for each")
@@ -409,48 +397,46 @@ class Iwslt14DeEn(Download, Translation):
 class PrunePretrained(Search):
     """Settings of prune_pretrained.sh."""
 
-    ARGUMENTS = ("CHECKPOINT", "DATA", "OUT_DIR")
+    ARGUMENTS: ClassVar[tuple[str, ...]] = ("CHECKPOINT", "DATA", "OUT_DIR")
     DEFAULTS = Search.DEFAULTS | {
-        **{"SRC": "en", "TGT": "fr", "STEPS": "0,10,20,30,40,50,60,70,80,90", "KEEP": "0.8", "TOKENIZE": "tokenize -a"},
+        **given("SRC=en TGT=fr STEPS=0,10,20,30,40,50,60,70,80,90 KEEP=0.8"),
+        "TOKENIZE": "tokenize -a",
         "BEAM": "5",
     }
 
     CHECKPOINT: str = Field("", json_schema_extra={"record": "settings"})
     DATA: str = Field("", json_schema_extra={"record": "settings"})
-    SRC: t.Language = setting("text", "source language", "settings", first=True)
-    TGT: t.Language = setting("text", "target language", "settings", first=True)
-    STEPS: Steps = setting("pruning", STEPS, "settings", first=True)
-    KEEP: t.Heads = setting(
-        "pruning",
+    SRC: t.Language = text("source language", first=True)
+    TGT: t.Language = text("target language", first=True)
+    STEPS: t.Percents = pruning(STEPS, record="settings", first=True)
+    KEEP: t.Heads = pruning(
         "heads that the pruned checkpoint keeps, by the gradient score: a fraction (0.8) or a number (38)",
-        "settings",
+        record="settings",
         first=True,
     )
-    SENTENCES: t.Whole = setting(
-        "pruning", "score heads on the first SENTENCES sentences of valid (default: all)", "settings"
+    SENTENCES: t.Whole = pruning(
+        "score heads on the first SENTENCES sentences of valid (default: all)", record="settings"
     )
-    TOKENIZE: t.Text = setting(
-        "text",
-        "sacremoses command that tokenises the text, after normalize; empty: the text is already tokenised",
-        "settings",
-        none=True,
+    TOKENIZE: t.Text = text(
+        "sacremoses command that tokenises the text, after normalize; empty: the text is already tokenised", none=True
     )
-    DATA_DIR: t.Place = setting(
-        "text", "folder with downloaded files (missing ones are downloaded), or the URL of a mirror"
+    DATA_DIR: t.Place = text(
+        "folder with downloaded files (missing ones are downloaded), or the URL of a mirror", record=""
     )
 
 
-class LanguageModel(Training):
+class LanguageModel(Sequences):
     """Settings of language_model.sh."""
 
-    ARGUMENTS = ("RAW_DIR", "OUT_DIR")
+    ARGUMENTS: ClassVar[tuple[str, ...]] = ("RAW_DIR", "OUT_DIR")
     GONE = {"LAMBDAS": "RUNS='all:0.02 all:0.04'"}
     DEFAULTS = Training.DEFAULTS | {
-        **{"BPE": "2000", "VOCABULARY": "0", "ARCH": "transformer_lm", "EMBED": "64", "FFN": "256", "LAYERS": "4"},
-        **{"HEADS": "4", "PRE_NORM": "1", "DROPOUT": "0.1", "MAX_TOKENS": "2048", "OPTIMIZER": "adam"},
-        **{"SCHEDULE": "inverse_sqrt", "UPDATES": "2000", "LR": "0.004", "WARMUP": "300", "KEEP_EPOCHS": "0"},
-        **{"PRUNE_SCHEDULE": "inverse_sqrt", "PRUNE_UPDATES": "1500", "PRUNE_LR": "0.001", "PRUNE_WARMUP": "100"},
-        **{"EVAL_TOKENS": "4096", "SPEED": "1", "PAPER": "none"},
+        **given(
+            "BPE=2000 VOCABULARY=0 ARCH=transformer_lm EMBED=64 FFN=256 LAYERS=4 HEADS=4 PRE_NORM=1 "
+            "DROPOUT=0.1 MAX_TOKENS=2048 OPTIMIZER=adam SCHEDULE=inverse_sqrt UPDATES=2000 LR=0.004 "
+            "WARMUP=300 KEEP_EPOCHS=0 PRUNE_SCHEDULE=inverse_sqrt PRUNE_UPDATES=1500 PRUNE_LR=0.001 "
+            "PRUNE_WARMUP=100 EVAL_TOKENS=4096 SPEED=1 PAPER=none"
+        ),
         "TOKENS_PER_SAMPLE": lambda s: "64" if s.all_attention else "128",
         "MEM_LEN": lambda s: s.TOKENS_PER_SAMPLE if s.all_attention else None,
         "STREAM_BLOCKS": lambda s: "64" if s.all_attention else None,
@@ -463,69 +449,32 @@ class LanguageModel(Training):
         "RUNS": lambda s: "all:0.05 all:0.1" if s.all_attention else "all:0.02 all:0.04",
     }
 
-    BPE: t.Count = setting(
-        "text", "number of BPE merge operations; 0: tokens are the words of the text", "settings", first=True
+    BPE: t.Count = text("number of BPE merge operations; 0: tokens are the words of the text", first=True)
+    VOCABULARY: t.Count = text(
+        "with BPE=0: symbols of the dictionary, the 4 special ones included; rarer words are unknown; 0: all words"
     )
-    VOCABULARY: t.Count = setting(
-        "text",
-        "with BPE=0: symbols of the dictionary, the 4 special ones included; rarer words are unknown; 0: all words",
-        "settings",
-    )
-    ARCH: Literal["transformer_lm", "transformer_lm_all_attention"] = setting(
-        "model",
+    ARCH: Literal["transformer_lm", "transformer_lm_all_attention"] = model(
         "architecture: transformer_lm (with gates: transformer_lm_head_gates) or transformer_lm_all_attention",
-        "settings",
         first=True,
     )
-    PRE_NORM: t.Switch = setting("model", "transformer_lm: 1: layer normalisation before each sublayer", "settings")
-    ADAPTIVE: t.Cutoffs = setting(
-        "model",
-        "adaptive input and softmax with these cut-offs, separated by commas: 20000,60000 (default: none)",
-        "settings",
+    ADAPTIVE: t.Cutoffs = model(
+        "adaptive input and softmax with these cut-offs, separated by commas: 20000,60000 (default: none)"
     )
-    TOKENS_PER_SAMPLE: t.Whole = setting(
-        "model", "tokens of a block, as fairseq-train --tokens-per-sample", "settings", first=True
-    )
-    MEM_LEN: t.Count = setting(
-        "model", "transformer_lm_all_attention: --mem-len (default: TOKENS_PER_SAMPLE)", "settings"
-    )
-    PERSISTENT_VECTORS: t.Whole = setting(
-        "model", "transformer_lm_all_attention: --persistent-vectors (default: 4 times EMBED)", "settings"
-    )
-    STREAM_BLOCKS: t.Whole = setting(
-        "model", "transformer_lm_all_attention: --stream-blocks (default: 64)", "settings"
-    )
-    MAX_TOKENS: t.Whole = setting(
-        "training", "--max-tokens of training: tokens in a batch, limited by memory", "settings"
-    )
-    TOKENS_PER_UPDATE: t.Whole = setting(
-        "training", "tokens for each update on any number of GPUs; sets UPDATE_FREQ and lowers MAX_TOKENS", "settings"
-    )
-    OPTIMIZER: t.Optimizer = setting("training", "adam, or lamb, which needs NVIDIA's apex", "settings")
-    SCHEDULE: Literal["polynomial_decay", "inverse_sqrt", "cosine"] = setting(
-        "training",
+    TOKENS_PER_SAMPLE: t.Whole = model("tokens of a block, as fairseq-train --tokens-per-sample", first=True)
+    MEM_LEN: t.Count = model("transformer_lm_all_attention: --mem-len (default: TOKENS_PER_SAMPLE)")
+    PERSISTENT_VECTORS: t.Whole = model("transformer_lm_all_attention: --persistent-vectors (default: 4 times EMBED)")
+    STREAM_BLOCKS: t.Whole = model("transformer_lm_all_attention: --stream-blocks (default: 64)")
+    OPTIMIZER: t.Optimizer = training("adam, or lamb, which needs NVIDIA's apex")
+    SCHEDULE: Literal["polynomial_decay", "inverse_sqrt", "cosine"] = training(
         "learning rate schedule of the baseline; inverse_sqrt: the checkpoint with the lowest loss on the validation "
-        "set is used, otherwise the last one",
-        "settings",
+        "set is used, otherwise the last one"
     )
-    MIN_LR: t.From0 = setting("training", "learning rate at the end of cosine schedules (default: 0)", "settings")
-    SAVE_EVERY: t.Whole = setting(
-        "training", "updates between checkpoints and between validations (default: an epoch)", "settings"
-    )
-    KEEP_EPOCHS: t.Switch = setting("training", "1: keep a checkpoint of every epoch; no effect with SAVE_EVERY")
-    PRUNE_SCHEDULE: Literal["polynomial_decay", "inverse_sqrt", "fixed", "cosine"] = setting(
-        "pruning", "learning rate schedule of each run of RUNS and its control", "runs"
-    )
-    GATE_INIT: t.Number = setting(
-        "pruning", "--gate-init (default: that of fairseq-train, and 2 with all-attention)", "runs"
-    )
-    GATE_HARD: t.Switch = setting("pruning", "1: --gate-hard", "runs")
-    GATE_OUTPUT_SCALE: t.Switch = setting("pruning", "1: --gate-output-scale", "runs")
-    EVAL_TOKENS: t.Whole = setting("evaluation", "--max-tokens of evaluation", "evaluation")
-    SPEED: t.Switch = setting("evaluation", "1: evaluate every model once more, to measure tokens per second")
-    PAPER: Literal["shim", "none"] = setting(
-        "evaluation", "shim: also print the heads that Shim et al. 2021 keep"
-    )
+    MIN_LR: t.From0 = training("learning rate at the end of cosine schedules (default: 0)")
+    GATE_INIT: t.Number = pruning("--gate-init (default: that of fairseq-train, and 2 with all-attention)")
+    GATE_HARD: t.Switch = pruning("1: --gate-hard")
+    GATE_OUTPUT_SCALE: t.Switch = pruning("1: --gate-output-scale")
+    EVAL_TOKENS: t.Whole = evaluation("--max-tokens of evaluation", record="evaluation")
+    PAPER: Literal["shim", "none"] = evaluation("shim: also print the heads that Shim et al. 2021 keep")
 
     @property
     def all_attention(self) -> bool:
@@ -545,7 +494,7 @@ class LanguageModel(Training):
 class WikiText103(Download, LanguageModel):
     """Settings of wikitext103.sh."""
 
-    ARGUMENTS = ("OUT_DIR",)
+    ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
     DEFAULTS = LanguageModel.DEFAULTS | {"DISK_GB": estimates.wikitext}
     UNIT = "tokens"
 
@@ -553,75 +502,58 @@ class WikiText103(Download, LanguageModel):
 class Classification(Training):
     """Settings of classification.sh."""
 
-    ARGUMENTS = ("RAW_DIR", "OUT_DIR")
+    ARGUMENTS: ClassVar[tuple[str, ...]] = ("RAW_DIR", "OUT_DIR")
     GONE = {"GATES": "RUNS='all=0.5 all=0.5@subset all:0.1'", "FINETUNE": "RUNS='all=0.5@gradient all=0.5@random'"}
     DEFAULTS = Training.DEFAULTS | {
-        **{"TOKENIZE": "-l en tokenize", "LOWERCASE": "0", "ENCODED": "0", "BPE": "6000"},
+        **given("LOWERCASE=0 ENCODED=0 BPE=6000"),
+        "TOKENIZE": "-l en tokenize",
         "PRETRAINED_DICT": lambda s: s.beside_pretrained("dict.txt"),
         "PRETRAINED_CODES": lambda s: None if s.ENCODED == "1" else s.beside_pretrained("bpecodes"),
-        **{"EMBED": "128", "FFN": "512", "LAYERS": "4", "HEADS": "8", "MAX_POSITIONS": "128", "DROPOUT": "0.1"},
-        **{"MLM_UPDATES": "4000", "MLM_LR": "0.001", "MLM_WARMUP": "300", "MLM_TOKENS": "4096", "UPDATES": "1000"},
-        **{"LR": "0.0003", "WARMUP": "60", "BATCH": "32", "CURVES": "gradient ablation random", "STEPS": "20,40,60,80"},
-        **{"RUNS": "all=0.8 all=0.6 all=0.4 all=0.2", "EVALUATION_TOKENS": "8000", "KEEP_EPOCHS": "0", "SPEED": "0"},
-        "PRUNE_UPDATES": lambda s: s.UPDATES,
+        **given(
+            "EMBED=128 FFN=512 LAYERS=4 HEADS=8 MAX_POSITIONS=128 DROPOUT=0.1 MLM_UPDATES=4000 "
+            "MLM_LR=0.001 MLM_WARMUP=300 MLM_TOKENS=4096 UPDATES=1000 LR=0.0003 WARMUP=60 BATCH=32 "
+            "STEPS=20,40,60,80 EVALUATION_TOKENS=8000 KEEP_EPOCHS=0 SPEED=0"
+        ),
+        "CURVES": "gradient ablation random",
+        "RUNS": "all=0.8 all=0.6 all=0.4 all=0.2",
+        "PRUNE_UPDATES": "$UPDATES",
         "PRUNE_WARMUP": lambda s: s.PRUNE_UPDATES * 6 // 100,
         "SPARSITY_WARMUP": lambda s: s.PRUNE_UPDATES // 5,
         "FIX_AFTER": lambda s: s.PRUNE_UPDATES * 3 // 10,
     }
 
-    TOKENIZE: t.Text = setting(
-        "text", "options and command of sacremoses for the text; empty: the text is tokenised", "settings", none=True
-    )
-    LOWERCASE: t.Switch = setting("text", "1: lowercase the text", "settings")
-    ENCODED: t.Switch = setting(
-        "text", "1: the text is BPE already, tokens separated by spaces; needs PRETRAINED", "settings"
-    )
-    BPE: t.Whole = setting("text", "number of BPE merge operations; no effect with PRETRAINED", "settings")
-    PRETRAINED: t.Text = setting(
-        "model",
+    TOKENIZE: t.Text = text("options and command of sacremoses for the text; empty: the text is tokenised", none=True)
+    LOWERCASE: t.Switch = text("1: lowercase the text")
+    ENCODED: t.Switch = text("1: the text is BPE already, tokens separated by spaces; needs PRETRAINED")
+    BPE: t.Whole = text("number of BPE merge operations; no effect with PRETRAINED")
+    PRETRAINED: t.Text = model(
         "RoBERTa checkpoint of fairseq to fine-tune, with its dictionary and BPE codes; EMBED, FFN, LAYERS, HEADS and "
         "MAX_POSITIONS must be those of the model (empty: a model is trained on the text of the training set)",
-        "settings",
         first=True,
     )
-    PRETRAINED_DICT: t.Text = setting(
-        "model", "dictionary of PRETRAINED (default: dict.txt in its folder)", "settings"
+    PRETRAINED_DICT: t.Text = model("dictionary of PRETRAINED (default: dict.txt in its folder)")
+    PRETRAINED_CODES: t.Text = model(
+        "BPE codes of PRETRAINED, of subword-nmt (default: bpecodes in its folder); not with ENCODED=1"
     )
-    PRETRAINED_CODES: t.Text = setting(
-        "model",
-        "BPE codes of PRETRAINED, of subword-nmt (default: bpecodes in its folder); not with ENCODED=1",
-        "settings",
+    MAX_POSITIONS: t.Whole = model(
+        "positions of the model; longer inputs (a sentence, or a pair as a whole) lose their end"
     )
-    MAX_POSITIONS: t.Whole = setting(
-        "model", "positions of the model; longer inputs (a sentence, or a pair as a whole) lose their end", "settings"
-    )
-    MLM_UPDATES: t.Whole = setting(
-        "training", "updates of masked language modelling, without PRETRAINED", "settings"
-    )
-    MLM_LR: t.Above0 = setting("training", "learning rate of masked language modelling", "settings")
-    MLM_WARMUP: t.Count = setting("training", "warm-up updates of masked language modelling", "settings")
-    MLM_TOKENS: t.Whole = setting(
-        "training", "tokens for each update of masked language modelling on any number of GPUs", "settings"
-    )
-    UPDATE_FREQ: t.Whole = setting("training", "batches for each update on a GPU: more need less memory")
-    BATCH: t.Whole = setting(
-        "training", "sentences, or pairs of them, for each update on any number of GPUs", "settings"
-    )
-    KEEP_EPOCHS: t.Switch = setting("training", "1: keep a checkpoint of every epoch")
-    CURVES: t.list_of(Literal["gradient", "ablation", "random"]) = setting(
-        "pruning",
+    MLM_UPDATES: t.Whole = training("updates of masked language modelling, without PRETRAINED")
+    MLM_LR: t.Above0 = training("learning rate of masked language modelling")
+    MLM_WARMUP: t.Count = training("warm-up updates of masked language modelling")
+    MLM_TOKENS: t.Whole = training("tokens for each update of masked language modelling on any number of GPUs")
+    BATCH: t.Whole = training("sentences, or pairs of them, for each update on any number of GPUs")
+    CURVES: Curves = pruning(
         "scores (gradient, ablation, random), separated by spaces, by which heads of the baseline are removed step by "
         "step without training; empty: none",
+        record="",
         first=True,
         none=True,
     )
-    STEPS: Steps = setting("pruning", STEPS, "curves")
-    EVALUATION_TOKENS: t.Whole = setting(
-        "evaluation", "--max-tokens of scores and of the evaluation on the test set"
-    )
-    SPEED: t.Switch = setting("evaluation", "1: classify once more with each model, to measure sentences per second")
-    INPUTS: Literal["1", "2"] = setting(
-        "text", "columns of text that a dry run assumes where the data is missing: 2 for pairs (default: 1)"
+    STEPS: t.Percents = pruning(STEPS, record="curves")
+    EVALUATION_TOKENS: t.Whole = evaluation("--max-tokens of scores and of the evaluation on the test set")
+    INPUTS: Literal["1", "2"] = text(
+        "columns of text that a dry run assumes where the data is missing: 2 for pairs (default: 1)", record=""
     )
 
     def beside_pretrained(self, name: str) -> str | None:
@@ -641,12 +573,12 @@ class Classification(Training):
 class Mnli(Download, Classification):
     """Settings of mnli.sh."""
 
-    ARGUMENTS = ("OUT_DIR",)
+    ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
     DEFAULTS = Classification.DEFAULTS | {"DISK_GB": estimates.mnli}
     UNIT = "pairs of sentences"
 
-    MODEL: t.Word = setting(
-        "model", "name of the trained model, as in torch.hub; it must use the BPE of GPT-2", "data", first=True
+    MODEL: t.Word = model(
+        "name of the trained model, as in torch.hub; it must use the BPE of GPT-2", record="data", first=True
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from settings import declared
 
 ADAM = 12  # bytes for each parameter: a weight and two moments
-RUN = "no run at this size has been made; benchmarks/full_size.sh measures your machine and estimates the hours"
+RUN = "no run at this size has been made; benchmarks/full_size.sh measures a machine and estimates the hours"
 
 
 def voita(s: declared.Published) -> str:
@@ -44,8 +44,9 @@ def _space(text: int, models: int) -> str:
 
 def work(s: declared.Training, unit: str) -> list[str]:
     """Return the lines that a dry run prints first: tokens or sentences of an update, and all updates."""
-    update = getattr(s, "TOKENS_PER_UPDATE", None) or getattr(s, "BATCH", None) or s.MAX_TOKENS
-    first = f"{s.UPDATES:,} updates" if s.UPDATES else f"{s.EPOCHS:,} epochs"
+    sizes = (getattr(s, name, None) for name in ("TOKENS_PER_UPDATE", "BATCH", "MAX_TOKENS"))
+    update = next(size for size in sizes if size)
+    first = f"{s.UPDATES:,} updates" if s.UPDATES else f"{getattr(s, 'EPOCHS', 0):,} epochs"
     methods = [line.split()[1] for line in s.plan()]
     trained = sum(not method.endswith("-only") for method in methods)
     further = f", then {trained} trainings of {s.PRUNE_UPDATES:,}" if trained else ""

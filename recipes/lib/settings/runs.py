@@ -113,9 +113,15 @@ def _parse(word: str) -> Run:
         heads_to_keep(value)
     except ValueError as error:
         raise ValueError(f"N {value!r} {error}") from None
-    if at and option not in (*GATED, *SCORES):
-        raise ValueError(f"method {option!r} must be one of {', '.join((*GATED, *SCORES))}")
+    if at:
+        method(option)
     return Run(types, value, option)
+
+
+def method(text: str) -> None:
+    """Check the METHOD of an entry. Raise ValueError for another text."""
+    if text not in (*GATED, *SCORES):
+        raise ValueError(f"method {text!r} must be one of {', '.join((*GATED, *SCORES))}")
 
 
 def _number(name: str, text: str, low: float) -> None:
@@ -153,14 +159,18 @@ def check(runs: list[Run], heads: Heads, updates: int, iterations: int) -> None:
     for run in runs:
         other = [kind for kind in heads.of(run) if kind not in heads.sizes]
         if other:
-            raise ValueError(f"RUNS names {str(run)!r}: this model has no {', '.join(other)}, only {', '.join(heads.sizes)}")
+            raise ValueError(
+                f"RUNS names {str(run)!r}: this model has no {', '.join(other)}, only {', '.join(heads.sizes)}"
+            )
         if heads.name(run) in names:
             raise ValueError(f"RUNS must not name {str(run)!r} twice")
         names.append(heads.name(run))
         total = heads.total(run)
         if run.method != "l0" and "." not in run.value and int(run.value) > total:
             sizes = ", ".join(f"{kind} {heads.sizes[kind]}" for kind in heads.of(run))
-            raise ValueError(f"RUNS names {str(run)!r}, more heads than there are: it must be at most {total} ({sizes})")
+            raise ValueError(
+                f"RUNS names {str(run)!r}, more heads than there are: it must be at most {total} ({sizes})"
+            )
         if run.method == "iterative" and iterations > updates:
             raise ValueError(f"ITERATIONS={iterations} must be at most PRUNE_UPDATES={updates}")
 

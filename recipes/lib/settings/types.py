@@ -26,33 +26,34 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Switch = Literal["0", "1"]
 
 
-def list_of(kind: Any, separator: str | None = None, least: int = 0) -> Any:
-    """Return the type of a list: values separated by blanks, or by `separator`, each once if there are blanks."""
-
-    def each_once(values: list[Any]) -> list[Any]:
-        for value in values:
-            if values.count(value) > 1:
-                raise ValueError(f"must not name {str(value)!r} twice")
-        return values
-
-    found = Annotated[list[kind], BeforeValidator(lambda text: text.split(separator)), Field(min_length=least)]
-    return found if separator else Annotated[found, AfterValidator(each_once)]
+def _each_once(values: list[Any]) -> list[Any]:
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"must not name {str(value)!r} twice")
+    return values
 
 
-def matching(pattern: str, rule: str, **options: Any) -> Any:
-    """Return the type of a text that matches a regular expression as a whole."""
+def check(function: Callable[[str], Any]) -> AfterValidator:
+    """Return the check of a text by a function, which raises ValueError."""
+    return AfterValidator(lambda text: (function(text), text)[1])
 
-    def check(text: str) -> str:
+
+def matching(pattern: str, rule: str) -> AfterValidator:
+    """Return the check that a text matches a regular expression as a whole."""
+
+    def match(text: str) -> str:
         if not re.fullmatch(pattern, text):
             raise ValueError(rule)
         return text
 
-    return Annotated[str, AfterValidator(check)]
+    return AfterValidator(match)
 
 
-def checked(check: Callable[[str], Any]) -> Any:
-    """Return the type of a text that a function checks."""
-    return Annotated[str, AfterValidator(lambda text: (check(text), text)[1])]
+# Lists: separated by blanks, or by commas; values that may not be repeated; lists that may not be empty.
+BLANKS = BeforeValidator(str.split)
+COMMAS = BeforeValidator(lambda text: text.split(","))
+ONCE = AfterValidator(_each_once)
+SOME = Field(min_length=1)
 
 
 def _exists(text: str, address: bool = False, file: str = "") -> None:
@@ -120,24 +121,36 @@ def heads_to_keep(text: str) -> str:
 def column(own: tuple[str, ...], text: str) -> None:
     """Check the name of a column beside those of the table; it is a part of a file name."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", text) or text in own:
-        raise ValueError(f"must be letters and digits, for example COMET, and no column of the table ({', '.join(own)})")
+        raise ValueError(
+            f"must be letters and digits, for example COMET, and no column of the table ({', '.join(own)})"
+        )
 
 
 COLUMNS = ("model", "enc-self", "dec-self", "dec-enc", "total", "params", "BLEU", "diff", "p", "chrF", "nll")
 
-Word = matching(r"\S+", "must be one word")
-Words = matching(r".*\S.*", "must have at least one word")
-Language = matching(r"[A-Za-z0-9_][A-Za-z0-9_@.+-]*", "must be a language as in the file names, for example en or pt-br")
-Part = matching(r"[1-9][0-9]{0,5}/[1-9][0-9]{0,5}", "must be I/N, the I-th of N shares, for example 1/4")
 Text = str
-Folder = checked(_exists)
-Place = checked(partial(_exists, address=True))
-Plugin = checked(partial(_exists, file="__init__.py"))
-Epochs = Annotated[list_of(Whole, least=1), AfterValidator(_epochs)]
-Cutoffs = Annotated[list_of(Whole, ","), AfterValidator(_cutoffs)]
-Optimizer = Annotated[Literal["adam", "lamb"], AfterValidator(lambda text: (_optimizer(text), text)[1])]
-Program = checked(_program)
-Cleaning = checked(_cleaning)
-EnglishRussianSet = checked(_english_russian_set)
-Column = checked(partial(column, COLUMNS))
-Heads = Annotated[str, AfterValidator(heads_to_keep)]
+Word = Annotated[str, matching(r"\S+", "must be one word")]
+Words = Annotated[str, matching(r".*\S.*", "must have at least one word")]
+Language = Annotated[
+    str,
+    matching(r"[A-Za-z0-9_][A-Za-z0-9_@.+-]*", "must be a language as in the file names, for example en or pt-br"),
+]
+Part = Annotated[
+    str, matching(r"[1-9][0-9]{0,5}/[1-9][0-9]{0,5}", "must be I/N, the I-th of N shares, for example 1/4")
+]
+Wholes = Annotated[list[Whole], COMMAS]
+Rates = Annotated[list[Above0], COMMAS]
+Percents = Annotated[list[Percent], COMMAS]
+Weights = Annotated[list[From0], BLANKS, ONCE]
+Seeds = Annotated[list[Seed], BLANKS, ONCE, SOME]
+Epochs = Annotated[list[Whole], BLANKS, ONCE, SOME, AfterValidator(_epochs)]
+Cutoffs = Annotated[list[Whole], COMMAS, AfterValidator(_cutoffs)]
+Heads = Annotated[str, check(heads_to_keep)]
+Folder = Annotated[str, check(_exists)]
+Place = Annotated[str, check(partial(_exists, address=True))]
+Plugin = Annotated[str, check(partial(_exists, file="__init__.py"))]
+Optimizer = Annotated[Literal["adam", "lamb"], check(_optimizer)]
+Program = Annotated[str, check(_program)]
+Cleaning = Annotated[str, check(_cleaning)]
+EnglishRussianSet = Annotated[str, check(_english_russian_set)]
+Column = Annotated[str, check(partial(column, COLUMNS))]

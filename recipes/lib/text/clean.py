@@ -11,8 +11,6 @@ side has more than --max-ratio times as many tokens as the other; the pair is in
 from __future__ import annotations
 
 import argparse
-import math
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from corpora.archives import BROKEN_ARCHIVE
 from commands import ArgumentParser, Refused, whole
+from corpora.archives import BROKEN_ARCHIVE
 
 
 def blocks(file: Path, size: int) -> Iterator[list[bytes]]:

@@ -31,7 +31,7 @@ def check(path: Path) -> None:
     name = str(path).removesuffix(".gz") + "[.gz]"
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-            if not any([not line.isspace() for line in file]):
+            if not sum(not line.isspace() for line in file):  # all lines are read
                 raise Refused(f"{name} has no text: give one sentence per line")
     except UnicodeDecodeError:
         raise Refused(

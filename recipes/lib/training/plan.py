@@ -108,9 +108,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--updates", type=whole(), default=100_000, help="updates of the baseline")
     parser.add_argument("--prune-updates", type=whole(), default=60_000, help="updates of a gated run")
     parser.add_argument("--gated", type=whole(0), default=8, help="number of gated runs")
-    parser.add_argument(
-        "--controls", type=whole(0), default=2, help="number of controls: baseline+, baseline+frozen"
-    )
+    parser.add_argument("--controls", type=whole(0), default=2, help="number of controls: baseline+, baseline+frozen")
     parser.add_argument("--scratch", type=whole(0), default=6, help="number of runs from scratch")
     parser.add_argument("--seeds", type=whole(), default=1, help="number of seeds")
     parser.add_argument("--every", type=whole(), default=2048, help="updates between checkpoints")
