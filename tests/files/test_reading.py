@@ -19,6 +19,7 @@ from corpora import labelled
 from corpora import manifest
 from fairseq_headgates.analysis.functions import read_alignments, read_trees
 from fairseq_headgates.experiments import read_experiment
+from fairseq_headgates.checkpoints import load_checkpoint, load_dictionaries
 from fairseq_headgates.files import decode, lines_of, read_standard_input, read_text, remove_mark
 from fairseq_headgates.heads import parse_mask, read_scores
 
@@ -128,6 +129,16 @@ def test_the_byte_order_mark_of_a_dictionary_is_ignored(tmp_path, copied, on_toy
     before = list(plain.symbols)
     remove_mark(plain)
     assert plain.symbols == before and remove_mark(None) is None
+
+
+def test_byte_order_marks_of_both_dictionaries_of_a_checkpoint_are_ignored(tmp_path, gated, toy):
+    state = load_checkpoint(str(gated))
+    state["cfg"]["task"] |= {"source_lang": "src", "target_lang": "tgt"}
+    expected = [dictionary.symbols for dictionary in load_dictionaries(state, toy.data)]
+    for language in ("src", "tgt"):
+        path = tmp_path / f"dict.{language}.txt"
+        path.write_bytes(b"\xef\xbb\xbf" + (toy.data / path.name).read_bytes())
+    assert [dictionary.symbols for dictionary in load_dictionaries(state, str(tmp_path))] == expected
 
 
 @pytest.mark.parametrize("packed", [False, True])
