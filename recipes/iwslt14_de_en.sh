@@ -42,8 +42,8 @@ part_of_recipe "$recipes/translation.sh" "$out/raw" "$out" de en
 checkpoints=$(printf ":%s.pt" "${measured[@]/#/$out/baseline/checkpoint}")
 find_plugin
 say "pruning the checkpoints of epochs $MEASURED step by step"
-[[ -f $out/dynamics.tsv ]] ||
-  run "$out/dynamics.log" headgates curve "$out/data-bin" --path "${checkpoints#:}" --user-dir "$plugin" \
+stage "$out/dynamics.tsv" "$out/dynamics.log" \
+  headgates curve "$out/data-bin" --path "${checkpoints#:}" --user-dir "$plugin" \
     --by gradient --types all --score-subset valid --gen-subset test --steps "$STEPS" --beam "$BEAM" --remove-bpe \
     --source-lang de --target-lang en --tokenizer moses --max-tokens "$GENERATION_TOKENS" "${device[@]}" \
     --out "$out/dynamics.json" --tsv "$out/dynamics.tsv" --plot "$out/dynamics.svg" --force
