@@ -24,6 +24,7 @@ class Point:
     Attributes:
         removed: percent of the heads removed
         heads: number of heads kept, of the types of the curve
+        parameters: number of parameters of the pruned model
         mask: the heads kept
         nll: loss in bits per target token, or per sentence of a classifier
         predictions: those that the metric scores, in the order of the corpus; None without a metric
@@ -31,6 +32,7 @@ class Point:
 
     removed: float
     heads: int
+    parameters: int
     mask: HeadTable
     nll: float
     predictions: list[Any] | None
@@ -75,7 +77,8 @@ def pruning_curve(
         predictions = None
         if metric is not None:
             predictions = journal.get(f"{metric.name} {key}", partial(_predictions, metric, smaller))
-        yield Point(step, keep, mask, nll, predictions)
+        parameters = sum(parameter.numel() for parameter in smaller.parameters())
+        yield Point(step, keep, parameters, mask, nll, predictions)
 
 
 def _predictions(metric: Metric, model: nn.Module) -> list[Any]:

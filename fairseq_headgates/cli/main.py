@@ -26,6 +26,7 @@ COMMANDS = {
     "show": "show the gates of a checkpoint",
     "prune": "remove heads from the weights of a checkpoint",
     "convert": "prune a checkpoint and write it as a CTranslate2 model",
+    "evaluate": "measure loss, BLEU or accuracy, and speed of checkpoints, and test their differences",
     "score": "compute importance scores of all heads",
     "ablate": "measure the loss, BLEU or accuracy with single heads masked",
     "curve": "measure loss, BLEU or accuracy while the least important heads are removed step by step",
@@ -37,7 +38,9 @@ COMMANDS = {
 # The module whose import takes seconds, for each subcommand that needs it.
 IMPORTS = {
     **dict.fromkeys(("show", "prune", "convert"), "fairseq_headgates.checkpoints"),
-    **dict.fromkeys(("score", "ablate", "curve", "attention", "functions"), "fairseq_headgates.cli.session"),
+    **dict.fromkeys(
+        ("evaluate", "score", "ablate", "curve", "attention", "functions"), "fairseq_headgates.cli.session"
+    ),
     "correlate": "fairseq_headgates.analysis.agreement",
     "report": "fairseq_headgates.experiments",
     "options": "fairseq.models",

@@ -16,10 +16,10 @@ OPEN = (
 )
 DATA_EPILOG = (
     "DATA is a folder written by fairseq-preprocess, for classifiers the one that holds input0 and label; --path CKPT "
-    "(required) is a fairseq checkpoint (for curve and functions, also several, separated by colons). The options of "
-    "fairseq-generate set data, batches, workers and beam search: --gen-subset (default: test; to choose heads, use "
-    "valid or train), --max-tokens (4000), --cpu, --fp16, --beam, --lenpen, --post-process, --tokenizer, --scoring "
-    "sacrebleu, ... (fairseq-generate --help)."
+    "(required) is a fairseq checkpoint (for evaluate, curve and functions, also several, separated by colons). The "
+    "options of fairseq-generate set data, batches, workers and beam search: --gen-subset (default: test; to choose "
+    "heads, use valid or train), --max-tokens (4000), --cpu, --fp16, --beam, --lenpen, --post-process, --tokenizer, "
+    "--scoring sacrebleu, ... (fairseq-generate --help)."
 )
 
 

@@ -76,7 +76,9 @@ class Session:
         """Return the one checkpoint of --path. Raise ValueError if there are several."""
         if len(self.paths) != 1:
             number = len(self.paths)
-            raise ValueError(f"--path names {number} checkpoints: give one (`headgates curve` takes several)")
+            raise ValueError(
+                f"--path names {number} checkpoints: give one (`headgates evaluate` and `curve` take several)"
+            )
         return self.paths[0]
 
     def load(self, path: str) -> Loaded:
@@ -205,7 +207,9 @@ def session(args: argparse.Namespace, needs_target: bool = True, pages: bool = F
 
     With `pages`, --plot can also be a web page (.html).
     """
-    outputs = {name: path for name in ("out", "plot", "tsv") if (path := getattr(args, name, None)) is not None}
+    outputs = {
+        name: path for name in ("out", "plot", "tsv", "hypotheses") if (path := getattr(args, name, None)) is not None
+    }
     for name, path in outputs.items():
         if not path:
             raise ValueError(f"--{name} is empty: give the name of a file")

@@ -1,6 +1,6 @@
 """Evaluate a model on binarised data: batches, shared among workers; losses, translations, BLEU, significance.
 
-A name is imported when it is first used: programs that only need statistics start without torch.
+A name is imported when it is first used: programs that only need statistics or files of results start without torch.
 """
 
 from importlib import import_module
@@ -17,11 +17,14 @@ if TYPE_CHECKING:
         load_corpus,
         load_dataset,
         mean_loss,
+        sentence_losses,
     )
     from fairseq_headgates.evaluation.losses import Sample, at_least_single, token_losses
     from fairseq_headgates.evaluation.metrics import Metric, metric_of
     from fairseq_headgates.evaluation.objectives import Objective, objective_of
     from fairseq_headgates.evaluation.options import setup_task
+    from fairseq_headgates.evaluation.result_files import parse_evaluation, read_evaluations
+    from fairseq_headgates.evaluation.results import Difference, Evaluation, differences, pairwise
     from fairseq_headgates.evaluation.statistics import Comparison, mcnemar, paired_bootstrap, perplexity
     from fairseq_headgates.evaluation.translations import beam_search, translate
     from fairseq_headgates.evaluation.workers import all_reduce, device_of, gather, join_workers, leave_workers
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Comparison",
     "Corpus",
+    "Difference",
+    "Evaluation",
     "FirstSentences",
     "Metric",
     "Objective",
@@ -39,6 +44,7 @@ __all__ = [
     "check_target",
     "check_tokens",
     "device_of",
+    "differences",
     "files_of",
     "finite",
     "gather",
@@ -51,13 +57,28 @@ __all__ = [
     "metric_of",
     "objective_of",
     "paired_bootstrap",
+    "pairwise",
+    "parse_evaluation",
     "perplexity",
+    "read_evaluations",
+    "sentence_losses",
     "setup_task",
     "token_losses",
     "translate",
 ]
 
-MODULES = ("statistics", "workers", "losses", "objectives", "options", "corpus", "translations", "metrics")
+MODULES = (
+    "statistics",
+    "results",
+    "result_files",
+    "workers",
+    "losses",
+    "objectives",
+    "options",
+    "corpus",
+    "translations",
+    "metrics",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -28,7 +28,7 @@ from fairseq_headgates.evaluation.binarised import (
 from fairseq_headgates.evaluation.losses import Sample
 from fairseq_headgates.evaluation.objectives import Classes, Objective, objective_of, options_of
 from fairseq_headgates.evaluation.options import to_config
-from fairseq_headgates.evaluation.workers import all_reduce, device_of
+from fairseq_headgates.evaluation.workers import all_reduce, device_of, gather
 from fairseq_headgates.messages import first_line, logging_only
 from fairseq_headgates.surgery import stacks_of
 
@@ -333,6 +333,28 @@ def mean_loss(model: nn.Module, corpus: Corpus) -> float:
         losses = corpus.losses(model, sample)
         sums += torch.stack([losses.double().sum(), corpus.counted(sample).sum().double()]).cpu()
     return finite(*all_reduce(sums).tolist())
+
+
+@torch.no_grad()
+def sentence_losses(model: nn.Module, corpus: Corpus) -> tuple[list[float], list[int]]:
+    """Return the loss of each sentence or block of text, in bits, and how many targets count in it.
+
+    Both are in the order of the corpus. Raise ValueError if the sum is not finite.
+    """
+    found: dict[int, tuple[float, int]] = {}
+    for sample in corpus.batches:
+        bits, counted = corpus.losses(model, sample).double().sum(-1), corpus.counted(sample).sum(-1)
+        found.update(zip(sample["id"].tolist(), zip(bits.tolist(), counted.tolist(), strict=True), strict=True))
+    ordered = [pair for _, pair in sorted(gather(found).items())]
+    losses, counts = [loss for loss, _ in ordered], [count for _, count in ordered]
+    finite(sum(losses), sum(counts))
+    return losses, counts
+
+
+def occurrences(corpus: Corpus, symbol: int) -> int:
+    """Return how often a symbol is among the targets that count."""
+    numbers = [(sample["target"].eq(symbol) & corpus.counted(sample)).sum().cpu() for sample in corpus.batches]
+    return int(all_reduce(sum(numbers, torch.tensor(0))))
 
 
 def finite(loss: float, tokens: float) -> float:

@@ -1,4 +1,4 @@
-"""Statistics of evaluations: perplexity, and significance of differences between models (no torch)."""
+"""Statistics of evaluations: perplexity, confidence intervals, significance of differences (no torch)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from numpy import ndarray
     from sacrebleu.metrics.base import Metric
 
-SEED, RESAMPLINGS = 12345, 1000  # of the paired bootstrap: the defaults of sacreBLEU
+SEED, RESAMPLINGS = 12345, 1000  # of the bootstrap: the defaults of sacreBLEU
 SEED_VARIABLE = "SACREBLEU_SEED"  # by which sacreBLEU is told another seed
 
 
@@ -91,3 +92,61 @@ def mcnemar(a: Sequence[int], b: Sequence[int], labels: Sequence[int]) -> float:
     only_a = sum(x == label != y for x, y, label in zip(a, b, labels, strict=True))
     only_b = sum(y == label != x for x, y, label in zip(a, b, labels, strict=True))
     return float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
+
+
+def confidence_interval(scores: Sequence[float]) -> tuple[float, float]:
+    """Return the 95% interval of bootstrap scores: the percentiles 2.5 and 97.5, chosen as in sacreBLEU."""
+    ordered = sorted(map(float, scores))
+    outside = len(ordered) // 40
+    return ordered[outside], ordered[len(ordered) - outside - 1]
+
+
+def score_interval(metric: Metric, predictions: Sequence[str], references: Sequence[str]) -> tuple[float, float]:
+    """Return the 95% interval of a metric of sacreBLEU by its own bootstrap, with a fixed seed."""
+    from sacrebleu.significance import _bootstrap_resample
+
+    statistics = metric._extract_corpus_statistics(predictions, [references])
+    with _fixed_seed():
+        _, scores = _bootstrap_resample(statistics, metric, RESAMPLINGS)
+    return confidence_interval([score.score for score in scores])
+
+
+def mean_interval(sums: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
+    """Return the 95% bootstrap interval of a mean, sum(sums) / sum(counts).
+
+    Args:
+        sums: the sum in each sentence, or block of text; these are resampled
+        counts: the number of summands of each
+    """
+    return confidence_interval(_resampled_means([sums], counts)[0])
+
+
+def mean_difference_test(a: Sequence[float], b: Sequence[float], counts: Sequence[int]) -> float:
+    """Return the two-sided p-value of the difference of two means by paired bootstrap (Efron and Tibshirani 1993).
+
+    It is the share of resamples whose difference is as far from the observed one as that is from 0.
+
+    Args:
+        a: the sum in each sentence, or block of text, of one model
+        b: those of another
+        counts: the number of summands of each
+    """
+    first, second = _resampled_means([a, b], counts)
+    observed = (sum(a) - sum(b)) / sum(counts)
+    extreme = int((abs(first - second - observed) >= abs(observed)).sum())
+    return (extreme + 1) / (len(first) + 1)
+
+
+def _resampled_means(sums: Sequence[Sequence[float]], counts: Sequence[int]) -> ndarray:
+    """Return the means [S, R] of S systems in R resamples of the sentences: those that sacreBLEU draws.
+
+    Resamples in which nothing counts are left out.
+    """
+    import numpy
+
+    random = numpy.random.default_rng(SEED)
+    rows = numpy.array([*sums, counts], dtype=float).T
+    number = len(rows)
+    totals = numpy.stack([rows[random.integers(number, size=number)].sum(0) for _ in range(RESAMPLINGS)])
+    totals = totals[totals[:, -1] > 0]
+    return (totals[:, :-1] / totals[:, -1:]).T

@@ -2,6 +2,7 @@
 
 from fairseq_headgates.report.attention import attention_figure, attention_json, attention_page, attention_tables
 from fairseq_headgates.report.content import Attention, Experiment, Input, ModelHeads, Training
+from fairseq_headgates.report.evaluations import difference_table, evaluation_table
 from fairseq_headgates.report.figures import curve_plot, heat_map, heat_maps
 from fairseq_headgates.report.functions import drift_table, function_table, open_heads, scored_table, statistics_table
 from fairseq_headgates.report.page import gates_gif, report_page
@@ -41,7 +42,9 @@ __all__ = [
     "choose_fonts",
     "curve_plot",
     "curve_table",
+    "difference_table",
     "drift_table",
+    "evaluation_table",
     "function_table",
     "gate_table",
     "gates_gif",

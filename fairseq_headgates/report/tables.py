@@ -118,7 +118,7 @@ def curve_table(points: Sequence[Mapping[str, Any]]) -> str:
         rows = [
             [f"{p['removed']:g}%", str(p["heads"]), f"{p['nll']:.4f}"]
             + [_metric(p.get(metric))] * bool(metric)
-            + [_p_value(p.get("p_value", nan))] * tested
+            + [p_value_text(p.get("p_value", nan))] * tested
             for p in group
         ]
         blocks.append(f"{types} by {by} ({checkpoint})\n" + text_table([*header, *["p"] * tested], rows))
@@ -137,9 +137,9 @@ def agreement_table(pairs: Sequence[Mapping[str, Any]]) -> str:
             p["types"],
             str(p["heads"]),
             _number(p["pearson"]),
-            _p_value(p["pearson_p"]),
+            p_value_text(p["pearson_p"]),
             _number(p["spearman"]),
-            _p_value(p["spearman_p"]),
+            p_value_text(p["spearman_p"]),
             "-" if isnan(p["shared"]) else f"{p['shared']:.0%} of {p['top']}",
         ]
         for p in pairs
@@ -158,7 +158,8 @@ def _number(value: float) -> str:
     return "-" if isnan(value) else f"{value:.2f}"
 
 
-def _p_value(value: float) -> str:
+def p_value_text(value: float) -> str:
+    """Format a p-value; '-' for NaN."""
     return "-" if isnan(value) else "<0.001" if value < 0.001 else f"{value:.3f}"
 
 

@@ -27,7 +27,8 @@ def test_curve(on_toy, toy, checkpoints, tmp_path):
     for whole in points[3::3]:
         assert points[0]["nll"] == whole["nll"] and points[0]["bleu"] == whole["bleu"]
     lines = (tmp_path / "c.tsv").read_text().splitlines()
-    assert lines[0].split("\t") == ["checkpoint", "by", "types", "removed", "heads", "nll", "bleu"] and len(lines) == 10
+    names = ["checkpoint", "by", "types", "removed", "heads", "parameters", "nll", "bleu"]
+    assert lines[0].split("\t") == names and len(lines) == 10
     assert "dec-enc by gradient" in text
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
@@ -43,6 +44,19 @@ def test_curves_of_several_checkpoints_by_a_file_of_scores(headgates, toy, check
     assert all(p["bleu"] is None and p["by"] == "own" for p in points)
     assert points[8]["heads"] == 17  # of the checkpoint with fixed heads: those that are alive
     assert "choose one with --score-method" in headgates(*common, code=2)
+
+
+def test_parameters_are_those_of_a_checkpoint_without_the_heads(on_toy, headgates, checkpoints, tmp_path):
+    options = ["--by", "magnitude", "--metric", "nll", "--steps", "0,50,100", "--types", "all", "--json"]
+    points = json.loads(on_toy("curve", *options, checkpoint=checkpoints["mixed"]))
+    for point in points:
+        mask, pruned = tmp_path / "mask.json", tmp_path / "pruned.pt"
+        mask.write_text(json.dumps(point["mask"]))
+        headgates("prune", checkpoints["mixed"], pruned, "--alive", mask, "--force")
+        assert json.loads(headgates("show", pruned, "--json"))["parameters"] == point["parameters"]
+    # Queries, keys, values and their biases, and the columns of the output projection.
+    head = 8 * (4 * 32 + 3)
+    assert points[0]["parameters"] - points[2]["parameters"] == points[0]["heads"] * head
 
 
 def test_percentages_are_rounded_as_the_fractions_of_prune_are(on_toy, checkpoints):

@@ -36,6 +36,7 @@ FAIRSEQ = {
     "fairseq-eval-lm": options.get_eval_lm_parser,
 }
 LIKE_GENERATE = (
+    "evaluate",
     "score",
     "ablate",
     "curve",
