@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,35 +11,36 @@ from fairseq_headgates.evaluation import Difference
 from fairseq_headgates.files import read_text
 from fairseq_headgates.report import Panel
 from results import columns
-from results.columns import COMPARED, LEVEL, Column
+from results.columns import COMPARED, LEVEL, Column, with_range
 from results.plots import over_heads
 from results.rows import BASELINE, REPEAT, Row, Run
 
+PAPERS: dict[str, Column] = {}
 LINES = {"l0": "gates (l0)", "lagrangian": "gates", "subset": "gates (subset)"}
 
 
 def accuracy(row: Row) -> float:
-    return row.score("accuracy")
+    return row.evaluation.scores["accuracy"].score
 
 
 def diff(row: Row) -> float:
-    return accuracy(row) - row.score_of_control("accuracy")
+    return accuracy(row) - row.control.scores["accuracy"].score
 
 
+COMPARISON = {"control": lambda row: row.run.control, "diff": diff}
 COLUMNS = [
-    columns.total("heads", columns.heads, "kept"),
+    columns.total("heads", "kept"),
     columns.PARAMETERS,
-    Column("accuracy", accuracy, columns.with_range(".2f")),
-    Column("diff", diff, columns.with_range("+.2f"), {"control": lambda row: row.run.control, "diff": diff}, COMPARED),
+    Column("accuracy", accuracy, with_range(".2f")),
+    Column("diff", diff, with_range("+.2f"), COMPARISON, COMPARED),
     Column("p", lambda row: row.p("accuracy"), columns.p_values, None, COMPARED, f"p<{LEVEL}"),
 ]
 
 
-def legend(seeds: Sequence[Sequence[Row]], args: argparse.Namespace) -> str:
-    controls = ", ".join(dict.fromkeys(row.run.control for row in seeds[0]))
-    evaluation = seeds[0][0].evaluation
+def legend(seeds: Sequence[Sequence[Row]], paper: str, bpe: int) -> str:
+    controls, evaluation = dict.fromkeys(row.run.control for row in seeds[0]), seeds[0][0].evaluation
     return (
-        f"diff, p: accuracy against the control ({controls}), McNemar's exact test\n"
+        f"diff, p: accuracy against the control ({', '.join(controls)}), McNemar's exact test\n"
         f"{evaluation.scores['accuracy'].signature} of {evaluation.subset}"
     )
 
@@ -57,23 +57,16 @@ def curve(place: Path, method: str, baseline: Row) -> list[Row]:
 
 def _point(point: dict[str, float], method: str, baseline: Row) -> Row:
     """Return the row of a point: the baseline with other heads, size and accuracy."""
-    name, whole = f"{method}-{point['removed']:g}%", baseline.evaluation
-    total = whole.heads["total"][1]
-    score = replace(whole.scores["accuracy"], score=float(point["accuracy"]))
-    difference = Difference(score.score - accuracy(baseline), float(point["p_value"]), score.signature)
+    score = replace(baseline.evaluation.scores["accuracy"], score=float(point["accuracy"]))
     evaluation = replace(
-        whole,
-        checkpoint=name,
-        heads={"total": (int(point["heads"]), total)},
+        baseline.evaluation,
+        heads={"total": (int(point["heads"]), baseline.heads[1])},
         parameters=int(point["parameters"]),
         scores={"accuracy": score},
     )
-    return replace(
-        baseline,
-        run=Run(name, method, BASELINE),
-        evaluation=evaluation,
-        differences={"accuracy": difference},
-    )
+    difference = Difference(score.score - accuracy(baseline), float(point["p_value"]), score.signature)
+    run = Run(f"{method}-{point['removed']:g}%", method, BASELINE)
+    return replace(baseline, run=run, evaluation=evaluation, differences={"accuracy": difference})
 
 
 def panels(seeds: Sequence[Sequence[Row]]) -> list[Panel]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
+from fairseq_headgates.files import read_text
 from fairseq_headgates.report import results_table, rounded
-from results.rows import Row
+from results.rows import EVALUATION, REPEAT, Row
 
 LEVEL = 0.05
 Value = Callable[[Row], Any]
 Form = Callable[[Sequence[Any]], str]
-# Order of columns in the TSV.
-COMPARED, METRIC, PUBLISHED = 1, 2, 3
+COMPARED, METRIC, PUBLISHED = 1, 2, 3  # order in the TSV
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Column:
         form: format of the value of one seed, and of the values of several seeds
         tsv: names and values in the TSV; None for the title and the value
         order: columns with a higher one come later in the TSV
-        title_of_several: the title in the table of several seeds, if it is another one
-        optional: leave it out of the table if no row has a value
+        of_seeds: the title in the table of several seeds, if it is another one
+        optional: not in the table if no row has a value
     """
 
     title: str
@@ -36,38 +37,49 @@ class Column:
     form: Form = lambda values: str(values[0])
     tsv: Mapping[str, Value] | None = None
     order: int = 0
-    title_of_several: str = ""
+    of_seeds: str = ""
     optional: bool = False
+
+    @property
+    def values(self) -> Mapping[str, Value]:
+        """Names and values in the TSV."""
+        return {self.title: self.value} if self.tsv is None else self.tsv
+
+    def check(self, row: Row) -> None:
+        """Raise ValueError, in one line, if the evaluation of a row lacks a value."""
+        try:
+            [value(row) for value in (self.value, *self.values.values())]
+        except LookupError as error:
+            where = f"{row.folder / EVALUATION} has no {error.args[0]!r}"
+            raise ValueError(f"{where}, which the column {self.title!r} shows: {REPEAT}") from None
 
 
 def table(seeds: Sequence[Sequence[Row]], columns: Sequence[Column]) -> str:
     """Return the table with a line for each model; each seed has the same models."""
-    models = list(zip(*seeds, strict=True))
-    shown = [column for column in columns if column.title and not (column.optional and _is_empty(column, models))]
-    if len(seeds) > 1:
-        shown = [replace(column, title=column.title_of_several or column.title) for column in shown]
-    return results_table({rows[0].run.name: {column.title: _cell(column, rows) for column in shown} for rows in models})
-
-
-def _is_empty(column: Column, models: Sequence[Sequence[Row]]) -> bool:
-    return all(column.value(row) is None for rows in models for row in rows)
-
-
-def _cell(column: Column, rows: Sequence[Row]) -> str:
-    values = [column.value(row) for row in rows]
-    return "-" if None in values else column.form(values)
+    lines: dict[str, dict[str, str]] = {rows[0].run.name: {} for rows in zip(*seeds, strict=True)}
+    for column in columns:
+        values = {rows[0].run.name: [column.value(row) for row in rows] for rows in zip(*seeds, strict=True)}
+        if column.title and not (column.optional and all(None in found for found in values.values())):
+            title = column.of_seeds if column.of_seeds and len(seeds) > 1 else column.title
+            for name, found in values.items():
+                lines[name][title] = "-" if None in found else column.form(found)
+    return results_table(lines)
 
 
 def tsv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """Return a line for each model and seed, with all decimals."""
     values: dict[str, Value] = {"model": lambda row: row.run.name, "seed": lambda row: row.seed}
     for column in sorted(columns, key=lambda column: column.order):
-        values |= {column.title: column.value} if column.tsv is None else column.tsv
+        values |= column.values
     cells = [["-" if (found := value(row)) is None else str(found) for value in values.values()] for row in rows]
-    return "".join("\t".join(line) + "\n" for line in [list(values), *cells])
+    return lines_of_tsv([list(values), *cells])
 
 
-# --- formats --------------------------------------------------------------------------------------------------------
+def lines_of_tsv(lines: Sequence[Sequence[Any]]) -> str:
+    return "".join("\t".join(map(str, line)) + "\n" for line in lines)
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
 
 
 def with_range(form: str) -> Form:
@@ -80,24 +92,10 @@ def with_range(form: str) -> Form:
     return cell
 
 
-def averaged(form: str) -> Form:
-    """Return the format for a mean."""
-    return lambda values: rounded(mean(values), form)
-
-
-def millions(values: Sequence[int]) -> str:
-    return f"{mean(values) / 1e6:.2f}M"
-
-
 def heads(values: Sequence[tuple[int, int]]) -> str:
-    """Format the mean number of heads kept of all heads, with a decimal where the seeds differ."""
+    """Format the mean number of heads kept, of all heads, with a decimal where the seeds differ."""
     kept = [value[0] for value in values]
     return f"{mean(kept):.{int(len(set(kept)) > 1)}f}/{values[0][1]}"
-
-
-def heads_with_range(values: Sequence[tuple[int, int]]) -> str:
-    kept = [value[0] for value in values]
-    return heads(values) + (f" ({min(kept)}..{max(kept)})" if len(set(kept)) > 1 else "")
 
 
 def p_values(values: Sequence[float]) -> str:
@@ -108,19 +106,30 @@ def p_values(values: Sequence[float]) -> str:
 # --- columns of several families --------------------------------------------------------------------------------------
 
 
-def total(title: str, form: Form, tsv: str) -> Column:
+def total(title: str, tsv: str, form: Form = heads) -> Column:
     """Return the column of the heads of all types."""
-    counts = {tsv: lambda row: row.kept, "of": lambda row: row.evaluation.heads["total"][1]}
-    return Column(title, lambda row: row.evaluation.heads["total"], form, counts)
+    return Column(title, lambda row: row.heads, form, {tsv: lambda row: row.heads[0], "of": lambda row: row.heads[1]})
 
 
 def parameters(row: Row) -> int:
     return row.evaluation.parameters
 
 
-PARAMETERS = Column("params", parameters, millions, {"parameters": parameters})
+PARAMETERS = Column("params", parameters, lambda values: f"{mean(values) / 1e6:.2f}M", {"parameters": parameters})
+
+
+def speed(row: Row) -> float | None:
+    return row.evaluation.speed.per_second if row.evaluation.speed else None
 
 
 def metric(name: str) -> Column:
-    """Return the column of a metric of the user."""
-    return Column(name, lambda row: row.metrics[name], with_range(".4g"), order=METRIC)
+    """Return the column of a metric of the user, whose score is in metric.NAME.json."""
+
+    def score(row: Row) -> float:
+        path = row.folder / f"metric.{name}.json"
+        try:
+            return float(json.loads(read_text(str(path), "the user's metric", REPEAT))["score"])
+        except (KeyError, TypeError, json.JSONDecodeError):
+            raise ValueError(f"{path} has no score of the user's metric: {REPEAT}") from None
+
+    return Column(name, score, with_range(".4g"), order=METRIC)
