@@ -161,12 +161,13 @@ def _evaluate(work: Session, path: str, inputs: _Inputs) -> tuple[Evaluation, Ca
     from fairseq_headgates import report
     from fairseq_headgates.cli.session import Loaded
     from fairseq_headgates.evaluation import Evaluation
+    from fairseq_headgates.evaluation.metrics import METRICS
     from fairseq_headgates.evaluation.speed import run_once
     from fairseq_headgates.surgery import gate_values, to_table
 
     subset = work.fairseq.gen_subset
     model, origin = work.model(path)
-    needed = [subset] if inputs.metric in ("bleu", "accuracy") or work.args.speed else []
+    needed = [subset] if inputs.metric in METRICS or work.args.speed else []
     corpora = {name: work.corpus(model, name) for name in dict.fromkeys([*needed, *inputs.losses])}
     signature = _signature(work, corpora, inputs.metric == "bleu", origin)
     gate = to_table(gate_values(model), "gate")
@@ -194,9 +195,12 @@ def _evaluate(work: Session, path: str, inputs: _Inputs) -> tuple[Evaluation, Ca
 
 def _signature(work: Session, corpora: Mapping[str, Corpus], translates: bool, origin: Mapping[str, Any]) -> Any:
     """Return the signature of an evaluation, with all subsets and their numbers of sentences."""
+    from fairseq_headgates.cli.session import short_name
+
     sentences = ",".join(str(corpus.sentences) for corpus in corpora.values())
     found = work.origin(",".join(corpora)).with_parts({"sents": sentences, **origin})
-    return found.with_parts(work.search.parts if translates else {})
+    reference = {"ref": short_name(work.args.reference)} if work.args.reference else {}
+    return found.with_parts({**work.search.parts, **reference} if translates else {})
 
 
 def _check(inputs: _Inputs, corpora: Mapping[str, Corpus], predicted: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from fairseq_headgates.messages import logging_only
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -56,7 +59,7 @@ def paired_bootstrap(
     from sacrebleu.significance import PairedTest
 
     named: Any = [(name, list(texts)) for name, texts in systems.items()]
-    with _fixed_seed():
+    with _fixed_seed(), logging_only(logging.WARNING, "sacrebleu"):  # which logs each step
         signatures, found = PairedTest(named, metrics, [list(references)], "bs", RESAMPLINGS)()
     results: dict[str, Any] = {metric: dict(zip(systems, found[metric], strict=True)) for metric in signatures}
     return {metric: _comparison(of, signatures[metric].format()) for metric, of in results.items()}

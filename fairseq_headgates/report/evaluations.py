@@ -12,7 +12,9 @@ def evaluation_table(evaluations: Mapping[str, Mapping[str, Any]]) -> str:
     """Format evaluations by name, each the JSON object of a file of `headgates evaluate`: a line for each."""
     rows = {name: _cells(evaluation) for name, evaluation in evaluations.items()}
     columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
-    return text_table(["", *columns], [[name, *(cells.get(c, "-") for c in columns)] for name, cells in rows.items()])
+    return text_table(
+        ["checkpoint", *columns], [[name, *(cells.get(c, "-") for c in columns)] for name, cells in rows.items()]
+    )
 
 
 def _cells(evaluation: Mapping[str, Any]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from fairseq_headgates.analysis.curves import pruning_curve
 from fairseq_headgates.analysis.functions.counting import count_functions
 from fairseq_headgates.analysis.importance import METHODS, score
 from fairseq_headgates.analysis.relevance import head_relevance, token_contributions
-from fairseq_headgates.evaluation import Corpus, mean_loss
+from fairseq_headgates.evaluation import Corpus, mean_loss, sentence_losses
 from fairseq_headgates.evaluation.translations import references
 from fairseq_headgates.files import ResumeJournal
 from fairseq_headgates.heads import TYPES, HeadId
@@ -85,6 +85,7 @@ MEASURES = {
     "ablation, all but one": lambda model: ablation_losses(model, CORPUS, "all-but-one"),
     "ablation of predictions": predictions,
     "loss": lambda model: mean_loss(model, CORPUS),
+    "losses of sentences": lambda model: sentence_losses(model, CORPUS),
     "curve": lambda model: list(pruning_curve(model, CORPUS, FULL, FULL, [0, 50])),
     "relevance of heads": lambda model: head_relevance(model, BATCHES[0]["net_input"]),
     "relevance of tokens": lambda model: token_contributions(model, BATCHES[0]["net_input"]),
@@ -99,7 +100,16 @@ MEASURES = {
     "gates and masks": reads,
     "prune": lambda model: removal_plan(model, prune(model, HALF)),
 }
-IN_ITS_MODE = {"loss", "curve", "ablation, all but one", "ablation of predictions", "masked", "observe", "hooked"}
+IN_ITS_MODE = {
+    "loss",
+    "losses of sentences",
+    "curve",
+    "ablation, all but one",
+    "ablation of predictions",
+    "masked",
+    "observe",
+    "hooked",
+}
 
 
 def make(mode):
@@ -160,7 +170,7 @@ def test_measuring_leaves_the_model_and_random_state_unchanged(name):
 
 # The numbers of the forward passes that an error ends; what is not named makes none.
 ENDED = {
-    **dict.fromkeys(("confidence", "gradient", "loss", "curve"), (1, 2)),
+    **dict.fromkeys(("confidence", "gradient", "loss", "losses of sentences", "curve"), (1, 2)),
     **dict.fromkeys(("ablation", "ablation, all but one", "ablation of predictions"), (1, 9)),
     **dict.fromkeys(("relevance of heads", "translations for attention maps"), (2,)),
     **dict.fromkeys(("relevance of tokens", "functions", "attention maps", "masked", "observe", "hooked"), (1,)),

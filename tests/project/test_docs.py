@@ -27,6 +27,7 @@ from support.pages import (
 import fairseq_headgates
 import swept
 from fairseq_headgates import gate_log
+from fairseq_headgates.evaluation import read_evaluations, results
 from fairseq_headgates.heads import AttentionMap, HeadId, parse_mask, read_scores
 from fairseq_headgates.report import attention
 
@@ -254,6 +255,9 @@ def test_examples_of_files_can_be_read(block, tmp_path):
         scores = {name: [1.0] for name in ("BLEU", "diff", "chrF2", "nll", "parameters", "words_per_second")}
         (written,) = swept.as_json([swept.Model("x", "all", "l0", {"enc-self": 1.0}, {}, 1.0, scores)])["models"]
         assert list(shown) == list(written)
+    elif kind == results.FORMAT:
+        (found,) = read_evaluations(str(file))
+        assert found.as_json() == json.loads(block.text)
     elif kind == gate_log.FORMAT:
         [record] = gate_log.parse_gate_log(block.text, "example")
         assert gate_log.gate_log_line(record) == block.text

@@ -1,0 +1,259 @@
+"""Files of evaluations, their confidence intervals and differences, without a model."""
+
+import copy
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+from sacrebleu.metrics import BLEU, CHRF
+
+from fairseq_headgates.evaluation import differences, pairwise, parse_evaluation, read_evaluations, statistics
+from fairseq_headgates.evaluation.results import Loss, bleu_of, class_scores, text_scores
+
+WORDS = "der die das Hund Katze sieht kennt ein eine kleine gute Haus und oder nicht".split()
+BASE = {
+    "format": "headgates.evaluation/1",
+    "checkpoint": "run/pruned.pt",
+    "heads": {"enc-self": [3, 4], "total": [3, 4]},
+    "layers": {"enc-self": [1, 2]},
+    "parameters": 100,
+    "subset": "test",
+    "speed": None,
+    "signature": "data:x",
+}
+
+
+def draw(seed, wrong=0.0, number=40):
+    """Sentences in which a share of the words is wrong."""
+    words, noise = numpy.random.default_rng(0), numpy.random.default_rng(seed)
+    lines = [[WORDS[i] for i in words.integers(len(WORDS), size=9)] for _ in range(number)]
+    return [" ".join("x" if noise.random() < wrong else word for word in line) for line in lines]
+
+
+def make(seed=1, wrong=0.2, name="run/pruned.pt", **changes):
+    """A file of a translation model as an object."""
+    random = numpy.random.default_rng(seed)
+    counts = numpy.random.default_rng(0).integers(1, 9, size=40).tolist()
+    loss = Loss.of((random.random(40) * counts).tolist(), counts, "token")
+    predictions, references = draw(seed, wrong), draw(0)
+    scores = text_scores(BLEU(force=True), predictions, references)
+    content = {**BASE, "checkpoint": name, "losses": {"valid": vars(loss)}}
+    content["scores"] = {name: vars(score) for name, score in scores.items()}
+    content |= {"predictions": predictions, "references": references, **changes}
+    content["losses"]["valid"] = {key: value for key, value in vars(loss).items() if value is not None}
+    return json.loads(json.dumps(content))
+
+
+@pytest.fixture
+def content(few_resamplings):
+    return make()
+
+
+# --- statistics ------------------------------------------------------------------------------------------------------
+
+
+def naive_means(sums, counts):
+    samples = numpy.random.default_rng(12345).choice(len(counts), size=(1000, len(counts)), replace=True)
+    return numpy.array([sum(sums[i] for i in draw) / sum(counts[i] for i in draw) for draw in samples])
+
+
+def test_the_interval_of_a_loss_is_that_of_a_naive_bootstrap():
+    random = numpy.random.default_rng(3)
+    sums, counts = random.random(25).tolist(), random.integers(1, 5, size=25).tolist()
+    expected = numpy.sort(naive_means(sums, counts))[[25, 974]]
+    assert statistics.mean_interval(sums, counts) == pytest.approx(tuple(expected))
+    loss = Loss.of(sums, counts, "sentence")
+    assert loss.interval[0] < loss.mean == sum(sums) / sum(counts) < loss.interval[1] and loss.perplexity is None
+
+
+def test_resamples_in_which_nothing_counts_are_left_out():
+    low, high = statistics.mean_interval([0.0, 3.0], [0, 2])
+    assert low == high == 1.5
+
+
+def test_the_p_value_of_a_loss_is_that_of_a_naive_bootstrap():
+    random = numpy.random.default_rng(4)
+    counts = random.integers(1, 5, size=25).tolist()
+    a, b = (random.normal(mean, 1, size=25) * counts for mean in (1, 1.3))
+    observed = (a.sum() - b.sum()) / sum(counts)
+    drawn = naive_means(a, counts) - naive_means(b, counts)
+    expected = (1 + sum(abs(drawn - observed) >= abs(observed))) / 1001
+    found = statistics.mean_difference_test(a.tolist(), b.tolist(), counts)
+    assert found == expected == statistics.mean_difference_test(b.tolist(), a.tolist(), counts) and 0.01 < found < 0.9
+    assert statistics.mean_difference_test(a.tolist(), (a + counts).tolist(), counts) == 1 / 1001
+    assert statistics.mean_difference_test(a.tolist(), a.tolist(), counts) == 1
+
+
+@pytest.mark.parametrize("metric", [BLEU(), CHRF()], ids=["BLEU", "chrF2"])
+def test_the_interval_of_a_score_is_that_of_sacrebleu(metric, monkeypatch):
+    """It gives the middle of its bootstrap scores and half of the width of their interval."""
+    predictions, references = draw(1, 0.3), draw(0)
+    monkeypatch.setenv("SACREBLEU_SEED", "7")
+    low, high = statistics.score_interval(metric, predictions, references)
+    monkeypatch.setenv("SACREBLEU_SEED", "12345")
+    theirs = metric.corpus_score(predictions, [references], n_bootstrap=1000)
+    assert high - low == pytest.approx(2 * theirs._ci) and low < theirs._mean < high and low < theirs.score < high
+
+
+def test_the_interval_of_an_accuracy_holds_it():
+    labels = [i % 3 for i in range(50)]
+    score = class_scores([label if i % 4 else -1 for i, label in enumerate(labels)], labels)["accuracy"]
+    assert score.score == 74 and score.interval[0] < 74 < score.interval[1]
+    assert score.signature == "accuracy on 50 sentences"
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"lowercase": True}, {"tokenize": "intl"}, {"tokenize": "char"}, {"tokenize": "none"}]
+)
+def test_bleu_is_made_from_its_signature(options):
+    metric, lines = BLEU(force=True, **options), draw(1, 0.3)
+    metric.corpus_score(lines, [draw(0)])
+    again = bleu_of(str(metric.get_signature()))
+    assert again.corpus_score(lines, [draw(0)]).score == metric.corpus_score(lines, [draw(0)]).score
+    assert str(again.get_signature()) == str(metric.get_signature())
+
+
+# --- files and differences -------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_read_as_it_was_written(content, tmp_path):
+    path = tmp_path / "evaluation.json"
+    for written in (content, [content, make(2)]):
+        path.write_text(json.dumps(written))
+        found = [evaluation.as_json() for evaluation in read_evaluations(str(path))]
+        assert found == (written if isinstance(written, list) else [written])
+
+
+@pytest.mark.usefixtures("few_resamplings")
+def test_differences_of_several_are_those_of_each_pair():
+    found = [parse_evaluation(make(seed, wrong)) for seed, wrong in ((1, 0.2), (2, 0.25), (3, 0.5))]
+    pairs = pairwise(found)
+    assert list(pairs) == [(1, 0), (2, 0), (2, 1)]
+    for (later, earlier), of in pairs.items():
+        assert of == found[later].compare(found[earlier])
+    assert pairs[2, 0]["BLEU"].value < -10 and pairs[2, 0]["BLEU"].p < 0.06 < pairs[1, 0]["BLEU"].p
+    assert found[0].compare(found[0])["BLEU"][:2] == (0, 1) and pairwise(found[:1]) == {}
+
+
+def test_only_what_both_have_is_compared(content):
+    other = copy.deepcopy(content)
+    other["scores"] = {"accuracy": {"score": 50.0, "interval": [40, 60], "signature": ""}}
+    other |= {"predictions": [0, 1], "references": [1, 1], "losses": {}}
+    assert parse_evaluation(content).compare(parse_evaluation(other)) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda of: of["losses"]["valid"]["counts"].__setitem__(0, 77), "on 'valid' are of other sentences"),
+        (lambda of: of["references"].__setitem__(0, "other"), "have other references"),
+        (lambda of: of["scores"]["BLEU"].update(signature="case:lc|tok:13a"), "the signatures of BLEU of"),
+    ],
+)
+def test_evaluations_of_other_data_are_not_compared(change, words, content):
+    other = copy.deepcopy(content) | {"checkpoint": "other.pt"}
+    change(other)
+    with pytest.raises(ValueError, match="compare evaluations of the same data") as error:
+        differences(parse_evaluation(content), [parse_evaluation(other)])
+    assert words in str(error.value) and "other.pt" in str(error.value)
+
+
+def without(name):
+    return lambda of: of.pop(name)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (without("format"), "its format is None, not 'headgates.evaluation/1'"),
+        (lambda of: of.update(format="headgates.curve/1"), "its format is 'headgates.curve/1'"),
+        (without("losses"), "it has no losses"),
+        (without("predictions"), "it does not have a reference for each prediction"),
+        (lambda of: of["references"].pop(), "it does not have a reference for each prediction"),
+        (lambda of: of["predictions"].__setitem__(0, 1), "predictions is 1, not text"),
+        (lambda of: of.update(parameters="many"), "parameters is 'many', not a number of 0 or more"),
+        (lambda of: of.update(parameters=True), "parameters is True, not a number of 0 or more"),
+        (lambda of: of.update(heads=[]), "heads is [], not an object"),
+        (lambda of: of["heads"].pop("total"), "it has no heads total"),
+        (lambda of: of["heads"].update(total=[1]), "heads total is [1], not a list of 2"),
+        (lambda of: of["scores"]["BLEU"].update(score=None), "scores BLEU score is None, not a finite number"),
+        (lambda of: of["scores"]["BLEU"].update(score=float("nan")), "scores BLEU score is nan"),
+        (lambda of: of["scores"]["BLEU"].update(score=10**400), "not a finite number"),
+        (lambda of: of["scores"].pop("BLEU"), "its scores are chrF2, not BLEU and chrF2, or accuracy"),
+        (lambda of: of["losses"]["valid"].pop("mean"), "it has no losses valid mean"),
+        (lambda of: of["losses"]["valid"]["counts"].pop(), "losses valid does not have a count for each"),
+        (lambda of: of.update(speed={"unit": "words"}), "it has no speed per_second"),
+    ],
+)
+def test_other_content_is_refused_in_one_line(change, words, content, tmp_path):
+    changed, path = copy.deepcopy(content), tmp_path / "x.json"
+    change(changed)
+    path.write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match="write it with `headgates evaluate --out`") as error:
+        read_evaluations(str(path))
+    assert words in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "it is not JSON"),
+        ("[" * 100_000, "it is not JSON"),
+        ("[]", "it is an empty list"),
+        ("7", "it is 7, not an object"),
+        ('["x"]', "it is 'x', not an object"),
+    ],
+)
+def test_other_files_are_refused(text, words, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="is no evaluation, because ") as error:
+        read_evaluations(str(path))
+    assert words in str(error.value)
+    with pytest.raises(ValueError, match="cannot read the evaluation"):
+        read_evaluations(str(tmp_path / "missing"))
+
+
+def test_reading_and_comparing_need_no_torch(content, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps([content, make(2)]))
+    code = "import sys, headgates_start; from fairseq_headgates.evaluation import pairwise, read_evaluations; "
+    code += f"print(len(pairwise(read_evaluations({str(path)!r})))); print(*{{'torch', 'fairseq'}} & {{*sys.modules}})"
+    folder = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder)
+    assert done.stdout == "1\n\n"
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+LINES = [
+    "Er sagte : &quot; Nein ! &quot;",
+    "",
+    "l&apos; eau @-@ de @-@ vie , 3,5 % .",
+    "<unk> , &amp; ( x ) .",
+    " a  b ",
+]
+
+
+def test_tokenizer_moses_is_the_command_of_sacremoses():
+    """Byte for byte, on target sentences of Multi30k where HEADGATES_DATA has it."""
+    pytest.importorskip("sacremoses")
+    from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig
+    from sacremoses import MosesTokenizer as Sacremoses
+
+    lines = list(LINES)
+    if "HEADGATES_DATA" in os.environ:
+        with gzip.open(
+            Path(os.environ["HEADGATES_DATA"]) / "multi30k-en-de" / "test.de.gz", "rt", encoding="utf8"
+        ) as file:
+            lines += [Sacremoses("de").tokenize(line, return_str=True) for line in file.readlines()[:300]]
+    decoder = MosesTokenizer(MosesTokenizerConfig(target_lang="de"))
+    command = [Path(sys.executable).with_name("sacremoses"), "-q", "-l", "de", "detokenize"]
+    text = "".join(f"{line}\n" for line in lines).encode()
+    done = subprocess.run(command, input=text, capture_output=True, check=True)
+    assert "".join(f"{decoder.decode(line)}\n" for line in lines).encode() == done.stdout
