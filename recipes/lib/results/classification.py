@@ -48,10 +48,11 @@ def legend(seeds: Sequence[Sequence[Row]], paper: str, bpe: int) -> str:
 def curve(place: Path, method: str, baseline: Row) -> list[Row]:
     """Return the points of a curve of the baseline, but for that of the whole model."""
     path = place / "curves" / f"{method}.json"
+    text = read_text(str(path), "the curve", REPEAT)
     try:
-        points = json.loads(read_text(str(path), "the curve", REPEAT))["points"]
+        points = json.loads(text)["points"]
         return [_point(point, method, baseline) for point in points if point["removed"]]
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         raise ValueError(f"{path} is no file of headgates curve --out: {REPEAT}") from None
 
 

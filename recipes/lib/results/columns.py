@@ -10,7 +10,7 @@ from typing import Any
 
 from fairseq_headgates.files import read_text
 from fairseq_headgates.report import results_table, rounded
-from results.rows import EVALUATION, REPEAT, Row
+from results.rows import EVALUATION, REPEAT, Row, by_model
 
 LEVEL = 0.05
 Value = Callable[[Row], Any]
@@ -56,9 +56,9 @@ class Column:
 
 def table(seeds: Sequence[Sequence[Row]], columns: Sequence[Column]) -> str:
     """Return the table with a line for each model; each seed has the same models."""
-    lines: dict[str, dict[str, str]] = {rows[0].run.name: {} for rows in zip(*seeds, strict=True)}
+    lines: dict[str, dict[str, str]] = {row.run.name: {} for row in seeds[0]}
     for column in columns:
-        values = {rows[0].run.name: [column.value(row) for row in rows] for rows in zip(*seeds, strict=True)}
+        values = {rows[0].run.name: [column.value(row) for row in rows] for rows in by_model(seeds)}
         if column.title and not (column.optional and all(None in found for found in values.values())):
             title = column.of_seeds if column.of_seeds and len(seeds) > 1 else column.title
             for name, found in values.items():
@@ -127,9 +127,10 @@ def metric(name: str) -> Column:
 
     def score(row: Row) -> float:
         path = row.folder / f"metric.{name}.json"
+        text = read_text(str(path), "the user's metric", REPEAT)
         try:
-            return float(json.loads(read_text(str(path), "the user's metric", REPEAT))["score"])
-        except (KeyError, TypeError, json.JSONDecodeError):
+            return float(json.loads(text)["score"])
+        except (KeyError, TypeError, ValueError):
             raise ValueError(f"{path} has no score of the user's metric: {REPEAT}") from None
 
     return Column(name, score, with_range(".4g"), order=METRIC)

@@ -10,7 +10,7 @@ from statistics import mean
 from fairseq_headgates.cli.output import picture
 from fairseq_headgates.files import replacing
 from fairseq_headgates.report import Panel, row_of, score_panel
-from results.rows import Row
+from results.rows import Row, by_model
 
 
 def over_heads(
@@ -19,10 +19,10 @@ def over_heads(
     """Return the plot of a score over heads kept: a line for runs of the same kind, controls as horizontal lines."""
     lines: dict[str, list[tuple[float, list[float]]]] = {}
     controls: dict[str, list[float]] = {}
-    for rows in zip(*seeds, strict=True):
+    for rows in by_model(seeds):
         values = [score(row) for row in rows]
         if rows[0].run.method:
-            lines.setdefault(line(rows[0]), []).append((mean(row.kept for row in rows), values))
+            lines.setdefault(line(rows[0]), []).append((mean(row.heads[0] for row in rows), values))
         else:
             controls[rows[0].run.name] = values
     return score_panel(title, {name: sorted(points) for name, points in lines.items()}, controls)

@@ -94,11 +94,11 @@ class Row:
         return self.differences[score].p if self.differences else None
 
 
-def read(place: Path, runs: Sequence[Run], seed: str) -> list[Row]:
-    """Read the models of one seed, whose folders are in `place`, and test their differences from the controls."""
+def read(place: Path, runs: Sequence[Run], seed: str, tested: bool) -> list[Row]:
+    """Read the models of one seed, whose folders are in `place`; `tested`: with differences from the controls."""
     evaluations = {run.name: _evaluation(place / run.name / EVALUATION) for run in runs}
     found: dict[str, Mapping[str, Difference]] = {}
-    for control in dict.fromkeys(run.control for run in runs):
+    for control in dict.fromkeys(run.control for run in runs if tested):
         names = [run.name for run in runs if run.control == control != run.name]
         others = [evaluations[name] for name in names]
         found |= zip(names, differences(evaluations[control], others), strict=True)
@@ -106,6 +106,11 @@ def read(place: Path, runs: Sequence[Run], seed: str) -> list[Row]:
         Row(run, seed, place / run.name, evaluations[run.name], evaluations[run.control], found.get(run.name, {}))
         for run in runs
     ]
+
+
+def by_model(seeds: Sequence[Sequence[Row]]) -> list[tuple[Row, ...]]:
+    """Return the rows of all seeds for each model; each seed has the same models."""
+    return list(zip(*seeds, strict=True))
 
 
 def _evaluation(path: Path) -> Evaluation:

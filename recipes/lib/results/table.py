@@ -49,9 +49,10 @@ FAMILIES: dict[str, Family] = {
 def read_seeds(args: argparse.Namespace, shown: Sequence[Column]) -> Seeds:
     """Return the rows of each seed, in the order of the table."""
     runs, seeds = in_order(args.run, own_control=args.family != "translation"), []
+    tested = args.family != "language_model" and not args.sweep
     for place in args.places:
         seed = place.name.removeprefix("seed") if len(args.places) > 1 else args.seed
-        rows = read(place, runs, seed)
+        rows = read(place, runs, seed, tested)
         for row in rows:
             for column in shown:
                 column.check(row)

@@ -12,7 +12,7 @@ from fairseq_headgates.report import Panel, sweep_panels, text_table
 from results import columns
 from results.columns import COMPARED, LEVEL, PUBLISHED, Column, Value, lines_of_tsv, speed, with_range
 from results.papers import VOITA, VOITA_HEADS, Published
-from results.rows import Row
+from results.rows import Row, by_model
 
 DECIMALS = 6
 
@@ -147,7 +147,7 @@ Model = Mapping[str, Any]
 
 def models(seeds: Sequence[Sequence[Row]]) -> list[dict[str, Any]]:
     """Return the models of a sweep file: mean heads, and the scores of every seed."""
-    found = [_model(rows) for rows in zip(*seeds, strict=True)]
+    found = [_model(rows) for rows in by_model(seeds)]
     for model in found:
         model["front"] = not any(_dominates(other, model) for other in found)
     return found
