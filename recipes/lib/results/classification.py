@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fairseq_headgates.evaluation import Difference
 from fairseq_headgates.files import read_text
-from fairseq_headgates.report import Panel
+from fairseq_headgates.report import Panel, rounded
 from results import columns
 from results.columns import COMPARED, LEVEL, Column, with_range
 from results.plots import over_heads
@@ -32,7 +32,7 @@ COLUMNS = [
     columns.total("heads", "kept"),
     columns.PARAMETERS,
     Column("accuracy", accuracy, with_range(".2f")),
-    Column("diff", diff, with_range("+.2f"), COMPARISON, COMPARED),
+    Column("diff", diff, with_range("+.2f", rounded), COMPARISON, COMPARED),
     Column("p", lambda row: row.p("accuracy"), columns.p_values, None, COMPARED, f"p<{LEVEL}"),
 ]
 

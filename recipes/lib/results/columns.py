@@ -82,12 +82,17 @@ def lines_of_tsv(lines: Sequence[Sequence[Any]]) -> str:
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
-def with_range(form: str) -> Form:
-    """Return the format for a mean with the lowest and the highest value: 37.45 (37.20..37.70)."""
+def with_range(form: str, one: Callable[[float, str], str] = format) -> Form:
+    """Return the format for a mean with the lowest and the highest value: 37.45 (37.20..37.70).
+
+    Args:
+        form: a format specification
+        one: how a single value is formatted
+    """
 
     def cell(values: Sequence[float]) -> str:
         middle, low, high = (rounded(value, form) for value in (mean(values), min(values), max(values)))
-        return f"{middle} ({low}..{high})" if len(values) > 1 else middle
+        return f"{middle} ({low}..{high})" if len(values) > 1 else one(values[0], form)
 
     return cell
 

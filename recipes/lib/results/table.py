@@ -23,7 +23,7 @@ from fairseq_headgates.report import Panel
 from results import classification, columns, language_model, translation
 from results.columns import Column
 from results.plots import draw
-from results.rows import Row, in_order, read
+from results.rows import Row, by_model, in_order, read
 
 Seeds = Sequence[Sequence[Row]]
 
@@ -75,7 +75,8 @@ def work(args: argparse.Namespace) -> None:
         tsv = translation.sweep_tsv(swept)
     else:
         print(columns.table(seeds, shown), family.legend(seeds, paper, args.bpe), sep="\n")
-        tsv = columns.tsv([row for rows in seeds for row in rows], shown)
+        ordered = by_model(seeds) if args.family == "language_model" else seeds
+        tsv = columns.tsv([row for rows in ordered for row in rows], shown)
     if args.tsv:
         write_whole(args.tsv, tsv, force=True)
     if args.json:
