@@ -80,7 +80,7 @@ def work(args: argparse.Namespace) -> None:
     if args.tsv:
         write_whole(args.tsv, tsv, force=True)
     if args.json:
-        content = {"format": "headgates.sweep/1", "models": swept}
+        content = {"format": translation.SWEEP_FORMAT, "models": swept}
         write_whole(args.json, json.dumps(content, indent=1) + "\n", force=True)
     if args.plot:
         draw(args.plot, family.panels(seeds))

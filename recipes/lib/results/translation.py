@@ -124,6 +124,7 @@ def slashed(numbers: Iterable[int]) -> str:
 
 # --- sweeps -----------------------------------------------------------------------------------------------------------
 
+SWEEP_FORMAT = "headgates.sweep/1"
 SWEEP_LEGEND = "*: on the Pareto front, no model has at most as many heads and higher BLEU"
 SWEPT: dict[str, Value] = {
     "BLEU": bleu,
