@@ -66,7 +66,7 @@ if [[ -n $pruned ]]; then
     --source-lang en --target-lang ru --gen-subset test --reference "$out/text/reference.ru" --remove-bpe \
     --tokenizer moses --beam "$BEAM" --lenpen "$LENPEN" --max-tokens "$GENERATION_TOKENS" \
     --required-batch-size-multiple 1 "${device[@]}" --speed --out "$pruned/compared.json" --force
-  show_into "$pruned/removed.txt" python3 "$recipes/lib" results.removed "$pruned"
+  show_into "$pruned/removed.txt" python3 "$recipes/lib" results.removed "$pruned/compared.json"
 fi
 step "writing the report" headgates report "$out/report.html" "${folders[@]}" "$out/results.json" \
   "$models"/{head_scores,functions,attention}.json --force

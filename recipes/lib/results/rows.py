@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from fairseq_headgates.evaluation import Difference, Evaluation, differences, re
 from fairseq_headgates.heads import TYPES
 
 BASELINE = "baseline"
-EVALUATION = "evaluation.json"
+EVALUATION, TIMED = "evaluation.json", "speed.json"
 REPEAT = "remove it and run the recipe again"
 
 
@@ -96,7 +96,7 @@ class Row:
 
 def read(place: Path, runs: Sequence[Run], seed: str, tested: bool) -> list[Row]:
     """Read the models of one seed, whose folders are in `place`; `tested`: with differences from the controls."""
-    evaluations = {run.name: _evaluation(place / run.name / EVALUATION) for run in runs}
+    evaluations = {run.name: _evaluation(place / run.name) for run in runs}
     found: dict[str, Mapping[str, Difference]] = {}
     for control in dict.fromkeys(run.control for run in runs if tested):
         names = [run.name for run in runs if run.control == control != run.name]
@@ -113,7 +113,14 @@ def by_model(seeds: Sequence[Sequence[Row]]) -> list[tuple[Row, ...]]:
     return list(zip(*seeds, strict=True))
 
 
-def _evaluation(path: Path) -> Evaluation:
+def _evaluation(folder: Path) -> Evaluation:
+    """Read the evaluation in a folder, with the speed of the one that was timed, if there is one."""
+    found = _one(folder / EVALUATION)
+    timed = folder / TIMED
+    return replace(found, speed=_one(timed).speed) if timed.exists() else found
+
+
+def _one(path: Path) -> Evaluation:
     evaluation, *others = read_evaluations(str(path))
     if others:
         raise ValueError(f"{path} has {len(others) + 1} models, not one: {REPEAT}")
