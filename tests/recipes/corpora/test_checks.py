@@ -1,4 +1,4 @@
-"""Checks of the files of corpora: damaged, wrong or missing files (recipes/corpora.py fetch)."""
+"""Checks of the files of corpora: damaged, wrong or missing files (corpora.get fetch)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of corpora from a mirror: downloads that resume (recipes/corpora.py fetch)."""
+"""Files of corpora from a mirror: downloads that resume (corpora.get fetch)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unpacking of corpora (recipes/corpora.py unpack)."""
+"""Unpacking of corpora (corpora.get unpack)."""
 
 from __future__ import annotations
 
