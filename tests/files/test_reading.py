@@ -3,14 +3,10 @@
 import gzip
 import io
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from fairseq.data import Dictionary
-from support.analysis import one_line
-from support.commands import USER_DIR
 from support.report import SWEEP
 
 import curves
@@ -138,21 +134,3 @@ def test_byte_order_marks_of_both_dictionaries_of_a_checkpoint_are_ignored(tmp_p
         path = tmp_path / f"dict.{language}.txt"
         path.write_bytes(b"\xef\xbb\xbf" + (toy.data / path.name).read_bytes())
     assert [dictionary.symbols for dictionary in load_dictionaries(state, str(tmp_path))] == expected
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_recipes_strip_byte_order_marks(packed, tmp_path):
-    """The shell function that reads references and the text of language models."""
-    path = tmp_path / "a text"
-    path.write_bytes("\ufeffschön\r\n\ufeffx\r\n".encode())
-    if packed:
-        shutil.move(path, f"{path}.raw")
-        Path(f"{path}.gz").write_bytes(gzip.compress(Path(f"{path}.raw").read_bytes()))
-    recipes = USER_DIR.parent / "recipes"
-    script = f'recipes={recipes}; source "$recipes/lib/common.sh"; need_utf8 "{path}"; eval "$(reading "{path}")"'
-    done = subprocess.run(["bash", "-c", script], capture_output=True, check=True)
-    assert done.stdout.decode() == "schön\n\ufeffx\n"
-    Path(f"{path}.gz" if packed else path).write_bytes(gzip.compress(b"sch\xf6n") if packed else b"sch\xf6n")
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
-    assert done.returncode == 2 and not done.stdout
-    assert f"{path}[.gz] is not UTF-8: convert it, for example with iconv -f latin1 -t utf8" in one_line(done.stderr)
