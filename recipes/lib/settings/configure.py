@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from commands import shown
 from settings.declared import GROUPS, RECIPES, Default, Settings
 
+FIRST = "to begin with"  # title of the settings that matter first
 # Rules in plainer words than pydantic's.
 RULES = {
     "greater_than": "must be above {gt}",
@@ -157,23 +158,19 @@ def describe(script: Path, environment: Mapping[str, str], defaults: Mapping[str
         texts = read(recipe, needed, defaults).texts
     except ValueError:
         pass  # the settings as they are given
-    shown_fields = {
+    fields = {
         name: field
         for name, field in kind.model_fields.items()
         if field.description and name not in (*kind.HIDDEN, *kind.ARGUMENTS)
     }
-    for title, group in (("to begin with", None), *((group, group) for group in GROUPS)):
-        names = [
-            n
-            for n, f in shown_fields.items()
-            if (extra(f).get("first") if group is None else extra(f)["group"] == group and not extra(f).get("first"))
-        ]
-        lines += ["", f"{title}:"] * bool(names)
-        for name in names:
+    titles = {name: FIRST if extra(field).get("first") else extra(field)["group"] for name, field in fields.items()}
+    for title in (FIRST, *GROUPS):
+        lines += ["", f"{title}:"] * (title in titles.values())
+        for name in (name for name in fields if titles[name] == title):
             text = texts.get(name, "")
             lines += [
                 f"  {name}={text!r}" if " " in text else f"  {name}={text}",
-                fill(shown_fields[name].description or "", 112, initial_indent=" " * 6, subsequent_indent=" " * 6),
+                fill(fields[name].description or "", 112, initial_indent=" " * 6, subsequent_indent=" " * 6),
             ]
     if kind.HIDDEN:
         lines += ["", "The other settings of recipes/translation.sh work, too."]
