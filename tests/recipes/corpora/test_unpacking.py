@@ -1,4 +1,4 @@
-"""Unpacking of corpora (recipes/corpora.py unpack)."""
+"""Unpacking of corpora (corpora.get unpack)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import pytest
 from support import mirrors
 from support.corpora import IWSLT, SUBTITLES, TEST, TRAIN, VALID, WMT, call, fetch, wanted, was_killed
 
+from commands import Refused
 from corpora import archives
 from corpora.collection import collection as corpora_of
-from commands import Refused
 from corpora.formats import columns
 
 pytest_plugins = ["support.corpora"]

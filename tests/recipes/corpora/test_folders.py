@@ -1,4 +1,4 @@
-"""Files of corpora in a folder of the user (recipes/corpora.py fetch)."""
+"""Files of corpora in a folder of the user (corpora.get fetch)."""
 
 from __future__ import annotations
 
