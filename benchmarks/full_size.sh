@@ -10,7 +10,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 [[ $# -eq 2 ]] || { echo "full_size.sh: got $# arguments, needs TEXT_DIR OUT_DIR" >&2; exit 2; }
 text=$1 out=$2
-[[ -d $out/mirror ]] || PYTHONPATH=$root/tests${PYTHONPATH:+:$PYTHONPATH} python3 -m support.mirror wmt "$text" "$out/mirror"
+[[ -d $out/mirror ]] || PYTHONPATH=$root/tests python3 -m support.mirror wmt "$text" "$out/mirror"
 export DATA_DIR=$out/mirror BPE=${BPE:-8000} DISK_GB=${DISK_GB:-20}
 export UPDATES=${UPDATES:-1500} WARMUP=${WARMUP:-400} PRUNE_UPDATES=${PRUNE_UPDATES:-600} PRUNE_WARMUP=${PRUNE_WARMUP:-100}
 export SAVE_EVERY=${SAVE_EVERY:-300} AVERAGE=${AVERAGE:-3} RUNS=${RUNS-"enc-self:0.02 all:0.02"} SCRATCH=${SCRATCH-}

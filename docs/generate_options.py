@@ -26,7 +26,7 @@ from fairseq_headgates.cli.options import all_attention_options, criterion_optio
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "lib"))
 from settings import declared
-from settings.configure import extra, later, read
+from settings.configure import FIRST, extra, later, read
 
 FAMILIES = ("translation.sh", "language_model.sh", "classification.sh")
 HEADER = ("setting", "meaning", "default")
@@ -81,13 +81,13 @@ def command_pages() -> str:
 def settings_of_family(recipe: str) -> str:
     """Return tables of the settings of a recipe, but for those of every recipe: the first to set, then by group."""
     kind = declared.RECIPES[recipe]
-    texts = read(recipe, dict.fromkeys(kind.ARGUMENTS, "x"))[1]
-    tables: dict[str, list[tuple[str, ...]]] = {group: [] for group in ("to begin with", *declared.GROUPS)}
+    texts = read(recipe, dict.fromkeys(kind.ARGUMENTS, "x")).texts
+    tables: dict[str, list[tuple[str, ...]]] = {group: [] for group in (FIRST, *declared.GROUPS)}
     for name, field in own_settings(kind, declared.Settings).items():
         meaning, default = _meaning(field)
         if texts.get(name):
             default = f"`{texts[name]}`" + (" *" if later(kind.DEFAULTS.get(name)) else "")
-        group = "to begin with" if extra(field).get("first") else extra(field)["group"]
+        group = FIRST if extra(field).get("first") else extra(field)["group"]
         tables[group].append((name, meaning, default))
     parts = (f"**{group.capitalize()}**\n\n{_rows(HEADER, rows)}" for group, rows in tables.items() if rows)
     return f"### Settings of {recipe}\n\n" + "\n".join(parts)

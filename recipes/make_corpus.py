@@ -81,7 +81,7 @@ def write_files(directory: Path, files: dict[str, str]) -> None:
 
 def parse_arguments(argv: Sequence[str] | None) -> Namespace:
     """Return the arguments, with `sizes` of the splits. Exit on invalid ones."""
-    parser = ArgumentParser(__doc__)
+    parser = ArgumentParser("make_corpus.py", __doc__)
     parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="directory to write, made if missing")
     for split, size in DEFAULT_SIZES.items():
         note = f"sentence pairs in {split} (default {size})"

@@ -6,7 +6,6 @@ import argparse
 import math
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -25,7 +24,7 @@ class ArgumentParser(argparse.ArgumentParser):
         super().__init__(module, description=description, **options)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (see recipes/lib {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
 
 
 def run(program: str = "", *arguments: str) -> int:
@@ -35,7 +34,6 @@ def run(program: str = "", *arguments: str) -> int:
     if not re.fullmatch(r"\w+\.\w+", program):
         print("recipes/lib: give ROOM.PROGRAM, for example text.clean", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # with "--help | head" end as other programs do
     try:
         import_module(program).main(list(arguments))
     except (OSError, ValueError) as error:

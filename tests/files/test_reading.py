@@ -3,24 +3,20 @@
 import gzip
 import io
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from fairseq.data import Dictionary
-from support.analysis import one_line
-from support.commands import USER_DIR
 from support.report import SWEEP
 
 import curves
-from text import in_blocks
-from corpora import labelled
-from corpora import manifest
+from corpora import labelled, manifest
 from fairseq_headgates.analysis.functions import read_alignments, read_trees
+from fairseq_headgates.checkpoints import load_checkpoint, load_dictionaries
 from fairseq_headgates.experiments import read_experiment
 from fairseq_headgates.files import decode, lines_of, read_standard_input, read_text, remove_mark
 from fairseq_headgates.heads import parse_mask, read_scores
+from text import in_blocks
 
 MASK = '{"format": "headgates.heads/1",\n "enc-self": [[1, 0]]}\n'
 SCORES = '{"format": "headgates.scores/1", "method": "x",\n "scores": {"enc-self": [[0.5, 1]]}}\n'
@@ -130,19 +126,11 @@ def test_the_byte_order_mark_of_a_dictionary_is_ignored(tmp_path, copied, on_toy
     assert plain.symbols == before and remove_mark(None) is None
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_recipes_strip_byte_order_marks(packed, tmp_path):
-    """The shell function that reads references and the text of language models."""
-    path = tmp_path / "a text"
-    path.write_bytes("\ufeffschön\r\n\ufeffx\r\n".encode())
-    if packed:
-        shutil.move(path, f"{path}.raw")
-        Path(f"{path}.gz").write_bytes(gzip.compress(Path(f"{path}.raw").read_bytes()))
-    recipes = USER_DIR.parent / "recipes"
-    script = f'recipes={recipes}; source "$recipes/lib/common.sh"; need_utf8 "{path}"; eval "$(reading "{path}")"'
-    done = subprocess.run(["bash", "-c", script], capture_output=True, check=True)
-    assert done.stdout.decode() == "schön\n\ufeffx\n"
-    Path(f"{path}.gz" if packed else path).write_bytes(gzip.compress(b"sch\xf6n") if packed else b"sch\xf6n")
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
-    assert done.returncode == 2 and not done.stdout
-    assert f"{path}[.gz] is not UTF-8: convert it, for example with iconv -f latin1 -t utf8" in one_line(done.stderr)
+def test_byte_order_marks_of_both_dictionaries_of_a_checkpoint_are_ignored(tmp_path, gated, toy):
+    state = load_checkpoint(str(gated))
+    state["cfg"]["task"] |= {"source_lang": "src", "target_lang": "tgt"}
+    expected = [dictionary.symbols for dictionary in load_dictionaries(state, toy.data)]
+    for language in ("src", "tgt"):
+        path = tmp_path / f"dict.{language}.txt"
+        path.write_bytes(b"\xef\xbb\xbf" + (toy.data / path.name).read_bytes())
+    assert [dictionary.symbols for dictionary in load_dictionaries(state, str(tmp_path))] == expected

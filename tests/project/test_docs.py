@@ -24,13 +24,16 @@ from support.pages import (
     named_options,
     words_of,
 )
+from support.results import translator
 
 import fairseq_headgates
-import swept
 from fairseq_headgates import gate_log
 from fairseq_headgates.evaluation import read_evaluations, results
 from fairseq_headgates.heads import AttentionMap, HeadId, parse_mask, read_scores
 from fairseq_headgates.report import attention
+from results import rows
+from results.translation import SWEEP_FORMAT
+from results.translation import models as swept
 from settings.configure import describe
 from settings.declared import RECIPES
 
@@ -73,6 +76,9 @@ def test_commands_are_those_of_the_parsers(block):
         ("make nothing", "unknown target nothing"),
         ("recipes/nothing.sh out", "recipes/nothing.sh does not exist"),
         ("NOTHING_AT_ALL=1 recipes/translation.sh raw out en de", "unknown setting NOTHING_AT_ALL"),
+        ("python3 recipes/lib text.nothing a b", "recipes/lib/text/nothing.py does not exist"),
+        ("python3 recipes/lib training.plan out --nothing-at-all", "plan.py: unknown option --nothing-at-all"),
+        ("PYTHONPATH=tests python3 -m support.mirror wmt --nothing-at-all", "unknown option --nothing-at-all"),
         ("python benchmarks/train_step.py --nothing-at-all", "unknown option --nothing-at-all"),
         ("headgates show 'CKPT", "unexpected EOF"),
     ],
@@ -269,10 +275,10 @@ def test_examples_of_files_can_be_read(block, tmp_path):
     file = tmp_path / "example.json"
     file.write_text(block.text)
     kind = json.loads(block.text)["format"]
-    if kind == swept.FORMAT:  # no program reads it
+    if kind == SWEEP_FORMAT:  # no program reads it
         (shown,) = json.loads(block.text)["models"]
-        scores = {name: [1.0] for name in ("BLEU", "diff", "chrF2", "nll", "parameters", "words_per_second")}
-        (written,) = swept.as_json([swept.Model("x", "all", "l0", {"enc-self": 1.0}, {}, 1.0, scores)])["models"]
+        translator(tmp_path / "baseline", (1, 1, 1))
+        (written,) = swept([rows.read(tmp_path, rows.in_order([], own_control=True), "1", tested=False)])
         assert list(shown) == list(written)
     elif kind == results.FORMAT:
         (found,) = read_evaluations(str(file))

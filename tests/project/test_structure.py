@@ -28,6 +28,8 @@ LAYERS = [
     ["analysis", "experiments"],
     ["cli"],
 ]
+# The same of recipes/lib, whose other modules are in no room.
+ROOMS_OF_RECIPES = [["commands"], ["artificial", "corpora", "training"], ["text"], ["settings"], ["results"]]
 LARGEST = {"fairseq_headgates": 400, "recipes": 400, "benchmarks": 400, "tests": 500}  # lines of a file
 
 
@@ -52,6 +54,17 @@ def test_imports_run_downward_only():
         own = room_of(path)
         above = {room for room in imported_rooms(path) if room in layer and room != own and layer[room] >= layer[own]}
         assert not above, f"{path.relative_to(PACKAGE)} imports {above}"
+
+
+def test_rooms_of_recipes_import_downward_and_are_small():
+    layer = {room: number for number, rooms in enumerate(ROOMS_OF_RECIPES) for room in rooms}
+    recipes = PACKAGE.parent / "recipes" / "lib"
+    for path in recipes.glob("*/*.py"):
+        text, own = path.read_text(encoding="utf-8"), path.parent.name
+        found = set(re.findall(r"^ *(?:from|import) (\w+)", text, re.MULTILINE)) & layer.keys() - {own}
+        assert all(layer[room] < layer[own] for room in found), f"{own}/{path.name} imports {found}"
+    for folder in (path for path in [recipes, *recipes.iterdir()] if path.is_dir() and path.name != "__pycache__"):
+        assert len([path for path in folder.iterdir() if path.is_file()]) <= 15, folder
 
 
 @pytest.mark.parametrize("folder", LARGEST)

@@ -1,7 +1,6 @@
 """Short names for the clauses of the artificial corpus."""
 
-from artificial import grammar
-from artificial import lexicon
+from artificial import grammar, lexicon
 
 
 def noun(word, det="the", *adjectives, number="sg", **dependents):

@@ -1,4 +1,4 @@
-"""Corpora for tests: miniature mirrors of all collections, a server for them, and the command corpora.py."""
+"""Corpora for tests: miniature mirrors of all collections, a server for them, and the program corpora.get."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from corpora import get as corpora
 from corpora.collection import collection, sources
-from support import mirrors
+from support import mirrors, recipes
 
 WMT, SUBTITLES, IWSLT = "wmt-en-ru", "opensubtitles-en-ru", "iwslt14-de-en"
 
@@ -85,7 +84,7 @@ def contents(folder):
 
 
 def call(*arguments):
-    return corpora.main([str(argument) for argument in arguments])
+    return recipes.call("corpora.get", *arguments)
 
 
 def fetch(collection, folder, place=None):
@@ -112,7 +111,7 @@ def refused(capsys):
         assert code == 2, err
         said = err.splitlines()
         assert len(said) == len(lines), err
-        assert said[0].startswith("corpora.py: ")
+        assert said[0].startswith("corpora.get: ")
         for line, words in zip(said, lines, strict=True):
             assert all(word in line for word in words), (line, words)
         return err

@@ -1,14 +1,13 @@
-#!/usr/bin/env python3
 """Kill a recipe at random moments, resume it each time, and compare its files with those of an undisturbed run.
 
-    python recipes/kill_and_resume.py RECIPE FOLDER [--kills 10] [--seed 1]      for example wmt_en_ru.sh
+    PYTHONPATH=tests python3 -m support.kill_and_resume RECIPE FOLDER [--kills 10] [--seed 1]
 
-FOLDER is an empty folder for both runs. The settings of the recipe come from the environment: choose small sizes.
+RECIPE is for example wmt_en_ru.sh, FOLDER an empty folder for both runs. The settings of the recipe come from the
+environment: choose small sizes.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import random
@@ -18,15 +17,16 @@ import sys
 import time
 from pathlib import Path
 
-RECIPES = Path(__file__).resolve().parent
-sys.path.insert(0, str(RECIPES / "lib"))
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ROOT / "recipes"
+sys.path += [str(ROOT), str(RECIPES / "lib")]
 
-from commands import ArgumentParser, exit_code
-from rules import option, whole
+from commands import ArgumentParser, whole  # noqa: E402
+from commands import run as run_program  # noqa: E402
 
 # Files of data or results, which do not contain times, process ids or machine names.
 DATA = ("downloads/*", "corpora/*", "corpora.txt", "selection.txt", "raw/*", "text/*", "data-bin/*")
-NAMES = ("scores", "heads", "nll", "significance", "head_scores", "mask")
+NAMES = ("evaluation", "head_scores", "mask")
 RESULTS = ("results.txt", "results.tsv", "**/test.hyp", *(f"**/{name}.json" for name in NAMES))
 NOT_DATA = ("preprocess.log",)
 
@@ -89,12 +89,16 @@ def fingerprints(out: Path) -> dict[str, str]:
     }
 
 
-def compare(args: argparse.Namespace) -> None:
+def main(argv: list[str]) -> None:
+    parser = ArgumentParser(__name__, __doc__)
+    parser.add_argument("recipe", metavar="RECIPE")
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("--kills", type=whole(), default=10, help="number of times (default 10)")
+    parser.add_argument("--seed", type=whole(0), default=1, help="random seed of the moments (default 1)")
+    args = parser.parse_args(argv)
     begun = time.time()
     run_whole(args.recipe, args.folder / "undisturbed")
-    whole_run = time.time() - begun
-    generator = random.Random(args.seed)
-    moments = random_moments(generator, whole_run, args.kills)
+    moments = random_moments(random.Random(args.seed), time.time() - begun, args.kills)
     said = run_killed(args.recipe, args.folder / "killed", moments=moments)
     for seconds, line in zip(moments, said, strict=True):
         print(f"killed after {seconds:.1f} s: {line}")
@@ -105,14 +109,5 @@ def compare(args: argparse.Namespace) -> None:
         raise ValueError(f"{len(differ)} files differ")
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = ArgumentParser(__doc__)
-    parser.add_argument("recipe", metavar="RECIPE")
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--kills", type=option(whole()), default=10, help="number of times (default 10)")
-    parser.add_argument("--seed", type=option(whole(0)), default=1, help="random seed of the moments (default 1)")
-    return exit_code("kill_and_resume.py", compare, parser.parse_args(argv))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program("support.kill_and_resume", *sys.argv[1:]))

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Make a miniature mirror of public corpora, in their real layouts, from a few parallel sentences.
 
-    python recipes/mirror.py wmt|opensubtitles|iwslt14 TEXT_DIR MIRROR_DIR [--train N]
+    PYTHONPATH=tests python3 -m support.mirror wmt|opensubtitles|iwslt14 TEXT_DIR MIRROR_DIR [--train N]
 
 The recipes download corpora of millions of sentences; with DATA_DIR=MIRROR_DIR they run on these files instead.
 TEXT_DIR holds {train,valid,test}.{en,ru} ({de,en} for iwslt14), plain or .gz; N is the number of training pairs.
@@ -12,22 +11,21 @@ sha256sum writes it. The same sentences give the same files, byte for byte. Seve
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
+ROOT = Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT), str(ROOT / "recipes" / "lib")]
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
-
-from commands import ArgumentParser, exit_code
-from fairseq_headgates.files import decode, lines_of
-from support.miniature import Pair
-from support.miniature_subtitles import make_subtitles_mirror
-from support.miniature_talks import make_iwslt_mirror
-from support.miniature_wmt import make_wmt_mirror
+import headgates_start  # noqa: E402, F401  (before fairseq_headgates, which then does not import fairseq and torch)
+from commands import ArgumentParser, run, whole  # noqa: E402
+from fairseq_headgates.files import decode, lines_of  # noqa: E402
+from support.miniature import Pair  # noqa: E402
+from support.miniature_subtitles import make_subtitles_mirror  # noqa: E402
+from support.miniature_talks import make_iwslt_mirror  # noqa: E402
+from support.miniature_wmt import make_wmt_mirror  # noqa: E402
 
 
 def read_side(folder: Path, name: str) -> list[str]:
@@ -42,7 +40,13 @@ def read_pairs(folder: Path, split: str, languages: Sequence[str]) -> list[Pair]
     return list(zip(first, second, strict=True))
 
 
-def make(args: argparse.Namespace) -> None:
+def main(argv: list[str]) -> None:
+    parser = ArgumentParser(__name__, __doc__)
+    parser.add_argument("corpus", choices=["wmt", "opensubtitles", "iwslt14"])
+    parser.add_argument("text_dir", type=Path, metavar="TEXT_DIR")
+    parser.add_argument("mirror_dir", type=Path, metavar="MIRROR_DIR")
+    parser.add_argument("--train", type=whole(), metavar="N", help="take the first N training pairs only")
+    args = parser.parse_args(argv)
     languages = ("de", "en") if args.corpus == "iwslt14" else ("en", "ru")
     train, valid, test = (read_pairs(args.text_dir, split, languages) for split in ("train", "valid", "test"))
     train = train[: args.train]
@@ -55,14 +59,5 @@ def make(args: argparse.Namespace) -> None:
     print((args.mirror_dir / "SHA256SUMS").read_text(encoding="utf-8"), end="")
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = ArgumentParser(__doc__)
-    parser.add_argument("corpus", choices=["wmt", "opensubtitles", "iwslt14"])
-    parser.add_argument("text_dir", type=Path, metavar="TEXT_DIR")
-    parser.add_argument("mirror_dir", type=Path, metavar="MIRROR_DIR")
-    parser.add_argument("--train", type=int, metavar="N", help="take the first N training pairs only")
-    return exit_code("mirror.py", make, parser.parse_args(argv))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("support.mirror", *sys.argv[1:]))

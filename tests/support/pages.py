@@ -107,10 +107,10 @@ def mistakes(block: Block) -> Iterator[str]:
 
 
 def _mistakes_of_command(words: list[str], settings: list[str]) -> Iterator[str]:
-    for word in words:
+    program, script = words[0], _script_of(words)
+    for word in dict.fromkeys([*words, script]):
         if re.match(r"(recipes|benchmarks|tests|docs)/", word) and not (ROOT / word).exists():
             yield f"{word} does not exist"
-    program, script = words[0], next((word for word in words if re.match(r"(recipes|benchmarks|tests)/", word)), "")
     given = [match[0] for word in words if (match := OPTION.match(word))]
     if "headgates" in words:
         program, command = "headgates", words[words.index("headgates") + 1]
@@ -129,7 +129,18 @@ def _mistakes_of_command(words: list[str], settings: list[str]) -> Iterator[str]
     elif script and (ROOT / script).is_file():
         known = _text_around(ROOT / script)
         yield from (f"{script}: unknown option {o}" for o in given if program != "sbatch" and o not in known)
-        yield from (f"{script}: unknown setting {s}" for s in settings if s not in known and s != "OMP_NUM_THREADS")
+        known += "OMP_NUM_THREADS PYTHONPATH"
+        yield from (f"{script}: unknown setting {s}" for s in settings if s not in known)
+
+
+def _script_of(words: list[str]) -> str:
+    """Return the path of the script that a command runs; of a module in tests/support or recipes/lib its file."""
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word in ("-m", "recipes/lib") and re.fullmatch(r"\w+\.\w+", after):
+            return f"{'tests' if word == '-m' else word}/{after.replace('.', '/')}.py"
+        if re.match(r"(recipes|benchmarks|tests)/", word):
+            return word
+    return ""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Ways to run recipes in tests."""
+"""Ways to run recipes and their programs in tests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 
+import pytest
+
+import commands
 from support.kill_and_resume import environment, fingerprints, random_moments, run, run_killed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,6 +21,7 @@ RECIPES = ROOT / "recipes"
 __all__ = [
     "RECIPES",
     "ROOT",
+    "call",
     "copy_checkout",
     "environment",
     "fingerprints",
@@ -27,7 +31,40 @@ __all__ = [
     "refused",
     "run",
     "run_killed",
+    "shell",
 ]
+
+
+def call(program: str, *arguments: object) -> int:
+    """Run a program of recipes/lib in this process, and return its exit code."""
+    try:
+        return commands.run(program, *map(str, arguments))
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+@pytest.fixture
+def refuses(capsys):
+    """refuses(program, *arguments, words=..., printed=""): exit code 2, one line on stderr that has all words.
+
+    On stdout it prints nothing, or with None anything.
+    """
+
+    def refuses(program, *arguments, words, printed=""):
+        code = call(program, *arguments)
+        out, err = capsys.readouterr()
+        assert code == 2 and printed in (out, None), err
+        assert err.startswith(f"{program}: ") and err.count("\n") == 1, err
+        assert all(str(word) in err for word in ([words] if isinstance(words, str) else words)), err
+
+    return refuses
+
+
+def shell(text: str, check: bool = True, **settings: object) -> subprocess.CompletedProcess[str]:
+    """Run shell code after common.sh."""
+    code = f'recipes={RECIPES}; source "$recipes/lib/common.sh"; {text}'
+    command = ["bash", "-c", code]
+    return subprocess.run(command, env=environment(settings), capture_output=True, text=True, check=check)
 
 
 def refused(result: subprocess.CompletedProcess[str], *words: str) -> None:

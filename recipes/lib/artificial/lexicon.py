@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parents[1] / "data" / "lexicon"
+FOLDER = Path(__file__).resolve().parents[2] / "data" / "lexicon"
 
 
 @dataclass(frozen=True)

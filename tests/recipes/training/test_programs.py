@@ -1,4 +1,4 @@
-"""The small programs of the recipes: batches, averages, curves, plans, settings."""
+"""The small programs of the recipes: batches, averages, plans, settings."""
 
 import subprocess
 import sys
@@ -8,11 +8,9 @@ import pytest
 import torch
 from support.recipes import RECIPES
 
-from training import average
-from text import batches
-import curves
-from training import plan
 from fairseq_headgates.checkpoints import load_checkpoint
+from text import batches
+from training import average, plan
 
 # --- batches.py --------------------------------------------------------------------------------------------------
 
@@ -95,33 +93,7 @@ def test_a_folder_without_checkpoints_has_no_average(tmp_path, capsys):
     assert "has no checkpoint_last.pt" in capsys.readouterr().err
 
 
-# --- curves.py, plan.py ------------------------------------------------------------------------------------------
-
-
-def write_curve(path, rows):
-    names = ["checkpoint", "by", "types", "removed", "heads", "nll", "bleu"]
-    path.write_text("\n".join("\t".join(map(str, row)) for row in [names, *rows]) + "\n")
-    return str(path)
-
-
-def test_curves_over_training_have_a_row_for_each_epoch(tmp_path):
-    rows = [
-        (f"a/checkpoint{e}.pt", "gradient", "all", step, 9, 1.0, e + step / 100) for e in (1, 30) for step in (0, 50)
-    ]
-    path = write_curve(tmp_path / "c.tsv", rows)
-    table = [line.split() for line in curves.table(curves.read([path]), paper=True).splitlines()]
-    assert table[2:] == [["1", "1.00", "1.50", "3.0"], ["30", "30.00", "30.50", "34.7"]]
-
-
-def test_curves_of_one_model_have_a_row_for_each_score(tmp_path):
-    files = [
-        write_curve(tmp_path / f"{by}.tsv", [("m.pt", by, "all", 0, 9, 1.0, 20), ("m.pt", by, "all", step, 5, 1.0, 10)])
-        for by, step in (("gradient", 50), ("ablation", 25))
-    ]
-    table = [line.split() for line in curves.table(curves.read(files), paper=False).splitlines()]
-    assert table[0] == ["by", "-0%", "-25%", "-50%"]
-    assert table[2:] == [["gradient", "20.00", "-", "10.00"], ["ablation", "20.00", "10.00", "-"]]
-
+# --- plan.py -----------------------------------------------------------------------------------------------------
 
 LOG = """\
 2026-01-01 00:00:00 | INFO | fairseq.utils | rank   0: capabilities =  8.0  ; total memory = 79.0 GB ; name = {name}

@@ -1,4 +1,4 @@
-"""Files of corpora from a mirror: downloads that resume (recipes/corpora.py fetch)."""
+"""Files of corpora from a mirror: downloads that resume (corpora.get fetch)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import threading
 
 import pytest
 from support import mirrors
 from support.corpora import IWSLT, SUBTITLES, WMT, all_there, fetch, until, wanted, was_killed
-from support.recipes import RECIPES
+from support.recipes import shell
 
-from corpora import archives
-from corpora import fetching
 from commands import Refused
+from corpora import archives, fetching
 from corpora.fetching import Source
 
 pytest_plugins = ["support.corpora"]
@@ -36,52 +34,26 @@ def test_files_are_downloaded_in_parallel_and_only_once(ranges, place, tmp_path,
     assert server.seen == [] and (out / "manifest.tsv").stat() == before
 
 
-def test_a_download_goes_on_in_the_middle(place, tmp_path, serve):
-    server, out = serve(place), tmp_path / "out"
-    out.mkdir()
-    halves = {}
-    for source in wanted(SUBTITLES):
-        data = (place / source.path).read_bytes()
-        halves[source] = len(data) // 2
-        (out / f"{source.name}.part").write_bytes(data[: halves[source]])
-    assert fetch(SUBTITLES, out, server.address) == 0
-    all_there(SUBTITLES, out, place)
-    for source, half in halves.items():
-        assert server.asked(source) == [f"bytes={half}-"]
-        assert server.sent[source.path] == len((place / source.path).read_bytes()) - half
-
-
-def test_a_download_restarts_if_the_server_does_not_support_ranges(place, tmp_path, serve):
-    server, out = serve(place), tmp_path / "out"
-    server.ranges = False
-    out.mkdir()
-    (source,) = wanted(IWSLT)
-    (out / f"{source.name}.part").write_bytes((place / source.path).read_bytes()[:1000])
-    assert fetch(IWSLT, out, server.address) == 0
-    all_there(IWSLT, out, place)
-    assert server.asked(source) == ["bytes=1000-", None]
-
-
-def test_a_complete_partial_download_is_not_downloaded_again(place, tmp_path, serve):
-    server, out = serve(place), tmp_path / "out"
-    out.mkdir()
-    (source,) = wanted(IWSLT)
+@pytest.mark.parametrize(
+    ("part", "ranges", "asked"),
+    [
+        (lambda data: data[:1000], True, ["bytes=1000-"]),
+        (lambda data: data[:1000], False, ["bytes=1000-", None]),  # the server does not support ranges
+        (lambda data: data, True, []),
+        (lambda data: b"x" * 9999, True, ["bytes=9999-", None]),  # the server has nothing after it (416)
+    ],
+    ids=["the beginning", "no ranges", "complete", "too long"],
+)
+def test_a_partial_download_is_resumed(part, ranges, asked, place, tmp_path, serve):
+    server, (source,) = serve(place), wanted(IWSLT)
+    server.ranges = ranges
     data = (place / source.path).read_bytes()
-    (out / f"{source.name}.part").write_bytes(data)
-    assert fetch(IWSLT, out, server.address) == 0
-    all_there(IWSLT, out, place)
-    assert server.asked(source) == [] and server.asked(source, "HEAD") == [None]
-
-
-def test_a_part_that_is_too_long_is_begun_anew(place, tmp_path, serve):
-    """The server has nothing from there on, and says so (416)."""
-    server, out = serve(place), tmp_path / "out"
-    out.mkdir()
-    (source,) = wanted(IWSLT)
-    (out / f"{source.name}.part").write_bytes(b"x" * 9999)
-    assert fetch(IWSLT, out, server.address) == 0
-    all_there(IWSLT, out, place)
-    assert server.asked(source) == ["bytes=9999-", None]
+    (tmp_path / f"{source.name}.part").write_bytes(part(data))
+    assert fetch(IWSLT, tmp_path, server.address) == 0
+    all_there(IWSLT, tmp_path, place)
+    assert server.asked(source) == asked and server.asked(source, "HEAD") == [None]
+    if len(asked) == 1:
+        assert server.sent[source.path] == len(data) - 1000
 
 
 def test_where_an_address_fails_the_next_one_is_tried(tmp_path, serve):
@@ -127,8 +99,7 @@ def test_a_recipe_keeps_the_parts_of_downloads(tmp_path):
     for path in (*kept, removed):
         path.parent.mkdir(exist_ok=True)
         path.write_text("x")
-    shell = f"recipes={RECIPES}; source $recipes/lib/common.sh; lock_out {tmp_path}"
-    subprocess.run(["bash", "-c", shell], check=True)
+    shell(f"lock_out {tmp_path}")
     assert all(path.exists() for path in kept) and not removed.exists()
 
 
@@ -150,114 +121,82 @@ def test_another_file_than_expected_leads_to_the_next_address(tmp_path, serve):
     assert {path for _, path, _ in server.seen} == {"b/x.tgz"} and not (out / "x.tgz").exists()
 
 
-def test_a_folder_may_hold_the_file_of_any_alternative_address(tmp_path):
-    members = {"a": "text\n"}
-    source = Source("x.tgz", "https://one.example.org/x.tgz", others=("https://two.example.org/deep/y.zip",))
-    for name in ("two.example.org/deep/y.zip", "y.zip"):
-        folder = tmp_path / name.replace("/", "_")
-        (folder / name).parent.mkdir(parents=True)
-        (folder / name).write_bytes(mirrors.zipped(members))
-        fetching.fetch([source], folder / "out", str(folder))
-        assert list(archives.lines(folder / "out" / "x.tgz", "a")) == ["text"]
-
-
 @pytest.mark.parametrize("name", ["two.example.org/deep/y.zip", "y.zip"])
-def test_the_checksum_of_another_address_is_checked(name, tmp_path):
+def test_a_folder_may_hold_the_file_of_another_address(name, tmp_path):
+    """Its own checksum is checked."""
     source = Source("x.tgz", "https://one.example.org/x.tgz", others=("https://two.example.org/deep/y.zip",))
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(mirrors.zipped({"a": "text\n"}))
+    fetching.fetch([source], tmp_path / "out", str(tmp_path))
+    assert list(archives.lines(tmp_path / "out" / "x.tgz", "a")) == ["text"]
     (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64}  {name}\n")
     with pytest.raises(Refused, match="not the 000000000000... of SHA256SUMS"):
-        fetching.fetch([source], tmp_path / "out", str(tmp_path))
+        fetching.fetch([source], tmp_path / "again", str(tmp_path))
 
 
 @pytest.mark.parametrize("status", [403, 404])
 def test_a_partial_download_is_kept_if_the_server_refuses(status, place, tmp_path, serve, refused):
-    server, out = serve(place), tmp_path / "out"
-    (source,) = wanted(IWSLT)
+    server, (source,) = serve(place), wanted(IWSLT)
     server.answers[source.path] = status, b"<p>not now</p>"
-    out.mkdir()
     part = (place / source.path).read_bytes()[:1000]
-    (out / f"{source.name}.part").write_bytes(part)
-    refused(
-        fetch(IWSLT, out, server.address),
-        [source.name, server.address, str(status), "run the same command again", "DATA_DIR"],
-    )
-    assert (out / f"{source.name}.part").read_bytes() == part
-    server.answers.clear()
-    server.seen.clear()
-    assert fetch(IWSLT, out, server.address) == 0
-    all_there(IWSLT, out, place)
-    assert server.asked(source) == ["bytes=1000-"]
+    (tmp_path / f"{source.name}.part").write_bytes(part)
+    words = [source.name, server.address, str(status), "run the same command again", "DATA_DIR"]
+    refused(fetch(IWSLT, tmp_path, server.address), words)
+    assert (tmp_path / f"{source.name}.part").read_bytes() == part
 
 
-def test_a_broken_connection_is_taken_up_again(place, tmp_path, serve):
-    """The connection breaks off after a third of the file, each time; the same run goes on from there."""
-    server, out = serve(place), tmp_path / "out"
-    _, broken = wanted(SUBTITLES)
-    size = (place / broken.path).stat().st_size
-    server.cut[broken.path] = size // 3 + 1
-    assert fetch(SUBTITLES, out, server.address) == 0
-    all_there(SUBTITLES, out, place)
-    assert server.asked(broken)[1:] == [f"bytes={n * (size // 3 + 1)}-" for n in (1, 2)]
+def test_a_broken_connection_is_taken_up_again(place, tmp_path, serve, refused, monkeypatch):
+    """It breaks off after a third of the file, each time; with one attempt the next run resumes it."""
+    server, (whole, broken) = serve(place), wanted(SUBTITLES)
+    third = (place / broken.path).stat().st_size // 3 + 1
+    server.cut[broken.path] = third
+    assert fetch(SUBTITLES, tmp_path / "out", server.address) == 0
+    all_there(SUBTITLES, tmp_path / "out", place)
+    assert server.asked(broken) == [None, *(f"bytes={n * third}-" for n in (1, 2))]
 
-
-def test_a_broken_connection_loses_nothing(place, tmp_path, serve, refused, monkeypatch):
-    """One of two downloads fails: the other file is recorded, and the same command resumes the partial one."""
     monkeypatch.setattr(fetching, "ATTEMPTS", 1)
-    server, out = serve(place), tmp_path / "out"
-    whole, broken = wanted(SUBTITLES)
-    server.cut[broken.path] = 700
+    out = tmp_path / "once"
     refused(fetch(SUBTITLES, out, server.address), [broken.name, "cannot be downloaded", "run the same command again"])
-    assert (out / f"{broken.name}.part").stat().st_size == 700
+    assert (out / f"{broken.name}.part").stat().st_size == third
     assert whole.name in (out / "manifest.tsv").read_text() and broken.name not in (out / "manifest.tsv").read_text()
     server.cut.clear()
     server.seen.clear()
     assert fetch(SUBTITLES, out, server.address) == 0
     all_there(SUBTITLES, out, place)
-    assert server.asked(broken) == ["bytes=700-"] and server.asked(whole) == []
+    assert server.asked(broken) == [f"bytes={third}-"] and server.asked(whole) == []
 
 
-def test_an_unreachable_server_is_reported_and_the_next_run_succeeds(place, tmp_path, serve, refused):
-    server, out = serve(place), tmp_path / "out"
+def test_an_unreachable_server_is_reported(place, tmp_path, serve, refused):
+    server = serve(place)
     address = server.address
     server.shutdown()
     server.server_close()
     names = [[source.name, address, "cannot be downloaded"] for source in wanted(SUBTITLES)]
-    refused(fetch(SUBTITLES, out, address), *names)
-    assert fetch(SUBTITLES, out, serve(place).address) == 0
-    all_there(SUBTITLES, out, place)
+    refused(fetch(SUBTITLES, tmp_path, address), *names)
 
 
-def test_a_page_instead_of_an_archive(place, tmp_path, serve, refused):
-    server, out = serve(place), tmp_path / "out"
-    lines = []
+def test_a_page_instead_of_an_archive_is_refused(place, tmp_path, serve, refused):
+    server, lines = serve(place), []
     for source in wanted(SUBTITLES):
         server.answers[source.path] = 200, b"<!DOCTYPE html>\n<title>Log in first</title>\n"
         lines.append([source.name, f"{server.address}/{source.path}", "does not open"])
     server.answers["SHA256SUMS"] = 200, b"<!DOCTYPE html>\n<title>Not\xff found</title>\n"
-    refused(fetch(SUBTITLES, out, server.address), *lines)
-    assert {path.name for path in out.iterdir()} <= {".lock", "manifest.tsv"}
-    server.answers.clear()
-    assert fetch(SUBTITLES, out, server.address) == 0
-    all_there(SUBTITLES, out, place)
+    refused(fetch(SUBTITLES, tmp_path, server.address), *lines)
+    assert {path.name for path in tmp_path.iterdir()} <= {".lock", "manifest.tsv"}
 
 
 def test_a_small_disk_is_found_before_the_download(place, tmp_path, serve, refused, monkeypatch):
-    """What is there in part needs no room again."""
-    server, out = serve(place), tmp_path / "out"
-    (source,) = wanted(IWSLT)
+    """A part that exists needs no room again."""
+    server, (source,) = serve(place), wanted(IWSLT)
     data = (place / source.path).read_bytes()
-    free = len(data) - 1000
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free))
-    refused(fetch(IWSLT, out, server.address), [str(out), "GB are free", "to be downloaded", "free some"])
-    assert server.asked(source) == [] and server.asked(source, "HEAD") == [None]
-    (out / f"{source.name}.part").write_bytes(data[:999])
-    refused(fetch(IWSLT, out, server.address), ["GB are free"])
-    (out / f"{source.name}.part").write_bytes(data[:1000])
-    assert fetch(IWSLT, out, server.address) == 0
-    all_there(IWSLT, out, place)
+    usage = shutil.disk_usage(tmp_path)._replace(free=len(data) - 1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    (tmp_path / f"{source.name}.part").write_bytes(data[:999])
+    words = [str(tmp_path), "GB are free", "to be downloaded", "free some"]
+    refused(fetch(IWSLT, tmp_path, server.address), words)
+    assert server.asked(source) == []
+    (tmp_path / f"{source.name}.part").write_bytes(data[:1000])
+    assert fetch(IWSLT, tmp_path, server.address) == 0
 
 
 def test_missing_curl_is_reported_in_one_line(place, tmp_path, refused, monkeypatch):
@@ -297,7 +236,7 @@ def test_an_interrupted_run_stops_its_downloads(place, tmp_path, serve, capsys, 
     with monkeypatch.context() as patch:
         patch.setattr(fetching.time, "sleep", lambda seconds: interrupt() if server.held == 2 else None)
         assert fetch(SUBTITLES, out, server.address) == 130
-    assert capsys.readouterr().err == "corpora.py: stopped; run the same command again to resume\n"
+    assert capsys.readouterr().err == "corpora.get: stopped; run the same command again to resume\n"
     server.hold = False  # for new requests; the old ones still wait
     until(lambda: "another run" not in first_line(capsys, fetch(SUBTITLES, out, server.address)), seconds=5)
     all_there(SUBTITLES, out, place)
@@ -305,10 +244,3 @@ def test_an_interrupted_run_stops_its_downloads(place, tmp_path, serve, capsys, 
 
 def interrupt():
     raise KeyboardInterrupt
-
-
-def test_a_second_run_in_the_same_folder_is_refused(place, tmp_path, refused):
-    (tmp_path / "out").mkdir()
-    with fetching.locked(tmp_path / "out"):
-        refused(fetch(IWSLT, tmp_path / "out", place), ["another run downloads to", "wait until it ends"])
-    assert fetch(IWSLT, tmp_path / "out", place) == 0

@@ -1,0 +1,69 @@
+"""Raw text: what a recipe refuses before anything runs (text.raw), and how it reads lines (text.lines, common.sh)."""
+
+import gzip
+import os
+import subprocess
+import sys
+
+import pytest
+from support.recipes import RECIPES, call, shell
+
+pytest_plugins = ["support.recipes"]
+NAMES = ("train.en", "valid.en")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "train.en").write_text("a\n\n")
+    (tmp_path / "raw" / "valid.en.gz").write_bytes(gzip.compress("ä".encode()))
+    return tmp_path / "raw"
+
+
+def test_text_is_checked_until_its_sizes_are_recorded(folder, tmp_path, refuses):
+    record = tmp_path / "raw.txt"
+    assert call("text.raw", folder, record, *NAMES) == 0 and not record.exists()
+    assert call("text.raw", folder, record, *NAMES, "--record") == 0
+    size = (folder / "valid.en.gz").stat().st_size
+    assert record.read_text() == f"train.en: 3 bytes\nvalid.en.gz: {size} bytes\n"
+    (folder / "train.en").write_bytes(b"\xff\n\n")  # of the same size: it is not read again
+    assert call("text.raw", folder, record, *NAMES) == 0
+    (folder / "train.en").write_text("another\n")
+    words = ["OUT_DIR was made from other text (train.en: 3 bytes)", f"RAW_DIR={folder}", "take another OUT_DIR"]
+    refuses("text.raw", folder, record, *NAMES, words=words)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("train.en", None, ["train.en[.gz] is missing", "needs train.en, valid.en"]),
+        ("train.en", b"", ["train.en[.gz] has no text"]),
+        ("train.en", b" \n\n", ["train.en[.gz] has no text"]),
+        ("train.en", b"a\nsch\xf6n\n", ["train.en[.gz] is not UTF-8: convert it, for example with iconv -f latin1"]),
+        ("train.en", "a\n".encode("utf-16"), ["train.en[.gz] is not UTF-8", "-f UTF-16"]),
+        ("valid.en.gz", gzip.compress(b"sch\xf6n"), ["valid.en[.gz] is not UTF-8"]),
+        ("valid.en.gz", gzip.compress(b"a" * 99)[:-9], ["valid.en[.gz]", "cannot be read"]),
+    ],
+)
+def test_text_that_cannot_be_used_is_refused(name, content, words, folder, tmp_path, refuses):
+    (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+    refuses("text.raw", folder, tmp_path / "raw.txt", *NAMES, words=[str(folder), *words])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_byte_order_marks_and_line_ends_of_other_systems_are_removed(packed, tmp_path):
+    """The shell function that reads references and the text of language models."""
+    path, data = tmp_path / "a text", "\ufeffschön\r\n\ufeffx\r\n".encode()
+    path.with_name("a text.gz" if packed else "a text").write_bytes(gzip.compress(data) if packed else data)
+    assert shell(f'eval "$(reading "{path}")"').stdout == "schön\n\ufeffx\n"
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8", "POSIX"])
+@pytest.mark.parametrize(("form", "change"), [("lowercase", str.lower), ("words", lambda text: " ".join(text.split()))])
+def test_lines_end_at_line_feeds_only_in_any_locale(form, change, locale):
+    lines = ["ÀB  Ёж ", "", "ǅ İ ẞ", "a\rB", "\u2028X\u0085Y\x0bZ\x0c", "\ufeffBOM", "ΑΣ"]
+    env = {**os.environ, "LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, str(RECIPES / "lib"), "text.lines", form]
+    text = "\n".join([*lines, "NO END"]).encode()
+    out = subprocess.run(command, input=text, env=env, capture_output=True, check=True).stdout
+    assert out.decode().removesuffix("\n").split("\n") == [*map(change, lines), change("NO END")]
