@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shlex
 import shutil
 from pathlib import Path
@@ -33,6 +34,8 @@ from fairseq_headgates.report import attention
 from results import rows
 from results.translation import SWEEP_FORMAT
 from results.translation import models as swept
+from settings.configure import describe
+from settings.declared import RECIPES
 
 ALL = [block for page in PAGES for block in blocks(page)]
 SHELL = [block for block in ALL if block.language in ("bash", "sh", "shell", "console")]
@@ -233,6 +236,22 @@ def test_named_options_exist():
 @pytest.mark.parametrize("command", LIKE_GENERATE)
 def test_commands_that_take_the_options_of_fairseq_generate(command):
     assert command in commands() and "--max-tokens" in headgates_options(command)
+
+
+def test_the_page_of_the_recipes_has_every_setting_of_their_help(tmp_path):
+    runpy.run_path(str(ROOT / "docs" / "generate_options.py"))["write"](tmp_path)
+    tables = {file.stem.removeprefix("settings-"): file.read_text() for file in tmp_path.glob("settings-*.md")}
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert {*re.findall(r"^```\{include\} _generated/settings-(.*)\.md$", page, re.MULTILINE)} == {*tables}
+    for name in ("translation", "language_model", "classification"):
+        said = describe(ROOT / "recipes" / f"{name}.sh", {}, {}).partition("\nto begin with:\n")[2]
+        values = dict(re.findall(r"^  ([A-Z_0-9]+)='?(.*?)'?$", said, re.MULTILINE))
+        rows = dict(re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", tables["every"] + tables[name], re.MULTILINE))
+        assert values.keys() == rows.keys()
+        shown = {setting: row.removesuffix(" *").strip("`") for setting, row in rows.items() if values[setting]}
+        assert shown == {setting: value for setting, value in values.items() if value}
+    own = {setting for recipe in RECIPES.values() for setting in recipe.model_fields.keys() - {*recipe.ARGUMENTS}}
+    assert own == {*re.findall(r"^\| `(\w+)` \|", "".join(tables.values()), re.MULTILINE)}
 
 
 def test_a_link_and_a_file_that_do_not_exist_are_found(tmp_path):
