@@ -23,13 +23,16 @@ from support.pages import (
     named_options,
     words_of,
 )
+from support.results import translator
 
 import fairseq_headgates
-import swept
 from fairseq_headgates import gate_log
 from fairseq_headgates.evaluation import read_evaluations, results
 from fairseq_headgates.heads import AttentionMap, HeadId, parse_mask, read_scores
 from fairseq_headgates.report import attention
+from results import rows
+from results.translation import SWEEP_FORMAT
+from results.translation import models as swept
 
 ALL = [block for page in PAGES for block in blocks(page)]
 SHELL = [block for block in ALL if block.language in ("bash", "sh", "shell", "console")]
@@ -253,10 +256,10 @@ def test_examples_of_files_can_be_read(block, tmp_path):
     file = tmp_path / "example.json"
     file.write_text(block.text)
     kind = json.loads(block.text)["format"]
-    if kind == swept.FORMAT:  # no program reads it
+    if kind == SWEEP_FORMAT:  # no program reads it
         (shown,) = json.loads(block.text)["models"]
-        scores = {name: [1.0] for name in ("BLEU", "diff", "chrF2", "nll", "parameters", "words_per_second")}
-        (written,) = swept.as_json([swept.Model("x", "all", "l0", {"enc-self": 1.0}, {}, 1.0, scores)])["models"]
+        translator(tmp_path / "baseline", (1, 1, 1))
+        (written,) = swept([rows.read(tmp_path, rows.in_order([], own_control=True), "1", tested=False)])
         assert list(shown) == list(written)
     elif kind == results.FORMAT:
         (found,) = read_evaluations(str(file))

@@ -25,13 +25,10 @@ def program(name):
         ("clean", ["a", "b", "en", "de", "--nope"], "unrecognized arguments: --nope"),
         ("corpora", ["get"], "argument command: invalid choice: 'get'"),
         ("corpora", ["fetch", "wmt-en-ru"], "fetch takes 1 folders after the collection, got 0"),
-        ("curves", [], "required: CURVE.tsv"),
         ("plan", ["a", "--every", "0"], "argument --every: '0' must be"),
         ("plan", ["a", "--tokens", "0"], "argument --tokens: '0' must be"),
         ("plan", ["a", "--gated", "-1"], "argument --gated"),
         ("pretrained", ["a"], "required: FOLDER"),
-        ("results", [], "required: RUN_DIR"),
-        ("results", ["a", "--paper", "x"], "argument --paper: invalid choice: 'x'"),
         ("subtitles", ["a"], "required"),
         ("subtitles", ["a", "b", "c", "en", "ru", "--overlap", "x"], "argument --overlap"),
     ],
@@ -42,18 +39,6 @@ def test_arguments_of_a_helper_are_refused_in_one_line(name, arguments, words, m
         program(name).main()
     said = capsys.readouterr().err
     assert ended.value.code == 2 and len(said.splitlines()) == 1 and words in said, said
-
-
-def test_results_of_a_folder_without_them_are_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["results.py", str(tmp_path)])
-    contents = [None, "no json", "[]", '{"heads": {}}', '{"heads": {"total": [1, 2]}, "parameters": 1}']
-    for content in contents:
-        if content is not None:
-            (tmp_path / "heads.json").write_text(content)
-            (tmp_path / "scores.json").write_text("[]" if content.startswith("{") else content)
-        assert program("results").main() == 2
-        said = capsys.readouterr().err
-        assert len(said.splitlines()) == 1 and str(tmp_path) in said
 
 
 def test_batches_too_small_for_any_sentence_are_refused(toy, capsys):

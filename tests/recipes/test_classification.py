@@ -4,8 +4,6 @@ import gzip
 import json
 import random
 import shlex
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,8 +13,8 @@ from support.recipes import RECIPES, refused, run
 
 import classifier_runs
 import classifier_settings
-from corpora import labelled
 import settings
+from corpora import labelled
 
 TINY = {"EMBED": 32, "FFN": 32, "LAYERS": 2, "HEADS": 4, "MAX_POSITIONS": 12, "BPE": 20, "MLM_UPDATES": 4}
 TINY |= {"MLM_WARMUP": 1, "UPDATES": 30, "WARMUP": 3, "LR": 0.01, "BATCH": 16, "PRUNE_UPDATES": 8, "PRUNE_WARMUP": 1}
@@ -404,8 +402,3 @@ def test_a_run_is_planned_for_each_entry():
     ]
     assert classifier_runs.plan({"GATES": "", "CURVES": "random", "FINETUNE": "1"}) == []
     assert set(classifier_settings.RECIPES) == {"classification.sh", "mnli.sh"}
-
-
-def test_results_of_a_folder_without_them_are_refused(tmp_path):
-    command = [sys.executable, str(RECIPES / "lib" / "classifier_results.py"), str(tmp_path)]
-    refused(subprocess.run(command, capture_output=True, text=True, check=False), "has no complete results")

@@ -6,20 +6,16 @@ import random
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from fairseq import checkpoint_utils, options
-from matplotlib.figure import Figure
+from support.miniature import save, zipped
 from support.recipes import RECIPES, refused
 from support.recipes import run as run_recipe
 
-import language_model_results as results
-import perplexity
 import settings
 from fairseq_headgates.models import TransformerLMHeadGatesModel  # noqa: F401  (registers the architectures)
-from support.miniature import save, zipped
 
 WORDS = ["ba", "co", "dufa", "fi", "bido", "cacode", "e"]
 TINY = {"EMBED": 16, "FFN": 16, "LAYERS": 2, "HEADS": 2, "WARMUP": 2, "LR": 0.01, "MAX_TOKENS": 400}
@@ -204,108 +200,6 @@ def test_words_are_those_that_fairseq_reads():
     command = [sys.executable, str(RECIPES / "lib" / "words.py")]
     done = subprocess.run(command, input=raw, capture_output=True, check=True)
     assert done.stdout.decode() == "a b c\n\nd e f g h i\nlast\n"
-
-
-LOG = "x | Evaluated {:,} tokens in 0.1s (1.00 tokens/s)\nx | Loss (base 2): {}, Perplexity: 1\n"
-
-
-@pytest.fixture
-def evaluated(tmp_path):
-    """The arguments of perplexity.py: five words and two ends of lines are nine tokens."""
-    for name, content in (
-        ("words", "ab c d\n\ne f\n"),
-        ("bpe", "a@@ b c d\n\ne <unk>\n"),
-        ("dict.txt", "a@@ 9\nc 1\ne 1\n"),
-    ):
-        (tmp_path / name).write_text(content)
-    (tmp_path / "log").write_text(LOG.format(1, "nan") + LOG.format(9, "2.5"))
-    return [tmp_path / name for name in ("log", "words", "bpe", "dict.txt")]
-
-
-def test_perplexity_per_word_does_not_depend_on_the_segmentation(evaluated):
-    found = perplexity.perplexity(*evaluated)
-    assert (found["tokens"], found["unknown"], found["words"], found["loss"]) == (9, 3, 8, 2.5)
-    assert found["perplexity"] == pytest.approx(2**2.5) and found["perplexity_per_word"] == pytest.approx(
-        2 ** (22.5 / 8)
-    )
-
-
-@pytest.mark.parametrize(
-    ("log", "words"),
-    [
-        ("", "has no loss"),
-        (LOG.format(9, "nan"), "the loss is nan"),
-        (LOG.format(8, "1"), "evaluated 8 of the 9 tokens"),
-    ],
-)
-def test_an_evaluation_of_other_tokens_is_refused(log, words, evaluated, capsys):
-    evaluated[0].write_text(log)
-    names = ["", "--text", "--encoded", "--dictionary"]
-    argv = [str(word) for pair in zip(names, evaluated, strict=True) for word in pair if word]
-    assert perplexity.main(argv) == 2
-    said = capsys.readouterr().err
-    assert words in said and said.count("\n") == 1
-
-
-def finished(folder, kept, loss, speed=100.0):
-    """Write the files of a finished model with a text of 10 tokens and 5 words."""
-    folder.mkdir(parents=True)
-    heads = {"heads": {"dec-self": [kept, 16], "total": [kept, 16]}, "parameters": 1_234_567}
-    (folder / "heads.json").write_text(json.dumps(heads))
-    found = {"tokens": 10, "unknown": 1, "words": 5, "loss": loss}
-    found |= {"perplexity": 2**loss, "perplexity_per_word": 4**loss}
-    for subset in ("valid", "test"):
-        (folder / f"{subset}.json").write_text(json.dumps(found))
-    (folder / "speed.json").write_text(json.dumps({"tokens_per_second": speed}))
-    return str(folder)
-
-
-def test_the_table_of_one_seed_with_the_heads_of_the_paper(tmp_path, capsys):
-    folders = [
-        finished(tmp_path / name, kept, 2) for name, kept in (("baseline", 16), ("lambda0.010", 7), ("lambda1", 0))
-    ]
-    assert results.main([*folders, "--paper", "shim", "--bpe", "2000", "--tsv", str(tmp_path / "t.tsv")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line.split() for line in lines]
-    assert rows[0] == ["model", "heads", "paper", "params", "valid", "test", "valid/word", "test/word", "tokens/s"]
-    assert rows[2] == ["baseline", "16/16", "128/128", "1.23M", "4.00", "4.00", "16.00", "16.00", "100"]
-    assert [row[:3] for row in rows[3:5]] == [["lambda0.010", "7/16", "106/128"], ["lambda1", "0/16", "-"]]
-    assert "valid set: 10 tokens, 5 words, 10.00% unknown tokens" in lines and "BPE, 2,000 merges" in lines[5]
-    table = [line.split("\t") for line in (tmp_path / "t.tsv").read_text().splitlines()]
-    assert [row[0] for row in table[1:]] == ["baseline", "lambda0.010", "lambda1"] and table[2][-1] == "106/128"
-
-
-def test_the_table_of_several_seeds_has_means_and_ranges(tmp_path, capsys):
-    folders = [finished(tmp_path / f"seed{seed}" / "lambda0.1", 4 + seed, seed, 1000 * seed) for seed in (1, 2)]
-    assert results.main([*folders, "--tsv", str(tmp_path / "t.tsv"), "--plot", str(tmp_path / "t.svg")]) == 0
-    cells = capsys.readouterr().out.splitlines()[2].split("  ")
-    found = [cell.strip() for cell in cells if cell.strip()]
-    assert found[1:4] == ["5.5/16 (5..6)", "1.23M", "3.00 (2.00..4.00)"]
-    assert found[-2:] == ["10.00 (4.00..16.00)", "1,500 (1,000..2,000)"]
-    assert [line.split("\t")[1] for line in (tmp_path / "t.tsv").read_text().splitlines()] == ["seed", "1", "2"]
-    assert "perplexity per word (test)" in (tmp_path / "t.svg").read_text()
-
-
-def test_the_plot_shows_gated_models_as_a_line_and_others_as_horizontal_ones(tmp_path):
-    folders = [
-        finished(tmp_path / f"seed{seed}" / name, kept - seed, loss + seed)
-        for seed in (1, 2)
-        for name, kept, loss in (("baseline", 16, 1), ("lambda0.1", 9, 2), ("lambda1", 4, 3))
-    ]
-    axes = Figure().subplots()
-    results.plot(results.read([Path(folder) for folder in folders], "-", speed=True)).draw(axes)
-    assert axes.containers[0].lines[0].get_xydata().tolist() == [
-        [2.5, (4**4 + 4**5) / 2],
-        [7.5, (4**3 + 4**4) / 2],
-    ]  # 4 to the power of the loss per word
-    assert [line.get_ydata()[0] for line in axes.lines if line.get_xdata()[-1] == 1] == [(4**2 + 4**3) / 2]
-
-
-def test_an_unfinished_model_is_refused(tmp_path, capsys):
-    folder = finished(tmp_path / "baseline", 4, 1)
-    (tmp_path / "baseline" / "test.json").write_text('{"loss": 1}')
-    assert results.main([folder]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 # --- whole recipes --------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from textwrap import fill
@@ -22,14 +23,23 @@ from pydantic import ValidationError
 from commands import shown
 from settings.declared import GROUPS, RECIPES, Default, Settings
 
+FIRST = "to begin with"  # title of the settings that matter first
 # Rules in plainer words than pydantic's.
-RULES = {"int_parsing": "must be a whole number", "float_parsing": "must be a number", "too_short": "must not be empty"}
+RULES = {
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be {ge} or more",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be {le} or less",
+    "finite_number": "must be a finite number",
+    "int_parsing_size": "has too many digits",
+    "too_short": "must not be empty",
+    "literal_error": "must be {expected}",
+    "value_error": "{error}",
+}
 
 
-def read(
-    recipe: str, given: Mapping[str, str], defaults: Mapping[str, str] | None = None
-) -> tuple[Settings, dict[str, str]]:
-    """Return the settings of a recipe, and their texts.
+def read(recipe: str, given: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> Settings:
+    """Return the settings of a recipe.
 
     Raises:
         ValueError: for an invalid setting, in one line with its name, value and rule
@@ -46,7 +56,7 @@ def read(
                 texts[name] = text
                 break
     for name, text in texts.items():
-        if len(text.splitlines()) > 1:
+        if text.splitlines() not in ([], [text]):
             raise ValueError(f"{name}={shown(text)} must be one line")
     found = _validated(kind, texts)
     for name, default in kind.DEFAULTS.items():
@@ -57,7 +67,7 @@ def read(
             texts[name] = str(value)
             found = _validated(kind, texts)
     found.problems()
-    return found, texts
+    return found
 
 
 def later(default: Default | None) -> bool:
@@ -72,50 +82,49 @@ def extra(field: Any) -> dict[str, Any]:
 
 def _validated(kind: type[Settings], texts: Mapping[str, str]) -> Settings:
     try:
-        return kind.model_validate(texts)
+        found = kind.model_validate(texts)
     except ValidationError as invalid:
         error = invalid.errors()[0]
         name, *inside = error["loc"]
-        rule = str(error.get("ctx", {}).get("error") or RULES.get(error["type"]) or error["msg"])
-        rule = rule.replace("Input should be", "must be")
+        limits = {key: str(value).removesuffix(".0") for key, value in error.get("ctx", {}).items()}
+        rule = RULES[error["type"]].format(**limits)
+        rule = rule.replace("'", "") if error["type"] == "literal_error" else rule
         where = f"{shown(error['input'])} " if inside else ""
         raise ValueError(f"{name}={shown(texts[str(name)])} {where}{rule}") from None
+    for name, text in texts.items():
+        found.texts[name] = " ".join(text.split()) if isinstance(getattr(found, name), list) else text
+    return found
 
 
-def recorded(found: Settings, texts: Mapping[str, str], record: str) -> str:
+def recorded(found: Settings, record: str) -> str:
     """Return the settings that OUT_DIR/RECORD.txt records, NAME=VALUE separated by blanks.
 
     To several seeds more can be added. With TOKENS_PER_UPDATE or BATCH the batches depend on the machine, and are not
     part of the experiment.
     """
-    lines = []
-    batches = ("MAX_TOKENS", "UPDATE_FREQ")
+    texts, lines = found.texts, []
+    planned = bool(texts.get("TOKENS_PER_UPDATE") or "BATCH" in texts)
+    unused = ("MAX_TOKENS", "UPDATE_FREQ") if planned else ("TOKENS_PER_UPDATE",)
     for name, field in type(found).model_fields.items():
         own = extra(field).get("record", "")
-        text = texts.get(name, "").replace(f"{found.OUT_DIR}/", "").replace(" ", ",")
-        if own.rstrip("?") != record or (own.endswith("?") and text == type(found).DEFAULTS.get(name)):
-            continue
-        if (name in batches and (texts.get("TOKENS_PER_UPDATE") or "BATCH" in texts)) or (
-            name == "TOKENS_PER_UPDATE" and not text
-        ):
-            continue
-        lines.append(f"{name}={'several' if name == 'SEEDS' and ',' in text else text}")
+        text = re.sub(r"\s*[,\s]\s*", ",", texts.get(name, "").removeprefix(f"{found.OUT_DIR}/"))
+        usual = own.endswith("?") and text == type(found).DEFAULTS.get(name)
+        if own.rstrip("?") == record and name not in unused and not usual:
+            lines.append(f"{name}={'several' if name == 'SEEDS' and ',' in text else text}")
     return " ".join(lines)
 
 
-def assignments(found: Settings, texts: Mapping[str, str]) -> Iterator[str]:
+def assignments(found: Settings) -> Iterator[str]:
     """Yield the lines of shell code."""
-    yield f"arguments=({' '.join(shlex.quote(getattr(found, name)) for name in found.ARGUMENTS)})"
-    for name in type(found).model_fields:
-        value, text = getattr(found, name), texts.get(name, "")
+    fields = type(found).model_fields
+    yield f"arguments=({' '.join(shlex.quote(found.texts[name]) for name in found.ARGUMENTS)})"
+    for name in fields:
         if name not in found.ARGUMENTS:
-            yield f"export {name}={shlex.quote(str(value) if isinstance(value, int) else text)}"
+            yield f"export {name}={shlex.quote(found.texts.get(name, ''))}"
     for name, words in found.arrays().items():
         yield f"{name}=({' '.join(map(shlex.quote, words))})"
-    for record in sorted(
-        {extra(field).get("record", "").rstrip("?") for field in type(found).model_fields.values()} - {""}
-    ):
-        yield f"record_{record}={shlex.quote(recorded(found, texts, record))}"
+    for record in sorted({extra(field).get("record", "").rstrip("?") for field in fields.values()} - {""}):
+        yield f"record_{record}={shlex.quote(recorded(found, record))}"
 
 
 def arguments(recipe: str, given: list[str]) -> tuple[dict[str, str], bool]:
@@ -126,7 +135,7 @@ def arguments(recipe: str, given: list[str]) -> tuple[dict[str, str], bool]:
     given = given[dry:]
     for argument in given:
         if argument.startswith("-"):
-            raise ValueError(f"unknown option '{argument}': {usage} (write ./{argument} for a file)")
+            raise ValueError(f"unknown option {shown(argument)}: {usage} (write ./ before the name of a file)")
     if len(given) != len(names):
         raise ValueError(f"got {len(given)} arguments, needs {len(names)}: {usage}")
     if "" in given:
@@ -146,26 +155,22 @@ def describe(script: Path, environment: Mapping[str, str], defaults: Mapping[str
     lines.append(f"Settings are environment variables, NAME=VALUE recipes/{recipe} ..., here with their values.")
     try:
         needed = dict.fromkeys(kind.ARGUMENTS, "x") | dict(environment)
-        texts = read(recipe, needed, defaults)[1]
+        texts = read(recipe, needed, defaults).texts
     except ValueError:
         pass  # the settings as they are given
-    shown_fields = {
+    fields = {
         name: field
         for name, field in kind.model_fields.items()
         if field.description and name not in (*kind.HIDDEN, *kind.ARGUMENTS)
     }
-    for title, group in (("to begin with", None), *((group, group) for group in GROUPS)):
-        names = [
-            n
-            for n, f in shown_fields.items()
-            if (extra(f).get("first") if group is None else extra(f)["group"] == group and not extra(f).get("first"))
-        ]
-        lines += ["", f"{title}:"] * bool(names)
-        for name in names:
+    titles = {name: FIRST if extra(field).get("first") else extra(field)["group"] for name, field in fields.items()}
+    for title in (FIRST, *GROUPS):
+        lines += ["", f"{title}:"] * (title in titles.values())
+        for name in (name for name in fields if titles[name] == title):
             text = texts.get(name, "")
             lines += [
                 f"  {name}={text!r}" if " " in text else f"  {name}={text}",
-                fill(shown_fields[name].description or "", 112, initial_indent=" " * 6, subsequent_indent=" " * 6),
+                fill(fields[name].description or "", 112, initial_indent=" " * 6, subsequent_indent=" " * 6),
             ]
     if kind.HIDDEN:
         lines += ["", "The other settings of recipes/translation.sh work, too."]
@@ -173,6 +178,7 @@ def describe(script: Path, environment: Mapping[str, str], defaults: Mapping[str
 
 
 def main(argv: list[str]) -> None:
+    sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]  # paths that are not UTF-8
     script, *rest = argv
     split = rest.index("--")
     defaults = dict(word.split("=", 1) for word in rest[:split])
@@ -183,4 +189,4 @@ def main(argv: list[str]) -> None:
     recipe = Path(script).name
     named, dry = arguments(recipe, given)
     environment = {**os.environ, **named, **({"DRY_RUN": "1"} if dry else {})}
-    print("\n".join(assignments(*read(recipe, environment, defaults))))
+    print("\n".join(assignments(read(recipe, environment, defaults))))

@@ -1,21 +1,23 @@
 """The settings of the recipes: environment variables, each with its type, meaning and group.
 
-Families inherit what they share. DEFAULTS of a class has defaults as texts, as the name of another setting ("$LR"), or as
-functions of the other settings; a recipe gives its own in its script. A setting that nothing sets is None, and empty in the shell.
+Families inherit what they share. DEFAULTS of a class has defaults as texts, as the name of another setting ("$LR"), or
+as functions of the other settings; a recipe gives its own in its script. A setting that nothing sets is None, and empty
+in the shell.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr
 
-from settings import estimates
+from settings import checks, estimates
 from settings import types as t
-from settings.runs import Heads, Run, method, parse, plan, types_of_runs, with_method
+from settings.runs import Heads, Run, method, parse, plan, types_of_runs, weight, with_method
 
 Default = str | Callable[[Any], Any]
 GROUPS = ("text", "model", "training", "pruning", "evaluation", "machine")
@@ -23,6 +25,7 @@ Precision = Literal["fp16", "amp", "fp32"]
 Runs = Annotated[list[Run], BeforeValidator(lambda text: [parse(word) for word in text.split()]), t.ONCE]
 TypesOfRuns = Annotated[list[Annotated[str, t.check(types_of_runs)]], t.BLANKS, t.ONCE]
 Methods = Annotated[list[Annotated[str, t.check(method)]], t.BLANKS, t.ONCE]
+Weights = Annotated[list[Annotated[str, t.check(weight)]], t.BLANKS, t.ONCE]
 Curves = Annotated[list[Literal["gradient", "ablation", "random"]], t.BLANKS, t.ONCE]
 
 
@@ -58,6 +61,8 @@ class Settings(BaseModel):
     HIDDEN: ClassVar[tuple[str, ...]] = ()  # settings that --help leaves out
     GONE: ClassVar[Mapping[str, str]] = {}  # names of earlier versions, and what replaces them
 
+    _texts: dict[str, str] = PrivateAttr(default_factory=dict)
+
     OUT_DIR: str = Field("")
     DRY_RUN: t.Switch = machine("1: as --dry-run")
     GPUS: t.Count = machine("number of GPUs of this machine (default: all that nvidia-smi shows)")
@@ -73,10 +78,19 @@ class Settings(BaseModel):
     DISK_GB: t.Count = machine("free disk space in GB that the recipe requires (default: estimated)")
     HEADGATES: t.Plugin = machine("folder of the plugin (default: the output of headgates path)")
 
+    @property
+    def texts(self) -> dict[str, str]:
+        """The settings as they are given, without those that nothing sets."""
+        return self._texts
+
+    def said(self, name: str) -> str:
+        """Return NAME=VALUE for messages."""
+        return f"{name}={shlex.quote(self.texts.get(name, ''))}"
+
     def problems(self) -> None:
         """Raise ValueError, in one line, for settings that contradict each other."""
         if self.LAUNCHER and not self.WORKERS:
-            raise ValueError(f"WORKERS must be set to the number of processes that LAUNCHER={self.LAUNCHER!r} starts")
+            raise ValueError(f"WORKERS must be set to the number of processes that {self.said('LAUNCHER')} starts")
 
     def arrays(self) -> dict[str, list[str]]:
         """Return the arrays that the shell gets besides the settings."""
@@ -166,8 +180,6 @@ class Training(Settings):
         return {"plan_of_runs": self.plan()}
 
     def problems(self) -> None:
-        from settings import checks
-
         super().problems()
         checks.training(self)
 
@@ -266,8 +278,6 @@ class Translation(Sequences, Search):
         return plan(self.runs(), self.heads(), self.SCRATCH, self.ITERATIONS)
 
     def problems(self) -> None:
-        from settings import checks
-
         super().problems()
         checks.translation(self)
 
@@ -300,7 +310,7 @@ class Sweep(Translation):
         "LAMBDAS, TARGETS and METHODS have no effect",
         record="",
     )
-    LAMBDAS: t.Weights = pruning("values of --l0-weight, separated by spaces, a run for each", record="", none=True)
+    LAMBDAS: Weights = pruning("values of --l0-weight, separated by spaces, a run for each", record="", none=True)
     TARGETS: Annotated[list[t.Heads], t.BLANKS, t.ONCE] = pruning(
         "numbers (12) or fractions (0.5) of heads to keep, separated by spaces, a run for each with each METHOD",
         record="",
@@ -315,7 +325,7 @@ class Sweep(Translation):
             run
             for types in self.TYPES
             for run in (
-                *(f"{types}:{weight:g}" for weight in self.LAMBDAS),
+                *(f"{types}:{weight}" for weight in self.LAMBDAS),
                 *(f"{types}={target}@{method}" for target in self.TARGETS for method in self.METHODS),
             )
         )
@@ -340,7 +350,11 @@ class Published(Download, Translation):
     """Settings of the recipes of Voita et al. 2019."""
 
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
-    DEFAULTS = Translation.DEFAULTS | {"DISK_GB": estimates.voita}
+    DEFAULTS = Translation.DEFAULTS | {
+        "DISK_GB": estimates.voita,
+        "PRUNE_WARMUP": "$WARMUP",
+        "SCRATCH": lambda s: "all" if any(run.types == "all" and run.method == "l0" for run in s.RUNS) else "",
+    }
 
     RAW_DIR: t.Folder = text(
         "folder with your own text, {train,valid,test}.{en,ru}, instead of the download (tokenised: PRETOKENIZED=1)",
@@ -376,7 +390,10 @@ class Iwslt14DeEn(Download, Translation):
     """Settings of iwslt14_de_en.sh."""
 
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
-    DEFAULTS = Translation.DEFAULTS | {"DISK_GB": estimates.iwslt}
+    DEFAULTS = Translation.DEFAULTS | {
+        "DISK_GB": estimates.iwslt,
+        "EPOCHS": lambda s: s.MEASURED and s.MEASURED[-1],
+    }
 
     MEASURED: t.Epochs = pruning(
         "epochs after which heads are removed; training ends after the last one", record="", first=True
@@ -386,12 +403,9 @@ class Iwslt14DeEn(Download, Translation):
     def problems(self) -> None:
         super().problems()
         if self.SAVE_EVERY:
-            raise ValueError(
-                f"SAVE_EVERY={self.SAVE_EVERY} must not be set: MEASURED needs a checkpoint of every epoch"
-            )
+            raise ValueError(f"{self.said('SAVE_EVERY')} must not be set: MEASURED needs a checkpoint of every epoch")
         if len(self.SEEDS) > 1:
-            seeds = " ".join(map(str, self.SEEDS))
-            raise ValueError(f"SEEDS={seeds!r} must be one seed: run the recipe once for each")
+            raise ValueError(f"{self.said('SEEDS')} must be one seed: run the recipe once for each")
 
 
 class PrunePretrained(Search):
@@ -485,8 +499,6 @@ class LanguageModel(Sequences):
         return Heads({"dec-self": self.HEADS * self.LAYERS})
 
     def problems(self) -> None:
-        from settings import checks
-
         super().problems()
         checks.language_model(self)
 
@@ -564,8 +576,6 @@ class Classification(Training):
         return Heads({"enc-self": self.HEADS * self.LAYERS})
 
     def problems(self) -> None:
-        from settings import checks
-
         super().problems()
         checks.classification(self)
 

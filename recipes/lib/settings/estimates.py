@@ -9,7 +9,7 @@ RUN = "no run at this size has been made; benchmarks/full_size.sh measures a mac
 
 
 def voita(s: declared.Published) -> str:
-    """Disk space in GB: the text; one training at a time keeps several checkpoints, each model two, and two controls."""
+    """Disk space in GB: the text, the checkpoints of a training, two of each model, and two controls."""
     text = 30 if isinstance(s, declared.OpenSubtitlesEnRu) else 15
     size = (2 + int(s.UNTIED)) * s.BPE * s.EMBED + _layers(s)
     return _space(text, size * (ADAM * (s.AVERAGE + 3) + 40 * (len(s.RUNS) + 1)) * len(s.SEEDS))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from settings.types import heads_to_keep
+from commands import shown
+from settings.types import UNSIGNED, heads_to_keep
 
 TYPES = ("enc-self", "dec-self", "dec-enc")
 GATED = ("lagrangian", "subset")
@@ -95,46 +96,57 @@ def parse(word: str) -> Run:
     try:
         return _parse(word)
     except ValueError as error:
-        raise ValueError(f"must be TYPES:LAMBDA[@SCALE] or TYPES=N[@METHOD]: {word!r} {error}") from None
+        rule = "must be TYPES:LAMBDA[@SCALE] or TYPES=N[@METHOD]"
+        raise ValueError(f"{rule}: in {shown(word)} {error}") from None
 
 
 def _parse(word: str) -> Run:
     types, sign, rest = re.fullmatch("([^=:]*)([=:]?)(.*)", word).groups()  # type: ignore[union-attr]
     if not sign:
-        raise ValueError("has no colon and no equals sign")
+        raise ValueError("a colon or an equals sign is missing")
     value, at, option = rest.partition("@")
     types = _types(types or "all")
     if sign == ":":
-        _number("lambda", value, 0)
+        _part("lambda", value, weight)
         if at:
-            _number("scale", option, math.ulp(0))
+            _part("scale", option, _scale)
         return Run(types, value, "l0", option)
-    try:
-        heads_to_keep(value)
-    except ValueError as error:
-        raise ValueError(f"N {value!r} {error}") from None
+    _part("N", value, heads_to_keep)
     if at:
-        method(option)
+        _part("method", option, method)
     return Run(types, value, option)
 
 
+def _part(name: str, text: str, check: Callable[[str], None]) -> None:
+    try:
+        check(text)
+    except ValueError as error:
+        raise ValueError(f"{name} {shown(text)} {error}") from None
+
+
 def method(text: str) -> None:
-    """Check the METHOD of an entry. Raise ValueError for another text."""
+    """Check the METHOD of an entry. Raise ValueError, "must be ...", for another text."""
     if text not in (*GATED, *SCORES):
-        raise ValueError(f"method {text!r} must be one of {', '.join((*GATED, *SCORES))}")
+        raise ValueError(f"must be one of {', '.join((*GATED, *SCORES))}")
 
 
-def _number(name: str, text: str, low: float) -> None:
-    plain = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text)
-    if not plain or not low <= float(text) < math.inf:
-        raise ValueError(f"{name} {text!r} must be a finite number, {'above 0' if low else '0 or more'}")
+def weight(text: str) -> None:
+    """Check the LAMBDA of an entry. Raise ValueError, "must be ...", for another text."""
+    if not re.fullmatch(UNSIGNED, text) or math.isinf(float(text)):
+        raise ValueError("must be a finite number, 0 or more")
+
+
+def _scale(text: str) -> None:
+    weight(text)
+    if float(text) == 0:
+        raise ValueError("must be above 0")
 
 
 def _types(text: str) -> str:
     names = text.split(",")
     for name in names:
         if name not in TYPES and text != "all":
-            raise ValueError(f"{name!r} is not an attention type: choose from {', '.join(TYPES)}, or all")
+            raise ValueError(f"{shown(name)} is not an attention type: choose from {', '.join(TYPES)}, or all")
         if names.count(name) > 1:
             raise ValueError(f"{name!r} is named twice: name each attention type once")
     return text
@@ -160,7 +172,7 @@ def check(runs: list[Run], heads: Heads, updates: int, iterations: int) -> None:
         other = [kind for kind in heads.of(run) if kind not in heads.sizes]
         if other:
             raise ValueError(
-                f"RUNS names {str(run)!r}: this model has no {', '.join(other)}, only {', '.join(heads.sizes)}"
+                f"RUNS names {shown(str(run))}: this model has no {', '.join(other)}, only {', '.join(heads.sizes)}"
             )
         if heads.name(run) in names:
             raise ValueError(f"RUNS must not name {str(run)!r} twice")

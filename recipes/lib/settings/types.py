@@ -9,60 +9,79 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-Whole = Annotated[int, Field(ge=1, lt=10**18)]
-Count = Annotated[int, Field(ge=0, lt=10**18)]  # 0 included
-Port = Annotated[int, Field(ge=1, le=65535)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-From0 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Percent = Annotated[float, Field(ge=0, le=100)]
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
+from commands import shown
+
+UNSIGNED = r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
+
+
+def check(function: Callable[[str], Any]) -> BeforeValidator:
+    """Return the check of a text by a function, which raises ValueError."""
+    return BeforeValidator(lambda text: (function(text), text)[1])
+
+
+def matching(pattern: str, rule: str) -> BeforeValidator:
+    """Return the check that a text matches a regular expression as a whole."""
+
+    def match(text: str) -> None:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(rule)
+
+    return check(match)
+
+
+# Plainer than the texts that pydantic takes: to the shell 010 is 8, and 1_000 and Unicode digits are no numbers.
+DIGITS = matching("-?(0|[1-9][0-9]*)", "must be a whole number, for example 12")
+DECIMAL = matching(f"[-+]?{UNSIGNED}", "must be a number, for example 0.1")
+
+Whole = Annotated[int, DIGITS, Field(ge=1, lt=10**18)]
+Count = Annotated[int, DIGITS, Field(ge=0, lt=10**18)]  # 0 included
+Port = Annotated[int, DIGITS, Field(ge=1, le=65535)]
+Seed = Annotated[int, DIGITS, Field(ge=0, le=2**32 - 1)]
+Number = Annotated[float, DECIMAL, Field(allow_inf_nan=False)]
+Share = Annotated[float, DECIMAL, Field(ge=0, le=1)]
+Above0 = Annotated[float, DECIMAL, Field(gt=0, allow_inf_nan=False)]
+From0 = Annotated[float, DECIMAL, Field(ge=0, allow_inf_nan=False)]
+Percent = Annotated[float, DECIMAL, Field(ge=0, le=100)]
 Switch = Literal["0", "1"]
 
 
 def _each_once(values: list[Any]) -> list[Any]:
     for value in values:
         if values.count(value) > 1:
-            raise ValueError(f"must not name {str(value)!r} twice")
+            raise ValueError(f"must not name {shown(str(value))} twice")
     return values
-
-
-def check(function: Callable[[str], Any]) -> AfterValidator:
-    """Return the check of a text by a function, which raises ValueError."""
-    return AfterValidator(lambda text: (function(text), text)[1])
-
-
-def matching(pattern: str, rule: str) -> AfterValidator:
-    """Return the check that a text matches a regular expression as a whole."""
-
-    def match(text: str) -> str:
-        if not re.fullmatch(pattern, text):
-            raise ValueError(rule)
-        return text
-
-    return AfterValidator(match)
 
 
 # Lists: separated by blanks, or by commas; values that may not be repeated; lists that may not be empty.
 BLANKS = BeforeValidator(str.split)
-COMMAS = BeforeValidator(lambda text: text.split(","))
+COMMAS = BeforeValidator(lambda text: [part.strip() for part in text.split(",")])
 ONCE = AfterValidator(_each_once)
 SOME = Field(min_length=1)
 
 
-def _exists(text: str, address: bool = False, file: str = "") -> None:
-    if not (os.path.isfile(os.path.join(text, file)) if file else os.path.isdir(text)) and not (
-        address and "://" in text
-    ):
-        if file:
-            raise ValueError("must be the folder of the plugin, as `headgates path` prints it")
-        raise ValueError("must be a folder that exists" + (", or the address of a mirror" if address else ""))
+def _folder(text: str) -> None:
+    if not os.path.isdir(text):
+        raise ValueError("must be a folder that exists")
+
+
+def _place(text: str) -> None:
+    if "://" not in text and not os.path.isdir(text):
+        raise ValueError("must be a folder that exists, or the address of a mirror")
+
+
+def _plugin(text: str) -> None:
+    if not os.path.isfile(os.path.join(text, "__init__.py")):
+        raise ValueError("must be the folder of the plugin, as `headgates path` prints it")
+
+
+def _part(text: str) -> None:
+    found = re.fullmatch("([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", text)
+    if not found or int(found[1]) > int(found[2]):
+        raise ValueError("must be I/N, the I-th of N shares, for example 1/4")
 
 
 def _epochs(epochs: list[int]) -> list[int]:
@@ -93,7 +112,7 @@ def _program(text: str) -> None:
 
 class _Options(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise ValueError(f"must be options of text.clean; {message}")
+        raise ValueError(f"must be options of text.clean; {message[:200]}")
 
 
 def _cleaning(text: str) -> None:
@@ -111,22 +130,22 @@ def _english_russian_set(text: str) -> None:
         raise ValueError(f"must be a test set of sacreBLEU: {', '.join(sets)}")
 
 
-def heads_to_keep(text: str) -> str:
+def heads_to_keep(text: str) -> None:
     """Check a number of heads, as `headgates prune --keep`: with a decimal point it is a fraction of them."""
     if not re.fullmatch(r"[0-9]{1,18}|0?\.[0-9]+|0\.|1\.0*", text):
         raise ValueError("must be a number of heads (12) or a fraction of them with a decimal point, from 0.0 to 1.0")
-    return text
-
-
-def column(own: tuple[str, ...], text: str) -> None:
-    """Check the name of a column beside those of the table; it is a part of a file name."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", text) or text in own:
-        raise ValueError(
-            f"must be letters and digits, for example COMET, and no column of the table ({', '.join(own)})"
-        )
 
 
 COLUMNS = ("model", "enc-self", "dec-self", "dec-enc", "total", "params", "BLEU", "diff", "p", "chrF", "nll")
+
+
+def _column(text: str) -> None:
+    """Check the name of a column beside those of the table; it is a part of a file name."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", text) or text in COLUMNS:
+        raise ValueError(
+            f"must be letters and digits, for example COMET, and no column of the table ({', '.join(COLUMNS)})"
+        )
+
 
 Text = str
 Word = Annotated[str, matching(r"\S+", "must be one word")]
@@ -135,22 +154,19 @@ Language = Annotated[
     str,
     matching(r"[A-Za-z0-9_][A-Za-z0-9_@.+-]*", "must be a language as in the file names, for example en or pt-br"),
 ]
-Part = Annotated[
-    str, matching(r"[1-9][0-9]{0,5}/[1-9][0-9]{0,5}", "must be I/N, the I-th of N shares, for example 1/4")
-]
+Part = Annotated[str, check(_part)]
 Wholes = Annotated[list[Whole], COMMAS]
 Rates = Annotated[list[Above0], COMMAS]
 Percents = Annotated[list[Percent], COMMAS]
-Weights = Annotated[list[From0], BLANKS, ONCE]
 Seeds = Annotated[list[Seed], BLANKS, ONCE, SOME]
 Epochs = Annotated[list[Whole], BLANKS, ONCE, SOME, AfterValidator(_epochs)]
 Cutoffs = Annotated[list[Whole], COMMAS, AfterValidator(_cutoffs)]
 Heads = Annotated[str, check(heads_to_keep)]
-Folder = Annotated[str, check(_exists)]
-Place = Annotated[str, check(partial(_exists, address=True))]
-Plugin = Annotated[str, check(partial(_exists, file="__init__.py"))]
+Folder = Annotated[str, check(_folder)]
+Place = Annotated[str, check(_place)]
+Plugin = Annotated[str, check(_plugin)]
 Optimizer = Annotated[Literal["adam", "lamb"], check(_optimizer)]
 Program = Annotated[str, check(_program)]
 Cleaning = Annotated[str, check(_cleaning)]
 EnglishRussianSet = Annotated[str, check(_english_russian_set)]
-Column = Annotated[str, check(partial(column, COLUMNS))]
+Column = Annotated[str, check(_column)]
