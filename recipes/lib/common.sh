@@ -235,7 +235,7 @@ aligned() {
   }
 }
 
-# get_files COLLECTION OUT_DIR: download the files of a collection, or find them in DATA_DIR (recipes/corpora.py).
+# get_files COLLECTION OUT_DIR: download the files of a collection, or find them in DATA_DIR (corpora.get).
 get_files() {
   dry || mkdir -p "$2/raw"
   step "getting the files of $1" \

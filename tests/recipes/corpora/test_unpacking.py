@@ -176,7 +176,7 @@ def test_invalid_utf8_is_replaced_and_counted_and_sides_of_different_length_are_
 
 
 def test_rows_have_two_columns(tmp_path):
-    """Of a row with fewer or more it cannot be known what belongs together: both sides are empty, for clean.py."""
+    """Of a row with fewer or more it cannot be known what belongs together: both sides are empty, for text.clean."""
     path, read = tmp_path / "x.gz", columns(("ru", "en"))
     path.write_bytes(mirrors.gz("один\tone\nтолько\nраз\tтаб\tone\n\tno\nдва\ttwo\t\nтри\tthree".encode()))
     assert list(read(path, "ru")) == ["один", "", "", "", "", "три"]
