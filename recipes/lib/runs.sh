@@ -158,7 +158,7 @@ one_run() {
   read -r name method control types value steps <<<"$line"
   from_baseline "$place"
   [[ $method != scratch ]] || one_run "$place" "$value"
-  # shellcheck disable=SC2086  (several numbers)
+  # shellcheck disable=SC2086 # several numbers
   case $method in
     control) exclusively "$place/$name" control_run "$place/$name" "$control" ;;
     l0 | lagrangian | subset) exclusively "$place/$name" gated_run "$place/$name" "$control" "$types" "$method" "$value" $steps ;;
