@@ -28,32 +28,38 @@ def found_devices(**settings):
 
 
 @pytest.mark.parametrize(
-    ("settings", "workers", "visible"),
+    ("settings", "gpus", "workers", "options", "visible"),
     [
-        ({}, 8, ""),
-        ({"GPUS": 8}, 8, ""),
-        ({"GPUS": 1}, 1, "0"),
-        ({"GPUS": 3}, 3, "0,1,2"),
-        ({"CUDA_VISIBLE_DEVICES": "5,2,7"}, 3, "5,2,7"),
-        ({"GPUS": 2, "CUDA_VISIBLE_DEVICES": "5,2,7"}, 2, "5,2"),
-        ({"GPUS": 1, "CUDA_VISIBLE_DEVICES": "GPU-a1,GPU-b2"}, 1, "GPU-a1"),
-        ({"CUDA_VISIBLE_DEVICES": "3,-1,4"}, 1, "3,-1,4"),  # CUDA ignores what follows an invalid number
+        ({}, 8, 8, "", ""),
+        ({"GPUS": 8}, 8, 8, "", ""),
+        ({"GPUS": 1}, 1, 1, "", "0"),
+        ({"GPUS": 3}, 3, 3, "", "0,1,2"),
+        ({"CUDA_VISIBLE_DEVICES": "5,2,7"}, 3, 3, "", "5,2,7"),
+        ({"GPUS": 2, "CUDA_VISIBLE_DEVICES": "5,2,7"}, 2, 2, "", "5,2"),
+        ({"GPUS": 1, "CUDA_VISIBLE_DEVICES": "GPU-a1,GPU-b2"}, 1, 1, "", "GPU-a1"),
+        ({"CUDA_VISIBLE_DEVICES": "3,-1,4"}, 1, 1, "", "3,-1,4"),  # CUDA ignores what follows an invalid number
+        ({"GPUS": 0}, 0, 1, " --cpu", ""),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0, 1, " --cpu", ""),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, 0, 1, " --cpu", "-1"),
+        ({"GPUS": 1, "LAUNCHER": "mpirun python3", "WORKERS": 4}, 1, 4, "", ""),  # it sees all GPUs
+        ({"LAUNCHER": "srun python3", "WORKERS": 16, "SLURM_JOB_ID": 7}, 8, 16, " --distributed-port 29500", ""),
+        ({"HOSTS": "a b", "GPUS": 4}, 4, 8, "", "0,1,2,3"),
     ],
 )
-def test_a_recipe_uses_the_gpus_of_its_settings(settings, workers, visible, eight_gpus):
+def test_a_recipe_uses_the_gpus_of_its_settings(settings, gpus, workers, options, visible, program, eight_gpus):
+    for name in ("mpirun", "srun"):
+        program(name, "")
     found = found_devices(**settings)
-    assert found["gpus"] == found["workers"] == str(workers) and found["CUDA_VISIBLE_DEVICES"] == visible
-    launcher = "python3" if workers == 1 else f"torchrun --standalone --nproc_per_node {workers}"
-    assert (found["launcher"], found["distributed"]) == (launcher, f"--distributed-world-size {workers}")
-    assert found["device"] == "--distributed-world-size 1"
-
-
-@pytest.mark.parametrize("settings", [{"GPUS": 0}, *({"CUDA_VISIBLE_DEVICES": hidden} for hidden in ("", "-1"))])
-def test_without_gpus_or_with_gpus_0_a_recipe_uses_the_cpu(settings, eight_gpus):
-    found = found_devices(**settings)
-    assert found["device"] == found["distributed"] == "--distributed-world-size 1 --cpu"
-    assert (found["launcher"], found["workers"]) == ("python3", "1")
-    assert found["CUDA_VISIBLE_DEVICES"] == settings.get("CUDA_VISIBLE_DEVICES", "")
+    torchrun = f"torchrun --standalone --nproc_per_node {workers}"
+    launcher = f"{RECIPES}/lib/on_hosts.sh a b --" if "HOSTS" in settings else "python3" if workers == 1 else torchrun
+    assert found == {
+        "gpus": str(gpus),
+        "launcher": settings.get("LAUNCHER", launcher),
+        "workers": str(workers),
+        "device": "--distributed-world-size 1" + " --cpu" * (gpus == 0),
+        "distributed": f"--distributed-world-size {workers}{options}",
+        "CUDA_VISIBLE_DEVICES": visible,
+    }
 
 
 @pytest.mark.parametrize("visible", [None, "MIG-1,MIG-2"])
@@ -62,11 +68,6 @@ def test_mig_instances_count_as_one_gpu(visible, program):
     program("nvidia-smi", f"echo 'GPU 0: Some\n{instances}'")
     found = found_devices(**({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}))
     assert (found["gpus"], found["workers"], found["CUDA_VISIBLE_DEVICES"]) == ("1", "1", visible or "")
-
-
-def test_a_launcher_sees_all_gpus(eight_gpus):
-    found = found_devices(GPUS=1, LAUNCHER="python3", WORKERS=4)
-    assert (found["gpus"], found["workers"], found["CUDA_VISIBLE_DEVICES"]) == ("1", "4", "")
 
 
 @pytest.mark.parametrize("visible", [None, "2,3"])
@@ -79,15 +80,6 @@ def test_other_hosts_show_the_same_gpus(visible, program, tmp_path):
     subprocess.run(command, env=env, check=True, timeout=60)
     started = sorted((tmp_path / "started").read_text().splitlines())
     assert started == [f"{hosts} {rank} {visible or 'unset'}" for hosts, rank in (("2", 0), ("2", 1))]
-
-
-def test_the_number_of_processes_of_a_launcher_or_of_hosts_reaches_fairseq(program, eight_gpus):
-    for name in ("mpirun", "srun"):
-        program(name, "")
-    assert found_devices(LAUNCHER="mpirun python3", WORKERS=16)["distributed"] == "--distributed-world-size 16"
-    assert found_devices(HOSTS="a b", GPUS=4)["distributed"] == "--distributed-world-size 8"
-    in_slurm = found_devices(LAUNCHER="srun python3", WORKERS=16, SLURM_JOB_ID=7, PORT=29600)
-    assert in_slurm["distributed"] == "--distributed-world-size 16 --distributed-port 29600"
 
 
 @pytest.mark.parametrize("recipe", ["wmt_en_ru.sh", "opensubtitles_en_ru.sh"])
