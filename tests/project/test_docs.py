@@ -30,6 +30,7 @@ import fairseq_headgates
 from fairseq_headgates import gate_log
 from fairseq_headgates.evaluation import read_evaluations, results
 from fairseq_headgates.heads import AttentionMap, HeadId, parse_mask, read_scores
+from fairseq_headgates.options import DEFAULTS
 from fairseq_headgates.report import attention
 from results import rows
 from results.translation import SWEEP_FORMAT
@@ -298,3 +299,17 @@ def test_examples_of_files_can_be_read(block, tmp_path):
         assert attention.attention_json({1: maps}, "data:...") == json.loads(block.text)
     else:
         assert parse_mask(str(file)) if kind == "headgates.heads/1" else read_scores(str(file))
+
+
+def test_the_documentation_has_every_option_and_default(tmp_path):
+    """Each row of the generated tables of options is an option that exists, with its default."""
+    runpy.run_path(str(ROOT / "docs" / "generate_options.py"))["write"](tmp_path)
+    text = "".join((tmp_path / f"{part}.md").read_text(encoding="utf-8") for part in ("model", "criterion"))
+    rows = re.findall(r"^\| `--([a-z0-9-]+)[^|]*` \|.*\| `?([^|`]*)`? \|$", text, re.MULTILINE)
+    said = {name.replace("-", "_"): default for name, default in rows}
+    for name, default in DEFAULTS.items():
+        assert name in said, f"the table has no --{name}"
+        words = {"": "none", "None": "none", "False": "off"}
+        shown = said[name] if not isinstance(default, float) else str(float(said[name]))
+        assert shown == words.get(str(default), str(default)), name
+    assert said["l0_weight"] == "0.0" and said["l0_reduction"] == "sum"

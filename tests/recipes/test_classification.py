@@ -5,14 +5,14 @@ import json
 import random
 import shlex
 
+import classifier_runs
+import classifier_settings
 import pytest
 import torch
 from scipy.stats import binomtest
 from support.commands import run_program
 from support.recipes import RECIPES, refused, run
 
-import classifier_runs
-import classifier_settings
 import settings
 from corpora import labelled
 

@@ -1,10 +1,10 @@
 """The setting RUNS: what it may say, names, controls, and the steps of each run (recipes/lib/runs.py)."""
 
 import pytest
-
 import runs
-import settings
 from runs import Run
+
+import settings
 
 LINES = {"RUNS": "", "SCRATCH": "", "SPARSITY_METHOD": "lagrangian", "LAYERS": "3", "HEADS": "8", "ITERATIONS": "4"}
 

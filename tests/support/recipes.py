@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,8 @@ def call(program: str, *arguments: object) -> int:
         return commands.run(program, *map(str, arguments))
     except SystemExit as stop:
         return int(stop.code or 0)
+    finally:
+        logging.disable(logging.NOTSET)  # text.batches disables it
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import random
 import re
 import zipfile
 from collections import defaultdict
@@ -12,7 +11,7 @@ from hashlib import blake2b
 import pytest
 from support import mirrors
 from support.recipes import call
-from support.subtitles import alignment, archive, changed, corpus
+from support.subtitles import alignment, changed, corpus
 
 pytest_plugins = ["support.recipes"]
 
@@ -130,15 +129,11 @@ def test_an_overlap_equal_to_the_threshold_is_kept(overlap, stays, tmp_path):
 
 def test_equal_sentence_ids_in_other_documents_are_another_link(tmp_path):
     """The same sentence ids in another film, or in other documents, are another link."""
+    third = [("1 2;3", "1\t2 3", "0.95"), ("12;4", "1 2\t4", "0.95"), ("5;67", "5\t6 7", "0.95"), ("9;9", "9\t9", "1")]
     films = {
         "1": [("1;1", "1\t1", "0.95"), ("2;2", "2\t2", "0.1")],
         "2": [("1;1", "1\t1", "0.1"), ("2;2", "2\t2", "0.95")],
-        "3": [
-            ("1 2;3", "1\t2 3", "0.95"),
-            ("12;4", "1 2\t4", "0.95"),
-            ("5;67", "5\t6 7", "0.95"),
-            ("9;9", "9\t9", "1"),
-        ],
+        "3": third,
     }
     files = corpus(tmp_path, films)
     assert run(files, tmp_path / "out", held_out=1) == 0
@@ -147,85 +142,37 @@ def test_equal_sentence_ids_in_other_documents_are_another_link(tmp_path):
 
 
 def test_each_text_is_taken_once_before_anything_is_sampled(tmp_path):
-    """With as many pairs as asked for; the first of equal ones stays; empty ones go."""
-    texts = ["a b", "A  B", "c", "d", "", "e", "c", "f"]
+    """With as many pairs as asked for; the first of equal ones stays; empty ones go; no character ends a line."""
+    odd = "f".join("\r\x0b\x0c\x1c\x85\u2028\u2029\ufeff\0\t")
+    texts = ["a b", "A  B", "c", "d", "", "e", "c", odd]
     files = corpus(tmp_path, {str(n): [(f"{n};{n}", f"{n}\t{n}", "0.95")] for n in range(len(texts))})
-    with zipfile.ZipFile(files[0]) as old:
-        members = {name: old.read(name).decode() for name in old.namelist()}
-    for language in ("en", "ru"):
-        members[f"OpenSubtitles.en-ru.{language}"] = "".join(f"{text} {language}\n" if text else "\n" for text in texts)
-    files[0].write_bytes(mirrors.zipped(members))
+
+    def change(name, text):
+        language = name[-2:]
+        return text if name.endswith("ids") else "".join(f"{t} {language}\n" if t else "\n" for t in texts)
+
+    files = changed(files[0], tmp_path / "x.zip", change), files[1]
     assert run(files, tmp_path / "out", pairs=3, held_out=1) == 0
     sets = read(tmp_path / "out")
     assert {name: len(pairs) for name, pairs in sets.items()} == {"train": 3, "valid": 1, "test": 1}
     found = {source for pairs in sets.values() for source, _ in pairs}
-    assert found == {"a b en", "c en", "d en", "e en", "f en"}
-
-
-@pytest.mark.parametrize(("pairs", "held_out"), [(1, 1), (100, 37), (500, 150)])
-def test_sets_have_the_requested_numbers_of_pairs(pairs, held_out, made, tmp_path):
-    *files, records = made
-    assert run(files, tmp_path, pairs=pairs, held_out=held_out) == 0
-    found = read(tmp_path)
-    assert {name: len(found[name]) for name in SETS} == {"train": pairs, "valid": held_out, "test": held_out}
-    expected = naive_split(records, held_out, seed=1)
-    assert all(is_part_of(found[name], texts(expected[name])) for name in SETS)
+    assert found == {"a b en", "c en", "d en", "e en", "f f f f f f f f f  en"}
 
 
 def test_a_smaller_sample_is_part_of_a_larger_one(made, tmp_path):
     """A sample of the same corpus grows, it does not change; and it is no piece from its beginning."""
     *files, records = made
-    found = {}
-    for pairs in (50, 200, EVERYTHING):
-        assert run(files, tmp_path / str(pairs), pairs=pairs) == 0
+    everything = naive_split(records, 37, seed=1)
+    found = {EVERYTHING: {name: texts(everything[name]) for name in SETS}}
+    for pairs in (1, 50, 200):
+        assert run(files, tmp_path / str(pairs), pairs=pairs, held_out=37) == 0
         found[pairs] = read(tmp_path / str(pairs))
-    assert is_part_of(found[50]["train"], found[200]["train"])
-    assert is_part_of(found[200]["train"], found[EVERYTHING]["train"])
-    assert found[50]["valid"] == found[EVERYTHING]["valid"]
-    places = [found[EVERYTHING]["train"].index(pair) / len(found[EVERYTHING]["train"]) for pair in found[200]["train"]]
+        assert {name: len(found[pairs][name]) for name in SETS} == {"train": pairs, "valid": 37, "test": 37}
+    for some, more in ((1, 50), (50, 200), (200, EVERYTHING)):
+        assert all(is_part_of(found[some][name], found[more][name]) for name in SETS)
+    train = found[EVERYTHING]["train"]
+    places = [train.index(pair) / len(train) for pair in found[200]["train"]]
     assert min(places) < 0.05 and max(places) > 0.95 and 0.4 < sum(places) / len(places) < 0.6
-
-
-def test_the_order_in_the_alignment_does_not_matter(made, tmp_path):
-    """Neither that of the documents nor that of the links nor that of the sentences in a link."""
-    *files, records = made
-    assert run(files, tmp_path / "one", pairs=200) == 0
-    xml = gzip.decompress(files[1].read_bytes()).decode()
-    groups = re.findall(r"<linkGrp.*?</linkGrp>\n", xml, flags=re.DOTALL)
-    assert len(groups) == len({record.documents for record in records})
-    rng = random.Random(4)
-    other = []
-    for group in rng.sample(groups, len(groups)):
-        first, *links, last = group.splitlines()
-        links = [
-            re.sub(r'"([\d ]+);([\d ]+)"', lambda m: '"{};{}"'.format(*(turned(side) for side in m.groups())), link)
-            for link in rng.sample(links, len(links))
-        ]
-        other += [first, *links, last]
-    shuffled = xml.split("<linkGrp")[0] + mirrors.lines(other) + "</cesAlign>\n"
-    assert shuffled != xml
-    assert run((files[0], alignment(tmp_path, shuffled)), tmp_path / "two", pairs=200) == 0
-    assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "two")
-
-
-def turned(ids):
-    return " ".join(reversed(ids.split()))
-
-
-def test_other_line_separators_do_not_break_the_alignment(tmp_path):
-    """Sides stay aligned, whatever a sentence has in it."""
-    odd = [f"a{c}b" for c in "\r\x0b\x0c\x1c\x85\u2028\u2029\ufeff\0\t"]
-    number = len(odd)
-    documents = [f"en/2000/{n}/1.xml.gz\tru/2000/{n}/1.xml.gz" for n in range(number)]
-    members = {"en": odd, "ru": [f"б {n}" for n in range(number)], "ids": [f"{d}\t1\t1" for d in documents]}
-    links = [
-        '<linkGrp fromDoc="{}" toDoc="{}"><link xtargets="1;1" overlap="1.0"/></linkGrp>'.format(*d.split("\t"))
-        for d in documents
-    ]
-    files = archive(tmp_path, members), alignment(tmp_path, f"<cesAlign>{''.join(links)}</cesAlign>")
-    assert run(files, tmp_path / "out", held_out=1) == 0
-    found = sorted(pair for pairs in read(tmp_path / "out").values() for pair in pairs)
-    assert found == [("a b", f"б {n}") for n in range(number)]
 
 
 @pytest.fixture

@@ -98,13 +98,12 @@ def test_talks_of_later_years_have_more_fields(tmp_path):
     assert unpacked(tmp_path / "texts", "talks", ("de", "en")) == truth["train"]
 
 
-def test_unpacking_again_changes_nothing(made, tmp_path, capsys):
-    assert fetch(IWSLT, tmp_path / "out", made[0]) == 0
-    assert call("unpack", IWSLT, tmp_path / "out", tmp_path / "texts") == 0
-    first, stats = capsys.readouterr().out, {p: p.stat() for p in (tmp_path / "texts").iterdir()}
-    assert call("unpack", IWSLT, tmp_path / "out", tmp_path / "texts") == 0
-    assert capsys.readouterr().out == first
-    assert {p: p.stat() for p in (tmp_path / "texts").iterdir()} == stats
+def test_unpacking_again_changes_nothing(all_unpacked, capsys):
+    folder, said = all_unpacked
+    before = {path: path.stat() for path in (folder / IWSLT).iterdir()}
+    assert call("unpack", IWSLT, folder / "downloads", folder / IWSLT) == 0
+    assert capsys.readouterr().out == said[IWSLT]
+    assert {path: path.stat() for path in (folder / IWSLT).iterdir()} == before
 
 
 @pytest.mark.parametrize("moment", [1, 2, 3])
@@ -177,7 +176,7 @@ def test_invalid_utf8_is_replaced_and_counted_and_sides_of_different_length_are_
 
 
 def test_rows_have_two_columns(tmp_path):
-    """Of a row with fewer or more it cannot be known what belongs together: both sides are empty, for clean.py."""
+    """Of a row with fewer or more it cannot be known what belongs together: both sides are empty, for text.clean."""
     path, read = tmp_path / "x.gz", columns(("ru", "en"))
     path.write_bytes(mirrors.gz("один\tone\nтолько\nраз\tтаб\tone\n\tno\nдва\ttwo\t\nтри\tthree".encode()))
     assert list(read(path, "ru")) == ["один", "", "", "", "", "три"]
@@ -246,30 +245,21 @@ def test_a_file_that_is_missing_or_broken_or_another_one_is_refused(place, tmp_p
         assert list(texts.iterdir()) == []
 
 
-def test_archives_are_closed(place, tmp_path, monkeypatch):
-    """Read to their end or not."""
+@pytest.mark.parametrize(
+    ("name", "member"),
+    [
+        (mirrors.IWSLT14, "de-en/train.tags.de-en.de"),
+        (mirrors.SUBTITLES, "OpenSubtitles.en-ru.en"),
+        (mirrors.ALIGNMENT, None),
+    ],
+)
+def test_archives_are_closed_although_they_are_not_read_to_their_end(name, member, place, monkeypatch):
     opened = []
-    for module, name in ((tarfile, "open"), (zipfile, "ZipFile"), (gzip, "open")):
-        monkeypatch.setattr(module, name, recording(getattr(module, name), opened))
-    for read in (
-        archives.lines(place / mirrors.IWSLT14, "de-en/train.tags.de-en.de"),
-        archives.lines(place / mirrors.SUBTITLES, "OpenSubtitles.en-ru.en"),
-        archives.lines(place / mirrors.ALIGNMENT),
-    ):
-        next(read)
-        read.close()
-        assert len(opened) == 1 and is_closed(opened.pop())
-    assert len(list(archives.lines(place / mirrors.SUBTITLES, "OpenSubtitles.en-ru.en"))) > len(TRAIN)
-    assert is_closed(opened.pop())
-
-
-def recording(function, results):
-    def recorded(*arguments):
-        results.append(function(*arguments))
-        return results[-1]
-
-    return recorded
-
-
-def is_closed(archive):
-    return archive.fp is None if hasattr(archive, "fp") else archive.closed
+    for module, function in ((tarfile, "open"), (zipfile, "ZipFile"), (gzip, "open")):
+        real = getattr(module, function)
+        monkeypatch.setattr(module, function, lambda *a, real=real: opened.append(real(*a)) or opened[-1])
+    lines = archives.lines(place / name, member)
+    next(lines)
+    lines.close()
+    (archive,) = opened
+    assert archive.fp is None if hasattr(archive, "fp") else archive.closed
