@@ -7,11 +7,11 @@ import subprocess
 from functools import cache
 
 import pytest
-from support.recipes import RECIPES
 
 from settings import configure
 from settings.declared import RECIPES as DECLARED
 from settings.declared import Settings
+from support.recipes import RECIPES
 
 # Instead of Python: print the words and the environment with which a recipe calls settings.configure.
 SPY = 'python3() { { printf "%s\\0" "$@"; env -0; } >&2; return 1; }; export -f python3; exec bash "$0"'
