@@ -14,7 +14,7 @@ from fairseq_headgates import HeadTable, prune
 from fairseq_headgates.gates import parse_target
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.surgery import best_heads, kept_mask, open_mask
-from runs import Run
+from settings.runs import Heads, Run
 
 
 def open_tables():
@@ -101,7 +101,7 @@ def test_fractions_of_heads_are_rounded_by_one_rule(heads):
         expected = math.floor(Fraction(thousandths, 1000) * heads + Fraction(1, 2))
         assert parse_target(share).counts({"enc-self": heads}) == {("enc-self",): expected}
         assert best_heads(scores, float(share), scores.map(lambda _: 1)).count("enc-self")[0] == expected
-        assert Run("enc-self", share, "gradient").heads({"enc-self": heads}) == expected
+        assert Heads({"enc-self": heads}).kept(Run("enc-self", share, "gradient")) == expected
 
 
 def test_every_layer_keeps_its_best():

@@ -21,32 +21,25 @@ PLANNED = {"RUNS", "SCRATCH", "ITERATIONS", "SPARSITY_METHOD", "SEED", "TYPES", 
 OTHERS = "PATH PWD CUDA_VISIBLE_DEVICES BASH_SOURCE MALLOC_ TORCH_ SLURM_ SRUN_ RECIPE NPROC PET_ OMP_NUM_THREADS"
 
 
-def without_comments(file):
-    return re.sub(r"(^|\s)#.*", "", (RECIPES / file).read_text(), flags=re.M)
+FUNCTION = r"^(\w+)\(\) \{(?: (.*)\}|\n((?:.*\n)*?)\})$"
 
 
 @cache
-def functions():
-    """{name: code} of the functions of recipes/lib/*.sh."""
-    found = {}
-    for file in (RECIPES / "lib").glob("*.sh"):
-        for name, line, block in re.findall(
-            r"^(\w+)\(\) \{(?: (.*)\}|\n(.*?)^\})$", without_comments(file), re.M | re.S
-        ):
-            found[name] = line or block
-    return found
+def code(file):
+    """The code of a file at its top level and in the files that it sources or starts, and {name: code} of functions."""
+    text = re.sub(r"(^|\s)#.*", "", (RECIPES / file).read_text(), flags=re.M)
+    functions = {name: line or block for name, line, block in re.findall(FUNCTION, text, re.M)}
+    top = re.sub(FUNCTION, "", text, flags=re.M)
+    for other in dict.fromkeys(re.findall(r"lib/\w+\.sh", text)):  # a later function replaces an earlier one
+        top, functions = top + code(other)[0], functions | code(other)[1]
+    return top, functions
 
 
 def names_used(recipe):
-    """The variables in capitals in a recipe, in the functions that it can reach, and at the top of what it sources."""
-    text = without_comments(recipe)
-    for name in re.findall(r"lib/(\w+\.sh)", text):
-        text += re.sub(r"^\w+\(\) \{(?:.*\}|\n.*?^\})$", "", without_comments(f"lib/{name}"), flags=re.M | re.S)
-    reached, new = set(), True
-    while new:
-        new = {name for name in functions() if name not in reached and re.search(rf"\b{name}\b", text)}
-        reached |= new
-        text += "".join(functions()[name] for name in new)
+    """The variables in capitals in a recipe and in the functions that it can reach."""
+    text, functions = code(recipe)[0], dict(code(recipe)[1])
+    while reached := {name for name in functions if re.search(rf"\b{name}\b", text)}:
+        text += "".join(functions.pop(name) for name in reached)
     inside = " ".join(re.findall(r"\(\((.*?)\)\)", text))
     return {*re.findall(r"\$\{?#?!?([A-Z][A-Z0-9_]+)", text), *re.findall(r"\b[A-Z][A-Z0-9_]+\b", inside)}
 
@@ -54,19 +47,20 @@ def names_used(recipe):
 @pytest.mark.parametrize("recipe", DECLARED)
 def test_every_name_in_capitals_is_a_setting_and_every_setting_is_used(recipe):
     fields, used = {*DECLARED[recipe].model_fields}, names_used(recipe)
-    assert {name for name in used - fields if not name.startswith(tuple(OTHERS.split()))} == set()
+    assigned = {*re.findall(r'\b([A-Z]+)=(?:0|"")(?= )', (RECIPES / recipe).read_text()), "METRIC_NAME"}
+    assert {name for name in used - fields - assigned if not name.startswith(tuple(OTHERS.split()))} == set()
     used |= names_used(INNER[recipe]) if recipe in INNER else set()
-    assert fields - used - PLANNED - {*DECLARED[recipe].ARGUMENTS, "RAW_DIR"} == set()
+    assert fields - used - PLANNED - {*DECLARED[recipe].ARGUMENTS, "RAW_DIR", "SRC", "OMP_NUM_THREADS"} == set()
     assert of_script(recipe)[0].keys() <= fields
 
 
 @pytest.mark.parametrize("recipe", DECLARED)
 def test_help_has_every_setting_once_with_its_value_in_groups(recipe):
     kind, script = DECLARED[recipe], RECIPES / recipe
-    said = describe(script, {}, of_script(recipe)[0])
+    said = describe(script, of_script(recipe)[1], of_script(recipe)[0])
     assert f"recipes/{recipe} [--dry-run]" in said and "#" not in said and max(map(len, said.splitlines())) <= 120
     names = re.findall(r"^  ([A-Z0-9_]+)=", said, re.M)
-    assert sorted(names) == sorted({*kind.model_fields} - {"OUT_DIR", "RAW_DIR"} - {*kind.ARGUMENTS, *kind.HIDDEN})
+    assert sorted(names) == sorted({name for name, field in kind.model_fields.items() if field.description} - {*kind.ARGUMENTS, *kind.HIDDEN})
     titles = re.findall(r"^([a-z ]+):$", said, re.M)
     assert titles == ["to begin with", *(group for group in GROUPS if group in titles)]
     assert 4 <= len(re.findall(r"^  [A-Z]", said.split("\n\n")[-len(titles)], re.M)) <= 13
@@ -77,10 +71,8 @@ def test_help_of_the_demo_has_no_settings_of_machines_and_shows_what_is_set():
     said = describe(RECIPES / "demo.sh", {"BPE": "77", "LR": "x"}, of_script("demo.sh")[0])
     assert "HOSTS" not in said and "DISK_GB" not in said and "The other settings of recipes/translation.sh work" in said
     assert "\n  BPE=77\n" in said and "\n  LR=x\n" in said and "\n  RUNS='all=0.5 all=0.25'\n" in said
-    shown = run("demo.sh", "--help", BPE=78)
-    assert (shown.returncode, shown.stderr) == (0, "") and shown.stdout == describe(
-        RECIPES / "demo.sh", {"BPE": "78"}, of_script("demo.sh")[0]
-    )
+    shown = run("demo.sh", "--help", BPE=77, LR="x")
+    assert (shown.returncode, shown.stderr, shown.stdout) == (0, "", said)
 
 
 def test_the_shell_gets_values_as_they_are_given():
@@ -104,12 +96,8 @@ PAIR = ["raw", "OUT", "en", "de"]
     ("recipe", "arguments", "given", "words"),
     [
         ("translation.sh", ["--dry-run", *PAIR], {"CLEAN": "--nope"}, "CLEAN='--nope'"),
-        ("translation.sh", PAIR, {"DRY_RUN": "yes"}, "DRY_RUN='yes' must be 0 or 1"),
-        ("translation.sh", ["raw", "OUT", "en", "d e"], {}, "TGT='d e' must be a language"),
-        ("translation.sh", ["raw", "", "en", "de"], {}, "an argument is empty"),
         ("translation.sh", ["ra\nw", "OUT", "en", "de"], {}, "RAW_DIR='ra\\nw' must be one line"),
         ("sweep.sh", PAIR, {"METHODS": "l0"}, "METHODS='l0'"),
-        ("demo.sh", ["OUT"], {"EPOCHS": "x"}, "EPOCHS='x' must be a whole number"),
         ("demo.sh", ["--dry\nrun"], {}, "unknown option '--dry\\nrun'"),
         ("demo.sh", ["a", "b"], {}, "got 2 arguments, needs 1: demo.sh [--dry-run] OUT_DIR"),
         ("wmt_en_ru.sh", ["--dry-run", "OUT"], {"AVERAGE": "1000"}, "AVERAGE=1000 must be at most 49"),

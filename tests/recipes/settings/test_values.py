@@ -122,10 +122,11 @@ MT, LM, LABELS = "translation.sh", "language_model.sh", "classification.sh"
     [
         (MT, False, "BPE EMBED FFN LAYERS DECODER_LAYERS HEADS UPDATES SAVE_EVERY PRUNE_UPDATES ITERATIONS"),
         (MT, False, "MAX_TOKENS UPDATE_FREQ TOKENS_PER_UPDATE GENERATION_TOKENS SENTENCES BEAM WORKERS LR"),
-        (MT, True, "EPOCHS AVERAGE WARMUP PRUNE_WARMUP SPARSITY_WARMUP FIX_AFTER L0_WARMUP GPUS DISK_GB"),
+        (MT, True, "EPOCHS AVERAGE WARMUP PRUNE_WARMUP SPARSITY_WARMUP FIX_AFTER L0_WARMUP GPUS"),
         (LM, True, "BPE VOCABULARY MEM_LEN MIN_LR DROPOUT SEED"),
         (LABELS, False, "BPE BATCH MLM_UPDATES MLM_TOKENS MLM_LR EVALUATION_TOKENS"),
         ("opensubtitles_en_ru.sh", False, "PAIRS HELD_OUT"),
+        ("opensubtitles_en_ru.sh", True, "DISK_GB OVERLAP"),
     ],
 )
 def test_zero_is_a_value_of_some_settings(recipe, valid, names):
