@@ -101,8 +101,8 @@ def generate(folder: Path, split: str, options: argparse.Namespace) -> str:
     """Return the output of fairseq-generate with all hypotheses of the beam, for the checkpoint of the recipe."""
     [evaluation] = read_evaluations(str(folder / "evaluation.json"))
     command = ["fairseq-generate", options.out / "data-bin", "--user-dir", Path(fairseq_headgates.__file__).parent]
-    command += ["--path", folder / Path(evaluation.checkpoint).name, "--gen-subset", split, "--remove-bpe", "--lenpen", USED]
-    command += ["--beam", options.beam, "--nbest", options.beam, "--max-tokens", options.max_tokens]
+    command += ["--path", folder / Path(evaluation.checkpoint).name, "--gen-subset", split, "--remove-bpe"]
+    command += ["--lenpen", USED, "--beam", options.beam, "--nbest", options.beam, "--max-tokens", options.max_tokens]
     command += ["--required-batch-size-multiple", 1, *["--cpu"] * options.cpu]
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True).stdout
 

@@ -4,17 +4,17 @@
 #   recipes/classification.sh [--dry-run] RAW_DIR OUT_DIR
 #
 # RAW_DIR holds {train,valid,test}.tsv, plain or .gz (valid may be called dev): in each line `text<TAB>label`, or
-# `text<TAB>text2<TAB>label`, without a header. Labels are any strings without tabs. The recipe trains a small RoBERTa by masked
-# language modelling on the training text, and fine-tunes it: the baseline. Then
+# `text<TAB>text2<TAB>label`, without a header. Labels are any strings without tabs. The recipe trains a small RoBERTa by
+# masked language modelling on the training text, and fine-tunes it: the baseline. Then
 # - for each of CURVES it removes heads of the baseline step by step without training (Michel et al. 2019),
 # - for each of RUNS it prunes the baseline, with gates or by scores; as a control it trains the baseline for as many
 #   updates without pruning (baseline+).
 # The last output is a table: model, heads kept, parameters, accuracy on the test set, difference from the control with
 # its p-value (McNemar's exact test). The defaults are a small model for two CPU cores.
 #
-# PRETRAINED=FILE starts from a RoBERTa checkpoint of fairseq instead. It needs the dictionary (dict.txt) and the BPE codes
-# of subword-nmt (bpecodes) in the same folder, or PRETRAINED_DICT and PRETRAINED_CODES, and the sizes EMBED, FFN, LAYERS,
-# HEADS and MAX_POSITIONS of the model. With ENCODED=1 the text is BPE already, and needs no codes.
+# PRETRAINED=FILE starts from a RoBERTa checkpoint of fairseq instead. It needs the dictionary (dict.txt) and the BPE
+# codes of subword-nmt (bpecodes) in the same folder, or PRETRAINED_DICT and PRETRAINED_CODES, and the sizes EMBED, FFN,
+# LAYERS, HEADS and MAX_POSITIONS of the model. With ENCODED=1 the text is BPE already, and needs no codes.
 #
 # A stage is skipped when its output is in OUT_DIR: run the same command again to resume. Ctrl-C, SIGTERM or SIGUSR1
 # save a checkpoint and end the recipe with exit code 75. --dry-run prints the commands that are still to be run.
@@ -29,6 +29,7 @@ configure -- "$@"
 raw=${arguments[0]} out=${arguments[1]}
 read -ra train_flags <<<"$TRAIN_FLAGS"
 read -ra seeds <<<"$SEEDS"
+AVERAGE=0 METRIC="" TGT="" # of translation, in lib/models.sh
 
 need fairseq-preprocess fairseq-train headgates sacremoses subword-nmt
 need_plots

@@ -5,9 +5,9 @@
 #
 # RAW_DIR holds {train,valid,test}.txt, plain or .gz, a sentence or a paragraph on each line, tokenised or not. The
 # recipe trains a baseline, and prunes it once for each entry of RUNS. As a control, baseline+, it trains the
-# baseline for as many more updates without pruning. ARCH is fairseq's transformer_lm, or transformer_lm_all_attention (Shim
-# et al. 2021). The last output is a table: model, heads kept, parameters, perplexity on the validation and the test set
-# per token and per word, tokens per second. The defaults are a small model for two CPU cores.
+# baseline for as many more updates without pruning. ARCH is fairseq's transformer_lm, or transformer_lm_all_attention
+# (Shim et al. 2021). The last output is a table: model, heads kept, parameters, perplexity on the validation and the
+# test set per token and per word, tokens per second. The defaults are a small model for two CPU cores.
 #
 # A stage is skipped when its output is in OUT_DIR: run the same command again to resume. Ctrl-C, SIGTERM or SIGUSR1
 # save a checkpoint and end the recipe with exit code 75. --dry-run prints the commands that are still to be run.
@@ -21,6 +21,7 @@ configure -- "$@"
 raw=${arguments[0]} out=${arguments[1]}
 read -ra train_flags <<<"$TRAIN_FLAGS"
 read -ra seeds <<<"$SEEDS"
+AVERAGE=0 METRIC="" TGT="" # of translation, in lib/models.sh
 
 need fairseq-preprocess fairseq-train headgates subword-nmt
 need_plots
@@ -86,12 +87,12 @@ optimizer=(--optimizer "$OPTIMIZER" --clip-norm 1.0)
 # shellcheck disable=SC2207 # several options
 common=("${task[@]}" "${size[@]}" "${optimizer[@]}" --max-tokens "$MAX_TOKENS" --update-freq "$UPDATE_FREQ"
   --required-batch-size-multiple 1 "${train_flags[@]}" $(saving 1))
-schedule "$SCHEDULE" "$LR" "$WARMUP" "$UPDATES"
+schedule "$SCHEDULE" "$LR" "$WARMUP" "$UPDATES" "$MIN_LR"
 baseline_training=("${common[@]}" "${scheduled[@]}")
 # With a schedule that decays the last checkpoint is the result, otherwise the one with the lowest loss on valid.
 baseline_checkpoint=checkpoint_last.pt
 [[ $SCHEDULE != inverse_sqrt ]] || baseline_checkpoint=checkpoint_best.pt
-schedule "$PRUNE_SCHEDULE" "$PRUNE_LR" "$PRUNE_WARMUP" "$PRUNE_UPDATES"
+schedule "$PRUNE_SCHEDULE" "$PRUNE_LR" "$PRUNE_WARMUP" "$PRUNE_UPDATES" "$MIN_LR"
 further_training=("${common[@]}" "${scheduled[@]}")
 gates=(${GATE_LR_SCALE:+--gate-lr-scale "$GATE_LR_SCALE"} ${GATE_INIT:+--gate-init "$GATE_INIT"}
   ${FIX_AFTER:+--fix-gates-after "$FIX_AFTER"})

@@ -14,12 +14,12 @@ place_of() {
   ((${#seeds[@]} == 1)) || place=$out/seed$1
 }
 
-# schedule NAME LR WARMUP UPDATES: set `scheduled`, the options of a learning rate schedule and of the length.
+# schedule NAME LR WARMUP UPDATES [MIN_LR]: set `scheduled`, the options of a learning rate schedule and of the length.
 schedule() {
   scheduled=(--lr-scheduler "$1" --lr "$2" --warmup-updates "$3" --max-update "$4")
   case $1 in
     polynomial_decay) scheduled+=(--total-num-update "$4") ;;
-    cosine) scheduled+=(--lr-period-updates "$(($4 - $3))" ${MIN_LR:+--min-lr "$MIN_LR"}) ;;
+    cosine) scheduled+=(--lr-period-updates "$(($4 - $3))" ${5:+--min-lr "$5"}) ;;
   esac
 }
 

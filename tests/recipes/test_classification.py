@@ -13,7 +13,6 @@ from scipy.stats import binomtest
 from support.commands import run_program
 from support.recipes import RECIPES, refused, run
 
-import settings
 from corpora import labelled
 
 TINY = {"EMBED": 32, "FFN": 32, "LAYERS": 2, "HEADS": 4, "MAX_POSITIONS": 12, "BPE": 20, "MLM_UPDATES": 4}
@@ -350,33 +349,6 @@ def test_text_is_written_in_columns_with_numbers_of_labels(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"GATES": "0.5 1.5"}, "'1.5' must be a number of heads (12) or a fraction"),
-        ({"GATES": "0.5@l0"}, "'0.5@l0' must be lagrangian or subset"),
-        ({"GATES": ":-1"}, "':-1' must be a finite number, 0 or more"),
-        ({"GATES": "0.5 0.5"}, "must not name '0.5' twice"),
-        ({"GATES": "33", "LAYERS": "4", "HEADS": "8"}, "'33', more heads than there are: it must be at most 32"),
-        ({"CURVES": "gradient size"}, "CURVES='gradient size' must be gradient, ablation or random"),
-        ({"CURVES": "random random"}, "must not name 'random' twice"),
-        ({"FINETUNE": "1"}, "FINETUNE=1 needs CURVES"),
-        ({"ENCODED": "1"}, "ENCODED=1 needs PRETRAINED"),
-        ({"EMBED": "30", "HEADS": "8"}, "HEADS=8 must divide EMBED=30"),
-        ({"MLM_WARMUP": "9", "MLM_UPDATES": "9"}, "MLM_WARMUP=9 must be below MLM_UPDATES=9"),
-        ({"STEPS": "0 50"}, "from 0 to 100"),
-        ({"BATCH": "0"}, "must be a whole number, 1 or more"),
-        ({"MAX_POSITIONS": "4"}, "8 or more"),
-        ({"SEED": "3", "SEEDS": "1 2"}, "set only SEEDS"),
-    ],
-)
-def test_invalid_settings_are_refused(given, words):
-    with pytest.raises(ValueError) as error:
-        settings.check("classification.sh", {"MLM_UPDATES": "100"} | given)
-    assert words in str(error.value) and len(str(error.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"GATES": "x"}, ["GATES='x'"]),
         ({"BATCH": 7, "UPDATE_FREQ": 2}, ["BATCH=7 must be a multiple of 2"]),
         ({"PRETRAINED": "nowhere.pt"}, ["PRETRAINED='nowhere.pt' is no file"]),
         ({"MLM_TOKENS": 20, "UPDATE_FREQ": 2}, ["MLM_TOKENS=20 must be at least 24"]),
@@ -389,16 +361,3 @@ def test_the_recipe_refuses_invalid_settings_before_it_writes(given, words, tmp_
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_is_planned_for_each_entry():
-    given = {"GATES": "0.5 3@subset :0.02", "CURVES": "random gradient", "FINETUNE": "1"}
-    assert [line.split() for line in classifier_runs.plan(given)] == [
-        ["heads0.5", "lagrangian", "0.5"],
-        ["heads3_subset", "subset", "3"],
-        ["lambda0.02", "l0", "0.02"],
-        ["heads0.5_random", "random", "0.5"],
-        ["heads3_random", "random", "3"],
-        ["heads0.5_gradient", "gradient", "0.5"],
-        ["heads3_gradient", "gradient", "3"],
-    ]
-    assert classifier_runs.plan({"GATES": "", "CURVES": "random", "FINETUNE": "1"}) == []
-    assert set(classifier_settings.RECIPES) == {"classification.sh", "mnli.sh"}

@@ -14,7 +14,6 @@ from support.miniature import save, zipped
 from support.recipes import RECIPES, refused
 from support.recipes import run as run_recipe
 
-import settings
 from fairseq_headgates.models import TransformerLMHeadGatesModel  # noqa: F401  (registers the architectures)
 
 WORDS = ["ba", "co", "dufa", "fi", "bido", "cacode", "e"]
@@ -40,66 +39,7 @@ def text(tmp_path):
     return tmp_path / "raw"
 
 
-# --- settings -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"BPE": "-1"}, "must be a whole number, 0 or more"),
-        ({"ARCH": "transformer"}, "must be transformer_lm or transformer_lm_all_attention"),
-        ({"LAMBDAS": "0.1,0.2"}, "must be a finite number, 0 or more"),
-        ({"LAMBDAS": "0.1 0.10"}, "each once"),
-        ({"LAMBDAS": " "}, "one or more numbers"),
-        ({"ADAPTIVE": "5,3"}, "must be rising whole numbers"),
-        ({"ADAPTIVE": "5,,9"}, "must be rising whole numbers"),
-        ({"OPTIMIZER": "sgd"}, "must be adam or lamb"),
-        ({"SCHEDULE": "fixed"}, "must be polynomial_decay, inverse_sqrt or cosine"),
-        ({"SCHEDULE": "cosine", "UPDATES": "9", "WARMUP": "9"}, "WARMUP=9 must be below UPDATES=9"),
-        ({"PRUNE_SCHEDULE": "cosine", "PRUNE_UPDATES": "9", "PRUNE_WARMUP": "9"}, "must be below PRUNE_UPDATES=9"),
-        ({"MIN_LR": "0.1", "LR": "0.01"}, "MIN_LR=0.1 must be below LR=0.01"),
-        ({"MIN_LR": "0.1", "LR": "1", "PRUNE_LR": "0.01", "PRUNE_SCHEDULE": "cosine"}, "must be below PRUNE_LR=0.01"),
-        ({"MEM_LEN": "4"}, "MEM_LEN=4 has no effect on ARCH=transformer_lm"),
-        ({"MAX_TOKENS": "9", "TOKENS_PER_SAMPLE": "10"}, "MAX_TOKENS=9 must be at least TOKENS_PER_SAMPLE=10"),
-        ({"EVAL_TOKENS": "9", "TOKENS_PER_SAMPLE": "10"}, "EVAL_TOKENS=9 must be at least TOKENS_PER_SAMPLE=10"),
-        ({"BPE": "5", "VOCABULARY": "9"}, "VOCABULARY=9 has no effect with BPE=5"),
-        ({"EMBED": "6", "HEADS": "4"}, "HEADS=4 must divide EMBED=6"),
-        ({"PAPER": "wmt"}, "must be shim or none"),
-    ],
-)
-def test_an_invalid_setting_is_refused(given, words):
-    for recipe in ("language_model.sh", "wikitext103.sh"):
-        with pytest.raises(ValueError) as error:
-            settings.check(recipe, given)
-        assert words in str(error.value) and len(str(error.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        {"ARCH": ALL, "MEM_LEN": "0", "PERSISTENT_VECTORS": "4", "LAMBDAS": "0 .1\t1e-2", "GATE_INIT": "-2"},
-        {"BPE": "0", "VOCABULARY": "9", "ADAPTIVE": "4", "SCHEDULE": "cosine", "MIN_LR": "0", "LR": "1e-3"},
-    ],
-)
-def test_valid_settings_are_accepted(given):
-    settings.check("language_model.sh", given)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "arguments", "given"),
-    [
-        ("language_model.sh", ["raw", "OUT"], {"EMBED": "x", "ARCH": ALL}),
-        ("language_model.sh", ["--dry-run", "raw", "OUT"], {"LAMBDAS": "x"}),
-        ("wikitext103.sh", ["--dry-run", "OUT"], {"EMBED": "x"}),
-        ("wikitext103.sh", ["OUT"], {"OPTIMIZER": "lamb"}),
-    ],
-)
-def test_a_recipe_checks_its_settings_first(recipe, arguments, given, tmp_path):
-    arguments = [tmp_path / "out" if argument == "OUT" else argument for argument in arguments]
-    name = next(iter(given))
-    refused(run_recipe(recipe, *arguments, **given), recipe, name, str(given[name]))
-    assert list(tmp_path.iterdir()) == []
+# --- before anything runs --------------------------------------------------------------------------------------------
 
 
 def test_text_that_is_missing_or_empty_is_refused(text, tmp_path):

@@ -7,7 +7,6 @@ import subprocess
 import pytest
 from support.recipes import RECIPES, refused, run
 
-import settings
 
 
 def dry_run(raw, out, recipe="translation.sh", **given):
@@ -71,23 +70,6 @@ def test_an_array_with_missing_indices_has_the_shares_of_a_complete_one(raw, tmp
     slurm = array | {"SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_ID": "4"}  # of --array=1,3,4
     share = dry_run(raw, tmp_path / "out", SHARE="4/4", **given)
     assert dry_run(raw, tmp_path / "out", "sweep.sh", **given, **slurm) == share
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"TARGETS": "0.5 x"}, ["TARGETS='0.5 x'", "a fraction of them"]),
-        ({"METHODS": "magic"}, ["METHODS='magic'", "lagrangian"]),
-        ({"LAMBDAS": "-1"}, ["LAMBDAS='-1'", "0 or more"]),
-        ({"TYPES": "enc"}, ["TYPES='enc'", "enc-self"]),
-        ({"JOBS": "0"}, ["JOBS='0'", "whole number"]),
-        ({"SHARE": "5/4"}, ["SHARE='5/4'", "I/N"]),
-    ],
-)
-def test_bad_settings_of_a_sweep_are_refused_in_one_line(given, words):
-    with pytest.raises(ValueError) as error:
-        settings.check("sweep.sh", given)
-    assert len(str(error.value).splitlines()) == 1 and all(word in str(error.value) for word in words)
 
 
 def test_a_sweep_checks_its_settings_first(raw, tmp_path):

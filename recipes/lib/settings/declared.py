@@ -75,7 +75,6 @@ class Settings(BaseModel):
     LAUNCHER: t.Words = machine("command that starts WORKERS processes of a script, instead of torchrun: srun python3")
     WORKERS: t.Whole = machine("number of processes that LAUNCHER starts, one for each GPU; required with LAUNCHER")
     CPU: t.Switch = machine("1: run a recipe of full size although there is no GPU (GPUS=0: although there is one)")
-    DISK_GB: t.Count = machine("free disk space in GB that the recipe requires (default: estimated)")
     HEADGATES: t.Plugin = machine("folder of the plugin (default: the output of headgates path)")
 
     @property
@@ -287,7 +286,7 @@ class Demo(Translation):
 
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
     HIDDEN: ClassVar[tuple[str, ...]] = (
-        *("HOSTS", "SSH", "PORT", "LAUNCHER", "WORKERS", "CPU", "DISK_GB", "HEADGATES", "SHARE", "SRC", "TGT", "PAPER"),
+        *("HOSTS", "SSH", "PORT", "LAUNCHER", "WORKERS", "CPU", "HEADGATES", "SHARE", "SRC", "TGT", "PAPER"),
         *("METRIC", "METRIC_NAME", "KEEP_EPOCHS", "TOKENS_PER_UPDATE"),
     )
 
@@ -340,6 +339,7 @@ class Download(Settings):
         "folder with downloaded files (missing ones are downloaded), or the URL of a mirror", record="", first=True
     )
     PRECISION: Precision = training("precision of training (default: fp16 on a GPU)", record="")
+    DISK_GB: t.Count = machine("free disk space in GB that the recipe requires (default: estimated)")
 
     def arrays(self) -> dict[str, list[str]]:
         assert isinstance(self, Training)

@@ -1,0 +1,113 @@
+"""Arguments and text that recipes refuse in one line, before they write anything; programs that fail."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from support.recipes import RECIPES, refused, run
+
+
+@pytest.mark.parametrize(
+    ("recipe", "arguments", "words"),
+    [
+        ("translation.sh", ["raw", "file", "en", "de"], ["OUT_DIR='file'", "not a folder"]),
+        ("translation.sh", ["raw", "file/out", "en", "de"], ["OUT_DIR='file/out'", "file is not a folder"]),
+        ("translation.sh", ["raw", "a:b", "en", "de"], ["has a colon"]),
+        ("demo.sh", [""], ["an argument is empty"]),
+        ("demo.sh", ["file"], ["OUT_DIR='file'"]),
+        ("wmt_en_ru.sh", ["file"], ["OUT_DIR='file'"]),
+        ("prune_pretrained.sh", ["model.pt", "data", "out"], ["CHECKPOINT='model.pt' is no file"]),
+        ("prune_pretrained.sh", ["file", "data", "out"], ["data/valid.en[.gz] is missing"]),
+        ("prune_pretrained.sh", ["file", "data", "file"], ["OUT_DIR='file'"]),
+    ],
+)
+def test_invalid_arguments_are_refused(recipe, arguments, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("kept")
+    refused(run(recipe, *arguments, CPU=1), recipe, *words)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_checkpoint_without_its_dictionaries_is_refused(raw, tmp_path):
+    (tmp_path / "model.pt").touch()
+    (tmp_path / "bpecodes").touch()
+    command = ["prune_pretrained.sh", tmp_path / "model.pt", raw, tmp_path / "out"]
+    refused(run(*command, TGT="de"), "dict.en.txt is missing")
+    assert not (tmp_path / "out").exists()
+
+
+def test_more_gpus_than_the_machine_shows_are_refused(tmp_path):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: Some'\necho 'GPU 1: Some'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    path = f"{tmp_path}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    env = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"} | {"PATH": path}
+    command = [
+        "bash",
+        "-c",
+        f"recipes={RECIPES}; source {RECIPES}/lib/common.sh; source {RECIPES}/lib/devices.sh; find_devices; echo $gpus",
+    ]
+    for gpus, shown in (("2", "2"), ("1", "1"), ("0", "0"), ("", "2")):
+        assert subprocess.run(command, env=env | {"GPUS": gpus}, capture_output=True, text=True).stdout == f"{shown}\n"
+    refused(subprocess.run(command, env=env | {"GPUS": "3"}, capture_output=True, text=True), "GPUS=3", "at most 2")
+
+
+SPLITS, PAIR = ("train", "valid", "test"), ("en", "de")
+STOP = "#!/bin/sh\necho it came to the data >&2\nexit 2\n"
+
+
+@pytest.fixture
+def until_binarised(tmp_path):
+    """until_binarised(RECIPE, ...): runs a recipe whose fairseq-preprocess fails with a line of its own."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "fairseq-preprocess").write_text(STOP)
+    (folder / "fairseq-preprocess").chmod(0o755)
+    path = f"{folder}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+
+    def run_it(recipe, *arguments, **given):
+        env = os.environ | {"PATH": path, "HEADGATES": str(RECIPES.parent / "fairseq_headgates")} | given
+        command = ["bash", str(RECIPES / recipe), *map(str, arguments)]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+    return run_it
+
+
+def test_a_missing_line_is_refused_but_not_a_missing_final_newline(raw, tmp_path, until_binarised):
+    (raw / "valid.de").write_text("eins zwei\nzwei eins")
+    command = ["translation.sh", raw, tmp_path / "out", "en", "de"]
+    refused(until_binarised(*command, PRETOKENIZED="1", BPE="5"), "valid has 3 lines in en but 2 in de")
+    for split in ("train", "valid", "test"):
+        (raw / f"{split}.de").write_text("eins zwei\nzwei eins\neins eins")
+    text = tmp_path / "out" / "text"
+    (text / "train.tok.de").unlink()
+    for name in ("codes.en", "codes.de", *(f"{split}.bpe.{language}" for split in SPLITS[1:] for language in PAIR)):
+        (text / name).write_text("a b\n" * 3)
+    refused(until_binarised(*command, PRETOKENIZED="1", BPE="5"), "it came to the data")
+    for name in ("tok", "bpe"):
+        assert (text / f"train.{name}.de").read_text().count("\n") == 3
+
+
+def test_cleaning_that_leaves_nothing_is_refused(raw, tmp_path, until_binarised):
+    text = tmp_path / "out" / "text"
+    text.mkdir(parents=True)
+    for split in SPLITS:
+        for language in PAIR:
+            (text / f"{split}.tok.{language}").write_bytes((raw / f"{split}.{language}").read_bytes())
+    result = until_binarised(
+        "translation.sh", raw, tmp_path / "out", "en", "de", PRETOKENIZED="1", CLEAN="--max-length 1", BPE="5"
+    )
+    refused(result, "CLEAN='--max-length 1' leaves no training text")
+    assert "too long" in result.stdout
+
+
+def test_a_program_that_fails_is_quoted_in_one_line(tmp_path):
+    (tmp_path / "train").write_text("a b\n")  # no two letters to merge
+    learn = (
+        f"recipes={RECIPES}; source $recipes/lib/common.sh; cd {tmp_path}; into codes.en 'subword-nmt learn-bpe <train'"
+    )
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    command = ["bash", "-euo", "pipefail", "-c", learn]
+    result = subprocess.run(command, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False)
+    refused(result, "codes.en cannot be made", "codes.en.log")
+    assert not (tmp_path / "codes.en").exists()
