@@ -1,6 +1,5 @@
 """The recipes for language models: settings, programs, and whole runs on a small text."""
 
-import json
 import math
 import random
 import shlex
@@ -14,6 +13,7 @@ from support.miniature import save, zipped
 from support.recipes import RECIPES, refused
 from support.recipes import run as run_recipe
 
+from fairseq_headgates.evaluation import read_evaluations
 from fairseq_headgates.models import TransformerLMHeadGatesModel  # noqa: F401  (registers the architectures)
 
 WORDS = ["ba", "co", "dufa", "fi", "bido", "cacode", "e"]
@@ -76,7 +76,7 @@ def trainings(result):
 
 
 def test_a_dry_run_prints_every_command_and_writes_nothing(text, tmp_path):
-    result = run_recipe("language_model.sh", "--dry-run", text, tmp_path / "out", LAMBDAS="0.1 0.3", SEEDS="3 5")
+    result = run_recipe("language_model.sh", "--dry-run", text, tmp_path / "out", RUNS=":0.1 :0.3", SEEDS="3 5")
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
     names = [f"seed{seed}/{name}" for seed in (3, 5) for name in ("baseline", "baseline+", "lambda0.1", "lambda0.3")]
     commands = trainings(result)
@@ -88,7 +88,7 @@ def test_a_dry_run_prints_every_command_and_writes_nothing(text, tmp_path):
     starts = [words[words.index("--finetune-from-model") + 1] for words in commands if "--finetune-from-model" in words]
     assert starts == [f"{tmp_path}/out/seed{seed}/baseline/checkpoint_best.pt" for seed in (3, 3, 3, 5, 5, 5)]
     assert not {"--gate-init", "--l0-warmup-updates", "--gate-hard", "--gate-output-scale"} & set(commands[2])
-    for program in ("subword-nmt learn-bpe", "fairseq-preprocess --only-source", "fairseq-eval-lm", "lm_speed.py"):
+    for program in ("subword-nmt learn-bpe", "fairseq-preprocess --only-source", "headgates evaluate", "--speed"):
         assert program in result.stdout
     assert "subword-nmt" not in run_recipe("language_model.sh", "--dry-run", text, tmp_path / "out", BPE=0).stdout
 
@@ -102,7 +102,7 @@ def test_the_techniques_of_shim_are_the_default_with_all_attention(text, tmp_pat
 def test_wikitext103_trains_the_preset(tmp_path):
     """Every option of the model equals that of transformer_lm_all_attention_wt103."""
     result = run_recipe("wikitext103.sh", "--dry-run", tmp_path / "out")
-    assert list(tmp_path.iterdir()) == [] and "corpora.py fetch wikitext-103" in result.stdout
+    assert list(tmp_path.iterdir()) == [] and "corpora.get fetch wikitext-103" in result.stdout
     commands = trainings(result)
     assert [words[words.index("--l0-weight") + 1] for words in commands[2:]] == ["0.01", "0.015", "0.02"]
     gated = commands[2]
@@ -127,7 +127,8 @@ def test_wikitext103_trains_the_preset(tmp_path):
 )
 def test_an_update_has_the_same_tokens_on_any_number_of_workers(tokens, workers, limit, expected):
     given = f"workers={workers} TOKENS_PER_UPDATE={tokens} MAX_TOKENS={limit} TOKENS_PER_SAMPLE=192"
-    script = f"source {RECIPES}/lib/language_models.sh; {given}; blocks_of_update; echo $MAX_TOKENS $UPDATE_FREQ"
+    function = f"$(sed -n '/^blocks_of_update() {{/,/^}}/p' {RECIPES}/language_model.sh)"
+    script = f'eval "{function}"; {given}; blocks_of_update; echo $MAX_TOKENS $UPDATE_FREQ'
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == expected
 
@@ -137,7 +138,7 @@ def test_an_update_has_the_same_tokens_on_any_number_of_workers(tokens, workers,
 
 def test_words_are_those_that_fairseq_reads():
     raw = "a  b\tc\r\n\n d\u00a0e\u2028f\x85g \x1c h\ri\nlast".encode()
-    command = [sys.executable, str(RECIPES / "lib" / "words.py")]
+    command = [sys.executable, str(RECIPES / "lib"), "text.lines", "words"]
     done = subprocess.run(command, input=raw, capture_output=True, check=True)
     assert done.stdout.decode() == "a b c\n\nd e f g h i\nlast\n"
 
@@ -173,13 +174,13 @@ def assert_table_is_true(result, out, checkpoints, **reading):
     assert [name for name in checkpoints if name not in table] == []
     for name, checkpoint in checkpoints.items():
         row = dict(zip(columns, table[name], strict=True))
+        [evaluation] = read_evaluations(str(out / name / "evaluation.json"))
         for split in ("valid", "test"):
             loss, tokens, words = own_loss(out, out / name / checkpoint, split, **reading)
             assert float(row[split]) == pytest.approx(2**loss, rel=2e-4, abs=0.006)  # two decimals
             assert float(row[f"{split}/word"]) == pytest.approx(2 ** (loss * tokens / words), rel=1e-3, abs=0.006)
-            assert json.loads((out / name / f"{split}.json").read_text())["tokens"] == tokens
-        shown = json.loads((out / name / "heads.json").read_text())["heads"]["total"]
-        assert row["heads"] == "{}/{}".format(*shown) and int(row["tokens/s"].replace(",", "")) > 0
+            assert evaluation.losses[split].tokens == tokens
+        assert row["heads"] == "{}/{}".format(*evaluation.heads["total"]) and int(row["tokens/s"].replace(",", "")) > 0
     return table
 
 
@@ -190,12 +191,9 @@ def assert_repeating_does_nothing(recipe, arguments, given, printed):
     assert again.stdout.splitlines()[-10:] == printed.splitlines()[-10:]
     changed = {path.name for path, then in before.items() if not path.exists() or path.stat().st_mtime_ns != then}
     assert changed <= {"results.txt", "results.tsv", "results.svg", ".lock"}
-    dry = [
-        line
-        for line in run_recipe(recipe, "--dry-run", *arguments, **given).stdout.splitlines()
-        if "corpora" not in line
-    ]
-    assert len(dry) == 1 and "language_model_results.py" in dry[0]
+    dry = run_recipe(recipe, "--dry-run", *arguments, **given).stdout.splitlines()
+    [left] = [line for line in dry if "corpora" not in line and line[0] != "#"]
+    assert "results.table" in left
 
 
 @pytest.mark.rehearsal
@@ -203,7 +201,7 @@ def assert_repeating_does_nothing(recipe, arguments, given, printed):
 def test_the_language_model_recipe_prints_a_correct_table(arch, text, tmp_path):
     """Gates that close within four updates; perplexities as computed here; the second run does nothing."""
     out = tmp_path / "out"
-    given = TINY | {"ARCH": arch, "BPE": 10, "LAMBDAS": 50, "GATE_LR_SCALE": 1000, "L0_WARMUP": 1}
+    given = TINY | {"ARCH": arch, "BPE": 10, "RUNS": ":50", "GATE_LR_SCALE": 1000, "L0_WARMUP": 1}
     given |= {"STREAM_BLOCKS": 3} if arch == ALL else {}
     result = run_recipe("language_model.sh", text, out, **given)
     checkpoints = {"baseline": "checkpoint_best.pt", "baseline+": "checkpoint_last.pt", "lambda50": "pruned.pt"}
@@ -227,7 +225,7 @@ def test_wikitext103_goes_from_the_archive_to_the_heads_of_the_paper(tmp_path):
         "MEM_LEN": 16,
         "PERSISTENT_VECTORS": 4,
     }
-    given |= {"TOKENS_PER_UPDATE": 320, "SAVE_EVERY": 3, "LAMBDAS": "0.015", "L0_WARMUP": 2, "MIN_LR": 0.001}
+    given |= {"TOKENS_PER_UPDATE": 320, "SAVE_EVERY": 3, "RUNS": ":0.015", "L0_WARMUP": 2, "MIN_LR": 0.001}
     result = run_recipe("wikitext103.sh", out, **given)
     assert "train: 300 lines" in result.stdout
     checkpoints = dict.fromkeys(("baseline", "baseline+"), "checkpoint_last.pt") | {"lambda0.015": "pruned.pt"}

@@ -4,9 +4,7 @@ import os
 import re
 import subprocess
 
-import pytest
 from support.recipes import RECIPES, refused, run
-
 
 
 def dry_run(raw, out, recipe="translation.sh", **given):
