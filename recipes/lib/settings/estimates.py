@@ -54,4 +54,5 @@ def work(s: declared.Training, unit: str) -> list[str]:
     if scratch := methods.count("scratch"):
         further += f", {scratch} of them after {first} of their own"
     seeds = f", for each of {len(s.SEEDS)} seeds" if len(s.SEEDS) > 1 else ""
-    return [f"an update: {update:,} {unit}; baseline: {first}{further}{seeds}", RUN + HOURS * isinstance(s, declared.WmtEnRu)]
+    note = RUN + (HOURS if isinstance(s, declared.WmtEnRu) else "")
+    return [f"an update: {update:,} {unit}; baseline: {first}{further}{seeds}", note]
