@@ -80,10 +80,14 @@ def run_killed(recipe: str, *arguments: object, moments: list[float], **settings
 
 
 def fingerprints(out: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file of data and results, by its path in the folder."""
+    """Return the SHA-256 of every file of data and results, by its path in the folder.
+
+    Signatures name the last folder and name of the data: the name of the folder itself does not count.
+    """
     paths = {path for pattern in (*DATA, *RESULTS) for path in out.glob(pattern) if path.is_file()}
+    own, neutral = f"data:{out.name}/".encode(), b"data:OUT_DIR/"
     return {
-        str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
+        str(path.relative_to(out)): hashlib.sha256(path.read_bytes().replace(own, neutral)).hexdigest()
         for path in sorted(paths)
         if path.name not in NOT_DATA and not path.name.startswith(".")
     }
