@@ -60,7 +60,9 @@ def test_help_has_every_setting_once_with_its_value_in_groups(recipe):
     said = describe(script, of_script(recipe)[1], of_script(recipe)[0])
     assert f"recipes/{recipe} [--dry-run]" in said and "#" not in said and max(map(len, said.splitlines())) <= 120
     names = re.findall(r"^  ([A-Z0-9_]+)=", said, re.M)
-    assert sorted(names) == sorted({name for name, field in kind.model_fields.items() if field.description} - {*kind.ARGUMENTS, *kind.HIDDEN})
+    assert sorted(names) == sorted(
+        {name for name, field in kind.model_fields.items() if field.description} - {*kind.ARGUMENTS, *kind.HIDDEN}
+    )
     titles = re.findall(r"^([a-z ]+):$", said, re.M)
     assert titles == ["to begin with", *(group for group in GROUPS if group in titles)]
     assert 4 <= len(re.findall(r"^  [A-Z]", said.split("\n\n")[-len(titles)], re.M)) <= 13
