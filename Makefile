@@ -49,10 +49,11 @@ demo: setup ## train, gate, prune and report on a small model; writes demo-out/
 docs: setup ## build the documentation in docs/_build/html; a dead link or an unknown reference fails
 	@$(IN_VENV) python -m sphinx -q -E -W --keep-going -n -b html docs docs/_build/html
 
-check: setup ## lint, formatting, types
+check: setup ## lint, formatting, types, shell scripts
 	@$(IN_VENV) ruff check .
 	@$(IN_VENV) ruff format --check .
-	@$(IN_VENV) mypy fairseq_headgates headgates_start.py
+	@$(IN_VENV) MYPYPATH=recipes/lib mypy fairseq_headgates headgates_start.py recipes
+	@$(IN_VENV) shellcheck -S warning -s bash recipes/*.sh recipes/lib/*.sh benchmarks/*.sh tests/*.sh .ci/run
 
 format: setup ## rewrite the code in the project's format
 	@$(IN_VENV) ruff check --fix-only .

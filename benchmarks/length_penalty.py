@@ -24,6 +24,7 @@ from sacrebleu.metrics import BLEU
 from tqdm import tqdm
 
 import fairseq_headgates
+from fairseq_headgates.evaluation import read_evaluations
 from fairseq_headgates.files import write_whole
 
 GRID = [0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0]
@@ -98,12 +99,10 @@ def hypotheses(folder: Path, split: str, language: str, options: argparse.Namesp
 
 def generate(folder: Path, split: str, options: argparse.Namespace) -> str:
     """Return the output of fairseq-generate with all hypotheses of the beam, for the checkpoint of the recipe."""
-    [*_, checkpoint] = re.findall(
-        r"loading model\(s\) from (.+)", (folder / "generate.log").read_text(encoding="utf-8")
-    )
+    [evaluation] = read_evaluations(str(folder / "evaluation.json"))
     command = ["fairseq-generate", options.out / "data-bin", "--user-dir", Path(fairseq_headgates.__file__).parent]
-    command += ["--path", folder / Path(checkpoint).name, "--gen-subset", split, "--remove-bpe", "--lenpen", USED]
-    command += ["--beam", options.beam, "--nbest", options.beam, "--max-tokens", options.max_tokens]
+    command += ["--path", folder / Path(evaluation.checkpoint).name, "--gen-subset", split, "--remove-bpe"]
+    command += ["--lenpen", USED, "--beam", options.beam, "--nbest", options.beam, "--max-tokens", options.max_tokens]
     command += ["--required-batch-size-multiple", 1, *["--cpu"] * options.cpu]
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True).stdout
 

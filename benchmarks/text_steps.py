@@ -177,11 +177,11 @@ class Inputs:
 def steps(options: argparse.Namespace) -> dict[str, tuple[Callable[[], None], str, int]]:
     """Return for each step what makes its input, its command, and its number of lines."""
     inputs, pairs, encoded = Inputs(options), options.pairs, options.encoded
-    python, lib = shlex.quote(sys.executable), shlex.quote(str(LIB))
-    blocks = f"{python} {lib}/in_blocks.py encoded.en"
-    tokenise = shlex.quote(f"sacremoses -q -l en normalize tokenize | {python} {lib}/lowercase.py")
-    select = f"{python} {lib}/subtitles.py moses.zip alignment.xml.gz selected en ru --pairs {pairs}"
-    clean = f"{python} {lib}/clean.py train clean en ru --max-length 200 --max-ratio 9 --unique --without valid test"
+    programs = shlex.join([sys.executable, str(LIB)])
+    blocks = f"{programs} text.in_blocks encoded.en"
+    tokenise = shlex.quote(f"sacremoses -q -l en normalize tokenize | {programs} text.lines lowercase")
+    select = f"{programs} corpora.subtitles moses.zip alignment.xml.gz selected en ru --pairs {pairs}"
+    clean = f"{programs} text.clean train clean en ru --max-length 200 --max-ratio 9 --unique --without valid test"
     preprocess = (
         "rm -rf bin; fairseq-preprocess -s en -t ru --trainpref bpe --validpref valid --testpref test "
         '--destdir bin --workers "$(nproc)"'

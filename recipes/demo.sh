@@ -33,7 +33,7 @@ log=$models/report.log
 
 # measured NAME COMMAND OPTIONS...: write $models/NAME.json with a command of headgates, unless it exists.
 measured() {
-  [[ -f $models/$1.json ]] || run "$log" headgates "$2" "$out/data-bin" --path "$models/baseline/checkpoint_last.pt" \
+  stage "$models/$1.json" "$log" headgates "$2" "$out/data-bin" --path "$models/baseline/checkpoint_last.pt" \
     --gen-subset valid "${device[@]}" "${@:3}" --out "$models/$1.json"
 }
 measure_heads() {
@@ -50,24 +50,23 @@ elif command -v flock >/dev/null; then
   cores=$(env -u OMP_NUM_THREADS nproc)
   shown=1 in_shares "$((gpus == 1 || (gpus == 0 && cores == 1) ? 1 : 2))" "${translate[@]}"
 fi
-[[ ! -f $models/baseline/scores.json ]] || measure_heads # before the table, which is followed by its summary
+[[ ! -f $models/baseline/evaluation.json ]] || measure_heads # before the table, which is followed by its summary
 part_of_recipe "${translate[@]}"
 measure_heads
 
-folders=("$models/baseline")
-for folder in "$models"/*_heads* "$models"/*_lambda*; do
-  [[ ! -f $folder/pruned.pt ]] || folders+=("$folder")
+folders=("$models/baseline") pruned=
+for line in "${plan_of_runs[@]}"; do
+  read -r name method control _ <<<"$line"
+  [[ $method != control && (-f $models/$name/pruned.pt || $DRY_RUN == 1) ]] || continue
+  folders+=("$models/$name")
+  [[ -n $pruned ]] || pruned=$models/$name compared=$models/$control/checkpoint_last.pt:$pruned/pruned.pt
 done
-pruned=
-((${#folders[@]} == 1)) || pruned=${folders[-1]}
-! dry || pruned=$models/all_heads0.5
 if [[ -n $pruned ]]; then
-  [[ -f $pruned/compared.json ]] ||
-    run "$pruned/compared.log" headgates evaluate "$out/data-bin" --path "$models/baseline+/checkpoint_last.pt:$pruned/pruned.pt" \
-      --source-lang en --target-lang ru --gen-subset test --reference "$out/text/reference.ru" --remove-bpe --tokenizer moses \
-      --beam "$BEAM" --lenpen "$LENPEN" --max-tokens "$GENERATION_TOKENS" --required-batch-size-multiple 1 "${device[@]}" \
-      --speed --out "$pruned/compared.json" --force
-  show_into "$pruned/removed.txt" python3 "$recipes/lib" results.removed "$pruned"
+  stage "$pruned/compared.json" "$pruned/compared.log" headgates evaluate "$out/data-bin" --path "$compared" \
+    --source-lang en --target-lang ru --gen-subset test --reference "$out/text/reference.ru" --remove-bpe \
+    --tokenizer moses --beam "$BEAM" --lenpen "$LENPEN" --max-tokens "$GENERATION_TOKENS" \
+    --required-batch-size-multiple 1 "${device[@]}" --speed --out "$pruned/compared.json" --force
+  show_into "$pruned/removed.txt" python3 "$recipes/lib" results.removed "$pruned/compared.json"
 fi
 step "writing the report" headgates report "$out/report.html" "${folders[@]}" "$out/results.json" \
   "$models"/{head_scores,functions,attention}.json --force

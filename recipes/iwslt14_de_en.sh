@@ -14,7 +14,7 @@ source "$recipes/lib/common.sh"
 source "$recipes/lib/devices.sh"
 
 # Training ends after the last epoch that is measured, and no other model is trained.
-export EPOCHS= RUNS= SCRATCH= KEEP_EPOCHS=1 SCHEDULE=inverse_sqrt
+export EPOCHS='' RUNS='' SCRATCH='' KEEP_EPOCHS=1 SCHEDULE=inverse_sqrt
 configure MEASURED="1 2 3 5 10 20 30 40" STEPS=0,10,20,30,40,50,60,70,80,90 LOWERCASE=1 CLEAN="--max-length 175 --max-ratio 1.5" BPE=10000 JOINT=1 \
   UNTIED=1 EMBED=512 FFN=1024 LAYERS=6 HEADS=8 DROPOUT=0.3 PRE_NORM=1 MAX_TOKENS=4000 GPUS=1 SELECTION=last LR=0.0005 \
   WARMUP=4000 BEAM=5 -- "$@"
@@ -41,8 +41,8 @@ part_of_recipe "$recipes/translation.sh" "$out/raw" "$out" de en
 checkpoints=$(printf ":%s.pt" "${measured[@]/#/$out/baseline/checkpoint}")
 find_plugin
 say "pruning the checkpoints of epochs $MEASURED step by step"
-[[ -f $out/dynamics.tsv ]] ||
-  run "$out/dynamics.log" headgates curve "$out/data-bin" --path "${checkpoints#:}" --user-dir "$plugin" \
+stage "$out/dynamics.tsv" "$out/dynamics.log" \
+  headgates curve "$out/data-bin" --path "${checkpoints#:}" --user-dir "$plugin" \
     --by gradient --types all --score-subset valid --gen-subset test --steps "$STEPS" --beam "$BEAM" --remove-bpe \
     --source-lang de --target-lang en --tokenizer moses --max-tokens "$GENERATION_TOKENS" "${device[@]}" \
     --out "$out/dynamics.json" --tsv "$out/dynamics.tsv" --plot "$out/dynamics.svg" --force

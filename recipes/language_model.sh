@@ -84,7 +84,7 @@ else
 fi
 optimizer=(--optimizer "$OPTIMIZER" --clip-norm 1.0)
 [[ $OPTIMIZER != adam ]] || optimizer+=(--adam-betas '(0.9, 0.98)')
-# shellcheck disable=SC2207  (several options)
+# shellcheck disable=SC2207 # several options
 common=("${task[@]}" "${size[@]}" "${optimizer[@]}" --max-tokens "$MAX_TOKENS" --update-freq "$UPDATE_FREQ"
   --required-batch-size-multiple 1 "${train_flags[@]}" $(saving 1))
 schedule "$SCHEDULE" "$LR" "$WARMUP" "$UPDATES" "$MIN_LR"

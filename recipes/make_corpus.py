@@ -3,11 +3,11 @@
 
     python recipes/make_corpus.py OUT_DIR [--train 30000] [--valid 500] [--test 500] [--plain] [--seed 1] [--force]
 
-writes OUT_DIR/{train,valid,test}.{en,ru,en.conllu}. Every sentence is drawn as an abstract clause (lib/sampling.py),
-which becomes an English dependency tree and a Russian string (lib/grammar.py). The Russian side is a function of the
-English one: its word forms depend on the subject (verb agreement), on the governor (case) and on the noun (adjective
-agreement), so a model must find these words in the source. With --plain sentences are single clauses of frequent
-words, which a small model learns in a minute.
+writes OUT_DIR/{train,valid,test}.{en,ru,en.conllu}. Every sentence is drawn as an abstract clause (sampling.py of
+lib/artificial), which becomes an English dependency tree and a Russian string (grammar.py). The Russian side is a
+function of the English one: its word forms depend on the subject (verb agreement), on the governor (case) and on the
+noun (adjective agreement), so a model must find these words in the source. With --plain sentences are single clauses
+of frequent words, which a small model learns in a minute.
 """
 
 from __future__ import annotations

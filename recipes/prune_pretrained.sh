@@ -66,19 +66,16 @@ common=("$bin" --path "$checkpoint" --user-dir "$plugin" --source-lang "$SRC" --
   --max-tokens "$GENERATION_TOKENS" "${device[@]}")
 search=(--beam "$BEAM" --lenpen "$LENPEN" --remove-bpe --tokenizer moses)
 say "scoring the heads on valid"
-[[ -f $out/scores.json ]] ||
-  run "$out/scores.log" headgates score "${common[@]}" --gen-subset valid ${SENTENCES:+--sentences "$SENTENCES"} \
-    --method gradient,ablation --out "$out/scores.json" --plot "$out/scores.svg" --force
+stage "$out/scores.json" "$out/scores.log" headgates score "${common[@]}" --gen-subset valid \
+  ${SENTENCES:+--sentences "$SENTENCES"} --method gradient,ablation --out "$out/scores.json" --plot "$out/scores.svg" --force
 show_into "$out/agreement.txt" headgates correlate "$out/scores.json"
 for method in gradient ablation; do
   say "removing heads step by step, by $method"
-  [[ -f $out/$method.tsv ]] ||
-    run "$out/$method.log" headgates curve "${common[@]}" --gen-subset test "${search[@]}" --scores "$out/scores.json" \
-      --score-method "$method" --types all --steps "$STEPS" --out "$out/$method.json" --tsv "$out/$method.tsv" \
-      --plot "$out/$method.svg" --force
+  stage "$out/$method.tsv" "$out/$method.log" headgates curve "${common[@]}" --gen-subset test "${search[@]}" \
+    --scores "$out/scores.json" --score-method "$method" --types all --steps "$STEPS" --out "$out/$method.json" \
+    --tsv "$out/$method.tsv" --plot "$out/$method.svg" --force
 done
 say "the pruned checkpoint: $out/pruned.pt"
-[[ -f $out/pruned.pt ]] ||
-  run "$out/prune.log" headgates prune "$checkpoint" "$out/pruned.pt" --scores "$out/scores.json" --method gradient \
-    --keep "$KEEP" --no-optimizer
+stage "$out/pruned.pt" "$out/prune.log" headgates prune "$checkpoint" "$out/pruned.pt" --scores "$out/scores.json" \
+  --method gradient --keep "$KEEP" --no-optimizer
 last_table "$out/results.txt" python3 "$recipes/lib" results.curves "$out/gradient.tsv" "$out/ablation.tsv"

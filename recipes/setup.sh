@@ -59,7 +59,7 @@ version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/de
 
 # Set base_python and base_version.
 find_python() {
-  local candidates=(python3.12 python3.11 python3) tried= name
+  local candidates=(python3.12 python3.11 python3) tried='' name
   [[ -z ${PYTHON:-} ]] || candidates=("$PYTHON")
   for base_python in "${candidates[@]}"; do
     name=${PYTHON:+PYTHON=}$base_python

@@ -10,7 +10,7 @@ current update, save checkpoint_last.pt without a validation, and exit with code
 training is complete, SAVE_DIR/finished is written, and the same command does nothing.
 If checkpoint_last.pt is truncated (fairseq was killed while it copied the file), the newest whole one replaces it.
 
-lib/trainer.py replaces fairseq's Trainer in this process; nothing else of fairseq is replaced.
+lib/training/trainer.py replaces fairseq's Trainer in this process; nothing else of fairseq is replaced.
 
 - Signals are handled once the arguments are parsed; before that they end the process.
 - A validation that is due, or in progress, comes first.

@@ -81,7 +81,7 @@ size=(--encoder-embed-dim "$EMBED" --decoder-embed-dim "$EMBED" --encoder-ffn-em
   --encoder-attention-heads "$HEADS" --decoder-attention-heads "$HEADS"
   "${embeddings[@]}")
 [[ $PRE_NORM == 0 ]] || size+=(--encoder-normalize-before --decoder-normalize-before)
-# shellcheck disable=SC2207  (several options)
+# shellcheck disable=SC2207 # several options
 common=(--task translation -s "$src" -t "$tgt" "${size[@]}" --dropout "$DROPOUT" --label-smoothing 0.1
   --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0
   --max-tokens "$MAX_TOKENS" --update-freq "$UPDATE_FREQ" "${train_flags[@]}" $(saving "$((AVERAGE > 1 ? AVERAGE : 1))"))

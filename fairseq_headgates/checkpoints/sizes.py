@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from fairseq_headgates.messages import shown
 from fairseq_headgates.models import HeadGatesMixin
@@ -64,10 +65,22 @@ def check_sizes(
     _check_shapes(_skeleton(args, task, model_class), weights)
 
 
+class _NotInitialised(TorchFunctionMode):
+    """Within the context, weights are not initialised: without memory for them, torch imports torch._dynamo for it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (nn.init.normal_, Tensor.normal_):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
 def _skeleton(args: argparse.Namespace, task: Any, model_class: Any) -> nn.Module:
-    """Build fairseq's model without memory for its weights."""
+    """Build fairseq's model without memory for its weights, and without the positions that are computed."""
     try:
-        with torch.device("meta"):
+        if not any(getattr(args, f"{side}_learned_pos", True) for side in model_class.stacks):
+            args.no_token_positional_embeddings = True
+        with torch.device("meta"), _NotInitialised():
             return model_class.stock.build_model(args, task)
     except NotImplementedError:  # RoBERTa copies its weights to the CPU: fake tensors can, and take three times as long
         with FakeTensorMode():

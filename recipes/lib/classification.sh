@@ -103,14 +103,12 @@ before_baseline() {
 after_baseline() {
   local folder=$1/curves method
   for method in $CURVES; do
-    dry || mkdir -p "$folder"
     say "removing heads of $(label "$1/baseline") step by step, by $method"
-    [[ -f $folder/$method.scores.json ]] ||
-      run "$folder/$method.log" headgates score "${scoring[@]}" --path "$baseline" --gen-subset train \
-        --sentences "$SENTENCES" --method "$method" --seed "$seed" --out "$folder/$method.scores.json" --force
-    [[ -f $folder/$method.json ]] ||
-      run "$folder/$method.log" headgates curve "${scoring[@]}" --path "$baseline" --gen-subset test \
-        --scores "$folder/$method.scores.json" --types enc-self --steps "$STEPS" --metric accuracy \
-        --out "$folder/$method.json" --tsv "$folder/$method.tsv" --force
+    stage "$folder/$method.scores.json" "$folder/$method.log" headgates score "${scoring[@]}" --path "$baseline" \
+      --gen-subset train --sentences "$SENTENCES" --method "$method" --seed "$seed" \
+      --out "$folder/$method.scores.json" --force
+    stage "$folder/$method.json" "$folder/$method.log" headgates curve "${scoring[@]}" --path "$baseline" \
+      --gen-subset test --scores "$folder/$method.scores.json" --types enc-self --steps "$STEPS" --metric accuracy \
+      --out "$folder/$method.json" --tsv "$folder/$method.tsv" --force
   done
 }

@@ -34,15 +34,18 @@ def run(program: str = "", *arguments: str) -> int:
     if not re.fullmatch(r"\w+\.\w+", program):
         print("recipes/lib: give ROOM.PROGRAM, for example text.clean", file=sys.stderr)
         return 2
+    code = 2
     try:
         import_module(program).main(list(arguments))
+        return 0
     except (OSError, ValueError) as error:
-        print(f"{os.environ.get('RECIPE', program)}: {error}", file=sys.stderr)
-        return 2
+        said = str(error)
+    except ModuleNotFoundError as error:
+        said = f"the package {error.name} is missing: activate the environment (README, Install)"
     except KeyboardInterrupt:
-        print(f"{os.environ.get('RECIPE', program)}: stopped; run the same command again to resume", file=sys.stderr)
-        return 130
-    return 0
+        said, code = "stopped; run the same command again to resume", 130
+    print(f"{os.environ.get('RECIPE', program)}: {said}", file=sys.stderr)
+    return code
 
 
 def whole(low: int = 1) -> Callable[[str], int]:

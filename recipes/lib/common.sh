@@ -135,6 +135,13 @@ run() {
   attended "$@" >>"$log" 2>&1 || fail "$(basename "$1") failed: $(last_line "$log") (log: $log)"
 }
 
+# stage OUTPUT LOG COMMAND...: run a command that makes OUTPUT, unless it exists, in a folder that is made.
+stage() {
+  [[ ! -s $1 ]] || return 0
+  dry || mkdir -p "${1%/*}"
+  run "${@:2}"
+}
+
 # into OUTPUT PIPELINE: write the output of a pipeline (one string of shell code) unless OUTPUT exists. The file appears
 # when it is complete. On failure print the last line of the error output.
 into() {
@@ -228,7 +235,7 @@ aligned() {
   }
 }
 
-# get_files COLLECTION OUT_DIR: download the files of a collection, or find them in DATA_DIR (recipes/corpora.py).
+# get_files COLLECTION OUT_DIR: download the files of a collection, or find them in DATA_DIR.
 get_files() {
   dry || mkdir -p "$2/raw"
   step "getting the files of $1" \

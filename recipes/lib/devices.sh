@@ -3,7 +3,7 @@
 # find_devices: set `gpus` (of this machine, 0: none), `launcher` (the command that starts train.py), `workers` (the
 # number of its processes), and fairseq's options `device` (for one process on this machine) and `distributed` (for
 # training). Without --distributed-world-size fairseq starts a process for each visible GPU: a training would have larger
-# updates, and fairseq-eval-lm would print the perplexity of a part of the text.
+# updates, and an evaluation would share the text among them.
 find_devices() {
   local hosts visible
   gpus=0 device=(--distributed-world-size 1) distributed=() launcher=(python3) workers=1

@@ -17,7 +17,7 @@ from importlib.metadata import distributions, version
 REQUIRED = ["sacrebleu", "tensorboardX", "conllu"]
 TOOLS = {  # of an extra
     "fairseq": [],
-    "recipes": ["sacremoses", "subword_nmt"],
+    "recipes": ["pydantic", "sacremoses", "subword_nmt"],
     "plots": ["matplotlib"],
     "report": ["matplotlib", "tensorboard"],
     "ctranslate2": ["ctranslate2"],

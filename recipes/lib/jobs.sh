@@ -27,7 +27,7 @@ answer() {
   shift
   exec 9< <(trap '' INT && exec "$@" 7>&-)
   answering=$!
-  # shellcheck disable=SC2229  (the names are in the variable)
+  # shellcheck disable=SC2229 # the names are in the variable
   read -r $names <&9 || complete=0
   answering=
   exec 9<&-
@@ -51,7 +51,7 @@ end_jobs() {
     descendants "$pid"
   done)
   [[ -n $pids ]] || return 0
-  # shellcheck disable=SC2086  (several numbers)
+  # shellcheck disable=SC2086 # several numbers
   kill -TERM $pids 2>/dev/null || true
   for _ in {1..30}; do
     # shellcheck disable=SC2086

@@ -77,7 +77,7 @@ tell_to_stop() {
 
 # remove_closed RUN_DIR CHECKPOINT: write pruned.pt, without closed heads and optimizer state.
 remove_closed() {
-  [[ -f $1/pruned.pt ]] || run "$1/prune.log" headgates prune "$1/$2" "$1/pruned.pt" --no-optimizer
+  stage "$1/pruned.pt" "$1/prune.log" headgates prune "$1/$2" "$1/pruned.pt" --no-optimizer
 }
 
 # averaged RUN_DIR OTHERWISE: set `checkpoint` to the average of the last AVERAGE checkpoints of a finished run, and
@@ -86,7 +86,7 @@ averaged() {
   checkpoint=$2
   ((${AVERAGE:-0})) || return 0
   checkpoint=averaged.pt
-  [[ -f $1/averaged.pt ]] || run "$1/average.log" python3 "$recipes/lib" training.average "$1" "$1/averaged.pt" --last "$AVERAGE"
+  stage "$1/averaged.pt" "$1/average.log" python3 "$recipes/lib" training.average "$1" "$1/averaged.pt" --last "$AVERAGE"
   dry || rm -f "$1"/checkpoint_*_*.pt "$1/checkpoint_best.pt"
 }
 
@@ -104,5 +104,5 @@ evaluate() {
 
 # evaluated RUN_DIR CHECKPOINT NAME OPTIONS...: write an evaluation, RUN_DIR/NAME.
 evaluated() {
-  [[ -s $1/$3 ]] || run "$1/evaluate.log" headgates evaluate "${evaluation[@]}" --path "$1/$2" "${@:4}" --out "$1/$3" --force
+  stage "$1/$3" "$1/evaluate.log" headgates evaluate "${evaluation[@]}" --path "$1/$2" "${@:4}" --out "$1/$3" --force
 }

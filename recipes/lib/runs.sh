@@ -94,21 +94,17 @@ untrained_run() {
 cut_by_score() {
   local from=$1 folder=$2 name=$3 types=$4 scores=$5 heads=$6
   shift 6
-  dry || mkdir -p "$folder"
-  [[ -f $folder/head_scores.json ]] ||
-    run "$folder/score.log" headgates score "${scoring[@]}" --path "$from" --gen-subset train --sentences "$SENTENCES" \
-      --method "$scores" --seed "$seed" --out "$folder/head_scores.json" --force
-  [[ -f $folder/$name ]] ||
-    run "$folder/prune.log" headgates prune "$from" "$folder/$name" --scores "$folder/head_scores.json" \
-      --types "$types" --keep "$heads" "$@"
+  stage "$folder/head_scores.json" "$folder/score.log" headgates score "${scoring[@]}" --path "$from" --gen-subset train \
+    --sentences "$SENTENCES" --method "$scores" --seed "$seed" --out "$folder/head_scores.json" --force
+  stage "$folder/$name" "$folder/prune.log" headgates prune "$from" "$folder/$name" --scores "$folder/head_scores.json" \
+    --types "$types" --keep "$heads" "$@"
 }
 
 # scratch_run RUN_DIR PRUNED_DIR: train a model with the heads of a pruned one from random weights (Voita et al. 2019,
 # table 2): as the baseline, then as baseline+, so that its training is as long as that of the pruned model.
 scratch_run() {
   local model=$1 pruned=$2/pruned.pt start options
-  dry || mkdir -p "$model"
-  [[ -f $model/mask.json ]] || run "$model/mask.log" headgates show "$pruned" --out "$model/mask.json"
+  stage "$model/mask.json" "$model/mask.log" headgates show "$pruned" --out "$model/mask.json"
   options=(--arch "$gated_arch" --alive-heads "$model/mask.json" --remove-heads --criterion "$criterion")
   train "$model/first" "${options[@]}" "${baseline_training[@]}"
   averaged "$model/first" "$baseline_checkpoint"
@@ -162,7 +158,7 @@ one_run() {
   read -r name method control types value steps <<<"$line"
   from_baseline "$place"
   [[ $method != scratch ]] || one_run "$place" "$value"
-  # shellcheck disable=SC2086  (several numbers)
+  # shellcheck disable=SC2086 # several numbers
   case $method in
     control) exclusively "$place/$name" control_run "$place/$name" "$control" ;;
     l0 | lagrangian | subset) exclusively "$place/$name" gated_run "$place/$name" "$control" "$types" "$method" "$value" $steps ;;

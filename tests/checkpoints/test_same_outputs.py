@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from support.recipes import ROOT, first_lines, run
 
+from fairseq_headgates.evaluation import read_evaluations
+
 DATA = os.environ.get("HEADGATES_DATA")
 
 
@@ -56,7 +58,8 @@ def test_all_forms_translate_real_sentences_alike(corpus, epochs, weight, tmp_pa
     gates |= {"PRUNE_UPDATES": 60, "PRUNE_LR": 0.003, "PRUNE_WARMUP": 5}
     result = run("translation.sh", raw, out, source, target, LOWERCASE=1, JOINT=0, OMP_NUM_THREADS=1, **sizes, **gates)
     assert result.returncode == 0, result.stdout + result.stderr
-    heads = json.loads((out / f"all_lambda{weight}" / "heads.json").read_text(encoding="utf-8"))["heads"]["total"]
+    [evaluation] = read_evaluations(str(out / f"all_lambda{weight}" / "evaluation.json"))
+    heads = evaluation.heads["total"]
     assert 0 < heads[0] < heads[1] == 24  # some heads went, some stayed
     assert_same_outputs(out / f"all_lambda{weight}" / "checkpoint_last.pt", out / "data-bin", tmp_path)
     if corpus == "multi30k-en-de":
@@ -70,8 +73,8 @@ def assert_length_penalties(out, model, target):
     finished = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
     name, *found = finished.stdout.splitlines()[-1].split()
-    scores = json.loads((model / "scores.json").read_text(encoding="utf-8"))
-    assert name == model.name and float(found[1]) == pytest.approx(scores[0]["score"], abs=0.006)
+    [evaluation] = read_evaluations(str(model / "evaluation.json"))
+    assert name == model.name and float(found[1]) == pytest.approx(evaluation.scores["BLEU"].score, abs=0.006)
     search = f"fairseq-generate {out / 'data-bin'} --user-dir $(headgates path) --path {model / 'pruned.pt'} --cpu \
         --remove-bpe --beam 4 --lenpen 3 --max-tokens 4000 --required-batch-size-multiple 1"
     text = f"grep '^D-' | sort -t- -k2 -n | cut -f3 | sacremoses -q -l {target} detokenize"

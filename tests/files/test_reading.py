@@ -9,13 +9,13 @@ import pytest
 from fairseq.data import Dictionary
 from support.report import SWEEP
 
-import curves
 from corpora import labelled, manifest
 from fairseq_headgates.analysis.functions import read_alignments, read_trees
 from fairseq_headgates.checkpoints import load_checkpoint, load_dictionaries
 from fairseq_headgates.experiments import read_experiment
 from fairseq_headgates.files import decode, lines_of, read_standard_input, read_text, remove_mark
 from fairseq_headgates.heads import parse_mask, read_scores
+from results import curves
 from text import in_blocks
 
 MASK = '{"format": "headgates.heads/1",\n "enc-self": [[1, 0]]}\n'

@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shlex
 import shutil
 from pathlib import Path
@@ -23,13 +24,19 @@ from support.pages import (
     named_options,
     words_of,
 )
+from support.results import translator
 
 import fairseq_headgates
-import swept
 from fairseq_headgates import gate_log
 from fairseq_headgates.evaluation import read_evaluations, results
 from fairseq_headgates.heads import AttentionMap, HeadId, parse_mask, read_scores
+from fairseq_headgates.options import DEFAULTS
 from fairseq_headgates.report import attention
+from results import rows
+from results.translation import SWEEP_FORMAT
+from results.translation import models as swept
+from settings.configure import describe
+from settings.declared import RECIPES
 
 ALL = [block for page in PAGES for block in blocks(page)]
 SHELL = [block for block in ALL if block.language in ("bash", "sh", "shell", "console")]
@@ -232,6 +239,22 @@ def test_commands_that_take_the_options_of_fairseq_generate(command):
     assert command in commands() and "--max-tokens" in headgates_options(command)
 
 
+def test_the_page_of_the_recipes_has_every_setting_of_their_help(tmp_path):
+    runpy.run_path(str(ROOT / "docs" / "generate_options.py"))["write"](tmp_path)
+    tables = {file.stem.removeprefix("settings-"): file.read_text() for file in tmp_path.glob("settings-*.md")}
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert {*re.findall(r"^```\{include\} _generated/settings-(.*)\.md$", page, re.MULTILINE)} == {*tables}
+    for name in ("translation", "language_model", "classification"):
+        said = describe(ROOT / "recipes" / f"{name}.sh", {}, {}).partition("\nto begin with:\n")[2]
+        values = dict(re.findall(r"^  ([A-Z_0-9]+)='?(.*?)'?$", said, re.MULTILINE))
+        rows = dict(re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", tables["every"] + tables[name], re.MULTILINE))
+        assert values.keys() == rows.keys()
+        shown = {setting: row.removesuffix(" *").strip("`") for setting, row in rows.items() if values[setting]}
+        assert shown == {setting: value for setting, value in values.items() if value}
+    own = {setting for recipe in RECIPES.values() for setting in recipe.model_fields.keys() - {*recipe.ARGUMENTS}}
+    assert own == {*re.findall(r"^\| `(\w+)` \|", "".join(tables.values()), re.MULTILINE)}
+
+
 def test_a_link_and_a_file_that_do_not_exist_are_found(tmp_path):
     page = tmp_path / "page.md"
     text = "[a](b.md#c) [d](https://e.f) `recipes/nothing.sh`, tests/none.py. `--gone FILE`\n"
@@ -253,10 +276,10 @@ def test_examples_of_files_can_be_read(block, tmp_path):
     file = tmp_path / "example.json"
     file.write_text(block.text)
     kind = json.loads(block.text)["format"]
-    if kind == swept.FORMAT:  # no program reads it
+    if kind == SWEEP_FORMAT:  # no program reads it
         (shown,) = json.loads(block.text)["models"]
-        scores = {name: [1.0] for name in ("BLEU", "diff", "chrF2", "nll", "parameters", "words_per_second")}
-        (written,) = swept.as_json([swept.Model("x", "all", "l0", {"enc-self": 1.0}, {}, 1.0, scores)])["models"]
+        translator(tmp_path / "baseline", (1, 1, 1))
+        (written,) = swept([rows.read(tmp_path, rows.in_order([], own_control=True), "1", tested=False)])
         assert list(shown) == list(written)
     elif kind == results.FORMAT:
         (found,) = read_evaluations(str(file))
@@ -276,3 +299,17 @@ def test_examples_of_files_can_be_read(block, tmp_path):
         assert attention.attention_json({1: maps}, "data:...") == json.loads(block.text)
     else:
         assert parse_mask(str(file)) if kind == "headgates.heads/1" else read_scores(str(file))
+
+
+def test_the_documentation_has_every_option_and_default(tmp_path):
+    """Each row of the generated tables of options is an option that exists, with its default."""
+    runpy.run_path(str(ROOT / "docs" / "generate_options.py"))["write"](tmp_path)
+    text = "".join((tmp_path / f"{part}.md").read_text(encoding="utf-8") for part in ("model", "criterion"))
+    rows = re.findall(r"^\| `--([a-z0-9-]+)[^|]*` \|.*\| `?([^|`]*)`? \|$", text, re.MULTILINE)
+    said = {name.replace("-", "_"): default for name, default in rows}
+    for name, default in DEFAULTS.items():
+        assert name in said, f"the table has no --{name}"
+        words = {"": "none", "None": "none", "False": "off"}
+        shown = said[name] if not isinstance(default, float) else str(float(said[name]))
+        assert shown == words.get(str(default), str(default)), name
+    assert said["l0_weight"] == "0.0" and said["l0_reduction"] == "sum"

@@ -1,11 +1,9 @@
-"""The recipes for classifiers: tables against independent computation, resumption, bad text and settings."""
+"""The recipes for classifiers: tables against independent computation, resumption, bad text."""
 
 import gzip
 import json
 import random
 import shlex
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,11 +11,12 @@ from scipy.stats import binomtest
 from support.commands import run_program
 from support.recipes import RECIPES, refused, run
 
-from corpora import labelled
+import commands
 
 TINY = {"EMBED": 32, "FFN": 32, "LAYERS": 2, "HEADS": 4, "MAX_POSITIONS": 12, "BPE": 20, "MLM_UPDATES": 4}
 TINY |= {"MLM_WARMUP": 1, "UPDATES": 30, "WARMUP": 3, "LR": 0.01, "BATCH": 16, "PRUNE_UPDATES": 8, "PRUNE_WARMUP": 1}
-TINY |= {"TOKENIZE": "", "STEPS": "0,50", "SENTENCES": 30, "CURVES": "gradient", "GATES": "0.5"}
+TINY |= {"TOKENIZE": "", "STEPS": "0,50", "SENTENCES": 30, "CURVES": "gradient", "RUNS": "=0.5"}
+BOTH = {"RUNS": "=0.5 =0.5@gradient"}
 LABELS = ("not good", "good")
 
 
@@ -88,7 +87,7 @@ def classified(made_once):
         with gzip.open(folder / "raw" / "train.tsv.gz", "wb") as file:
             file.write((folder / "raw" / "train.tsv").read_bytes())
         (folder / "raw" / "train.tsv").unlink()
-        result = run("classification.sh", folder / "raw", folder / "out", **TINY, FINETUNE=1)
+        result = run("classification.sh", folder / "raw", folder / "out", **TINY | BOTH)
         assert result.returncode == 0, result.stdout + result.stderr
         (folder / "printed.txt").write_text(result.stdout)
 
@@ -144,19 +143,25 @@ def test_fairseq_validate_gives_the_same_accuracy(classified, tmp_path):
 def test_a_finished_recipe_prints_the_same_table_and_trains_nothing(classified):
     out, arguments = classified / "out", (classified / "raw", classified / "out")
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    dry = run("classification.sh", "--dry-run", *arguments, **TINY, FINETUNE=1)
-    assert len(dry.stdout.splitlines()) == 1 and "classifier_results.py" in dry.stdout, dry.stdout + dry.stderr
-    again = run("classification.sh", *arguments, **TINY, FINETUNE=1)
+    dry = run("classification.sh", "--dry-run", *arguments, **TINY | BOTH)
+    assert len(dry.stdout.splitlines()) == 1 and "results.table" in dry.stdout, dry.stdout + dry.stderr
+    again = run("classification.sh", *arguments, **TINY | BOTH)
     table = (classified / "printed.txt").read_text().splitlines()[-9:]
     assert again.stdout.splitlines()[-9:] == table and "training" not in again.stdout
     changed = {path.name for path, then in before.items() if path.exists() and path.stat().st_mtime_ns != then}
     assert changed <= {"results.txt", "results.tsv", "results.svg", ".lock"}
-    refused(run("classification.sh", *arguments, **TINY | {"UPDATES": 9}), "was made with other settings", "UPDATES=30")
     refused(
-        run("classification.sh", *arguments, **TINY | {"STEPS": "0,25"}), "was made with other settings", "STEPS=0,50"
+        run("classification.sh", *arguments, **TINY | BOTH | {"UPDATES": 9}),
+        "was made with other settings",
+        "UPDATES=30",
+    )
+    refused(
+        run("classification.sh", *arguments, **TINY | BOTH | {"STEPS": "0,25"}),
+        "was made with other settings",
+        "STEPS=0,50",
     )
     # Without the runs the same folder gives a smaller table.
-    fewer = run("classification.sh", *arguments, **TINY | {"GATES": ""})
+    fewer = run("classification.sh", *arguments, **TINY | {"RUNS": ""})
     assert [line.split()[0] for line in fewer.stdout.splitlines() if "/8 " in line] == ["baseline", "gradient-50%"]
 
 
@@ -232,7 +237,7 @@ def make_mnli(folder):
 @pytest.mark.release
 def test_mnli_goes_from_archives_to_a_table(tmp_path):
     place = make_mnli(tmp_path / "mirror")
-    sizes = TINY | {"CPU": 1, "DISK_GB": 1, "DATA_DIR": place, "GATES": ":0.0015", "MAX_POSITIONS": 40}
+    sizes = TINY | {"CPU": 1, "DISK_GB": 1, "DATA_DIR": place, "RUNS": ":0.0015", "MAX_POSITIONS": 40}
     refused(run("mnli.sh", tmp_path / "other", **sizes | {"LAYERS": 3}), "has other sizes: set LAYERS=2")
     result = run("mnli.sh", tmp_path / "out", **sizes)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -250,10 +255,8 @@ def test_mnli_goes_from_archives_to_a_table(tmp_path):
     gold = truth(out / "raw")
     assert float(table["baseline+"]["accuracy"]) == pytest.approx(100 * sum(map(str.__eq__, labels, gold)) / 7)
     dry = run("mnli.sh", "--dry-run", out, **sizes)
-    assert [shlex.split(line)[1].rpartition("/")[2] for line in dry.stdout.splitlines()] == [
-        "corpora.py",
-        "classifier_results.py",
-    ]
+    programs = [shlex.split(line)[2] for line in dry.stdout.splitlines() if line[0] != "#"]
+    assert programs == ["corpora.get", "results.table"]
 
 
 # --- before anything runs ---------------------------------------------------------------------------------------------
@@ -263,7 +266,8 @@ def test_mnli_goes_from_archives_to_a_table(tmp_path):
 def test_a_dry_run_prints_every_command_and_writes_nothing(recipe, tmp_path):
     raw = [make_text(tmp_path / "raw", 2)] if recipe == "classification.sh" else []
     before = sorted(tmp_path.rglob("*"))
-    result = run(recipe, "--dry-run", *raw, tmp_path / "out", GATES="0.5 :0.1", CURVES="gradient random", FINETUNE=1)
+    given = {"RUNS": "=0.5 :0.1 =0.5@gradient =0.5@random", "CURVES": "gradient random", "DISK_GB": 0}
+    result = run(recipe, "--dry-run", *raw, tmp_path / "out", **given)
     assert result.returncode == 0 and result.stderr == "", result.stderr
     assert sorted(tmp_path.rglob("*")) == before
     commands = result.stdout.splitlines()
@@ -277,7 +281,9 @@ def test_a_dry_run_prints_every_command_and_writes_nothing(recipe, tmp_path):
     assert sum("fairseq-preprocess" in line for line in commands) == (4 if raw else 3)
     assert len(commands) == len(set(commands))
     programs = (
-        ("corpora.py fetch mnli", "pretrained.py roberta.base", "mnli.py") if not raw else ("subword-nmt learn-bpe",)
+        ("corpora.get fetch mnli", "corpora.pretrained roberta.base", "corpora.mnli")
+        if not raw
+        else ("subword-nmt learn-bpe",)
     )
     assert all(program in result.stdout for program in programs)
 
@@ -307,7 +313,7 @@ def test_text_that_cannot_be_read_is_refused(file, content, words, tmp_path, cap
         (raw / file).unlink()
     else:
         (raw / file).write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert labelled.main([str(raw), str(tmp_path / "text")]) == 2
+    assert commands.run("corpora.labelled", str(raw), str(tmp_path / "text")) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert all(word in line for word in words) and not (tmp_path / "text").exists()
 
@@ -315,7 +321,7 @@ def test_text_that_cannot_be_read_is_refused(file, content, words, tmp_path, cap
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("valid.tsv", None, ["valid.tsv[.gz] is missing", "valid (or dev)"]),
+        ("valid.tsv", None, ["valid.tsv[.gz] is missing", "train.tsv, valid.tsv, test.tsv"]),
         ("train.tsv", "", ["train.tsv[.gz] has no text"]),
         ("train.tsv", "a b\tgood\nc d\n", ["train.tsv, line 2 has 1 column:"]),
     ],
@@ -332,7 +338,7 @@ def test_the_recipe_refuses_unreadable_text_in_one_line(file, content, words, tm
 def test_text_is_written_in_columns_with_numbers_of_labels(tmp_path, capsys):
     raw = make_text(tmp_path / "raw", 2)
     (raw / "test.tsv").write_bytes("\ufeffa\u2028b\t c \tgood\r\nd\te\tnot good".encode())
-    assert labelled.main([str(raw), str(tmp_path / "text")]) == 0
+    assert commands.run("corpora.labelled", str(raw), str(tmp_path / "text")) == 0
     assert "test: 2 pairs: 'good' 1, 'not good' 1\n" in capsys.readouterr().out
     assert (tmp_path / "text" / "labels.txt").read_text() == "good\nnot good\n"
     read = {path.name: path.read_text() for path in (tmp_path / "text").iterdir()}
@@ -359,8 +365,3 @@ def test_text_is_written_in_columns_with_numbers_of_labels(tmp_path, capsys):
 def test_the_recipe_refuses_invalid_settings_before_it_writes(given, words, tmp_path):
     refused(run("classification.sh", make_text(tmp_path / "raw"), tmp_path / "out", **TINY | given), *words)
     assert not (tmp_path / "out").exists()
-
-
-def test_results_of_a_folder_without_them_are_refused(tmp_path):
-    command = [sys.executable, str(RECIPES / "lib" / "classifier_results.py"), str(tmp_path)]
-    refused(subprocess.run(command, capture_output=True, text=True, check=False), "has no complete results")

@@ -63,7 +63,7 @@ def has_a_report(out):
 def resumes(out, printed):
     """With everything there and after a loss in the middle: the same table."""
     (out / "all_heads0.25" / "test.hyp").unlink()
-    (out / "all_heads0.25" / "scores.json").unlink()
+    (out / "all_heads0.25" / "evaluation.json").unlink()
     again = run("demo.sh", out)
     tables = [text[text.index("\nmodel ") :].partition("chrF2:")[0] for text in (printed, again.stdout)]
     assert tables[0] == tables[1] and again.stdout.splitlines()[-2:] == printed.splitlines()[-2:]

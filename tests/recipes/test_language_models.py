@@ -1,23 +1,19 @@
 """The recipes for language models: settings, programs, and whole runs on a small text."""
 
-import json
 import math
 import random
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from fairseq import checkpoint_utils, options
-from matplotlib.figure import Figure
 from support.miniature import save, zipped
 from support.recipes import RECIPES, refused
 from support.recipes import run as run_recipe
 
-import language_model_results as results
-import perplexity
+from fairseq_headgates.evaluation import read_evaluations
 from fairseq_headgates.models import TransformerLMHeadGatesModel  # noqa: F401  (registers the architectures)
 
 WORDS = ["ba", "co", "dufa", "fi", "bido", "cacode", "e"]
@@ -80,7 +76,7 @@ def trainings(result):
 
 
 def test_a_dry_run_prints_every_command_and_writes_nothing(text, tmp_path):
-    result = run_recipe("language_model.sh", "--dry-run", text, tmp_path / "out", LAMBDAS="0.1 0.3", SEEDS="3 5")
+    result = run_recipe("language_model.sh", "--dry-run", text, tmp_path / "out", RUNS=":0.1 :0.3", SEEDS="3 5")
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
     names = [f"seed{seed}/{name}" for seed in (3, 5) for name in ("baseline", "baseline+", "lambda0.1", "lambda0.3")]
     commands = trainings(result)
@@ -92,7 +88,7 @@ def test_a_dry_run_prints_every_command_and_writes_nothing(text, tmp_path):
     starts = [words[words.index("--finetune-from-model") + 1] for words in commands if "--finetune-from-model" in words]
     assert starts == [f"{tmp_path}/out/seed{seed}/baseline/checkpoint_best.pt" for seed in (3, 3, 3, 5, 5, 5)]
     assert not {"--gate-init", "--l0-warmup-updates", "--gate-hard", "--gate-output-scale"} & set(commands[2])
-    for program in ("subword-nmt learn-bpe", "fairseq-preprocess --only-source", "fairseq-eval-lm", "lm_speed.py"):
+    for program in ("subword-nmt learn-bpe", "fairseq-preprocess --only-source", "headgates evaluate", "--speed"):
         assert program in result.stdout
     assert "subword-nmt" not in run_recipe("language_model.sh", "--dry-run", text, tmp_path / "out", BPE=0).stdout
 
@@ -106,7 +102,7 @@ def test_the_techniques_of_shim_are_the_default_with_all_attention(text, tmp_pat
 def test_wikitext103_trains_the_preset(tmp_path):
     """Every option of the model equals that of transformer_lm_all_attention_wt103."""
     result = run_recipe("wikitext103.sh", "--dry-run", tmp_path / "out")
-    assert list(tmp_path.iterdir()) == [] and "corpora.py fetch wikitext-103" in result.stdout
+    assert list(tmp_path.iterdir()) == [] and "corpora.get fetch wikitext-103" in result.stdout
     commands = trainings(result)
     assert [words[words.index("--l0-weight") + 1] for words in commands[2:]] == ["0.01", "0.015", "0.02"]
     gated = commands[2]
@@ -131,7 +127,8 @@ def test_wikitext103_trains_the_preset(tmp_path):
 )
 def test_an_update_has_the_same_tokens_on_any_number_of_workers(tokens, workers, limit, expected):
     given = f"workers={workers} TOKENS_PER_UPDATE={tokens} MAX_TOKENS={limit} TOKENS_PER_SAMPLE=192"
-    script = f"source {RECIPES}/lib/language_models.sh; {given}; blocks_of_update; echo $MAX_TOKENS $UPDATE_FREQ"
+    function = f"$(sed -n '/^blocks_of_update() {{/,/^}}/p' {RECIPES}/language_model.sh)"
+    script = f'eval "{function}"; {given}; blocks_of_update; echo $MAX_TOKENS $UPDATE_FREQ'
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == expected
 
@@ -141,111 +138,9 @@ def test_an_update_has_the_same_tokens_on_any_number_of_workers(tokens, workers,
 
 def test_words_are_those_that_fairseq_reads():
     raw = "a  b\tc\r\n\n d\u00a0e\u2028f\x85g \x1c h\ri\nlast".encode()
-    command = [sys.executable, str(RECIPES / "lib" / "words.py")]
+    command = [sys.executable, str(RECIPES / "lib"), "text.lines", "words"]
     done = subprocess.run(command, input=raw, capture_output=True, check=True)
     assert done.stdout.decode() == "a b c\n\nd e f g h i\nlast\n"
-
-
-LOG = "x | Evaluated {:,} tokens in 0.1s (1.00 tokens/s)\nx | Loss (base 2): {}, Perplexity: 1\n"
-
-
-@pytest.fixture
-def evaluated(tmp_path):
-    """The arguments of perplexity.py: five words and two ends of lines are nine tokens."""
-    for name, content in (
-        ("words", "ab c d\n\ne f\n"),
-        ("bpe", "a@@ b c d\n\ne <unk>\n"),
-        ("dict.txt", "a@@ 9\nc 1\ne 1\n"),
-    ):
-        (tmp_path / name).write_text(content)
-    (tmp_path / "log").write_text(LOG.format(1, "nan") + LOG.format(9, "2.5"))
-    return [tmp_path / name for name in ("log", "words", "bpe", "dict.txt")]
-
-
-def test_perplexity_per_word_does_not_depend_on_the_segmentation(evaluated):
-    found = perplexity.perplexity(*evaluated)
-    assert (found["tokens"], found["unknown"], found["words"], found["loss"]) == (9, 3, 8, 2.5)
-    assert found["perplexity"] == pytest.approx(2**2.5) and found["perplexity_per_word"] == pytest.approx(
-        2 ** (22.5 / 8)
-    )
-
-
-@pytest.mark.parametrize(
-    ("log", "words"),
-    [
-        ("", "has no loss"),
-        (LOG.format(9, "nan"), "the loss is nan"),
-        (LOG.format(8, "1"), "evaluated 8 of the 9 tokens"),
-    ],
-)
-def test_an_evaluation_of_other_tokens_is_refused(log, words, evaluated, capsys):
-    evaluated[0].write_text(log)
-    names = ["", "--text", "--encoded", "--dictionary"]
-    argv = [str(word) for pair in zip(names, evaluated, strict=True) for word in pair if word]
-    assert perplexity.main(argv) == 2
-    said = capsys.readouterr().err
-    assert words in said and said.count("\n") == 1
-
-
-def finished(folder, kept, loss, speed=100.0):
-    """Write the files of a finished model with a text of 10 tokens and 5 words."""
-    folder.mkdir(parents=True)
-    heads = {"heads": {"dec-self": [kept, 16], "total": [kept, 16]}, "parameters": 1_234_567}
-    (folder / "heads.json").write_text(json.dumps(heads))
-    found = {"tokens": 10, "unknown": 1, "words": 5, "loss": loss}
-    found |= {"perplexity": 2**loss, "perplexity_per_word": 4**loss}
-    for subset in ("valid", "test"):
-        (folder / f"{subset}.json").write_text(json.dumps(found))
-    (folder / "speed.json").write_text(json.dumps({"tokens_per_second": speed}))
-    return str(folder)
-
-
-def test_the_table_of_one_seed_with_the_heads_of_the_paper(tmp_path, capsys):
-    folders = [
-        finished(tmp_path / name, kept, 2) for name, kept in (("baseline", 16), ("lambda0.010", 7), ("lambda1", 0))
-    ]
-    assert results.main([*folders, "--paper", "shim", "--bpe", "2000", "--tsv", str(tmp_path / "t.tsv")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line.split() for line in lines]
-    assert rows[0] == ["model", "heads", "paper", "params", "valid", "test", "valid/word", "test/word", "tokens/s"]
-    assert rows[2] == ["baseline", "16/16", "128/128", "1.23M", "4.00", "4.00", "16.00", "16.00", "100"]
-    assert [row[:3] for row in rows[3:5]] == [["lambda0.010", "7/16", "106/128"], ["lambda1", "0/16", "-"]]
-    assert "valid set: 10 tokens, 5 words, 10.00% unknown tokens" in lines and "BPE, 2,000 merges" in lines[5]
-    table = [line.split("\t") for line in (tmp_path / "t.tsv").read_text().splitlines()]
-    assert [row[0] for row in table[1:]] == ["baseline", "lambda0.010", "lambda1"] and table[2][-1] == "106/128"
-
-
-def test_the_table_of_several_seeds_has_means_and_ranges(tmp_path, capsys):
-    folders = [finished(tmp_path / f"seed{seed}" / "lambda0.1", 4 + seed, seed, 1000 * seed) for seed in (1, 2)]
-    assert results.main([*folders, "--tsv", str(tmp_path / "t.tsv"), "--plot", str(tmp_path / "t.svg")]) == 0
-    cells = capsys.readouterr().out.splitlines()[2].split("  ")
-    found = [cell.strip() for cell in cells if cell.strip()]
-    assert found[1:4] == ["5.5/16 (5..6)", "1.23M", "3.00 (2.00..4.00)"]
-    assert found[-2:] == ["10.00 (4.00..16.00)", "1,500 (1,000..2,000)"]
-    assert [line.split("\t")[1] for line in (tmp_path / "t.tsv").read_text().splitlines()] == ["seed", "1", "2"]
-    assert "perplexity per word (test)" in (tmp_path / "t.svg").read_text()
-
-
-def test_the_plot_shows_gated_models_as_a_line_and_others_as_horizontal_ones(tmp_path):
-    folders = [
-        finished(tmp_path / f"seed{seed}" / name, kept - seed, loss + seed)
-        for seed in (1, 2)
-        for name, kept, loss in (("baseline", 16, 1), ("lambda0.1", 9, 2), ("lambda1", 4, 3))
-    ]
-    axes = Figure().subplots()
-    results.plot(results.read([Path(folder) for folder in folders], "-", speed=True)).draw(axes)
-    assert axes.containers[0].lines[0].get_xydata().tolist() == [
-        [2.5, (4**4 + 4**5) / 2],
-        [7.5, (4**3 + 4**4) / 2],
-    ]  # 4 to the power of the loss per word
-    assert [line.get_ydata()[0] for line in axes.lines if line.get_xdata()[-1] == 1] == [(4**2 + 4**3) / 2]
-
-
-def test_an_unfinished_model_is_refused(tmp_path, capsys):
-    folder = finished(tmp_path / "baseline", 4, 1)
-    (tmp_path / "baseline" / "test.json").write_text('{"loss": 1}')
-    assert results.main([folder]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 # --- whole recipes --------------------------------------------------------------------------------------------------
@@ -279,13 +174,13 @@ def assert_table_is_true(result, out, checkpoints, **reading):
     assert [name for name in checkpoints if name not in table] == []
     for name, checkpoint in checkpoints.items():
         row = dict(zip(columns, table[name], strict=True))
+        [evaluation] = read_evaluations(str(out / name / "evaluation.json"))
         for split in ("valid", "test"):
             loss, tokens, words = own_loss(out, out / name / checkpoint, split, **reading)
             assert float(row[split]) == pytest.approx(2**loss, rel=2e-4, abs=0.006)  # two decimals
             assert float(row[f"{split}/word"]) == pytest.approx(2 ** (loss * tokens / words), rel=1e-3, abs=0.006)
-            assert json.loads((out / name / f"{split}.json").read_text())["tokens"] == tokens
-        shown = json.loads((out / name / "heads.json").read_text())["heads"]["total"]
-        assert row["heads"] == "{}/{}".format(*shown) and int(row["tokens/s"].replace(",", "")) > 0
+            assert evaluation.losses[split].tokens == tokens
+        assert row["heads"] == "{}/{}".format(*evaluation.heads["total"]) and int(row["tokens/s"].replace(",", "")) > 0
     return table
 
 
@@ -296,12 +191,9 @@ def assert_repeating_does_nothing(recipe, arguments, given, printed):
     assert again.stdout.splitlines()[-10:] == printed.splitlines()[-10:]
     changed = {path.name for path, then in before.items() if not path.exists() or path.stat().st_mtime_ns != then}
     assert changed <= {"results.txt", "results.tsv", "results.svg", ".lock"}
-    dry = [
-        line
-        for line in run_recipe(recipe, "--dry-run", *arguments, **given).stdout.splitlines()
-        if "corpora" not in line
-    ]
-    assert len(dry) == 1 and "language_model_results.py" in dry[0]
+    dry = run_recipe(recipe, "--dry-run", *arguments, **given).stdout.splitlines()
+    [left] = [line for line in dry if "corpora" not in line and line[0] != "#"]
+    assert "results.table" in left
 
 
 @pytest.mark.rehearsal
@@ -309,7 +201,7 @@ def assert_repeating_does_nothing(recipe, arguments, given, printed):
 def test_the_language_model_recipe_prints_a_correct_table(arch, text, tmp_path):
     """Gates that close within four updates; perplexities as computed here; the second run does nothing."""
     out = tmp_path / "out"
-    given = TINY | {"ARCH": arch, "BPE": 10, "LAMBDAS": 50, "GATE_LR_SCALE": 1000, "L0_WARMUP": 1}
+    given = TINY | {"ARCH": arch, "BPE": 10, "RUNS": ":50", "GATE_LR_SCALE": 1000, "L0_WARMUP": 1}
     given |= {"STREAM_BLOCKS": 3} if arch == ALL else {}
     result = run_recipe("language_model.sh", text, out, **given)
     checkpoints = {"baseline": "checkpoint_best.pt", "baseline+": "checkpoint_last.pt", "lambda50": "pruned.pt"}
@@ -333,7 +225,7 @@ def test_wikitext103_goes_from_the_archive_to_the_heads_of_the_paper(tmp_path):
         "MEM_LEN": 16,
         "PERSISTENT_VECTORS": 4,
     }
-    given |= {"TOKENS_PER_UPDATE": 320, "SAVE_EVERY": 3, "LAMBDAS": "0.015", "L0_WARMUP": 2, "MIN_LR": 0.001}
+    given |= {"TOKENS_PER_UPDATE": 320, "SAVE_EVERY": 3, "RUNS": ":0.015", "L0_WARMUP": 2, "MIN_LR": 0.001}
     result = run_recipe("wikitext103.sh", out, **given)
     assert "train: 300 lines" in result.stdout
     checkpoints = dict.fromkeys(("baseline", "baseline+"), "checkpoint_last.pt") | {"lambda0.015": "pruned.pt"}

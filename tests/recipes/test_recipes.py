@@ -1,37 +1,34 @@
-"""The recipes as a user runs them, and the tables of options in the documentation."""
+"""The recipe for translation as a user runs it."""
 
 import gzip
 import json
 import os
-import re
-import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.recipes import RECIPES, ROOT, first_lines, make_corpus, refused, run
+from support.commands import USER_DIR
+from support.recipes import first_lines, make_corpus, refused, run, shell
 
-from fairseq_headgates.options import DEFAULTS
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
-@pytest.mark.parametrize(("split", "language", "side"), [("valid", "en", "source"), ("test", "de", "target")])
-def test_a_line_that_is_too_long_for_the_model_is_refused_before_the_training(split, language, side, raw, tmp_path):
+def translated(raw, out, *options, **settings):
+    return run("translation.sh", *options, raw, out, "en", "de", **settings)
+
+
+def test_a_line_that_is_too_long_for_the_model_is_refused_before_the_training(raw, tmp_path):
     out = tmp_path / "out"
-    text = out / "text"
-    text.mkdir(parents=True)  # the stages before
-    for part in (f"{name}.{stage}" for name in ("train", "valid", "test") for stage in ("tok", "bpe")):
-        for each in ("en", "de"):
-            (text / f"{part}.{each}").write_text("a b\n" * 3)
-    for name in ("train.both", "codes.en", "codes.de"):
-        (text / name).write_text("a b\n")
-    (text / f"{split}.bpe.{language}").write_text("a b\n" + "a " * 1024 + "\na b\n")
-    refused(
-        run("translation.sh", raw, out, "en", "de", PRETOKENIZED=1, RUNS=""),
-        f"line 2 of the {split} set has 1024 tokens in {language}",
-        f"--max-{side}-positions 1025 to TRAIN_FLAGS",
-        "take another OUT_DIR",
-    )
+    stages = [f"{name}.{stage}" for name in ("train", "valid", "test") for stage in ("tok", "bpe")]
+    for name in [*(f"{stage}.{language}" for stage in stages for language in ("en", "de")), "train.both"]:
+        write(out / "text" / name, "a b\n" * 3)
+    for language in ("en", "de"):
+        write(out / "text" / f"codes.{language}", "a b\n")
+    write(out / "text" / "test.bpe.de", "a b\n" + "a " * 1024 + "\na b\n")
+    words = ["line 2 of the test set has 1024 tokens in de", "--max-target-positions 1025 to TRAIN_FLAGS"]
+    refused(translated(raw, out, PRETOKENIZED=1, RUNS=""), *words, "take another OUT_DIR")
     assert not (out / "data-bin").exists() and not (out / "baseline").exists()
 
 
@@ -49,11 +46,9 @@ def test_a_line_that_is_too_long_for_the_model_is_refused_before_the_training(sp
 def test_the_longest_line_that_the_model_takes(tokens, flags, fits, tmp_path):
     for split in ("valid", "test"):
         (tmp_path / f"{split}.bpe.en").write_text("a b\n" + "a " * tokens + "\n")
-    shell = f"""
-        recipes={RECIPES}; source $recipes/lib/common.sh; source $recipes/lib/models.sh
-        text={tmp_path}; train_flags=({flags}); need_short_lines source en"""
-    result = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
-    assert (result.returncode == 0) == fits and ("line 2" in result.stderr) != fits
+    text = f"text={tmp_path}; train_flags=({flags}); need_short_lines source en"
+    result = shell(f'source "$recipes/lib/translation.sh"; {text}', check=False)
+    assert (result.returncode == 0) == fits and ("line 2" in result.stderr) != fits, result.stderr
 
 
 @pytest.mark.parametrize(("selection", "checkpoint"), [("bleu", "checkpoint_best.pt"), ("last", "checkpoint_last.pt")])
@@ -62,72 +57,42 @@ def test_only_selection_bleu_adds_eval_bleu_to_training(selection, checkpoint, r
     result = run("translation.sh", "--dry-run", raw, tmp_path / "out", "en", "de", **settings)
     assert ("--eval-bleu" in result.stdout) == (selection == "bleu")
     assert f"baseline/{checkpoint}" in result.stdout
-    settings["SELECTION"] = "loss"
-    refused(run("translation.sh", raw, tmp_path / "out", "en", "de", **settings), "'loss' must be bleu or last")
-
-
-def test_translation_refuses_a_missing_file(raw, tmp_path):
-    (raw / "valid.de").unlink()
-    refused(run("translation.sh", raw, tmp_path / "out", "en", "de"), "valid.de", "is missing", "train, valid and test")
-    assert not (tmp_path / "out").exists()
-
-
-def test_translation_refuses_to_mix_settings(raw, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "settings.txt").write_text("SRC=en TGT=fr\n")
-    refused(run("translation.sh", raw, tmp_path / "out", "en", "de"), "was made with other settings", "TGT=fr")
-    changed = run("translation.sh", raw, tmp_path / "out", "en", "de", UNTIED=1)
-    refused(changed, "was made with other settings (", "without UNTIED")
 
 
 @pytest.mark.parametrize(
     ("settings", "files", "words"),
     [
-        ({"LENPEN": 0.6}, {"generation.txt": "BEAM=4 LENPEN=1\n"}, ["other settings", "LENPEN=1"]),
-        ({"METRIC": "true b"}, {"metric.metric.txt": "true a\n"}, ["METRIC_NAME='metric'", "true a", "choose another"]),
-        ({}, {"text/raw.txt": "train.en: 7 bytes\n"}, ["OUT_DIR was made from other text (train.en: 7 bytes)"]),
+        ({"SELECTION": "loss"}, {}, ["SELECTION='loss' must be bleu or last"]),
+        (
+            {"UNTIED": 1},
+            {"out/settings.txt": "SRC=en TGT=fr\n"},
+            ["was made with other settings (TGT=fr", "without UNTIED"],
+        ),
+        ({"LENPEN": 0.6}, {"out/generation.txt": "BEAM=4 LENPEN=1\n"}, ["made with other settings (LENPEN=1)"]),
+        ({"METRIC": "true b"}, {"out/metric.metric.txt": "true a\n"}, ["METRIC_NAME='metric'", "true a", "another"]),
+        ({}, {"out/text/raw.txt": "train.en: 7 bytes\n"}, ["OUT_DIR was made from other text (train.en: 7 bytes)"]),
+        ({}, {"raw/valid.de": ""}, ["raw/valid.de[.gz] has no text"]),
+        ({"LAUNCHER": "srun python3"}, {}, ["WORKERS", "srun"]),
     ],
 )
-def test_translation_refuses_to_mix_results(settings, files, words, raw, tmp_path):
+def test_translation_refuses_other_settings_and_text(settings, files, words, raw, tmp_path):
     for name, content in files.items():
-        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "out" / name).write_text(content)
-    refused(run("translation.sh", raw, tmp_path / "out", "en", "de", **settings), *words)
+        write(tmp_path / name, content)
+    refused(translated(raw, tmp_path / "out", **settings), *words)
+    assert not list(tmp_path.glob("out/text/*.tok.*"))
 
 
-def test_text_that_is_not_utf8_is_refused_and_corrected_text_is_read(raw, tmp_path):
-    good = (raw / "train.de").read_bytes()
-    (raw / "train.de").write_bytes("schön\n".encode("latin-1") * 3)
-    result = run("translation.sh", raw, tmp_path / "out", "en", "de", PRETOKENIZED=1)
-    refused(result, f"{raw}/train.de[.gz] is not UTF-8")
-    (raw / "train.de").write_bytes(good[: good.index(b"\n") + 1])
-    result = run("translation.sh", raw, tmp_path / "out", "en", "de", PRETOKENIZED=1)
-    refused(result, "train has 3 lines in en but 1 in de")  # the corrected text is read
-
-
-def test_translation_refuses_a_wrong_number_of_arguments(tmp_path):
-    refused(run("translation.sh", tmp_path), "got 1 arguments, needs 4")
-
-
-def test_results_are_compared_with_their_control(tmp_path):
-    p = {"control": "baseline+", **{name: {"p": 0.0213, "signature": "x"} for name in ("BLEU", "chrF2")}}
-    for name, alive, bleu in (("baseline", 4, 28.0), ("gated", 1, 29.5), ("baseline+", 4, 30.0)):
-        folder = tmp_path / name
-        folder.mkdir()
-        heads = {"heads": {"enc-self": [alive, 4], "total": [alive, 4]}, "parameters": 1_234_567 * alive}
-        scores = [{"name": n, "score": s, "signature": "x"} for n, s in (("BLEU", bleu), ("chrF2", 55.5))]
-        (folder / "heads.json").write_text(json.dumps(heads))
-        (folder / "scores.json").write_text(json.dumps(scores))
-        (folder / "nll.json").write_text('{"nll": 2.089}')
-        if name != "baseline+":
-            (folder / "significance.json").write_text(json.dumps(p))
-    folders = [str(tmp_path / name) for name in ("baseline", "gated", "baseline+")]
-    command = [sys.executable, str(RECIPES / "lib" / "results.py"), *folders]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert lines[0].split() == ["model", "enc-self", "total", "params", "BLEU", "diff", "p", "chrF", "nll"]
-    assert lines[2].split()[4:7] == ["28.00", "-2.00", "0.021"]
-    assert lines[3].split()[:1] + lines[3].split()[5:7] == ["baseline+", "+0.00", "-"]
-    assert lines[4].split() == ["gated", "1/4", "1/4", "1.23M", "29.50", "-0.50", "0.021", "55.50", "2.089"]
+def test_sides_of_different_length_are_refused_and_corrected_text_is_read(raw, tmp_path):
+    good = (raw / "train.de").read_text()
+    (raw / "train.de").write_text(good.partition("\n")[0])
+    settings = {"PRETOKENIZED": 1, "BPE": 2, "HEADGATES": USER_DIR, "TRAIN_FLAGS": "--max-source-positions 1"}
+    refused(translated(raw, tmp_path / "out", **settings), "train has 3 lines in en but 1 in de")
+    (raw / "train.de").write_text(good)
+    refused(
+        translated(raw, tmp_path / "out", **settings),
+        "line 1 of the valid set has",
+        "tokens in en, and the model takes 0",
+    )
 
 
 TINY = {"EMBED": 16, "FFN": 16, "LAYERS": 1, "HEADS": 2, "BPE": 200, "WARMUP": 2, "LR": 0.01, "MAX_TOKENS": 400}
@@ -165,7 +130,7 @@ def test_every_method_keeps_exactly_the_requested_number_of_heads(tmp_path):
     assert "num_updates 3 | lr 0.006" in first and "num_updates 6 | lr 0 " in second
     assert f"Loaded checkpoint {folder}/checkpoint_last.pt (epoch 1 @ 3 updates)" in second
     dry = run("translation.sh", "--dry-run", tmp_path / "raw", tmp_path / "out", "en", "ru", **settings)
-    assert len(dry.stdout.splitlines()) == 1 and "results.py" in dry.stdout  # nothing is left to do but the table
+    assert len(dry.stdout.splitlines()) == 1 and "results.table" in dry.stdout  # nothing is left to do but the table
     # Another choice of these runs has another control of the baseline, or none.
     for runs, names in (
         ("enc-self=1@iterative", ["baseline", "baseline+frozen", "enc-self_heads1_iterative"]),
@@ -199,7 +164,7 @@ def test_a_sweep_trains_models_side_by_side(tmp_path):
     for name in names[:-1]:
         assert sum(f"training {name} " in log for log in logs) == 1
     dry = run("translation.sh", "--dry-run", *arguments, **settings | {"RUNS": "all:0.1 all=3 all=3@gradient-only"})
-    assert len(dry.stdout.splitlines()) == 1 and "results.py" in dry.stdout
+    assert len(dry.stdout.splitlines()) == 1 and "results.table" in dry.stdout
 
 
 @pytest.mark.rehearsal
@@ -241,17 +206,3 @@ def test_translation_goes_from_raw_text_to_a_table(tmp_path):
     assert rows["baseline"] == rows["dec-enc_lambda0.01"] == ["2/2", "2/2", "2/2"]
     hypotheses = (tmp_path / "out" / "baseline" / "test.hyp").read_text(encoding="utf-8")
     assert hypotheses.count("\n") == 9  # no multiple of 8: none may be lost
-
-
-def test_the_documentation_has_every_option_and_default(tmp_path):
-    """Each row of the generated tables of options is an option that exists, with its default."""
-    runpy.run_path(str(ROOT / "docs" / "generate_options.py"))["write"](tmp_path)
-    text = "".join((tmp_path / f"{part}.md").read_text(encoding="utf-8") for part in ("model", "criterion"))
-    rows = re.findall(r"^\| `--([a-z0-9-]+)[^|]*` \|.*\| `?([^|`]*)`? \|$", text, re.MULTILINE)
-    said = {name.replace("-", "_"): default for name, default in rows}
-    for name, default in DEFAULTS.items():
-        assert name in said, f"the table has no --{name}"
-        words = {"": "none", "None": "none", "False": "off"}
-        shown = said[name] if not isinstance(default, float) else str(float(said[name]))
-        assert shown == words.get(str(default), str(default)), name
-    assert said["l0_weight"] == "0.0" and said["l0_reduction"] == "sum"

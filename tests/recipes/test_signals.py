@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a recipe ends with everything it has started, in one line, and the same line goes on."""
+"""Ctrl-C and signals: a recipe ends with everything it has started, in one line, and the same command resumes it."""
 
 import contextlib
 import itertools
@@ -105,7 +105,7 @@ def waiting(tmp_path):
     return waiting
 
 
-PROGRAMS = "sacremoses", "subword-nmt", "fairseq-preprocess"
+PROGRAMS = "headgates", "sacremoses", "subword-nmt", "fairseq-preprocess"
 
 
 def make_text(folder, stages):
@@ -121,10 +121,10 @@ def make_text(folder, stages):
 @pytest.mark.parametrize(
     ("program", "how"), sampled(itertools.product(PROGRAMS, ("ctrl-c", "SIGTERM", "SIGUSR1")), every=4)
 )
-def test_a_signal_ends_the_preparation_of_text(program, how, raw, tmp_path, waiting):
-    settings = TINY | {"PRETOKENIZED": int(program != "sacremoses")}
-    env, started = waiting(program, **settings)
-    make_text(tmp_path / "out" / "text", ["tok", "bpe"][: PROGRAMS.index(program)])
+def test_a_signal_ends_the_start_of_a_recipe_and_the_preparation_of_text(program, how, raw, tmp_path, waiting):
+    settings = {"PRETOKENIZED": int(program != "sacremoses"), "HEADGATES": PLUGIN if program != "headgates" else ""}
+    env, started = waiting(program, **TINY | settings)
+    make_text(tmp_path / "out" / "text", ["tok", "bpe"][: max(PROGRAMS.index(program) - 1, 0)])
     recipe = Terminal("translation.sh", raw, tmp_path / "out", "en", "de", env=env)
     recipe.wait_for(started.exists)
     recipe.press_ctrl_c() if how == "ctrl-c" else os.kill(recipe.pid, getattr(signal, how))
@@ -132,16 +132,6 @@ def test_a_signal_ends_the_preparation_of_text(program, how, raw, tmp_path, wait
     assert recipe.finish() == 75 and time.monotonic() - begun < 10
     said = [line for line in recipe.output.replace("^C", "").splitlines() if "tokenising" not in line]
     assert said == [STOPPED]
-    assert_nothing_left(recipe.pid)
-
-
-def test_a_signal_ends_the_start_of_a_recipe(raw, tmp_path, waiting):
-    env, started = waiting("headgates", **{**TINY, "HEADGATES": ""})
-    recipe = Terminal("translation.sh", raw, tmp_path / "out", "en", "de", env=env)
-    recipe.wait_for(started.exists)
-    recipe.press_ctrl_c()
-    assert recipe.finish() == 75
-    assert recipe.output.replace("^C", "").splitlines() == [STOPPED]
     assert_nothing_left(recipe.pid)
 
 
@@ -163,7 +153,7 @@ def test_a_signal_ends_a_recipe_inside_a_recipe(how, tmp_path, waiting):
 
 @pytest.mark.rehearsal
 def test_ctrl_c_stops_a_training_with_a_checkpoint(tmp_path):
-    """While it starts, in the middle (also by the file `stop`), and in generation; the results are those without."""
+    """While it starts, in the middle (also by the file `stop`) and in the evaluation; the results are the same."""
     make_corpus(tmp_path / "raw")
     settings = TINY | {"UPDATES": 200, "SAVE_EVERY": 100, "MAX_TOKENS": 400, "WARMUP": 2, "LR": 0.01}
     out = tmp_path / "out"
@@ -187,7 +177,7 @@ def test_ctrl_c_stops_a_training_with_a_checkpoint(tmp_path):
         printed = stopped(lambda _, before=before: "begin training epoch" in log.read_text()[before:], stop)
         assert "has saved a checkpoint" in printed
         assert log.read_text().count("stopped at update") == stops
-    stopped(lambda recipe: "translating the test set" in recipe.output)
+    stopped(lambda recipe: "evaluating baseline" in recipe.output)
     assert (out / "baseline" / "finished").exists()
     again = run(*arguments, **settings)
     assert again.returncode == 0 and "training" not in again.stdout, again.stdout + again.stderr

@@ -62,6 +62,7 @@ def test_slurm_counts_the_gpus_that_nvidia_smi_shows(slurm, eight_gpus):
         ({"SLURM_NTASKS": 16, "SLURM_GPUS_ON_NODE": 8, "SLURM_GPUS_PER_TASK": 1}, "--gpus-per-node"),
         ({"SLURM_NTASKS": 2, "SLURM_GPUS_ON_NODE": 0}, "one task on each of 2 machines without GPUs"),
         ({"SLURM_NTASKS": 2, "SLURM_GPUS_ON_NODE": 8, "GPUS": 4}, "GPUS=4"),
+        ({"SLURM_JOB_ID": ""}, "run it with sbatch"),
     ],
 )
 def test_slurm_refuses_tasks_that_fairseq_cannot_use(variables, words, slurm, tmp_path):

@@ -1,4 +1,4 @@
-"""The miniature mirrors of recipes/mirror.py, with the functions that make their parts."""
+"""The miniature mirrors of support/mirror.py, with the functions that make their parts."""
 
 from support.miniature import gz, lines, sides, tgz, zipped
 from support.miniature_subtitles import ALIGNMENT, SUBTITLES, make_subtitles_mirror

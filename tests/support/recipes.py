@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import shutil
 import subprocess
 import sys
@@ -41,16 +42,21 @@ def call(program: str, *arguments: object) -> int:
         return commands.run(program, *map(str, arguments))
     except SystemExit as stop:
         return int(stop.code or 0)
+    finally:
+        logging.disable(logging.NOTSET)  # text.batches disables it
 
 
 @pytest.fixture
 def refuses(capsys):
-    """refuses(program, *arguments, words=...): exit code 2, one line on stderr that has all words, nothing on stdout."""
+    """refuses(program, *arguments, words=..., printed=""): exit code 2, one line on stderr that has all words.
 
-    def refuses(program, *arguments, words):
+    On stdout it prints nothing, or with None anything.
+    """
+
+    def refuses(program, *arguments, words, printed=""):
         code = call(program, *arguments)
         out, err = capsys.readouterr()
-        assert (code, out) == (2, ""), err
+        assert code == 2 and printed in (out, None), err
         assert err.startswith(f"{program}: ") and err.count("\n") == 1, err
         assert all(str(word) in err for word in ([words] if isinstance(words, str) else words)), err
 

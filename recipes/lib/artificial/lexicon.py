@@ -1,4 +1,4 @@
-"""The words of the artificial corpus, read from data/lexicon/*.tsv (format: recipes/README.md)."""
+"""The words of the artificial corpus, read from data/lexicon/*.tsv (format: README.md there)."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ FAIRSEQ = "dl.fbaipublicfiles.com"
 
 
 def mnli() -> list[Corpus]:
-    """MNLI as in GLUE, with the BPE of GPT-2, which RoBERTa reads; lib/mnli.py unpacks and encodes it."""
+    """MNLI as in GLUE, with the BPE of GPT-2, which RoBERTa reads; corpora.mnli unpacks and encodes it."""
     return [
         Corpus("mnli", Source("MNLI.zip", f"https://{FAIRSEQ}/glue/data/MNLI.zip"), no_text),
         *(
@@ -150,7 +150,7 @@ def collection(name: str) -> list[Corpus]:
 def languages(name: str) -> tuple[str, ...]:
     """Return the endings of the files of a collection: both languages, or txt for text that is not parallel."""
     if name == "mnli":
-        raise Refused("mnli is no parallel text: recipes/lib/mnli.py unpacks it")
+        raise Refused("mnli is no parallel text: `recipes/lib corpora.mnli` unpacks it")
     if name == "wikitext-103":
         return ("txt",)
     source, target = name.partition(":")[0].split("-")[-2:]

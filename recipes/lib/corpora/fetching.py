@@ -4,7 +4,7 @@ A folder or a mirror is laid out `<host>/<path>` as the addresses are (`wget -x`
 may also have its bare name. curl downloads what a folder does not contain: all files at once, to NAME.part, resuming
 where an earlier attempt stopped; then those that failed, or are not what they should be, from their next address.
 
-Three places may give the checksum of a file: manifest.tsv (lib/manifest.py), SHA256SUMS in the folder or mirror, and
+Three places may give the checksum of a file: manifest.tsv (manifest.py), SHA256SUMS in the folder or mirror, and
 sacrebleu's MD5 sums. A file is recorded in the manifest when its checksums are right and it could be read to its end.
 """
 

@@ -16,6 +16,7 @@ import gzip
 import random
 import zlib
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from commands import ArgumentParser, Refused, shown
@@ -109,7 +110,7 @@ def work(args: argparse.Namespace) -> None:
         print(f"{split}: {len(found):,} {what}: {of_each}{', ...' * (len(labels) > 8)}")
 
 
-def _lines(texts) -> str:
+def _lines(texts: Iterable[object]) -> str:
     return "".join(f"{text}\n" for text in texts)
 
 

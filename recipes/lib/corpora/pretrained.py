@@ -2,7 +2,7 @@
 
     python3 recipes/lib corpora.pretrained NAME FOLDER [--data-dir PLACE]      for example transformer.wmt14.en-fr
 
-The archive is downloaded to FOLDER/downloads, or found in PLACE, as corpora.py does. The files inside it, the
+The archive is downloaded to FOLDER/downloads, or found in PLACE, as corpora.get does. The files inside it, the
 checkpoint, dictionaries and BPE codes, are unpacked to FOLDER/model.
 """
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from settings import declared
 
 ADAM = 12  # bytes for each parameter: a weight and two moments
-RUN = "no run at this size has been made; benchmarks/full_size.sh measures a machine and estimates the hours"
+RUN = "no run at this size has been made"
+HOURS = "; benchmarks/full_size.sh measures a machine and estimates the hours"
 
 
 def voita(s: declared.Published) -> str:
@@ -53,4 +54,5 @@ def work(s: declared.Training, unit: str) -> list[str]:
     if scratch := methods.count("scratch"):
         further += f", {scratch} of them after {first} of their own"
     seeds = f", for each of {len(s.SEEDS)} seeds" if len(s.SEEDS) > 1 else ""
-    return [f"an update: {update:,} {unit}; baseline: {first}{further}{seeds}", RUN]
+    note = RUN + (HOURS if isinstance(s, declared.WmtEnRu) else "")
+    return [f"an update: {update:,} {unit}; baseline: {first}{further}{seeds}", note]

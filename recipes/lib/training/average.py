@@ -30,7 +30,7 @@ def last_checkpoints(folder: Path, number: int) -> list[Path]:
     for path in folder.glob("checkpoint_*_*.pt"):
         if match := re.fullmatch(r"checkpoint_\d+_(\d+)\.pt", path.name):
             found[int(match[1])] = path
-    found.setdefault(updates_of(load_checkpoint(str(last))), last)
+    found.setdefault(int(updates_of(load_checkpoint(str(last)))), last)
     return [found[updates] for updates in sorted(found)[-number:]]
 
 

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import random
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from support.clauses import clause, noun, pronoun
-from support.recipes import RECIPES
 
-from artificial import grammar
-from artificial import lexicon
 import make_corpus
-from artificial import sampling
+from artificial import grammar, lexicon, sampling
 
-SCRIPT = RECIPES / "make_corpus.py"
 SIZES = {"train": 1000, "valid": 60, "test": 60}
 
 
@@ -31,16 +25,6 @@ def corpus():
 def trees(corpus):
     conllu = pytest.importorskip("conllu")
     return {split: conllu.parse(corpus[f"{split}.en.conllu"]) for split in SIZES}
-
-
-def lines(corpus, name):
-    return corpus[name].splitlines()
-
-
-# ---------------------------------------------------------------------------------------- the corpus
-def test_same_seed_same_corpus(corpus):
-    assert make_corpus.make_corpus(SIZES, seed=1) == corpus
-    assert make_corpus.make_corpus({**SIZES, "train": 1}, seed=2)["test.en"] != corpus["test.en"]
 
 
 @pytest.mark.parametrize(
@@ -63,66 +47,37 @@ def test_the_corpus_is_the_same_byte_for_byte(arguments, digest, tmp_path):
     assert hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest() == digest
 
 
-def test_size_of_train_does_not_change_the_other_splits(corpus):
+def test_splits_are_aligned_lower_case_and_distinct_and_their_lengths_have_bounds(corpus):
+    english = {split: corpus[f"{split}.en"].splitlines() for split in SIZES}
+    russian = {split: corpus[f"{split}.ru"].splitlines() for split in SIZES}
+    assert SIZES == {split: len(english[split]) for split in SIZES} == {split: len(russian[split]) for split in SIZES}
+    every = sum(english.values(), [])
+    assert all(line == line.strip().lower() and "  " not in line for line in every + sum(russian.values(), []))
+    assert all(line.isascii() for line in every) and len(set(every)) == len(every)
+    lengths = [len(line.split()) for line in every]
+    assert min(lengths) >= 4 and max(lengths) <= 16 and 8.5 < sum(lengths) / len(lengths) < 10.5
     smaller = make_corpus.make_corpus({**SIZES, "train": 10}, seed=1)
-    assert smaller["test.en"] == corpus["test.en"]
-    assert smaller["valid.ru"] == corpus["valid.ru"]
-
-
-def test_splits_are_aligned_and_have_the_requested_size(corpus):
-    for split, size in SIZES.items():
-        english, russian = lines(corpus, f"{split}.en"), lines(corpus, f"{split}.ru")
-        assert len(english) == len(russian) == size
-        assert all(line == line.strip().lower() and "  " not in line for line in english + russian)
-        assert all(line.isascii() for line in english)
-
-
-def test_sentences_are_distinct_across_splits(corpus):
-    english = [line for split in SIZES for line in lines(corpus, f"{split}.en")]
-    assert len(set(english)) == len(english)
-
-
-def test_sentence_lengths_are_within_bounds(corpus):
-    lengths = [len(line.split()) for line in lines(corpus, "train.en")]
-    assert min(lengths) >= 4 and max(lengths) <= 16
-    assert 8.5 < sum(lengths) / len(lengths) < 10.5
+    assert all(smaller[name] == text for name, text in corpus.items() if not name.startswith("train"))
 
 
 def test_word_frequencies_have_a_long_tail(corpus):
-    english = lines(corpus, "train.en")
+    english = corpus["train.en"].splitlines()
     counts = Counter(word for line in english for word in line.split())
-    assert sum(count == 1 for count in counts.values()) > 50
-    assert counts["the"] > 0.4 * len(english)
-    ranked = (
-        [counts[word] for word in ("see", "sees", "saw")],
-        [counts[w] for w in ("argue", "argues", "argued")],
-    )
-    assert sum(ranked[0]) > 5 * sum(ranked[1])
+    assert sum(count == 1 for count in counts.values()) > 50 and counts["the"] > 0.4 * len(english)
+    assert sum(counts[form] for form in ("see", "sees", "saw")) > 5 * sum(counts[form] for form in ("argue", "argued"))
     rare = {form for word in lexicon.RARE for form in (word.en, word.plural)}
-    share = sum(any(word in rare for word in line.split()) for line in english) / len(english)
-    assert 0.06 < share < 0.15
+    assert 0.06 < sum(not rare.isdisjoint(line.split()) for line in english) / len(english) < 0.15
 
 
-def test_lexicon():
-    tables = (
-        lexicon.COMMON,
-        lexicon.NAMES,
-        lexicon.VERBS,
-        lexicon.ADJECTIVES,
-        lexicon.PREPOSITIONS,
-        lexicon.MANNER,
-        lexicon.FREQUENCY,
-        lexicon.TIME,
-    )
-    assert 150 <= sum(map(len, tables)) <= 250
-    assert len(lexicon.RARE) >= 400
+def test_no_english_form_has_two_meanings():
+    tables = "COMMON NAMES VERBS ADJECTIVES PREPOSITIONS MANNER FREQUENCY TIME".split()
+    assert 150 <= sum(len(getattr(lexicon, name)) for name in tables) <= 250 and len(lexicon.RARE) >= 400
     words = [*lexicon.COMMON, *lexicon.NAMES, *lexicon.RARE]
-    assert len(lexicon.NOUNS) == len(words)  # no English word has two translations ...
+    assert len(lexicon.NOUNS) == len(words)
     forms = {form for word in words for form in (word.en, word.plural)}
     verbs = {form for verb in lexicon.VERBS.values() for form in (verb.en, verb.past, lexicon.add_s(verb.en))}
-    assert not forms & verbs  # ... nor is both a noun and a verb
-    rare_translations = [word.ru for word in lexicon.RARE]
-    assert len(set(rare_translations)) == len(rare_translations)
+    assert not forms & verbs
+    assert len({word.ru for word in lexicon.RARE}) == len(lexicon.RARE)
 
 
 def test_one_source_has_one_tree_and_one_translation(monkeypatch):
@@ -148,11 +103,9 @@ def test_one_source_has_one_tree_and_one_translation(monkeypatch):
     assert repeated > 30
 
 
-def test_plain_sentences_are_single_clauses_of_frequent_words(tmp_path):
+def test_plain_sentences_are_single_clauses_of_frequent_words():
     conllu = pytest.importorskip("conllu")
     plain = make_corpus.make_corpus({"train": 300, "valid": 5, "test": 5}, 1, plain=True)
-    assert make_corpus.main([str(tmp_path), "--plain", "--train", "300", "--valid", "5", "--test", "5"]) == 0
-    assert {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()} == plain
     tokens = [token for tree in conllu.parse(plain["train.en.conllu"]) for token in tree]
     assert {token["deprel"] for token in tokens} <= set("nsubj root punct det obj amod advmod nmod:poss aux".split())
     lemmas = Counter((token["upos"], token["lemma"]) for token in tokens)
@@ -162,50 +115,31 @@ def test_plain_sentences_are_single_clauses_of_frequent_words(tmp_path):
     assert number["ADJ"] < len(lexicon.ADJECTIVES) and number["VERB"] <= 2 * sampling.PLAIN_WORDS < len(lexicon.VERBS)
 
 
-# --------------------------------------------------------------------------------------------- trees
-def test_every_tree_has_one_root_and_no_cycle(trees):
-    for sentence in (s for split in trees.values() for s in split):
-        heads = {token["id"]: token["head"] for token in sentence}
-        assert list(heads) == list(range(1, len(heads) + 1))
-        assert [token["deprel"] for token in sentence if token["head"] == 0] == ["root"]
-        for start in heads:
-            seen, here = set(), start
-            while here:
-                assert here in heads and here not in seen
-                seen.add(here)
-                here = heads[here]
-
-
-def test_trees_are_projective(trees):
-    for sentence in trees["test"]:
-        arcs = [sorted((token["id"], token["head"])) for token in sentence if token["head"]]
-        assert not any(a < c < b < d for a, b in arcs for c, d in arcs)
-
-
-def test_trees_match_the_text(corpus, trees):
+def test_trees_match_the_text_have_one_root_and_no_cycle_and_are_projective(corpus, trees):
     for split, sentences in trees.items():
-        english = lines(corpus, f"{split}.en")
-        assert len(sentences) == len(english)
-        for sentence, text in zip(sentences, english, strict=True):
-            assert [token["form"] for token in sentence] == text.split()
-            assert sentence.metadata["text"] == text
+        for sentence, text in zip(sentences, corpus[f"{split}.en"].splitlines(), strict=True):
+            assert [token["form"] for token in sentence] == text.split() and sentence.metadata["text"] == text
+            heads = {token["id"]: token["head"] for token in sentence}
+            assert list(heads) == list(range(1, len(heads) + 1))
+            assert [token["deprel"] for token in sentence if token["head"] == 0] == ["root"]
+            for here in heads:
+                for _ in heads:
+                    here = heads.get(here, 0)
+                assert here == 0  # without a cycle every path ends at the root
+            arcs = [sorted(arc) for arc in heads.items() if arc[1]]
+            assert not any(a < c < b < d for a, b in arcs for c, d in arcs)
         assert len({sentence.metadata["sent_id"] for sentence in sentences}) == len(sentences)
 
 
-def test_conllu_rows_have_ten_columns(corpus):
-    rows = [line.split("\t") for line in lines(corpus, "test.en.conllu") if line and not line.startswith("#")]
-    assert {len(row) for row in rows} == {10}
-    assert all(all(row) for row in rows)
+def test_relations_and_tags_are_those_of_universal_dependencies(corpus, trees):
+    rows = [line.split("\t") for line in corpus["test.en.conllu"].splitlines() if line and line[0] != "#"]
+    assert all(len(row) == 10 and all(row) for row in rows)
     tags = "NOUN PROPN PRON DET ADJ VERB AUX ADV ADP CCONJ SCONJ PART PUNCT"
     assert {row[3] for row in rows} <= set(tags.split())
-
-
-def test_expected_relations_occur(trees):
     found = Counter(token["deprel"] for sentence in trees["train"] for token in sentence)
-    rare = "nmod nmod:poss iobj obl obl:tmod case acl:relcl cc conj mark advcl ccomp aux punct"
-    assert set(found) == {"root", "nsubj", "obj", "amod", "advmod", "det", *rare.split()}
-    for relation in ("nsubj", "obj", "amod", "advmod", "det"):
-        assert found[relation] > 0.3 * SIZES["train"]
+    rare = "root nmod nmod:poss iobj obl obl:tmod case acl:relcl cc conj mark advcl ccomp aux punct".split()
+    common = "nsubj obj amod advmod det".split()
+    assert set(found) == {*common, *rare} and all(found[relation] > 0.3 * SIZES["train"] for relation in common)
 
 
 def relations_of(sentence):
@@ -214,75 +148,44 @@ def relations_of(sentence):
     return [(row[1], row[6], row[7]) for row in rows]
 
 
-def test_relations_of_a_question():
-    assert relations_of(clause(noun("king"), "see", noun("book", "which", "old"), question=True)) == [
-        ("which", "3", "det"),
-        ("old", "3", "amod"),
-        ("book", "7", "obj"),
-        ("did", "7", "aux"),
-        ("the", "6", "det"),
-        ("king", "7", "nsubj"),
-        ("see", "0", "root"),
-        ("?", "7", "punct"),
+def test_relations_of_a_question_and_of_a_sentence():
+    question = clause(noun("king"), "see", noun("book", "which", "old"), question=True)
+    assert relations_of(question) == [
+        *[("which", "3", "det"), ("old", "3", "amod"), ("book", "7", "obj"), ("did", "7", "aux"), ("the", "6", "det")],
+        *[("king", "7", "nsubj"), ("see", "0", "root"), ("?", "7", "punct")],
+    ]
+    boy, book = noun("boy", "a", "old", rel=clause(None, "sleep")), noun("book", "", owner=noun("teacher"))
+    assert relations_of(clause(boy, "give", book, to=pronoun("she"), shift=True, negated=True)) == [
+        *[("an", "3", "det"), ("old", "3", "amod"), ("boy", "8", "nsubj"), ("who", "5", "nsubj")],
+        *[("slept", "3", "acl:relcl"), ("did", "8", "aux"), ("not", "8", "advmod"), ("give", "0", "root")],
+        *[("her", "8", "iobj"), ("the", "11", "det"), ("teacher", "13", "nmod:poss"), ("'s", "11", "case")],
+        *[("book", "8", "obj"), (".", "8", "punct")],
     ]
 
 
-def test_relations_of_one_sentence():
-    sentence = clause(
-        noun("boy", "a", "old", rel=clause(None, "sleep")),
-        "give",
-        noun("book", "", owner=noun("teacher")),
-        to=pronoun("she"),
-        shift=True,
-        negated=True,
-    )
-    assert relations_of(sentence) == [
-        ("an", "3", "det"),
-        ("old", "3", "amod"),
-        ("boy", "8", "nsubj"),
-        ("who", "5", "nsubj"),
-        ("slept", "3", "acl:relcl"),
-        ("did", "8", "aux"),
-        ("not", "8", "advmod"),
-        ("give", "0", "root"),
-        ("her", "8", "iobj"),
-        ("the", "11", "det"),
-        ("teacher", "13", "nmod:poss"),
-        ("'s", "11", "case"),
-        ("book", "8", "obj"),
-        (".", "8", "punct"),
-    ]
-
-
-# -------------------------------------------------------------------------------------- command line
-def run(*arguments):
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
-
-
-def refused(result):
-    assert result.returncode == 2
-    assert "Traceback" not in result.stderr
-    assert len(result.stderr.splitlines()) == 1
-    return result.stderr
+def run(capsys, *arguments):
+    """The exit code and the lines of errors."""
+    try:
+        code = make_corpus.main([*map(str, arguments)])
+    except SystemExit as stop:
+        code = stop.code
+    return code, capsys.readouterr().err.splitlines()
 
 
 SMALL = ("--train", 20, "--valid", 5, "--test", 5)
 
 
-def test_existing_files_are_overwritten_only_with_force(tmp_path):
-    out = tmp_path / "new" / "corpus"
-    assert run(out, *SMALL).returncode == 0
-    names = {f"{split}.{suffix}" for split in SIZES for suffix in ("en", "ru", "en.conllu")}
-    first = {path.name: path.read_bytes() for path in out.iterdir()}
-    assert set(first) == names  # and no temporary file
-    expected = make_corpus.make_corpus({"train": 20, "valid": 5, "test": 5}, seed=1)
-    assert first == {name: text.encode("utf-8") for name, text in expected.items()}
-    message = refused(run(out, *SMALL, "--seed", 2))
-    assert "train.en" in message and "--force" in message
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == first
-    assert run(out, *SMALL, "--seed", 2, "--force").returncode == 0
-    assert (out / "train.en").read_bytes() != first["train.en"]
+@pytest.mark.parametrize("kind", ["", "--plain"])
+def test_existing_files_are_overwritten_only_with_force(kind, tmp_path, capsys):
+    out, arguments = tmp_path / "new" / "corpus", [*SMALL, *kind.split()]
+    assert run(capsys, out, *arguments) == (0, [])
+    first = {path.name: path.read_text(encoding="utf-8") for path in out.iterdir()}
+    assert first == make_corpus.make_corpus({"train": 20, "valid": 5, "test": 5}, seed=1, plain=bool(kind))
+    code, [message] = run(capsys, out, *arguments, "--seed", 2)
+    assert code == 2 and "train.en" in message and "--force" in message
+    assert {path.name: path.read_text(encoding="utf-8") for path in out.iterdir()} == first
+    assert run(capsys, out, *arguments, "--seed", 2, "--force") == (0, [])
+    assert (out / "train.en").read_text(encoding="utf-8") != first["train.en"]
 
 
 @pytest.mark.parametrize(
@@ -295,20 +198,20 @@ def test_existing_files_are_overwritten_only_with_force(tmp_path):
         (("--rows", "3"), ("--rows",)),
     ],
 )
-def test_bad_arguments(tmp_path, arguments, expected):
-    message = refused(run(tmp_path / "out", *arguments))
-    assert all(part in message for part in expected)
+def test_bad_arguments_are_refused(tmp_path, arguments, expected, capsys):
+    code, [message] = run(capsys, tmp_path / "out", *arguments)
+    assert code == 2 and message.startswith("make_corpus.py: error: ") and all(part in message for part in expected)
     assert not (tmp_path / "out").exists()
 
 
-def test_output_directory_that_is_a_file(tmp_path):
+@pytest.mark.parametrize(("path", "words"), [("file", "is a file"), ("file/below", "cannot write")])
+def test_a_folder_that_cannot_be_written_is_refused(path, words, tmp_path, capsys):
     (tmp_path / "file").write_text("kept")
-    assert "is a file" in refused(run(tmp_path / "file", *SMALL))
-    assert "cannot write" in refused(run(tmp_path / "file" / "below", *SMALL))
-    assert (tmp_path / "file").read_text() == "kept"
+    code, [message] = run(capsys, tmp_path / path, *SMALL)
+    assert code == 2 and words in message and (tmp_path / "file").read_text() == "kept"
 
 
-def test_failed_write_leaves_nothing(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     def broken(self, target):
         raise OSError("no space")
 

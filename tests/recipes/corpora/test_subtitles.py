@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import gzip
-import random
 import re
-import subprocess
-import sys
 import zipfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from hashlib import blake2b
 
 import pytest
 from support import mirrors
-from support.recipes import RECIPES
-from support.subtitles import alignment, archive, changed, corpus
+from support.recipes import call
+from support.subtitles import alignment, changed, corpus
 
-from corpora import subtitles
+pytest_plugins = ["support.recipes"]
 
 SETS = ("train", "valid", "test")
 PAIRS = [(f"Line {n} of the film & more.", f"Строка {n}: <i>да</i>!") for n in range(1600)]
@@ -31,10 +28,14 @@ def made(tmp_path_factory):
     return folder / mirrors.SUBTITLES, folder / mirrors.ALIGNMENT, records
 
 
-def run(files, to, pairs=EVERYTHING, held_out=60, **options):
+def given(files, to, pairs=EVERYTHING, held_out=60, **options):
+    """The arguments of the program."""
     options = {"pairs": pairs, "held-out": held_out, **options}
-    arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
-    return subtitles.main([str(a) for a in (*files, to, "en", "ru", *arguments)])
+    return ["corpora.subtitles", *files, to, "en", "ru", *(w for o, v in options.items() for w in (f"--{o}", v))]
+
+
+def run(*arguments, **options):
+    return call(*given(*arguments, **options))
 
 
 def read(folder):
@@ -95,9 +96,6 @@ def texts(records):
     return [(record.english, record.russian) for record in records]
 
 
-# --- what is selected ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("threshold", "seed", "held_out"), [(0.9, 1, 60), (0.9, 2, 1), (0.899, 1, 60), (0.5, 7, 200)])
 def test_sets_are_the_records_with_enough_overlap(threshold, seed, held_out, made, tmp_path, capsys):
     *files, records = made
@@ -117,14 +115,6 @@ def test_sets_are_the_records_with_enough_overlap(threshold, seed, held_out, mad
     assert out.endswith(f"split by films: {train:,} train, {held_out:,} valid, {held_out:,} test\n")
 
 
-def test_the_test_data_has_overlaps_on_both_sides_of_the_threshold(made):
-    """Overlaps at the threshold, just below it, and none at all; links of several sentences in any order."""
-    *_, records = made
-    overlaps = Counter(record.overlap for record in records)
-    assert min(overlaps[0.9], overlaps[0.899], overlaps[None]) > 10
-    assert sum(len(record.english_ids) > 1 for record in records) > 50
-
-
 @pytest.mark.parametrize(
     ("overlap", "stays"),
     [("0.900", True), ("0.9", True), ("0.899", False), ("0.8999999", False), ("1.000", True), (None, False)],
@@ -139,15 +129,11 @@ def test_an_overlap_equal_to_the_threshold_is_kept(overlap, stays, tmp_path):
 
 def test_equal_sentence_ids_in_other_documents_are_another_link(tmp_path):
     """The same sentence ids in another film, or in other documents, are another link."""
+    third = [("1 2;3", "1\t2 3", "0.95"), ("12;4", "1 2\t4", "0.95"), ("5;67", "5\t6 7", "0.95"), ("9;9", "9\t9", "1")]
     films = {
         "1": [("1;1", "1\t1", "0.95"), ("2;2", "2\t2", "0.1")],
         "2": [("1;1", "1\t1", "0.1"), ("2;2", "2\t2", "0.95")],
-        "3": [
-            ("1 2;3", "1\t2 3", "0.95"),
-            ("12;4", "1 2\t4", "0.95"),
-            ("5;67", "5\t6 7", "0.95"),
-            ("9;9", "9\t9", "1"),
-        ],
+        "3": third,
     }
     files = corpus(tmp_path, films)
     assert run(files, tmp_path / "out", held_out=1) == 0
@@ -156,210 +142,121 @@ def test_equal_sentence_ids_in_other_documents_are_another_link(tmp_path):
 
 
 def test_each_text_is_taken_once_before_anything_is_sampled(tmp_path):
-    """With as many pairs as asked for; the first of equal ones stays; empty ones go."""
-    texts = ["a b", "A  B", "c", "d", "", "e", "c", "f"]
+    """With as many pairs as asked for; the first of equal ones stays; empty ones go; no character ends a line."""
+    odd = "f".join("\r\x0b\x0c\x1c\x85\u2028\u2029\ufeff\0\t")
+    texts = ["a b", "A  B", "c", "d", "", "e", "c", odd]
     files = corpus(tmp_path, {str(n): [(f"{n};{n}", f"{n}\t{n}", "0.95")] for n in range(len(texts))})
-    with zipfile.ZipFile(files[0]) as old:
-        members = {name: old.read(name).decode() for name in old.namelist()}
-    for language in ("en", "ru"):
-        members[f"OpenSubtitles.en-ru.{language}"] = "".join(f"{text} {language}\n" if text else "\n" for text in texts)
-    files[0].write_bytes(mirrors.zipped(members))
+
+    def change(name, text):
+        language = name[-2:]
+        return text if name.endswith("ids") else "".join(f"{t} {language}\n" if t else "\n" for t in texts)
+
+    files = changed(files[0], tmp_path / "x.zip", change), files[1]
     assert run(files, tmp_path / "out", pairs=3, held_out=1) == 0
     sets = read(tmp_path / "out")
     assert {name: len(pairs) for name, pairs in sets.items()} == {"train": 3, "valid": 1, "test": 1}
     found = {source for pairs in sets.values() for source, _ in pairs}
-    assert found == {"a b en", "c en", "d en", "e en", "f en"}
-
-
-# --- the split ----------------------------------------------------------------------------------------------------
-
-
-def test_no_film_is_in_two_sets(made, tmp_path):
-    """Looked up by the texts, apart from those that two films have."""
-    *files, records = made
-    assert run(files, tmp_path, held_out=100) == 0
-    times = Counter(texts(records))
-    film_of = {pair: record.film for pair, record in zip(texts(records), records, strict=True) if times[pair] == 1}
-    films = [{film_of[pair] for pair in pairs if pair in film_of} for pairs in read(tmp_path).values()]
-    assert all(films) and len(set.union(*films)) == sum(map(len, films))
-
-
-@pytest.mark.parametrize(("pairs", "held_out"), [(1, 1), (100, 37), (500, 150)])
-def test_sets_have_the_requested_numbers_of_pairs(pairs, held_out, made, tmp_path):
-    *files, records = made
-    assert run(files, tmp_path, pairs=pairs, held_out=held_out) == 0
-    found = read(tmp_path)
-    assert {name: len(found[name]) for name in SETS} == {"train": pairs, "valid": held_out, "test": held_out}
-    expected = naive_split(records, held_out, seed=1)
-    assert all(is_part_of(found[name], texts(expected[name])) for name in SETS)
+    assert found == {"a b en", "c en", "d en", "e en", "f f f f f f f f f  en"}
 
 
 def test_a_smaller_sample_is_part_of_a_larger_one(made, tmp_path):
     """A sample of the same corpus grows, it does not change; and it is no piece from its beginning."""
     *files, records = made
-    found = {}
-    for pairs in (50, 200, EVERYTHING):
-        assert run(files, tmp_path / str(pairs), pairs=pairs) == 0
+    everything = naive_split(records, 37, seed=1)
+    found = {EVERYTHING: {name: texts(everything[name]) for name in SETS}}
+    for pairs in (1, 50, 200):
+        assert run(files, tmp_path / str(pairs), pairs=pairs, held_out=37) == 0
         found[pairs] = read(tmp_path / str(pairs))
-    assert is_part_of(found[50]["train"], found[200]["train"])
-    assert is_part_of(found[200]["train"], found[EVERYTHING]["train"])
-    assert found[50]["valid"] == found[EVERYTHING]["valid"]
-    places = [found[EVERYTHING]["train"].index(pair) / len(found[EVERYTHING]["train"]) for pair in found[200]["train"]]
+        assert {name: len(found[pairs][name]) for name in SETS} == {"train": pairs, "valid": 37, "test": 37}
+    for some, more in ((1, 50), (50, 200), (200, EVERYTHING)):
+        assert all(is_part_of(found[some][name], found[more][name]) for name in SETS)
+    train = found[EVERYTHING]["train"]
+    places = [train.index(pair) / len(train) for pair in found[200]["train"]]
     assert min(places) < 0.05 and max(places) > 0.95 and 0.4 < sum(places) / len(places) < 0.6
 
 
-def test_the_order_in_the_alignment_does_not_matter(made, tmp_path):
-    """Neither that of the documents nor that of the links nor that of the sentences in a link."""
-    *files, records = made
-    assert run(files, tmp_path / "one", pairs=200) == 0
-    xml = gzip.decompress(files[1].read_bytes()).decode()
-    groups = re.findall(r"<linkGrp.*?</linkGrp>\n", xml, flags=re.DOTALL)
-    assert len(groups) == len({record.documents for record in records})
-    rng = random.Random(4)
-    other = []
-    for group in rng.sample(groups, len(groups)):
-        first, *links, last = group.splitlines()
-        links = [
-            re.sub(r'"([\d ]+);([\d ]+)"', lambda m: '"{};{}"'.format(*(turned(side) for side in m.groups())), link)
-            for link in rng.sample(links, len(links))
-        ]
-        other += [first, *links, last]
-    shuffled = xml.split("<linkGrp")[0] + mirrors.lines(other) + "</cesAlign>\n"
-    assert shuffled != xml
-    assert run((files[0], alignment(tmp_path, shuffled)), tmp_path / "two", pairs=200) == 0
-    assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "two")
-
-
-def turned(ids):
-    return " ".join(reversed(ids.split()))
-
-
-def test_the_seed_determines_which_films_are_held_out(made, tmp_path):
-    """Which films are held out, not what is selected."""
-    *files, records = made
-    for name, seed in (("one", 1), ("again", 1), ("two", 2)):
-        assert run(files, tmp_path / name, seed=seed) == 0
-    assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "again")
-    one, two = read(tmp_path / "one"), read(tmp_path / "two")
-    assert set(one["valid"]).isdisjoint(two["valid"]) or set(one["valid"]) != set(two["valid"])
-    assert one["train"] != two["train"] and is_part_of(two["train"], texts(selected(records)))
-
-
-def test_a_pair_that_two_films_have_is_taken_once(made, tmp_path):
-    *files, records = made
-    assert max(Counter(texts(overlapping(records))).values()) > 1
-    assert run(files, tmp_path, held_out=60) == 0
-    expected = naive_split(records, 60, seed=1)
-    train, times = read(tmp_path)["train"], Counter(texts(expected["train"]))
-    assert Counter(train) == times and max(times.values()) == 1
-
-
-def test_other_line_separators_do_not_break_the_alignment(tmp_path):
-    """Sides stay aligned, whatever a sentence has in it."""
-    odd = [f"a{c}b" for c in "\r\x0b\x0c\x1c\x85\u2028\u2029\ufeff\0\t"]
-    number = len(odd)
-    documents = [f"en/2000/{n}/1.xml.gz\tru/2000/{n}/1.xml.gz" for n in range(number)]
-    members = {"en": odd, "ru": [f"б {n}" for n in range(number)], "ids": [f"{d}\t1\t1" for d in documents]}
-    links = [
-        '<linkGrp fromDoc="{}" toDoc="{}"><link xtargets="1;1" overlap="1.0"/></linkGrp>'.format(*d.split("\t"))
-        for d in documents
-    ]
-    files = archive(tmp_path, members), alignment(tmp_path, f"<cesAlign>{''.join(links)}</cesAlign>")
-    assert run(files, tmp_path / "out", held_out=1) == 0
-    found = sorted(pair for pairs in read(tmp_path / "out").values() for pair in pairs)
-    assert found == [("a b", f"б {n}") for n in range(number)]
-
-
-# --- what is refused ----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
-def refused(capsys, tmp_path):
-    """refused(code, *words): exit code 2, one line on stderr, and what was in `out` is as it was."""
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "train.en").write_text("of an earlier run\n")
+def keeps(refuses, tmp_path):
+    """keeps(files, *words, ...): as `refuses`, and what was in `out` is as it was."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "train.en").write_text("of an earlier run\n")
 
-    def refused(code, *words):
-        err = capsys.readouterr().err
-        assert code == 2 and err.startswith("subtitles.py: ") and err.count("\n") == 1, err
-        assert all(str(word) in err for word in words), err
-        assert bytes_of(tmp_path / "out") == {"train.en": b"of an earlier run\n"}
+    def keeps(files, *words, **options):
+        refuses(*given(files, out, **options), words=words, printed=None)
+        assert bytes_of(out) == {"train.en": b"of an earlier run\n"}
 
-    return refused
+    return keeps
 
 
-def test_damaged_alignments(made, tmp_path, refused):
+DAMAGED_ALIGNMENTS = {
+    "half": lambda data, xml: data[: len(data) // 2],
+    "the last byte": lambda data, xml: data[:-1],
+    "empty": lambda data, xml: b"",
+    "a page": lambda data, xml: b"<!DOCTYPE html><title>Log in</title>",
+    "half of the XML": lambda data, xml: gzip.compress(xml[: len(xml) // 2].encode()),
+    "no XML": lambda data, xml: gzip.compress(b""),
+    "another end tag": lambda data, xml: gzip.compress(xml.replace("</linkGrp>", "</link>", 1).encode()),
+    "no number": lambda data, xml: gzip.compress(xml.replace('overlap="0.900"', 'overlap="much"').encode()),
+    "no document": lambda data, xml: gzip.compress(re.sub('fromDoc="[^"]*"', "", xml).encode()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_ALIGNMENTS.values(), ids=DAMAGED_ALIGNMENTS)
+def test_damaged_alignments_are_refused(damage, made, tmp_path, keeps):
     moses, whole, _ = made
     data, path = whole.read_bytes(), tmp_path / "damaged.xml.gz"
-    xml = gzip.decompress(data).decode()
-    for damaged in (
-        data[: len(data) // 2],
-        data[:-1],
-        b"",
-        b"<!DOCTYPE html><title>Log in</title>",
-        gzip.compress(xml[: len(xml) // 2].encode()),
-        gzip.compress(b""),
-        gzip.compress(xml.replace("</linkGrp>", "</link>", 1).encode()),
-        gzip.compress(xml.replace('overlap="0.900"', 'overlap="much"').encode()),
-        gzip.compress(re.sub('fromDoc="[^"]*"', "", xml).encode()),
-    ):
-        path.write_bytes(damaged)
-        refused(run((moses, path), tmp_path / "out"), path)
-    refused(run((moses, tmp_path / "none.xml.gz"), tmp_path / "out"), "none.xml.gz", "No such file")
+    path.write_bytes(damage(data, gzip.decompress(data).decode()))
+    keeps((moses, path), path)
 
 
-def test_damaged_archives(made, tmp_path, refused):
+def test_damaged_and_missing_archives_are_refused(made, tmp_path, keeps):
     moses, aligned, _ = made
     data, path = moses.read_bytes(), tmp_path / "damaged.zip"
     for damaged in (data[: len(data) // 2], data[:-30], b"", b"<html></html>"):
         path.write_bytes(damaged)
-        refused(run((path, aligned), tmp_path / "out"), path)
-    refused(run((tmp_path / "none.zip", aligned), tmp_path / "out"), "none.zip", "No such file")
+        keeps((path, aligned), path)
+    keeps((tmp_path / "none.zip", aligned), "none.zip", "No such file")
+    keeps((moses, tmp_path / "none.xml.gz"), "none.xml.gz", "No such file")
 
 
 @pytest.mark.parametrize("line", ["en/1/2/3.xml.gz\tru/1/2/3.xml.gz\t1", "a\tb\t1\t1\t1", "", "no tabs"])
-def test_ids_have_four_columns(line, made, tmp_path, refused):
+def test_ids_have_four_columns(line, made, tmp_path, keeps):
     moses, aligned, _ = made
     path = changed(moses, tmp_path / "x.zip", lambda name, text: text + f"{line}\n" * name.endswith("ids"))
-    columns = line.count("\t") + 1
-    refused(run((path, aligned), tmp_path / "out"), path, "OpenSubtitles.en-ru.ids", f"{columns} columns, not 4")
+    keeps((path, aligned), path, "OpenSubtitles.en-ru.ids", f"{line.count(chr(9)) + 1} columns, not 4")
 
 
 @pytest.mark.parametrize("member", ["en", "ru", "ids"])
-@pytest.mark.parametrize("longer", [True, False])
-def test_members_of_different_length(member, longer, made, tmp_path, refused):
+def test_members_that_are_missing_or_of_another_length_are_refused(member, made, tmp_path, keeps):
     moses, aligned, records = made
+    path, number = tmp_path / "x.zip", len(records)
+    for more in (1, -1):
 
-    def change(name, text):
-        if not name.endswith(f".{member}"):
-            return text
-        first = text[: text.index("\n") + 1]
-        return text + first if longer else text[len(first) :]
+        def change(name, text, more=more):
+            first = text[: text.index("\n") + 1]
+            return text if not name.endswith(f".{member}") else text + first if more == 1 else text[len(first) :]
 
-    path = changed(moses, tmp_path / "x.zip", change)
-    number = len(records) + (1 if longer else -1) * (member == "ids")
-    line = min(number, len(records), len(records) + (1 if longer else -1)) + 1
-    refused(run((path, aligned), tmp_path / "out"), path, f".ids has {number:,} lines", f"line {line:,} is not in all")
-
-
-@pytest.mark.parametrize("member", ["en", "ru", "ids"])
-def test_a_member_that_is_missing(member, made, tmp_path, refused):
-    moses, aligned, _ = made
+        changed(moses, path, change)
+        ids = number + more * (member == "ids")
+        keeps(
+            (path, aligned), path, f".ids has {ids:,} lines", f"line {min(number, number + more) + 1:,} is not in all"
+        )
     with zipfile.ZipFile(moses) as archive:
         members = {name: archive.read(name).decode() for name in archive.namelist() if not name.endswith(member)}
-    (tmp_path / "x.zip").write_bytes(mirrors.zipped(members))
-    refused(run((tmp_path / "x.zip", aligned), tmp_path / "out"), "has no member", f"OpenSubtitles.en-ru.{member}")
+    path.write_bytes(mirrors.zipped(members))
+    keeps((path, aligned), "has no member", f"OpenSubtitles.en-ru.{member}")
 
 
-def test_too_many_pairs_to_hold_out(made, tmp_path, refused):
+def test_too_many_pairs_to_hold_out_are_refused(made, keeps):
     """More than there are, and so many that nothing is left to learn from."""
     *files, records = made
     number = len(selected(records))
     for held_out in (number, number // 2 + 1):
-        refused(run(files, tmp_path / "out", held_out=held_out), f"--held-out {held_out}", "too few films", "fewer")
+        keeps(files, f"--held-out {held_out}", "too few films", "fewer", held_out=held_out)
     most = next(n for n in range(number // 2, 0, -1) if splits(records, n))
     assert not naive_split(records, most, 1)["train"]
-    refused(run(files, tmp_path / "out", held_out=most), f"--held-out {most}", "nothing is left for training", "fewer")
+    keeps(files, f"--held-out {most}", "nothing is left for training", "fewer", held_out=most)
 
 
 def splits(records, held_out):
@@ -369,31 +266,11 @@ def splits(records, held_out):
         return False
 
 
-@pytest.mark.parametrize("option", ["pairs", "held_out"])
-@pytest.mark.parametrize("number", [0, -1])
-def test_numbers_below_one(option, number, made, tmp_path, capsys):
-    with pytest.raises(SystemExit) as stop:
-        run(made[:2], tmp_path / "out", **{option: number})
-    err = capsys.readouterr().err
-    assert stop.value.code == 2 and err.count("\n") == 1
-    assert f"--{option.replace('_', '-')}: '{number}' must be a whole number, 1 or more" in err
-
-
-def test_an_empty_selection_is_refused(made, tmp_path, refused):
-    """A threshold that nothing reaches, and an alignment of something else."""
+def test_an_empty_selection_is_refused(made, tmp_path, keeps):
+    """A threshold that nothing reaches, and an alignment or an archive of something else."""
     moses, aligned, _ = made
     for threshold in ("1.01", "nan"):
-        refused(run((moses, aligned), tmp_path / "out", overlap=threshold), "no pair is left")
+        keeps((moses, aligned), "no pair is left", overlap=threshold)
     for xml in ("<cesAlign/>", '<a><linkGrp fromDoc="x" toDoc="y"><link xtargets="1;1" overlap="1"/></linkGrp></a>'):
-        refused(run((moses, alignment(tmp_path, xml)), tmp_path / "out"), "no pair is left", "same corpus")
-    empty = changed(moses, tmp_path / "x.zip", lambda name, text: "")
-    refused(run((empty, aligned), tmp_path / "out"), "no pair is left")
-
-
-def test_the_command_refuses_a_missing_member_in_one_line(made, tmp_path):
-    """A refusal in a process of its own, without a traceback."""
-    moses, aligned, _ = made
-    command = [sys.executable, RECIPES / "lib" / "subtitles.py", moses, aligned, tmp_path, "en", "de"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 2 and result.stderr.count("\n") == 1
-    assert result.stderr.startswith(f"subtitles.py: {moses} has no member OpenSubtitles.en-de.ids")
+        keeps((moses, alignment(tmp_path, xml)), "no pair is left", "same corpus")
+    keeps((changed(moses, tmp_path / "x.zip", lambda name, text: ""), aligned), "no pair is left")

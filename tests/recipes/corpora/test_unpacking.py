@@ -53,6 +53,8 @@ def test_unpacked_corpora_equal_the_text_of_the_mirror(collection, made, all_unp
     for name, pairs in truth.items():
         assert unpacked(folder / collection, name, collection.split("-")[-2:]) == pairs, name
     assert said[collection] == "".join(f"{name}: {len(pairs):,} pairs\n" for name, pairs in truth.items())
+    suffixes = {path.suffix for path in [*(folder / "downloads").iterdir(), *(folder / collection).iterdir()]}
+    assert not suffixes & {".unpacked", ".part"}
 
 
 def test_both_versions_of_the_titles_are_read(made, tmp_path):
@@ -60,14 +62,6 @@ def test_both_versions_of_the_titles_are_read(made, tmp_path):
     assert fetch(v2, tmp_path / "downloads", made[0]) == 0
     assert call("unpack", v2, tmp_path / "downloads", tmp_path) == 0
     assert unpacked(tmp_path, "wiki-titles", ("en", "ru")) == made[1][WMT]["wiki-titles"]
-
-
-def test_unpacking_leaves_no_temporary_files(all_unpacked):
-    folder, _ = all_unpacked
-    assert not [path for path in folder.rglob("*") if path.is_dir() and path.name.endswith(".unpacked")]
-    suffixes = {"en", "ru", "de", "count"}
-    for collection in (WMT, SUBTITLES, IWSLT):
-        assert {path.name.rpartition(".")[2] for path in (folder / collection).iterdir()} <= suffixes
 
 
 @pytest.mark.parametrize("name", ["valid", "test"])
@@ -104,13 +98,12 @@ def test_talks_of_later_years_have_more_fields(tmp_path):
     assert unpacked(tmp_path / "texts", "talks", ("de", "en")) == truth["train"]
 
 
-def test_unpacking_again_changes_nothing(made, tmp_path, capsys):
-    assert fetch(IWSLT, tmp_path / "out", made[0]) == 0
-    assert call("unpack", IWSLT, tmp_path / "out", tmp_path / "texts") == 0
-    first, stats = capsys.readouterr().out, {p: p.stat() for p in (tmp_path / "texts").iterdir()}
-    assert call("unpack", IWSLT, tmp_path / "out", tmp_path / "texts") == 0
-    assert capsys.readouterr().out == first
-    assert {p: p.stat() for p in (tmp_path / "texts").iterdir()} == stats
+def test_unpacking_again_changes_nothing(all_unpacked, capsys):
+    folder, said = all_unpacked
+    before = {path: path.stat() for path in (folder / IWSLT).iterdir()}
+    assert call("unpack", IWSLT, folder / "downloads", folder / IWSLT) == 0
+    assert capsys.readouterr().out == said[IWSLT]
+    assert {path: path.stat() for path in (folder / IWSLT).iterdir()} == before
 
 
 @pytest.mark.parametrize("moment", [1, 2, 3])
@@ -167,12 +160,13 @@ def test_no_character_breaks_the_alignment(tmp_path):
         assert text.splitlines() == lines and text.count("\n") == len(lines)
 
 
-def test_invalid_utf8_is_replaced_and_counted(tmp_path, capsys):
+def test_invalid_utf8_is_replaced_and_counted_and_sides_of_different_length_are_refused(tmp_path, capsys):
     folder = subtitles_archive(
         tmp_path / "out", b"caf\xe9 au lait\nna\xefve \xff\nplain\n", "один\nдва\nтри\n".encode() + b"\xd1\n"
     )
     assert call("unpack", SUBTITLES, folder, tmp_path / "texts") == 2
-    assert "3 lines in en and 4 lines in ru" in capsys.readouterr().err
+    assert "3 lines in en and 4 lines in ru: the two sides must be aligned" in capsys.readouterr().err
+    assert list((tmp_path / "texts").iterdir()) == []
     subtitles_archive(folder, b"caf\xe9 au lait\nna\xefve \xff\nplain\nlast\n", "один\nдва\nтри\n".encode() + b"\xd1\n")
     assert call("unpack", SUBTITLES, folder, tmp_path / "texts") == 0
     assert capsys.readouterr().out.startswith("opensubtitles: 4 pairs, 4 characters U+FFFD")
@@ -181,20 +175,8 @@ def test_invalid_utf8_is_replaced_and_counted(tmp_path, capsys):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("english", "russian"), [(3, 2), (2, 3), (0, 1)])
-def test_sides_of_different_length_are_refused(english, russian, tmp_path, refused):
-    folder = subtitles_archive(tmp_path / "out", b"a\n" * english, b"b\n" * russian)
-    refused(
-        call("unpack", SUBTITLES, folder, tmp_path / "texts"),
-        [str(folder), f"{english} lines in en and {russian} lines in ru", "aligned"],
-    )
-    assert list((tmp_path / "texts").iterdir()) == []
-    subtitles_archive(folder, b"a\n", b"b\n")
-    assert call("unpack", SUBTITLES, folder, tmp_path / "texts") == 0
-
-
 def test_rows_have_two_columns(tmp_path):
-    """Of a row with fewer or more it cannot be known what belongs together: both sides are empty, for clean.py."""
+    """Of a row with fewer or more it cannot be known what belongs together: both sides are empty, for text.clean."""
     path, read = tmp_path / "x.gz", columns(("ru", "en"))
     path.write_bytes(mirrors.gz("один\tone\nтолько\nраз\tтаб\tone\n\tno\nдва\ttwo\t\nтри\tthree".encode()))
     assert list(read(path, "ru")) == ["один", "", "", "", "", "три"]
@@ -207,32 +189,13 @@ def test_rows_have_two_columns(tmp_path):
     assert list(read(path, "ru")) == []
 
 
-@pytest.mark.parametrize("collection", [SUBTITLES, IWSLT])
-def test_a_member_that_is_missing(collection, tmp_path, refused):
-    """An archive that is whole, but another one."""
-    out = tmp_path / "out"
-    out.mkdir()
-    source = wanted(collection)[0]
-    pack = mirrors.zipped if source.name.endswith(".zip") else mirrors.tgz
-    (out / source.name).write_bytes(pack({"de-en/other.txt": "x\n"}))
-    (out / wanted(collection)[-1].name).touch()
-    refused(
-        call("unpack", collection, out, tmp_path / "texts"),
-        [str(out / source.name), "has no member", "de-en/other.txt", "right file?"],
-    )
-
-
-def test_a_set_without_its_files(made, tmp_path, refused):
+def test_a_set_without_its_files_is_refused(tmp_path):
     """sacrebleu says what is missing."""
-    out = tmp_path / "out"
-    assert fetch(WMT, out, made[0]) == 0
-    (out / "wmt14.test-filtered.tgz").unlink()
-    (out / "wmt14.test-filtered.tgz").write_bytes(mirrors.tgz({"test/other.sgm": ""}))
-    path = out / "wmt14.test-filtered.tgz"
-    corpus = corpora_of(WMT)[-1]
+    path = tmp_path / "wmt14.test-filtered.tgz"
+    path.write_bytes(mirrors.tgz({"test/other.sgm": ""}))
     with pytest.raises(Refused, match=r"sacrebleu cannot read .*wmt14.test-filtered.tgz: .*newstest2014"):
-        list(corpus.read(path, "en"))
-    assert not list(out.glob("*.unpacked"))
+        list(corpora_of(WMT)[-1].read(path, "en"))
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_set_is_read_through_a_link_to_another_name(place, tmp_path):
@@ -264,49 +227,39 @@ def test_an_archive_cannot_write_outside_of_its_folder(python, tmp_path, monkeyp
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_missing_or_broken_is_named(place, tmp_path, refused):
+def test_a_file_that_is_missing_or_broken_or_another_one_is_refused(place, tmp_path, refused):
     out, texts = tmp_path / "out", tmp_path / "texts"
     out.mkdir()
     for collection in (WMT, SUBTITLES, IWSLT):
         source = wanted(collection)[0]
-        refused(call("unpack", collection, out, texts), [str(out / source.name), "is missing", "corpora.py fetch"])
+        path, pack = out / source.name, mirrors.zipped if source.name.endswith(".zip") else mirrors.tgz
+        refused(call("unpack", collection, out, texts), [str(path), "is missing", "corpora.get fetch"])
         data = (place / source.path).read_bytes()
-        for broken in (data[: len(data) // 2], b"<html>"):
-            (out / source.name).write_bytes(broken)
-            refused(call("unpack", collection, out, texts), [str(out / source.name), "does not open"])
+        for content, words in (
+            (data[: len(data) // 2], ["does not open"]),
+            (b"<html>", ["does not open"]),
+            (pack({"de-en/other.txt": "x\n"}), ["has no member", "de-en/other.txt", "right file?"]),
+        ):
+            path.write_bytes(content)
+            refused(call("unpack", collection, out, texts), [str(path), *words])
         assert list(texts.iterdir()) == []
 
 
-def test_a_text_that_cannot_be_written(place, tmp_path, refused):
-    assert fetch(IWSLT, tmp_path / "out", place) == 0
-    (tmp_path / "texts" / "talks.en").mkdir(parents=True)
-    refused(call("unpack", IWSLT, tmp_path / "out", tmp_path / "texts"), [str(tmp_path / "texts" / "talks.en")])
-
-
-def test_archives_are_closed(place, tmp_path, monkeypatch):
-    """Read to their end or not."""
+@pytest.mark.parametrize(
+    ("name", "member"),
+    [
+        (mirrors.IWSLT14, "de-en/train.tags.de-en.de"),
+        (mirrors.SUBTITLES, "OpenSubtitles.en-ru.en"),
+        (mirrors.ALIGNMENT, None),
+    ],
+)
+def test_archives_are_closed_although_they_are_not_read_to_their_end(name, member, place, monkeypatch):
     opened = []
-    for module, name in ((tarfile, "open"), (zipfile, "ZipFile"), (gzip, "open")):
-        monkeypatch.setattr(module, name, recording(getattr(module, name), opened))
-    for read in (
-        archives.lines(place / mirrors.IWSLT14, "de-en/train.tags.de-en.de"),
-        archives.lines(place / mirrors.SUBTITLES, "OpenSubtitles.en-ru.en"),
-        archives.lines(place / mirrors.ALIGNMENT),
-    ):
-        next(read)
-        read.close()
-        assert len(opened) == 1 and is_closed(opened.pop())
-    assert len(list(archives.lines(place / mirrors.SUBTITLES, "OpenSubtitles.en-ru.en"))) > len(TRAIN)
-    assert is_closed(opened.pop())
-
-
-def recording(function, results):
-    def recorded(*arguments):
-        results.append(function(*arguments))
-        return results[-1]
-
-    return recorded
-
-
-def is_closed(archive):
-    return archive.fp is None if hasattr(archive, "fp") else archive.closed
+    for module, function in ((tarfile, "open"), (zipfile, "ZipFile"), (gzip, "open")):
+        real = getattr(module, function)
+        monkeypatch.setattr(module, function, lambda *a, real=real: opened.append(real(*a)) or opened[-1])
+    lines = archives.lines(place / name, member)
+    next(lines)
+    lines.close()
+    (archive,) = opened
+    assert archive.fp is None if hasattr(archive, "fp") else archive.closed

@@ -1,20 +1,14 @@
-"""The small programs of the recipes: batches, averages, curves, plans, settings."""
-
-import subprocess
-import sys
-from types import SimpleNamespace
+"""The programs around training: batches of an update, averages, estimates of the time."""
 
 import pytest
 import torch
-from support.recipes import RECIPES
+from support.recipes import call
 
-from training import average
-from text import batches
-import curves
-from training import plan
 from fairseq_headgates.checkpoints import load_checkpoint
+from text import batches
+from training import plan
 
-# --- batches.py --------------------------------------------------------------------------------------------------
+pytest_plugins = ["support.recipes"]
 
 
 def fairseqs_batches(toy, max_tokens):
@@ -47,12 +41,10 @@ def test_a_plan_reaches_the_tokens_within_the_limit(toy, workers, limit):
         assert (update_freq - 1) * workers * ours.source_tokens(limit) < 400
 
 
-def test_a_folder_without_data_is_refused(tmp_path, capsys):
-    assert batches.main([str(tmp_path), "en", "ru", "--max-tokens", "100"]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-# --- average.py --------------------------------------------------------------------------------------------------
+def test_batches_without_data_or_too_small_for_any_sentence_are_refused(toy, tmp_path, refuses):
+    refuses("text.batches", tmp_path, "en", "ru", "--max-tokens", 100, words=str(tmp_path))
+    words = "fits into --max-tokens 1: the shortest has"
+    refuses("text.batches", toy.data, "src", "tgt", "--max-tokens", 1, words=words)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +65,7 @@ def test_an_average_is_the_mean_of_the_last_checkpoints(checkpoints, tmp_path, c
         torch.save({**source, "model": model, "optimizer_history": history}, tmp_path / name)
     if "checkpoint_last.pt" not in names.values():
         (tmp_path / "checkpoint_last.pt").write_bytes((tmp_path / "checkpoint_10_1100.pt").read_bytes())
-    assert average.main([str(tmp_path), str(tmp_path / "averaged.pt"), "--last", "2"]) == 0
+    assert call("training.average", tmp_path, tmp_path / "averaged.pt", "--last", 2) == 0
     assert ", ".join(list(names.values())[-2:]) in capsys.readouterr().out
     found = load_checkpoint(str(tmp_path / "averaged.pt"))["model"]
     first, second = list(models.values())[-2:]
@@ -83,44 +75,13 @@ def test_an_average_is_the_mean_of_the_last_checkpoints(checkpoints, tmp_path, c
         torch.testing.assert_close(tensor.double(), mean, rtol=1e-6, atol=1e-7)
 
 
-def test_checkpoints_of_two_models_are_not_averaged(checkpoints, tmp_path, capsys):
+def test_no_checkpoints_and_those_of_two_models_are_not_averaged(checkpoints, tmp_path, refuses):
+    averaged = tmp_path / "averaged.pt"
+    refuses("training.average", tmp_path, averaged, "--last", 2, words="has no checkpoint_last.pt")
     (tmp_path / "checkpoint_1_1.pt").symlink_to(checkpoints["gated"])
     (tmp_path / "checkpoint_last.pt").symlink_to(checkpoints["baseline"])
-    assert average.main([str(tmp_path), str(tmp_path / "averaged.pt"), "--last", "2"]) == 2
-    assert "another model" in capsys.readouterr().err and not (tmp_path / "averaged.pt").exists()
-
-
-def test_a_folder_without_checkpoints_has_no_average(tmp_path, capsys):
-    assert average.main([str(tmp_path), str(tmp_path / "averaged.pt"), "--last", "2"]) == 2
-    assert "has no checkpoint_last.pt" in capsys.readouterr().err
-
-
-# --- curves.py, plan.py ------------------------------------------------------------------------------------------
-
-
-def write_curve(path, rows):
-    names = ["checkpoint", "by", "types", "removed", "heads", "nll", "bleu"]
-    path.write_text("\n".join("\t".join(map(str, row)) for row in [names, *rows]) + "\n")
-    return str(path)
-
-
-def test_curves_over_training_have_a_row_for_each_epoch(tmp_path):
-    rows = [
-        (f"a/checkpoint{e}.pt", "gradient", "all", step, 9, 1.0, e + step / 100) for e in (1, 30) for step in (0, 50)
-    ]
-    path = write_curve(tmp_path / "c.tsv", rows)
-    table = [line.split() for line in curves.table(curves.read([path]), paper=True).splitlines()]
-    assert table[2:] == [["1", "1.00", "1.50", "3.0"], ["30", "30.00", "30.50", "34.7"]]
-
-
-def test_curves_of_one_model_have_a_row_for_each_score(tmp_path):
-    files = [
-        write_curve(tmp_path / f"{by}.tsv", [("m.pt", by, "all", 0, 9, 1.0, 20), ("m.pt", by, "all", step, 5, 1.0, 10)])
-        for by, step in (("gradient", 50), ("ablation", 25))
-    ]
-    table = [line.split() for line in curves.table(curves.read(files), paper=False).splitlines()]
-    assert table[0] == ["by", "-0%", "-25%", "-50%"]
-    assert table[2:] == [["gradient", "20.00", "-", "10.00"], ["ablation", "20.00", "10.00", "-"]]
+    refuses("training.average", tmp_path, averaged, "--last", 2, words="another model")
+    assert not averaged.exists()
 
 
 LOG = """\
@@ -133,65 +94,49 @@ LOG = """\
 """
 
 
-def measured_run(folder, name):
-    (folder / "baseline").mkdir(parents=True)
-    (folder / "settings.txt").write_text("SRC=en TOKENS_PER_UPDATE=8000 EPOCHS=1\n")
-    (folder / "baseline" / "train.log").write_text(LOG.format(name=name))
-    choices = {"tokens": 16_000, "updates": 36_000, "prune_updates": 3_600, "gated": 2, "scratch": 1, "every": 3_600}
-    return SimpleNamespace(out=folder, **choices | {"controls": 2, "seeds": 1})
+PLANNED = {"tokens": 16_000, "updates": 36_000, "prune-updates": 3_600, "gated": 2, "scratch": 1, "every": 3_600}
 
 
-def test_a_plan_multiplies_the_measured_speed_by_the_planned_updates(tmp_path):
+@pytest.fixture
+def planned(tmp_path, capsys):
+    """planned(**options): the lines of a plan from the log of a baseline on a machine with this GPU."""
+    (tmp_path / "baseline").mkdir()
+    (tmp_path / "settings.txt").write_text("SRC=en TOKENS_PER_UPDATE=8000 EPOCHS=1\n")
+
+    def planned(name="NVIDIA A100-SXM4-80GB", **options):
+        log = LOG.format(name=name) if name else "\n".join(LOG.splitlines()[1:])
+        (tmp_path / "baseline" / "train.log").write_text(log)
+        words = [word for option, value in {**PLANNED, **options}.items() for word in (f"--{option}", value)]
+        assert call("training.plan", tmp_path, *words) == 0
+        return capsys.readouterr().out.splitlines()
+
+    return planned
+
+
+def test_a_plan_multiplies_the_measured_speed_by_the_planned_updates(planned, tmp_path, refuses):
     """Half a second an update of half the size, a minute for each of ten validations: 10 h and 10 min."""
-    table = plan.plan(measured_run(tmp_path, "NVIDIA A100-SXM4-80GB")).splitlines()
+    table = planned()
     assert "20,000 target tokens a second" in table[0] and "60 s" in table[0]
     assert table[3].split() == ["NVIDIA", "A100-SXM4-80GB", "10.2", "2.0", "2.0", "11.2", "25.4", "8.5", "GB"]
     assert len(table) == 4  # this machine only
+    assert planned(seeds=3)[3].split()[2:7] == ["30.5", "6.1", "6.1", "33.5", "76.2"]
+    assert planned(name=None)[3].startswith("CPU ")
+    (tmp_path / "baseline" / "train.log").write_text("")
+    refuses("training.plan", tmp_path, words="train for more updates")
 
 
-def test_a_plan_says_when_the_first_gate_can_close(tmp_path):
-    args = measured_run(tmp_path, "x")
+def test_a_plan_says_when_the_first_gate_can_close(planned, tmp_path):
     (tmp_path / "all_lambda0.02").mkdir()
     (tmp_path / "all_lambda0.02" / "train.log").write_text(
         LOG + "over 300 updates, log_alpha of a gate can change by about 0.2; closing a gate takes 4.9: at update 1499 "
         "at the earliest: expect few closed gates\n"
     )
-    assert plan.plan(args).splitlines()[1] == "no gate can close before update 1,499 of 3,600"
-
-
-def test_a_plan_for_several_seeds(tmp_path):
-    args = measured_run(tmp_path, "x")
-    args.seeds = 3
-    assert plan.plan(args).splitlines()[3].split()[1:6] == ["30.5", "6.1", "6.1", "33.5", "76.2"]
+    assert planned()[1] == "no gate can close before update 1,499 of 3,600"
 
 
 @pytest.mark.parametrize("name", ["all_lambda0.1", "all_lambda0.1_rate10", "enc-self_heads6", "all_heads0.25_subset"])
 def test_a_plan_measures_a_run_with_gates(name, tmp_path):
     for folder in (name, "all_heads6_gradient", "all_lambda0.1_scratch", "all_heads6_random"):
-        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder).mkdir()
         (tmp_path / folder / "train.log").touch()
-    if not name.startswith("all_lambda0.1"):
-        assert plan.gated_log(tmp_path) == tmp_path / name / "train.log"
-    else:
-        assert plan.gated_log(tmp_path).parent.name == name
-
-
-def test_a_plan_from_a_cpu(tmp_path, monkeypatch, capsys):
-    measured_run(tmp_path, "x")
-    log = tmp_path / "baseline" / "train.log"
-    log.write_text("\n".join(line for line in log.read_text().splitlines() if "capabilities" not in line))
-    monkeypatch.setattr(sys, "argv", ["plan.py", str(tmp_path)])
-    assert plan.main() == 0
-    assert capsys.readouterr().out.splitlines()[3].startswith("CPU ")
-    log.write_text("")
-    assert plan.main() == 2 and "train for more updates" in capsys.readouterr().err
-
-
-# --- settings.py -------------------------------------------------------------------------------------------------
-
-
-def test_help_into_a_closed_pipe_prints_no_error():
-    """As with `recipes/demo.sh --help | head`."""
-    command = f"{sys.executable} {RECIPES / 'lib' / 'settings.py'} --help demo.sh | true"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
-    assert done.stderr == ""
+    assert plan.gated_log(tmp_path) == tmp_path / name / "train.log"

@@ -22,8 +22,7 @@ from support.commands import GATED, PRELOADED, train_arguments, worker_arguments
 from support.models import assert_same
 from support.recipes import RECIPES
 
-from training import interrupted
-from training import stopping
+from training import interrupted, stopping
 
 SCRIPT = RECIPES / "train.py"
 

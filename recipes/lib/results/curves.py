@@ -1,26 +1,19 @@
-#!/usr/bin/env python3
 """Print BLEU over the fraction of removed heads as one table: a row for each curve, a column for each step.
 
-    curves.py CURVE.tsv [CURVE.tsv ...] [--paper]      files written by `headgates curve --tsv`
-
-A row is named by its checkpoint (checkpoint3.pt: epoch 3) if there are several, else by its scores. --paper adds a
-column with the BLEU of the whole model in Michel et al. 2019, by epoch: of the tokenised text of their validation set.
+CURVE.tsv is a file of `headgates curve --tsv`. A row is named by its checkpoint (checkpoint3.pt: epoch 3) if there are
+several, else by its scores. --paper adds a column with the BLEU of the whole model in Michel et al. 2019, by epoch: of
+the tokenised text of their validation set.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import re
-import sys
 
-import headgates_start  # noqa: F401  (before fairseq_headgates, which then does not import fairseq and torch)
-from commands import ArgumentParser, exit_code
+from commands import ArgumentParser
 from fairseq_headgates.files import lines_of, read_text
 from fairseq_headgates.report import text_table
-
-# Section 6, IWSLT14 German-English, without pruning.
-MICHEL = {"1": 3.0, "2": 6.2, "3": 18.1, "5": 26.9, "10": 30.6, "20": 34.5, "30": 34.7, "40": 34.9}
+from results.papers import MICHEL
 
 
 def read(paths: list[str]) -> dict[tuple[str, str], dict[float, float]]:
@@ -59,16 +52,9 @@ def table(curves: dict[tuple[str, str], dict[float, float]], paper: bool) -> str
     return text_table([*header, *(["| paper, whole (tokenised, validation set)"] if paper else [])], rows)
 
 
-def work(args: argparse.Namespace) -> None:
-    print(table(read(args.files), args.paper))
-
-
-def main() -> int:
-    parser = ArgumentParser(__doc__)
+def main(argv: list[str]) -> None:
+    parser = ArgumentParser(__name__, __doc__)
     parser.add_argument("files", nargs="+", metavar="CURVE.tsv")
     parser.add_argument("--paper", action="store_true")
-    return exit_code("curves.py", work, parser.parse_args())
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    args = parser.parse_args(argv)
+    print(table(read(args.files), args.paper))

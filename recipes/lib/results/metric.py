@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
 """Run a metric of the user, for example a neural one, and print its score as JSON.
-
-    metric.py COMMAND SOURCE HYPOTHESIS REFERENCE
 
 COMMAND is split as a shell does. It gets the three files as arguments, detokenised text with one sentence per line, and
 prints one number, the score of the whole set, as the last line of its output.
@@ -9,15 +6,12 @@ prints one number, the score of the whole set, as the last line of its output.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import shlex
 import subprocess
-import sys
 
-from commands import ArgumentParser, exit_code
-from rules import shown
+from commands import ArgumentParser, shown
 
 
 def score(command: str, files: list[str]) -> float:
@@ -36,17 +30,13 @@ def score(command: str, files: list[str]) -> float:
     return number
 
 
-def work(args: argparse.Namespace) -> None:
-    number = score(args.command, [args.source, args.hypothesis, args.reference])
-    print(json.dumps({"command": args.command, "score": number}))
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = ArgumentParser(__doc__)
+def main(argv: list[str]) -> None:
+    parser = ArgumentParser(__name__, __doc__)
     for name in ("command", "source", "hypothesis", "reference"):
         parser.add_argument(name, metavar=name.upper())
-    return exit_code("metric.py", work, parser.parse_args(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    args = parser.parse_args(argv)
+    print(
+        json.dumps(
+            {"command": args.command, "score": score(args.command, [args.source, args.hypothesis, args.reference])}
+        )
+    )

@@ -1,0 +1,80 @@
+"""The table of classifiers, and the points of curves without further training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fairseq_headgates.evaluation import Difference
+from fairseq_headgates.files import read_text
+from fairseq_headgates.report import Panel, rounded
+from results import columns
+from results.columns import COMPARED, LEVEL, Column, with_range
+from results.plots import over_heads
+from results.rows import BASELINE, REPEAT, Row, Run
+
+PAPERS: dict[str, Column] = {}
+LINES = {"l0": "gates (l0)", "lagrangian": "gates", "subset": "gates (subset)"}
+
+
+def accuracy(row: Row) -> float:
+    return row.evaluation.scores["accuracy"].score
+
+
+def diff(row: Row) -> float:
+    return accuracy(row) - row.control.scores["accuracy"].score
+
+
+COMPARISON = {"control": lambda row: row.run.control, "diff": diff}
+COLUMNS = [
+    columns.total("heads", "kept"),
+    columns.PARAMETERS,
+    Column("accuracy", accuracy, with_range(".2f")),
+    Column("diff", diff, with_range("+.2f", rounded), COMPARISON, COMPARED),
+    Column("p", lambda row: row.p("accuracy"), columns.p_values, None, COMPARED, f"p<{LEVEL}"),
+]
+
+
+def legend(seeds: Sequence[Sequence[Row]], paper: str, bpe: int) -> str:
+    controls, evaluation = dict.fromkeys(row.run.control for row in seeds[0]), seeds[0][0].evaluation
+    return (
+        f"diff, p: accuracy against the control ({', '.join(controls)}), McNemar's exact test\n"
+        f"{evaluation.scores['accuracy'].signature} of {evaluation.subset}"
+    )
+
+
+def curve(place: Path, method: str, baseline: Row) -> list[Row]:
+    """Return the points of a curve of the baseline, but for that of the whole model."""
+    path = place / "curves" / f"{method}.json"
+    text = read_text(str(path), "the curve", REPEAT)
+    try:
+        points = json.loads(text)["points"]
+        return [_point(point, method, baseline) for point in points if point["removed"]]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path} is no file of headgates curve --out: {REPEAT}") from None
+
+
+def _point(point: dict[str, float], method: str, baseline: Row) -> Row:
+    """Return the row of a point: the baseline with other heads, size and accuracy."""
+    score = replace(baseline.evaluation.scores["accuracy"], score=float(point["accuracy"]))
+    evaluation = replace(
+        baseline.evaluation,
+        heads={"total": (int(point["heads"]), baseline.heads[1])},
+        parameters=int(point["parameters"]),
+        scores={"accuracy": score},
+    )
+    difference = Difference(score.score - accuracy(baseline), float(point["p_value"]), score.signature)
+    run = Run(f"{method}-{point['removed']:g}%", method, BASELINE)
+    return replace(baseline, run=run, evaluation=evaluation, differences={"accuracy": difference})
+
+
+def panels(seeds: Sequence[Sequence[Row]]) -> list[Panel]:
+    return [over_heads("accuracy (test)", seeds, accuracy, _line)]
+
+
+def _line(row: Row) -> str:
+    """Return the method of a row: that of its curve, how its gates were trained, or the scores and the training."""
+    method = row.run.method
+    return method if row.run.control == BASELINE else LINES.get(method, f"{method}, trained further")

@@ -1,0 +1,38 @@
+"""Plots of the tables of recipes."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from statistics import mean
+
+from fairseq_headgates.cli.output import picture
+from fairseq_headgates.files import replacing
+from fairseq_headgates.report import Panel, row_of, score_panel
+from results.rows import Row, by_model
+
+
+def over_heads(
+    title: str, seeds: Sequence[Sequence[Row]], score: Callable[[Row], float], line: Callable[[Row], str]
+) -> Panel:
+    """Return the plot of a score over heads kept: a line for runs of the same kind, controls as horizontal lines."""
+    lines: dict[str, list[tuple[float, list[float]]]] = {}
+    controls: dict[str, list[float]] = {}
+    for rows in by_model(seeds):
+        values = [score(row) for row in rows]
+        if rows[0].run.method:
+            lines.setdefault(line(rows[0]), []).append((mean(row.heads[0] for row in rows), values))
+        else:
+            controls[rows[0].run.name] = values
+    return score_panel(title, {name: sorted(points) for name, points in lines.items()}, controls)
+
+
+def draw(path: str, panels: Sequence[Panel]) -> None:
+    """Draw panels side by side; the kind of file is that of the name (.svg, .png, .pdf)."""
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq sets the level of all loggers
+    content, lacking = picture(path, lambda: row_of(panels))
+    if lacking:
+        print(f"{path} {lacking}: an .svg file does", file=sys.stderr)
+    with replacing(path, force=True) as part:
+        part.write_bytes(content)

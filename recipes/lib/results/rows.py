@@ -1,0 +1,127 @@
+"""The models of one seed in the order of the table, with their evaluations and the differences from their controls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from commands import shown
+from fairseq_headgates.evaluation import Difference, Evaluation, differences, read_evaluations
+from fairseq_headgates.heads import TYPES
+
+BASELINE = "baseline"
+EVALUATION, TIMED = "evaluation.json", "speed.json"
+REPEAT = "remove it and run the recipe again"
+
+
+class Run(NamedTuple):
+    """A model of the plan of a recipe.
+
+    Attributes:
+        name: the name of its folder
+        method: how its heads are chosen; "" for the baseline and its controls
+        control: the name of the model that it is compared with; its own for a control
+        types: the attention types whose heads are chosen, "all" or joined by "+"; "" for the baseline and its controls
+        value: lambda, heads to keep, scores, or the run whose heads the model has
+    """
+
+    name: str
+    method: str
+    control: str
+    types: str = ""
+    value: str = ""
+
+    @classmethod
+    def parse(cls, line: str) -> Run:
+        """Read a line of the plan, NAME METHOD CONTROL TYPES VALUE STEPS..."""
+        if len(line.split()) < 5:
+            raise ValueError(f"--run {shown(line)}: a line of the plan has NAME METHOD CONTROL TYPES VALUE")
+        name, method, control, types, value = line.split()[:5]
+        if method == "control":
+            return cls(name, "", name)
+        return cls(name, method, control, "all" if types == ",".join(TYPES) else types.replace(",", "+"), value)
+
+
+def in_order(lines: Sequence[str], own_control: bool) -> list[Run]:
+    """Return the models of a plan in the order of the table: the baseline, then each control and its runs.
+
+    Args:
+        lines: the lines of the plan, without the baseline
+        own_control: compare the baseline with itself, and not with the first control
+    """
+    runs = [Run.parse(line) for line in lines]
+    controls = [run for run in runs if not run.method]
+    baseline = Run(BASELINE, "", BASELINE if own_control or not controls else controls[0].name)
+    found = [baseline]
+    for control in (baseline, *controls):
+        found += [control] * (control is not baseline)
+        found += [run for run in runs if run.method and run.control == control.name]
+    for run in runs:
+        if run not in found:
+            raise ValueError(f"{run.name} is compared with {run.control}, which is not in the plan: add its --run")
+    return found
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model of one seed.
+
+    Attributes:
+        run: the model in the plan
+        seed: random seed of the training
+        folder: its folder
+        evaluation: its evaluation
+        control: the evaluation of its control
+        differences: from the control, by score; empty for a control
+    """
+
+    run: Run
+    seed: str
+    folder: Path
+    evaluation: Evaluation
+    control: Evaluation
+    differences: Mapping[str, Difference]
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """The number of heads kept, and of all heads."""
+        return self.evaluation.heads["total"]
+
+    def p(self, score: str) -> float | None:
+        """Return the p-value of a difference; None for a control."""
+        return self.differences[score].p if self.differences else None
+
+
+def read(place: Path, runs: Sequence[Run], seed: str, tested: bool) -> list[Row]:
+    """Read the models of one seed, whose folders are in `place`; `tested`: with differences from the controls."""
+    evaluations = {run.name: _evaluation(place / run.name) for run in runs}
+    found: dict[str, Mapping[str, Difference]] = {}
+    for control in dict.fromkeys(run.control for run in runs if tested):
+        names = [run.name for run in runs if run.control == control != run.name]
+        others = [evaluations[name] for name in names]
+        found |= zip(names, differences(evaluations[control], others), strict=True)
+    return [
+        Row(run, seed, place / run.name, evaluations[run.name], evaluations[run.control], found.get(run.name, {}))
+        for run in runs
+    ]
+
+
+def by_model(seeds: Sequence[Sequence[Row]]) -> list[tuple[Row, ...]]:
+    """Return the rows of all seeds for each model; each seed has the same models."""
+    return list(zip(*seeds, strict=True))
+
+
+def _evaluation(folder: Path) -> Evaluation:
+    """Read the evaluation in a folder, with the speed of the one that was timed, if there is one."""
+    found = _one(folder / EVALUATION)
+    timed = folder / TIMED
+    return replace(found, speed=_one(timed).speed) if timed.exists() else found
+
+
+def _one(path: Path) -> Evaluation:
+    evaluation, *others = read_evaluations(str(path))
+    if others:
+        raise ValueError(f"{path} has {len(others) + 1} models, not one: {REPEAT}")
+    return evaluation
