@@ -59,6 +59,13 @@ def translation(s: declared.Translation) -> None:
             raise ValueError(
                 f"SCRATCH={types} must be among the types of RUNS ({', '.join(existing) or 'RUNS is empty'})"
             )
+    if s.METRIC:
+        from results.translation import COLUMNS
+
+        if s.METRIC_NAME in (titles := ["model", *(column.title for column in COLUMNS)]):
+            raise ValueError(
+                f"{s.said('METRIC_NAME')} is a column of the table: choose a name beside {', '.join(titles)}"
+            )
     # Of the default nothing is looked up: importing fairseq takes seconds.
     if s.ARCH != "transformer" and not s.HEADGATES:
         _architecture(s)

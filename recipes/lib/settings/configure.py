@@ -108,7 +108,7 @@ def recorded(found: Settings, record: str) -> str:
     for name, field in type(found).model_fields.items():
         own = extra(field).get("record", "")
         text = re.sub(r"\s*[,\s]\s*", ",", texts.get(name, "").removeprefix(f"{found.OUT_DIR}/"))
-        usual = own.endswith("?") and text == type(found).DEFAULTS.get(name)
+        usual = own.endswith("?") and text == (type(found).DEFAULTS.get(name) or "")
         if own.rstrip("?") == record and name not in unused and not usual:
             lines.append(f"{name}={'several' if name == 'SEEDS' and ',' in text else text}")
     return " ".join(lines)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr
 
 from settings import checks, estimates
 from settings import types as t
-from settings.runs import Heads, Run, method, parse, plan, types_of_runs, weight, with_method
+from settings.runs import GATED, TRAINED, UNTRAINED, Heads, Run, method, parse, plan, types_of_runs, weight, with_method
 
 Default = str | Callable[[Any], Any]
 GROUPS = ("text", "model", "training", "pruning", "evaluation", "machine")
@@ -138,8 +138,8 @@ class Training(Settings):
     RUNS: Runs = pruning(
         "pruning runs, separated by spaces. TYPES:LAMBDA trains gates with an L0 penalty (TYPES:LAMBDA@SCALE: with "
         "--gate-lr-scale SCALE, a number); TYPES=N@METHOD keeps N heads, a number (12) or a fraction (0.5). METHOD "
-        "trains gates (lagrangian, subset), removes heads by scores and then trains (gradient, ablation, random, "
-        "iterative), or does not train (gradient-only, ablation-only); without @METHOD it is SPARSITY_METHOD. TYPES: "
+        f"trains gates ({', '.join(GATED)}), removes heads by scores and then trains ({', '.join(TRAINED)}), or does "
+        f"not train ({', '.join(UNTRAINED)}); without @METHOD it is SPARSITY_METHOD. TYPES: "
         "all, or attention types (enc-self,dec-self,dec-enc); without TYPES it is all. With enc-self alone the decoder "
         "of a translation model is frozen. Empty: none",
         record="",

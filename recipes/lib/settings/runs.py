@@ -25,6 +25,7 @@ SCORES = {
     "gradient-only": "gradient",
     "ablation-only": "ablation",
 }
+TRAINED, UNTRAINED = ([name for name in SCORES if name.endswith("-only") == only] for only in (False, True))
 PLAIN, FROZEN = "baseline+", "baseline+frozen"
 
 

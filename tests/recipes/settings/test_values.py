@@ -1,12 +1,14 @@
 """Values of settings: for each type those that are refused and accepted, and settings that contradict each other."""
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from pydantic import TypeAdapter
 from support.settings import read, refusal
 
+import fairseq_headgates
 from commands import shown
 from settings import declared
 from settings import types as t
@@ -67,7 +69,7 @@ BAD = [
     (t.Optimizer, {"sgd": "must be adam or lamb", "lamb": "needs NVIDIA's apex, which is not installed"}),
     (t.Program, {"no-such-program x": "must be a command whose program is on the P", "python3 'a": "No closing quot"}),
     (t.EnglishRussianSet, {"wmt99": "must be a test set of sacreBLEU: ", "iwslt17": "wmt14"}),
-    (t.Column, {"a b": "must be letters and digits", "../x": "must be letters", "BLEU": "no column of the table"}),
+    (t.Column, {"a b": "must be letters and digits", "../x": "must be letters"}),
     (t.Cleaning, {"yes": "must be options of text.clean; unrecognized arguments: yes", "x" * 9000: "unrecognized"}),
     (t.Cleaning, {"--max-lenght 1": "unrecognized arguments: --max-lenght 1", "--max-length": "expected one argument"}),
     (t.Cleaning, {"--max-length x": "--max-length: 'x' must be a whole number", "--max-ratio 0.5": "a number from 1"}),
@@ -135,6 +137,7 @@ def test_zero_is_a_value_of_some_settings(recipe, valid, names):
             TypeAdapter(types_of(recipe)[name]).validate_python("0")
 
 
+PLUGIN = str(Path(fairseq_headgates.__file__).parent)
 CONTRADICTIONS = [
     (MT, "HEADS=3", "HEADS=3 must divide EMBED=128"),
     (MT, "SEED=3;SEEDS=1 2", "SEED=3 and SEEDS='1 2': set only SEEDS"),
@@ -157,6 +160,12 @@ CONTRADICTIONS = [
     (MT, "RUNS=all=41;DECODER_LAYERS=1", "it must be at most 40 (enc-self 24, dec-self 8, dec-enc 8)"),
     (MT, "RUNS=enc-self=25@random", "at most 24 (enc-self 24)"),
     (MT, "RUNS=all=1@iterative;PRUNE_UPDATES=3;PRUNE_WARMUP=1", "ITERATIONS=4 must be at most PRUNE_UPDATES=3"),
+    (
+        MT,
+        "METRIC=python3 x;METRIC_NAME=BLEU",
+        "METRIC_NAME=BLEU is a column of the table: choose a name beside model, ",
+    ),
+    (MT, "ARCH=transformer_wmt_en_de_big_t2t;PRE_NORM=0", "and --encoder-normalize-before"),
     (MT, "ARCH=transfromer", "ARCH=transfromer must be an architecture of fairseq, for example"),
     (MT, "ARCH=lstm", "must be an architecture of fairseq's encoder-decoder transformer"),
     (MT, "ARCH=transformer_align", "must be an architecture of fairseq's encoder-decoder transformer"),
@@ -197,7 +206,7 @@ TOGETHER = [
     (MT, "LAUNCHER=srun python3;WORKERS=16;HOSTS=a b;SRC=zh_CN;TGT=pt-br;RAW_DIR=it's here"),
     (LM, "ARCH=transformer_lm_all_attention;MEM_LEN=0;PERSISTENT_VECTORS=4;RUNS=:0 all:.1;GATE_INIT=-2"),
     (LM, "BPE=0;VOCABULARY=9;ADAPTIVE=4;SCHEDULE=cosine;MIN_LR=0;LR=1e-3;RUNS=all=0.5@iterative"),
-    ("wmt_en_ru.sh", "DATA_DIR=https://example.com/mirror"),
+    ("wmt_en_ru.sh", f"DATA_DIR=https://example.com/mirror;SHARE=4/4;RAW_DIR=/;HEADGATES={PLUGIN}"),
     ("sweep.sh", "LAMBDAS=1e-5 0.12345678;TARGETS=;METHODS="),
 ]
 
