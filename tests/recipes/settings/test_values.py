@@ -10,7 +10,7 @@ from support.settings import read, refusal
 
 import fairseq_headgates
 from commands import shown
-from settings import declared
+from settings import declared, shared
 from settings import types as t
 
 DIGITS = dict.fromkeys(["x", "1e3", "6000.5", "010", "+5", " 5", "1_000", "९"], "must be a whole number, for")
@@ -74,12 +74,12 @@ BAD = [
     (t.Cleaning, {"--max-lenght 1": "unrecognized arguments: --max-lenght 1", "--max-length": "expected one argument"}),
     (t.Cleaning, {"--max-length x": "--max-length: 'x' must be a whole number", "--max-ratio 0.5": "a number from 1"}),
     (t.Cleaning, {"--max-ratio nan": "argument --max-ratio: 'nan' must be a number from 1"}),
-    (declared.TypesOfRuns, TYPES | {"all all": TWICE.format("all")}),
-    (declared.Methods, {"random magic": "'magic' must be one of", "random random": TWICE.format("random")}),
-    (declared.Weights, each({k: v for k, v in WEIGHT.items() if k}, "0.1 {}") | {"1 1": TWICE.format(1)}),
-    (declared.Curves, {"gradient size": "'size' must be gradient, ablation or random", "random random": "twice"}),
+    (shared.TypesOfRuns, TYPES | {"all all": TWICE.format("all")}),
+    (shared.Methods, {"random magic": "'magic' must be one of", "random random": TWICE.format("random")}),
+    (shared.Weights, each({k: v for k, v in WEIGHT.items() if k}, "0.1 {}") | {"1 1": TWICE.format(1)}),
+    (shared.Curves, {"gradient size": "'size' must be gradient, ablation or random", "random random": "twice"}),
     (
-        declared.Runs,
+        shared.Runs,
         each({f"all:{value}": f"lambda {value!r} {rule}" for value, rule in WEIGHT.items()}, "all:1 {}")
         | each({f"all:1@{value}": f"scale {value!r} {rule}" for value, rule in SCALE.items()})
         | each({f"={value}": f"N {value!r} {rule}" for value, rule in HEADS.items()})
