@@ -15,7 +15,7 @@ say() { dry || printf '%s  %s\n' "$(date +%H:%M:%S)" "$*"; }
 # --- arguments and checks -------------------------------------------------------------------------------------------
 
 # configure [NAME=DEFAULT...] -- "$@": set `arguments`, export the settings, and print the help with --help. The defaults
-# are those of the recipe; lib/settings/declared.py has all settings.
+# are those of the recipe; lib/settings has all settings.
 configure() {
   local code
   code=$(python3 "$recipes/lib" settings.configure "$0" "$@") || exit 2

@@ -10,7 +10,8 @@ from support.settings import read, refusal
 
 import fairseq_headgates
 from commands import shown
-from settings import declared, shared
+from results.translation import COLUMNS as SHOWN
+from settings import classification, declared, general, translation
 from settings import types as t
 
 DIGITS = dict.fromkeys(["x", "1e3", "6000.5", "010", "+5", " 5", "1_000", "९"], "must be a whole number, for")
@@ -74,12 +75,12 @@ BAD = [
     (t.Cleaning, {"--max-lenght 1": "unrecognized arguments: --max-lenght 1", "--max-length": "expected one argument"}),
     (t.Cleaning, {"--max-length x": "--max-length: 'x' must be a whole number", "--max-ratio 0.5": "a number from 1"}),
     (t.Cleaning, {"--max-ratio nan": "argument --max-ratio: 'nan' must be a number from 1"}),
-    (shared.TypesOfRuns, TYPES | {"all all": TWICE.format("all")}),
-    (shared.Methods, {"random magic": "'magic' must be one of", "random random": TWICE.format("random")}),
-    (shared.Weights, each({k: v for k, v in WEIGHT.items() if k}, "0.1 {}") | {"1 1": TWICE.format(1)}),
-    (shared.Curves, {"gradient size": "'size' must be gradient, ablation or random", "random random": "twice"}),
+    (translation.TypesOfRuns, TYPES | {"all all": TWICE.format("all")}),
+    (translation.Methods, {"random magic": "'magic' must be one of", "random random": TWICE.format("random")}),
+    (translation.Weights, each({k: v for k, v in WEIGHT.items() if k}, "0.1 {}") | {"1 1": TWICE.format(1)}),
+    (classification.Curves, {"gradient size": "'size' must be gradient, ablation or random", "random random": "twice"}),
     (
-        shared.Runs,
+        general.Runs,
         each({f"all:{value}": f"lambda {value!r} {rule}" for value, rule in WEIGHT.items()}, "all:1 {}")
         | each({f"all:1@{value}": f"scale {value!r} {rule}" for value, rule in SCALE.items()})
         | each({f"={value}": f"N {value!r} {rule}" for value, rule in HEADS.items()})
@@ -218,6 +219,10 @@ def words(text):
 @pytest.mark.parametrize(("recipe", "given", "message"), CONTRADICTIONS)
 def test_contradictions_are_refused(recipe, given, message):
     assert message in refusal(recipe, **words(given))
+
+
+def test_a_metric_cannot_have_the_name_of_a_column():
+    assert ("model", *(column.title for column in SHOWN)) == translation.COLUMNS
 
 
 @pytest.mark.parametrize(("recipe", "given"), TOGETHER)
