@@ -25,7 +25,7 @@ import headgates_start
 from fairseq_headgates.cli.options import all_attention_options, criterion_options, model_options, task_options
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "lib"))
-from settings import declared, shared
+from settings import declared
 from settings.configure import FIRST, extra, later, read
 
 FAMILIES = ("translation.sh", "language_model.sh", "classification.sh")
@@ -82,7 +82,7 @@ def settings_of_family(recipe: str) -> str:
     """Return tables of the settings of a recipe, but for those of every recipe: the first to set, then by group."""
     kind = declared.RECIPES[recipe]
     texts = read(recipe, dict.fromkeys(kind.ARGUMENTS, "x")).texts
-    tables: dict[str, list[tuple[str, ...]]] = {group: [] for group in (FIRST, *shared.GROUPS)}
+    tables: dict[str, list[tuple[str, ...]]] = {group: [] for group in (FIRST, *declared.GROUPS)}
     for name, field in own_settings(kind, declared.Settings).items():
         meaning, default = _meaning(field)
         if texts.get(name):

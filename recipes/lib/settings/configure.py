@@ -21,8 +21,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from commands import shown
-from settings.declared import RECIPES
-from settings.shared import GROUPS, Default, Settings
+from settings.declared import GROUPS, RECIPES, Default, Settings
 
 FIRST = "to begin with"  # title of the settings that matter first
 # Rules in plainer words than pydantic's.

@@ -9,8 +9,8 @@ from support.recipes import RECIPES, environment, refused, run
 from support.settings import of_script, read
 
 from settings.configure import describe
+from settings.declared import GROUPS
 from settings.declared import RECIPES as DECLARED
-from settings.shared import GROUPS
 
 # Recipes that end as another one, and settings that only Python reads.
 INNER = {"sweep.sh": "translation.sh", "demo.sh": "translation.sh", "iwslt14_de_en.sh": "translation.sh"}
