@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from support.commands import USER_DIR
 from support.recipes import first_lines, make_corpus, refused, run, shell
 
 
@@ -62,7 +61,6 @@ def test_only_selection_bleu_adds_eval_bleu_to_training(selection, checkpoint, r
 @pytest.mark.parametrize(
     ("settings", "files", "words"),
     [
-        ({"SELECTION": "loss"}, {}, ["SELECTION='loss' must be bleu or last"]),
         (
             {"UNTIED": 1},
             {"out/settings.txt": "SRC=en TGT=fr\n"},
@@ -72,7 +70,6 @@ def test_only_selection_bleu_adds_eval_bleu_to_training(selection, checkpoint, r
         ({"METRIC": "true b"}, {"out/metric.metric.txt": "true a\n"}, ["METRIC_NAME='metric'", "true a", "another"]),
         ({}, {"out/text/raw.txt": "train.en: 7 bytes\n"}, ["OUT_DIR was made from other text (train.en: 7 bytes)"]),
         ({}, {"raw/valid.de": ""}, ["raw/valid.de[.gz] has no text"]),
-        ({"LAUNCHER": "srun python3"}, {}, ["WORKERS", "srun"]),
     ],
 )
 def test_translation_refuses_other_settings_and_text(settings, files, words, raw, tmp_path):
@@ -80,19 +77,6 @@ def test_translation_refuses_other_settings_and_text(settings, files, words, raw
         write(tmp_path / name, content)
     refused(translated(raw, tmp_path / "out", **settings), *words)
     assert not list(tmp_path.glob("out/text/*.tok.*"))
-
-
-def test_sides_of_different_length_are_refused_and_corrected_text_is_read(raw, tmp_path):
-    good = (raw / "train.de").read_text()
-    (raw / "train.de").write_text(good.partition("\n")[0])
-    settings = {"PRETOKENIZED": 1, "BPE": 2, "HEADGATES": USER_DIR, "TRAIN_FLAGS": "--max-source-positions 1"}
-    refused(translated(raw, tmp_path / "out", **settings), "train has 3 lines in en but 1 in de")
-    (raw / "train.de").write_text(good)
-    refused(
-        translated(raw, tmp_path / "out", **settings),
-        "line 1 of the valid set has",
-        "tokens in en, and the model takes 0",
-    )
 
 
 TINY = {"EMBED": 16, "FFN": 16, "LAYERS": 1, "HEADS": 2, "BPE": 200, "WARMUP": 2, "LR": 0.01, "MAX_TOKENS": 400}
