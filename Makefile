@@ -1,4 +1,4 @@
-# `make test` and `make demo` do their own set-up (recipes/setup.sh) on a fresh machine.
+# `make test` and `make demo` do their own set-up (recipes/lib/setup.sh) on a fresh machine.
 #   PYTHON=python3.12 make test      choose the interpreter (3.10 to 3.13) of a new environment
 #   VENV=.venv-3.12 make test        another place for the environment
 #   TORCH_SPEC='torch==2.5.1' make test   another torch
@@ -23,7 +23,7 @@ help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
 
 setup: ## make the environment (test, demo, check ... do this themselves)
-	@recipes/setup.sh
+	@recipes/lib/setup.sh
 
 test: setup ## run the tests of every change
 	@$(PYTEST) --dist worksteal -m "not rehearsal" $(ARGS)

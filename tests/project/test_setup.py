@@ -61,7 +61,7 @@ def python_stub(version, venv_exit=0):
 @pytest.fixture
 def machine(tmp_path):
     """A checkout in `main`, and a folder `bin` that is all of its PATH."""
-    for name in ("setup.py", "recipes/setup.sh"):
+    for name in ("setup.py", "recipes/lib/setup.sh"):
         (tmp_path / "main" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / "main" / name)
     (tmp_path / "bin").mkdir()
@@ -73,7 +73,7 @@ def machine(tmp_path):
 
 def set_up(machine, **environment):
     return subprocess.run(
-        [machine / "main/recipes/setup.sh"],
+        [machine / "main/recipes/lib/setup.sh"],
         env={"PATH": str(machine / "bin"), "HOME": str(machine), **environment},
         capture_output=True,
         text=True,
@@ -93,7 +93,7 @@ def refusal(machine, **environment):
 
 @pytest.mark.parametrize(("argument", "code", "words"), [("--help", 0, "TORCH_SPEC"), ("x", 2, "takes none")])
 def test_help_or_an_invalid_argument_installs_nothing(argument, code, words):
-    done = subprocess.run(["bash", ROOT / "recipes" / "setup.sh", argument], capture_output=True, text=True)
+    done = subprocess.run(["bash", ROOT / "recipes" / "lib" / "setup.sh", argument], capture_output=True, text=True)
     assert done.returncode == code and words in done.stdout + done.stderr
 
 

@@ -15,7 +15,7 @@ case $* in
   --help | -h) exec sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" ;;
   *) echo "setup: got the arguments '$*', takes none" >&2; exit 2 ;;
 esac
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 root=$(pwd -P)
 venv=${VENV:-.venv}
 [[ $venv == /* ]] || venv=$root/$venv
@@ -41,7 +41,7 @@ die_with_log() {
 }
 
 # A moved environment has the old path in its commands.
-fingerprint() { { cat setup.py recipes/setup.sh && printf '%s\n' "$venv"; } | cksum; }
+fingerprint() { { cat setup.py recipes/lib/setup.sh && printf '%s\n' "$venv"; } | cksum; }
 # has_extras INSTALLED: true if all of `extras` are in a list that is installed.
 has_extras() {
   local extra
@@ -189,7 +189,7 @@ install_fairseq() {
 started=$SECONDS
 trap 'say "setup: interrupted; run it again to resume"; exit 130' INT TERM
 # Two at once would install over each other. The lock is on this file.
-exec 9<recipes/setup.sh
+exec 9<recipes/lib/setup.sh
 ! command -v flock >/dev/null || flock -n 9 || { say "setup: waiting for another set-up of this checkout" && flock 9; }
 if is_ready; then check_python_agrees; exit; fi
 if venv_is_whole; then
