@@ -61,11 +61,8 @@ def test_only_selection_bleu_adds_eval_bleu_to_training(selection, checkpoint, r
 @pytest.mark.parametrize(
     ("settings", "files", "words"),
     [
-        (
-            {"UNTIED": 1},
-            {"out/settings.txt": "SRC=en TGT=fr\n"},
-            ["was made with other settings (TGT=fr", "without UNTIED"],
-        ),
+        ({"SELECTION": "loss"}, {}, ["SELECTION='loss' must be bleu or last"]),
+        ({"UNTIED": 1}, {"out/settings.txt": "SRC=en TGT=fr\n"}, ["with other settings (TGT=fr", "without UNTIED"]),
         ({"LENPEN": 0.6}, {"out/generation.txt": "BEAM=4 LENPEN=1\n"}, ["made with other settings (LENPEN=1)"]),
         ({"METRIC": "true b"}, {"out/metric.metric.txt": "true a\n"}, ["METRIC_NAME='metric'", "true a", "another"]),
         ({}, {"out/text/raw.txt": "train.en: 7 bytes\n"}, ["OUT_DIR was made from other text (train.en: 7 bytes)"]),
