@@ -2,11 +2,13 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import nbclient
 import nbformat
 import pytest
-from support.recipes import ROOT, refused, run
+from support.recipes import RECIPES, ROOT, refused, run
 
 NOTEBOOK = ROOT / "notebooks" / "tour.ipynb"
 
@@ -87,9 +89,9 @@ def test_planted_functions_are_found(tmp_path, headgates):
     the tokens, the default threshold.
     """
     corpus, out = tmp_path / "corpus", tmp_path / "out"
-    for command in (["make_corpus.py", corpus], ["translation.sh", corpus, out, "en", "ru"]):
-        result = run(*command, OMP_NUM_THREADS=1, **GRAMMAR)
-        assert result.returncode == 0, result.stdout + result.stderr
+    subprocess.run([sys.executable, RECIPES / "make_corpus.py", corpus], check=True, capture_output=True)
+    result = run("translation.sh", corpus, out, "en", "ru", OMP_NUM_THREADS=1, **GRAMMAR)
+    assert result.returncode == 0, result.stdout + result.stderr
     data = [
         out / "data-bin",
         "--path",
