@@ -92,16 +92,10 @@ def test_planted_functions_are_found(tmp_path, headgates):
     subprocess.run([sys.executable, RECIPES / "make_corpus.py", corpus], check=True, capture_output=True)
     result = run("translation.sh", corpus, out, "en", "ru", OMP_NUM_THREADS=1, **GRAMMAR)
     assert result.returncode == 0, result.stdout + result.stderr
-    data = [
-        out / "data-bin",
-        "--path",
-        out / "baseline" / "checkpoint_last.pt",
-        "--cpu",
-        "--out",
-        out / "functions.json",
-    ]
-    headgates("functions", *data, "--conllu", corpus / "valid.en.conllu")
-    found = json.loads((out / "functions.json").read_text())
+    file = out / "functions.json"
+    data = [out / "data-bin", "--path", out / "baseline" / "checkpoint_last.pt", "--gen-subset", "valid", "--cpu"]
+    headgates("functions", *data, "--conllu", corpus / "valid.en.conllu", "--out", file)
+    found = json.loads(file.read_text())
     heads = [entry for row in found["heads"]["enc-self"] for entry in row]
     named = [name for entry in heads for name in entry["functions"]]
     assert {"amod to governor", "obj to governor"} <= set(named)
