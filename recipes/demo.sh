@@ -27,8 +27,7 @@ check_out "$out"
   --valid 300 --test 300
 find_devices
 translate=("$recipes/translation.sh" "$out/corpus" "$out" en ru)
-models=$out
-[[ $SEEDS != *' '* ]] || models=$out/seed${SEEDS%% *}
+models=${places[0]} # of the first seed
 log=$models/report.log
 
 # measured NAME COMMAND OPTIONS...: write $models/NAME.json with a command of headgates, unless it exists.

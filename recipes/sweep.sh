@@ -38,8 +38,5 @@ in_shares "$jobs" "${translate[@]}"
 # What is not complete, one model after the other; the speed of translation; the table.
 SPEED=1 part_of_recipe "${translate[@]}"
 read -ra seeds <<<"$SEEDS"
-places=("$out")
-((${#seeds[@]} == 1)) || places=("${seeds[@]/#/$out/seed}")
-for line in "${plan_of_runs[@]}"; do runs+=(--run "$line"); done
-last_table "$out/sweep.txt" python3 "$recipes/lib" results.table translation "${places[@]}" "${runs[@]}" --sweep \
+last_table "$out/sweep.txt" python3 "$recipes/lib" results.table translation "${places[@]}" "${options_of_runs[@]}" --sweep \
   --seed "${seeds[0]}" --tsv "$out/sweep.tsv" --json "$out/sweep.json" --plot "$out/sweep.svg"

@@ -8,12 +8,6 @@ source "$recipes/lib/devices.sh"
 # label RUN_DIR: the name of a run in messages.
 label() { echo "${1#"$out/"}"; }
 
-# place_of SEED: set `place`, the folder of the models of a seed.
-place_of() {
-  place=$out
-  ((${#seeds[@]} == 1)) || place=$out/seed$1
-}
-
 # schedule NAME LR WARMUP UPDATES [MIN_LR]: set `scheduled`, the options of a learning rate schedule and of the length.
 schedule() {
   scheduled=(--lr-scheduler "$1" --lr "$2" --warmup-updates "$3" --max-update "$4")

@@ -169,15 +169,10 @@ one_run() {
   complete[$place/$name]=1
 }
 
-# all_models: the models of all seeds, or those of this share, in the order of the plan. Set `places`, the folders of the
-# seeds. Shares begin with different seeds, so that they do not wait for the same baseline.
+# all_models: the models of all seeds, or those of this share, in the order of the plan. Shares begin with different
+# seeds, so that they do not wait for the same baseline.
 all_models() {
-  local share=${SHARE:-1/1} line turn position number
-  places=()
-  for seed in "${seeds[@]}"; do
-    place_of "$seed"
-    places+=("$place")
-  done
+  local share=${SHARE:-1/1} line turn position number place
   for ((turn = 0; turn < ${#seeds[@]}; turn++)); do
     position=$(((${share%/*} - 1 + turn) % ${#seeds[@]}))
     seed=${seeds[position]} place=${places[position]}
@@ -195,8 +190,6 @@ all_models() {
 
 # table FAMILY OPTIONS...: write and print the table of all models.
 table() {
-  local line runs=()
-  for line in "${plan_of_runs[@]}"; do runs+=(--run "$line"); done
-  last_table "$out/results.txt" python3 "$recipes/lib" results.table "$1" "${places[@]}" "${runs[@]}" \
+  last_table "$out/results.txt" python3 "$recipes/lib" results.table "$1" "${places[@]}" "${options_of_runs[@]}" \
     --seed "${seeds[0]}" --tsv "$out/results.tsv" "${@:2}"
 }

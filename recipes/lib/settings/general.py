@@ -172,7 +172,13 @@ class Training(Settings):
         return plan(self.runs(), self.heads(), [], self.ITERATIONS)
 
     def arrays(self) -> dict[str, list[str]]:
-        return {"plan_of_runs": self.plan()}
+        """Return the lines of the plan, also as options of results.table, and the folder of the models of each seed."""
+        plan, seeds = self.plan(), [f"{self.OUT_DIR}/seed{seed}" for seed in self.SEEDS]
+        return {
+            "plan_of_runs": plan,
+            "options_of_runs": [word for line in plan for word in ("--run", line)],
+            "places": seeds if len(seeds) > 1 else [self.OUT_DIR],
+        }
 
     def problems(self) -> None:
         super().problems()
