@@ -215,12 +215,21 @@ def peak_bytes(work: Callable[[], object], device: str) -> int:
     return max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
 
 
-def launches(work: Callable[[], object]) -> int:
-    """Return the number of kernels that `work` launches on the GPU."""
+def launches(work: Callable[[], object]) -> tuple[int, int]:
+    """Return how many kernels `work` launches on the GPU, and how often it waits for the GPU before it ends."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         seconds_of(work, "cuda")
     names = [event.name for event in profiler.events() if event.device_type == DeviceType.CUDA]
-    return sum(not name.startswith(("Memcpy", "Memset")) for name in names)
+    waits = sum(event.name == "cudaStreamSynchronize" for event in profiler.events())
+    return sum(not name.startswith(("Memcpy", "Memset")) for name in names), waits
+
+
+def in_8_bits(model: nn.Module) -> nn.Module:
+    """Return a copy of a model that computes in 8 bits when it is prepared for inference."""
+    copied = copy.deepcopy(model)
+    copied.args = copy.copy(model.args)
+    copied.inference_dtype = "int8"
+    return copied
 
 
 def tensor_bytes(held: object) -> int:

@@ -12,8 +12,9 @@ The variants, with the same weights where the shapes allow it:
     masked       with the same heads masked (--alive-heads)
     pruned       the result of `prune` on `gated`
     native       built without these heads (--alive-heads, --remove-heads): random weights
+    int8         `full` and every `pruned` with weights and activations in 8 bits (--inference-dtype int8), on a CPU
     ctranslate2  `full` and every `pruned` in CTranslate2, single precision: `beam` alone, on a CPU
-    int8         the same with weights in 8 bits
+    ctranslate2-int8   the same with weights in 8 bits
 
 The heads are chosen at random, the same number in every layer; variants without heads are measured for each --remove.
 These parts are timed for each batch size:
@@ -32,7 +33,8 @@ agree (stock and full; gated, masked and pruned) have to generate the same token
 
 Memory: `cache` is the memory of the decoder's cache at the end of the generation of a batch; `peak`, on a GPU, is the
 memory of the parameters and the peak of other tensors in `beam`. On a CPU, benchmarks/memory.py measures processes.
-FLOPs of a step are computed from the shapes. Bytes are decoder weights and cached keys and values, each read once. With
+On a GPU, `kernels` are the kernels of a step, and `waits` how often it waits for the GPU. FLOPs of a step are computed
+from the shapes. Bytes are decoder weights and cached keys and values, each read once. With
 the peak rates of a device they give a lower bound of the time of a step.
 """
 
@@ -51,6 +53,7 @@ from bench_models import (
     DTYPES,
     SIZES,
     Decoding,
+    in_8_bits,
     launches,
     machine,
     make_args,
@@ -81,8 +84,8 @@ from fairseq_headgates.models import TransformerHeadGatesModel
 
 WHOLE = ["stock", "full"]
 SMALLER = ["gated", "masked", "pruned", "native"]  # one of each for every share of removed heads
-EXPORTED = {"ctranslate2": "float32", "int8": "int8"}  # CTranslate2's compute type
-VARIANTS = [*WHOLE, *SMALLER, *EXPORTED]
+EXPORTED = {"ctranslate2": "float32", "ctranslate2-int8": "int8"}  # CTranslate2's compute type
+VARIANTS = [*WHOLE, *SMALLER, "int8", *EXPORTED]
 AGREEING = ["gated", "masked", "pruned"]
 TRAINED = ["stock", "full", "pruned"]
 PARTS = ["encoder", "step", "beam", "train"]
@@ -111,6 +114,7 @@ COSTS = [
     ("weights MB", "arithmetic weight_bytes", 1e6, ".1f"),
     ("cache MB", "arithmetic cache_bytes", 1e6, ".2f"),
     ("kernels", "arithmetic kernels", 1, "d"),
+    ("waits", "arithmetic waits", 1, "d"),
     ("FLOP bound ms", "arithmetic flops_bound_ms", 1, ".4f"),
     ("byte bound ms", "arithmetic bytes_bound_ms", 1, ".4f"),
     ("step ms", "step ms", 1, ".3f"),
@@ -165,6 +169,8 @@ def measure(options: argparse.Namespace, vocabulary: int, dtype: str) -> dict:
     with TemporaryDirectory() as folder, tqdm(desc=f"{vocabulary} {dtype}", total=total, leave=False) as bar:
         turns = partial(take_turns, rounds=options.repetitions, warm_up=options.warm_up, device=options.device, bar=bar)
         exported = export(options, models, folder) if options.device == "cpu" else {}
+        if options.device == "cpu" and dtype == "fp32":
+            models |= {f"int8 {name}".strip(): in_8_bits(model) for name, model in sources(models).items()}
         models = {name: model for name, model in models.items() if name.split()[0] in options.variants}
         training = train(options, models, vocabulary, dtype, turns) if "train" in options.parts else {}
         sizes, generators = {}, {}
@@ -206,6 +212,12 @@ def gate_weights(gated: nn.Module, mask: HeadTable) -> dict[str, Tensor]:
     return {name: 20.0 * torch.tensor(row) - 10 for name, row in alive.items()}
 
 
+def sources(models: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the models that have variants in 8 bits and in CTranslate2, by what follows the name of the variant."""
+    chosen = (name for name in models if name == "full" or name.startswith("pruned"))
+    return {name.removeprefix("full"): models[name] for name in chosen}
+
+
 def export(options: argparse.Namespace, models: dict[str, nn.Module], folder: str) -> dict:
     """Return `full` and every pruned model in CTranslate2, under the names of their variants."""
     wanted = [kind for kind in EXPORTED if kind in options.variants and "beam" in options.parts]
@@ -215,11 +227,10 @@ def export(options: argparse.Namespace, models: dict[str, nn.Module], folder: st
         from bench_ctranslate2 import Exported
     except ModuleNotFoundError:
         fail("generation_speed.py", "ctranslate2 is missing: pip install ctranslate2, or leave it out of --variants")
-    sources = {name: model for name, model in models.items() if name == "full" or name.startswith("pruned")}
     return {
-        f"{kind} {name.removeprefix('full')}".strip(): Exported(model, f"{folder}/{kind} {name}", EXPORTED[kind])
+        f"{kind} {name}".strip(): Exported(model, f"{folder}/{kind} {name}", EXPORTED[kind])
         for kind in wanted
-        for name, model in sources.items()
+        for name, model in sources(models).items()
     }
 
 
@@ -348,7 +359,7 @@ def arithmetic(options: argparse.Namespace, size: dict, half: Decoding) -> dict:
     bandwidth = options.bandwidth_gbs or (BANDWIDTH_GBS if on_gpu else None)
     result["flops_bound_ms"] = flops / tflops / 1e9 if tflops else None
     result["bytes_bound_ms"] = (result["weight_bytes"] + cache) / bandwidth / 1e6 if bandwidth else None
-    result["kernels"] = launches(half.next_step()) if on_gpu else None
+    result["kernels"], result["waits"] = launches(half.next_step()) if on_gpu else (None, None)
     return result
 
 

@@ -9,6 +9,7 @@ It needs Linux. It makes checkpoints in FOLDER with the commands of a user, and 
     stock      the same without optimiser state
     full       the same for this plugin, without gates
     pruned     the same without the share --remove of the heads of every layer, chosen at random
+    int8       `full` and every `pruned` with --inference-dtype int8
 
 Then it measures on a CPU, with --threads threads:
 
@@ -43,6 +44,7 @@ PLUGIN = Path(__file__).resolve().parent.parent / "fairseq_headgates"
 STOCK = "import argparse, torch; torch.serialization.add_safe_globals([argparse.Namespace]); "
 OURS = "import fairseq_headgates; "
 PEAK = "import atexit, os, shutil; atexit.register(shutil.copyfile, '/proc/self/status', os.environ['PEAK_FILE']); "
+INT8 = ["--inference-dtype", "int8"]
 STAGES = {
     "import": "import fairseq_cli.generate",
     "load": "import fairseq_cli.generate, sys; "
@@ -107,16 +109,16 @@ def checkpoints(options: argparse.Namespace) -> dict[str, Path]:
         make_data(options)
         train(options, trained.parent)
     found = {"training": trained}
-    for share in (None, 0.0, *options.remove):  # None: for fairseq without this plugin
-        name = "stock" if share is None else f"pruned {100 * share:g}%" if share else "full"
+    shares = [0.0, *options.remove]
+    wanted = {("stock", 0.0): ["--stock"]}
+    wanted |= {(f"pruned {100 * share:g}%" if share else "full", share): [] for share in shares}
+    wanted |= {(f"int8 pruned {100 * share:g}%" if share else "int8", share): INT8 for share in shares}
+    for (name, share), choice in wanted.items():
         found[name] = options.folder / f"{name.replace(' ', '-').rstrip('%')}.pt"
         if not found[name].exists():
-            mask = mask_to_json(random_mask(options.size, share or 0.0), one_line=True)
-            prune = ["prune", trained, found[name], "--alive", mask, "--no-optimizer"]
-            run(
-                [sys.executable, "-m", "fairseq_headgates.cli", *prune, *(["--stock"] if share is None else [])],
-                options,
-            )
+            mask = mask_to_json(random_mask(options.size, share), one_line=True)
+            prune = ["prune", trained, found[name], "--alive", mask, "--no-optimizer", *choice]
+            run([sys.executable, "-m", "fairseq_headgates.cli", *prune], options)
     return found
 
 

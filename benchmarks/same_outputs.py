@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Compare the outputs and the speed of six versions of a checkpoint on real sentences.
+"""Compare the outputs and the speed of seven versions of a checkpoint on real sentences.
 
     python benchmarks/same_outputs.py CKPT DATA-BIN [--gen-subset test] [--beam 4] [--time 5] [--json FILE]
 
 The versions: `gated`, the checkpoint itself; `masked`, with its closed heads masked; `pruned` and `stock`, the files
-that `headgates prune` writes without and with --stock; `ctranslate2` and `int8`, the models that `headgates convert`
-writes in single precision and with --quantization int8. Compared are the logits of the reference translations
-(CTranslate2 has only the log-probabilities of their words), the translations by beam search, prepared as in
-fairseq-generate, and their BLEU on tokenised text. With --time N each version also translates the set N times, in turn;
-the speed is the median, in output words with </s> per second.
+that `headgates prune` writes without and with --stock; `int8`, the pruned file with --inference-dtype int8;
+`ctranslate2` and `ctranslate2-int8`, the models that `headgates convert` writes in single precision and with
+--quantization int8. With --all-layers, `int8` has small layers in 8 bits, too, although that is slower.
+
+Compared are the logits of the reference translations (CTranslate2 has only the log-probabilities of their words), the
+translations by beam search, prepared as in fairseq-generate, and their BLEU on tokenised text. With --time N each
+version also translates the set N times, in turn; the speed is the median, in output words with </s> per second.
 
 On a CPU without VNNI instructions, set CT2_USE_MKL=1: CTranslate2's other backend for int8, oneDNN, saturates sums
 there.
@@ -25,6 +27,7 @@ from pathlib import Path
 
 import sacrebleu
 import torch
+from bench_models import in_8_bits
 from fairseq import checkpoint_utils, tasks, utils
 from fairseq.sequence_generator import SequenceGenerator
 from tqdm import tqdm
@@ -39,6 +42,7 @@ from fairseq_headgates.checkpoints import (
     stock_checkpoint,
 )
 from fairseq_headgates.checkpoints.ctranslate2 import to_ctranslate2
+from fairseq_headgates.inference import packed_linear
 from fairseq_headgates.surgery import open_mask, prune
 
 LENGTH_LIMIT = 200  # words of a translation: --max-len-b of fairseq-generate
@@ -48,13 +52,13 @@ def main() -> None:
     options = parse()
     results = compare(options)
     first = "version", "max |logit diff|", "max |log p diff|", "different translations", "BLEU", "words/s", "/ stock"
-    print("{:14}{:>18}{:>18}{:>24}{:>17}{:>11}{:>9}".format(*first))
+    print("{:17}{:>18}{:>18}{:>24}{:>17}{:>11}{:>9}".format(*first))
     for name, row in results.items():
         logits = "" if row["logits"] is None else f"{row['logits']:.2e}"
         speed = f"{row['words_per_second']:,.0f}" if "words_per_second" in row else ""
         ratio = f"{row['to_stock']:.2f}" if "to_stock" in row else ""
         differ = f"{row['differ']} of {row['sentences']}"
-        print(f"{name:14}{logits:>18}{row['log_p']:>18.2e}{differ:>24}{row['bleu']:>17.10f}{speed:>11}{ratio:>9}")
+        print(f"{name:17}{logits:>18}{row['log_p']:>18.2e}{differ:>24}{row['bleu']:>17.10f}{speed:>11}{ratio:>9}")
     if options.json:
         Path(options.json).write_text(json.dumps(results, indent=1), encoding="utf-8")
 
@@ -67,6 +71,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--beam", type=int, default=4)
     parser.add_argument("--max-tokens", type=int, default=4000)
     parser.add_argument("--without-ctranslate2", action="store_true")
+    parser.add_argument("--all-layers", action="store_true", help="int8: small layers, too")
     parser.add_argument(
         "--time", type=int, default=0, metavar="N", help="also measure the speed, N times (default: %(default)s)"
     )
@@ -150,9 +155,14 @@ def make_forms(state: dict, task, options: argparse.Namespace, folder: str, stac
         save_checkpoint(smaller, f"{folder}/{name}.pt")
         (models[name],), *_ = checkpoint_utils.load_model_ensemble_and_task([f"{folder}/{name}.pt"], task=task)
     forms = {name: FairseqForm(task, model.eval(), options.beam) for name, model in models.items()}
+    forms["int8"] = FairseqForm(task, in_8_bits(models["pruned"]), options.beam)
+    usual = packed_linear.WORTH_PACKING
+    packed_linear.WORTH_PACKING = 1 if options.all_layers else usual
+    forms["int8"].prepare()  # before it scores
+    packed_linear.WORTH_PACKING = usual
     if not options.without_ctranslate2:
         pruned = prune(gated, mask)
-        for name, quantization in (("ctranslate2", None), ("int8", "int8")):
+        for name, quantization in (("ctranslate2", None), ("ctranslate2-int8", "int8")):
             forms[name] = CTranslate2Form(task, pruned, f"{folder}/{name}", quantization, options.beam)
     return forms
 

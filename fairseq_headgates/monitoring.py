@@ -16,9 +16,9 @@ from fairseq.optim.lr_scheduler import build_lr_scheduler
 from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule
 from torch import Tensor, nn
 
-from fairseq_headgates import gate_log, report
+from fairseq_headgates import report
 from fairseq_headgates.gates import GateMethod
-from fairseq_headgates.heads import HeadTable
+from fairseq_headgates.heads import HeadTable, gate_log
 from fairseq_headgates.messages import described, logging_only
 from fairseq_headgates.surgery import gated_sites, open_probabilities, to_table
 

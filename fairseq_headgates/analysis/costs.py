@@ -18,7 +18,8 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from fairseq_headgates.modules import HeadAttention, pack_linears
+from fairseq_headgates.inference import pack_linears
+from fairseq_headgates.modules import HeadAttention
 from fairseq_headgates.surgery import HeadSite, head_sites, with_heads
 
 ROUNDS = 7  # measured repetitions, after one that is not measured

@@ -22,7 +22,7 @@ from fairseq_headgates.criterions.config import L0Config
 from fairseq_headgates.heads import HeadTable, Mask, mask_to_json
 from fairseq_headgates.messages import first_line, logging_only
 from fairseq_headgates.models import HeadGatesMixin, head_gates_class
-from fairseq_headgates.options import DEFAULTS
+from fairseq_headgates.options import DEFAULTS, parse_inference_dtype
 from fairseq_headgates.safety import architecture, flat_options, is_plain, model_args, transformer_options
 from fairseq_headgates.surgery.cuts import (
     apply_cuts,
@@ -45,6 +45,7 @@ def prune_checkpoint(
     optimizer: bool = True,
     model: nn.Module | None = None,
     notice: Callable[[str], None] = logger.warning,
+    inference_dtype: str | None = None,
 ) -> dict[str, Any]:
     """Return a checkpoint without the heads that `mask` removes, of an architecture of this plugin.
 
@@ -57,6 +58,7 @@ def prune_checkpoint(
         optimizer: keep the optimiser state
         model: the model of the checkpoint, if it is already built
         notice: called with one line for every part that is dropped
+        inference_dtype: precision of inference, "float32" or "int8"; None for that of the checkpoint
 
     Raises:
         ValueError: if the mask has another shape than the model
@@ -67,6 +69,8 @@ def prune_checkpoint(
     found = cuts(model, mask)
     pruned = apply_cuts(copy.deepcopy(model), found)
     args = _pruned_options(model_args(state), kept_mask(pruned))
+    if inference_dtype is not None:
+        args.inference_dtype = parse_inference_dtype(inference_dtype)
     if pattern is not None and not (isinstance(pattern, str) and freeze_as_stored(pruned, pattern)):
         args.freeze_params = None  # it matched gates only
         pruned.requires_grad_(True)

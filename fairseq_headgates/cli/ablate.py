@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.analysis.options import ABLATION_MODES
-from fairseq_headgates.cli.parser import add_data, add_metric, add_output
+from fairseq_headgates.cli.parser import AS_STORED, add_data, add_inference_dtype, add_metric, add_output
 from fairseq_headgates.heads import HeadId, HeadTable
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --mode all-but-one and --metric bleu or accuracy: choose the head of each layer by the loss on this "
         "subset (default: --gen-subset)",
     )
+    add_inference_dtype(parser, AS_STORED)
     add_output(
         parser, "write the result as JSON; with BLEU or accuracy, FILE.part keeps partial results to resume from"
     )

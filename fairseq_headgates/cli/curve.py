@@ -8,7 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.analysis.options import SCORES
-from fairseq_headgates.cli.parser import Once, add_data, add_metric, add_output, add_score_options, chosen_types
+from fairseq_headgates.cli.parser import (
+    AS_STORED,
+    Once,
+    add_data,
+    add_inference_dtype,
+    add_metric,
+    add_output,
+    add_score_options,
+    chosen_types,
+)
 from fairseq_headgates.heads import TYPES, HeadTable, check_shape, parse_scores
 
 if TYPE_CHECKING:
@@ -68,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_metric(parser, "bleu; ppl for language models, accuracy for classifiers")
     parser.add_argument("--tsv", metavar="FILE", help="write the points as tab-separated values")
     parser.add_argument("--plot", metavar="FILE", help="draw the curves: .png, .pdf, .svg (needs matplotlib)")
+    add_inference_dtype(parser, AS_STORED)
     add_output(parser, "write the points as JSON; FILE.part keeps partial results to resume from")
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fairseq_headgates.cli.parser import add_data, add_output, filled
+from fairseq_headgates.cli.parser import AS_STORED, add_data, add_inference_dtype, add_output, filled
 from fairseq_headgates.files import lines_of, read_text
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gen-subset: all checkpoints in turn, ROUNDS times (default: %(const)s) after a round that does not count; "
         "the fastest counts. Processor time on a CPU with one thread",
     )
+    add_inference_dtype(parser, AS_STORED)
     add_output(parser, "write the results as JSON, with the predictions and the loss of every sentence")
 
 

@@ -14,6 +14,7 @@ OPEN = (
     "A head is open if its evaluation gate, the constant that replaces the random gate after training, is above 0, and "
     "otherwise closed."
 )
+AS_STORED = "(default: that of the checkpoint)"
 DATA_EPILOG = (
     "DATA is a folder written by fairseq-preprocess, for classifiers the one that holds input0 and label; --path CKPT "
     "(required) is a fairseq checkpoint (for evaluate, curve and functions, also several, separated by colons). The "
@@ -113,6 +114,16 @@ def add_metric(parser: argparse.ArgumentParser, default: str, tests: str = "") -
         "to the power of the loss; bleu: also BLEU by sacreBLEU, on detokenised text with --remove-bpe --tokenizer "
         "moses; accuracy: also the percentage of sentences that are classified correctly."
         f"{tests} (default: {default})",
+    )
+
+
+def add_inference_dtype(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add --inference-dtype, with the end `text` of its help."""
+    parser.add_argument(
+        "--inference-dtype",
+        metavar="DTYPE",
+        help="precision of the linear layers on a CPU: float32, or int8, weights and activations in 8 bits, faster and "
+        f"less exact {text}",
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.cli.choice import add_choice, chosen_heads, refuse_standard_output
 from fairseq_headgates.cli.output import warn
-from fairseq_headgates.cli.parser import OPEN, add_checkpoint, filled
+from fairseq_headgates.cli.parser import OPEN, add_checkpoint, add_inference_dtype, filled
 from fairseq_headgates.files import refuse_existing
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write a checkpoint for fairseq's own transformer, which needs no plugin: the heads are set to 0 instead "
         "of removed, so its size does not change; without the optimiser state",
     )
+    add_inference_dtype(parser, "(default: as in CKPT); OUT holds it as an option, and weights in single precision")
     parser.add_argument("--no-optimizer", action="store_true", help="drop the optimiser state")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
         save_checkpoint,
         stock_checkpoint,
     )
+    from fairseq_headgates.options import parse_inference_dtype
     from fairseq_headgates.surgery import kept_mask, prune, removal_plan
 
     refuse_standard_output(args.output)
@@ -71,6 +73,10 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(
             "--stock keeps the size of the model, which --by-speed does not measure: leave out one of them"
         )
+    if args.inference_dtype is not None:
+        parse_inference_dtype(args.inference_dtype)
+        if args.stock:
+            raise ValueError("--stock is for fairseq's own transformer, which has no --inference-dtype: leave out one")
     if not args.dry_run:
         refuse_existing(args.output, args.force)
     state, model = load_model(args.checkpoint, args.trust)
@@ -79,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
     if args.stock:
         smaller = stock_checkpoint(state, mask, model)
     else:
-        smaller = prune_checkpoint(state, mask, not args.no_optimizer, model, partial(warn, "prune"))
+        notice = partial(warn, "prune")
+        smaller = prune_checkpoint(state, mask, not args.no_optimizer, model, notice, args.inference_dtype)
     check_loads(smaller)
     plan = removal_plan(model, pruned)
     if args.by_speed:

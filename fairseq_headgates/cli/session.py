@@ -29,8 +29,10 @@ from fairseq_headgates.cli.output import check_picture, picture, say, warn
 from fairseq_headgates.evaluation.binarised import digest
 from fairseq_headgates.files import ResumeJournal, check_writable, replacing, write_whole
 from fairseq_headgates.heads import HeadTable, Signature
+from fairseq_headgates.inference import int8_obstacle, usable_dtype
 from fairseq_headgates.messages import logging_only
 from fairseq_headgates.models import read_characters
+from fairseq_headgates.options import DEFAULTS
 from fairseq_headgates.safety import updates_of
 
 # Options that do not change the results: a stopped command resumes with others. The content of the data and of the
@@ -95,7 +97,20 @@ class Session:
         if self.fairseq.fp16 and device.type == "cuda":
             model.half()
         origin = {"ckpt": short_name(path), "updates": updates_of(state), "v": __version__}
-        return model.to(device), origin
+        model.to(device)
+        if self._infers_in_8_bits(model):
+            model.make_generation_fast_()  # type: ignore[operator]
+            origin["dtype"] = "int8"
+        return model, origin
+
+    def _infers_in_8_bits(self, model: Any) -> bool:
+        """Set the precision of inference, and return whether it is int8; only commands with --inference-dtype do."""
+        chosen = getattr(self.args, "inference_dtype", DEFAULTS["inference_dtype"])
+        if chosen is not None:
+            model.inference_dtype = chosen
+            if chosen == "int8" and (obstacle := int8_obstacle(model)):
+                raise ValueError(f"--inference-dtype int8 is not possible: {obstacle}")
+        return usable_dtype(model, model.inference_dtype) == "int8"
 
     def corpus(self, model: nn.Module, subset: str | None = None) -> evaluation.Corpus:
         """Return the batches of a subset (default: --gen-subset) for a model."""
@@ -169,7 +184,8 @@ class Session:
             return ResumeJournal(None, "")
         place = f"{self.args.out}.part{self.paths.index(path) or ''}"
         relevant = {name: str(value) for name, value in vars(self.fairseq).items() if not name.startswith(IRRELEVANT)}
-        own = (self.args.command, getattr(self.args, "mode", ""), self.args.sentences, __version__, self.search)
+        chosen = (getattr(self.args, name, "") for name in ("mode", "inference_dtype"))
+        own = (self.args.command, *chosen, self.args.sentences, __version__, self.search)
         files = evaluation.files_of(self.task, self.fairseq.data, self.fairseq.gen_subset)
         content = {"checkpoint": digest([path]), "data": digest(files), "dictionaries": self._dictionaries()}
         work = json.dumps([*map(str, own), content, relevant], sort_keys=True)

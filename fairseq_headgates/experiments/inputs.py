@@ -11,13 +11,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fairseq_headgates import gate_log
 from fairseq_headgates.checkpoints import build_model, load_checkpoint, read_heads
 from fairseq_headgates.experiments.commands import training_command
 from fairseq_headgates.experiments.logs import Series, event_files, first_time, parse_log, read_events
 from fairseq_headgates.files import log_lines, read_text
-from fairseq_headgates.gate_log import GateRecord, is_gate_log, parse_gate_log
-from fairseq_headgates.heads import SCORE_FORMAT, TYPES, AttentionMap, HeadId, parse_mask, read_scores
+from fairseq_headgates.heads import SCORE_FORMAT, TYPES, AttentionMap, HeadId, gate_log, parse_mask, read_scores
+from fairseq_headgates.heads.gate_log import GateRecord, is_gate_log, parse_gate_log
 from fairseq_headgates.messages import shown
 from fairseq_headgates.report import Attention, Experiment, Input, ModelHeads, Training
 from fairseq_headgates.surgery import gated_sites

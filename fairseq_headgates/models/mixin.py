@@ -13,14 +13,16 @@ from torch import Tensor, nn
 
 from fairseq_headgates.compat import complete, remove_copies
 from fairseq_headgates.gates import METHODS, TargetGates, parse_target
+from fairseq_headgates.inference import pack_linears, usable_dtype
 from fairseq_headgates.models.start import MARK, PARSED, check_dimensions, check_kept, prepare_training
-from fairseq_headgates.modules import pack_linears
 from fairseq_headgates.options import (
+    DEFAULTS,
     HeadOptions,
     add_head_gate_args,
     evaluation_gates,
     layer_numbers,
     one_line_errors,
+    parse_inference_dtype,
     side_of,
     weights_of_layers,
 )
@@ -136,6 +138,15 @@ class HeadGatesMixin:
         model.args = args
         return model
 
+    @property
+    def inference_dtype(self) -> str:
+        """Precision of linear layers on a CPU, "float32" or "int8"; `prepare_for_inference_` applies it."""
+        return getattr(self.args, "inference_dtype", None) or DEFAULTS["inference_dtype"]
+
+    @inference_dtype.setter
+    def inference_dtype(self, dtype: str) -> None:
+        self.args.inference_dtype = parse_inference_dtype(dtype)
+
     def set_num_updates(self, num_updates: int) -> None:
         """Set the number of updates before the next one; fairseq calls it."""
         super().set_num_updates(num_updates)  # type: ignore[misc]
@@ -151,10 +162,14 @@ class HeadGatesMixin:
         Packed weights and constant gates follow all changes of parameters that torch counts, such as those in place
         within `torch.no_grad()`. After changes of `parameter.data`, call it again.
         """
+        dtype = usable_dtype(self, self.inference_dtype)  # type: ignore[arg-type]
+        sites = head_sites(self)  # type: ignore[arg-type]
+        for site in sites:
+            site.attention.inference_dtype = dtype
         super().make_generation_fast_(**kwargs)  # type: ignore[misc]
-        for site in head_sites(self):  # type: ignore[arg-type]
+        for site in sites:
             site.attention.make_generation_fast_()  # fairseq calls it only once
-        pack_linears(self)  # type: ignore[arg-type]
+        pack_linears(self, dtype)  # type: ignore[arg-type]
 
     def load_state_dict(
         self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any = None, args: Any = None

@@ -8,8 +8,8 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel, base_architecture
 from torch import nn
 
+from fairseq_headgates.inference import BeamDecoder, BeamEncoder
 from fairseq_headgates.models.mixin import HeadGatesMixin, register_preset
-from fairseq_headgates.modules import BeamDecoder, BeamEncoder
 
 
 @register_model("transformer_head_gates")

@@ -16,7 +16,8 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from fairseq_headgates.modules.beam_cache import mask_value
+from fairseq_headgates.inference.attention_cache import merge_heads
+from fairseq_headgates.inference.beam_cache import mask_value
 from fairseq_headgates.modules.head_attention import HeadAttention
 from fairseq_headgates.modules.joint_softmax import is_fused, joint_attention
 
@@ -105,7 +106,7 @@ class AllAttention(HeadAttention):
             context = context if self.hook is None else self.hook(None, context)
         else:
             context = self._by_formula(scores, q, v)
-        return self._project_out(self._merge(context, 1)), (k, v)
+        return self._project_out(merge_heads(context)), (k, v)
 
     def _needs_weights(self) -> bool:
         """Return whether attention weights are dropped, or asked for by a hook."""

@@ -20,11 +20,9 @@ from torch import Tensor, nn
 
 from fairseq_headgates.gates import HeadGates
 from fairseq_headgates.heads import kind_and_layer
-from fairseq_headgates.modules import packed_linear
+from fairseq_headgates.inference import packed_linear
+from fairseq_headgates.inference.attention_cache import AttentionCache, merge_heads, split_heads
 from fairseq_headgates.modules.attention_weights import attention_weights, fused_contexts, join_masks, per_hypothesis
-from fairseq_headgates.modules.beam_cache import Beams, EncoderCache, StepCache, repeated
-
-State = dict | None  # the incremental state of a decoder
 
 
 @dataclass(frozen=True)
@@ -65,6 +63,7 @@ class HeadAttention(MultiheadAttention):
         hook: `HeadHook` on attention weights and contexts, or None
         heads: number of heads that the model was trained with
         kept: numbers of the remaining heads, those with weights, from 0 to `heads` - 1; H = `num_heads` = len(kept)
+        inference_dtype: precision of joined projections in inference, see `pack_linears`
         aligned: number of first heads whose attention weights fairseq takes as alignment; they are not removed
     """
 
@@ -92,6 +91,7 @@ class HeadAttention(MultiheadAttention):
         self.register_buffer("head_mask", None, persistent=False)
         self.hook: HeadHook | None = None
         self._prepared = False  # for inference, by fairseq's call
+        self.inference_dtype = "float32"
         self._in_proj: packed_linear.InferenceLinear | None = None  # q, k and v as one
         self._constant_gates = packed_linear.ParameterCache()
         self.train(stock.training)
@@ -134,31 +134,30 @@ class HeadAttention(MultiheadAttention):
         need_weights = need_weights or need_head_weights
         if self.num_heads == 0:
             return self._bias(query, key), self._no_weights(query, key, need_head_weights) if need_weights else None
-        q, k, v = self._project_in(query, key, value, incremental_state, static_kv)
-        k, v, mask = self._keys_values(q, k, v, key_padding_mask, attn_mask, incremental_state, static_kv)
+        cache = None if incremental_state is None else AttentionCache(self, incremental_state)
+        q, k, v = self._project_in(query, key, value, cache if static_kv else None)
+        k, v, mask = self._keys_values(q, k, v, key_padding_mask, attn_mask, cache, static_kv)
         beam = q.size(1) // k.size(0)  # above 1 in beam search: the hypotheses of a sentence read the same keys
         q = self._split(q, beam)
         weights: Tensor | None = None
         # On a CPU the fused kernel takes two to four times as long as the formula; but it is what fairseq trains with.
         formula = need_weights or (self.hook is not None and self.hook.weights)
-        if not formula and (q.is_cuda or (incremental_state is None and not self._prepared)):
+        if not formula and (q.is_cuda or (cache is None and not self._prepared)):
             context = fused_contexts(q, k, v, mask, self._dropout(), self.scaling)
         else:
             weights = attention_weights(q, k, mask, self.scaling)
             context = self.dropout_module(weights).to(v) @ v
         if self.hook is not None:
             context = self.hook(weights, context)
-        output = self._project_out(self._merge(context, beam))
+        output = self._project_out(merge_heads(context, beam))
         if not need_weights or weights is None:
             return output, None
-        cache = self._beam_cache(incremental_state)
-        if isinstance(cache, StepCache):
-            weights = cache.beams.by_position(weights)
+        weights = weights if cache is None else cache.by_position(weights)
         return output, per_hypothesis(self, weights, beam, need_head_weights)
 
     def output_of(self, context: Tensor) -> Tensor:
         """Return the output [T, B, E] of the layer for the contexts [B, H, T, D] of its heads."""
-        return self._project_out(self._merge(context, 1))
+        return self._project_out(merge_heads(context))
 
     def head_scale(self) -> Tensor | None:
         """Return the factor on the context of every head, gate times mask: [H], or None if all are 1."""
@@ -178,16 +177,16 @@ class HeadAttention(MultiheadAttention):
         self._constant_gates.forget()
         packed_linear.track_parameters(self)
         if self.self_attention and self.num_heads and self._in_proj is None:
-            self._in_proj = packed_linear.join_linears(self, ["q_proj", "k_proj", "v_proj"])
+            self._in_proj = packed_linear.join_linears(self, ["q_proj", "k_proj", "v_proj"], self.inference_dtype)
 
     def __prepare_scriptable__(self) -> None:
         """Refuse TorchScript, which calls it first."""
         raise ValueError("TorchScript cannot compile HeadAttention: use torch.compile, or the model of `prune --stock`")
 
     def _project_in(
-        self, query: Tensor, key: Any, value: Any, incremental_state: State, static_kv: bool
+        self, query: Tensor, key: Any, value: Any, encoder_cache: AttentionCache | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return q [T, B, H D], k and v [S, B', H D]; k and v are None if the cache has them.
+        """Return q [T, B, H D], k and v [S, B', H D]; k and v are None if the cache of the encoder has them.
 
         B' is B, or B / beam if beam search has repeated the encoder states for every hypothesis of a sentence.
         """
@@ -196,133 +195,44 @@ class HeadAttention(MultiheadAttention):
                 q, k, v = self._in_proj(query).chunk(3, dim=-1)
                 return q, k, v
             key = value = query
-        elif static_kv and self._is_cached(incremental_state):
+        elif encoder_cache is not None and encoder_cache.is_filled():
             return self.q_proj(query), None, None
-        elif static_kv and self._is_repeated(query, key, incremental_state):
-            key, value = key[:, :: self.beam_size], value[:, :: self.beam_size]
+        elif encoder_cache is not None:
+            repeats = encoder_cache.repeats(query, key)
+            key, value = key[:, ::repeats], value[:, ::repeats]
         return self.q_proj(query), self.k_proj(key), self.v_proj(value)
 
     def _keys_values(
         self,
-        q: Tensor,
+        query: Tensor,
         k: Any,
         v: Any,
         key_padding_mask: Any,
         attn_mask: Any,
-        incremental_state: State,
+        cache: AttentionCache | None,
         static_kv: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return all keys and values [B', H, S, D], including the cache, and their mask (see `join_masks`)."""
-        if incremental_state is None:
-            return self._split(k), self._split(v), join_masks(attn_mask, key_padding_mask, q.dtype)
-        if static_kv:
+        if cache is not None and static_kv:
             if k is not None:
-                self._cache_encoder(q, k, v, key_padding_mask, incremental_state)
-            k, v, key_padding_mask = self._cached_encoder(incremental_state)
-            return k, v, join_masks(attn_mask, key_padding_mask, q.dtype)
-        cache = self._step_cache(q, attn_mask, incremental_state)
-        if cache is not None:
-            beam = self.beam_size
-            return cache.append(self._split(k, beam), self._split(v, beam), key_padding_mask)
-        saved = self._get_input_buffer(incremental_state)
-        k, v = self._split(k), self._split(v)
-        if "prev_key" in saved:
-            k, v = torch.cat([saved["prev_key"], k], dim=2), torch.cat([saved["prev_value"], v], dim=2)
-        key_padding_mask = self._append_prev_key_padding_mask(
-            key_padding_mask, saved.get("prev_key_padding_mask"), k.size(0), k.size(2), static_kv
-        )
-        saved.update(prev_key=k, prev_value=v, prev_key_padding_mask=key_padding_mask)
-        self._set_input_buffer(incremental_state, saved)
-        return k, v, join_masks(attn_mask, key_padding_mask, q.dtype)
-
-    def _is_cached(self, incremental_state: State) -> bool:
-        return bool(self._beam_cache(incremental_state) or self._get_input_buffer(incremental_state))
-
-    def _beam_cache(self, incremental_state: State) -> Any:  # StepCache, EncoderCache or None
-        return self.get_incremental_state(incremental_state, "beam_cache")
-
-    def _searches_beams(self, query: Tensor, incremental_state: State) -> bool:
-        """Return whether `query` [T, B, E] is one step of a beam search."""
-        step = incremental_state is not None and query.size(0) == 1
-        return step and self.beam_size > 1 and query.size(1) % self.beam_size == 0
-
-    def _is_repeated(self, query: Tensor, key: Any, incremental_state: State) -> bool:
-        """Return whether beam search has repeated the encoder states `key` for every hypothesis; BART's does not."""
-        rows = self._searches_beams(query, incremental_state) and key.size(1) == query.size(1)
-        return rows and repeated(key, self.beam_size)
-
-    def _beams(self, q: Tensor, incremental_state: dict) -> Beams:
-        """Return the object that all layers of a decoder share in a search; its name is the same for all layers."""
-        if "beams" not in incremental_state:
-            incremental_state["beams"] = Beams(q.size(1), self.beam_size, q.device)
-        return incremental_state["beams"]
-
-    def _step_cache(self, q: Tensor, attn_mask: Tensor | None, incremental_state: dict) -> StepCache | None:
-        """Return the cache of self-attention in beam search; None if fairseq's cache must be used."""
-        cache = self._beam_cache(incremental_state)
-        if cache is not None or self._get_input_buffer(incremental_state):
-            return cache
-        if not self._searches_beams(q, incremental_state) or not self.self_attention or attn_mask is not None:
-            return None
-        if torch.is_grad_enabled():  # a StepCache is written in place, which breaks a backward pass
-            return None
-        cache = StepCache(self._beams(q, incremental_state))
-        self.set_incremental_state(incremental_state, "beam_cache", cache)
-        return cache
-
-    def _cache_encoder(
-        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, incremental_state: dict
-    ) -> None:
-        repeats = q.size(1) // k.size(1)
-        if key_padding_mask is not None:
-            # BART repeats neither encoder states nor their mask.
-            key_padding_mask = key_padding_mask[:: key_padding_mask.size(0) // k.size(1)].bool()
-            key_padding_mask = key_padding_mask if key_padding_mask.any() else None
-        k, v = self._split(k).contiguous(), self._split(v).contiguous()  # every step reads them
-        if repeats > 1:
-            cache = EncoderCache(self._beams(q, incremental_state), k, v, key_padding_mask)
-            self.set_incremental_state(incremental_state, "beam_cache", cache)
+                cache.store_encoder(query, self._split(k), self._split(v), key_padding_mask)
+            k, v, key_padding_mask = cache.encoder()
+        elif cache is not None:
+            steps = cache.steps_of_beams(query, attn_mask)
+            if steps is not None:
+                return steps.append(self._split(k, cache.beam), self._split(v, cache.beam), key_padding_mask)
+            k, v, key_padding_mask = cache.append(self._split(k), self._split(v), key_padding_mask)
         else:
-            saved = {"prev_key": k, "prev_value": v, "prev_key_padding_mask": key_padding_mask}
-            self._set_input_buffer(incremental_state, saved)
-
-    def _cached_encoder(self, incremental_state: State) -> tuple[Tensor, Tensor, Tensor | None]:
-        cache = self._beam_cache(incremental_state)
-        if cache is not None:
-            return cache.keys, cache.values, cache.padding
-        saved = self._get_input_buffer(incremental_state)
-        return saved["prev_key"], saved["prev_value"], saved.get("prev_key_padding_mask")
+            k, v = self._split(k), self._split(v)
+        return k, v, join_masks(attn_mask, key_padding_mask, query.dtype)
 
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
         """Reorder the cache: row i of the batch continues row `new_order[i]`."""
-        cache = self._beam_cache(incremental_state)
-        if cache is not None:
-            if not cache.reorder(new_order):
-                self._set_input_buffer(incremental_state, cache.plain())
-                self.set_incremental_state(incremental_state, "beam_cache", None)
-            return incremental_state
-        saved = self._get_input_buffer(incremental_state)
-        for name, tensor in saved.items():
-            saved[name] = None if tensor is None else tensor.index_select(0, new_order)
+        AttentionCache(self, incremental_state).reorder(new_order)
         return incremental_state
 
     def _split(self, x: Tensor, beam: int = 1) -> Tensor:
-        """Split heads: [T, B beam, H D] -> [B, H, beam T, D]; hypotheses of a sentence are queries on the same keys."""
-        length, rows, _ = x.shape
-        if beam == 1:
-            return x.view(length, rows, self.num_heads, self.head_dim).permute(1, 2, 0, 3)
-        if length == 1:
-            return x.view(rows // beam, beam, self.num_heads, self.head_dim).transpose(1, 2)
-        x = x.view(length, rows // beam, beam, self.num_heads, self.head_dim).permute(1, 3, 2, 0, 4)
-        return x.reshape(rows // beam, self.num_heads, beam * length, self.head_dim)
-
-    def _merge(self, context: Tensor, beam: int) -> Tensor:
-        """Merge heads, the reverse of `_split`: [B, H, beam T, D] -> [T, B beam, H D]."""
-        batch, _, queries, _ = context.shape
-        if beam == 1:
-            return context.permute(2, 0, 1, 3).reshape(queries, batch, -1)
-        context = context.view(batch, self.num_heads, beam, queries // beam, self.head_dim).permute(3, 0, 2, 1, 4)
-        return context.reshape(queries // beam, batch * beam, -1)
+        return split_heads(x, self.num_heads, beam)
 
     def _project_out(self, merged: Tensor) -> Tensor:
         """Compute Concat_i(g_i head_i) W_O: [T, B, H D] -> [T, B, E]."""

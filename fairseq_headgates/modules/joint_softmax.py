@@ -21,18 +21,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_FUSED = "_scaled_dot_product_flash_attention_for_cpu"
+from fairseq_headgates.inference.kernels import fused_attention, fused_attention_backward, has_fused_attention
 
 
 def is_fused(x: Tensor) -> bool:
     """Return whether `joint_attention` works for tensors like this one: on a CPU, with PyTorch's fused attention."""
-    return x.device.type == "cpu" and x.dtype != torch.float16 and hasattr(torch.ops.aten, _FUSED)
+    return x.device.type == "cpu" and x.dtype != torch.float16 and has_fused_attention()
 
 
 class _JointAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, v: Tensor, q: Tensor, keys: Tensor, values: Tensor, factor: float) -> Tensor:
-        on_vectors, log_z = _fused(q[None], keys[None], values[None])
+        on_vectors, log_z = fused_attention(q[None], keys[None], values[None])
         on_vectors, log_z = on_vectors[0].view(*v.shape[:2], -1, v.size(3)), log_z[0].view(*v.shape[:2], -1, 1)
         weights = scores.softmax(-1)
         # The largest weight is exp(its score) / z of the positions: faster than another sum of exponentials.
@@ -52,18 +52,10 @@ class _JointAttention(torch.autograd.Function):
         at_scores = (gradient @ v.transpose(2, 3)).sub_((gradient * out).sum(-1, keepdim=True)).mul_(weights)
         rows = (gradient * ctx.factor).view_as(q)[None]
         whole = whole.view(1, *q.shape[:2])
-        at_q, at_keys, at_values = _fused_backward(
+        at_q, at_keys, at_values = fused_attention_backward(
             rows, q[None], keys[None], values[None], out.view_as(q)[None] / ctx.factor, whole
         )
         return at_scores, at_v, at_q[0], at_keys[0], at_values[0], None
-
-
-def _fused(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    return getattr(torch.ops.aten, _FUSED)(q, keys, values, 0.0, False, scale=1.0)
-
-
-def _fused_backward(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return getattr(torch.ops.aten, f"{_FUSED}_backward")(*tensors, 0.0, False, scale=1.0)
 
 
 def joint_attention(scores: Tensor, v: Tensor, q: Tensor, keys: Tensor, values: Tensor, factor: float = 1.0) -> Tensor:

@@ -28,6 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "stop_when_settled": 0,
     "freeze_params": None,
     "freeze_dropout": False,
+    "inference_dtype": "float32",
 }
 HELP = {
     "gate_heads": (
@@ -99,6 +100,11 @@ HELP = {
     ),
     "freeze_params": ("REGEX", r"freeze parameters whose name matches (re.search), e.g. '^decoder\.'"),
     "freeze_dropout": (None, "turn off dropout in modules that --freeze-params freezes as a whole"),
+    "inference_dtype": (
+        "DTYPE",
+        "precision of linear layers in generation on a CPU, float32 or int8: weights and activations in 8 bits, faster "
+        "and less exact. Training, checkpoints and GPUs do not change",
+    ),
 }
 
 

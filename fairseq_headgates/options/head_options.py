@@ -32,6 +32,7 @@ from fairseq_headgates.gates import (
 )
 from fairseq_headgates.gates.distribution import LARGEST
 from fairseq_headgates.heads import HeadTable, as_mask, mask_to_json, parse_types
+from fairseq_headgates.inference import DTYPES
 from fairseq_headgates.messages import PROGRAM, fail, shown
 from fairseq_headgates.options.arguments import DEFAULTS
 from fairseq_headgates.options.layerdrop import layers_to_keep, mask_of_layers
@@ -60,6 +61,7 @@ class HeadOptions:
         stop_when_settled: validations without a change of the gates after which training ends, 0 for never
         freeze_params: regular expression of parameters to freeze, or None
         freeze_dropout: turn off dropout in frozen modules
+        inference_dtype: precision of linear layers in inference on a CPU
         drops_layers: whether layers are removed from a model that is loaded (--encoder-layers-to-keep): `target` may be
             of more heads than stay
     """
@@ -79,6 +81,7 @@ class HeadOptions:
     stop_when_settled: int = 0
     freeze_params: str | None = None
     freeze_dropout: bool = False
+    inference_dtype: str = DEFAULTS["inference_dtype"]
     drops_layers: bool = False
 
     def __post_init__(self) -> None:
@@ -132,6 +135,7 @@ class HeadOptions:
             stop_when_settled=_parsed(args, "stop_when_settled", _count("validations")),
             freeze_params=getattr(args, "freeze_params", None) or None,
             freeze_dropout=_parsed(args, "freeze_dropout", _switch),
+            inference_dtype=_parsed(args, "inference_dtype", parse_inference_dtype),
             drops_layers=bool(layers_to_keep(args)),
         )
 
@@ -157,6 +161,7 @@ class HeadOptions:
             "stop_when_settled": self.stop_when_settled,
             "freeze_params": self.freeze_params,
             "freeze_dropout": self.freeze_dropout,
+            "inference_dtype": self.inference_dtype,
         }
         for name, value in stored.items():
             if getattr(args, name, None) is not None:
@@ -212,6 +217,13 @@ def parse_method(value: Any) -> str:
     """Check the name of a gating method. Raise ValueError."""
     if value not in METHODS:
         raise ValueError(f"unknown method {shown(value)}: choose from {', '.join(METHODS)}")
+    return value
+
+
+def parse_inference_dtype(value: Any) -> str:
+    """Check a precision of inference. Raise ValueError."""
+    if value not in DTYPES:
+        raise ValueError(f"unknown inference dtype {shown(value)}: choose from {', '.join(DTYPES)}")
     return value
 
 

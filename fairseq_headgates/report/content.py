@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairseq_headgates.gate_log import GateRecord
 from fairseq_headgates.heads import AttentionMap, HeadTable
+from fairseq_headgates.heads.gate_log import GateRecord
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from fairseq_headgates import __version__
-from fairseq_headgates.gate_log import thinned
+from fairseq_headgates.heads.gate_log import thinned
 from fairseq_headgates.report.attention import check_size, templates
 from fairseq_headgates.report.content import Experiment, Training
 from fairseq_headgates.report.figures import heat_map

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fairseq_headgates.gate_log import GateRecord, thinned
 from fairseq_headgates.heads import AttentionMap, HeadId, HeadTable
+from fairseq_headgates.heads.gate_log import GateRecord, thinned
 from fairseq_headgates.report.attention import by_type
 from fairseq_headgates.report.content import Experiment, ModelHeads, Training
 from fairseq_headgates.report.functions import function_table

@@ -171,6 +171,7 @@ OWN_OPTIONS: dict[str, tuple[type, ...]] = {
     "gate_hard": (bool, int),
     "gate_output_scale": (bool, int),
     "stop_when_settled": (int,),
+    "inference_dtype": (str,),
     "arch": (str,),
     "_name": (str,),
     "lang_tok_replacing_bos_eos": (bool, int),

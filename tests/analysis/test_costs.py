@@ -12,7 +12,7 @@ from fairseq_headgates import prune as pruned
 from fairseq_headgates.analysis import costs
 from fairseq_headgates.analysis.costs import Translation, layer_costs
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.modules.beam_cache import Beams
+from fairseq_headgates.inference.beam_cache import Beams
 from fairseq_headgates.report import speed_notes, speed_table
 from fairseq_headgates.surgery import head_sites
 from fairseq_headgates.surgery.cuts import cache_bytes

@@ -28,11 +28,12 @@ def test_speed_of_all_variants(tmp_path):
     found = run("generation_speed.py", "--length", 4, "--repetitions", 2, "--warm-up", 0, tmp_path / "speed.json")
     (result,) = found["results"]
     pruned = [f"{kind} 50%" for kind in ("gated", "masked", "pruned", "native")]
-    assert list(result["models"]) == ["stock", "full", *pruned]
+    assert list(result["models"]) == ["stock", "full", *pruned, "int8", "int8 pruned 50%"]
     assert all(row["same_tokens"] for row in result["agreement"].values()) and len(result["agreement"]) == 2
     models, rows = result["models"], result["batches"]["2"]
     assert models["pruned 50%"]["parameters"] == models["native 50%"]["parameters"] < models["full"]["parameters"]
-    assert set(rows) == {*models, "ctranslate2", "ctranslate2 pruned 50%", "int8", "int8 pruned 50%"}
+    kinds = ("ctranslate2", "ctranslate2-int8")
+    assert set(rows) == {*models, *kinds, *(f"{kind} pruned 50%" for kind in kinds)}
     for name, row in rows.items():
         ratios = sorted(row["beam"]["seconds"][i] for i in range(2))
         assert ratios[0] > 0 and row["beam"]["speed_to_stock"] > 0, name
@@ -44,7 +45,7 @@ def test_speed_of_all_variants(tmp_path):
 @pytest.mark.release
 def test_memory_of_all_models(tmp_path):
     found = run("memory.py", tmp_path, "--size", "small", "--length", 5, tmp_path / "memory.json")["models"]
-    assert list(found) == ["training", "stock", "full", "pruned 50%"]
+    assert list(found) == ["training", "stock", "full", "pruned 50%", "int8", "int8 pruned 50%"]
     files = {name: row["file"] for name, row in found.items()}
     assert files["pruned 50%"] < files["full"] == pytest.approx(files["stock"], rel=0.02)
     assert files["training"] > 2.5 * files["stock"]  # two moments for every parameter

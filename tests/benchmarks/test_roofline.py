@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fairseq_headgates import observe, prune
 from fairseq_headgates.analysis.costs import Translation, layer_costs
 from fairseq_headgates.heads import TYPES
+from fairseq_headgates.inference import AttentionCache
 from fairseq_headgates.surgery import head_sites
 
 HEADS, LAYERS, BATCH, BEAM, SOURCE, POSITION = 3, 2, 2, 3, 7, 5
@@ -88,7 +89,9 @@ def test_parameters_are_those_of_the_model(kept, model):
 def test_keys_and_values_are_those_in_the_cache(kept, model):
     search = decoding(model)
     search.step()
-    caches = [site.attention._beam_cache(search.state) for site in head_sites(model) if site.kind != "enc-self"]
+    caches = [
+        AttentionCache(site.attention, search.state).beams for site in head_sites(model) if site.kind != "enc-self"
+    ]
     assert len(caches) == 2 * LAYERS
     held = sum(tensor.nbytes for cache in caches for tensor in cache.tensors())
     cost = roofline.decoder_step(sizes(kept), BATCH, BEAM, POSITION, SOURCE)

@@ -5,8 +5,8 @@ import json
 import pytest
 from support.commands import GATED
 
-from fairseq_headgates.gate_log import NAME, GateRecord, gate_log_line, parse_gate_log, thinned
 from fairseq_headgates.heads import HeadTable
+from fairseq_headgates.heads.gate_log import NAME, GateRecord, gate_log_line, parse_gate_log, thinned
 
 
 def record(update, *values):

@@ -11,8 +11,8 @@ from fairseq_headgates import head_sites, importance, masked, observe, prune, re
 from fairseq_headgates.analysis.ablation import ablation_losses
 from fairseq_headgates.checkpoints import build_model, prune_checkpoint, stock_checkpoint
 from fairseq_headgates.evaluation import Corpus, mean_loss
-from fairseq_headgates.modules import joint_softmax
-from fairseq_headgates.modules.beam_cache import mask_value
+from fairseq_headgates.inference import kernels
+from fairseq_headgates.inference.beam_cache import mask_value
 from fairseq_headgates.modules.joint_softmax import joint_attention
 from fairseq_headgates.surgery import open_mask
 from fairseq_headgates.surgery.cuts import removal_plan
@@ -46,7 +46,7 @@ def test_forward_and_gradients_are_those_of_a_naive_rewrite(training, mem_len):
 
 def test_a_torch_without_the_fused_operator(monkeypatch):
     """The plain formula takes its place."""
-    monkeypatch.setattr(joint_softmax, "_FUSED", "no_such_operator")
+    monkeypatch.setattr(kernels, "_FUSED", "no_such_operator")
     test_forward_and_gradients_are_those_of_a_naive_rewrite(training=True, mem_len=3)
 
 

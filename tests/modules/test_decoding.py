@@ -6,7 +6,8 @@ from support.attention import B, S, padding_mask
 from support.models import PAD, VOCABULARY, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import head_sites
-from fairseq_headgates.modules.beam_cache import EncoderCache
+from fairseq_headgates.inference import AttentionCache
+from fairseq_headgates.inference.beam_cache import EncoderCache
 
 
 @pytest.mark.parametrize("target_pad", ["right", None])
@@ -121,5 +122,5 @@ def test_entries_of_dropped_hypotheses_are_removed():
             attention(x, x, x, incremental_state=state, need_weights=False)
             order = torch.randint(0, beam, (2, beam), generator=generator) + beam * torch.arange(2)[:, None]
             attention.reorder_incremental_state(state, order.view(-1))
-    keys, _ = attention._beam_cache(state).tensors()
+    keys, _ = AttentionCache(attention, state).beams.tensors()
     assert steps <= keys.size(2) < 2 * steps < beam * steps

@@ -137,14 +137,14 @@ def test_prepared_tensors_follow_every_change_of_the_weights(kind, change):
 @pytest.mark.parametrize(("kind", "change"), [pair for pair in CHANGED if pair[0] not in ("stock", "gated")])
 def test_packed_weights_follow_every_change(kind, change, monkeypatch):
     """As in a model that is large enough for it."""
-    inference = pytest.importorskip("fairseq_headgates.modules.packed_linear")
+    inference = pytest.importorskip("fairseq_headgates.inference.packed_linear")
     monkeypatch.setattr(inference, "WORTH_PACKING", 1)
     assert_prepared_follows(kind, change)
 
 
 def test_memory_of_packed_weights_is_kept_while_they_are_cached():
     """Else other weights in the same memory are taken for those that are packed; it happens once in 200 times."""
-    inference = pytest.importorskip("fairseq_headgates.modules.packed_linear")
+    inference = pytest.importorskip("fairseq_headgates.inference.packed_linear")
     layer = torch.nn.Linear(512, 512)
     linear = inference.InferenceLinear([layer])
     with torch.no_grad():
@@ -202,7 +202,7 @@ MODES = {"inference": torch.inference_mode, "no grad": torch.no_grad, "usual": t
 )
 def test_a_model_prepared_in_one_mode_is_used_in_another(kind, first, packed, monkeypatch):
     if packed:
-        monkeypatch.setattr("fairseq_headgates.modules.packed_linear.WORTH_PACKING", 1)
+        monkeypatch.setattr("fairseq_headgates.inference.packed_linear.WORTH_PACKING", 1)
     never = MODELS[kind]()
     expected, gradients = logits(never, make_batch()), with_gradients(never)
     with MODES[first]():
@@ -233,7 +233,7 @@ PACKED_OR_NOT = pytest.mark.parametrize(
 @PACKED_OR_NOT
 def test_a_model_loaded_in_inference_mode(kind, packed, monkeypatch):
     if packed:
-        monkeypatch.setattr("fairseq_headgates.modules.packed_linear.WORTH_PACKING", 1)
+        monkeypatch.setattr("fairseq_headgates.inference.packed_linear.WORTH_PACKING", 1)
     expected, found = logits(MODELS[kind](), make_batch()), generate(MODELS[kind](), 3)
     with torch.inference_mode():
         model = prepare(built(kind, loaded=True))
@@ -251,7 +251,7 @@ def test_a_model_loaded_in_inference_mode(kind, packed, monkeypatch):
 def test_prepared_tensors_follow_changes_of_parameter_data(kind, packed, monkeypatch):
     """torch counts changes in place of a parameter, but not those of its `data`."""
     if packed:
-        monkeypatch.setattr("fairseq_headgates.modules.packed_linear.WORTH_PACKING", 1)
+        monkeypatch.setattr("fairseq_headgates.inference.packed_linear.WORTH_PACKING", 1)
     never, before = MODELS[kind](), prepare(MODELS[kind]())
     logits(before, make_batch())
 

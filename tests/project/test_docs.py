@@ -27,9 +27,8 @@ from support.pages import (
 from support.results import translator
 
 import fairseq_headgates
-from fairseq_headgates import gate_log
 from fairseq_headgates.evaluation import read_evaluations, results
-from fairseq_headgates.heads import AttentionMap, HeadId, parse_mask, read_scores
+from fairseq_headgates.heads import AttentionMap, HeadId, gate_log, parse_mask, read_scores
 from fairseq_headgates.options import DEFAULTS
 from fairseq_headgates.report import attention
 from results import rows

@@ -52,7 +52,7 @@ def experiment(made_once, run, train, toy, checkpoints):
             "scores.json": ["score", *data, "--method", "gradient,magnitude"],
             "functions.json": ["functions", *data],
             "attention.json": ["attention", *data, "--heads", "dec-enc:0.*,enc-self:1.2"],
-            "ablation.json": ["ablate", *data, *SEARCH, "--metric", "bleu"],
+            "ablation.json": ["ablate", *data, *SEARCH, "--metric", "bleu", "--sentences", 6],
             "best.json": ["ablate", *data, "--mode", "all-but-one"],
             "curve.json": ["curve", *data, "--by", "magnitude", "--steps", "25,50", "--metric", "nll"],
         }.items():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.models import make_gated
 
-from fairseq_headgates.modules.beam_cache import FIRST_ROOM, BeamCache
+from fairseq_headgates.inference.beam_cache import FIRST_ROOM, BeamCache
 from fairseq_headgates.surgery import head_sites
 
 E, S = 32, 6  # width, source length

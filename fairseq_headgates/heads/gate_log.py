@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fairseq_headgates.files import lines_of
-from fairseq_headgates.heads import TYPES, HeadTable
+from fairseq_headgates.heads.table import TYPES, HeadTable
 
 NAME = "gates.jsonl"  # in --save-dir
 FORMAT = "headgates.gates/1"

@@ -123,6 +123,10 @@ class BeamCache:
             self._select(self.beams.moved)
         return self.beams.together
 
+    def plain(self) -> dict[str, Tensor | None]:
+        """Return fairseq's cache after the last reordering: [B' K, H, S, D], separate for every hypothesis."""
+        raise NotImplementedError
+
     def _select(self, sentences: Tensor) -> None:
         raise NotImplementedError
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fairseq_headgates import prune
-from fairseq_headgates.modules import packed_linear
-from fairseq_headgates.modules.packed_linear import WORTH_PACKING, InferenceLinear, PackedLinear, pack_linears
+from fairseq_headgates.inference import packed_linear
+from fairseq_headgates.inference.packed_linear import WORTH_PACKING, InferenceLinear, PackedLinear, pack_linears
 
 LARGE, SMALL = (512, WORTH_PACKING // 512), (24, 16)  # outputs, inputs
 NEEDS_ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")

@@ -2,26 +2,59 @@
 
 A matrix multiplication on a CPU first copies (packs) its matrices into blocks that fit the caches. In a decoder step, a
 few rows times a large weight, packing the weight takes as long as the arithmetic or longer. Here a weight is packed
-once, and again only if its parameters have changed. The packed weight replaces the parameter: the memory of the
-parameter is released, and it is computed from the packed weight when it is asked for. It is packed again after it was
-asked for, or if torch has counted a change.
+once, in single precision or in 8 bits, and again only if its parameters have changed. The packed weight replaces the
+parameter: the memory of the parameter is released, and it is computed from the packed weight when it is asked for; of a
+weight in 8 bits it is the rounded weight. It is packed again after it was asked for, or if torch has counted a change.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import torch
 import torch.nn.functional as F
+from fairseq.modules import TransformerEncoderLayer
 from torch import Tensor, nn
 
+from fairseq_headgates.inference import kernels
+from fairseq_headgates.inference.int8 import Int8Weight
+
+logger = logging.getLogger(__name__)
+
+DTYPES = ("float32", "int8")  # of weights in inference
 # Numbers of a weight from which it is packed. Measured on two cores with 4 to 1,600 rows: a packed weight of 128 x 512
 # takes up to twice as long as one that is not packed, one of 512 x 512 or more between a third and 1.15 times as long.
 WORTH_PACKING = 256 * 512
+
+
+class PackedWeight(Protocol):
+    """A packed weight [N, K]."""
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x W^T + bias: [..., K] -> [..., N]."""
+
+    def to_dense(self) -> Tensor:
+        """Return the weight."""
+
+
+class Float32Weight:
+    """A packed weight in single precision."""
+
+    def __init__(self, weight: Tensor):
+        self._packed = kernels.pack(weight)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """[..., K] -> [..., N]."""
+        return kernels.packed_linear(x, self._packed, bias)
+
+    def to_dense(self) -> Tensor:
+        """Return the weight."""
+        return kernels.unpack(self._packed)
 
 
 class ParameterCache:
@@ -81,18 +114,24 @@ class InferenceLinear:
 
     The layers keep their parameters until `release` frees their memory; those of several layers become views of one
     tensor.
+
+    Args:
+        layers: the layers
+        dtype: of the packed weight, one of `DTYPES`
+        nonnegative: whether the inputs are never negative
     """
 
-    def __init__(self, layers: Sequence[nn.Linear]):
-        self.layers = tuple(layers)
+    def __init__(self, layers: Sequence[nn.Linear], dtype: str = "float32", nonnegative: bool = False):
+        self.layers, self.dtype, self.nonnegative = tuple(layers), dtype, nonnegative
         self._weights = ParameterCache()  # of the joined weight, None if it was released, and the joined bias
-        self._packed: Tensor | None = None
+        self._packed: PackedWeight | None = None
 
     def __getstate__(self) -> dict:
-        return {"layers": self.layers}  # torch cannot copy packed weights; they are packed again
+        # torch cannot copy packed weights; they are packed again
+        return {"layers": self.layers, "dtype": self.dtype, "nonnegative": self.nonnegative}
 
     def __setstate__(self, state: dict) -> None:
-        self.__init__(state["layers"])  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs of all layers]."""
@@ -101,7 +140,7 @@ class InferenceLinear:
             self.restore()
         weight, bias = self._weights.get(self._parameters, self._make)
         if can_use_packed and self._packed is not None:
-            return torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
+            return self._packed(x, bias)
         return F.linear(x, weight, bias)
 
     def release(self) -> None:
@@ -140,7 +179,9 @@ class InferenceLinear:
         self.restore()
         weight = _joined([layer.__dict__["_parameters"]["weight"] for layer in self.layers])
         bias = None if self.layers[0].bias is None else _joined([layer.bias for layer in self.layers])
-        self._packed = _packed(weight)
+        self._packed = None
+        if _can_be_packed(self.dtype, weight):
+            self._packed = Int8Weight(weight, self.nonnegative) if self.dtype == "int8" else Float32Weight(weight)
         return weight, bias
 
 
@@ -151,9 +192,9 @@ class PackedLinear(nn.Linear):
     asked for: as an attribute, or among the parameters of the module, for example to save, move or train them.
     """
 
-    def __init__(self, layer: nn.Linear):
+    def __init__(self, layer: nn.Linear, dtype: str = "float32", nonnegative: bool = False):
         super(nn.Linear, self).__init__()
-        self.inference = InferenceLinear([self])
+        self.inference = InferenceLinear([self], dtype, nonnegative)
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.weight = layer.weight
         self.register_parameter("bias", layer.bias)
@@ -200,7 +241,7 @@ class PackedLinear(nn.Linear):
                 parameters["weight"] = nn.Parameter(weight.clone(), requires_grad=self._requires_grad)
 
 
-def join_linears(module: nn.Module, names: Sequence[str]) -> InferenceLinear | None:
+def join_linears(module: nn.Module, names: Sequence[str], dtype: str) -> InferenceLinear | None:
     """Return linear layers of a module, which have the same input, as one for inference; see `pack_linears`.
 
     None if one of them is not plain: its weight is computed, quantised, or changed by hooks.
@@ -208,9 +249,9 @@ def join_linears(module: nn.Module, names: Sequence[str]) -> InferenceLinear | N
     layers = [getattr(module, name) for name in names]
     if not all(map(is_plain, layers)):
         return None
-    if not _can_be_packed(*(layer.weight for layer in layers)):
+    if not _can_be_packed(dtype, *(layer.weight for layer in layers)):
         return InferenceLinear(layers)
-    joined = InferenceLinear([PackedLinear(layer) for layer in layers])
+    joined = InferenceLinear([PackedLinear(layer) for layer in layers], dtype)
     for name, layer in zip(names, joined.layers, strict=True):
         layer.inference = joined  # type: ignore[assignment]
         setattr(module, name, layer)
@@ -219,27 +260,56 @@ def join_linears(module: nn.Module, names: Sequence[str]) -> InferenceLinear | N
     return joined
 
 
-def pack_linears(model: nn.Module) -> None:
+def int8_obstacle(model: nn.Module) -> str | None:
+    """Return why a model cannot compute in 8 bits, None if it can."""
+    first = next(model.parameters())
+    if first.device.type != "cpu":
+        return f"the model is on {first.device.type}, and 8 bits are for CPUs"
+    if first.dtype != torch.float32:
+        return f"the weights are {str(first.dtype).removeprefix('torch.')}, and 8 bits need single precision"
+    return None if kernels.int8_range() else "torch has no products in 8 bits for this processor"
+
+
+def usable_dtype(model: nn.Module, dtype: str) -> str:
+    """Return `dtype`, or, with a warning, "float32" where the model cannot compute in 8 bits."""
+    obstacle = int8_obstacle(model) if dtype == "int8" else None
+    if obstacle:
+        logger.warning(f"inference dtype int8 is not used: {obstacle}")
+    return "float32" if obstacle else dtype
+
+
+def pack_linears(model: nn.Module, dtype: str = "float32") -> None:
     """Replace the large linear layers of a model on a CPU by `PackedLinear`, in place, under the same names.
 
     The memory of a weight is released, unless another module or variable refers to the same `Parameter`. Tensors that
     share its memory, such as those of an earlier `state_dict()`, are no longer connected with the model then. Layers
     with hooks are not replaced.
+
+    Args:
+        model: a model in single precision; others stay as they are
+        dtype: of the packed weights: "float32", or "int8", which rounds weights and activations
     """
     track_parameters(model)
     _return_freed_memory()  # of loading, so that the packed weights do not add to it
-    _replace_linears(model)  # when it returns, nothing refers to the layers that it replaced
+    _replace_linears(model, dtype)  # when it returns, nothing refers to the layers that it replaced
     for module in model.modules():
         if isinstance(module, PackedLinear):
             module.inference.release()
     _return_freed_memory()
 
 
-def _replace_linears(model: nn.Module) -> None:
+def _replace_linears(model: nn.Module, dtype: str) -> None:
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
-            if is_plain(layer) and _can_be_packed(layer.weight):
-                setattr(module, name, PackedLinear(layer))
+            if is_plain(layer) and _can_be_packed(dtype, layer.weight):
+                setattr(module, name, PackedLinear(layer, dtype, _follows_relu(module, name)))
+
+
+def _follows_relu(module: nn.Module, name: str) -> bool:
+    """Return whether the inputs of a layer of `module` are the outputs of a ReLU."""
+    of_fairseq = type(module).__module__ == TransformerEncoderLayer.__module__
+    normed = getattr(module, "ffn_layernorm", None) is not None
+    return of_fairseq and name == "fc2" and getattr(module, "activation_fn", None) is F.relu and not normed
 
 
 def _return_freed_memory() -> None:
@@ -271,15 +341,10 @@ def _joined(parameters: Sequence[Tensor]) -> Tensor:
     return joined
 
 
-def _can_be_packed(*weights: Tensor) -> bool:
+def _can_be_packed(dtype: str, *weights: Tensor) -> bool:
     """Return whether the weights, joined, can be packed, and are large enough for it."""
-    return (
-        all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
-        and sum(weight.numel() for weight in weights) >= WORTH_PACKING
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
-
-
-def _packed(weight: Tensor) -> Tensor | None:
-    return torch.ops.mkldnn._reorder_linear_weight(weight) if _can_be_packed(weight) else None
+    if not all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights):
+        return False
+    if sum(weight.numel() for weight in weights) < WORTH_PACKING:
+        return False
+    return kernels.int8_range() > 0 if dtype == "int8" else kernels.can_pack()

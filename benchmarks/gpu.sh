@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Measure what depends on a GPU, and write OUT/benchmarks.md: the machine, and every command with its tables.
+#
+#   benchmarks/gpu.sh OUT [RAW_DIR SRC TGT]
+#
+# Parts, each at most ten minutes (LIMIT=600):
+#   machine           the GPU, its driver, torch
+#   tests             every family of models, beam search, penalty and scores on the GPU against the CPU
+#   generation-fp32   translation: stock, unpruned, gated and pruned; kernels and synchronisations of a decoder step
+#   generation-fp16, generation-bf16, generation-big
+#   update            an update in training, without gates and with each gating method, in fp32, fp16 and bf16
+#   update-large      the same with four times as many sentences
+#   scores            the cost of importance scores
+#   training          the table of a recipe: transformer-base, half and a quarter of the heads, and the control; of the
+#                     parallel text RAW_DIR/{train,valid,test}.{SRC,TGT}, or of artificial text
+#
+# Run the same command again to do what is missing; the recipe resumes where it was stopped. PARTS="scores update" runs
+# these alone. SIZE (default: base) is the size of the models. DEVICE=cpu is for tests of this script.
+set -uo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+all="machine tests generation-fp32 generation-fp16 generation-bf16 generation-big update update-large scores training"
+PARTS=${PARTS-$all} LIMIT=${LIMIT:-600} SIZE=${SIZE:-base} DEVICE=${DEVICE:-cuda} ROUNDS=${ROUNDS:-4} BATCHES=${BATCHES:-1 32 128}
+
+stop() { echo "gpu.sh: $1" >&2; exit 2; }
+(($# == 1 || $# == 4)) || stop "got $# arguments, needs OUT or OUT RAW_DIR SRC TGT"
+out=$1 raw=${2:-} source=${3:-en} target=${4:-ru} failed=()
+for name in $PARTS; do [[ " $all " == *" $name "* ]] || stop "unknown part $name: choose from $all"; done
+[[ $DEVICE != cuda ]] || python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
+  stop "torch finds no GPU"
+mkdir -p "$out"
+
+# part NAME COMMAND...: run a command and keep what it prints, unless that exists or the part is not asked for.
+part() {
+  local name=$1 status=0
+  shift
+  [[ " $PARTS " == *" $name "* && ! -f $out/$name.txt ]] || return 0
+  echo "$(date +%T)  $name (log: $out/$name.log)"
+  { printf '$'; printf ' %s' "$@"; printf '\n\n'; } >"$out/$name.part"
+  (cd "$root" && timeout --signal=TERM "$LIMIT" "$@" 2>"$out/$name.log" >>"$out/$name.part") || status=$?
+  case $status in
+  0) mv "$out/$name.part" "$out/$name.txt" ;;
+  75 | 124) echo "gpu.sh: $name was stopped after $LIMIT seconds: run the same command again to resume" >&2 && failed+=("$name") ;;
+  *) echo "gpu.sh: $name failed with exit code $status: see $out/$name.log" >&2 && failed+=("$name") ;;
+  esac
+}
+
+out=$(cd "$out" && pwd)
+[[ -z $raw ]] || raw=$(cd "$raw" && pwd) || exit 2
+speed=(python3 benchmarks/generation_speed.py --device "$DEVICE" --variants stock full gated pruned --remove 0.5 0.75
+  --parts step beam --repetitions "$ROUNDS" --warm-up 1)
+update=(python3 benchmarks/train_step.py --size "$SIZE" --device "$DEVICE" --updates "$((2 * ROUNDS))")
+[[ $DEVICE == cuda ]] && precisions=(fp32 fp16 bf16) || precisions=(fp32)
+
+part machine python3 -c "import torch; print(torch.__version__, torch.version.cuda or '')
+if torch.cuda.is_available(): print(torch.cuda.get_device_name(), torch.cuda.get_device_capability())"
+part tests env HEADGATES_CUDA="$DEVICE" python3 -m pytest -q -p no:cacheprovider tests/models/test_cuda.py
+for precision in fp32 fp16 bf16; do
+  # shellcheck disable=SC2086 # a list of numbers
+  part "generation-$precision" "${speed[@]}" --size "$SIZE" --dtype "$precision" --batch $BATCHES
+done
+# shellcheck disable=SC2086
+part generation-big "${speed[@]}" --size big --dtype fp16 --batch $BATCHES
+part update "${update[@]}" --dtype "${precisions[@]}"
+part update-large "${update[@]}" --dtype "${precisions[@]}" --sentences 420
+part scores python3 benchmarks/importance_speed.py --size "$SIZE" --device "$DEVICE" --rounds "$ROUNDS"
+
+if [[ " $PARTS " == *" training "* ]]; then
+  if [[ -z $raw ]]; then
+    raw=$out/corpus
+    [[ -d $raw ]] || python3 "$root/recipes/make_corpus.py" "$raw" --plain --train "${LINES_OF_TEXT:-30000}" --valid 300 --test 300
+  fi
+  case $SIZE in
+  small) sizes=(EMBED=64 FFN=128 LAYERS=2 HEADS=4 BPE=1000) ;;
+  *) sizes=(EMBED=512 FFN=2048 LAYERS=6 HEADS=8) ;;
+  esac
+  updates=${UPDATES:-3000} more=${PRUNE_UPDATES:-1500}
+  part training env "${sizes[@]}" RUNS="${RUNS:-all=0.5 all=0.25 all=0.5@gradient}" LR="${LR:-0.0007}" UPDATES="$updates" \
+    WARMUP="$((updates / 5))" PRUNE_UPDATES="$more" PRUNE_WARMUP="$((more / 10))" \
+    recipes/translation.sh "$raw" "$out/training" "$source" "$target"
+fi
+
+{
+  echo "# Measured by benchmarks/gpu.sh on $(date +%F)"
+  for name in $all; do
+    [[ ! -f $out/$name.txt ]] || printf '\n## %s\n\n```text\n%s\n```\n' "$name" "$(cat "$out/$name.txt")"
+  done
+} >"$out/benchmarks.md.part" && mv "$out/benchmarks.md.part" "$out/benchmarks.md"
+echo "$out/benchmarks.md"
+((${#failed[@]} == 0)) || exit 1

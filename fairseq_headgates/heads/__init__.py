@@ -1,0 +1,45 @@
+"""Attention types, head tables, and their files: masks, scores, gate logs (no torch)."""
+
+from fairseq_headgates.heads.files import (
+    MASK_FORMAT,
+    SCORE_FORMAT,
+    Mask,
+    as_mask,
+    mask_to_json,
+    parse_mask,
+    parse_scores,
+    read_scores,
+    scores_to_json,
+)
+from fairseq_headgates.heads.table import (
+    TYPES,
+    AttentionMap,
+    HeadId,
+    HeadTable,
+    Signature,
+    check_shape,
+    kind_and_layer,
+    number_of_heads,
+    parse_types,
+)
+
+__all__ = [
+    "MASK_FORMAT",
+    "SCORE_FORMAT",
+    "TYPES",
+    "AttentionMap",
+    "HeadId",
+    "HeadTable",
+    "Mask",
+    "Signature",
+    "as_mask",
+    "check_shape",
+    "kind_and_layer",
+    "mask_to_json",
+    "number_of_heads",
+    "parse_mask",
+    "parse_scores",
+    "parse_types",
+    "read_scores",
+    "scores_to_json",
+]

@@ -1,0 +1,188 @@
+"""Attention types, heads, and tables of heads.
+
+A `HeadTable` holds a number for every head: gates, scores, or a mask of 0 and 1. Whatever measures heads returns one;
+whatever removes or prints heads takes one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+from typing import NamedTuple
+
+from fairseq_headgates.messages import shown
+
+TYPES = ("enc-self", "dec-self", "dec-enc")  # encoder self-, decoder self-, decoder-encoder attention
+
+
+class HeadId(NamedTuple):
+    """Identifies a head: attention type, layer and head, both counted from 0. Its text is 'dec-enc 5 0'."""
+
+    kind: str
+    layer: int
+    head: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.layer} {self.head}"
+
+    @classmethod
+    def parse(cls, text: str) -> HeadId:
+        """Parse the text of a head: 'dec-enc 5 0'."""
+        kind, layer, head = text.split()
+        return cls(kind, int(layer), int(head))
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """The attention weights of one head for one sentence.
+
+    Attributes:
+        head: the head
+        gate: its evaluation gate; None for a removed head, which has no weights
+        queries: tokens that look: of the source (enc-self), of the input of the decoder (dec-self), or the tokens that
+            the decoder predicts (dec-enc)
+        keys: tokens that are looked at
+        weights: attention weights [queries][keys]
+    """
+
+    head: HeadId
+    gate: float | None
+    queries: list[str]
+    keys: list[str]
+    weights: list[list[float]]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Describes how a result was computed; its text is 'method|name:value|name:value'.
+
+    `method` may be empty. Values may hold colons, names and values no '|'.
+    """
+
+    parts: Mapping[str, str]
+    method: str = ""
+
+    def __str__(self) -> str:
+        return "|".join([*filter(None, [self.method]), *(f"{name}:{value}" for name, value in self.parts.items())])
+
+    @classmethod
+    def parse(cls, text: str) -> Signature:
+        """Parse the text of a signature."""
+        fields = [part.partition(":") for part in text.split("|")]
+        method = "".join(name for name, colon, _ in fields[:1] if not colon)
+        return cls({name: value for name, colon, value in fields if colon}, method)
+
+    def with_parts(self, parts: Mapping[str, object]) -> Signature:
+        """Return the signature with other values of some parts, and new parts at the end."""
+        return Signature({**self.parts, **{name: str(value) for name, value in parts.items()}}, self.method)
+
+    def of_method(self, method: str, parts: Mapping[str, object]) -> Signature:
+        """Return the signature of a method, whose own `parts` come first."""
+        return Signature({**{name: str(value) for name, value in parts.items()}, **self.parts}, method)
+
+
+@dataclass(frozen=True)
+class HeadTable:
+    """A number for every head: `values[type][layer][head]`, with types in the order of `TYPES`.
+
+    `name` says what the numbers are (a method, "gate", "alive"), `signature` how they were computed.
+    """
+
+    values: Mapping[str, list[list[float]]]
+    name: str = ""
+    signature: str = ""
+
+    def __post_init__(self) -> None:
+        ordered = {kind: [list(layer) for layer in self.values[kind]] for kind in TYPES if kind in self.values}
+        object.__setattr__(self, "values", ordered)
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The attention types, in the order of `TYPES`."""
+        return tuple(self.values)
+
+    def __getitem__(self, head: HeadId) -> float:
+        return self.values[head.kind][head.layer][head.head]
+
+    def items(self) -> Iterator[tuple[HeadId, float]]:
+        """Iterate over all heads, by type, layer and number, with their values."""
+        for kind, rows in self.values.items():
+            for layer, row in enumerate(rows):
+                for head, value in enumerate(row):
+                    yield HeadId(kind, layer, head), value
+
+    def heads(self, kind: str) -> list[float]:
+        """Return all values of one type, layer after layer."""
+        return [value for layer in self.values[kind] for value in layer]
+
+    def rows(self) -> dict[str, list[list[float | None]]]:
+        """Return the values for JSON, with None for NaN."""
+        return {
+            kind: [[None if math.isnan(value) else value for value in layer] for layer in layers]
+            for kind, layers in self.values.items()
+        }
+
+    def map(self, function: Callable[[float], float], name: str = "") -> HeadTable:
+        """Return the table with `function` applied to every value."""
+        changed = {kind: [[function(v) for v in layer] for layer in rows] for kind, rows in self.values.items()}
+        return HeadTable(changed, name or self.name, self.signature)
+
+    def count(self, kind: str) -> tuple[int, int]:
+        """Return how many heads of a type have a value above 0, and the number of all."""
+        values = self.heads(kind)
+        return sum(value > 0 for value in values), len(values)
+
+
+def kind_and_layer(name: str) -> tuple[str, int]:
+    """Return type and layer of an attention module by its name: 'decoder.layers.3.encoder_attn' -> ('dec-enc', 3).
+
+    In all architectures of fairseq, decoder-encoder attention is an `encoder_attn`, and a decoder or its list of layers
+    has "decoder" in its name. The layer is the last number; several encoders or decoders repeat the numbers.
+    """
+    *path, attention = name.split(".")
+    if attention.startswith("encoder_attn"):
+        kind = "dec-enc"
+    else:
+        kind = "dec-self" if any("decoder" in part for part in path) else "enc-self"
+    numbers = [part for part in path if part.isdecimal()]
+    return kind, int(numbers[-1]) if numbers else 0
+
+
+def parse_types(text: str | None) -> tuple[str, ...]:
+    """Parse attention types: 'dec-enc,enc-self' -> ('enc-self', 'dec-enc').
+
+    Raise ValueError for an unknown or repeated type.
+    """
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    for name in names:
+        if name not in TYPES:
+            raise ValueError(f"unknown attention type {shown(name)}: choose from {', '.join(TYPES)}")
+        if names.count(name) > 1:
+            raise ValueError(f"attention type {name!r} is named twice: name each type once")
+    return tuple(kind for kind in TYPES if kind in names)
+
+
+def number_of_heads(fraction: float | Decimal, total: int) -> int:
+    """Return how many of `total` heads a fraction is. Halves are rounded up: of 5 heads, 0.5 is 3."""
+    return int((Decimal(str(fraction)) * total).to_integral_value(ROUND_HALF_UP))  # of 0.1 as it is written
+
+
+def check_shape(table: HeadTable, sizes: Mapping[str, tuple[int, int]], what: str = "the mask") -> None:
+    """Raise ValueError, with every reason, unless `table` fits a model with `sizes[type] = (layers, heads)`."""
+    reasons = []
+    for kind, rows in table.values.items():
+        if kind not in sizes:
+            reasons.append(f"the model has no {kind} attention")
+            continue
+        layers, heads = sizes[kind]
+        if len(rows) != layers:
+            reasons.append(f"{kind} has {len(rows)} layers, the model has {layers}")
+        reasons += [
+            f"{kind} layer {i} has {len(row)} heads, the model has {heads}"
+            for i, row in enumerate(rows)
+            if len(row) != heads
+        ]
+    if reasons:
+        raise ValueError(f"{what} does not fit the model: " + "; ".join(reasons))

@@ -1,0 +1,26 @@
+"""Fast inference: packed linear layers in single precision or in 8 bits, and the caches of beam search."""
+
+from fairseq_headgates.inference.attention_cache import AttentionCache, merge_heads, split_heads
+from fairseq_headgates.inference.beam_stacks import BeamDecoder, BeamEncoder
+from fairseq_headgates.inference.packed_linear import (
+    DTYPES,
+    InferenceLinear,
+    ParameterCache,
+    int8_obstacle,
+    pack_linears,
+    usable_dtype,
+)
+
+__all__ = [
+    "DTYPES",
+    "AttentionCache",
+    "BeamDecoder",
+    "BeamEncoder",
+    "InferenceLinear",
+    "ParameterCache",
+    "int8_obstacle",
+    "merge_heads",
+    "pack_linears",
+    "split_heads",
+    "usable_dtype",
+]

@@ -1,0 +1,108 @@
+"""8 bits, as a user asks for them: stored in a checkpoint, for one command of fairseq, for one of ours."""
+
+import json
+import re
+
+import pytest
+import torch
+from support.analysis import SEARCH, one_line
+from support.commands import EVALUATION
+
+from fairseq_headgates.inference import kernels, packed_linear
+
+STORED = ["--inference-dtype", "int8"]
+pytestmark = pytest.mark.skipif(not kernels.int8_range(), reason="this torch has no products in 8 bits")
+
+
+@pytest.fixture(autouse=True)
+def packs_small_layers(monkeypatch):
+    monkeypatch.setattr(packed_linear, "WORTH_PACKING", 1)
+
+
+@pytest.fixture
+def stored(headgates, gated_checkpoint, tmp_path):
+    """The gated checkpoint with all its heads, in 8 bits."""
+    headgates("prune", gated_checkpoint, tmp_path / "int8.pt", "--threshold", 0, *STORED)
+    return tmp_path / "int8.pt"
+
+
+@pytest.fixture
+def generated(run, toy):
+    """generated(checkpoint, *options): the scores of the hypotheses of fairseq-generate."""
+
+    def generated(checkpoint, *options):
+        places = [toy.data, "--path", checkpoint, "--gen-subset", "valid", *SEARCH, "--prefix-size", 5]
+        found = run("fairseq-generate", *places, *options, *EVALUATION)
+        return re.findall(r"^H-(.*)$", found.out, re.MULTILINE)
+
+    return generated
+
+
+def test_a_checkpoint_stores_the_precision_and_weights_in_single_precision(
+    stored, gated_checkpoint, headgates, tmp_path
+):
+    plain = tmp_path / "plain.pt"
+    headgates("prune", gated_checkpoint, plain, "--threshold", 0)
+    ours, other = (torch.load(path) for path in (stored, plain))
+    assert ours["cfg"]["model"].inference_dtype == "int8"
+    assert ours["model"].keys() == other["model"].keys()
+    assert all(torch.equal(ours["model"][name], other["model"][name]) for name in other["model"])
+    headgates("prune", stored, tmp_path / "again.pt", "--threshold", 0)  # stays, unless another one is given
+    headgates("prune", stored, tmp_path / "float.pt", "--threshold", 0, "--inference-dtype", "float32")
+    found = [torch.load(tmp_path / name)["cfg"]["model"].inference_dtype for name in ("again.pt", "float.pt")]
+    assert found == ["int8", "float32"]
+
+
+def test_fairseq_generate_takes_it_from_the_checkpoint_or_from_overrides(stored, generated):
+    in_8_bits = generated(stored)
+    single = generated(stored, "--model-overrides", "{'inference_dtype': 'float32'}")
+    assert in_8_bits != single and len(in_8_bits) == len(single) == 30
+    assert generated(stored, "--model-overrides", "{'inference_dtype': 'int8'}") == in_8_bits
+
+
+def test_evaluate_measures_loss_and_translations_in_8_bits(stored, on_toy, generated):
+    found = {
+        name: json.loads(on_toy("evaluate", *options, *SEARCH, "--prefix-size", 5, "--json", checkpoint=stored))
+        for name, options in {"stored": [], "int8": STORED, "float32": ["--inference-dtype", "float32"]}.items()
+    }
+    assert found["stored"] == found["int8"]
+    loss, single = (found[name]["losses"]["valid"]["mean"] for name in ("int8", "float32"))
+    assert 0 < abs(loss - single) < 0.05
+    assert "|dtype:int8" in found["int8"]["signature"] and "dtype" not in found["float32"]["signature"]
+    texts = [line.split("\t")[2].replace(" ", "") for line in generated(stored)]
+    assert sorted(text.replace(" ", "") for text in found["int8"]["predictions"]) == sorted(texts)
+
+
+@pytest.mark.parametrize("command", [["ablate"], ["curve", "--by", "magnitude", "--steps", "0,50", "--metric", "nll"]])
+def test_other_measurements_in_8_bits(command, on_toy):
+    in_8_bits, single = (on_toy(*command, *options, "--json") for options in (STORED, []))
+    assert "|dtype:int8" in in_8_bits and "dtype" not in single
+    losses = [re.findall(r'"nll": ([\d.]+)', text) for text in (in_8_bits, single)]
+    assert losses[0] != losses[1] and len(losses[0]) == len(losses[1])
+
+
+def test_training_with_it_is_in_single_precision(train, tmp_path):
+    done = train(tmp_path / "int8", *STORED, updates=1)
+    train(tmp_path / "float32", updates=1)
+    assert "--inference-dtype int8 has no effect on training and validation" in done.text
+    ours, other = (torch.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("int8", "float32"))
+    assert all(torch.equal(ours[name], other[name]) for name in other)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "ablate"])
+def test_other_precisions_are_refused(command, on_toy):
+    words = "unknown inference dtype 'int4': choose from float32, int8"
+    assert words in one_line(on_toy(command, "--inference-dtype", "int4", code=2))
+
+
+def test_prune_refuses_what_cannot_be_stored(headgates, gated_checkpoint, tmp_path):
+    prune = ["prune", gated_checkpoint, tmp_path / "out.pt"]
+    assert "unknown inference dtype 'fp8'" in one_line(headgates(*prune, "--inference-dtype", "fp8", code=2))
+    assert "leave out one" in one_line(headgates(*prune, *STORED, "--stock", code=2))
+    assert not (tmp_path / "out.pt").exists()
+
+
+def test_it_is_refused_where_the_cpu_lacks_the_operators(on_toy, monkeypatch):
+    monkeypatch.setattr(kernels, "int8_range", lambda: 0)
+    error = one_line(on_toy("evaluate", *STORED, code=2))
+    assert error.endswith("--inference-dtype int8 is not possible: torch has no products in 8 bits for this processor")
