@@ -20,8 +20,9 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
-from fairseq_headgates.heads import TYPES, HeadTable, number_of_heads
+from fairseq_headgates.heads import TYPES, HeadTable, check_shape, number_of_heads
 from fairseq_headgates.messages import fail
+from fairseq_headgates.options import read_mask
 from fairseq_headgates.report import text_table
 
 SIZES = {  # width, feed-forward width, layers on each side, heads
@@ -57,6 +58,19 @@ def random_mask(size: str, share: float, seed: int = 1) -> HeadTable:
         return (torch.randperm(heads, generator=chance) >= removed).int().tolist()
 
     return HeadTable({kind: [row() for _ in range(layers)] for kind in TYPES})
+
+
+def masks(options: argparse.Namespace) -> dict[str, HeadTable]:
+    """Return {share of removed heads: mask}: a random mask for each of --remove, and those of --alive."""
+    found = {f"{100 * share:g}%": random_mask(options.size, share, options.seed) for share in options.remove}
+    _, _, layers, heads = SIZES[options.size]
+    for text in getattr(options, "alive", ()):
+        mask = read_mask(text)
+        check_shape(mask, dict.fromkeys(TYPES, (layers, heads)))
+        mask = HeadTable({kind: mask.values.get(kind, [[1] * heads] * layers) for kind in TYPES})
+        removed = sum(value == 0 for _, value in mask.items()) / (len(TYPES) * layers * heads)
+        found[f"{100 * removed:.0f}% {'inline' if text.startswith('{') else Path(text).stem}"] = mask
+    return found
 
 
 def make_args(size: str, dropout: float = 0.1, attention_dropout: float = 0.0, **gates) -> argparse.Namespace:

@@ -12,18 +12,19 @@ The variants, with the same weights where the shapes allow it:
     masked       with the same heads masked (--alive-heads)
     pruned       the result of `prune` on `gated`
     native       built without these heads (--alive-heads, --remove-heads): random weights
-    int8         `full` and every `pruned` with weights and activations in 8 bits (--inference-dtype int8), on a CPU
+    int8         `full` and every `pruned` in int8 (--inference-dtype int8), on a CPU with --dtype fp32
     ctranslate2  `full` and every `pruned` in CTranslate2, single precision: `beam` alone, on a CPU
     ctranslate2-int8   the same with weights in 8 bits
 
-The heads are chosen at random, the same number in every layer; variants without heads are measured for each --remove.
+Variants without heads are measured for each --remove: a share of the heads, chosen at random, the same number in every
+layer; and for each --alive: the heads of a mask file, or the open heads of a checkpoint.
 These parts are timed for each batch size:
 
     encoder   the encoder
     step      one decoder step in the middle of a beam search: the first half of every hypothesis is decoded, then
               reordering the cache and decoding one more token are timed, each time from the same state
     beam      translation as in `fairseq-generate`, with its SequenceGenerator and its preparation of models; exactly
-              --length tokens for each sentence, and its end
+              --length tokens per sentence, and </s>
     train     (once, not for each batch size) an update, as in benchmarks/train_step.py; --dtype is autocast there
 
 All source sentences have --length tokens: there is no padding. The variants run in one process in turn, in a rotating
@@ -59,10 +60,10 @@ from bench_models import (
     make_args,
     make_source,
     make_task,
+    masks,
     median_ratio,
     next_update,
     peak_bytes,
-    random_mask,
     table,
     take_turns,
     tensor_bytes,
@@ -142,6 +143,7 @@ def parse() -> argparse.Namespace:
     add("--size", choices=SIZES, default="small", help="(default: %(default)s)")
     add("--vocabulary", type=int, nargs="+", default=[8000], help="joint vocabularies (default: 8000)")
     add("--remove", type=float, nargs="+", default=[0.5, 0.75], help="shares of heads to remove (default: 0.5 0.75)")
+    add("--alive", nargs="+", default=[], metavar="MASK", help="also these heads: mask files, or checkpoints")
     add("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="what to measure (default: all)")
     add("--parts", nargs="+", choices=PARTS, default=PARTS[:3], help="(default: all but train)")
     add("--batch", type=int, nargs="+", default=[1, 8, 32, 64], help="sentences in a batch (default: 1 8 32 64)")
@@ -194,15 +196,14 @@ def build(options: argparse.Namespace, vocabulary: int) -> dict[str, nn.Module]:
     models = {"stock": make(TransformerModel), "full": make()}
     weights = models["stock"].state_dict()
     models["full"].load_state_dict(dict(weights))
-    for share in options.remove:
-        mask = random_mask(options.size, share, options.seed)
+    for share, mask in masks(options).items():
         inline = mask_to_json(mask, one_line=True)
         gated, masked = make(gate_heads=",".join(TYPES)), make(alive_heads=inline)
         masked.load_state_dict(dict(weights))
         gated.load_state_dict({**weights, **gate_weights(gated, mask)})
         native = make(alive_heads=inline, remove_heads=True)
         built = zip(SMALLER, [gated, masked, prune(gated), native], strict=True)
-        models |= {f"{kind} {100 * share:g}%": model for kind, model in built}
+        models |= {f"{kind} {share}": model for kind, model in built}
     return models
 
 
@@ -245,7 +246,7 @@ def make_generator(options: argparse.Namespace, model: nn.Module) -> SequenceGen
 def check(options: argparse.Namespace, models: dict[str, nn.Module]) -> dict:
     """Return the largest logit difference of variants that must agree. Raise AssertionError if tokens differ."""
     agreement = {}
-    for names in [WHOLE, *([f"{kind} {100 * share:g}%" for kind in AGREEING] for share in options.remove)]:
+    for names in [WHOLE, *([f"{kind} {share}" for kind in AGREEING] for share in masks(options))]:
         (tokens, logits), *others = [translate(options, copy.deepcopy(models[name])) for name in names]
         difference = max(float((other - logits).abs().max()) for _, other in others)
         same = all(other == tokens for other, _ in others)

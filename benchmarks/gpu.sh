@@ -3,19 +3,20 @@
 #
 #   benchmarks/gpu.sh OUT [RAW_DIR SRC TGT]
 #
-# Parts, each at most ten minutes (LIMIT=600):
-#   machine           the GPU, its driver, torch
-#   tests             every family of models, beam search, penalty and scores on the GPU against the CPU
+# Parts, each at most ten minutes:
+#   machine           the GPU and torch
+#   tests             compare GPU with CPU results of all architectures, beam search, penalty and importance scores
 #   generation-fp32   translation: stock, unpruned, gated and pruned; kernels and synchronisations of a decoder step
-#   generation-fp16, generation-bf16, generation-big
+#   generation-fp16, generation-bf16: the same in these precisions; generation-big: transformer-big in fp16
 #   update            an update in training, without gates and with each gating method, in fp32, fp16 and bf16
-#   update-large      the same with four times as many sentences
+#   update-large      the same with 420 instead of 96 sentences
 #   scores            the cost of importance scores
-#   training          the table of a recipe: transformer-base, half and a quarter of the heads, and the control; of the
-#                     parallel text RAW_DIR/{train,valid,test}.{SRC,TGT}, or of artificial text
+#   training          recipes/translation.sh with transformer-base: half and a quarter of the heads, and the control, on
+#                     the parallel text RAW_DIR/{train,valid,test}.{SRC,TGT}, or on artificial text
 #
-# Run the same command again to do what is missing; the recipe resumes where it was stopped. PARTS="scores update" runs
-# these alone. SIZE (default: base) is the size of the models. DEVICE=cpu is for tests of this script.
+# Run the command again to run the parts that failed or timed out; the recipe resumes. Environment variables: PARTS (the
+# parts to run), LIMIT (seconds of a part), SIZE (base; of all parts but generation-big), ROUNDS, BATCHES (sentences in a
+# batch of generation), RUNS, UPDATES, PRUNE_UPDATES, LR and LINES_OF_TEXT (of training). DEVICE=cpu tests this script.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 all="machine tests generation-fp32 generation-fp16 generation-bf16 generation-big update update-large scores training"

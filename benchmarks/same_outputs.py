@@ -6,14 +6,14 @@
 The versions: `gated`, the checkpoint itself; `masked`, with its closed heads masked; `pruned` and `stock`, the files
 that `headgates prune` writes without and with --stock; `int8`, the pruned file with --inference-dtype int8;
 `ctranslate2` and `ctranslate2-int8`, the models that `headgates convert` writes in single precision and with
---quantization int8. With --all-layers, `int8` has small layers in 8 bits, too, although that is slower.
+--quantization int8. --all-layers also quantises small layers of `int8`, which is slower.
 
-Compared are the logits of the reference translations (CTranslate2 has only the log-probabilities of their words), the
+It compares the logits of the reference translations (CTranslate2 has only the log-probabilities of their words), the
 translations by beam search, prepared as in fairseq-generate, and their BLEU on tokenised text. With --time N each
 version also translates the set N times, in turn; the speed is the median, in output words with </s> per second.
 
-On a CPU without VNNI instructions, set CT2_USE_MKL=1: CTranslate2's other backend for int8, oneDNN, saturates sums
-there.
+On a CPU without VNNI instructions, set CT2_USE_MKL=1: CTranslate2's default backend for int8, oneDNN, saturates there.
+`int8` does not need it.
 """
 
 import argparse

@@ -122,8 +122,8 @@ def add_inference_dtype(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument(
         "--inference-dtype",
         metavar="DTYPE",
-        help="precision of the linear layers on a CPU: float32, or int8, weights and activations in 8 bits, faster and "
-        f"less exact {text}",
+        help="data type of linear layers in inference on a CPU: float32, or int8 (weights and activations quantised to "
+        f"8 bits: faster, less accurate) {text}",
     )
 
 

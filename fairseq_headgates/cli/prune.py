@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write a checkpoint for fairseq's own transformer, which needs no plugin: the heads are set to 0 instead "
         "of removed, so its size does not change; without the optimiser state",
     )
-    add_inference_dtype(parser, "(default: as in CKPT); OUT holds it as an option, and weights in single precision")
+    add_inference_dtype(parser, "(default: that of CKPT). OUT stores this option only; its weights are not quantised")
     parser.add_argument("--no-optimizer", action="store_true", help="drop the optimiser state")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")

@@ -35,9 +35,9 @@ class AttentionCache:
         return bool(self.beams or self.attention._get_input_buffer(self.state))
 
     def repeats(self, query: Tensor, key: Tensor) -> int:
-        """Return for how many hypotheses beam search has repeated the encoder states `key` [S, B K, E].
+        """Return the number of copies of each encoder state in `key` [S, B K, E]: the beam size, or 1.
 
-        1 if it has not: fairseq repeats them for every hypothesis of a sentence, except in BART.
+        fairseq's beam search repeats them for every hypothesis of a sentence, except in BART.
         """
         rows = self._searches(query) and key.size(1) == query.size(1)
         return self.beam if rows and repeated(key, self.beam) else 1

@@ -9,8 +9,8 @@ more are removed. Encoder keys and values, equal for all hypotheses of a sentenc
 This requires that hypotheses of a sentence stay in consecutive rows, which is checked at every reordering. If it does
 not hold, `plain` converts to fairseq's cache.
 
-Shapes: B sentences, K hypotheses of each (the beam), H heads, N entries of each sentence, S positions, D head size.
-Rows are the B K hypotheses, those of a sentence one after another.
+Shapes: B sentences, K hypotheses of each (the beam), H heads, N entries of each sentence, S positions, D head size;
+B' is B after the last reordering. Rows are the B K hypotheses, those of a sentence one after another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-FIRST_ROOM = 16  # positions for whose entries there is room at first; see `Beams._remove_entries`
+FIRST_ROOM = 16  # initial capacity in positions; see `Beams._remove_entries`
 
 
 class Beams:
@@ -39,7 +39,7 @@ class Beams:
         self.reorderings = 0
         self.together = True  # whether the last reordering kept the hypotheses of each sentence together
         self.sources = torch.empty(0)  # the sentence [B' K] that each row came from in the last reordering
-        self.moved: Tensor | None = None  # the same for each sentence [B'], None if it left all in their places
+        self.moved: Tensor | None = None  # the same for each sentence [B'], None if no sentence moved
         self._own = torch.eye(beam, dtype=torch.bool, device=device)
         self._mask: dict[torch.dtype, Tensor] = {}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class BeamEncoder(TransformerEncoderBase):
-    """fairseq's encoder, whose states are copied in beam search only if sentences change their rows.
+    """fairseq's encoder; beam search copies its states only if sentences move to other rows of the batch.
 
     fairseq copies the encoder states at every step, although all hypotheses of a sentence share them.
     """
@@ -31,9 +31,9 @@ class BeamEncoder(TransformerEncoderBase):
 
 
 class BeamDecoder(TransformerDecoderBase):
-    """fairseq's decoder, which reorders the caches of its layers without a search for them.
+    """fairseq's decoder, which reorders the caches of its layers directly.
 
-    After every step fairseq looks at all modules of the decoder, which takes an eighth of the time in a small model.
+    After every step fairseq traverses all modules of the decoder, which takes an eighth of the time in a small model.
     """
 
     def reorder_incremental_state_scripting(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:

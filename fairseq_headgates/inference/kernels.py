@@ -1,7 +1,6 @@
-"""The operators of torch outside its public interface that this package uses on a CPU, all of them.
+"""All private operators of torch that this package uses, on a CPU.
 
-Each has a function here that says whether this torch and this CPU have it; without it, callers use the public
-interface.
+A function for each says whether this torch and this processor have it; without it, callers use public functions.
 
     torch.ops.mkldnn._reorder_linear_weight, _linear_pointwise     a weight packed for oneDNN, and its product
     torch.ops.onednn.qlinear_prepack, qlinear_pointwise            the same in 8 bits
@@ -10,6 +9,7 @@ interface.
 
 from __future__ import annotations
 
+import platform
 from functools import lru_cache
 
 import torch
@@ -40,13 +40,13 @@ def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 @lru_cache(1)
 def int8_range() -> int:
-    """Return the largest activation for which products with weights in 8 bits are exact, 0 without the operators.
+    """Return the largest uint8 activation for which int8 matrix multiplication does not saturate; 0 if there is none.
 
-    255 on a CPU with VNNI instructions. Others add two products in 16 bits, which 255 x 127 + 255 x 127 exceeds and
-    127 x 127 + 127 x 127 does not: there it is 127. It is found by a product of such numbers.
+    255 on x86 processors with VNNI instructions. Others add two products in int16: 2 x 255 x 127 overflows and
+    2 x 127 x 127 does not, so it is 127. It is found by a test multiplication. Other processors were not measured.
     """
-    operators = getattr(torch.ops, "onednn", None)
-    if not torch.backends.mkldnn.is_available() or not hasattr(operators, "qlinear_pointwise"):
+    operators, x86 = getattr(torch.ops, "onednn", None), platform.machine().lower() in ("x86_64", "amd64")
+    if not x86 or not torch.backends.mkldnn.is_available() or not hasattr(operators, "qlinear_pointwise"):
         return 0
     weight, rows = torch.full((64, 64), 127, dtype=torch.int8), 32
     for largest in (255, 127):
@@ -77,7 +77,7 @@ def int8_linear(x: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor, bias: T
         x: [..., K], uint8, at most `int8_range`
         packed: W [N, K] of `int8_pack`
         scale: [N]
-        zeros: the number of W that stands for 0, 0 for every output, [N]
+        zeros: zero points of the rows of W, all 0, [N]
         bias: [N]
     """
     linear = torch.ops.onednn.qlinear_pointwise.default
@@ -95,5 +95,5 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fused_attention_backward(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients at q, k and v."""
+    """Return the gradients with respect to q, k and v."""
     return getattr(torch.ops.aten, f"{_FUSED}_backward")(*tensors, 0.0, False, scale=1.0)

@@ -2,9 +2,9 @@
 
 A matrix multiplication on a CPU first copies (packs) its matrices into blocks that fit the caches. In a decoder step, a
 few rows times a large weight, packing the weight takes as long as the arithmetic or longer. Here a weight is packed
-once, in single precision or in 8 bits, and again only if its parameters have changed. The packed weight replaces the
-parameter: the memory of the parameter is released, and it is computed from the packed weight when it is asked for; of a
-weight in 8 bits it is the rounded weight. It is packed again after it was asked for, or if torch has counted a change.
+once, in single precision or in int8. The packed weight replaces the parameter, whose memory is released. Access to the
+parameter restores it from the packed weight; of an int8 weight it is the dequantised weight. The weight is packed again
+at the next use after an access, or after a change that torch has counted.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fairseq_headgates.inference.int8 import Int8Weight
 logger = logging.getLogger(__name__)
 
 DTYPES = ("float32", "int8")  # of weights in inference
-# Numbers of a weight from which it is packed. Measured on two cores with 4 to 1,600 rows: a packed weight of 128 x 512
-# takes up to twice as long as one that is not packed, one of 512 x 512 or more between a third and 1.15 times as long.
+# Elements of a weight from which it is packed. Measured on two cores with 4 to 1,600 rows, time relative to F.linear:
+# 128 x 512: up to 2; 512 x 512 and larger: 0.3 to 1.15; in int8, 128 x 512: 0.4 to 4, 512 x 512: 0.4 to 1.3.
 WORTH_PACKING = 256 * 512
 
 
@@ -95,7 +95,7 @@ def _version(parameter: Tensor) -> int:
 
 
 def track_parameters(module: nn.Module) -> None:
-    """Replace parameters that were made in inference mode, and can neither be tracked nor trained, in place.
+    """Replace, in place, parameters that were created in inference mode: torch can neither track nor train them.
 
     Parameters that layers of the module share stay shared.
     """
@@ -144,7 +144,7 @@ class InferenceLinear:
         return F.linear(x, weight, bias)
 
     def release(self) -> None:
-        """Release the weights, if they are packed. Weights that anyone else holds stay, and are packed as they are."""
+        """Free the parameters whose weights are packed, except those that are referenced elsewhere."""
         if any(_own(layer, "weight") is not None for layer in self.layers):
             self._weights.forget()
         weight, bias = self._weights.get(self._parameters, self._make)
@@ -242,9 +242,9 @@ class PackedLinear(nn.Linear):
 
 
 def join_linears(module: nn.Module, names: Sequence[str], dtype: str) -> InferenceLinear | None:
-    """Return linear layers of a module, which have the same input, as one for inference; see `pack_linears`.
+    """Join linear layers of a module, which have the same input, into one for inference; see `pack_linears`.
 
-    None if one of them is not plain: its weight is computed, quantised, or changed by hooks.
+    Return None if a layer is parametrised, quantised or has hooks.
     """
     layers = [getattr(module, name) for name in names]
     if not all(map(is_plain, layers)):
@@ -264,10 +264,11 @@ def int8_obstacle(model: nn.Module) -> str | None:
     """Return why a model cannot compute in 8 bits, None if it can."""
     first = next(model.parameters())
     if first.device.type != "cpu":
-        return f"the model is on {first.device.type}, and 8 bits are for CPUs"
+        return f"the model is on {first.device.type}, but int8 inference needs a CPU: pass --cpu"
     if first.dtype != torch.float32:
-        return f"the weights are {str(first.dtype).removeprefix('torch.')}, and 8 bits need single precision"
-    return None if kernels.int8_range() else "torch has no products in 8 bits for this processor"
+        found = str(first.dtype).removeprefix("torch.")
+        return f"the weights are {found}, but int8 inference needs float32: convert them, or leave out int8"
+    return None if kernels.int8_range() else "this torch has no int8 multiplication for this processor: use float32"
 
 
 def usable_dtype(model: nn.Module, dtype: str) -> str:
@@ -282,12 +283,12 @@ def pack_linears(model: nn.Module, dtype: str = "float32") -> None:
     """Replace the large linear layers of a model on a CPU by `PackedLinear`, in place, under the same names.
 
     The memory of a weight is released, unless another module or variable refers to the same `Parameter`. Tensors that
-    share its memory, such as those of an earlier `state_dict()`, are no longer connected with the model then. Layers
+    share its memory, such as those of an earlier `state_dict()`, no longer share memory with the model then. Layers
     with hooks are not replaced.
 
     Args:
         model: a model in single precision; others stay as they are
-        dtype: of the packed weights: "float32", or "int8", which rounds weights and activations
+        dtype: of the packed weights: "float32", or "int8", which quantises weights and activations
     """
     track_parameters(model)
     _return_freed_memory()  # of loading, so that the packed weights do not add to it

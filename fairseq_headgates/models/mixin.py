@@ -72,12 +72,14 @@ class HeadGatesMixin:
     Attributes:
         stock: fairseq's architecture, whose checkpoints this model loads
         stacks: its stacks of layers: {"encoder" or "decoder", as in the names of options: name of the module}
+        prepared_for: data type of the inference that the model is prepared for, None before
     """
 
     stock: ClassVar[type]
     stacks: ClassVar[Mapping[str, str]] = {"encoder": "encoder", "decoder": "decoder"}
     args: Any
     num_updates = 0
+    prepared_for: str | None = None
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
@@ -140,7 +142,7 @@ class HeadGatesMixin:
 
     @property
     def inference_dtype(self) -> str:
-        """Precision of linear layers on a CPU, "float32" or "int8"; `prepare_for_inference_` applies it."""
+        """Data type of linear layers on a CPU, "float32" or "int8"; `make_generation_fast_` applies it."""
         return getattr(self.args, "inference_dtype", None) or DEFAULTS["inference_dtype"]
 
     @inference_dtype.setter
@@ -163,6 +165,9 @@ class HeadGatesMixin:
         within `torch.no_grad()`. After changes of `parameter.data`, call it again.
         """
         dtype = usable_dtype(self, self.inference_dtype)  # type: ignore[arg-type]
+        if self.prepared_for not in (None, dtype):
+            raise ValueError(f"the model is prepared for inference in {self.prepared_for}: load it again for {dtype}")
+        self.prepared_for = dtype
         sites = head_sites(self)  # type: ignore[arg-type]
         for site in sites:
             site.attention.inference_dtype = dtype

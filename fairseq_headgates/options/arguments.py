@@ -102,8 +102,8 @@ HELP = {
     "freeze_dropout": (None, "turn off dropout in modules that --freeze-params freezes as a whole"),
     "inference_dtype": (
         "DTYPE",
-        "precision of linear layers in generation on a CPU, float32 or int8: weights and activations in 8 bits, faster "
-        "and less exact. Training, checkpoints and GPUs do not change",
+        "data type of linear layers in inference on a CPU: float32, or int8 (weights and activations quantised to 8 "
+        "bits: faster, less accurate). Stored in the checkpoint; without effect in training, validation and on GPUs",
     ),
 }
 

@@ -11,7 +11,7 @@ from support.commands import EVALUATION
 from fairseq_headgates.inference import kernels, packed_linear
 
 STORED = ["--inference-dtype", "int8"]
-pytestmark = pytest.mark.skipif(not kernels.int8_range(), reason="this torch has no products in 8 bits")
+pytestmark = pytest.mark.skipif(not kernels.int8_range(), reason="this torch has no int8 multiplication")
 
 
 @pytest.fixture(autouse=True)
@@ -105,4 +105,4 @@ def test_prune_refuses_what_cannot_be_stored(headgates, gated_checkpoint, tmp_pa
 def test_it_is_refused_where_the_cpu_lacks_the_operators(on_toy, monkeypatch):
     monkeypatch.setattr(kernels, "int8_range", lambda: 0)
     error = one_line(on_toy("evaluate", *STORED, code=2))
-    assert error.endswith("--inference-dtype int8 is not possible: torch has no products in 8 bits for this processor")
+    assert error.endswith("this torch has no int8 multiplication for this processor: use float32")

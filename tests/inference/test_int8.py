@@ -20,7 +20,7 @@ from fairseq_headgates.inference.int8 import Int8Weight, weight_scales
 from fairseq_headgates.inference.packed_linear import PackedLinear
 
 INPUTS, OUTPUTS = 96, 40
-pytestmark = pytest.mark.skipif(not kernels.int8_range(), reason="this torch has no products in 8 bits")
+pytestmark = pytest.mark.skipif(not kernels.int8_range(), reason="this torch has no int8 multiplication")
 
 
 @pytest.fixture(params=["this CPU", "without VNNI"])
@@ -282,7 +282,7 @@ def test_without_the_operators_single_precision_is_used(small, caplog, monkeypat
     model = make_gated()
     expected = logits(model, make_batch())
     prepared(model)
-    assert not in_8_bits(model) and "inference dtype int8 is not used: torch has no products" in caplog.text
+    assert not in_8_bits(model) and "inference dtype int8 is not used: this torch has no int8" in caplog.text
     torch.testing.assert_close(logits(model, make_batch()), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -294,6 +294,12 @@ def test_the_operators_are_looked_for(missing, monkeypatch):
     else:
         monkeypatch.setattr(torch.ops, "onednn", object())
     assert probe() == 0
+
+
+def test_a_prepared_model_keeps_its_data_type(small):
+    model = prepared(make_gated())
+    with pytest.raises(ValueError, match="prepared for inference in int8: load it again for float32"):
+        prepared(model, "float32")
 
 
 def test_small_layers_stay_in_single_precision():
