@@ -1,4 +1,4 @@
-"""Runs fairseq's commands as a user does, on a toy model; the fixtures around it are in conftest.py.
+"""Runs fairseq's commands as a user does, on a toy model; the fixtures around it are in session.py.
 
 Starting fairseq costs seconds, most of them for imports. `Command` therefore forks a process that has imported
 fairseq, and nothing of ours, already: the command still is a process of its own, with its own arguments, standard
