@@ -25,15 +25,21 @@ def run(script, *arguments):
 @pytest.mark.rehearsal
 def test_speed_of_all_variants(tmp_path):
     pytest.importorskip("ctranslate2")
-    found = run("generation_speed.py", "--length", 4, "--repetitions", 2, "--warm-up", 0, tmp_path / "speed.json")
+    alive = json.dumps({"enc-self": [[1, 0, 0, 0, 1, 1, 1, 1], [0] * 8, [1] * 8]})  # removes 11 of 72 heads
+    options = ["--length", 4, "--repetitions", 2, "--warm-up", 0, "--alive", alive]
+    found = run("generation_speed.py", *options, tmp_path / "speed.json")
     (result,) = found["results"]
-    pruned = [f"{kind} 50%" for kind in ("gated", "masked", "pruned", "native")]
-    assert list(result["models"]) == ["stock", "full", *pruned, "int8", "int8 pruned 50%"]
-    assert all(row["same_tokens"] for row in result["agreement"].values()) and len(result["agreement"]) == 2
+    shares = ("50%", "15% inline")
+    pruned = [f"{kind} {share}" for share in shares for kind in ("gated", "masked", "pruned", "native")]
+    in_8_bits = ["int8", *(f"int8 pruned {share}" for share in shares)]
+    assert list(result["models"]) == ["stock", "full", *pruned, *in_8_bits]
+    assert all(row["same_tokens"] for row in result["agreement"].values()) and len(result["agreement"]) == 3
     models, rows = result["models"], result["batches"]["2"]
-    assert models["pruned 50%"]["parameters"] == models["native 50%"]["parameters"] < models["full"]["parameters"]
+    for share in shares:
+        sizes = [models[f"{kind} {share}"]["parameters"] for kind in ("pruned", "native")]
+        assert sizes[0] == sizes[1] < models["full"]["parameters"]
     kinds = ("ctranslate2", "ctranslate2-int8")
-    assert set(rows) == {*models, *kinds, *(f"{kind} pruned 50%" for kind in kinds)}
+    assert set(rows) == {*models, *kinds, *(f"{kind} pruned {share}" for kind in kinds for share in shares)}
     for name, row in rows.items():
         ratios = sorted(row["beam"]["seconds"][i] for i in range(2))
         assert ratios[0] > 0 and row["beam"]["speed_to_stock"] > 0, name
