@@ -9,8 +9,8 @@ that `headgates prune` writes without and with --stock; `int8`, the pruned file 
 --quantization int8. --all-layers also quantises small layers of `int8`, which is slower.
 
 It compares the logits of the reference translations (CTranslate2 has only the log-probabilities of their words), the
-translations by beam search, prepared as in fairseq-generate, and their BLEU on tokenised text. With --time N each
-version also translates the set N times, in turn; the speed is the median, in output words with </s> per second.
+translations by beam search, prepared as in fairseq-generate, and their BLEU and chrF2 on tokenised text. With --time N
+each version also translates the set N times, in turn; the speed is the median, in output words with </s> per second.
 
 On a CPU without VNNI instructions, set CT2_USE_MKL=1: CTranslate2's default backend for int8, oneDNN, saturates there.
 `int8` does not need it.
@@ -51,14 +51,25 @@ LENGTH_LIMIT = 200  # words of a translation: --max-len-b of fairseq-generate
 def main() -> None:
     options = parse()
     results = compare(options)
-    first = "version", "max |logit diff|", "max |log p diff|", "different translations", "BLEU", "words/s", "/ stock"
-    print("{:17}{:>18}{:>18}{:>24}{:>17}{:>11}{:>9}".format(*first))
+    first = (
+        "version",
+        "max |logit diff|",
+        "max |log p diff|",
+        "different translations",
+        "BLEU",
+        "chrF2",
+        "words/s",
+        "/ stock",
+    )
+    print("{:17}{:>18}{:>18}{:>24}{:>17}{:>8}{:>11}{:>9}".format(*first))
     for name, row in results.items():
         logits = "" if row["logits"] is None else f"{row['logits']:.2e}"
         speed = f"{row['words_per_second']:,.0f}" if "words_per_second" in row else ""
         ratio = f"{row['to_stock']:.2f}" if "to_stock" in row else ""
         differ = f"{row['differ']} of {row['sentences']}"
-        print(f"{name:17}{logits:>18}{row['log_p']:>18.2e}{differ:>24}{row['bleu']:>17.10f}{speed:>11}{ratio:>9}")
+        print(
+            f"{name:17}{logits:>18}{row['log_p']:>18.2e}{differ:>24}{row['bleu']:>17.10f}{row['chrf']:>8.2f}{speed:>11}{ratio:>9}"
+        )
     if options.json:
         Path(options.json).write_text(json.dumps(results, indent=1), encoding="utf-8")
 
@@ -220,6 +231,7 @@ def difference(output: dict, expected: dict, references: list[str]) -> dict:
         # at the length limit fairseq forces an end and CTranslate2 stops without one
         "differ_before_limit": sum(a != b and len(b.split()) < LENGTH_LIMIT for a, b in pairs),
         "sentences": len(references),
+        "chrf": sacrebleu.corpus_chrf(hypotheses, [truth]).score,
         "bleu": sacrebleu.corpus_bleu(hypotheses, [truth], tokenize="none", force=True).score,
     }
 
