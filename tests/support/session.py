@@ -52,9 +52,6 @@ gc.collect()
 gc.freeze()
 gc.set_threshold(5000, 20, 100)
 
-# The models of the tests are so small that threads would only wait for each other.
-os.environ["OMP_NUM_THREADS"] = "1"
-
 # Ignored under nohup and in background jobs of a shell; the tests of signals need the defaults.
 for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
     if signal.getsignal(number) is signal.SIG_IGN:
