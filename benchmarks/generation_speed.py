@@ -35,8 +35,8 @@ agree (stock and full; gated, masked and pruned) have to generate the same token
 Memory: `cache` is the memory of the decoder's cache at the end of the generation of a batch; `peak`, on a GPU, is the
 memory of the parameters and the peak of other tensors in `beam`. On a CPU, benchmarks/memory.py measures processes.
 On a GPU, `kernels` are the kernels of a step, and `waits` how often it waits for the GPU. FLOPs of a step are computed
-from the shapes. Bytes are decoder weights and cached keys and values, each read once. With
-the peak rates of a device they give a lower bound of the time of a step.
+from the shapes. Bytes are decoder weights and cached keys and values, each read once. With the peak rates of a device
+they give a lower bound of the time of a step.
 """
 
 import argparse
@@ -246,7 +246,8 @@ def make_generator(options: argparse.Namespace, model: nn.Module) -> SequenceGen
 def check(options: argparse.Namespace, models: dict[str, nn.Module]) -> dict:
     """Return the largest logit difference of variants that must agree. Raise AssertionError if tokens differ."""
     agreement = {}
-    for names in [WHOLE, *([f"{kind} {share}" for kind in AGREEING] for share in masks(options))]:
+    shares = [name.removeprefix("pruned ") for name in models if name.startswith("pruned ")]
+    for names in [WHOLE, *([f"{kind} {share}" for kind in AGREEING] for share in shares)]:
         (tokens, logits), *others = [translate(options, copy.deepcopy(models[name])) for name in names]
         difference = max(float((other - logits).abs().max()) for _, other in others)
         same = all(other == tokens for other, _ in others)

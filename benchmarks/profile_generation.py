@@ -44,7 +44,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from bench_models import SIZES, check_least, machine, make_args, make_task, random_mask
+from bench_models import SIZES, check_least, machine, make_args, make_task, masks
 from bench_profile import (
     ATTENTION,
     MULTIPLICATIONS,
@@ -142,7 +142,7 @@ def build(options: argparse.Namespace) -> dict[str, nn.Module]:
 
     models = {"stock": make(TransformerModel), "full": make(TransformerHeadGatesModel)}
     models["full"].load_state_dict(dict(models["stock"].state_dict()))
-    smaller = {f"pruned {100 * share:g}%": random_mask(options.size, share, options.seed) for share in options.remove}
+    smaller = {f"pruned {share}": mask for share, mask in masks(options).items()}
     return {**models, **{name: prune(models["full"], mask) for name, mask in smaller.items()}}
 
 

@@ -63,7 +63,6 @@ def run(args: argparse.Namespace) -> int:
         save_checkpoint,
         stock_checkpoint,
     )
-    from fairseq_headgates.options import parse_inference_dtype
     from fairseq_headgates.surgery import kept_mask, prune, removal_plan
 
     refuse_standard_output(args.output)
@@ -73,10 +72,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(
             "--stock keeps the size of the model, which --by-speed does not measure: leave out one of them"
         )
-    if args.inference_dtype is not None:
-        parse_inference_dtype(args.inference_dtype)
-        if args.stock:
-            raise ValueError("--stock is for fairseq's own transformer, which has no --inference-dtype: leave out one")
+    if args.inference_dtype is not None and args.stock:
+        raise ValueError("--stock is for fairseq's own transformer, which has no --inference-dtype: leave out one")
     if not args.dry_run:
         refuse_existing(args.output, args.force)
     state, model = load_model(args.checkpoint, args.trust)

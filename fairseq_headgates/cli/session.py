@@ -110,7 +110,8 @@ class Session:
             model.inference_dtype = chosen
             if chosen == "int8" and (obstacle := int8_obstacle(model)):
                 raise ValueError(f"--inference-dtype int8 is not possible: {obstacle}")
-        return usable_dtype(model, model.inference_dtype) == "int8"
+        model.inference_dtype = usable_dtype(model, model.inference_dtype)  # warns once
+        return model.inference_dtype == "int8"
 
     def corpus(self, model: nn.Module, subset: str | None = None) -> evaluation.Corpus:
         """Return the batches of a subset (default: --gen-subset) for a model."""

@@ -63,8 +63,9 @@ class AttentionCache:
 
     def steps_of_beams(self, query: Tensor, attn_mask: Tensor | None) -> StepCache | None:
         """Return the cache of self-attention in beam search; None if fairseq's must be used."""
-        if self.is_filled():
-            return self.beams if isinstance(self.beams, StepCache) else None
+        beams = self.beams
+        if beams is not None or self.attention._get_input_buffer(self.state):
+            return beams if isinstance(beams, StepCache) else None
         if not self._searches(query) or not self.attention.self_attention or attn_mask is not None:
             return None
         if torch.is_grad_enabled():  # a StepCache is written in place, which breaks a backward pass

@@ -168,12 +168,9 @@ class HeadGatesMixin:
         if self.prepared_for not in (None, dtype):
             raise ValueError(f"the model is prepared for inference in {self.prepared_for}: load it again for {dtype}")
         self.prepared_for = dtype
-        sites = head_sites(self)  # type: ignore[arg-type]
-        for site in sites:
-            site.attention.inference_dtype = dtype
-        super().make_generation_fast_(**kwargs)  # type: ignore[misc]
-        for site in sites:
-            site.attention.make_generation_fast_()  # fairseq calls it only once
+        super().make_generation_fast_(**kwargs, inference_dtype=dtype)  # type: ignore[misc]
+        for site in head_sites(self):  # type: ignore[arg-type]
+            site.attention.make_generation_fast_(inference_dtype=dtype)  # fairseq calls it only once
         pack_linears(self, dtype)  # type: ignore[arg-type]
 
     def load_state_dict(

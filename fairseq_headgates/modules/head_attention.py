@@ -63,7 +63,6 @@ class HeadAttention(MultiheadAttention):
         hook: `HeadHook` on attention weights and contexts, or None
         heads: number of heads that the model was trained with
         kept: numbers of the remaining heads, those with weights, from 0 to `heads` - 1; H = `num_heads` = len(kept)
-        inference_dtype: precision of joined projections in inference, see `pack_linears`
         aligned: number of first heads whose attention weights fairseq takes as alignment; they are not removed
     """
 
@@ -91,7 +90,6 @@ class HeadAttention(MultiheadAttention):
         self.register_buffer("head_mask", None, persistent=False)
         self.hook: HeadHook | None = None
         self._prepared = False  # for inference, by fairseq's call
-        self.inference_dtype = "float32"
         self._in_proj: packed_linear.InferenceLinear | None = None  # q, k and v as one
         self._constant_gates = packed_linear.ParameterCache()
         self.train(stock.training)
@@ -167,7 +165,7 @@ class HeadAttention(MultiheadAttention):
         gates = self._constant_gates.get(self.gate.read, self.gate.factor) if constant else self.gate()
         return gates if self.head_mask is None else gates * self.head_mask
 
-    def make_generation_fast_(self, **kwargs: Any) -> None:
+    def make_generation_fast_(self, inference_dtype: str = "float32", **kwargs: Any) -> None:
         """Prepare for inference: constant gates, and q, k and v of self-attention in one multiplication.
 
         fairseq's commands call it. Afterwards the model must not be trained. After changes of `parameter.data`, which
@@ -177,7 +175,7 @@ class HeadAttention(MultiheadAttention):
         self._constant_gates.forget()
         packed_linear.track_parameters(self)
         if self.self_attention and self.num_heads and self._in_proj is None:
-            self._in_proj = packed_linear.join_linears(self, ["q_proj", "k_proj", "v_proj"], self.inference_dtype)
+            self._in_proj = packed_linear.join_linears(self, ["q_proj", "k_proj", "v_proj"], inference_dtype)
 
     def __prepare_scriptable__(self) -> None:
         """Refuse TorchScript, which calls it first."""
