@@ -17,41 +17,57 @@ from torch import nn
 from fairseq_headgates.checkpoints.ctranslate2 import to_ctranslate2
 
 
-class Exported:
-    """A model that CTranslate2 evaluates on a CPU, with as many threads as torch."""
+class Translator:
+    """CTranslate2's translator in a process of its own, on a CPU, with as many threads as torch."""
 
-    def __init__(self, model: nn.Module, folder: str, compute_type: str):
-        self.dictionary = model.decoder.dictionary
-        to_ctranslate2(model, self.dictionary, self.dictionary, folder, compute_type)
+    def __init__(self, folder: str, compute_type: str = "default"):
         context = multiprocessing.get_context("spawn")
         self._work, theirs = context.Pipe()
         arguments = (theirs, folder, compute_type, torch.get_num_threads())
-        context.Process(target=translate, args=arguments, daemon=True).start()
+        context.Process(target=serve, args=arguments, daemon=True).start()
         theirs.close()
 
-    def search(self, options: Namespace, source: list[list[int]]) -> Callable[[], object]:
-        """Return the translation of sentences, with --length tokens and </s> or one more token for each."""
-        words = [[self.dictionary[number] for number in sentence[:-1]] for sentence in source]  # without </s>
-        wanted = {
-            "beam_size": options.beam,
-            "num_hypotheses": options.beam,
-            "min_decoding_length": options.length,
-            "max_decoding_length": options.length + 1,
-        }
-        return partial(self._translate, words, wanted)
+    def translate(self, *arguments: object, **options: object) -> list[list[list[str]]]:
+        """Return the hypotheses of `translate_batch` for each sentence."""
+        return self._call("translate_batch", "hypotheses", arguments, options)
 
-    def _translate(self, words: list[list[str]], wanted: dict) -> None:
-        self._work.send((words, wanted))
-        self._work.recv()
+    def score(self, *arguments: object) -> list[list[float]]:
+        """Return the log-probabilities of `score_batch` for each sentence."""
+        return self._call("score_batch", "log_probs", arguments, {})
+
+    def _call(self, *call: object) -> list:
+        self._work.send(call)
+        return self._work.recv()
 
 
-def translate(work: Connection, folder: str, compute_type: str, threads: int) -> None:
-    """Translate what arrives, until the other end is closed."""
+def serve(work: Connection, folder: str, compute_type: str, threads: int) -> None:
+    """Answer calls until the other end is closed."""
     options = {"device": "cpu", "compute_type": compute_type, "inter_threads": 1, "intra_threads": threads}
     translator = ctranslate2.Translator(folder, **options)
     while True:
         try:
-            words, wanted = work.recv()
+            method, result, arguments, options = work.recv()
         except EOFError:
             return
-        work.send(len(translator.translate_batch(words, **wanted)))
+        work.send([getattr(found, result) for found in getattr(translator, method)(*arguments, **options)])
+
+
+class Exported:
+    """A model that CTranslate2 evaluates."""
+
+    def __init__(self, model: nn.Module, folder: str, compute_type: str):
+        self.dictionary = model.decoder.dictionary
+        to_ctranslate2(model, self.dictionary, self.dictionary, folder, compute_type)
+        self.translator = Translator(folder, compute_type)
+
+    def search(self, options: Namespace, source: list[list[int]]) -> Callable[[], object]:
+        """Return the translation of sentences, with --length tokens and </s> or one more token for each."""
+        words = [[self.dictionary[number] for number in sentence[:-1]] for sentence in source]  # without </s>
+        return partial(
+            self.translator.translate,
+            words,
+            beam_size=options.beam,
+            num_hypotheses=options.beam,
+            min_decoding_length=options.length,
+            max_decoding_length=options.length + 1,
+        )

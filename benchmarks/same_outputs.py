@@ -116,22 +116,20 @@ class CTranslate2Form:
     """A CTranslate2 model, searching as fairseq does by default (see `to_ctranslate2`)."""
 
     def __init__(self, task, pruned, folder: str, quantization: str | None, beam: int):
-        import ctranslate2
+        from bench_ctranslate2 import Translator
 
         self.task, self.beam = task, beam
         to_ctranslate2(pruned, task.source_dictionary, task.target_dictionary, folder, quantization)
-        self.translator = ctranslate2.Translator(folder, intra_threads=torch.get_num_threads())
+        self.translator = Translator(folder)
 
     def score(self, batch: dict) -> tuple[None, torch.Tensor]:
         targets = [words(self.task, utils.strip_pad(row, 1)).split() for row in batch["target"]]
-        scores = self.translator.score_batch(self._sources(batch), targets)
-        return None, torch.cat([torch.tensor(score.log_probs) for score in scores])
+        scores = self.translator.score(self._sources(batch), targets)
+        return None, torch.cat([torch.tensor(score) for score in scores])
 
     def translate(self, batch: dict) -> list[str]:
         options = {"beam_size": self.beam, "length_penalty": 1, "max_decoding_length": LENGTH_LIMIT + 1}
-        return [
-            " ".join(found.hypotheses[0]) for found in self.translator.translate_batch(self._sources(batch), **options)
-        ]
+        return [" ".join(found[0]) for found in self.translator.translate(self._sources(batch), **options)]
 
     def prepare(self) -> None:
         pass
