@@ -17,6 +17,7 @@ if "headgates_start" not in sys.modules:  # the entry point of the command
 
     from fairseq_headgates import criterions, models, tasks  # noqa: F401  (registers what they contain)
     from fairseq_headgates.analysis import ablation, agreement, importance, relevance
+    from fairseq_headgates.analysis.refit import refit
     from fairseq_headgates.gates import HardConcrete, HeadGates
     from fairseq_headgates.heads import HeadId, HeadTable, parse_mask
     from fairseq_headgates.modules import HeadAttention
@@ -58,6 +59,7 @@ __all__ = [
     "open_probabilities",
     "parse_mask",
     "prune",
+    "refit",
     "relevance",
     "remove_heads",
     "use_head_attention",

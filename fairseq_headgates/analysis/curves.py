@@ -48,6 +48,7 @@ def pruning_curve(
     rescore: Callable[[nn.Module], HeadTable] | None = None,
     metric: Metric | None = None,
     journal: ResumeJournal | None = None,
+    remove: Callable[[HeadTable], nn.Module] | None = None,
 ) -> Iterator[Point]:
     """Remove the heads with the lowest scores step by step, and measure the model after each step.
 
@@ -61,6 +62,7 @@ def pruning_curve(
         rescore: computes new scores of a pruned model, after each step; removed heads stay removed
         metric: predict what this metric scores, too
         journal: keeps results, so that the same command resumes
+        remove: returns the model without the heads that a mask removes (default: `prune`)
     """
     journal = journal or ResumeJournal(None, "")
     chosen = tuple(types) or scores.types
@@ -71,7 +73,7 @@ def pruning_curve(
             scores = rescore(smaller)
         keep = number_of_heads(1 - Decimal(str(step)) / 100, available)
         mask = best_heads(scores, keep, mask if rescore else alive, chosen)
-        smaller = prune(model, mask)
+        smaller = remove(mask) if remove else prune(model, mask)
         key = json.dumps(dict(mask.values))
         nll = journal.get(f"nll {key}", partial(mean_loss, smaller, corpus))
         predictions = None

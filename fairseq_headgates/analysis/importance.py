@@ -8,15 +8,16 @@ Shapes: B batch, T target length, S source length, L layers, H heads, D head siz
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_headgates.analysis.ablation import ablation_losses
+from fairseq_headgates.analysis.derivatives import differentiable, gradients
 from fairseq_headgates.analysis.options import GRADIENT_UNITS, NORMS, ScoreOptions
+from fairseq_headgates.analysis.refit import removal_scores
 from fairseq_headgates.analysis.relevance import head_relevance
 from fairseq_headgates.evaluation import Corpus, Sample, all_reduce
 from fairseq_headgates.heads import HeadTable
@@ -28,7 +29,6 @@ from fairseq_headgates.surgery import (
     head_sites,
     hooked,
     open_probabilities,
-    replaced_forward,
     site_table,
     use_head_attention,
 )
@@ -126,27 +126,17 @@ def gradient(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTab
         gates[site] = context.new_ones(batch, heads, length if per_token else 1, 1, requires_grad=True)
         return context * gates[site]
 
-    with _frozen(model), _not_recomputing(model), hooked(model, insert):
+    with differentiable(model), hooked(model, insert):
         for sample in options.progress(corpus.batches):
             gates.clear()
             losses = corpus.losses(model, sample)
             if not gates:  # no head is left
                 break
             units = _units(sample, corpus, per_token)
-            for site, found in zip(gates, _gradients(losses, list(gates.values())), strict=True):
+            for site, found in zip(gates, gradients(losses, list(gates.values())), strict=True):
                 sums.add(site, found.abs().sum((0, 2, 3)), units[site.kind])
     means = sums.means()
     return _normalized(means) if options.normalize == "layer" else means
-
-
-def _gradients(losses: Tensor, gates: list[Tensor]) -> Sequence[Tensor]:
-    """Return the derivative of the sum of `losses` [B, T], converted from bits to nats, with respect to each gate.
-
-    It is 0 for heads that the loss does not depend on: those of an encoder that no decoder layer reads.
-    """
-    if not losses.requires_grad:
-        return [torch.zeros_like(gate) for gate in gates]
-    return torch.autograd.grad(losses.sum() * math.log(2), gates, materialize_grads=True, allow_unused=True)
 
 
 def _units(sample: Sample, corpus: Corpus, per_token: bool) -> dict[str, int]:
@@ -168,28 +158,6 @@ def _normalized(table: HeadTable) -> HeadTable:
     return HeadTable({kind: [unit(row) for row in rows] for kind, rows in table.values.items()}, table.name)
 
 
-@contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    """Within the context, parameters need no gradients, so that only those of gates are computed."""
-    training = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    model.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in training:
-            parameter.requires_grad_(True)
-
-
-@contextmanager
-def _not_recomputing(model: nn.Module) -> Iterator[None]:
-    """Within the context, --checkpoint-activations is off: gates need the activations."""
-    with ExitStack() as stack:
-        for module in model.modules():
-            if hasattr(module, "precheckpoint_forward"):
-                stack.enter_context(replaced_forward(module, module.precheckpoint_forward))  # type: ignore[arg-type]
-        yield
-
-
 def relevance(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
     """Mean share of a head in the relevance of its layer for the top-1 logit (Voita et al. 2019, section 4)."""
     sums = _Sums(model)
@@ -208,6 +176,11 @@ def ablation(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTab
     """Increase of the loss, in bits per target token, with the head masked (Michel et al. 2019, section 3.2)."""
     loss, without = ablation_losses(model, corpus, progress=options.progress)
     return without.map(lambda value: value - loss)
+
+
+def refit(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
+    """Estimated increase of the loss after removal and refitting, see `refit.removal_scores`."""
+    return removal_scores(model, corpus, options.progress)
 
 
 def magnitude(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
@@ -278,6 +251,7 @@ METHODS: dict[str, Callable[[nn.Module, Corpus, ScoreOptions], HeadTable]] = {
     "gradient": gradient,
     "relevance": relevance,
     "ablation": ablation,
+    "refit": refit,
     "magnitude": magnitude,
     "gate": gate,
     "random": random,

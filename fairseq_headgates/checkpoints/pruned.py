@@ -9,11 +9,12 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any
 
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_headgates.checkpoints.building import build_model, freeze_as_stored
 from fairseq_headgates.checkpoints.optimizer import cut_average, cut_optimizer
@@ -46,6 +47,7 @@ def prune_checkpoint(
     model: nn.Module | None = None,
     notice: Callable[[str], None] = logger.warning,
     inference_dtype: str | None = None,
+    refitted: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return a checkpoint without the heads that `mask` removes, of an architecture of this plugin.
 
@@ -59,6 +61,8 @@ def prune_checkpoint(
         model: the model of the checkpoint, if it is already built
         notice: called with one line for every part that is dropped
         inference_dtype: precision of inference, "float32" or "int8"; None for that of the checkpoint
+        refitted: parameters that get other values than those of the checkpoint; see `analysis.refit`. A moving average
+            of the weights is then dropped
 
     Raises:
         ValueError: if the mask has another shape than the model
@@ -77,11 +81,15 @@ def prune_checkpoint(
     result = _with_options(state, args, _model_class(args).gated_architecture(architecture(args)))
     weights = dict(state["model"])
     model.upgrade_checked(weights)  # type: ignore[operator]
-    result["model"] = as_state_dict(cut_tensors(weights, found), pruned)
+    smaller = cut_tensors(weights, found)
+    smaller.update({name: value.to(smaller[name].dtype) for name, value in refitted.items()})
+    result["model"] = as_state_dict(smaller, pruned)
     result["extra_state"] = dict(_mapping(state.get("extra_state")))
     for key in [key for key in ("ema", "ema_fp32_params") if key in result["extra_state"]]:
         average = result["extra_state"].pop(key)
         try:
+            if refitted:
+                raise ValueError("it is not refitted")
             result["extra_state"][key] = as_state_dict(cut_average(average, model, found), pruned)
         except ValueError as error:
             notice(f"the moving average {key} is dropped: {error}")
@@ -108,14 +116,20 @@ def _pruned_options(args: argparse.Namespace, mask: HeadTable) -> argparse.Names
     return changed
 
 
-def stock_checkpoint(state: Mapping[str, Any], mask: Mask, model: nn.Module | None = None) -> dict[str, Any]:
+def stock_checkpoint(
+    state: Mapping[str, Any],
+    mask: Mask,
+    model: nn.Module | None = None,
+    refitted: Mapping[str, Tensor] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Return the checkpoint for fairseq's own architecture: same size, removed heads zero, gates folded.
 
     fairseq computes the size of a head as width / heads, so it cannot load a smaller form. The options are one table of
-    plain values, without optimiser state and counters, so that the checkpoint loads without any plugin.
+    plain values, without optimiser state and counters, so that the checkpoint loads without any plugin. See
+    `prune_checkpoint` for the arguments.
     """
     model = model or build_model(state)
-    pruned = prune_checkpoint(state, mask, optimizer=False, model=model)
+    pruned = prune_checkpoint(state, mask, optimizer=False, model=model, refitted=refitted)
     args = model_args(pruned)
     name = _model_class(args).stock_architecture(architecture(args))
     iterator = _mapping(pruned["extra_state"].get("train_iterator"))

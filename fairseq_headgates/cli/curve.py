@@ -15,6 +15,7 @@ from fairseq_headgates.cli.parser import (
     add_inference_dtype,
     add_metric,
     add_output,
+    add_refit_options,
     add_score_options,
     chosen_types,
 )
@@ -74,6 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="cumulative percentages of the open heads of --types to remove (default: 0,10,...,90). The number of "
         "heads that are left is rounded, .5 up",
     )
+    parser.add_argument(
+        "--refit",
+        action="store_true",
+        help="after each removal, refit the output projections of the layers that lose heads (headgates prune --help)",
+    )
+    add_refit_options(parser)
     add_metric(parser, "bleu; ppl for language models, accuracy for classifiers")
     parser.add_argument("--tsv", metavar="FILE", help="write the points as tab-separated values")
     parser.add_argument("--plot", metavar="FILE", help="draw the curves: .png, .pdf, .svg (needs matplotlib)")
@@ -101,6 +108,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--reestimate and --score-subset need --by: leave them out with --scores")
     if args.score_method is not None and args.scores is None:
         raise ValueError("--score-method needs --scores FILE: leave it out with --by")
+    if args.refit and args.inference_dtype == "int8":
+        raise ValueError("--refit needs weights in single precision: leave out --inference-dtype int8")
     if args.each_type and args.types is None:
         raise ValueError("--each-type needs --types: leave it out, there is a curve for each type by default")
     with session(args) as work:
@@ -127,11 +136,17 @@ def _points(work: Session, path: str, journal: ResumeJournal) -> list[dict[str, 
     metric = work.metric(name, loaded)
     measured = loaded.signature.with_parts(work.search.parts if name == "bleu" else {})
     scores, rescore = _scores(work, loaded)
+    remove = None
+    if args.refit:
+        remove, parts = _refitting(work, loaded.model)
+        measured = measured.with_parts(parts)
     alive = open_mask(loaded.model)
     whole = metric.predict(metric.prepared(loaded.model)) if metric and metric.name == "accuracy" else None
     points = []
     for curve, types in _curves(args, scores).items():
-        steps = pruning_curve(loaded.model, loaded.corpus, scores, alive, args.steps, types, rescore, metric, journal)
+        steps = pruning_curve(
+            loaded.model, loaded.corpus, scores, alive, args.steps, types, rescore, metric, journal, remove
+        )
         for point in work.progress(f"{work.name(path)} {curve}")(steps):
             points.append(
                 {
@@ -151,6 +166,16 @@ def _points(work: Session, path: str, journal: ResumeJournal) -> list[dict[str, 
                 }
             )
     return points
+
+
+def _refitting(work: Session, model: nn.Module) -> tuple[Callable[[HeadTable], nn.Module], dict[str, Any]]:
+    """Return the function that removes heads and refits, and the parts of a signature that name its data."""
+    from fairseq_headgates.analysis.refit import refitting
+
+    if getattr(model, "inference_dtype", "") == "int8":
+        raise ValueError("--refit needs weights in single precision: add --inference-dtype float32")
+    corpus = work.corpus(model, work.args.refit_subset, work.args.refit_sentences)
+    return refitting(model, corpus, work.progress("refit")), {"refit": f"{corpus.subset}-{corpus.sentences}"}
 
 
 def _measured(name: str, metric: Metric | None, point: Point, whole: list[Any] | None) -> dict[str, Any]:

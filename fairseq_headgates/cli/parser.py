@@ -14,6 +14,7 @@ OPEN = (
     "A head is open if its evaluation gate, the constant that replaces the random gate after training, is above 0, and "
     "otherwise closed."
 )
+REFIT_SENTENCES = 2000
 AS_STORED = "(default: that of the checkpoint)"
 DATA_EPILOG = (
     "DATA is a folder written by fairseq-preprocess, for classifiers the one that holds input0 and label; --path CKPT "
@@ -124,6 +125,31 @@ def add_inference_dtype(parser: argparse.ArgumentParser, text: str) -> None:
         metavar="DTYPE",
         help="data type of linear layers in inference on a CPU: float32, or int8 (weights and activations quantised to "
         f"8 bits: faster, less accurate) {text}",
+    )
+
+
+def _positive(text: str) -> int:
+    """Parse a number that is at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def add_refit_options(parser: Any) -> None:
+    """Add --refit-sentences and --refit-subset."""
+    parser.add_argument(
+        "--refit-sentences",
+        metavar="N",
+        type=_positive,
+        default=REFIT_SENTENCES,
+        help="with --refit: use only the first N sentences of the subset (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--refit-subset",
+        metavar="S",
+        type=filled,
+        default="train",
+        help="with --refit: the subset (default: %(default)s)",
     )
 
 

@@ -9,11 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.cli.choice import add_choice, chosen_heads, refuse_standard_output
 from fairseq_headgates.cli.output import warn
-from fairseq_headgates.cli.parser import OPEN, add_checkpoint, add_inference_dtype, filled
+from fairseq_headgates.cli.parser import OPEN, add_checkpoint, add_inference_dtype, add_refit_options, filled
 from fairseq_headgates.files import refuse_existing
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
+
+
+class RefitData(argparse.Action):
+    """The option --refit DATA, with which the command also takes options of fairseq-generate."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        """Set the option."""
+        setattr(namespace, self.dest, values)
+        namespace.takes_fairseq = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +46,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
+    refit = parser.add_argument_group("repair, without training")
+    refit.add_argument(
+        "--refit",
+        metavar="DATA",
+        type=filled,
+        action=RefitData,
+        help="refit the output projection of each layer that loses heads, by least squares on DATA, a folder written "
+        "by fairseq-preprocess: its output comes as near as possible to that of the whole layer. Before further "
+        "training it does not help. OUT is without the optimiser state. Options of fairseq-generate set task and "
+        "batches (--task, --max-tokens, --cpu, ...)",
+    )
+    add_refit_options(refit)
     speed = parser.add_argument_group("speed")
     speed.add_argument(
         "--by-speed",
@@ -79,13 +100,19 @@ def run(args: argparse.Namespace) -> int:
     state, model = load_model(args.checkpoint, args.trust)
     mask = chosen_heads(args, model)
     pruned = prune(model, mask)
+    values, signature = ({}, "") if args.refit is None else refitted_values(args, model, pruned)
+    if values is None:  # another worker writes
+        return 0
     if args.stock:
-        smaller = stock_checkpoint(state, mask, model)
+        smaller = stock_checkpoint(state, mask, model, values)
     else:
         notice = partial(warn, "prune")
-        smaller = prune_checkpoint(state, mask, not args.no_optimizer, model, notice, args.inference_dtype)
+        optimizer = not args.no_optimizer and args.refit is None
+        smaller = prune_checkpoint(state, mask, optimizer, model, notice, args.inference_dtype, values)
     check_loads(smaller)
     plan = removal_plan(model, pruned)
+    if signature:
+        plan["refit"] = signature
     if args.by_speed:
         plan["speed"] = measured_speed(model, pruned, args.batch_size)
     if not args.dry_run:
@@ -100,6 +127,22 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(report.speed_notes(plan["speed"])))
     print("nothing written (--dry-run)" if args.dry_run else f"written: {args.output}")
     return 0
+
+
+def refitted_values(
+    args: argparse.Namespace, model: nn.Module, pruned: nn.Module
+) -> tuple[dict[str, Tensor] | None, str]:
+    """Return the refitted parameters, None in all workers but the first, and the signature of the data."""
+    from fairseq_headgates.analysis.refit import context_moments, refitted
+    from fairseq_headgates.cli.session import session
+    from fairseq_headgates.evaluation import device_of
+
+    args.rest = [args.refit, "--path", args.checkpoint, *args.rest]
+    with session(args) as work:
+        corpus = work.corpus(model, args.refit_subset, args.refit_sentences)
+        moments = context_moments(model.to(device_of(work.fairseq)), corpus, work.progress("refit"))
+        model.cpu()
+        return (refitted(model, pruned, moments) if work.writes else None), str(work.signature(corpus))
 
 
 def measured_speed(model: nn.Module, pruned: nn.Module, sentences: int) -> dict[str, Any]:
@@ -142,6 +185,8 @@ def removal_notes(plan: dict[str, Any]) -> list[str]:
         lines.append(
             f"removed heads with an evaluation gate above 0: {plan['removed_with_open_gate']} (the output changes)"
         )
+    if "refit" in plan:
+        lines.append(f"output projections refitted on {plan['refit']}")
     if plan["folded_gates"]:
         lines.append(f"gates between 0 and 1, folded into the output projection: {plan['folded_gates']}")
     return lines

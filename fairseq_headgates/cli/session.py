@@ -113,10 +113,11 @@ class Session:
         model.inference_dtype = usable_dtype(model, model.inference_dtype)  # warns once
         return model.inference_dtype == "int8"
 
-    def corpus(self, model: nn.Module, subset: str | None = None) -> evaluation.Corpus:
-        """Return the batches of a subset (default: --gen-subset) for a model."""
+    def corpus(self, model: nn.Module, subset: str | None = None, sentences: int | None = None) -> evaluation.Corpus:
+        """Return the batches of a subset (default: --gen-subset), or of its first sentences, for a model."""
         chosen = argparse.Namespace(**{**vars(self.fairseq), "gen_subset": subset or self.fairseq.gen_subset})
-        corpus = evaluation.load_corpus(chosen, self.task, model, self.args.sentences)
+        first = self.args.sentences if sentences is None else sentences
+        corpus = evaluation.load_corpus(chosen, self.task, model, first)
         if self.needs_target:
             evaluation.check_target(corpus, f"headgates {self.args.command}")
         return corpus
@@ -188,7 +189,15 @@ class Session:
         chosen = (getattr(self.args, name, "") for name in ("mode", "inference_dtype"))
         own = (self.args.command, *chosen, self.args.sentences, __version__, self.search)
         files = evaluation.files_of(self.task, self.fairseq.data, self.fairseq.gen_subset)
-        content = {"checkpoint": digest([path]), "data": digest(files), "dictionaries": self._dictionaries()}
+        content: dict[str, Any] = {
+            "checkpoint": digest([path]),
+            "data": digest(files),
+            "dictionaries": self._dictionaries(),
+        }
+        if getattr(self.args, "refit", False):
+            subset = self.args.refit_subset
+            files = evaluation.files_of(self.task, self.fairseq.data, subset)
+            content["refit"] = {"data": digest(files), "subset": subset, "sentences": self.args.refit_sentences}
         work = json.dumps([*map(str, own), content, relevant], sort_keys=True)
         return ResumeJournal(place, work, self.writes, self.args.force)
 
