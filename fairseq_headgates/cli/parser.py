@@ -14,7 +14,7 @@ OPEN = (
     "A head is open if its evaluation gate, the constant that replaces the random gate after training, is above 0, and "
     "otherwise closed."
 )
-REFIT_SENTENCES = 2000
+REFIT_SENTENCES = 1000
 AS_STORED = "(default: that of the checkpoint)"
 DATA_EPILOG = (
     "DATA is a folder written by fairseq-preprocess, for classifiers the one that holds input0 and label; --path CKPT "

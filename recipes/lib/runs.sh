@@ -83,9 +83,12 @@ scored_run() {
   finish "$model" "$checkpoint"
 }
 
-# untrained_run RUN_DIR TYPES SCORES N: remove heads of the baseline by their scores, without training.
+# untrained_run RUN_DIR METHOD TYPES SCORES N: remove heads of the baseline by their scores, without training. METHODs
+# that end in "refit" refit the output projections, on the sentences of the scores.
 untrained_run() {
-  cut_by_score "$baseline" "$1" pruned.pt "$2" "$3" "$4" --no-optimizer
+  local options=(--no-optimizer)
+  [[ $2 != *refit ]] || options+=(--refit "${scoring[@]}" --refit-sentences "$SENTENCES")
+  cut_by_score "$baseline" "$1" pruned.pt "$3" "$4" "$5" "${options[@]}"
   evaluate "$1" pruned.pt
 }
 
@@ -162,7 +165,7 @@ one_run() {
   case $method in
     control) exclusively "$place/$name" control_run "$place/$name" "$control" ;;
     l0 | lagrangian | subset) exclusively "$place/$name" gated_run "$place/$name" "$control" "$types" "$method" "$value" $steps ;;
-    *-only) exclusively "$place/$name" untrained_run "$place/$name" "$types" "$value" "$steps" ;;
+    *-only | *refit) exclusively "$place/$name" untrained_run "$place/$name" "$method" "$types" "$value" "$steps" ;;
     scratch) exclusively "$place/$name" scratch_run "$place/$name" "$place/$value" ;;
     *) exclusively "$place/$name" scored_run "$place/$name" "$control" "$types" "$value" $steps ;;
   esac

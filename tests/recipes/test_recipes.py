@@ -94,7 +94,7 @@ def test_every_method_keeps_exactly_the_requested_number_of_heads(tmp_path):
     script = tmp_path / "metric.sh"
     script.write_text('#!/bin/sh\nwc -l <"$1"\n')
     script.chmod(0o755)
-    methods = ["lagrangian", "subset", "random", "ablation-only"]  # those with gradients are a part of iterative
+    methods = ["lagrangian", "subset", "random", "ablation-refit"]  # those with gradients are a part of iterative
     runs = [f"all=3@{method}" for method in methods] + ["enc-self=1@iterative"]
     settings = TINY | {"RUNS": " ".join(runs), "SCRATCH": "enc-self", "ITERATIONS": 2, "SPARSITY_WARMUP": 3}
     settings |= {"METRIC": script, "METRIC_NAME": "lines"}

@@ -24,8 +24,12 @@ SCORES = {
     "iterative": "gradient",
     "gradient-only": "gradient",
     "ablation-only": "ablation",
+    "gradient-refit": "gradient",
+    "ablation-refit": "ablation",
+    "refit": "refit",
 }
-TRAINED, UNTRAINED = ([name for name in SCORES if name.endswith("-only") == only] for only in (False, True))
+UNTRAINED = [name for name in SCORES if name.endswith(("-only", "refit"))]
+TRAINED = [name for name in SCORES if name not in UNTRAINED]
 PLAIN, FROZEN = "baseline+", "baseline+frozen"
 
 
@@ -75,7 +79,7 @@ class Heads:
     def control(self, run: Run) -> str:
         """Return the control; the decoder is frozen where only encoder heads are removed in training."""
         alone = run.types == "enc-self" and len(self.sizes) > 1
-        return FROZEN if alone and not run.method.endswith("-only") else PLAIN
+        return FROZEN if alone and run.method not in UNTRAINED else PLAIN
 
     def steps(self, run: Run, iterations: int) -> list[int]:
         """Return the numbers of heads after each step of removal."""
@@ -196,8 +200,7 @@ def plan(runs: list[Run], heads: Heads, scratch: list[str], iterations: int) -> 
     - control: a control itself, no value
     - l0: lambda, and then, if the run gives one, its --gate-lr-scale
     - lagrangian, subset: the heads to keep, as fairseq-train --target-heads
-    - gradient, ablation, random, iterative, gradient-only, ablation-only: the scores by which heads are removed; STEPS
-      has the number of heads of TYPES after each step
+    - those of SCORES: the scores by which heads are removed; STEPS has the number of heads of TYPES after each step
     - scratch: the run whose heads the model has
     """
     lines = [line for run in runs for line in _lines(run, heads, scratch, iterations)]
