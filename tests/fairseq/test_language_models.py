@@ -158,10 +158,11 @@ def test_all_commands_and_a_report_of_their_results(variant, models, run, toy_te
         tmp_path / "scores.json",
         {name: tmp_path / f"{name}.json" for name in ("curve", "ablate", "functions")},
     )
-    methods = "confidence,gradient,ablation,magnitude,gate,random" + ("" if variant == "adaptive" else ",relevance")
+    methods = "confidence,gradient,ablation,refit,magnitude,gate,random"
+    methods += "" if variant == "adaptive" else ",relevance"
     headgates(run, "score", toy_text, models["gated"], "--method", methods, "--out", scores)
     headgates(run, "curve", toy_text, models["gated"], "--scores", scores, "--score-method", "gradient",
-              "--steps", "0,50", "--out", results["curve"])  # fmt: skip
+              "--steps", "0,50", "--refit", "--out", results["curve"])  # fmt: skip
     headgates(run, "ablate", toy_text, models["gated"], "--metric", "ppl", "--out", results["ablate"])
     headgates(run, "functions", toy_text, models["gated"], "--statistics", "--out", results["functions"])
     ablation = json.loads(results["ablate"].read_text())

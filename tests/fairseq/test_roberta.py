@@ -132,10 +132,10 @@ def test_all_commands_and_a_report_of_their_results(task, models, run, toy_class
     if task == "masked":
         path, data, reading = models["masked"], toy_classes / "input0", [*MASKED, *EVALUATION]
     results = {name: tmp_path / f"{name}.json" for name in ("scores", "curve", "ablate", "functions", "maps")}
-    methods = "confidence,gradient,ablation,magnitude,gate,random"
+    methods = "confidence,gradient,ablation,refit,magnitude,gate,random"
     headgates(run, "score", data, path, "--method", methods, "--out", results["scores"], reading=reading)
     headgates(run, "curve", data, path, "--scores", results["scores"], "--score-method", "gradient", "--steps", "0,50",
-              "--out", results["curve"], reading=reading)  # fmt: skip
+              "--refit", "--out", results["curve"], reading=reading)  # fmt: skip
     metric = "accuracy" if task == "classes" else "ppl"
     headgates(run, "ablate", data, path, "--metric", metric, "--out", results["ablate"], reading=reading)
     headgates(run, "functions", data, path, "--statistics", "--out", results["functions"], reading=reading)
