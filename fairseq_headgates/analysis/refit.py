@@ -1,7 +1,7 @@
 """Repair after removal: refit output projections to the heads that are left, in closed form.
 
-The output of an attention layer is y = sum_i W_i c_i + b, with the contexts c_i of its heads (times their gates).
-Without the heads R, the best affine function of the contexts of the others, K, is
+The output of an attention layer is y = sum_i W_i c_i + b, with the contexts c_i of its heads, and the columns W_i of
+the output projection, times the gates. If the heads R are removed and the heads K remain, the best affine predictor is
 
     sum_K (W_K + W_R C_RK C_KK^-1) (c_K - mean) + mean(y)
 
@@ -48,7 +48,7 @@ class Moments:
     """Second moments of the contexts of one layer, in double precision.
 
     Attributes:
-        contexts: mean over positions of (c, 1) (c, 1)^T: [N + 1, N + 1]
+        contexts: mean over positions of (c, 1) (c, 1)^T, before gates: [N + 1, N + 1]
         gradients: mean of g g^T, g the derivative of the loss in nats with respect to the contexts: [N, N], or empty
         positions: number of positions
     """
@@ -69,13 +69,13 @@ class Moments:
 
 
 def refit(model: nn.Module, mask: Mask, task: Any, batches: Sequence[Sample], progress: Progress = iter) -> nn.Module:
-    """Return a copy of a model without the heads that `mask` removes, whose output projections are refitted.
+    """Return a pruned copy of a model, with refitted output projections.
 
-    A layer that keeps no head returns its mean output. Nothing is trained. Use training data, not those of the
-    evaluation.
+    A layer that keeps no head returns its bias, which becomes its mean output. Nothing is trained. Use training data,
+    not those of the evaluation.
 
     Args:
-        model: a fairseq model; it is not changed, but its attention modules become `HeadAttention`
+        model: a fairseq model; its attention modules become `HeadAttention`, its parameters do not change
         mask: a mask in any form of `heads.as_mask`
         task: the fairseq task of the model
         batches: samples of the task, those of this worker if several share the data
@@ -112,7 +112,7 @@ def context_moments(
 ) -> dict[str, Moments]:
     """Return the moments of every attention layer with heads, {module name: `Moments`}, over the data of all workers.
 
-    Memory does not depend on the number of sentences. Padding does not count.
+    Memory does not depend on the number of sentences. Padding does not count, but in encoders without tokens (speech).
     """
     sites = {site.name: site for site in head_sites(model) if site.attention.num_heads}
     sums = {name: _zeros(site, with_gradients) for name, site in sites.items()}
@@ -215,7 +215,7 @@ def _check_enough(site: HeadSite, unknowns: int, positions: float) -> None:
 def _best_change(
     weight: Tensor, moments: Moments, keep: Tensor, removed: Tensor, with_bias: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return what to add to the weights of the kept columns, [E, K], and to the bias, [E]."""
+    """Return what to add to the weights of the columns `keep`, [E, len(keep)], and to the bias, [E]."""
     mean = moments.mean
     spread = moments.covariance if with_bias else moments.contexts[:-1, :-1]
     lost = weight[:, removed]
@@ -245,8 +245,8 @@ def removal_scores(model: nn.Module, corpus: Corpus, progress: Progress = iter) 
 
         1/2 E[(g_R^T r_R)^2]  ~  1/2 trace(E[g_R g_R^T] E[r_R r_R^T])
 
-    with the gradient g_R with respect to their contexts, and r_R, the part of their contexts that is no affine function
-    of the contexts of the other heads (Hassibi & Stork 1993; the second step takes gradients and contexts as
+    with the gradient g_R with respect to their contexts, and the residual r_R of the least-squares regression of their
+    contexts on those of the other heads (Hassibi & Stork 1993; the second step takes gradients and residuals as
     independent, as K-FAC does, Martens & Grosse 2015). The covariance of r_R is the inverse of the block R of the
     inverse covariance of all contexts. Costs of layers are summed.
 

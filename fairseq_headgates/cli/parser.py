@@ -142,14 +142,14 @@ def add_refit_options(parser: Any) -> None:
         metavar="N",
         type=_positive,
         default=REFIT_SENTENCES,
-        help="with --refit: use only the first N sentences of the subset (default: %(default)s)",
+        help="with --refit: use only the first N sentences of --refit-subset (default: %(default)s)",
     )
     parser.add_argument(
         "--refit-subset",
         metavar="S",
         type=filled,
         default="train",
-        help="with --refit: the subset (default: %(default)s)",
+        help="with --refit: the subset to refit on (default: %(default)s)",
     )
 
 

@@ -52,10 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DATA",
         type=filled,
         action=RefitData,
-        help="refit the output projection of each layer that loses heads, by least squares on DATA, a folder written "
-        "by fairseq-preprocess: its output comes as near as possible to that of the whole layer. Before further "
-        "training it does not help. OUT is without the optimiser state. Options of fairseq-generate set task and "
-        "batches (--task, --max-tokens, --cpu, ...)",
+        help="refit the output projection of each layer that loses heads, so that the output of the layer stays as "
+        "close as possible (least squares) to that before the removal. DATA: a folder written by fairseq-preprocess; "
+        "options of fairseq-generate set task and batches (--task, --max-tokens, --cpu, ...). No benefit if the model "
+        "is trained further: OUT is without the optimiser state",
     )
     add_refit_options(refit)
     speed = parser.add_argument_group("speed")
