@@ -70,6 +70,7 @@ def test_commands_are_those_of_the_parsers(block):
         ("headgates show CKPT --nothing", "headgates show: unknown option --nothing"),
         ("headgates shows CKPT", "unknown command"),
         ("headgates prune a.pt b.pt --gen-subset valid", "headgates prune: unknown option --gen-subset"),
+        ("headgates prune a.pt b.pt --refit DATA --cpu --nothing", "headgates prune: unknown option --nothing"),
         ("torchrun --no-python headgates score DATA --path CKPT --methods gradient", "unknown option --methods"),
         ("fairseq-train DATA --gate-heads enc-self --gates 1", "fairseq-train: unknown option --gates"),
         ("fairseq-generate DATA --path CKPT --gate-heads-too", "unknown option --gate-heads-too"),

@@ -147,7 +147,8 @@ def _script_of(words: list[str]) -> str:
 def headgates_options(command: str, words: tuple[str, ...] = ()) -> frozenset[str]:
     """Return the options of a command, those of fairseq-generate included where it takes them."""
     lines = re.findall(r"^  (?:-\w, )?(--[a-z][\w-]*)", headgates_help(command), re.MULTILINE)
-    return frozenset(lines) | (fairseq_options("fairseq-generate", words) if command in LIKE_GENERATE else frozenset())
+    reads = command in LIKE_GENERATE or (command == "prune" and "--refit" in words)
+    return frozenset(lines) | (fairseq_options("fairseq-generate", words) if reads else frozenset())
 
 
 @cache
