@@ -112,7 +112,8 @@ def context_moments(
 ) -> dict[str, Moments]:
     """Return the moments of every attention layer with heads, {module name: `Moments`}, over the data of all workers.
 
-    Memory does not depend on the number of sentences. Padding does not count, but in encoders without tokens (speech).
+    Memory does not depend on the number of sentences. Padding does not count, except in an encoder of speech, which has
+    no tokens. Raise ValueError for sums that are not finite.
     """
     sites = {site.name: site for site in head_sites(model) if site.attention.num_heads}
     sums = {name: _zeros(site, with_gradients) for name, site in sites.items()}
@@ -142,7 +143,13 @@ def context_moments(
                 for (name, _, queries, _), gradient in zip(seen, found, strict=True):
                     real = _rows(gradient)[queries].double()
                     sums[name][1].add_((real.T @ real).cpu())
-    return {name: _moments(*map(all_reduce, pair)) for name, pair in sums.items()}
+    shared = {name: tuple(map(all_reduce, pair)) for name, pair in sums.items()}
+    for name, pair in shared.items():
+        if not all(total.isfinite().all() for total in pair):
+            raise ValueError(
+                f"contexts of {name} are not finite: check the weights for inf and NaN, or leave out --fp16"
+            )
+    return {name: _moments(*pair) for name, pair in shared.items()}
 
 
 def _zeros(site: HeadSite, with_gradients: bool) -> tuple[Tensor, Tensor]:

@@ -142,6 +142,21 @@ def test_too_few_tokens_are_refused():
         refit(make_model(), MASK, TASK, [sample(sentences())])
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model: refit(model, MASK, TASK, [sample(PAIRS)]),
+        lambda model: score(model, TASK, [sample(PAIRS)], "refit"),
+    ],
+)
+def test_weights_that_are_not_finite_are_refused(use):
+    model = make_model()
+    with torch.no_grad():
+        head_sites(model)[0].attention.v_proj.weight[0, 0] = math.nan
+    with pytest.raises(ValueError, match="contexts of encoder.layers.0.self_attn are not finite: check the weights"):
+        use(model)
+
+
 # --- choosing heads -------------------------------------------------------------------------------------------------
 
 
