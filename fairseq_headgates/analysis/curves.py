@@ -65,6 +65,7 @@ def pruning_curve(
         remove: returns the model without the heads that a mask removes (default: `prune`)
     """
     journal = journal or ResumeJournal(None, "")
+    remove = remove or partial(prune, model)
     chosen = tuple(types) or scores.types
     available = sum(alive.count(kind)[0] for kind in chosen)
     mask, smaller = alive, None
@@ -73,7 +74,7 @@ def pruning_curve(
             scores = rescore(smaller)
         keep = number_of_heads(1 - Decimal(str(step)) / 100, available)
         mask = best_heads(scores, keep, mask if rescore else alive, chosen)
-        smaller = remove(mask) if remove else prune(model, mask)
+        smaller = remove(mask)
         key = json.dumps(dict(mask.values))
         nll = journal.get(f"nll {key}", partial(mean_loss, smaller, corpus))
         predictions = None

@@ -28,10 +28,12 @@ from torch import Tensor, nn
 from fairseq_headgates.analysis.derivatives import differentiable, gradients
 from fairseq_headgates.evaluation import Corpus, Sample, all_reduce
 from fairseq_headgates.heads import HeadTable, Mask
+from fairseq_headgates.inference.attention_cache import merge_heads
 from fairseq_headgates.surgery import (
     HeadSite,
     evaluating,
     head_factors,
+    head_positions,
     head_sites,
     hooked,
     prune,
@@ -117,31 +119,35 @@ def context_moments(
     """
     sites = {site.name: site for site in head_sites(model) if site.attention.num_heads}
     sums = {name: _zeros(site, with_gradients) for name, site in sites.items()}
-    seen: list[tuple[str, Tensor, Tensor, Tensor]] = []
+    seen: list[tuple[str, Tensor, Tensor]] = []
     tokens: dict[str, Tensor] = {}
 
     def see(site: HeadSite, _: Tensor | None, context: Tensor) -> Tensor | None:
         queries = tokens[site.kind]
-        if queries.shape != (context.size(0), context.size(2)):  # speech: its encoder has no tokens
-            queries = torch.ones_like(context[:, 0, :, 0], dtype=torch.bool)
-        real = _rows(context.detach())[queries].double()
+        merged = merge_heads(context.detach())
+        if queries.shape != merged.shape[:2]:  # speech: its encoder has no tokens
+            queries = torch.ones_like(merged[..., 0], dtype=torch.bool)
+        real = merged[queries].double()
         real = torch.cat([real, real.new_ones(len(real), 1)], 1)
         sums[site.name][0].add_((real.T @ real).cpu())
         if not with_gradients:
             return None
         inserted = torch.zeros_like(context, requires_grad=True)
-        seen.append((site.name, context, queries, inserted))
+        seen.append((site.name, queries, inserted))
         return context + inserted
 
     with evaluating(model), differentiable(model), torch.set_grad_enabled(with_gradients), hooked(model, see):
         for sample in progress(corpus.batches):
             seen.clear()
             tokens = _queries(sample["net_input"], corpus.pad)
+            if not with_gradients:
+                model(**sample["net_input"], features_only=True)
+                continue
             losses = corpus.losses(model, sample)
-            if with_gradients and seen:
+            if seen:
                 found = gradients(losses, [inserted for *_, inserted in seen])
-                for (name, _, queries, _), gradient in zip(seen, found, strict=True):
-                    real = _rows(gradient)[queries].double()
+                for (name, queries, _), gradient in zip(seen, found, strict=True):
+                    real = merge_heads(gradient)[queries].double()
                     sums[name][1].add_((real.T @ real).cpu())
     shared = {name: tuple(map(all_reduce, pair)) for name, pair in sums.items()}
     for name, pair in shared.items():
@@ -163,15 +169,10 @@ def _moments(contexts: Tensor, gradients: Tensor) -> Moments:
     return Moments(contexts / positions, gradients / positions, float(contexts[-1, -1]))
 
 
-def _rows(contexts: Tensor) -> Tensor:
-    """Concatenate the heads: [B, H, T, D] -> [B, T, N]."""
-    return contexts.transpose(1, 2).flatten(2)
-
-
 def _queries(net_input: Mapping[str, Tensor], pad: int) -> dict[str, Tensor]:
-    """Return which queries of each attention type are no padding: [B, T]."""
-    source = net_input["src_tokens"].ne(pad)
-    target = net_input["prev_output_tokens"].ne(pad) if "prev_output_tokens" in net_input else source
+    """Return which queries of each attention type are no padding: [T, B]."""
+    source = net_input["src_tokens"].ne(pad).transpose(0, 1)
+    target = net_input["prev_output_tokens"].ne(pad).transpose(0, 1) if "prev_output_tokens" in net_input else source
     return {"enc-self": source, "dec-self": target, "dec-enc": target}
 
 
@@ -199,12 +200,12 @@ def refitted(model: nn.Module, pruned: nn.Module, moments: Mapping[str, Moments]
         _check_enough(site, len(keep) * before.head_dim + 1, moments[site.name].positions)
         weight = before.out_proj.weight.detach().cpu().double() * factor.repeat_interleave(before.head_dim)
         change, shift = _best_change(
-            weight, moments[site.name], _columns(keep, before.head_dim), _columns(removed, before.head_dim),
+            weight, moments[site.name], head_positions(keep, before.head_dim), head_positions(removed, before.head_dim),
             after.out_proj.bias is not None,
         )  # fmt: skip
         name = f"{left.name}.out_proj"
         smaller = after.out_proj.weight.detach().cpu().double()
-        columns = _columns(positions, before.head_dim)
+        columns = head_positions(positions, before.head_dim)
         values[f"{name}.weight"] = smaller.index_add(1, columns, change)
         if after.out_proj.bias is not None:
             values[f"{name}.bias"] = after.out_proj.bias.detach().cpu().double() + shift
@@ -234,12 +235,6 @@ def _with_ridge(spread: Tensor) -> Tensor:
     """Add `RIDGE` times the mean of the diagonal to the diagonal."""
     smallest = torch.finfo(spread.dtype).tiny
     return spread + torch.eye(len(spread)).to(spread) * (RIDGE * spread.diagonal().mean()).clamp(min=smallest)
-
-
-def _columns(heads: Sequence[int], head_dim: int) -> Tensor:
-    """Return the columns of heads in the output projection, by their position."""
-    first = torch.tensor(heads, dtype=torch.long) * head_dim
-    return (first[:, None] + torch.arange(head_dim)).flatten()
 
 
 # --- choosing heads -------------------------------------------------------------------------------------------------
@@ -292,7 +287,7 @@ class _Layer:
         self.left, self.removed, self.lost = opened, list[int](), 0.0
         # Without a bias the mean of the contexts cannot be moved to it.
         spread = moments.contexts[:-1, :-1] if site.attention.out_proj.bias is None else moments.covariance
-        columns = _columns(opened, site.attention.head_dim)
+        columns = head_positions(opened, site.attention.head_dim)
         self.places = {head: i for i, head in enumerate(opened)}
         self.precision = torch.linalg.inv(_with_ridge(spread[columns][:, columns])) if opened else spread
         self.gradients = moments.gradients[columns][:, columns]
@@ -300,7 +295,7 @@ class _Layer:
 
     def cost(self, heads: Sequence[int]) -> float:
         """Return the estimated increase of the loss without these heads, in bits per target."""
-        block = _columns([self.places[head] for head in heads], self.site.attention.head_dim)
+        block = head_positions([self.places[head] for head in heads], self.site.attention.head_dim)
         of_residual = torch.linalg.solve(self.precision[block][:, block], self.gradients[block][:, block])
         return float(of_residual.trace()) * self.scale
 

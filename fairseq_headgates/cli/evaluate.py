@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fairseq_headgates.cli.parser import AS_STORED, add_data, add_inference_dtype, add_output, filled
+from fairseq_headgates.cli.parser import AS_STORED, add_data, add_inference_dtype, add_output, counted, filled
 from fairseq_headgates.files import lines_of, read_text
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--speed",
         metavar="ROUNDS",
-        type=_rounds,
+        type=partial(counted, rule="a number of rounds: give 1 or more, or no number"),
         nargs="?",
         const=2,
         help="also measure words translated, sentences classified, or tokens of a language model per second on "
@@ -76,12 +76,6 @@ def _subset_and_file(text: str) -> tuple[str, str]:
     if not subset or not file:
         raise argparse.ArgumentTypeError(f"{text!r} is not a subset and a file, such as test=test.txt")
     return subset, file
-
-
-def _rounds(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rounds: give 1 or more, or no number")
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

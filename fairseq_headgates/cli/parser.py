@@ -14,7 +14,6 @@ OPEN = (
     "A head is open if its evaluation gate, the constant that replaces the random gate after training, is above 0, and "
     "otherwise closed."
 )
-REFIT_SENTENCES = 1000
 AS_STORED = "(default: that of the checkpoint)"
 DATA_EPILOG = (
     "DATA is a folder written by fairseq-preprocess, for classifiers the one that holds input0 and label; --path CKPT "
@@ -128,10 +127,10 @@ def add_inference_dtype(parser: argparse.ArgumentParser, text: str) -> None:
     )
 
 
-def _positive(text: str) -> int:
-    """Parse a number that is at least 1."""
+def counted(text: str, rule: str = "a number from 1 on") -> int:
+    """Parse a number that is at least 1; the error says that the text is not `rule`."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not {rule}")
     return int(text)
 
 
@@ -140,8 +139,8 @@ def add_refit_options(parser: Any) -> None:
     parser.add_argument(
         "--refit-sentences",
         metavar="N",
-        type=_positive,
-        default=REFIT_SENTENCES,
+        type=counted,
+        default=1000,
         help="with --refit: use only the first N sentences of --refit-subset (default: %(default)s)",
     )
     parser.add_argument(

@@ -1,7 +1,15 @@
 """Change the heads of a model: find and replace attention, gate, mask, observe, remove; freeze parameters."""
 
 from fairseq_headgates.surgery.choice import best_heads, check_scored
-from fairseq_headgates.surgery.cuts import kept_mask, open_mask, prune, removal_plan, remove_heads, with_heads
+from fairseq_headgates.surgery.cuts import (
+    head_positions,
+    kept_mask,
+    open_mask,
+    prune,
+    removal_plan,
+    remove_heads,
+    with_heads,
+)
 from fairseq_headgates.surgery.features import is_language_model, stacks_of
 from fairseq_headgates.surgery.freezing import freeze
 from fairseq_headgates.surgery.gating import fix_heads, insert_gates, masked
@@ -35,6 +43,7 @@ __all__ = [
     "gated_sites",
     "head_counts",
     "head_factors",
+    "head_positions",
     "head_sites",
     "hooked",
     "insert_gates",

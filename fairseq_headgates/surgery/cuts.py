@@ -70,15 +70,15 @@ class Cut:
         """
         if parameter == "out_proj.bias":
             return tensor
-        positions = _positions(self.keep, self.head_dim)
+        positions = head_positions(self.keep, self.head_dim)
         if parameter != "out_proj.weight":
-            return tensor.index_select(0, _positions(self.keep, tensor.size(0) // self.heads))
+            return tensor.index_select(0, head_positions(self.keep, tensor.size(0) // self.heads))
         columns = self.factor.to(torch.float32).repeat_interleave(self.head_dim)
         cut = tensor.index_select(1, positions)
         return (cut.to(torch.promote_types(cut.dtype, torch.float32)) * columns**power).to(cut.dtype)
 
 
-def _positions(heads: Iterable[int], head_dim: int) -> Tensor:
+def head_positions(heads: Iterable[int], head_dim: int) -> Tensor:
     """Return the rows (or columns) of heads, one after another: [H' D]."""
     first = torch.tensor(tuple(heads), dtype=torch.long) * head_dim
     return (first[:, None] + torch.arange(head_dim)).view(-1)
@@ -301,7 +301,7 @@ def pad_heads(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tens
     filled = dict(tensors)
     for site in head_sites(model):
         attention = site.attention
-        positions = _positions(attention.kept, attention.head_dim)
+        positions = head_positions(attention.kept, attention.head_dim)
         size = attention.heads * attention.head_dim
         out = tensors[f"{site.name}.out_proj.weight"]
         filled[f"{site.name}.out_proj.weight"] = out.new_zeros(out.size(0), size).index_copy(1, positions, out)

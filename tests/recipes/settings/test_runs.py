@@ -40,11 +40,12 @@ PLAIN, FROZEN = "baseline+ control baseline+ - -", "baseline+frozen control base
         (MT, "enc-self:0.1", {}, [FROZEN, "enc-self_lambda0.1 l0 baseline+frozen enc-self 0.1"]),
         (
             MT,
-            "enc-self=6@gradient-only dec-enc=4@ablation-refit enc-self=6@refit",
+            "enc-self=6@gradient-only dec-enc=4@ablation-only dec-enc=4@ablation-refit enc-self=6@refit",
             {"DECODER_LAYERS": "1"},
             [
                 PLAIN,
                 "enc-self_heads6_gradient-only gradient-only baseline+ enc-self gradient 6",
+                "dec-enc_heads4_ablation-only ablation-only baseline+ dec-enc ablation 4",
                 "dec-enc_heads4_ablation-refit ablation-refit baseline+ dec-enc ablation 4",
                 "enc-self_heads6_refit refit baseline+ enc-self refit 6",
             ],
