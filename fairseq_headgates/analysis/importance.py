@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from fairseq_headgates.analysis.ablation import ablation_losses
 from fairseq_headgates.analysis.derivatives import differentiable, gradients
 from fairseq_headgates.analysis.options import GRADIENT_UNITS, NORMS, ScoreOptions
-from fairseq_headgates.analysis.refit import removal_scores
 from fairseq_headgates.analysis.relevance import head_relevance
+from fairseq_headgates.analysis.removal import removal_scores
 from fairseq_headgates.evaluation import Corpus, Sample, all_reduce
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.messages import shown
@@ -179,7 +179,7 @@ def ablation(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTab
 
 
 def refit(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
-    """Estimated increase of the loss after removal and refitting, see `refit.removal_scores`."""
+    """Estimated increase of the loss after removal and refitting, see `removal.removal_scores`."""
     return removal_scores(model, corpus, options.progress)
 
 

@@ -1,310 +1,356 @@
-"""Repair after removal: refit output projections to the heads that are left, in closed form.
+"""Repair after removal: refit the linear layers that write to the residual stream, in closed form.
 
-The output of an attention layer is y = sum_i W_i c_i + b, with the contexts c_i of its heads, and the columns W_i of
-the output projection, times the gates. If the heads R are removed and the heads K remain, the best affine predictor is
+A block of a layer, attention or feed-forward, adds its output y to the residual stream r. In the pruned model the
+stream r' differs, and so do the inputs c' of the last linear layer of the block (`out_proj`, `fc2`). One after another,
+in the order of the computation, each of these linear layers is refitted so that it brings the stream back to that of
+the whole model, by ridge regression:
 
-    sum_K (W_K + W_R C_RK C_KK^-1) (c_K - mean) + mean(y)
+    minimise over W and b:  E |(r' + W c' + b) - (r + y)|^2 + ridge |W - W'|^2
 
-with the covariances C of the contexts, by least squares. It needs no output of the layer and no gradient: one pass over
-the data sums the second moments of the contexts. Ridge regression towards W_K bounds the change where the contexts
-of K are almost linearly dependent.
+So a block also makes up for the errors of the blocks before it. W' is the weight before; where heads are lost, it is
+the one that predicts y best from the contexts that the remaining heads have in the whole model, by least squares. This
+needs neither gradients nor labels, only second moments, summed over the data. Blocks before the first one that loses
+heads stay as they are.
 
-Choosing heads for this: `removal_scores`, an optimal brain surgeon (Hassibi & Stork 1993) for heads.
-
-Shapes: B batch, T target length, H remaining heads of a layer, D head size, E model size, N = H D.
+Shapes: T length, B batch, E model size, N inputs of a linear layer.
 """
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_headgates.analysis.derivatives import differentiable, gradients
+from fairseq_headgates.analysis.derivatives import differentiable
 from fairseq_headgates.evaluation import Corpus, Sample, all_reduce
-from fairseq_headgates.heads import HeadTable, Mask
-from fairseq_headgates.inference.attention_cache import merge_heads
+from fairseq_headgates.heads import Mask
 from fairseq_headgates.surgery import (
-    HeadSite,
     evaluating,
-    head_factors,
     head_positions,
     head_sites,
-    hooked,
     prune,
-    site_table,
-    use_head_attention,
+    replaced_forward,
 )
+from fairseq_headgates.surgery.features import LAYER_ATTRIBUTES
 
-RIDGE = 1e-4  # times the mean variance of the contexts
+# Times the mean of E c'^2 over the inputs.
+RIDGE = 0.1
+SMALL_RIDGE = 1e-4  # of W': for inputs that are almost linearly dependent
 Progress = Callable[[Iterable], Iterable]
 
 
-@dataclass
-class Moments:
-    """Second moments of the contexts of one layer, in double precision.
-
-    Attributes:
-        contexts: mean over positions of (c, 1) (c, 1)^T, before gates: [N + 1, N + 1]
-        gradients: mean of g g^T, g the derivative of the loss in nats with respect to the contexts: [N, N], or empty
-        positions: number of positions
-    """
-
-    contexts: Tensor
-    gradients: Tensor
-    positions: float
-
-    @property
-    def mean(self) -> Tensor:
-        """Mean of the contexts: [N]."""
-        return self.contexts[:-1, -1]
-
-    @property
-    def covariance(self) -> Tensor:
-        """Covariance of the contexts: [N, N]."""
-        return self.contexts[:-1, :-1] - torch.outer(self.mean, self.mean)
-
-
 def refit(model: nn.Module, mask: Mask, task: Any, batches: Sequence[Sample], progress: Progress = iter) -> nn.Module:
-    """Return a pruned copy of a model, with refitted output projections.
+    """Return a pruned copy of a model, refitted to the model: output projections of attention, and `fc2`.
 
-    A layer that keeps no head returns its bias, which becomes its mean output. Nothing is trained. Use training data,
-    not those of the evaluation.
+    Nothing is trained. Use training data, not those of the evaluation.
 
     Args:
-        model: a fairseq model; its attention modules become `HeadAttention`, its parameters do not change
+        model: a fairseq model; it does not change
         mask: a mask in any form of `heads.as_mask`
         task: the fairseq task of the model
         batches: samples of the task, those of this worker if several share the data
-        progress: wraps the iterable of batches, e.g. `tqdm`
+        progress: wraps the list of layers, e.g. `tqdm`
 
     Raises:
-        ValueError: if the mask has another shape than the model, or there are too few tokens to fit
+        ValueError: if the mask has another shape than the model, if there are too few tokens to fit, or if activations
+            are not finite
     """
-    return refitting(use_head_attention(model), Corpus(task, batches), progress)(mask)
+    pruned = prune(model, mask)
+    refit_to(model, pruned, Corpus(task, batches), progress)
+    return pruned
 
 
-def refitting(model: nn.Module, corpus: Corpus, progress: Progress = iter) -> Callable[[Mask], nn.Module]:
-    """Return a function that does what `refit` does for any mask. The data are read once, here."""
-    moments = context_moments(model, corpus, progress)
+def refit_to(model: nn.Module, pruned: nn.Module, corpus: Corpus, progress: Progress = iter) -> dict[str, Tensor]:
+    """Refit `pruned` to `model` in place. Return the parameters that may have changed, by name.
 
-    def remove(mask: Mask) -> nn.Module:
-        pruned = prune(model, mask)
-        replace_parameters(pruned, refitted(model, pruned, moments))
-        return pruned
-
-    return remove
-
-
-def replace_parameters(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Copy tensors into the parameters with their names."""
-    parameters = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, value in values.items():
-            parameters[name].copy_(value)
-
-
-def context_moments(
-    model: nn.Module, corpus: Corpus, progress: Progress = iter, with_gradients: bool = False
-) -> dict[str, Moments]:
-    """Return the moments of every attention layer with heads, {module name: `Moments`}, over the data of all workers.
-
-    Memory does not depend on the number of sentences. Padding does not count, except in an encoder of speech, which has
-    no tokens. Raise ValueError for sums that are not finite.
-    """
-    sites = {site.name: site for site in head_sites(model) if site.attention.num_heads}
-    sums = {name: _zeros(site, with_gradients) for name, site in sites.items()}
-    seen: list[tuple[str, Tensor, Tensor]] = []
-    tokens: dict[str, Tensor] = {}
-
-    def see(site: HeadSite, _: Tensor | None, context: Tensor) -> Tensor | None:
-        queries = tokens[site.kind]
-        merged = merge_heads(context.detach())
-        if queries.shape != merged.shape[:2]:  # speech: its encoder has no tokens
-            queries = torch.ones_like(merged[..., 0], dtype=torch.bool)
-        real = merged[queries].double()
-        real = torch.cat([real, real.new_ones(len(real), 1)], 1)
-        sums[site.name][0].add_((real.T @ real).cpu())
-        if not with_gradients:
-            return None
-        inserted = torch.zeros_like(context, requires_grad=True)
-        seen.append((site.name, queries, inserted))
-        return context + inserted
-
-    with evaluating(model), differentiable(model), torch.set_grad_enabled(with_gradients), hooked(model, see):
-        for sample in progress(corpus.batches):
-            seen.clear()
-            tokens = _queries(sample["net_input"], corpus.pad)
-            if not with_gradients:
-                model(**sample["net_input"], features_only=True)
-                continue
-            losses = corpus.losses(model, sample)
-            if seen:
-                found = gradients(losses, [inserted for *_, inserted in seen])
-                for (name, queries, _), gradient in zip(seen, found, strict=True):
-                    real = merge_heads(gradient)[queries].double()
-                    sums[name][1].add_((real.T @ real).cpu())
-    shared = {name: tuple(map(all_reduce, pair)) for name, pair in sums.items()}
-    for name, pair in shared.items():
-        if not all(total.isfinite().all() for total in pair):
-            raise ValueError(
-                f"contexts of {name} are not finite: check the weights for inf and NaN, or leave out --fp16"
-            )
-    return {name: _moments(*pair) for name, pair in shared.items()}
-
-
-def _zeros(site: HeadSite, with_gradients: bool) -> tuple[Tensor, Tensor]:
-    size = site.attention.num_heads * site.attention.head_dim
-    of_gradients = size if with_gradients else 0
-    return torch.zeros(size + 1, size + 1).double(), torch.zeros(of_gradients, of_gradients).double()
-
-
-def _moments(contexts: Tensor, gradients: Tensor) -> Moments:
-    positions = contexts[-1, -1].clamp(min=1)
-    return Moments(contexts / positions, gradients / positions, float(contexts[-1, -1]))
-
-
-def _queries(net_input: Mapping[str, Tensor], pad: int) -> dict[str, Tensor]:
-    """Return which queries of each attention type are no padding: [T, B]."""
-    source = net_input["src_tokens"].ne(pad).transpose(0, 1)
-    target = net_input["prev_output_tokens"].ne(pad).transpose(0, 1) if "prev_output_tokens" in net_input else source
-    return {"enc-self": source, "dec-self": target, "dec-enc": target}
-
-
-def refitted(model: nn.Module, pruned: nn.Module, moments: Mapping[str, Moments]) -> dict[str, Tensor]:
-    """Return the output projections that make up for removed heads, {parameter of `pruned`: value}.
+    The outputs of a layer are kept for all batches, so that it is not computed again for every layer after it: memory
+    for some tensors of the size of the residual stream, [T, B, E] for each batch.
 
     Args:
-        model: the model before the removal
+        model: the model before the removal; it does not change
         pruned: `prune(model, mask)`
-        moments: of `context_moments(model)`
-
-    Raises:
-        ValueError: if there are fewer positions than unknowns
+        corpus: the data
+        progress: wraps the list of layers
     """
-    factors = head_factors(model)
-    values: dict[str, Tensor] = {}
+    model = prune(model)  # closed heads removed, gates folded: a linear layer sees the inputs that it multiplies
+    lost = _lost_heads(model, pruned)
+    if not lost:
+        return {}
+    layers = _blocks(pruned)
+    whole, smaller = _Passes(model, corpus), _Passes(pruned, corpus)
+    refitted = set[str]()
+    with evaluating(model), evaluating(pruned), differentiable(model), differentiable(pruned), torch.no_grad():
+        for layer in progress(list(layers)):
+            wanted = _finish(whole, layer, layers[layer], pruned, lost)
+            for block in layers[layer]:
+                if refitted or block.name in lost:
+                    _refit_block(smaller, block, wanted[block.name])
+                    refitted |= {f"{block.linear}.weight", f"{block.linear}.bias"}
+            for _ in smaller.finish(layer):
+                pass
+    return {name: parameter.detach() for name, parameter in pruned.named_parameters() if name in refitted}
+
+
+def _lost_heads(model: nn.Module, pruned: nn.Module) -> dict[str, Tensor]:
+    """Return for each layer that loses heads the columns of its output projection that the others have in `model`."""
+    lost = {}
     for site, left in zip(head_sites(model), head_sites(pruned), strict=True):
-        before, after = site.attention, left.attention
-        factor = factors[site.kind][site.layer].cpu().double()[list(before.kept)]
-        keep = [i for i, head in enumerate(before.kept) if head in after.kept and factor[i] > 0]
-        removed = [i for i in range(before.num_heads) if i not in keep and factor[i] > 0]
-        if not removed:
-            continue
-        positions = [after.kept.index(before.kept[i]) for i in keep]
-        _check_enough(site, len(keep) * before.head_dim + 1, moments[site.name].positions)
-        weight = before.out_proj.weight.detach().cpu().double() * factor.repeat_interleave(before.head_dim)
-        change, shift = _best_change(
-            weight, moments[site.name], head_positions(keep, before.head_dim), head_positions(removed, before.head_dim),
-            after.out_proj.bias is not None,
-        )  # fmt: skip
-        name = f"{left.name}.out_proj"
-        smaller = after.out_proj.weight.detach().cpu().double()
-        columns = head_positions(positions, before.head_dim)
-        values[f"{name}.weight"] = smaller.index_add(1, columns, change)
-        if after.out_proj.bias is not None:
-            values[f"{name}.bias"] = after.out_proj.bias.detach().cpu().double() + shift
-    return values
+        before, after = _heads_in_use(site.attention), _heads_in_use(left.attention)
+        if set(before) - set(after):
+            positions = [site.attention.kept.index(head) for head in after]
+            lost[site.name] = head_positions(positions, site.attention.head_dim)
+    return lost
 
 
-def _check_enough(site: HeadSite, unknowns: int, positions: float) -> None:
-    if positions < unknowns:
-        raise ValueError(
-            f"{site.kind} layer {site.layer} has {unknowns} unknowns for each output, and the data have "
-            f"{positions:.0f} tokens: refit on more sentences"
-        )
+def _heads_in_use(attention: Any) -> list[int]:
+    """Return the heads whose context reaches the output: alignment heads may be closed, but have weights."""
+    used = attention.out_proj.weight.any(0).view(-1, attention.head_dim).any(1)
+    return [head for head, is_used in zip(attention.kept, used.tolist(), strict=True) if is_used]
 
 
-def _best_change(
-    weight: Tensor, moments: Moments, keep: Tensor, removed: Tensor, with_bias: bool
-) -> tuple[Tensor, Tensor]:
-    """Return what to add to the weights of the columns `keep`, [E, len(keep)], and to the bias, [E]."""
-    mean = moments.mean
-    spread = moments.covariance if with_bias else moments.contexts[:-1, :-1]
-    lost = weight[:, removed]
-    change = torch.linalg.solve(_with_ridge(spread)[keep][:, keep], spread[keep][:, removed] @ lost.T).T
-    return change, lost @ mean[removed] - change @ mean[keep]
+@dataclass(frozen=True)
+class _Block:
+    """A block of a layer, whose output is added to the residual stream.
 
-
-def _with_ridge(spread: Tensor) -> Tensor:
-    """Add `RIDGE` times the mean of the diagonal to the diagonal."""
-    smallest = torch.finfo(spread.dtype).tiny
-    return spread + torch.eye(len(spread)).to(spread) * (RIDGE * spread.diagonal().mean()).clamp(min=smallest)
-
-
-# --- choosing heads -------------------------------------------------------------------------------------------------
-
-
-def removal_scores(model: nn.Module, corpus: Corpus, progress: Progress = iter) -> HeadTable:
-    """Remove the heads one after another, always the one that costs least after refitting, and score each by the cost.
-
-    The cost of the removed heads R of a layer is the second-order estimate of the increase of the loss,
-
-        1/2 E[(g_R^T r_R)^2]  ~  1/2 trace(E[g_R g_R^T] E[r_R r_R^T])
-
-    with the gradient g_R with respect to their contexts, and the residual r_R of the least-squares regression of their
-    contexts on those of the other heads (Hassibi & Stork 1993; the second step takes gradients and residuals as
-    independent, as K-FAC does, Martens & Grosse 2015). The covariance of r_R is the inverse of the block R of the
-    inverse covariance of all contexts. Costs of layers are summed.
-
-    Returns:
-        For each head the estimated increase of the loss, in bits per target, when it and all heads with lower scores
-        are removed; NaN for removed heads
+    Attributes:
+        name: the module whose output is y
+        linear: its last linear layer, which may be the same
+        norm: its LayerNorm; None if it is not known how y is added to the stream: then y itself is the target
+        pre_norm: whether the input of `norm` is r; otherwise it is r + y
+        kind: an attention type of which each query is a position of the stream
     """
-    moments = context_moments(model, corpus, progress, with_gradients=True)
-    counts = sum((corpus.counted(sample).sum().cpu() for sample in corpus.batches), torch.tensor(0))
-    targets = max(1, int(all_reduce(counts)))
-    factors = head_factors(model)
-    layers = [
-        _Layer(site, moments[site.name], factors[site.kind][site.layer].cpu(), targets)
-        for site in head_sites(model)
-        if site.attention.num_heads
-    ]
-    total = 0.0
-    queue = [(*layer.cheapest(), number) for number, layer in enumerate(layers) if layer.left]
-    heapq.heapify(queue)
-    while queue:
-        cost, head, number = heapq.heappop(queue)
-        total += max(0.0, cost)
-        layers[number].remove(head, total)
-        if layers[number].left:
-            heapq.heappush(queue, (*layers[number].cheapest(), number))
-    return site_table(model, {layer.site: layer.scores for layer in layers})
+
+    name: str
+    linear: str
+    norm: str | None
+    pre_norm: bool
+    kind: str
 
 
-class _Layer:
-    """A layer whose heads are removed one after another; a closed head costs nothing."""
+def _blocks(model: nn.Module) -> dict[str, list[_Block]]:
+    """Return the blocks of each layer with attention, {layer: blocks}, in the order of the computation."""
+    kinds = {site.name: site.kind for site in head_sites(model)}
+    found: dict[str, list[_Block]] = {}
+    for name, module in model.named_modules():  # registered in the order of the computation
+        layer, _, own = name.rpartition(".")
+        if name in kinds:
+            found.setdefault(layer, []).append(_block(model, layer, own, f"{own}.out_proj", kinds[name]))
+        elif own == "fc2" and isinstance(module, nn.Linear) and layer in found:
+            found[layer].append(_block(model, layer, own, own, found[layer][0].kind))
+    return found
 
-    def __init__(self, site: HeadSite, moments: Moments, factor: Tensor, targets: int):
-        self.site = site
-        self.scores = torch.zeros(site.attention.num_heads).double()
-        opened = [i for i, head in enumerate(site.attention.kept) if factor[head] > 0]
-        self.left, self.removed, self.lost = opened, list[int](), 0.0
-        # Without a bias the mean of the contexts cannot be moved to it.
-        spread = moments.contexts[:-1, :-1] if site.attention.out_proj.bias is None else moments.covariance
-        columns = head_positions(opened, site.attention.head_dim)
-        self.places = {head: i for i, head in enumerate(opened)}
-        self.precision = torch.linalg.inv(_with_ridge(spread[columns][:, columns])) if opened else spread
-        self.gradients = moments.gradients[columns][:, columns]
-        self.scale = moments.positions / targets / (2 * math.log(2))
 
-    def cost(self, heads: Sequence[int]) -> float:
-        """Return the estimated increase of the loss without these heads, in bits per target."""
-        block = head_positions([self.places[head] for head in heads], self.site.attention.head_dim)
-        of_residual = torch.linalg.solve(self.precision[block][:, block], self.gradients[block][:, block])
-        return float(of_residual.trace()) * self.scale
+def _block(model: nn.Module, layer: str, own: str, linear: str, kind: str) -> _Block:
+    module = model.get_submodule(layer)
+    norm = "final_layer_norm" if own == "fc2" else f"{own}_layer_norm"
+    pre_norm = getattr(module, "normalize_before", getattr(module, "layer_norm_first", None))  # of wav2vec 2.0
+    scaled = any(getattr(module, name, None) is not None for name in LAYER_ATTRIBUTES)
+    known = pre_norm is not None and not scaled and isinstance(getattr(module, norm, None), nn.Module)
+    return _Block(f"{layer}.{own}", f"{layer}.{linear}", f"{layer}.{norm}" if known else None, bool(pre_norm), kind)
 
-    def cheapest(self) -> tuple[float, int]:
-        """Return the smallest cost of a further head, and this head."""
-        return min((self.cost([*self.removed, head]) - self.lost, head) for head in self.left)
 
-    def remove(self, head: int, total: float) -> None:
-        """Remove a head, with its score."""
-        self.left.remove(head)
-        self.removed.append(head)
-        self.lost, self.scores[head] = self.cost(self.removed), total
+# --- passes over the data -------------------------------------------------------------------------------------------
+
+
+class _Stop(Exception):
+    """The rest of a forward pass is not needed."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The first inputs and the outputs of some modules in a forward pass, by name."""
+
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Any]
+
+    def y(self, block: _Block) -> Tensor:
+        """Return the output of a block; that of attention is a pair with its weights."""
+        output = self.outputs[block.name]
+        return output[0] if isinstance(output, tuple) else output
+
+    def streams(self, block: _Block) -> tuple[Tensor | float, Tensor]:
+        """Return r and r + y of a block, or 0 and y where r is not known."""
+        y = self.y(block)
+        if block.norm is None:
+            return 0.0, y
+        stream = self.inputs[block.norm]
+        return (stream, stream + y) if block.pre_norm else (stream - y, stream)
+
+
+class _Passes:
+    """Forward passes of a model over a corpus that end early, and do not compute finished layers again.
+
+    A model with a memory of earlier batches needs its whole passes.
+    """
+
+    def __init__(self, model: nn.Module, corpus: Corpus):
+        self.model, self.corpus = model, corpus
+        self.in_parts = not any(getattr(module, "mem_len", 0) for module in model.modules())
+        self.finished: dict[str, list[str]] = {}  # {stack: its finished layers}
+        self.outputs: dict[str, list[Any]] = {}  # {stack: output of the last of them for each batch}
+
+    def until(self, last: str, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Iterator[_Seen]:
+        """Yield what was seen of modules in the pass of each batch, which ends after the module `last`."""
+        seen = _Seen({}, {})
+        with ExitStack() as hooks:
+            for name in inputs:
+                hook = self._module(name).register_forward_pre_hook(partial(_see_input, seen, name))
+                hooks.callback(hook.remove)
+            for name in outputs:
+                hook = self._module(name).register_forward_hook(partial(_see_output, seen, name))
+                hooks.callback(hook.remove)
+            if self.in_parts:
+                hooks.callback(self._module(last).register_forward_hook(_stop).remove)
+            for number, sample in enumerate(self.corpus.batches):
+                self._run(number, sample)
+                yield seen
+
+    def finish(self, layer: str, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Iterator[_Seen]:
+        """Do `until` for the next layer of a stack. Once all batches are read, this layer is finished."""
+        kept: list[Any] = []
+        for seen in self.until(layer, inputs, [*outputs, layer]):
+            kept.append(seen.outputs[layer])
+            yield seen
+        if self.in_parts:
+            stack = layer.rpartition(".")[0]
+            self.finished.setdefault(stack, []).append(layer)
+            self.outputs[stack] = kept
+
+    def _run(self, number: int, sample: Sample) -> None:
+        with ExitStack() as replaced:
+            for stack, layers in self.finished.items():
+                forward = partial(_constant, self.outputs[stack][number])
+                for layer in layers:  # only what the last one returns is read
+                    replaced.enter_context(replaced_forward(self._module(layer), forward))
+            with suppress(_Stop):
+                self.model(**sample["net_input"], features_only=True)
+
+    def _module(self, name: str) -> nn.Module:
+        return self.model.get_submodule(name)
+
+
+def _see_input(seen: _Seen, name: str, _: nn.Module, inputs: tuple) -> None:
+    seen.inputs[name] = inputs[0]
+
+
+def _see_output(seen: _Seen, name: str, _: nn.Module, inputs: tuple, output: Any) -> None:
+    seen.outputs[name] = output
+
+
+def _stop(*_: Any) -> None:
+    raise _Stop
+
+
+def _constant(output: Any, *_: Any, **__: Any) -> Any:
+    return output
+
+
+# --- least squares --------------------------------------------------------------------------------------------------
+
+
+class _LeastSquares:
+    """Second moments of the inputs and of the targets of a linear layer, in double precision.
+
+    Columns of its weight that are 0 stay 0: they belong to closed heads.
+
+    Args:
+        linear: the layer, of which weight and bias are refitted
+        name: its name in messages
+    """
+
+    def __init__(self, linear: Any, name: str):
+        self.linear, self.name = linear, name
+        self.columns = linear.weight.any(0).nonzero().flatten()
+        size = len(self.columns) + (linear.bias is not None)
+        self.of_inputs = torch.zeros(size, size).double()
+        self.of_targets = torch.zeros(linear.out_features, size).double()
+        self.rows = torch.zeros(()).double()
+
+    def add(self, inputs: Tensor, targets: Tensor) -> None:
+        """Add rows: inputs of the columns, [rows, columns], and targets, [rows, E]."""
+        inputs, targets = inputs.double(), targets.double()
+        if self.linear.bias is not None:
+            inputs = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], 1)
+        self.of_inputs += (inputs.T @ inputs).cpu()
+        self.of_targets += (targets.T @ inputs).cpu()
+        self.rows += len(inputs)
+
+    def solve(self, ridge: float) -> None:
+        """Set weight and bias to what minimises E |W x + b - t|^2 + ridge |W - W_before|^2, over all workers.
+
+        Raises:
+            ValueError: if there are fewer rows than unknowns, or sums are not finite
+        """
+        of_inputs, of_targets, rows = map(all_reduce, (self.of_inputs, self.of_targets, self.rows))
+        if rows < len(of_inputs):
+            raise ValueError(
+                f"{self.name} has {len(of_inputs)} unknowns for each output, and the data have {int(rows)} tokens: "
+                "refit on more sentences"
+            )
+        if not (of_inputs.isfinite().all() and of_targets.isfinite().all()):
+            raise ValueError(
+                f"activations at {self.name} are not finite: check the weights for inf and NaN, or leave out --fp16"
+            )
+        linear, number = self.linear, len(self.columns)
+        before = linear.weight[:, self.columns]
+        if linear.bias is not None:
+            before = torch.cat([before, linear.bias[:, None]], 1)
+        before = before.detach().cpu().double()
+        penalty = torch.zeros(len(of_inputs)).double()
+        if number:
+            mean_square = (of_inputs.diagonal()[:number] / rows).mean()
+            penalty[:number] = rows * (ridge * mean_square).clamp(min=torch.finfo(penalty.dtype).tiny)
+        after = before + torch.linalg.solve(of_inputs + penalty.diag(), (of_targets - before @ of_inputs).T).T
+        with torch.no_grad():
+            linear.weight[:, self.columns] = after[:, :number].to(linear.weight)
+            if linear.bias is not None:
+                linear.bias.copy_(after[:, -1])
+
+
+def _finish(
+    whole: _Passes, layer: str, blocks: Sequence[_Block], pruned: nn.Module, lost: Mapping[str, Tensor]
+) -> dict[str, list[Tensor]]:
+    """Finish a layer of the whole model, and set W' in the pruned model where heads are lost.
+
+    Return r + y of the blocks of the layer, {block: [T, B, E] for each batch}.
+    """
+    wanted: dict[str, list[Tensor]] = {block.name: [] for block in blocks}
+    fits = {b: _LeastSquares(pruned.get_submodule(b.linear), b.linear) for b in blocks if b.name in lost}
+    inputs = [*(block.norm for block in blocks if block.norm), *(block.linear for block in fits)]
+    passes = whole.finish(layer, inputs, list(wanted))
+    for sample, seen in zip(whole.corpus.batches, passes, strict=True):
+        for block in blocks:
+            wanted[block.name].append(seen.streams(block)[1])
+        for block, fit in fits.items():
+            y = seen.y(block)
+            real = _positions(sample["net_input"], block.kind, whole.corpus.pad, y)
+            fit.add(seen.inputs[block.linear][..., lost[block.name].to(y.device)][real], y[real])
+    for fit in fits.values():
+        fit.solve(SMALL_RIDGE)
+    return wanted
+
+
+def _refit_block(smaller: _Passes, block: _Block, wanted: Sequence[Tensor]) -> None:
+    """Refit the last linear layer of a block, so that r' + y' is close to `wanted`, [T, B, E] for each batch."""
+    fit = _LeastSquares(smaller.model.get_submodule(block.linear), block.linear)
+    norms = [block.norm] if block.norm else []
+    last = block.norm if block.norm and not block.pre_norm else block.name
+    passes = smaller.until(last, [block.linear, *norms], [block.name])
+    for sample, stream, seen in zip(smaller.corpus.batches, wanted, passes, strict=True):
+        real = _positions(sample["net_input"], block.kind, smaller.corpus.pad, stream)
+        target = stream - seen.streams(block)[0]
+        fit.add(seen.inputs[block.linear][..., fit.columns][real], target[real])
+    fit.solve(RIDGE)
+
+
+def _positions(net_input: Mapping[str, Tensor], kind: str, pad: int, stream: Tensor) -> Tensor:
+    """Return which positions of a stream [T, B, E] are no padding, [T, B]: all, in an encoder of speech."""
+    names = ("src_tokens",) if kind == "enc-self" else ("prev_output_tokens", "src_tokens")
+    tokens = next(net_input[name] for name in names if name in net_input)
+    real = tokens.ne(pad).transpose(0, 1)
+    return real if real.shape == stream.shape[:2] else torch.ones_like(stream[..., 0], dtype=torch.bool)

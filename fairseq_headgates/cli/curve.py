@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.analysis.options import SCORES
@@ -170,12 +171,13 @@ def _points(work: Session, path: str, journal: ResumeJournal) -> list[dict[str, 
 
 def _refitting(work: Session, model: nn.Module) -> tuple[Callable[[HeadTable], nn.Module], dict[str, Any]]:
     """Return the function that removes heads and refits, and the parts of a signature that name its data."""
-    from fairseq_headgates.analysis.refit import refitting
+    from fairseq_headgates.analysis.refit import refit
 
     if getattr(model, "inference_dtype", "") == "int8":
         raise ValueError("--refit needs weights in single precision: add --inference-dtype float32")
     corpus = work.corpus(model, work.args.refit_subset, work.args.refit_sentences)
-    return refitting(model, corpus, work.progress("refit")), {"refit": f"{corpus.subset}-{corpus.sentences}"}
+    remove = partial(refit, model, task=corpus.task, batches=corpus.batches, progress=work.progress("refit"))
+    return remove, {"refit": f"{corpus.subset}-{corpus.sentences}"}
 
 
 def _measured(name: str, metric: Metric | None, point: Point, whole: list[Any] | None) -> dict[str, Any]:

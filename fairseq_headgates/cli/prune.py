@@ -133,16 +133,19 @@ def refitted_values(
     args: argparse.Namespace, model: nn.Module, pruned: nn.Module
 ) -> tuple[dict[str, Tensor] | None, str]:
     """Return the refitted parameters, None in all workers but the first, and the signature of the data."""
-    from fairseq_headgates.analysis.refit import context_moments, refitted
+    from fairseq_headgates.analysis.refit import refit_to
     from fairseq_headgates.cli.session import session
     from fairseq_headgates.evaluation import device_of
 
     args.rest = [args.refit, "--path", args.checkpoint, *args.rest]
     with session(args) as work:
         corpus = work.corpus(model, args.refit_subset, args.refit_sentences)
-        moments = context_moments(model.to(device_of(work.fairseq)), corpus, work.progress("refit"))
+        device = device_of(work.fairseq)
+        changed = refit_to(model.to(device), pruned.to(device), corpus, work.progress("refit"))
         model.cpu()
-        return (refitted(model, pruned, moments) if work.writes else None), str(work.signature(corpus))
+        values = {name: value.cpu() for name, value in changed.items()}
+        pruned.cpu()
+        return (values if work.writes else None), str(work.signature(corpus))
 
 
 def measured_speed(model: nn.Module, pruned: nn.Module, sentences: int) -> dict[str, Any]:

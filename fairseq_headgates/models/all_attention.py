@@ -45,6 +45,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 class AllAttentionLayer(nn.Module):
     """A layer: x + attention(LayerNorm(x)), without a feed-forward block."""
 
+    normalize_before = True  # as fairseq's layers say it
+
     def __init__(self, cfg: TransformerConfig, persistent: int):
         super().__init__()
         size = cfg.decoder.embed_dim

@@ -1,106 +1,149 @@
-"""Refitted output projections against least squares on explicit matrices, and the choice of heads by brute force."""
+"""Refitted layers against least squares on explicit matrices, of streams that are read where the next module does."""
 
 import math
+import re
 
 import pytest
 import torch
+from support.all_attention import make_blocks
 from support.all_attention import make_model as make_all_attention
-from support.models import VOCABULARY
-from support.sentences import EOS, TASK, make_gates, make_model, sample, sentences
+from support.sentences import PAIRS, TASK, make_gates, make_model, many_sentences, sample, sentences
 
 from fairseq_headgates import HeadTable, prune, refit
 from fairseq_headgates.analysis import refit as refitting
-from fairseq_headgates.analysis.importance import Options, score
 from fairseq_headgates.evaluation import Corpus, mean_loss
-from fairseq_headgates.surgery import head_factors, head_sites, hooked
+from fairseq_headgates.surgery import head_sites
 
 MASK = HeadTable(
     {"enc-self": [[1, 0, 1, 1], [0, 0, 0, 0]], "dec-self": [[1, 1, 1, 1], [0, 1, 0, 1]], "dec-enc": [[0, 0, 0, 1]] * 2}
 )
-
-
-def many(number=40, seed=7):
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(2, 8, (number, 2), generator=generator).tolist()
-    words = lambda length: torch.randint(4, VOCABULARY, (length,), generator=generator).tolist()  # noqa: E731
-    return [(words(source) + [EOS], words(target) + [EOS]) for source, target in lengths]
-
-
-PAIRS = many()
-
-
-def contexts_of(model, pairs=PAIRS):
-    """The contexts of each layer, a row for each token: sentence by sentence, without padding."""
-    rows = {}
-
-    def see(site, _, context):
-        rows.setdefault(site.name, []).append(context[0].transpose(0, 1).flatten(1))
-
-    with torch.no_grad(), hooked(model, see):
-        for pair in pairs:
-            model(**sample([pair])["net_input"])
-    return {name: torch.cat(each) for name, each in rows.items()}
+# The linear layers in the order of the computation; in a pre-norm layer the next module reads the stream after each.
+ENCODER = {"self_attn.out_proj": "final_layer_norm", "fc2": ""}
+DECODER = {"self_attn.out_proj": "encoder_attn_layer_norm", "encoder_attn.out_proj": "final_layer_norm", "fc2": ""}
+ORDER = [
+    f"{side}.layers.{layer}.{linear}"
+    for side, linears in (("encoder", ENCODER), ("decoder", DECODER))
+    for layer in range(2)
+    for linear in linears
+]
 
 
 def columns(heads, size=8):
     return [head * size + i for head in heads for i in range(size)]
 
 
-def weights_of(model, site):
-    """The output projection of a layer, times the gates."""
-    factor = head_factors(model)[site.kind][site.layer].double()
-    return site.attention.out_proj.weight * factor.repeat_interleave(8), factor
+def watch(model, batches, places):
+    """Inputs or outputs of modules, a row for each token of the batches, which have no padding.
+
+    `places` is {key: (module, "inputs" or "outputs")}.
+    """
+    found = {key: [] for key in places}
+
+    def see(key, part, inputs, output):
+        value = inputs if part == "inputs" else output
+        found[key].append((value[0] if isinstance(value, tuple) else value).flatten(0, 1))
+
+    hooks = [
+        model.get_submodule(module).register_forward_hook(lambda _, x, y, k=key, p=part: see(k, p, x, y))
+        for key, (module, part) in places.items()
+    ]
+    with torch.no_grad():
+        for batch in batches:
+            model(**batch["net_input"])
+    for hook in hooks:
+        hook.remove()
+    return {key: torch.cat(rows) for key, rows in found.items()}
 
 
-def naive(model, site, contexts, keep, ridge):
-    """Minimise |X w + b - y|^2 + penalty |w - w_kept|^2, by least squares on stacked rows."""
-    whole, _ = weights_of(model, site)
-    target = contexts @ whole.T + site.attention.out_proj.bias
-    kept = contexts[:, columns(keep)]
-    penalty = math.sqrt(len(contexts) * ridge * contexts.var(0, unbiased=False).mean())
-    design = torch.cat([kept - kept.mean(0), penalty * torch.eye(kept.size(1)).double()])
-    start = whole[:, columns(keep)].T
-    wanted = torch.cat([target - target.mean(0), penalty * start])
-    weight = torch.linalg.lstsq(design, wanted).solution.T if keep else start.T
-    return weight, target.mean(0) - weight @ kept.mean(0)
+def rows_of(model):
+    """Inputs and outputs of each linear layer, and the stream after it: {(linear, what): rows}."""
+    places = {}
+    for linear in ORDER:
+        layer, own = re.match(r"(\w+\.layers\.\d)\.(.*)", linear).groups()
+        if model.encoder.layers[0].normalize_before:
+            norm = (ENCODER if linear.startswith("encoder") else DECODER)[own]
+        else:
+            norm = "final_layer_norm" if own == "fc2" else own.replace(".out_proj", "_layer_norm")
+        places |= {(linear, part): (linear, part) for part in ("inputs", "outputs")}
+        places[linear, "stream"] = (f"{layer}.{norm}", "inputs") if norm else (layer, "outputs")
+    return watch(model, [sample([pair]) for pair in PAIRS], places)
 
 
-def all_gates():
+def ridge_regression(inputs, targets, before, ridge, bias=True):
+    """Minimise |X w + b - t|^2 + penalty |w - before|^2, by least squares on stacked rows: w^T, b."""
+    size = inputs.size(1)
+    penalty = math.sqrt(len(inputs) * ridge * inputs.square().mean()) if size else 0.0
+    ones = torch.ones(len(inputs), int(bias)).double()
+    below = torch.cat([penalty * torch.eye(size).double(), torch.zeros(size, int(bias)).double()], 1)
+    design = torch.cat([torch.cat([inputs, ones], 1), below])
+    solution = torch.linalg.lstsq(design, torch.cat([targets, penalty * before.T])).solution
+    return solution[:size].T, solution[size:].flatten()
+
+
+def weight_before(whole, linear, rows):
+    """W': where heads are lost, what predicts the output of the whole layer best from the contexts of the others."""
+    kind = {"enc": "enc-self", "dec": "dec-enc" if "encoder_attn" in linear else "dec-self"}[linear[:3]]
+    weight = whole.get_submodule(linear).weight
+    if linear.endswith("fc2"):
+        return weight
+    kept = whole.get_submodule(linear.rpartition(".")[0]).kept
+    row = MASK.values[kind][int(linear.split(".")[2])]
+    left = columns([i for i, head in enumerate(kept) if row[head]])
+    if len(left) == weight.size(1):
+        return weight
+    inputs, outputs = rows[linear, "inputs"], rows[linear, "outputs"]
+    return ridge_regression(inputs[:, left], outputs, weight[:, left], refitting.SMALL_RIDGE)[0]
+
+
+def with_gates():
     return make_gates(make_model(gate_heads="enc-self,dec-self,dec-enc"))
 
 
-@pytest.mark.parametrize("make", [make_model, all_gates], ids=["no gates", "gates"])
-def test_refit_is_least_squares(make, monkeypatch):
-    monkeypatch.setattr(refitting, "RIDGE", 1e-3)
+def post_norm():
+    return make_model(encoder_normalize_before=False, decoder_normalize_before=False)
+
+
+@pytest.mark.parametrize("make", [make_model, post_norm, with_gates])
+def test_each_linear_layer_is_least_squares(make):
     model = make()
     found = refit(model, MASK, TASK, [sample(PAIRS[:15]), sample(PAIRS[15:])])
-    contexts = contexts_of(model)
-    for site, left in zip(head_sites(model), head_sites(found), strict=True):
-        _, factor = weights_of(model, site)
-        keep = [head for head in range(4) if MASK.values[site.kind][site.layer][head] and factor[head] > 0]
-        weight, bias = naive(model, site, contexts[site.name], keep, 1e-3)
-        torch.testing.assert_close(left.attention.out_proj.weight, weight, atol=1e-6, rtol=1e-6)
-        torch.testing.assert_close(left.attention.out_proj.bias, bias, atol=1e-6, rtol=1e-6)
+    whole = prune(model)
+    before, after = rows_of(whole), rows_of(found)
+    for linear in ORDER:
+        target = before[linear, "stream"] - (after[linear, "stream"] - after[linear, "outputs"])
+        start = weight_before(whole, linear, before)
+        weight, bias = ridge_regression(after[linear, "inputs"], target, start, refitting.RIDGE)
+        layer = found.get_submodule(linear)
+        torch.testing.assert_close(layer.weight, weight, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(layer.bias, bias, atol=1e-6, rtol=1e-6)
 
 
-def test_without_a_bias_there_is_no_intercept(monkeypatch):
-    """The output of a layer of the all-attention model: least squares through the origin."""
-    monkeypatch.setattr(refitting, "RIDGE", 1e-9)
-    model = make_all_attention(mem_len=0).double()
-    rows = [
-        {"src_tokens": torch.randint(4, VOCABULARY, (6, 4), generator=torch.Generator().manual_seed(i))} for i in (1, 2)
-    ]
-    batches = [{"net_input": row, "target": row["src_tokens"], "id": torch.arange(6)} for row in rows]
-    found = refit(model, {"dec-self": [[1, 0], [0, 0]]}, TASK, batches)
-    contexts, whole = [], head_sites(model)[0].attention.out_proj.weight
-    with torch.no_grad(), hooked(model, lambda site, _, c: contexts.append(c) if site.layer == 0 else None):
-        for batch in batches:
-            model(**batch["net_input"])
-    rows = torch.cat([context.transpose(1, 2).flatten(2).flatten(0, 1) for context in contexts])
-    expected = torch.linalg.lstsq(rows[:, :4], rows @ whole.T).solution.T
-    first, second = (site.attention.out_proj for site in head_sites(found))
-    torch.testing.assert_close(first.weight, expected, atol=1e-6, rtol=1e-6)
-    assert first.bias is None and second.weight.shape == (8, 0)
+@pytest.mark.parametrize("mem_len", [0, 3])
+def test_all_attention_has_no_bias_and_a_memory(mem_len):
+    """The first layer loses a head: least squares through the origin; the stream before it does not change."""
+    model = make_all_attention(mem_len=mem_len).double()
+    inputs = [{"src_tokens": tokens, "blocks": blocks} for tokens, blocks in make_blocks()]
+    batches = [{"net_input": each, "target": each["src_tokens"], "id": torch.arange(2)} for each in inputs]
+    found = refit(model, {"dec-self": [[1, 0], [1, 1]]}, TASK, batches)
+    place = {"inputs": ("decoder.layers.0.self_attn.out_proj", "inputs")}
+    whole, left = (watch(each, batches, place)["inputs"] for each in (model, found))
+    weight = model.decoder.layers[0].self_attn.out_proj.weight
+    targets = whole @ weight.T
+    start, _ = ridge_regression(left, targets, weight[:, :4], refitting.SMALL_RIDGE, bias=False)
+    expected, _ = ridge_regression(left, targets, start, refitting.RIDGE, bias=False)
+    layer = found.decoder.layers[0].self_attn.out_proj
+    torch.testing.assert_close(layer.weight, expected, atol=1e-6, rtol=1e-6)
+    assert layer.bias is None
+
+
+def test_only_what_follows_the_first_loss_changes():
+    model = make_model()
+    mask = HeadTable({"dec-enc": [[1, 1, 1, 1], [1, 0, 1, 1]]})
+    found, zeroed = refit(model, mask, TASK, [sample(PAIRS)]), prune(model, mask)
+    pairs = zip(found.named_parameters(), zeroed.parameters(), strict=True)
+    changed = {name for (name, value), other in pairs if not torch.equal(value, other)}
+    own = "decoder.layers.1"
+    assert changed == {f"{own}.{x}.{y}" for x in ("encoder_attn.out_proj", "fc2") for y in ("weight", "bias")}
 
 
 def test_a_mask_of_all_heads_changes_nothing():
@@ -119,106 +162,36 @@ def test_copies_of_heads_are_repaired():
                 for parameter in getattr(site.attention, name).parameters():
                     parameter[columns([1, 3])] = parameter[columns([0, 2])]
     mask = HeadTable({kind: [[1, 0, 1, 0]] * 2 for kind in MASK.types})
-    corpus = Corpus(TASK, [sample(many(seed=8))])
+    corpus = Corpus(TASK, [sample(many_sentences(seed=8))])
     whole, zeroed = mean_loss(model, corpus), mean_loss(prune(model, mask), corpus)
     repaired = mean_loss(refit(model, mask, TASK, [sample(PAIRS)]), corpus)
     assert abs(zeroed - whole) > 0.02 and abs(repaired - whole) < 1e-4
 
 
-def test_moments_do_not_depend_on_the_batches():
+def test_layers_are_not_computed_again_for_each_layer_after_them():
+    model, passes = make_model(), []
+    model.encoder.layers[0].fc1.register_forward_hook(lambda *_: passes.append(1))  # copied with the model
+    refit(model, MASK, TASK, [sample(PAIRS)])
+    assert len(passes) == 3  # whole model; pruned model, to refit fc2 and to go on
+
+
+def test_the_batches_do_not_matter():
     model = make_model()
-    one = refitting.context_moments(model, Corpus(TASK, [sample(PAIRS)]), with_gradients=True)
     several = [sample(PAIRS[i : i + 9], left_pad=i % 2 == 0) for i in range(0, len(PAIRS), 9)]
-    other = refitting.context_moments(model, Corpus(TASK, several), with_gradients=True)
-    for name, moments in one.items():
-        assert moments.positions == other[name].positions
-        torch.testing.assert_close(moments.contexts, other[name].contexts, atol=1e-10, rtol=1e-8)
-        torch.testing.assert_close(moments.gradients, other[name].gradients, atol=1e-10, rtol=1e-8)
+    one, other = (refit(model, MASK, TASK, batches).state_dict() for batches in ([sample(PAIRS)], several))
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, atol=1e-10, rtol=1e-8)
 
 
 def test_too_few_tokens_are_refused():
-    rule = "enc-self layer 0 has 25 unknowns for each output, and the data have 21 tokens: refit on more sentences"
+    rule = "encoder.layers.0.self_attn.out_proj has 25 unknowns for each output, and the data have 21 tokens: refit on"
     with pytest.raises(ValueError, match=rule):
         refit(make_model(), MASK, TASK, [sample(sentences())])
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda model: refit(model, MASK, TASK, [sample(PAIRS)]),
-        lambda model: score(model, TASK, [sample(PAIRS)], "refit"),
-    ],
-)
-def test_weights_that_are_not_finite_are_refused(use):
+def test_weights_that_are_not_finite_are_refused():
     model = make_model()
     with torch.no_grad():
         head_sites(model)[0].attention.v_proj.weight[0, 0] = math.nan
-    with pytest.raises(ValueError, match="contexts of encoder.layers.0.self_attn are not finite: check the weights"):
-        use(model)
-
-
-# --- choosing heads -------------------------------------------------------------------------------------------------
-
-
-def gradients_of(model):
-    """The derivative of the loss, in nats, with respect to the contexts of each layer, rows as in `contexts_of`."""
-    rows, inserted = {}, []
-
-    def insert(site, _, context):
-        inserted.append((site.name, context + torch.zeros_like(context).requires_grad_()))
-        return inserted[-1][1]
-
-    with hooked(model, insert):
-        for pair in PAIRS:
-            inserted.clear()
-            batch = sample([pair])
-            logits = model(**batch["net_input"])[0]
-            loss = torch.nn.functional.cross_entropy(logits[0], batch["target"][0], reduction="sum")
-            for (name, _), each in zip(inserted, torch.autograd.grad(loss, [c for _, c in inserted]), strict=True):
-                rows.setdefault(name, []).append(each[0].transpose(0, 1).flatten(1))
-    return {name: torch.cat(each) for name, each in rows.items()}
-
-
-def cost(contexts, gradients, removed, targets):
-    """1/2 trace(E[g g^T] E[r r^T]) by a regression, in bits per target."""
-    left = [head for head in range(4) if head not in removed]
-    centred = contexts - contexts.mean(0)
-    rest = centred[:, columns(removed)]
-    if left:
-        known = centred[:, columns(left)]
-        rest = rest - known @ torch.linalg.lstsq(known, rest).solution
-    of_gradients = gradients[:, columns(removed)].T @ gradients[:, columns(removed)]
-    return (of_gradients * (rest.T @ rest / len(rest))).sum().item() / 2 / targets / math.log(2)
-
-
-def test_removal_scores_are_those_of_a_search_step_by_step(monkeypatch):
-    monkeypatch.setattr(refitting, "RIDGE", 1e-10)
-    model = make_model()
-    contexts, gradients = contexts_of(model), gradients_of(model)
-    targets = sum(len(target) for _, target in PAIRS)
-    removed = {site: [] for site in head_sites(model)}
-    total, expected = 0.0, {kind: [[0.0] * 4, [0.0] * 4] for kind in MASK.types}
-    while any(len(heads) < 4 for heads in removed.values()):
-        steps = []
-        for site, heads in removed.items():
-            args = contexts[site.name], gradients[site.name]
-            before = cost(*args, heads, targets) if heads else 0.0
-            steps += [
-                (cost(*args, [*heads, head], targets) - before, head, site) for head in range(4) if head not in heads
-            ]
-        increase, head, site = min(steps, key=lambda step: step[0])
-        total += increase
-        removed[site].append(head)
-        expected[site.kind][site.layer][head] = total
-    found = score(model, TASK, [sample(PAIRS[:11]), sample(PAIRS[11:])], "refit", Options())
-    for kind, rows in expected.items():
-        torch.testing.assert_close(torch.tensor(found.values[kind]), torch.tensor(rows), atol=1e-5, rtol=1e-4)
-
-
-def test_a_closed_head_costs_nothing():
-    model = all_gates()
-    table = score(model, TASK, [sample(PAIRS)], "refit", Options())
-    for site in head_sites(model):
-        _, factor = weights_of(model, site)
-        row = torch.tensor(table.values[site.kind][site.layer])
-        assert torch.equal(row == 0, factor == 0)
+    with pytest.raises(ValueError, match="activations at encoder.layers.0.self_attn.out_proj are not finite: check"):
+        refit(model, MASK, TASK, [sample(PAIRS)])

@@ -53,6 +53,17 @@ def sentences():
     return pairs
 
 
+def many_sentences(number=40, seed=7):
+    """Source and target tokens of many pairs."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(2, 8, (number, 2), generator=generator).tolist()
+    words = lambda length: torch.randint(4, VOCABULARY, (length,), generator=generator).tolist()  # noqa: E731
+    return [(words(source) + [EOS], words(target) + [EOS]) for source, target in lengths]
+
+
+PAIRS = many_sentences()
+
+
 def sample(pairs, left_pad=True):
     """A batch as fairseq makes it: source padded on the left, target on the right, its prefix beginning with EOS."""
 

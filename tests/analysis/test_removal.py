@@ -1,0 +1,113 @@
+"""The score `refit` against a search step by step with regressions on explicit matrices."""
+
+import math
+
+import pytest
+import torch
+from support.sentences import PAIRS, TASK, make_gates, make_model, sample
+
+from fairseq_headgates.analysis import removal
+from fairseq_headgates.analysis.importance import Options, score
+from fairseq_headgates.evaluation import Corpus
+from fairseq_headgates.heads import TYPES
+from fairseq_headgates.surgery import head_factors, head_sites, hooked
+
+
+def contexts_of(model):
+    """The contexts of each layer, a row for each token: sentence by sentence, without padding."""
+    rows = {}
+
+    def see(site, _, context):
+        rows.setdefault(site.name, []).append(context[0].transpose(0, 1).flatten(1))
+
+    with torch.no_grad(), hooked(model, see):
+        for pair in PAIRS:
+            model(**sample([pair])["net_input"])
+    return {name: torch.cat(each) for name, each in rows.items()}
+
+
+def columns(heads, size=8):
+    return [head * size + i for head in heads for i in range(size)]
+
+
+def gradients_of(model):
+    """The derivative of the loss, in nats, with respect to the contexts of each layer, rows as in `contexts_of`."""
+    rows, inserted = {}, []
+
+    def insert(site, _, context):
+        inserted.append((site.name, context + torch.zeros_like(context).requires_grad_()))
+        return inserted[-1][1]
+
+    with hooked(model, insert):
+        for pair in PAIRS:
+            inserted.clear()
+            batch = sample([pair])
+            logits = model(**batch["net_input"])[0]
+            loss = torch.nn.functional.cross_entropy(logits[0], batch["target"][0], reduction="sum")
+            for (name, _), each in zip(inserted, torch.autograd.grad(loss, [c for _, c in inserted]), strict=True):
+                rows.setdefault(name, []).append(each[0].transpose(0, 1).flatten(1))
+    return {name: torch.cat(each) for name, each in rows.items()}
+
+
+def cost(contexts, gradients, removed, targets):
+    """1/2 trace(E[g g^T] E[r r^T]) by a regression, in bits per target."""
+    left = [head for head in range(4) if head not in removed]
+    centred = contexts - contexts.mean(0)
+    rest = centred[:, columns(removed)]
+    if left:
+        known = centred[:, columns(left)]
+        rest = rest - known @ torch.linalg.lstsq(known, rest).solution
+    of_gradients = gradients[:, columns(removed)].T @ gradients[:, columns(removed)]
+    return (of_gradients * (rest.T @ rest / len(rest))).sum().item() / 2 / targets / math.log(2)
+
+
+def test_removal_scores_are_those_of_a_search_step_by_step(monkeypatch):
+    monkeypatch.setattr(removal, "RIDGE", 1e-10)
+    model = make_model()
+    contexts, gradients = contexts_of(model), gradients_of(model)
+    targets = sum(len(target) for _, target in PAIRS)
+    removed = {site: [] for site in head_sites(model)}
+    total, expected = 0.0, {kind: [[0.0] * 4, [0.0] * 4] for kind in TYPES}
+    while any(len(heads) < 4 for heads in removed.values()):
+        steps = []
+        for site, heads in removed.items():
+            args = contexts[site.name], gradients[site.name]
+            before = cost(*args, heads, targets) if heads else 0.0
+            steps += [
+                (cost(*args, [*heads, head], targets) - before, head, site) for head in range(4) if head not in heads
+            ]
+        increase, head, site = min(steps, key=lambda step: step[0])
+        total += increase
+        removed[site].append(head)
+        expected[site.kind][site.layer][head] = total
+    found = score(model, TASK, [sample(PAIRS[:11]), sample(PAIRS[11:])], "refit", Options())
+    for kind, rows in expected.items():
+        torch.testing.assert_close(torch.tensor(found.values[kind]), torch.tensor(rows), atol=1e-5, rtol=1e-4)
+
+
+def test_a_closed_head_costs_nothing():
+    model = make_gates(make_model(gate_heads="enc-self,dec-self,dec-enc"))
+    table = score(model, TASK, [sample(PAIRS)], "refit", Options())
+    for site in head_sites(model):
+        factor = head_factors(model)[site.kind][site.layer]
+        row = torch.tensor(table.values[site.kind][site.layer])
+        assert torch.equal(row == 0, factor == 0)
+
+
+def test_moments_do_not_depend_on_the_batches():
+    model = make_model()
+    one = removal.context_moments(model, Corpus(TASK, [sample(PAIRS)]), with_gradients=True)
+    several = [sample(PAIRS[i : i + 9], left_pad=i % 2 == 0) for i in range(0, len(PAIRS), 9)]
+    other = removal.context_moments(model, Corpus(TASK, several), with_gradients=True)
+    for name, moments in one.items():
+        assert moments.positions == other[name].positions
+        torch.testing.assert_close(moments.contexts, other[name].contexts, atol=1e-10, rtol=1e-8)
+        torch.testing.assert_close(moments.gradients, other[name].gradients, atol=1e-10, rtol=1e-8)
+
+
+def test_weights_that_are_not_finite_are_refused():
+    model = make_model()
+    with torch.no_grad():
+        head_sites(model)[0].attention.v_proj.weight[0, 0] = math.nan
+    with pytest.raises(ValueError, match="contexts of encoder.layers.0.self_attn are not finite: check the weights"):
+        score(model, TASK, [sample(PAIRS)], "refit")
