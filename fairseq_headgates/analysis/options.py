@@ -12,8 +12,8 @@ SCORES = {
     "relevance": "relevance of a head for the top-1 logit, divided by that of all heads of its layer, by layer-wise "
     "relevance propagation (LRP; Voita et al. 2019)",
     "ablation": "increase of the loss, in bits per target token, with the head masked (Michel et al. 2019)",
-    "refit": "estimated increase of the loss when this head and all with lower scores are removed and the output "
-    "projections are refitted (prune --refit; an optimal brain surgeon, Hassibi & Stork 1993)",
+    "refit": "estimated increase of the loss when this head and all with lower scores are removed, and the output "
+    "projections of their layers are refitted (an optimal brain surgeon, Hassibi & Stork 1993); for prune --refit",
     "magnitude": "l2 norm of a head's weights",
     "gate": "P(open), the probability that a head's gate is not 0 (Voita et al. 2019)",
     "random": "uniform random numbers (seed: --seed), as a baseline",

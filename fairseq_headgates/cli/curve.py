@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--refit",
         action="store_true",
-        help="after each removal, refit the output projections of the layers that lose heads (headgates prune --help)",
+        help="after each removal, refit the model (headgates prune --help)",
     )
     add_refit_options(parser)
     add_metric(parser, "bleu; ppl for language models, accuracy for classifiers")

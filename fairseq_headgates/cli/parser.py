@@ -140,7 +140,7 @@ def add_refit_options(parser: Any) -> None:
         "--refit-sentences",
         metavar="N",
         type=counted,
-        default=1000,
+        default=2000,
         help="with --refit: use only the first N sentences of --refit-subset (default: %(default)s)",
     )
     parser.add_argument(

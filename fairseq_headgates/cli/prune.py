@@ -52,10 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DATA",
         type=filled,
         action=RefitData,
-        help="refit the output projection of each layer that loses heads, so that the output of the layer stays as "
-        "close as possible (least squares) to that before the removal. DATA: a folder written by fairseq-preprocess; "
-        "options of fairseq-generate set task and batches (--task, --max-tokens, --cpu, ...). No benefit if the model "
-        "is trained further: OUT is without the optimiser state",
+        help="refit the model: change the output projections of attention and the second layers of feed-forward blocks, "
+        "so that the states of the model stay as close as possible (least squares) to those before the removal. DATA: a "
+        "folder written by fairseq-preprocess; options of fairseq-generate set task and batches (--task, --max-tokens, "
+        "--cpu, ...). No benefit if the model is trained further: OUT is without the optimiser state",
     )
     add_refit_options(refit)
     speed = parser.add_argument_group("speed")
@@ -189,7 +189,7 @@ def removal_notes(plan: dict[str, Any]) -> list[str]:
             f"removed heads with an evaluation gate above 0: {plan['removed_with_open_gate']} (the output changes)"
         )
     if "refit" in plan:
-        lines.append(f"output projections refitted on {plan['refit']}")
+        lines.append(f"refitted on {plan['refit']}")
     if plan["folded_gates"]:
         lines.append(f"gates between 0 and 1, folded into the output projection: {plan['folded_gates']}")
     return lines

@@ -8,6 +8,27 @@ from typing import Any
 from fairseq_headgates.heads import TYPES, HeadId
 from fairseq_headgates.report.tables import TITLES, text_table
 
+GROUPS = ("positional", "syntactic", "rare", "alignment")
+
+
+def group_of(function: str) -> str:
+    """Return the group that a function belongs to, one of `GROUPS`, by its name."""
+    name = function.split()[0]
+    return name if name in GROUPS else "syntactic"
+
+
+def group_counts(result: Mapping[str, Any], kind: str) -> dict[str, int]:
+    """Return the number of open heads of a type in each group, and without a function ("none").
+
+    A head with functions of several groups counts for the first of them, in the order of `GROUPS`.
+    """
+    counts = dict.fromkeys([*GROUPS, "none"], 0)
+    for head, entry in open_heads(result):
+        if head.kind == kind:
+            found = {group_of(name) for name in entry["functions"]}
+            counts[next((group for group in GROUPS if group in found), "none")] += 1
+    return counts
+
 
 def open_heads(result: Mapping[str, Any]) -> Iterator[tuple[HeadId, Mapping[str, Any]]]:
     """Iterate over the heads that are neither removed nor closed, with their entries."""

@@ -9,12 +9,10 @@ from typing import Any
 
 from fairseq_headgates.heads import HeadId, HeadTable
 from fairseq_headgates.report.content import ModelHeads
-from fairseq_headgates.report.functions import open_heads
+from fairseq_headgates.report.functions import group_of, open_heads
 from fairseq_headgates.report.tables import TITLES, named
 
 LARGEST = 10_000  # heads of a table
-# The letter of each kind of function.
-POSITIONAL, SYNTACTIC, RARE, ALIGNMENT = "PSRA"
 
 
 @dataclass(frozen=True)
@@ -105,18 +103,11 @@ def function_grids(result: Mapping[str, Any]) -> list[Grid]:
             entry = result["heads"][head.kind][head.layer][head.head]
             state = "removed" if entry is None else "closed"
             return Cell("" if entry is None else "0", 0, f"{named(head)}: {state}", state)
-        letters = sorted({letter_of(name) for name in found[head]})
+        letters = sorted({group_of(name)[0].upper() for name in found[head]})
         text = ", ".join(found[head]) or "no function"
         return Cell("".join(letters), min(1.0, len(letters) / 2), f"{named(head)}: {text}")
 
     return grids(table, cell)
-
-
-def letter_of(function: str) -> str:
-    """Return the letter of a function by its name."""
-    if function.startswith("positional"):
-        return POSITIONAL
-    return {"rare": RARE, "alignment": ALIGNMENT}.get(function, SYNTACTIC)
 
 
 def closed_grids(closed: HeadTable) -> list[Grid]:

@@ -106,6 +106,30 @@ def checkpoint_panels(models: Sequence[Mapping[str, Any]]) -> list[Panel]:
     return panels
 
 
+def function_panels(counts: Mapping[str, Mapping[str, Mapping[str, int]]]) -> list[Panel]:
+    """Return a chart for each attention type: a column of open heads for each checkpoint, coloured by function.
+
+    These are figures of Voita et al. 2019, section 6.2.
+
+    Args:
+        counts: {attention type: {checkpoint: {group of functions: number of heads}}}
+    """
+    return [Panel(f"{kind}, open heads by function", partial(_columns, counts=found)) for kind, found in counts.items()]
+
+
+def _columns(axes: Axes, counts: Mapping[str, Mapping[str, int]]) -> None:
+    """Draw a column for each name, of coloured parts."""
+    bottom = [0] * len(counts)
+    for group in next(iter(counts.values())):
+        heights = [found[group] for found in counts.values()]
+        if any(heights):
+            color = "lightgray" if group == "none" else None
+            axes.bar(range(len(counts)), heights, 0.7, bottom, label=group, color=color)
+        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    _label(axes, "", "open heads", counts=True)
+    axes.set_xticks(range(len(counts)), map(escaped, counts), rotation=20, ha="right", fontsize="small")
+
+
 def _layer_groups(layers: Sequence[Any]) -> list[tuple[str, int, int]]:
     """Return name, first layer and end of each layer, or of each pair of neighbours if there are more than `FEW`."""
     size = 1 if len(layers) <= FEW else 2

@@ -14,12 +14,13 @@ from fairseq_headgates.heads import AttentionMap, HeadId, HeadTable
 from fairseq_headgates.heads.gate_log import GateRecord, thinned
 from fairseq_headgates.report.attention import by_type
 from fairseq_headgates.report.content import Experiment, ModelHeads, Training
-from fairseq_headgates.report.functions import function_table
+from fairseq_headgates.report.functions import GROUPS, function_table, group_counts
 from fairseq_headgates.report.grids import Grid, closed_grids, function_grids, gate_grids, score_grids
 from fairseq_headgates.report.panels import (
     Panel,
     checkpoint_panels,
     curve_panels,
+    function_panels,
     sweep_panels,
     training_panels,
 )
@@ -70,6 +71,10 @@ TITLES_AND_INTROS = {
 SWEEP_NOTE = (
     "BLEU: mean of the seeds, bars: their range; horizontal lines: models without pruning. Heads by type and layer are "
     "those of the method with the most models. In the table, diff is BLEU minus BLEU of the control."
+)
+GROUPS_NOTE = (
+    "Open heads by function, as in Voita et al. 2019. A head with several functions counts for the first of positional, "
+    "syntactic, rare, alignment."
 )
 FRAMES_NOTE = (
     "Darker: closed with a higher probability in training. A head whose P(gate = 0) is above 0.5 can still be open in "
@@ -164,8 +169,7 @@ def _range(values: Sequence[float], form: str) -> str:
 def _kept(models: Sequence[ModelHeads]) -> Iterator[Figure]:
     """Compare the checkpoints that have the same attention types and numbers of layers."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    short = [Path(model.name).parent.name or model.name for model in models]
-    names = short if len({*short}) == len(short) else [model.name for model in models]
+    names = _short([model.name for model in models])
     for name, model in zip(names, models, strict=True):
         counts = {kind: count for kind, (count, _) in open_counts(model.gate).items()}
         layers = {kind: [sum(gate > 0 for gate in row) for row in rows] for kind, rows in model.gate.values.items()}
@@ -201,10 +205,41 @@ def _scores(found: Experiment) -> Iterator[Figure]:
 
 
 def _functions(found: Experiment) -> Iterator[Figure]:
+    if len(found.functions) > 1:
+        yield _functions_by_checkpoint(found.functions)
     for name, result in found.functions:
         with _complete(name):
             table, drawn = function_table(result), function_grids(result)
         yield Figure(name, table, drawn, note=str(result["signature"]))
+
+
+def _functions_by_checkpoint(functions: Sequence[tuple[str, Mapping[str, Any]]]) -> Figure:
+    """Compare the functions of the heads that several checkpoints keep."""
+    counts: dict[str, dict[str, dict[str, int]]] = {}
+    for name, (path, result) in zip(_short([name for name, _ in functions]), functions, strict=True):
+        with _complete(path):
+            for kind in result["heads"]:
+                counts.setdefault(kind, {})[name] = group_counts(result, kind)
+    rows = [
+        [kind, name, str(sum(number.values())), *map(str, number.values())]
+        for kind, by_name in counts.items()
+        for name, number in by_name.items()
+    ]
+    table = text_table(["type", "file", "open", *GROUPS, "none"], rows)
+    return Figure(
+        "Functions of the heads of each checkpoint",
+        table,
+        plots=[*map(_svg, function_panels(counts))],
+        note=GROUPS_NOTE,
+    )
+
+
+def _short(paths: Sequence[str]) -> list[str]:
+    """Return the names of the folders or of the files, the first that all differ; else the paths."""
+    for names in ([Path(path).parent.name for path in paths], [Path(path).stem for path in paths]):
+        if "" not in names and len({*names}) == len(names):
+            return names
+    return [*paths]
 
 
 def _ablations(found: Experiment) -> Iterator[Figure]:

@@ -16,7 +16,8 @@ from support.report import SWEEP, inputs_of
 from fairseq_headgates.cli import main as cli
 from fairseq_headgates.heads import TYPES, HeadTable
 from fairseq_headgates.report import ModelHeads, sections
-from fairseq_headgates.report.grids import gate_grids, letter_of
+from fairseq_headgates.report.functions import group_counts
+from fairseq_headgates.report.grids import gate_grids
 
 LOADED_BY_CSS = re.compile(r"url\((?!#)|@import")
 
@@ -212,9 +213,33 @@ def test_too_many_maps_are_refused(tmp_path, headgates):
     assert "the maps have 22,500 cells, and at most 20,000 are drawn" in error
 
 
-def test_named_functions_have_the_expected_letters():
-    names = ["positional -1", "nsubj to governor", "rare", "alignment"]
-    assert [letter_of(name) for name in names] == ["P", "S", "R", "A"]
+def head_with(*functions, gate=1.0):
+    return {"gate": gate, "functions": list(functions)}
+
+
+def test_heads_are_counted_by_the_first_group_of_their_functions():
+    heads = [
+        [head_with("nsubj to governor", "positional -1"), head_with("rare", "amod to dependent"), head_with("rare")],
+        [head_with("positional +1", gate=0.0), head_with(), None],
+    ]
+    result = {"heads": {"enc-self": heads, "dec-enc": [[head_with("alignment", "rare")]]}}
+    counts = {"positional": 1, "syntactic": 1, "rare": 1, "alignment": 0, "none": 1}
+    assert group_counts(result, "enc-self") == counts
+    assert group_counts(result, "dec-enc") == dict.fromkeys(counts, 0) | {"rare": 1}
+
+
+def test_functions_of_several_checkpoints_are_one_chart_for_each_type(tmp_path, headgates, experiment):
+    data = json.loads((experiment / "functions.json").read_text())
+    fewer = json.loads(json.dumps(data))
+    fewer["heads"]["enc-self"][0][0] = None
+    for name, content in (("whole", data), ("pruned", fewer)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    headgates("report", tmp_path / "r.html", tmp_path / "whole.json", tmp_path / "pruned.json")
+    text = (tmp_path / "r.html").read_text()
+    assert text.count("open heads by function") >= len(data["heads"])
+    rows = [line.split() for line in text.splitlines() if line.startswith("enc-self ")]
+    opened = {row[1]: int(row[2]) for row in rows if row[1] in ("whole", "pruned")}
+    assert opened["pruned"] == opened["whole"] - 1
 
 
 def test_colours_of_lines_can_be_seen_on_both_pages():

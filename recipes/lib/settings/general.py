@@ -135,7 +135,7 @@ class Training(Settings):
         "pruning runs, separated by spaces. TYPES:LAMBDA trains gates with an L0 penalty (TYPES:LAMBDA@SCALE: with "
         "--gate-lr-scale SCALE, a number); TYPES=N@METHOD keeps N heads, a number (12) or a fraction (0.5). METHOD "
         f"trains gates ({', '.join(GATED)}), removes heads by scores and then trains ({', '.join(TRAINED)}), or does "
-        f"not train ({', '.join(UNTRAINED)}: with refit output projections are refitted); without @METHOD it is "
+        f"not train ({', '.join(UNTRAINED)}: with refit the model is refitted); without @METHOD it is "
         "SPARSITY_METHOD. TYPES: all, or attention types (enc-self,dec-self,dec-enc); without TYPES it is all. With "
         "enc-self alone the decoder of a translation model is frozen. Empty: none",
         record="",
