@@ -73,8 +73,8 @@ SWEEP_NOTE = (
     "those of the method with the most models. In the table, diff is BLEU minus BLEU of the control."
 )
 GROUPS_NOTE = (
-    "Open heads by function, as in Voita et al. 2019. A head with several functions counts for the first of positional, "
-    "syntactic, rare, alignment."
+    "Open heads by function, as in Voita et al. 2019. A head with several functions counts for the first of "
+    "positional, syntactic, rare, alignment."
 )
 FRAMES_NOTE = (
     "Darker: closed with a higher probability in training. A head whose P(gate = 0) is above 0.5 can still be open in "
