@@ -3,14 +3,15 @@
 A block of a layer, attention or feed-forward, adds its output y to the residual stream r. In the pruned model the
 stream r' differs, and so do the inputs c' of the last linear layer of the block (`out_proj`, `fc2`). One after another,
 in the order of the computation, each of these linear layers is refitted so that it brings the stream back to that of
-the whole model, by ridge regression:
+the original model, by ridge regression:
 
-    minimise over W and b:  E |(r' + W c' + b) - (r + y)|^2 + ridge |W - W'|^2
+    minimise over W and b:  E |(r' + W c' + b) - (r + y)|^2 + mu |W - W'|^2
 
-So a block also makes up for the errors of the blocks before it. W' is the weight before; where heads are lost, it is
-the one that predicts y best from the contexts that the remaining heads have in the whole model, by least squares. This
-needs neither gradients nor labels, only second moments, summed over the data. Blocks before the first one that loses
-heads stay as they are.
+with mu = `RIDGE` times the mean of E c'_i^2 over the inputs i. So a block also makes up for the errors of the blocks
+before it. W' is the weight before the refit. In a block that loses heads, it is instead the least-squares predictor of
+y from the contexts of the kept heads, both of the original model. This needs neither gradients nor labels, only second
+moments, summed over the data. Blocks before the first one that loses heads do not change. In post-norm layers the
+stream is that before the LayerNorm of the block.
 
 Shapes: T length, B batch, E model size, N inputs of a linear layer.
 """
@@ -38,16 +39,15 @@ from fairseq_headgates.surgery import (
 )
 from fairseq_headgates.surgery.features import LAYER_ATTRIBUTES
 
-# Times the mean of E c'^2 over the inputs.
 RIDGE = 0.1
-SMALL_RIDGE = 1e-4  # of W': for inputs that are almost linearly dependent
+SMALL_RIDGE = 1e-4  # for W': contexts may be almost linearly dependent
 Progress = Callable[[Iterable], Iterable]
 
 
 def refit(model: nn.Module, mask: Mask, task: Any, batches: Sequence[Sample], progress: Progress = iter) -> nn.Module:
-    """Return a pruned copy of a model, refitted to the model: output projections of attention, and `fc2`.
+    """Return a copy of a model without the heads that `mask` removes, with refitted `out_proj` and `fc2` layers.
 
-    Nothing is trained. Use training data, not those of the evaluation.
+    Nothing is trained. Use training data, not evaluation data.
 
     Args:
         model: a fairseq model; it does not change
@@ -68,11 +68,11 @@ def refit(model: nn.Module, mask: Mask, task: Any, batches: Sequence[Sample], pr
 def refit_to(model: nn.Module, pruned: nn.Module, corpus: Corpus, progress: Progress = iter) -> dict[str, Tensor]:
     """Refit `pruned` to `model` in place. Return the parameters that may have changed, by name.
 
-    The outputs of a layer are kept for all batches, so that it is not computed again for every layer after it: memory
-    for some tensors of the size of the residual stream, [T, B, E] for each batch.
+    The outputs of a layer are kept for all batches, so that it is not computed again for every layer after it. Memory:
+    up to eight tensors of the size of the residual stream, [T, B, E] for each batch.
 
     Args:
-        model: the model before the removal; it does not change
+        model: the original model; it does not change
         pruned: `prune(model, mask)`
         corpus: the data
         progress: wraps the list of layers
@@ -86,31 +86,35 @@ def refit_to(model: nn.Module, pruned: nn.Module, corpus: Corpus, progress: Prog
     refitted = set[str]()
     with evaluating(model), evaluating(pruned), differentiable(model), differentiable(pruned), torch.no_grad():
         for layer in progress(list(layers)):
-            wanted = _finish(whole, layer, layers[layer], pruned, lost)
+            targets = _targets(whole, layer, layers[layer], pruned, lost)
             for block in layers[layer]:
                 if refitted or block.name in lost:
-                    _refit_block(smaller, block, wanted[block.name])
+                    _refit_block(smaller, block, targets[block.name])
                     refitted |= {f"{block.linear}.weight", f"{block.linear}.bias"}
-            for _ in smaller.finish(layer):
-                pass
+            if smaller.in_parts:
+                smaller.finish(layer, [seen.outputs[layer] for seen in smaller.until(layer, outputs=[layer])])
     return {name: parameter.detach() for name, parameter in pruned.named_parameters() if name in refitted}
 
 
 def _lost_heads(model: nn.Module, pruned: nn.Module) -> dict[str, Tensor]:
-    """Return for each layer that loses heads the columns of its output projection that the others have in `model`."""
+    """Return for each attention layer that loses heads the columns of the kept heads in `model`'s `out_proj`."""
     lost = {}
     for site, left in zip(head_sites(model), head_sites(pruned), strict=True):
         before, after = _heads_in_use(site.attention), _heads_in_use(left.attention)
         if set(before) - set(after):
-            positions = [site.attention.kept.index(head) for head in after]
-            lost[site.name] = head_positions(positions, site.attention.head_dim)
+            lost[site.name] = _columns(site.attention, after)
     return lost
 
 
 def _heads_in_use(attention: Any) -> list[int]:
-    """Return the heads whose context reaches the output: alignment heads may be closed, but have weights."""
+    """Return the heads whose context reaches the output. An alignment head that is closed has weights, but 0."""
     used = attention.out_proj.weight.any(0).view(-1, attention.head_dim).any(1)
     return [head for head, is_used in zip(attention.kept, used.tolist(), strict=True) if is_used]
+
+
+def _columns(attention: Any, heads: Sequence[int]) -> Tensor:
+    """Return the columns of heads in the output projection of an attention layer."""
+    return head_positions([attention.kept.index(head) for head in heads], attention.head_dim)
 
 
 @dataclass(frozen=True)
@@ -120,9 +124,10 @@ class _Block:
     Attributes:
         name: the module whose output is y
         linear: its last linear layer, which may be the same
-        norm: its LayerNorm; None if it is not known how y is added to the stream: then y itself is the target
+        norm: its LayerNorm; None if the layer scales y or r (--scale-attn, ...) or is of an unknown form: then y itself
+            is the target
         pre_norm: whether the input of `norm` is r; otherwise it is r + y
-        kind: an attention type of which each query is a position of the stream
+        kind: an attention type; its queries are the positions of the stream
     """
 
     name: str
@@ -183,9 +188,9 @@ class _Seen:
 
 
 class _Passes:
-    """Forward passes of a model over a corpus that end early, and do not compute finished layers again.
+    """Forward passes of a model over a corpus that end early, and return stored outputs of finished layers.
 
-    A model with a memory of earlier batches needs its whole passes.
+    A model with a memory of earlier batches needs whole passes: it is not run `in_parts`.
     """
 
     def __init__(self, model: nn.Module, corpus: Corpus):
@@ -210,16 +215,12 @@ class _Passes:
                 self._run(number, sample)
                 yield seen
 
-    def finish(self, layer: str, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Iterator[_Seen]:
-        """Do `until` for the next layer of a stack. Once all batches are read, this layer is finished."""
-        kept: list[Any] = []
-        for seen in self.until(layer, inputs, [*outputs, layer]):
-            kept.append(seen.outputs[layer])
-            yield seen
+    def finish(self, layer: str, outputs: list[Any]) -> None:
+        """Return `outputs`, one for each batch, in later passes, instead of computing a layer and those before it."""
         if self.in_parts:
             stack = layer.rpartition(".")[0]
             self.finished.setdefault(stack, []).append(layer)
-            self.outputs[stack] = kept
+            self.outputs[stack] = outputs
 
     def _run(self, number: int, sample: Sample) -> None:
         with ExitStack() as replaced:
@@ -256,19 +257,22 @@ def _constant(output: Any, *_: Any, **__: Any) -> Any:
 class _LeastSquares:
     """Second moments of the inputs and of the targets of a linear layer, in double precision.
 
-    Columns of its weight that are 0 stay 0: they belong to closed heads.
-
     Args:
-        linear: the layer, of which weight and bias are refitted
-        name: its name in messages
+        model: the model with the layer, whose weight and bias are refitted
+        block: the block of the layer
     """
 
-    def __init__(self, linear: Any, name: str):
-        self.linear, self.name = linear, name
-        self.columns = linear.weight.any(0).nonzero().flatten()
-        size = len(self.columns) + (linear.bias is not None)
+    def __init__(self, model: nn.Module, block: _Block):
+        module: Any = model.get_submodule(block.linear)
+        self.linear, self.name, weight = module, block.linear, module.weight
+        columns = torch.arange(weight.size(1))
+        if block.name != block.linear:  # the columns of closed alignment heads stay 0
+            attention: Any = model.get_submodule(block.name)
+            columns = _columns(attention, _heads_in_use(attention))
+        self.columns = columns.to(weight.device)
+        size = len(self.columns) + (self.linear.bias is not None)
         self.of_inputs = torch.zeros(size, size).double()
-        self.of_targets = torch.zeros(linear.out_features, size).double()
+        self.of_targets = torch.zeros(len(weight), size).double()
         self.rows = torch.zeros(()).double()
 
     def add(self, inputs: Tensor, targets: Tensor) -> None:
@@ -281,7 +285,9 @@ class _LeastSquares:
         self.rows += len(inputs)
 
     def solve(self, ridge: float) -> None:
-        """Set weight and bias to what minimises E |W x + b - t|^2 + ridge |W - W_before|^2, over all workers.
+        """Set weight and bias to what minimises E |W x + b - t|^2 + ridge m |W - W_before|^2, over all workers.
+
+        m is the mean square of the inputs x; the bias is not penalised.
 
         Raises:
             ValueError: if there are fewer rows than unknowns, or sums are not finite
@@ -294,7 +300,8 @@ class _LeastSquares:
             )
         if not (of_inputs.isfinite().all() and of_targets.isfinite().all()):
             raise ValueError(
-                f"activations at {self.name} are not finite: check the weights for inf and NaN, or leave out --fp16"
+                f"activations at {self.name} are not finite: check the weights for inf and NaN, and use single "
+                "precision"
             )
         linear, number = self.linear, len(self.columns)
         before = linear.weight[:, self.columns]
@@ -312,45 +319,40 @@ class _LeastSquares:
                 linear.bias.copy_(after[:, -1])
 
 
-def _finish(
+def _targets(
     whole: _Passes, layer: str, blocks: Sequence[_Block], pruned: nn.Module, lost: Mapping[str, Tensor]
 ) -> dict[str, list[Tensor]]:
-    """Finish a layer of the whole model, and set W' in the pruned model where heads are lost.
+    """Run a layer of the original model; where heads are lost, set the weight of the pruned model to W'.
 
     Return r + y of the blocks of the layer, {block: [T, B, E] for each batch}.
     """
-    wanted: dict[str, list[Tensor]] = {block.name: [] for block in blocks}
-    fits = {b: _LeastSquares(pruned.get_submodule(b.linear), b.linear) for b in blocks if b.name in lost}
+    found: dict[str, list[Tensor]] = {block.name: [] for block in blocks}
+    fits = {block: _LeastSquares(pruned, block) for block in blocks if block.name in lost}
     inputs = [*(block.norm for block in blocks if block.norm), *(block.linear for block in fits)]
-    passes = whole.finish(layer, inputs, list(wanted))
+    outputs = []
+    passes = whole.until(layer, inputs, [*found, layer])
     for sample, seen in zip(whole.corpus.batches, passes, strict=True):
+        outputs.append(seen.outputs[layer])
         for block in blocks:
-            wanted[block.name].append(seen.streams(block)[1])
+            found[block.name].append(seen.streams(block)[1])
         for block, fit in fits.items():
             y = seen.y(block)
-            real = _positions(sample["net_input"], block.kind, whole.corpus.pad, y)
+            real = whole.corpus.positions(sample, block.kind, y)
             fit.add(seen.inputs[block.linear][..., lost[block.name].to(y.device)][real], y[real])
+    whole.finish(layer, outputs)
     for fit in fits.values():
         fit.solve(SMALL_RIDGE)
-    return wanted
+    return found
 
 
-def _refit_block(smaller: _Passes, block: _Block, wanted: Sequence[Tensor]) -> None:
-    """Refit the last linear layer of a block, so that r' + y' is close to `wanted`, [T, B, E] for each batch."""
-    fit = _LeastSquares(smaller.model.get_submodule(block.linear), block.linear)
+def _refit_block(smaller: _Passes, block: _Block, targets: Sequence[Tensor]) -> None:
+    """Refit the last linear layer of a block, so that r' + y' is close to `targets`, [T, B, E] for each batch."""
+    fit = _LeastSquares(smaller.model, block)
     norms = [block.norm] if block.norm else []
     last = block.norm if block.norm and not block.pre_norm else block.name
     passes = smaller.until(last, [block.linear, *norms], [block.name])
-    for sample, stream, seen in zip(smaller.corpus.batches, wanted, passes, strict=True):
-        real = _positions(sample["net_input"], block.kind, smaller.corpus.pad, stream)
-        target = stream - seen.streams(block)[0]
-        fit.add(seen.inputs[block.linear][..., fit.columns][real], target[real])
+    for sample, target, seen in zip(smaller.corpus.batches, targets, passes, strict=True):
+        real = smaller.corpus.positions(sample, block.kind, target)
+        difference = target - seen.streams(block)[0]
+        fit.add(seen.inputs[block.linear][..., fit.columns][real], difference[real])
     fit.solve(RIDGE)
-
-
-def _positions(net_input: Mapping[str, Tensor], kind: str, pad: int, stream: Tensor) -> Tensor:
-    """Return which positions of a stream [T, B, E] are no padding, [T, B]: all, in an encoder of speech."""
-    names = ("src_tokens",) if kind == "enc-self" else ("prev_output_tokens", "src_tokens")
-    tokens = next(net_input[name] for name in names if name in net_input)
-    real = tokens.ne(pad).transpose(0, 1)
-    return real if real.shape == stream.shape[:2] else torch.ones_like(stream[..., 0], dtype=torch.bool)

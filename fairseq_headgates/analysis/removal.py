@@ -1,13 +1,4 @@
-"""The score `refit`: remove the heads one after another whose loss is best made up for by the others.
-
-The output of an attention layer is y = sum_i W_i c_i + b, with the contexts c_i of its heads, and the columns W_i of
-the output projection, times the gates. If the heads R are removed and the heads K remain, the best affine predictor is
-
-    sum_K (W_K + W_R C_RK C_KK^-1) (c_K - mean) + mean(y)
-
-with the covariances C of the contexts, by least squares. What it leaves of c_R is the residual r_R, by which an optimal
-brain surgeon (Hassibi & Stork 1993) chooses heads: `removal_scores`. Ridge regression bounds the change where the
-contexts of K are almost linearly dependent.
+"""The score `refit`: remove heads one after another, always the one that costs least after refitting; `removal_scores`.
 
 Shapes: B batch, T target length, H remaining heads of a layer, D head size, N = H D.
 """
@@ -16,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +37,7 @@ class Moments:
 
     Attributes:
         contexts: mean over positions of (c, 1) (c, 1)^T, before gates: [N + 1, N + 1]
-        gradients: mean of g g^T, g the derivative of the loss in nats with respect to the contexts: [N, N], or empty
+        gradients: mean of g g^T, g the derivative of the loss in nats with respect to the contexts: [N, N]
         positions: number of positions
     """
 
@@ -65,46 +56,32 @@ class Moments:
         return self.contexts[:-1, :-1] - torch.outer(self.mean, self.mean)
 
 
-def context_moments(
-    model: nn.Module, corpus: Corpus, progress: Progress = iter, with_gradients: bool = False
-) -> dict[str, Moments]:
+def context_moments(model: nn.Module, corpus: Corpus, progress: Progress = iter) -> dict[str, Moments]:
     """Return the moments of every attention layer with heads, {module name: `Moments`}, over the data of all workers.
 
     Memory does not depend on the number of sentences. Padding does not count, except in an encoder of speech, which has
     no tokens. Raise ValueError for sums that are not finite.
     """
     sites = {site.name: site for site in head_sites(model) if site.attention.num_heads}
-    sums = {name: _zeros(site, with_gradients) for name, site in sites.items()}
+    sums = {name: _zeros(site) for name, site in sites.items()}
     seen: list[tuple[str, Tensor, Tensor]] = []
-    tokens: dict[str, Tensor] = {}
 
-    def see(site: HeadSite, _: Tensor | None, context: Tensor) -> Tensor | None:
-        queries = tokens[site.kind]
-        merged = merge_heads(context.detach())
-        if queries.shape != merged.shape[:2]:  # speech: its encoder has no tokens
-            queries = torch.ones_like(merged[..., 0], dtype=torch.bool)
-        real = merged[queries].double()
-        real = torch.cat([real, real.new_ones(len(real), 1)], 1)
-        sums[site.name][0].add_((real.T @ real).cpu())
-        if not with_gradients:
-            return None
+    def see(site: HeadSite, _: Tensor | None, context: Tensor) -> Tensor:
         inserted = torch.zeros_like(context, requires_grad=True)
-        seen.append((site.name, queries, inserted))
+        seen.append((site.name, merge_heads(context.detach()), inserted))
         return context + inserted
 
-    with evaluating(model), differentiable(model), torch.set_grad_enabled(with_gradients), hooked(model, see):
+    with evaluating(model), differentiable(model), torch.enable_grad(), hooked(model, see):
         for sample in progress(corpus.batches):
             seen.clear()
-            tokens = _queries(sample["net_input"], corpus.pad)
-            if not with_gradients:
-                model(**sample["net_input"], features_only=True)
-                continue
             losses = corpus.losses(model, sample)
-            if seen:
-                found = gradients(losses, [inserted for *_, inserted in seen])
-                for (name, queries, _), gradient in zip(seen, found, strict=True):
-                    real = merge_heads(gradient)[queries].double()
-                    sums[name][1].add_((real.T @ real).cpu())
+            found = gradients(losses, [inserted for *_, inserted in seen]) if seen else []
+            for (name, contexts, _), gradient in zip(seen, found, strict=True):
+                real = corpus.positions(sample, sites[name].kind, contexts)
+                rows, slopes = contexts[real].double(), merge_heads(gradient)[real].double()
+                rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
+                sums[name][0].add_((rows.T @ rows).cpu())
+                sums[name][1].add_((slopes.T @ slopes).cpu())
     shared = {name: tuple(map(all_reduce, pair)) for name, pair in sums.items()}
     for name, pair in shared.items():
         if not all(total.isfinite().all() for total in pair):
@@ -114,22 +91,14 @@ def context_moments(
     return {name: _moments(*pair) for name, pair in shared.items()}
 
 
-def _zeros(site: HeadSite, with_gradients: bool) -> tuple[Tensor, Tensor]:
+def _zeros(site: HeadSite) -> tuple[Tensor, Tensor]:
     size = site.attention.num_heads * site.attention.head_dim
-    of_gradients = size if with_gradients else 0
-    return torch.zeros(size + 1, size + 1).double(), torch.zeros(of_gradients, of_gradients).double()
+    return torch.zeros(size + 1, size + 1).double(), torch.zeros(size, size).double()
 
 
 def _moments(contexts: Tensor, gradients: Tensor) -> Moments:
     positions = contexts[-1, -1].clamp(min=1)
     return Moments(contexts / positions, gradients / positions, float(contexts[-1, -1]))
-
-
-def _queries(net_input: Mapping[str, Tensor], pad: int) -> dict[str, Tensor]:
-    """Return which queries of each attention type are no padding: [T, B]."""
-    source = net_input["src_tokens"].ne(pad).transpose(0, 1)
-    target = net_input["prev_output_tokens"].ne(pad).transpose(0, 1) if "prev_output_tokens" in net_input else source
-    return {"enc-self": source, "dec-self": target, "dec-enc": target}
 
 
 def _with_ridge(spread: Tensor) -> Tensor:
@@ -154,7 +123,7 @@ def removal_scores(model: nn.Module, corpus: Corpus, progress: Progress = iter) 
         For each head the estimated increase of the loss, in bits per target, when it and all heads with lower scores
         are removed; NaN for removed heads
     """
-    moments = context_moments(model, corpus, progress, with_gradients=True)
+    moments = context_moments(model, corpus, progress)
     counts = sum((corpus.counted(sample).sum().cpu() for sample in corpus.batches), torch.tensor(0))
     targets = max(1, int(all_reduce(counts)))
     factors = head_factors(model)

@@ -52,11 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DATA",
         type=filled,
         action=RefitData,
-        help="refit the model: change the output projections of attention and the second layers of feed-forward "
-        "blocks, so that the states of the model stay as close as possible (least squares) to those before the "
-        "removal. DATA: a folder written by fairseq-preprocess; options of fairseq-generate set task and batches "
-        "(--task, --max-tokens, --cpu, ...). No benefit if the model is trained further: OUT is without the optimiser "
-        "state",
+        help="refit the model: change out_proj of attention and fc2 of feed-forward blocks, from the first block that "
+        "loses heads on, so that the hidden states stay close (least squares) to those before the removal. DATA: a "
+        "folder written by fairseq-preprocess; options of fairseq-generate set task and batches (--task, --max-tokens, "
+        "--cpu, ...). Not for a model that is trained further; OUT has no optimiser state",
     )
     add_refit_options(refit)
     speed = parser.add_argument_group("speed")

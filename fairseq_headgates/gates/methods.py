@@ -118,23 +118,24 @@ class LagrangianGates(TargetGates):
 
 
 class SubsetGates(TargetGates):
-    """Differentiable subsets of exactly N heads (Li et al. 2021).
+    """Differentiable subsets of exactly N heads, with the schedule of the code of Li et al. 2021.
 
-    Gates are sums of N softmax draws without replacement from Gumbel-perturbed scores; the temperature falls linearly
-    from 1 to `low_temperature` in the warm-up.
+    Gates are sums of N softmax draws without replacement from Gumbel-perturbed log_alpha; the temperature falls
+    geometrically from `FIRST_TEMPERATURE` to `LAST_TEMPERATURE` in the warm-up. With `hard`, their straight-through
+    estimator, there is no noise: 1 for the N highest log_alpha, else 0, with the gradient of log_alpha itself.
     """
 
     name = "subset"
     has_penalty = False
-    low_temperature = 0.1
+    FIRST_TEMPERATURE, LAST_TEMPERATURE = 0.1, 1e-8
 
     def sample(self, log_alpha: Tensor, uniform: Tensor) -> Tensor:
-        """Return relaxed draws without replacement, with Gumbel noise."""
-        return self._relaxed(log_alpha - torch.log(-torch.log(uniform)))
+        """Return relaxed draws without replacement, with Gumbel noise; with `hard` log_alpha, to be rounded."""
+        return log_alpha if self.hard else self._relaxed(log_alpha - torch.log(-torch.log(uniform)))
 
     def open_probability(self, log_alpha: Tensor) -> Tensor:
-        """Return the relaxed gates without noise, an estimate of the probability that a head is drawn."""
-        return self._relaxed(log_alpha).clamp(0, 1)
+        """Return the gates without noise, an estimate of the probability that a head is drawn."""
+        return self.evaluate(log_alpha) if self.hard else self._relaxed(log_alpha).clamp(0, 1)
 
     def rounded(self, gates: Tensor) -> Tensor:
         """Return 1 for the highest gates, as many as the target keeps."""
@@ -145,8 +146,9 @@ class SubsetGates(TargetGates):
         return 0 * log_alpha.sum()
 
     def temperature(self) -> float:
-        """Return the temperature at this update."""
-        return 1 - self.progress() * (1 - self.low_temperature)
+        """Return the temperature at this update; without a warm-up, it stays the first one."""
+        progress = self.progress() if self.warmup else 0.0
+        return self.FIRST_TEMPERATURE ** (1 - progress) * self.LAST_TEMPERATURE**progress
 
     def _relaxed(self, scores: Tensor) -> Tensor:
         gates = torch.zeros_like(scores)

@@ -75,7 +75,8 @@ HELP = {
     "sparsity_warmup_updates": (
         "U",
         "updates of the warm-up. lagrangian: the number of heads to keep falls linearly from all to --target-heads; "
-        "subset: its softmax temperature falls linearly from 1 to 0.1; 0: the final value from the first update",
+        "0: from the first update. subset: its softmax temperature falls geometrically from 0.1 to 1e-8; 0: it stays "
+        "0.1",
     ),
     "fix_gates_after": (
         "U",
@@ -84,8 +85,8 @@ HELP = {
     ),
     "gate_hard": (
         None,
-        "round the gates in training to 1 (from 0.5 up; with subset the N highest) or 0, with the gradient of the "
-        "unrounded gates (straight-through)",
+        "round the gates in training to 1 (from 0.5 up) or 0, with the gradient of the unrounded gates "
+        "(straight-through). With subset: 1 for the N highest log_alpha, without noise, with the gradient of log_alpha",
     ),
     "gate_output_scale": (
         None,

@@ -84,7 +84,7 @@ scored_run() {
 }
 
 # untrained_run RUN_DIR METHOD TYPES SCORES N: remove heads of the baseline by their scores, without training. METHODs
-# that end in "refit" refit the output projections, on the sentences of the scores.
+# that end in "refit" refit the model, on the sentences of the scores.
 untrained_run() {
   local options=(--no-optimizer)
   [[ $2 != *refit ]] || options+=(--refit "${scoring[@]}" --refit-sentences "$SENTENCES")

@@ -168,6 +168,15 @@ def test_copies_of_heads_are_repaired():
     assert abs(zeroed - whole) > 0.02 and abs(repaired - whole) < 1e-4
 
 
+def test_a_column_of_zeros_in_a_head_that_is_kept_is_fitted():
+    model = make_model()
+    weight = model.encoder.layers[0].self_attn.out_proj.weight
+    with torch.no_grad():
+        weight[:, 3] = 0.0
+    found = refit(model, MASK, TASK, [sample(PAIRS)])
+    assert found.encoder.layers[0].self_attn.out_proj.weight[:, 3].any()
+
+
 def test_layers_are_not_computed_again_for_each_layer_after_them():
     model, passes = make_model(), []
     model.encoder.layers[0].fc1.register_forward_hook(lambda *_: passes.append(1))  # copied with the model
