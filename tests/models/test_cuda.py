@@ -1,4 +1,4 @@
-"""What a GPU computes, against the CPU: every family of models, beam search, the penalty, scores, relevance.
+"""What a GPU computes, against the CPU: every family of models, beam search, the penalty, scores, refit, relevance.
 
 Without a GPU these tests are skipped. HEADGATES_CUDA=cpu runs them without one, to check the tests themselves.
 """
@@ -15,9 +15,9 @@ from support.classifiers import make_roberta, make_sentences
 from support.language_models import make_lm, make_text
 from support.models import logits, make_batch, make_gated, make_stock
 from support.pruning import ALL_TYPES, generate, make_case, stirred
-from support.sentences import TASK, make_gates, make_model, sample, sentences
+from support.sentences import PAIRS, TASK, make_gates, make_model, sample, sentences
 
-from fairseq_headgates import HeadTable, head_sites, l0_penalty, masked, prune
+from fairseq_headgates import HeadTable, head_sites, l0_penalty, masked, prune, refit
 from fairseq_headgates.analysis.importance import METHODS, Options, score
 from fairseq_headgates.analysis.relevance import RULES, explain
 from fairseq_headgates.heads import TYPES
@@ -129,6 +129,13 @@ def test_scores_are_those_of_the_cpu(method):
         torch.testing.assert_close(
             torch.tensor(found.values[kind]), torch.tensor(expected.values[kind]), equal_nan=True, atol=1e-6, rtol=1e-6
         )
+
+
+def test_a_refitted_model_is_that_of_the_cpu():
+    mask, batch = HeadTable({"enc-self": [[1, 0, 1, 1], [0, 0, 0, 0]], "dec-enc": [[0, 0, 0, 1]] * 2}), sample(PAIRS)
+    expected = refit(make_model(), mask, TASK, [batch]).state_dict()
+    for name, value in refit(there(make_model()), mask, TASK, [there(batch)]).state_dict().items():
+        assert_near(value, expected[name])
 
 
 @pytest.mark.parametrize("rule", RULES)
