@@ -118,24 +118,23 @@ class LagrangianGates(TargetGates):
 
 
 class SubsetGates(TargetGates):
-    """Differentiable subsets of exactly N heads, with the schedule of the code of Li et al. 2021.
+    """Differentiable subsets of exactly N heads (Li et al. 2021).
 
-    Gates are sums of N softmax draws without replacement from Gumbel-perturbed log_alpha; the temperature falls
-    geometrically from `FIRST_TEMPERATURE` to `LAST_TEMPERATURE` in the warm-up. With `hard`, their straight-through
-    estimator, there is no noise: 1 for the N highest log_alpha, else 0, with the gradient of log_alpha itself.
+    Gates are sums of N softmax draws without replacement from Gumbel-perturbed scores; the temperature falls linearly
+    from 1 to `low_temperature` in the warm-up.
     """
 
     name = "subset"
     has_penalty = False
-    FIRST_TEMPERATURE, LAST_TEMPERATURE = 0.1, 1e-8
+    low_temperature = 0.1
 
     def sample(self, log_alpha: Tensor, uniform: Tensor) -> Tensor:
-        """Return relaxed draws without replacement, with Gumbel noise; with `hard` log_alpha, to be rounded."""
-        return log_alpha if self.hard else self._relaxed(log_alpha - torch.log(-torch.log(uniform)))
+        """Return relaxed draws without replacement, with Gumbel noise."""
+        return self._relaxed(log_alpha - torch.log(-torch.log(uniform)))
 
     def open_probability(self, log_alpha: Tensor) -> Tensor:
-        """Return the gates without noise, an estimate of the probability that a head is drawn."""
-        return self.evaluate(log_alpha) if self.hard else self._relaxed(log_alpha).clamp(0, 1)
+        """Return the relaxed gates without noise, an estimate of the probability that a head is drawn."""
+        return self._relaxed(log_alpha).clamp(0, 1)
 
     def rounded(self, gates: Tensor) -> Tensor:
         """Return 1 for the highest gates, as many as the target keeps."""
@@ -146,9 +145,8 @@ class SubsetGates(TargetGates):
         return 0 * log_alpha.sum()
 
     def temperature(self) -> float:
-        """Return the temperature at this update; without a warm-up, it stays the first one."""
-        progress = self.progress() if self.warmup else 0.0
-        return self.FIRST_TEMPERATURE ** (1 - progress) * self.LAST_TEMPERATURE**progress
+        """Return the temperature at this update."""
+        return 1 - self.progress() * (1 - self.low_temperature)
 
     def _relaxed(self, scores: Tensor) -> Tensor:
         gates = torch.zeros_like(scores)
@@ -156,6 +154,31 @@ class SubsetGates(TargetGates):
             positions = positions.to(scores.device)
             gates = gates.index_put((positions,), relaxed_subset(scores[positions], count, self.temperature()))
         return gates
+
+
+class PublishedSubsetGates(SubsetGates):
+    """Differentiable subsets with the schedule of the code of Li et al. 2021.
+
+    The temperature falls geometrically from 0.1 to 1e-8 in the warm-up; without a warm-up it stays 0.1. With `hard`,
+    their straight-through estimator, there is neither noise nor temperature: 1 for the N highest log_alpha, else 0,
+    with the gradient of log_alpha itself.
+    """
+
+    name = "subset-li2021"
+    first_temperature, low_temperature = 0.1, 1e-8
+
+    def sample(self, log_alpha: Tensor, uniform: Tensor) -> Tensor:
+        """Return relaxed draws without replacement, with Gumbel noise; with `hard` log_alpha, to be rounded."""
+        return log_alpha if self.hard else super().sample(log_alpha, uniform)
+
+    def open_probability(self, log_alpha: Tensor) -> Tensor:
+        """Return the gates without noise, an estimate of the probability that a head is drawn."""
+        return self.evaluate(log_alpha) if self.hard else super().open_probability(log_alpha)
+
+    def temperature(self) -> float:
+        """Return the temperature at this update."""
+        progress = self.progress() if self.warmup else 0.0
+        return self.first_temperature ** (1 - progress) * self.low_temperature**progress
 
 
 def relaxed_subset(scores: Tensor, count: int, temperature: float) -> Tensor:
@@ -183,4 +206,6 @@ def _log_of_the_others(logits: Tensor, drawn: Tensor) -> Tensor:
     return torch.where(largest, of_largest, torch.log1p(-drawn.masked_fill(largest, 0)))
 
 
-METHODS: dict[str, type[GateMethod]] = {method.name: method for method in (L0Gates, LagrangianGates, SubsetGates)}
+METHODS: dict[str, type[GateMethod]] = {
+    method.name: method for method in (L0Gates, LagrangianGates, SubsetGates, PublishedSubsetGates)
+}

@@ -63,20 +63,20 @@ HELP = {
     "sparsity_method": (
         "METHOD",
         "l0: --l0-weight is a penalty on each open head; lagrangian: a penalty with learned multipliers leads to "
-        "--target-heads heads; subset: --target-heads heads are drawn in training (Li et al. 2021). The criterions of "
-        "this plugin, such as label_smoothed_cross_entropy_l0, add the penalty",
+        "--target-heads heads; subset: --target-heads heads are drawn in training (Li et al. 2021), subset-li2021 with "
+        "their schedule. The criterions of this plugin, such as label_smoothed_cross_entropy_l0, add the penalty",
     ),
     "target_heads": (
         "N",
-        "heads to keep, with --sparsity-method lagrangian or subset: a number (12) or a fraction (0.25; 1 is one head, "
+        "heads to keep, with a --sparsity-method other than l0: a number (12) or a fraction (0.25; 1 is one head, "
         "1.0 all; rounded, .5 up) of all gated heads, or one of these for every gated type "
         "(enc-self=6,dec-enc=0.5)",
     ),
     "sparsity_warmup_updates": (
         "U",
         "updates of the warm-up. lagrangian: the number of heads to keep falls linearly from all to --target-heads; "
-        "0: from the first update. subset: its softmax temperature falls geometrically from 0.1 to 1e-8; 0: it stays "
-        "0.1",
+        "subset: its softmax temperature falls linearly from 1 to 0.1; 0: the final value from the first update. "
+        "subset-li2021: the temperature falls geometrically from 0.1 to 1e-8; 0: it stays 0.1",
     ),
     "fix_gates_after": (
         "U",
@@ -85,8 +85,8 @@ HELP = {
     ),
     "gate_hard": (
         None,
-        "round the gates in training to 1 (from 0.5 up) or 0, with the gradient of the unrounded gates "
-        "(straight-through). With subset: 1 for the N highest log_alpha, without noise, with the gradient of log_alpha",
+        "round the gates in training to 1 (from 0.5 up; with subset the N highest) or 0, with the gradient of the "
+        "unrounded gates (straight-through); with subset-li2021 1 for the N highest log_alpha, without noise",
     ),
     "gate_output_scale": (
         None,

@@ -91,10 +91,11 @@ class HeadOptions:
         if with_target and self.gate_types and self.target is None:
             raise ValueError(f"--sparsity-method {self.sparsity_method} needs --target-heads: give a number of heads")
         if self.target is not None and not with_target:
-            raise ValueError("--target-heads needs --sparsity-method lagrangian or subset")
-        if self.output_scale and self.sparsity_method == "subset" and not self.hard:
+            raise ValueError("--target-heads needs a --sparsity-method other than l0")
+        if self.output_scale and self.sparsity_method.startswith("subset") and not self.hard:
             raise ValueError(
-                "--gate-output-scale with --sparsity-method subset needs --gate-hard: without it no training gate is 0"
+                f"--gate-output-scale with --sparsity-method {self.sparsity_method} needs --gate-hard: without it no "
+                "training gate is 0"
             )
         if self.target is not None and not self.gate_types:
             raise ValueError("--target-heads needs gates: add --gate-heads, e.g. --gate-heads enc-self")

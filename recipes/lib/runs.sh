@@ -164,7 +164,7 @@ one_run() {
   # shellcheck disable=SC2086 # several numbers
   case $method in
     control) exclusively "$place/$name" control_run "$place/$name" "$control" ;;
-    l0 | lagrangian | subset) exclusively "$place/$name" gated_run "$place/$name" "$control" "$types" "$method" "$value" $steps ;;
+    l0 | lagrangian | subset*) exclusively "$place/$name" gated_run "$place/$name" "$control" "$types" "$method" "$value" $steps ;;
     *-only | *refit) exclusively "$place/$name" untrained_run "$place/$name" "$method" "$types" "$value" "$steps" ;;
     scratch) exclusively "$place/$name" scratch_run "$place/$name" "$place/$value" ;;
     *) exclusively "$place/$name" scored_run "$place/$name" "$control" "$types" "$value" $steps ;;

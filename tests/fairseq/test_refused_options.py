@@ -48,7 +48,7 @@ BAD_OPTIONS = {
     "broken JSON": (["--alive-heads", '{"enc-self": [[1'], ["JSON", "column"]),
     "another format": (["--alive-heads", '{"format": "x/9", "enc-self": [[1]]}'], ["'x/9'", "headgates.heads/1"]),
     "missing mask file": (["--alive-heads", "no/such.json"], ["'no/such.json'", "No such file"]),
-    "target without method": (["--target-heads", "3"], ["--target-heads needs --sparsity-method lagrangian or subset"]),
+    "target without method": (["--target-heads", "3"], ["--target-heads needs a --sparsity-method other than l0"]),
     "target above all": ([*GATED, "--l0-weight", "0", *SUBSET, "99"], ["--target-heads", "99 heads", "there are"]),
     "target below 0": ([*GATED, "--l0-weight", "0", *SUBSET, "-1"], ["--target-heads", "-1", "a number of heads (12)"]),
     "target of an unknown type": (

@@ -21,7 +21,7 @@ from fairseq_headgates.gates import (
     parse_weights,
 )
 from fairseq_headgates.gates.method import highest
-from fairseq_headgates.gates.methods import relaxed_subset
+from fairseq_headgates.gates.methods import PublishedSubsetGates, relaxed_subset
 from fairseq_headgates.surgery import gate_method, kept_mask
 
 HEADS = {"enc-self": 8, "dec-enc": 4}
@@ -107,10 +107,27 @@ def test_hard_gates_are_0_or_1_with_the_gradient_of_the_gates():
     assert all(layer.theta.grad is not None for layer in made)
 
 
-def test_hard_subsets_are_the_highest_log_alpha_with_its_gradient():
+@pytest.mark.parametrize("temperature", [0.1, 1.0])
+def test_hard_subsets_have_exactly_as_many_open_gates_as_the_target(temperature):
+    made = layers([[2.5, -1, 0, 1]] * 3)
+    method = SubsetGates(made, KINDS, {("enc-self",): 3, ("dec-enc",): 1}, warmup=100, hard=True)
+    method.set_num_updates(round(100 * (1 - temperature) / 0.9))
+    soft, drawn = copy.deepcopy(method), set()
+    soft.hard = False
+    for _ in range(20):
+        method.before_forward()
+        noise = method.new_noise()
+        gates, soft_gates = method._gates(noise), soft._gates(noise)
+        assert gates[:8].sum() == 3 and gates[8:].sum() == 1 and set(gates.tolist()) == {0.0, 1.0}
+        assert gates[:8][soft_gates[:8].argsort()].tolist() == [0.0] * 5 + [1.0] * 3  # the highest of the soft ones
+        drawn.add(tuple(gates.tolist()))
+    assert len(drawn) > 1
+
+
+def test_published_hard_subsets_are_the_highest_log_alpha_with_its_gradient():
     """The straight-through estimator of Li et al. 2021."""
     made = layers([[2.5, -1, 0, 1], [0.5, 3, -2, 2], [0, 1, 2, 1.5]])
-    method = SubsetGates(made, KINDS, {("enc-self",): 3, ("dec-enc",): 1}, hard=True)
+    method = PublishedSubsetGates(made, KINDS, {("enc-self",): 3, ("dec-enc",): 1}, hard=True)
     method.before_forward()
     gates = [method.drawn(layer) for layer in made]
     assert [gate.tolist() for gate in gates] == [[1, 0, 0, 0], [0, 1, 0, 1], [0, 0, 1, 0]]
@@ -203,26 +220,39 @@ def test_a_subset_of_all_heads_is_all_heads():
 
 
 def test_a_head_with_a_very_high_score_is_drawn_once():
-    gates = relaxed_subset(torch.tensor([100.0, 0, -1, 1, 2]), 3, 0.1)
+    gates = relaxed_subset(torch.tensor([100.0, 0, -1, 1, 2]), 3, SubsetGates.low_temperature)
     assert gates.tolist() == pytest.approx([1, 0, 0, 1, 1], abs=1e-4)
 
 
-def test_a_subset_at_the_last_temperature_has_the_highest_scores_and_finite_gradients():
-    scores = torch.tensor([0.3, 2.0, -1.0, 1.5, 0.2], requires_grad=True)
-    gates = relaxed_subset(scores, 2, SubsetGates.LAST_TEMPERATURE)
-    assert gates.tolist() == [0, 1, 0, 1, 0]
-    (gates * torch.randn(5)).sum().backward()
-    assert scores.grad.isfinite().all()
+def test_a_subset_at_low_temperature_has_the_highest_scores():
+    scores = torch.tensor([0.3, 2.0, -1.0, 1.5, 0.2])
+    assert relaxed_subset(scores, 2, 0.01).round(decimals=4).tolist() == [0, 1, 0, 1, 0]
 
 
-def test_the_temperature_of_subsets_falls_in_the_warm_up():
-    method = SubsetGates(layers(), KINDS, {("enc-self", "dec-enc"): 3}, warmup=10)
+@pytest.mark.parametrize(
+    ("method", "warmup", "temperatures"),
+    [
+        (SubsetGates, 10, [1, 0.55, 0.1, 0.1]),
+        (SubsetGates, 0, [0.1] * 4),
+        (PublishedSubsetGates, 10, [0.1, 10**-4.5, 1e-8, 1e-8]),
+        (PublishedSubsetGates, 0, [0.1] * 4),
+    ],
+)
+def test_the_temperature_of_subsets_falls_in_the_warm_up(method, warmup, temperatures):
+    method = method(layers(), KINDS, {("enc-self", "dec-enc"): 3}, warmup=warmup)
     found = []
     for update in (0, 5, 10, 99):
         method.set_num_updates(update)
         found.append(method.temperature())
-    assert found == pytest.approx([0.1, 10**-4.5, 1e-8, 1e-8])
-    assert SubsetGates(layers(), KINDS, {("enc-self", "dec-enc"): 3}).temperature() == 0.1
+    assert found == pytest.approx(temperatures)
+
+
+def test_a_subset_at_the_lowest_temperature_has_the_highest_scores_and_finite_gradients():
+    scores = torch.tensor([0.3, 2.0, -1.0, 1.5, 0.2], requires_grad=True)
+    gates = relaxed_subset(scores, 2, PublishedSubsetGates.low_temperature)
+    assert gates.tolist() == [0, 1, 0, 1, 0]
+    (gates * torch.randn(5)).sum().backward()
+    assert scores.grad.isfinite().all()
 
 
 # Lagrange multipliers

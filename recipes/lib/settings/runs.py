@@ -15,7 +15,7 @@ from commands import shown
 from settings.types import UNSIGNED, heads_to_keep
 
 TYPES = ("enc-self", "dec-self", "dec-enc")
-GATED = ("lagrangian", "subset")
+GATED = ("lagrangian", "subset", "subset-li2021")
 # By which scores each of the other methods removes heads.
 SCORES = {
     "gradient": "gradient",

@@ -27,7 +27,7 @@ HEADS = dict.fromkeys(["1.5", "80%", "-1", "", "٥"], "must be a number of heads
 WEIGHT = dict.fromkeys(["-1", "nan", "inf", "x", "", "1e999", "٠"], "must be a finite number, 0 or more")
 SCALE = WEIGHT | {"0": "must be above 0"}
 METHOD = dict.fromkeys(
-    ["l0", "magic", ""], "must be one of lagrangian, subset, gradient, ablation, random, iterative, gr"
+    ["l0", "magic", ""], "must be one of lagrangian, subset, subset-li2021, gradient, ablation, random, it"
 )
 TYPES = {
     "x": "'x' is not an attention type: choose from enc-self, dec-self, dec-enc, or all",
