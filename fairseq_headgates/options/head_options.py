@@ -24,6 +24,7 @@ from fairseq_headgates.gates import (
     GateMethod,
     HardConcrete,
     HeadGates,
+    SubsetGates,
     Target,
     TargetGates,
     check_lr_scale,
@@ -92,7 +93,7 @@ class HeadOptions:
             raise ValueError(f"--sparsity-method {self.sparsity_method} needs --target-heads: give a number of heads")
         if self.target is not None and not with_target:
             raise ValueError("--target-heads needs a --sparsity-method other than l0")
-        if self.output_scale and self.sparsity_method.startswith("subset") and not self.hard:
+        if self.output_scale and issubclass(METHODS[self.sparsity_method], SubsetGates) and not self.hard:
             raise ValueError(
                 f"--gate-output-scale with --sparsity-method {self.sparsity_method} needs --gate-hard: without it no "
                 "training gate is 0"

@@ -126,8 +126,7 @@ def _columns(axes: Axes, counts: Mapping[str, Mapping[str, int]]) -> None:
             color = "lightgray" if group == "none" else None
             axes.bar(range(len(counts)), heights, 0.7, bottom, label=group, color=color)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
-    _label(axes, "", "open heads", counts=True)
-    axes.set_xticks(range(len(counts)), map(escaped, counts), rotation=20, ha="right", fontsize="small")
+    _label_bars(axes, list(counts), "open heads")
 
 
 def _layer_groups(layers: Sequence[Any]) -> list[tuple[str, int, int]]:
@@ -142,7 +141,12 @@ def _bars(axes: Axes, names: Sequence[str], groups: Mapping[str, Sequence[float]
     width = 0.8 / len(groups)
     for i, (label, values) in enumerate(groups.items()):
         axes.bar([j + (i + 0.5) * width - 0.4 for j in range(len(names))], values, width, label=label)
-    _label(axes, "", "heads kept", counts=True)
+    _label_bars(axes, names, "heads kept")
+
+
+def _label_bars(axes: Axes, names: Sequence[str], y: str) -> None:
+    """Label the axes of a bar chart of counts, with a name for each bar."""
+    _label(axes, "", y, counts=True)
     axes.set_xticks(range(len(names)), map(escaped, names), rotation=20, ha="right", fontsize="small")
 
 

@@ -131,16 +131,16 @@ def test_all_attention_has_no_bias_and_a_memory(mem_len):
     model = make_all_attention(mem_len=mem_len).double()
     inputs = [{"src_tokens": tokens, "blocks": blocks} for tokens, blocks in make_blocks()]
     batches = [{"net_input": each, "target": each["src_tokens"], "id": torch.arange(2)} for each in inputs]
-    found = refit(model, {"dec-self": [[1, 0], [1, 1]]}, TASK, batches)
+    found = refit(model, {"dec-self": [[1, 0], [0, 0]]}, TASK, batches)
     place = {"inputs": ("decoder.layers.0.self_attn.out_proj", "inputs")}
     whole, left = (watch(each, batches, place)["inputs"] for each in (model, found))
     weight = model.decoder.layers[0].self_attn.out_proj.weight
     targets = whole @ weight.T
     start, _ = ridge_regression(left, targets, weight[:, :4], refitting.SMALL_RIDGE, bias=False)
     expected, _ = ridge_regression(left, targets, start, refitting.RIDGE, bias=False)
-    layer = found.decoder.layers[0].self_attn.out_proj
-    torch.testing.assert_close(layer.weight, expected, atol=1e-6, rtol=1e-6)
-    assert layer.bias is None
+    first, second = (site.attention.out_proj for site in head_sites(found))
+    torch.testing.assert_close(first.weight, expected, atol=1e-6, rtol=1e-6)
+    assert first.bias is None and second.weight.shape == (8, 0)
 
 
 def test_only_what_follows_the_first_loss_changes():

@@ -17,7 +17,7 @@ from fairseq_headgates.cli import main as cli
 from fairseq_headgates.heads import TYPES, HeadTable
 from fairseq_headgates.report import ModelHeads, sections
 from fairseq_headgates.report.functions import group_counts
-from fairseq_headgates.report.grids import gate_grids
+from fairseq_headgates.report.grids import function_grids, gate_grids
 
 LOADED_BY_CSS = re.compile(r"url\((?!#)|@import")
 
@@ -211,6 +211,13 @@ def test_too_many_maps_are_refused(tmp_path, headgates):
     (tmp_path / "maps.json").write_text(json.dumps(data))
     error = one_line(headgates("report", tmp_path / "r.html", tmp_path / "maps.json", code=2))
     assert "the maps have 22,500 cells, and at most 20,000 are drawn" in error
+
+
+def test_named_functions_have_the_expected_letters():
+    names = ["positional -1", "nsubj to governor", "rare", "alignment"]
+    result = {"heads": {"enc-self": [[head_with(name) for name in names]]}}
+    [grid] = function_grids(result)
+    assert [cell.text for cell in grid.rows[0]] == ["P", "S", "R", "A"]
 
 
 def head_with(*functions, gate=1.0):
