@@ -277,10 +277,10 @@ def updates_of(model: nn.Module) -> int:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model inside fairseq's and torch's distributed wrappers."""
+    """Return the model inside fairseq's and torch's distributed wrappers; of a part, the whole (`GateMethod.join`)."""
     while hasattr(model, "module"):
         model = model.module  # type: ignore[assignment]
-    return model
+    return getattr(model, "whole", model)
 
 
 def _is_first_worker() -> bool:

@@ -170,7 +170,7 @@ def _resuming(model: Any, site: HeadSite, outputs: Mapping[str, Any], order: Ten
     replayed = {name: outputs[name] for name in below}
     if below:
         replayed[below[0]] = _repeated(outputs[below[0]], order)  # the only one that is read
-    if site.kind == "dec-enc":
+    if f"{layer}.self_attn" in outputs and site.kind == "dec-enc":  # layers of convolutions have none
         replayed[f"{layer}.self_attn"] = _repeated(outputs[f"{layer}.self_attn"], order)
     if site.kind != "enc-self" and "encoder" in outputs:
         replayed["encoder"] = model.encoder.reorder_encoder_out(outputs["encoder"], order)

@@ -19,6 +19,7 @@ from fairseq_headgates.evaluation import (
     check_tokens,
     load_dataset,
     objective_of,
+    outputs,
 )
 from fairseq_headgates.heads import TYPES, AttentionMap, HeadId
 from fairseq_headgates.messages import shown
@@ -55,7 +56,7 @@ def parse_heads(text: str, sizes: Mapping[str, tuple[int, int]]) -> list[HeadId]
 def attention_maps(model: nn.Module, task: Any, sample: Sample, heads: Sequence[HeadId]) -> list[AttentionMap]:
     """Return the attention weights of `heads` for a sample of one sentence without padding."""
     with evaluating(model), torch.no_grad(), observe(model) as seen:
-        model(**sample["net_input"], features_only=True)
+        outputs(model, sample)
     sides = _symbols_of(sample, task)
     gates = gate_values(model)
     kept = {(site.kind, site.layer): tuple(site.attention.kept) for site in head_sites(model)}

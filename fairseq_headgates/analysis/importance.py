@@ -19,7 +19,7 @@ from fairseq_headgates.analysis.derivatives import differentiable, gradients
 from fairseq_headgates.analysis.options import GRADIENT_UNITS, NORMS, ScoreOptions
 from fairseq_headgates.analysis.relevance import head_relevance
 from fairseq_headgates.analysis.removal import removal_scores
-from fairseq_headgates.evaluation import Corpus, Sample, all_reduce
+from fairseq_headgates.evaluation import Corpus, Sample, all_reduce, outputs
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.messages import shown
 from fairseq_headgates.surgery import (
@@ -81,6 +81,7 @@ def confidence(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadT
     EOS and <s> are excluded from keys and queries. The queries of a decoder are the tokens of the prefix, whose first
     is EOS.
     """
+    corpus.objective.check_text("--method confidence")
     sums = _Sums(model)
 
     def see(site: HeadSite, weights: Tensor | None, _: Tensor) -> None:
@@ -94,7 +95,7 @@ def confidence(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadT
     with torch.no_grad(), hooked(model, see, weights=True):
         for sample in options.progress(corpus.batches):
             words = _words(sample["net_input"], corpus)
-            model(**sample["net_input"], features_only=True)
+            outputs(model, sample)
     return sums.means()
 
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_headgates.analysis.derivatives import differentiable
-from fairseq_headgates.evaluation import Corpus, Sample, all_reduce
+from fairseq_headgates.evaluation import Corpus, Sample, all_reduce, outputs
 from fairseq_headgates.heads import Mask
 from fairseq_headgates.surgery import (
     evaluating,
@@ -229,7 +229,7 @@ class _Passes:
                 for layer in layers:  # only what the last one returns is read
                     replaced.enter_context(replaced_forward(self._module(layer), forward))
             with suppress(_Stop):
-                self.model(**sample["net_input"], features_only=True)
+                outputs(self.model, sample)
 
     def _module(self, name: str) -> nn.Module:
         return self.model.get_submodule(name)

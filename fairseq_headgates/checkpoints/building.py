@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import infer_language_pair
+from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
 from torch import Tensor, nn
 
 from fairseq_headgates.checkpoints.sizes import check_sizes
@@ -46,19 +47,15 @@ def load_model(path: str, trust: bool = False) -> tuple[dict[str, Any], nn.Modul
         raise ValueError(f"{path}: {error}") from None
 
 
-class _Vocabulary:
-    """The part of a dictionary that building a model needs: the number of symbols, and the padding."""
-
-    nspecial = SPECIAL
+class Vocabulary(Dictionary):
+    """A dictionary of so many symbols, of which only the first have names: what building a model needs."""
 
     def __init__(self, size: int):
         self.size = size
+        super().__init__()
 
     def __len__(self) -> int:
         return self.size
-
-    def pad(self) -> int:
-        return 1
 
 
 class _Task:
@@ -67,32 +64,51 @@ class _Task:
     consecutive = True
 
     def __init__(self, weights: Mapping[str, Tensor], stacks: Iterable[str], shared: bool):
-        sizes = [self._symbols(weights, f"{stack}.embed_tokens") for stack in stacks]
-        self.source_dictionary = _Vocabulary(sizes[0])
-        self.target_dictionary = self.source_dictionary if shared else _Vocabulary(sizes[-1])
+        sizes = [_symbols(weights, f"{stack}.embed_tokens") for stack in stacks]
+        self.source_dictionary = Vocabulary(sizes[0])
+        self.target_dictionary = self.source_dictionary if shared else Vocabulary(sizes[-1])
         if "decoder.embed_tokens.symbol_embeddings" in weights:  # embeddings of characters; see `read_characters`
-            self.source_dictionary = _Vocabulary(SPECIAL)
+            self.source_dictionary = Vocabulary(SPECIAL)
 
     def max_positions(self) -> int:
         return 512  # fairseq's default for RoBERTa, where a checkpoint does not tell
 
-    @staticmethod
-    def _symbols(weights: Mapping[str, Tensor], name: str) -> int:
-        """Return the number of symbols: of one table of embeddings, or of those of an adaptive input together.
 
-        Embeddings of characters do not tell it, but the output layer does. The head of an adaptive softmax has one row
-        for each tail, besides its symbols.
-        """
-        bands = [table for key, table in weights.items() if re.fullmatch(rf"{name}\.embeddings\.\d+\.0\.weight", key)]
-        if f"{name}.symbol_embeddings" in weights:
-            tails = [tail for key, tail in weights.items() if TAIL.fullmatch(key)]
-            heads = [weights[key] for key in HEADS if key in weights]
-            return sum(map(len, [*heads, *tails])) - len(tails)
-        tables: list[Any] = bands or [weights.get(f"{name}.weight")]
-        for table in tables:
-            if table is None or table.dim() != 2:
-                raise ValueError(f"the weight {name}.weight is {'missing' if table is None else 'not a matrix'}")
-        return sum(map(len, tables))
+class _PairsTask(MultilingualTranslationTask):
+    """The part of a task of several language pairs that building a model needs."""
+
+    def __init__(self, weights: Mapping[str, Tensor], stacks: Iterable[str]):
+        self.dicts = {}
+        self.model_lang_pairs = list(dict.fromkeys(stack.split(".")[1] for stack in stacks))
+        for pair in self.model_lang_pairs:
+            for language, side in zip(pair.split("-"), ("encoder", "decoder"), strict=True):
+                self.dicts[language] = Vocabulary(_symbols(weights, f"models.{pair}.{side}.embed_tokens"))
+        self.langs = list(self.dicts)
+
+
+def _task_of(stacks: Sequence[str], weights: Mapping[str, Tensor], args: argparse.Namespace) -> Any:
+    """Return what takes the place of a task in building the model of a checkpoint with these stacks of layers."""
+    if any(stack.startswith("models.") for stack in stacks):
+        return _PairsTask(weights, stacks)
+    return _Task(weights, stacks, len(stacks) == 1 or getattr(args, "share_all_embeddings", False))
+
+
+def _symbols(weights: Mapping[str, Tensor], name: str) -> int:
+    """Return the number of symbols: of one table of embeddings, or of those of an adaptive input together.
+
+    Embeddings of characters do not tell it, but the output layer does. The head of an adaptive softmax has one row
+    for each tail, besides its symbols.
+    """
+    bands = [table for key, table in weights.items() if re.fullmatch(rf"{name}\.embeddings\.\d+\.0\.weight", key)]
+    if f"{name}.symbol_embeddings" in weights:
+        tails = [tail for key, tail in weights.items() if TAIL.fullmatch(key)]
+        heads = [weights[key] for key in HEADS if key in weights]
+        return sum(map(len, [*heads, *tails])) - len(tails)
+    tables: list[Any] = bands or [weights.get(f"{name}.weight")]
+    for table in tables:
+        if table is None or table.dim() != 2:
+            raise ValueError(f"the weight {name}.weight is {'missing' if table is None else 'not a matrix'}")
+    return sum(map(len, tables))
 
 
 def build_model(state: Mapping[str, Any]) -> nn.Module:
@@ -112,8 +128,8 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
         raise ValueError("this checkpoint is not supported: " + "; ".join(reasons))
     weights = model_class.current_names(state["model"])
     try:
-        stacks = model_class.stacks.values()
-        task = _Task(weights, stacks, len(stacks) == 1 or getattr(args, "share_all_embeddings", False))
+        stacks = [module for side, module in model_class.stacks_in(weights) if side in model_class.reads_tokens]
+        task = _task_of(stacks, weights, args)
         check_sizes(args, weights, task, model_class)
         model: Any = model_class.build_checked(args, task)
         weights = model.of_layers_to_keep(weights, args)
@@ -143,11 +159,14 @@ def freeze_as_stored(model: nn.Module, pattern: str) -> bool:
 
 def safe_model_options(state: Mapping[str, Any]) -> argparse.Namespace:
     """Return the stored options that a model is built from. Raise ValueError for one of a wrong type."""
-    args = model_options(vars(model_args(state)))
+    stored = model_args(state)
+    model_class = head_gates_class(architecture(stored))
+    args = model_options(vars(stored), model_class and model_class.stock)
     args.encoder_embed_path = args.decoder_embed_path = None  # files that the weights make unnecessary
     # Recomputed activations save memory in training. Here they would only cost time and hide layers from autograd.
     args.checkpoint_activations = args.offload_activations = False
-    args.load_checkpoint_heads = True  # the classification heads of RoBERTa
+    args.load_checkpoint_heads = True  # the classification heads of RoBERTa and BART
+    args.task, args.fp16 = "", False  # of a training; BART and conformers read them
     alive = getattr(args, "alive_heads", None)
     if alive and not alive.lstrip().startswith("{"):  # a path: nothing is opened because a file says so
         raise ValueError(f"the stored option alive_heads is {shown(alive)}: it must be a mask as inline JSON")
@@ -160,9 +179,8 @@ def _unsupported(
     if model_class is None:
         name = shown(architecture(args))
         yield (
-            f"its architecture is {name}: it must be transformer, transformer_lm or roberta of fairseq, "
-            "transformer_head_gates, transformer_lm_head_gates, transformer_lm_all_attention or roberta_head_gates, or "
-            "one of their presets"
+            f"its architecture is {name}: it must be one of this plugin, such as transformer_head_gates, or fairseq's "
+            "counterpart of one (docs/any-model.md has all)"
         )
     if not any(re.search(r"attn\.(out_proj|in_proj)", key) for key in state["model"]):
         yield "it has no attention layer"

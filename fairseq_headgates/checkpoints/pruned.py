@@ -33,6 +33,7 @@ from fairseq_headgates.surgery.cuts import (
     kept_mask,
     pad_heads,
     prune,
+    under_all_names,
 )
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ def prune_checkpoint(
     result = _with_options(state, args, _model_class(args).gated_architecture(architecture(args)))
     weights = dict(state["model"])
     model.upgrade_checked(weights)  # type: ignore[operator]
-    smaller = cut_tensors(weights, found)
+    smaller = cut_tensors(weights, under_all_names(found, model))
     smaller.update({name: value.to(smaller[name].dtype) for name, value in refitted.items()})
     result["model"] = as_state_dict(smaller, pruned)
     result["extra_state"] = dict(_mapping(state.get("extra_state")))

@@ -20,7 +20,8 @@ from fairseq_headgates.models import HeadGatesMixin
 SIZES = ("embed_dim", "ffn_embed_dim", "attention_heads")
 MOST_LAYERS = 1_000  # of a stack; more take minutes to build
 LARGEST_SIZE = 2**24
-HIGHWAY = "decoder.embed_tokens.highway.layers"  # of embeddings of characters
+HIGHWAY = r"decoder\.embed_tokens\.highway\.layers"  # of embeddings of characters
+LAYERS = r"{}\.(?:transformer_|conformer_)?layers"  # of a stack; encoders of speech have other layers, too
 LARGEST_TABLE = 2**26  # numbers in a table of sinusoidal positions, which is not stored but computed
 # Parameters that pruning makes smaller.
 PROJECTION = re.compile(r"attn\.((q|k|v|out|position)_proj\.(weight|bias)|(query_bias|persistent)\.\w+)$")
@@ -37,7 +38,7 @@ def check_sizes(
     """
     args = copy.deepcopy(args)
     model_class.set_defaults(args)
-    for side, stack in model_class.stacks.items():
+    for side, stack in model_class.stacks_in(weights):
         _check_layers(args, weights, side, stack)
         for size in SIZES:
             _check_size(f"{side}_{size}", getattr(args, f"{side}_{size}"))
@@ -50,7 +51,7 @@ def check_sizes(
         positions = getattr(args, name, None)
         if positions is not None and side in model_class.stacks:
             _check_size(name, positions)
-            table = not getattr(args, f"{side}_learned_pos") and not args.no_token_positional_embeddings
+            table = not getattr(args, f"{side}_learned_pos", False) and not args.no_token_positional_embeddings
             if table and positions * getattr(args, f"{side}_embed_dim") > LARGEST_TABLE:
                 raise ValueError(
                     f"the stored option {name} is {positions:,}: its table would have more than "
@@ -101,12 +102,14 @@ def _check_layers(args: argparse.Namespace, weights: Mapping[str, Tensor], side:
     name = f"{side}_layers"
     layers = getattr(args, name)
     kept = getattr(args, f"{name}_to_keep", None)  # LayerDrop: fairseq takes these out of more
-    _check_number(name, len(str(kept).split(",")) if kept else layers, weights, f"{stack}.layers", more=bool(kept))
+    _check_number(
+        name, len(str(kept).split(",")) if kept else layers, weights, LAYERS.format(re.escape(stack)), more=bool(kept)
+    )
 
 
 def _check_number(option: str, number: Any, weights: Mapping[str, Tensor], layers: str, more: bool = False) -> None:
     """Raise ValueError unless the weights have as many layers as an option says; with `more`, they may have more."""
-    found = len({match[1] for key in weights if (match := re.match(rf"{re.escape(layers)}\.(\d+)\.", key))})
+    found = len({match[1] for key in weights if (match := re.match(rf"{layers}\.(\d+)\.", key))})
     if not (number <= found if more else number == found):
         raise ValueError(f"the stored option {option} is {shown(number)}, but the weights have {found} layers")
     if found > MOST_LAYERS:

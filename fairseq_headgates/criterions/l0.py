@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.logging import metrics
 from omegaconf import OmegaConf
 from torch import nn
 
-from fairseq_headgates.criterions.config import HELP
+from fairseq_headgates.criterions.config import HELP, L0Config
 from fairseq_headgates.gates import L0_REDUCTIONS, GateMethod, L0Schedule, TargetGates, parse_weights
 from fairseq_headgates.messages import PROGRAM, fail, shown
 from fairseq_headgates.monitoring import GateMonitor, open_head_counts, unwrapped, updates_of
@@ -37,6 +38,7 @@ class L0Mixin:
         parser.add_argument("--l0-weight", type=_weight, default="0.0", metavar="LAMBDA", help=HELP["l0_weight"])
         parser.add_argument("--l0-reduction", type=_reduction, default="sum", help=HELP["l0_reduction"])
         super().add_args(parser)  # type: ignore[misc]
+        gen_parser_from_dataclass(parser, L0Config())  # for a criterion without a configuration of its own
 
     @classmethod
     def build_criterion(cls, cfg: Any, task: Any) -> Any:

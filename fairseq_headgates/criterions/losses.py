@@ -1,67 +1,40 @@
-"""fairseq's losses with the L0 penalty: the criterions that `--criterion` names."""
+"""fairseq's losses with the L0 penalty: `X_l0` of `--criterion` for each of its criterions X."""
 
-# Without `from __future__ import annotations`: fairseq reads the types of the options.
+from __future__ import annotations
+
+import inspect
 from dataclasses import dataclass
+from typing import Any
 
-from fairseq.criterions import register_criterion
-from fairseq.criterions.adaptive_loss import AdaptiveLoss, AdaptiveLossConfig
-from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropyCriterionConfig
-from fairseq.criterions.label_smoothed_cross_entropy import (
-    LabelSmoothedCrossEntropyCriterion,
-    LabelSmoothedCrossEntropyCriterionConfig,
-)
-from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
-from fairseq.criterions.sentence_prediction import SentencePredictionConfig, SentencePredictionCriterion
+from fairseq.criterions import CRITERION_REGISTRY, register_criterion
 
 from fairseq_headgates.criterions.config import L0Config
 from fairseq_headgates.criterions.l0 import L0Mixin
 
-
-@dataclass
-class LabelSmoothedCrossEntropyL0Config(L0Config, LabelSmoothedCrossEntropyCriterionConfig):
-    """Options of fairseq's criterion and of the penalty."""
+# A criterion of criterions, and one of another kind of parallel training.
+LEFT_OUT = ("composite_loss", "vocab_parallel_cross_entropy")
 
 
-@register_criterion("label_smoothed_cross_entropy_l0", dataclass=LabelSmoothedCrossEntropyL0Config)
-class LabelSmoothedCrossEntropyL0Criterion(L0Mixin, LabelSmoothedCrossEntropyCriterion):
-    """Label-smoothed cross-entropy + lambda L_C."""
+def with_penalty(name: str) -> type:
+    """Register the criterion `{name}_l0`: fairseq's criterion `name` + lambda L_C."""
+    stock = CRITERION_REGISTRY[name]
+    prefix = f"{stock.__name__.removesuffix('Criterion')}L0"
+    text = f"The loss of `{name}` + lambda L_C."
+    options: Any = getattr(stock, "__dataclass", None)
+    if options is not None:
+        about: dict[str, Any] = {"__doc__": f"Options of `{name}` and of the penalty.", "__module__": __name__}
+        options = dataclass(type(f"{prefix}Config", (L0Config, options), about))
+    ours: Any = type(f"{prefix}Criterion", (L0Mixin, stock), {"__doc__": text, "__module__": __name__})
+    return register_criterion(f"{name}_l0", dataclass=options)(ours)
 
 
-@dataclass
-class CrossEntropyL0Config(L0Config, CrossEntropyCriterionConfig):
-    """Options of fairseq's criterion and of the penalty."""
+def sums_losses(stock: type) -> bool:
+    """Return whether a criterion sums its loss, so that the penalty has a scale; those of speech synthesis do not."""
+    return "reduce" in inspect.signature(stock.forward).parameters  # type: ignore[attr-defined]
 
 
-@register_criterion("cross_entropy_l0", dataclass=CrossEntropyL0Config)
-class CrossEntropyL0Criterion(L0Mixin, CrossEntropyCriterion):
-    """Cross-entropy + lambda L_C."""
-
-
-@dataclass
-class AdaptiveLossL0Config(L0Config, AdaptiveLossConfig):
-    """Options of fairseq's criterion and of the penalty."""
-
-
-@register_criterion("adaptive_loss_l0", dataclass=AdaptiveLossL0Config)
-class AdaptiveLossL0Criterion(L0Mixin, AdaptiveLoss):
-    """The loss of the adaptive softmax + lambda L_C."""
-
-
-@dataclass
-class MaskedLmL0Config(L0Config, MaskedLmConfig):
-    """Options of fairseq's criterion and of the penalty."""
-
-
-@register_criterion("masked_lm_l0", dataclass=MaskedLmL0Config)
-class MaskedLmL0Criterion(L0Mixin, MaskedLmLoss):
-    """The loss of masked language modelling + lambda L_C."""
-
-
-@dataclass
-class SentencePredictionL0Config(L0Config, SentencePredictionConfig):
-    """Options of fairseq's criterion and of the penalty."""
-
-
-@register_criterion("sentence_prediction_l0", dataclass=SentencePredictionL0Config)
-class SentencePredictionL0Criterion(L0Mixin, SentencePredictionCriterion):
-    """The loss of a classifier + lambda L_C."""
+PENALISED = {
+    name: with_penalty(name)
+    for name, stock in list(CRITERION_REGISTRY.items())
+    if sums_losses(stock) and name not in LEFT_OUT
+}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         mean_loss,
         sentence_losses,
     )
-    from fairseq_headgates.evaluation.losses import Sample, at_least_single, token_losses
+    from fairseq_headgates.evaluation.losses import Sample, at_least_single, outputs, token_losses
     from fairseq_headgates.evaluation.metrics import Metric, metric_of
     from fairseq_headgates.evaluation.objectives import Objective, objective_of
     from fairseq_headgates.evaluation.options import setup_task
@@ -56,6 +56,7 @@ __all__ = [
     "mean_loss",
     "metric_of",
     "objective_of",
+    "outputs",
     "paired_bootstrap",
     "pairwise",
     "parse_evaluation",

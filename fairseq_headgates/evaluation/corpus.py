@@ -26,7 +26,7 @@ from fairseq_headgates.evaluation.binarised import (
     subset_files,
 )
 from fairseq_headgates.evaluation.losses import Sample
-from fairseq_headgates.evaluation.objectives import Classes, Objective, objective_of, options_of
+from fairseq_headgates.evaluation.objectives import Classes, Objective, check_has_loss, objective_of, options_of
 from fairseq_headgates.evaluation.options import to_config
 from fairseq_headgates.evaluation.workers import all_reduce, device_of, gather
 from fairseq_headgates.messages import first_line, logging_only
@@ -187,6 +187,7 @@ def _report_dropped(args: Namespace, number: int, there_are: int) -> None:
 
 def _check_task(task: Any, model: Any) -> None:
     """Raise ValueError for a task that the model is not for, or for blocks of text that are too long for it."""
+    check_has_loss(model)
     objective, stacks = objective_of(task), stacks_of(model)
     mem_len: Any = getattr(getattr(model, "decoder", None), "mem_len", 0)
     if objective.stacks != stacks:
@@ -231,10 +232,13 @@ def _symbols(model: Any, embedding: Any) -> int:
 
 def check_tokens(batches: Sequence[Sample], task: Any, args: Namespace) -> None:
     """Raise ValueError for tokens that the dictionaries do not have, or for labels of other classes."""
-    objective, symbols = objective_of(task), len(task.source_dictionary)
+    objective = objective_of(task)
+    source = next(iter(objective.dictionaries().values()))
     for batch in batches:
+        net_input = batch["net_input"]
+        name = "src_tokens" if source is task.source_dictionary else "prev_output_tokens"  # those of speech are numbers
         sides = (
-            ("token", batch["net_input"].get("src_tokens"), symbols),
+            ("token", net_input.get(name), len(source)),
             (objective.target, batch.get("target"), objective.targets()),
         )
         objective.check(batch, args.gen_subset)

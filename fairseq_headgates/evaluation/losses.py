@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from fairseq.models import FairseqLanguageModel
 from torch import Tensor
 
 Sample = Mapping[str, Any]
@@ -22,15 +24,27 @@ def token_losses(model: Any, sample: Sample, counted: Tensor) -> Tensor:
     Returns:
         The losses [B, T] in bits, 0 for the other tokens
     """
-    decoder = model.decoder
-    features = model(**sample["net_input"], features_only=True)[0]
-    words, features = sample["target"][counted], features[counted]
+    decoder, words = model.decoder, sample["target"][counted]
+    features = outputs(model, sample)[counted]
     adaptive = getattr(decoder, "adaptive_softmax", None)
-    if adaptive is None:
+    if not takes_features_only(model):
+        found = F.cross_entropy(at_least_single(features), words, reduction="none") / LN2
+    elif adaptive is None:
         found = _cross_entropies(decoder, features, words) / LN2
     else:
         found = _adaptive_cross_entropies(adaptive, features, words) / LN2
     return found.new_zeros(counted.shape).masked_scatter(counted, found)
+
+
+def outputs(model: Any, sample: Sample) -> Tensor:
+    """Run a model on a batch: its features before the output layer, or its logits if it does not return features."""
+    options = {"features_only": True} if takes_features_only(model) else {}
+    return model(**sample["net_input"], **options)[0]
+
+
+def takes_features_only(model: Any) -> bool:
+    """Return whether `forward` of a model has the option `features_only`, which saves the output layer."""
+    return isinstance(model, FairseqLanguageModel) or "features_only" in signature(model.forward).parameters
 
 
 def _cross_entropies(decoder: Any, features: Tensor, words: Tensor) -> Tensor:

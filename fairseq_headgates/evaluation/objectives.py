@@ -11,9 +11,12 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+from fairseq.models import FairseqMultiModel
+from fairseq.models.nat import FairseqNATModel
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
+from fairseq.tasks.speech_to_text import SpeechToTextTask
 from torch import Tensor, nn
 
 from fairseq_headgates.evaluation.losses import LN2, Sample, at_least_single, token_losses
@@ -68,6 +71,9 @@ class Objective:
     def check(self, sample: Sample, subset: str) -> None:
         """Raise ValueError for a batch that is not one of the task."""
 
+    def check_text(self, what: str) -> None:
+        """Raise ValueError if the source is not text, which `what` needs."""
+
     def block_length(self) -> int:
         """Return the largest number of tokens of a block of text, 0 where a task reads sentences."""
         return 0
@@ -83,6 +89,20 @@ class Objective:
     def losses(self, model: nn.Module, sample: Sample) -> Tensor:
         """Return -log2 p of every target, in bits, 0 for those that do not count: [B, T]."""
         return token_losses(model, sample, self.counted(sample))
+
+
+class Spoken(Objective):
+    """Prediction of target tokens from speech: speech translation and recognition."""
+
+    signed = ()
+
+    def dictionaries(self) -> dict[str, Any]:
+        """Return the dictionary of the decoder: an encoder of speech has none."""
+        return {"decoder": self.task.target_dictionary}
+
+    def check_text(self, what: str) -> None:
+        """Raise ValueError: the source is speech."""
+        raise ValueError(f"{what} needs tokens, but the source is speech: choose a model of text")
 
 
 class NextToken(Objective):
@@ -242,7 +262,7 @@ def _refuse(cfg: Any, **cures: str) -> None:
 SUPPORTED = [
     *"translation translation_multi_simple_epoch".split(),
     *"translation_from_pretrained_bart translation_from_pretrained_xlm".split(),
-    *"language_modeling multilingual_language_modeling masked_lm sentence_prediction".split(),
+    *"speech_to_text language_modeling multilingual_language_modeling masked_lm sentence_prediction".split(),
 ]
 UNSUPPORTED = {
     "multilingual_translation": "its models have a transformer for each language pair; for one transformer, use "
@@ -252,6 +272,7 @@ UNSUPPORTED = {
     "denoising": "fairseq draws its noise anew in every evaluation, so that losses of two models cannot be compared",
 }
 KINDS: Sequence[tuple[type, type[Objective]]] = (
+    (SpeechToTextTask, Spoken),
     (SentencePredictionTask, Classes),
     (MaskedLMTask, MaskedTokens),
 )
@@ -265,6 +286,15 @@ def check_supported(name: str) -> None:
             raise ValueError(f"--task {name} cannot be used here: {reason}")
     if task.__module__.startswith("fairseq.tasks.") and name not in SUPPORTED:
         raise ValueError(f"--task {name} cannot be used here: choose from {', '.join(SUPPORTED)}")
+
+
+def check_has_loss(model: Any) -> None:
+    """Raise ValueError for a model whose task is not supported, whatever --task is."""
+    for kind, task in ((FairseqNATModel, "translation_lev"), (FairseqMultiModel, "multilingual_translation")):
+        if isinstance(model, kind):
+            raise ValueError(
+                f"the checkpoint is a model for --task {task}, which has no loss here: {UNSUPPORTED[task]}"
+            )
 
 
 def objective_of(task: Any) -> Objective:

@@ -106,12 +106,19 @@ class GateMethod(nn.Module):
         """Return the location of all gates, [N]."""
         return joint_log_alpha(self.layers)
 
-    def join(self, model: nn.Module) -> None:
-        """Register the hooks on the forward pass of a model, which then holds this method as `gate_method`."""
-        self._hooks = (
-            model.register_forward_pre_hook(self.before_forward),
-            model.register_forward_hook(self.after_forward),
-        )
+    def join(self, model: nn.Module, parts: Sequence[nn.Module] = ()) -> None:
+        """Register the hooks on the forward pass of a model, which then holds this method as `gate_method`.
+
+        A model that is trained in parts, such as one for each language pair, gets the hooks on each of `parts`, whose
+        attribute `whole` becomes the model.
+        """
+        for part in parts or [model]:
+            self._hooks += (
+                part.register_forward_pre_hook(self.before_forward),
+                part.register_forward_hook(self.after_forward),
+            )
+            if part is not model:
+                vars(part)["whole"] = model  # not a submodule
         model.gate_method = self
 
     def leave(self, model: nn.Module) -> None:
@@ -131,7 +138,7 @@ class GateMethod(nn.Module):
             if self.fixed and self.layers[0].fixed is None:
                 self.fix()
             if model is not None:
-                self._exclude_from_decay(model)
+                self._exclude_from_decay(getattr(model, "whole", model))
             self.draw()
             self._in_forward = True
 

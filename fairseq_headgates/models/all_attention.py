@@ -18,8 +18,8 @@ from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerL
 from fairseq.modules import FairseqDropout, LayerNorm
 from torch import Tensor, nn
 
-from fairseq_headgates.models.language_model import with_defaults
 from fairseq_headgates.models.mixin import HeadGatesMixin, register_preset
+from fairseq_headgates.models.presets import base_preset
 from fairseq_headgates.modules import AllAttention, distance_encodings
 
 LONGEST = 100_000  # tokens of a text: positions are relative
@@ -281,7 +281,7 @@ class TransformerLMAllAttentionModel(HeadGatesMixin, AllAttentionLanguageModel):
         fill(args, OWN_DEFAULTS)
         if not hasattr(args, "tokens_per_sample"):  # see `build_model`
             args.tokens_per_sample = None
-        with_defaults(None, args)
+        base_preset(TransformerLanguageModel)(args)
 
     @classmethod
     def add_args(cls, parser: Any) -> None:

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, register_model_architecture
 from torch import Tensor, nn
 
 from fairseq_headgates.compat import complete, remove_copies
 from fairseq_headgates.gates import METHODS, TargetGates, parse_target
 from fairseq_headgates.inference import pack_linears, usable_dtype
+from fairseq_headgates.models.presets import base_preset, gated_name, presets_of, stock_name
 from fairseq_headgates.models.start import MARK, PARSED, check_dimensions, check_kept, prepare_training
 from fairseq_headgates.options import (
     DEFAULTS,
@@ -72,11 +74,15 @@ class HeadGatesMixin:
     Attributes:
         stock: fairseq's architecture, whose checkpoints this model loads
         stacks: its stacks of layers: {"encoder" or "decoder", as in the names of options: name of the module}
+        reads_tokens: those of its stacks that have embeddings of tokens
+        checkpoint_class: the model that loads its checkpoints in this plugin's commands, None for itself
         prepared_for: data type of the inference that the model is prepared for, None before
     """
 
     stock: ClassVar[type]
     stacks: ClassVar[Mapping[str, str]] = {"encoder": "encoder", "decoder": "decoder"}
+    reads_tokens: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    checkpoint_class: ClassVar[type[HeadGatesMixin] | None] = None
     args: Any
     num_updates = 0
     prepared_for: str | None = None
@@ -85,13 +91,16 @@ class HeadGatesMixin:
     def add_args(cls, parser: Any) -> None:
         """Add the options of the stock model and of this plugin; fairseq calls it."""
         super().add_args(parser)  # type: ignore[misc]
+        options = getattr(cls.stock, "__dataclass", None)
+        if options is not None:  # without defaults, which a preset sets
+            gen_parser_from_dataclass(parser, options(), delete_default=True)
         add_head_gate_args(parser)
         parser.set_defaults(**{MARK: PARSED})
 
     @classmethod
     def set_defaults(cls, args: Any) -> None:
         """Set the options that `args` leaves open, as fairseq does for `stock`."""
-        raise NotImplementedError
+        base_preset(cls.stock)(args)
 
     @classmethod
     def current_names(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -99,13 +108,18 @@ class HeadGatesMixin:
         return dict(weights)
 
     @classmethod
+    def stacks_in(cls, weights: Mapping[str, Tensor]) -> list[tuple[str, str]]:
+        """Return the stacks of layers of a checkpoint: ("encoder" or "decoder", name of the module)."""
+        return list(cls.stacks.items())
+
+    @classmethod
     def gated_architecture(cls, name: str) -> str:
         """Return this plugin's counterpart: "transformer_iwslt_de_en" -> "transformer_head_gates_iwslt_de_en"."""
         if ARCH_MODEL_REGISTRY.get(name) is cls:
             return name
-        stock = cls._stock_name()
-        preset = name.replace(stock, f"{stock}_head_gates", 1)
-        return preset if ARCH_MODEL_REGISTRY.get(preset) is cls else f"{stock}_head_gates"
+        stock = stock_name(cls.stock)
+        preset = gated_name(name, stock)
+        return preset if ARCH_MODEL_REGISTRY.get(preset) is cls else gated_name(stock, stock)
 
     @classmethod
     def stock_architecture(cls, name: str) -> str:
@@ -116,11 +130,7 @@ class HeadGatesMixin:
         if cls.stock not in MODEL_REGISTRY.values():
             raise ValueError(f"fairseq has no architecture for {name}: leave out --stock")
         preset = name.replace("_head_gates", "")
-        return preset if ARCH_MODEL_REGISTRY.get(preset) is cls.stock else cls._stock_name()
-
-    @classmethod
-    def _stock_name(cls) -> str:
-        return next(name for name, model in MODEL_REGISTRY.items() if model is cls.stock)
+        return preset if ARCH_MODEL_REGISTRY.get(preset) is cls.stock else stock_name(cls.stock)
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> nn.Module:
@@ -136,6 +146,8 @@ class HeadGatesMixin:
         options.store(args)
         warn_of_no_penalty(options, args)
         model = super().build_model(args, task)  # type: ignore[misc]
+        if type(model) is cls.stock:  # some models of fairseq build their own class, whatever `cls` is
+            model.__class__ = cls
         apply_head_options(model, options)
         model.args = args
         return model
@@ -235,6 +247,14 @@ def register_preset(model: str, architecture: str, preset: Callable[[Any], Any])
     register_model_architecture(model, architecture)(set_options)
 
 
+def register_presets(model: str) -> None:
+    """Register the counterpart of every architecture of the stock model, and of the model itself."""
+    model_class = MODEL_REGISTRY[model]
+    name, base = stock_name(model_class.stock), base_preset(model_class.stock)
+    for architecture, preset in {name: base, **presets_of(model_class.stock)}.items():
+        register_preset(model, gated_name(architecture, name), preset)
+
+
 def head_gates_class(architecture: str) -> type[HeadGatesMixin] | None:
     """Return the model of this plugin that loads checkpoints of an architecture, None if there is none.
 
@@ -242,7 +262,6 @@ def head_gates_class(architecture: str) -> type[HeadGatesMixin] | None:
         architecture: name of one of this plugin's architectures, or of one of fairseq's, presets included
     """
     model_class = ARCH_MODEL_REGISTRY.get(architecture) or MODEL_REGISTRY.get(architecture)
-    if isinstance(model_class, type) and issubclass(model_class, HeadGatesMixin):
-        return model_class
-    own = (each for each in MODEL_REGISTRY.values() if isinstance(each, type) and issubclass(each, HeadGatesMixin))
-    return next((each for each in own if each.stock is model_class), None)
+    own = [each for each in MODEL_REGISTRY.values() if isinstance(each, type) and issubclass(each, HeadGatesMixin)]
+    found = next((each for each in own if model_class in (each, each.stock)), None)
+    return found and (found.checkpoint_class or found)

@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, register_model
+from fairseq.models import register_model
 from fairseq.models.roberta import RobertaModel
 from fairseq.models.roberta.model import base_architecture
 from torch import Tensor
 
-from fairseq_headgates.models.mixin import HeadGatesMixin, register_preset
+from fairseq_headgates.models.mixin import HeadGatesMixin, register_presets
 
 
 @register_model("roberta_head_gates")
@@ -36,8 +36,4 @@ class RobertaHeadGatesModel(HeadGatesMixin, RobertaModel):
         return {names[name]: weight for name, weight in weights.items()}
 
 
-register_preset("roberta_head_gates", "roberta_head_gates", base_architecture)
-for _name, _model in list(ARCH_MODEL_REGISTRY.items()):
-    if _model is RobertaModel and _name.startswith("roberta_"):
-        _gated = _name.replace("roberta", "roberta_head_gates", 1)
-        register_preset("roberta_head_gates", _gated, ARCH_CONFIG_REGISTRY[_name])
+register_presets("roberta_head_gates")

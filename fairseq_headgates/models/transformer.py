@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairseq.models import ARCH_CONFIG_REGISTRY, register_model
+from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel, base_architecture
 from torch import nn
 
 from fairseq_headgates.inference import BeamDecoder, BeamEncoder
-from fairseq_headgates.models.mixin import HeadGatesMixin, register_preset
+from fairseq_headgates.models.mixin import HeadGatesMixin, register_preset, register_presets
 
 
-@register_model("transformer_head_gates")
-class TransformerHeadGatesModel(HeadGatesMixin, TransformerModel):
-    """fairseq's `transformer` with head gates; without options of this plugin it computes the same."""
-
-    stock = TransformerModel
-
-    @classmethod
-    def set_defaults(cls, args: Any) -> None:
-        """Set the options that `args` leaves open, as fairseq does for `transformer`."""
-        base_architecture(args)
+class BeamStacks:
+    """Mixin with an encoder and a decoder for fast beam search; list it before fairseq's `TransformerModel`."""
 
     @classmethod
     def build_encoder(cls, args: Any, src_dict: Any, embed_tokens: nn.Embedding) -> BeamEncoder:
@@ -39,6 +31,13 @@ class TransformerHeadGatesModel(HeadGatesMixin, TransformerModel):
         return decoder
 
 
+@register_model("transformer_head_gates")
+class TransformerHeadGatesModel(HeadGatesMixin, BeamStacks, TransformerModel):
+    """fairseq's `transformer` with head gates; without options of this plugin it computes the same."""
+
+    stock = TransformerModel
+
+
 def acl19(args: Any) -> None:
     """The model of Voita et al. 2019: pre-norm transformer-base, dropout 0.1 on residuals, attention and ReLU."""
     args.encoder_normalize_before = getattr(args, "encoder_normalize_before", True)
@@ -49,8 +48,5 @@ def acl19(args: Any) -> None:
     base_architecture(args)
 
 
-register_preset("transformer_head_gates", "transformer_head_gates", base_architecture)
+register_presets("transformer_head_gates")
 register_preset("transformer_head_gates", "transformer_head_gates_acl19", acl19)
-for _preset in ("tiny", "iwslt_de_en", "wmt_en_de", "vaswani_wmt_en_de_big"):
-    _stock_preset = ARCH_CONFIG_REGISTRY[f"transformer_{_preset}"]
-    register_preset("transformer_head_gates", f"transformer_head_gates_{_preset}", _stock_preset)

@@ -182,6 +182,9 @@ OWN_OPTIONS: dict[str, tuple[type, ...]] = {
     "pooler_dropout": Number,
     "untie_weights_roberta": (bool, int),
     "spectral_norm_classification_head": (bool, int),
+    # of speech, which the task knows from its data
+    "input_feat_per_channel": (int,),
+    "input_channels": (int,),
     # of the all-attention model
     "persistent_vectors": (int,),
     "mem_len": (int,),
@@ -189,6 +192,7 @@ OWN_OPTIONS: dict[str, tuple[type, ...]] = {
 # Files of embeddings; the weights hold them.
 IGNORED = ("encoder_embed_path", "decoder_embed_path", "embed_path")
 LAYERS_TO_KEEP = ("encoder_layers_to_keep", "decoder_layers_to_keep")
+OF_FILES = re.compile(r"path|file|checkpoint|_from|_dir|regex|freeze")
 LAYER_NUMBERS = re.compile(r"\d{1,4}(,\d{1,4})*")
 NESTED = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
 # Options whose default is another option, "${...}": fairseq's parser stores their value as text.
@@ -200,16 +204,17 @@ LINKED = {
 }
 
 
-def model_options(stored: Mapping[str, Any]) -> argparse.Namespace:
+def model_options(stored: Mapping[str, Any], model: Any = None) -> argparse.Namespace:
     """Copy the options that a transformer is built from, checked by name and type; drop all others.
 
     Args:
         stored: the options of a checkpoint; see `flat_options`
+        model: class of the model, whose own options are copied, too; None for no others
 
     Raises:
         ValueError: for an option of a wrong type
     """
-    types = transformer_options()
+    types = transformer_options() if model is None else {**declared_options(model), **transformer_options()}
     options = argparse.Namespace()
     for name, value in flat_options(stored).items():
         if name in types:
@@ -254,6 +259,26 @@ def transformer_options() -> dict[str, tuple[type, ...]]:
     for name in LAYERS_TO_KEEP:
         types[name] = (str, list)  # fairseq's parser makes a list, its models split text
     return {name: kinds for name, kinds in types.items() if name not in IGNORED and not name.endswith("_embed_path")}
+
+
+def declared_options(model: Any) -> dict[str, tuple[type, ...]]:
+    """Return the options that a model of fairseq declares for the command line, {name: allowed types}.
+
+    Options that name files or are regular expressions are left out: nothing is opened because a checkpoint says so.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    model.add_args(parser)
+    return {action.dest: _types_of(action) for action in parser._actions if not OF_FILES.search(action.dest)}
+
+
+def _types_of(action: argparse.Action) -> tuple[type, ...]:
+    if action.nargs in ("*", "+") or isinstance(action.nargs, int) and action.nargs > 0:
+        return (list, str)
+    if isinstance(action.const, bool) or action.type is int:
+        return (int,)
+    if action.type is float:
+        return Number
+    return (str,) if action.type in (None, str) else (str, list, *Number)  # a function of fairseq converts the text
 
 
 def _fields(config: type) -> Iterator[tuple[str, Any]]:

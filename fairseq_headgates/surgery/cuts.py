@@ -185,6 +185,12 @@ def _computed_weights(attention: HeadAttention) -> Iterator[str]:
             yield f"{name} ({type(projection).__name__})"
 
 
+def under_all_names(found: Mapping[str, Cut], model: nn.Module) -> dict[str, Cut]:
+    """Return the cuts by every name that a layer has in the state dict: parts of a model may share layers."""
+    cut_of = {model.get_submodule(name): cut for name, cut in found.items()}
+    return {name: cut_of[m] for name, m in model.named_modules(remove_duplicate=False) if m in cut_of}
+
+
 def with_gates_of(found: Mapping[str, Cut], model: nn.Module) -> dict[str, Cut]:
     """Return cuts that keep the same heads and fold the gates of another `model` of the same shape."""
     values = head_factors(model)
@@ -193,7 +199,7 @@ def with_gates_of(found: Mapping[str, Cut], model: nn.Module) -> dict[str, Cut]:
         gates = values[site.kind][site.layer].cpu()[list(site.attention.kept)]
         cut = found[site.name]
         changed[site.name] = replace(cut, factor=gates[list(cut.keep)])
-    return changed
+    return under_all_names(changed, model)
 
 
 def apply_cuts(model: nn.Module, found: Mapping[str, Cut]) -> nn.Module:
@@ -299,16 +305,17 @@ def cache_bytes(model: nn.Module, kind: str) -> int:
 def pad_heads(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the state dict of a pruned model in the shapes of the stock model, with zeros for removed heads."""
     filled = dict(tensors)
-    for site in head_sites(model):
-        attention = site.attention
+    for site_name, attention in model.named_modules(remove_duplicate=False):
+        if not isinstance(attention, HeadAttention):
+            continue
         positions = head_positions(attention.kept, attention.head_dim)
         size = attention.heads * attention.head_dim
-        out = tensors[f"{site.name}.out_proj.weight"]
-        filled[f"{site.name}.out_proj.weight"] = out.new_zeros(out.size(0), size).index_copy(1, positions, out)
+        out = tensors[f"{site_name}.out_proj.weight"]
+        filled[f"{site_name}.out_proj.weight"] = out.new_zeros(out.size(0), size).index_copy(1, positions, out)
         for name in HeadAttention.INPUTS:
             width = attention.embed_dim if name == "q_proj" else getattr(attention, f"{name[0]}dim")
             for parameter, shape in (("weight", (size, width)), ("bias", (size,))):
-                key = f"{site.name}.{name}.{parameter}"
+                key = f"{site_name}.{name}.{parameter}"
                 kept = tensors.get(key, out.new_zeros(0, *shape[1:]))
                 filled[key] = kept.new_zeros(shape).index_copy(0, positions, kept)
     return filled

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from fairseq.models import FairseqEncoderModel, FairseqLanguageModel, transformer
+from fairseq.models import FairseqEncoderModel, FairseqLanguageModel, FairseqMultiModel, transformer
 from fairseq.modules import CharacterTokenEmbedder, MultiheadAttention, transformer_layer
 from fairseq.modules.quant_noise import quant_noise
 from torch import nn
@@ -132,6 +132,9 @@ def stacks_of(model: nn.Module) -> tuple[str, ...]:
 
 
 def _foreign_classes(model: nn.Module) -> Iterator[str]:
+    if isinstance(model, FairseqMultiModel):
+        yield type(model).__name__
+        return
     classes = {"encoder": (ENCODERS, ENCODER_LAYERS), "decoder": (DECODERS, DECODER_LAYERS)}
     for side in stacks_of(model):
         stack: Any = getattr(model, side, None)

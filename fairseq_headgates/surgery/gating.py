@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from fairseq.models import FairseqMultiModel
 from torch import nn
 
 from fairseq_headgates.gates import OPEN, GateMethod, HardConcrete, HeadGates, L0Gates
@@ -57,8 +58,13 @@ def insert_gates(
     if gated:
         leave_method(model)
         joined = method([site.attention.gate for site in gated], [site.kind for site in gated])
-        joined.to(like(gated[0].attention)).train(model.training).join(model)
+        joined.to(like(gated[0].attention)).train(model.training).join(model, parts_of(model))
     return model
+
+
+def parts_of(model: nn.Module) -> list[nn.Module]:
+    """Return the models of language pairs that fairseq trains one by one, none for a model that is trained whole."""
+    return list(model.models.values()) if isinstance(model, FairseqMultiModel) else []
 
 
 def leave_method(model: nn.Module) -> None:

@@ -254,7 +254,7 @@ def test_architecture_names_are_converted_to_the_plugin_and_back():
         "transformer": "transformer_head_gates",
         "transformer_wmt_en_de": "transformer_head_gates_wmt_en_de",
         "transformer_vaswani_wmt_en_de_big": "transformer_head_gates_vaswani_wmt_en_de_big",
-        "transformer_wmt_en_de_big_t2t": "transformer_head_gates",  # fairseq's alone: the options say it all
+        "transformer_wmt_en_de_big_t2t": "transformer_head_gates_wmt_en_de_big_t2t",
     }
     args = make_args()
     state = {"cfg": {"model": args}, "model": make_stock().state_dict()}
@@ -263,7 +263,7 @@ def test_architecture_names_are_converted_to_the_plugin_and_back():
         args.arch = name
         smaller = prune_checkpoint(state, mask)
         assert model_args(smaller).arch == ours
-        assert model_args(stock_checkpoint(smaller, mask)).arch == (name if "t2t" not in name else "transformer")
+        assert model_args(stock_checkpoint(smaller, mask)).arch == name
     acl = make_gated()
     acl.args.arch = "transformer_head_gates_acl19"
     state = {"cfg": {"model": acl.args}, "model": acl.state_dict()}

@@ -19,7 +19,6 @@ from support.models import PAD, make_batch, make_gated, make_stock, make_task
 from fairseq_headgates import l0_penalty
 from fairseq_headgates.compat import configuration
 from fairseq_headgates.criterions import LabelSmoothedCrossEntropyL0Criterion
-from fairseq_headgates.criterions.losses import LabelSmoothedCrossEntropyL0Config
 from fairseq_headgates.monitoring import GateMonitor, gate_reach, unwrapped
 
 # Of hydra, about the configuration of fairseq.
@@ -149,7 +148,8 @@ def test_the_command_line_has_all_options_of_the_criterion():
     LabelSmoothedCrossEntropyL0Criterion.add_args(parser)
     args = vars(parser.parse_args(["--l0-weight", "0.5", "--label-smoothing", "0.1"]))
     assert args.items() >= {"l0_weight": "0.5", "l0_reduction": "sum", "label_smoothing": 0.1}.items()
-    defaults = {name: field.default for name, field in LabelSmoothedCrossEntropyL0Config.__dataclass_fields__.items()}
+    config = LabelSmoothedCrossEntropyL0Criterion.__dict__["__dataclass"]
+    defaults = {name: field.default for name, field in config.__dataclass_fields__.items()}
     assert {name: parser.get_default(name) for name in ("l0_weight", "l0_reduction")}.items() <= defaults.items()
 
 

@@ -18,7 +18,7 @@ from fairseq_headgates.analysis.ablation import ablation_losses
 from fairseq_headgates.analysis.functions import Annotations, count_functions, functions_of
 from fairseq_headgates.analysis.options import FunctionOptions
 from fairseq_headgates.checkpoints import build_model, prune_checkpoint, stock_checkpoint
-from fairseq_headgates.criterions import AdaptiveLossL0Criterion, CrossEntropyL0Criterion
+from fairseq_headgates.criterions import PENALISED
 from fairseq_headgates.evaluation import Corpus, mean_loss
 from fairseq_headgates.models import TransformerLMHeadGatesModel, read_characters
 from fairseq_headgates.safety import model_args
@@ -132,8 +132,8 @@ def test_a_layer_without_heads(variant):
 def criterion_of(variant, ours):
     task = make_task()
     if variant == "adaptive":
-        return (AdaptiveLossL0Criterion if ours else AdaptiveLoss)(task, False)
-    return (CrossEntropyL0Criterion if ours else CrossEntropyCriterion)(task, False)
+        return (PENALISED["adaptive_loss"] if ours else AdaptiveLoss)(task, False)
+    return (PENALISED["cross_entropy"] if ours else CrossEntropyCriterion)(task, False)
 
 
 def summed(loss):

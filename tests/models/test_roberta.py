@@ -21,7 +21,7 @@ from fairseq_headgates.analysis.ablation import ablation_losses
 from fairseq_headgates.analysis.functions import Annotations, count_functions, functions_of
 from fairseq_headgates.analysis.options import FunctionOptions, ScoreOptions
 from fairseq_headgates.checkpoints import build_model, prune_checkpoint, stock_checkpoint
-from fairseq_headgates.criterions.losses import MaskedLmL0Criterion, SentencePredictionL0Criterion
+from fairseq_headgates.criterions import PENALISED
 from fairseq_headgates.evaluation import Corpus, mean_loss
 from fairseq_headgates.evaluation.metrics import Accuracy, mcnemar
 from fairseq_headgates.models import RobertaHeadGatesModel
@@ -146,10 +146,10 @@ def test_the_criterion_adds_lambda_times_the_penalty_in_training_only(kind):
     model = make_roberta(gate_heads="enc-self", gate_init="1")
     if kind == "classes":
         sample, cfg = make_sentences(), SentencePredictionConfig(classification_head_name=HEAD)
-        ours, stock = SentencePredictionL0Criterion(cfg, CLASSES), SentencePredictionCriterion(cfg, CLASSES)
+        ours, stock = PENALISED["sentence_prediction"](cfg, CLASSES), SentencePredictionCriterion(cfg, CLASSES)
     else:
         sample, cfg = masked_sample(), MaskedLmConfig(tpu=False)
-        ours, stock = MaskedLmL0Criterion(cfg, MASKED_LM), MaskedLmLoss(cfg, MASKED_LM)
+        ours, stock = PENALISED["masked_lm"](cfg, MASKED_LM), MaskedLmLoss(cfg, MASKED_LM)
     size, _, logs = assert_penalty_in_training_only(model, sample, ours, stock)
     assert logs["heads_open_enc_self"].item() == 8 * size
 

@@ -12,7 +12,7 @@ from fairseq.models import MODEL_REGISTRY
 from fairseq.modules import MultiheadAttention
 from fairseq.modules.sparse_multihead_attention import SparseMultiheadAttention
 from fairseq.sequence_generator import SequenceGenerator
-from support.any_model import CASES, SEARCHED, build, multilingual, speech_model, text, text_task, wav2vec2, waves
+from support.any_model import CASES, SEARCHED, TEXT, build, multilingual, speech_model, text, text_task, wav2vec2, waves
 from support.fairseq_0_12_2 import IS_0_12_2
 from support.pages import ROOT
 from torch import nn
@@ -29,6 +29,7 @@ from fairseq_headgates import (
     prune,
 )
 from fairseq_headgates.heads import TYPES
+from fairseq_headgates.monitoring import unwrapped
 
 ENCODER, DECODER, BOTH = ("enc-self",), ("dec-self",), TYPES
 # The attention types of every model that is supported, and the number of layers of each where it is not 2.
@@ -296,9 +297,12 @@ def test_layers_of_a_type_are_counted_over_all_parts_of_a_model():
         f"models.{pair}.decoder.layers.{i}.encoder_attn" for pair in ("en-de", "en-fr") for i in (0, 1)
     ]
     assert [site.layer for site in head_sites(model)] == [0, 1, *range(4), *range(4)]
-    insert_gates(model, TYPES)  # the second model shares the layers of the encoder
+    insert_gates(model, TYPES, init=0.0)  # the second model shares the layers of the encoder
     assert isinstance(model.models["en-fr"].encoder.layers[1].self_attn, HeadAttention)
     assert isinstance(model.models["en-fr"].decoder.layers[1].self_attn, HeadAttention)
+    for part in model.train().models.values():  # fairseq trains one after the other, with new gates each time
+        assert unwrapped(part) is model
+        assert not torch.equal(part(**TEXT)[0], part(**TEXT)[0])
 
 
 def test_decoders_of_auxiliary_tasks_are_named_dec_self():

@@ -29,7 +29,7 @@ from fairseq_headgates.analysis.functions.layout import (
 )
 from fairseq_headgates.analysis.functions.trees import Tree, directions
 from fairseq_headgates.analysis.functions.words import subwords_of
-from fairseq_headgates.evaluation import Corpus, Sample, all_reduce, at_least_single, gather
+from fairseq_headgates.evaluation import Corpus, Sample, all_reduce, at_least_single, gather, outputs
 from fairseq_headgates.surgery import HeadSite, evaluating, head_sites, hooked, use_head_attention
 
 MISMATCHED = 0.05  # share of sentences that may differ from their trees
@@ -169,12 +169,13 @@ def count_functions(
     Raises:
         ValueError: if trees or alignments do not match the corpus, or a dictionary has no counts
     """
+    corpus.objective.check_text("headgates functions")
     use_head_attention(model)
     pass_ = _Pass(model, corpus, annotations)
     with evaluating(model), torch.no_grad(), hooked(model, pass_.see, weights=True):
         for sample in progress(corpus.batches):
             pass_.begin(sample)
-            model(**sample["net_input"], features_only=True)
+            outputs(model, sample)
     return pass_.result()
 
 

@@ -1,0 +1,120 @@
+"""Every architecture with gates for fairseq's other models: trained, resumed, generated from, pruned, measured."""
+
+import importlib.util
+import json
+import re
+
+import numpy as np
+import pytest
+from fairseq.data.legacy.masked_lm_dictionary import MaskedLMDictionary
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from support.commands import EVALUATION, Toy, train_arguments
+from support.families import FAMILIES, write_speech, write_xlm
+from support.pages import ROOT
+
+LIBNAT = ("levenshtein", "insertion")
+HALF = ["--sparsity-method", "lagrangian", "--target-heads"]
+
+
+def each(*names):
+    """Parameters of a test, without the models that this build of fairseq lacks."""
+    missing = importlib.util.find_spec("fairseq.libnat") is None
+    skipped = pytest.mark.skipif(missing, reason="fairseq was built without libnat")
+    return [pytest.param(name, marks=skipped if name.startswith(LIBNAT) else ()) for name in names]
+
+
+@pytest.fixture(autouse=True)
+def prepared(monkeypatch):
+    """fairseq's CRF needs a name that numpy 1.24 removed; its dictionary of XLM takes no option of `load`."""
+    monkeypatch.setattr(np, "float", float, raising=False)
+    make = MaskedLMDictionary.__init__
+    monkeypatch.setattr(MaskedLMDictionary, "__init__", lambda self, add_special_symbols=True: make(self))
+
+
+@pytest.fixture(scope="module")
+def speech(made_once, toy):
+    return made_once("speech", lambda folder: write_speech(folder, toy))
+
+
+@pytest.fixture
+def trained(tmp_path, run, toy, speech, checkpoints):
+    """trained(arch) trains a toy model until half of its heads are closed: its data and its checkpoint."""
+
+    def trained(arch):
+        family, data = FAMILIES[arch], speech if FAMILIES[arch].task == "speech_to_text" else toy.data
+        own = [*family.train, "--task", family.task, *family.read, "--gate-heads", family.types, *HALF, heads(family)]
+        if family.task == "translation_from_pretrained_xlm":
+            write_xlm(tmp_path / "xlm.pt", checkpoints["baseline"])
+            own += ["--pretrained-xlm-checkpoint", tmp_path / "xlm.pt", "--init-encoder-only"]
+        for updates in (2, 3):  # trained, and resumed
+            command = train_arguments(Toy(toy.text, data), tmp_path, *own, arch=arch, updates=updates)
+            run("fairseq-train", *command, "--max-tokens", 2000)
+        return data, tmp_path / "checkpoint_last.pt"
+
+    return trained
+
+
+def heads(family):
+    return {"dec-enc": 4}.get(family.types, 20 if "multilingual" in family.task else 12)
+
+
+def written(run, family, data, path):
+    """What fairseq-generate writes from a checkpoint: hypotheses and their scores."""
+    options = ["--task", family.task, *family.read, *family.generate, "--gen-subset", "test", "--max-len-b", 12]
+    out = run("fairseq-generate", data, *EVALUATION, *options, "--path", path).out
+    found = sorted(re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", out, re.MULTILINE), key=lambda line: int(line[0]))
+    assert len(found) >= 5
+    return [text for _, _, text in found], [float(score) for _, score, _ in found]
+
+
+def loss(run, reads, path):
+    out = run("headgates", "evaluate", *reads, path, "--max-len-b", 2, "--json").out
+    return json.loads(out)["losses"]["valid"]["mean"]
+
+
+def check_ablation(run, reads, gated):
+    """The loss without a head, by ablation, is that of a checkpoint without it: for the last open head of each type."""
+    found = json.loads(run("headgates", "ablate", *reads, gated, "--json").out)
+    gates = json.loads(run("headgates", "show", gated, "--json").out)["gate"]
+    for kind, rows in gates.items():
+        opened = [(i, j) for i, row in enumerate(rows) for j, gate in enumerate(row) if gate]
+        if not opened:
+            continue
+        layer, head = opened[-1]
+        mask = {kind: [[int(gate) for gate in row] for row in rows]}
+        mask[kind][layer][head] = 0
+        smaller = gated.with_name(f"{kind}.pt")
+        run("headgates", "prune", gated, smaller, "--alive", json.dumps(mask))
+        assert loss(run, reads, smaller) == pytest.approx(found["nll"] + found["nll_difference"][kind][layer][head])
+
+
+@pytest.mark.parametrize("arch", each(*FAMILIES))
+def test_family(arch, trained, run):
+    """Gated, pruned, and in fairseq's own form, it writes the same; losses are computed or refused in one line."""
+    family = FAMILIES[arch]
+    data, gated = trained(arch)
+    counts = json.loads(run("headgates", "show", gated, "--json").out)["gate"]
+    assert sum(map(sum, sum(counts.values(), []))) == heads(family)
+    texts, scores = written(run, family, data, gated)
+    pruned = gated.with_name("pruned.pt")
+    for form in ([], ["--stock"]):
+        run("headgates", "prune", gated, pruned, "--force", *form)
+        smaller = written(run, family, data, pruned)
+        assert smaller[0] == texts and smaller[1] == pytest.approx(scores, abs=2e-4)
+    task = ["--task", family.task, *family.read]
+    reads = ["--gen-subset", "valid", "--sentences", 5, "--cpu", "--path"]
+    if family.has_loss:
+        check_ablation(run, [data, *task, *reads], gated)
+    for options in [] if family.has_loss else [[], task]:
+        refused = run("headgates", "ablate", data, *options, *reads, gated, code=2)
+        assert re.fullmatch(r"headgates ablate: error: .*\n", refused.err)
+
+
+def test_the_page_has_a_row_for_each():
+    page = (ROOT / "docs" / "any-model.md").read_text(encoding="utf-8")
+    for arch, family in FAMILIES.items():
+        criterion = family.train[family.train.index("--criterion") + 1]
+        types, answer = family.types.replace(",", ", "), "yes" if family.has_loss else "no"
+        assert f"| `{arch}` | `{family.task}` | `{criterion}` | {types} | {answer} |\n" in page
+    registered = {name for name, model in MODEL_REGISTRY.items() if model.__module__.endswith(".families")}
+    assert {ARCH_MODEL_REGISTRY[arch] for arch in FAMILIES} == {MODEL_REGISTRY[name] for name in registered}
