@@ -70,8 +70,8 @@ def check_comparable(a: HeadTable, b: HeadTable, types: Sequence[str]) -> None:
     """Raise ValueError, with every reason, unless both tables have the same heads of `types`."""
     if not types:
         raise ValueError(
-            f"{a.name} has scores of {', '.join(a.types)}, {b.name} of {', '.join(b.types)}: they have no attention "
-            "type in common, score the same types in both"
+            f"{a.name} is of {', '.join(a.types)}, {b.name} of {', '.join(b.types)}: they have no attention type in "
+            "common, choose files of the same types"
         )
     reasons = [f"{t.name} has no {kind}" for t in (a, b) for kind in types if kind not in t.values]
     for kind in (kind for kind in types if not reasons):
@@ -80,7 +80,7 @@ def check_comparable(a: HeadTable, b: HeadTable, types: Sequence[str]) -> None:
             reasons.append(f"{kind} has {' and '.join(_shape(shape) for shape in shapes)} heads")
     if reasons:
         raise ValueError(
-            f"{a.name} and {b.name} are scores of different heads: {'; '.join(reasons)}; score the same model"
+            f"{a.name} and {b.name} are of different heads: {'; '.join(reasons)}; choose files of one model"
         )
 
 

@@ -31,6 +31,7 @@ COMMANDS = {
     "ablate": "measure the loss, BLEU or accuracy with single heads masked",
     "curve": "measure loss, BLEU or accuracy while the least important heads are removed step by step",
     "correlate": "compute the correlation of score files",
+    "compare": "compare the heads that masks or checkpoints keep",
     "attention": "draw the attention weights of heads for single sentences",
     "functions": "find positional, syntactic, rare-token and alignment heads",
     "report": "write a web page about an experiment",
@@ -43,7 +44,7 @@ IMPORTS = {
     ),
     "correlate": "fairseq_headgates.analysis.agreement",
     "report": "fairseq_headgates.experiments",
-    "options": "fairseq.models",
+    **dict.fromkeys(("options", "compare"), "fairseq_headgates.options"),
 }
 EXIT_CODES = (
     "exit codes: 0 success; 2 bad input or a file that cannot be written, with one line on stderr; 128 + N stopped by "

@@ -88,6 +88,8 @@ def _sizes(weights: Mapping[str, Tensor], args: argparse.Namespace) -> dict[str,
     for name, weight in weights.items():
         if not (found := OUTPUT.match(name)):
             continue
+        if name.startswith("models."):  # names of shared layers repeat, and do not tell it
+            raise ValueError("it has a part for each language pair: write its mask with headgates show --out")
         kind, _ = kind_and_layer(found[1])
         layers[kind] = layers.get(kind, 0) + 1
         option = f"{'encoder' if kind == 'enc-self' else 'decoder'}_attention_heads"

@@ -147,6 +147,24 @@ def agreement_table(pairs: Sequence[Mapping[str, Any]]) -> str:
     return text_table(["scores", "types", "heads", "Pearson", "p", "Spearman", "p", "top overlap"], rows)
 
 
+def overlap_table(pairs: Sequence[Mapping[str, Any]]) -> str:
+    """Format the heads that two masks have in common, against chance: a line per pair of masks and attention types."""
+    rows = [
+        [
+            f"{p['a']} ~ {p['b']}",
+            p["types"],
+            str(p["heads"]),
+            "{} and {}".format(*p["kept"]),
+            str(p["common"]),
+            f"{p['expected']:.1f}",
+            _number(p["jaccard"]),
+            p_value_text(p["p"]),
+        ]
+        for p in pairs
+    ]
+    return text_table(["masks", "types", "heads", "kept", "common", "by chance", "Jaccard", "p"], rows)
+
+
 def matrix(title: str, names: Sequence[str], values: Mapping[tuple[str, str], float]) -> str:
     """Format a symmetric matrix of the numbers of pairs."""
     both = {**values, **{(b, a): value for (a, b), value in values.items()}}

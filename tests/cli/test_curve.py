@@ -1,6 +1,7 @@
-"""`headgates curve` and `correlate` as a user runs them, on toy models."""
+"""`headgates curve`, `correlate` and `compare` as a user runs them, on toy models."""
 
 import json
+import re
 
 import pytest
 from support.analysis import FULL, READ, SEARCH
@@ -102,3 +103,20 @@ def test_correlate(on_toy, headgates, tmp_path):
     assert "differ in both method (gradient, confidence) and origin (sents 30 and 10, split valid and test)" in mixed
     assert "--any" in mixed
     headgates("correlate", *files, "--any")
+
+
+# --- compare ---------------------------------------------------------------------------------------------------------
+
+
+def test_compare(checkpoints, headgates, tmp_path):
+    files = {"a": [[1, 1, 0, 0], [1, 0, 0, 0]], "b": [[1, 0, 0, 0], [1, 0, 1, 0]]}
+    for name, rows in files.items():
+        (tmp_path / name).write_text(json.dumps({"enc-self": rows}))
+    a, b, fixed = tmp_path / "a", tmp_path / "b", checkpoints["fixed"]
+    (pair,) = json.loads(headgates("compare", a, b, "--json"))
+    assert (pair["kept"], pair["common"], pair["jaccard"]) == ([3, 3], 2, 0.5)
+    text = headgates("compare", a, b, fixed)  # the checkpoint keeps 3 heads, of the first layer: 0, 2, 3
+    assert text.startswith("Jaccard") and re.search(r"3 and 3 +1 +1\.1 +0\.20", text)
+    assert json.loads(headgates("compare", a, a.with_name("b"), fixed, "--json"))[1]["common"] == 1
+    for wrong in ([a], [a, a], [a, tmp_path / "none"], [a, b, "--types", "dec-enc"]):
+        assert len(headgates("compare", *wrong, code=2).splitlines()) == 1

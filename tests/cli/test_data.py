@@ -59,7 +59,7 @@ def test_scores_of_other_models_are_refused(on_toy, headgates, tmp_path):
     large.write_text(scores_to_json([HeadTable({"enc-self": [[1, 2, 3], [3, 4, 5]]}, "gate")]))
     line = one_line(on_toy("curve", "--scores", small, code=2))
     assert "the score file does not fit the model: enc-self layer 0 has 2 heads, the model has 4" in line
-    assert "are scores of different heads: enc-self has 2 x 2 and 2 x 3" in one_line(
+    assert "are of different heads: enc-self has 2 x 2 and 2 x 3" in one_line(
         headgates("correlate", small, large, code=2)
     )
     assert "the number of scores is 1: at least two are needed" in one_line(headgates("correlate", small, code=2))

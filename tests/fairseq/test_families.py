@@ -101,6 +101,9 @@ def test_family(arch, trained, run):
         run("headgates", "prune", gated, pruned, "--force", *form)
         smaller = written(run, family, data, pruned)
         assert smaller[0] == texts and smaller[1] == pytest.approx(scores, abs=2e-4)
+    if "multilingual" in family.task:
+        refused = run("headgates", "compare", gated, pruned, code=2)
+        assert "write its mask with headgates show --out" in refused.err
     task = ["--task", family.task, *family.read]
     reads = ["--gen-subset", "valid", "--sentences", 5, "--cpu", "--path"]
     if family.has_loss:

@@ -161,6 +161,7 @@ class Reader:
         made_here = all((self.folder / part.split("/")[0]).exists() for part in parts)
         made_by_it = all(re.fullmatch(r"[\w./-]+\.(pt|json|svg|tsv)", part) for part in parts)
         folders = word in (
+            "bart",
             "gated",
             "scratch",
             "more",

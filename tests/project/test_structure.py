@@ -90,7 +90,9 @@ def test_help_and_wrong_options_need_neither_torch_nor_fairseq():
             build_parser([command])
             print(command, *{"torch", "fairseq", "numpy", "scipy", "matplotlib"} & set(sys.modules))
     """
-    commands = "show prune convert evaluate score ablate curve functions attention correlate report path".split()
+    commands = (
+        "show prune convert evaluate score ablate curve functions attention correlate compare report path".split()
+    )
     command = [sys.executable, "-c", code, *commands]
     done = subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parent, check=True)
     assert done.stdout.splitlines() == commands

@@ -1,0 +1,63 @@
+"""`headgates compare`: compare the heads that masks or checkpoints keep."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from dataclasses import asdict
+from typing import Any
+
+from fairseq_headgates.cli.parser import add_output, add_types, chosen_types
+from fairseq_headgates.files import check_writable, write_whole
+from fairseq_headgates.heads import HeadTable
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `headgates compare`."""
+    parser.description = (
+        "Compare the heads that masks keep, all pairs: how many both keep, the Jaccard index, and the probability that "
+        "random masks, which keep as many heads of each attention type, have so many in common or more."
+    )
+    parser.add_argument(
+        "masks", metavar="MASK", nargs="+", help="mask files, or checkpoints of this plugin, of models of one shape"
+    )
+    add_types(parser, "compare only these attention types (default: those that both masks have)")
+    add_output(parser, "write the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `headgates compare` and return its exit code."""
+    from fairseq_headgates.analysis.overlap import overlap
+    from fairseq_headgates.cli.output import say
+    from fairseq_headgates.options import read_mask
+
+    if len(args.masks) < 2 or len(set(args.masks)) < len(args.masks):
+        raise ValueError(f"MASK is {' '.join(args.masks)}: name at least two masks, each once")
+    if args.out is not None:
+        check_writable(args.out, args.force)
+    masks = {name: HeadTable(read_mask(name).values, name) for name in args.masks}
+    types, pairs = chosen_types(args.types), []
+    for a, b in itertools.combinations(masks.values(), 2):
+        common = types or tuple(kind for kind in a.types if kind in b.values)
+        for group in [*((kind,) for kind in common), *[common] * (len(common) > 1)]:
+            pairs.append({"a": a.name, "b": b.name, "types": ",".join(group), **asdict(overlap(a, b, group))})
+    result = json.dumps([{**pair, "jaccard": _json_number(pair["jaccard"])} for pair in pairs])
+    if args.out is not None:
+        write_whole(args.out, result + "\n", args.force)
+    say(result if args.json else _text(pairs, list(masks)))
+    return 0
+
+
+def _text(pairs: list[dict[str, Any]], names: list[str]) -> str:
+    from fairseq_headgates import report
+
+    text = report.overlap_table(pairs)
+    if len(names) > 2:
+        last = {(pair["a"], pair["b"]): pair["jaccard"] for pair in pairs}  # that of all types
+        text = f"{report.matrix('Jaccard', names, last)}\n\n{text}"
+    return text
+
+
+def _json_number(value: float) -> float | None:
+    return None if value != value else value
