@@ -216,9 +216,11 @@ def test_named_files_exist(page):
 
 def test_named_options_exist():
     headgates = {option for command in commands() for option in headgates_options(command)}
-    headgates |= fairseq_options("fairseq-train", tuple("--arch transformer_lm_all_attention".split()))
+    for arch in ("transformer_lm_all_attention", "multilingual_transformer_head_gates"):
+        headgates |= fairseq_options("fairseq-train", ("--arch", arch))
     for task in ("language_modeling_segments", "sentence_prediction"):
         headgates |= fairseq_options("fairseq-train", ("--task", task))
+    headgates.add("--config-yaml")  # of speech_to_text, whose options cannot be together with those of a transformer
     fairseq = {
         option
         for program in FAIRSEQ
