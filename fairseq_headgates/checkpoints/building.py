@@ -193,9 +193,9 @@ def _unsupported(
 
 
 def load_dictionaries(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> tuple[Dictionary, Dictionary]:
-    """Load the source and the target dictionary of a translation model from `folder`, as dict.LANGUAGE.txt.
+    """Load the source and the target dictionary of a model from `folder`: dict.LANGUAGE.txt, or dict.txt.
 
-    The checkpoint may name the languages, but not the folder.
+    The checkpoint may name the languages, but not the folder. The one dictionary of a language model is returned twice.
 
     Raises:
         ValueError: if a dictionary is missing, cannot be read or has another size than the model
@@ -203,6 +203,10 @@ def load_dictionaries(state: Mapping[str, Any], folder: str | os.PathLike[str]) 
     stored = (state.get("cfg") or {}).get("task") or model_args(state)
     task = vars(stored) if isinstance(stored, argparse.Namespace) else stored
     hint = f" (the checkpoint was trained on {shown(task['data'])})" if task.get("data") else ""
+    weights = state["model"]
+    if "encoder.embed_tokens.weight" not in weights:
+        only = _load_dictionary(Path(folder) / "dict.txt", weights, "decoder", hint)
+        return only, only
     languages = [task.get("source_lang"), task.get("target_lang")]
     if None in languages and Path(folder).is_dir():
         languages = infer_language_pair(folder)
@@ -210,24 +214,25 @@ def load_dictionaries(state: Mapping[str, Any], folder: str | os.PathLike[str]) 
         raise ValueError(
             f"cannot infer the languages from {folder}: give the folder of the binarised data with --data{hint}"
         )
-    found = []
-    for side, language in zip(("encoder", "decoder"), languages, strict=True):
-        path = Path(folder) / f"dict.{language}.txt"
-        if not path.is_file():
-            raise ValueError(f"there is no dictionary {path}: give the folder of dict.*.txt with --data{hint}")
-        try:
-            found.append(Dictionary.load(str(path)))
-        except Exception as error:  # fairseq raises no other
-            raise ValueError(f"cannot read the dictionary {path}: {str(error).splitlines()[0]}") from None
-        remove_mark(found[-1])
-        expected = len(state["model"][f"{side}.embed_tokens.weight"])
-        if len(found[-1]) != expected:
-            raise ValueError(
-                f"{path} has {len(found[-1])} symbols, the checkpoint {expected}: give the folder of its own "
-                f"dictionaries with "
-                "--data"
-            )
-    return found[0], found[1]
+    paths = [Path(folder) / f"dict.{language}.txt" for language in languages]
+    return _load_dictionary(paths[0], weights, "encoder", hint), _load_dictionary(paths[1], weights, "decoder", hint)
+
+
+def _load_dictionary(path: Path, weights: Mapping[str, Tensor], side: str, hint: str) -> Dictionary:
+    if not path.is_file():
+        raise ValueError(f"there is no dictionary {path}: give the folder of dict.*.txt with --data{hint}")
+    try:
+        found = Dictionary.load(str(path))
+    except Exception as error:  # fairseq raises no other
+        raise ValueError(f"cannot read the dictionary {path}: {str(error).splitlines()[0]}") from None
+    remove_mark(found)
+    expected = len(weights[f"{side}.embed_tokens.weight"])
+    if len(found) != expected:
+        raise ValueError(
+            f"{path} has {len(found)} symbols, the checkpoint {expected}: give the folder of its own dictionaries with "
+            "--data"
+        )
+    return found
 
 
 @dataclass(frozen=True)

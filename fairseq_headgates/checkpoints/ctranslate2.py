@@ -22,10 +22,10 @@ from torch import nn
 from fairseq_headgates.files import part_of, remove_dead_parts, replace_folder
 from fairseq_headgates.messages import shown
 from fairseq_headgates.surgery import head_sites
-from fairseq_headgates.surgery.features import model_features
+from fairseq_headgates.surgery.features import is_language_model, model_features
 
 if TYPE_CHECKING:
-    from ctranslate2.specs import TransformerSpec
+    from ctranslate2.specs import TransformerDecoderModelSpec, TransformerSpec
 
 # fairseq's --activation-fn: the name in `ctranslate2.specs.Activation`
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "tanh": "Tanh"}
@@ -39,11 +39,11 @@ def to_ctranslate2(
     quantization: str | None = None,
     force: bool = False,
 ) -> None:
-    """Write a fairseq encoder-decoder transformer as a CTranslate2 model, atomically.
+    """Write a fairseq transformer, encoder-decoder or language model, as a CTranslate2 model, atomically.
 
     Args:
         model: a model without gates and fixed heads, e.g. a result of `prune`; it is not changed
-        source_dictionary: the source dictionary of the model
+        source_dictionary: the source dictionary of the model; for a language model its only one
         target_dictionary: the target dictionary of the model
         output_dir: the folder to write
         quantization: one of CTranslate2's types, e.g. "int8"; None is single precision
@@ -65,6 +65,9 @@ def to_ctranslate2(
     - `--min-len 1`: `min_decoding_length=1`, the default of both. CTranslate2 renormalises the first step without
       </s>, which adds -log(1 - P(</s>)) to all hypotheses; without a minimum (0) the scores are the same.
     - fairseq never generates <pad>: `suppress_sequences=[["<blank>"]]`. A trained model does not either.
+
+    A language model becomes a `Generator`; its texts begin with </s>, or with <s> if it was trained with
+    --add-bos-token.
     """
     output = Path(output_dir).resolve()
     check_output(output, force)
@@ -86,18 +89,17 @@ def unsupported(model: nn.Module) -> list[str]:
     the converter do not apply: equal numbers of heads and equal normalisation in encoder and decoder.
     """
     activation = getattr(getattr(model, "args", None), "activation_fn", "relu")
-    reasons = list(model_features(model).values())
+    reasons = [text for name, text in model_features(model).items() if name != "no-encoder"]
     if activation not in ACTIVATIONS:
         reasons.append(f"the activation function {activation} (supported: {', '.join(ACTIVATIONS)})")
     return reasons
 
 
 @torch.no_grad()
-def _specification(model: Any, source: Dictionary, target: Dictionary, quantization: str | None) -> TransformerSpec:
+def _specification(model: Any, source: Dictionary, target: Dictionary, quantization: str | None) -> Any:
     """Return the model and its vocabularies as a specification of CTranslate2."""
     try:
         from ctranslate2 import specs
-        from ctranslate2.converters import fairseq
         from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
     except ImportError as error:
         cure = "pip install 'fairseq-headgates[ctranslate2]'"
@@ -106,6 +108,21 @@ def _specification(model: Any, source: Dictionary, target: Dictionary, quantizat
         raise ValueError(f"unknown quantization {shown(quantization)}: choose from {', '.join(ACCEPTED_MODEL_TYPES)}")
     # A copy: heads are added to it, and CTranslate2 quantises in place. In training mode, LayerDrop hides layers.
     model = copy.deepcopy(model).cpu().float().eval()
+    spec: Any
+    if is_language_model(model):
+        spec = _language_model(model, source, specs)
+    else:
+        spec = _translator(model, source, target, specs)
+    spec.validate()
+    # In int16, the zeros of a layer without heads get the scale 1024 / 0 and are read back as something / inf = 0.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spec.optimize(quantization=quantization)
+    return spec
+
+
+def _translator(model: Any, source: Dictionary, target: Dictionary, specs: ModuleType) -> TransformerSpec:
+    from ctranslate2.converters import fairseq
+
     # `return_attention` averages over the last layer's own heads, which come first, as in fairseq.
     aligned = max(1, model.decoder.layers[-1].encoder_attn.num_heads)
     spec = specs.TransformerSpec(
@@ -121,10 +138,18 @@ def _specification(model: Any, source: Dictionary, target: Dictionary, quantizat
     # fairseq ends every source with </s> and starts every target with it.
     spec.config.add_source_eos = True
     spec.config.decoder_start_token = spec.config.eos_token
-    spec.validate()
-    # In int16, the zeros of a layer without heads get the scale 1024 / 0 and are read back as something / inf = 0.
-    with np.errstate(divide="ignore", invalid="ignore"):
-        spec.optimize(quantization=quantization)
+    return spec
+
+
+def _language_model(model: Any, dictionary: Dictionary, specs: ModuleType) -> TransformerDecoderModelSpec:
+    from ctranslate2.converters import fairseq
+
+    options = {**_pad_heads(model.decoder), **_common(model, model.decoder, specs)}
+    spec = specs.TransformerDecoderModelSpec(specs.TransformerDecoderSpec(**options, with_encoder_attention=False))
+    fairseq.set_transformer_decoder(spec.decoder, model.decoder, with_encoder_attention=False)
+    spec.register_vocabulary(_vocabulary(dictionary))
+    if not getattr(model.args, "add_bos_token", False):
+        spec.config.bos_token = spec.config.eos_token
     return spec
 
 

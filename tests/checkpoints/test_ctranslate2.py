@@ -12,12 +12,13 @@ import torch
 from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.ctranslate2 import DICTIONARY, convert
+from support.ctranslate2 import DICTIONARY, convert, ctranslate2
+from support.language_models import make_lm
 from support.models import PAD, VOCABULARY, make_stock
 
 from fairseq_headgates.checkpoints.ctranslate2 import to_ctranslate2
 from fairseq_headgates.heads import TYPES, HeadTable
-from fairseq_headgates.surgery import head_counts, head_sites, remove_heads
+from fairseq_headgates.surgery import head_counts, head_sites, prune, remove_heads
 
 EOS = DICTIONARY.eos()
 TOLERANCE = 1e-5  # of a log-probability in single precision; the largest difference seen is 1.5e-6
@@ -271,3 +272,24 @@ def test_returned_attention_is_the_mean_over_the_heads_that_are_left(tmp_path):
         attention = model(**source_batch([source]), prev_output_tokens=target_batch([said])[0])[1]["attn"][0]
     expected = attention[0, : len(said), : len(source)]  # CTranslate2 leaves out </s>
     torch.testing.assert_close(torch.tensor(found.attention[0]), expected, atol=TOLERANCE, rtol=0)
+
+
+# Language models
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"decoder_normalize_before": True, "activation_fn": "gelu"}, {"add_bos_token": True}]
+)
+def test_a_language_model_becomes_a_generator(options, tmp_path):
+    pruned = prune(make_lm(**options), {"dec-self": [[0, 1, 1, 0], [0, 0, 0, 0]]})
+    to_ctranslate2(pruned, DICTIONARY, DICTIONARY, tmp_path / "model")
+    generator = ctranslate2.Generator(str(tmp_path / "model"), compute_type="float32", intra_threads=1)
+    first = DICTIONARY.bos() if options.get("add_bos_token") else EOS
+    texts = [[first, *text] for text in make_sentences(1)]
+    for text, scored in zip(texts, generator.score_batch(words(texts)), strict=True):
+        with torch.no_grad():
+            table = pruned(torch.tensor([text]))[0][0].log_softmax(-1)
+        expected = table[:-1].gather(1, torch.tensor(text[1:])[:, None]).flatten().tolist()
+        assert scored.log_probs == pytest.approx(expected, abs=TOLERANCE, rel=0)
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert config["bos_token"] == DICTIONARY[first]

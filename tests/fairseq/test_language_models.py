@@ -320,9 +320,11 @@ def test_a_translation_model_is_no_language_model(gated_checkpoint, language_mod
     assert_one_line_error(done, ["the checkpoint is a language model", "--task language_modeling"])
 
 
-def test_ctranslate2_is_refused(language_model, run, tmp_path):
-    done = run("headgates", "convert", language_model, tmp_path / "out", "--to", "ctranslate2", code=2)
-    assert_one_line_error(done, ["it has no encoder (a language model)"])
+def test_conversion_to_ctranslate2_needs_the_dictionary(language_model, run, toy_text, tmp_path):
+    command = ["convert", language_model, tmp_path / "out", "--to", "ctranslate2"]
+    assert_one_line_error(run("headgates", *command, code=2), ["there is no dictionary", "--data"])
+    run("headgates", *command, "--data", toy_text)
+    assert (tmp_path / "out" / "model.bin").is_file()
 
 
 def test_blocks_that_are_too_long_with_bos_are_refused(train_lm, run, toy_text, tmp_path):

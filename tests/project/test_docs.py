@@ -167,6 +167,7 @@ class Reader:
             "more",
             "gated-again",
             "ctranslate2-int8",
+            "lm-ctranslate2",
             "lm-gated",
             "lm-all",
             "lm-all-gated",
