@@ -16,7 +16,7 @@ if "headgates_start" not in sys.modules:  # the entry point of the command
         raise ImportError(problem)
 
     from fairseq_headgates import criterions, models, tasks  # noqa: F401  (registers what they contain)
-    from fairseq_headgates.analysis import ablation, agreement, importance, relevance
+    from fairseq_headgates.analysis import ablation, agreement, functions, importance, relevance
     from fairseq_headgates.analysis.refit import refit
     from fairseq_headgates.gates import HardConcrete, HeadGates
     from fairseq_headgates.heads import HeadId, HeadTable, parse_mask
@@ -49,6 +49,7 @@ __all__ = [
     "agreement",
     "fix_heads",
     "freeze",
+    "functions",
     "gate_values",
     "head_sites",
     "importance",

@@ -3,11 +3,9 @@
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_headgates import gate_values
-from fairseq_headgates.analysis.functions import Annotations, count_functions, functions_of
+from fairseq_headgates.analysis.functions import Annotations, find
 from fairseq_headgates.analysis.functions.trees import Tree
 from fairseq_headgates.analysis.options import FunctionOptions
-from fairseq_headgates.evaluation import Corpus
 from support.models import VOCABULARY
 from support.sentences import EOS
 
@@ -74,8 +72,7 @@ def annotated(task, pairs):
 
 
 def found(model, task, batches, annotations, **options):
-    counts = count_functions(model, Corpus(task, batches), annotations)
-    return functions_of(counts, FunctionOptions(**options), gate_values(model))
+    return find(model, task, batches, annotations, FunctionOptions(**options))
 
 
 def conllu(path, sentences, relation="nsubj"):

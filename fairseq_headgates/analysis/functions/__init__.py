@@ -6,7 +6,7 @@ from fairseq_headgates.analysis.functions.counting import (
     check_annotations,
     count_functions,
 )
-from fairseq_headgates.analysis.functions.results import functions_of, kept_functions, scored_functions
+from fairseq_headgates.analysis.functions.results import find, functions_of, kept_functions, scored_functions
 from fairseq_headgates.analysis.functions.trees import parse_relations, read_alignments, read_trees
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "FunctionCounts",
     "check_annotations",
     "count_functions",
+    "find",
     "functions_of",
     "kept_functions",
     "parse_relations",

@@ -7,14 +7,50 @@ from dataclasses import asdict
 from typing import Any
 
 from scipy.stats import binomtest, fisher_exact, mannwhitneyu
-from torch import Tensor
+from torch import Tensor, nn
 
-from fairseq_headgates.analysis.functions.counting import STATISTICS, FunctionCounts, HeadCounts, KindCounts
+from fairseq_headgates.analysis.functions.counting import (
+    STATISTICS,
+    Annotations,
+    FunctionCounts,
+    HeadCounts,
+    KindCounts,
+    count_functions,
+)
 from fairseq_headgates.analysis.options import FunctionOptions
+from fairseq_headgates.evaluation import Corpus, Sample
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.report import open_heads
+from fairseq_headgates.surgery import gate_values
 
 FORMAT = "headgates.functions/1"
+
+
+def find(
+    model: nn.Module,
+    task: Any,
+    batches: Sequence[Sample],
+    annotations: Annotations = Annotations(),  # noqa: B008  (it cannot change)
+    options: FunctionOptions = FunctionOptions(),  # noqa: B008
+) -> dict[str, Any]:
+    """Find the functions of all heads (Voita et al. 2019, section 5).
+
+    Args:
+        model: a fairseq transformer; its attention modules become `HeadAttention`
+        task: the fairseq task of the model, which holds the dictionaries
+        batches: samples of the task, those of this worker if several share the data
+        annotations: trees and alignments of the sentences, by their number in the data set
+        options: from which values on a head has a function
+
+    Returns:
+        The content of a functions file: `result["heads"][type][layer][head]`, None for a removed head, has the numbers
+        of a head and its `functions`
+
+    Raises:
+        ValueError: if trees or alignments do not match the sentences, or a dictionary has no counts
+    """
+    counts = count_functions(model, Corpus(task, batches), annotations)
+    return functions_of(counts, options, gate_values(model))
 
 
 def functions_of(
