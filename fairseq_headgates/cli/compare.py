@@ -16,13 +16,19 @@ from fairseq_headgates.heads import HeadTable
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `headgates compare`."""
     parser.description = (
-        "Compare the heads that masks keep, all pairs: how many both keep, the Jaccard index, and the probability that "
-        "random masks, which keep as many heads of each attention type, have so many in common or more."
+        "Compare the heads that each pair of masks keeps: the number that both keep, the Jaccard index, and the "
+        "probability that random masks of the same sizes overlap at least as much."
     )
     parser.add_argument(
-        "masks", metavar="MASK", nargs="+", help="mask files, or checkpoints of this plugin, of models of one shape"
+        "masks",
+        metavar="MASK",
+        nargs="+",
+        help="two or more mask files or checkpoints of this plugin, with the same layers and heads",
     )
-    add_types(parser, "compare only these attention types (default: those that both masks have)")
+    add_types(
+        parser,
+        "compare only these attention types (default: those of both masks, without types of which both keep all heads)",
+    )
     add_output(parser, "write the result as JSON")
 
 
@@ -39,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     masks = {name: HeadTable(read_mask(name).values, name) for name in args.masks}
     types, pairs = chosen_types(args.types), []
     for a, b in itertools.combinations(masks.values(), 2):
-        common = types or tuple(kind for kind in a.types if kind in b.values)
+        common = types or _compared(a, b)
         for group in [*((kind,) for kind in common), *[common] * (len(common) > 1)]:
             pairs.append({"a": a.name, "b": b.name, "types": ",".join(group), **asdict(overlap(a, b, group))})
     result = json.dumps([{**pair, "jaccard": _json_number(pair["jaccard"])} for pair in pairs])
@@ -47,6 +53,13 @@ def run(args: argparse.Namespace) -> int:
         write_whole(args.out, result + "\n", args.force)
     say(result if args.json else _text(pairs, list(masks)))
     return 0
+
+
+def _compared(a: HeadTable, b: HeadTable) -> tuple[str, ...]:
+    """Return the attention types of both masks, without those that nothing was removed from, if others are left."""
+    common = tuple(kind for kind in a.types if kind in b.values)
+    pruned = tuple(kind for kind in common if any(min(mask.heads(kind), default=1) <= 0 for mask in (a, b)))
+    return pruned or common
 
 
 def _text(pairs: list[dict[str, Any]], names: list[str]) -> str:

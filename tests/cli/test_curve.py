@@ -118,5 +118,11 @@ def test_compare(checkpoints, headgates, tmp_path):
     text = headgates("compare", a, b, fixed)  # the checkpoint keeps 3 heads, of the first layer: 0, 2, 3
     assert text.startswith("Jaccard") and re.search(r"3 and 3 +1 +1\.1 +0\.20", text)
     assert json.loads(headgates("compare", a, a.with_name("b"), fixed, "--json"))[1]["common"] == 1
+    whole = json.dumps({"enc-self": files["a"], "dec-enc": [[1, 1, 1, 1]] * 2})
+    (tmp_path / "whole").write_text(whole)
+    (tmp_path / "whole-b").write_text(whole.replace("0", "1", 1))  # nothing is removed from dec-enc in either
+    assert [
+        p["types"] for p in json.loads(headgates("compare", tmp_path / "whole", tmp_path / "whole-b", "--json"))
+    ] == ["enc-self"]
     for wrong in ([a], [a, a], [a, tmp_path / "none"], [a, b, "--types", "dec-enc"]):
         assert len(headgates("compare", *wrong, code=2).splitlines()) == 1

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.dataclass.configs import CheckpointConfig, CommonConfig, DatasetConfig, OptimizationConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
@@ -18,7 +19,7 @@ from support.models import PAD, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import l0_penalty
 from fairseq_headgates.compat import configuration
-from fairseq_headgates.criterions import LabelSmoothedCrossEntropyL0Criterion
+from fairseq_headgates.criterions import PENALISED, LabelSmoothedCrossEntropyL0Criterion
 from fairseq_headgates.monitoring import GateMonitor, gate_reach, unwrapped
 
 # Of hydra, about the configuration of fairseq.
@@ -151,6 +152,16 @@ def test_the_command_line_has_all_options_of_the_criterion():
     config = LabelSmoothedCrossEntropyL0Criterion.__dict__["__dataclass"]
     defaults = {name: field.default for name, field in config.__dataclass_fields__.items()}
     assert {name: parser.get_default(name) for name in ("l0_weight", "l0_reduction")}.items() <= defaults.items()
+
+
+@pytest.mark.parametrize("name", PENALISED)
+def test_every_criterion_has_the_options_of_fairseqs_and_of_the_penalty(name):
+    parsers = [argparse.ArgumentParser(), argparse.ArgumentParser()]
+    for criterion, parser in zip((CRITERION_REGISTRY[name], PENALISED[name]), parsers, strict=True):
+        criterion.add_args(parser)
+    stock, ours = ({action.dest for action in parser._actions} for parser in parsers)
+    assert ours - stock == {"l0_weight", "l0_reduction", "l0_warmup_updates", "l0_start_update"} and stock <= ours
+    assert issubclass(PENALISED[name], CRITERION_REGISTRY[name]) and CRITERION_REGISTRY[f"{name}_l0"] is PENALISED[name]
 
 
 @pytest.mark.parametrize("fixed", [False, True])
