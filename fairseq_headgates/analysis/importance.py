@@ -144,6 +144,7 @@ def _units(sample: Sample, corpus: Corpus, per_token: bool) -> dict[str, int]:
     """Return the number of sentences, or of tokens, that each attention type is averaged over."""
     if not per_token:
         return dict.fromkeys(("enc-self", "dec-self", "dec-enc"), len(sample["target"]))
+    corpus.objective.check_text("--gradient-unit token")
     target = int(corpus.counted(sample).sum())
     source = int(sample["net_input"]["src_tokens"].ne(corpus.pad).sum())
     return {"enc-self": source, "dec-self": target, "dec-enc": target}

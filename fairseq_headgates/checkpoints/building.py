@@ -25,6 +25,7 @@ from fairseq_headgates.surgery import freeze, gate_values, gated_sites, open_pro
 from fairseq_headgates.surgery.features import option_features
 
 SPECIAL = 4  # fairseq's dictionaries begin with <s> <pad> </s> <unk>
+LANGUAGE_PAIR = re.compile(r"[\w@.]+-[\w@.]+")
 LANGUAGE = re.compile(r"[\w@.-]+")
 HEADS = ("decoder.output_projection.weight", "decoder.adaptive_softmax.head.weight")  # of the output, one of them
 TAIL = re.compile(r"decoder\.adaptive_softmax\.tail\.\d+\.2\.weight")
@@ -81,6 +82,8 @@ class _PairsTask(MultilingualTranslationTask):
         self.dicts = {}
         self.model_lang_pairs = list(dict.fromkeys(stack.split(".")[1] for stack in stacks))
         for pair in self.model_lang_pairs:
+            if not LANGUAGE_PAIR.fullmatch(pair):
+                raise ValueError(f"the weights are of the language pair {shown(pair)}: it must be as in 'en-de'")
             for language, side in zip(pair.split("-"), ("encoder", "decoder"), strict=True):
                 self.dicts[language] = Vocabulary(_symbols(weights, f"models.{pair}.{side}.embed_tokens"))
         self.langs = list(self.dicts)
@@ -88,6 +91,8 @@ class _PairsTask(MultilingualTranslationTask):
 
 def _task_of(stacks: Sequence[str], weights: Mapping[str, Tensor], args: argparse.Namespace) -> Any:
     """Return what takes the place of a task in building the model of a checkpoint with these stacks of layers."""
+    if not stacks:
+        raise ValueError("the checkpoint has no weights of a language pair")
     if any(stack.startswith("models.") for stack in stacks):
         return _PairsTask(weights, stacks)
     return _Task(weights, stacks, len(stacks) == 1 or getattr(args, "share_all_embeddings", False))
@@ -99,7 +104,9 @@ def _symbols(weights: Mapping[str, Tensor], name: str) -> int:
     Embeddings of characters do not tell it, but the output layer does. The head of an adaptive softmax has one row
     for each tail, besides its symbols.
     """
-    bands = [table for key, table in weights.items() if re.fullmatch(rf"{name}\.embeddings\.\d+\.0\.weight", key)]
+    bands = [
+        table for key, table in weights.items() if re.fullmatch(rf"{re.escape(name)}\.embeddings\.\d+\.0\.weight", key)
+    ]
     if f"{name}.symbol_embeddings" in weights:
         tails = [tail for key, tail in weights.items() if TAIL.fullmatch(key)]
         heads = [weights[key] for key in HEADS if key in weights]
@@ -167,6 +174,8 @@ def safe_model_options(state: Mapping[str, Any]) -> argparse.Namespace:
     args.checkpoint_activations = args.offload_activations = False
     args.load_checkpoint_heads = True  # the classification heads of RoBERTa and BART
     args.task, args.fp16 = "", False  # of a training; BART and conformers read them
+    args.encoder_freezing_updates = 0  # speech encoders have no gradient before
+    args.full_context_alignment = False  # a second pass of the decoder, for the alignment alone, which hooks would see
     alive = getattr(args, "alive_heads", None)
     if alive and not alive.lstrip().startswith("{"):  # a path: nothing is opened because a file says so
         raise ValueError(f"the stored option alive_heads is {shown(alive)}: it must be a mask as inline JSON")

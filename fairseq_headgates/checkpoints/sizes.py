@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from fairseq.models import FairseqEncoderModel, FairseqLanguageModel
+from fairseq.models.transformer import TransformerModel
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -27,6 +29,9 @@ LARGEST_TABLE = 2**26  # numbers in a table of sinusoidal positions, which is no
 PROJECTION = re.compile(r"attn\.((q|k|v|out|position)_proj\.(weight|bias)|(query_bias|persistent)\.\w+)$")
 MISSING_SHARE = 4  # how many times as large as the stored weights all that is not stored may be
 MISSING_NUMBERS = 2**26
+LARGEST_FEATURES = 2**18  # features of speech times channels
+MOST_NUMBERS, MOST_DIGITS = 16, 2  # of options that list layers or kernels
+DROPS_LAYERS = (TransformerModel, FairseqLanguageModel, FairseqEncoderModel)
 
 
 def check_sizes(
@@ -37,7 +42,12 @@ def check_sizes(
     The model is built without memory for its weights.
     """
     args = copy.deepcopy(args)
+    for name in ("encoder_layers", "decoder_layers"):  # before the defaults, which can have a number for each layer
+        if isinstance(layers := getattr(args, name, None), int) and layers > MOST_LAYERS:
+            raise ValueError(f"the stored option {name} is {shown(layers)}: at most {MOST_LAYERS:,} are supported")
     model_class.set_defaults(args)
+    if not issubclass(model_class.stock, DROPS_LAYERS):  # other models ignore these options
+        args.encoder_layers_to_keep = args.decoder_layers_to_keep = None
     for side, stack in model_class.stacks_in(weights):
         _check_layers(args, weights, side, stack)
         for size in SIZES:
@@ -52,11 +62,13 @@ def check_sizes(
         if positions is not None and side in model_class.stacks:
             _check_size(name, positions)
             table = not getattr(args, f"{side}_learned_pos", False) and not args.no_token_positional_embeddings
+            table |= side not in model_class.reads_tokens  # an encoder of speech always has one
             if table and positions * getattr(args, f"{side}_embed_dim") > LARGEST_TABLE:
                 raise ValueError(
                     f"the stored option {name} is {positions:,}: its table would have more than "
                     f"{LARGEST_TABLE:,} numbers"
                 )
+    _check_own_options(args)
     if getattr(args, "base_layers", 0):
         raise ValueError(f"the stored option base_layers is {shown(args.base_layers)}: BASE layers are not supported")
     if getattr(args, "character_embeddings", False):
@@ -96,6 +108,23 @@ def _check_classification_heads(args: argparse.Namespace, weights: Mapping[str, 
         inner, classes = (shape[0] if shape else 0 for shape in (stored[1], stored[3]))
         if stored != [(inner, args.encoder_embed_dim), (inner,), (classes, inner), (classes,)]:
             raise ValueError(f"the weights of {shown(name)} do not fit together, or one is missing")
+
+
+def _check_own_options(args: argparse.Namespace) -> None:
+    """Raise ValueError for options of single models that take memory or time beyond that of the weights."""
+    features, channels = (getattr(args, name, None) or 1 for name in ("input_feat_per_channel", "conv_out_channels"))
+    for name, value in (("input_feat_per_channel", features), ("conv_out_channels", channels)):
+        _check_size(name, value)
+    channels = max(channels, getattr(args, "input_channels", None) or 1)
+    if features * channels > LARGEST_FEATURES:  # fairseq runs a convolution of speech to find out its size
+        raise ValueError(
+            f"the stored options input_feat_per_channel and conv_out_channels are {features:,} and {channels:,}: their "
+            f"product must be at most {LARGEST_FEATURES:,}"
+        )
+    for name in ("early_exit", "conv_kernel_sizes"):
+        numbers = str(getattr(args, name, None) or "").split(",")
+        if len(numbers) > MOST_NUMBERS or any(len(number) > MOST_DIGITS for number in numbers):
+            raise ValueError(f"the stored option {name} is {shown(','.join(numbers))}: it must be a few small numbers")
 
 
 def _check_layers(args: argparse.Namespace, weights: Mapping[str, Tensor], side: str, stack: str) -> None:

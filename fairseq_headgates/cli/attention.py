@@ -60,13 +60,14 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_headgates import report
     from fairseq_headgates.analysis.attention_maps import attention_maps, parse_heads
     from fairseq_headgates.cli.session import session
-    from fairseq_headgates.evaluation import objective_of
+    from fairseq_headgates.evaluation import check_has_loss, objective_of
     from fairseq_headgates.surgery import head_counts
 
     if args.lines is not None and args.text is not None:
         raise ValueError("--lines has no effect with --text, whose sentences are all drawn: leave it out")
     with session(args, pages=True) as work:
         model, origin = work.model(work.only_path())
+        check_has_loss(model)
         objective_of(work.task).check_text("headgates attention")
         heads = parse_heads(args.heads, head_counts(model))
         samples = _samples(work, model)

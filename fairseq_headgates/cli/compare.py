@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates compare` and return its exit code."""
+    from fairseq_headgates.analysis.agreement import check_comparable
     from fairseq_headgates.analysis.overlap import overlap
     from fairseq_headgates.cli.output import say
     from fairseq_headgates.options import read_mask
@@ -46,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     types, pairs = chosen_types(args.types), []
     for a, b in itertools.combinations(masks.values(), 2):
         common = types or _compared(a, b)
+        check_comparable(a, b, common)
         for group in [*((kind,) for kind in common), *[common] * (len(common) > 1)]:
             pairs.append({"a": a.name, "b": b.name, "types": ",".join(group), **asdict(overlap(a, b, group))})
     result = json.dumps([{**pair, "jaccard": _json_number(pair["jaccard"])} for pair in pairs])

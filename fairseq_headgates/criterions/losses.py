@@ -12,19 +12,22 @@ from fairseq_headgates.criterions.config import L0Config
 from fairseq_headgates.criterions.l0 import L0Mixin
 
 # A criterion of criterions, and one of another kind of parallel training.
+NAMES = {"masked_lm": "MaskedLm"}  # of the class, where it is not that of fairseq: checkpoints hold it
 LEFT_OUT = ("composite_loss", "vocab_parallel_cross_entropy")
 
 
 def with_penalty(name: str) -> type:
     """Register the criterion `{name}_l0`: fairseq's criterion `name` + lambda L_C."""
     stock = CRITERION_REGISTRY[name]
-    prefix = f"{stock.__name__.removesuffix('Criterion')}L0"
+    prefix = f"{NAMES.get(name, stock.__name__.removesuffix('Criterion'))}L0"
     text = f"The loss of `{name}` + lambda L_C."
     options: Any = getattr(stock, "__dataclass", None)
     if options is not None:
         about: dict[str, Any] = {"__doc__": f"Options of `{name}` and of the penalty.", "__module__": __name__}
         options = dataclass(type(f"{prefix}Config", (L0Config, options), about))
+        globals()[options.__name__] = options  # where pickle looks for it
     ours: Any = type(f"{prefix}Criterion", (L0Mixin, stock), {"__doc__": text, "__module__": __name__})
+    globals()[ours.__name__] = ours
     return register_criterion(f"{name}_l0", dataclass=options)(ours)
 
 

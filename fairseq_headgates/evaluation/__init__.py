@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from fairseq_headgates.evaluation.losses import Sample, at_least_single, outputs, token_losses
     from fairseq_headgates.evaluation.metrics import Metric, metric_of
-    from fairseq_headgates.evaluation.objectives import Objective, objective_of
+    from fairseq_headgates.evaluation.objectives import Objective, check_has_loss, objective_of
     from fairseq_headgates.evaluation.options import setup_task
     from fairseq_headgates.evaluation.result_files import parse_evaluation, read_evaluations
     from fairseq_headgates.evaluation.results import Difference, Evaluation, differences, pairwise
@@ -41,6 +41,7 @@ __all__ = [
     "all_reduce",
     "at_least_single",
     "beam_search",
+    "check_has_loss",
     "check_target",
     "check_tokens",
     "device_of",

@@ -27,12 +27,12 @@ def token_losses(model: Any, sample: Sample, counted: Tensor) -> Tensor:
     decoder, words = model.decoder, sample["target"][counted]
     features = outputs(model, sample)[counted]
     adaptive = getattr(decoder, "adaptive_softmax", None)
-    if not takes_features_only(model):
-        found = F.cross_entropy(at_least_single(features), words, reduction="none") / LN2
-    elif adaptive is None:
+    if adaptive is not None:  # the output layer of such a decoder returns the features
+        found = _adaptive_cross_entropies(adaptive, features, words) / LN2
+    elif takes_features_only(model):
         found = _cross_entropies(decoder, features, words) / LN2
     else:
-        found = _adaptive_cross_entropies(adaptive, features, words) / LN2
+        found = F.cross_entropy(at_least_single(features), words, reduction="none") / LN2
     return found.new_zeros(counted.shape).masked_scatter(counted, found)
 
 

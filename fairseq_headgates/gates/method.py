@@ -125,6 +125,8 @@ class GateMethod(nn.Module):
         """Undo `join`."""
         for hook in self._hooks:
             hook.remove()
+        for module in model.modules():
+            vars(module).pop("whole", None)
         self._decay_exclusion = None
         del model.gate_method
 

@@ -32,7 +32,9 @@ class PairsMixin(HeadGatesMixin):
     @classmethod
     def build_model(cls, args: Any, task: Any) -> nn.Module:
         """Build the models of all pairs; fairseq calls it."""
-        used, task.model_lang_pairs = task.model_lang_pairs, list(task.args.lang_pairs)
+        used, stored = task.model_lang_pairs, getattr(args, "lang_pairs", None) or task.args.lang_pairs
+        every = stored.split(",") if isinstance(stored, str) else stored
+        task.model_lang_pairs = list(dict.fromkeys([*every, *used]))
         try:
             model: Any = super().build_model(args, task)
         finally:
@@ -66,7 +68,9 @@ def add_gates(name: str) -> None:
         about["reads_tokens"] = ("decoder",)
     if name in COMPUTES_AS_TRANSFORMER:
         about["checkpoint_class"] = TransformerHeadGatesModel
-    register_model(f"{name}_head_gates")(type(f"{stock.__name__}HeadGates", (*mixins, stock), about))
+    ours: Any = type(f"{stock.__name__}HeadGates", (*mixins, stock), about)
+    globals()[ours.__name__] = ours  # where pickle looks for it
+    register_model(f"{name}_head_gates")(ours)
     register_presets(f"{name}_head_gates")
 
 

@@ -33,6 +33,17 @@ FREE = {
     *"checkpoint_activations offload_activations char_inputs base_shuffle tpu add_bos_token tokens_per_sample".split(),
     *"lang_tok_replacing_bos_eos pooler_activation_fn spectral_norm_classification_head".split(),
 }
+# Options that single models of fairseq declare, besides those of its transformers, and that change this function.
+OF_MODELS = set(
+    """
+    share_encoders share_decoders share_encoder_embeddings share_decoder_embeddings
+    encoder_kernel_size_list decoder_kernel_size_list encoder_conv_type decoder_conv_type encoder_conv_dim
+    decoder_conv_dim encoder_glu decoder_glu weight_softmax
+    attn_type pos_enc_type depthwise_conv_kernel_size conv_version conv_kernel_sizes conv_channels conv_out_channels
+    src_embedding_copy sg_length_pred pred_length_offset
+    early_exit no_share_discriminator no_share_maskpredictor share_discriminator_maskpredictor
+    """.split()
+)
 OPEN = {"mem_len", "quant_noise_pq_block_size"}  # taken from the checkpoint, but another value is no mistake
 # Weights that may have another shape in a checkpoint.
 OTHER_SHAPE = re.compile(r"attn\.|^classification_heads\.|^gate_method\.")
@@ -140,16 +151,26 @@ def _stored(model_class: Any, stored: argparse.Namespace) -> Iterator[tuple[str,
         for name in sorted(transformer_options().keys() - vars(args).keys()):
             if (value := getattr(usual, name, None)) is not None:
                 setattr(args, name, value)
-    for name, value in vars(model_options(vars(args))).items():
+    in_file = {*flat_options(vars(stored)), *transformer_options()}  # a model may start from one of another family
+    for name, value in vars(_known_options(model_class, vars(args))).items():
+        if name not in in_file:
+            continue
         side, _ = POSITIONS.get(name, (None, None))
         if name not in FREE and (side is None or getattr(args, f"{side}_learned_pos", False)):
             yield name, (getattr(args, name), value)
 
 
+def _known_options(model_class: Any, options: Mapping[str, Any]) -> argparse.Namespace:
+    """Return the options of fairseq's transformers, and those of `OF_MODELS`, that the stock model has."""
+    found = vars(model_options(options, model_class.stock))
+    known = transformer_options().keys() | OF_MODELS
+    return argparse.Namespace(**{name: value for name, value in found.items() if name in known})
+
+
 def _take(model_class: Any, args: Any, stored: Mapping[str, tuple[Any, Any]], path: str) -> dict[str, Any]:
     """Set the options in `args` that are not given, and return them. Raise ValueError for those that differ."""
     given = {name: value for name, value in _given(args) if name in stored and not _is_default(name, value)}
-    checked = vars(model_options(given))
+    checked = vars(_known_options(model_class, given))
     different = [
         f"{_flag(name, checked[name])} (checkpoint: {'not set' if value is False else shown(value)})"
         for name, (_, value) in stored.items()

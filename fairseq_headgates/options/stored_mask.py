@@ -85,12 +85,14 @@ def _sizes(weights: Mapping[str, Tensor], args: argparse.Namespace) -> dict[str,
     """Return {type: (layers, heads)}, removed heads included."""
     layers: dict[str, int] = {}
     heads: dict[str, int] = {}
+    places: set[tuple[str, int]] = set()
     for name, weight in weights.items():
         if not (found := OUTPUT.match(name)):
             continue
-        if name.startswith("models."):  # names of shared layers repeat, and do not tell it
-            raise ValueError("it has a part for each language pair: write its mask with headgates show --out")
-        kind, _ = kind_and_layer(found[1])
+        kind, _ = place = kind_and_layer(found[1])
+        if place in places:  # they are counted over all stacks, in an order that their names do not tell
+            raise ValueError(f"it has several stacks of {kind} layers: write its mask with headgates show --out")
+        places.add(place)
         layers[kind] = layers.get(kind, 0) + 1
         option = f"{'encoder' if kind == 'enc-self' else 'decoder'}_attention_heads"
         number = getattr(args, option, None)

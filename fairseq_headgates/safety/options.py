@@ -20,6 +20,7 @@ from typing import Any
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
+from omegaconf import ListConfig
 
 from fairseq_headgates.messages import shown
 
@@ -103,7 +104,7 @@ def _named_values(options: Any) -> Iterator[tuple[str, Any]]:
 
 def is_plain(value: Any) -> bool:
     """Return whether a value is a number, a truth value, text or None, or made of those."""
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, ListConfig)):
         return all(map(is_plain, value))
     if isinstance(value, dict):
         return all(map(is_plain, [*value, *value.values()]))

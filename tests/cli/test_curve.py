@@ -124,5 +124,6 @@ def test_compare(checkpoints, headgates, tmp_path):
     assert [
         p["types"] for p in json.loads(headgates("compare", tmp_path / "whole", tmp_path / "whole-b", "--json"))
     ] == ["enc-self"]
-    for wrong in ([a], [a, a], [a, tmp_path / "none"], [a, b, "--types", "dec-enc"]):
+    (tmp_path / "other").write_text(json.dumps({"dec-enc": files["a"]}))
+    for wrong in ([a], [a, a], [a, tmp_path / "none"], [a, b, "--types", "dec-enc"], [a, tmp_path / "other", fixed]):
         assert len(headgates("compare", *wrong, code=2).splitlines()) == 1

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import pickle
 from dataclasses import fields
 from itertools import accumulate
 from types import SimpleNamespace
@@ -343,3 +344,9 @@ def test_a_run_counted_in_epochs_is_warned_after_the_first(caplog):
     monitor.training(model)
     monitor.validating(model)
     assert [record.message.split(",")[0] for record in caplog.records] == ["over 150 updates"]
+
+
+@pytest.mark.parametrize("name", ["masked_lm", "nat_loss"])
+def test_criterions_can_be_pickled(name):
+    assert pickle.loads(pickle.dumps(PENALISED[name])) is PENALISED[name]
+    assert PENALISED["masked_lm"].__name__ == "MaskedLmL0Criterion"  # checkpoints hold it

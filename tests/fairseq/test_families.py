@@ -13,6 +13,7 @@ from support.families import FAMILIES, write_speech, write_xlm
 from support.pages import ROOT
 
 LIBNAT = ("levenshtein", "insertion")
+OF_MODELS = ("--share-encoders",)
 HALF = ["--sparsity-method", "lagrangian", "--target-heads"]
 
 
@@ -46,7 +47,8 @@ def trained(tmp_path, run, toy, speech, checkpoints):
         if family.task == "translation_from_pretrained_xlm":
             write_xlm(tmp_path / "xlm.pt", checkpoints["baseline"])
             own += ["--pretrained-xlm-checkpoint", tmp_path / "xlm.pt", "--init-encoder-only"]
-        for updates in (2, 3):  # trained, and resumed
+        for updates in (2, 3):  # trained, and resumed: options of the model are taken from the checkpoint
+            own = own if updates == 2 else [option for option in own if option not in OF_MODELS]
             command = train_arguments(Toy(toy.text, data), tmp_path, *own, arch=arch, updates=updates)
             run("fairseq-train", *command, "--max-tokens", 2000)
         return data, tmp_path / "checkpoint_last.pt"
@@ -102,6 +104,7 @@ def test_family(arch, trained, run):
         smaller = written(run, family, data, pruned)
         assert smaller[0] == texts and smaller[1] == pytest.approx(scores, abs=2e-4)
     if "multilingual" in family.task:
+        assert len(counts["enc-self"]) == 2 and len(counts["dec-self"]) == 4
         refused = run("headgates", "compare", gated, pruned, code=2)
         assert "write its mask with headgates show --out" in refused.err
     task = ["--task", family.task, *family.read]

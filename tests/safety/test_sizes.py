@@ -6,9 +6,11 @@ import zipfile
 
 import pytest
 import torch
+from fairseq.models import MODEL_REGISTRY
+from support.any_model import build, multilingual, options
 from support.hostile import TORCH_2_6, raw_pickle, save, small_state
 
-from fairseq_headgates.checkpoints import load_model
+from fairseq_headgates.checkpoints import build_model, load_model
 
 WRONG = {
     "encoder_layers": [10**9, 3, -1, 0, 2.0, "2", [2]],
@@ -138,3 +140,36 @@ def test_a_stored_expression_that_backtracks_does_not_hang(attempts, tmp_path):
         for command in (["show", path], ["prune", path, tmp_path / "out.pt", "--force"]):
             ended = attempts.run("headgates", *command)
             assert ended.orderly and ended.seconds < 12, (pattern, ended)
+
+
+ODD = [
+    ("convtransformer", {"input_feat_per_channel": 200_000}, "product must be at most"),
+    ("s2t_transformer", {"max_source_positions": 2**24, "encoder_learned_pos": True}, "table would have more than"),
+    ("s2t_transformer", {"encoder_layers": 900, "encoder_layers_to_keep": "0"}, "the weights have 2 layers"),
+    ("s2t_transformer", {"conv_kernel_sizes": ",".join(["3"] * 500)}, "a few small numbers"),
+    ("lightconv", {"encoder_kernel_size_list": [3], "encoder_layers": 10**6}, "at most 1,000"),
+    ("levenshtein_transformer", {"early_exit": "200,2,2"}, "a few small numbers"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "words"), ODD)
+def test_options_of_other_models_that_take_memory_or_time_are_refused(name, changes, words):
+    args = options(name, arch=name)
+    weights = build(name).state_dict() if name in MODEL_REGISTRY else pytest.skip("fairseq has no such model")
+    state = {"args": args, "model": weights}
+    assert build_model(state) is not None
+    vars(args).update(changes)
+    with pytest.raises(ValueError, match=words):
+        build_model(state)
+
+
+def test_names_of_language_pairs_are_no_expressions():
+    args, model = options("multilingual_transformer", arch="multilingual_transformer"), multilingual()
+    weights = model.state_dict()
+    assert build_model({"args": args, "model": weights}) is not None
+    for pair in ("(x+x+)+y-b", "en", "en-de-fr"):
+        renamed = {name.replace("en-fr", pair): weight for name, weight in weights.items()}
+        with pytest.raises(ValueError, match="language pair"):
+            build_model({"args": args, "model": renamed})
+    with pytest.raises(ValueError, match="language pair"):
+        build_model({"args": args, "model": {"x.attn.out_proj.weight": torch.ones(1)}})

@@ -51,7 +51,7 @@ def spoken(*train):
 
 FAMILIES = {
     "bart_head_gates_base": Family(),
-    "transformer_align_head_gates": Family(train=(*SMOOTHED, "--alignment-layer", 1)),
+    "transformer_align_head_gates": Family(train=(*SMOOTHED, "--alignment-layer", 1, "--full-context-alignment")),
     "transformer_from_pretrained_xlm_head_gates": Family("translation_from_pretrained_xlm", has_loss=False),
     "lightconv_head_gates": Family(train=(*SMOOTHED, *KERNELS), types="dec-enc"),
     "multilingual_transformer_head_gates": Family(
