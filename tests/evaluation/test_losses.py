@@ -17,7 +17,11 @@ CUTOFF = {"adaptive_softmax_cutoff": "8,16"}
     [
         ("transformer_align", {"alignment_layer": 1}, TEXT),
         ("transformer_align", {"alignment_layer": 1, **CUTOFF}, TEXT),
-        ("lightconv", {**CUTOFF, "tie_adaptive_weights": False}, TEXT),
+        (
+            "lightconv",
+            {**CUTOFF, "tie_adaptive_weights": False, "adaptive_softmax_factor": 4.0, "tie_adaptive_proj": False},
+            TEXT,
+        ),
         ("s2t_transformer", {}, {**SPOKEN, "prev_output_tokens": TEXT["prev_output_tokens"]}),
     ],
 )
