@@ -167,8 +167,8 @@ def test_the_options_of_every_preset_are_accepted():
         check_sizes(model_options(vars(args), model_class.stock), weights, task, model_class)
 
 
-# Options that a transformer does not have: the weights tell of classification heads; fairseq's pruning of RoBERTa is not
-# supported; those of alignments are read with the model that declares them.
+# Options that a transformer does not have: the weights tell of classification heads; fairseq's pruning of RoBERTa is
+# not supported; those of alignments are read with the model that declares them.
 UNUSED = {"load_checkpoint_heads", "alignment_heads", "alignment_layer", "full_context_alignment"}
 UNUSED |= {"mha_reg_scale_factor", "ffn_reg_scale_factor", "mha_heads_to_keep", "ffn_blocks_to_remove"}
 OURS = ["transformer_head_gates", "transformer_lm_head_gates", "roberta_head_gates", "transformer_lm_all_attention"]
