@@ -47,7 +47,7 @@ def agreement(a: HeadTable, b: HeadTable, types: Sequence[str] = (), top: int | 
     Raises:
         ValueError: with every reason, if the tables have different heads
     """
-    chosen = tuple(types) or tuple(kind for kind in a.types if kind in b.values)
+    chosen = tuple(types) or common_types(a, b)
     check_comparable(a, b, chosen)
     values = zip(*([value for kind in chosen for value in table.heads(kind)] for table in (a, b)), strict=True)
     both = [pair for pair in values if not any(map(math.isnan, pair))]  # heads that are in both models
@@ -64,6 +64,11 @@ def agreement(a: HeadTable, b: HeadTable, types: Sequence[str] = (), top: int | 
     best_x, best_y = _best(x, k), _best(y, k)
     shared = math.nan if best_x is None or best_y is None else len(best_x & best_y) / k
     return Agreement(len(x), float(r), float(r_p), float(rho), float(rho_p), k, shared)
+
+
+def common_types(a: HeadTable, b: HeadTable) -> tuple[str, ...]:
+    """Return the attention types that both tables have."""
+    return tuple(kind for kind in a.types if kind in b.values)
 
 
 def check_comparable(a: HeadTable, b: HeadTable, types: Sequence[str]) -> None:

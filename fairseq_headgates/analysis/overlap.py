@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy
 from scipy import stats
 
-from fairseq_headgates.analysis.agreement import check_comparable
+from fairseq_headgates.analysis.agreement import check_comparable, common_types
 from fairseq_headgates.heads import HeadTable
 
 
@@ -48,7 +48,7 @@ def overlap(a: HeadTable, b: HeadTable, types: Sequence[str] = ()) -> Overlap:
     Raises:
         ValueError: with every reason, if the masks are of different heads
     """
-    chosen = tuple(types) or tuple(kind for kind in a.types if kind in b.values)
+    chosen = tuple(types) or common_types(a, b)
     check_comparable(a, b, chosen)
     counts = [(a.count(kind)[0], b.count(kind)[0], len(a.heads(kind))) for kind in chosen]
     pairs = [pair for kind in chosen for pair in zip(a.heads(kind), b.heads(kind), strict=True)]

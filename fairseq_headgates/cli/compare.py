@@ -34,9 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates compare` and return its exit code."""
-    from fairseq_headgates.analysis.agreement import check_comparable
     from fairseq_headgates.analysis.overlap import overlap
-    from fairseq_headgates.cli.output import say
+    from fairseq_headgates.cli.output import say, without_nan
     from fairseq_headgates.options import read_mask
 
     if len(args.masks) < 2 or len(set(args.masks)) < len(args.masks):
@@ -47,10 +46,9 @@ def run(args: argparse.Namespace) -> int:
     types, pairs = chosen_types(args.types), []
     for a, b in itertools.combinations(masks.values(), 2):
         common = types or _compared(a, b)
-        check_comparable(a, b, common)
-        for group in [*((kind,) for kind in common), *[common] * (len(common) > 1)]:
+        for group in [*((kind,) for kind in common), *[common] * (len(common) != 1)]:  # an error without any
             pairs.append({"a": a.name, "b": b.name, "types": ",".join(group), **asdict(overlap(a, b, group))})
-    result = json.dumps([{**pair, "jaccard": _json_number(pair["jaccard"])} for pair in pairs])
+    result = json.dumps([without_nan(pair) for pair in pairs])
     if args.out is not None:
         write_whole(args.out, result + "\n", args.force)
     say(result if args.json else _text(pairs, list(masks)))
@@ -59,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _compared(a: HeadTable, b: HeadTable) -> tuple[str, ...]:
     """Return the attention types of both masks, without those that nothing was removed from, if others are left."""
-    common = tuple(kind for kind in a.types if kind in b.values)
+    from fairseq_headgates.analysis.agreement import common_types
+
+    common = common_types(a, b)
     pruned = tuple(kind for kind in common if any(min(mask.heads(kind), default=1) <= 0 for mask in (a, b)))
     return pruned or common
 
@@ -72,7 +72,3 @@ def _text(pairs: list[dict[str, Any]], names: list[str]) -> str:
         last = {(pair["a"], pair["b"]): pair["jaccard"] for pair in pairs}  # that of all types
         text = f"{report.matrix('Jaccard', names, last)}\n\n{text}"
     return text
-
-
-def _json_number(value: float) -> float | None:
-    return None if value != value else value

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -48,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates correlate` and return its exit code."""
-    from fairseq_headgates.analysis.agreement import agreement  # scipy takes a second to import
-    from fairseq_headgates.cli.output import say
+    from fairseq_headgates.analysis.agreement import agreement, common_types  # scipy takes a second to import
+    from fairseq_headgates.cli.output import say, without_nan
 
     if args.out is not None:
         check_writable(args.out, args.force)
@@ -58,11 +57,11 @@ def run(args: argparse.Namespace) -> int:
     pairs = []
     for (first, a), (second, b) in itertools.combinations(tables.items(), 2):
         _check_mixed(first, a, second, b, args.any)
-        common = types or tuple(kind for kind in a.types if kind in b.values)
+        common = types or common_types(a, b)
         for group in [common, *([(kind,) for kind in common] if args.each_type else [])]:
             found = agreement(HeadTable(a.values, first), HeadTable(b.values, second), group, args.top)
             pairs.append({"a": first, "b": second, "types": ",".join(group), **asdict(found)})
-    result = json.dumps([_without_nan(pair) for pair in pairs])
+    result = json.dumps([without_nan(pair) for pair in pairs])
     if args.out is not None:
         write_whole(args.out, result + "\n", args.force)
     say(result if args.json else _text(pairs, tables, args.each_type))
@@ -124,7 +123,3 @@ def _origin(table: HeadTable) -> dict[str, str]:
         return {key: parts[key] for key in ("ckpt", "updates") if key in parts}
     options = {"options": parts.get("options", "fairseq's defaults")}
     return {key: parts[key] for key in ("ckpt", "updates", *DATA) if key in parts} | options
-
-
-def _without_nan(pair: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in pair.items()}

@@ -11,8 +11,8 @@ from fairseq.criterions import CRITERION_REGISTRY, register_criterion
 from fairseq_headgates.criterions.config import L0Config
 from fairseq_headgates.criterions.l0 import L0Mixin
 
-# A criterion of criterions, and one of another kind of parallel training.
 NAMES = {"masked_lm": "MaskedLm"}  # of the class, where it is not that of fairseq: checkpoints hold it
+# A criterion of criterions, and one of another kind of parallel training.
 LEFT_OUT = ("composite_loss", "vocab_parallel_cross_entropy")
 
 

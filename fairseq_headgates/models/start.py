@@ -145,13 +145,13 @@ def check_dimensions(model: Any, weights: Mapping[str, Any]) -> None:
 def _stored(model_class: Any, stored: argparse.Namespace) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Yield the options of a checkpoint that change its function: {name: (value as stored, value as it is used)}."""
     args = argparse.Namespace(**flat_options(vars(stored)))
+    in_file = {*vars(args), *transformer_options()}  # a model may start from one of another family
     model_class.set_defaults(args)
     if len(model_class.stacks) == 2:  # what is not stored has the default that fairseq's transformer declares
         usual = TransformerConfig()
         for name in sorted(transformer_options().keys() - vars(args).keys()):
             if (value := getattr(usual, name, None)) is not None:
                 setattr(args, name, value)
-    in_file = {*flat_options(vars(stored)), *transformer_options()}  # a model may start from one of another family
     for name, value in vars(_known_options(model_class, vars(args))).items():
         if name not in in_file:
             continue
