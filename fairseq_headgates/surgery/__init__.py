@@ -10,7 +10,7 @@ from fairseq_headgates.surgery.cuts import (
     remove_heads,
     with_heads,
 )
-from fairseq_headgates.surgery.features import is_language_model, stacks_of
+from fairseq_headgates.surgery.features import is_language_model, stack_modules, stacks_of
 from fairseq_headgates.surgery.freezing import freeze
 from fairseq_headgates.surgery.gating import fix_heads, insert_gates, masked
 from fairseq_headgates.surgery.hooks import Observed, hooked, observe, replaced_forward
@@ -59,6 +59,7 @@ __all__ = [
     "remove_heads",
     "replaced_forward",
     "site_table",
+    "stack_modules",
     "stacks_of",
     "to_table",
     "use_head_attention",

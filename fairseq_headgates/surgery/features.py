@@ -76,8 +76,22 @@ def model_features(model: nn.Module) -> dict[str, str]:
     strange = dict.fromkeys(_foreign_classes(model))
     if strange:
         return {f"class {name}": f"a part of class {name}" for name in strange}
-    found = {*_stack_features(model), *_option_features(getattr(model, "args", None))}
-    layers = [layer for side in stacks_of(model) for layer in getattr(model, side).layers.children()]
+    return _described(model, {*_stack_features(model), *_option_features(getattr(model, "args", None))})
+
+
+def encoder_features(model: nn.Module) -> dict[str, str]:
+    """Return the optional features of an encoder such as RoBERTa, {name: description}; see `model_features`."""
+    layers: Any = getattr(stack_modules(model)["encoder"], "layers", ())
+    strange = [type(layer).__name__ for layer in layers if type(layer) not in ENCODER_LAYERS]
+    if not len(layers) or strange:
+        found = dict.fromkeys(strange or [type(model).__name__])
+        return {f"class {name}": f"a part of class {name}" for name in found}
+    return _described(model, set(_option_features(getattr(model, "args", None))))
+
+
+def _described(model: nn.Module, found: set[str]) -> dict[str, str]:
+    """Add the features of layers and attention to those that are `found`, and describe all."""
+    layers = [layer for stack in stack_modules(model).values() for layer in stack.layers.children()]
     found |= {
         feature
         for name, feature in LAYER_ATTRIBUTES.items()
@@ -129,6 +143,17 @@ def stacks_of(model: nn.Module) -> tuple[str, ...]:
     if is_language_model(model):
         return ("decoder",)
     return ("encoder",) if isinstance(model, FairseqEncoderModel) else ("encoder", "decoder")
+
+
+def is_encoder(model: nn.Module) -> bool:
+    """Return whether a model is an encoder alone, such as RoBERTa."""
+    return isinstance(model, FairseqEncoderModel)
+
+
+def stack_modules(model: Any) -> dict[str, Any]:
+    """Return the stacks of layers of a transformer: {"encoder" or "decoder": module with `layers`}."""
+    found = {side: getattr(model, side) for side in stacks_of(model)}
+    return {side: getattr(stack, "sentence_encoder", stack) for side, stack in found.items()}
 
 
 def _foreign_classes(model: nn.Module) -> Iterator[str]:

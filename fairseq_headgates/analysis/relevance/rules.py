@@ -56,6 +56,7 @@ class Rule:
 RULES = {
     "story-of-heads": Rule(),  # the numbers of the paper's released code
     "attn-constant": Rule(constant_attention=True),
+    "alpha1beta0": Rule(alpha=1.0, beta=0.0),  # only positive contributions: relevance is a share
     "epsilon": Rule(alpha=None, beta=None),
 }
 

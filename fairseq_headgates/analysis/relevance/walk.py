@@ -1,19 +1,15 @@
-"""Layer-wise relevance propagation (LRP): the contribution of heads and tokens to a prediction.
+"""Walk back through a model: layer-wise relevance propagation (LRP) from predictions to heads and tokens.
 
-After Voita et al. 2019 (section 4) and Ding et al. 2017: the top-1 logit of a target position has relevance 1, which
-every layer passes to its inputs by the rules in rules.py; activation functions pass it unchanged.
+After Voita et al. 2019 (section 4) and Ding et al. 2017: the logit of a prediction has relevance 1, which every layer
+passes to its inputs by the rules in rules.py; activation functions pass it unchanged.
 
-Shapes: T target, S source length, N explained target positions, H heads, D head size, E model size, B sentences,
-L layers. Relevance is [T, N, E]: of every number at every token, for every explained position.
+Shapes: T target, S source length, N explained predictions, H heads, D head size, E model size, B sentences, L layers.
+Relevance is [T, N, E]: of every number at every token, for every explained prediction.
 """
 
 from __future__ import annotations
 
-import logging
-import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -21,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_headgates.analysis.relevance.predictions import Predictions, Relevance, recorded
 from fairseq_headgates.analysis.relevance.rules import (
-    RULES,
     Rule,
     add,
     attention,
@@ -34,215 +30,106 @@ from fairseq_headgates.analysis.relevance.rules import (
     merge,
     quotient,
 )
-from fairseq_headgates.messages import shown
 from fairseq_headgates.modules import HeadAttention
-from fairseq_headgates.surgery import evaluating, head_counts, stacks_of, use_head_attention
-from fairseq_headgates.surgery.features import model_features, unsupported
-
-logger = logging.getLogger(__name__)
+from fairseq_headgates.surgery import stack_modules
 
 BLOCK = 2**21  # numbers of relevance in the widest layer that are computed at a time
-POSITIONS = 32  # target positions that are at least explained at a time: every time z is computed again
-TOLERANCE = 0.1  # share of relevance that may be lost without a warning; with the eps of RULES it is about 0.01
+POSITIONS = 32  # predictions that are at least explained at a time: every time z is computed again
 
 # Computes relevance at the input of a module (and at the memory, if it reads that) from that at its output.
 Back = Callable[[Tensor], tuple[Tensor, ...]]
 Branch = Callable[[Tensor], tuple[Tensor, Back | None]]  # the output, and the function back: None for a constant
 
-# Features of a model that relevance can be propagated through; see surgery/features.py.
-SUPPORTED = (
-    "gates",
-    "fixed-heads",
-    "no-encoder",
-    "no-positions",
-    "adaptive-input",
-    "character-input",
-    "decoder-dims",
-    "lang-tok",
-)
 
-
-@dataclass(frozen=True)
-class Relevance:
-    """Relevance of heads and tokens for the top-1 logit of every target position; 0 at padding.
-
-    Attributes:
-        heads: {type: [B, T, L, H]}, the sum of absolute relevance at the input of the output projection, over tokens
-            and the D numbers of a head, for the H heads that the model was trained with
-        source: [B, T, S], the sum of relevance at the input of the first encoder layer, by explained position and
-            token; S is 0 for a language model
-        target: [B, T, T], the same for the decoder
-        top: [B, T], the token of the logit
-        conserved: [B, T], the sum of absolute relevance at the inputs of the first layers of encoder and decoder: 1
-            minus the share lost to eps
-    """
-
-    heads: dict[str, Tensor]
-    source: Tensor
-    target: Tensor
-    top: Tensor
-    conserved: Tensor
-
-
-class NotFiniteError(RuntimeError, ValueError):
-    """Relevance is infinite or NaN. It is also a ValueError, which the commands report in one line."""
-
-
-def head_relevance(
-    model: nn.Module, net_input: Mapping[str, Tensor], rule: str | Rule = "story-of-heads"
-) -> dict[str, Tensor]:
-    """Return the relevance of every head for the top-1 logit: {type: [B, T, L, H]}; see `explain`."""
-    return explain(model, net_input, rule).heads
-
-
-def token_contributions(
-    model: nn.Module, net_input: Mapping[str, Tensor], rule: str | Rule = "story-of-heads"
-) -> tuple[Tensor, Tensor]:
-    """Return the relevance of source [B, T, S] and target tokens [B, T, T] for the top-1 logit; see `explain`."""
-    found = explain(model, net_input, rule)
-    return found.source, found.target
-
-
-@torch.no_grad()
-def explain(model: Any, net_input: Mapping[str, Tensor], rule: str | Rule = "story-of-heads") -> Relevance:
-    """Explain the top-1 logit of every target position by layer-wise relevance propagation to heads and tokens.
-
-    Args:
-        model: a fairseq transformer, encoder-decoder or language model, evaluated without dropout; its attention
-            modules become `HeadAttention`. Heads whose gate or mask is 0 have no relevance.
-        net_input: the input of the model: src_tokens [B, S] and prev_output_tokens [B, T], or src_tokens [B, T] of a
-            language model
-        rule: a name in `RULES`, or a `Rule`
-
-    Raises:
-        ValueError: for an unknown rule or, with every reason, for a model that is not supported
-        RuntimeError: if relevance is not finite
-    """
-    rule = _rule(rule)
-    _check(model)
-    pad, tokens = model.decoder.padding_idx, net_input["src_tokens"]
-    targets = net_input.get("prev_output_tokens", tokens)
-    sources = tokens if "encoder" in stacks_of(model) else tokens[:, :0]
-    is_word, is_target = sources != pad, targets != pad
-    with evaluating(model):
-        with _recording(model) as states:
-            top = model(**net_input)[0].argmax(-1)
-        new_zeros = states["decoder"][-1].new_zeros
-        result = Relevance(
-            heads={kind: new_zeros(*targets.shape, *size) for kind, size in head_counts(model).items()},
-            source=new_zeros(*targets.shape, sources.size(1)),
-            target=new_zeros(*targets.shape, targets.size(1)),
-            top=top.masked_fill(~is_target, pad),
-            conserved=new_zeros(targets.shape),
-        )
-        for row in range(len(targets)):
-            words, places = is_word[row].nonzero()[:, 0], is_target[row].nonzero()[:, 0]
-            _explain_sentence(model, states, result, row, words, places, rule)
-    lost = (result.conserved - 1)[is_target].abs().amax().item() if is_target.any() else 0.0
-    if not math.isfinite(lost):
-        raise NotFiniteError("relevance is not finite: check the weights for inf and NaN, or leave out --fp16")
-    if lost > TOLERANCE:
-        logger.warning(
-            "up to %.0f %% of the relevance of a logit is lost in rescaling: use a `Rule` with a rescale_eps below %g",
-            100 * lost,
-            rule.rescale_eps,
-        )
+def propagate(model: Any, predictions: Predictions, rule: Rule) -> Relevance:
+    """Return the relevance of heads and tokens for the logits of predictions; see `explain`."""
+    with recorded(model) as states:
+        model(**predictions.net_input, features_only=True)
+    result = predictions.empty(model, next(iter(states.values()))[-1])
+    for row in range(len(predictions.predicted)):
+        if predictions.head is None:
+            _explain_sentence(model, predictions, states, result, row, rule)
+        else:
+            _explain_class(model, predictions, states, result, row, rule)
     return result
-
-
-def _rule(rule: str | Rule) -> Rule:
-    if isinstance(rule, Rule):
-        return rule
-    if rule not in RULES:
-        raise ValueError(f"unknown rule {shown(rule)}: choose from {', '.join(RULES)}")
-    return RULES[rule]
-
-
-def _check(model: Any) -> None:
-    """Raise ValueError, with every reason, if relevance cannot be propagated through a model."""
-    features = model_features(model)
-    reasons = unsupported(features, SUPPORTED)
-    if not any(name.startswith("class ") or name == "no-decoder" for name in features):
-        output = model.decoder.output_projection if model.decoder.adaptive_softmax is None else None
-        if output is not None and not isinstance(output, nn.Linear):
-            reasons.append(f"an output projection of class {type(output).__name__}")
-    if reasons:
-        raise ValueError(
-            "relevance cannot be propagated through this model: it has "
-            + ", ".join(reasons)
-            + "; choose another method"
-        )
-    use_head_attention(model)
-
-
-@contextmanager
-def _recording(model: Any) -> Iterator[dict[str, list[Tensor]]]:
-    """Within the context, record the inputs of all layers and the output of the last: {side: [T, B, E] each}."""
-    states: dict[str, list[Tensor]] = {side: [] for side in stacks_of(model)}
-    handles = []
-    for side, seen in states.items():
-        layers = list(getattr(model, side).layers)
-        handles += [x.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0])) for x in layers]
-        handles.append(layers[-1].register_forward_hook(lambda _, args, out, seen=seen: seen.append(_first(out))))
-    try:
-        yield states
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _first(output: Tensor | tuple) -> Tensor:
-    """Return the output of a layer; decoder layers return a tuple."""
-    return output if isinstance(output, Tensor) else output[0]
 
 
 def _explain_sentence(
     model: Any,
+    predictions: Predictions,
     states: dict[str, list[Tensor]],
     result: Relevance,
     row: int,
-    words: Tensor,
-    targets: Tensor,
     rule: Rule,
 ) -> None:
-    """Fill in one row of the result; `words` [S'] and `targets` [T'] are the positions without padding."""
+    """Fill in one row of the result, of a model with a decoder."""
+    words, targets = predictions.places(row)
+    weight, bias = predictions.readout(model)
     encoder = [x[words, row] for x in states.get("encoder", ())]
     decoder = [x[targets, row] for x in states["decoder"]]
-    widest = max(layer.fc1.out_features for side in states for layer in getattr(model, side).layers)
+    widest = max(layer.fc1.out_features for stack in stack_modules(model).values() for layer in stack.layers)
     step = max(POSITIONS, BLOCK // (widest * max(len(words), len(targets))))
     for first in range(0, len(targets), step):
         last = min(first + step, len(targets))
         explained = targets[first:last]
         heads = {kind: values[row, explained] for kind, values in result.heads.items()}
         walk = _Walk(rule, _normed(model.encoder.layer_norm, encoder[-1]) if encoder else None, heads)
+        readout = weight[row, explained], None if bias is None else bias[row, explained]
         # A position does not depend on later ones.
-        R = walk.layers(
-            _from_logits(model.decoder, decoder[-1][:last], result.top[row, explained], rule),
-            model.decoder.layers,
-            [x[:last] for x in decoder],
-        )
-        result.target[row, explained[:, None], targets[:last]] = R.sum(-1).t()
+        R, sign = _from_logits(model.decoder, decoder[-1][:last], *readout, rule)
+        R = walk.layers(R, model.decoder.layers, [x[:last] for x in decoder])
+        result.target[row, explained[:, None], targets[:last]] = R.sum(-1).t() * sign
         conserved = l1_norm(R, (0, 2))
         if walk.at_memory is not None:
             R = walk.layers(walk.leave_memory(model.encoder.layer_norm, encoder[-1]), model.encoder.layers, encoder)
-            result.source[row, explained[:, None], words] = R.sum(-1).t()
+            result.source[row, explained[:, None], words] = R.sum(-1).t() * sign
             conserved = conserved + l1_norm(R, (0, 2))
         result.conserved[row, explained] = conserved.view(-1)
         for kind, values in heads.items():
             result.heads[kind][row, explained] = values
 
 
-def _from_logits(decoder: Any, x: Tensor, top: Tensor, rule: Rule) -> Tensor:
-    """Return relevance [T, N, E] at the last decoder layer's output x [T, E], from logits `top` of N tokens."""
+def _explain_class(
+    model: Any, predictions: Predictions, states: dict[str, list[Tensor]], result: Relevance, row: int, rule: Rule
+) -> None:
+    """Fill in one row of the result, of an encoder with a classification head."""
+    words, _ = predictions.places(row)
+    stack, classifier = stack_modules(model)["encoder"], model.classification_heads[cast("str", predictions.head)]
+    encoder = [x[words, row] for x in states["encoder"]]
+    first = _normed(stack.layer_norm, encoder[-1])[:1]
+    hidden = classifier.activation_fn(classifier.dense(first))
+    weight, bias = (None if part is None else part[row] for part in predictions.readout(model))
+    R = linear(hidden.new_ones(1, 1, 1), hidden, cast("Tensor", weight), bias, rule)
+    sign = _signs(F.linear(hidden, cast("Tensor", weight), bias), rule)
+    R = linear(R, first, classifier.dense.weight, classifier.dense.bias, rule)
+    R = F.pad(R, (0, 0, 0, 0, 0, len(words) - 1))  # a class is predicted from the first token
+    R = R if stack.layer_norm is None else layer_norm(R, encoder[-1], stack.layer_norm, rule)
+    walk = _Walk(rule, None, {kind: values[row] for kind, values in result.heads.items()})
+    R = walk.layers(R, stack.layers, encoder)
+    result.source[row, :, words] = R.sum(-1).t() * sign
+    result.conserved[row] = l1_norm(R, (0, 2)).view(-1)
+
+
+def _from_logits(decoder: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rule: Rule) -> tuple[Tensor, Tensor]:
+    """Return relevance [T, N, E] at the last decoder layer's output x [T, E], and the signs of the logits [N, 1].
+
+    `weight` [N, E] and `bias` [N] give the logits of the last N tokens.
+    """
     normed = _normed(decoder.layer_norm, x)
-    project, output = decoder.project_out_dim, decoder.output_projection
+    project = decoder.project_out_dim
     features = normed if project is None else project(normed)
-    bias = None if output.bias is None else output.bias[top]
-    ones = torch.diag_embed(torch.eye(len(top), dtype=x.dtype, device=x.device))  # every token explains itself
-    R = linear(F.pad(ones, (0, 0, 0, 0, len(x) - len(top), 0)), features, output.weight[top], bias, rule)
+    ones = torch.diag_embed(torch.eye(len(weight), dtype=x.dtype, device=x.device))  # every token explains itself
+    R = linear(F.pad(ones, (0, 0, 0, 0, len(x) - len(weight), 0)), features, weight, bias, rule)
+    logits = (features[-len(weight) :] * weight).sum(-1, keepdim=True)
+    sign = _signs(logits if bias is None else logits + bias[:, None], rule)
     if project is not None:
         R = linear(R, normed, project.weight, project.bias, rule)
-    return R if decoder.layer_norm is None else layer_norm(R, x, decoder.layer_norm, rule)
+    return (R if decoder.layer_norm is None else layer_norm(R, x, decoder.layer_norm, rule)), sign
+
+
+def _signs(logits: Tensor, rule: Rule) -> Tensor:
+    """Return the factor with which positive relevance of the epsilon rule raises a logit: its sign. Otherwise 1."""
+    return torch.ones_like(logits) if rule.alpha is not None else logits.sign()
 
 
 def _normed(norm: nn.LayerNorm | None, x: Tensor) -> Tensor:
@@ -250,9 +137,9 @@ def _normed(norm: nn.LayerNorm | None, x: Tensor) -> Tensor:
 
 
 class _Walk:
-    """Backward propagation through a model, for one sentence and some explained positions.
+    """Backward propagation through a model, for one sentence and some explained predictions.
 
-    `memory` [S, E] is the encoder output, None for a language model. `heads` {type: [N, L, H]} is filled in.
+    `memory` [S, E] is the encoder output, None without one to attend to. `heads` {type: [N, L, H]} is filled in.
     `at_memory` [S, N, E] is the sum of the relevance at the memory, `memory_norm` [1, N, 1] the sum of its L1 norms.
     """
 

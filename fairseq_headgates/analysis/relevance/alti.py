@@ -1,0 +1,158 @@
+"""ALTI+ (Ferrando et al. 2022): how much each input token contributes to the output of every attention block.
+
+The output of a block at token t is a sum of vectors, one of each token s that it attends to, and biases:
+
+    y_t = sum_s T_t(x_s) + bias,   T_t(x_s) = LN( sum_h g_h w_hts W_O,h (W_V,h x_s + b_V,h) + [s = t] x_t )
+
+with the residual [s = t] x_t, the gates g, and the LayerNorm after a post-norm block without its bias (its standard
+deviation is that of the whole output). The share of a token is how much nearer to y_t its vector brings the origin,
+
+    c_ts = max(0, |y_t|_1 - |y_t - T_t(x_s)|_1) / sum_s' max(0, |y_t|_1 - |y_t - T_t(x_s')|_1)
+
+and 0 if none does, so that biases alone made y_t. In a block of cross-attention, the residual is a token of its own. The product of the matrices c of all layers gives the
+contributions of the input tokens. They belong to the state that a prediction is made from, not to one of its logits;
+feed-forward blocks work on single tokens and change nothing.
+
+Shapes of one sentence: T queries, S keys, H heads, D head size, E model size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_headgates.analysis.relevance.predictions import Predictions, Relevance
+from fairseq_headgates.analysis.relevance.rules import l1_norm, quotient
+from fairseq_headgates.modules import HeadAttention
+from fairseq_headgates.surgery import Observed, head_sites, observe, stack_modules
+
+
+class Block(NamedTuple):
+    """An attention block: its module, its LayerNorm and whether that comes first; inputs in the last forward pass."""
+
+    attention: HeadAttention
+    norm: nn.LayerNorm
+    norm_first: bool
+    inputs: dict[str, Tensor]  # of the LayerNorm, "norm", and of the queries, "query"; the values, "values"
+
+    @property
+    def residual(self) -> Tensor:
+        """The residual [T, B, E]."""
+        return self.inputs["norm" if self.norm_first else "query"]
+
+
+def alti(model: Any, predictions: Predictions) -> Relevance:
+    """Return the contributions of tokens to the state of each prediction, see `explain`."""
+    with _blocks(model) as blocks, observe(model) as seen:
+        model(**predictions.net_input, features_only=True)
+    found = predictions.empty(model, next(iter(blocks.values())).residual)
+    for row in range(len(predictions.predicted)):
+        words, places = predictions.places(row)
+        shares = partial(_shares, blocks=blocks, seen=seen, row=row)
+        sides = stack_modules(model)
+        source = _encoder(len(sides["encoder"].layers), words, shares) if "encoder" in sides else None
+        if "decoder" in sides:
+            of_source, of_target = _decoder(len(sides["decoder"].layers), places, words, source, shares)
+            found.target[row, places[:, None], places] = of_target.to(found.target)
+            found.source[row, places[:, None], words] = of_source.to(found.source)
+        elif source is not None:
+            found.source[row, :, words] = source[:1].to(found.source)  # a class is predicted from the first token
+    found.conserved.copy_(found.source.sum(-1) + found.target.sum(-1))
+    found.heads.clear()
+    return found
+
+
+Shares = Callable[[str, int, Tensor, Tensor], Tensor]
+
+
+def _encoder(layers: int, words: Tensor, shares: Shares) -> Tensor:
+    """Return the contributions of source tokens to the encoder output: [S, S]."""
+    found = torch.eye(len(words), dtype=torch.double, device=words.device)
+    for layer in range(layers):
+        found = shares("enc-self", layer, words, words) @ found
+    return found
+
+
+def _decoder(
+    layers: int, places: Tensor, words: Tensor, memory: Tensor | None, shares: Shares
+) -> tuple[Tensor, Tensor]:
+    """Return the contributions of source [T, S] and prefix tokens [T, T] to the decoder output.
+
+    `memory` [S, S] are those of source tokens to the encoder output, None for a language model.
+    """
+    of_target = torch.eye(len(places), dtype=torch.double, device=places.device)
+    of_source = of_target.new_zeros(len(places), len(words))
+    for layer in range(layers):
+        mixed = shares("dec-self", layer, places, places)
+        of_target, of_source = mixed @ of_target, mixed @ of_source
+        if memory is not None:
+            mixed = shares("dec-enc", layer, places, words)
+            across, own = mixed[:, :-1], mixed[:, -1:]
+            of_target, of_source = own * of_target, own * of_source + across @ memory
+    return of_source, of_target
+
+
+def _shares(
+    kind: str,
+    layer: int,
+    queries: Tensor,
+    keys: Tensor,
+    blocks: dict[tuple[str, int], Block],
+    seen: dict[str, dict[int, Observed]],
+    row: int,
+) -> Tensor:
+    """Return the shares of tokens in one block: [T, S], of cross-attention [T, S + 1] with the residual at the end."""
+    block, across = blocks[kind, layer], kind == "dec-enc"
+    if not block.attention.num_heads:  # y = x + bias
+        own = torch.eye(len(queries), dtype=torch.double, device=queries.device)
+        return torch.cat([own.new_zeros(len(queries), len(keys)), own.new_ones(len(queries), 1)], 1) if across else own
+    attention, residual = block.attention, block.residual[queries, row]
+    observed = seen[kind][layer]
+    weights = observed.weights[row][:, queries][:, :, keys]
+    values = block.inputs["values"][keys, row].unflatten(-1, (attention.num_heads, -1))
+    out, scale = attention.out_proj.weight.unflatten(1, (attention.num_heads, -1)), attention.head_scale()
+    moved = torch.einsum("shd,ehd->hse", values, out if scale is None else out * scale[:, None].to(out))
+    vectors = torch.einsum("hts,hse->tse", weights.to(moved), moved)
+    if across:
+        vectors = torch.cat([vectors, residual[:, None]], 1)
+    else:
+        vectors.diagonal(dim1=0, dim2=1).add_(residual.t())
+    total = residual + attention.output_of(observed.contexts[row : row + 1, :, queries])[:, 0]
+    if not block.norm_first:
+        norm = block.norm
+        deviation = (total.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
+        vectors = (vectors - vectors.mean(-1, keepdim=True)) * (norm.weight / deviation)[:, None]
+        total = norm(total)
+    nearer = l1_norm(total, -1) - (total[:, None] - vectors).abs().sum(-1)
+    nearer = nearer.double().clamp_(min=0)
+    return quotient(nearer, nearer.sum(-1, keepdim=True))
+
+
+@contextmanager
+def _blocks(model: Any) -> Iterator[dict[tuple[str, int], Block]]:
+    """Within the context, record the inputs of all attention blocks: {(type, layer): block}."""
+    blocks = {}
+    with ExitStack() as hooks:
+        for site in head_sites(model):
+            path, _, name = site.name.rpartition(".")
+            layer: Any = model.get_submodule(path)
+            norm, inputs = getattr(layer, f"{name}_layer_norm"), {}
+            blocks[site.kind, site.layer] = Block(site.attention, norm, layer.normalize_before, inputs)
+            modules = {"norm": norm, **({"query": site.attention.q_proj} if site.attention.num_heads else {})}
+            for part, module in modules.items():
+                hooks.callback(module.register_forward_pre_hook(partial(_remember, inputs, part)).remove)
+            if site.attention.num_heads:
+                hook = site.attention.v_proj.register_forward_hook(
+                    lambda _, args, out, inputs=inputs: inputs.update(values=out)
+                )
+                hooks.callback(hook.remove)
+        yield blocks
+
+
+def _remember(inputs: dict[str, Tensor], part: str, _: nn.Module, args: tuple) -> None:
+    inputs[part] = args[0]

@@ -1,0 +1,131 @@
+"""AttnLRP (Achtibat et al. 2024): relevance as input times gradient, with a backward pass that follows LRP rules.
+
+Where the relevance of x is x times its gradient, a rule is a change of the gradient alone:
+
+    linear layer, sum   R_i = x_i sum_j W_ji R_j / y_j       the gradient itself (epsilon rule with eps = 0)
+    activation          R_x = R_y                            f(x) = x c, with the constant c = f(x) / x
+    LayerNorm           R_x = R_y                            the standard deviation is a constant
+    softmax             Taylor expansion at 0                the gradient itself
+    matrix product      half of R for each factor            half of the gradient
+
+The two products of attention halve the gradient of values once, and those of queries and keys twice.
+
+Shapes: B sentences, N predictions, n predictions that are explained at a time, S source and T target length, E model
+size, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_headgates.analysis.relevance.predictions import Predictions, Relevance
+from fairseq_headgates.modules import HeadAttention
+from fairseq_headgates.surgery import head_sites, observe, replaced_forward, stack_modules
+
+SHARES = {"q_proj": 0.25, "k_proj": 0.25, "v_proj": 0.5}  # of the gradient
+NUMBERS = 2**24  # of gradients of the widest layer, computed at a time
+
+
+def attnlrp(model: Any, predictions: Predictions) -> Relevance:
+    """Return the relevance of heads and tokens for the logits of predictions; see `explain`."""
+    with torch.enable_grad(), _modified(model), _leaves(model) as leaves, observe(model) as seen:
+        logits = _logits(model, predictions)
+    found = predictions.empty(model, logits)
+    heads = [(kind, layer, each.contexts) for kind, layers in seen.items() for layer, each in layers.items()]
+    inputs = list(leaves.values())
+    kept = {(site.kind, site.layer): list(site.attention.kept) for site in head_sites(model)}
+    widest = max(layer.numel() // len(layer) for layer in inputs) * 4  # a feed-forward layer has 4 E numbers
+    rows = predictions.predicted.size(1)
+    step = max(1, NUMBERS // (widest * sum(len(each) for each in inputs)))
+    for first in range(0, rows, step):
+        chosen = slice(first, min(first + step, rows))
+        one = torch.eye(rows, dtype=logits.dtype, device=logits.device)[chosen, None].expand(-1, len(logits), -1)
+        tensors = [*inputs, *(contexts for _, _, contexts in heads)]
+        gradients = torch.autograd.grad(
+            logits, tensors, one, retain_graph=True, allow_unused=True, is_grads_batched=True
+        )
+        by_token = dict(zip(leaves, gradients, strict=False))
+        for side, into in (("encoder", found.source), ("decoder", found.target)):
+            if by_token.get(side) is not None:  # None: the logits do not depend on the encoder
+                into[:, chosen] = (by_token[side] * leaves[side]).sum(-1).permute(2, 0, 1)
+        for (kind, layer, contexts), gradient in zip(heads, gradients[len(leaves) :], strict=True):
+            if gradient is not None:
+                of_heads = (gradient * contexts).abs().sum((-2, -1)).transpose(0, 1)  # [B, n, H]
+                found.heads[kind][:, chosen, layer, kept[kind, layer]] = of_heads
+    real = predictions.real
+    for values in (*found.heads.values(), found.source, found.target):
+        values.masked_fill_(~real.view(*real.shape, *[1] * (values.dim() - 2)), 0)
+    total = found.source.sum(-1) + found.target.sum(-1)
+    found.conserved.copy_(torch.where(real, total / logits.detach(), 0))
+    return found
+
+
+def _logits(model: Any, predictions: Predictions) -> Tensor:
+    """Return the logits, or differences of logits, to explain: [B, N]."""
+    weight, bias = predictions.readout(model)
+    if predictions.head is None:
+        features = model(**predictions.net_input, features_only=True)[0]
+    else:
+        classifier = model.classification_heads[predictions.head]
+        first = model(**predictions.net_input, features_only=True)[0][:, :1]
+        features = classifier.activation_fn(classifier.dense(first))
+    found = (features * weight.to(features)).sum(-1)
+    return found if bias is None else found + bias
+
+
+@contextmanager
+def _leaves(model: Any) -> Iterator[dict[str, Tensor]]:
+    """Within the context, the inputs of the first layers are leaves of the graph: {side: [T, B, E]}."""
+    leaves: dict[str, Tensor] = {}
+
+    def start(_: nn.Module, args: tuple, side: str) -> tuple:
+        leaves[side] = args[0].detach().requires_grad_()
+        return leaves[side], *args[1:]
+
+    handles = [
+        stack.layers[0].register_forward_pre_hook(partial(start, side=side))
+        for side, stack in stack_modules(model).items()
+    ]
+    try:
+        yield leaves
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _modified(model: Any) -> Iterator[None]:
+    """Within the context, the backward pass of the model follows the rules."""
+    with ExitStack() as changes:
+        for module in list(model.modules()):
+            if isinstance(module, nn.LayerNorm):
+                changes.enter_context(replaced_forward(module, partial(_layer_norm, module)))
+            if callable(activation := vars(module).get("activation_fn")):
+                changes.callback(setattr, module, "activation_fn", activation)
+                module.activation_fn = partial(_identity_rule, activation)
+            for name, share in SHARES.items() if isinstance(module, HeadAttention) and module.num_heads else ():
+                hook = getattr(module, name).register_forward_hook(partial(_scaled, share=share))
+                changes.callback(hook.remove)
+        yield
+
+
+def _layer_norm(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    deviation = (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+    return centred / deviation.detach() * norm.weight + norm.bias
+
+
+def _identity_rule(activation: Any, x: Tensor) -> Tensor:
+    slope = activation(x) / x
+    return x * torch.where(x == 0, 0, slope).detach()
+
+
+def _scaled(_: nn.Module, args: tuple, x: Tensor, share: float) -> Tensor:
+    """Return `x` with a gradient that is multiplied by `share`."""
+    return share * x + (1 - share) * x.detach()

@@ -1,0 +1,156 @@
+"""What is explained: predictions of a model on a batch, and the result, relevance of heads and tokens.
+
+Shapes: B sentences, S source length, T target length, N predictions of a sentence: T of a decoder, 1 of a classifier;
+L layers, H heads, E size of the features, C number of classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_headgates.messages import shown
+from fairseq_headgates.surgery import head_counts, stack_modules
+
+
+@dataclass(frozen=True)
+class Relevance:
+    """Relevance of heads and tokens for each prediction; 0 at padding.
+
+    Attributes:
+        heads: {type: [B, N, L, H]}, the sum of absolute relevance at the input of the output projection, over tokens
+            and the D numbers of a head, for the H heads that the model was trained with; empty with ALTI+
+        source: [B, N, S], the sum of relevance at the input of the first encoder layer, by prediction and token; S is 0
+            for a language model
+        target: [B, N, T], the same for the decoder; T is 0 for an encoder
+        predicted: [B, N], the token or class whose logit is explained
+        conserved: [B, N], of LRP rules the sum of absolute relevance at the inputs of the first layers of encoder and
+            decoder: 1 minus the share lost to eps. Of AttnLRP, the sum of relevance divided by the logit: the rest is
+            that of biases. Of ALTI+ 1, or less where biases alone made the output of a block.
+    """
+
+    heads: dict[str, Tensor]
+    source: Tensor
+    target: Tensor
+    predicted: Tensor
+    conserved: Tensor
+
+    def source_share(self) -> Tensor:
+        """Return the share of the source in the absolute relevance of all tokens (Voita et al. 2021): [B, N]."""
+        source, target = (tokens.abs().sum(-1) for tokens in (self.source, self.target))
+        return source / (source + target).clamp(min=torch.finfo(source.dtype).tiny)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The predictions of a model on a batch.
+
+    Attributes:
+        net_input: the input of the model
+        sources: tokens of the encoder [B, S]
+        targets: input tokens of the decoder [B, T]
+        pad: number of the padding symbol
+        predicted: tokens, or classes, whose logits are explained [B, N]
+        instead_of: others whose logits are subtracted [B, N], or None
+        head: name of the classification head; None for a decoder
+    """
+
+    net_input: Mapping[str, Tensor]
+    sources: Tensor
+    targets: Tensor
+    pad: int
+    predicted: Tensor
+    instead_of: Tensor | None
+    head: str | None
+
+    @classmethod
+    def of(
+        cls, model: Any, net_input: Mapping[str, Tensor], predicted: Tensor | None, instead_of: Tensor | None
+    ) -> Predictions:
+        """Return the predictions to explain, by default those with the highest logits. Raise ValueError."""
+        sides, tokens = stack_modules(model), net_input["src_tokens"]
+        sources = tokens if "encoder" in sides else tokens[:, :0]
+        targets = net_input.get("prev_output_tokens", tokens) if "decoder" in sides else tokens[:, :0]
+        head, pad = None if "decoder" in sides else only_head(model), next(iter(sides.values())).padding_idx
+        if predicted is None:
+            options = {} if head is None else {"features_only": True, "classification_head_name": head}
+            predicted = model(**net_input, **options)[0].argmax(-1).view(len(tokens), -1)
+        found = cls(net_input, sources, targets, pad, predicted, instead_of, head)
+        shape = (len(tokens), targets.size(1) if head is None else 1)
+        for name, chosen in (("predicted", predicted), ("instead_of", instead_of)):
+            if chosen is not None and chosen.shape != shape:
+                raise ValueError(f"{name} has the shape {tuple(chosen.shape)}: it must be {shape}")
+        return found
+
+    @property
+    def real(self) -> Tensor:
+        """Which predictions are explained, those that are not at padding: [B, N]."""
+        return torch.ones_like(self.predicted, dtype=torch.bool) if self.head else self.targets != self.pad
+
+    def places(self, row: int) -> tuple[Tensor, Tensor]:
+        """Return the positions of a sentence without padding: [S'] in the source and [T'] in the target."""
+        return tuple((side[row] != self.pad).nonzero()[:, 0] for side in (self.sources, self.targets))  # type: ignore[return-value]
+
+    def output(self, model: Any) -> nn.Linear:
+        """Return the output layer: [E] -> logits."""
+        return model.decoder.output_projection if self.head is None else model.classification_heads[self.head].out_proj
+
+    def readout(self, model: Any) -> tuple[Tensor, Tensor | None]:
+        """Return weight [B, N, E] and bias [B, N], or None, of the logits, or differences of logits, to explain."""
+        layer = self.output(model)
+
+        def rows(of: Tensor) -> Tensor:
+            found = of[self.predicted]
+            return found if self.instead_of is None else found - of[self.instead_of]
+
+        return rows(layer.weight), None if layer.bias is None else rows(layer.bias)
+
+    def empty(self, model: nn.Module, like: Tensor) -> Relevance:
+        """Return a result that is filled with zeros, with the device and data type of a tensor."""
+        shape = self.predicted.shape
+        return Relevance(
+            heads={kind: like.new_zeros(*shape, *size) for kind, size in head_counts(model).items()},
+            source=like.new_zeros(*shape, self.sources.size(1)),
+            target=like.new_zeros(*shape, self.targets.size(1)),
+            predicted=self.predicted.masked_fill(~self.real, self.pad),
+            conserved=like.new_zeros(shape),
+        )
+
+
+def only_head(model: Any) -> str:
+    """Return the name of the one classification head of an encoder. Raise ValueError if there is not exactly one."""
+    names = list(getattr(model, "classification_heads", {}))
+    if len(names) != 1:
+        found = f"{len(names)} ({', '.join(map(shown, names))})" if names else "none"
+        raise ValueError(
+            f"relevance of an encoder is that for a class, and the model has {found} classification heads: it must "
+            "have one (fine-tune with --criterion sentence_prediction)"
+        )
+    return names[0]
+
+
+@contextmanager
+def recorded(model: Any) -> Iterator[dict[str, list[Tensor]]]:
+    """Within the context, record the inputs of all layers and the output of the last: {side: [T, B, E] each}."""
+    sides = stack_modules(model)
+    states: dict[str, list[Tensor]] = {side: [] for side in sides}
+    handles = []
+    for side, seen in states.items():
+        layers = list(sides[side].layers)
+        handles += [x.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0])) for x in layers]
+        handles.append(layers[-1].register_forward_hook(lambda _, args, out, seen=seen: seen.append(_first(out))))
+    try:
+        yield states
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _first(output: Tensor | tuple) -> Tensor:
+    """Return the output of a layer; decoder layers return a tuple."""
+    return output if isinstance(output, Tensor) else output[0]

@@ -1,0 +1,227 @@
+"""Explanations of predictions: AttnLRP and ALTI+ against naive rewrites, classes, contrasts, given targets."""
+
+import pytest
+import torch
+from support import all_attention
+from support.classifiers import HEAD, make_roberta, make_sentences
+from support.explanations import Step, naive_alti, naive_attnlrp, through_linear, through_norm
+from support.language_models import make_lm, make_text
+from support.models import PAD, make_batch, make_gated, make_stock
+from support.relevance import Naive, naive_per_token, size_of
+
+from fairseq_headgates import HeadTable, head_sites, masked, prune, relevance
+from fairseq_headgates.analysis.relevance import attnlrp, explain
+from fairseq_headgates.analysis.relevance.rules import RULES
+from fairseq_headgates.heads import TYPES
+
+SMALL = {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in
+         {"embed_dim": 8, "ffn_embed_dim": 12, "attention_heads": 2}.items()}  # fmt: skip
+POST_NORM = {"encoder_normalize_before": False, "decoder_normalize_before": False}
+MASK = HeadTable({"enc-self": [[1, 0], [0, 0]], "dec-self": [[0, 0], [1, 1]], "dec-enc": [[0, 1], [0, 0]]})
+norms = pytest.mark.parametrize("options", [{"activation_fn": "gelu"}, POST_NORM], ids=["pre-norm", "post-norm"])
+
+
+def shaken(model):
+    """Random numbers in all parameters, biases and norms included, in double precision."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return model.double().requires_grad_(False)
+
+
+def small(make=make_stock, **options):
+    return shaken(make(**SMALL, **options))
+
+
+def sentence(batch, row):
+    """The tokens of one sentence pair, and where they are; the source of a language model has none."""
+    source, target = batch["src_tokens"], batch.get("prev_output_tokens", batch["src_tokens"])
+    source = source if "prev_output_tokens" in batch else source[:, :0]
+    places = [side[row].ne(PAD).nonzero()[:, 0] for side in (source, target)]
+    return source[row, places[0]], target[row, places[1]], *places
+
+
+def assert_close(found, expected, where=""):
+    assert (found - expected).abs().max() <= 1e-8 * max(1, expected.abs().max()), where
+
+
+@norms
+def test_attnlrp_passes_relevance_on_step_by_step(options):
+    """Gates of 0 and between 0 and 1 included. A given target, and the difference to another one."""
+    model = small(make_gated, gate_heads=",".join(TYPES), **options)
+    for i, site in enumerate(head_sites(model)):
+        log_alpha = torch.tensor([-30.0 if i == 1 else 0.3, 0.1 * i], dtype=torch.double)
+        site.attention.gate.load_state_dict({"log_alpha": log_alpha})
+    factors = {(site.kind, site.layer): site.attention.head_scale() for site in head_sites(model)}
+    batch = make_batch()
+    predicted, others = torch.randint(4, 40, (2, *batch["prev_output_tokens"].shape))
+    found = explain(model, batch, "attnlrp", predicted, others)
+    for row in (0, 1):
+        source, prefix, words, places = sentence(batch, row)
+        expected = naive_attnlrp(model, source, prefix, predicted[row, places], others[row, places], factors)
+        assert_close(found.source[row, places][:, words], expected[0], "source")
+        assert_close(found.target[row, places][:, places], expected[1], "target")
+        assert found.source[row].count_nonzero() == len(places) * len(words)  # nothing at padding
+    assert found.heads["dec-enc"][..., 0].count_nonzero() and not found.heads["enc-self"][:, :, 1, 0].any()
+
+
+def test_attnlrp_of_language_models():
+    sizes = {name: size for name, size in SMALL.items() if name.startswith("decoder")}
+    models = [
+        (shaken(make_lm(decoder_input_dim=8, decoder_output_dim=8, **sizes)), make_text()),
+        (shaken(all_attention.make_model()), {"src_tokens": all_attention.make_blocks()[0][0]}),
+    ]
+    for model, batch in models:
+        found = explain(model, batch, "attnlrp")
+        _, prefix, _, places = sentence(batch, 0)
+        expected = naive_attnlrp(model, prefix[:0], prefix, found.predicted[0, places])
+        assert_close(found.target[0, places][:, places], expected[1], type(model).__name__)
+
+
+def test_attnlrp_of_some_predictions_at_a_time_is_the_same(monkeypatch):
+    model, batch = small(), make_batch()
+    found = explain(model, batch, "attnlrp")
+    monkeypatch.setattr(attnlrp, "NUMBERS", 1)
+    again = explain(model, batch, "attnlrp")
+    for name in ("source", "target", "conserved"):
+        assert_close(getattr(again, name), getattr(found, name), name)
+    assert_close(again.heads["dec-enc"], found.heads["dec-enc"])
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "alti"])
+@norms
+def test_masked_and_pruned_models_are_explained_alike(method, options):
+    """A layer without heads included, and a sentence alone as in a batch."""
+    model, batch = small(**options), make_batch()
+    with masked(model, MASK):
+        found = explain(model, batch, method)
+    pruned = prune(model, MASK)
+    again = explain(pruned, batch, method)
+    assert_close(again.source, found.source)
+    assert_close(again.target, found.target)
+    source, prefix, words, places = sentence(batch, 1)
+    alone = {"src_tokens": source[None], "src_lengths": torch.tensor([len(source)]), "prev_output_tokens": prefix[None]}
+    alone = explain(pruned, alone, method)
+    assert_close(found.source[1, places][:, words], alone.source[0])
+    assert_close(found.target[1, places][:, places], alone.target[0])
+
+
+@norms
+def test_alti_is_the_product_of_shares(options):
+    model, batch = small(**options), make_batch()
+    found = explain(model, batch, "alti")
+    source, prefix, words, places = sentence(batch, 1)
+    torch.set_default_dtype(torch.double)
+    try:
+        of_memory, _, memory = naive_alti(model.encoder.layers, model.encoder.forward_embedding(source[None])[0][0])
+        memory = memory if model.encoder.layer_norm is None else model.encoder.layer_norm(memory)
+        decoder = model.decoder
+        start = decoder.embed_scale * decoder.embed_tokens(prefix) + decoder.embed_positions(prefix[None])[0]
+        of_target, of_source, _ = naive_alti(decoder.layers, start, memory, of_memory, causal=True)
+    finally:
+        torch.set_default_dtype(torch.float)
+    assert_close(found.target[1, places][:, places], of_target)
+    assert_close(found.source[1, places][:, words], of_source)
+    assert not found.heads
+    found = explain(make_stock(**options), batch, "alti")
+    assert (found.conserved[found.predicted != PAD] - 1).abs().max() < 1e-6
+
+
+def test_alti_of_language_models():
+    for model, batch in (
+        (make_lm(), make_text()),
+        (all_attention.make_model(), {"src_tokens": all_attention.make_blocks()[0][0]}),
+    ):
+        found = explain(model, batch, "alti")
+        total = found.target.sum(-1)[found.predicted != PAD]
+        alone = total == 0  # persistent vectors and biases alone, at one position
+        assert (total[~alone] - 1).abs().max() < 1e-6 and alone.sum() <= 1
+        assert not found.target.triu(1).any() and found.target.tril(-1).any()
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_the_class_of_a_sentence_is_explained(pre_norm):
+    options = {"activation_fn": "relu", "encoder_normalize_before": pre_norm, "layernorm_embedding": not pre_norm}
+    model, batch = shaken(make_roberta(**options)), make_sentences()["net_input"]
+    stack, classifier = model.encoder.sentence_encoder, model.classification_heads[HEAD]
+    found = {method: explain(model, batch, method) for method in ("epsilon", "attnlrp", "alti")}
+    logits = model(**batch, classification_head_name=HEAD)[0]
+    for row, length in enumerate([9, 6, 4]):
+        start = stack.forward_embedding(batch["src_tokens"][row : row + 1, :length])[0][0]
+        step = Step(stack.layers, start)
+        first = (step.x if stack.layer_norm is None else stack.layer_norm(step.x))[:1]
+        hidden, best = classifier.dense(first).tanh(), logits[row].argmax()
+        weight, bias = classifier.out_proj.weight[best, None], classifier.out_proj.bias[best, None]
+
+        R = through_linear(logits[row, best].view(1, 1), hidden, weight, bias)
+        R = through_linear(R, first, classifier.dense.weight, classifier.dense.bias)
+        R = torch.cat([R, R.new_zeros(length - 1, R.size(1))])
+        R = R if stack.layer_norm is None else through_norm(R, step.x, stack.layer_norm)
+        assert_close(found["attnlrp"].source[row, 0, :length], step.back(R).sum(-1), "attnlrp")
+
+        rule, naive = RULES["epsilon"], Naive.__new__(Naive)
+        naive.model, naive.factors, naive.rule, naive.heads, naive.at_memory = model, {}, rule, {}, []
+        x, backs = start, []
+        for number, layer in enumerate(stack.layers):
+            x, back = naive.layer(x, layer, number, "enc-self", None)
+            backs.append(back)
+        R = naive_per_token(lambda x: x @ weight.t() + bias, hidden, torch.ones(1, 1, 1, dtype=torch.double), rule)
+        R = naive_per_token(classifier.dense, first, R, rule)
+        R = torch.cat([R, R.new_zeros(1, length - 1, R.size(2))], 1)
+        R = R if stack.layer_norm is None else naive_per_token(stack.layer_norm, x, R, rule)
+        for back in reversed(backs):
+            R = back(R)
+        assert_close(found["epsilon"].source[row, 0, :length], R.sum(-1)[0] * logits[row, best].sign(), "epsilon")
+        assert_close(found["epsilon"].conserved[row, 0], size_of(R)[0])
+        assert_close(found["epsilon"].heads["enc-self"][row, 0, 1], naive.heads["enc-self"][1][0])
+
+        shares = naive_alti_of_encoder(stack, start)
+        assert_close(found["alti"].source[row, 0, :length], shares, "alti")
+        assert not any(each.source[row, 0, length:].any() for each in found.values())
+    assert all(each.predicted.equal(logits.argmax(-1, keepdim=True)) for each in found.values())
+
+
+def naive_alti_of_encoder(stack, start):
+    torch.set_default_dtype(torch.double)
+    try:
+        return naive_alti(stack.layers, start)[0][0]
+    finally:
+        torch.set_default_dtype(torch.float)
+
+
+def test_contrasts_of_the_epsilon_rule():
+    """The relevance for a - b is that of a model whose output has the row a - b; its sign is that of the difference."""
+    model, batch = small(), make_batch()
+    one, other = torch.full((2, *batch["prev_output_tokens"].shape), 7), None
+    one, other = one[0], one[1] + 2
+    found, back = explain(model, batch, "epsilon", one, other), explain(model, batch, "epsilon", other, one)
+    assert_close(found.source, -back.source)
+    layer = model.decoder.output_projection
+    with torch.no_grad():
+        layer.weight[7] -= layer.weight[9]
+    if layer.weight is not model.decoder.embed_tokens.weight:
+        again = explain(model, batch, "epsilon", one)
+        assert_close(found.source, again.source)
+
+
+def test_the_share_of_the_source():
+    found = explain(make_stock(), make_batch(), "alpha1beta0")
+    assert found.source.min() >= 0 and found.target.min() >= 0  # only positive contributions
+    share = found.source_share()
+    real = found.predicted != PAD
+    assert_close((share + found.target.sum(-1) / (found.source.sum(-1) + found.target.sum(-1)))[real], torch.ones(1))
+    assert not share[~real].any()
+
+
+def test_wrong_calls_are_refused():
+    model, batch = make_stock(), make_batch()
+    with pytest.raises(ValueError, match="^predicted has the shape .3, 2.: it must be .3, 5.$"):
+        explain(model, batch, "epsilon", torch.zeros(3, 2, dtype=torch.long))
+    with pytest.raises(ValueError, match="instead_of has no effect"):
+        explain(model, batch, "alti", instead_of=batch["prev_output_tokens"])
+    with pytest.raises(ValueError, match="a part of class AllAttentionDecoder; choose another method"):
+        explain(all_attention.make_model(), {"src_tokens": all_attention.make_blocks()[0][0]}, "epsilon")
+    with pytest.raises(ValueError, match="the model has none classification heads|has none"):
+        explain(make_roberta(classes=0), make_sentences()["net_input"], "attnlrp")
+    assert relevance.explain is explain
