@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import re
-from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from fairseq import utils
-from fairseq.data import LanguagePairDataset
-from torch import Tensor, nn
+from torch import nn
 
-from fairseq_headgates.evaluation import (
-    Corpus,
-    Sample,
-    beam_search,
-    check_tokens,
-    load_dataset,
-    objective_of,
-    outputs,
-)
+from fairseq_headgates.analysis.sentences import symbols_of
+from fairseq_headgates.evaluation import Sample, outputs
 from fairseq_headgates.heads import TYPES, AttentionMap, HeadId
 from fairseq_headgates.messages import shown
-from fairseq_headgates.surgery import evaluating, gate_values, head_sites, is_language_model, observe, stacks_of
+from fairseq_headgates.surgery import evaluating, gate_values, head_sites, observe
 
 
 def parse_heads(text: str, sizes: Mapping[str, tuple[int, int]]) -> list[HeadId]:
@@ -57,7 +47,7 @@ def attention_maps(model: nn.Module, task: Any, sample: Sample, heads: Sequence[
     """Return the attention weights of `heads` for a sample of one sentence without padding."""
     with evaluating(model), torch.no_grad(), observe(model) as seen:
         outputs(model, sample)
-    sides = _symbols_of(sample, task)
+    sides = symbols_of(sample, task)
     gates = gate_values(model)
     kept = {(site.kind, site.layer): tuple(site.attention.kept) for site in head_sites(model)}
     maps = []
@@ -77,107 +67,3 @@ def attention_maps(model: nn.Module, task: Any, sample: Sample, heads: Sequence[
         else:
             maps.append(AttentionMap(head, None, queries, keys, []))
     return maps
-
-
-def _symbols_of(sample: Sample, task: Any) -> dict[str, tuple[list[str], list[str]]]:
-    """Return the tokens that are queries and keys of each attention type."""
-
-    def symbols(tokens: Tensor, dictionary: Any) -> list[str]:
-        return [dictionary[token] for token in tokens[0].tolist()]
-
-    source = symbols(sample["net_input"]["src_tokens"], task.source_dictionary)
-    stacks = objective_of(task).stacks
-    if len(stacks) == 1:
-        return {"enc-self" if "encoder" in stacks else "dec-self": (source, source)}
-    inputs = symbols(sample["net_input"]["prev_output_tokens"], task.target_dictionary)
-    predicted = symbols(sample["target"], task.target_dictionary)
-    return {"enc-self": (source, source), "dec-self": (inputs, inputs), "dec-enc": (predicted, source)}
-
-
-def read_sentences(args: Namespace, task: Any, model: nn.Module, lines: Sequence[int]) -> Iterator[Sample]:
-    """Return sentences of --gen-subset, blocks of a language model, as samples, by numbers from 1. Raise ValueError.
-
-    Args:
-        args: options of fairseq-generate
-        task: the fairseq task
-        model: the model, whose device the samples are moved to
-        lines: numbers of the sentences
-    """
-    dataset = load_dataset(args, task, model)
-    for line in lines:
-        if not 1 <= line <= len(dataset):
-            raise ValueError(f"--lines has {line}: {args.gen_subset!r} has the sentences 1 to {len(dataset)}")
-    for line in lines:
-        if len(stacks_of(model)) == 1:
-            sample = dataset.collater([dataset[line - 1]])
-            check_tokens([sample], task, args)
-            _check_length(sample["net_input"]["src_tokens"][0], model.max_positions(), "text")  # type: ignore[operator]
-            sample["net_input"].pop("blocks", None)  # without the memory of a line before, which is another block
-            yield _placed(sample, model)
-        else:
-            source, target = (dataset[line - 1].get(side) for side in ("source", "target"))
-            check_tokens([{"net_input": {"src_tokens": source}, "target": target}], task, args)
-            yield _sample(args, task, model, source, target)
-
-
-def typed_sentences(args: Namespace, task: Any, model: nn.Module, lines: Iterable[str]) -> Iterator[Sample]:
-    """Return lines of text as samples: SOURCE, tab, TARGET; without a target, with the translation of the model.
-
-    For a language model, a line is a text, which begins with the symbol that the model's texts begin with. For an
-    encoder, a line is a sentence, between <s> and </s>.
-
-    Args:
-        args: options of fairseq-generate, for the beam search
-        task: the fairseq task
-        model: the model, whose device the samples are moved to
-        lines: tokens of the dictionaries, separated by spaces
-    """
-    source_dictionary, target_dictionary = task.source_dictionary, task.target_dictionary
-    for line in lines:
-        if len(stacks_of(model)) == 1:
-            yield _text_sample(task, model, line)
-            continue
-        source, _, target = line.partition("\t")
-        ids = source_dictionary.encode_line(source, add_if_not_exist=False).long()
-        words = target_dictionary.encode_line(target, add_if_not_exist=False).long() if target.strip() else None
-        yield _sample(args, task, model, ids, words)
-
-
-def _sample(args: Namespace, task: Any, model: Any, source: Tensor, target: Tensor | None) -> Sample:
-    """Return a sentence as a sample; without a target, with the translation of the model."""
-    _check_length(source, model.max_positions()[0], "source")
-    target = _translation(args, task, model, source) if target is None else target
-    _check_length(target, model.max_positions()[1], "target")
-    dictionaries = task.source_dictionary, task.target_dictionary
-    pair = LanguagePairDataset([source], [len(source)], dictionaries[0], [target], [len(target)], dictionaries[1])
-    return _placed(pair.collater([pair[0]]), model)
-
-
-def _text_sample(task: Any, model: Any, line: str) -> Sample:
-    """Return a text as a sample of an encoder or a language model.
-
-    The text of a language model begins as fairseq's texts to continue do.
-    """
-    dictionary, encoder = task.source_dictionary, not is_language_model(model)
-    with_bos = encoder or getattr(task.args, "add_bos_token", False)
-    begin = dictionary.bos() if with_bos else dictionary.eos()
-    words = dictionary.encode_line(line, add_if_not_exist=False, append_eos=encoder).long()
-    tokens = torch.cat([words.new_tensor([begin]), words])
-    _check_length(tokens, model.max_positions(), "text")
-    return _placed({"net_input": {"src_tokens": tokens[None], "src_lengths": torch.tensor([len(tokens)])}}, model)
-
-
-def _check_length(tokens: Tensor, longest: int, side: str) -> None:
-    if len(tokens) > longest:
-        raise ValueError(f"the {side} of a sentence has {len(tokens)} tokens: the model allows {longest}")
-
-
-def _translation(args: Namespace, task: Any, model: Any, source: Tensor) -> Tensor:
-    sample = {"net_input": {"src_tokens": source[None], "src_lengths": torch.tensor([len(source)])}}
-    with beam_search(model, Corpus(task, [], args=args)) as generator, torch.no_grad():
-        return generator.generate([model], _placed(sample, model))[0][0]["tokens"].cpu()
-
-
-def _placed(sample: Sample, model: nn.Module) -> Sample:
-    device = next(model.parameters()).device
-    return utils.move_to_cuda(sample, device) if device.type == "cuda" else sample

@@ -21,7 +21,18 @@ SCORES = {
 WITHOUT_DATA = ("magnitude", "gate", "random")  # scores that do not depend on the data
 GRADIENT_UNITS = ("sentence", "token")  # Michel et al. 2019: the paper's equation 2; its released code
 NORMS = ("layer", "none")
-LRP_RULES = ("story-of-heads", "attn-constant", "epsilon")  # relevance.rules.RULES
+LRP_RULES = {  # relevance.rules.RULES
+    "story-of-heads": "alpha-beta rule with alpha = beta = 0.5 (Voita et al. 2019)",
+    "attn-constant": "the same with attention weights as constants",
+    "alpha1beta0": "alpha-beta rule with alpha = 1 and beta = 0, only positive contributions",
+    "epsilon": "epsilon rule (Bach et al. 2015)",
+}
+HEAD_RULES = LRP_RULES | {"attnlrp": "AttnLRP (Achtibat et al. 2024)"}
+EXPLANATIONS = {  # relevance.explain
+    "attnlrp": "layer-wise relevance propagation (LRP) with rules for attention (Achtibat et al. 2024)",
+    "alti": "ALTI+ (Ferrando et al. 2022), contributions to the state that the token is predicted from",
+    **{name: f"LRP, {text}" for name, text in LRP_RULES.items()},
+}
 ABLATION_MODES = ("single", "all-but-one")  # Michel et al. 2019, tables 1 and 2
 
 

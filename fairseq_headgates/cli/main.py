@@ -32,6 +32,7 @@ COMMANDS = {
     "curve": "measure loss, BLEU or accuracy while the least important heads are removed step by step",
     "correlate": "compute the correlation of score files",
     "compare": "compare the heads that masks or checkpoints keep",
+    "explain": "show how much each token contributes to a prediction",
     "attention": "draw the attention weights of heads for single sentences",
     "functions": "find positional, syntactic, rare-token and alignment heads",
     "report": "write a web page about an experiment",
@@ -40,7 +41,7 @@ COMMANDS = {
 IMPORTS = {
     **dict.fromkeys(("show", "prune", "convert"), "fairseq_headgates.checkpoints"),
     **dict.fromkeys(
-        ("evaluate", "score", "ablate", "curve", "attention", "functions"), "fairseq_headgates.cli.session"
+        ("evaluate", "score", "ablate", "curve", "explain", "attention", "functions"), "fairseq_headgates.cli.session"
     ),
     "correlate": "fairseq_headgates.analysis.agreement",
     "report": "fairseq_headgates.experiments",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from fairseq_headgates.analysis.options import GRADIENT_UNITS, LRP_RULES, NORMS
+from fairseq_headgates.analysis.options import GRADIENT_UNITS, HEAD_RULES, NORMS
 from fairseq_headgates.heads import TYPES, parse_types
 from fairseq_headgates.messages import fail
 
@@ -154,6 +154,7 @@ def add_refit_options(parser: Any) -> None:
 
 def add_score_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of importance scores; see `analysis.options.ScoreOptions`."""
+    rules = "; ".join(f"{name}: {text}" for name, text in HEAD_RULES.items())
     parser.add_argument(
         "--gradient-unit",
         choices=GRADIENT_UNITS,
@@ -169,11 +170,9 @@ def add_score_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rule",
-        choices=LRP_RULES,
+        choices=HEAD_RULES,
         default="story-of-heads",
-        help="with method relevance: LRP rule. story-of-heads: alpha-beta rule with alpha = beta = 0.5 (Voita et al. "
-        "2019); attn-constant: the same with attention weights as constants; epsilon: epsilon rule (Bach et al. 2015) "
-        "(default: %(default)s)",
+        help=f"with method relevance: how relevance is propagated. {rules} (default: %(default)s)",
     )
 
 

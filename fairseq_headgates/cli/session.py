@@ -216,7 +216,7 @@ class Session:
         if path and self.writes:
             content, lacking = picture(path, draw)
             if lacking:
-                other = "x.html or x.svg" if self.args.command == "attention" else "x.svg"
+                other = "x.html or x.svg" if self.args.command in ("attention", "explain") else "x.svg"
                 warn(self.args.command, f"{path} {lacking}: use --plot {other}")
             with replacing(path, self.args.force) as temporary:
                 temporary.write_bytes(content)

@@ -14,6 +14,7 @@ from fairseq_headgates.heads.files import (
 from fairseq_headgates.heads.table import (
     TYPES,
     AttentionMap,
+    Contributions,
     HeadId,
     HeadTable,
     Signature,
@@ -28,6 +29,7 @@ __all__ = [
     "SCORE_FORMAT",
     "TYPES",
     "AttentionMap",
+    "Contributions",
     "HeadId",
     "HeadTable",
     "Mask",

@@ -55,6 +55,33 @@ class AttentionMap:
 
 
 @dataclass(frozen=True)
+class Contributions:
+    """How much each token contributes to the predictions of one sentence.
+
+    Attributes:
+        predicted: the tokens, or the class, that are predicted
+        source: source tokens; none of a language model
+        prefix: input tokens of the decoder; none of an encoder
+        shares: relevance of each source and then of each prefix token, divided by the absolute relevance of all,
+            [predicted][tokens]; negative if the token makes the prediction less likely
+    """
+
+    predicted: list[str]
+    source: list[str]
+    prefix: list[str]
+    shares: list[list[float]]
+
+    @property
+    def tokens(self) -> list[str]:
+        """All tokens that contribute: source, then prefix."""
+        return [*self.source, *self.prefix]
+
+    def of_source(self) -> list[float]:
+        """Return the share of the source in the absolute relevance, for each prediction (Voita et al. 2021)."""
+        return [sum(map(abs, row[: len(self.source)])) for row in self.shares]
+
+
+@dataclass(frozen=True)
 class Signature:
     """Describes how a result was computed; its text is 'method|name:value|name:value'.
 

@@ -3,6 +3,12 @@
 from fairseq_headgates.report.attention import attention_figure, attention_json, attention_page, attention_tables
 from fairseq_headgates.report.content import Attention, Experiment, Input, ModelHeads, Training
 from fairseq_headgates.report.evaluations import difference_table, evaluation_table
+from fairseq_headgates.report.explanation import (
+    explanation_figure,
+    explanation_json,
+    explanation_page,
+    explanation_tables,
+)
 from fairseq_headgates.report.figures import curve_plot, heat_map, heat_maps
 from fairseq_headgates.report.functions import drift_table, function_table, open_heads, scored_table, statistics_table
 from fairseq_headgates.report.page import gates_gif, report_page
@@ -46,6 +52,10 @@ __all__ = [
     "difference_table",
     "drift_table",
     "evaluation_table",
+    "explanation_figure",
+    "explanation_json",
+    "explanation_page",
+    "explanation_tables",
     "function_table",
     "gate_table",
     "gates_gif",

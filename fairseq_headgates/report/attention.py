@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairseq_headgates.heads import AttentionMap
 from fairseq_headgates.report.tables import TITLES, named, text_table
@@ -65,26 +65,14 @@ def attention_figure(sentences: Sentences) -> Figure:
 
     Raise ValueError for more than `LARGEST` cells.
     """
-    from matplotlib.figure import Figure
-
     check_size(sentences.values())
-    rows = [(number, maps[i : i + COLUMNS]) for number, maps in sentences.items() for i in range(0, len(maps), COLUMNS)]
-    side_by_side = max(len(row) for _, row in rows)
-    every = [shown for _, row in rows for shown in row]
-    widths = max(2.0, *(TOKEN * len(shown.keys) for shown in every)) + max(1.0, _longest(s.queries for s in every))
-    heights = [
-        max(1.5, *(TOKEN * len(shown.queries) for shown in row), 0) + max(1.0, _longest(s.keys for s in row)) + 0.2
-        for _, row in rows
-    ]
-    figure = Figure(figsize=(widths * side_by_side, sum(heights)), layout="constrained")
-    grid = figure.subplots(len(rows), side_by_side, squeeze=False, height_ratios=heights)
-    for (number, row), line in zip(rows, grid, strict=True):
-        for i, axes in enumerate(line):
-            if i < len(row):
-                _draw(axes, row[i], _title(row[i], number, len(sentences)))
-            else:
-                axes.set_axis_off()
-    return figure
+    titled = {number: [_heat(shown, number, len(sentences)) for shown in maps] for number, maps in sentences.items()}
+    return heat_figure([maps[i : i + COLUMNS] for maps in titled.values() for i in range(0, len(maps), COLUMNS)])
+
+
+def _heat(shown: AttentionMap, number: int, sentences: int) -> Heat:
+    colours = "Greys" if shown.gate == 0 else "Blues"
+    return Heat(_title(shown, number, sentences), shown.queries, shown.keys, shown.weights, colours, (0, 1))
 
 
 def check_size(sentences: Iterable[Sequence[AttentionMap]], largest: int = LARGEST) -> None:
@@ -97,16 +85,48 @@ def check_size(sentences: Iterable[Sequence[AttentionMap]], largest: int = LARGE
         )
 
 
-def _draw(axes: Axes, shown: AttentionMap, title: str) -> None:
-    axes.set_title(title, fontsize=8)
-    if not shown.weights:
+class Heat(NamedTuple):
+    """A map to draw: title, tokens of rows and columns, values, their colours and range."""
+
+    title: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Sequence[Sequence[float]]
+    colours: str
+    range: tuple[float, float]
+
+
+def heat_figure(rows: Sequence[Sequence[Heat]]) -> Figure:
+    """Draw maps in rows."""
+    from matplotlib.figure import Figure
+
+    side_by_side = max(len(row) for row in rows)
+    every = [shown for row in rows for shown in row]
+    widths = max(2.0, *(TOKEN * len(shown.columns) for shown in every)) + max(1.0, _longest(s.rows for s in every))
+    heights = [
+        max(1.5, *(TOKEN * len(shown.rows) for shown in row), 0) + max(1.0, _longest(s.columns for s in row)) + 0.2
+        for row in rows
+    ]
+    figure = Figure(figsize=(widths * side_by_side, sum(heights)), layout="constrained")
+    grid = figure.subplots(len(rows), side_by_side, squeeze=False, height_ratios=heights)
+    for row, line in zip(rows, grid, strict=True):
+        for i, axes in enumerate(line):
+            if i < len(row):
+                _draw(axes, row[i])
+            else:
+                axes.set_axis_off()
+    return figure
+
+
+def _draw(axes: Axes, shown: Heat) -> None:
+    axes.set_title(shown.title, fontsize=8)
+    if not shown.values:
         axes.set(xticks=[], yticks=[])
         return
-    closed = shown.gate == 0
-    axes.pcolormesh(shown.weights, vmin=0, vmax=1, cmap="Greys" if closed else "Blues")
-    keys, queries = (list(map(visible, tokens)) for tokens in (shown.keys, shown.queries))
-    axes.set_xticks([i + 0.5 for i in range(len(keys))], keys, rotation=90, fontsize=7, parse_math=False)
-    axes.set_yticks([i + 0.5 for i in range(len(queries))], queries, fontsize=7, parse_math=False)
+    axes.pcolormesh(shown.values, vmin=shown.range[0], vmax=shown.range[1], cmap=shown.colours)
+    columns, rows = (list(map(visible, tokens)) for tokens in (shown.columns, shown.rows))
+    axes.set_xticks([i + 0.5 for i in range(len(columns))], columns, rotation=90, fontsize=7, parse_math=False)
+    axes.set_yticks([i + 0.5 for i in range(len(rows))], rows, fontsize=7, parse_math=False)
     axes.tick_params(length=0)
     axes.xaxis.tick_top()
     axes.invert_yaxis()

@@ -1,5 +1,7 @@
 """Explanations of predictions: AttnLRP and ALTI+ against naive rewrites, classes, contrasts, given targets."""
 
+from functools import partial
+
 import pytest
 import torch
 from support import all_attention
@@ -166,7 +168,12 @@ def test_the_class_of_a_sentence_is_explained(pre_norm):
         for number, layer in enumerate(stack.layers):
             x, back = naive.layer(x, layer, number, "enc-self", None)
             backs.append(back)
-        R = naive_per_token(lambda x: x @ weight.t() + bias, hidden, torch.ones(1, 1, 1, dtype=torch.double), rule)
+        R = naive_per_token(
+            partial(torch.nn.functional.linear, weight=weight, bias=bias),
+            hidden,
+            torch.ones(1, 1, 1, dtype=torch.double),
+            rule,
+        )
         R = naive_per_token(classifier.dense, first, R, rule)
         R = torch.cat([R, R.new_zeros(1, length - 1, R.size(2))], 1)
         R = R if stack.layer_norm is None else naive_per_token(stack.layer_norm, x, R, rule)

@@ -13,12 +13,13 @@ from support.sentences import make_gates, make_model, sample, sentences
 
 from fairseq_headgates import HeadTable, gate_values, l0_penalty, masked, observe, open_probabilities, prune
 from fairseq_headgates.analysis.ablation import ablation_losses, ablation_masks, masked_predictions
-from fairseq_headgates.analysis.attention_maps import attention_maps, typed_sentences
+from fairseq_headgates.analysis.attention_maps import attention_maps
 from fairseq_headgates.analysis.costs import Translation, layer_costs
 from fairseq_headgates.analysis.curves import pruning_curve
 from fairseq_headgates.analysis.functions.counting import count_functions
 from fairseq_headgates.analysis.importance import METHODS, score
 from fairseq_headgates.analysis.relevance import head_relevance, token_contributions
+from fairseq_headgates.analysis.sentences import typed_sentences
 from fairseq_headgates.evaluation import Corpus, mean_loss, sentence_losses
 from fairseq_headgates.evaluation.translations import references
 from fairseq_headgates.files import ResumeJournal

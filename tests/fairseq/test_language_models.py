@@ -224,6 +224,15 @@ def test_attention_maps_of_blocks_and_of_typed_text(models, run, toy_text, tmp_p
     assert typed["dec-self"]["queries"] == typed["dec-self"]["keys"] == ["</s>", "b", "a", "c", "e"]
 
 
+def test_contributions_to_the_next_token(language_model, run, toy_text, tmp_path):
+    (tmp_path / "text").write_text("b a c e\n")
+    done = headgates(run, "explain", toy_text, language_model, "--text", tmp_path / "text", "--json")
+    (typed,) = json.loads(done.out)["sentences"]
+    assert typed["source"] == [] and typed["prefix"] == ["</s>", "b", "a", "c", "e"]
+    assert typed["predicted"][:4] == ["b", "a", "c", "e"] and len(typed["predicted"]) == 5
+    assert all(row[i + 1 :] == [0] * (4 - i) for i, row in enumerate(typed["contributions"]))
+
+
 @by_sentence
 @pytest.mark.parametrize("search", [["--beam", "3"], ["--sampling", "--beam", "2", "--nbest", "2"]])
 def test_sampling_continues_a_prefix_alike_in_every_form(search, models, run, toy_text):

@@ -154,6 +154,17 @@ def test_attention_maps_of_typed_text(models, run, toy_classes, tmp_path):
     headgates(run, "attention", toy_classes, models["pruned"], "--text", tmp_path / "text", "--out", out)
     (typed,) = json.loads(out.read_text())["sentences"]
     assert typed["enc-self"]["queries"] == ["<s>", "b", "a", "c", "</s>"]
+    done = headgates(
+        run, "explain", toy_classes, models["pruned"], "--text", tmp_path / "text", "--out", out, "--force"
+    )
+    (typed,) = json.loads(out.read_text())["sentences"]
+    assert typed["source"] == ["<s>", "b", "a", "c", "</s>"] and typed["prefix"] == []
+    assert typed["predicted"] in (["0"], ["1"]) and len(typed["contributions"]) == 1
+    other = "01".replace(typed["predicted"][0], "")
+    compare = ["explain", toy_classes, models["pruned"], "--text", tmp_path / "text", "--json", "--instead-of"]
+    headgates(run, *compare, other)
+    done = headgates(run, *compare, typed["predicted"][0], code=2)
+    assert_one_line_error(done, ["itself"])
 
 
 def test_trees_of_sentences(models, run, toy_classes, tmp_path):

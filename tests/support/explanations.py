@@ -131,9 +131,8 @@ class AllAttentionStep(Step):
         size, b, c = len(q), *(part[number] for part in (module.query_bias.content, module.query_bias.position))
         by_distance = module.position_proj(self.encodings).split(module.head_dim, -1)[number].flip(0)[1:]
         content = (q + b) @ k.t() * module.scaling
-        position = torch.stack([
-            torch.stack([(q[i] + c) @ by_distance[abs(i - j)] * module.scaling for j in range(size)]) for i in range(size)
-        ])  # fmt: skip
+        position = torch.stack([(q[i] + c) @ by_distance[(i - torch.arange(size)).abs()].t() for i in range(size)])
+        position = position * module.scaling
         vectors = (q + b) @ module.persistent.key[number].t()
         later = torch.ones_like(content, dtype=torch.bool).triu(1)
         joined = torch.cat([(content + position).masked_fill(later, -torch.inf), vectors], -1)
@@ -148,7 +147,7 @@ class AllAttentionStep(Step):
             at_biased = at_biased + through_product(at_scores[:, size:], q + b, module.persistent.key[number].t())[0]
             at_q = through_sum(at_biased, q, b.expand_as(q))[0]
             for i in range(size):
-                of_row = by_distance[[abs(i - j) for j in range(size)]]
+                of_row = by_distance[(i - torch.arange(size)).abs()]
                 shifted = through_product(at_position[i : i + 1], (q[i : i + 1] + c) * module.scaling, of_row.t())[0]
                 at_q[i] += through_sum(shifted, q[i : i + 1], c[None])[0][0]
             return at_q, at_k.t(), at_values[:size]
@@ -170,11 +169,10 @@ def naive_attnlrp(model, source, prefix, predicted, instead_of=None, factors=Non
     kinds = ("dec-self", "dec-enc")
     rows = []
     for t, token in enumerate(predicted.tolist()):
-        step = (
-            AllAttentionStep(decoder, start)
-            if all_attention
-            else Step(decoder.layers, start, memory, True, factors, kinds)
-        )
+        if all_attention:
+            step = AllAttentionStep(decoder, start)
+        else:
+            step = Step(decoder.layers, start, memory, True, factors, kinds)
         features = step.x if decoder.layer_norm is None else decoder.layer_norm(step.x)
         weight = decoder.output_projection.weight[token]
         weight = weight if instead_of is None else weight - decoder.output_projection.weight[instead_of[t]]
@@ -212,8 +210,8 @@ def naive_shares(attention, q, k, v, residual, norm, causal, across):
 
 
 def naive_alti(layers, x, memory=None, of_memory=None, causal=False):
-    """Contributions to the output [T, T] and, through `of_memory` [S, S], [T, S]; and the output."""
-    of_target, of_source = torch.eye(len(x)), 0
+    """Contributions to the output: [T, T], and through `of_memory` [S, S] [T, S]; and the output."""
+    of_target, of_source = torch.eye(len(x)), torch.zeros(len(x), 0 if memory is None else len(memory))
     for layer in layers:
         first = layer.normalize_before
         for name in ("self_attn", "encoder_attn")[: 1 if memory is None else 2]:
@@ -223,14 +221,12 @@ def naive_alti(layers, x, memory=None, of_memory=None, causal=False):
             q, k, v = attention.q_proj(y), attention.k_proj(keys), attention.v_proj(keys)
             shares = naive_shares(attention, q, k, v, x, None if first else norm, causal and not across, across)
             if across:
-                of_target, of_source = (
-                    shares[:, -1:] * of_target,
-                    shares[:, -1:] * of_source + shares[:, :-1] @ of_memory,
-                )
+                of_source = shares[:, -1:] * of_source + shares[:, :-1] @ of_memory
+                of_target = shares[:, -1:] * of_target
             else:
-                of_target, of_source = shares @ of_target, shares @ of_source if torch.is_tensor(of_source) else 0
-            x = x + attention(y[:, None], keys[:, None], keys[:, None],
-                              attn_mask=torch.full((len(x),) * 2, -1e9).triu(1) if causal and not across else None)[0][:, 0]  # fmt: skip
+                of_target, of_source = shares @ of_target, shares @ of_source
+            mask = torch.full((len(x),) * 2, -1e9).triu(1) if causal and not across else None
+            x = x + attention(*(part[:, None] for part in (y, keys, keys)), attn_mask=mask)[0][:, 0]
             x = x if first else norm(x)
         y = layer.final_layer_norm(x) if first else x
         x = x + layer.fc2(layer.activation_fn(layer.fc1(y)))

@@ -9,9 +9,9 @@ deviation is that of the whole output). The share of a token is how much nearer 
 
     c_ts = max(0, |y_t|_1 - |y_t - T_t(x_s)|_1) / sum_s' max(0, |y_t|_1 - |y_t - T_t(x_s')|_1)
 
-and 0 if none does, so that biases alone made y_t. In a block of cross-attention, the residual is a token of its own. The product of the matrices c of all layers gives the
-contributions of the input tokens. They belong to the state that a prediction is made from, not to one of its logits;
-feed-forward blocks work on single tokens and change nothing.
+and 0 if none does: biases alone made y_t. In a block of cross-attention, the residual is a token of its own. The
+product of the matrices c of all layers gives the contributions of the input tokens. They belong to the state that a
+prediction is made from, not to one of its logits. Feed-forward blocks work on single tokens and change nothing.
 
 Shapes of one sentence: T queries, S keys, H heads, D head size, E model size.
 """
@@ -141,7 +141,8 @@ def _blocks(model: Any) -> Iterator[dict[tuple[str, int], Block]]:
         for site in head_sites(model):
             path, _, name = site.name.rpartition(".")
             layer: Any = model.get_submodule(path)
-            norm, inputs = getattr(layer, f"{name}_layer_norm"), {}
+            norm = getattr(layer, f"{name}_layer_norm")
+            inputs: dict[str, Tensor] = {}
             blocks[site.kind, site.layer] = Block(site.attention, norm, layer.normalize_before, inputs)
             modules = {"norm": norm, **({"query": site.attention.q_proj} if site.attention.num_heads else {})}
             for part, module in modules.items():

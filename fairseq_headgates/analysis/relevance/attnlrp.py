@@ -62,7 +62,7 @@ def attnlrp(model: Any, predictions: Predictions) -> Relevance:
     for values in (*found.heads.values(), found.source, found.target):
         values.masked_fill_(~real.view(*real.shape, *[1] * (values.dim() - 2)), 0)
     total = found.source.sum(-1) + found.target.sum(-1)
-    found.conserved.copy_(torch.where(real, total / logits.detach(), 0))
+    found.conserved.copy_(torch.where(real, total / logits.detach(), torch.zeros_like(total)))
     return found
 
 

@@ -88,9 +88,14 @@ class Predictions:
         return found
 
     @property
-    def real(self) -> Tensor:
-        """Which predictions are explained, those that are not at padding: [B, N]."""
+    def there(self) -> Tensor:
+        """Which predictions are not at padding: [B, N]."""
         return torch.ones_like(self.predicted, dtype=torch.bool) if self.head else self.targets != self.pad
+
+    @property
+    def real(self) -> Tensor:
+        """Which of these are explained, those that are not compared with themselves: [B, N]."""
+        return self.there if self.instead_of is None else self.there & (self.predicted != self.instead_of)
 
     def places(self, row: int) -> tuple[Tensor, Tensor]:
         """Return the positions of a sentence without padding: [S'] in the source and [T'] in the target."""
@@ -117,7 +122,7 @@ class Predictions:
             heads={kind: like.new_zeros(*shape, *size) for kind, size in head_counts(model).items()},
             source=like.new_zeros(*shape, self.sources.size(1)),
             target=like.new_zeros(*shape, self.targets.size(1)),
-            predicted=self.predicted.masked_fill(~self.real, self.pad),
+            predicted=self.predicted.masked_fill(~self.there, self.pad),
             conserved=like.new_zeros(shape),
         )
 

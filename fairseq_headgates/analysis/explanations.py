@@ -1,0 +1,96 @@
+"""Contributions of tokens to the predictions of single sentences, with the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_headgates.analysis.relevance import explain
+from fairseq_headgates.analysis.sentences import symbols_of
+from fairseq_headgates.evaluation import Sample
+from fairseq_headgates.heads import Contributions
+from fairseq_headgates.messages import shown
+from fairseq_headgates.surgery import stacks_of
+
+
+def contributions(
+    model: nn.Module,
+    task: Any,
+    sample: Sample,
+    method: str,
+    positions: Sequence[int] = (),
+    instead_of: str | None = None,
+) -> Contributions:
+    """Return how much each token contributes to the predictions for a sample of one sentence without padding.
+
+    Predictions are the target tokens of the sample; for a language model the next token of the text at every position,
+    after the last one the token with the highest logit; for a classifier the class with the highest logit.
+
+    Args:
+        model: the model
+        task: the fairseq task
+        sample: the sentence
+        method: see `relevance.explain`
+        positions: numbers from 1 of the predictions to explain, by default all
+        instead_of: explain them in comparison with this token, or class
+
+    Raises:
+        ValueError: for positions that do not exist, or a token that is unknown or itself predicted
+    """
+    predicted = _targets(model, sample)
+    names = _Names(task, classes=predicted is None)
+    number = 1 if predicted is None else predicted.size(1)
+    for position in positions:
+        if not 1 <= position <= number:
+            raise ValueError(f"--positions has {position}: the sentence has the predictions 1 to {number}")
+    tokens = sample["net_input"]["src_tokens"]
+    other = None if instead_of is None else tokens.new_full((1, number), names.index(instead_of))
+    found = explain(model, sample["net_input"], method, predicted, other)
+    rows = [position - 1 for position in positions] or list(range(number))
+    for row in rows if other is not None else ():
+        if found.predicted[0, row] == other[0, row]:  # type: ignore[index]
+            raise ValueError(
+                f"prediction {row + 1} is {shown(instead_of)} itself: choose other predictions with --positions, or "
+                "another token"
+            )
+    relevance = torch.cat([found.source, found.target], -1)[0]
+    shares = relevance / relevance.abs().sum(-1, keepdim=True).clamp(min=torch.finfo(relevance.dtype).tiny)
+    sides = symbols_of(sample, task)
+    source, prefix = (sides.get(kind, ([], []))[1] for kind in ("enc-self", "dec-self"))
+    return Contributions(
+        [names.name(each) for each in found.predicted[0, rows].tolist()], source, prefix, shares[rows].tolist()
+    )
+
+
+def _targets(model: Any, sample: Sample) -> Tensor | None:
+    """Return the tokens to explain, [1, T], None for a class."""
+    stacks = stacks_of(model)
+    if stacks == ("encoder",):
+        return None
+    if len(stacks) == 2:
+        return sample["target"]
+    tokens = sample["net_input"]["src_tokens"]
+    with torch.no_grad():
+        following = model(**sample["net_input"])[0][:, -1:].argmax(-1)
+    return torch.cat([tokens[:, 1:], following], 1)
+
+
+class _Names:
+    """Names of what is predicted: tokens of the target dictionary, or labels of classes."""
+
+    def __init__(self, task: Any, classes: bool):
+        self.dictionary = task.label_dictionary if classes else task.target_dictionary
+        self.first = self.dictionary.nspecial if classes else 0
+
+    def name(self, number: int) -> str:
+        return self.dictionary[number + self.first]
+
+    def index(self, name: str) -> int:
+        found = self.dictionary.indices.get(name)
+        if found is None or found < self.first:
+            what = "a label" if self.first else "in the target dictionary"
+            raise ValueError(f"--instead-of {shown(name)} is not {what}: give one as it is spelled in the dictionary")
+        return found - self.first

@@ -1,0 +1,73 @@
+"""Options of the commands that work on single sentences, and these sentences."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from fairseq_headgates.cli.parser import filled
+from fairseq_headgates.files import lines_of, read_standard_input, read_text
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fairseq_headgates.cli.session import Session
+    from fairseq_headgates.evaluation import Sample
+
+
+def add_sentences(parser: argparse.ArgumentParser) -> None:
+    """Add --lines and --text."""
+    parser.add_argument(
+        "--lines",
+        metavar="N[,N...]",
+        type=numbers("line numbers"),
+        help="sentences of --gen-subset, counted from 1 (default: 1)",
+    )
+    parser.add_argument(
+        "--text",
+        metavar="FILE",
+        type=filled,
+        help="instead of --gen-subset, sentences of a file, or of standard input (-), one per line: SOURCE, or SOURCE, "
+        "tab, TARGET, as tokens of the dictionaries (tokenised, in subwords); for an encoder one sentence, which gets "
+        "<s> and </s>",
+    )
+
+
+def numbers(what: str) -> Callable[[str], list[int]]:
+    """Return a function that parses numbers separated by commas; `what` names them in its error."""
+
+    def parse(text: str) -> list[int]:
+        try:
+            return [int(part) for part in text.split(",")]
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {what} such as 1,5") from None
+
+    return parse
+
+
+def sentences(work: Session, model: nn.Module) -> Iterator[tuple[int, Sample]]:
+    """Return the chosen sentences with their numbers, one by one, on the device of the model. Raise ValueError."""
+    from fairseq_headgates.analysis.sentences import read_sentences, typed_sentences
+    from fairseq_headgates.surgery import stacks_of
+
+    args = work.args
+    if args.lines is not None and args.text is not None:
+        raise ValueError("--lines has no effect with --text, whose sentences are all used: leave it out")
+    if args.text is None:
+        chosen = args.lines or [1]
+        return zip(chosen, read_sentences(work.fairseq, work.task, model, chosen), strict=True)
+    name = "standard input" if args.text == "-" else args.text
+    text = read_standard_input() if args.text == "-" else read_text(args.text, "the text", "give a text file")
+    lines = {number: line for number, line in enumerate(lines_of(text), start=1) if line.strip()}
+    if not lines:
+        raise ValueError(f"{name} has no sentence: give one sentence per line")
+    columns = len(stacks_of(model))
+    for number, line in lines.items():
+        if (found := line.rstrip().count("\t") + 1) > columns:
+            most, fields = ("2 (SOURCE, TARGET)", "1,2") if columns == 2 else ("1", "1")
+            raise ValueError(
+                f"{name} line {number} has {found} tab-separated columns, at most {most} are allowed: select them, for "
+                f"example with cut -f {fields}"
+            )
+    return zip(lines, typed_sentences(work.fairseq, work.task, model, lines.values()), strict=True)

@@ -1,0 +1,90 @@
+"""`headgates explain` as a user runs it, on toy models."""
+
+import json
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from support.analysis import one_line
+
+from fairseq_headgates import relevance, report
+from fairseq_headgates.analysis.options import EXPLANATIONS, HEAD_RULES
+from fairseq_headgates.heads import Contributions
+
+
+def test_the_methods_are_those_of_the_library():
+    assert {*EXPLANATIONS} == {*relevance.RULES, *relevance.OTHERS} and {*HEAD_RULES} == {*EXPLANATIONS} - {"alti"}
+
+
+@pytest.mark.parametrize("method", EXPLANATIONS)
+def test_contributions_are_shares_of_relevance(method, on_toy, toy, gated_checkpoint):
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(gated_checkpoint)], {"data": str(toy.data)})
+    task.load_dataset("valid")
+    dataset = task.dataset("valid")
+    found = json.loads(on_toy("explain", "--json", "--lines", "3,1", "--method", method))
+    assert found["format"] == "headgates.explanation/1" and found["lines"] == [3, 1]
+    assert found["signature"].startswith(f"{method}|data:") and "split:valid|ckpt:" in found["signature"]
+    for line, each in zip((3, 1), found["sentences"], strict=True):
+        words, capitals = ((toy.data.parent / f"valid.{side}").read_text().splitlines()[line - 1].split()
+                           for side in ("src", "tgt"))  # fmt: skip
+        assert each["source"] == [*words, "</s>"] and each["prefix"] == ["</s>", *capitals]
+        assert each["predicted"] == [*capitals, "</s>"] and each["instead_of"] is None
+        sample = dataset.collater([dataset[line - 1]])
+        expected = relevance.explain(model, sample["net_input"], method, sample["target"])
+        raw, shares = torch.cat([expected.source, expected.target], -1)[0], torch.tensor(each["contributions"])
+        assert torch.allclose(shares, raw / raw.abs().sum(-1, keepdim=True), atol=1e-5)
+        assert torch.allclose(torch.tensor(each["source_share"]), expected.source_share()[0], atol=1e-5)
+
+
+def test_a_prediction_in_comparison_with_another_token(on_toy, toy):
+    words = (toy.data.parent / "valid.tgt").read_text().splitlines()[0].split()
+    other = next(letter for letter in "ABCDEFGH" if letter != words[1])
+    options = ["explain", "--positions", "2", "--method", "epsilon"]
+    (alone,) = json.loads(on_toy(*options, "--json"))["sentences"]
+    (compared,) = json.loads(on_toy(*options, "--instead-of", other, "--json"))["sentences"]
+    assert alone["predicted"] == compared["predicted"] == [words[1]] and compared["instead_of"] == other
+    assert len(compared["contributions"]) == 1 and alone["contributions"] != compared["contributions"]
+    same = on_toy("explain", "--instead-of", words[1], "--positions", "2", code=2)
+    assert f"prediction 2 is '{words[1]}' itself: choose other predictions with --positions" in one_line(same)
+
+
+def test_tables_pictures_and_pages(on_toy, tmp_path):
+    text = on_toy("explain", "--lines", "1,2", "--method", "alti")
+    assert "sentence 2\n" in text and text.splitlines()[-1].startswith("alti|") and "</s>  |" in text
+    for kind in ("svg", "html"):
+        on_toy("explain", "--lines", "1,2", "--plot", tmp_path / f"x.{kind}")
+        assert "entence 2" in (tmp_path / f"x.{kind}").read_text()
+    assert "exists" in one_line(on_toy("explain", "--plot", tmp_path / "x.html", code=2))
+    (tmp_path / "text").write_text("a b\nb\tB\n")
+    typed = json.loads(on_toy("explain", "--text", tmp_path / "text", "--json"))
+    assert typed["sentences"][1]["predicted"] == ["B", "</s>"] and "split" not in typed["signature"]
+
+
+def test_a_page_has_a_cell_for_each_contribution():
+    each = Contributions(["<b>", "c"], ["a", "</s>"], ["<i>"], [[0.5, -0.25, 0.25], [1.0, 0.0, 0.0]])
+    page = report.explanation_page({1: each}, "data:<u>")
+    assert page.count("<td class=") == 6 and page.count(" against") == 1
+    assert "&lt;b&gt;" in page and not any(tag in page for tag in ("<b>", "<i>", "<u>", "<script", "src=", "href="))
+    table = report.explanation_tables({1: each}).splitlines()
+    assert table[0].split() == ["source", "a", "</s>", "|", "<i>"] and table[2].split() == "<b> 75% 50 -25 | 25".split()
+    many = Contributions(["a"] * 501, ["a"] * 500, [], [[0.0] * 500] * 501)
+    for draw in (report.explanation_figure, lambda found: report.explanation_page(found, "")):
+        with pytest.raises(ValueError, match="250,500 contributions, and at most 250,000 are drawn"):
+            draw({1: many})
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--positions", "0"], "--positions has 0: the sentence has the predictions 1 to "),
+        (["--positions", "x"], "'x' is not a list of positions such as 1,5"),
+        (["--instead-of", "?!"], "--instead-of '?!' is not in the target dictionary"),
+        (["--instead-of", ""], "the value is empty"),
+        (["--instead-of", "A", "--method", "alti"], "alti explains states, not logits"),
+        (["--method", "lime"], "invalid choice: 'lime'"),
+        (["--lines", "1", "--text", "x"], "--lines has no effect with --text"),
+        (["--sentences", "3"], "--sentences"),
+    ],
+)
+def test_wrong_options(options, words, on_toy):
+    assert words in one_line(on_toy("explain", *options, code=2))
