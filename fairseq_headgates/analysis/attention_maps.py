@@ -16,12 +16,13 @@ from fairseq_headgates.messages import shown
 from fairseq_headgates.surgery import evaluating, gate_values, head_sites, observe
 
 
-def parse_heads(text: str, sizes: Mapping[str, tuple[int, int]]) -> list[HeadId]:
+def parse_heads(text: str, sizes: Mapping[str, tuple[int, int]], option: str = "--heads") -> list[HeadId]:
     """Parse heads: 'enc-self:0.3,dec-enc:*,dec-self:1.*', types with layer and head, '*' for all.
 
     Args:
         text: the heads, separated by commas, or 'all'
         sizes: {type: (layers, heads per layer)} of the model
+        option: what errors call it
 
     Raises:
         ValueError: for heads that the model does not have
@@ -30,15 +31,15 @@ def parse_heads(text: str, sizes: Mapping[str, tuple[int, int]]) -> list[HeadId]
     for part in [f"{kind}:*" for kind in sizes] if text == "all" else text.split(","):
         match = re.fullmatch(r"\s*([a-z-]+):(\*|(\d{1,9})\.(\*|\d{1,9}))\s*", part)
         if match is None:
-            raise ValueError(f"--heads has {shown(part)}: it must be TYPE:LAYER.HEAD, TYPE:LAYER.* or TYPE:*")
+            raise ValueError(f"{option} has {shown(part)}: it must be TYPE:LAYER.HEAD, TYPE:LAYER.* or TYPE:*")
         kind, _, layer, head = match.groups()
         if kind not in sizes:
-            raise ValueError(f"--heads has {shown(part)}, but the model has only {', '.join(sizes)}")
+            raise ValueError(f"{option} has {shown(part)}, but the model has only {', '.join(sizes)}")
         layers, heads = sizes[kind]
         chosen = range(layers) if layer is None else [int(layer)]
         numbers = range(heads) if head in (None, "*") else [int(head)]
         if (layer and int(layer) >= layers) or (numbers and numbers[-1] >= heads):
-            raise ValueError(f"--heads has {shown(part)}: {kind} has {layers} layers of {heads} heads, counted from 0")
+            raise ValueError(f"{option} has {shown(part)}: {kind} has {layers} layers of {heads} heads, counted from 0")
         found |= {HeadId(kind, i, j): None for i in chosen for j in numbers}
     return sorted(found, key=lambda each: (TYPES.index(each.kind), each.layer, each.head))
 

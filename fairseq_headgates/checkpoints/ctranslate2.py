@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from fairseq.data import Dictionary
 from torch import nn
 
 from fairseq_headgates.files import part_of, remove_dead_parts, replace_folder
+from fairseq_headgates.heads import HeadId
 from fairseq_headgates.messages import shown
 from fairseq_headgates.surgery import head_sites
 from fairseq_headgates.surgery.features import is_language_model, model_features
@@ -38,6 +40,7 @@ def to_ctranslate2(
     output_dir: str | os.PathLike[str],
     quantization: str | None = None,
     force: bool = False,
+    alignment_heads: Sequence[HeadId] = (),
 ) -> None:
     """Write a fairseq transformer, encoder-decoder or language model, as a CTranslate2 model, atomically.
 
@@ -48,10 +51,12 @@ def to_ctranslate2(
         output_dir: the folder to write
         quantization: one of CTranslate2's types, e.g. "int8"; None is single precision
         force: replace an existing CTranslate2 model, once the new one is complete
+        alignment_heads: decoder-encoder heads of one layer whose mean attention weights `return_attention` gives, by
+            default all of the last layer
 
     Raises:
-        ValueError: with every reason, if CTranslate2 does not support the model; for an unknown `quantization`; or if
-            the output cannot be written
+        ValueError: with every reason, if CTranslate2 does not support the model; for an unknown `quantization`; for
+            alignment heads that the model does not have; or if the output cannot be written
 
     `Translator.translate_batch` of the result searches like fairseq-generate with these options:
 
@@ -72,7 +77,25 @@ def to_ctranslate2(
     output = Path(output_dir).resolve()
     check_output(output, force)
     check_model(model)
-    _write_folder(_specification(model, source_dictionary, target_dictionary, quantization), output)
+    check_alignment_heads(model, alignment_heads)
+    spec = _specification(model, source_dictionary, target_dictionary, quantization, alignment_heads)
+    _write_folder(spec, output)
+
+
+def check_alignment_heads(model: nn.Module, heads: Sequence[HeadId]) -> None:
+    """Raise ValueError unless a model has these heads, and all are of one layer of decoder-encoder attention."""
+    left = {
+        HeadId(site.kind, site.layer, head)
+        for site in head_sites(model)
+        for head in getattr(site.attention, "kept", range(site.attention.num_heads))
+    }
+    for head in heads:
+        if head not in left:
+            raise ValueError(f"the alignment head {head} is removed, or not in the model: choose one that is left")
+        if (head.kind, head.layer) != ("dec-enc", heads[0].layer):
+            raise ValueError(
+                "the alignment heads are of several layers or types: CTranslate2 takes heads of one layer of dec-enc"
+            )
 
 
 def check_model(model: nn.Module) -> None:
@@ -96,7 +119,9 @@ def unsupported(model: nn.Module) -> list[str]:
 
 
 @torch.no_grad()
-def _specification(model: Any, source: Dictionary, target: Dictionary, quantization: str | None) -> Any:
+def _specification(
+    model: Any, source: Dictionary, target: Dictionary, quantization: str | None, alignment_heads: Sequence[HeadId]
+) -> Any:
     """Return the model and its vocabularies as a specification of CTranslate2."""
     try:
         from ctranslate2 import specs
@@ -112,7 +137,7 @@ def _specification(model: Any, source: Dictionary, target: Dictionary, quantizat
     if is_language_model(model):
         spec = _language_model(model, source, specs)
     else:
-        spec = _translator(model, source, target, specs)
+        spec = _translator(model, source, target, specs, alignment_heads)
     spec.validate()
     # In int16, the zeros of a layer without heads get the scale 1024 / 0 and are read back as something / inf = 0.
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -120,15 +145,23 @@ def _specification(model: Any, source: Dictionary, target: Dictionary, quantizat
     return spec
 
 
-def _translator(model: Any, source: Dictionary, target: Dictionary, specs: ModuleType) -> TransformerSpec:
+def _translator(
+    model: Any, source: Dictionary, target: Dictionary, specs: ModuleType, alignment_heads: Sequence[HeadId]
+) -> TransformerSpec:
     from ctranslate2.converters import fairseq
 
-    # `return_attention` averages over the last layer's own heads, which come first, as in fairseq.
-    aligned = max(1, model.decoder.layers[-1].encoder_attn.num_heads)
+    # `return_attention` averages over the first heads of a layer: by default the last layer's own, as in fairseq.
+    layer, aligned = len(model.decoder.layers) - 1, max(1, model.decoder.layers[-1].encoder_attn.num_heads)
+    if alignment_heads:
+        layer, aligned = alignment_heads[0].layer, len(alignment_heads)
+        _put_first(model.decoder.layers[layer].encoder_attn, [head.head for head in alignment_heads])
     spec = specs.TransformerSpec(
         specs.TransformerEncoderSpec(**_pad_heads(model.encoder), **_common(model, model.encoder, specs)),
         specs.TransformerDecoderSpec(
-            **_pad_heads(model.decoder), **_common(model, model.decoder, specs), alignment_heads=aligned
+            **_pad_heads(model.decoder),
+            **_common(model, model.decoder, specs),
+            alignment_layer=layer,
+            alignment_heads=aligned,
         ),
     )
     fairseq.set_transformer_encoder(spec.encoder, model.encoder)
@@ -162,6 +195,20 @@ def _common(model: Any, stack: Any, specs: ModuleType) -> dict[str, Any]:
         "activation": specs.Activation[ACTIVATIONS[getattr(model.args, "activation_fn", "relu")]],
         "layernorm_embedding": stack.layernorm_embedding is not None,
     }
+
+
+def _put_first(attention: Any, heads: Sequence[int]) -> None:
+    """Reorder the heads of an attention module, in place: these come first. Its output stays the same."""
+    kept = list(getattr(attention, "kept", range(attention.num_heads)))
+    first = [kept.index(head) for head in heads]
+    order = [*first, *(i for i in range(len(kept)) if i not in first)]
+    rows = (attention.head_dim * torch.tensor(order)[:, None] + torch.arange(attention.head_dim)).view(-1)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        projection = getattr(attention, name)
+        for parameter in (projection.weight, projection.bias):
+            if parameter is not None:
+                parameter.copy_(parameter[rows])
+    attention.out_proj.weight.copy_(attention.out_proj.weight[:, rows])
 
 
 def _pad_heads(stack: nn.Module) -> dict[str, int]:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fairseq_headgates.cli.choice import add_choice, chosen_heads, refuse_standard_output
 from fairseq_headgates.cli.parser import add_checkpoint, filled
+from fairseq_headgates.files import read_text
+from fairseq_headgates.heads import HeadId
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quantization",
         metavar="TYPE",
         help="type of the weights, as CTranslate2 names it: int8, int16, float16, ... (default: float32)",
+    )
+    parser.add_argument(
+        "--alignment-heads",
+        metavar="HEADS",
+        type=filled,
+        help="decoder-encoder heads of one layer, such as dec-enc:1.3,dec-enc:1.5: CTranslate2 returns their mean "
+        "attention weights as alignment. Or a file of `headgates functions --alignment`: the head that is left and "
+        "most often on an aligned word (default: all heads of the last layer)",
     )
     add_choice(parser)
     parser.add_argument("--force", action="store_true", help="replace OUT if it is a CTranslate2 model")
@@ -36,7 +51,23 @@ def run(args: argparse.Namespace) -> int:
     state, model = load_model(args.checkpoint, args.trust)
     pruned = prune(model, chosen_heads(args, model))
     check_model(pruned)
+    aligned = [] if args.alignment_heads is None else _alignment_heads(args.alignment_heads, pruned)
     source, target = load_dictionaries(state, args.data or Path(args.checkpoint).parent)
-    to_ctranslate2(pruned, source, target, args.output, args.quantization, args.force)
+    to_ctranslate2(pruned, source, target, args.output, args.quantization, args.force, aligned)
     print(f"written: {args.output}")
     return 0
+
+
+def _alignment_heads(text: str, model: nn.Module) -> list[HeadId]:
+    """Return the heads that --alignment-heads names, or the best that is left of those of a functions file."""
+    from fairseq_headgates.analysis.attention_maps import parse_heads
+    from fairseq_headgates.analysis.functions import best_head
+    from fairseq_headgates.surgery import head_counts, kept_mask
+
+    if not Path(text).is_file():
+        return parse_heads(text, head_counts(model), "--alignment-heads")
+    try:
+        found = json.loads(read_text(text, "the functions", "give a file of `headgates functions --out`"))
+        return [best_head(found, kept_mask(model))]
+    except (AttributeError, KeyError, TypeError, IndexError, json.JSONDecodeError):
+        raise ValueError(f"{text} is not a file of `headgates functions --out`: give one, or heads") from None

@@ -7,8 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairseq_headgates.analysis.options import FunctionOptions
-from fairseq_headgates.cli.parser import add_data, add_output
+from fairseq_headgates.analysis.options import EXPLANATIONS, FunctionOptions
+from fairseq_headgates.cli.parser import add_data, add_output, filled
 from fairseq_headgates.heads import HeadTable, Signature, read_scores
 
 if TYPE_CHECKING:
@@ -43,7 +43,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--alignment",
         metavar="FILE",
         help="word alignments for decoder-encoder attention: a line for every sentence with pairs source-target of "
-        "words counted from 0, as fast_align and eflomal write them (Pharaoh format)",
+        "words counted from 0, as fast_align and eflomal write them (Pharaoh format); for the AER, 1p2 is a possible "
+        "link and 1-2 a sure one",
+    )
+    parser.add_argument(
+        "--write-alignments",
+        metavar="FILE",
+        type=filled,
+        help="write word alignments of --gen-subset in the Pharaoh format, a line for every sentence: each target word "
+        "with the source word of the largest weight. With --alignment, also print the alignment error rate (AER)",
+    )
+    parser.add_argument(
+        "--align-by",
+        metavar="WHAT",
+        help="weights of --write-alignments: heads as TYPE:LAYER.HEAD, whose attention weights are averaged "
+        "(dec-enc:1.3,dec-enc:2.*); best, the head that is most often on an aligned word of --alignment; or "
+        f"contributions of tokens ({', '.join(EXPLANATIONS)}) as in `headgates explain` (default: alti)",
     )
     parser.add_argument("--no-rare", action="store_true", help="do not look for heads that attend to rare tokens")
     parser.add_argument(
@@ -104,8 +119,12 @@ def run(args: argparse.Namespace) -> int:
 
     if args.relations is not None and args.conllu is None and args.target_conllu is None:
         raise ValueError("--relations needs trees: add --conllu FILE or --target-conllu FILE")
+    if args.align_by is not None and args.write_alignments is None:
+        raise ValueError("--align-by needs a file to write: add --write-alignments FILE")
     scores = [] if args.scores is None else read_scores(args.scores)
     with session(args) as work:
+        if args.write_alignments is not None:
+            work.only_path()
         annotations = _annotations(work)
         results: dict[str, dict[str, Any]] = {}
         for path in work.paths:
@@ -114,6 +133,9 @@ def run(args: argparse.Namespace) -> int:
                 _check_scores(scores, loaded)
             results[work.name(path)] = _functions(work, loaded, annotations)
         first, *others = results
+        aligned = (
+            [] if args.write_alignments is None else [_write_alignments(work, loaded, results[first], annotations)]
+        )
         tests = {name: kept_functions(results[first], results[name]) for name in others}
         tables = [report.drift_table(results, tests)] if tests else []
         if scores:
@@ -121,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
         found: Any = list(results.values()) if others else results[first]
         text = json.dumps(found, allow_nan=False)
         work.write(args.out, text + "\n")
-        work.say(text if args.json else "\n\n".join([*_text(results, args.statistics), *tables]))
+        work.say(text if args.json else "\n\n".join([*_text(results, args.statistics), *aligned, *tables]))
     return 0
 
 
@@ -134,6 +156,36 @@ def _functions(work: Session, loaded: Loaded, annotations: Annotations) -> dict[
     counts = count_functions(loaded.model, loaded.corpus, annotations, work.progress("functions"))
     options = FunctionOptions(args.positional, args.margin, args.rare)
     return functions_of(counts, options, gate_values(loaded.model), str(loaded.signature))
+
+
+def _write_alignments(work: Session, loaded: Loaded, result: dict[str, Any], annotations: Annotations) -> str:
+    """Write the alignments. Add what they are, and their errors, to the result, and return it as a line of text."""
+    from fairseq_headgates import report
+    from fairseq_headgates.analysis.attention_maps import parse_heads
+    from fairseq_headgates.analysis.functions import align, attention_of, best_head, contributions_by, read_alignments
+    from fairseq_headgates.surgery import head_counts
+
+    args, model = work.args, loaded.model
+    by = args.align_by or "alti"
+    sizes = head_counts(model)
+    if "dec-enc" not in sizes:
+        raise ValueError("the model has no decoder-encoder attention: --write-alignments needs a translation model")
+    if by in EXPLANATIONS:
+        weights = contributions_by(model, by)
+    else:
+        heads = [best_head(result)] if by == "best" else parse_heads(by, {"dec-enc": sizes["dec-enc"]}, "--align-by")
+        removed = [head for head in heads if result["heads"]["dec-enc"][head.layer][head.head] is None]
+        if removed:
+            raise ValueError(f"--align-by has {removed[0]}, which is removed: name heads that are left")
+        weights, by = attention_of(model, heads), ",".join(f"dec-enc:{head.layer}.{head.head}" for head in heads)
+    found = align(model, loaded.corpus, weights, annotations.subwords, work.progress("alignments"))
+    work.write(args.write_alignments, found.lines())
+    result["written_alignments"] = {"by": by, "left_out": sum(links is None for links in found.of.values())}
+    if args.alignment is not None:
+        assert annotations.links is not None
+        errors = found.errors(read_alignments(args.alignment, sure=True), annotations.links)
+        result["written_alignments"] |= errors
+    return report.alignment_line(result["written_alignments"], len(found.of))
 
 
 def _check_scores(scores: Sequence[HeadTable], loaded: Loaded) -> None:

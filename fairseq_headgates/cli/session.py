@@ -233,9 +233,8 @@ def session(args: argparse.Namespace, needs_target: bool = True, pages: bool = F
 
     With `pages`, --plot can also be a web page (.html).
     """
-    outputs = {
-        name: path for name in ("out", "plot", "tsv", "hypotheses") if (path := getattr(args, name, None)) is not None
-    }
+    names = ("out", "plot", "tsv", "hypotheses", "write_alignments")
+    outputs = {name.replace("_", "-"): path for name in names if (path := getattr(args, name, None)) is not None}
     for name, path in outputs.items():
         if not path:
             raise ValueError(f"--{name} is empty: give the name of a file")

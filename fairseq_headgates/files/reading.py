@@ -51,7 +51,7 @@ def read_text(path: str, what: str, cure: str, largest: int = LARGEST_TEXT) -> s
 
 
 def _open(path: str) -> IO[bytes]:
-    return gzip.open(path) if path.endswith(".gz") else open(path, "rb")  # type: ignore[return-value]
+    return gzip.open(path) if str(path).endswith(".gz") else open(path, "rb")  # type: ignore[return-value]
 
 
 def _check_regular(path: str, largest: int) -> None:

@@ -10,7 +10,14 @@ from fairseq_headgates.report.explanation import (
     explanation_tables,
 )
 from fairseq_headgates.report.figures import curve_plot, heat_map, heat_maps
-from fairseq_headgates.report.functions import drift_table, function_table, open_heads, scored_table, statistics_table
+from fairseq_headgates.report.functions import (
+    alignment_line,
+    drift_table,
+    function_table,
+    open_heads,
+    scored_table,
+    statistics_table,
+)
 from fairseq_headgates.report.page import gates_gif, report_page
 from fairseq_headgates.report.panels import Panel, row_of, score_panel, sweep_panels
 from fairseq_headgates.report.speed import speed_notes, speed_table
@@ -41,6 +48,7 @@ __all__ = [
     "ModelHeads",
     "Training",
     "agreement_table",
+    "alignment_line",
     "attention_figure",
     "attention_json",
     "attention_page",

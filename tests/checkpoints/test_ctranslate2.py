@@ -17,8 +17,8 @@ from support.language_models import make_lm
 from support.models import PAD, VOCABULARY, make_stock
 
 from fairseq_headgates.checkpoints.ctranslate2 import to_ctranslate2
-from fairseq_headgates.heads import TYPES, HeadTable
-from fairseq_headgates.surgery import head_counts, head_sites, prune, remove_heads
+from fairseq_headgates.heads import TYPES, HeadId, HeadTable
+from fairseq_headgates.surgery import head_counts, head_sites, observe, prune, remove_heads
 
 EOS = DICTIONARY.eos()
 TOLERANCE = 1e-5  # of a log-probability in single precision; the largest difference seen is 1.5e-6
@@ -272,6 +272,25 @@ def test_returned_attention_is_the_mean_over_the_heads_that_are_left(tmp_path):
         attention = model(**source_batch([source]), prev_output_tokens=target_batch([said])[0])[1]["attn"][0]
     expected = attention[0, : len(said), : len(source)]  # CTranslate2 leaves out </s>
     torch.testing.assert_close(torch.tensor(found.attention[0]), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_returned_attention_is_that_of_the_alignment_heads(tmp_path):
+    """The mean of two heads of the first layer, in a model without some heads; translations do not change."""
+    model = without_heads(make_model(), {**SOME, "dec-enc": [[1, 0, 1, 1], [0, 1, 1, 0]]})
+    (source,) = make_sentences(4, number=1)
+    search = {"beam_size": 1, "max_decoding_length": 5, "min_decoding_length": 5, "return_attention": True}
+    heads = [HeadId("dec-enc", 0, 3), HeadId("dec-enc", 0, 0)]
+    (found,) = convert(model, tmp_path, alignment_heads=heads).translate_batch(words([source]), **search)
+    (before,) = convert(model, tmp_path, force=True).translate_batch(words([source]), **search)
+    assert found.hypotheses == before.hypotheses and found.attention != before.attention
+    said = [DICTIONARY.index(word) for word in found.hypotheses[0]]
+    with torch.no_grad(), observe(model) as seen:
+        model(**source_batch([source]), prev_output_tokens=target_batch([said])[0])
+    expected = seen["dec-enc"][0].weights[0, [0, 2]].mean(0)[: len(said), : len(source)]  # heads 0 and 3 of 0, 2, 3
+    torch.testing.assert_close(torch.tensor(found.attention[0]), expected, atol=TOLERANCE, rtol=0)
+    for wrong, reason in (([HeadId("dec-enc", 0, 1)], "removed"), ([heads[0], HeadId("dec-enc", 1, 1)], "several")):
+        with pytest.raises(ValueError, match=reason):
+            convert(model, tmp_path, alignment_heads=wrong, force=True)
 
 
 # Language models

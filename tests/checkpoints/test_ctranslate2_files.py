@@ -1,6 +1,7 @@
 """What conversion for CTranslate2 refuses, and what it writes."""
 
 import errno
+import json
 import sys
 from pathlib import Path
 
@@ -183,6 +184,13 @@ def test_the_command_converts_a_gated_checkpoint(gated_checkpoint, toy, tmp_path
     assert main(command) == 2
     assert "exists" in capsys.readouterr().err
     before = (tmp_path / "model" / "model.bin").stat().st_size
+    entries = [[{"gate": 1.0, "words": {"alignment": {"rate": 0.1 * head}}} for head in range(4)]] * 2
+    for content, code in ((json.dumps({"heads": {"dec-enc": entries}}), 0), ("[]", 2), ("{", 2)):
+        (tmp_path / "functions.json").write_text(content)
+        assert main([*command, "--force", "--alignment-heads", str(tmp_path / "functions.json")]) == code
+    assert "is not a file of `headgates functions --out`" in capsys.readouterr().err
+    assert main([*command, "--force", "--alignment-heads", "dec-enc:1.1,dec-enc:0.1"]) == 2
+    assert "several layers" in capsys.readouterr().err
     assert main([*command, "--force", "--quantization", "int8"]) == 0
     assert (tmp_path / "model" / "model.bin").stat().st_size < before
     capsys.readouterr()

@@ -164,3 +164,39 @@ def test_a_dictionary_without_counts(on_toy, copied):
     line = one_line(on_toy("functions", data=folder, subset="test", code=2))
     assert "the dictionary of the source has no counts" in line and "--no-rare" in line
     on_toy("functions", "--no-rare", data=folder, subset="test")
+
+
+def test_alignments_are_written(on_toy, annotated, texts, tmp_path):
+    """By contributions, a head, and the head that is best on gold alignments; with the error rate."""
+    found = {}
+    for by in ("alti", "dec-enc:1.2", "best"):
+        path, gold = tmp_path / f"{by}.align", [] if by == "alti" else annotated[-2:]
+        result = json.loads(on_toy("functions", "--write-alignments", path, "--align-by", by, *gold, "--json"))
+        found[by] = result["written_alignments"]
+        lines = path.read_text().splitlines()
+        assert [len(line.split()) for line in lines] == list(map(len, texts[1])) and found[by]["left_out"] == 0
+    assert found["alti"] == {"by": "alti", "left_out": 0} and found["dec-enc:1.2"]["by"] == "dec-enc:1.2"
+    heads = [entry for row in result["heads"]["dec-enc"] for entry in row]
+    rates = [entry["words"]["alignment"]["rate"] for entry in heads]
+    layer, head = divmod(rates.index(max(rates)), 4)
+    assert found["best"]["by"] == f"dec-enc:{layer}.{head}"
+    # One gold link for each word: precision and recall are that rate, and the AER is the rest.
+    assert found["best"]["precision"] == found["best"]["recall"] == pytest.approx(max(rates))
+    assert found["best"]["aer"] == pytest.approx(1 - max(rates))
+    text = on_toy("functions", "--write-alignments", tmp_path / "x", *annotated[-2:])
+    assert re.search(r"^alignments by alti: 30 sentences; AER [\d.]+%, precision [\d.]+%, recall", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--align-by", "alti"], "--align-by needs a file to write: add --write-alignments FILE"),
+        (["--write-alignments", "x", "--align-by", "best"], "no open decoder-encoder head was compared"),
+        (["--write-alignments", "x", "--align-by", "enc-self:0.1"], "--align-by has 'enc-self:0.1', but the model has"),
+        (["--write-alignments", "x", "--align-by", "dec-enc:7.1"], "dec-enc has 2 layers of 4 heads"),
+        (["--write-alignments", ""], "the value is empty"),
+    ],
+)
+def test_alignments_that_cannot_be_written(options, words, on_toy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert words in one_line(on_toy("functions", *options, code=2)) and not (tmp_path / "x").exists()

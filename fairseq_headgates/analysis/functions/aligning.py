@@ -1,0 +1,153 @@
+"""Word alignments of a translation model: from the attention weights of heads, or from contributions of tokens.
+
+Every target word is aligned with the source word that has the largest weight: the sum over the subwords of the source
+word, the mean over those of the target word. EOS is not a word.
+
+Shapes: B sentences, T target length, S source length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_headgates.analysis.functions.layout import Sentence, averaging, membership
+from fairseq_headgates.analysis.functions.words import subwords_of
+from fairseq_headgates.analysis.relevance import explain
+from fairseq_headgates.evaluation import Corpus, Sample, at_least_single, gather, outputs
+from fairseq_headgates.heads import HeadId, HeadTable
+from fairseq_headgates.surgery import HeadSite, evaluating, hooked
+
+Alignment = list[tuple[int, int]]  # pairs of source and target word, counted from 0
+Weights = Callable[[Sample], Tensor]
+
+
+@dataclass(frozen=True)
+class Alignments:
+    """Word alignments of sentences, by their number from 0; None for those with unknown tokens.
+
+    In a text of subwords, an unknown token does not tell where words begin and end.
+    """
+
+    of: Mapping[int, Alignment | None]
+
+    def lines(self) -> str:
+        """Return the alignments in the Pharaoh format: pairs source-target, a line for every sentence."""
+        return "".join(" ".join(f"{a}-{b}" for a, b in self.of[i] or ()) + "\n" for i in sorted(self.of))
+
+    def errors(
+        self, sure: Sequence[frozenset[tuple[int, int]]], possible: Sequence[frozenset[tuple[int, int]]]
+    ) -> dict[str, float | int | None]:
+        """Compare with gold alignments (Och & Ney 2003), whose sure links S are also possible links P.
+
+        With the found links A, precision is |A & P| / |A|, recall |A & S| / |S|, and the alignment error rate (AER)
+        1 - (|A & S| + |A & P|) / (|A| + |S|). Sentences without a found or a gold alignment are left out.
+
+        Returns:
+            "aer", "precision" and "recall", None if undefined, and the number of "sentences"
+        """
+        found = right = good = wanted = sentences = 0
+        for number, links in self.of.items():
+            if links is None or not possible[number]:
+                continue
+            own = set(links)
+            sentences += 1
+            found, wanted = found + len(own), wanted + len(sure[number])
+            right, good = right + len(own & possible[number]), good + len(own & sure[number])
+        return {
+            "aer": 1 - (good + right) / (found + wanted) if found + wanted else None,
+            "precision": right / found if found else None,
+            "recall": good / wanted if wanted else None,
+            "sentences": sentences,
+        }
+
+
+def align(
+    model: nn.Module,
+    corpus: Corpus,
+    weights: Weights,
+    subwords: str = "",
+    progress: Callable[[Iterable], Iterable] = iter,
+) -> Alignments:
+    """Align the words of a corpus of sentence pairs. The result is that of all workers.
+
+    Args:
+        model: a translation model
+        corpus: the sentence pairs; their targets are aligned
+        weights: returns the weight of every source token for every target token of a batch [B, T, S]; see
+            `attention_of` and `contributions_by`
+        subwords: kind of subwords, an element of `words.SUBWORDS`; empty to read it off the dictionaries
+        progress: wraps the iterable of batches
+    """
+    task = corpus.task
+    dictionaries = (task.source_dictionary, task.target_dictionary)
+    kinds = [subwords or subwords_of(dictionary.symbols) for dictionary in dictionaries]
+    found: dict[int, Alignment | None] = {}
+    with evaluating(model), torch.no_grad():
+        for sample in progress(corpus.batches):
+            rows = (sample["net_input"]["src_tokens"].cpu(), sample["target"].cpu())
+            sentences = [
+                [Sentence(row, dictionary, kind) for row in tokens]
+                for tokens, dictionary, kind in zip(rows, dictionaries, kinds, strict=True)
+            ]
+            words = [[sentence.words() for sentence in side] for side in sentences]
+            keys, queries = (
+                membership(own, side, tokens.size(1)) for own, side, tokens in zip(words, sentences, rows, strict=True)
+            )
+            best = averaging(queries) @ (at_least_single(weights(sample)).cpu() @ keys)
+            best = best.masked_fill(~keys.any(1)[:, None], -torch.inf).argmax(-1)
+            for row, number in enumerate(sample["id"].tolist()):
+                source, target = (side[row] for side in sentences)
+                unknown = any(piece.text is None for piece in (*source.pieces, *target.pieces))
+                pairs = sorted((int(a), b) for b, a in enumerate(best[row, : len(words[1][row])]) if words[0][row])
+                found[number] = None if unknown and set(kinds) != {"none"} else pairs
+    return Alignments(gather(found))
+
+
+def attention_of(model: nn.Module, heads: Sequence[HeadId]) -> Weights:
+    """Return a function from a batch to the mean attention weights of decoder-encoder heads: [B, T, S]."""
+
+    def weights(sample: Sample) -> Tensor:
+        found: list[Tensor] = []
+
+        def see(site: HeadSite, of_site: Tensor | None, _: Tensor) -> None:
+            assert of_site is not None
+            chosen = [site.attention.kept.index(head.head) for head in heads if head.layer == site.layer]
+            found.extend(of_site[:, number] for number in chosen)
+
+        with hooked(model, see, weights=True, types=("dec-enc",)):
+            outputs(model, sample)
+        return torch.stack(found).mean(0)
+
+    return weights
+
+
+def contributions_by(model: nn.Module, method: str) -> Weights:
+    """Return a function from a batch to the relevance of source tokens for its targets [B, T, S]; see `explain`."""
+    return lambda sample: explain(model, sample["net_input"], method, sample["target"]).source
+
+
+def best_head(result: Mapping[str, Any], left: HeadTable | None = None) -> HeadId:
+    """Return the open decoder-encoder head that is most often on an aligned word.
+
+    Args:
+        result: a result of `functions_of`, for word alignments
+        left: a mask of the heads to choose from, by default all
+
+    Raises:
+        ValueError: if there is none
+    """
+    rates = {
+        HeadId("dec-enc", layer, head): entry["words"]["alignment"]["rate"]
+        for layer, row in enumerate(result["heads"].get("dec-enc", []))
+        for head, entry in enumerate(row)
+        if entry is not None and entry["gate"] > 0 and "alignment" in entry.get("words", {})
+        if left is None or left.values["dec-enc"][layer][head]
+    }
+    if not rates:
+        raise ValueError("no open decoder-encoder head was compared with word alignments: add --alignment FILE")
+    return max(rates, key=lambda head: rates[head])

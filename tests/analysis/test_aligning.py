@@ -1,0 +1,65 @@
+"""Word alignments from attention weights and contributions, and their error rate, against loops over words."""
+
+import pytest
+import torch
+from support.functions import UNKNOWN, Task, sentences, words_of
+from support.models import make_gated
+from support.sentences import sample
+
+from fairseq_headgates import observe, relevance
+from fairseq_headgates.analysis.functions import Alignments, align, attention_of, best_head, contributions_by
+from fairseq_headgates.analysis.functions.trees import read_alignments
+from fairseq_headgates.evaluation import Corpus
+from fairseq_headgates.heads import HeadId
+
+HEADS = [HeadId("dec-enc", 0, 2), HeadId("dec-enc", 1, 0), HeadId("dec-enc", 1, 3)]
+
+
+def weights_of(model, batch, method):
+    """The mean weights [T, S] of some heads, or the relevance of the source, for one sentence pair."""
+    if method:
+        return relevance.explain(model, batch["net_input"], method, batch["target"]).source[0]
+    with observe(model) as seen, torch.no_grad():
+        model(**batch["net_input"])
+    return sum(seen["dec-enc"][head.layer].weights[0, head.head] for head in HEADS) / len(HEADS)
+
+
+@pytest.mark.parametrize("method", ["", "alti", "attnlrp"])
+@pytest.mark.parametrize("subwords", [True, False])
+def test_each_target_word_is_aligned_with_the_largest_weight(method, subwords):
+    task, pairs, model = Task(subwords), sentences(), make_gated().eval()
+    batches = [sample(pairs[:3]), {**sample(pairs[3:]), "id": torch.tensor([3, 4])}]
+    weights = contributions_by(model, method) if method else attention_of(model, HEADS)
+    found = align(model, Corpus(task, batches), weights)
+    for number, pair in enumerate(pairs):
+        w = weights_of(model, sample([pair]), method).tolist()
+        sources, targets = (words_of(task, side) for side in pair)
+        expected = []
+        for b, query in enumerate(targets):
+            sums = [sum(w[t][s] for t in query for s in key) / len(query) for key in sources]
+            expected.append((sums.index(max(sums)), b))
+        unknown = subwords and UNKNOWN in [*pair[0], *pair[1]]
+        assert found.of[number] == (None if unknown else sorted(expected))
+    lines = found.lines().splitlines()
+    assert len(lines) == len(pairs) and (lines[2] == "") == subwords
+    assert lines[0].split() == [f"{a}-{b}" for a, b in found.of[0]]
+
+
+def test_errors_against_sure_and_possible_links(tmp_path):
+    """By hand: 3 of 4 found links are possible, 1 is sure; 2 links are sure. AER = 1 - (1 + 3) / (4 + 2)."""
+    (tmp_path / "gold").write_text("0-0 1p1 2p1 1-2\n\n0-0\n")
+    gold = [read_alignments(tmp_path / "gold", sure) for sure in (True, False)]
+    assert gold[0][0] == {(0, 0), (1, 2)} and gold[1][0] == {(0, 0), (1, 1), (2, 1), (1, 2)}
+    found = Alignments({0: [(0, 0), (1, 1), (2, 1), (0, 2)], 1: [(0, 0)], 2: None})
+    errors = found.errors(*gold)
+    assert errors == {"aer": pytest.approx(1 - 4 / 6), "precision": 3 / 4, "recall": 1 / 2, "sentences": 1}
+    assert Alignments({0: None}).errors(*gold) == {"aer": None, "precision": None, "recall": None, "sentences": 0}
+
+
+def test_the_best_head_is_open():
+    entries = [
+        {"gate": gate, "words": {"alignment": {"rate": rate}}} for gate, rate in ((1, 0.2), (0, 0.9), (0.5, 0.4))
+    ]
+    assert best_head({"heads": {"dec-enc": [[None, *entries]]}}) == HeadId("dec-enc", 0, 3)
+    with pytest.raises(ValueError, match="add --alignment FILE"):
+        best_head({"heads": {"dec-enc": [[{"gate": 1}]]}})
