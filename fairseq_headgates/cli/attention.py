@@ -27,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", metavar="FILE", help="draw the maps: .html, or .png, .pdf, .svg (these need matplotlib)"
     )
+    parser.add_argument(
+        "--interactive",
+        action="store_true",
+        help="with --plot FILE.html: write a page on which layers, heads and tokens are chosen, for sentences of up to "
+        "200 tokens",
+    )
     add_output(parser, "write the attention weights as JSON", "print the attention weights as JSON")
 
 
@@ -38,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_headgates.evaluation import check_has_loss, objective_of
     from fairseq_headgates.surgery import head_counts
 
+    if args.interactive and not (args.plot or "").endswith(".html"):
+        raise ValueError("--interactive makes a web page: add --plot FILE.html")
     with session(args, pages=True) as work:
         model, origin = work.model(work.only_path())
         check_has_loss(model)
@@ -49,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
         text = json.dumps(report.attention_json(maps, str(signature)), allow_nan=False)
         work.write(args.out, text + "\n")
         if args.plot and args.plot.endswith(".html"):
-            work.write(args.plot, report.attention_page(maps, str(signature)))
+            page = report.interactive_page if args.interactive else report.attention_page
+            work.write(args.plot, page(maps, str(signature)))
         else:
             work.plot(args.plot, lambda: report.attention_figure(maps))
         if args.json or not (args.out or args.plot):

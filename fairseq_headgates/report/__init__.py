@@ -18,6 +18,7 @@ from fairseq_headgates.report.functions import (
     scored_table,
     statistics_table,
 )
+from fairseq_headgates.report.interactive import interactive_page
 from fairseq_headgates.report.page import gates_gif, report_page
 from fairseq_headgates.report.panels import Panel, row_of, score_panel, sweep_panels
 from fairseq_headgates.report.speed import speed_notes, speed_table
@@ -69,6 +70,7 @@ __all__ = [
     "gates_gif",
     "heat_map",
     "heat_maps",
+    "interactive_page",
     "layer_tables",
     "matrix",
     "open_counts",

@@ -6,7 +6,9 @@ import shutil
 import pytest
 from support.report import inputs_of
 
+from fairseq_headgates import report
 from fairseq_headgates.cli import main as cli
+from fairseq_headgates.heads import AttentionMap, HeadId
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.rehearsal, pytest.mark.skipif(not BROWSER, reason="needs chromium")]
@@ -129,3 +131,31 @@ def test_the_page_can_be_printed(opened):
     assert not page.locator("nav").is_visible() and page.locator("figure.panel").first.is_visible()
     assert page.pdf()[:4] == b"%PDF"
     assert page.locator("pre").first.is_visible()
+
+
+def test_an_interactive_page_shows_the_weights_of_the_chosen_heads(browser, tmp_path):
+    """By mouse and keyboard: the lines and the best key of a query, for all heads and for one."""
+    from axe_core_python.sync_playwright import Axe
+
+    weights = [[[0.9, 0.1], [0.2, 0.8]], [[0.1, 0.9], [0.0, 1.0]]]
+    maps = [AttentionMap(HeadId("enc-self", 0, i), 1.0, ["a", "b"], ["a", "b"], rows) for i, rows in enumerate(weights)]
+    maps += [
+        AttentionMap(HeadId("enc-self", 1, i), gate, ["a", "b"], ["a", "b"], []) for i, gate in ((0, None), (1, None))
+    ]
+    (tmp_path / "x.html").write_text(report.interactive_page({1: maps}, "signature"))
+    page, heard = browser.new_page(viewport=DESKTOP), []
+    page.on("console", lambda message: heard.append(message.text))
+    page.on("pageerror", lambda error: heard.append(str(error)))
+    page.goto((tmp_path / "x.html").as_uri())
+    assert page.locator("#lines line").count() == 7  # weights of 0 have none
+    page.hover("#queries li:nth-child(2)")
+    assert page.locator("#lines line").count() == 3 and page.inner_text("output") == "b: 90% on b"
+    page.locator("#heads input").nth(1).uncheck()
+    page.locator("#queries li").first.focus()
+    assert page.inner_text("output") == "a: 90% on a"
+    page.keyboard.press("ArrowDown")
+    assert page.inner_text("output") == "b: 80% on b"
+    assert not [rule["id"] for rule in Axe().run(page)["violations"]]
+    page.select_option("#layer", index=1)
+    assert page.locator("#heads input:disabled").count() == 2 and page.locator("#lines line").count() == 0
+    assert heard == []
