@@ -18,6 +18,7 @@ if "headgates_start" not in sys.modules:  # the entry point of the command
     from fairseq_headgates import criterions, models, tasks  # noqa: F401  (registers what they contain)
     from fairseq_headgates.analysis import ablation, agreement, functions, importance, relevance
     from fairseq_headgates.analysis.refit import refit
+    from fairseq_headgates.analysis.relevance import explain
     from fairseq_headgates.gates import HardConcrete, HeadGates
     from fairseq_headgates.heads import HeadId, HeadTable, parse_mask
     from fairseq_headgates.modules import HeadAttention
@@ -47,6 +48,7 @@ __all__ = [
     "HeadTable",
     "ablation",
     "agreement",
+    "explain",
     "fix_heads",
     "freeze",
     "functions",

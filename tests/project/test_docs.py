@@ -28,9 +28,9 @@ from support.results import translator
 
 import fairseq_headgates
 from fairseq_headgates.evaluation import read_evaluations, results
-from fairseq_headgates.heads import AttentionMap, HeadId, gate_log, parse_mask, read_scores
+from fairseq_headgates.heads import AttentionMap, Contributions, HeadId, gate_log, parse_mask, read_scores
 from fairseq_headgates.options import DEFAULTS
-from fairseq_headgates.report import attention
+from fairseq_headgates.report import attention, explanation
 from results import rows
 from results.translation import SWEEP_FORMAT
 from results.translation import models as swept
@@ -301,6 +301,10 @@ def test_examples_of_files_can_be_read(block, tmp_path):
             for each in of["heads"]
         ]
         assert attention.attention_json({1: maps}, "data:...") == json.loads(block.text)
+    elif kind == explanation.FORMAT:
+        (of,) = json.loads(block.text)["sentences"]
+        each = Contributions(of["predicted"], of["source"], of["prefix"], of["contributions"])
+        assert explanation.explanation_json({1: each}, None, "attnlrp|data:...") == json.loads(block.text)
     else:
         assert parse_mask(str(file)) if kind == "headgates.heads/1" else read_scores(str(file))
 

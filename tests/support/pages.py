@@ -41,6 +41,7 @@ LIKE_GENERATE = (
     "ablate",
     "curve",
     "functions",
+    "explain",
     "attention",
 )  # these commands take the options of fairseq-generate
 
