@@ -35,8 +35,7 @@ from fairseq.models.transformer import TransformerModel
 
 from fairseq_headgates import HeadTable, masked, use_head_attention
 from fairseq_headgates.analysis.importance import score
-from fairseq_headgates.analysis.relevance import explain
-from fairseq_headgates.analysis.relevance.rules import RULES
+from fairseq_headgates.analysis.relevance import OTHERS, RULES, explain
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.surgery import head_counts
 
@@ -153,7 +152,9 @@ class Bench:
         args.encoder_layers = args.decoder_layers = self.options.relevance_layers
         model = TransformerModel.build_model(args, self.task).to(self.options.device).eval()
         return [
-            self._explained(model, sentences, rule) for sentences in self.options.relevance_sentences for rule in RULES
+            self._explained(model, sentences, rule)
+            for sentences in self.options.relevance_sentences
+            for rule in (*OTHERS, *RULES)
         ]
 
     def _explained(self, model: TransformerModel, sentences: int, rule: str) -> dict:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.analysis.relevance import explain
 from fairseq_headgates.analysis.sentences import symbols_of
-from fairseq_headgates.evaluation import Sample
+from fairseq_headgates.evaluation import Sample, objective_of
 from fairseq_headgates.heads import Contributions
 from fairseq_headgates.messages import shown
 from fairseq_headgates.surgery import stacks_of
@@ -40,6 +40,8 @@ def contributions(
     Raises:
         ValueError: for positions that do not exist, or a token that is unknown or itself predicted
     """
+    objective = objective_of(task)
+    objective.check_relevance()
     predicted = _targets(model, sample)
     names = _Names(task, classes=predicted is None)
     number = 1 if predicted is None else predicted.size(1)
@@ -48,7 +50,7 @@ def contributions(
             raise ValueError(f"--positions has {position}: the sentence has the predictions 1 to {number}")
     tokens = sample["net_input"]["src_tokens"]
     other = None if instead_of is None else tokens.new_full((1, number), names.index(instead_of))
-    found = explain(model, sample["net_input"], method, predicted, other)
+    found = explain(model, sample["net_input"], method, predicted, other, objective.classification_head)
     rows = [position - 1 for position in positions] or list(range(number))
     for row in rows if other is not None else ():
         if found.predicted[0, row] == other[0, row]:  # type: ignore[index]

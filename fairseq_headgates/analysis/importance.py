@@ -164,9 +164,11 @@ def relevance(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTa
     """Mean share of a head in the relevance of its layer for the top-1 logit (Voita et al. 2019, section 4)."""
     sums = _Sums(model)
     sites = {(site.kind, site.layer): site for site in head_sites(model)}
+    corpus.objective.check_relevance()
+    head = corpus.objective.classification_head
     for sample in options.progress(corpus.batches):
         real = corpus.counted(sample)
-        for kind, found in head_relevance(model, sample["net_input"], options.rule).items():
+        for kind, found in head_relevance(model, sample["net_input"], options.rule, head).items():
             shares = found / found.sum(-1, keepdim=True).clamp(min=torch.finfo(found.dtype).tiny)
             for layer, row in enumerate((shares * real[:, :, None, None]).sum((0, 1))):
                 site = sites[kind, layer]

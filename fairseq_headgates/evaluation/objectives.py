@@ -35,6 +35,7 @@ class Objective:
         target: what a target is
         cure: what to do about a target that the dictionary does not have
         signed: options of the task that `signature` names
+        classification_head: name of the classification head that is used
     """
 
     metrics: ClassVar[tuple[str, ...]] = ("nll", "ppl", "bleu")
@@ -43,6 +44,8 @@ class Objective:
     target: ClassVar[str] = "token"
     cure: ClassVar[str] = "run fairseq-preprocess again"
     signed: ClassVar[tuple[str, ...]] = ("source_lang", "target_lang")
+
+    classification_head: str | None = None
 
     def __init__(self, task: Any):
         self.task = task
@@ -73,6 +76,9 @@ class Objective:
 
     def check_text(self, what: str) -> None:
         """Raise ValueError if the source is not text, which `what` needs."""
+
+    def check_relevance(self) -> None:
+        """Raise ValueError if there is no relevance for what the model predicts."""
 
     def block_length(self) -> int:
         """Return the largest number of tokens of a block of text, 0 where a task reads sentences."""
@@ -157,6 +163,12 @@ class MaskedTokens(Objective):
         super().__init__(task)
         _refuse(task.cfg, d2v2_multi="leave it out", skip_masking="leave it out")
 
+    def check_relevance(self) -> None:
+        """Raise ValueError: masked tokens have none."""
+        raise ValueError(
+            "relevance is that for the next token or a class: use a classifier, --task sentence_prediction"
+        )
+
     def block_length(self) -> int:
         """Return the largest number of tokens of a block."""
         return int(self.task.cfg.tokens_per_sample)
@@ -193,6 +205,7 @@ class Classes(Objective):
         super().__init__(task)
         cure = "choose heads by their gates (headgates prune), or measure masked tokens (DATA/input0 --task masked_lm)"
         _refuse(task.cfg, d2v2_multi="leave it out", regression_target=f"only classifiers are measured; {cure}")
+        self.classification_head = task.cfg.classification_head_name
 
     def check(self, sample: Sample, subset: str) -> None:
         """Raise ValueError unless every sentence of a batch has one label."""
@@ -204,7 +217,7 @@ class Classes(Objective):
 
     def signature(self) -> dict[str, str]:
         """Return the name of the classification head."""
-        return {"head": self.task.cfg.classification_head_name}
+        return {"head": str(self.classification_head)}
 
     def folders(self, data: str) -> list[Path]:
         """Return the folders of the sentences and of the labels."""
@@ -225,8 +238,8 @@ class Classes(Objective):
 
     def logits(self, model: nn.Module, sample: Sample) -> Tensor:
         """Return the logits of the classes: [B, C]."""
-        name = self.task.cfg.classification_head_name
-        return model(**sample["net_input"], features_only=True, classification_head_name=name)[0]
+        options = {"features_only": True, "classification_head_name": self.classification_head}
+        return model(**sample["net_input"], **options)[0]
 
     def predicted(self, model: nn.Module, sample: Sample) -> Tensor:
         """Return the class with the highest logit, the first of equal ones: [B]."""
@@ -234,7 +247,7 @@ class Classes(Objective):
 
     def check_head(self, model: Any) -> None:
         """Raise ValueError unless a model has the classification head of the task, with as many classes."""
-        wanted, heads = self.task.cfg.classification_head_name, getattr(model, "classification_heads", {})
+        wanted, heads = self.classification_head, getattr(model, "classification_heads", {})
         if wanted not in heads:
             raise ValueError(
                 f"the checkpoint has no classification head {shown(wanted)} (it has {', '.join(heads) or 'none'}): "

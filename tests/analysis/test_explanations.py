@@ -229,6 +229,12 @@ def test_wrong_calls_are_refused():
         explain(model, batch, "alti", instead_of=batch["prev_output_tokens"])
     with pytest.raises(ValueError, match="a part of class AllAttentionDecoder; choose another method"):
         explain(all_attention.make_model(), {"src_tokens": all_attention.make_blocks()[0][0]}, "epsilon")
-    with pytest.raises(ValueError, match="the model has none classification heads|has none"):
+    with pytest.raises(ValueError, match="the model has no classification head: fine-tune"):
         explain(make_roberta(classes=0), make_sentences()["net_input"], "attnlrp")
+    several = make_roberta()
+    several.register_classification_head("mnli", num_classes=3)
+    for name in (None, "rte"):
+        with pytest.raises(ValueError, match=f"no classification head {name!r}: choose from '{HEAD}', 'mnli'"):
+            explain(several, make_sentences()["net_input"], "attnlrp", classification_head=name)
+    assert explain(several, make_sentences()["net_input"], "attnlrp", classification_head="mnli").source.any()
     assert relevance.explain is explain

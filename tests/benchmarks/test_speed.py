@@ -37,4 +37,4 @@ def test_costs_of_all_scores(figures):
     found = figures(importance_speed, *tiny)
     assert [row["what"].strip() for row in found["ablation"]][1] == "ablation of 72 heads"
     assert all(row["ratio"] > 0 for part in ("gradient", "confidence", "ablation") for row in found[part])
-    assert len(found["relevance"]) == 3 and all(row["ms a position"] > 0 for row in found["relevance"])
+    assert len(found["relevance"]) == 6 and all(row["ms a position"] > 0 for row in found["relevance"])

@@ -96,7 +96,17 @@ def test_two_workers_score_as_one(models, run, toy_text, tmp_path):
 def test_all_commands_and_a_report_of_their_results(models, run, toy_text, tmp_path):
     results = {name: tmp_path / f"{name}.json" for name in ("score", "ablate", "functions")}
     reading = [toy_text, "--path", models["pruned"], *READING]
-    run("headgates", "score", *reading, "--method", "gradient,magnitude", "--out", results["score"])
+    run(
+        "headgates",
+        "score",
+        *reading,
+        "--method",
+        "gradient,magnitude,relevance",
+        "--rule",
+        "attnlrp",
+        "--out",
+        results["score"],
+    )
     run("headgates", "ablate", *reading, "--metric", "ppl", "--out", results["ablate"])
     run("headgates", "functions", *reading, "--statistics", "--out", results["functions"])
     run("headgates", "report", tmp_path / "report.html", models["gated"], models["pruned"], *results.values())

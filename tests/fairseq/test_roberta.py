@@ -132,7 +132,7 @@ def test_all_commands_and_a_report_of_their_results(task, models, run, toy_class
     if task == "masked":
         path, data, reading = models["masked"], toy_classes / "input0", [*MASKED, *EVALUATION]
     results = {name: tmp_path / f"{name}.json" for name in ("scores", "curve", "ablate", "functions", "maps")}
-    methods = "confidence,gradient,ablation,refit,magnitude,gate,random"
+    methods = "confidence,gradient,ablation,refit,magnitude,gate,random" + ",relevance" * (task == "classes")
     headgates(run, "score", data, path, "--method", methods, "--out", results["scores"], reading=reading)
     headgates(run, "curve", data, path, "--scores", results["scores"], "--score-method", "gradient", "--steps", "0,50",
               "--refit", "--out", results["curve"], reading=reading)  # fmt: skip
@@ -213,11 +213,14 @@ def test_two_workers_measure_as_one(models, run, toy_classes, tmp_path):
             ["--regression-target cannot be used here", "DATA/input0 --task masked_lm"],
         ),
         ([*CLASSES, "--metric", "bleu"], ["--metric is bleu", "choose nll or accuracy"]),
-        ([*CLASSES, "--by", "relevance"], ["no decoder (an encoder such as RoBERTa)"]),
+        (
+            [*MASKED, "--by", "relevance"],
+            ["relevance is that for the next token or a class", "--task sentence_prediction"],
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, words, models, run, toy_classes, toy):
-    data = toy.data if not options else toy_classes
+    data = toy.data if not options else toy_classes / ("input0" if MASKED[1] in options else "")
     by = [] if "--by" in options else ["--by", "gate"]
     reading = ["--path", models["gated"], *EVALUATION]
     assert_one_line_error(run("headgates", "curve", data, *reading, *by, *options, code=2), words)

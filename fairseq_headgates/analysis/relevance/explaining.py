@@ -47,10 +47,13 @@ class NotFiniteError(RuntimeError, ValueError):
 
 
 def head_relevance(
-    model: nn.Module, net_input: Mapping[str, Tensor], rule: str | Rule = "story-of-heads"
+    model: nn.Module,
+    net_input: Mapping[str, Tensor],
+    rule: str | Rule = "story-of-heads",
+    classification_head: str | None = None,
 ) -> dict[str, Tensor]:
     """Return the relevance of every head for the top-1 logit: {type: [B, N, L, H]}; see `explain`."""
-    return explain(model, net_input, rule).heads
+    return explain(model, net_input, rule, classification_head=classification_head).heads
 
 
 def token_contributions(
@@ -68,11 +71,12 @@ def explain(
     method: str | Rule = "story-of-heads",
     predicted: Tensor | None = None,
     instead_of: Tensor | None = None,
+    classification_head: str | None = None,
 ) -> Relevance:
     """Explain predictions of a model by the relevance of heads and tokens for their logits.
 
-    A model with a decoder makes N = T predictions, one at every target position; an encoder with one classification
-    head predicts one class, N = 1.
+    A model with a decoder makes N = T predictions, one at every target position; an encoder with a classification head
+    predicts one class, N = 1.
 
     Args:
         model: a fairseq transformer, encoder-decoder or language model (that of all-attention layers with "attnlrp" and
@@ -86,6 +90,7 @@ def explain(
         predicted: tokens or classes [B, N] whose logits are explained, by default those with the highest logits
         instead_of: other tokens or classes [B, N]: explain by how much the logit is above theirs (contrastive
             explanation, Yin & Neubig 2022)
+        classification_head: name of the classification head of an encoder; None for its only one
 
     Raises:
         ValueError: for an unknown method or, with every reason, for a model that is not supported
@@ -96,7 +101,7 @@ def explain(
         raise ValueError("alti explains states, not logits, so that instead_of has no effect: choose another method")
     _check(model, method)
     with evaluating(model):
-        predictions = Predictions.of(model, net_input, predicted, instead_of)
+        predictions = Predictions.of(model, net_input, predicted, instead_of, classification_head)
         found = chosen(model, predictions)
     real = predictions.real
     lost = (found.conserved - 1)[real].abs().amax().item() if real.any() else 0.0

@@ -70,13 +70,18 @@ class Predictions:
 
     @classmethod
     def of(
-        cls, model: Any, net_input: Mapping[str, Tensor], predicted: Tensor | None, instead_of: Tensor | None
+        cls,
+        model: Any,
+        net_input: Mapping[str, Tensor],
+        predicted: Tensor | None,
+        instead_of: Tensor | None,
+        head: str | None,
     ) -> Predictions:
         """Return the predictions to explain, by default those with the highest logits. Raise ValueError."""
         sides, tokens = stack_modules(model), net_input["src_tokens"]
         sources = tokens if "encoder" in sides else tokens[:, :0]
         targets = net_input.get("prev_output_tokens", tokens) if "decoder" in sides else tokens[:, :0]
-        head, pad = None if "decoder" in sides else only_head(model), next(iter(sides.values())).padding_idx
+        head, pad = None if "decoder" in sides else chosen_head(model, head), next(iter(sides.values())).padding_idx
         if predicted is None:
             options = {} if head is None else {"features_only": True, "classification_head_name": head}
             predicted = model(**net_input, **options)[0].argmax(-1).view(len(tokens), -1)
@@ -127,16 +132,17 @@ class Predictions:
         )
 
 
-def only_head(model: Any) -> str:
-    """Return the name of the one classification head of an encoder. Raise ValueError if there is not exactly one."""
+def chosen_head(model: Any, name: str | None) -> str:
+    """Return the name of a classification head of an encoder, by default of its only one. Raise ValueError."""
     names = list(getattr(model, "classification_heads", {}))
-    if len(names) != 1:
-        found = f"{len(names)} ({', '.join(map(shown, names))})" if names else "none"
+    if not names:
         raise ValueError(
-            f"relevance of an encoder is that for a class, and the model has {found} classification heads: it must "
-            "have one (fine-tune with --criterion sentence_prediction)"
+            "relevance of an encoder is that for a class, and the model has no classification head: fine-tune it with "
+            "--criterion sentence_prediction"
         )
-    return names[0]
+    if name not in (names if len(names) > 1 else [*names, None]):
+        raise ValueError(f"there is no classification head {shown(name)}: choose from {', '.join(map(shown, names))}")
+    return name or names[0]
 
 
 @contextmanager
