@@ -105,6 +105,8 @@ data=("$bin" --user-dir "$plugin" --source-lang "$src" --target-lang "$tgt" --ma
 scoring=("${data[@]}" --skip-invalid-size-inputs-valid-test)
 evaluation=("${data[@]}" --gen-subset test --loss-subset valid --reference "$text/reference.$tgt" --remove-bpe
   --tokenizer moses --beam "$BEAM" --lenpen "$LENPEN" --required-batch-size-multiple 1)
+((DEV_TRANSLATIONS == 0)) || dev=("${data[@]}" --gen-subset valid --remove-bpe --tokenizer moses --beam "$BEAM" --lenpen "$LENPEN"
+  --required-batch-size-multiple 1 --sentences "$DEV_TRANSLATIONS")
 [[ $LOWERCASE == 0 ]] || evaluation+=(--scoring sacrebleu --sacrebleu-lowercase)
 
 all_models

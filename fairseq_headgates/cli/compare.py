@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         common = types or _compared(a, b)
         for group in [*((kind,) for kind in common), *[common] * (len(common) != 1)]:  # an error without any
             pairs.append({"a": a.name, "b": b.name, "types": ",".join(group), **asdict(overlap(a, b, group))})
-    result = json.dumps([without_nan(pair) for pair in pairs])
+    result = json.dumps({"format": "headgates.overlap/1", "pairs": [without_nan(pair) for pair in pairs]})
     if args.out is not None:
         write_whole(args.out, result + "\n", args.force)
     say(result if args.json else _text(pairs, list(masks)))

@@ -27,7 +27,7 @@ CHECKPOINTS = ("pruned.pt", "checkpoint_last.pt", "checkpoint_best.pt")
 LONGEST_TOKEN = 100  # characters
 KNOWN = (
     "a checkpoint, a run folder of fairseq-train, its log or gate log, or a JSON file of headgates score, ablate, "
-    "curve, functions, attention or of sweep.sh"
+    "curve, functions, attention, evaluate, compare or of sweep.sh"
 )
 
 
@@ -197,6 +197,16 @@ def _sweep(found: Experiment, path: str, data: dict[str, Any]) -> str:
     return ""
 
 
+def _overlap(found: Experiment, path: str, data: dict[str, Any]) -> str:
+    found.overlaps.append((path, data["pairs"]))
+    return ""
+
+
+def _evaluation(found: Experiment, path: str, data: dict[str, Any]) -> str:
+    found.evaluations.append((path, data))
+    return str(data["signature"])
+
+
 def _attention(found: Experiment, path: str, data: dict[str, Any]) -> str:
     sentences = [
         [_map(kind, types[kind], head) for kind in TYPES if kind in types for head in types[kind]["heads"]]
@@ -222,4 +232,6 @@ _RESULTS: dict[str, Callable[[Experiment, str, dict[str, Any]], str]] = {
     "headgates.ablation/1": _ablation,
     "headgates.sweep/1": _sweep,
     "headgates.attention/1": _attention,
+    "headgates.overlap/1": _overlap,
+    "headgates.evaluation/1": _evaluation,
 }

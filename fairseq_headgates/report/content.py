@@ -78,3 +78,5 @@ class Experiment:
     ablations: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     sweeps: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
     attention: list[Attention] = field(default_factory=list)
+    overlaps: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
+    evaluations: list[tuple[str, dict[str, Any]]] = field(default_factory=list)

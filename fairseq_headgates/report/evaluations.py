@@ -32,6 +32,25 @@ def _cells(evaluation: Mapping[str, Any]) -> dict[str, str]:
     return cells
 
 
+def translation_table(evaluations: Mapping[str, Mapping[str, Any]], sentences: int) -> str:
+    """Format the translations of the first sentences, with their references; "" for classifiers.
+
+    Args:
+        evaluations: evaluations of the same data by name, each the JSON object of a file of `headgates evaluate`
+        sentences: how many sentences are shown
+    """
+    first = next(iter(evaluations.values()))
+    references = first.get("references") or []
+    if not all(isinstance(reference, str) for reference in references[:sentences]):
+        return ""
+    width = max(map(len, ("reference", *evaluations)))
+    blocks = []
+    for i, reference in enumerate(references[:sentences]):
+        texts = {"reference": reference, **{name: each["predictions"][i] for name, each in evaluations.items()}}
+        blocks.append("\n".join([f"sentence {i + 1}", *(f"{name:{width}}  {text}" for name, text in texts.items())]))
+    return "\n\n".join(blocks)
+
+
 def _with_interval(value: float, interval: Sequence[float], digits: int) -> str:
     low, high = interval
     return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"

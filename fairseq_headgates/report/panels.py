@@ -106,6 +106,39 @@ def checkpoint_panels(models: Sequence[Mapping[str, Any]]) -> list[Panel]:
     return panels
 
 
+def overlap_panel(pairs: Sequence[Mapping[str, Any]]) -> Panel:
+    """Return a bar chart of the Jaccard index of masks: a group for each of `types`, a bar for each pair, and chance.
+
+    With more than `FEW` pairs, one bar is their mean.
+
+    Args:
+        pairs: the pairs of a file of `headgates compare`
+    """
+    types = list(dict.fromkeys(pair["types"] for pair in pairs))
+    found: dict[str, dict[str, float]] = {}
+    for pair in pairs:
+        found.setdefault(f"{_end(pair['a'])} ~ {_end(pair['b'])}", {})[pair["types"]] = pair["jaccard"] or 0.0
+    means = {kind: mean(values.get(kind, 0.0) for values in found.values()) for kind in types}
+    shown = found if len(found) <= FEW else {f"mean of {len(found)} pairs": means}
+    expected = {
+        kind: mean(
+            pair["expected"] / max(1e-9, sum(pair["kept"]) - pair["expected"])
+            for pair in pairs
+            if pair["types"] == kind
+        )
+        for kind in types
+    }
+    groups = {
+        name: [values.get(kind, 0.0) for kind in types] for name, values in {**shown, "by chance": expected}.items()
+    }
+    return Panel("heads in common (Jaccard index)", partial(_bars, names=types, groups=groups, y="Jaccard index"))
+
+
+def _end(name: str, most: int = 20) -> str:
+    """Return the end of a long name."""
+    return name if len(name) <= most else f"…{name[1 - most :]}"
+
+
 def function_panels(counts: Mapping[str, Mapping[str, Mapping[str, int]]]) -> list[Panel]:
     """Return a chart for each attention type: a column of open heads for each checkpoint, coloured by function.
 
@@ -136,17 +169,17 @@ def _layer_groups(layers: Sequence[Any]) -> list[tuple[str, int, int]]:
     return [(f"layer {a}" if b - a == 1 else f"layers {a}, {b - 1}", a, b) for a, b in groups]
 
 
-def _bars(axes: Axes, names: Sequence[str], groups: Mapping[str, Sequence[float]]) -> None:
+def _bars(axes: Axes, names: Sequence[str], groups: Mapping[str, Sequence[float]], y: str = "heads kept") -> None:
     """Draw a group of bars for each name."""
     width = 0.8 / len(groups)
     for i, (label, values) in enumerate(groups.items()):
-        axes.bar([j + (i + 0.5) * width - 0.4 for j in range(len(names))], values, width, label=label)
-    _label_bars(axes, names, "heads kept")
+        axes.bar([j + (i + 0.5) * width - 0.4 for j in range(len(names))], values, width, label=escaped(label))
+    _label_bars(axes, names, y)
 
 
 def _label_bars(axes: Axes, names: Sequence[str], y: str) -> None:
-    """Label the axes of a bar chart of counts, with a name for each bar."""
-    _label(axes, "", y, counts=True)
+    """Label the axes of a bar chart, with a name for each group of bars."""
+    _label(axes, "", y, counts=y != "Jaccard index")
     axes.set_xticks(range(len(names)), map(escaped, names), rotation=20, ha="right", fontsize="small")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from fairseq_headgates.heads import AttentionMap, HeadId, HeadTable
 from fairseq_headgates.heads.gate_log import GateRecord, thinned
 from fairseq_headgates.report.attention import by_type
 from fairseq_headgates.report.content import Experiment, ModelHeads, Training
+from fairseq_headgates.report.evaluations import evaluation_table, translation_table
 from fairseq_headgates.report.functions import GROUPS, function_table, group_counts
 from fairseq_headgates.report.grids import Grid, closed_grids, function_grids, gate_grids, score_grids
 from fairseq_headgates.report.panels import (
@@ -21,6 +23,7 @@ from fairseq_headgates.report.panels import (
     checkpoint_panels,
     curve_panels,
     function_panels,
+    overlap_panel,
     sweep_panels,
     training_panels,
 )
@@ -30,12 +33,14 @@ from fairseq_headgates.report.tables import (
     gate_table,
     layer_tables,
     open_counts,
+    overlap_table,
     score_table,
     text_table,
 )
 from fairseq_headgates.report.text import text_style
 
 FRAMES = 100  # steps of the animation
+TRANSLATIONS = 10  # sentences whose translations are shown
 TITLES_AND_INTROS = {
     "heads": (
         "Heads",
@@ -45,6 +50,15 @@ TITLES_AND_INTROS = {
     "bleu": (
         "Quality and heads kept",
         "BLEU, perplexity or accuracy, and the number of heads that pruned models keep.",
+    ),
+    "overlap": (
+        "Heads in common",
+        "The heads that two masks both keep, divided by those that at least one keeps. By chance: random masks that "
+        "keep as many heads.",
+    ),
+    "translations": (
+        "Evaluations",
+        "Scores of models on the same data, with 95% confidence intervals, and translations of the first sentences.",
     ),
     "functions": (
         "Functions",
@@ -124,6 +138,8 @@ def sections(found: Experiment) -> list[Section]:
     figures: dict[str, list[Figure]] = {
         "heads": [*_heads(found.models)],
         "bleu": [*_sweeps(found), *_kept(found.models), *_curves(found)],
+        "translations": [*_evaluations(found)],
+        "overlap": [*_overlaps(found)],
         "functions": [*_functions(found)],
         "scores": [*_scores(found)],
         "ablation": [*_ablations(found)],
@@ -197,6 +213,27 @@ def _curves(found: Experiment) -> Iterator[Figure]:
             table, plots = curve_table(points), [*map(_svg, curve_panels(points))]
         origins = [str(points[0][key]) for key in ("signature", "measured") if key in points[0]]
         yield Figure(name, table, plots=plots, note="; measured on ".join(origins))
+
+
+def _overlaps(found: Experiment) -> Iterator[Figure]:
+    for name, pairs in found.overlaps:
+        with _complete(name):
+            table, plot = overlap_table(pairs), _svg(overlap_panel(pairs))
+        yield Figure(name, table, plots=[plot])
+
+
+def _evaluations(found: Experiment) -> Iterator[Figure]:
+    """Compare the evaluations of the same data, in the order of the inputs."""
+    groups: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for name, data in found.evaluations:
+        with _complete(name):
+            groups.setdefault(json.dumps([data["subset"], data.get("references")]), {})[name] = data
+    for group in groups.values():
+        with _complete(next(iter(group))):
+            table = evaluation_table(dict(zip(_short([*group]), group.values(), strict=True)))
+            lines = translation_table(dict(zip(_short([*group]), group.values(), strict=True)), TRANSLATIONS)
+        subset = next(iter(group.values()))["subset"]
+        yield Figure(f"{subset}, {len(group)} evaluated", f"{table}\n\n{lines}".rstrip())
 
 
 def _scores(found: Experiment) -> Iterator[Figure]:

@@ -92,8 +92,24 @@ evaluate() {
   [[ -s $1/evaluation.json ]] || say "evaluating $(label "$1")"
   evaluated "$1" "$2" evaluation.json "${options[@]}"
   [[ $SPEED == 0 ]] || evaluated "$1" "$2" speed.json --speed
+  translate_epochs "$1"
   [[ -z ${METRIC:-} ]] || into "$1/metric.$METRIC_NAME.json" \
     "$(quoted python3 "$recipes/lib" results.metric "$METRIC" "$text/source.$src" "$1/test.hyp" "$text/reference.$tgt")"
+}
+
+# translate_epochs RUN_DIR: evaluate the checkpoint of every epoch with the options `dev`, if there are any, into
+# RUN_DIR/dev/EPOCH.json.
+translate_epochs() {
+  local epoch found=EPOCH
+  [[ -n ${dev[*]:-} ]] || return 0
+  if ! dry; then
+    mkdir -p "$1/dev"
+    found=$(find "$1" -maxdepth 1 -name 'checkpoint[0-9]*.pt' | sed 's/.*checkpoint//; s/\.pt$//' | sort -n)
+  fi
+  for epoch in $found; do
+    stage "$1/dev/$epoch.json" "$1/evaluate.log" headgates evaluate "${dev[@]}" \
+      --path "$1/checkpoint$epoch.pt" --out "$1/dev/$epoch.json" --force
+  done
 }
 
 # evaluated RUN_DIR CHECKPOINT NAME OPTIONS...: write an evaluation, RUN_DIR/NAME.

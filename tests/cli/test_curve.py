@@ -113,17 +113,16 @@ def test_compare(checkpoints, headgates, tmp_path):
     for name, rows in files.items():
         (tmp_path / name).write_text(json.dumps({"enc-self": rows}))
     a, b, fixed = tmp_path / "a", tmp_path / "b", checkpoints["fixed"]
-    (pair,) = json.loads(headgates("compare", a, b, "--json"))
+    found = lambda *masks: json.loads(headgates("compare", *masks, "--json"))["pairs"]  # noqa: E731
+    (pair,) = found(a, b)
     assert (pair["kept"], pair["common"], pair["jaccard"]) == ([3, 3], 2, 0.5)
     text = headgates("compare", a, b, fixed)  # the checkpoint keeps 3 heads, of the first layer: 0, 2, 3
     assert text.startswith("Jaccard") and re.search(r"3 and 3 +1 +1\.1 +0\.20", text)
-    assert json.loads(headgates("compare", a, a.with_name("b"), fixed, "--json"))[1]["common"] == 1
+    assert found(a, b, fixed)[1]["common"] == 1
     whole = json.dumps({"enc-self": files["a"], "dec-enc": [[1, 1, 1, 1]] * 2})
     (tmp_path / "whole").write_text(whole)
     (tmp_path / "whole-b").write_text(whole.replace("0", "1", 1))  # nothing is removed from dec-enc in either
-    assert [
-        p["types"] for p in json.loads(headgates("compare", tmp_path / "whole", tmp_path / "whole-b", "--json"))
-    ] == ["enc-self"]
+    assert [pair["types"] for pair in found(tmp_path / "whole", tmp_path / "whole-b")] == ["enc-self"]
     (tmp_path / "other").write_text(json.dumps({"dec-enc": files["a"]}))
     for wrong in ([a], [a, a], [a, tmp_path / "none"], [a, b, "--types", "dec-enc"], [a, tmp_path / "other", fixed]):
         assert len(headgates("compare", *wrong, code=2).splitlines()) == 1

@@ -60,8 +60,12 @@ def page(reported):
 
 def test_the_page_has_a_section_for_every_kind_of_input(page, experiment):
     found = Page(page)
-    names = ["heads", "bleu", "functions", "scores", "ablation", "training", "attention", "distribution", "reproduce"]
+    names = (
+        "heads bleu translations overlap functions scores ablation training attention distribution reproduce".split()
+    )
     assert list(found.texts)[1:] == names
+    assert "sentence 6\nreference" in found.texts["translations"] and "chrF2" in found.texts["translations"]
+    assert "by chance" in found.texts["overlap"] and "heads in common (Jaccard index)" in found.texts["overlap"]
     assert "pruned.pt: 20 of 24 heads" in found.texts["heads"]
     assert "in total" not in found.texts["heads"] and "enc-self (encoder self-attention)" in found.texts["heads"]
     for name in ("all_heads12", "30.00 (29.00..31.00)", "26.00 (25.00..27.00)", "total heads kept"):

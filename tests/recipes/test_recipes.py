@@ -180,10 +180,13 @@ def test_translation_goes_from_raw_text_to_a_table(tmp_path):
     for split, lines in (("train", 400), ("valid", 30), ("test", 9)):
         for name in (f"{split}.{language}.gz" for language in (source, target)):
             first_lines(text / name, lines, tmp_path / name)
-    sizes = {"EMBED": 16, "FFN": 16, "LAYERS": 1, "HEADS": 2, "BPE": 300, "UPDATES": 5, "WARMUP": 2, "PRUNE_UPDATES": 3}
+    sizes = {"EMBED": 16, "FFN": 16, "LAYERS": 1, "HEADS": 2, "BPE": 300, "UPDATES": 5, "WARMUP": 2, "PRUNE_UPDATES": 1}
+    sizes |= {"MAX_TOKENS": 12000, "KEEP_EPOCHS": 1, "DEV_TRANSLATIONS": 2}
     result = run("translation.sh", tmp_path, tmp_path / "out", source, target, RUNS="dec-enc:0.01", **sizes)
     assert result.returncode == 0, result.stdout + result.stderr
     rows = {line.split()[0]: line.split()[1:4] for line in result.stdout.splitlines() if "/" in line}
     assert rows["baseline"] == rows["dec-enc_lambda0.01"] == ["2/2", "2/2", "2/2"]
     hypotheses = (tmp_path / "out" / "baseline" / "test.hyp").read_text(encoding="utf-8")
     assert hypotheses.count("\n") == 9  # no multiple of 8: none may be lost
+    translated = [json.loads(path.read_text()) for path in sorted((tmp_path / "out" / "baseline" / "dev").iterdir())]
+    assert translated and all(len(each["predictions"]) == 2 and each["subset"] == "valid" for each in translated)

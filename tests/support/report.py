@@ -55,10 +55,12 @@ def experiment(made_once, run, train, toy, checkpoints):
             "ablation.json": ["ablate", *data, *SEARCH, "--metric", "bleu", "--sentences", 6],
             "best.json": ["ablate", *data, "--mode", "all-but-one"],
             "curve.json": ["curve", *data, "--by", "magnitude", "--steps", "25,50", "--metric", "nll"],
+            "evaluation.json": ["evaluate", *data, *SEARCH, "--sentences", 6],
         }.items():
             run("headgates", *command, "--out", folder / name)
         alive = json.dumps({"enc-self": [[1, 0, 1, 1], [0, 0, 0, 1]]})
         run("headgates", "prune", checkpoints["gated"], folder / "pruned.pt", "--alive", alive)
+        run("headgates", "compare", alive, folder / "pruned.pt", "--out", folder / "overlap.json")
 
     return made_once("experiment", make)
 
@@ -66,4 +68,5 @@ def experiment(made_once, run, train, toy, checkpoints):
 def inputs_of(folder):
     """All inputs in the folder."""
     names = "pruned.pt scores.json functions.json attention.json ablation.json best.json curve.json sweep.json".split()
+    names += ["evaluation.json", "overlap.json"]
     return [folder / "gated", folder / "log.txt", *(folder / name for name in names)]

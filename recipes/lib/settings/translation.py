@@ -50,7 +50,7 @@ class Translation(Sequences, Search):
             "EPOCHS": lambda s: "16" if s.SCHEDULE == "inverse_sqrt" else None,
             "UPDATES": lambda s: "6000" if s.SCHEDULE != "inverse_sqrt" and s.EPOCHS is None else None,
             **given(
-                "AVERAGE=0 SELECTION=bleu KEEP_EPOCHS=0 SCRATCH= PRUNE_UPDATES=2000 "
+                "AVERAGE=0 SELECTION=bleu KEEP_EPOCHS=0 DEV_TRANSLATIONS=0 SCRATCH= PRUNE_UPDATES=2000 "
                 "PRUNE_SCHEDULE=polynomial_decay METRIC_NAME=metric SPEED=0"
             ),
             "RUNS": "all=0.5 enc-self=0.25",
@@ -102,6 +102,11 @@ class Translation(Sequences, Search):
         "command that is run with the files SOURCE TRANSLATION REFERENCE; its last line is a number for all sentences"
     )
     METRIC_NAME: t.Column = evaluation("name of the column of METRIC")
+    DEV_TRANSLATIONS: t.Count = evaluation(
+        "translate the first N sentences of the validation set with the checkpoint of every epoch of each model, into "
+        "dev/EPOCH.json of its folder (needs KEEP_EPOCHS=1); 0: none",
+        record="",
+    )
     PAPER: Literal["wmt", "opensubtitles"] = evaluation("also print table 2 of Voita et al. 2019 for this data")
 
     def heads(self) -> Heads:
@@ -130,6 +135,10 @@ class Translation(Sequences, Search):
                 f"{self.said('AVERAGE')} must be at most {saved}, the number of checkpoints of "
                 f"{self.said('UPDATES')} with {self.said('SAVE_EVERY')}"
             )
+        if self.DEV_TRANSLATIONS and (self.KEEP_EPOCHS == "0" or self.SAVE_EVERY):
+            raise ValueError(
+                f"{self.said('DEV_TRANSLATIONS')} needs a checkpoint of every epoch: set KEEP_EPOCHS=1 alone"
+            )
         existing = list(dict.fromkeys(run.types for run in self.RUNS))
         for types in self.SCRATCH:
             if types not in existing:
@@ -150,7 +159,7 @@ class Demo(Translation):
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
     HIDDEN: ClassVar[tuple[str, ...]] = (
         *("HOSTS", "SSH", "PORT", "LAUNCHER", "WORKERS", "CPU", "HEADGATES", "SHARE", "SRC", "TGT", "PAPER"),
-        *("METRIC", "METRIC_NAME", "KEEP_EPOCHS", "TOKENS_PER_UPDATE"),
+        *("METRIC", "METRIC_NAME", "KEEP_EPOCHS", "DEV_TRANSLATIONS", "TOKENS_PER_UPDATE"),
     )
 
     OMP_NUM_THREADS: t.Whole = machine(

@@ -151,6 +151,7 @@ CONTRADICTIONS = [
     (MT, "PRUNE_SCHEDULE=cosine;PRUNE_UPDATES=9;PRUNE_WARMUP=9", "PRUNE_WARMUP=9 must be below PRUNE_UPDATES=9"),
     (MT, "PRUNE_SCHEDULE=inverse_sqrt;PRUNE_WARMUP=0", "PRUNE_WARMUP=0 must be 1 or more"),
     (MT, "AVERAGE=2", "AVERAGE=2 needs checkpoints to average: set SAVE_EVERY"),
+    (MT, "DEV_TRANSLATIONS=2", "DEV_TRANSLATIONS=2 needs a checkpoint of every epoch: set KEEP_EPOCHS=1"),
     (MT, "AVERAGE=3;SAVE_EVERY=4;UPDATES=8;WARMUP=2", "AVERAGE=3 must be at most 2, the number of checkp"),
     (MT, "SCRATCH=dec-enc", "SCRATCH=dec-enc must be among the types of RUNS (all, enc-self)"),
     (MT, "RUNS=;SCRATCH=all", "SCRATCH=all must be among the types of RUNS (RUNS is empty)"),
