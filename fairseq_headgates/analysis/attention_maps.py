@@ -34,7 +34,7 @@ def parse_heads(text: str, sizes: Mapping[str, tuple[int, int]], option: str = "
             raise ValueError(f"{option} has {shown(part)}: it must be TYPE:LAYER.HEAD, TYPE:LAYER.* or TYPE:*")
         kind, _, layer, head = match.groups()
         if kind not in sizes:
-            raise ValueError(f"{option} has {shown(part)}, but the model has only {', '.join(sizes)}")
+            raise ValueError(f"{option} has {shown(part)}, but only {', '.join(sizes)} can be named")
         layers, heads = sizes[kind]
         chosen = range(layers) if layer is None else [int(layer)]
         numbers = range(heads) if head in (None, "*") else [int(head)]

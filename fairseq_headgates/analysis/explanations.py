@@ -62,9 +62,8 @@ def contributions(
     shares = relevance / relevance.abs().sum(-1, keepdim=True).clamp(min=torch.finfo(relevance.dtype).tiny)
     sides = symbols_of(sample, task)
     source, prefix = (sides.get(kind, ([], []))[1] for kind in ("enc-self", "dec-self"))
-    return Contributions(
-        [names.name(each) for each in found.predicted[0, rows].tolist()], source, prefix, shares[rows].tolist()
-    )
+    predictions = [names.name(each) for each in found.predicted[0, rows].tolist()]
+    return Contributions([row + 1 for row in rows], predictions, source, prefix, shares[rows].tolist())
 
 
 def _targets(model: Any, sample: Sample) -> Tensor | None:

@@ -23,7 +23,7 @@ GRADIENT_UNITS = ("sentence", "token")  # Michel et al. 2019: the paper's equati
 NORMS = ("layer", "none")
 LRP_RULES = {  # relevance.rules.RULES
     "story-of-heads": "alpha-beta rule with alpha = beta = 0.5 (Voita et al. 2019)",
-    "attn-constant": "the same with attention weights as constants",
+    "attn-constant": "the same rule with attention weights as constants",
     "alpha1beta0": "alpha-beta rule with alpha = 1 and beta = 0, only positive contributions",
     "epsilon": "epsilon rule (Bach et al. 2015)",
 }

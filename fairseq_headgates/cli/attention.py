@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_sentences(parser)
     parser.add_argument(
-        "--plot", metavar="FILE", help="draw the maps: .html, or .png, .pdf, .svg (these need matplotlib)"
+        "--plot", metavar="FILE", help="draw the maps: .html, .png, .pdf or .svg (matplotlib draws the last three)"
     )
     parser.add_argument(
         "--interactive",

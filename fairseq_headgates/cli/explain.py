@@ -15,10 +15,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data(parser, sentences=False)
     parser.description = (
         "Show how much each source token and each token of the target prefix contributes to each predicted token, for "
-        "single sentences. Predicted are the tokens of the reference, or of the model's own translation of a sentence "
-        "without one; by a language model the next token of the text; by a classifier the class with the highest "
-        "logit. Contributions are percentages of the absolute relevance of all tokens; negative ones make the "
-        "prediction less likely."
+        "single sentences. The command explains the tokens of the reference, or of the model's translation of a "
+        "sentence without one; of a language model each next token of the text; of a classifier the class with the "
+        "highest logit. A contribution is the relevance of a token, divided by the sum of the absolute values over all "
+        "tokens, in percent."
     )
     methods = "; ".join(f"{name}: {text}" for name, text in EXPLANATIONS.items())
     parser.add_argument(
@@ -43,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="explain why the prediction is more likely than TOKEN, a token of the target dictionary or, for a "
         "classifier, a label: relevance for the difference of their logits (Yin & Neubig 2022)",
     )
-    parser.add_argument("--plot", metavar="FILE", help="draw heat maps: .html, or .png, .pdf, .svg (need matplotlib)")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw heat maps: .html, .png, .pdf or .svg (matplotlib draws the last three)"
+    )
     add_output(parser, "write the contributions as JSON", "print the contributions as JSON")
 
 

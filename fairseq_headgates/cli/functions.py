@@ -50,14 +50,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--write-alignments",
         metavar="FILE",
         type=filled,
-        help="write word alignments of --gen-subset in the Pharaoh format, a line for every sentence: each target word "
-        "with the source word of the largest weight. With --alignment, also print the alignment error rate (AER)",
+        help="write word alignments of source and reference in the Pharaoh format, a line for every sentence of "
+        "--gen-subset: each target word is linked to the source word with the largest weight. With --alignment, also "
+        "print the alignment error rate (AER)",
     )
     parser.add_argument(
         "--align-by",
         metavar="WHAT",
-        help="weights of --write-alignments: heads as TYPE:LAYER.HEAD, whose attention weights are averaged "
-        "(dec-enc:1.3,dec-enc:2.*); best, the head that is most often on an aligned word of --alignment; or "
+        help="weights of --write-alignments: attention weights of decoder-encoder heads, averaged over them "
+        "(dec-enc:1.3,dec-enc:2.*); best, those of the head with the highest rate of the function alignment; or "
         f"contributions of tokens ({', '.join(EXPLANATIONS)}) as in `headgates explain` (default: alti)",
     )
     parser.add_argument("--no-rare", action="store_true", help="do not look for heads that attend to rare tokens")
@@ -74,8 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="POINTS",
         type=_percent,
         default=DEFAULTS.margin,
-        help="least gain over the baseline, the most frequent offset, for relations and alignments; the 95%% "
-        "confidence interval must also be above the baseline (default: %(default)g)",
+        help="for relations and alignments: minimum difference between the rate of a head and the baseline, the rate "
+        "of the most frequent offset; the 95%% confidence interval must also be above the baseline (default: "
+        "%(default)g)",
     )
     parser.add_argument(
         "--rare",
@@ -95,8 +97,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scores",
         metavar="FILE",
-        help="score file of the checkpoint, with several of the first one: also print a table that compares the scores "
-        "of heads with and without a function (not in the JSON)",
+        help="score file of the checkpoint (of the first one, if there are several): also print a table that compares "
+        "the scores of heads with and without a function (not in the JSON)",
     )
     add_output(parser, "write the result as JSON")
 
@@ -178,7 +180,8 @@ def _write_alignments(work: Session, loaded: Loaded, result: dict[str, Any], ann
         if removed:
             raise ValueError(f"--align-by has {removed[0]}, which is removed: name heads that are left")
         weights, by = attention_of(model, heads), ",".join(f"dec-enc:{head.layer}.{head.head}" for head in heads)
-    found = align(model, loaded.corpus, weights, annotations.subwords, work.progress("alignments"))
+    corpus = loaded.corpus
+    found = align(model, corpus.task, corpus.batches, weights, annotations.subwords, work.progress("alignments"))
     work.write(args.write_alignments, found.lines())
     result["written_alignments"] = {"by": by, "left_out": sum(links is None for links in found.of.values())}
     if args.alignment is not None:

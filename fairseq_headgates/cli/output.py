@@ -35,14 +35,16 @@ def without_nan(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
 
 
-def check_picture(path: str) -> None:
-    """Raise ValueError unless matplotlib can draw a picture of this name: fail early."""
+def check_picture(path: str, pages: bool = False) -> None:
+    """Raise ValueError unless matplotlib can draw a picture of this name. With `pages`, it may end in .html."""
+    if pages and path.endswith(".html"):
+        return
     check_matplotlib("--plot")
     from matplotlib.figure import Figure
 
     kind = _kind(path)
     if kind not in Figure().canvas.get_supported_filetypes():
-        raise ValueError(f"--plot {path}: unknown format {kind!r}, choose .png, .pdf or .svg")
+        raise ValueError(f"--plot {path}: unknown format {kind!r}, choose {'.html, ' * pages}.png, .pdf or .svg")
 
 
 def check_matplotlib(what: str) -> None:

@@ -29,8 +29,8 @@ def add_sentences(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=filled,
         help="instead of --gen-subset, sentences of a file, or of standard input (-), one per line: SOURCE, or SOURCE, "
-        "tab, TARGET, as tokens of the dictionaries (tokenised, in subwords); for an encoder one sentence, which gets "
-        "<s> and </s>",
+        "tab, TARGET, tokenised and in subwords, as fairseq-preprocess reads them; for a classifier one sentence, to "
+        "which <s> and </s> are added",
     )
 
 
@@ -70,4 +70,22 @@ def sentences(work: Session, model: nn.Module) -> Iterator[tuple[int, Sample]]:
                 f"{name} line {number} has {found} tab-separated columns, at most {most} are allowed: select them, for "
                 f"example with cut -f {fields}"
             )
-    return zip(lines, typed_sentences(work.fairseq, work.task, model, lines.values()), strict=True)
+    typed = typed_sentences(work.fairseq, work.task, model, lines.values())
+    return (
+        (number, _known(work, sample, f"{name} line {number}")) for number, sample in zip(lines, typed, strict=True)
+    )
+
+
+def _known(work: Session, sample: Sample, where: str) -> Sample:
+    """Return a sample. Warn of tokens in it that the dictionaries do not have."""
+    from fairseq_headgates.cli.output import warn
+
+    sides = (
+        (sample["net_input"]["src_tokens"], work.task.source_dictionary),
+        (sample.get("target"), work.task.target_dictionary),
+    )
+    unknown = sum(int(tokens.eq(dictionary.unk()).sum()) for tokens, dictionary in sides if tokens is not None)
+    if unknown and work.writes:
+        tokens = "a token" if unknown == 1 else f"{unknown} tokens"
+        warn(work.args.command, f"{where} has {tokens} not in the dictionary: give text tokenised and in subwords")
+    return sample

@@ -245,8 +245,8 @@ def session(args: argparse.Namespace, needs_target: bool = True, pages: bool = F
         if getattr(args, name, None) == "":
             raise ValueError(f"--{name.replace('_', '-')} is empty: give a name, or leave it out")
     with _quiet(), _one_line_errors():
-        if getattr(args, "plot", None) and not (pages and args.plot.endswith(".html")):
-            check_picture(args.plot)
+        if getattr(args, "plot", None):
+            check_picture(args.plot, pages)
         yield Session(args, needs_target)
         evaluation.leave_workers()
 

@@ -59,6 +59,7 @@ class Contributions:
     """How much each token contributes to the predictions of one sentence.
 
     Attributes:
+        positions: numbers of the predictions, counted from 1
         predicted: the tokens, or the class, that are predicted
         source: source tokens; none of a language model
         prefix: input tokens of the decoder; none of an encoder
@@ -66,6 +67,7 @@ class Contributions:
             [predicted][tokens]; negative if the token makes the prediction less likely
     """
 
+    positions: list[int]
     predicted: list[str]
     source: list[str]
     prefix: list[str]

@@ -21,6 +21,7 @@ def explanation_json(sentences: Explained, instead_of: str | None, signature: st
     """Return the contributions to the predictions of several sentences for JSON."""
     found = [
         {
+            "positions": each.positions,
             "predicted": each.predicted,
             "instead_of": instead_of,
             "source": each.source,

@@ -9,7 +9,6 @@ from support.sentences import sample
 from fairseq_headgates import observe, relevance
 from fairseq_headgates.analysis.functions import Alignments, align, attention_of, best_head, contributions_by
 from fairseq_headgates.analysis.functions.trees import read_alignments
-from fairseq_headgates.evaluation import Corpus
 from fairseq_headgates.heads import HeadId
 
 HEADS = [HeadId("dec-enc", 0, 2), HeadId("dec-enc", 1, 0), HeadId("dec-enc", 1, 3)]
@@ -30,7 +29,7 @@ def test_each_target_word_is_aligned_with_the_largest_weight(method, subwords):
     task, pairs, model = Task(subwords), sentences(), make_gated().eval()
     batches = [sample(pairs[:3]), {**sample(pairs[3:]), "id": torch.tensor([3, 4])}]
     weights = contributions_by(model, method) if method else attention_of(model, HEADS)
-    found = align(model, Corpus(task, batches), weights)
+    found = align(model, task, batches, weights)
     for number, pair in enumerate(pairs):
         w = weights_of(model, sample([pair]), method).tolist()
         sources, targets = (words_of(task, side) for side in pair)

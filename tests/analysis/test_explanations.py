@@ -225,7 +225,7 @@ def test_wrong_calls_are_refused():
     model, batch = make_stock(), make_batch()
     with pytest.raises(ValueError, match="^predicted has the shape .3, 2.: it must be .3, 5.$"):
         explain(model, batch, "epsilon", torch.zeros(3, 2, dtype=torch.long))
-    with pytest.raises(ValueError, match="instead_of has no effect"):
+    with pytest.raises(ValueError, match="alti does not depend on what is predicted"):
         explain(model, batch, "alti", instead_of=batch["prev_output_tokens"])
     with pytest.raises(ValueError, match="a part of class AllAttentionDecoder; choose another method"):
         explain(all_attention.make_model(), {"src_tokens": all_attention.make_blocks()[0][0]}, "epsilon")

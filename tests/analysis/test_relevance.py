@@ -9,13 +9,18 @@ from support.models import PAD, make_batch, make_gated, make_stock
 from support.relevance import Naive
 
 from fairseq_headgates import HeadTable, fix_heads, head_sites, masked, prune
-from fairseq_headgates.analysis.relevance import explain, head_relevance, token_contributions, walk
+from fairseq_headgates.analysis import relevance
+from fairseq_headgates.analysis.relevance import head_relevance, token_contributions, walk
 from fairseq_headgates.analysis.relevance import rules as rules_room
 from fairseq_headgates.analysis.relevance.rules import RULES, Rule
 from fairseq_headgates.gates import OPEN
 from fairseq_headgates.heads import TYPES
 
 rules = pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
+
+
+def explain(model, batch, rule="story-of-heads"):
+    return relevance.explain(model, batch, rule)
 
 
 # Whole models, against full Jacobians

@@ -37,7 +37,7 @@ def test_heads_are_parsed():
         ("enc-self:1", "it must be TYPE:LAYER.HEAD"),
         ("enc-self:*.1", "it must be TYPE:LAYER.HEAD"),
         ("", "'': it must be"),
-        ("dec-self:0.0", "but the model has only enc-self, dec-enc"),
+        ("dec-self:0.0", "but only enc-self, dec-enc can be named"),
         ("enc-self:2.0", "enc-self has 2 layers of 4 heads, counted from 0"),
         ("enc-self:0.4", "enc-self has 2 layers of 4 heads, counted from 0"),
         ("enc-self:2.*", "enc-self has 2 layers of 4 heads, counted from 0"),

@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 from fairseq import checkpoint_utils
-from support.analysis import one_line
+from support.analysis import READ, one_line
 
 from fairseq_headgates import relevance, report
 from fairseq_headgates.analysis.options import EXPLANATIONS, HEAD_RULES
+from fairseq_headgates.cli import main as cli
 from fairseq_headgates.heads import Contributions
 
 
@@ -29,6 +30,7 @@ def test_contributions_are_shares_of_relevance(method, on_toy, toy, gated_checkp
                            for side in ("src", "tgt"))  # fmt: skip
         assert each["source"] == [*words, "</s>"] and each["prefix"] == ["</s>", *capitals]
         assert each["predicted"] == [*capitals, "</s>"] and each["instead_of"] is None
+        assert each["positions"] == list(range(1, len(words) + 2))
         sample = dataset.collater([dataset[line - 1]])
         expected = relevance.explain(model, sample["net_input"], method, sample["target"])
         raw, shares = torch.cat([expected.source, expected.target], -1)[0], torch.tensor(each["contributions"])
@@ -42,7 +44,11 @@ def test_a_prediction_in_comparison_with_another_token(on_toy, toy):
     options = ["explain", "--positions", "2", "--method", "epsilon"]
     (alone,) = json.loads(on_toy(*options, "--json"))["sentences"]
     (compared,) = json.loads(on_toy(*options, "--instead-of", other, "--json"))["sentences"]
-    assert alone["predicted"] == compared["predicted"] == [words[1]] and compared["instead_of"] == other
+    assert (
+        alone["predicted"] == compared["predicted"] == [words[1]]
+        and compared["instead_of"] == other
+        and alone["positions"] == [2]
+    )
     assert len(compared["contributions"]) == 1 and alone["contributions"] != compared["contributions"]
     same = on_toy("explain", "--instead-of", words[1], "--positions", "2", code=2)
     assert f"prediction 2 is '{words[1]}' itself: choose other predictions with --positions" in one_line(same)
@@ -60,14 +66,21 @@ def test_tables_pictures_and_pages(on_toy, tmp_path):
     assert typed["sentences"][1]["predicted"] == ["B", "</s>"] and "split" not in typed["signature"]
 
 
+def test_unknown_tokens_of_a_text_are_warned_of(toy, gated_checkpoint, tmp_path, capsys):
+    (tmp_path / "text").write_text("a b\tA\na ?!\tA\n")
+    options = [toy.data, "--path", gated_checkpoint, *READ, "--text", tmp_path / "text"]
+    assert cli.main(["explain", *map(str, options)]) == 0
+    assert "text line 2 has a token not in the dictionary: give text tokenised" in one_line(capsys.readouterr().err)
+
+
 def test_a_page_has_a_cell_for_each_contribution():
-    each = Contributions(["<b>", "c"], ["a", "</s>"], ["<i>"], [[0.5, -0.25, 0.25], [1.0, 0.0, 0.0]])
+    each = Contributions([1, 2], ["<b>", "c"], ["a", "</s>"], ["<i>"], [[0.5, -0.25, 0.25], [1.0, 0.0, 0.0]])
     page = report.explanation_page({1: each}, "data:<u>")
     assert page.count("<td class=") == 6 and page.count(" against") == 1
     assert "&lt;b&gt;" in page and not any(tag in page for tag in ("<b>", "<i>", "<u>", "<script", "src=", "href="))
     table = report.explanation_tables({1: each}).splitlines()
     assert table[0].split() == ["source", "a", "</s>", "|", "<i>"] and table[2].split() == "<b> 75% 50 -25 | 25".split()
-    many = Contributions(["a"] * 501, ["a"] * 500, [], [[0.0] * 500] * 501)
+    many = Contributions([1] * 501, ["a"] * 501, ["a"] * 500, [], [[0.0] * 500] * 501)
     for draw in (report.explanation_figure, lambda found: report.explanation_page(found, "")):
         with pytest.raises(ValueError, match="250,500 contributions, and at most 250,000 are drawn"):
             draw({1: many})
@@ -80,7 +93,7 @@ def test_a_page_has_a_cell_for_each_contribution():
         (["--positions", "x"], "'x' is not a list of positions such as 1,5"),
         (["--instead-of", "?!"], "--instead-of '?!' is not in the target dictionary"),
         (["--instead-of", ""], "the value is empty"),
-        (["--instead-of", "A", "--method", "alti"], "alti explains states, not logits"),
+        (["--instead-of", "A", "--method", "alti"], "alti does not depend on what is predicted"),
         (["--method", "lime"], "invalid choice: 'lime'"),
         (["--lines", "1", "--text", "x"], "--lines has no effect with --text"),
         (["--sentences", "3"], "--sentences"),

@@ -192,7 +192,10 @@ def test_alignments_are_written(on_toy, annotated, texts, tmp_path):
     [
         (["--align-by", "alti"], "--align-by needs a file to write: add --write-alignments FILE"),
         (["--write-alignments", "x", "--align-by", "best"], "no open decoder-encoder head was compared"),
-        (["--write-alignments", "x", "--align-by", "enc-self:0.1"], "--align-by has 'enc-self:0.1', but the model has"),
+        (
+            ["--write-alignments", "x", "--align-by", "enc-self:0.1"],
+            "--align-by has 'enc-self:0.1', but only dec-enc can be named",
+        ),
         (["--write-alignments", "x", "--align-by", "dec-enc:7.1"], "dec-enc has 2 layers of 4 heads"),
         (["--write-alignments", ""], "the value is empty"),
     ],

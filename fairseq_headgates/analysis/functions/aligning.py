@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fairseq_headgates.analysis.functions.layout import Sentence, averaging, membership
 from fairseq_headgates.analysis.functions.words import subwords_of
 from fairseq_headgates.analysis.relevance import explain
-from fairseq_headgates.evaluation import Corpus, Sample, at_least_single, gather, outputs
+from fairseq_headgates.evaluation import Sample, at_least_single, gather, outputs
 from fairseq_headgates.heads import HeadId, HeadTable
 from fairseq_headgates.surgery import HeadSite, evaluating, hooked
 
@@ -68,27 +68,28 @@ class Alignments:
 
 def align(
     model: nn.Module,
-    corpus: Corpus,
+    task: Any,
+    batches: Iterable[Sample],
     weights: Weights,
     subwords: str = "",
     progress: Callable[[Iterable], Iterable] = iter,
 ) -> Alignments:
-    """Align the words of a corpus of sentence pairs. The result is that of all workers.
+    """Align the words of sentence pairs, of source and reference. The result is that of all workers.
 
     Args:
         model: a translation model
-        corpus: the sentence pairs; their targets are aligned
+        task: the fairseq task of the model, which holds the dictionaries
+        batches: samples of the task, those of this worker if several share the data
         weights: returns the weight of every source token for every target token of a batch [B, T, S]; see
             `attention_of` and `contributions_by`
         subwords: kind of subwords, an element of `words.SUBWORDS`; empty to read it off the dictionaries
         progress: wraps the iterable of batches
     """
-    task = corpus.task
     dictionaries = (task.source_dictionary, task.target_dictionary)
     kinds = [subwords or subwords_of(dictionary.symbols) for dictionary in dictionaries]
     found: dict[int, Alignment | None] = {}
     with evaluating(model), torch.no_grad():
-        for sample in progress(corpus.batches):
+        for sample in progress(batches):
             rows = (sample["net_input"]["src_tokens"].cpu(), sample["target"].cpu())
             sentences = [
                 [Sentence(row, dictionary, kind) for row in tokens]
@@ -135,7 +136,7 @@ def best_head(result: Mapping[str, Any], left: HeadTable | None = None) -> HeadI
     """Return the open decoder-encoder head that is most often on an aligned word.
 
     Args:
-        result: a result of `functions_of`, for word alignments
+        result: a result of `find`, with word alignments
         left: a mask of the heads to choose from, by default all
 
     Raises:

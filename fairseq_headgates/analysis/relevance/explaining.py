@@ -68,7 +68,7 @@ def token_contributions(
 def explain(
     model: Any,
     net_input: Mapping[str, Tensor],
-    method: str | Rule = "story-of-heads",
+    method: str | Rule = "attnlrp",
     predicted: Tensor | None = None,
     instead_of: Tensor | None = None,
     classification_head: str | None = None,
@@ -98,7 +98,9 @@ def explain(
     """
     chosen = _method(method)
     if method == "alti" and instead_of is not None:
-        raise ValueError("alti explains states, not logits, so that instead_of has no effect: choose another method")
+        raise ValueError(
+            "alti does not depend on what is predicted: choose another method for instead_of (--instead-of)"
+        )
     _check(model, method)
     with evaluating(model):
         predictions = Predictions.of(model, net_input, predicted, instead_of, classification_head)
