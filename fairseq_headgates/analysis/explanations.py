@@ -58,8 +58,7 @@ def contributions(
                 f"prediction {row + 1} is {shown(instead_of)} itself: choose other predictions with --positions, or "
                 "another token"
             )
-    relevance = torch.cat([found.source, found.target], -1)[0]
-    shares = relevance / relevance.abs().sum(-1, keepdim=True).clamp(min=torch.finfo(relevance.dtype).tiny)
+    shares = found.contributions()[0]
     sides = symbols_of(sample, task)
     source, prefix = (sides.get(kind, ([], []))[1] for kind in ("enc-self", "dec-self"))
     predictions = [names.name(each) for each in found.predicted[0, rows].tolist()]

@@ -213,7 +213,7 @@ def test_contrasts_of_the_epsilon_rule():
 
 
 def test_the_share_of_the_source():
-    found = explain(make_stock(), make_batch(), "alpha1beta0")
+    found = explain(make_stock().double(), make_batch(), "alpha1beta0")
     assert found.source.min() >= 0 and found.target.min() >= 0  # only positive contributions
     share = found.source_share()
     real = found.predicted != PAD

@@ -40,10 +40,14 @@ class Relevance:
     predicted: Tensor
     conserved: Tensor
 
+    def contributions(self) -> Tensor:
+        """Return the relevance of source and prefix tokens, divided by the sum of absolute values: [B, N, S + T]."""
+        both = torch.cat([self.source, self.target], -1)
+        return both / both.abs().sum(-1, keepdim=True).clamp(min=torch.finfo(both.dtype).tiny)
+
     def source_share(self) -> Tensor:
         """Return the share of the source in the absolute relevance of all tokens (Voita et al. 2021): [B, N]."""
-        source, target = (tokens.abs().sum(-1) for tokens in (self.source, self.target))
-        return source / (source + target).clamp(min=torch.finfo(source.dtype).tiny)
+        return self.contributions()[..., : self.source.size(-1)].abs().sum(-1)
 
 
 @dataclass(frozen=True)
