@@ -44,8 +44,8 @@ class Alignments:
     ) -> dict[str, float | int | None]:
         """Compare with gold alignments (Och & Ney 2003), whose sure links S are also possible links P.
 
-        With the found links A, precision is |A & P| / |A|, recall |A & S| / |S|, and the alignment error rate (AER)
-        1 - (|A & S| + |A & P|) / (|A| + |S|). Sentences without a found or a gold alignment are left out.
+        With the numbers of found links a, of sure links s, and of found links that are sure (as) or possible (ap),
+        precision is ap / a, recall as / s, and the alignment error rate (AER) 1 - (as + ap) / (a + s). Sentences without a found or a gold alignment are left out.
 
         Returns:
             "aer", "precision" and "recall", None if undefined, and the number of "sentences"
