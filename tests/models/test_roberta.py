@@ -231,6 +231,11 @@ def test_functions_ignore_the_first_symbol():
     assert list(found["heads"]) == ["enc-self"]
 
 
-def test_relevance_is_refused():
-    with pytest.raises(ValueError, match=r"no decoder \(an encoder such as RoBERTa\); choose another method"):
-        relevance.head_relevance(make_roberta(), make_sentences()["net_input"])
+def test_relevance_of_other_layers_is_refused():
+    class Layer(type(make_roberta().encoder.sentence_encoder.layers[0])):
+        pass
+
+    model = make_roberta()
+    model.encoder.sentence_encoder.layers[1].__class__ = Layer
+    with pytest.raises(ValueError, match="it has a part of class Layer; choose another method"):
+        relevance.head_relevance(model, make_sentences()["net_input"])
