@@ -26,8 +26,9 @@ def contributions(
 ) -> Contributions:
     """Return how much each token contributes to the predictions for a sample of one sentence without padding.
 
-    Predictions are the target tokens of the sample; for a language model the next token of the text at every position,
-    after the last one the token with the highest logit; for a classifier the class with the highest logit.
+    Predictions are the target tokens of the sample; for a language model of a text without a target the next token at
+    every position, and after the last one the token with the highest logit; for a classifier the class with the highest
+    logit.
 
     Args:
         model: the model
@@ -50,8 +51,8 @@ def contributions(
             raise ValueError(f"--positions has {position}: the sentence has the predictions 1 to {number}")
     tokens = sample["net_input"]["src_tokens"]
     other = None if instead_of is None else tokens.new_full((1, number), names.index(instead_of))
-    found = explain(model, sample["net_input"], method, predicted, other, objective.classification_head)
-    rows = [position - 1 for position in positions] or list(range(number))
+    rows = [position - 1 for position in dict.fromkeys(positions)] or list(range(number))
+    found = explain(model, sample["net_input"], method, predicted, other, objective.classification_head, rows)
     for row in rows if other is not None else ():
         if found.predicted[0, row] == other[0, row]:  # type: ignore[index]
             raise ValueError(
@@ -62,7 +63,7 @@ def contributions(
     sides = symbols_of(sample, task)
     source, prefix = (sides.get(kind, ([], []))[1] for kind in ("enc-self", "dec-self"))
     predictions = [names.name(each) for each in found.predicted[0, rows].tolist()]
-    return Contributions([row + 1 for row in rows], predictions, source, prefix, shares[rows].tolist())
+    return Contributions([row + 1 for row in rows], predictions, source, prefix, shares[rows].tolist(), instead_of)
 
 
 def _targets(model: Any, sample: Sample) -> Tensor | None:
@@ -73,6 +74,8 @@ def _targets(model: Any, sample: Sample) -> Tensor | None:
     if len(stacks) == 2:
         return sample["target"]
     tokens = sample["net_input"]["src_tokens"]
+    if sample.get("target") is not None:
+        return sample["target"]
     with torch.no_grad():
         following = model(**sample["net_input"])[0][:, -1:].argmax(-1)
     return torch.cat([tokens[:, 1:], following], 1)

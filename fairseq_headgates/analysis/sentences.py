@@ -76,6 +76,7 @@ def typed_sentences(args: Namespace, task: Any, model: nn.Module, lines: Iterabl
         source, _, target = line.partition("\t")
         ids = source_dictionary.encode_line(source, add_if_not_exist=False).long()
         words = target_dictionary.encode_line(target, add_if_not_exist=False).long() if target.strip() else None
+        _refuse_padding(ids, words, pad=source_dictionary.pad())
         yield _sample(args, task, model, ids, words)
 
 
@@ -98,9 +99,15 @@ def _text_sample(task: Any, model: Any, line: str) -> Sample:
     with_bos = encoder or getattr(task.args, "add_bos_token", False)
     begin = dictionary.bos() if with_bos else dictionary.eos()
     words = dictionary.encode_line(line, add_if_not_exist=False, append_eos=encoder).long()
+    _refuse_padding(words, pad=dictionary.pad())
     tokens = torch.cat([words.new_tensor([begin]), words])
     _check_length(tokens, model.max_positions(), "text")
     return _placed({"net_input": {"src_tokens": tokens[None], "src_lengths": torch.tensor([len(tokens)])}}, model)
+
+
+def _refuse_padding(*sides: Tensor | None, pad: int) -> None:
+    if any(ids is not None and ids.eq(pad).any() for ids in sides):
+        raise ValueError("the text has the symbol of padding, <pad>: leave it out")
 
 
 def _check_length(tokens: Tensor, longest: int, side: str) -> None:

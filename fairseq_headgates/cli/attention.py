@@ -55,12 +55,12 @@ def run(args: argparse.Namespace) -> int:
         maps = {number: attention_maps(model, work.task, sample, heads) for number, sample in chosen}
         signature = work.origin("" if args.text else work.fairseq.gen_subset).with_parts(origin)
         text = json.dumps(report.attention_json(maps, str(signature)), allow_nan=False)
-        work.write(args.out, text + "\n")
         if args.plot and args.plot.endswith(".html"):
             page = report.interactive_page if args.interactive else report.attention_page
             work.write(args.plot, page(maps, str(signature)))
         else:
             work.plot(args.plot, lambda: report.attention_figure(maps))
+        work.write(args.out, text + "\n")
         if args.json or not (args.out or args.plot):
             work.say(text if args.json else report.attention_tables(maps))
     return 0

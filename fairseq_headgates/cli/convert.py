@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from fairseq_headgates.cli.choice import add_choice, chosen_heads, refuse_standa
 from fairseq_headgates.cli.parser import add_checkpoint, filled
 from fairseq_headgates.files import read_text
 from fairseq_headgates.heads import HeadId
+from fairseq_headgates.messages import shown
 
 if TYPE_CHECKING:
     from torch import nn
@@ -64,10 +66,12 @@ def _alignment_heads(text: str, model: nn.Module) -> list[HeadId]:
     from fairseq_headgates.analysis.functions import best_head
     from fairseq_headgates.surgery import head_counts, kept_mask
 
-    if not Path(text).is_file():
+    if re.match("[a-z-]+:", text):
         return parse_heads(text, head_counts(model), "--alignment-heads")
     try:
-        found = json.loads(read_text(text, "the functions", "give a file of `headgates functions --out`"))
+        found = json.loads(read_text(text, "the functions", "give heads, or a file of `headgates functions --out`"))
         return [best_head(found, kept_mask(model))]
-    except (AttributeError, KeyError, TypeError, IndexError, json.JSONDecodeError):
-        raise ValueError(f"{text} is not a file of `headgates functions --out`: give one, or heads") from None
+    except (AttributeError, KeyError, TypeError, IndexError, RecursionError, json.JSONDecodeError):
+        raise ValueError(
+            f"{shown(text)} is not a file of `headgates functions --out` of one checkpoint: give one, or heads"
+        ) from None

@@ -66,13 +66,14 @@ def run(args: argparse.Namespace) -> int:
             for number, sample in chosen
         }
         data = work.origin("" if args.text else work.fairseq.gen_subset)
-        signature = str(data.with_parts(origin).of_method(args.method, {}))
-        text = json.dumps(report.explanation_json(found, args.instead_of, signature), allow_nan=False)
-        work.write(args.out, text + "\n")
+        compared = {} if args.instead_of is None else {"instead-of": args.instead_of}
+        signature = str(data.with_parts(origin).of_method(args.method, compared))
+        text = json.dumps(report.explanation_json(found, signature), allow_nan=False)
         if args.plot and args.plot.endswith(".html"):
             work.write(args.plot, report.explanation_page(found, signature))
         else:
             work.plot(args.plot, lambda: report.explanation_figure(found))
+        work.write(args.out, text + "\n")
         if args.json or not (args.out or args.plot):
             work.say(text if args.json else f"{report.explanation_tables(found)}\n\n{signature}")
     return 0

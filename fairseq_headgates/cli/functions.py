@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -121,8 +122,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.relations is not None and args.conllu is None and args.target_conllu is None:
         raise ValueError("--relations needs trees: add --conllu FILE or --target-conllu FILE")
-    if args.align_by is not None and args.write_alignments is None:
-        raise ValueError("--align-by needs a file to write: add --write-alignments FILE")
+    _check_align_by(args)
     scores = [] if args.scores is None else read_scores(args.scores)
     with session(args) as work:
         if args.write_alignments is not None:
@@ -149,6 +149,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_align_by(args: argparse.Namespace) -> None:
+    by = args.align_by
+    if by is None:
+        return
+    if args.write_alignments is None:
+        raise ValueError("--align-by needs a file to write: add --write-alignments FILE")
+    if by == "best" and args.alignment is None:
+        raise ValueError("--align-by best compares heads with word alignments: add --alignment FILE")
+    if by != "best" and by not in EXPLANATIONS and ":" not in by:
+        raise ValueError(
+            f"--align-by is {by!r}: it must be heads such as dec-enc:1.3, best, or one of {', '.join(EXPLANATIONS)}"
+        )
+
+
 def _functions(work: Session, loaded: Loaded, annotations: Annotations) -> dict[str, Any]:
     from fairseq_headgates.analysis.functions import check_annotations, count_functions, functions_of
     from fairseq_headgates.surgery import gate_values
@@ -164,7 +178,14 @@ def _write_alignments(work: Session, loaded: Loaded, result: dict[str, Any], ann
     """Write the alignments. Add what they are, and their errors, to the result, and return it as a line of text."""
     from fairseq_headgates import report
     from fairseq_headgates.analysis.attention_maps import parse_heads
-    from fairseq_headgates.analysis.functions import align, attention_of, best_head, contributions_by, read_alignments
+    from fairseq_headgates.analysis.functions import (
+        Alignments,
+        align,
+        attention_of,
+        best_head,
+        contributions_by,
+        read_alignments,
+    )
     from fairseq_headgates.surgery import head_counts
 
     args, model = work.args, loaded.model
@@ -181,7 +202,9 @@ def _write_alignments(work: Session, loaded: Loaded, result: dict[str, Any], ann
             raise ValueError(f"--align-by has {removed[0]}, which is removed: name heads that are left")
         weights, by = attention_of(model, heads), ",".join(f"dec-enc:{head.layer}.{head.head}" for head in heads)
     corpus = loaded.corpus
-    found = align(model, corpus.task, corpus.batches, weights, annotations.subwords, work.progress("alignments"))
+    aligned = align(model, corpus.task, corpus.batches, weights, annotations.subwords, work.progress("alignments"))
+    every = min(len(work.task.dataset(corpus.subset)), args.sentences or sys.maxsize)
+    found = Alignments({i: aligned.of.get(i) for i in range(every)})  # some may be too long for the model
     work.write(args.write_alignments, found.lines())
     result["written_alignments"] = {"by": by, "left_out": sum(links is None for links in found.of.values())}
     if args.alignment is not None:

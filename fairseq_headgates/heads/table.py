@@ -64,7 +64,8 @@ class Contributions:
         source: source tokens; none of a language model
         prefix: input tokens of the decoder; none of an encoder
         shares: relevance of each source and then of each prefix token, divided by the absolute relevance of all,
-            [predicted][tokens]; negative if the token makes the prediction less likely
+            [predicted][tokens]
+        instead_of: token that the predictions are compared with
     """
 
     positions: list[int]
@@ -72,6 +73,7 @@ class Contributions:
     source: list[str]
     prefix: list[str]
     shares: list[list[float]]
+    instead_of: str | None = None
 
     @property
     def tokens(self) -> list[str]:

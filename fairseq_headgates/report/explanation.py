@@ -17,13 +17,13 @@ FORMAT = "headgates.explanation/1"
 Explained = Mapping[int, Contributions]  # by the number of the sentence, from 1
 
 
-def explanation_json(sentences: Explained, instead_of: str | None, signature: str) -> dict[str, Any]:
+def explanation_json(sentences: Explained, signature: str) -> dict[str, Any]:
     """Return the contributions to the predictions of several sentences for JSON."""
     found = [
         {
             "positions": each.positions,
             "predicted": each.predicted,
-            "instead_of": instead_of,
+            "instead_of": each.instead_of,
             "source": each.source,
             "prefix": each.prefix,
             "source_share": each.of_source(),
@@ -44,8 +44,15 @@ def explanation_tables(sentences: Explained) -> str:
             [visible(token), *_cells(each, row, share)]
             for token, row, share in zip(each.predicted, each.shares, each.of_source(), strict=True)
         ]
-        blocks.append((f"sentence {number}\n" if len(sentences) > 1 else "") + text_table(header, rows))
+        title = title_of(number, each, len(sentences))
+        blocks.append((f"{title}\n" if title else "") + text_table(header, rows))
     return "\n\n".join(blocks)
+
+
+def title_of(number: int, each: Contributions, sentences: int) -> str:
+    """Return the title of a sentence among several: its number, and what its predictions are compared with."""
+    parts = [f"sentence {number}"] if sentences > 1 else []
+    return ", ".join([*parts, *([f"instead of {visible(each.instead_of)}"] if each.instead_of else [])])
 
 
 def _has_both(each: Contributions) -> bool:
@@ -70,8 +77,9 @@ def explanation_figure(sentences: Explained) -> Figure:
 
 def _heat(number: int, each: Contributions, sentences: int) -> Heat:
     largest = largest_share(each)
-    title = f"sentence {number}" if sentences > 1 else ""
-    return Heat(title, each.predicted, each.tokens, each.shares, "RdBu", (-largest, largest))
+    return Heat(
+        title_of(number, each, sentences), each.predicted, each.tokens, each.shares, "RdBu", (-largest, largest)
+    )
 
 
 def largest_share(each: Contributions) -> float:
@@ -96,4 +104,4 @@ def explanation_page(sentences: Explained, signature: str) -> str:
     """
     check_cells(sentences)
     page = templates().get_template("explanation.html")
-    return page.render(sentences=sentences, largest=largest_share, signature=signature)
+    return page.render(sentences=sentences, largest=largest_share, title=title_of, signature=signature)

@@ -1,5 +1,6 @@
 """Explanations of predictions: AttnLRP and ALTI+ against naive rewrites, classes, contrasts, given targets."""
 
+import copy
 from functools import partial
 
 import pytest
@@ -219,6 +220,64 @@ def test_the_share_of_the_source():
     real = found.predicted != PAD
     assert_close((share + found.target.sum(-1) / (found.source.sum(-1) + found.target.sum(-1)))[real], torch.ones(1))
     assert not share[~real].any()
+
+
+def test_a_block_is_explained_with_the_memory_that_it_is_predicted_with():
+    """Of all-attention models; afterwards, the memory is that of one pass over the block."""
+    plain, explained = (shaken(all_attention.make_model(mem_len=4)) for _ in range(2))
+    for tokens, blocks in all_attention.make_blocks():
+        batch = {"src_tokens": tokens, "blocks": blocks}
+        expected = plain(**batch)[0]
+        before = dict(explained.decoder.memories)
+        for method in ("alti", "attnlrp"):
+            explained.decoder.memories.clear()
+            explained.decoder.memories.update(before)
+            found = explain(explained, batch, method)
+            assert found.predicted.equal(expected.argmax(-1)), method
+    logits = (found.target.sum(-1) / found.conserved)[0]  # the sum of relevance, and its share of the logit
+    assert_close(logits, expected.amax(-1)[0])
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "epsilon", "alpha1beta0", "alti"])
+def test_chosen_positions_are_explained_alone(method):
+    model, batch = small(), make_batch()
+    every, some = explain(model, batch, method), explain(model, batch, method, positions=[1, 3])
+    assert_close(some.source[:, [1, 3]], every.source[:, [1, 3]])
+    assert_close(some.target[:, [1, 3]], every.target[:, [1, 3]])
+    assert not some.source[:, [0, 2, 4]].any() and not some.conserved[:, [0, 2, 4]].any()
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "epsilon", "alti"])
+def test_models_are_explained_alike_when_they_are_prepared_for_inference(method):
+    """And without heads in the first layer of post-norm models."""
+    mask = {"enc-self": [[0] * 4, [1] * 4]}
+    model = prune(make_gated(**POST_NORM), mask).eval()
+    found = explain(model, make_batch(), method)
+    model.make_generation_fast_()
+    again = explain(model, make_batch(), method)
+    assert (again.source - found.source).abs().max() < 1e-5 and found.source.any()
+
+
+def test_half_precision():
+    """Activations whose squares overflow."""
+    model = make_stock()
+    with torch.no_grad():
+        model.encoder.layers[0].fc2.bias.add_(400 * torch.randn(32))
+        for norm in (module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)):
+            norm.bias.add_(torch.randn(32))
+    batch, target = make_batch(), make_batch()["prev_output_tokens"]
+    single, half = (explain(each, batch, "attnlrp", target) for each in (model, copy.deepcopy(model).half()))
+    difference = (half.contributions().float() - single.contributions()).abs().max()
+    assert difference < 0.05 and half.source.abs().amax() > 0
+
+
+def test_equal_logits_have_no_difference_to_explain():
+    model, batch = small(share_decoder_input_output_embed=False), make_batch()
+    with torch.no_grad():
+        model.decoder.output_projection.weight[8] = model.decoder.output_projection.weight[7]
+    one = torch.full_like(batch["prev_output_tokens"], 7)
+    found = explain(model, batch, "attnlrp", one, one + 1)
+    assert not found.source.any() and not found.conserved.any()
 
 
 def test_wrong_calls_are_refused():

@@ -185,10 +185,10 @@ def test_the_command_converts_a_gated_checkpoint(gated_checkpoint, toy, tmp_path
     assert "exists" in capsys.readouterr().err
     before = (tmp_path / "model" / "model.bin").stat().st_size
     entries = [[{"gate": 1.0, "words": {"alignment": {"rate": 0.1 * head}}} for head in range(4)]] * 2
-    for content, code in ((json.dumps({"heads": {"dec-enc": entries}}), 0), ("[]", 2), ("{", 2)):
+    for content, code in ((json.dumps({"heads": {"dec-enc": entries}}), 0), ("[]", 2), ("{", 2), ("[" * 10**5, 2)):
         (tmp_path / "functions.json").write_text(content)
         assert main([*command, "--force", "--alignment-heads", str(tmp_path / "functions.json")]) == code
-    assert "is not a file of `headgates functions --out`" in capsys.readouterr().err
+    assert "is not a file of `headgates functions --out` of one checkpoint" in capsys.readouterr().err
     assert main([*command, "--force", "--alignment-heads", "dec-enc:1.1,dec-enc:0.1"]) == 2
     assert "several layers" in capsys.readouterr().err
     assert main([*command, "--force", "--quantization", "int8"]) == 0

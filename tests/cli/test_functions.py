@@ -187,16 +187,32 @@ def test_alignments_are_written(on_toy, annotated, texts, tmp_path):
     assert re.search(r"^alignments by alti: 30 sentences; AER [\d.]+%, precision [\d.]+%, recall", text, re.MULTILINE)
 
 
+def test_sentences_that_are_too_long_keep_their_lines(on_toy, texts, tmp_path):
+    shorter = ["--skip-invalid-size-inputs-valid-test", "--max-source-positions", "5", "--max-target-positions", "1024"]
+    options = ["--write-alignments", tmp_path / "x", "--align-by", "dec-enc:0.1"]
+    result = json.loads(on_toy("functions", *options, *shorter, "--json"))["written_alignments"]
+    lines = (tmp_path / "x").read_text().splitlines()
+    assert [len(line.split()) for line in lines] == [len(t) if len(t) < 5 else 0 for t in texts[1]]
+    assert result["left_out"] == sum(len(t) >= 5 for t in texts[1]) > 0
+
+
 @pytest.mark.parametrize(
     "options, words",
     [
         (["--align-by", "alti"], "--align-by needs a file to write: add --write-alignments FILE"),
-        (["--write-alignments", "x", "--align-by", "best"], "no open decoder-encoder head was compared"),
+        (
+            ["--write-alignments", "x", "--align-by", "best"],
+            "--align-by best compares heads with word alignments: add --alignment",
+        ),
         (
             ["--write-alignments", "x", "--align-by", "enc-self:0.1"],
             "--align-by has 'enc-self:0.1', but only dec-enc can be named",
         ),
         (["--write-alignments", "x", "--align-by", "dec-enc:7.1"], "dec-enc has 2 layers of 4 heads"),
+        (
+            ["--write-alignments", "x", "--align-by", "lime"],
+            "--align-by is 'lime': it must be heads such as dec-enc:1.3",
+        ),
         (["--write-alignments", ""], "the value is empty"),
     ],
 )

@@ -304,7 +304,7 @@ def test_examples_of_files_can_be_read(block, tmp_path):
     elif kind == explanation.FORMAT:
         (of,) = json.loads(block.text)["sentences"]
         each = Contributions(of["positions"], of["predicted"], of["source"], of["prefix"], of["contributions"])
-        assert explanation.explanation_json({1: each}, None, "attnlrp|data:...") == json.loads(block.text)
+        assert explanation.explanation_json({1: each}, "attnlrp|data:...") == json.loads(block.text)
     else:
         assert parse_mask(str(file)) if kind == "headgates.heads/1" else read_scores(str(file))
 

@@ -45,14 +45,15 @@ class Alignments:
         """Compare with gold alignments (Och & Ney 2003), whose sure links S are also possible links P.
 
         With the numbers of found links a, of sure links s, and of found links that are sure (as) or possible (ap),
-        precision is ap / a, recall as / s, and the alignment error rate (AER) 1 - (as + ap) / (a + s). Sentences without a found or a gold alignment are left out.
+        precision is ap / a, recall as / s, and the alignment error rate (AER) 1 - (as + ap) / (a + s). Sentences that
+        are not aligned are left out.
 
         Returns:
             "aer", "precision" and "recall", None if undefined, and the number of "sentences"
         """
         found = right = good = wanted = sentences = 0
         for number, links in self.of.items():
-            if links is None or not possible[number]:
+            if links is None:
                 continue
             own = set(links)
             sentences += 1
@@ -150,5 +151,5 @@ def best_head(result: Mapping[str, Any], left: HeadTable | None = None) -> HeadI
         if left is None or left.values["dec-enc"][layer][head]
     }
     if not rates:
-        raise ValueError("no open decoder-encoder head was compared with word alignments: add --alignment FILE")
+        raise ValueError("no open decoder-encoder head was compared with links: give word alignments that have some")
     return max(rates, key=lambda head: rates[head])

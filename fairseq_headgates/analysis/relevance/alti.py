@@ -27,9 +27,12 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_headgates.analysis.relevance.predictions import Predictions, Relevance
-from fairseq_headgates.analysis.relevance.rules import l1_norm, quotient
+from fairseq_headgates.analysis.relevance.rules import quotient
+from fairseq_headgates.evaluation import at_least_single
 from fairseq_headgates.modules import HeadAttention
 from fairseq_headgates.surgery import Observed, head_sites, observe, stack_modules
+
+NUMBERS = 2**24  # of vectors, computed at a time
 
 
 class Block(NamedTuple):
@@ -48,9 +51,10 @@ class Block(NamedTuple):
 
 def alti(model: Any, predictions: Predictions) -> Relevance:
     """Return the contributions of tokens to the state of each prediction, see `explain`."""
-    with _blocks(model) as blocks, observe(model) as seen:
+    # With gradients, a model that is prepared for inference runs its modules one by one.
+    with torch.enable_grad(), _blocks(model) as blocks, observe(model) as seen:
         model(**predictions.net_input, features_only=True)
-    found = predictions.empty(model, next(iter(blocks.values())).residual)
+    found = predictions.empty(model, next(model.parameters()))
     for row in range(len(predictions.predicted)):
         words, places = predictions.places(row)
         shares = partial(_shares, blocks=blocks, seen=seen, row=row)
@@ -111,26 +115,33 @@ def _shares(
     if not block.attention.num_heads:  # y = x + bias
         own = torch.eye(len(queries), dtype=torch.double, device=queries.device)
         return torch.cat([own.new_zeros(len(queries), len(keys)), own.new_ones(len(queries), 1)], 1) if across else own
-    attention, residual = block.attention, block.residual[queries, row]
-    observed = seen[kind][layer]
-    weights = observed.weights[row][:, queries][:, :, keys]
+    attention, observed = block.attention, seen[kind][layer]
     values = block.inputs["values"][keys, row].unflatten(-1, (attention.num_heads, -1))
     out, scale = attention.out_proj.weight.unflatten(1, (attention.num_heads, -1)), attention.head_scale()
     moved = torch.einsum("shd,ehd->hse", values, out if scale is None else out * scale[:, None].to(out))
-    vectors = torch.einsum("hts,hse->tse", weights.to(moved), moved)
-    if across:
-        vectors = torch.cat([vectors, residual[:, None]], 1)
-    else:
-        vectors.diagonal(dim1=0, dim2=1).add_(residual.t())
-    total = residual + attention.output_of(observed.contexts[row : row + 1, :, queries])[:, 0]
-    if not block.norm_first:
-        norm = block.norm
-        deviation = (total.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
-        vectors = (vectors - vectors.mean(-1, keepdim=True)) * (norm.weight / deviation)[:, None]
-        total = norm(total)
-    nearer = l1_norm(total, -1) - (total[:, None] - vectors).abs().sum(-1)
-    nearer = nearer.double().clamp_(min=0)
+    found = []
+    for numbers in torch.arange(len(queries)).split(max(1, NUMBERS // moved[0].numel())):
+        places = queries[numbers]
+        weights, residual = observed.weights[row][:, places][:, :, keys], block.residual[places, row]
+        vectors = torch.einsum("hts,hse->tse", weights.to(moved), moved)
+        if across:
+            vectors = torch.cat([vectors, residual[:, None]], 1)
+        else:
+            vectors[torch.arange(len(numbers)), numbers] += residual
+        total = residual + attention.output_of(observed.contexts[row : row + 1, :, places])[:, 0]
+        found.append(_nearer(at_least_single(vectors), total, None if block.norm_first else block.norm))
+    nearer = torch.cat(found).double()
     return quotient(nearer, nearer.sum(-1, keepdim=True))
+
+
+def _nearer(vectors: Tensor, total: Tensor, norm: Any) -> Tensor:
+    """Return how much nearer the vectors [T, S, E] bring 0 to the output, after the LayerNorm of a post-norm block."""
+    wide = at_least_single(total)
+    if norm is not None:
+        deviation = (wide.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
+        vectors = (vectors - vectors.mean(-1, keepdim=True)) * (norm.weight / deviation)[:, None]
+        wide = at_least_single(norm(total))
+    return (wide.abs().sum(-1, keepdim=True) - (wide[:, None] - vectors).abs().sum(-1)).clamp(min=0)
 
 
 @contextmanager

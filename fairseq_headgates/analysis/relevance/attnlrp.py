@@ -25,11 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_headgates.analysis.relevance.predictions import Predictions, Relevance
+from fairseq_headgates.evaluation import at_least_single
 from fairseq_headgates.modules import HeadAttention
 from fairseq_headgates.surgery import head_sites, observe, replaced_forward, stack_modules
 
 SHARES = {"q_proj": 0.25, "k_proj": 0.25, "v_proj": 0.5}  # of the gradient
-NUMBERS = 2**24  # of gradients of the widest layer, computed at a time
+NUMBERS = 2**24  # of gradients of the widest layer or the attention weights of one, computed at a time
 
 
 def attnlrp(model: Any, predictions: Predictions) -> Relevance:
@@ -40,16 +41,15 @@ def attnlrp(model: Any, predictions: Predictions) -> Relevance:
     heads = [(kind, layer, each.contexts) for kind, layers in seen.items() for layer, each in layers.items()]
     inputs = list(leaves.values())
     kept = {(site.kind, site.layer): list(site.attention.kept) for site in head_sites(model)}
-    widest = max(layer.numel() // len(layer) for layer in inputs) * 4  # a feed-forward layer has 4 E numbers
-    rows = predictions.predicted.size(1)
-    step = max(1, NUMBERS // (widest * sum(len(each) for each in inputs)))
-    for first in range(0, rows, step):
-        chosen = slice(first, min(first + step, rows))
-        one = torch.eye(rows, dtype=logits.dtype, device=logits.device)[chosen, None].expand(-1, len(logits), -1)
+    wide = 4 * sum(layer.numel() for layer in inputs)  # a feed-forward layer has 4 E numbers
+    weights = max((each.weights.numel() for layers in seen.values() for each in layers.values()), default=0)
+    rows = predictions.real.any(0).nonzero()[:, 0]
+    ones = torch.eye(logits.size(1), dtype=logits.dtype, device=logits.device)
+    for chosen in rows.split(max(1, NUMBERS // max(wide, weights))) if len(rows) else ():
+        one = ones[chosen, None].expand(-1, len(logits), -1)
         tensors = [*inputs, *(contexts for _, _, contexts in heads)]
-        gradients = torch.autograd.grad(
-            logits, tensors, one, retain_graph=True, allow_unused=True, is_grads_batched=True
-        )
+        options = {"retain_graph": True, "allow_unused": True, "is_grads_batched": True}
+        gradients = torch.autograd.grad(logits, tensors, one, **options)
         by_token = dict(zip(leaves, gradients, strict=False))
         for side, into in (("encoder", found.source), ("decoder", found.target)):
             if by_token.get(side) is not None:  # None: the logits do not depend on the encoder
@@ -57,12 +57,9 @@ def attnlrp(model: Any, predictions: Predictions) -> Relevance:
         for (kind, layer, contexts), gradient in zip(heads, gradients[len(leaves) :], strict=True):
             if gradient is not None:
                 of_heads = (gradient * contexts).abs().sum((-2, -1)).transpose(0, 1)  # [B, n, H]
-                found.heads[kind][:, chosen, layer, kept[kind, layer]] = of_heads
-    real = predictions.real
-    for values in (*found.heads.values(), found.source, found.target):
-        values.masked_fill_(~real.view(*real.shape, *[1] * (values.dim() - 2)), 0)
-    total = found.source.sum(-1) + found.target.sum(-1)
-    found.conserved.copy_(torch.where(real, total / logits.detach(), torch.zeros_like(total)))
+                found.heads[kind][:, chosen[:, None], layer, kept[kind, layer]] = of_heads
+    total, logits = found.source.sum(-1) + found.target.sum(-1), logits.detach()
+    found.conserved.copy_(torch.where(logits == 0, torch.zeros_like(total), total / logits))
     return found
 
 
@@ -104,7 +101,7 @@ def _modified(model: Any) -> Iterator[None]:
     """Within the context, the backward pass of the model follows the rules."""
     with ExitStack() as changes:
         for module in list(model.modules()):
-            if isinstance(module, nn.LayerNorm):
+            if hasattr(module, "normalized_shape"):  # also that of Apex
                 changes.enter_context(replaced_forward(module, partial(_layer_norm, module)))
             if callable(activation := vars(module).get("activation_fn")):
                 changes.callback(setattr, module, "activation_fn", activation)
@@ -115,10 +112,11 @@ def _modified(model: Any) -> Iterator[None]:
         yield
 
 
-def _layer_norm(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    centred = x - x.mean(-1, keepdim=True)
+def _layer_norm(norm: Any, x: Tensor) -> Tensor:
+    wide = at_least_single(x)  # squares overflow in half precision
+    centred = wide - wide.mean(-1, keepdim=True)
     deviation = (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt()
-    return centred / deviation.detach() * norm.weight + norm.bias
+    return (centred / deviation.detach() * norm.weight + norm.bias).to(x)
 
 
 def _identity_rule(activation: Any, x: Tensor) -> Tensor:

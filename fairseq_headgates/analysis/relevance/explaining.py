@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from fairseq_headgates.analysis.relevance.predictions import Predictions, Releva
 from fairseq_headgates.analysis.relevance.rules import RULES, Rule
 from fairseq_headgates.analysis.relevance.walk import propagate
 from fairseq_headgates.messages import shown
-from fairseq_headgates.surgery import evaluating, use_head_attention
+from fairseq_headgates.surgery import evaluating, stack_modules, use_head_attention
 from fairseq_headgates.surgery.features import encoder_features, is_encoder, model_features, unsupported
 
 logger = logging.getLogger(__name__)
@@ -72,6 +72,7 @@ def explain(
     predicted: Tensor | None = None,
     instead_of: Tensor | None = None,
     classification_head: str | None = None,
+    positions: Sequence[int] | None = None,
 ) -> Relevance:
     """Explain predictions of a model by the relevance of heads and tokens for their logits.
 
@@ -91,6 +92,7 @@ def explain(
         instead_of: other tokens or classes [B, N]: explain by how much the logit is above theirs (contrastive
             explanation, Yin & Neubig 2022)
         classification_head: name of the classification head of an encoder; None for its only one
+        positions: positions from 0 of the predictions to explain, by default all; the others have no relevance
 
     Raises:
         ValueError: for an unknown method or, with every reason, for a model that is not supported
@@ -103,9 +105,11 @@ def explain(
         )
     _check(model, method)
     with evaluating(model):
-        predictions = Predictions.of(model, net_input, predicted, instead_of, classification_head)
+        predictions = Predictions.of(model, net_input, predicted, instead_of, classification_head, positions)
         found = chosen(model, predictions)
     real = predictions.real
+    for values in (*found.heads.values(), found.source, found.target, found.conserved):
+        values.masked_fill_(~real.view(*real.shape, *[1] * (values.dim() - 2)), 0)
     lost = (found.conserved - 1)[real].abs().amax().item() if real.any() else 0.0
     if not math.isfinite(lost):
         raise NotFiniteError("relevance is not finite: check the weights for inf and NaN, or leave out --fp16")
@@ -139,6 +143,10 @@ def _check(model: Any, method: str | Rule) -> None:
             reasons.append(f"an output projection of class {type(output).__name__}")
         if output is None and ALL_ATTENTION in features:  # of other models it is a feature
             reasons.append("an adaptive softmax (--adaptive-softmax-cutoff)")
+    if method == "attnlrp" and not reasons:
+        layers = [layer for stack in stack_modules(model).values() for layer in stack.layers]
+        if any("forward" in vars(layer) for layer in layers):
+            reasons.append("activation checkpointing (--checkpoint-activations)")
     if reasons:
         raise ValueError(
             "relevance cannot be propagated through this model: it has "

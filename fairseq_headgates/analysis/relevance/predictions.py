@@ -6,7 +6,7 @@ L layers, H heads, E size of the features, C number of classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,8 @@ class Relevance:
         predicted: [B, N], the token or class whose logit is explained
         conserved: [B, N], of LRP rules the sum of absolute relevance at the inputs of the first layers of encoder and
             decoder: 1 minus the share lost to eps. Of AttnLRP, the sum of relevance divided by the logit: the rest is
-            that of biases. Of ALTI+ 1, or less where biases alone made the output of a block.
+            that of biases and, in the all-attention model, of persistent vectors and the memory. Of ALTI+ 1, or less
+            where no token contributed to the output of a block.
     """
 
     heads: dict[str, Tensor]
@@ -62,6 +63,7 @@ class Predictions:
         predicted: tokens, or classes, whose logits are explained [B, N]
         instead_of: others whose logits are subtracted [B, N], or None
         head: name of the classification head; None for a decoder
+        positions: positions of the predictions that are explained, None for all
     """
 
     net_input: Mapping[str, Tensor]
@@ -71,6 +73,7 @@ class Predictions:
     predicted: Tensor
     instead_of: Tensor | None
     head: str | None
+    positions: Sequence[int] | None = None
 
     @classmethod
     def of(
@@ -80,6 +83,7 @@ class Predictions:
         predicted: Tensor | None,
         instead_of: Tensor | None,
         head: str | None,
+        positions: Sequence[int] | None,
     ) -> Predictions:
         """Return the predictions to explain, by default those with the highest logits. Raise ValueError."""
         sides, tokens = stack_modules(model), net_input["src_tokens"]
@@ -88,8 +92,9 @@ class Predictions:
         head, pad = None if "decoder" in sides else chosen_head(model, head), next(iter(sides.values())).padding_idx
         if predicted is None:
             options = {} if head is None else {"features_only": True, "classification_head_name": head}
-            predicted = model(**net_input, **options)[0].argmax(-1).view(len(tokens), -1)
-        found = cls(net_input, sources, targets, pad, predicted, instead_of, head)
+            with _memory_kept(model):
+                predicted = model(**net_input, **options)[0].argmax(-1).view(len(tokens), -1)
+        found = cls(net_input, sources, targets, pad, predicted, instead_of, head, positions)
         shape = (len(tokens), targets.size(1) if head is None else 1)
         for name, chosen in (("predicted", predicted), ("instead_of", instead_of)):
             if chosen is not None and chosen.shape != shape:
@@ -103,8 +108,13 @@ class Predictions:
 
     @property
     def real(self) -> Tensor:
-        """Which of these are explained, those that are not compared with themselves: [B, N]."""
-        return self.there if self.instead_of is None else self.there & (self.predicted != self.instead_of)
+        """Which of these are explained, those that are chosen and not compared with themselves: [B, N]."""
+        found = self.there if self.instead_of is None else self.there & (self.predicted != self.instead_of)
+        if self.positions is not None:
+            chosen = torch.zeros_like(found)
+            chosen[:, list(self.positions)] = True
+            found = found & chosen
+        return found
 
     def places(self, row: int) -> tuple[Tensor, Tensor]:
         """Return the positions of a sentence without padding: [S'] in the source and [T'] in the target."""
@@ -144,9 +154,25 @@ def chosen_head(model: Any, name: str | None) -> str:
             "relevance of an encoder is that for a class, and the model has no classification head: fine-tune it with "
             "--criterion sentence_prediction"
         )
+    if any(
+        model.classification_heads[each].out_proj._forward_pre_hooks for each in (name or names[0],) if each in names
+    ):
+        raise ValueError("the classification head has spectral norm, which relevance does not support")
     if name not in (names if len(names) > 1 else [*names, None]):
         raise ValueError(f"there is no classification head {shown(name)}: choose from {', '.join(map(shown, names))}")
     return name or names[0]
+
+
+@contextmanager
+def _memory_kept(model: Any) -> Iterator[None]:
+    """Within the context, a forward pass does not change the memory of an all-attention model."""
+    memories = getattr(getattr(model, "decoder", None), "memories", {})
+    before = dict(memories)
+    try:
+        yield
+    finally:
+        memories.clear()
+        memories.update(before)
 
 
 @contextmanager

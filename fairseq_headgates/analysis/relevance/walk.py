@@ -69,8 +69,9 @@ def _explain_sentence(
     decoder = [x[targets, row] for x in states["decoder"]]
     widest = max(layer.fc1.out_features for stack in stack_modules(model).values() for layer in stack.layers)
     step = max(POSITIONS, BLOCK // (widest * max(len(words), len(targets))))
-    for first in range(0, len(targets), step):
-        last = min(first + step, len(targets))
+    wanted = predictions.real[row, targets].nonzero()[:, 0].tolist()
+    for first in range(wanted[0], wanted[-1] + 1, step) if wanted else ():
+        last = min(first + step, wanted[-1] + 1)
         explained = targets[first:last]
         heads = {kind: values[row, explained] for kind, values in result.heads.items()}
         walk = _Walk(rule, _normed(model.encoder.layer_norm, encoder[-1]) if encoder else None, heads)
