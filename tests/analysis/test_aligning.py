@@ -17,7 +17,8 @@ HEADS = [HeadId("dec-enc", 0, 2), HeadId("dec-enc", 1, 0), HeadId("dec-enc", 1, 
 def weights_of(model, batch, method):
     """The mean weights [T, S] of some heads, or the relevance of the source, for one sentence pair."""
     if method:
-        return relevance.explain(model, batch["net_input"], method, batch["target"]).source[0]
+        found = relevance.explain(model, batch["net_input"], method, batch["target"])
+        return found.source[0] / (found.source[0].abs().sum(-1) + found.target[0].abs().sum(-1))[:, None]
     with observe(model) as seen, torch.no_grad():
         model(**batch["net_input"])
     return sum(seen["dec-enc"][head.layer].weights[0, head.head] for head in HEADS) / len(HEADS)

@@ -129,8 +129,13 @@ def attention_of(model: nn.Module, heads: Sequence[HeadId]) -> Weights:
 
 
 def contributions_by(model: nn.Module, method: str) -> Weights:
-    """Return a function from a batch to the relevance of source tokens for its targets [B, T, S]; see `explain`."""
-    return lambda sample: explain(model, sample["net_input"], method, sample["target"]).source
+    """Return a function from a batch to the contributions of source tokens to its targets [B, T, S]; see `explain`."""
+
+    def weights(sample: Sample) -> Tensor:
+        found = explain(model, sample["net_input"], method, sample["target"])
+        return found.contributions()[..., : found.source.size(-1)]
+
+    return weights
 
 
 def best_head(result: Mapping[str, Any], left: HeadTable | None = None) -> HeadId:
