@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.analysis.options import EXPLANATIONS, FunctionOptions
@@ -13,8 +13,11 @@ from fairseq_headgates.cli.parser import add_data, add_output, filled
 from fairseq_headgates.heads import HeadTable, Signature, read_scores
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from fairseq_headgates.analysis.functions import Annotations
     from fairseq_headgates.cli.session import Loaded, Session
+    from fairseq_headgates.evaluation import Sample
 
 DEFAULTS = FunctionOptions()
 
@@ -135,9 +138,7 @@ def run(args: argparse.Namespace) -> int:
                 _check_scores(scores, loaded)
             results[work.name(path)] = _functions(work, loaded, annotations)
         first, *others = results
-        aligned = (
-            [] if args.write_alignments is None else [_write_alignments(work, loaded, results[first], annotations)]
-        )
+        aligned = [_write_alignments(work, loaded, results[first], annotations)] if args.write_alignments else []
         tests = {name: kept_functions(results[first], results[name]) for name in others}
         tables = [report.drift_table(results, tests)] if tests else []
         if scores:
@@ -177,41 +178,38 @@ def _functions(work: Session, loaded: Loaded, annotations: Annotations) -> dict[
 def _write_alignments(work: Session, loaded: Loaded, result: dict[str, Any], annotations: Annotations) -> str:
     """Write the alignments. Add what they are, and their errors, to the result, and return it as a line of text."""
     from fairseq_headgates import report
+    from fairseq_headgates.analysis.functions import Alignments, align, read_alignments
+
+    args, corpus = work.args, loaded.corpus
+    by, weights = _weights(args.align_by or "alti", loaded.model, result)
+    progress = work.progress("alignments")
+    found = align(loaded.model, corpus.task, corpus.batches, weights, annotations.subwords, progress)
+    every = min(len(work.task.dataset(corpus.subset)), args.sentences or sys.maxsize)
+    found = Alignments({i: found.of.get(i) for i in range(every)})  # some may be too long for the model
+    work.write(args.write_alignments, found.lines())
+    result["written_alignments"] = {"by": by, "left_out": sum(links is None for links in found.of.values())}
+    if annotations.links is not None:
+        sure = read_alignments(args.alignment, sure=True)
+        result["written_alignments"] |= found.errors(sure, annotations.links)
+    return report.alignment_line(result["written_alignments"], len(found.of))
+
+
+def _weights(by: str, model: nn.Module, result: dict[str, Any]) -> tuple[str, Callable[[Sample], Tensor]]:
+    """Return what the weights of alignments are, and the function that computes them."""
     from fairseq_headgates.analysis.attention_maps import parse_heads
-    from fairseq_headgates.analysis.functions import (
-        Alignments,
-        align,
-        attention_of,
-        best_head,
-        contributions_by,
-        read_alignments,
-    )
+    from fairseq_headgates.analysis.functions import attention_of, best_head, contributions_by
     from fairseq_headgates.surgery import head_counts
 
-    args, model = work.args, loaded.model
-    by = args.align_by or "alti"
     sizes = head_counts(model)
     if "dec-enc" not in sizes:
         raise ValueError("the model has no decoder-encoder attention: --write-alignments needs a translation model")
     if by in EXPLANATIONS:
-        weights = contributions_by(model, by)
-    else:
-        heads = [best_head(result)] if by == "best" else parse_heads(by, {"dec-enc": sizes["dec-enc"]}, "--align-by")
-        removed = [head for head in heads if result["heads"]["dec-enc"][head.layer][head.head] is None]
-        if removed:
-            raise ValueError(f"--align-by has {removed[0]}, which is removed: name heads that are left")
-        weights, by = attention_of(model, heads), ",".join(f"dec-enc:{head.layer}.{head.head}" for head in heads)
-    corpus = loaded.corpus
-    aligned = align(model, corpus.task, corpus.batches, weights, annotations.subwords, work.progress("alignments"))
-    every = min(len(work.task.dataset(corpus.subset)), args.sentences or sys.maxsize)
-    found = Alignments({i: aligned.of.get(i) for i in range(every)})  # some may be too long for the model
-    work.write(args.write_alignments, found.lines())
-    result["written_alignments"] = {"by": by, "left_out": sum(links is None for links in found.of.values())}
-    if args.alignment is not None:
-        assert annotations.links is not None
-        errors = found.errors(read_alignments(args.alignment, sure=True), annotations.links)
-        result["written_alignments"] |= errors
-    return report.alignment_line(result["written_alignments"], len(found.of))
+        return by, contributions_by(model, by)
+    heads = [best_head(result)] if by == "best" else parse_heads(by, {"dec-enc": sizes["dec-enc"]}, "--align-by")
+    removed = [head for head in heads if result["heads"]["dec-enc"][head.layer][head.head] is None]
+    if removed:
+        raise ValueError(f"--align-by has {removed[0]}, which is removed: name heads that are left")
+    return ",".join(f"dec-enc:{head.layer}.{head.head}" for head in heads), attention_of(model, heads)
 
 
 def _check_scores(scores: Sequence[HeadTable], loaded: Loaded) -> None:

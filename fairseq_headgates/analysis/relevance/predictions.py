@@ -154,13 +154,12 @@ def chosen_head(model: Any, name: str | None) -> str:
             "relevance of an encoder is that for a class, and the model has no classification head: fine-tune it with "
             "--criterion sentence_prediction"
         )
-    if any(
-        model.classification_heads[each].out_proj._forward_pre_hooks for each in (name or names[0],) if each in names
-    ):
-        raise ValueError("the classification head has spectral norm, which relevance does not support")
     if name not in (names if len(names) > 1 else [*names, None]):
         raise ValueError(f"there is no classification head {shown(name)}: choose from {', '.join(map(shown, names))}")
-    return name or names[0]
+    chosen = name or names[0]
+    if model.classification_heads[chosen].out_proj._forward_pre_hooks:
+        raise ValueError("the classification head has spectral norm, which relevance does not support")
+    return chosen
 
 
 @contextmanager
