@@ -25,7 +25,7 @@ need curl fairseq-preprocess headgates sacremoses subword-nmt
 check_out "$out"
 need_plots
 [[ -f $checkpoint || $checkpoint == transformer.* ]] || dry ||
-  fail "CHECKPOINT='$checkpoint' is no file: give a .pt file, or a name like transformer.wmt14.en-fr"
+  fail "CHECKPOINT='$checkpoint' is not a file: give a .pt file, or a name like transformer.wmt14.en-fr"
 binarised=$(compgen -G "$data/dict.*.txt" || true)
 if [[ -z $binarised ]]; then
   dry || read_text "$data" {valid,test}."$SRC" {valid,test}."$TGT"

@@ -57,7 +57,7 @@ def _open(path: str) -> IO[bytes]:
 def _check_regular(path: str, largest: int) -> None:
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
-        raise ValueError(f"it is {'a folder' if stat.S_ISDIR(found.st_mode) else 'no regular file'}")
+        raise ValueError(f"it is {'a folder' if stat.S_ISDIR(found.st_mode) else 'not a regular file'}")
     if found.st_size > largest:
         raise ValueError(f"it has {found.st_size:,} bytes; the limit is {largest:,}")
 

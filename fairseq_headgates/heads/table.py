@@ -41,9 +41,9 @@ class AttentionMap:
     Attributes:
         head: the head
         gate: its evaluation gate; None for a removed head, which has no weights
-        queries: tokens that look: of the source (enc-self), of the input of the decoder (dec-self), or the tokens that
-            the decoder predicts (dec-enc)
-        keys: tokens that are looked at
+        queries: query tokens: of the source (enc-self), of the input of the decoder (dec-self), or the tokens that the
+            decoder predicts (dec-enc)
+        keys: key tokens
         weights: attention weights [queries][keys]
     """
 

@@ -66,7 +66,7 @@ def model_features(model: nn.Module) -> dict[str, str]:
     """Return the optional features of a transformer, encoder-decoder or language model; see `FEATURES`.
 
     An encoder alone has the one feature "no-decoder". A part that is not of fairseq's transformer is a feature
-    "class X", and nothing else is looked at.
+    "class X", and nothing else is checked.
 
     Returns:
         {name: description}

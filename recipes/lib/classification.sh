@@ -16,7 +16,7 @@ find_splits() {
 find_pretrained() {
   codes=$PRETRAINED_CODES
   dry && return
-  [[ -f $PRETRAINED ]] || fail "PRETRAINED='$PRETRAINED' is no file: give a RoBERTa checkpoint of fairseq"
+  [[ -f $PRETRAINED ]] || fail "PRETRAINED='$PRETRAINED' is not a file: give a RoBERTa checkpoint of fairseq"
   [[ -f $PRETRAINED_DICT ]] || fail "$PRETRAINED_DICT is missing: set PRETRAINED_DICT to the dictionary of PRETRAINED"
   [[ $ENCODED == 1 || -f $codes ]] ||
     fail "$codes is missing: set PRETRAINED_CODES to the BPE codes of PRETRAINED, or ENCODED=1 for text that is BPE already"

@@ -29,7 +29,7 @@ BAD_OPTIONS = {
     ),
     "unknown type": (["--gate-heads", "enc-slef"], ["--gate-heads", "'enc-slef'", TYPES.replace(",", ", ")]),
     "a type twice in a mask": (["--alive-heads", '{"enc-self": [[1]], "enc-self": [[1]]}'], ["'enc-self' twice"]),
-    "a mask without end": (["--alive-heads", "/dev/zero"], ["'/dev/zero'", "no regular file"]),
+    "a mask without end": (["--alive-heads", "/dev/zero"], ["'/dev/zero'", "not a regular file"]),
     "gate init without bound": (["--gate-init", "1e300"], ["--gate-init", "1e300", "1e+06"]),
     "stretch out of bounds": (["--gate-stretch=-1e300,1e300"], ["--gate-stretch", "-1e+300,1e+300", "1e+06"]),
     "gate rate too small": (["--gate-heads", "enc-self", "--gate-lr-scale", "1e-40"], ["--gate-lr-scale", "1e-40"]),

@@ -1,4 +1,4 @@
-"""Files and folders in the making: dead ones go, others stay, links and what is no file are left as they are."""
+"""Files and folders in the making: dead ones go, others stay, links and what is not a file are left as they are."""
 
 import json
 import multiprocessing
@@ -123,7 +123,7 @@ def test_an_interrupted_replacement_of_a_folder_is_recovered(tmp_path):
     assert (target / "model.bin").read_text() == "new" and names(tmp_path) == ["model"]
 
 
-# Links, and what is no file
+# Links, and what is not a file
 
 
 @pytest.mark.parametrize("existing", [True, False])

@@ -55,7 +55,7 @@ def test_a_mask_is_read_from_a_file_or_inline(tmp_path):
         ('{"enc-self": [[1]], "format": "headgates.heads/1", "format": "x"}', "the key 'format' twice"),
         ('{"enc-self": [[{"a": 1, "a": 2}]]}', "the key 'a' twice"),
         ("", "cannot read the mask '' .No such file"),
-        ("/dev/zero", "cannot read the mask '/dev/zero' .it is no regular file.: give the path of a JSON file"),
+        ("/dev/zero", "cannot read the mask '/dev/zero' .it is not a regular file.: give the path of a JSON file"),
         ("/", "cannot read the mask '/' .it is a folder."),
         ("heads\0.json", "cannot read the mask .*null (byte|character)"),
         ('{"enc-self": ' + "[" * 100_000, "is not JSON"),
@@ -92,8 +92,8 @@ def test_pipes_devices_and_huge_files_are_not_opened(read, tmp_path):
     (tmp_path / "large").touch()
     os.truncate(tmp_path / "large", 2**40)  # without taking up space
     for name, reason in (
-        ("pipe", "no regular file"),
-        ("link", "no regular file"),
+        ("pipe", "not a regular file"),
+        ("link", "not a regular file"),
         ("large", "1,099,511,627,776 bytes"),
     ):
         with pytest.raises(ValueError, match=f"cannot read .*{name}' .it .*{reason}.*: give the path of a JSON file"):

@@ -71,7 +71,7 @@ def test_a_mask_file_becomes_part_of_the_options(tmp_path):
         (["--gate-stretch", "wide"], "stretch is 'wide': it must be two numbers"),
         (["--gate-init", "open"], "log_alpha is 'open': it must be 'glorot' or a number"),
         (["--alive-heads", "nowhere.json"], "cannot read the mask 'nowhere.json'"),
-        (["--alive-heads", "/dev/zero"], "cannot read the mask '/dev/zero' (it is no regular file)"),
+        (["--alive-heads", "/dev/zero"], "cannot read the mask '/dev/zero' (it is not a regular file)"),
         (["--alive-heads", "x" * 5000], "cannot read the mask 'xxx"),
         (["--alive-heads", ""], "cannot read the mask ''"),
         (["--gate-init", "1e300"], "log_alpha is '1e300': it must be 'glorot' or a number from -1e+06"),

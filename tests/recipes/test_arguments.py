@@ -17,7 +17,7 @@ from support.recipes import RECIPES, refused, run
         ("demo.sh", [""], ["an argument is empty"]),
         ("demo.sh", ["file"], ["OUT_DIR='file'"]),
         ("wmt_en_ru.sh", ["file"], ["OUT_DIR='file'"]),
-        ("prune_pretrained.sh", ["model.pt", "data", "out"], ["CHECKPOINT='model.pt' is no file"]),
+        ("prune_pretrained.sh", ["model.pt", "data", "out"], ["CHECKPOINT='model.pt' is not a file"]),
         ("prune_pretrained.sh", ["file", "data", "out"], ["data/valid.en[.gz] is missing"]),
         ("prune_pretrained.sh", ["file", "data", "file"], ["OUT_DIR='file'"]),
     ],

@@ -356,7 +356,7 @@ def test_text_is_written_in_columns_with_numbers_of_labels(tmp_path, capsys):
     ("given", "words"),
     [
         ({"BATCH": 7, "UPDATE_FREQ": 2}, ["BATCH=7 must be a multiple of 2"]),
-        ({"PRETRAINED": "nowhere.pt"}, ["PRETRAINED='nowhere.pt' is no file"]),
+        ({"PRETRAINED": "nowhere.pt"}, ["PRETRAINED='nowhere.pt' is not a file"]),
         ({"MLM_TOKENS": 20, "UPDATE_FREQ": 2}, ["MLM_TOKENS=20 must be at least 24"]),
         ({"PRETRAINED": __file__}, ["dict.txt is missing", "PRETRAINED_DICT"]),
         ({"PRETRAINED": __file__, "PRETRAINED_DICT": __file__}, ["bpecodes is missing", "PRETRAINED_CODES"]),

@@ -413,7 +413,7 @@ def test_a_seed_that_lacks_a_model_or_a_point_is_named(two_seeds, tmp_path, caps
     places = [tmp_path / "0", tmp_path / "1"]
     refused(capsys, f"{places[1]} have other points", "classification", *places, "--curves", "random")
     (places[0] / "curves" / "random.json").write_text("{}")
-    refused(capsys, "random.json is no file of headgates curve", "classification", places[0], "--curves", "random")
+    refused(capsys, "random.json is not a file of headgates curve", "classification", places[0], "--curves", "random")
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def _check_finite(counts: HeadCounts) -> None:
 
 
 def _relations(counts: KindCounts, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Return of every relation that was found the number of pairs, and the most frequent offset as the baseline."""
+    """Return, for each relation found, the number of pairs, and the most frequent offset as the baseline."""
     found = {name: _baseline(row) for name, row in zip(names, counts.offsets, strict=True) if row.sum() > 0}
     if counts.linked > 0:
         found["alignment"] = _baseline(counts.linked_offsets, int(counts.linked))

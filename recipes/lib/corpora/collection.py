@@ -150,7 +150,7 @@ def collection(name: str) -> list[Corpus]:
 def languages(name: str) -> tuple[str, ...]:
     """Return the endings of the files of a collection: both languages, or txt for text that is not parallel."""
     if name == "mnli":
-        raise Refused("mnli is no parallel text: `recipes/lib corpora.mnli` unpacks it")
+        raise Refused("mnli is not a parallel corpus: `recipes/lib corpora.mnli` unpacks it")
     if name == "wikitext-103":
         return ("txt",)
     source, target = name.partition(":")[0].split("-")[-2:]

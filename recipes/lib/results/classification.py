@@ -53,7 +53,7 @@ def curve(place: Path, method: str, baseline: Row) -> list[Row]:
         points = json.loads(text)["points"]
         return [_point(point, method, baseline) for point in points if point["removed"]]
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{path} is no file of headgates curve --out: {REPEAT}") from None
+        raise ValueError(f"{path} is not a file of headgates curve --out: {REPEAT}") from None
 
 
 def _point(point: dict[str, float], method: str, baseline: Row) -> Row:
