@@ -25,7 +25,7 @@ published=(
   PRUNE_SCHEDULE=fixed PRUNE_LR=0.0001 PRUNE_WARMUP=0 PRUNE_UPDATES=56000 L0_WARMUP=2800
   RUNS="all:0.01 all:0.015 all:0.02" GATE_LR_SCALE=10 SAVE_EVERY=2800 PAPER=shim
 )
-[[ ${ARCH:-} == transformer_lm ]] || published+=(PERSISTENT_VECTORS=2048 MEM_LEN=192)
+[[ ${ARCH:-} == transformer_lm ]] || published+=(PERSISTENT_VECTORS=2048 MEM_LEN=192 GATE_OUTPUT_SCALE=1)
 # Rates of LAMB: of the paper; of Adam: ours.
 if [[ ${OPTIMIZER:-adam} == lamb ]]; then published+=(LR=0.01 MIN_LR=0.001); else published+=(LR=0.0003 MIN_LR=0.00003); fi
 configure "${published[@]}" -- "$@"
