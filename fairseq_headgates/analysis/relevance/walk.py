@@ -45,18 +45,20 @@ def propagate(model: Any, predictions: Predictions, rule: Rule) -> Relevance:
     """Return the relevance of heads and tokens for the logits of predictions; see `explain`."""
     with recorded(model) as states:
         model(**predictions.net_input, features_only=True)
+    readout = predictions.readout(model)
     result = predictions.empty(model, next(iter(states.values()))[-1])
     for row in range(len(predictions.predicted)):
         if predictions.head is None:
-            _explain_sentence(model, predictions, states, result, row, rule)
+            _explain_sentence(model, predictions, readout, states, result, row, rule)
         else:
-            _explain_class(model, predictions, states, result, row, rule)
+            _explain_class(model, predictions, readout, states, result, row, rule)
     return result
 
 
 def _explain_sentence(
     model: Any,
     predictions: Predictions,
+    readout: tuple[Tensor, Tensor | None],
     states: dict[str, list[Tensor]],
     result: Relevance,
     row: int,
@@ -64,7 +66,7 @@ def _explain_sentence(
 ) -> None:
     """Fill in one row of the result, of a model with a decoder."""
     words, targets = predictions.places(row)
-    weight, bias = predictions.readout(model)
+    weight, bias = (None if part is None else part[row] for part in readout)
     encoder = [x[words, row] for x in states.get("encoder", ())]
     decoder = [x[targets, row] for x in states["decoder"]]
     widest = max(layer.fc1.out_features for stack in stack_modules(model).values() for layer in stack.layers)
@@ -75,9 +77,14 @@ def _explain_sentence(
         explained = targets[first:last]
         heads = {kind: values[row, explained] for kind, values in result.heads.items()}
         walk = _Walk(rule, _normed(model.encoder.layer_norm, encoder[-1]) if encoder else None, heads)
-        readout = weight[row, explained], None if bias is None else bias[row, explained]
         # A position does not depend on later ones.
-        R, sign = _from_logits(model.decoder, decoder[-1][:last], *readout, rule)
+        R, sign = _from_logits(
+            model.decoder,
+            decoder[-1][:last],
+            cast("Tensor", weight)[explained],
+            bias if bias is None else bias[explained],
+            rule,
+        )
         R = walk.layers(R, model.decoder.layers, [x[:last] for x in decoder])
         result.target[row, explained[:, None], targets[:last]] = R.sum(-1).t() * sign
         conserved = l1_norm(R, (0, 2))
@@ -91,7 +98,13 @@ def _explain_sentence(
 
 
 def _explain_class(
-    model: Any, predictions: Predictions, states: dict[str, list[Tensor]], result: Relevance, row: int, rule: Rule
+    model: Any,
+    predictions: Predictions,
+    readout: tuple[Tensor, Tensor | None],
+    states: dict[str, list[Tensor]],
+    result: Relevance,
+    row: int,
+    rule: Rule,
 ) -> None:
     """Fill in one row of the result, of an encoder with a classification head."""
     words, _ = predictions.places(row)
@@ -99,7 +112,7 @@ def _explain_class(
     encoder = [x[words, row] for x in states["encoder"]]
     first = _normed(stack.layer_norm, encoder[-1])[:1]
     hidden = classifier.activation_fn(classifier.dense(first))
-    weight, bias = (None if part is None else part[row] for part in predictions.readout(model))
+    weight, bias = (None if part is None else part[row] for part in readout)
     R = linear(hidden.new_ones(1, 1, 1), hidden, cast("Tensor", weight), bias, rule)
     sign = _signs(F.linear(hidden, cast("Tensor", weight), bias), rule)
     R = linear(R, first, classifier.dense.weight, classifier.dense.bias, rule)
