@@ -59,13 +59,13 @@ def function_table(result: Mapping[str, Any]) -> str:
 def alignment_line(written: Mapping[str, Any], sentences: int) -> str:
     """Format what alignments were written, and their errors if they were compared with gold alignments."""
     left_out = written["left_out"]
-    unknown = f", {left_out} with unknown tokens left empty" if left_out else ""
-    line = f"alignments by {written['by']}: {sentences} sentences{unknown}"
+    empty = f", {left_out} left empty (unknown tokens, or too long for the model)" if left_out else ""
+    line = f"alignments by {written['by']}: {sentences} sentences{empty}"
     if written.get("aer") is None:
         return line
     parts = {"AER": "aer", "precision": "precision", "recall": "recall"}
     numbers = (f"{name} {100 * value:.1f}%" for name, key in parts.items() if (value := written[key]) is not None)
-    return f"{line}; {', '.join(numbers)} on {written['sentences']} with gold alignments"
+    return f"{line}; {', '.join(numbers)} on {written['sentences']} sentences"
 
 
 def _cells(result: Mapping[str, Any], kind: str, entry: Mapping[str, Any], name: str) -> list[str]:
