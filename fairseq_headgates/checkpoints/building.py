@@ -20,7 +20,8 @@ from fairseq_headgates.files import remove_mark
 from fairseq_headgates.heads import TYPES, HeadTable, Signature
 from fairseq_headgates.messages import shown
 from fairseq_headgates.models import HeadGatesMixin, head_gates_class
-from fairseq_headgates.safety import architecture, load_checkpoint, model_args, model_options, updates_of
+from fairseq_headgates.options import model_options
+from fairseq_headgates.safety import architecture, load_checkpoint, model_args, updates_of
 from fairseq_headgates.surgery import freeze, gate_values, gated_sites, open_probabilities, to_table
 from fairseq_headgates.surgery.features import option_features
 

@@ -23,8 +23,8 @@ from fairseq_headgates.criterions.config import L0Config
 from fairseq_headgates.heads import HeadTable, Mask, mask_to_json
 from fairseq_headgates.messages import first_line, logging_only
 from fairseq_headgates.models import HeadGatesMixin, head_gates_class
-from fairseq_headgates.options import DEFAULTS, parse_inference_dtype
-from fairseq_headgates.safety import architecture, flat_options, is_plain, model_args, transformer_options
+from fairseq_headgates.options import DEFAULTS, flat_options, parse_inference_dtype, transformer_options
+from fairseq_headgates.safety import architecture, is_plain, model_args
 from fairseq_headgates.surgery.cuts import (
     apply_cuts,
     as_state_dict,

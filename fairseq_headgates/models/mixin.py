@@ -25,6 +25,7 @@ from fairseq_headgates.options import (
     layer_numbers,
     one_line_errors,
     parse_inference_dtype,
+    read_options,
     side_of,
     weights_of_layers,
 )
@@ -42,11 +43,11 @@ def apply_head_options(model: nn.Module, options: HeadOptions) -> nn.Module:
         ValueError: for options that contradict the model
     """
     use_head_attention(model)
-    if options.mask is not None:
-        remove_heads(model, options.mask) if options.remove else fix_heads(model, options.mask)
-    if options.gate_types:
-        gates = (options.distribution, options.init, options.lr_scale)
-        insert_gates(model, options.gate_types, *gates, method=options.method)
+    if options.alive_heads is not None:
+        remove_heads(model, options.alive_heads) if options.remove_heads else fix_heads(model, options.alive_heads)
+    if options.gate_heads:
+        gates = (options.distribution, options.gate_init, options.gate_lr_scale)
+        insert_gates(model, options.gate_heads, *gates, method=options.method)
     if options.freeze_params:
         for line in freeze(model, options.freeze_params, options.freeze_dropout).lines():
             logger.info(line)
@@ -56,7 +57,7 @@ def apply_head_options(model: nn.Module, options: HeadOptions) -> nn.Module:
 def warn_of_no_penalty(options: HeadOptions, args: Any) -> None:
     """Warn of a criterion without penalty and monitor, if the gates need a penalty or --stop-when-settled is set."""
     name = getattr(args, "criterion", None)  # of hydra's `model` it is None
-    if not options.gate_types or name is None or getattr(CRITERION_REGISTRY.get(name), "adds_penalty", False):
+    if not options.gate_heads or name is None or getattr(CRITERION_REGISTRY.get(name), "adds_penalty", False):
         return
     ours = f"{name}_l0" if f"{name}_l0" in CRITERION_REGISTRY else "label_smoothed_cross_entropy_l0"
     if options.stop_when_settled:
@@ -142,7 +143,7 @@ class HeadGatesMixin:
     def build_checked(cls, args: Any, task: Any) -> nn.Module:
         """Build the model that `args` describe. Raise ValueError for options that cannot be used."""
         check_evaluated(args if isinstance(args, Mapping) else vars(args))
-        options = HeadOptions.of(args)
+        options = read_options(args)
         options.store(args)
         warn_of_no_penalty(options, args)
         model = super().build_model(args, task)  # type: ignore[misc]

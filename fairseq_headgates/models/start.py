@@ -17,8 +17,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_headgates.messages import shown
-from fairseq_headgates.options import DEFAULTS
-from fairseq_headgates.safety import flat_options, load_checkpoint, model_args, model_options, transformer_options
+from fairseq_headgates.options import DEFAULTS, flat_options, model_options, transformer_options
+from fairseq_headgates.safety import load_checkpoint, model_args
 
 logger = logging.getLogger(__name__)
 

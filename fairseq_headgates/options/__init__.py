@@ -1,20 +1,26 @@
 """The options of this plugin's models, and the masks they name."""
 
-from fairseq_headgates.options.arguments import DEFAULTS, add_head_gate_args
-from fairseq_headgates.options.head_options import HeadOptions, one_line_errors, parse_inference_dtype
+from fairseq_headgates.options.declared import DEFAULTS, HeadOptions, add_head_gate_args
 from fairseq_headgates.options.layerdrop import layer_numbers, side_of, weights_of_layers
+from fairseq_headgates.options.reading import one_line_errors, read_options
+from fairseq_headgates.options.stored import flat_options, model_options, transformer_options
 from fairseq_headgates.options.stored_mask import evaluation_gates, mask_of_checkpoint, read_mask
+from fairseq_headgates.options.values import parse_inference_dtype
 
 __all__ = [
     "DEFAULTS",
     "HeadOptions",
     "add_head_gate_args",
     "evaluation_gates",
+    "flat_options",
     "layer_numbers",
     "mask_of_checkpoint",
+    "model_options",
     "one_line_errors",
     "parse_inference_dtype",
     "read_mask",
+    "read_options",
     "side_of",
+    "transformer_options",
     "weights_of_layers",
 ]

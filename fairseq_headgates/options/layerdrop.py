@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.messages import shown
-from fairseq_headgates.safety import LAYER_NUMBERS
 
 SIDES = ("encoder", "decoder")
+LAYER_NUMBERS = re.compile(r"\d{1,4}(,\d{1,4})*")
 LAYER = re.compile(r"(encoder|decoder)\b.*\blayers\.(\d+)(?=\.|$)")
 
 Numbers = dict[str, dict[int, int]]

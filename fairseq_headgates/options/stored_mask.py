@@ -16,7 +16,8 @@ from torch import Tensor
 from fairseq_headgates.gates import METHODS, HardConcrete, HeadGates, parse_stretch, parse_target
 from fairseq_headgates.heads import TYPES, HeadTable, check_shape, kind_and_layer, parse_mask
 from fairseq_headgates.messages import shown
-from fairseq_headgates.safety import architecture, is_checkpoint_file, load_checkpoint, model_args, model_options
+from fairseq_headgates.options.stored import model_options
+from fairseq_headgates.safety import architecture, is_checkpoint_file, load_checkpoint, model_args
 
 GATE = ".gate.log_alpha"
 OUTPUT = re.compile(r"(.*attn)\.out_proj\.weight$")

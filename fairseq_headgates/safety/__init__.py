@@ -3,27 +3,25 @@
 from fairseq_headgates.safety.checkpoint import architecture, load_checkpoint, model_args, updates_of
 from fairseq_headgates.safety.objects import allow_stored_objects
 from fairseq_headgates.safety.options import (
-    LAYER_NUMBERS,
+    EVALUATED,
+    NUMBERS,
     check_evaluated,
-    flat_options,
+    is_literal,
     is_plain,
-    model_options,
-    transformer_options,
 )
 from fairseq_headgates.safety.reading import is_checkpoint_file, load_file
 
 __all__ = [
-    "LAYER_NUMBERS",
+    "EVALUATED",
+    "NUMBERS",
     "allow_stored_objects",
     "architecture",
     "check_evaluated",
-    "flat_options",
     "is_checkpoint_file",
+    "is_literal",
     "is_plain",
     "load_checkpoint",
     "load_file",
     "model_args",
-    "model_options",
-    "transformer_options",
     "updates_of",
 ]

@@ -19,7 +19,7 @@ from fairseq_headgates.checkpoints import load_checkpoint, read_heads
 from fairseq_headgates.gates import parse_stretch
 from fairseq_headgates.models import TransformerHeadGatesModel
 from fairseq_headgates.options import DEFAULTS, add_head_gate_args
-from fairseq_headgates.options.head_options import likely_option
+from fairseq_headgates.options.reading import likely_option
 
 PRESETS = ["", "_tiny", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big"]
 

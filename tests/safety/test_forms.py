@@ -24,9 +24,8 @@ from fairseq_headgates.checkpoints import (
 )
 from fairseq_headgates.checkpoints.building import Vocabulary
 from fairseq_headgates.checkpoints.sizes import MOST_LAYERS, check_sizes
-from fairseq_headgates.options import DEFAULTS
-from fairseq_headgates.safety import model_options
-from fairseq_headgates.safety.options import OWN_OPTIONS, declared_options, transformer_options
+from fairseq_headgates.options import DEFAULTS, model_options, transformer_options
+from fairseq_headgates.options.stored import declared_options
 from fairseq_headgates.surgery import open_mask
 
 
@@ -234,4 +233,5 @@ def test_truncated_or_prefixed_checkpoints_are_refused(attempts, tmp_path):
 
 def test_every_option_of_this_plugin_is_read_from_checkpoints():
     """All but those that building a model for `headgates` does not need."""
-    assert set(DEFAULTS) - {"freeze_params", "freeze_dropout"} <= set(OWN_OPTIONS)
+    read = transformer_options()
+    assert set(DEFAULTS) - set(read) == {"freeze_params", "freeze_dropout"}

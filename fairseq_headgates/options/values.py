@@ -1,0 +1,88 @@
+"""Parse the values of options: from the command line, from hydra, or stored in a checkpoint. All raise ValueError."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fairseq_headgates.gates import METHODS
+from fairseq_headgates.gates.distribution import LARGEST
+from fairseq_headgates.inference import DTYPES
+from fairseq_headgates.messages import shown
+
+
+def parse_init(value: Any) -> float | str:
+    """Parse an initial log_alpha: '2.5' -> 2.5, 'glorot' -> 'glorot'."""
+    if value == "glorot":
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not abs(number) <= LARGEST:
+        raise ValueError(
+            f"the initial log_alpha is {shown(value)}: it must be 'glorot' or a number from {-LARGEST:g} to {LARGEST:g}"
+        )
+    return number
+
+
+def parse_method(value: Any) -> str:
+    """Check the name of a gating method."""
+    if value not in METHODS:
+        raise ValueError(f"unknown method {shown(value)}: choose from {', '.join(METHODS)}")
+    return value
+
+
+def parse_inference_dtype(value: Any) -> str:
+    """Check a precision of inference."""
+    if value not in DTYPES:
+        raise ValueError(f"unknown inference dtype {shown(value)}: choose from {', '.join(DTYPES)}")
+    return value
+
+
+def count(things: str) -> Callable[[Any], int]:
+    """Return a parser of a number of `things`, from 0."""
+
+    def parse(value: Any) -> int:
+        try:
+            number = int(value)
+        except (TypeError, ValueError):
+            number = -1
+        if number < 0:
+            raise ValueError(f"{shown(value)} is not a number of {things}: it must be a whole number from 0")
+        return number
+
+    return parse
+
+
+def comma_separated(value: Any) -> str:
+    """Return a list of hydra as the text of the command line."""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def text_or_mapping(value: Any) -> str | Mapping | None:
+    """Check the type of a mask: a file, inline JSON or a checkpoint as text, or a mapping of hydra."""
+    if value is None or isinstance(value, (str, Mapping)):
+        return value
+    raise ValueError(f"the mask is {shown(value)}: it must be a file, inline JSON, a checkpoint or a mapping")
+
+
+def text_or_none(value: Any) -> str | None:
+    """Return text, and None for empty text."""
+    return value or None
+
+
+def number(value: Any) -> float:
+    """Parse a number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{shown(value)} is not a number") from None
+
+
+def switch(value: Any) -> bool:
+    """Parse true or false."""
+    if value not in (True, False):
+        raise ValueError(f"{shown(value)} is neither true nor false")
+    return bool(value)
