@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from fairseq_headgates import __version__
+from fairseq_headgates.cli.examples import EXAMPLES
 from fairseq_headgates.cli.parser import ArgumentParser
 from fairseq_headgates.compat import unsupported
 from fairseq_headgates.messages import one_line
@@ -115,6 +116,7 @@ def build_parser(commands: Sequence[str] = tuple(COMMANDS)) -> ArgumentParser:
             module = _module_of(name)
             module.add_arguments(subparser)
             subparser.set_defaults(run=module.run)
+            subparser.examples = EXAMPLES[name]
     return parser
 
 

@@ -25,7 +25,18 @@ DATA_EPILOG = (
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse's parser, except that an error is one line on stderr, without the usage; exit code 2."""
+    """argparse's parser with examples, whose errors are one line on stderr, without the usage; exit code 2.
+
+    Attributes:
+        examples: commands that the help ends with
+    """
+
+    examples: tuple[str, ...] = ()
+
+    def format_help(self) -> str:
+        """Return the help."""
+        examples = "".join(f"  {example}\n" for example in self.examples)
+        return super().format_help() + (f"\nexamples:\n{examples}" if examples else "")
 
     def error(self, message: str) -> NoReturn:
         """Print an error in one line and exit with code 2."""

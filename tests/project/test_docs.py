@@ -27,6 +27,7 @@ from support.pages import (
 from support.results import translator
 
 import fairseq_headgates
+from fairseq_headgates.cli.examples import EXAMPLES
 from fairseq_headgates.evaluation import read_evaluations, results
 from fairseq_headgates.heads import AttentionMap, Contributions, HeadId, gate_log, parse_mask, read_scores
 from fairseq_headgates.options import DEFAULTS
@@ -200,6 +201,21 @@ def test_commands_of_every_page_run(page, tmp_path, toy, checkpoints, run, train
         if shown is not None and shown.language == "":
             header, words = (set(re.findall(r"[a-zA-Z/()-]{3,}", t)) for t in (shown.text.splitlines()[0], printed))
             assert header and header <= words, f"{shown}: the output has no {header - words}\n{printed}"
+
+
+@pytest.mark.usefixtures("few_resamplings")
+def test_examples_of_every_help_run(tmp_path, toy, checkpoints, run, train, monkeypatch):
+    assert [*EXAMPLES] == commands() and all(len(examples) == 2 for examples in EXAMPLES.values())
+    reader = Reader(tmp_path, toy, checkpoints, run, train)
+    reader.place("gated/checkpoint_last.pt", checkpoints["gated"])
+    monkeypatch.chdir(tmp_path)
+    first, last = ("score", "show", "prune"), ("report",)  # files of others
+    for command in (*first, *sorted(EXAMPLES.keys() - {*first, *last}), *last):
+        for example in EXAMPLES[command]:
+            reader.shell(example.partition("|")[0])
+            for made, copies in {"scores": ("valid", "test"), "heads": ("seed1", "seed2", "seed3")}.items():
+                for copy in copies * (tmp_path / f"{made}.json").exists():
+                    reader.place(f"{copy}.json", tmp_path / f"{made}.json")
 
 
 # --- links, files, options -------------------------------------------------------------------------------------------
