@@ -63,7 +63,7 @@ wheel: setup ## build dist/*.whl and *.tar.gz
 	@$(IN_VENV) python -m build --no-isolation
 
 clean: ## remove caches and built packages (keeps the environment and the recipes' results)
-	@rm -rf build dist docs/_build docs/_generated ./*.egg-info .coverage .coverage.* .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@rm -rf build dist docs/_build ./*.egg-info .coverage .coverage.* .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## remove the environment too

@@ -21,7 +21,7 @@ author = "The fairseq-headgates authors"
 version = release = fairseq_headgates.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build", "_generated"]
+exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"fairseq-headgates {release}"
 
@@ -64,8 +64,8 @@ def require_docstring(app, what, name, obj, options, lines) -> None:
 
 
 def setup(app) -> None:
-    """Generate the pages of options before the sources are read."""
-    app.connect("builder-inited", lambda app: generate_options.write(DOCS / "_generated"))
+    """Write the reference of options before the sources are read."""
+    app.connect("builder-inited", lambda app: generate_options.write(DOCS / "reference"))
     app.connect("source-read", read_root_page)
     app.connect("autodoc-process-docstring", plain_returns, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", require_docstring)

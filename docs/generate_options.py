@@ -1,27 +1,22 @@
 #!/usr/bin/env python3
-"""Writes the options of models, criterion and commands, and the settings of the recipes, as Markdown.
+"""Writes the reference of options, commands and settings of the recipes, as Markdown.
 
     python docs/generate_options.py FOLDER
 
-The options come from the parsers, the settings from recipes/lib/settings. `make docs` calls it; docs/options.md and
-docs/recipes.md include the files.
+The options come from the parsers, the settings from recipes/lib/settings. `make docs` writes to docs/reference.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
-import os
 import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
-from unittest import mock
 
-import fairseq_headgates  # noqa: F401  (before headgates_start, with which it exports nothing)
-import headgates_start
+import fairseq_headgates  # noqa: F401
+from fairseq_headgates.cli.main import build_parser
 from fairseq_headgates.cli.options import all_attention_options, criterion_options, model_options, task_options
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "lib"))
@@ -33,46 +28,86 @@ HEADER = ("setting", "meaning", "default")
 
 
 def table(actions: Iterable[argparse.Action]) -> str:
-    """Return a Markdown table with a row per option."""
+    """Return a Markdown table with a row per option or argument."""
     rows = ["| option | meaning | default |", "|---|---|---|"]
     for action in actions:
-        name = action.option_strings[0]
-        value = "" if action.nargs == 0 else " " + str(action.metavar or action.dest.upper())
+        name = action.option_strings[-1] if action.option_strings else ""
+        value = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
+        if not action.metavar and action.choices:
+            value = "{" + ",".join(map(str, action.choices)) + "}"
         text = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
         meaning = re.sub(r" \(default: [^)]*\)", "", text).replace("\\", r"\\")
-        rows.append(f"| `{name}{value}` | {meaning.replace('|', chr(92) + '|')} | {_default(action)} |")
+        rows.append(f"| `{f'{name} {value}'.strip()}` | {meaning.replace('|', chr(92) + '|')} | {_default(action)} |")
     return "\n".join(rows) + "\n"
 
 
 def _default(action: argparse.Action) -> str:
+    if not action.option_strings:
+        return "required" if action.nargs != "*" else ""
     if action.nargs == 0:
         return "off"
-    return "none" if action.default in (None, "") else f"`{action.default}`"
+    said = re.search(r" \(default: ([^)]*)\)", action.help or "")  # where the parser itself has none
+    if action.default in (None, ""):
+        return said[1] if said else "none"
+    return f"`{action.default}`"
 
 
-def headgates_help(*arguments: str) -> str:
-    """Return what `headgates ... --help` prints."""
-    printed = io.StringIO()
-    with (
-        mock.patch.object(sys, "argv", ["headgates", *arguments, "--help"]),
-        mock.patch.dict(os.environ, {"COLUMNS": "100", "NO_COLOR": "1"}),
-        contextlib.redirect_stdout(printed),
-        contextlib.suppress(SystemExit),
-    ):
-        headgates_start.main()
-    return printed.getvalue().strip("\n")
-
-
-def commands() -> list[str]:
-    """Return the names of the subcommands of `headgates`, in the order of its help."""
-    return re.findall(r"^ {4}([a-z-]+)(?: |$)", headgates_help(), re.MULTILINE)
-
-
-def command_pages() -> str:
-    """Return a Markdown section per command with its help."""
-    sections = [f"```text\n{headgates_help()}\n```\n"]
-    sections += [f"### headgates {name}\n\n```text\n{headgates_help(name)}\n```\n" for name in commands()]
+def command_page() -> str:
+    """Return a section for each command: examples, options, remarks."""
+    parser = build_parser()
+    sections = [f"# Commands\n\n{parser.description} {parser.epilog[0].upper()}{parser.epilog[1:]}.\n"]
+    for name, command in commands(parser).items():
+        examples = "\n".join(command.examples)
+        parts = [f"## headgates {name}", command.description, f"```bash\n{examples}\n```"]
+        arguments, options, *groups = (_shown(group) for group in command._action_groups)
+        parts += [table([*arguments, *options])] if [*arguments, *options] else []
+        for group, actions in zip(command._action_groups[2:], groups, strict=True):
+            parts.append(f"**{group.title[0].upper()}{group.title[1:]}**\n\n{table(actions)}")
+        sections.append("\n\n".join(part.rstrip("\n") for part in [*parts, command.epilog or ""]).rstrip() + "\n")
     return "\n".join(sections)
+
+
+def commands(parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """Return the parsers of the subcommands by name."""
+    return next(action.choices for action in parser._actions if action.nargs == argparse.PARSER)  # type: ignore
+
+
+def _shown(group: argparse._ArgumentGroup) -> list[argparse.Action]:
+    actions = group._group_actions
+    return [each for each in actions if each.help != argparse.SUPPRESS and "--help" not in each.option_strings]
+
+
+OPTION_PAGE = """# Options of fairseq-train
+
+`headgates options` prints them, too. (`fairseq-train --help` exits before fairseq adds the options of an architecture
+or a criterion.)
+
+## Model
+
+With every [architecture with gates](../any-model.md#architectures-with-gates) (`*_head_gates`), besides the options of
+fairseq's architecture:
+
+{model}
+## Criterion
+
+With every criterion `*_l0`, besides the options of fairseq's criterion:
+
+{criterion}
+## The all-attention model
+
+With `--arch transformer_lm_all_attention` and `--task language_modeling_segments`
+([language models](../language-models.md#the-all-attention-model)), besides the options above and those of fairseq's
+`transformer_lm` and `language_modeling`:
+
+{all_attention}"""
+
+
+def option_page() -> str:
+    """Return the options that this plugin adds to fairseq-train."""
+    all_attention = table([*all_attention_options(), *task_options()])
+    return OPTION_PAGE.format(
+        model=table(model_options()), criterion=table(criterion_options()), all_attention=all_attention
+    )
 
 
 # --- settings of the recipes ------------------------------------------------------------------------------------------
@@ -90,7 +125,7 @@ def settings_of_family(recipe: str) -> str:
         group = FIRST if extra(field).get("first") else extra(field)["group"]
         tables[group].append((name, meaning, default))
     parts = (f"**{group.capitalize()}**\n\n{_rows(HEADER, rows)}" for group, rows in tables.items() if rows)
-    return f"### Settings of {recipe}\n\n" + "\n".join(parts)
+    return f"## Settings of {recipe}\n\n" + "\n".join(parts)
 
 
 def settings_of_every_recipe() -> str:
@@ -100,7 +135,7 @@ def settings_of_every_recipe() -> str:
         meaning, default = _meaning(field)
         known = declared.Settings.DEFAULTS.get(name)
         rows.append((name, meaning, f"`{known}`" if known else default))
-    return "### Settings of every recipe\n\n" + _rows(HEADER, rows)
+    return "## Settings of every recipe\n\n" + _rows(HEADER, rows)
 
 
 def settings_of_single_recipes() -> str:
@@ -112,7 +147,7 @@ def settings_of_single_recipes() -> str:
         for name, field in own_settings(kind, family).items():
             found.setdefault((name, field.description or ""), []).append(f"`{recipe}`")
     rows = [(name, ", ".join(recipes), meaning) for (name, meaning), recipes in found.items()]
-    return "### Settings of single recipes\n\n" + _rows(("setting", "recipes", "meaning"), rows)
+    return "## Settings of single recipes\n\n" + _rows(("setting", "recipes", "meaning"), rows)
 
 
 def own_settings(kind: type[declared.Settings], general: type[Any] = object) -> dict[str, Any]:
@@ -140,20 +175,22 @@ def _rows(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
 
+def setting_page() -> str:
+    """Return the settings of the recipes."""
+    start = (
+        "# Settings of the recipes\n\n[Settings](../recipes.md#settings) says how they are given. * in a default: it "
+    )
+    start += "follows from other settings.\n"
+    families = map(settings_of_family, FAMILIES)
+    return "\n".join((start, *families, settings_of_single_recipes(), settings_of_every_recipe()))
+
+
 def write(folder: Path) -> None:
-    """Write the generated parts of docs/options.md and docs/recipes.md into `folder`."""
+    """Write the pages into `folder`."""
     folder.mkdir(exist_ok=True)
-    texts = {
-        "model": table(model_options()),
-        "criterion": table(criterion_options()),
-        "all_attention": table([*all_attention_options(), *task_options()]),
-        "commands": command_pages(),
-        **{f"settings-{name.removesuffix('.sh')}": settings_of_family(name) for name in FAMILIES},
-        "settings-every": settings_of_every_recipe(),
-        "settings-single": settings_of_single_recipes(),
-    }
-    for name, text in texts.items():
+    for name, text in {"options": option_page(), "commands": command_page(), "settings": setting_page()}.items():
         file = folder / f"{name}.md"
+        text = f"<!-- written by docs/generate_options.py -->\n\n{text}"
         if not file.exists() or file.read_text(encoding="utf-8") != text:
             file.write_text(text, encoding="utf-8")
 

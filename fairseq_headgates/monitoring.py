@@ -17,10 +17,10 @@ from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRS
 from torch import Tensor, nn
 
 from fairseq_headgates import report
-from fairseq_headgates.gates import GateMethod
+from fairseq_headgates.gates import GateMethod, SubsetGates
 from fairseq_headgates.heads import HeadTable, gate_log
 from fairseq_headgates.messages import described, logging_only
-from fairseq_headgates.surgery import gated_sites, open_probabilities, to_table
+from fairseq_headgates.surgery import gate_method, gated_sites, open_probabilities, to_table
 
 logger = logging.getLogger(__name__)
 
@@ -174,6 +174,8 @@ def check_schedule(model: nn.Module, lr_scheduler: Any, updates: int) -> bool:
     sites = gated_sites(model)
     if not sites or lr_scheduler is None:
         return False
+    if isinstance(gate_method(model), SubsetGates):  # it ranks gates, and none has to close
+        return True
     gate = sites[0].attention.gate
     distance = float(gate.log_alpha().detach().max()) - gate.distribution.closes_at
     try:

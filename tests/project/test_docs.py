@@ -15,7 +15,6 @@ from support.pages import (
     ROOT,
     Block,
     blocks,
-    commands,
     fairseq_options,
     headgates_options,
     links,
@@ -28,6 +27,7 @@ from support.results import translator
 
 import fairseq_headgates
 from fairseq_headgates.cli.examples import EXAMPLES
+from fairseq_headgates.cli.main import COMMANDS
 from fairseq_headgates.evaluation import read_evaluations, results
 from fairseq_headgates.heads import AttentionMap, Contributions, HeadId, gate_log, parse_mask, read_scores
 from fairseq_headgates.options import DEFAULTS
@@ -50,6 +50,8 @@ RUNNING = ("headgates", "fairseq-generate", "fairseq-validate", "fairseq-eval-lm
 ELIDED = {"fairseq-generate": "--gen-subset test --max-tokens 500 --num-workers 0 --beam 2 --max-len-b 5"}
 
 
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+REFERENCE = ROOT / "docs" / "reference"
 PLUGIN = ("--user-dir", Path(fairseq_headgates.__file__).parent)  # so that a command runs in this process
 
 
@@ -160,7 +162,7 @@ class Reader:
             return str(PLUGIN[1])
         parts = word.split(":")
         made_here = all((self.folder / part.split("/")[0]).exists() for part in parts)
-        made_by_it = all(re.fullmatch(r"[\w./-]+\.(pt|json|svg|tsv)", part) for part in parts)
+        made_by_it = all(re.fullmatch(r"[\w./-]+\.(pt|json|svg|tsv|html|align)", part) for part in parts)
         folders = word in (
             "bart",
             "gated",
@@ -205,7 +207,7 @@ def test_commands_of_every_page_run(page, tmp_path, toy, checkpoints, run, train
 
 @pytest.mark.usefixtures("few_resamplings")
 def test_examples_of_every_help_run(tmp_path, toy, checkpoints, run, train, monkeypatch):
-    assert [*EXAMPLES] == commands() and all(len(examples) == 2 for examples in EXAMPLES.values())
+    assert [*EXAMPLES] == [*COMMANDS] and all(len(examples) == 2 for examples in EXAMPLES.values())
     reader = Reader(tmp_path, toy, checkpoints, run, train)
     reader.place("gated/checkpoint_last.pt", checkpoints["gated"])
     monkeypatch.chdir(tmp_path)
@@ -232,7 +234,7 @@ def test_named_files_exist(page):
 
 
 def test_named_options_exist():
-    headgates = {option for command in commands() for option in headgates_options(command)}
+    headgates = {option for command in COMMANDS for option in headgates_options(command)}
     for arch in ("transformer_lm_all_attention", "multilingual_transformer_head_gates"):
         headgates |= fairseq_options("fairseq-train", ("--arch", arch))
     for task in ("language_modeling_segments", "sentence_prediction"):
@@ -256,18 +258,25 @@ def test_named_options_exist():
 
 @pytest.mark.parametrize("command", LIKE_GENERATE)
 def test_commands_that_take_the_options_of_fairseq_generate(command):
-    assert command in commands() and "--max-tokens" in headgates_options(command)
+    assert command in COMMANDS and "--max-tokens" in headgates_options(command)
 
 
-def test_the_page_of_the_recipes_has_every_setting_of_their_help(tmp_path):
+def test_the_reference_is_that_of_the_parsers(tmp_path):
+    """To update it: make docs."""
     runpy.run_path(str(ROOT / "docs" / "generate_options.py"))["write"](tmp_path)
-    tables = {file.stem.removeprefix("settings-"): file.read_text() for file in tmp_path.glob("settings-*.md")}
-    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    assert {*re.findall(r"^```\{include\} _generated/settings-(.*)\.md$", page, re.MULTILINE)} == {*tables}
+    pages = {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()}
+    assert pages == {file.name: file.read_text(encoding="utf-8") for file in REFERENCE.iterdir()}
+
+
+def test_the_reference_has_every_setting_of_the_help_of_recipes():
+    sections = re.split(
+        r"^## Settings of ", (REFERENCE / "settings.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    tables = {section.partition("\n")[0].removesuffix(".sh"): section for section in sections[1:]}
     for name in ("translation", "language_model", "classification"):
         said = describe(ROOT / "recipes" / f"{name}.sh", {}, {}).partition("\nto begin with:\n")[2]
         values = dict(re.findall(r"^  ([A-Z_0-9]+)='?(.*?)'?$", said, re.MULTILINE))
-        rows = dict(re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", tables["every"] + tables[name], re.MULTILINE))
+        rows = dict(re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", tables["every recipe"] + tables[name], re.MULTILINE))
         assert values.keys() == rows.keys()
         shown = {setting: row.removesuffix(" *").strip("`") for setting, row in rows.items() if values[setting]}
         assert shown == {setting: value for setting, value in values.items() if value}
@@ -284,8 +293,24 @@ def test_a_link_and_a_file_that_do_not_exist_are_found(tmp_path):
     assert named_options(page) == {"--gone"}
 
 
+def test_the_table_of_the_readme_is_made_of_the_results():
+    """Its rows from the table of the page of results; each speed stands on the page of benchmarks."""
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    speeds = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    row = re.compile(r"^(\S+) .*? (\S+)/144 +(\S+)M .*? (-[\d.]+) \((\S+)\.\.(\S+)\) +\S+ +([\d.]+) ", re.MULTILINE)
+    models = {name: cells for name, *cells in row.findall(text)}
+    control = float(re.search(r"^baseline\+ .* 144/144 .*?\)  .*?\) +- +([\d.]+)", text, re.MULTILINE)[1])
+    suffix = {"gates": "", "gradient scores": "_gradient"}
+    found = re.findall(r"^\| (\d+) of 144 \| (.*) \| ([\d.]+)M.* \| (.*) \| (.*) \| (.*) \|$", README, re.MULTILINE)
+    assert len(found) == 4
+    for heads, method, parameters, diff, chrf, speed in found:
+        kept, size, mean, low, high, own = models[f"all_heads{heads}{suffix[method]}"]
+        assert (kept, size) == (heads, parameters) and diff == f"{mean} ({low} to {high})"
+        assert float(chrf) == pytest.approx(float(own) - control, abs=0.0501) and speed in speeds
+
+
 def test_readme_is_short():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+    assert len(README.splitlines()) <= 150
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -325,10 +350,8 @@ def test_examples_of_files_can_be_read(block, tmp_path):
         assert parse_mask(str(file)) if kind == "headgates.heads/1" else read_scores(str(file))
 
 
-def test_the_documentation_has_every_option_and_default(tmp_path):
-    """Each row of the generated tables of options is an option that exists, with its default."""
-    runpy.run_path(str(ROOT / "docs" / "generate_options.py"))["write"](tmp_path)
-    text = "".join((tmp_path / f"{part}.md").read_text(encoding="utf-8") for part in ("model", "criterion"))
+def test_the_reference_has_every_option_and_default():
+    text = (REFERENCE / "options.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `--([a-z0-9-]+)[^|]*` \|.*\| `?([^|`]*)`? \|$", text, re.MULTILINE)
     said = {name.replace("-", "_"): default for name, default in rows}
     for name, default in DEFAULTS.items():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -18,11 +18,9 @@ from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 
 import fairseq_headgates  # noqa: F401  (registers architectures and criterions)
+from fairseq_headgates.cli.main import COMMANDS, build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "docs"))
-from generate_options import commands, headgates_help  # noqa: E402
-
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MARK = re.compile(r"<!-- (needs: (?:gpu|download|time)|shown: .+) -->")
 OPTION = re.compile(r"--[a-z][\w-]*")
@@ -116,7 +114,7 @@ def _mistakes_of_command(words: list[str], settings: list[str]) -> Iterator[str]
     if "headgates" in words:
         program, command = "headgates", words[words.index("headgates") + 1]
         given = [match[0] for word in words[words.index("headgates") :] if (match := OPTION.match(word))]
-        if command not in commands():
+        if command not in COMMANDS:
             yield f"headgates {command}: unknown command"
             return
         known = headgates_options(command, tuple(words))
@@ -145,11 +143,17 @@ def _script_of(words: list[str]) -> str:
 
 
 @cache
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Return the parsers of the subcommands of `headgates` by name."""
+    return next(action.choices for action in build_parser()._actions if action.nargs == argparse.PARSER)
+
+
+@cache
 def headgates_options(command: str, words: tuple[str, ...] = ()) -> frozenset[str]:
     """Return the options of a command, those of fairseq-generate included where it takes them."""
-    lines = re.findall(r"^  (?:-\w, )?(--[a-z][\w-]*)", headgates_help(command), re.MULTILINE)
+    own = {name for action in parsers()[command]._actions for name in action.option_strings}
     reads = command in LIKE_GENERATE or (command == "prune" and "--refit" in words)
-    return frozenset(lines) | (fairseq_options("fairseq-generate", words) if reads else frozenset())
+    return frozenset(own) | (fairseq_options("fairseq-generate", words) if reads else frozenset())
 
 
 @cache
@@ -191,7 +195,7 @@ def named_files(page: Path) -> set[str]:
     """Return the paths below the folders of the repository that a page names, in its text and its blocks."""
     text = page.read_text(encoding="utf-8")
     found = re.findall(r"(?<![\w./-])(?:fairseq_headgates|recipes|benchmarks|tests|docs)/[\w./-]*\w", text)
-    return {name for name in found if not name.startswith(("docs/_build", "docs/_generated"))}
+    return {name for name in found if not name.startswith("docs/_build")}
 
 
 def named_options(page: Path) -> set[str]:
