@@ -57,7 +57,7 @@ def random_mask(size: str, share: float, seed: int = 1) -> HeadTable:
         removed = heads - number_of_heads(1 - share, heads)
         return (torch.randperm(heads, generator=chance) >= removed).int().tolist()
 
-    return HeadTable({kind: [row() for _ in range(layers)] for kind in TYPES})
+    return HeadTable({attention_type: [row() for _ in range(layers)] for attention_type in TYPES})
 
 
 def masks(options: argparse.Namespace) -> dict[str, HeadTable]:
@@ -67,7 +67,7 @@ def masks(options: argparse.Namespace) -> dict[str, HeadTable]:
     for text in getattr(options, "alive", ()):
         mask = read_mask(text)
         check_shape(mask, dict.fromkeys(TYPES, (layers, heads)))
-        mask = HeadTable({kind: mask.values.get(kind, [[1] * heads] * layers) for kind in TYPES})
+        mask = HeadTable({each: mask.values.get(each, [[1] * heads] * layers) for each in TYPES})
         removed = sum(value == 0 for _, value in mask.items()) / (len(TYPES) * layers * heads)
         found[f"{100 * removed:.0f}% {'inline' if text.startswith('{') else Path(text).stem}"] = mask
     return found

@@ -209,7 +209,7 @@ def build(options: argparse.Namespace, vocabulary: int) -> dict[str, nn.Module]:
 
 def gate_weights(gated: nn.Module, mask: HeadTable) -> dict[str, Tensor]:
     """Return the parameters of gates that are exactly 0 or exactly 1."""
-    alive = {f"{site.name}.gate.log_alpha": mask.values[site.kind][site.layer] for site in head_sites(gated)}
+    alive = {f"{site.name}.gate.log_alpha": mask.values[site.attention_type][site.layer] for site in head_sites(gated)}
     return {name: 20.0 * torch.tensor(row) - 10 for name, row in alive.items()}
 
 
@@ -337,7 +337,7 @@ def size(model: nn.Module) -> dict:
     used.append(model.decoder.output_projection.weight)
     widths = dict.fromkeys(TYPES, 0)  # heads * head size, over all layers
     for site in head_sites(model):
-        widths[site.kind] += site.attention.out_proj.weight.size(1)
+        widths[site.attention_type] += site.attention.out_proj.weight.size(1)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "bytes": sum(p.nbytes for p in model.parameters()),

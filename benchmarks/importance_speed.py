@@ -110,11 +110,11 @@ class Bench:
     def naive_ablation(self) -> None:
         """Do a whole forward pass for every head."""
         sizes = head_counts(self.ours)
-        for kind, (layers, heads) in sizes.items():
+        for attention_type, (layers, heads) in sizes.items():
             for layer in range(layers):
                 for head in range(heads):
                     rows = [[int((i, j) != (layer, head)) for j in range(heads)] for i in range(layers)]
-                    with masked(self.ours, HeadTable({kind: rows})):
+                    with masked(self.ours, HeadTable({attention_type: rows})):
                         self.criterion(self.ours, self.batch)
 
     def compare(self, works: dict, base: str, times: float = 1, rounds: int | None = None) -> list[dict]:

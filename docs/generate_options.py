@@ -9,6 +9,8 @@ The options come from the parsers, the settings from recipes/lib/settings. `make
 from __future__ import annotations
 
 import argparse
+import inspect
+import pkgutil
 import re
 import sys
 from collections.abc import Iterable
@@ -35,19 +37,20 @@ def table(actions: Iterable[argparse.Action]) -> str:
         value = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
         if not action.metavar and action.choices:
             value = "{" + ",".join(map(str, action.choices)) + "}"
-        text = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
+        text = argparse.HelpFormatter("headgates")._expand_help(action)
         meaning = re.sub(r" \(default: [^)]*\)", "", text).replace("\\", r"\\")
-        rows.append(f"| `{f'{name} {value}'.strip()}` | {meaning.replace('|', chr(92) + '|')} | {_default(action)} |")
+        shown = _default(action, text)
+        rows.append(f"| `{f'{name} {value}'.strip()}` | {meaning.replace('|', chr(92) + '|')} | {shown} |")
     return "\n".join(rows) + "\n"
 
 
-def _default(action: argparse.Action) -> str:
+def _default(action: argparse.Action, text: str) -> str:
     if not action.option_strings:
         return "required" if action.nargs != "*" else ""
     if action.nargs == 0:
         return "off"
-    said = re.search(r" \(default: ([^)]*)\)", action.help or "")  # where the parser itself has none
-    if action.default in (None, ""):
+    said = re.search(r" \(default: ([^)]*)\)", text)  # where the parser itself has none
+    if action.default in (None, "", []):
         return said[1] if said else "none"
     return f"`{action.default}`"
 
@@ -110,6 +113,37 @@ def option_page() -> str:
     )
 
 
+# --- Python ----------------------------------------------------------------------------------------------------------
+
+
+def python_page() -> str:
+    """Return a table of the names that docs/api.md documents: how they are called, and what they do."""
+    page = (Path(__file__).parent / "api.md").read_text(encoding="utf-8")
+    start = "# Python names\n\n[The API page](../api.md) has the full docstrings, once it is built.\n"
+    parts = [start]
+    for section in page.split("\n## ")[1:]:
+        rows = [("name", "meaning"), ("---", "---")]
+        for path in re.findall(r"auto(?:function|class):: (\S+)", section):
+            documented = pkgutil.resolve_name(path)
+            meaning = inspect.getdoc(documented).partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+            rows.append((f"`{path.removeprefix('fairseq_headgates.')}({_parameters(documented)})`", meaning))
+        parts.append(f"## {section.partition(chr(10))[0]}\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows))
+    return "\n".join(parts)
+
+
+def _parameters(documented: Any) -> str:
+    """Return the parameters of a function or a class, with defaults that are plain values."""
+    shown = []
+    for parameter in inspect.signature(documented).parameters.values():
+        default = parameter.default
+        if default is inspect.Parameter.empty:
+            shown.append(parameter.name)
+        else:
+            plain = default is None or isinstance(default, (bool, int, float, str))
+            shown.append(f"{parameter.name}={default!r}" if plain else f"{parameter.name}=...")
+    return ", ".join(shown)
+
+
 # --- settings of the recipes ------------------------------------------------------------------------------------------
 
 
@@ -145,9 +179,17 @@ def settings_of_single_recipes() -> str:
     for recipe, kind in declared.RECIPES.items():
         family = next((family for family in families if issubclass(kind, family)), declared.Settings)
         for name, field in own_settings(kind, family).items():
-            found.setdefault((name, field.description or ""), []).append(f"`{recipe}`")
-    rows = [(name, ", ".join(recipes), meaning) for (name, meaning), recipes in found.items()]
-    return "## Settings of single recipes\n\n" + _rows(("setting", "recipes", "meaning"), rows)
+            found.setdefault((name, field.description or ""), []).append(recipe)
+    rows = []
+    for (name, text), recipes in found.items():
+        known = {declared.RECIPES[recipe].DEFAULTS.get(name) for recipe in recipes}
+        meaning, default = _split(text)
+        if len(known) == 1 and isinstance(value := known.pop(), str) and value and not later(value):
+            default = f"`{value}`"
+        elif default == "none" and recipes != ["sweep.sh"]:  # the script sets it
+            default = "see `--help`"
+        rows.append((name, ", ".join(f"`{recipe}`" for recipe in recipes), meaning, default))
+    return "## Settings of single recipes\n\n" + _rows(("setting", "recipes", "meaning", "default"), rows)
 
 
 def own_settings(kind: type[declared.Settings], general: type[Any] = object) -> dict[str, Any]:
@@ -166,6 +208,11 @@ def _meaning(field: Any) -> tuple[str, str]:
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     if choices != ("0", "1") and any(choice not in text for choice in choices if choice != "none"):
         text = f"{', '.join(choices)}: {text}"
+    return _split(text)
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Return the meaning of a setting, and what it says of the default."""
     default = re.search(r" \(default: ([^()]*)\)(?=$|;)", text)
     return (text.replace(default[0], ""), default[1]) if default else (text, "none")
 
@@ -188,7 +235,8 @@ def setting_page() -> str:
 def write(folder: Path) -> None:
     """Write the pages into `folder`."""
     folder.mkdir(exist_ok=True)
-    for name, text in {"options": option_page(), "commands": command_page(), "settings": setting_page()}.items():
+    pages = {"options": option_page(), "commands": command_page(), "settings": setting_page(), "python": python_page()}
+    for name, text in pages.items():
         file = folder / f"{name}.md"
         text = f"<!-- written by docs/generate_options.py -->\n\n{text}"
         if not file.exists() or file.read_text(encoding="utf-8") != text:

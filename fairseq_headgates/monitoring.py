@@ -39,11 +39,11 @@ class GateMonitor:
 
     Args:
         tensorboard_logdir: folder of TensorBoard's logs, None for no heat map
-        ends: {option: update at which its schedule ends}, to warn if the training ends before
+        schedule_ends: {option: update at which its schedule ends}, to warn if the training ends before
     """
 
-    def __init__(self, tensorboard_logdir: str | None, ends: Mapping[str, int] | None = None):
-        self.tensorboard_logdir, self.ends = tensorboard_logdir, ends or {}
+    def __init__(self, tensorboard_logdir: str | None, schedule_ends: Mapping[str, int] | None = None):
+        self.tensorboard_logdir, self.schedule_ends = tensorboard_logdir, schedule_ends or {}
         self.configuration: Any = None
         self._first_update: int | None = None  # of this process
         self._schedule_checked = False
@@ -116,7 +116,7 @@ class GateMonitor:
                 logger.warning(f"the training has {updates} updates, but {option} lasts until update {end}: lower it")
 
     def _all_ends(self, method: GateMethod | None) -> dict[str, int]:
-        return {**self.ends, **(method.ends() if method is not None else {})}
+        return {**self.schedule_ends, **(method.schedule_ends() if method is not None else {})}
 
     def _stop_if_stable(self, model: nn.Module) -> None:
         """Lower --max-update to the present update if the gates are stable: fairseq stops after the next one."""
@@ -152,12 +152,12 @@ def _closed(model: nn.Module) -> HeadTable:
 def open_head_counts(method: GateMethod) -> dict[str, Tensor]:
     """Count gated heads with an evaluation gate above 0: `heads_open` in all, `heads_open_enc_self` and so on."""
     with torch.no_grad():
-        opened = (method.evaluate(method.log_alpha()) > 0).split(method.sizes)
-    found = {}
-    for kind in dict.fromkeys(method.layer_kinds):
-        layers = [part for part, other in zip(opened, method.layer_kinds, strict=True) if other == kind]
-        found["heads_open_" + kind.replace("-", "_")] = torch.cat(layers).sum()
-    return {"heads_open": torch.stack(list(found.values())).sum(), **found}
+        is_open = (method.evaluate(method.log_alpha()) > 0).split(method.sizes)
+    counts = {}
+    for attention_type in dict.fromkeys(method.layer_types):
+        layers = [part for part, other in zip(is_open, method.layer_types, strict=True) if other == attention_type]
+        counts["heads_open_" + attention_type.replace("-", "_")] = torch.cat(layers).sum()
+    return {"heads_open": torch.stack(list(counts.values())).sum(), **counts}
 
 
 def check_schedule(model: nn.Module, lr_scheduler: Any, updates: int) -> bool:

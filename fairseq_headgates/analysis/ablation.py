@@ -65,9 +65,9 @@ def ablation_losses(
     sums = {site: torch.zeros(len(rows), dtype=torch.double) for site, rows in variants.items()}
     whole = torch.zeros(2, dtype=torch.double)
     for sample in progress(corpus.batches):
-        loss, found = variant_losses(model, sample, corpus, variants)
+        loss, of_variants = variant_losses(model, sample, corpus, variants)
         whole += torch.tensor([loss, corpus.counted(sample).sum()], dtype=torch.double)
-        for site, losses in found.items():
+        for site, losses in of_variants.items():
             sums[site] += losses
     flat = all_reduce(torch.cat([whole, *sums.values()]))
     loss, tokens = flat[:2].tolist()
@@ -79,7 +79,7 @@ def _losses_with_memory(
     model: nn.Module, corpus: Corpus, mode: str, progress: Callable[[Iterable], Iterable]
 ) -> tuple[float, HeadTable]:
     """Return the losses of `ablation_losses`, each in a pass of its own: masks change what a model remembers."""
-    found = {}
+    losses_of_sites = {}
     for site in progress(head_sites(model)):
         losses = []
         for row in _factors(site, mode).tolist():
@@ -88,8 +88,8 @@ def _losses_with_memory(
                 mask[head] = int(value)
             with masked(model, _mask_of_layer(model, site, mask)):
                 losses.append(mean_loss(model, corpus))
-        found[site] = torch.tensor(losses, dtype=torch.double)
-    return mean_loss(model, corpus), site_table(model, found, f"nll|{mode}")
+        losses_of_sites[site] = torch.tensor(losses, dtype=torch.double)
+    return mean_loss(model, corpus), site_table(model, losses_of_sites, f"nll|{mode}")
 
 
 def _factors(site: HeadSite, mode: str) -> Tensor:
@@ -123,8 +123,8 @@ def _losses_of(
         inputs = {key: value.index_select(0, order) for key, value in sample["net_input"].items()}
         repeated = {"net_input": inputs, "target": sample["target"].index_select(0, order)}
         with _resuming(model, site, outputs, order, factor):
-            found = corpus.losses(model, repeated)
-        losses.append(found.view(len(chunk), -1).sum(1, dtype=torch.double))
+            of_chunk = corpus.losses(model, repeated)
+        losses.append(of_chunk.view(len(chunk), -1).sum(1, dtype=torch.double))
     return torch.cat(losses).cpu()
 
 
@@ -170,9 +170,9 @@ def _resuming(model: Any, site: HeadSite, outputs: Mapping[str, Any], order: Ten
     replayed = {name: outputs[name] for name in below}
     if below:
         replayed[below[0]] = _repeated(outputs[below[0]], order)  # the only one that is read
-    if f"{layer}.self_attn" in outputs and site.kind == "dec-enc":  # layers of convolutions have none
+    if f"{layer}.self_attn" in outputs and site.attention_type == "dec-enc":  # layers of convolutions have none
         replayed[f"{layer}.self_attn"] = _repeated(outputs[f"{layer}.self_attn"], order)
-    if site.kind != "enc-self" and "encoder" in outputs:
+    if site.attention_type != "enc-self" and "encoder" in outputs:
         replayed["encoder"] = model.encoder.reorder_encoder_out(outputs["encoder"], order)
     context = outputs[f"{site.name}.heads"].index_select(0, order)
     replayed[site.name] = (site.attention.output_of(context * factor.to(context)), None)
@@ -199,19 +199,21 @@ def ablation_masks(model: nn.Module, mode: str, losses: HeadTable) -> dict[HeadI
     """
     masks = {}
     for site in head_sites(model):
-        row = losses.values[site.kind][site.layer]
+        row = losses.values[site.attention_type][site.layer]
         heads = [head for head, loss in enumerate(row) if not math.isnan(loss)]
         if mode == "all-but-one" and heads:
             heads = [min(heads, key=lambda head: row[head])]
         for head in heads:
             alone = [int(i == head) if mode == "all-but-one" else int(i != head) for i in range(len(row))]
-            masks[HeadId(site.kind, site.layer, head)] = _mask_of_layer(model, site, alone)
+            masks[HeadId(site.attention_type, site.layer, head)] = _mask_of_layer(model, site, alone)
     return masks
 
 
 def _mask_of_layer(model: nn.Module, site: HeadSite, row: Sequence[int]) -> HeadTable:
-    layers, heads = head_counts(model)[site.kind]
-    return HeadTable({site.kind: [list(row) if i == site.layer else [1] * heads for i in range(layers)]}, "alive")
+    layers, heads = head_counts(model)[site.attention_type]
+    return HeadTable(
+        {site.attention_type: [list(row) if i == site.layer else [1] * heads for i in range(layers)]}, "alive"
+    )
 
 
 def masked_predictions(
@@ -224,14 +226,14 @@ def masked_predictions(
     """Return what the metric scores, by the model ("full") and with each mask, by name ('dec-enc 5 0')."""
     model = metric.prepared(model)
     shared = any("enc-self" not in mask.values for mask in masks.values())
-    found = {}
+    predictions = {}
     with _sharing_encoder(model) as sharing:
         named = ((str(head), mask) for head, mask in masks.items())
         for name, mask in progress([("full", None), *named]):
             sharing.on = shared and (mask is None or "enc-self" not in mask.values)
             with masked(model, mask or HeadTable({})):
-                found[name] = journal.get(name, lambda: metric.predict(model))
-    return found
+                predictions[name] = journal.get(name, lambda: metric.predict(model))
+    return predictions
 
 
 @dataclass

@@ -49,7 +49,7 @@ def agreement(a: HeadTable, b: HeadTable, types: Sequence[str] = (), top: int | 
     """
     chosen = tuple(types) or common_types(a, b)
     check_comparable(a, b, chosen)
-    values = zip(*([value for kind in chosen for value in table.heads(kind)] for table in (a, b)), strict=True)
+    values = zip(*([value for each in chosen for value in table.heads(each)] for table in (a, b)), strict=True)
     both = [pair for pair in values if not any(map(math.isnan, pair))]  # heads that are in both models
     if not both:
         raise ValueError(f"{a.name} and {b.name} have no head of {', '.join(chosen)} in common: choose other types")
@@ -68,7 +68,7 @@ def agreement(a: HeadTable, b: HeadTable, types: Sequence[str] = (), top: int | 
 
 def common_types(a: HeadTable, b: HeadTable) -> tuple[str, ...]:
     """Return the attention types that both tables have."""
-    return tuple(kind for kind in a.types if kind in b.values)
+    return tuple(attention_type for attention_type in a.types if attention_type in b.values)
 
 
 def check_comparable(a: HeadTable, b: HeadTable, types: Sequence[str]) -> None:
@@ -78,11 +78,11 @@ def check_comparable(a: HeadTable, b: HeadTable, types: Sequence[str]) -> None:
             f"{a.name} is of {', '.join(a.types)}, {b.name} of {', '.join(b.types)}: they have no attention type in "
             "common, choose files of the same types"
         )
-    reasons = [f"{t.name} has no {kind}" for t in (a, b) for kind in types if kind not in t.values]
-    for kind in (kind for kind in types if not reasons):
-        shapes = [[len(row) for row in table.values.get(kind, [])] for table in (a, b)]
+    reasons = [f"{t.name} has no {each}" for t in (a, b) for each in types if each not in t.values]
+    for attention_type in types if not reasons else ():
+        shapes = [[len(row) for row in table.values.get(attention_type, [])] for table in (a, b)]
         if shapes[0] != shapes[1]:
-            reasons.append(f"{kind} has {' and '.join(_shape(shape) for shape in shapes)} heads")
+            reasons.append(f"{attention_type} has {' and '.join(_shape(shape) for shape in shapes)} heads")
     if reasons:
         raise ValueError(
             f"{a.name} and {b.name} are of different heads: {'; '.join(reasons)}; choose files of one model"

@@ -39,7 +39,7 @@ class LayerCost:
     """Costs of an attention layer.
 
     Attributes:
-        kind: attention type
+        attention_type: attention type
         layer: number of the layer
         heads: number of heads that it has
         head_parameters: parameters of a head
@@ -48,7 +48,7 @@ class LayerCost:
         seconds: time of the layer in a translation, with 0, 1, 2, ... heads
     """
 
-    kind: str
+    attention_type: str
     layer: int
     heads: int
     head_parameters: int
@@ -75,7 +75,7 @@ def layer_costs(model: nn.Module, translation: Translation = Translation(), roun
         attention = site.attention
         if type(attention) not in (MultiheadAttention, HeadAttention):
             raise ValueError(f"the time of {type(attention).__name__} is not measured: leave out --by-speed")
-        key = (site.kind, *_dimensions(attention))
+        key = (site.attention_type, *_dimensions(attention))
         if key not in measured:
             measured[key] = _seconds_by_heads(site, translation, rounds)
         costs.append(_cost(site, measured[key]))
@@ -94,17 +94,17 @@ def _cost(site: HeadSite, seconds: tuple[float, ...]) -> LayerCost:
     size, bias = attention.head_dim, attention.out_proj.bias is not None
     inputs = attention.embed_dim + attention.kdim + attention.vdim + 3 * bias  # of queries, keys and values
     itemsize = attention.out_proj.weight.element_size()
-    cached = 0 if site.kind == "enc-self" else 2 * size * itemsize
+    cached = 0 if site.attention_type == "enc-self" else 2 * size * itemsize
     parameters = size * (inputs + attention.embed_dim)
-    return LayerCost(site.kind, site.layer, attention.num_heads, parameters, cached, seconds)
+    return LayerCost(site.attention_type, site.layer, attention.num_heads, parameters, cached, seconds)
 
 
 @torch.no_grad()
 def _seconds_by_heads(site: HeadSite, translation: Translation, rounds: int) -> tuple[float, ...]:
     """Return the median time of a layer in a translation with 0, 1, ... heads; all numbers are measured in turn."""
     like = site.attention.out_proj.weight
-    whole = _random_layer(site.attention, site.kind).to(like)
-    run = {"enc-self": _encode, "dec-self": _decode, "dec-enc": _attend_to_encoder}[site.kind]
+    whole = _random_layer(site.attention, site.attention_type).to(like)
+    run = {"enc-self": _encode, "dec-self": _decode, "dec-enc": _attend_to_encoder}[site.attention_type]
     layers = [_prepared(with_heads(whole, range(number)), translation) for number in range(whole.num_heads + 1)]
     seconds: list[list[float]] = [[] for _ in layers]
     for _ in range(rounds + 1):
@@ -113,11 +113,11 @@ def _seconds_by_heads(site: HeadSite, translation: Translation, rounds: int) -> 
     return tuple(statistics.median(times[1:]) for times in seconds)
 
 
-def _random_layer(attention: MultiheadAttention, kind: str) -> HeadAttention:
+def _random_layer(attention: MultiheadAttention, attention_type: str) -> HeadAttention:
     """Return a layer of the same dimensions with all heads and random weights. torch's random numbers stay the same."""
     dim, kdim, vdim, heads, size = _dimensions(attention)
     assert dim == heads * size
-    cross = kind == "dec-enc"
+    cross = attention_type == "dec-enc"
     with torch.random.fork_rng(devices=[]):
         stock = MultiheadAttention(
             dim, heads, kdim=kdim, vdim=vdim, self_attention=not cross, encoder_decoder_attention=cross

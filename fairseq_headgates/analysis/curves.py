@@ -67,7 +67,7 @@ def pruning_curve(
     journal = journal or ResumeJournal(None, "")
     remove = remove or partial(prune, model)
     chosen = tuple(types) or scores.types
-    available = sum(alive.count(kind)[0] for kind in chosen)
+    available = sum(alive.count(attention_type)[0] for attention_type in chosen)
     mask, smaller = alive, None
     for step in sorted(set(steps)):
         if rescore and smaller is not None:

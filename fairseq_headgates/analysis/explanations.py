@@ -52,17 +52,17 @@ def contributions(
     tokens = sample["net_input"]["src_tokens"]
     other = None if instead_of is None else tokens.new_full((1, number), names.index(instead_of))
     rows = [position - 1 for position in dict.fromkeys(positions)] or list(range(number))
-    found = explain(model, sample["net_input"], method, predicted, other, objective.classification_head, rows)
+    relevance = explain(model, sample["net_input"], method, predicted, other, objective.classification_head, rows)
     for row in rows if other is not None else ():
-        if found.predicted[0, row] == other[0, row]:  # type: ignore[index]
+        if relevance.predicted[0, row] == other[0, row]:  # type: ignore[index]
             raise ValueError(
                 f"prediction {row + 1} is {shown(instead_of)} itself: choose other predictions with --positions, or "
                 "another token"
             )
-    shares = found.contributions()[0]
+    shares = relevance.contributions()[0]
     sides = symbols_of(sample, task)
-    source, prefix = (sides.get(kind, ([], []))[1] for kind in ("enc-self", "dec-self"))
-    predictions = [names.name(each) for each in found.predicted[0, rows].tolist()]
+    source, prefix = (sides.get(attention_type, ([], []))[1] for attention_type in ("enc-self", "dec-self"))
+    predictions = [names.name(each) for each in relevance.predicted[0, rows].tolist()]
     return Contributions([row + 1 for row in rows], predictions, source, prefix, shares[rows].tolist(), instead_of)
 
 
@@ -92,8 +92,8 @@ class _Names:
         return self.dictionary[number + self.first]
 
     def index(self, name: str) -> int:
-        found = self.dictionary.indices.get(name)
-        if found is None or found < self.first:
+        number = self.dictionary.indices.get(name)
+        if number is None or number < self.first:
             what = "a label" if self.first else "in the target dictionary"
             raise ValueError(f"--instead-of {shown(name)} is not {what}: give one as it is spelled in the dictionary")
-        return found - self.first
+        return number - self.first

@@ -66,10 +66,10 @@ def score(
 
 def _check_finite(model: nn.Module, table: HeadTable, method: str) -> None:
     for site in head_sites(model):
-        row = table.values[site.kind][site.layer]
+        row = table.values[site.attention_type][site.layer]
         if not all(math.isfinite(row[head]) for head in site.attention.kept):
             raise ValueError(
-                f"the scores of {method} in {site.kind} layer {site.layer} are not finite: check the weights "
+                f"the scores of {method} in {site.attention_type} layer {site.layer} are not finite: check the weights "
                 f"for inf and "
                 "NaN, or leave out --fp16"
             )
@@ -86,7 +86,7 @@ def confidence(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadT
 
     def see(site: HeadSite, weights: Tensor | None, _: Tensor) -> None:
         assert weights is not None
-        keys, queries = words[site.kind]
+        keys, queries = words[site.attention_type]
         if weights.size(-1) > keys.size(1):  # --cross-self-attention: a decoder layer looks at the source, too
             keys = torch.cat([words["enc-self"][0], keys], 1)
         largest = weights.masked_fill(~keys[:, None, None, :], 0.0).amax(-1)  # [B, H, T]
@@ -134,8 +134,8 @@ def gradient(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTab
             if not gates:  # no head is left
                 break
             units = _units(sample, corpus, per_token)
-            for site, found in zip(gates, gradients(losses, list(gates.values())), strict=True):
-                sums.add(site, found.abs().sum((0, 2, 3)), units[site.kind])
+            for site, gradient in zip(gates, gradients(losses, list(gates.values())), strict=True):
+                sums.add(site, gradient.abs().sum((0, 2, 3)), units[site.attention_type])
     means = sums.means()
     return _normalized(means) if options.normalize == "layer" else means
 
@@ -157,21 +157,21 @@ def _normalized(table: HeadTable) -> HeadTable:
         norm = math.hypot(*(value for value in row if not math.isnan(value)))
         return [value / norm for value in row] if norm else row
 
-    return HeadTable({kind: [unit(row) for row in rows] for kind, rows in table.values.items()}, table.name)
+    return HeadTable({each: [unit(row) for row in rows] for each, rows in table.values.items()}, table.name)
 
 
 def relevance(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
     """Mean share of a head in the relevance of its layer for the top-1 logit (Voita et al. 2019, section 4)."""
     sums = _Sums(model)
-    sites = {(site.kind, site.layer): site for site in head_sites(model)}
+    sites = {(site.attention_type, site.layer): site for site in head_sites(model)}
     corpus.objective.check_relevance()
     head = corpus.objective.classification_head
     for sample in options.progress(corpus.batches):
         real = corpus.counted(sample)
-        for kind, found in head_relevance(model, sample["net_input"], options.rule, head).items():
-            shares = found / found.sum(-1, keepdim=True).clamp(min=torch.finfo(found.dtype).tiny)
+        for attention_type, values in head_relevance(model, sample["net_input"], options.rule, head).items():
+            shares = values / values.sum(-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)
             for layer, row in enumerate((shares * real[:, :, None, None]).sum((0, 1))):
-                site = sites[kind, layer]
+                site = sites[attention_type, layer]
                 sums.add(site, row[list(site.attention.kept)], real.sum())
     return sums.means()
 
@@ -209,9 +209,9 @@ def magnitude(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTa
 def gate(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
     """P(open) of a head's gate, 1 without a gate (Voita et al. 2019, section 6)."""
     sums = _Sums(model)
-    found = open_probabilities(model)
+    probabilities = open_probabilities(model)
     for site in head_sites(model):
-        sums.add(site, found[site.kind][site.layer, list(site.attention.kept)], 1)
+        sums.add(site, probabilities[site.attention_type][site.layer, list(site.attention.kept)], 1)
     return sums.means(shared=False)
 
 
@@ -219,13 +219,12 @@ def random(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable
     """Random numbers from 0 to 1, for comparison."""
     generator = torch.Generator().manual_seed(options.seed)
     sums = _Sums(model)
-    for kind, (layers, heads) in head_counts(model).items():
-        drawn = torch.rand(
-            layers, heads, generator=generator
-        )  # for removed heads too, so that those of others do not change
+    for attention_type, (layers, heads) in head_counts(model).items():
+        # For removed heads too, so that those of others do not change.
+        numbers = torch.rand(layers, heads, generator=generator)
         for site in head_sites(model):
-            if site.kind == kind:
-                sums.add(site, drawn[site.layer, list(site.attention.kept)], 1)
+            if site.attention_type == attention_type:
+                sums.add(site, numbers[site.layer, list(site.attention.kept)], 1)
     return sums.means(shared=False)
 
 

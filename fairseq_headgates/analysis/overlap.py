@@ -50,8 +50,8 @@ def overlap(a: HeadTable, b: HeadTable, types: Sequence[str] = ()) -> Overlap:
     """
     chosen = tuple(types) or common_types(a, b)
     check_comparable(a, b, chosen)
-    counts = [(a.count(kind)[0], b.count(kind)[0], len(a.heads(kind))) for kind in chosen]
-    pairs = [pair for kind in chosen for pair in zip(a.heads(kind), b.heads(kind), strict=True)]
+    counts = [(a.count(each)[0], b.count(each)[0], len(a.heads(each))) for each in chosen]
+    pairs = [pair for each in chosen for pair in zip(a.heads(each), b.heads(each), strict=True)]
     common, either = sum(min(pair) > 0 for pair in pairs), sum(max(pair) > 0 for pair in pairs)
     chances = numpy.ones(1)
     for k, m, heads in counts:

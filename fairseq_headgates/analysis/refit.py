@@ -127,36 +127,38 @@ class _Block:
         norm: its LayerNorm; None if the layer scales y or r (--scale-attn, ...) or is of an unknown form: then y itself
             is the target
         pre_norm: whether the input of `norm` is r; otherwise it is r + y
-        kind: an attention type; its queries are the positions of the stream
+        attention_type: an attention type; its queries are the positions of the stream
     """
 
     name: str
     linear: str
     norm: str | None
     pre_norm: bool
-    kind: str
+    attention_type: str
 
 
 def _blocks(model: nn.Module) -> dict[str, list[_Block]]:
     """Return the blocks of each layer with attention, {layer: blocks}, in the order of the computation."""
-    kinds = {site.name: site.kind for site in head_sites(model)}
-    found: dict[str, list[_Block]] = {}
+    attention_types = {site.name: site.attention_type for site in head_sites(model)}
+    blocks: dict[str, list[_Block]] = {}
     for name, module in model.named_modules():  # registered in the order of the computation
-        layer, _, own = name.rpartition(".")
-        if name in kinds:
-            found.setdefault(layer, []).append(_block(model, layer, own, f"{own}.out_proj", kinds[name]))
-        elif own == "fc2" and isinstance(module, nn.Linear) and layer in found:
-            found[layer].append(_block(model, layer, own, own, found[layer][0].kind))
-    return found
+        layer, _, block = name.rpartition(".")
+        if name in attention_types:
+            blocks.setdefault(layer, []).append(_block(model, layer, block, f"{block}.out_proj", attention_types[name]))
+        elif block == "fc2" and isinstance(module, nn.Linear) and layer in blocks:
+            blocks[layer].append(_block(model, layer, block, block, blocks[layer][0].attention_type))
+    return blocks
 
 
-def _block(model: nn.Module, layer: str, own: str, linear: str, kind: str) -> _Block:
+def _block(model: nn.Module, layer: str, block: str, linear: str, attention_type: str) -> _Block:
     module = model.get_submodule(layer)
-    norm = "final_layer_norm" if own == "fc2" else f"{own}_layer_norm"
+    norm = "final_layer_norm" if block == "fc2" else f"{block}_layer_norm"
     pre_norm = getattr(module, "normalize_before", getattr(module, "layer_norm_first", None))  # of wav2vec 2.0
     scaled = any(getattr(module, name, None) is not None for name in LAYER_ATTRIBUTES)
     known = pre_norm is not None and not scaled and isinstance(getattr(module, norm, None), nn.Module)
-    return _Block(f"{layer}.{own}", f"{layer}.{linear}", f"{layer}.{norm}" if known else None, bool(pre_norm), kind)
+    return _Block(
+        f"{layer}.{block}", f"{layer}.{linear}", f"{layer}.{norm}" if known else None, bool(pre_norm), attention_type
+    )
 
 
 # --- passes over the data -------------------------------------------------------------------------------------------
@@ -326,23 +328,23 @@ def _targets(
 
     Return r + y of the blocks of the layer, {block: [T, B, E] for each batch}.
     """
-    found: dict[str, list[Tensor]] = {block.name: [] for block in blocks}
+    streams: dict[str, list[Tensor]] = {block.name: [] for block in blocks}
     fits = {block: _LeastSquares(pruned, block) for block in blocks if block.name in lost}
     inputs = [*(block.norm for block in blocks if block.norm), *(block.linear for block in fits)]
     outputs = []
-    passes = whole.until(layer, inputs, [*found, layer])
+    passes = whole.until(layer, inputs, [*streams, layer])
     for sample, seen in zip(whole.corpus.batches, passes, strict=True):
         outputs.append(seen.outputs[layer])
         for block in blocks:
-            found[block.name].append(seen.streams(block)[1])
+            streams[block.name].append(seen.streams(block)[1])
         for block, fit in fits.items():
             y = seen.y(block)
-            real = whole.corpus.positions(sample, block.kind, y)
+            real = whole.corpus.positions(sample, block.attention_type, y)
             fit.add(seen.inputs[block.linear][..., lost[block.name].to(y.device)][real], y[real])
     whole.finish(layer, outputs)
     for fit in fits.values():
         fit.solve(SMALL_RIDGE)
-    return found
+    return streams
 
 
 def _refit_block(smaller: _Passes, block: _Block, targets: Sequence[Tensor]) -> None:
@@ -352,7 +354,7 @@ def _refit_block(smaller: _Passes, block: _Block, targets: Sequence[Tensor]) -> 
     last = block.norm if block.norm and not block.pre_norm else block.name
     passes = smaller.until(last, [block.linear, *norms], [block.name])
     for sample, target, seen in zip(smaller.corpus.batches, targets, passes, strict=True):
-        real = smaller.corpus.positions(sample, block.kind, target)
+        real = smaller.corpus.positions(sample, block.attention_type, target)
         difference = target - seen.streams(block)[0]
         fit.add(seen.inputs[block.linear][..., fit.columns][real], difference[real])
     fit.solve(RIDGE)

@@ -75,9 +75,9 @@ def context_moments(model: nn.Module, corpus: Corpus, progress: Progress = iter)
         for sample in progress(corpus.batches):
             seen.clear()
             losses = corpus.losses(model, sample)
-            found = gradients(losses, [inserted for *_, inserted in seen]) if seen else []
-            for (name, contexts, _), gradient in zip(seen, found, strict=True):
-                real = corpus.positions(sample, sites[name].kind, contexts)
+            layer_gradients = gradients(losses, [inserted for *_, inserted in seen]) if seen else []
+            for (name, contexts, _), gradient in zip(seen, layer_gradients, strict=True):
+                real = corpus.positions(sample, sites[name].attention_type, contexts)
                 rows, slopes = contexts[real].double(), merge_heads(gradient)[real].double()
                 rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
                 sums[name][0].add_((rows.T @ rows).cpu())
@@ -128,7 +128,7 @@ def removal_scores(model: nn.Module, corpus: Corpus, progress: Progress = iter) 
     targets = max(1, int(all_reduce(counts)))
     factors = head_factors(model)
     layers = [
-        _Layer(site, moments[site.name], factors[site.kind][site.layer].cpu(), targets)
+        _Layer(site, moments[site.name], factors[site.attention_type][site.layer].cpu(), targets)
         for site in head_sites(model)
         if site.attention.num_heads
     ]
@@ -150,13 +150,13 @@ class _Layer:
     def __init__(self, site: HeadSite, moments: Moments, factor: Tensor, targets: int):
         self.site = site
         self.scores = torch.zeros(site.attention.num_heads).double()
-        opened = [i for i, head in enumerate(site.attention.kept) if factor[head] > 0]
-        self.left, self.removed, self.lost = opened, list[int](), 0.0
+        open_heads = [i for i, head in enumerate(site.attention.kept) if factor[head] > 0]
+        self.left, self.removed, self.lost = open_heads, list[int](), 0.0
         # Without a bias the mean of the contexts cannot be moved to it.
         spread = moments.contexts[:-1, :-1] if site.attention.out_proj.bias is None else moments.covariance
-        columns = head_positions(opened, site.attention.head_dim)
-        self.places = {head: i for i, head in enumerate(opened)}
-        self.precision = torch.linalg.inv(_with_ridge(spread[columns][:, columns])) if opened else spread
+        columns = head_positions(open_heads, site.attention.head_dim)
+        self.places = {head: i for i, head in enumerate(open_heads)}
+        self.precision = torch.linalg.inv(_with_ridge(spread[columns][:, columns])) if open_heads else spread
         self.gradients = moments.gradients[columns][:, columns]
         self.scale = moments.positions / targets / (2 * math.log(2))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from fairseq import utils
-from fairseq.data import LanguagePairDataset
+from fairseq.data import LanguagePairDataset, ListDataset
 from torch import Tensor, nn
 
 from fairseq_headgates.evaluation import Corpus, Sample, beam_search, check_tokens, load_dataset, objective_of
@@ -50,6 +50,10 @@ def read_sentences(args: Namespace, task: Any, model: nn.Module, lines: Sequence
             _check_length(sample["net_input"]["src_tokens"][0], model.max_positions(), "text")  # type: ignore[operator]
             sample["net_input"].pop("blocks", None)  # without the memory of a line before, which is another block
             yield _placed(sample, model)
+        elif _replaces_marks(task):  # where the sentences of a batch are put together
+            sample = dataset.collater([dataset[line - 1]])
+            check_tokens([sample], task, args)
+            yield _placed(sample, model)
         else:
             source, target = (dataset[line - 1].get(side) for side in ("source", "target"))
             check_tokens([{"net_input": {"src_tokens": source}, "target": target}], task, args)
@@ -69,6 +73,8 @@ def typed_sentences(args: Namespace, task: Any, model: nn.Module, lines: Iterabl
         lines: tokens of the dictionaries, separated by spaces
     """
     source_dictionary, target_dictionary = task.source_dictionary, task.target_dictionary
+    if _replaces_marks(task):
+        raise ValueError("--text does not support --lang-tok-replacing-bos-eos: binarise the text, and use --lines")
     for line in lines:
         if len(stacks_of(model)) == 1:
             yield _text_sample(task, model, line)
@@ -77,7 +83,24 @@ def typed_sentences(args: Namespace, task: Any, model: nn.Module, lines: Iterabl
         ids = source_dictionary.encode_line(source, add_if_not_exist=False).long()
         words = target_dictionary.encode_line(target, add_if_not_exist=False).long() if target.strip() else None
         _refuse_padding(ids, words, pad=source_dictionary.pad())
-        yield _sample(args, task, model, ids, words)
+        yield _sample(args, task, model, *_with_languages(task, ids, words))
+
+
+def _replaces_marks(task: Any) -> bool:
+    """Return whether tokens of languages replace </s> in the sentences of a multilingual task."""
+    return hasattr(task, "data_manager") and task.args.lang_tok_replacing_bos_eos
+
+
+def _with_languages(task: Any, source: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Prepend the tokens of the languages to a sentence, as a multilingual task does."""
+    if not hasattr(task, "data_manager"):
+        return source, target
+    manager, languages = task.data_manager, (task.args.source_lang, task.args.target_lang)
+    source_token, target_token = task.args.langtoks["main"]
+    source = manager.src_dataset_tranform_func(*languages, ListDataset([source], [len(source)]), source_token)[0]
+    if target is not None:
+        target = manager.tgt_dataset_tranform_func(*languages, ListDataset([target], [len(target)]), target_token)[0]
+    return source, target
 
 
 def _sample(args: Namespace, task: Any, model: Any, source: Tensor, target: Tensor | None) -> Sample:
@@ -118,7 +141,7 @@ def _check_length(tokens: Tensor, longest: int, side: str) -> None:
 def _translation(args: Namespace, task: Any, model: Any, source: Tensor) -> Tensor:
     sample = {"net_input": {"src_tokens": source[None], "src_lengths": torch.tensor([len(source)])}}
     with beam_search(model, Corpus(task, [], args=args)) as generator, torch.no_grad():
-        return generator.generate([model], _placed(sample, model))[0][0]["tokens"].cpu()
+        return task.inference_step(generator, [model], _placed(sample, model))[0][0]["tokens"].cpu()
 
 
 def _placed(sample: Sample, model: nn.Module) -> Sample:

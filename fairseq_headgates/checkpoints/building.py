@@ -232,17 +232,17 @@ def _load_dictionary(path: Path, weights: Mapping[str, Tensor], side: str, hint:
     if not path.is_file():
         raise ValueError(f"there is no dictionary {path}: give the folder of dict.*.txt with --data{hint}")
     try:
-        found = Dictionary.load(str(path))
+        dictionary = Dictionary.load(str(path))
     except Exception as error:  # fairseq raises no other
         raise ValueError(f"cannot read the dictionary {path}: {str(error).splitlines()[0]}") from None
-    remove_mark(found)
+    remove_mark(dictionary)
     expected = len(weights[f"{side}.embed_tokens.weight"])
-    if len(found) != expected:
+    if len(dictionary) != expected:
         raise ValueError(
-            f"{path} has {len(found)} symbols, the checkpoint {expected}: give the folder of its own dictionaries with "
-            "--data"
+            f"{path} has {len(dictionary)} symbols, the checkpoint {expected}: give the folder of its own "
+            "dictionaries with --data"
         )
-    return found
+    return dictionary
 
 
 @dataclass(frozen=True)
@@ -277,10 +277,10 @@ def read_heads(state: Mapping[str, Any], name: str, model: nn.Module | None = No
     """
     model = model or build_model(state)
     signature = str(Signature({"ckpt": Path(name).name, "updates": str(updates_of(state))}))
-    gated = {site.kind for site in gated_sites(model)}
+    gated = {site.attention_type for site in gated_sites(model)}
     return CheckpointHeads(
         to_table(open_probabilities(model), "P(open)", signature),
         to_table(gate_values(model), "gate", signature),
-        tuple(kind for kind in TYPES if kind in gated),
+        tuple(attention_type for attention_type in TYPES if attention_type in gated),
         sum(p.numel() for p in model.parameters()),
     )

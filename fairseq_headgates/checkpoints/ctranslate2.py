@@ -85,14 +85,14 @@ def to_ctranslate2(
 def check_alignment_heads(model: nn.Module, heads: Sequence[HeadId]) -> None:
     """Raise ValueError unless a model has these heads, and all are of one layer of decoder-encoder attention."""
     left = {
-        HeadId(site.kind, site.layer, head)
+        HeadId(site.attention_type, site.layer, head)
         for site in head_sites(model)
         for head in getattr(site.attention, "kept", range(site.attention.num_heads))
     }
     for head in heads:
         if head not in left:
             raise ValueError(f"the alignment head {head} is removed, or not in the model: choose one that is left")
-        if (head.kind, head.layer) != ("dec-enc", heads[0].layer):
+        if (head.attention_type, head.layer) != ("dec-enc", heads[0].layer):
             raise ValueError(
                 "the alignment heads are of several layers or types: CTranslate2 takes heads of one layer of dec-enc"
             )

@@ -29,7 +29,7 @@ MOMENTS = {
 ROWS, COLUMNS = "exp_avg_sq_row", "exp_avg_sq_col"
 
 
-def cut_average(average: Mapping[str, Tensor], model: Any, found: Mapping[str, Cut]) -> dict[str, Tensor]:
+def cut_average(average: Mapping[str, Tensor], model: Any, layer_cuts: Mapping[str, Cut]) -> dict[str, Tensor]:
     """Cut a moving average of the weights: keep the same heads, and fold the averages of their gates.
 
     Raise ValueError if `average` is not an average of the weights of `model`.
@@ -39,7 +39,7 @@ def cut_average(average: Mapping[str, Tensor], model: Any, found: Mapping[str, C
         average = model.current_names(average)
         averaged.upgrade_checked(dict(average))  # raises; loading would end the process instead
         averaged.load_state_dict(dict(average), strict=False)
-        return cut_tensors(average, with_gates_of(found, averaged))
+        return cut_tensors(average, with_gates_of(layer_cuts, averaged))
     except Exception:  # the entry may hold anything
         raise ValueError("it does not have the weights of this model") from None
 
@@ -49,7 +49,7 @@ def cut_optimizer(
     stored: Mapping[str, Tensor],
     model: nn.Module,
     pruned: nn.Module,
-    found: Mapping[str, Cut],
+    layer_cuts: Mapping[str, Cut],
 ) -> dict[str, Any]:
     """Cut the state of the optimiser like the parameters.
 
@@ -61,13 +61,13 @@ def cut_optimizer(
         stored: the weights of the checkpoint, as they are stored
         model: the model of the checkpoint
         pruned: the model without the removed heads
-        found: the cut of each attention layer
+        layer_cuts: the cut of each attention layer
     """
     try:
         if "param_groups" not in state and len(state) == 1:
-            ((group, own),) = state.items()
-            return {group: _cut_state(own, _numbered(model, stored), pruned, found)}
-        return _cut_state(state, _numbered(model, stored), pruned, found)
+            ((group, group_state),) = state.items()
+            return {group: _cut_state(group_state, _numbered(model, stored), pruned, layer_cuts)}
+        return _cut_state(state, _numbered(model, stored), pruned, layer_cuts)
     except ValueError:
         raise
     except Exception:  # a state of another form can raise anything
@@ -75,7 +75,7 @@ def cut_optimizer(
 
 
 def _cut_state(
-    state: Mapping[str, Any], old: Mapping[str, Tensor], pruned: nn.Module, found: Mapping[str, Cut]
+    state: Mapping[str, Any], old: Mapping[str, Tensor], pruned: nn.Module, layer_cuts: Mapping[str, Cut]
 ) -> dict:
     new = _trained(pruned)
     (group,) = state["param_groups"]
@@ -84,7 +84,7 @@ def _cut_state(
         raise ValueError(f"it has {len(group['params'])} parameters, but the model trains {len(old)}")
     entries = state["state"]
     by_name = _unflattened(entries, old) if flat else _named(entries, group["params"], old)
-    cut = {name: _cut_entry(name, by_name[name], old[name], found) for name in new if name in by_name}
+    cut = {name: _cut_entry(name, by_name[name], old[name], layer_cuts) for name in new if name in by_name}
     numbered = _flattened(cut) if flat else {i: cut[name] for i, name in enumerate(new) if name in cut}
     numbers = [0] if flat else list(range(len(new)))
     return {**state, "state": numbered, "param_groups": [{**group, "params": numbers}]}
@@ -131,17 +131,17 @@ def _unflattened(entries: Mapping[int, dict], trained: Mapping[str, Tensor]) -> 
 def _flattened(parts: Mapping[str, dict]) -> dict[int, dict]:
     first = next(iter(parts.values()))
     moments = [key for key, value in first.items() if isinstance(value, Tensor) and value.dim() > 0]
-    joined = {key: torch.cat([part[key].reshape(-1) for part in parts.values()]) for key in moments}
-    return {0: {**first, **joined}}
+    vectors = {key: torch.cat([part[key].reshape(-1) for part in parts.values()]) for key in moments}
+    return {0: {**first, **vectors}}
 
 
-def _cut_entry(name: str, entry: Mapping[str, Any], parameter: Tensor, found: Mapping[str, Cut]) -> dict[str, Any]:
+def _cut_entry(name: str, entry: Mapping[str, Any], parameter: Tensor, layer_cuts: Mapping[str, Cut]) -> dict[str, Any]:
     result = dict(entry)
     for key, value in entry.items():
         if isinstance(value, Tensor) and value.dim() > 0 and key not in (ROWS, COLUMNS):
-            result[key] = _cut_elements(f"{key} of {name}", name, value, parameter, found, _power(key, entry))
+            result[key] = _cut_elements(f"{key} of {name}", name, value, parameter, layer_cuts, _power(key, entry))
     if ROWS in entry or COLUMNS in entry:
-        result.update(_cut_means(name, entry[ROWS], entry[COLUMNS], parameter, found))
+        result.update(_cut_means(name, entry[ROWS], entry[COLUMNS], parameter, layer_cuts))
     return result
 
 
@@ -153,33 +153,33 @@ def _power(key: str, entry: Mapping[str, Any]) -> int | None:
 
 
 def _cut_elements(
-    what: str, name: str, value: Tensor, parameter: Tensor, found: Mapping[str, Cut], power: int | None
+    what: str, name: str, value: Tensor, parameter: Tensor, layer_cuts: Mapping[str, Cut], power: int | None
 ) -> Tensor:
     """Cut a moment of the shape of its parameter."""
     if value.shape != parameter.shape:
         raise ValueError(f"{what} has the shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}")
-    attention, _ = site_and_parameter(name, found)
-    if power is None and attention is not None and bool((found[attention].factor != 1).any()):
+    attention, _ = site_and_parameter(name, layer_cuts)
+    if power is None and attention is not None and bool((layer_cuts[attention].factor != 1).any()):
         raise ValueError(f"{what} cannot be rescaled for a folded gate: only {', '.join(MOMENTS)} can")
-    cut = cut_tensors({name: value}, found, power or 0)[name]
+    cut = cut_tensors({name: value}, layer_cuts, power or 0)[name]
     if not cut.isfinite().all() and value.isfinite().all():
         raise ValueError(f"{what} overflows its data type when it is rescaled for a folded gate")
     return cut
 
 
 def _cut_means(
-    name: str, rows: Tensor, columns: Tensor, parameter: Tensor, found: Mapping[str, Cut]
+    name: str, rows: Tensor, columns: Tensor, parameter: Tensor, layer_cuts: Mapping[str, Cut]
 ) -> dict[str, Tensor]:
     """Cut Adafactor's means of the rows and columns of squared gradients."""
     if (*rows.shape, *columns.shape) != tuple(parameter.shape):
         raise ValueError(f"{ROWS} and {COLUMNS} of {name} do not have the shape {tuple(parameter.shape)} together")
-    attention, weight = site_and_parameter(name, found)
+    attention, weight = site_and_parameter(name, layer_cuts)
     if attention is None:
         return {ROWS: rows, COLUMNS: columns}
     if weight == "out_proj.weight":
-        (cut,) = found[attention](weight, columns[None], MOMENTS["exp_avg_sq"])
+        (cut,) = layer_cuts[attention](weight, columns[None], MOMENTS["exp_avg_sq"])
         return {ROWS: rows * _share(cut, columns), COLUMNS: cut}
-    cut = found[attention](weight, rows)
+    cut = layer_cuts[attention](weight, rows)
     return {ROWS: cut, COLUMNS: columns * _share(cut, rows)}
 
 

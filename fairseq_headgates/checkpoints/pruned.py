@@ -71,8 +71,8 @@ def prune_checkpoint(
     model = model or build_model(state)
     pattern = getattr(model_args(state), "freeze_params", None)
     remembered = state.get("last_optimizer_state") if optimizer else None
-    found = cuts(model, mask)
-    pruned = apply_cuts(copy.deepcopy(model), found)
+    layer_cuts = cuts(model, mask)
+    pruned = apply_cuts(copy.deepcopy(model), layer_cuts)
     args = _pruned_options(model_args(state), kept_mask(pruned))
     if inference_dtype is not None:
         args.inference_dtype = parse_inference_dtype(inference_dtype)
@@ -82,7 +82,7 @@ def prune_checkpoint(
     result = _with_options(state, args, _model_class(args).gated_architecture(architecture(args)))
     weights = dict(state["model"])
     model.upgrade_checked(weights)  # type: ignore[operator]
-    smaller = cut_tensors(weights, under_all_names(found, model))
+    smaller = cut_tensors(weights, under_all_names(layer_cuts, model))
     smaller.update({name: value.to(smaller[name].dtype) for name, value in refitted.items()})
     result["model"] = as_state_dict(smaller, pruned)
     result["extra_state"] = dict(_mapping(state.get("extra_state")))
@@ -91,13 +91,13 @@ def prune_checkpoint(
         try:
             if refitted:
                 raise ValueError("it is not refitted")
-            result["extra_state"][key] = as_state_dict(cut_average(average, model, found), pruned)
+            result["extra_state"][key] = as_state_dict(cut_average(average, model, layer_cuts), pruned)
         except ValueError as error:
             notice(f"the moving average {key} is dropped: {error}")
     result["last_optimizer_state"] = None
     if remembered:
         try:
-            result["last_optimizer_state"] = cut_optimizer(remembered, state["model"], model, pruned, found)
+            result["last_optimizer_state"] = cut_optimizer(remembered, state["model"], model, pruned, layer_cuts)
         except ValueError as error:
             notice(
                 f"the optimiser state is dropped ({error}): training from this checkpoint starts with a new optimiser"
@@ -156,8 +156,8 @@ def _stock_options(state: Mapping[str, Any], built: Mapping[str, Any]) -> dict[s
     """
     options = {name: value for name, value in built.items() if name in transformer_options()}
     for group in ("criterion", "task"):  # hydra stores them apart
-        found = _mapping((state.get("cfg") or {}).get(group))
-        options.update({**found, group: found["_name"]} if found.get("_name") else found)
+        values = _mapping((state.get("cfg") or {}).get(group))
+        options.update({**values, group: values["_name"]} if values.get("_name") else values)
     options.update(flat_options(vars(model_args(state))))
     unwanted = {*DEFAULTS, "_name"}
     options = {n: v for n, v in options.items() if isinstance(n, str) and n not in unwanted and is_plain(v)}
@@ -197,9 +197,9 @@ def _mapping(value: Any) -> Mapping:
 
 def _model_class(args: argparse.Namespace) -> type[HeadGatesMixin]:
     """Return the model of this plugin that a checkpoint is built as."""
-    found = head_gates_class(architecture(args))
-    assert found is not None  # its model is built
-    return found
+    model_class = head_gates_class(architecture(args))
+    assert model_class is not None  # its model is built
+    return model_class
 
 
 def _stock_criterion(name: Any) -> Any:

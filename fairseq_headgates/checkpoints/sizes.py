@@ -138,10 +138,10 @@ def _check_layers(args: argparse.Namespace, weights: Mapping[str, Tensor], side:
 
 def _check_number(option: str, number: Any, weights: Mapping[str, Tensor], layers: str, more: bool = False) -> None:
     """Raise ValueError unless the weights have as many layers as an option says; with `more`, they may have more."""
-    found = len({match[1] for key in weights if (match := re.match(rf"{layers}\.(\d+)\.", key))})
-    if not (number <= found if more else number == found):
-        raise ValueError(f"the stored option {option} is {shown(number)}, but the weights have {found} layers")
-    if found > MOST_LAYERS:
+    stored_layers = len({match[1] for key in weights if (match := re.match(rf"{layers}\.(\d+)\.", key))})
+    if not (number <= stored_layers if more else number == stored_layers):
+        raise ValueError(f"the stored option {option} is {shown(number)}, but the weights have {stored_layers} layers")
+    if stored_layers > MOST_LAYERS:
         raise ValueError(f"the stored option {option} is {shown(number)}: at most {MOST_LAYERS:,} are supported")
 
 

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     types, pairs = chosen_types(args.types), []
     for a, b in itertools.combinations(masks.values(), 2):
         common = types or _compared(a, b)
-        for group in [*((kind,) for kind in common), *[common] * (len(common) != 1)]:  # an error without any
+        for group in [*((each,) for each in common), *[common] * (len(common) != 1)]:  # an error without any
             pairs.append({"a": a.name, "b": b.name, "types": ",".join(group), **asdict(overlap(a, b, group))})
     result = json.dumps({"format": "headgates.overlap/1", "pairs": [without_nan(pair) for pair in pairs]})
     if args.out is not None:
@@ -60,7 +60,7 @@ def _compared(a: HeadTable, b: HeadTable) -> tuple[str, ...]:
     from fairseq_headgates.analysis.agreement import common_types
 
     common = common_types(a, b)
-    pruned = tuple(kind for kind in common if any(min(mask.heads(kind), default=1) <= 0 for mask in (a, b)))
+    pruned = tuple(each for each in common if any(min(mask.heads(each), default=1) <= 0 for mask in (a, b)))
     return pruned or common
 
 

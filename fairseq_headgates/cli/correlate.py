@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     for (first, a), (second, b) in itertools.combinations(tables.items(), 2):
         _check_mixed(first, a, second, b, args.any)
         common = types or common_types(a, b)
-        for group in [common, *([(kind,) for kind in common] if args.each_type else [])]:
+        for group in [common, *([(attention_type,) for attention_type in common] if args.each_type else [])]:
             found = agreement(HeadTable(a.values, first), HeadTable(b.values, second), group, args.top)
             pairs.append({"a": first, "b": second, "types": ",".join(group), **asdict(found)})
     result = json.dumps([without_nan(pair) for pair in pairs])
@@ -80,13 +80,13 @@ def _text(pairs: list[dict[str, Any]], tables: Mapping[str, HeadTable], each_typ
 
 def _tables(args: argparse.Namespace) -> dict[str, HeadTable]:
     """Return the scores to compare, by method, by file, or by both, whichever distinguishes them."""
-    wanted = None if args.method is None else [name.strip() for name in args.method.split(",")]
+    names = None if args.method is None else [name.strip() for name in args.method.split(",")]
     for i, path in enumerate(args.files):
         if any(Path(path).resolve() == Path(other).resolve() for other in args.files[:i]):
             raise ValueError(f"{path} is given twice: name each file once")
     found = [(path, table) for path in args.files for table in read_scores(path)]
-    chosen = [(path, table) for path, table in found if wanted is None or table.name in wanted]
-    for name in wanted or []:
+    chosen = [(path, table) for path, table in found if names is None or table.name in names]
+    for name in names or []:
         if all(table.name != name for _, table in found):
             raise ValueError(
                 f"no file has scores of {name!r}: they hold {', '.join(sorted({t.name for _, t in found}))}"

@@ -222,9 +222,11 @@ def _curves(args: argparse.Namespace, scores: HeadTable) -> dict[str, tuple[str,
         texts = list(dict.fromkeys([args.types, *alone]))
     curves = {text: chosen_types(text, scores.types) for text in texts}
     for types in curves.values():
-        for kind in types:
-            if kind not in scores.values:
-                raise ValueError(f"there are no scores of {kind}: choose --types from {', '.join(scores.types)}")
+        for attention_type in types:
+            if attention_type not in scores.values:
+                raise ValueError(
+                    f"there are no scores of {attention_type}: choose --types from {', '.join(scores.types)}"
+                )
     return curves
 
 

@@ -174,7 +174,7 @@ def _evaluate(work: Session, path: str, inputs: _Inputs) -> tuple[Evaluation, Ca
     evaluation = Evaluation(
         checkpoint=work.name(path),
         heads=report.open_counts(gate),
-        layers={kind: [sum(value > 0 for value in row) for row in rows] for kind, rows in gate.values.items()},
+        layers={each: [sum(value > 0 for value in row) for row in rows] for each, rows in gate.values.items()},
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         losses={name: _loss(model, corpora[name], inputs.words.get(name)) for name in inputs.losses},
         subset=subset,
@@ -207,9 +207,9 @@ def _check(inputs: _Inputs, corpora: Mapping[str, Corpus], predicted: str) -> No
         if lines != sentences:
             raise ValueError(f"--reference has {lines:,} lines, the subset {sentences:,} sentences: {GIVE_REFERENCE}")
     for subset, (lines, _) in inputs.words.items():
-        ends = occurrences(corpora[subset], corpora[subset].eos)
-        if lines != ends:
-            raise ValueError(f"--text {subset} has {lines:,} lines, the subset {ends:,}: {GIVE_TEXT}")
+        eos_tokens = occurrences(corpora[subset], corpora[subset].eos)
+        if lines != eos_tokens:
+            raise ValueError(f"--text {subset} has {lines:,} lines, the subset {eos_tokens:,}: {GIVE_TEXT}")
 
 
 def _references(metric: Any, inputs: _Inputs) -> list[Any] | None:

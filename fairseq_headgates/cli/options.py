@@ -73,5 +73,5 @@ def _added(ours: type, stock: type) -> list[argparse.Action]:
     for cls, parser in zip((ours, stock), parsers, strict=True):
         cls.add_args(parser)  # type: ignore[attr-defined]
     known = {name for action in parsers[1]._actions for name in action.option_strings}
-    own = (action for action in parsers[0]._actions if action.option_strings)
-    return [action for action in own if not known & set(action.option_strings)]
+    actions = (action for action in parsers[0]._actions if action.option_strings)
+    return [action for action in actions if not known & set(action.option_strings)]

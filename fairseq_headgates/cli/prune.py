@@ -159,7 +159,7 @@ def measured_speed(model: nn.Module, pruned: nn.Module, sentences: int) -> dict[
     kept = {site.name: site.attention.num_heads for site in head_sites(pruned)}
     layers = [
         {
-            "type": cost.kind,
+            "type": cost.attention_type,
             "layer": cost.layer,
             "heads": [cost.heads, kept[site.name]],
             "head_parameters": cost.head_parameters,
@@ -175,13 +175,14 @@ def removal_notes(plan: dict[str, Any]) -> list[str]:
     """Return the plan as lines of text."""
     before, after = plan["parameters"]
     lines = [f"\nparameters: {before:,} -> {after:,} ({after / before - 1:+.1%})"]
-    for kind, where in (("dec-self", "target token and hypothesis"), ("dec-enc", "source token and sentence")):
-        if kind in plan["heads"]:
-            sizes = " -> ".join(f"{size:,}" for size in plan["cache_bytes_per_token"][kind])
-            lines.append(f"key/value cache of {kind}: {sizes} bytes for each {where}")
+    cached = {"dec-self": "target token and hypothesis", "dec-enc": "source token and sentence"}
+    for attention_type, where in cached.items():
+        if attention_type in plan["heads"]:
+            sizes = " -> ".join(f"{size:,}" for size in plan["cache_bytes_per_token"][attention_type])
+            lines.append(f"key/value cache of {attention_type}: {sizes} bytes for each {where}")
     lines += [
-        f"all {kind} heads are removed: these attention layers return only the bias of their output projection"
-        for kind, (_, kept) in plan["heads"].items()
+        f"all {each} heads are removed: these attention layers return only the bias of their output projection"
+        for each, (_, kept) in plan["heads"].items()
         if not kept
     ]
     if plan["removed_with_open_gate"]:

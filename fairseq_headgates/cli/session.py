@@ -154,8 +154,8 @@ class Session:
     def origin(self, subset: str) -> Signature:
         """Return the signature of the data, with all options that are not fairseq's defaults and change results."""
         folders = ":".join(short_name(folder) for folder in utils.split_paths(self.fairseq.data))
-        own = _listed(self.data_options, self.objective.signed)
-        parts = {"data": folders, **self.objective.signature(), "options": own, "split": subset}
+        options = _listed(self.data_options, self.objective.signed)
+        parts = {"data": folders, **self.objective.signature(), "options": options, "split": subset}
         return Signature({name: part for name, part in parts.items() if part or name not in ("options", "split")})
 
     @property
@@ -166,8 +166,8 @@ class Session:
         parts |= {"bpe": args.bpe}
         if args.sampling:  # random numbers are drawn batch by batch
             parts |= {"seed": args.seed, "batch": f"{args.max_tokens}-{args.batch_size}-{args.distributed_world_size}"}
-        if own := _listed(self.search_options, ("beam", "lenpen", "post_process", "tokenizer", "bpe")):
-            parts["search-options"] = own
+        if options := _listed(self.search_options, ("beam", "lenpen", "post_process", "tokenizer", "bpe")):
+            parts["search-options"] = options
         return Signature({}).with_parts(parts)
 
     def progress(self, text: str) -> Callable[[Iterable], Iterable]:
@@ -187,7 +187,7 @@ class Session:
         place = f"{self.args.out}.part{self.paths.index(path) or ''}"
         relevant = {name: str(value) for name, value in vars(self.fairseq).items() if not name.startswith(IRRELEVANT)}
         chosen = (getattr(self.args, name, "") for name in ("mode", "inference_dtype"))
-        own = (self.args.command, *chosen, self.args.sentences, __version__, self.search)
+        command = (self.args.command, *chosen, self.args.sentences, __version__, self.search)
         files = evaluation.files_of(self.task, self.fairseq.data, self.fairseq.gen_subset)
         content: dict[str, Any] = {
             "checkpoint": digest([path]),
@@ -198,7 +198,7 @@ class Session:
             subset = self.args.refit_subset
             files = evaluation.files_of(self.task, self.fairseq.data, subset)
             content["refit"] = {"data": digest(files), "subset": subset, "sentences": self.args.refit_sentences}
-        work = json.dumps([*map(str, own), content, relevant], sort_keys=True)
+        work = json.dumps([*map(str, command), content, relevant], sort_keys=True)
         return ResumeJournal(place, work, self.writes, self.args.force)
 
     def _dictionaries(self) -> list[str]:

@@ -48,7 +48,7 @@ def as_text(heads: CheckpointHeads) -> str:
     from fairseq_headgates import report
 
     open_heads, all_heads = report.open_counts(heads.gate)["total"]
-    ungated = [kind for kind in heads.gate.types if kind not in heads.gated]
+    ungated = [attention_type for attention_type in heads.gate.types if attention_type not in heads.gated]
     summary = f"in total {open_heads} of {all_heads} heads open"
     if ungated:
         summary += f"; no gates on {', '.join(ungated)}"
@@ -65,5 +65,5 @@ def as_json(heads: CheckpointHeads) -> dict[str, Any]:
         "gated": list(heads.gated),
         "open_probability": dict(heads.open_probability.values),
         "gate": dict(heads.gate.values),
-        "heads": {kind: list(count) for kind, count in report.open_counts(heads.gate).items()},
+        "heads": {attention_type: list(count) for attention_type, count in report.open_counts(heads.gate).items()},
     }

@@ -81,14 +81,15 @@ class L0Mixin:
         log_alpha = method.log_alpha()
         if model.training:
             self.monitor.training(model)
-            weight = log_alpha.new_tensor(self.schedule.at(updates_of(unwrapped(model)), method.kinds)) / layers
+            weight = log_alpha.new_tensor(self.schedule.at(updates_of(unwrapped(model)), method.head_types)) / layers
             loss = loss + sample_size * method.penalty(log_alpha, weight)
             logs["loss"] = loss.data
         else:
             self.monitor.validating(model)
-        opened = method.open_probability(log_alpha.detach())
-        logs["gate_certainty"] = (2 * opened - 1).abs().mean() * sample_size  # 1: each is open or closed for certain
-        logs["l0"] = opened.sum() / layers * sample_size
+        open_probability = method.open_probability(log_alpha.detach())
+        certainty = (2 * open_probability - 1).abs()  # 1: each is open or closed for certain
+        logs["gate_certainty"] = certainty.mean() * sample_size
+        logs["l0"] = open_probability.sum() / layers * sample_size
         logs.update({key: count * sample_size for key, count in open_head_counts(method).items()})
         return loss, sample_size, logs
 
@@ -99,10 +100,11 @@ class L0Mixin:
                 raise ValueError(
                     "--l0-weight has no effect with --target-heads, which sets the number of heads: leave one out"
                 )
-            for kind, weight in self.schedule.weights:
-                if kind and weight and kind not in method.kinds:
+            for attention_type, weight in self.schedule.weights:
+                if attention_type and weight and attention_type not in method.head_types:
                     raise ValueError(
-                        f"--l0-weight names {kind}, which has no gates: add it to --gate-heads, or leave it out"
+                        f"--l0-weight names {attention_type}, which has no gates: add it to --gate-heads, or leave it "
+                        "out"
                     )
         return method
 
@@ -111,8 +113,8 @@ class L0Mixin:
         """Log the metrics of fairseq's criterion, `l0`, the counts of open heads, and how certain the gates are."""
         super().reduce_metrics(logging_outputs)  # type: ignore[misc]
         weight = sum(log.get("sample_size", 0) for log in logging_outputs)
-        own = {key for log in logging_outputs for key in log if key.startswith(OWN_METRICS)}
-        for key in sorted(own):
+        keys = {key for log in logging_outputs for key in log if key.startswith(OWN_METRICS)}
+        for key in sorted(keys):
             metrics.log_scalar(key, sum(log.get(key, 0) for log in logging_outputs) / weight, weight, round=2)
 
 

@@ -55,8 +55,8 @@ def subset_files(folder: str, subset: str, stems: Sequence[str] = ()) -> list[Pa
         there = [path for path in prefix.parent.iterdir() if path.name.startswith(f"{prefix.name}.")]
     except (OSError, ValueError):  # ValueError: a null byte in the name
         return []
-    wanted = [f"{prefix.name}.{stem}." for stem in stems]
-    return sorted(path for path in there if not stems or f"{path.name}.".startswith(tuple(wanted)))
+    prefixes = [f"{prefix.name}.{stem}." for stem in stems]
+    return sorted(path for path in there if not stems or f"{path.name}.".startswith(tuple(prefixes)))
 
 
 def check_whole(files: Iterable[Path]) -> None:
@@ -161,9 +161,9 @@ def digest(files: Iterable[str | Path]) -> str:
     """Return a hash of the content of files in their order, the same for copies in another place."""
     together = hashlib.sha256()
     for path in files:
-        own = hashlib.sha256()
+        content = hashlib.sha256()
         with open(path, "rb") as file:
             while chunk := file.read(CHUNK):
-                own.update(chunk)
-        together.update(own.digest())
+                content.update(chunk)
+        together.update(content.digest())
     return together.hexdigest()

@@ -100,12 +100,12 @@ class Corpus:
         special = tokens.new_tensor([dictionary.bos(), dictionary.pad(), dictionary.eos()])
         return torch.isin(tokens, special, invert=True)
 
-    def positions(self, sample: Sample, kind: str, states: Tensor) -> Tensor:
+    def positions(self, sample: Sample, attention_type: str, states: Tensor) -> Tensor:
         """Return which states [T, B, ...] of the queries of an attention type are not of padding: [T, B].
 
         These are all in an encoder of speech, which has no tokens.
         """
-        names = ("src_tokens",) if kind == "enc-self" else ("prev_output_tokens", "src_tokens")
+        names = ("src_tokens",) if attention_type == "enc-self" else ("prev_output_tokens", "src_tokens")
         tokens = next(sample["net_input"][name] for name in names if name in sample["net_input"])
         real = tokens.ne(self.pad).transpose(0, 1)
         return real if real.shape == states.shape[:2] else torch.ones_like(states[..., 0], dtype=torch.bool)

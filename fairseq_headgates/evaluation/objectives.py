@@ -247,17 +247,17 @@ class Classes(Objective):
 
     def check_head(self, model: Any) -> None:
         """Raise ValueError unless a model has the classification head of the task, with as many classes."""
-        wanted, heads = self.classification_head, getattr(model, "classification_heads", {})
-        if wanted not in heads:
+        name, heads = self.classification_head, getattr(model, "classification_heads", {})
+        if name not in heads:
             raise ValueError(
-                f"the checkpoint has no classification head {shown(wanted)} (it has {', '.join(heads) or 'none'}): "
+                f"the checkpoint has no classification head {shown(name)} (it has {', '.join(heads) or 'none'}): "
                 "fine-tune it with --criterion sentence_prediction, or name another with --classification-head-name"
             )
-        classes = heads[wanted].out_proj.out_features
+        classes = heads[name].out_proj.out_features
         if classes != self.targets():
             raise ValueError(
                 f"--num-classes is {self.targets()}: it must be {classes}, as in the classification head "
-                f"{shown(wanted)} of the checkpoint"
+                f"{shown(name)} of the checkpoint"
             )
 
 

@@ -65,10 +65,10 @@ def setup_task(args: Namespace) -> Any:
             cure = "check --lang-pairs, --langs, -s and -t, or give a folder of fairseq-preprocess"
         raise ValueError(f"cannot read the data in {args.data} ({first_line(error)}): {cure}") from None
     for option in LANGUAGES:
-        wanted, found = getattr(args, option, None), getattr(options_of(task), option, None)
-        if wanted and found != wanted:
+        language, found = getattr(args, option, None), getattr(options_of(task), option, None)
+        if language and found != language:
             raise ValueError(
-                f"--{option.replace('_', '-')} is {wanted}, but the data in {args.data} have {found}: pass both "
+                f"--{option.replace('_', '-')} is {language}, but the data in {args.data} have {found}: pass both "
                 f"--source-lang and --target-lang"
             )
     return task

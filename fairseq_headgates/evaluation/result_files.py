@@ -60,7 +60,7 @@ def _evaluation(content: object) -> Evaluation:
         raise _Unfit("it has no heads total")
     return Evaluation(
         _get(of, "checkpoint", _text),
-        {kind: (kept, total) for kind, (kept, total) in heads.items()},
+        {attention_type: (kept, total) for attention_type, (kept, total) in heads.items()},
         _each(of, "layers", lambda value, where: _numbers(value, where, _whole)),
         _get(of, "parameters", _whole),
         _each(of, "losses", _loss),
@@ -79,7 +79,7 @@ def _loss(value: object, where: str) -> Loss:
     counts = _get(of, "counts", lambda v, w: _numbers(v, w, _whole), where)
     if len(sentences) != len(counts) or not sum(counts) > 0:
         raise _Unfit(f"{where} does not have a count for each of its sentences, or they are 0")
-    optional: dict[str, Any] = {name: _get(of, name, read, where) for name, read in OPTIONAL.items() if name in of}
+    optional: dict[str, Any] = {name: _get(of, name, reader, where) for name, reader in OPTIONAL.items() if name in of}
     return Loss(
         mean=_get(of, "mean", _number, where),
         interval=_interval(of, where),
@@ -106,22 +106,22 @@ def _interval(of: Mapping[str, Any], where: str) -> tuple[float, float]:
 
 
 def _predictions(of: Mapping[str, Any], name: str, classes: bool) -> list[Any] | None:
-    read: Callable[[object, str], Any] = _whole if classes else _text
-    return [read(each, name) for each in _list(of[name], name)] if name in of else None
+    reader: Callable[[object, str], Any] = _whole if classes else _text
+    return [reader(each, name) for each in _list(of[name], name)] if name in of else None
 
 
-def _get(of: Mapping[str, Any], name: str, read: Callable[[object, str], Value], where: str = "") -> Value:
+def _get(of: Mapping[str, Any], name: str, reader: Callable[[object, str], Value], where: str = "") -> Value:
     """Read a member of an object."""
     place = f"{where} {name}".strip()
     if name not in of:
         raise _Unfit(f"it has no {place}")
-    return read(of[name], place)
+    return reader(of[name], place)
 
 
-def _each(of: Mapping[str, Any], name: str, read: Callable[[object, str], Value]) -> dict[str, Value]:
+def _each(of: Mapping[str, Any], name: str, reader: Callable[[object, str], Value]) -> dict[str, Value]:
     """Read every member of an object within an object."""
     members = _get(of, name, _object)
-    return {key: read(value, f"{name} {key}") for key, value in members.items()}
+    return {key: reader(value, f"{name} {key}") for key, value in members.items()}
 
 
 def _object(value: object, where: str) -> dict[str, Any]:
@@ -136,8 +136,10 @@ def _list(value: object, where: str, length: int | None = None) -> list[Any]:
     return value
 
 
-def _numbers(value: object, where: str, read: Callable[[object, str], Value], length: int | None = None) -> list[Value]:
-    return [read(each, where) for each in _list(value, where, length)]
+def _numbers(
+    value: object, where: str, reader: Callable[[object, str], Value], length: int | None = None
+) -> list[Value]:
+    return [reader(each, where) for each in _list(value, where, length)]
 
 
 def _text(value: object, where: str) -> str:

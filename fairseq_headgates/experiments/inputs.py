@@ -209,7 +209,7 @@ def _evaluation(found: Experiment, path: str, data: dict[str, Any]) -> str:
 
 def _attention(found: Experiment, path: str, data: dict[str, Any]) -> str:
     sentences = [
-        [_map(kind, types[kind], head) for kind in TYPES if kind in types for head in types[kind]["heads"]]
+        [_map(each, types[each], head) for each in TYPES if each in types for head in types[each]["heads"]]
         for types in data["sentences"]
     ]
     numbers = map(int, data.get("lines", range(1, len(sentences) + 1)))
@@ -217,13 +217,13 @@ def _attention(found: Experiment, path: str, data: dict[str, Any]) -> str:
     return str(data["signature"])
 
 
-def _map(kind: str, tokens: dict[str, Any], head: dict[str, Any]) -> AttentionMap:
+def _map(attention_type: str, tokens: dict[str, Any], head: dict[str, Any]) -> AttentionMap:
     queries, keys = ([str(token)[:LONGEST_TOKEN] for token in tokens[side]] for side in ("queries", "keys"))
     weights = [[float(weight) for weight in row] for row in head["weights"] or []]
     if weights and (len(weights) != len(queries) or any(len(row) != len(keys) for row in weights)):
         raise ValueError("a row of weights for each query, with a weight for each key")
     gate = None if head["gate"] is None else float(head["gate"])
-    return AttentionMap(HeadId(kind, int(head["layer"]), int(head["head"])), gate, queries, keys, weights)
+    return AttentionMap(HeadId(attention_type, int(head["layer"]), int(head["head"])), gate, queries, keys, weights)
 
 
 _RESULTS: dict[str, Callable[[Experiment, str, dict[str, Any]], str]] = {

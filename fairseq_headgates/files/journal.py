@@ -26,7 +26,7 @@ class ResumeJournal:
     def __init__(self, path: str | None, work: str, writes: bool = True, force: bool = False):
         self.path = None if path is None else Path(path)
         self.writes = writes
-        self.found: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
         lines = [json.dumps(work)]
         if self.path and self.path.exists():
             lines = self._known(self.path, lines[0], force)
@@ -39,7 +39,7 @@ class ResumeJournal:
             text = path.read_text(encoding="utf-8") if path.is_file() else ""
             *lines, _ = text.split("\n")
             if lines[:1] == [head]:
-                self.found = dict(json.loads(line) for line in lines[1:])
+                self.results = dict(json.loads(line) for line in lines[1:])
                 return lines
         except (OSError, ValueError, TypeError, RecursionError):
             pass
@@ -52,11 +52,11 @@ class ResumeJournal:
 
     def get(self, key: str, compute: Callable[[], Any]) -> Any:
         """Return the stored result of `key`, or call `compute` and store its result."""
-        if key not in self.found:
-            self.found[key] = compute()
+        if key not in self.results:
+            self.results[key] = compute()
             if self.path and self.writes:
-                self._append(self.path, json.dumps([key, self.found[key]]) + "\n")
-        return self.found[key]
+                self._append(self.path, json.dumps([key, self.results[key]]) + "\n")
+        return self.results[key]
 
     def _append(self, path: Path, line: str) -> None:
         try:

@@ -27,8 +27,8 @@ class DecayExclusion:
     nothing is decayed; fairseq makes vectors only for optimisers that treat each number by itself.
 
     Attributes:
-        found: whether an optimiser in which the parameters were found has made a step
-        missed: whether one with weight decay has made a step in which they were not found
+        applied: whether an optimiser that holds the parameters has made a step
+        missed: whether one with weight decay that does not hold them has made a step
 
     Args:
         model: the model in training
@@ -38,13 +38,13 @@ class DecayExclusion:
     def __init__(self, model: nn.Module, excluded: Iterable[nn.Parameter]):
         self.model = model
         self.excluded: dict[int, Tensor] = {id(parameter): parameter for parameter in excluded}
-        self.found = self.missed = False
+        self.applied = self.missed = False
         _exclusions.add(self)
 
     @property
     def fails(self) -> bool:
-        """Whether an optimiser has weight decay, and the parameters are found in none."""
-        return bool(self.excluded) and self.missed and not self.found
+        """Whether an optimiser has weight decay, and no optimiser holds the parameters."""
+        return bool(self.excluded) and self.missed and not self.applied
 
     def begin(self, optimizer: Optimizer, held: list[Tensor]) -> list[Callable[[], Any]]:
         """Exclude the parameters from a step of `optimizer`, which has the parameters `held`. Return what ends this."""
@@ -54,7 +54,7 @@ class DecayExclusion:
         if not parts and not any(id(parameter) in self.excluded for parameter in held):
             self.missed |= decays
             return []
-        self.found = True
+        self.applied = True
         if not decays:
             return []
         return [*map(_hold_at_0, parts), *self._split(optimizer)]
@@ -64,22 +64,22 @@ class DecayExclusion:
 
         Return the excluded parts of a vector of all parameters; none if `held` is not one.
         """
-        shapes, sizes = [copy.shape for copy in held], [own.numel() for own in trained]
-        if shapes == [own.shape for own in trained]:
+        shapes, sizes = [copy.shape for copy in held], [parameter.numel() for parameter in trained]
+        if shapes == [parameter.shape for parameter in trained]:
             pairs = zip(held, trained, strict=True)
-            self.excluded.update({id(copy): copy for copy, own in pairs if id(own) in self.excluded})
+            self.excluded.update({id(copy): copy for copy, parameter in pairs if id(parameter) in self.excluded})
         if shapes != [(sum(sizes),)]:
             return []
         pieces = held[0].detach().split(sizes)
-        return [piece for piece, own in zip(pieces, trained, strict=True) if id(own) in self.excluded]
+        return [piece for piece, parameter in zip(pieces, trained, strict=True) if id(parameter) in self.excluded]
 
     def _split(self, optimizer: Optimizer) -> Iterable[Callable[[], Any]]:
         for group in list(optimizer.param_groups):
             whole = group["params"]
-            own = [parameter for parameter in whole if id(parameter) in self.excluded]
-            if own and group.get("weight_decay"):
+            excluded = [parameter for parameter in whole if id(parameter) in self.excluded]
+            if excluded and group.get("weight_decay"):
                 group["params"] = [parameter for parameter in whole if id(parameter) not in self.excluded]
-                optimizer.param_groups.append({**group, "params": own, "weight_decay": 0.0})
+                optimizer.param_groups.append({**group, "params": excluded, "weight_decay": 0.0})
                 yield partial(_merge, optimizer, group, whole)
 
 

@@ -51,7 +51,7 @@ class HeadGates(nn.Module):
         # Without effect: some checkpoints have it, and their optimiser must fit the parameters.
         self.decay: nn.Parameter | None = None
         self.fixed: Tensor | None = None  # once the gates are fixed: whether each is open, [H]
-        self.joined: tuple[Any, ...] = ()  # the `GateMethod` of all gates of the model, once it exists
+        self.methods: tuple[Any, ...] = ()  # the `GateMethod` of all gates of the model, once it exists; no submodule
 
     def log_alpha(self) -> Tensor:
         """Return the location of every gate, [H], in single precision: half is too coarse for the noise."""
@@ -64,27 +64,27 @@ class HeadGates(nn.Module):
         """
         if not self.training:
             return self.factor()
-        return self.joined[0].drawn(self) if self.joined else self.distribution.sample(self.log_alpha())
+        return self.methods[0].training_gates(self) if self.methods else self.distribution.sample(self.log_alpha())
 
     def evaluation_value(self) -> Tensor:
         """Return the evaluation gates, [H]."""
-        if self.joined:
-            return self.joined[0].evaluated(self)
+        if self.methods:
+            return self.methods[0].evaluation_gates(self)
         return self.distribution.evaluation_value(self.log_alpha())
 
     def factor(self) -> Tensor:
         """Return the factors on the heads in evaluation, [H]: the evaluation gates, times the output scale if any."""
-        return self.joined[0].factor(self) if self.joined else self.evaluation_value()
+        return self.methods[0].factor(self) if self.methods else self.evaluation_value()
 
     def open_probability(self) -> Tensor:
         """Return P(g != 0) of every gate, [H] (Voita et al. 2019, eq. 6)."""
-        if self.joined:
-            return self.joined[0].opened(self)
+        if self.methods:
+            return self.methods[0].open_probabilities(self)
         return self.distribution.open_probability(self.log_alpha())
 
     def read(self) -> list[Tensor]:
         """Return the parameters that the gates of this layer depend on."""
-        return [layer.theta for layer in self.joined[0].layers] if self.joined else [self.theta]
+        return [layer.theta for layer in self.methods[0].layers] if self.methods else [self.theta]
 
     def extra_repr(self) -> str:
         """Return what `print(model)` shows."""

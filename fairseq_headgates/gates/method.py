@@ -27,7 +27,7 @@ class GateMethod(nn.Module):
 
     Args:
         layers: the gates of each attention layer
-        kinds: the attention type of each layer
+        layer_types: the attention type of each layer
         fix_after: number of updates after which the gates are fixed to 0 or 1; 0 for never
         hard: round training gates to 0 or 1 (`rounded`), with the gradient of the gates themselves
         output_scale: multiply the gates of a layer by H / (number of gates that are not 0), at most H
@@ -44,7 +44,7 @@ class GateMethod(nn.Module):
     def __init__(
         self,
         layers: Sequence[HeadGates],
-        kinds: Sequence[str],
+        layer_types: Sequence[str],
         fix_after: int = 0,
         hard: bool = False,
         output_scale: bool = False,
@@ -52,13 +52,15 @@ class GateMethod(nn.Module):
     ):
         super().__init__()
         self.layers = tuple(layers)  # a tuple, because these are modules of their attention layers
-        self.layer_kinds = tuple(kinds)
-        self.kinds = tuple(kind for layer, kind in zip(layers, kinds, strict=True) for _ in range(layer.theta.numel()))
+        self.layer_types = tuple(layer_types)
+        self.head_types = tuple(
+            each for layer, each in zip(layers, layer_types, strict=True) for _ in range(layer.theta.numel())
+        )
         self.sizes = [layer.theta.numel() for layer in layers]
         self.fix_after, self.hard, self.output_scale, self.num_updates = fix_after, hard, output_scale, 0
         self.stop_when_settled = stop_when_settled
         if stop_when_settled:
-            self.register_buffer("last_open", torch.zeros(len(self.kinds)))
+            self.register_buffer("last_open", torch.zeros(len(self.head_types)))
             self.register_buffer("unchanged", torch.zeros(()))
         self._noise: Tensor | None = None  # of the last forward pass
         self._shared: dict[HeadGates, Tensor] | None = None  # its gates [H], by layer
@@ -67,7 +69,7 @@ class GateMethod(nn.Module):
         self._decay_exclusion: DecayExclusion | None = None
         self._in_forward = False
         for layer in layers:
-            layer.joined = (self,)
+            layer.methods = (self,)
 
     # What a method defines
 
@@ -91,7 +93,7 @@ class GateMethod(nn.Module):
         """Return training gates [N] rounded to 0 or 1, for `hard`."""
         return gates.ge(0.5).to(gates)
 
-    def ends(self) -> dict[str, int]:
+    def schedule_ends(self) -> dict[str, int]:
         """Return {option: the update at which its schedule ends}."""
         return {"--fix-gates-after": self.fix_after}
 
@@ -166,9 +168,9 @@ class GateMethod(nn.Module):
 
     def new_noise(self) -> Tensor:
         """Return new noise [N] from the uniform distribution on (0, 1)."""
-        return torch.rand(len(self.kinds), device=self.layers[0].theta.device)
+        return torch.rand(len(self.head_types), device=self.layers[0].theta.device)
 
-    def drawn(self, layer: HeadGates) -> Tensor:
+    def training_gates(self, layer: HeadGates) -> Tensor:
         """Return the training gates [H] of a layer, those of the present forward pass.
 
         All layers share one graph, except layers whose activations are recomputed in the backward pass
@@ -222,12 +224,12 @@ class GateMethod(nn.Module):
         if not self.stop_when_settled:
             return
         log_alpha = self.log_alpha()
-        opened = self.evaluate(log_alpha) > 0
-        difference = abs(float(self.open_probability(log_alpha).sum() - opened.sum()))
-        moved = not bool(opened.all())  # at the start of a training all gates are open
-        same = counted and moved and bool((opened == (self.last_open > 0)).all()) and difference <= 0.5
+        is_open = self.evaluate(log_alpha) > 0
+        difference = abs(float(self.open_probability(log_alpha).sum() - is_open.sum()))
+        moved = not bool(is_open.all())  # at the start of a training all gates are open
+        same = counted and moved and bool((is_open == (self.last_open > 0)).all()) and difference <= 0.5
         self.unchanged.fill_(int(self.unchanged) + 1 if same else 0)
-        self.last_open.copy_(opened)
+        self.last_open.copy_(is_open)
 
     @property
     def stable(self) -> bool:
@@ -238,7 +240,7 @@ class GateMethod(nn.Module):
         """
         return 0 < self.stop_when_settled <= int(self.unchanged)
 
-    def evaluated(self, layer: HeadGates) -> Tensor:
+    def evaluation_gates(self, layer: HeadGates) -> Tensor:
         """Return the evaluation gates [H] of a layer."""
         return self._part(self.evaluate(self.log_alpha()), layer)
 
@@ -246,7 +248,7 @@ class GateMethod(nn.Module):
         """Return the factors [H] on the heads of a layer in evaluation: evaluation gate times output scale."""
         return self._part(self.scaled(self.evaluate(self.log_alpha())), layer)
 
-    def opened(self, layer: HeadGates) -> Tensor:
+    def open_probabilities(self, layer: HeadGates) -> Tensor:
         """Return P(g != 0) of the gates [H] of a layer."""
         return self._part(self.open_probability(self.log_alpha()), layer)
 
@@ -287,9 +289,9 @@ def _random_state(device: torch.device) -> int:
     return hash(state.numpy().tobytes())
 
 
-def groups_of(kinds: Sequence[str], counts: Mapping[tuple[str, ...], int]) -> list[tuple[Tensor, int]]:
+def groups_of(head_types: Sequence[str], counts: Mapping[tuple[str, ...], int]) -> list[tuple[Tensor, int]]:
     """Return the positions of the gates of each target, and how many of them to keep."""
-    positions = [[i for i, kind in enumerate(kinds) if kind in group] for group in counts]
+    positions = [[i for i, attention_type in enumerate(head_types) if attention_type in group] for group in counts]
     return [(torch.tensor(group), count) for group, count in zip(positions, counts.values(), strict=True)]
 
 

@@ -17,8 +17,8 @@ class L0Gates(GateMethod):
 
     name = "l0"
 
-    def __init__(self, layers: Sequence[HeadGates], kinds: Sequence[str], **settings: Any):
-        super().__init__(layers, kinds, **settings)
+    def __init__(self, layers: Sequence[HeadGates], layer_types: Sequence[str], **settings: Any):
+        super().__init__(layers, layer_types, **settings)
         self.distribution = layers[0].distribution
 
     def sample(self, log_alpha: Tensor, uniform: Tensor) -> Tensor:
@@ -51,27 +51,27 @@ class TargetGates(GateMethod):
     def __init__(
         self,
         layers: Sequence[HeadGates],
-        kinds: Sequence[str],
+        layer_types: Sequence[str],
         target: Mapping[tuple[str, ...], int],
         warmup: int = 0,
         **settings: Any,
     ):
-        super().__init__(layers, kinds, **settings)
+        super().__init__(layers, layer_types, **settings)
         self.distribution = layers[0].distribution
         self.warmup = warmup
         self.keep(target)
 
     def keep(self, target: Mapping[tuple[str, ...], int]) -> None:
         """Set the number of heads to keep, of the same groups of attention types."""
-        self.groups = groups_of(self.kinds, target)
+        self.groups = groups_of(self.head_types, target)
 
     def evaluate(self, log_alpha: Tensor) -> Tensor:
         """Return 1 for the gates with the highest log_alpha, as many as the target keeps."""
         return highest(log_alpha, self.groups)
 
-    def ends(self) -> dict[str, int]:
+    def schedule_ends(self) -> dict[str, int]:
         """Return {option: the update at which its schedule ends}."""
-        return {**super().ends(), "--sparsity-warmup-updates": self.warmup}
+        return {**super().schedule_ends(), "--sparsity-warmup-updates": self.warmup}
 
     def progress(self) -> float:
         """Return the part of the warm-up that is done, from 0 to 1."""
@@ -88,8 +88,8 @@ class LagrangianGates(TargetGates):
 
     name = "lagrangian"
 
-    def __init__(self, layers: Sequence[HeadGates], kinds: Sequence[str], *args: Any, **settings: Any):
-        super().__init__(layers, kinds, *args, **settings)
+    def __init__(self, layers: Sequence[HeadGates], layer_types: Sequence[str], *args: Any, **settings: Any):
+        super().__init__(layers, layer_types, *args, **settings)
         self.lr_scale = layers[0].lr_scale
         self.multipliers = nn.Parameter(torch.zeros(len(self.groups), 2))
 
@@ -192,18 +192,18 @@ def relaxed_subset(scores: Tensor, count: int, temperature: float) -> Tensor:
     total = torch.zeros_like(left)
     for draw in range(count):
         logits = left / temperature
-        drawn = torch.softmax(logits, 0)
-        total = total + drawn
+        probabilities = torch.softmax(logits, 0)
+        total = total + probabilities
         if draw + 1 < count:
-            left = left + _log_of_the_others(logits, drawn)
+            left = left + _log_of_the_others(logits, probabilities)
     return total.to(scores)
 
 
-def _log_of_the_others(logits: Tensor, drawn: Tensor) -> Tensor:
-    """Return log(1 - drawn) for drawn = softmax(logits), [N] with N > 1, also where a probability rounds to 1."""
+def _log_of_the_others(logits: Tensor, probabilities: Tensor) -> Tensor:
+    """Return log(1 - p) for p = softmax(logits), [N] with N > 1, also where a probability rounds to 1."""
     largest = torch.zeros_like(logits, dtype=torch.bool).index_fill(0, logits.argmax(), True)
     of_largest = logits.masked_fill(largest, -torch.inf).logsumexp(0) - logits.logsumexp(0)
-    return torch.where(largest, of_largest, torch.log1p(-drawn.masked_fill(largest, 0)))
+    return torch.where(largest, of_largest, torch.log1p(-probabilities.masked_fill(largest, 0)))
 
 
 METHODS: dict[str, type[GateMethod]] = {

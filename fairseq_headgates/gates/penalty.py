@@ -32,5 +32,7 @@ def gates_penalty(gates: Sequence[HeadGates], reduction: str = "sum") -> Tensor:
     groups: dict[HardConcrete, list[Tensor]] = {}
     for gate in gates:
         groups.setdefault(gate.distribution, []).append(gate.log_alpha())
-    total = torch.stack([kind.open_probability(torch.cat(group)).sum() for kind, group in groups.items()]).sum()
+    total = torch.stack(
+        [distribution.open_probability(torch.cat(group)).sum() for distribution, group in groups.items()]
+    ).sum()
     return total / len(gates) if reduction == "layer-mean" else total

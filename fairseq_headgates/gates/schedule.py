@@ -29,37 +29,37 @@ class L0Schedule:
     start: int = 0
 
     def __post_init__(self) -> None:
-        for kind, weight in self.weights:
+        for attention_type, weight in self.weights:
             if not 0 <= weight <= LARGEST_WEIGHT:
-                raise ValueError(
-                    f"--l0-weight{f' of {kind}' if kind else ''} is {weight:g}: it must be from 0 to {LARGEST_WEIGHT:g}"
-                )
+                of_type = f" of {attention_type}" if attention_type else ""
+                raise ValueError(f"--l0-weight{of_type} is {weight:g}: it must be from 0 to {LARGEST_WEIGHT:g}")
         for name, updates in (("--l0-warmup-updates", self.warmup), ("--l0-start-update", self.start)):
             if updates < 0:
                 raise ValueError(f"{name} is {updates}: it must be at least 0")
 
-    def at(self, update: int, kinds: Sequence[str]) -> list[float]:
-        """Return lambda of every gate, whose attention types are `kinds`, at an update."""
+    def at(self, update: int, head_types: Sequence[str]) -> list[float]:
+        """Return lambda of every gate, whose attention types are `head_types`, at an update."""
         done = update - self.start + 1
         factor = 0.0 if done <= 0 else min(1.0, done / self.warmup) if self.warmup else 1.0
         weights = dict(self.weights)
-        return [factor * weights.get(kind, weights.get(ALL, 0.0)) for kind in kinds]
+        return [factor * weights.get(attention_type, weights.get(ALL, 0.0)) for attention_type in head_types]
 
 
 def parse_weights(text: str) -> tuple[tuple[str, float], ...]:
     """Parse lambda: '0.02', or 'enc-self=0.05,dec-enc=0.2' (0 for other types). Raise ValueError."""
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     parts = str(text).split(",")
     for part in parts:
-        kind, equals, number = part.strip().rpartition("=")
+        attention_type, equals, number = part.strip().rpartition("=")
         try:
             weight = float(number)
         except ValueError:
             raise ValueError(f"{shown(number)} is not a number") from None
-        if bool(equals) != (kind in TYPES) or kind in found or (not kind and len(parts) > 1):
+        known = attention_type in TYPES if equals else len(parts) == 1
+        if not known or attention_type in weights:
             raise ValueError(
                 f"{shown(text)} is not a weight: give a number (0.02), or numbers by attention type "
                 f"({', '.join(TYPES)}), e.g. enc-self=0.05,dec-enc=0.2"
             )
-        found[kind] = weight
-    return tuple(found.items())
+        weights[attention_type] = weight
+    return tuple(weights.items())

@@ -21,10 +21,10 @@ class Target:
     """How many heads to keep: of all gated attention types together, or of each of some types.
 
     Attributes:
-        wanted: {attention type, or `ALL`: number (int) or fraction (float) of the heads to keep}
+        numbers: {attention type, or `ALL`: number (int) or fraction (float) of the heads to keep}
     """
 
-    wanted: tuple[tuple[str, int | float], ...]
+    numbers: tuple[tuple[str, int | float], ...]
 
     def counts(self, heads: Mapping[str, int]) -> dict[tuple[str, ...], int]:
         """Return {attention types: number of heads to keep} for a model.
@@ -35,49 +35,54 @@ class Target:
         Raises:
             ValueError: for a type without gates, for gates without a target, or a target above the number of gates
         """
-        found: dict[tuple[str, ...], int] = {}
-        for kind, number in self.wanted:
-            kinds = tuple(heads) if kind == ALL else (kind,)
-            if kind != ALL and kind not in heads:
-                raise ValueError(f"the target names {kind}, which has no gates: gates are on {', '.join(heads)}")
-            total = sum(heads[each] for each in kinds)
+        counts: dict[tuple[str, ...], int] = {}
+        for attention_type, number in self.numbers:
+            attention_types = tuple(heads) if attention_type == ALL else (attention_type,)
+            if attention_type != ALL and attention_type not in heads:
+                raise ValueError(
+                    f"the target names {attention_type}, which has no gates: gates are on {', '.join(heads)}"
+                )
+            total = sum(heads[each] for each in attention_types)
             count = number_of_heads(number, total) if isinstance(number, float) else number
             if count > total:
-                raise ValueError(f"the target is {count} heads of {kind or ', '.join(kinds)}: there are {total}")
-            found[kinds] = count
-        missing = [kind for kind in heads if not any(kind in kinds for kinds in found)]
+                raise ValueError(
+                    f"the target is {count} heads of {attention_type or ', '.join(attention_types)}: there are {total}"
+                )
+            counts[attention_types] = count
+        missing = [each for each in heads if not any(each in group for group in counts)]
         if missing:
             raise ValueError(f"{', '.join(missing)} has gates but no target: add {missing[0]}=N")
-        return found
+        return counts
 
     def of(self, heads: Mapping[str, int]) -> Target:
         """Return the target of keeping all of `heads`, {attention type: number}, for the same types as this one."""
         there = {**heads, ALL: sum(heads.values())}
-        return Target(tuple((kind, there.get(kind, 0)) for kind, _ in self.wanted))
+        return Target(tuple((attention_type, there.get(attention_type, 0)) for attention_type, _ in self.numbers))
 
     def at_most(self, heads: Mapping[str, int]) -> Target:
         """Return this target with numbers that are not above those of `heads`."""
-        pairs = zip(self.wanted, self.of(heads).wanted, strict=True)
-        return Target(tuple((kind, n if isinstance(n, float) else min(n, most)) for (kind, n), (_, most) in pairs))
+        pairs = zip(self.numbers, self.of(heads).numbers, strict=True)
+        return Target(tuple((each, n if isinstance(n, float) else min(n, most)) for (each, n), (_, most) in pairs))
 
     def __str__(self) -> str:
         # Without an exponent, which `parse_target` does not read.
-        numbers = [(kind, format(Decimal(str(number)), "f")) for kind, number in self.wanted]
-        return ",".join(f"{kind}={number}" if kind else number for kind, number in numbers)
+        texts = [(each, format(Decimal(str(number)), "f")) for each, number in self.numbers]
+        return ",".join(f"{each}={text}" if each else text for each, text in texts)
 
 
 def parse_target(text: str) -> Target | None:
     """Parse a target: '12', '0.25' or 'enc-self=6,dec-enc=0.5'; None for an empty text. Raise ValueError."""
     if not text.strip():
         return None
-    wanted: dict[str, int | float] = {}
+    numbers: dict[str, int | float] = {}
     for part in text.split(","):
-        kind, equals, number = part.rpartition("=")
-        kind = kind.strip()
-        if bool(equals) != bool(kind) or kind in wanted or (len(wanted) and ("" in wanted or not kind)):
+        attention_type, equals, number = part.rpartition("=")
+        attention_type = attention_type.strip()
+        mixed = bool(numbers) and (ALL in numbers or not attention_type)
+        if bool(equals) != bool(attention_type) or attention_type in numbers or mixed:
             raise ValueError(f"the target is {shown(text)}: it must be {FORMS}")
-        wanted[kind] = _number(number, text)
-    return Target(tuple(wanted.items()))
+        numbers[attention_type] = _number(number, text)
+    return Target(tuple(numbers.items()))
 
 
 def _number(number: str, text: str) -> int | float:

@@ -18,8 +18,8 @@ from fairseq_headgates.heads.table import (
     HeadId,
     HeadTable,
     Signature,
+    attention_type_and_layer,
     check_shape,
-    kind_and_layer,
     number_of_heads,
     parse_types,
 )
@@ -36,7 +36,7 @@ __all__ = [
     "Signature",
     "as_mask",
     "check_shape",
-    "kind_and_layer",
+    "attention_type_and_layer",
     "mask_to_json",
     "number_of_heads",
     "parse_mask",

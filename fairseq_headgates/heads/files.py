@@ -75,8 +75,8 @@ def _mask(where: str, data: Any) -> HeadTable:
     rows = {key: value for key, value in data.items() if key not in ("format", "signature")}
     if not rows:
         raise ValueError(f"{where} names no attention type: give at least one of {', '.join(TYPES)}")
-    for kind, layers in rows.items():
-        _check_zero_one(where, kind, layers)
+    for attention_type, layers in rows.items():
+        _check_zero_one(where, attention_type, layers)
     return HeadTable(rows, name="alive", signature=str(data.get("signature", "")))
 
 
@@ -152,8 +152,8 @@ def read_scores(path: str) -> list[HeadTable]:
             raise ValueError(
                 f'{path} holds no scores: it must look like {{..., "scores": {{"enc-self": [[0.1, ...]]}}}}'
             )
-        for kind, layers in rows.items():
-            _check_numbers(path, kind, layers)
+        for attention_type, layers in rows.items():
+            _check_numbers(path, attention_type, layers)
     twice = _repeated(str(table.get("method", "")) for table in tables)
     if twice is not None:
         raise ValueError(f"{path} has two tables of the method {shown(twice)}: --method cannot choose, so keep one")
@@ -179,40 +179,46 @@ def _object(table: HeadTable, head: Mapping[str, str]) -> str:
 def _rows(values: Mapping[str, list], indent: str) -> str:
     """Return the entries of a JSON object with a list of layers for every type, one layer per line."""
     entries = []
-    for kind, layers in values.items():
+    for attention_type, layers in values.items():
         lines = ",\n".join(f"{indent}  {json.dumps(layer, allow_nan=False)}" for layer in layers)
-        entries.append(f'{indent}"{kind}": [\n{lines}\n{indent}]')
+        entries.append(f'{indent}"{attention_type}": [\n{lines}\n{indent}]')
     return ",\n".join(entries)
 
 
-def _values(where: str, kind: str, layers: Any, what: str) -> Iterator[tuple[int, Any]]:
+def _values(where: str, attention_type: str, layers: Any, what: str) -> Iterator[tuple[int, Any]]:
     """Return the values of a type with the numbers of their layers. Raise ValueError for another form than lists."""
-    if kind not in TYPES:
-        raise ValueError(f"{where} has the unknown attention type {shown(kind)}: choose from {', '.join(TYPES)}")
+    if attention_type not in TYPES:
+        raise ValueError(
+            f"{where} has the unknown attention type {shown(attention_type)}: choose from {', '.join(TYPES)}"
+        )
     if not isinstance(layers, list) or not layers or not all(isinstance(layer, list) for layer in layers):
         raise ValueError(
-            f"{where}: {kind} is {shown(layers)}: it must be a list with one list of {what} for every layer"
+            f"{where}: {attention_type} is {shown(layers)}: it must be a list with one list of {what} for every layer"
         )
     return ((i, value) for i, layer in enumerate(layers) for value in layer)
 
 
-def _check_numbers(where: str, kind: str, layers: Any) -> None:
-    for i, value in _values(where, kind, layers, "numbers"):
+def _check_numbers(where: str, attention_type: str, layers: Any) -> None:
+    for i, value in _values(where, attention_type, layers, "numbers"):
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
-            raise ValueError(f"{where}: {kind} layer {i} holds {shown(value)}: only finite numbers are allowed")
+            raise ValueError(
+                f"{where}: {attention_type} layer {i} holds {shown(value)}: only finite numbers are allowed"
+            )
 
 
-def _check_zero_one(where: str, kind: str, layers: Any) -> None:
-    for i, value in _values(where, kind, layers, "0/1"):
+def _check_zero_one(where: str, attention_type: str, layers: Any) -> None:
+    for i, value in _values(where, attention_type, layers, "0/1"):
         if isinstance(value, bool) or value not in (0, 1):
-            raise ValueError(f"{where}: {kind} layer {i} holds {shown(value)}: only 1 (keep) and 0 (mask) are allowed")
+            raise ValueError(
+                f"{where}: {attention_type} layer {i} holds {shown(value)}: only 1 (keep) and 0 (mask) are allowed"
+            )
 
 
 def mask_to_json(mask: HeadTable, one_line: bool = False) -> str:
     """Return the text of a mask file: one layer per line, or all in one line."""
-    rows = {kind: [[int(value) for value in layer] for layer in layers] for kind, layers in mask.values.items()}
+    rows = {each: [[int(value) for value in layer] for layer in layers] for each, layers in mask.values.items()}
     head: dict[str, Any] = {"format": MASK_FORMAT}
     if mask.signature:
         head["signature"] = mask.signature

@@ -20,18 +20,18 @@ TYPES = ("enc-self", "dec-self", "dec-enc")  # encoder self-, decoder self-, dec
 class HeadId(NamedTuple):
     """Identifies a head: attention type, layer and head, both counted from 0. Its text is 'dec-enc 5 0'."""
 
-    kind: str
+    attention_type: str
     layer: int
     head: int
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.layer} {self.head}"
+        return f"{self.attention_type} {self.layer} {self.head}"
 
     @classmethod
     def parse(cls, text: str) -> HeadId:
         """Parse the text of a head: 'dec-enc 5 0'."""
-        kind, layer, head = text.split()
-        return cls(kind, int(layer), int(head))
+        attention_type, layer, head = text.split()
+        return cls(attention_type, int(layer), int(head))
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class HeadTable:
     signature: str = ""
 
     def __post_init__(self) -> None:
-        ordered = {kind: [list(layer) for layer in self.values[kind]] for kind in TYPES if kind in self.values}
+        ordered = {each: [list(layer) for layer in self.values[each]] for each in TYPES if each in self.values}
         object.__setattr__(self, "values", ordered)
 
     @property
@@ -135,38 +135,38 @@ class HeadTable:
         return tuple(self.values)
 
     def __getitem__(self, head: HeadId) -> float:
-        return self.values[head.kind][head.layer][head.head]
+        return self.values[head.attention_type][head.layer][head.head]
 
     def items(self) -> Iterator[tuple[HeadId, float]]:
         """Iterate over all heads, by type, layer and number, with their values."""
-        for kind, rows in self.values.items():
+        for attention_type, rows in self.values.items():
             for layer, row in enumerate(rows):
                 for head, value in enumerate(row):
-                    yield HeadId(kind, layer, head), value
+                    yield HeadId(attention_type, layer, head), value
 
-    def heads(self, kind: str) -> list[float]:
+    def heads(self, attention_type: str) -> list[float]:
         """Return all values of one type, layer after layer."""
-        return [value for layer in self.values[kind] for value in layer]
+        return [value for layer in self.values[attention_type] for value in layer]
 
     def rows(self) -> dict[str, list[list[float | None]]]:
         """Return the values for JSON, with None for NaN."""
         return {
-            kind: [[None if math.isnan(value) else value for value in layer] for layer in layers]
-            for kind, layers in self.values.items()
+            attention_type: [[None if math.isnan(value) else value for value in layer] for layer in layers]
+            for attention_type, layers in self.values.items()
         }
 
     def map(self, function: Callable[[float], float], name: str = "") -> HeadTable:
         """Return the table with `function` applied to every value."""
-        changed = {kind: [[function(v) for v in layer] for layer in rows] for kind, rows in self.values.items()}
+        changed = {each: [[function(v) for v in layer] for layer in rows] for each, rows in self.values.items()}
         return HeadTable(changed, name or self.name, self.signature)
 
-    def count(self, kind: str) -> tuple[int, int]:
+    def count(self, attention_type: str) -> tuple[int, int]:
         """Return how many heads of a type have a value above 0, and the number of all."""
-        values = self.heads(kind)
+        values = self.heads(attention_type)
         return sum(value > 0 for value in values), len(values)
 
 
-def kind_and_layer(name: str) -> tuple[str, int]:
+def attention_type_and_layer(name: str) -> tuple[str, int]:
     """Return type and layer of an attention module by its name: 'decoder.layers.3.encoder_attn' -> ('dec-enc', 3).
 
     In all architectures of fairseq, decoder-encoder attention is an `encoder_attn`, and a decoder or its list of layers
@@ -174,11 +174,11 @@ def kind_and_layer(name: str) -> tuple[str, int]:
     """
     *path, attention = name.split(".")
     if attention.startswith("encoder_attn"):
-        kind = "dec-enc"
+        attention_type = "dec-enc"
     else:
-        kind = "dec-self" if any("decoder" in part for part in path) else "enc-self"
+        attention_type = "dec-self" if any("decoder" in part for part in path) else "enc-self"
     numbers = [part for part in path if part.isdecimal()]
-    return kind, int(numbers[-1]) if numbers else 0
+    return attention_type, int(numbers[-1]) if numbers else 0
 
 
 def parse_types(text: str | None) -> tuple[str, ...]:
@@ -192,7 +192,7 @@ def parse_types(text: str | None) -> tuple[str, ...]:
             raise ValueError(f"unknown attention type {shown(name)}: choose from {', '.join(TYPES)}")
         if names.count(name) > 1:
             raise ValueError(f"attention type {name!r} is named twice: name each type once")
-    return tuple(kind for kind in TYPES if kind in names)
+    return tuple(attention_type for attention_type in TYPES if attention_type in names)
 
 
 def number_of_heads(fraction: float | Decimal, total: int) -> int:
@@ -203,15 +203,15 @@ def number_of_heads(fraction: float | Decimal, total: int) -> int:
 def check_shape(table: HeadTable, sizes: Mapping[str, tuple[int, int]], what: str = "the mask") -> None:
     """Raise ValueError, with every reason, unless `table` fits a model with `sizes[type] = (layers, heads)`."""
     reasons = []
-    for kind, rows in table.values.items():
-        if kind not in sizes:
-            reasons.append(f"the model has no {kind} attention")
+    for attention_type, rows in table.values.items():
+        if attention_type not in sizes:
+            reasons.append(f"the model has no {attention_type} attention")
             continue
-        layers, heads = sizes[kind]
+        layers, heads = sizes[attention_type]
         if len(rows) != layers:
-            reasons.append(f"{kind} has {len(rows)} layers, the model has {layers}")
+            reasons.append(f"{attention_type} has {len(rows)} layers, the model has {layers}")
         reasons += [
-            f"{kind} layer {i} has {len(row)} heads, the model has {heads}"
+            f"{attention_type} layer {i} has {len(row)} heads, the model has {heads}"
             for i, row in enumerate(rows)
             if len(row) != heads
         ]

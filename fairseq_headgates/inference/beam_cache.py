@@ -48,9 +48,9 @@ class Beams:
         if self.descends.size(1) + self.beam > self.room:
             self._remove_entries()
         sentences = self.positions.size(0)
-        own = self._own.repeat(sentences, 1)
-        own = own if padding is None else own & ~padding.bool()
-        self.descends = torch.cat([self.descends, own], dim=1)
+        entries = self._own.repeat(sentences, 1)
+        entries = entries if padding is None else entries & ~padding.bool()
+        self.descends = torch.cat([self.descends, entries], dim=1)
         self.positions = torch.cat([self.positions, self.positions.new_full((sentences, self.beam), self.length)], 1)
         self.length += 1
         self._mask.clear()

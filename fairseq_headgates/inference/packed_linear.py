@@ -172,8 +172,8 @@ class InferenceLinear:
         self._weights.forget()
 
     def _parameters(self) -> list[Tensor]:
-        own = [_own(layer, name) for layer in self.layers for name in ("weight", "bias")]
-        return [parameter for parameter in own if parameter is not None]
+        parameters = [_own(layer, name) for layer in self.layers for name in ("weight", "bias")]
+        return [parameter for parameter in parameters if parameter is not None]
 
     def _make(self) -> tuple[Tensor, Tensor | None]:
         self.restore()
@@ -251,13 +251,13 @@ def join_linears(module: nn.Module, names: Sequence[str], dtype: str) -> Inferen
         return None
     if not _can_be_packed(dtype, *(layer.weight for layer in layers)):
         return InferenceLinear(layers)
-    joined = InferenceLinear([PackedLinear(layer) for layer in layers], dtype)
-    for name, layer in zip(names, joined.layers, strict=True):
-        layer.inference = joined  # type: ignore[assignment]
+    packed = InferenceLinear([PackedLinear(layer) for layer in layers], dtype)
+    for name, layer in zip(names, packed.layers, strict=True):
+        layer.inference = packed  # type: ignore[assignment]
         setattr(module, name, layer)
     del layers  # they hold the weights
-    joined.release()
-    return joined
+    packed.release()
+    return packed
 
 
 def int8_obstacle(model: nn.Module) -> str | None:
@@ -336,10 +336,10 @@ def _joined(parameters: Sequence[Tensor]) -> Tensor:
     """Concatenate parameters along their rows; they become views of the result."""
     if len(parameters) == 1:
         return parameters[0].detach()
-    joined = torch.cat([parameter.data for parameter in parameters])
-    for parameter, rows in zip(parameters, joined.split([len(p) for p in parameters]), strict=True):
+    concatenated = torch.cat([parameter.data for parameter in parameters])
+    for parameter, rows in zip(parameters, concatenated.split([len(p) for p in parameters]), strict=True):
         parameter.data = rows
-    return joined
+    return concatenated
 
 
 def _can_be_packed(dtype: str, *weights: Tensor) -> bool:

@@ -194,8 +194,8 @@ class AllAttentionDecoder(TransformerDecoderBase):
         positions = self.dropout_module(self._positions(before + length, x))
         kept = []
         for i, layer in enumerate(self.layers):
-            own = None if past is None else past.layers[i]
-            memory, pairs = (own, None) if self.training else (None, own)
+            of_layer = None if past is None else past.layers[i]
+            memory, pairs = (of_layer, None) if self.training else (None, of_layer)
             states = x if memory is None or self.mem_len <= length else torch.cat([memory, x])
             x, new = layer(x, positions, masked, memory, pairs)
             kept.append(states if self.training else new)

@@ -203,13 +203,13 @@ class HeadGatesMixin:
         if not numbers:
             return weights
         method, target = getattr(self, "gate_method", None), parse_target(getattr(args, "target_heads", None) or "")
-        opened: Counter[str] = Counter()
-        for kind, layer, gates in evaluation_gates(weights, args) if target is not None else ():
-            if layer in numbers.get(side_of(kind), {layer: layer}):
-                opened[kind] += int((gates > 0).sum())
-        if isinstance(method, TargetGates) and target is not None and opened:
-            method.keep(target.of(opened).counts(Counter(method.kinds)))
-            args.target_heads = str(target.of(opened))
+        open_heads: Counter[str] = Counter()
+        for attention_type, layer, gates in evaluation_gates(weights, args) if target is not None else ():
+            if layer in numbers.get(side_of(attention_type), {layer: layer}):
+                open_heads[attention_type] += int((gates > 0).sum())
+        if isinstance(method, TargetGates) and target is not None and open_heads:
+            method.keep(target.of(open_heads).counts(Counter(method.head_types)))
+            args.target_heads = str(target.of(open_heads))
         return weights_of_layers(weights, numbers, args)
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -222,10 +222,10 @@ class HeadGatesMixin:
         check_dimensions(self, state_dict)
         super().upgrade_state_dict(state_dict)  # type: ignore[misc]
         remove_copies(state_dict)
-        own = {name: value for name, value in self.state_dict().items() if name.startswith(GATE_METHOD)}  # type: ignore[attr-defined]
-        for name in [name for name in state_dict if name.startswith(GATE_METHOD) and name not in own]:
+        method_state = {name: value for name, value in self.state_dict().items() if name.startswith(GATE_METHOD)}  # type: ignore[attr-defined]
+        for name in [name for name in state_dict if name.startswith(GATE_METHOD) and name not in method_state]:
             del state_dict[name]  # of a run with another method
-        for name, value in own.items():
+        for name, value in method_state.items():
             if name in state_dict and state_dict[name].shape != value.shape:
                 logger.warning(f"{name} of the checkpoint is not used: it is of other gates or targets")
                 del state_dict[name]
@@ -263,6 +263,6 @@ def head_gates_class(architecture: str) -> type[HeadGatesMixin] | None:
         architecture: name of one of this plugin's architectures, or of one of fairseq's, presets included
     """
     model_class = ARCH_MODEL_REGISTRY.get(architecture) or MODEL_REGISTRY.get(architecture)
-    own = [each for each in MODEL_REGISTRY.values() if isinstance(each, type) and issubclass(each, HeadGatesMixin)]
-    found = next((each for each in own if model_class in (each, each.stock)), None)
-    return found and (found.checkpoint_class or found)
+    classes = [each for each in MODEL_REGISTRY.values() if isinstance(each, type) and issubclass(each, HeadGatesMixin)]
+    model = next((each for each in classes if model_class in (each, each.stock)), None)
+    return model and (model.checkpoint_class or model)

@@ -25,9 +25,9 @@ def gated_name(architecture: str, model: str) -> str:
 
 def presets_of(stock: type) -> dict[str, Preset]:
     """Return {architecture: function that sets the options that the command line leaves open} of a model of fairseq."""
-    found = {name: ARCH_CONFIG_REGISTRY[name] for name, model in ARCH_MODEL_REGISTRY.items() if model is stock}
+    presets = {name: ARCH_CONFIG_REGISTRY[name] for name, model in ARCH_MODEL_REGISTRY.items() if model is stock}
     options = getattr(stock, "__dataclass", None)
-    return {name: partial(with_defaults, preset, options) if options else preset for name, preset in found.items()}
+    return {name: partial(with_defaults, preset, options) if options else preset for name, preset in presets.items()}
 
 
 def base_preset(stock: type) -> Preset:

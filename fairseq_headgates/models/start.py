@@ -130,13 +130,13 @@ def starting_checkpoint(run: argparse.Namespace) -> str | None:
 
 def check_dimensions(model: Any, weights: Mapping[str, Any]) -> None:
     """Raise ValueError if embeddings, layer norms or feed-forward blocks of a checkpoint have other sizes."""
-    own = {name: tuple(parameter.shape) for name, parameter in model.named_parameters() if not OTHER_SHAPE.search(name)}
-    stored = {name: tuple(weights[name].shape) for name in own if name in weights}
-    different = [name for name, shape in stored.items() if shape != own[name]]
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if not OTHER_SHAPE.search(name)}
+    stored = {name: tuple(weights[name].shape) for name in shapes if name in weights}
+    different = [name for name, shape in stored.items() if shape != shapes[name]]
     if different:
         name = different[0]
         raise ValueError(
-            f"{name} has the shape {stored[name]} in the checkpoint and {own[name]} in the model (the first of "
+            f"{name} has the shape {stored[name]} in the checkpoint and {shapes[name]} in the model (the first of "
             f"{len(different)} such weights): give all sizes of the checkpoint as options, and data binarised with "
             "its dictionaries"
         )
@@ -162,9 +162,9 @@ def _stored(model_class: Any, stored: argparse.Namespace) -> Iterator[tuple[str,
 
 def _known_options(model_class: Any, options: Mapping[str, Any]) -> argparse.Namespace:
     """Return the options of fairseq's transformers, and those of `OF_MODELS`, that the stock model has."""
-    found = vars(model_options(options, model_class.stock))
+    options_of_model = vars(model_options(options, model_class.stock))
     known = transformer_options().keys() | OF_MODELS
-    return argparse.Namespace(**{name: value for name, value in found.items() if name in known})
+    return argparse.Namespace(**{name: value for name, value in options_of_model.items() if name in known})
 
 
 def _take(model_class: Any, args: Any, stored: Mapping[str, tuple[Any, Any]], path: str) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _given(args: Any) -> Iterator[tuple[str, Any]]:
     """Yield the options that are given; `encoder: {layers: 2}` of hydra gives no other option of its group."""
     for name, value in (args if isinstance(args, Mapping) else vars(args)).items():
         if isinstance(value, Mapping):
-            yield from ((f"{name}_{inner}", own) for inner, own in value.items())
+            yield from ((f"{name}_{inner}", inner_value) for inner, inner_value in value.items())
         else:
             yield name, value
 

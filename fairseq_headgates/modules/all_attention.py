@@ -137,8 +137,9 @@ class AllAttention(HeadAttention):
     def _by_formula(self, scores: Tensor, q: Tensor, v: Tensor) -> Tensor:
         """Return the contexts [B, H, T, D]; see `joint_attention`. The hook sees the weights on the block itself."""
         heads, batch, length, positions = scores.shape
-        joined = torch.cat([scores, (q @ self.persistent.key.transpose(1, 2)).view(heads, batch, length, -1)], dim=-1)
-        weights = joined.softmax(-1, dtype=torch.promote_types(joined.dtype, torch.float32))
+        persistent = (q @ self.persistent.key.transpose(1, 2)).view(heads, batch, length, -1)
+        all_scores = torch.cat([scores, persistent], dim=-1)
+        weights = all_scores.softmax(-1, dtype=torch.promote_types(all_scores.dtype, torch.float32))
         attended = self.dropout_module(weights).to(v)
         on_vectors = attended[..., positions:].flatten(1, 2) @ self.persistent.value
         on_vectors = math.sqrt(self.vectors) * on_vectors.view(heads, batch, length, -1)

@@ -19,7 +19,7 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from fairseq_headgates.gates import HeadGates
-from fairseq_headgates.heads import kind_and_layer
+from fairseq_headgates.heads import attention_type_and_layer
 from fairseq_headgates.inference import packed_linear
 from fairseq_headgates.inference.attention_cache import AttentionCache, merge_heads, split_heads
 from fairseq_headgates.modules.attention_weights import attention_weights, fused_contexts, join_masks, per_hypothesis
@@ -276,17 +276,20 @@ class HeadAttention(MultiheadAttention):
         super().upgrade_state_dict_named(state_dict, name)
         self._check_heads(state_dict, name)
         if self.gate is None and f"{name}.gate.log_alpha" in state_dict:
-            kind, _ = kind_and_layer(name)
-            raise ValueError(f"the checkpoint has gates on {kind}, the model has none: add {kind} to --gate-heads")
+            attention_type, _ = attention_type_and_layer(name)
+            raise ValueError(
+                f"the checkpoint has gates on {attention_type}, the model has none: add {attention_type} to "
+                "--gate-heads"
+            )
         if self.gate is not None:
             state_dict.setdefault(f"{name}.gate.log_alpha", self.gate.state_dict()["log_alpha"])
 
     def _check_heads(self, state_dict: dict[str, Any], name: str) -> None:
         weight = state_dict.get(f"{name}.out_proj.weight")
-        kind, layer = kind_and_layer(name)
+        attention_type, layer = attention_type_and_layer(name)
         if weight is not None and weight.size(1) != self.out_proj.weight.size(1):
             raise ValueError(
-                f"{kind} layer {layer} has {weight.size(1) / self.head_dim:g} heads in the checkpoint and "
+                f"{attention_type} layer {layer} has {weight.size(1) / self.head_dim:g} heads in the checkpoint and "
                 f"{self.num_heads} in the model: load a pruned checkpoint with --alive-heads CKPT --remove-heads; "
                 "remove heads from an unpruned one with `headgates prune`"
             )
@@ -294,7 +297,7 @@ class HeadAttention(MultiheadAttention):
         if kept is not None and kept != list(self.kept):
             there, here = (", ".join(map(str, heads)) or "none" for heads in (kept, self.kept))
             raise ValueError(
-                f"{kind} layer {layer} has the heads {there} in the checkpoint and {here} in the model: "
+                f"{attention_type} layer {layer} has the heads {there} in the checkpoint and {here} in the model: "
                 "take the mask from the checkpoint, --alive-heads CKPT --remove-heads"
             )
 

@@ -36,9 +36,9 @@ class _JointAttention(torch.autograd.Function):
         on_vectors, log_z = on_vectors[0].view(*v.shape[:2], -1, v.size(3)), log_z[0].view(*v.shape[:2], -1, 1)
         weights = scores.softmax(-1)
         # The largest weight is exp(its score) / z of the positions: faster than another sum of exponentials.
-        own = (scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log()).to(log_z.dtype)
-        whole = torch.logaddexp(own, log_z)
-        weights.mul_((own - whole).exp_().to(v.dtype))
+        log_sum = (scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log()).to(log_z.dtype)
+        whole = torch.logaddexp(log_sum, log_z)
+        weights.mul_((log_sum - whole).exp_().to(v.dtype))
         out = torch.matmul(weights, v).addcmul_(on_vectors, (log_z - whole).exp_().to(v.dtype), value=factor)
         ctx.save_for_backward(weights, v, q, keys, values, out, whole)
         ctx.factor = factor

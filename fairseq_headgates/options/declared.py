@@ -244,11 +244,11 @@ class HeadOptions:
             )
         if self.target_heads is not None and not self.gate_heads:
             raise ValueError("--target-heads needs gates: add --gate-heads, e.g. --gate-heads enc-self")
-        for kind in self.gate_heads:
-            if self.alive_heads is not None and kind in self.alive_heads.values and not self.remove_heads:
+        for attention_type in self.gate_heads:
+            if self.alive_heads is not None and attention_type in self.alive_heads.values and not self.remove_heads:
                 raise ValueError(
-                    f"{kind} is in --gate-heads and in --alive-heads: a type has either gates or a constant mask; "
-                    "with --remove-heads the remaining heads can have gates"
+                    f"{attention_type} is in --gate-heads and in --alive-heads: a type has either gates or a constant "
+                    "mask; with --remove-heads the remaining heads can have gates"
                 )
 
     @property
@@ -265,7 +265,7 @@ class HeadOptions:
             if getattr(args, name, None) is not None:
                 setattr(args, name, declaration.store(getattr(self, name)))
 
-    def method(self, layers: Sequence[HeadGates], kinds: Sequence[str]) -> GateMethod:
+    def method(self, layers: Sequence[HeadGates], layer_types: Sequence[str]) -> GateMethod:
         """Make the gating method for the gates and the attention type of each layer. Raise ValueError."""
         settings: dict[str, Any] = {
             "fix_after": self.fix_gates_after,
@@ -274,24 +274,26 @@ class HeadOptions:
             "stop_when_settled": self.stop_when_settled,
         }
         if self.target_heads is not None:
-            heads = Counter(kind for layer, kind in zip(layers, kinds, strict=True) for _ in layer.theta)
+            heads = Counter(each for layer, each in zip(layers, layer_types, strict=True) for _ in layer.theta)
             target = self.target_heads.at_most(heads) if self.drops_layers else self.target_heads
             try:
                 settings["target"] = target.counts(heads)
             except ValueError as error:
                 raise ValueError(f"--target-heads: {error}") from None
             settings["warmup"] = self.sparsity_warmup_updates
-        return METHODS[self.sparsity_method](layers, kinds, **settings)
+        return METHODS[self.sparsity_method](layers, layer_types, **settings)
 
 
 def _declared(each: Field) -> Option | None:
     return each.metadata.get("option")
 
 
-OPTIONS: dict[str, Option] = {each.name: found for each in fields(HeadOptions) if (found := _declared(each))}
+OPTIONS: dict[str, Option] = {
+    each.name: declaration for each in fields(HeadOptions) if (declaration := _declared(each))
+}
 # As `HeadOptions.store` writes them.
 DEFAULTS: dict[str, Any] = {
-    each.name: found.store(each.default) for each in fields(HeadOptions) if (found := _declared(each))
+    each.name: declaration.store(each.default) for each in fields(HeadOptions) if (declaration := _declared(each))
 }
 
 

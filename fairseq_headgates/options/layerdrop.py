@@ -29,7 +29,7 @@ def layers_to_keep(args: Any) -> dict[str, list[int]]:
 
     Raise ValueError for an option that is not a list of numbers.
     """
-    found = {}
+    numbers = {}
     for side in SIDES:
         text = getattr(args, f"{side}_layers_to_keep", None)
         if text:
@@ -37,22 +37,22 @@ def layers_to_keep(args: Any) -> dict[str, list[int]]:
                 raise ValueError(
                     f"--{side}-layers-to-keep is {shown(text)}: it must be numbers of layers, as in '0,2,4'"
                 )
-            found[side] = sorted(map(int, str(text).split(",")))
-    return found
+            numbers[side] = sorted(map(int, str(text).split(",")))
+    return numbers
 
 
-def side_of(kind: str) -> str:
+def side_of(attention_type: str) -> str:
     """Return the side of an attention type."""
-    return "encoder" if kind == "enc-self" else "decoder"
+    return "encoder" if attention_type == "enc-self" else "decoder"
 
 
 def mask_of_layers(mask: HeadTable, args: Any) -> HeadTable:
     """Return the rows of a mask for the layers to keep. A mask of so many layers is returned as it is."""
     kept = layers_to_keep(args)
     rows = {}
-    for kind, layers in mask.values.items():
-        keep = kept.get(side_of(kind), [])
-        rows[kind] = [layers[i] for i in _numbers(keep, len(layers), side_of(kind))] or layers
+    for attention_type, layers in mask.values.items():
+        keep = kept.get(side_of(attention_type), [])
+        rows[attention_type] = [layers[i] for i in _numbers(keep, len(layers), side_of(attention_type))] or layers
     return HeadTable(rows, mask.name, mask.signature)
 
 
@@ -60,8 +60,8 @@ def layer_numbers(names: Iterable[str], args: Any) -> Numbers:
     """Return {side: {layer to keep: its new number}} for weights by name; a side that has no others is missing."""
     there: dict[str, set[int]] = {side: set() for side in SIDES}
     for name in names:
-        if found := LAYER.match(name):
-            there[found[1]].add(int(found[2]))
+        if match := LAYER.match(name):
+            there[match[1]].add(int(match[2]))
     kept = {side: _numbers(keep, len(there[side]), side) for side, keep in layers_to_keep(args).items()}
     return {side: {layer: i for i, layer in enumerate(keep)} for side, keep in kept.items() if keep}
 
@@ -89,10 +89,10 @@ def weights_of_layers(weights: Mapping[str, Tensor], numbers: Numbers, args: Any
 def _renumbered(named: Mapping[str, Any], numbers: Numbers) -> dict[str, Any]:
     result = {}
     for name, value in named.items():
-        found = LAYER.match(name)
-        if found is None or found[1] not in numbers:
+        match = LAYER.match(name)
+        if match is None or match[1] not in numbers:
             result[name] = value
-        elif int(found[2]) in numbers[found[1]]:
-            number = numbers[found[1]][int(found[2])]
-            result[f"{name[: found.start(2)]}{number}{name[found.end(2) :]}"] = value
+        elif int(match[2]) in numbers[match[1]]:
+            number = numbers[match[1]][int(match[2])]
+            result[f"{name[: match.start(2)]}{number}{name[match.end(2) :]}"] = value
     return result

@@ -82,19 +82,19 @@ def flat_options(stored: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: for an unknown option in a group
     """
-    found = dict(stored)
+    options = dict(stored)
     for group, config in NESTED.items():
-        inner = found.get(group)
+        inner = options.get(group)
         if not isinstance(inner, Mapping):
             continue
-        del found[group]
+        del options[group]
         names = [name for name, _ in _fields(config)]
         unknown = {key: value for key, value in inner.items() if key not in {*names, "_name"}}
         if unknown:
             raise ValueError(f"the stored option {group} has keys that fairseq does not know: {shown(unknown)}")
         values = config(**inner)
-        found.update({f"{group}_{name}": getattr(values, name) for name in names})
-    return found
+        options.update({f"{group}_{name}": getattr(values, name) for name in names})
+    return options
 
 
 def transformer_options() -> dict[str, tuple[type, ...]]:

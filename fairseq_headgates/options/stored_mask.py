@@ -14,7 +14,7 @@ from fairseq.models.transformer import base_architecture
 from torch import Tensor
 
 from fairseq_headgates.gates import METHODS, HardConcrete, HeadGates, parse_stretch, parse_target
-from fairseq_headgates.heads import TYPES, HeadTable, check_shape, kind_and_layer, parse_mask
+from fairseq_headgates.heads import TYPES, HeadTable, attention_type_and_layer, check_shape, parse_mask
 from fairseq_headgates.messages import shown
 from fairseq_headgates.options.stored import model_options
 from fairseq_headgates.safety import architecture, is_checkpoint_file, load_checkpoint, model_args
@@ -61,9 +61,9 @@ def mask_of_checkpoint(path: str) -> HeadTable:
                 raise ValueError(f"the stored option alive_heads is {shown(args.alive_heads)}, not inline JSON")
             alive = parse_mask(args.alive_heads)
             check_shape(alive, sizes, "its own mask")
-            mask.update({kind: [list(row) for row in rows] for kind, rows in alive.values.items()})
-        for kind, layer, gates in evaluation_gates(weights, args):
-            _close(mask, kind, layer, gates, args)
+            mask.update({attention_type: [list(row) for row in rows] for attention_type, rows in alive.values.items()})
+        for attention_type, layer, gates in evaluation_gates(weights, args):
+            _close(mask, attention_type, layer, gates, args)
     except ValueError as error:
         raise ValueError(f"{path!r} cannot be taken as a mask: {error}") from None
     return HeadTable(mask, "alive", f"ckpt:{path.rpartition('/')[2]}")
@@ -88,43 +88,49 @@ def _sizes(weights: Mapping[str, Tensor], args: argparse.Namespace) -> dict[str,
     heads: dict[str, int] = {}
     places: set[tuple[str, int]] = set()
     for name, weight in weights.items():
-        if not (found := OUTPUT.match(name)):
+        if not (match := OUTPUT.match(name)):
             continue
-        kind, _ = place = kind_and_layer(found[1])
+        attention_type, _ = place = attention_type_and_layer(match[1])
         if place in places:  # they are counted over all stacks, in an order that their names do not tell
-            raise ValueError(f"it has several stacks of {kind} layers: write its mask with headgates show --out")
+            raise ValueError(
+                f"it has several stacks of {attention_type} layers: write its mask with headgates show --out"
+            )
         places.add(place)
-        layers[kind] = layers.get(kind, 0) + 1
-        option = f"{'encoder' if kind == 'enc-self' else 'decoder'}_attention_heads"
+        layers[attention_type] = layers.get(attention_type, 0) + 1
+        option = f"{'encoder' if attention_type == 'enc-self' else 'decoder'}_attention_heads"
         number = getattr(args, option, None)
         if not isinstance(number, int) or weight.dim() != 2 or not 1 <= number <= weight.size(0):
             raise ValueError(f"the stored option {option} is {shown(number)}: it does not fit {name}")
-        heads[kind] = number
+        heads[attention_type] = number
     if not layers:
         raise ValueError("it has no attention layer")
-    return {kind: (layers[kind], heads[kind]) for kind in layers}
+    return {attention_type: (layers[attention_type], heads[attention_type]) for attention_type in layers}
 
 
 def _full(sizes: Mapping[str, tuple[int, int]]) -> dict[str, list[list[float]]]:
-    return {kind: [[1] * heads for _ in range(layers)] for kind, (layers, heads) in sizes.items()}
+    return {attention_type: [[1] * heads for _ in range(layers)] for attention_type, (layers, heads) in sizes.items()}
 
 
 def _gated_layers(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, int, Tensor]]:
     """Yield attention type, number and log_alpha of every layer with gates."""
     for name, tensor in weights.items():
         if name.endswith(GATE):
-            yield (*kind_and_layer(name.removesuffix(GATE)), tensor)
+            yield (*attention_type_and_layer(name.removesuffix(GATE)), tensor)
 
 
-def _close(mask: dict[str, list[list[float]]], kind: str, layer: int, values: Tensor, args: argparse.Namespace) -> None:
+def _close(
+    mask: dict[str, list[list[float]]], attention_type: str, layer: int, values: Tensor, args: argparse.Namespace
+) -> None:
     """Set the heads of one attention layer to 0 whose evaluation gate is 0."""
-    rows = mask.get(kind, [])
+    rows = mask.get(attention_type, [])
     if layer >= len(rows):
-        raise ValueError(f"it has a gate on {kind} layer {layer}, but no such layer")
+        raise ValueError(f"it has a gate on {attention_type} layer {layer}, but no such layer")
     # With --remove-heads only the remaining heads have gates.
     gated = [i for i, alive in enumerate(rows[layer]) if alive or not getattr(args, "remove_heads", False)]
     if values.shape != (len(gated),):
-        raise ValueError(f"it has {values.numel()} gates on {kind} layer {layer}, which has {len(gated)} heads")
+        raise ValueError(
+            f"it has {values.numel()} gates on {attention_type} layer {layer}, which has {len(gated)} heads"
+        )
     for head, gate in zip(gated, values.tolist(), strict=True):
         rows[layer][head] *= int(gate > 0)
 
@@ -136,10 +142,10 @@ def evaluation_gates(weights: Mapping[str, Tensor], args: Any) -> list[tuple[str
         weights: the weights of a checkpoint
         args: the options of its model
     """
-    gated = sorted(_gated_layers(weights), key=lambda found: (TYPES.index(found[0]), found[1]))
+    gated = sorted(_gated_layers(weights), key=lambda layer: (TYPES.index(layer[0]), layer[1]))
     if not gated:
         return []
-    kinds, rows = [kind for kind, *_ in gated], [row for *_, row in gated]
+    layer_types, rows = [attention_type for attention_type, *_ in gated], [row for *_, row in gated]
     stretch = getattr(args, "gate_stretch", None)
     low, high = parse_stretch(stretch) if stretch else (HardConcrete.low, HardConcrete.high)
     lr_scale = getattr(args, "gate_lr_scale", None) or 1.0
@@ -147,9 +153,12 @@ def evaluation_gates(weights: Mapping[str, Tensor], args: Any) -> list[tuple[str
     for layer, row in zip(layers, rows, strict=True):
         layer.load_state_dict({"log_alpha": row.reshape(-1)})
     target = parse_target(getattr(args, "target_heads", None) or "")
-    heads = {kind: sum(row.numel() for row, other in zip(rows, kinds, strict=True) if other == kind) for kind in kinds}
+    heads = {
+        each: sum(row.numel() for row, other in zip(rows, layer_types, strict=True) if other == each)
+        for each in layer_types
+    }
     settings: dict[str, Any] = {"target": target.counts(heads)} if target else {}
-    method = METHODS[getattr(args, "sparsity_method", None) or "l0"](layers, kinds, **settings)
+    method = METHODS[getattr(args, "sparsity_method", None) or "l0"](layers, layer_types, **settings)
     with torch.no_grad():
         values = method.evaluate(method.log_alpha()).split(method.sizes)
-    return [(kind, layer, row) for (kind, layer, _), row in zip(gated, values, strict=True)]
+    return [(attention_type, layer, row) for (attention_type, layer, _), row in zip(gated, values, strict=True)]

@@ -41,7 +41,8 @@ def attention_json(sentences: Sentences, signature: str) -> dict[str, Any]:
     for maps in sentences.values():
         types: dict[str, Any] = {}
         for shown in maps:
-            of_type = types.setdefault(shown.head.kind, {"queries": shown.queries, "keys": shown.keys, "heads": []})
+            empty = {"queries": shown.queries, "keys": shown.keys, "heads": []}
+            of_type = types.setdefault(shown.head.attention_type, empty)
             number = {"layer": shown.head.layer, "head": shown.head.head, "gate": shown.gate}
             of_type["heads"].append({**number, "weights": shown.weights or None})
         found.append(types)
@@ -139,7 +140,8 @@ def _longest(tokens: Iterable[Sequence[str]]) -> float:
 
 def by_type(maps: Sequence[AttentionMap]) -> list[tuple[str, str, list[AttentionMap]]]:
     """Return type, title and maps of each attention type, for the templates."""
-    return [(kind, TITLES[kind], list(found)) for kind, found in groupby(maps, key=lambda shown: shown.head.kind)]
+    groups = groupby(maps, key=lambda shown: shown.head.attention_type)
+    return [(attention_type, TITLES[attention_type], list(group)) for attention_type, group in groups]
 
 
 def attention_page(sentences: Sentences, signature: str) -> str:

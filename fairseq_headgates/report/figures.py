@@ -38,18 +38,18 @@ def heat_maps(tables: Sequence[HeadTable], limits: tuple[float, float] | None = 
     """
     from matplotlib.figure import Figure
 
-    types = list(dict.fromkeys(kind for table in tables for kind in table.types))
+    types = list(dict.fromkeys(attention_type for table in tables for attention_type in table.types))
     heads = max(len(row) for table in tables for rows in table.values.values() for row in rows)
     layers = max(len(rows) for table in tables for rows in table.values.values())
     size = (1.5 + (0.8 + max(6, heads) * CELL[0]) * len(types), (0.9 + max(4, layers) * CELL[1]) * len(tables))
     figure = Figure(figsize=size, layout="constrained")
     for line, table in zip(figure.subplots(len(tables), len(types), squeeze=False), tables, strict=True):
-        values = [value for kind in table.types for value in table.heads(kind) if not isnan(value)] or [0.0]
+        values = [value for each in table.types for value in table.heads(each) if not isnan(value)] or [0.0]
         low, high = limits or (min(values), max(values))
-        for axes, kind in zip(line, types, strict=True):
-            if kind in table.values:
-                mesh = _cells(axes, table.values[kind], low, high)
-                axes.set(title=kind, xlabel="head", ylabel="layer")
+        for axes, attention_type in zip(line, types, strict=True):
+            if attention_type in table.values:
+                mesh = _cells(axes, table.values[attention_type], low, high)
+                axes.set(title=attention_type, xlabel="head", ylabel="layer")
             else:
                 axes.set_axis_off()
         figure.colorbar(mesh, ax=list(line), label=table.name)

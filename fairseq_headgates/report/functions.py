@@ -17,14 +17,14 @@ def group_of(function: str) -> str:
     return name if name in GROUPS else "syntactic"
 
 
-def group_counts(result: Mapping[str, Any], kind: str) -> dict[str, int]:
+def group_counts(result: Mapping[str, Any], attention_type: str) -> dict[str, int]:
     """Return the number of open heads of a type in each group, and without a function ("none").
 
     A head with functions of several groups counts for the first of them, in the order of `GROUPS`.
     """
     counts = dict.fromkeys([*GROUPS, "none"], 0)
     for head, entry in open_heads(result):
-        if head.kind == kind:
+        if head.attention_type == attention_type:
             found = {group_of(name) for name in entry["functions"]}
             counts[next((group for group in GROUPS if group in found), "none")] += 1
     return counts
@@ -32,26 +32,28 @@ def group_counts(result: Mapping[str, Any], kind: str) -> dict[str, int]:
 
 def open_heads(result: Mapping[str, Any]) -> Iterator[tuple[HeadId, Mapping[str, Any]]]:
     """Iterate over the heads that are neither removed nor closed, with their entries."""
-    for kind in TYPES:
-        for layer, row in enumerate(result["heads"].get(kind, [])):
+    for attention_type in TYPES:
+        for layer, row in enumerate(result["heads"].get(attention_type, [])):
             for head, entry in enumerate(row):
                 if entry is not None and entry["gate"] > 0:
-                    yield HeadId(kind, layer, head), entry
+                    yield HeadId(attention_type, layer, head), entry
 
 
 def function_table(result: Mapping[str, Any]) -> str:
     """Format the heads that have a function: one block per attention type, a line for each function."""
     blocks = []
-    for kind in result["heads"]:
-        heads = [(head, entry) for head, entry in open_heads(result) if head.kind == kind]
+    for attention_type in result["heads"]:
+        heads = [(head, entry) for head, entry in open_heads(result) if head.attention_type == attention_type]
         rows = [
-            [f"layer {head.layer} head {head.head}", *_cells(result, kind, entry, name)]
+            [f"layer {head.layer} head {head.head}", *_cells(result, attention_type, entry, name)]
             for head, entry in heads
             for name in entry["functions"]
         ]
         with_function = sum(bool(entry["functions"]) for _, entry in heads)
-        title = f"{kind} ({TITLES[kind]}): {with_function} of {len(heads)} open heads have a function"
-        header = [kind, "function", "rate", "interval", "baseline", "count"]
+        title = (
+            f"{attention_type} ({TITLES[attention_type]}): {with_function} of {len(heads)} open heads have a function"
+        )
+        header = [attention_type, "function", "rate", "interval", "baseline", "count"]
         blocks.append(title + ("\n" + text_table(header, rows) if rows else ""))
     return "\n\n".join([*blocks, *_trees(result)])
 
@@ -68,13 +70,13 @@ def alignment_line(written: Mapping[str, Any], sentences: int) -> str:
     return f"{line}; {', '.join(numbers)} on {written['sentences']} sentences"
 
 
-def _cells(result: Mapping[str, Any], kind: str, entry: Mapping[str, Any], name: str) -> list[str]:
+def _cells(result: Mapping[str, Any], attention_type: str, entry: Mapping[str, Any], name: str) -> list[str]:
     """Return name, rate, interval, baseline and count of one function."""
     if name.startswith("positional"):
         found = entry["positional"]
         return [name, _percent(found["rate"]), "", "", str(found["count"])]
     found = entry["rare"] if name == "rare" else entry["words"][name]
-    baseline = "" if name == "rare" else _percent(result["relations"][kind][name]["baseline"])
+    baseline = "" if name == "rare" else _percent(result["relations"][attention_type][name]["baseline"])
     interval = f"{_percent(found['low'])}..{_percent(found['high'])}"
     return [name, _percent(found["rate"]), interval, baseline, str(found["count"])]
 
@@ -93,8 +95,8 @@ def _trees(result: Mapping[str, Any]) -> Iterator[str]:
 def statistics_table(result: Mapping[str, Any]) -> str:
     """Format the statistics of all open heads: one block per attention type, a line per head."""
     blocks = []
-    for kind in result["heads"]:
-        heads = [(head, entry) for head, entry in open_heads(result) if head.kind == kind]
+    for attention_type in result["heads"]:
+        heads = [(head, entry) for head, entry in open_heads(result) if head.attention_type == attention_type]
         if not heads:
             continue
         names = list(dict.fromkeys(name for _, entry in heads for name in entry["statistics"]))
@@ -107,7 +109,7 @@ def statistics_table(result: Mapping[str, Any]) -> str:
             ]
             for head, entry in heads
         ]
-        blocks.append(text_table([kind, "offset", "rate", *names], rows))
+        blocks.append(text_table([attention_type, "offset", "rate", *names], rows))
     return "\n\n".join(blocks)
 
 
@@ -122,11 +124,11 @@ def drift_table(results: Mapping[str, Mapping[str, Any]], tests: Mapping[str, Ma
     for checkpoint, result in results.items():
         for head, entry in open_heads(result):
             for name in entry["functions"]:
-                cell = found.setdefault((head.kind, name), {}).setdefault(checkpoint, [])
+                cell = found.setdefault((head.attention_type, name), {}).setdefault(checkpoint, [])
                 cell.append(f"{head.layer}.{head.head}")
     order = sorted(found, key=lambda key: (TYPES.index(key[0]), key[1]))
     rows = [
-        [f"{kind} {name}", *(" ".join(found[kind, name].get(c, [])) or "-" for c in results)] for kind, name in order
+        [f"{each} {name}", *(" ".join(found[each, name].get(c, [])) or "-" for c in results)] for each, name in order
     ]
     table = text_table(["heads (layer.head) with the function", *results], rows)
     return "\n\n".join([table, _kept_table(tests)]) if tests else table
@@ -136,13 +138,13 @@ def _kept_table(tests: Mapping[str, Mapping[str, Any]]) -> str:
     rows: list[Sequence[str]] = [
         [
             name,
-            kind,
+            attention_type,
             f"{test['kept_with']} of {test['with']}",
             f"{test['kept_without']} of {test['without']}",
             _or_dash(test["p"], ".3f"),
         ]
-        for name, by_kind in tests.items()
-        for kind, test in by_kind.items()
+        for name, by_type in tests.items()
+        for attention_type, test in by_type.items()
     ]
     return text_table(["heads still open in", "type", "with a function", "without", "p"], rows)
 

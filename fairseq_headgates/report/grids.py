@@ -36,7 +36,7 @@ class Cell:
 class Grid:
     """The heads of one attention type: a row for each layer."""
 
-    kind: str
+    attention_type: str
     title: str
     rows: list[list[Cell]]
 
@@ -57,11 +57,11 @@ def grids(table: HeadTable, cell: Callable[[HeadId, float], Cell]) -> list[Grid]
         raise ValueError(f"a table has {heads:,} heads, and at most {LARGEST:,} are drawn: leave it out")
     return [
         Grid(
-            kind,
-            TITLES[kind],
-            [[cell(HeadId(kind, i, j), value) for j, value in enumerate(row)] for i, row in enumerate(rows)],
+            attention_type,
+            TITLES[attention_type],
+            [[cell(HeadId(attention_type, i, j), value) for j, value in enumerate(row)] for i, row in enumerate(rows)],
         )
-        for kind, rows in table.values.items()
+        for attention_type, rows in table.values.items()
     ]
 
 
@@ -72,7 +72,7 @@ def gate_grids(model: ModelHeads) -> list[Grid]:
         name, probability = named(head), model.open_probability[head]
         if gate > 0:
             return Cell(_number(gate), gate, f"{name}: gate {gate:.2f}, P(gate = 0) {1 - probability:.2f}")
-        if model.alive is not None and head.kind in model.alive.values and model.alive[head] == 0:
+        if model.alive is not None and head.attention_type in model.alive.values and model.alive[head] == 0:
             return Cell("", 0, f"{name}: removed", "removed")
         return Cell("0", 0, f"{name}: closed, P(gate = 0) {1 - probability:.2f}", "closed")
 
@@ -96,11 +96,11 @@ def score_grids(table: HeadTable) -> list[Grid]:
 def function_grids(result: Mapping[str, Any]) -> list[Grid]:
     """Return the functions of heads, by their letters; the colour shows the number of different letters."""
     found = {head: entry["functions"] for head, entry in open_heads(result)}
-    table = HeadTable({kind: [[0.0] * len(row) for row in rows] for kind, rows in result["heads"].items()})
+    table = HeadTable({each: [[0.0] * len(row) for row in rows] for each, rows in result["heads"].items()})
 
     def cell(head: HeadId, _: float) -> Cell:
         if head not in found:
-            entry = result["heads"][head.kind][head.layer][head.head]
+            entry = result["heads"][head.attention_type][head.layer][head.head]
             state = "removed" if entry is None else "closed"
             return Cell("" if entry is None else "0", 0, f"{named(head)}: {state}", state)
         letters = sorted({group_of(name)[0].upper() for name in found[head]})

@@ -38,13 +38,13 @@ def interactive_page(sentences: Sentences, signature: str) -> str:
 
 def _types(maps: Sequence[AttentionMap]) -> list[dict[str, Any]]:
     found = []
-    for kind, title, of_kind in by_type(maps):
+    for attention_type, title, of_type in by_type(maps):
         layers = [
             {"layer": layer, "heads": [_head(shown) for shown in heads]}
-            for layer, heads in groupby(of_kind, key=lambda shown: shown.head.layer)
+            for layer, heads in groupby(of_type, key=lambda shown: shown.head.layer)
         ]
-        queries, keys = ([visible(token) for token in tokens] for tokens in (of_kind[0].queries, of_kind[0].keys))
-        found.append({"title": f"{kind} ({title})", "queries": queries, "keys": keys, "layers": layers})
+        queries, keys = ([visible(token) for token in tokens] for tokens in (of_type[0].queries, of_type[0].keys))
+        found.append({"title": f"{attention_type} ({title})", "queries": queries, "keys": keys, "layers": layers})
     return found
 
 

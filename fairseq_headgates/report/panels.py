@@ -80,10 +80,10 @@ def kept_panels(models: Sequence[Mapping[str, Any]], name: str) -> list[Panel]:
         models: objects with `heads` and `layers` as in a sweep file, sorted by the number of heads
         name: what the models have in common
     """
-    kinds = [kind for kind in TYPES if models and kind in models[0]["heads"]]
+    types = [each for each in TYPES if models and each in models[0]["heads"]]
     return [
-        Panel(f"heads kept by type ({name})", partial(_types, models=models, kinds=kinds)),
-        *(Panel(f"{kind}, by layer ({name})", partial(_layers, models=models, kind=kind)) for kind in kinds),
+        Panel(f"heads kept by type ({name})", partial(_types, models=models, types=types)),
+        *(Panel(f"{each}, by layer ({name})", partial(_layers, models=models, attention_type=each)) for each in types),
     ]
 
 
@@ -94,15 +94,15 @@ def checkpoint_panels(models: Sequence[Mapping[str, Any]]) -> list[Panel]:
         models: objects with `name`, and with `heads` and `layers` as in a sweep file
     """
     names = [model["name"] for model in models]
-    kinds = list(models[0]["layers"])
-    by_type = {kind: [model["heads"][kind] for model in models] for kind in kinds}
+    types = list(models[0]["layers"])
+    by_type = {each: [model["heads"][each] for model in models] for each in types}
     panels = [Panel("heads kept by type", partial(_bars, names=names, groups=by_type))]
-    for kind in kinds:
-        layers = list(zip(*(model["layers"][kind] for model in models), strict=True))
+    for attention_type in types:
+        layers = list(zip(*(model["layers"][attention_type] for model in models), strict=True))
         by_layer = {
             name: [sum(each) for each in zip(*layers[a:b], strict=True)] for name, a, b in _layer_groups(layers)
         }
-        panels.append(Panel(f"{kind}, heads kept by layer", partial(_bars, names=names, groups=by_layer)))
+        panels.append(Panel(f"{attention_type}, heads kept by layer", partial(_bars, names=names, groups=by_layer)))
     return panels
 
 
@@ -118,18 +118,18 @@ def overlap_panel(pairs: Sequence[Mapping[str, Any]]) -> Panel:
     found: dict[str, dict[str, float]] = {}
     for pair in pairs:
         found.setdefault(f"{_end(pair['a'])} ~ {_end(pair['b'])}", {})[pair["types"]] = pair["jaccard"] or 0.0
-    means = {kind: mean(values.get(kind, 0.0) for values in found.values()) for kind in types}
+    means = {each: mean(values.get(each, 0.0) for values in found.values()) for each in types}
     shown = found if len(found) <= FEW else {f"mean of {len(found)} pairs": means}
     expected = {
-        kind: mean(
+        attention_type: mean(
             pair["expected"] / max(1e-9, sum(pair["kept"]) - pair["expected"])
             for pair in pairs
-            if pair["types"] == kind
+            if pair["types"] == attention_type
         )
-        for kind in types
+        for attention_type in types
     }
     groups = {
-        name: [values.get(kind, 0.0) for kind in types] for name, values in {**shown, "by chance": expected}.items()
+        name: [values.get(each, 0.0) for each in types] for name, values in {**shown, "by chance": expected}.items()
     }
     return Panel("heads in common (Jaccard index)", partial(_bars, names=types, groups=groups, y="Jaccard index"))
 
@@ -147,7 +147,7 @@ def function_panels(counts: Mapping[str, Mapping[str, Mapping[str, int]]]) -> li
     Args:
         counts: {attention type: {checkpoint: {group of functions: number of heads}}}
     """
-    return [Panel(f"{kind}, open heads by function", partial(_columns, counts=found)) for kind, found in counts.items()]
+    return [Panel(f"{each}, open heads by function", partial(_columns, counts=found)) for each, found in counts.items()]
 
 
 def _columns(axes: Axes, counts: Mapping[str, Mapping[str, int]]) -> None:
@@ -194,17 +194,17 @@ def training_panels(series: Mapping[str, Sequence[tuple[int, float]]]) -> list[P
         "validation": _first_of(series, "valid nll_loss", "valid loss"),  # cross_entropy logs no nll_loss
     }
     heads = {
-        kind: _first_of(series, *(f"{part} heads_open_{kind.replace('-', '_')}" for part in ("train_inner", "train")))
-        for kind in TYPES
+        each: _first_of(series, *(f"{part} heads_open_{each.replace('-', '_')}" for part in ("train_inner", "train")))
+        for each in TYPES
     }
     panels = []
     for title, label, lines in (
         ("cross-entropy", "bits per target token", losses),
         ("open heads", "open gated heads", heads),
     ):
-        drawn = {name: points for name, points in lines.items() if points}
-        if drawn:
-            panels.append(Panel(title, partial(_lines, lines=drawn, x="updates", y=label, counts=lines is heads)))
+        curves = {name: points for name, points in lines.items() if points}
+        if curves:
+            panels.append(Panel(title, partial(_lines, lines=curves, x="updates", y=label, counts=lines is heads)))
     return panels
 
 
@@ -255,16 +255,17 @@ def _scores(
     _label(axes, "total heads kept", score)
 
 
-def _types(axes: Axes, models: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> None:
-    for kind, marker in zip(kinds, _markers(len(kinds)), strict=True):
-        axes.plot(_totals(models), [model["heads"][kind] for model in models], f"{marker}-", label=kind)
+def _types(axes: Axes, models: Sequence[Mapping[str, Any]], types: Sequence[str]) -> None:
+    for attention_type, marker in zip(types, _markers(len(types)), strict=True):
+        kept = [model["heads"][attention_type] for model in models]
+        axes.plot(_totals(models), kept, f"{marker}-", label=attention_type)
     _label(axes, "total heads kept", "heads kept", counts=True)
 
 
-def _layers(axes: Axes, models: Sequence[Mapping[str, Any]], kind: str) -> None:
-    groups = _layer_groups(models[0]["layers"][kind])
+def _layers(axes: Axes, models: Sequence[Mapping[str, Any]], attention_type: str) -> None:
+    groups = _layer_groups(models[0]["layers"][attention_type])
     for (name, first, end), marker in zip(groups, _markers(len(groups)), strict=True):
-        kept = [sum(model["layers"][kind][first:end]) for model in models]
+        kept = [sum(model["layers"][attention_type][first:end]) for model in models]
         axes.plot(_totals(models), kept, f"{marker}-", label=name)
     _label(axes, "total heads kept", "heads kept", counts=True)
 

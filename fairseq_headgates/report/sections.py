@@ -146,7 +146,7 @@ def sections(found: Experiment) -> list[Section]:
         "training": [*_trainings(found.trainings)],
         "attention": [*_maps(found)],
     }
-    return [Section(name, *TITLES_AND_INTROS[name], drawn) for name, drawn in figures.items() if drawn]
+    return [Section(name, *TITLES_AND_INTROS[name], of_section) for name, of_section in figures.items() if of_section]
 
 
 def _heads(models: Sequence[ModelHeads]) -> Iterator[Figure]:
@@ -187,23 +187,23 @@ def _kept(models: Sequence[ModelHeads]) -> Iterator[Figure]:
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     names = _short([model.name for model in models])
     for name, model in zip(names, models, strict=True):
-        counts = {kind: count for kind, (count, _) in open_counts(model.gate).items()}
-        layers = {kind: [sum(gate > 0 for gate in row) for row in rows] for kind, rows in model.gate.values.items()}
-        shape = tuple(f"{kind}{len(rows)}" for kind, rows in layers.items())
+        counts = {attention_type: count for attention_type, (count, _) in open_counts(model.gate).items()}
+        layers = {each: [sum(gate > 0 for gate in row) for row in rows] for each, rows in model.gate.values.items()}
+        shape = tuple(f"{attention_type}{len(rows)}" for attention_type, rows in layers.items())
         groups.setdefault(shape, []).append({"name": name, "heads": counts, "layers": layers})
     for found in groups.values():
         ordered = sorted(found, key=lambda model: model["heads"]["total"])
         if len(ordered) > 1:
-            kinds = list(ordered[0]["layers"])
+            attention_types = list(ordered[0]["layers"])
             rows = [
                 [
                     model["name"],
                     str(model["heads"]["total"]),
-                    *(" ".join(map(str, model["layers"][kind])) for kind in kinds),
+                    *(" ".join(map(str, model["layers"][attention_type])) for attention_type in attention_types),
                 ]
                 for model in ordered
             ]
-            table = text_table(["checkpoint", "total", *(f"{kind} by layer" for kind in kinds)], rows)
+            table = text_table(["checkpoint", "total", *(f"{each} by layer" for each in attention_types)], rows)
             yield Figure("Heads kept by each checkpoint", table, plots=[*map(_svg, checkpoint_panels(ordered))])
 
 
@@ -246,8 +246,8 @@ def _functions(found: Experiment) -> Iterator[Figure]:
         yield _functions_by_checkpoint(found.functions)
     for name, result in found.functions:
         with _complete(name):
-            table, drawn = function_table(result), function_grids(result)
-        yield Figure(name, table, drawn, note=str(result["signature"]))
+            table, grids = function_table(result), function_grids(result)
+        yield Figure(name, table, grids, note=str(result["signature"]))
 
 
 def _functions_by_checkpoint(functions: Sequence[tuple[str, Mapping[str, Any]]]) -> Figure:
@@ -255,11 +255,11 @@ def _functions_by_checkpoint(functions: Sequence[tuple[str, Mapping[str, Any]]])
     counts: dict[str, dict[str, dict[str, int]]] = {}
     for name, (path, result) in zip(_short([name for name, _ in functions]), functions, strict=True):
         with _complete(path):
-            for kind in result["heads"]:
-                counts.setdefault(kind, {})[name] = group_counts(result, kind)
+            for attention_type in result["heads"]:
+                counts.setdefault(attention_type, {})[name] = group_counts(result, attention_type)
     rows = [
-        [kind, name, str(sum(number.values())), *map(str, number.values())]
-        for kind, by_name in counts.items()
+        [attention_type, name, str(sum(number.values())), *map(str, number.values())]
+        for attention_type, by_name in counts.items()
         for name, number in by_name.items()
     ]
     table = text_table(["type", "file", "open", *GROUPS, "none"], rows)
@@ -290,9 +290,9 @@ def _ablations(found: Experiment) -> Iterator[Figure]:
                     p = _by_head(data.get("p_value", {}), loss)
                     single = data["mode"] == "single"
                     tables += layer_tables(change, p, metric) if single else [best_head_table(change, p)]
-            drawn = score_grids(loss)
+            grids = score_grids(loss)
             what = "each head masked" if data["mode"] == "single" else "each head as the only one of its layer"
-        yield Figure(f"{name}: {what}", "\n\n".join(tables), drawn, note=str(data["signature"]))
+        yield Figure(f"{name}: {what}", "\n\n".join(tables), grids, note=str(data["signature"]))
 
 
 def _by_head(values: Mapping[str, float], table: HeadTable) -> dict[HeadId, float]:
@@ -331,28 +331,28 @@ def _last_values(training: Training) -> str:
 def _animation(training: Training) -> Figure:
     """P(gate = 0) with a slider over the updates."""
     records = thinned(training.gates, FRAMES)
-    kinds = records[0].closed.types
+    attention_types = records[0].closed.types
     rows = [
-        [str(record.update), *(f"{_expected(record, kind):.1f}" for kind in kinds)]
+        [str(record.update), *(f"{_expected(record, attention_type):.1f}" for attention_type in attention_types)]
         for record in thinned(training.gates, 20)
     ]
     return Figure(
         f"{training.name}: P(gate = 0)",
-        text_table(["update", *(f"expected open {kind}" for kind in kinds)], rows),
+        text_table(["update", *(f"expected open {attention_type}" for attention_type in attention_types)], rows),
         closed_grids(records[-1].closed),
         frames={
             "updates": [record.update for record in records],
             "closed": [  # by type in the order of the grids, then by record
-                [[[round(p, 2) for p in layer] for layer in record.closed.values[kind]] for record in records]
-                for kind in kinds
+                [[[round(p, 2) for p in layer] for layer in record.closed.values[attention_type]] for record in records]
+                for attention_type in attention_types
             ],
         },
         note=FRAMES_NOTE,
     )
 
 
-def _expected(record: GateRecord, kind: str) -> float:
-    return sum(1 - p for p in record.closed.heads(kind))
+def _expected(record: GateRecord, attention_type: str) -> float:
+    return sum(1 - p for p in record.closed.heads(attention_type))
 
 
 def _maps(found: Experiment) -> Iterator[Figure]:

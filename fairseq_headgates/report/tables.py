@@ -20,7 +20,7 @@ METRICS = {"nll": "bits per target token", "ppl": "perplexity", "bleu": "BLEU", 
 
 def named(head: HeadId) -> str:
     """Return the name of a head in a sentence."""
-    return f"{head.kind} layer {head.layer} head {head.head}"
+    return f"{head.attention_type} layer {head.layer} head {head.head}"
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -38,18 +38,18 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def gate_table(open_probability: HeadTable, gate: HeadTable) -> str:
     """Format P(open) and evaluation gate of every head: one block per attention type, layers by heads."""
     blocks = []
-    for kind, rows in gate.values.items():
-        alive, total = gate.count(kind)
+    for attention_type, rows in gate.values.items():
+        alive, total = gate.count(attention_type)
         heads = max(len(row) for row in rows)
         cells = [
             [
                 f"layer {i}",
-                *(f"{p:.2f}/{g:.2f}" for p, g in zip(open_probability.values[kind][i], row, strict=True)),
+                *(f"{p:.2f}/{g:.2f}" for p, g in zip(open_probability.values[attention_type][i], row, strict=True)),
                 str(sum(g > 0 for g in row)),
             ]
             for i, row in enumerate(rows)
         ]
-        title = f"{kind} ({TITLES[kind]}): {alive} of {total} heads open"
+        title = f"{attention_type} ({TITLES[attention_type]}): {alive} of {total} heads open"
         blocks.append(title + "\n" + text_table(["P(open)/gate", *(f"head {j}" for j in range(heads)), "open"], cells))
     return "\n\n".join(blocks)
 
@@ -64,10 +64,10 @@ def rounded(value: float, form: str) -> str:
 def score_table(scores: HeadTable) -> str:
     """Format scores: one block per attention type, layers by heads; '-' for removed heads (NaN)."""
     blocks = []
-    for kind, rows in scores.values.items():
+    for attention_type, rows in scores.values.items():
         cells = [[f"layer {i}", *("-" if isnan(v) else rounded(v, ".4f") for v in row)] for i, row in enumerate(rows)]
         header = [scores.name, *(f"head {j}" for j in range(max(map(len, rows))))]
-        blocks.append(f"{kind} ({TITLES[kind]})\n" + text_table(header, cells))
+        blocks.append(f"{attention_type} ({TITLES[attention_type]})\n" + text_table(header, cells))
     return "\n\n".join(blocks)
 
 
@@ -78,12 +78,13 @@ def layer_tables(
     cells: dict[str, dict[int, dict[int, str]]] = {}
     for head, value in difference.items():
         cell = rounded(value, "+.2f") + _stars(p_values.get(head))
-        cells.setdefault(head.kind, {}).setdefault(head.layer, {})[head.head] = cell
+        cells.setdefault(head.attention_type, {}).setdefault(head.layer, {})[head.head] = cell
     tables = []
-    for kind, layers in cells.items():
+    for attention_type, layers in cells.items():
         heads = range(1 + max(head for row in layers.values() for head in row))
         rows = [[f"layer {i}", *(row.get(j, "-") for j in heads)] for i, row in layers.items()]
-        tables.append(f"{kind} ({TITLES[kind]})\n" + text_table([METRICS[metric], *(f"head {j}" for j in heads)], rows))
+        header = [METRICS[metric], *(f"head {j}" for j in heads)]
+        tables.append(f"{attention_type} ({TITLES[attention_type]})\n" + text_table(header, rows))
     return tables
 
 
@@ -92,9 +93,9 @@ def best_head_table(difference: Mapping[HeadId, float], p_values: Mapping[HeadId
     cells: dict[int, dict[str, str]] = {}
     for head, value in difference.items():
         text = f"{rounded(value, '+.2f')}{_stars(p_values.get(head))} (head {head.head})"
-        cells.setdefault(head.layer, {})[head.kind] = text
-    types = [kind for kind in TITLES if any(kind in row for row in cells.values())]
-    rows = [[f"layer {i}", *(cells[i].get(kind, "-") for kind in types)] for i in sorted(cells)]
+        cells.setdefault(head.layer, {})[head.attention_type] = text
+    types = [attention_type for attention_type in TITLES if any(attention_type in row for row in cells.values())]
+    rows = [[f"layer {i}", *(cells[i].get(attention_type, "-") for attention_type in types)] for i in sorted(cells)]
     return text_table(["one head alone", *types], rows)
 
 
@@ -184,16 +185,17 @@ def p_value_text(value: float) -> str:
 def removal_table(before: HeadTable, after: HeadTable) -> str:
     """Format what pruning removes: heads before, kept, and kept in each layer; a line per attention type."""
     rows = []
-    for kind, layers in after.values.items():
+    for attention_type, layers in after.values.items():
         per_layer = " ".join(str(sum(value > 0 for value in layer)) for layer in layers)
-        rows.append([kind, str(before.count(kind)[0]), str(after.count(kind)[0]), per_layer])
-    sums = [str(sum(table.count(kind)[0] for kind in table.types)) for table in (before, after)]
+        counts = (str(table.count(attention_type)[0]) for table in (before, after))
+        rows.append([attention_type, *counts, per_layer])
+    sums = [str(sum(table.count(attention_type)[0] for attention_type in table.types)) for table in (before, after)]
     return text_table(["", "heads", "kept", "by layer"], [*rows, ["total", *sums, ""]])
 
 
 def open_counts(gate: HeadTable) -> dict[str, tuple[int, int]]:
     """Return {type: (open heads, all heads)}, and the sum over types as "total"."""
-    counts = {kind: gate.count(kind) for kind in gate.types}
+    counts = {attention_type: gate.count(attention_type) for attention_type in gate.types}
     return {**counts, "total": (sum(c[0] for c in counts.values()), sum(c[1] for c in counts.values()))}
 
 

@@ -104,8 +104,8 @@ def _other_fonts() -> Iterable[str]:
     import matplotlib
     from matplotlib.font_manager import fontManager
 
-    own = matplotlib.get_data_path()
-    return sorted({font.name for font in fontManager.ttflist if not font.fname.startswith(own)} - {FONT})
+    folder = matplotlib.get_data_path()
+    return sorted({font.name for font in fontManager.ttflist if not font.fname.startswith(folder)} - {FONT})
 
 
 def _scripts(characters: Iterable[str]) -> str:

@@ -38,8 +38,8 @@ def _attention(decoder: Any, layer: Any) -> HeadAttention | None:
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, nn.ModuleList) or layer not in range(len(layers)):
         return None
-    found = getattr(layers[layer], "encoder_attn", None)
-    return found if isinstance(found, HeadAttention) else None
+    attention = getattr(layers[layer], "encoder_attn", None)
+    return attention if isinstance(attention, HeadAttention) else None
 
 
 def _average(layer: nn.Module, inputs: tuple, output: tuple) -> tuple | None:
@@ -58,8 +58,8 @@ def _check(decoder: Any, inputs: tuple, options: dict[str, Any]) -> None:
     if heads is None or attention is None or heads <= attention.aligned:
         return
     scale = None if attention.training else attention.head_scale()
-    opened = [head for i, head in enumerate(attention.kept) if scale is None or scale[i] != 0]
-    missing = sorted(set(range(min(heads, attention.heads))) - set(opened))
+    open_heads = [head for i, head in enumerate(attention.kept) if scale is None or scale[i] != 0]
+    missing = sorted(set(range(min(heads, attention.heads))) - set(open_heads))
     if missing:
         raise ValueError(
             f"alignment_heads is {heads}, but head {missing[0]} of dec-enc layer {layer} is closed, masked or removed: "

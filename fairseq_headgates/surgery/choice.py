@@ -15,16 +15,16 @@ def check_scored(scores: HeadTable, alive: HeadTable, types: Collection[str]) ->
     Raises:
         ValueError: if `scores` does not fit `alive`, or one of these heads has no score
     """
-    for kind in types:
-        if kind not in scores.values:
-            raise ValueError(f"there are no scores of {kind}: the score file has {', '.join(scores.types)}")
-    check_shape(scores, {kind: (len(rows), len(rows[0])) for kind, rows in alive.values.items()}, "the score file")
-    candidates = [head for head, present in alive.items() if present and head.kind in types]
+    for attention_type in types:
+        if attention_type not in scores.values:
+            raise ValueError(f"there are no scores of {attention_type}: the score file has {', '.join(scores.types)}")
+    check_shape(scores, {each: (len(rows), len(rows[0])) for each, rows in alive.values.items()}, "the score file")
+    candidates = [head for head, present in alive.items() if present and head.attention_type in types]
     for head in candidates:
         if math.isnan(scores[head]):
             raise ValueError(
-                f"{head.kind} layer {head.layer} head {head.head} has no score: the scores are of a model without it, "
-                "compute those of this model"
+                f"{head.attention_type} layer {head.layer} head {head.head} has no score: the scores are of a model "
+                "without it, compute those of this model"
             )
     return candidates
 
@@ -54,11 +54,11 @@ def best_heads(
     candidates = check_scored(scores, alive, chosen)
     kept = _best(candidates, scores, _number_to_keep(keep, len(candidates), chosen), min_per_layer)
     mask: dict[str, list[list[float]]] = {
-        kind: [
-            [int(HeadId(kind, i, j) in kept) if kind in chosen else int(value) for j, value in enumerate(row)]
+        each: [
+            [int(HeadId(each, i, j) in kept) if each in chosen else int(value) for j, value in enumerate(row)]
             for i, row in enumerate(rows)
         ]
-        for kind, rows in alive.values.items()
+        for each, rows in alive.values.items()
     }
     return HeadTable(mask, "alive", scores.signature)
 
@@ -69,8 +69,8 @@ def _best(candidates: list[HeadId], scores: HeadTable, number: int, min_per_laye
     reserved: list[HeadId] = []
     others: list[HeadId] = []
     for head in ranked:
-        (reserved if seen[head.kind, head.layer] < min_per_layer else others).append(head)
-        seen[head.kind, head.layer] += 1
+        (reserved if seen[head.attention_type, head.layer] < min_per_layer else others).append(head)
+        seen[head.attention_type, head.layer] += 1
     if len(reserved) > number:
         raise ValueError(
             f"min-per-layer is {min_per_layer}, which keeps {len(reserved)} heads, but keep is {number}: "

@@ -99,8 +99,8 @@ def open_mask(model: nn.Module, threshold: float | None = None) -> HeadTable:
         return gates.map(lambda g: int(g > 0), "alive")
     if not 0 <= threshold <= 1:
         raise ValueError(f"threshold is {threshold:g}: it must be a probability, from 0 to 1")
-    opened = to_table(open_probabilities(model), "P(open)")
-    return opened.map(lambda p: int(p >= threshold), "alive")
+    probabilities = to_table(open_probabilities(model), "P(open)")
+    return probabilities.map(lambda p: int(p >= threshold), "alive")
 
 
 def prune(model: nn.Module, mask: Mask | None = None) -> nn.Module:
@@ -151,22 +151,24 @@ def cuts(model: nn.Module, mask: Mask) -> dict[str, Cut]:
     mask = as_mask(mask)
     check_shape(mask, head_counts(model))
     values = head_factors(model)
-    found, computed = {}, dict[str, None]()
+    layer_cuts, computed = {}, dict[str, None]()
     for site in head_sites(model):
         attention = site.attention
-        alive = mask.values[site.kind][site.layer] if site.kind in mask.values else [1] * attention.heads
-        gates = values[site.kind][site.layer].cpu()[list(attention.kept)]
-        opened = {i for i, head in enumerate(attention.kept) if alive[head] and gates[i] > 0}
-        closed = sorted(set(range(attention.aligned)) - opened)
+        rows = mask.values.get(site.attention_type)
+        alive = rows[site.layer] if rows is not None else [1] * attention.heads
+        gates = values[site.attention_type][site.layer].cpu()[list(attention.kept)]
+        open_heads = {i for i, head in enumerate(attention.kept) if alive[head] and gates[i] > 0}
+        closed = sorted(set(range(attention.aligned)) - open_heads)
         if closed:
             logger.warning(
-                f"{site.kind} layer {site.layer} keeps the weights of closed heads {', '.join(map(str, closed))}, "
-                "because they are alignment heads (alignment_heads); the output does not depend on them"
+                f"{site.attention_type} layer {site.layer} keeps the weights of closed heads "
+                f"{', '.join(map(str, closed))}, because they are alignment heads "
+                "(alignment_heads); the output does not depend on them"
             )
-        keep = tuple(sorted({*opened, *closed}))
-        factor = torch.tensor([gates[i] if i in opened else 0.0 for i in keep])
-        found[site.name] = Cut(attention.num_heads, keep, factor, attention.head_dim)
-        if found[site.name].changes_weights:
+        keep = tuple(sorted({*open_heads, *closed}))
+        factor = torch.tensor([gates[i] if i in open_heads else 0.0 for i in keep])
+        layer_cuts[site.name] = Cut(attention.num_heads, keep, factor, attention.head_dim)
+        if layer_cuts[site.name].changes_weights:
             computed |= dict.fromkeys(_computed_weights(attention))
     if computed:
         raise ValueError(
@@ -174,7 +176,7 @@ def cuts(model: nn.Module, mask: Mask) -> dict[str, Cut]:
             "weight norm and parametrisations first (torch.nn.utils.remove_weight_norm, "
             "torch.nn.utils.parametrize.remove_parametrizations), or prune before you quantise"
         )
-    return found
+    return layer_cuts
 
 
 def _computed_weights(attention: HeadAttention) -> Iterator[str]:
@@ -185,26 +187,26 @@ def _computed_weights(attention: HeadAttention) -> Iterator[str]:
             yield f"{name} ({type(projection).__name__})"
 
 
-def under_all_names(found: Mapping[str, Cut], model: nn.Module) -> dict[str, Cut]:
+def under_all_names(layer_cuts: Mapping[str, Cut], model: nn.Module) -> dict[str, Cut]:
     """Return the cuts by every name that a layer has in the state dict: parts of a model may share layers."""
-    cut_of = {model.get_submodule(name): cut for name, cut in found.items()}
+    cut_of = {model.get_submodule(name): cut for name, cut in layer_cuts.items()}
     return {name: cut_of[m] for name, m in model.named_modules(remove_duplicate=False) if m in cut_of}
 
 
-def with_gates_of(found: Mapping[str, Cut], model: nn.Module) -> dict[str, Cut]:
+def with_gates_of(layer_cuts: Mapping[str, Cut], model: nn.Module) -> dict[str, Cut]:
     """Return cuts that keep the same heads and fold the gates of another `model` of the same shape."""
     values = head_factors(model)
     changed = {}
     for site in head_sites(model):
-        gates = values[site.kind][site.layer].cpu()[list(site.attention.kept)]
-        cut = found[site.name]
+        gates = values[site.attention_type][site.layer].cpu()[list(site.attention.kept)]
+        cut = layer_cuts[site.name]
         changed[site.name] = replace(cut, factor=gates[list(cut.keep)])
     return under_all_names(changed, model)
 
 
-def apply_cuts(model: nn.Module, found: Mapping[str, Cut]) -> nn.Module:
+def apply_cuts(model: nn.Module, layer_cuts: Mapping[str, Cut]) -> nn.Module:
     """Apply the cuts to the attention layers of a model, in place."""
-    for name, cut in found.items():
+    for name, cut in layer_cuts.items():
         attention = model.get_submodule(name)
         assert isinstance(attention, HeadAttention)
         _cut_attention(attention, cut)
@@ -244,25 +246,25 @@ def with_heads(attention: HeadAttention, keep: Sequence[int]) -> HeadAttention:
     return smaller
 
 
-def cut_tensors(tensors: Mapping[str, Tensor], found: Mapping[str, Cut], power: int = 1) -> dict[str, Tensor]:
+def cut_tensors(tensors: Mapping[str, Tensor], layer_cuts: Mapping[str, Cut], power: int = 1) -> dict[str, Tensor]:
     """Cut tensors named like parameters: a state dict, or moments of an optimiser; see `Cut` for `power`."""
     result = {}
     for name, tensor in tensors.items():
-        attention, parameter = site_and_parameter(name, found)
+        attention, parameter = site_and_parameter(name, layer_cuts)
         if name.startswith("gate_method."):
             continue
         if attention is None:
             result[name] = tensor
-        elif not parameter.startswith("gate.") and (found[attention].keep or parameter.startswith("out_proj.")):
-            result[name] = found[attention](parameter, tensor, power)
+        elif not parameter.startswith("gate.") and (layer_cuts[attention].keep or parameter.startswith("out_proj.")):
+            result[name] = layer_cuts[attention](parameter, tensor, power)
     return result
 
 
-def site_and_parameter(name: str, found: Mapping[str, Cut]) -> tuple[str | None, str]:
+def site_and_parameter(name: str, layer_cuts: Mapping[str, Cut]) -> tuple[str | None, str]:
     """Split a name: 'decoder.layers.0.self_attn.q_proj.weight' -> ('decoder.layers.0.self_attn', 'q_proj.weight')."""
     attention, _, parameter = name.rpartition(".")
     attention, _, projection = attention.rpartition(".")
-    return (attention, f"{projection}.{parameter}") if attention in found else (None, name)
+    return (attention, f"{projection}.{parameter}") if attention in layer_cuts else (None, name)
 
 
 def kept_mask(model: nn.Module) -> HeadTable:
@@ -270,7 +272,7 @@ def kept_mask(model: nn.Module) -> HeadTable:
     rows: dict[str, list[list[float]]] = {}
     for site in head_sites(model):
         kept = set(site.attention.kept)
-        rows.setdefault(site.kind, []).append([int(head in kept) for head in range(site.attention.heads)])
+        rows.setdefault(site.attention_type, []).append([int(head in kept) for head in range(site.attention.heads)])
     return HeadTable(rows, "alive")
 
 
@@ -285,20 +287,20 @@ def removal_plan(model: nn.Module, pruned: nn.Module) -> dict[str, Any]:
     """Describe what pruning did to a model, as plain values; pairs are [before, after]."""
     before, after = kept_mask(model), kept_mask(pruned)
     gates = to_table(gate_values(model), "gate")
-    pairs = [pair for kind in gates.types for pair in zip(gates.heads(kind), after.heads(kind), strict=True)]
+    pairs = [pair for each in gates.types for pair in zip(gates.heads(each), after.heads(each), strict=True)]
     return {
-        "heads": {kind: [before.count(kind)[0], after.count(kind)[0]] for kind in after.types},
+        "heads": {each: [before.count(each)[0], after.count(each)[0]] for each in after.types},
         "parameters": [sum(p.numel() for p in m.parameters()) for m in (model, pruned)],
-        "cache_bytes_per_token": {kind: [cache_bytes(m, kind) for m in (model, pruned)] for kind in after.types},
+        "cache_bytes_per_token": {each: [cache_bytes(m, each) for m in (model, pruned)] for each in after.types},
         "removed_with_open_gate": sum(gate > 0 and not kept for gate, kept in pairs),
         "folded_gates": sum(0 < gate < 1 and bool(kept) for gate, kept in pairs),
         "mask": dict(after.values),
     }
 
 
-def cache_bytes(model: nn.Module, kind: str) -> int:
+def cache_bytes(model: nn.Module, attention_type: str) -> int:
     """Return the size of the key/value cache of an attention type, in bytes per token over all layers."""
-    attentions = [site.attention for site in head_sites(model) if site.kind == kind]
+    attentions = [site.attention for site in head_sites(model) if site.attention_type == attention_type]
     return sum(2 * a.num_heads * a.head_dim * a.out_proj.weight.element_size() for a in attentions)
 
 

@@ -14,7 +14,7 @@ from fairseq.modules import CharacterTokenEmbedder, MultiheadAttention, transfor
 from fairseq.modules.quant_noise import quant_noise
 from torch import nn
 
-from fairseq_headgates.heads import TYPES, kind_and_layer
+from fairseq_headgates.heads import TYPES, attention_type_and_layer
 from fairseq_headgates.inference import BeamDecoder, BeamEncoder
 from fairseq_headgates.modules import HeadAttention
 
@@ -84,41 +84,41 @@ def encoder_features(model: nn.Module) -> dict[str, str]:
     layers: Any = getattr(stack_modules(model)["encoder"], "layers", ())
     strange = [type(layer).__name__ for layer in layers if type(layer) not in ENCODER_LAYERS]
     if not len(layers) or strange:
-        found = dict.fromkeys(strange or [type(model).__name__])
-        return {f"class {name}": f"a part of class {name}" for name in found}
+        classes = dict.fromkeys(strange or [type(model).__name__])
+        return {f"class {name}": f"a part of class {name}" for name in classes}
     return _described(model, set(_option_features(getattr(model, "args", None))))
 
 
-def _described(model: nn.Module, found: set[str]) -> dict[str, str]:
-    """Add the features of layers and attention to those that are `found`, and describe all."""
+def _described(model: nn.Module, features: set[str]) -> dict[str, str]:
+    """Add the features of layers and attention to `features`, and describe all."""
     layers = [layer for stack in stack_modules(model).values() for layer in stack.layers.children()]
-    found |= {
+    features |= {
         feature
         for name, feature in LAYER_ATTRIBUTES.items()
         if any(getattr(layer, name, None) is not None for layer in layers)
     }
     if any(getattr(layer, "quant_noise", 0) for layer in layers):
-        found.add("quant-noise")
+        features.add("quant-noise")
     types: dict[str, dict[str, None]] = {}  # a feature of attention: the attention types that have it, in order
     for name, module in model.named_modules():
         if isinstance(module, MultiheadAttention):
             for feature in _attention(module):
-                types.setdefault(feature, {})[kind_and_layer(name)[0]] = None
+                types.setdefault(feature, {})[attention_type_and_layer(name)[0]] = None
     return {
         name: text.format(types=", ".join(sorted(types.get(name, ()), key=TYPES.index)))
         for name, text in FEATURES.items()
-        if name in found or name in types
+        if name in features or name in types
     }
 
 
 def attention_features(attention: MultiheadAttention) -> list[str]:
     """Return the descriptions of all features of an attention module that `HeadAttention` cannot compute."""
     computed = ("gates", "fixed-heads", "quant-noise")
-    found = [FEATURES[name] for name in _attention(attention) if name not in computed]
+    descriptions = [FEATURES[name] for name in _attention(attention) if name not in computed]
     changed = type(attention) is not MultiheadAttention or "forward" in vars(attention)
     if changed and not isinstance(attention, HeadAttention):
-        found.append(f"a forward pass of its own (class {type(attention).__name__})")
-    return found
+        descriptions.append(f"a forward pass of its own (class {type(attention).__name__})")
+    return descriptions
 
 
 def other_attention(model: nn.Module) -> list[str]:
@@ -129,8 +129,8 @@ def other_attention(model: nn.Module) -> list[str]:
 
 def option_features(args: Any) -> dict[str, str]:
     """Return the features that the options of a model tell before it is built, {name: description}."""
-    found = set(_option_features(args))
-    return {name: text for name, text in FEATURES.items() if name in found}
+    features = set(_option_features(args))
+    return {name: text for name, text in FEATURES.items() if name in features}
 
 
 def is_language_model(model: nn.Module) -> bool:
@@ -152,8 +152,8 @@ def is_encoder(model: nn.Module) -> bool:
 
 def stack_modules(model: Any) -> dict[str, Any]:
     """Return the stacks of layers of a transformer: {"encoder" or "decoder": module with `layers`}."""
-    found = {side: getattr(model, side) for side in stacks_of(model)}
-    return {side: getattr(stack, "sentence_encoder", stack) for side, stack in found.items()}
+    stacks = {side: getattr(model, side) for side in stacks_of(model)}
+    return {side: getattr(stack, "sentence_encoder", stack) for side, stack in stacks.items()}
 
 
 def _foreign_classes(model: nn.Module) -> Iterator[str]:

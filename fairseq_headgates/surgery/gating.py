@@ -41,24 +41,24 @@ def insert_gates(
     """
     use_head_attention(model)
     sites = head_sites(model)
-    present = {site.kind for site in sites}
-    for kind in types:
-        if kind not in present:
+    present = {site.attention_type for site in sites}
+    for attention_type in types:
+        if attention_type not in present:
             others = ", ".join(other_attention(model))
             raise ValueError(
-                f"no {kind} attention to gate: this model has {', '.join(sorted(present))}"
+                f"no {attention_type} attention to gate: this model has {', '.join(sorted(present))}"
                 + (f" (attention of class {others} cannot be gated)" if others else "")
             )
     for site in sites:
         attention = site.attention
-        if site.kind in types and attention.num_heads > 0:
+        if site.attention_type in types and attention.num_heads > 0:
             gates = HeadGates(attention.num_heads, distribution or HardConcrete(), init, lr_scale)
             attention.gate = gates.to(like(attention)).train(attention.training)
     gated = gated_sites(model)
     if gated:
         leave_method(model)
-        joined = method([site.attention.gate for site in gated], [site.kind for site in gated])
-        joined.to(like(gated[0].attention)).train(model.training).join(model, parts_of(model))
+        gate_method = method([site.attention.gate for site in gated], [site.attention_type for site in gated])
+        gate_method.to(like(gated[0].attention)).train(model.training).join(model, parts_of(model))
     return model
 
 
@@ -93,9 +93,9 @@ def fix_heads(model: nn.Module, mask: Mask) -> nn.Module:
     use_head_attention(model)
     check_shape(mask, head_counts(model))
     for site in head_sites(model):
-        if site.kind in mask.values:
+        if site.attention_type in mask.values:
             weight = like(site.attention)
-            row = [mask.values[site.kind][site.layer][head] for head in site.attention.kept]
+            row = [mask.values[site.attention_type][site.layer][head] for head in site.attention.kept]
             with torch.inference_mode(False):  # the model may be trained later
                 site.attention.head_mask = torch.tensor(row, dtype=weight.dtype, device=weight.device)
     return model

@@ -29,7 +29,7 @@ def hooked(
     See `modules.HeadHook` for the shapes and the return value of `call`.
     """
     use_head_attention(model)
-    sites = [site for site in head_sites(model) if site.kind in types]
+    sites = [site for site in head_sites(model) if site.attention_type in types]
     before = [site.attention.hook for site in sites]
     try:
         for site in sites:
@@ -43,15 +43,15 @@ def hooked(
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable) -> Iterator[None]:
     """Within the context, `forward` replaces that of a module."""
-    own = vars(module).get("forward")  # of this instance: --checkpoint-activations sets one
+    instance_forward = vars(module).get("forward")  # of this instance: --checkpoint-activations sets one
     module.forward = forward
     try:
         yield
     finally:
-        if own is None:
+        if instance_forward is None:
             del module.forward
         else:
-            module.forward = own
+            module.forward = instance_forward
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def observe(model: nn.Module) -> Iterator[dict[str, dict[int, Observed]]]:
 
     def remember(site: HeadSite, weights: Tensor | None, context: Tensor) -> None:
         assert weights is not None
-        seen.setdefault(site.kind, {})[site.layer] = Observed(weights, context)
+        seen.setdefault(site.attention_type, {})[site.layer] = Observed(weights, context)
 
     with hooked(model, remember, weights=True):
         yield seen

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.compat import without_shortcut
 from fairseq_headgates.gates import GateMethod, HeadGates, gates_penalty
-from fairseq_headgates.heads import TYPES, HeadTable, kind_and_layer
+from fairseq_headgates.heads import TYPES, HeadTable, attention_type_and_layer
 from fairseq_headgates.modules import HeadAttention
 from fairseq_headgates.surgery.alignments import watch_alignments
 from fairseq_headgates.surgery.features import attention_features, other_attention
@@ -34,7 +34,7 @@ REFUSED = {  # models with attention of fairseq that cannot be found by its name
 class HeadSite:
     """One attention layer of a model: its type, its layer number from 0, its module name, and the module."""
 
-    kind: str
+    attention_type: str
     layer: int
     name: str
     attention: MultiheadAttention
@@ -49,20 +49,21 @@ def head_sites(model: nn.Module) -> list[HeadSite]:
     Raises:
         ValueError: if the layers of a type have different numbers of heads
     """
-    found: dict[str, list[HeadSite]] = {kind: [] for kind in TYPES}
+    sites_by_type: dict[str, list[HeadSite]] = {attention_type: [] for attention_type in TYPES}
     for name, module in model.named_modules():
         if isinstance(module, MultiheadAttention) and not name.endswith(ACROSS_CHANNELS):
-            kind, _ = kind_and_layer(name)
-            found[kind].append(HeadSite(kind, len(found[kind]), name, module))
-    for kind, sites in found.items():
+            attention_type, _ = attention_type_and_layer(name)
+            sites = sites_by_type[attention_type]
+            sites.append(HeadSite(attention_type, len(sites), name, module))
+    for attention_type, sites in sites_by_type.items():
         heads = sorted({_heads(site) for site in sites})
         if len(heads) > 1:
             numbers = " and ".join(map(str, heads))
             raise ValueError(
-                f"{type(model).__name__} has {kind} layers with {numbers} heads: all layers of an attention type must "
-                "have the same number, build the model with one number of heads for each type"
+                f"{type(model).__name__} has {attention_type} layers with {numbers} heads: all layers of an attention "
+                "type must have the same number, build the model with one number of heads for each type"
             )
-    return [site for sites in found.values() for site in sites]
+    return [site for sites in sites_by_type.values() for site in sites]
 
 
 def _heads(site: HeadSite) -> int:
@@ -103,9 +104,9 @@ def head_counts(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Return {type: (layers, heads per layer)} of a model, removed heads included."""
     sites = head_sites(model)
     return {
-        kind: (len(group), _heads(group[0]))
-        for kind in TYPES
-        if (group := [site for site in sites if site.kind == kind])
+        attention_type: (len(group), _heads(group[0]))
+        for attention_type in TYPES
+        if (group := [site for site in sites if site.attention_type == attention_type])
     }
 
 
@@ -171,8 +172,8 @@ def _per_type(model: nn.Module, of_gate: Callable[[HeadGates], Tensor]) -> dict[
     rows: dict[str, list[Tensor]] = {}
     with torch.no_grad():
         for site in _supported_sites(model):
-            rows.setdefault(site.kind, []).append(_per_head(site.attention, of_gate))
-    return {kind: torch.stack(group) for kind, group in rows.items()}
+            rows.setdefault(site.attention_type, []).append(_per_head(site.attention, of_gate))
+    return {attention_type: torch.stack(group) for attention_type, group in rows.items()}
 
 
 def _per_head(attention: MultiheadAttention, of_gate: Callable[[HeadGates], Tensor]) -> Tensor:
@@ -209,16 +210,16 @@ def l0_penalty(model: nn.Module, reduction: str = "sum") -> Tensor:
 
 def site_table(model: nn.Module, rows: Mapping[HeadSite, Tensor], name: str = "") -> HeadTable:
     """Return `rows`, a number [H] for every remaining head of each layer, as a `HeadTable`; NaN for removed heads."""
-    values = {kind: [[math.nan] * heads for _ in range(n)] for kind, (n, heads) in head_counts(model).items()}
+    values = {each: [[math.nan] * heads for _ in range(n)] for each, (n, heads) in head_counts(model).items()}
     for site, row in rows.items():
         for head, value in zip(site.attention.kept, row.tolist(), strict=True):
-            values[site.kind][site.layer][head] = value
+            values[site.attention_type][site.layer][head] = value
     return HeadTable(values, name)
 
 
 def to_table(tensors: Mapping[str, Tensor], name: str, signature: str = "") -> HeadTable:
     """Convert {type: [L, H]} to a `HeadTable`."""
-    return HeadTable({kind: tensor.tolist() for kind, tensor in tensors.items()}, name, signature)
+    return HeadTable({attention_type: tensor.tolist() for attention_type, tensor in tensors.items()}, name, signature)
 
 
 @contextmanager

@@ -83,9 +83,9 @@ class Segments(FairseqDataset):
     def _tokens(self, begin: int, end: int) -> torch.Tensor:
         """Return the tokens from one place of the text to another."""
         first, last = numpy.searchsorted(self.line_ends, (begin, end - 1), side="right")
-        joined = torch.cat([self.lines[int(line)] for line in range(first, last + 1)]).long()
+        tokens = torch.cat([self.lines[int(line)] for line in range(first, last + 1)]).long()
         offset = int(self.line_ends[first - 1]) if first else 0
-        return joined[begin - offset : end - offset]
+        return tokens[begin - offset : end - offset]
 
     def num_tokens(self, index: int) -> int:
         """Return the length of a block; fairseq calls it."""

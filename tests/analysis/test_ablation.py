@@ -19,7 +19,7 @@ from fairseq_headgates.files import ResumeJournal
 from fairseq_headgates.heads import TYPES, HeadId
 from fairseq_headgates.surgery import head_sites, open_mask
 
-FULL = HeadTable({kind: [[1] * 4] * 2 for kind in TYPES})
+FULL = HeadTable({attention_type: [[1] * 4] * 2 for attention_type in TYPES})
 
 
 def corpus(batches=None):
@@ -33,8 +33,8 @@ def bits(model, mask=FULL):
         return sum(loss_of(model, pair).item() for pair in sentences()) / tokens / math.log(2)
 
 
-def with_row(kind, layer, row):
-    return HeadTable({kind: [row if i == layer else [1] * 4 for i in range(2)]})
+def with_row(attention_type, layer, row):
+    return HeadTable({attention_type: [row if i == layer else [1] * 4 for i in range(2)]})
 
 
 def gated(normalize_before):
@@ -47,9 +47,9 @@ def naive_losses(normalize_before, mode):
     """The loss of `gated` whole and with one head masked, or all others of its layer."""
     model = gated(normalize_before)
     found = {"whole": bits(model)}
-    for kind, layer, head in itertools.product(TYPES, range(2), range(4)):
+    for attention_type, layer, head in itertools.product(TYPES, range(2), range(4)):
         row = [int((i == head) == (mode == "all-but-one")) for i in range(4)]
-        found[kind, layer, head] = bits(model, with_row(kind, layer, row))
+        found[attention_type, layer, head] = bits(model, with_row(attention_type, layer, row))
     return found
 
 
@@ -62,9 +62,10 @@ def test_losses_of_all_ablations(tokens, normalize_before, monkeypatch):
         loss, without = ablation_losses(model, corpus(), mode)
         expected = naive_losses(normalize_before, mode)
         assert loss == pytest.approx(expected["whole"], abs=1e-9)
-        for kind, layer, head in itertools.product(TYPES, range(2), range(4)):
-            found = without.values[kind][layer][head]
-            assert found == pytest.approx(expected[kind, layer, head], abs=1e-9), (kind, layer, head)
+        for attention_type, layer, head in itertools.product(TYPES, range(2), range(4)):
+            found = without.values[attention_type][layer][head]
+            place = attention_type, layer, head
+            assert found == pytest.approx(expected[place], abs=1e-9), place
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -84,19 +85,21 @@ def test_ablation_losses_of_unusual_architectures_match_a_naive_rewrite(name):
         return total / tokens / math.log(2)
 
     assert loss == pytest.approx(naive(HeadTable({})), abs=1e-5)
-    for kind, rows in without.values.items():
+    for attention_type, rows in without.values.items():
         for layer, row in enumerate(rows):
             for head, value in enumerate(row):
-                mask = HeadTable({kind: [[int((i, h) != (layer, head)) for h in range(4)] for i in range(len(rows))]})
-                assert value == pytest.approx(naive(mask), abs=1e-5), (kind, layer, head)
+                mask = HeadTable(
+                    {attention_type: [[int((i, h) != (layer, head)) for h in range(4)] for i in range(len(rows))]}
+                )
+                assert value == pytest.approx(naive(mask), abs=1e-5), (attention_type, layer, head)
 
 
 def test_removed_heads_have_nan_as_ablation_loss():
     model = prune(make_model(), MASK)
     loss, without = ablation_losses(model, corpus())
     assert loss == pytest.approx(bits(model), abs=1e-9)
-    for kind in TYPES:
-        for row, alive in zip(without.values[kind], MASK.values[kind], strict=True):
+    for attention_type in TYPES:
+        for row, alive in zip(without.values[attention_type], MASK.values[attention_type], strict=True):
             assert [math.isnan(value) for value in row] == [not present for present in alive]
     with pytest.raises(ValueError, match="unknown mode 'both': choose from single, all-but-one"):
         ablation_losses(model, corpus(), "both")
@@ -121,10 +124,10 @@ def test_masks_of_ablations():
     _, losses = ablation_losses(model, corpus(), "all-but-one")
     masks = ablation_masks(model, "all-but-one", losses)
     assert len(masks) == 6
-    for (kind, layer, head), mask in masks.items():
-        row = losses.values[kind][layer]
+    for (attention_type, layer, head), mask in masks.items():
+        row = losses.values[attention_type][layer]
         assert row[head] == min(row)
-        assert mask.values == with_row(kind, layer, [int(i == head) for i in range(4)]).values
+        assert mask.values == with_row(attention_type, layer, [int(i == head) for i in range(4)]).values
     masks = ablation_masks(model, "single", losses)
     assert len(masks) == 24
     assert masks[HeadId("dec-self", 1, 2)].values == {"dec-self": [[1, 1, 1, 1], [1, 1, 0, 1]]}
@@ -169,15 +172,15 @@ def test_translations_share_the_encoder_where_it_is_the_same():
 def test_a_curve_removes_the_lowest_scores_first(types):
     model = make_model()
     scores = HeadTable(
-        {kind: [[4 * i + j + 10 * n for j in range(4)] for i in range(2)] for n, kind in enumerate(TYPES)}
+        {each: [[4 * i + j + 10 * n for j in range(4)] for i in range(2)] for n, each in enumerate(TYPES)}
     )
     points = list(pruning_curve(model, corpus(), scores, FULL, [50, 0, 25, 100], types))
     there_are = 8 if types else 24
     assert [(p.removed, p.heads) for p in points] == [(s, there_are - there_are * s // 100) for s in (0, 25, 50, 100)]
     for point in points:
         gone = {
-            (kind, i, j)
-            for kind in TYPES for i in range(2) for j in range(4) if not point.mask.values[kind][i][j]
+            (each, i, j)
+            for each in TYPES for i in range(2) for j in range(4) if not point.mask.values[each][i][j]
         }  # fmt: skip
         lowest = sorted((scores.values[k][i][j], (k, i, j)) for k in types or TYPES for i in range(2) for j in range(4))
         assert gone == {head for _, head in lowest[: len(gone)]} and len(gone) == there_are - point.heads
@@ -191,9 +194,9 @@ def test_a_curve_can_rescore_the_remaining_heads():
 
     def rescore(smaller):
         seen.append(open_mask(smaller))
-        return HeadTable({kind: [[-v for v in row] for row in rows] for kind, rows in scores.values.items()})
+        return HeadTable({each: [[-v for v in row] for row in rows] for each, rows in scores.values.items()})
 
-    scores = HeadTable({kind: [[4.0 * i + j for j in range(4)] for i in range(2)] for kind in TYPES})
+    scores = HeadTable({each: [[4.0 * i + j for j in range(4)] for i in range(2)] for each in TYPES})
     points = list(pruning_curve(model, corpus(), scores, FULL, [25, 50], ["enc-self"], rescore))
     assert points[0].mask.values["enc-self"] == [[0, 0, 1, 1], [1, 1, 1, 1]]
     assert points[1].mask.values["enc-self"] == [[0, 0, 1, 1], [1, 1, 0, 0]]  # now the highest go; the removed stay out
@@ -214,14 +217,14 @@ def test_a_journal_resumes_after_the_last_complete_record(tmp_path):
     with path.open("a") as file:
         file.write('["c", [1, ')  # killed while it wrote
     again = ResumeJournal(str(path), "work 1")
-    assert again.found == {"a": ["x"], "b": 2}
+    assert again.results == {"a": ["x"], "b": 2}
     assert again.get("a", lambda: pytest.fail("known already")) == ["x"]
     assert again.get("c", lambda: 3) == 3
-    assert ResumeJournal(str(path), "work 1").found == {"a": ["x"], "b": 2, "c": 3}
+    assert ResumeJournal(str(path), "work 1").results == {"a": ["x"], "b": 2, "c": 3}
     for bad in (lambda: ResumeJournal(str(path), "work 2"), lambda: ResumeJournal(str(tmp_path), "work 1")):
         with pytest.raises(ValueError, match="has the partial results of a command with other data"):
             bad()
-    assert ResumeJournal(str(path), "work 2", force=True).found == {}  # other work begins anew
+    assert ResumeJournal(str(path), "work 2", force=True).results == {}  # other work begins anew
     assert json.loads(path.read_text()) == "work 2"
     ResumeJournal(str(path), "work 2").discard()
     assert not path.exists()
@@ -243,7 +246,7 @@ def test_a_full_disk_under_a_journal_is_reported(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "\n" not in str(error.value)
-    assert ResumeJournal(str(path), "work").found == {}  # what was broken off does not count
+    assert ResumeJournal(str(path), "work").results == {}  # what was broken off does not count
 
 
 def test_a_malformed_journal_is_refused(tmp_path):

@@ -9,8 +9,8 @@ from fairseq_headgates.analysis.agreement import agreement
 from fairseq_headgates.heads import HeadTable
 
 
-def table(values, kind="enc-self", name="a"):
-    return HeadTable({kind: [values[:3], values[3:]]}, name)
+def table(values, attention_type="enc-self", name="a"):
+    return HeadTable({attention_type: [values[:3], values[3:]]}, name)
 
 
 def pearson(x, y):

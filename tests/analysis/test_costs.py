@@ -24,17 +24,17 @@ TRANSLATION = Translation(sentences=4, beam=3, length=20)
 def test_costs_are_what_pruning_removes(make):
     model = make()
     names = [site.name for site in head_sites(model)]
-    everything = {kind: [[1] * 4] * 2 for kind in TYPES}
+    everything = {attention_type: [[1] * 4] * 2 for attention_type in TYPES}
     for cost, name in zip(layer_costs(model, TRANSLATION, rounds=1), names, strict=True):
-        mask = {kind: [list(row) for row in rows] for kind, rows in everything.items()}
-        mask[cost.kind][cost.layer][1] = 0
+        mask = {attention_type: [list(row) for row in rows] for attention_type, rows in everything.items()}
+        mask[cost.attention_type][cost.layer][1] = 0
         smaller = pruned(model, mask)
         before, after = (sum(p.numel() for p in one.parameters()) for one in (model, smaller))
         assert cost.head_parameters == before - after
-        saved = cache_bytes(pruned(model, everything), cost.kind) - cache_bytes(smaller, cost.kind)
-        assert cost.head_cache_bytes == (0 if cost.kind == "enc-self" else saved)
+        saved = cache_bytes(pruned(model, everything), cost.attention_type) - cache_bytes(smaller, cost.attention_type)
+        assert cost.head_cache_bytes == (0 if cost.attention_type == "enc-self" else saved)
         assert cost.heads == 4
-        assert name.endswith("encoder_attn") == (cost.kind == "dec-enc")
+        assert name.endswith("encoder_attn") == (cost.attention_type == "dec-enc")
 
 
 def test_times_are_those_of_every_number_of_heads():
@@ -43,7 +43,7 @@ def test_times_are_those_of_every_number_of_heads():
     costs = layer_costs(model, TRANSLATION)
     assert [cost.heads for cost in costs] == [3, 0, 4, 4, 4, 4]
     for cost in costs:
-        assert len(cost.seconds) == (9 if cost.kind == "enc-self" else 5)
+        assert len(cost.seconds) == (9 if cost.attention_type == "enc-self" else 5)
         assert 0 < cost.seconds[0] < cost.seconds[-1]  # a layer without heads computes nothing
     assert costs[0].seconds is costs[1].seconds  # measured once
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
@@ -96,7 +96,7 @@ def test_prune_by_speed_prints_the_costs(checkpoint, prune, monkeypatch):
     speed = json.loads(prune(checkpoint, out, "--by-speed", "--json", "--batch-size", 3).out)["speed"]
     assert speed["sentences"] == 3
     kept = [layer["heads"] for layer in speed["layers"]]
-    assert kept == [[4, sum(row)] for kind in TYPES for row in OPEN[kind]]
+    assert kept == [[4, sum(row)] for attention_type in TYPES for row in OPEN[attention_type]]
     assert out.exists()
 
 

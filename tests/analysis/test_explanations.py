@@ -56,7 +56,7 @@ def test_attnlrp_passes_relevance_on_step_by_step(options):
     for i, site in enumerate(head_sites(model)):
         log_alpha = torch.tensor([-30.0 if i == 1 else 0.3, 0.1 * i], dtype=torch.double)
         site.attention.gate.load_state_dict({"log_alpha": log_alpha})
-    factors = {(site.kind, site.layer): site.attention.head_scale() for site in head_sites(model)}
+    factors = {(site.attention_type, site.layer): site.attention.head_scale() for site in head_sites(model)}
     batch = make_batch()
     predicted, others = torch.randint(4, 40, (2, *batch["prev_output_tokens"].shape))
     found = explain(model, batch, "attnlrp", predicted, others)

@@ -18,23 +18,23 @@ from fairseq_headgates.surgery import head_sites
 
 
 def naive(model, task, pairs):
-    """{(kind, layer, head, what): Counter or [sum, number]}, from the attention of one sentence after the other."""
+    """{(attention type, layer, head, what): Counter or [sum, number]}, from the attention of one sentence at a time."""
     offsets, sums = defaultdict(Counter), defaultdict(lambda: [0.0, 0])
     for pair in pairs:
         source, target = pair
         prefix = [EOS, *target[:-1]]
         with torch.no_grad(), observe(model) as seen:
             model(**alone(pair)["net_input"])
-        for kind, layers in seen.items():
-            keys = prefix if kind == "dec-self" else source
-            queries = {"enc-self": source, "dec-self": prefix, "dec-enc": target}[kind]
-            entering = source if kind == "enc-self" else prefix
+        for attention_type, layers in seen.items():
+            keys = prefix if attention_type == "dec-self" else source
+            queries = {"enc-self": source, "dec-self": prefix, "dec-enc": target}[attention_type]
+            entering = source if attention_type == "enc-self" else prefix
             for layer, observed in layers.items():
-                site = next(s for s in head_sites(model) if (s.kind, s.layer) == (kind, layer))
+                site = next(s for s in head_sites(model) if (s.attention_type, s.layer) == (attention_type, layer))
                 for i, head in enumerate(site.attention.kept):
                     w = observed.weights[0, i].tolist()
-                    one_head(offsets, sums, (kind, layer, head), w, keys, queries, entering)
-                    one_tree(task, sums, (kind, layer, head), w, pair)
+                    one_head(offsets, sums, (attention_type, layer, head), w, keys, queries, entering)
+                    one_tree(task, sums, (attention_type, layer, head), w, pair)
     return offsets, sums
 
 
@@ -79,16 +79,16 @@ def rank(token):
 
 
 def one_tree(task, sums, where, w, pair):
-    kind = where[0]
-    keys, queries = (words_of(task, pair[side]) for side in ((0, 0), (1, 1), (0, 1))[TYPES.index(kind)])
-    if kind == "dec-self":  # the input of the decoder begins with EOS
+    attention_type = where[0]
+    keys, queries = (words_of(task, pair[side]) for side in ((0, 0), (1, 1), (0, 1))[TYPES.index(attention_type)])
+    if attention_type == "dec-self":  # the input of the decoder begins with EOS
         keys = queries = [[i + 1 for i in word] for word in keys]
 
     def best(query):
         sums_ = [sum(sum(w[t][s] for s in key) for t in queries[query]) / len(queries[query]) for key in keys]
         return sums_.index(max(sums_))
 
-    if kind == "dec-enc":
+    if attention_type == "dec-enc":
         if subwords_of(task.source_dictionary.symbols) != "none" and UNKNOWN in [*pair[0], *pair[1]]:
             return
         links = links_of(task, pair)
@@ -96,14 +96,14 @@ def one_tree(task, sums, where, w, pair):
             sums[(*where, "alignment")][0] += (best(query), query) in links
             sums[(*where, "alignment")][1] += 1
         return
-    tokens = pair[0] if kind == "enc-self" else pair[1]
+    tokens = pair[0] if attention_type == "enc-self" else pair[1]
     unknown = {i for i, word in enumerate(words_of(task, tokens)) if UNKNOWN in (tokens[p] for p in word)}
     tree = tree_of(task, tokens)
     for word, (head, relation) in enumerate(zip(tree.heads, tree.relations, strict=True)):
         if head < 0 or relation == "dep" or {word, head} & unknown:
             continue
         for query, key, end in ((word, head, "governor"), (head, word, "dependent")):
-            if kind == "dec-self" and key >= query:
+            if attention_type == "dec-self" and key >= query:
                 continue
             name = f"{relation.partition(':')[0]} to {end}"
             sums[(*where, name)][0] += best(query) == key
@@ -124,12 +124,12 @@ def test_all_numbers_equal_naive_counts(subwords, pruned, left_pad, monkeypatch)
     batches = [sample(pairs[:3], left_pad), {**sample(pairs[3:], left_pad), "id": torch.tensor([3, 4])}]
     result = found(model, task, batches, annotated(task, pairs))
     compared = Counter()
-    for kind in TYPES:
-        for layer, row in enumerate(result["heads"][kind]):
+    for attention_type in TYPES:
+        for layer, row in enumerate(result["heads"][attention_type]):
             for head, entry in enumerate(row):
-                where = (kind, layer, head)
+                where = (attention_type, layer, head)
                 if entry is None:
-                    assert pruned and MASK.values[kind][layer][head] == 0 and where not in offsets
+                    assert pruned and MASK.values[attention_type][layer][head] == 0 and where not in offsets
                     continue
                 count, best = sum(offsets[where].values()), entry["positional"]["offset"]
                 rates = {str(offset): n / count for offset, n in offsets[where].items()}
@@ -139,7 +139,7 @@ def test_all_numbers_equal_naive_counts(subwords, pruned, left_pad, monkeypatch)
                 assert entry["positional"]["count"] == exists
                 assert entry["positional"]["rate"] == offsets[where][best] / exists
                 own = dict(entry["statistics"])
-                if kind != "dec-self":
+                if attention_type != "dec-self":
                     own |= {"two": entry["rare"]["rate"], "rare": entry["rare"]["rarest"]}
                     assert entry["rare"]["count"] == sums[(*where, "rare")][1] > 0
                 own |= {name: value["rate"] for name, value in entry["words"].items()}
@@ -155,7 +155,7 @@ def test_all_numbers_equal_naive_counts(subwords, pruned, left_pad, monkeypatch)
 def test_the_baseline_is_the_most_frequent_offset():
     task, pairs = Task(), sentences()
     result = found(make_model(), task, [sample(pairs)], annotated(task, pairs))
-    for kind, side in (("enc-self", 0), ("dec-self", 1)):
+    for attention_type, side in (("enc-self", 0), ("dec-self", 1)):
         offsets = defaultdict(Counter)
         for pair in pairs:
             tree = tree_of(task, pair[side])
@@ -164,11 +164,11 @@ def test_the_baseline_is_the_most_frequent_offset():
                 if head < 0 or relation == "dep" or {word, head} & unknown:
                     continue
                 for offset, end in ((head - word, "governor"), (word - head, "dependent")):
-                    if kind == "enc-self" or offset < 0:
+                    if attention_type == "enc-self" or offset < 0:
                         offsets[f"{relation.partition(':')[0]} to {end}"][offset] += 1
-        assert set(result["relations"][kind]) == set(offsets)
+        assert set(result["relations"][attention_type]) == set(offsets)
         for name, counter in offsets.items():
-            stated = result["relations"][kind][name]
+            stated = result["relations"][attention_type][name]
             assert stated["count"] == sum(counter.values())
             assert stated["baseline"] == max(counter.values()) / stated["count"]
             assert counter[stated["offset"]] == max(counter.values())

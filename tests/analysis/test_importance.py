@@ -22,21 +22,21 @@ def scores(model, method, batches=None, **options):
 
 def assert_close(table, expected, tolerance=1e-9):
     assert set(table.types) == set(expected)
-    for kind, rows in expected.items():
-        found, wanted = (torch.tensor(values, dtype=torch.double) for values in (table.values[kind], rows))
-        assert torch.allclose(found, wanted, atol=tolerance, equal_nan=True), (kind, found, wanted)
+    for attention_type, rows in expected.items():
+        found, wanted = (torch.tensor(values, dtype=torch.double) for values in (table.values[attention_type], rows))
+        assert torch.allclose(found, wanted, atol=tolerance, equal_nan=True), (attention_type, found, wanted)
 
 
 def paired(function, a, b):
     """`function` of the values of two tables, head by head."""
     return {
-        kind: [[function(*pair) for pair in zip(*rows, strict=True)] for rows in zip(a[kind], b[kind], strict=True)]
-        for kind in a
+        each: [[function(*pair) for pair in zip(*rows, strict=True)] for rows in zip(a[each], b[each], strict=True)]
+        for each in a
     }
 
 
 def zeros():
-    return {kind: [[0.0] * 4 for _ in range(2)] for kind in TYPES}
+    return {attention_type: [[0.0] * 4 for _ in range(2)] for attention_type in TYPES}
 
 
 def naive_confidence(model):
@@ -46,17 +46,17 @@ def naive_confidence(model):
         tokens = {"enc-self": (source, source), "dec-self": (prefix, prefix), "dec-enc": (prefix, source)}
         with torch.no_grad(), observe(model) as seen:
             model(**alone(pair)["net_input"])
-        for kind, layers in seen.items():
-            queries, keys = tokens[kind]
+        for attention_type, layers in seen.items():
+            queries, keys = tokens[attention_type]
             for layer, attention in layers.items():
-                site = next(s for s in head_sites(model) if (s.kind, s.layer) == (kind, layer))
+                site = next(s for s in head_sites(model) if (s.attention_type, s.layer) == (attention_type, layer))
                 for i, head in enumerate(site.attention.kept):
                     for t, query in enumerate(queries):
                         if query == EOS:
                             continue
                         looked = [attention.weights[0, i, t, s].item() for s, key in enumerate(keys) if key != EOS]
-                        found[kind][layer][head] += max(looked, default=0.0)
-                        counts[kind][layer][head] += 1
+                        found[attention_type][layer][head] += max(looked, default=0.0)
+                        counts[attention_type][layer][head] += 1
     return paired(lambda v, n: v / n if n else math.nan, found, counts)
 
 
@@ -69,7 +69,7 @@ def naive_gradient(model, per_token, step=1e-5):
     for site in head_sites(model):
         tokens = 0
         for pair in sentences():
-            length = len(pair[0] if site.kind == "enc-self" else pair[1])
+            length = len(pair[0] if site.attention_type == "enc-self" else pair[1])
             tokens += length
             places = range(length) if per_token else [slice(None)]
             changes = list(itertools.product(enumerate(site.attention.kept), places, (1, -1)))
@@ -85,9 +85,11 @@ def naive_gradient(model, per_token, step=1e-5):
             with torch.no_grad(), hooked(model, change):
                 losses = losses_of_copies(model, pair, len(changes))
             for row, ((_, head), *_) in enumerate(changes[::2]):
-                found[site.kind][site.layer][head] += abs(losses[2 * row] - losses[2 * row + 1]).item() / (2 * step)
+                found[site.attention_type][site.layer][head] += abs(losses[2 * row] - losses[2 * row + 1]).item() / (
+                    2 * step
+                )
         for head in site.attention.kept:
-            found[site.kind][site.layer][head] /= tokens if per_token else len(sentences())
+            found[site.attention_type][site.layer][head] /= tokens if per_token else len(sentences())
     return found
 
 
@@ -102,7 +104,7 @@ def difference_quotients(model, step=1e-6):
     """The gradient score of two sentences by finite differences of the loss, with `head_mask` as the gates."""
     found, pairs = {}, sentences()[:2]
     for site in head_sites(model):
-        row = found.setdefault(site.kind, [])
+        row = found.setdefault(site.attention_type, [])
         row.append([0.0] * 4)
         for head in range(4):
             for pair in pairs:
@@ -132,7 +134,7 @@ def test_gradient_of_unusual_architectures_equals_finite_differences(name):
     forwards = [module.forward for module in model.modules() if hasattr(module, "precheckpoint_forward")]
     table = scores(model, "gradient", [sample(sentences()[:2])], normalize="none")
     assert_close(table, difference_quotients(model), 1e-6)
-    heads = {kind: table.heads(kind) for kind in table.types}
+    heads = {attention_type: table.heads(attention_type) for attention_type in table.types}
     assert heads and any(map(any, heads.values())) == (name != "no-decoder-layers")
     assert ("enc-self" not in heads) == (name == "no-encoder-layers")
     if name in ("no-cross-attention", "no-decoder-layers"):  # nothing reads the encoder
@@ -194,10 +196,10 @@ def test_ablation():
         with torch.no_grad(), masked(model, HeadTable(mask)):
             return sum(loss_of(model, pair).item() for pair in sentences()) / tokens / math.log(2)
 
-    def without(kind, layer, head):
-        return {kind: [[int((i, j) != (layer, head)) for j in range(4)] for i in range(2)]}
+    def without(attention_type, layer, head):
+        return {attention_type: [[int((i, j) != (layer, head)) for j in range(4)] for i in range(2)]}
 
-    expected = {kind: [[bits(without(kind, i, j)) - bits({}) for j in range(4)] for i in range(2)] for kind in TYPES}
+    expected = {each: [[bits(without(each, i, j)) - bits({}) for j in range(4)] for i in range(2)] for each in TYPES}
     assert_close(scores(model, "ablation"), expected)
 
 
@@ -213,13 +215,16 @@ def test_magnitude_counts_all_weights_of_a_head_and_its_gate():
                 p.weight[i, j].item() ** 2 for p in (a.q_proj, a.k_proj, a.v_proj) for i in part for j in range(32)
             )
             total += sum((gates[head] * a.out_proj.weight[j, i]).item() ** 2 for i in part for j in range(32))
-            expected[site.kind][site.layer][head] = math.sqrt(total)
+            expected[site.attention_type][site.layer][head] = math.sqrt(total)
     assert_close(scores(model, "magnitude"), expected)
 
 
 def test_gate_is_the_probability_that_it_is_open():
     model = make_model(gate_heads="dec-enc", gate_init=0.3)
-    assert_close(scores(model, "gate"), {kind: rows.tolist() for kind, rows in open_probabilities(model).items()})
+    assert_close(
+        scores(model, "gate"),
+        {attention_type: rows.tolist() for attention_type, rows in open_probabilities(model).items()},
+    )
 
 
 def test_random_depends_on_the_seed_alone():
@@ -242,7 +247,7 @@ def test_relevance_is_the_share_of_a_head_in_its_layer(monkeypatch):
     head_relevance = importance.head_relevance
 
     def three_times(*args):
-        return {kind: 3 * values for kind, values in head_relevance(*args).items()}
+        return {attention_type: 3 * values for attention_type, values in head_relevance(*args).items()}
 
     monkeypatch.setattr(importance, "head_relevance", three_times)
     assert_close(scores(model, "relevance"), expected.values)
@@ -275,15 +280,15 @@ def test_every_method_gives_every_head_a_number():
     for method in METHODS:
         table = scores(model, method)
         assert table.name == method and table.types == TYPES
-        assert all(math.isfinite(v) for kind in TYPES for v in table.heads(kind))
-        assert [len(row) for kind in TYPES for row in table.values[kind]] == [4] * 6
+        assert all(math.isfinite(v) for attention_type in TYPES for v in table.heads(attention_type))
+        assert [len(row) for attention_type in TYPES for row in table.values[attention_type]] == [4] * 6
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_model_without_heads_has_no_scores(method):
-    none = HeadTable({kind: [[0] * 4] * 2 for kind in TYPES})
+    none = HeadTable({attention_type: [[0] * 4] * 2 for attention_type in TYPES})
     table = scores(prune(make_model(), none), method)
-    assert all(math.isnan(value) for kind in TYPES for value in table.heads(kind)) and table.types == TYPES
+    assert all(math.isnan(value) for each in TYPES for value in table.heads(each)) and table.types == TYPES
 
 
 def test_scores_that_are_not_finite_are_refused():

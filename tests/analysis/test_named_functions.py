@@ -39,12 +39,14 @@ def test_functions_are_named_by_their_thresholds(monkeypatch):
     model, annotations = make_model(), annotated(task, pairs)
     everything = found(model, task, [sample(pairs)], annotations, positional=0, rare=0)
     nothing = found(model, task, [sample(pairs)], annotations, positional=100, margin=100, rare=100)
-    for kind, layer, head in [(kind, layer, head) for kind in TYPES for layer in range(2) for head in range(4)]:
-        entry = everything["heads"][kind][layer][head]
+    for attention_type, layer, head in [
+        (attention_type, layer, head) for attention_type in TYPES for layer in range(2) for head in range(4)
+    ]:
+        entry = everything["heads"][attention_type][layer][head]
         assert entry["functions"][0] == f"positional {entry['positional']['offset']:+d}"
-        assert ("rare" in entry["functions"]) == (kind != "dec-self")
+        assert ("rare" in entry["functions"]) == (attention_type != "dec-self")
         named = {"positional +0": entry["positional"]["rate"], "rare": entry.get("rare", {}).get("rate")}
-        assert all(named.get(name) == 1 for name in nothing["heads"][kind][layer][head]["functions"])
+        assert all(named.get(name) == 1 for name in nothing["heads"][attention_type][layer][head]["functions"])
 
 
 def test_a_relation_needs_the_margin_and_the_interval():
@@ -63,7 +65,7 @@ def test_a_relation_needs_the_margin_and_the_interval():
 def test_a_head_on_the_previous_token_is_positional_in_short_sentences():
     """The first token has no previous one: with it the rate would be 3 of 4, below the threshold."""
     counts = fake_counts(4, 0)
-    counts.kinds["enc-self"].exists[:] = torch.tensor([0, 0, 1, 2, 3, 4, 4, 3, 2, 1, 0])
+    counts.type_counts["enc-self"].exists[:] = torch.tensor([0, 0, 1, 2, 3, 4, 4, 3, 2, 1, 0])
     longest = counts.heads[0].offsets.size(1) // 2
     assert longest == 5
     for on_previous, functions in ((3, ["positional -1"]), (2, [])):
@@ -79,12 +81,12 @@ def fake_counts(number, hits):
     model = make_model(encoder_layers=1)
     trees = {"source": [tree_of(task, pairs[0][0])]}
     counts = count_functions(model, Corpus(task, [sample(pairs)]), Annotations(trees, ["nsubj"], rare=False))
-    counts.heads = [head for head in counts.heads if head.site.kind == "enc-self"]
-    counts.kinds = {"enc-self": counts.kinds["enc-self"]}
+    counts.heads = [head for head in counts.heads if head.site.attention_type == "enc-self"]
+    counts.type_counts = {"enc-self": counts.type_counts["enc-self"]}
     counts.heads[0].pairs[:] = 0
     counts.heads[0].pairs[0] = hits
-    counts.kinds["enc-self"].exists += 100
-    offsets = counts.kinds["enc-self"].offsets
+    counts.type_counts["enc-self"].exists += 100
+    offsets = counts.type_counts["enc-self"].offsets
     offsets[:] = 0
     offsets[0, :2] = number / 2
     counts.heads[0].offsets = counts.heads[0].offsets[:1] * 0 + 1
@@ -242,7 +244,7 @@ def test_a_head_that_looks_at_the_right_word_is_found(grammar):
                 planted[row, 0, first + word, first + head] = 1
             if relation == "nsubj":
                 planted[row, 1, first + head, first + word] = 1
-    (site,) = (site for site in head_sites(model) if site.kind == "enc-self")
+    (site,) = (site for site in head_sites(model) if site.attention_type == "enc-self")
     counting = _Pass(model, Corpus(task, [batch]), Annotations({"source": trees}, ("nsubj", "obj"), rare=False))
     counting.begin(batch)
     counting.see(site, planted, planted)

@@ -82,12 +82,12 @@ def ridge_regression(inputs, targets, before, ridge, bias=True):
 
 def weight_before(whole, linear, rows):
     """W': where heads are lost, what predicts the output of the whole layer best from the contexts of the others."""
-    kind = {"enc": "enc-self", "dec": "dec-enc" if "encoder_attn" in linear else "dec-self"}[linear[:3]]
+    attention_type = {"enc": "enc-self", "dec": "dec-enc" if "encoder_attn" in linear else "dec-self"}[linear[:3]]
     weight = whole.get_submodule(linear).weight
     if linear.endswith("fc2"):
         return weight
     kept = whole.get_submodule(linear.rpartition(".")[0]).kept
-    row = MASK.values[kind][int(linear.split(".")[2])]
+    row = MASK.values[attention_type][int(linear.split(".")[2])]
     left = columns([i for i, head in enumerate(kept) if row[head]])
     if len(left) == weight.size(1):
         return weight
@@ -168,7 +168,7 @@ def test_copies_of_heads_are_repaired():
             for name in ("q_proj", "k_proj", "v_proj"):
                 for parameter in getattr(site.attention, name).parameters():
                     parameter[columns([1, 3])] = parameter[columns([0, 2])]
-    mask = HeadTable({kind: [[1, 0, 1, 0]] * 2 for kind in MASK.types})
+    mask = HeadTable({attention_type: [[1, 0, 1, 0]] * 2 for attention_type in MASK.types})
     corpus = Corpus(TASK, [sample(many_sentences(seed=8))])
     whole, zeroed = mean_loss(model, corpus), mean_loss(prune(model, mask), corpus)
     repaired = mean_loss(refit(model, mask, TASK, [sample(PAIRS)]), corpus)

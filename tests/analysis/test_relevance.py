@@ -57,7 +57,7 @@ def gated(dtype=torch.double, **options):
 
 
 def factors_of(model):
-    scales = {(site.kind, site.layer): site.attention.head_scale() for site in head_sites(model)}
+    scales = {(site.attention_type, site.layer): site.attention.head_scale() for site in head_sites(model)}
     return {place: scale for place, scale in scales.items() if scale is not None}
 
 
@@ -76,10 +76,12 @@ def assert_naive(model, rule, factors, found, naive_model=None, rows=(0, 1, 2), 
         source, prefix, at_source, at_target = words(batch, row)
         expected = Naive(naive_model or model, source, prefix, factors, rule)
         assert found.predicted[row, at_target].equal(expected.logits.argmax(-1))
-        for kind, values in found.heads.items():
+        for attention_type, values in found.heads.items():
             for layer in range(values.size(2)):
-                naive_values = expected.heads.get(kind, {}).get(layer, torch.zeros(len(prefix), values.size(3)))
-                assert (values[row, at_target, layer] - naive_values).abs().max() < tolerance, (kind, layer)
+                naive_values = expected.heads.get(attention_type, {}).get(
+                    layer, torch.zeros(len(prefix), values.size(3))
+                )
+                assert (values[row, at_target, layer] - naive_values).abs().max() < tolerance, (attention_type, layer)
             assert values[row].sum() == pytest.approx(values[row, at_target].sum().item(), abs=1e-12)
         for name, places in (("source", at_source), ("target", at_target)):
             values = getattr(found, name)[row]
@@ -152,8 +154,8 @@ def assert_equal(found, expected, tolerance=1e-12):
     for name in ("source", "target", "conserved"):
         assert (getattr(found, name) - getattr(expected, name)).abs().max() <= tolerance, name
     assert found.heads.keys() == expected.heads.keys() and found.predicted.equal(expected.predicted)
-    for kind, values in expected.heads.items():
-        assert (found.heads[kind] - values).abs().max() <= tolerance, kind
+    for attention_type, values in expected.heads.items():
+        assert (found.heads[attention_type] - values).abs().max() <= tolerance, attention_type
 
 
 @pytest.mark.parametrize(
@@ -176,8 +178,8 @@ def test_a_sentence_is_explained_alike_alone_and_in_a_batch(options, pads):
         alone = explain(model, {**alone, "prev_output_tokens": prefix[None]})
         assert (found.source[row, at_target][:, at_source] - alone.source[0]).abs().max() < 1e-10
         assert (found.target[row, at_target][:, at_target] - alone.target[0]).abs().max() < 1e-10
-        for kind, values in alone.heads.items():
-            assert (found.heads[kind][row, at_target] - values[0]).abs().max() < 1e-10
+        for attention_type, values in alone.heads.items():
+            assert (found.heads[attention_type][row, at_target] - values[0]).abs().max() < 1e-10
 
 
 def test_relevance_computed_in_chunks_is_the_same(monkeypatch):
@@ -238,7 +240,7 @@ def test_parts_of_an_explanation():
     model, batch = small(), make_batch()
     found = explain(model, batch, "attn-constant")
     heads = head_relevance(model, batch, "attn-constant")
-    assert list(heads) == list(TYPES) and all(heads[kind].equal(found.heads[kind]) for kind in TYPES)
+    assert list(heads) == list(TYPES) and all(heads[each].equal(found.heads[each]) for each in TYPES)
     source, target = token_contributions(model, batch, RULES["attn-constant"])
     assert source.equal(found.source) and target.equal(found.target)
 

@@ -67,7 +67,7 @@ def test_removal_scores_are_those_of_a_search_step_by_step(monkeypatch):
     contexts, gradients = contexts_of(model), gradients_of(model)
     targets = sum(len(target) for _, target in PAIRS)
     removed = {site: [] for site in head_sites(model)}
-    total, expected = 0.0, {kind: [[0.0] * 4, [0.0] * 4] for kind in TYPES}
+    total, expected = 0.0, {attention_type: [[0.0] * 4, [0.0] * 4] for attention_type in TYPES}
     while any(len(heads) < 4 for heads in removed.values()):
         steps = []
         for site, heads in removed.items():
@@ -79,18 +79,18 @@ def test_removal_scores_are_those_of_a_search_step_by_step(monkeypatch):
         increase, head, site = min(steps, key=lambda step: step[0])
         total += increase
         removed[site].append(head)
-        expected[site.kind][site.layer][head] = total
+        expected[site.attention_type][site.layer][head] = total
     found = score(model, TASK, [sample(PAIRS[:11]), sample(PAIRS[11:])], "refit", Options())
-    for kind, rows in expected.items():
-        torch.testing.assert_close(torch.tensor(found.values[kind]), torch.tensor(rows), atol=1e-5, rtol=1e-4)
+    for attention_type, rows in expected.items():
+        torch.testing.assert_close(torch.tensor(found.values[attention_type]), torch.tensor(rows), atol=1e-5, rtol=1e-4)
 
 
 def test_a_closed_head_costs_nothing():
     model = make_gates(make_model(gate_heads="enc-self,dec-self,dec-enc"))
     table = score(model, TASK, [sample(PAIRS)], "refit", Options())
     for site in head_sites(model):
-        factor = head_factors(model)[site.kind][site.layer]
-        row = torch.tensor(table.values[site.kind][site.layer])
+        factor = head_factors(model)[site.attention_type][site.layer]
+        row = torch.tensor(table.values[site.attention_type][site.layer])
         assert torch.equal(row == 0, factor == 0)
 
 

@@ -35,7 +35,7 @@ def model(kept):
     """Three heads a layer, or the first of them."""
     model = make_gated(share_all_embeddings=True, **OPTIONS)
     return (
-        model if kept == HEADS else prune(model, {kind: [[1] * kept + [0] * (HEADS - kept)] * LAYERS for kind in TYPES})
+        model if kept == HEADS else prune(model, {each: [[1] * kept + [0] * (HEADS - kept)] * LAYERS for each in TYPES})
     )
 
 
@@ -90,7 +90,9 @@ def test_keys_and_values_are_those_in_the_cache(kept, model):
     search = decoding(model)
     search.step()
     caches = [
-        AttentionCache(site.attention, search.state).beams for site in head_sites(model) if site.kind != "enc-self"
+        AttentionCache(site.attention, search.state).beams
+        for site in head_sites(model)
+        if site.attention_type != "enc-self"
     ]
     assert len(caches) == 2 * LAYERS
     held = sum(tensor.nbytes for cache in caches for tensor in cache.tensors())

@@ -41,7 +41,7 @@ VARIANTS = {
     "gelu": {"activation_fn": "gelu"},
     "gelu_accurate": {"activation_fn": "gelu_accurate"},
 }
-FULL = {kind: [[1, 1, 1, 1]] * 3 for kind in TYPES}
+FULL = {attention_type: [[1, 1, 1, 1]] * 3 for attention_type in TYPES}
 SOME = {
     "enc-self": [[0, 1, 0, 0], [1, 0, 1, 1], [0, 0, 0, 0]],
     "dec-self": [[0, 0, 0, 0], [1, 1, 0, 0]],
@@ -54,7 +54,7 @@ NO_DECODER_HEADS = {
     "dec-self": [[0] * 4] * 2,
     "dec-enc": [[0] * 4] * 2,
 }
-NONE = {kind: [[0, 0, 0, 0]] * 3 for kind in TYPES}
+NONE = {attention_type: [[0, 0, 0, 0]] * 3 for attention_type in TYPES}
 MASKS = {"full": FULL, "some heads": SOME, "none": NONE}
 MASKS |= {"decoder heads": NO_ENCODER_HEADS, "encoder heads": NO_DECODER_HEADS}
 TOLERANCES = {
@@ -88,14 +88,14 @@ def zeroed(model, mask):
 
 def without_heads(model, mask):
     """The model with the weights of the removed heads taken out."""
-    rows = {kind: mask[kind][:number] for kind, (number, _) in head_counts(model).items()}
+    rows = {attention_type: mask[attention_type][:number] for attention_type, (number, _) in head_counts(model).items()}
     return remove_heads(copy.deepcopy(model), HeadTable(rows))
 
 
 def columns_of(model, mask):
     """(attention layer, which of the H D columns of its output projection are alive) for every layer."""
     for site in head_sites(model):
-        row = torch.tensor(mask[site.kind][site.layer]).bool()
+        row = torch.tensor(mask[site.attention_type][site.layer]).bool()
         yield site, row.repeat_interleave(site.attention.head_dim)
 
 

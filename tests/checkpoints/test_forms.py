@@ -87,8 +87,8 @@ def test_activations_are_not_recomputed_in_a_loaded_model():
 
 def random_mask(model):
     generator = torch.Generator().manual_seed(3)
-    rows = {kind: (torch.rand(size, generator=generator) > 0.5).int() for kind, size in head_counts(model).items()}
-    return HeadTable({kind: table.tolist() for kind, table in rows.items()})
+    rows = {each: (torch.rand(size, generator=generator) > 0.5).int() for each, size in head_counts(model).items()}
+    return HeadTable({attention_type: table.tolist() for attention_type, table in rows.items()})
 
 
 def test_weights_as_fairseq_wrote_them_before_0_9():
@@ -242,7 +242,7 @@ def test_a_checkpoint_of_fairseq_is_pruned_by_a_mask(train, run, tmp_path):
     smaller, _ = load(out)
     assert type(whole) is TransformerModel
     for site in head_sites(whole):  # the same by hand
-        for head, alive in enumerate(mask.get(site.kind, [[1] * 4] * 2)[site.layer]):
+        for head, alive in enumerate(mask.get(site.attention_type, [[1] * 4] * 2)[site.layer]):
             site.attention.out_proj.weight.data[:, 8 * head : 8 * head + 8] *= alive
     torch.testing.assert_close(predictions(smaller, task), predictions(whole, task), atol=1e-5, rtol=1e-5)
     assert model_args(read(out)).arch == "transformer_head_gates_iwslt_de_en"

@@ -31,11 +31,11 @@ def test_a_pruned_checkpoint_is_pruned_again_and_gated_again(pruned, run, train,
     plan = json.loads(run("headgates", "prune", pruned, again, "--alive", json.dumps(mask), "--json").out)
     assert plan["heads"] == {"enc-self": [3, 2], "dec-self": [6, 3], "dec-enc": [2, 2]}
     left = {
-        kind: [
+        attention_type: [
             [a * b for a, b in zip(*pair, strict=True)]
-            for pair in zip(rows, mask.get(kind, [[1] * 4] * 2), strict=True)
+            for pair in zip(rows, mask.get(attention_type, [[1] * 4] * 2), strict=True)
         ]
-        for kind, rows in OPEN.items()
+        for attention_type, rows in OPEN.items()
     }
     whole, task = load(pruned)
     smaller, _ = load(again)
@@ -87,7 +87,7 @@ def test_a_mask_from_a_checkpoint_is_the_one_that_show_writes(gated, pruned, run
     torch.save(masked_, tmp_path / "gated.pt")
     for path in (gated, pruned, tmp_path / "again.pt", tmp_path / "gated.pt"):
         shown = json.loads(run("headgates", "show", path, "--out", "-").out)
-        assert read_mask(str(path)).values == {kind: shown[kind] for kind in TYPES.split(",")}
+        assert read_mask(str(path)).values == {each: shown[each] for each in TYPES.split(",")}
     left = {"enc-self": [[0, 1, 1, 1], [0] * 4], "dec-self": [[1, 0, 0, 0], [1, 0, 0, 1]], "dec-enc": OPEN["dec-enc"]}
     assert read_mask(str(tmp_path / "again.pt")).values == left
     for form in (["--alive", tmp_path / "again.pt"], ["--alive", json.dumps(left)]):

@@ -184,8 +184,8 @@ def test_show_and_score(files, run, toy):
         tables.append(json.loads(run("headgates", "score", toy.data, *options).out))
     for old, today in zip(*tables, strict=True):
         assert old["scores"].keys() == today["scores"].keys()
-        for kind, rows in old["scores"].items():
-            assert [pytest.approx(row, abs=1e-6) for row in rows] == today["scores"][kind], old["method"]
+        for attention_type, rows in old["scores"].items():
+            assert [pytest.approx(row, abs=1e-6) for row in rows] == today["scores"][attention_type], old["method"]
 
 
 def test_gates_are_trained_from_an_old_checkpoint(files, run, train, tmp_path):

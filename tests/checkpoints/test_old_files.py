@@ -31,7 +31,7 @@ def test_old_checkpoints_compute_the_same(name):
     state, model = load_model(str(OLD / f"{name}.pt"))
     with torch.no_grad():
         torch.testing.assert_close(model(**BATCH)[0], torch.tensor(EXPECTED[name]["logits"]), atol=1e-6, rtol=0)
-    gates = {kind: values.tolist() for kind, values in gate_values(model).items()}
+    gates = {attention_type: values.tolist() for attention_type, values in gate_values(model).items()}
     assert gates == EXPECTED[name]["gates"]
     assert read_heads(state, name, model).parameters == EXPECTED[name]["parameters"]
 
@@ -52,7 +52,7 @@ def test_pruning_gives_the_same_checkpoint():
 def test_old_masks_are_read_the_same():
     mask = parse_mask(str(OLD / "mask.json"))
     assert read_mask(str(OLD / "gated.pt")).values == read_mask(str(OLD / "pruned.pt")).values == mask.values
-    assert [mask.count(kind)[0] for kind in mask.types] == [3, 4, 7]
+    assert [mask.count(attention_type)[0] for attention_type in mask.types] == [3, 4, 7]
 
 
 def test_old_scores_are_read_by_prune_and_correlate(capsys, tmp_path):

@@ -138,7 +138,7 @@ def test_checkpoints_of_every_kind_compute_the_same_after_pruning(kind, form, ch
     after, _ = load(path)
     torch.testing.assert_close(predictions(after, task), predictions(before, task), atol=1e-5, rtol=1e-5)
     alive = {"fixed": {**ALIVE, "dec-self": [[1] * 4] * 2}, "mixed": {"enc-self": ALIVE["enc-self"]}}.get(kind, {})
-    expected = {kind: alive.get(kind, [[1] * 4] * 2) for kind in TYPES.split(",")}
+    expected = {attention_type: alive.get(attention_type, [[1] * 4] * 2) for attention_type in TYPES.split(",")}
     assert type(after).__name__ == ("TransformerModel" if form else "TransformerHeadGatesModel")
     if not form:
         assert kept_mask(after).values == expected

@@ -20,7 +20,7 @@ def test_loss_is_the_one_that_fairseq_logs(on_toy, run, toy, checkpoints):
         "--valid-subset", "valid", "--criterion", "cross_entropy", "--batch-size", 8, *EVALUATION,
     )  # fmt: skip
     assert f"{found['nll']:.3f}" == re.search(r"nll_loss ([\d.]+)", validated.text).group(1)
-    assert {kind: [len(row) for row in rows] for kind, rows in found["nll_difference"].items()} == FULL
+    assert {each: [len(row) for row in rows] for each, rows in found["nll_difference"].items()} == FULL
 
 
 def test_bleu_is_that_of_fairseq_generate(on_toy, run, toy, gated_checkpoint, tmp_path):

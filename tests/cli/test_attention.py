@@ -65,10 +65,10 @@ def test_the_weights_are_those_of_the_model(on_toy, toy, gated_checkpoint):
         assert types["enc-self"]["keys"] == types["enc-self"]["queries"] == [*words, "</s>"]
         assert types["dec-self"]["keys"] == types["dec-self"]["queries"] == ["</s>", *capitals]
         assert types["dec-enc"]["queries"] == [*capitals, "</s>"] and types["dec-enc"]["keys"] == [*words, "</s>"]
-        for kind, of_type in types.items():
+        for attention_type, of_type in types.items():
             assert len(of_type["heads"]) == 8
             for entry in of_type["heads"]:
-                expected = seen[kind][entry["layer"]].weights[0, entry["head"]]
+                expected = seen[attention_type][entry["layer"]].weights[0, entry["head"]]
                 assert torch.allclose(torch.tensor(entry["weights"]), expected, atol=1e-6)
 
 
@@ -79,9 +79,9 @@ def test_sentences_of_a_file_and_of_standard_input(on_toy, toy, tmp_path, monkey
     path.write_text(f"{pair}\n\n{pair.partition(chr(9))[0]}\n", encoding="utf-8-sig", newline="\r\n")
     typed = json.loads(on_toy("attention", "--json", "--text", path))
     assert len(typed["sentences"]) == 2 and typed["lines"] == [1, 3] and "split" not in typed["signature"]
-    for kind, of_type in data[0].items():
-        assert typed["sentences"][0][kind]["queries"] == of_type["queries"]
-        for a, b in zip(of_type["heads"], typed["sentences"][0][kind]["heads"], strict=True):
+    for attention_type, of_type in data[0].items():
+        assert typed["sentences"][0][attention_type]["queries"] == of_type["queries"]
+        for a, b in zip(of_type["heads"], typed["sentences"][0][attention_type]["heads"], strict=True):
             assert torch.allclose(torch.tensor(a["weights"]), torch.tensor(b["weights"]), atol=1e-6)
     translated = typed["sentences"][1]
     assert translated["enc-self"]["keys"] == data[0]["enc-self"]["keys"]
@@ -128,8 +128,8 @@ def test_an_interactive_page_holds_all_weights_and_loads_nothing(on_toy, checkpo
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1])
     assert [each["number"] for each in data] == [3, 1]
     for each, types in zip(data, json.loads((tmp_path / "maps.json").read_text())["sentences"], strict=True):
-        for found, (kind, expected) in zip(each["types"], types.items(), strict=True):
-            assert found["title"].startswith(kind) and found["queries"] == expected["queries"]
+        for found, (attention_type, expected) in zip(each["types"], types.items(), strict=True):
+            assert found["title"].startswith(attention_type) and found["queries"] == expected["queries"]
             heads = [head for layer in found["layers"] for head in layer["heads"]]
             for head, entry in zip(heads, expected["heads"], strict=True):
                 assert (head["head"], head["gate"]) == (entry["head"], entry["gate"])

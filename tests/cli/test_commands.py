@@ -38,8 +38,8 @@ def test_options_has_those_of_the_model_and_the_criterion(run):
 
 def test_show_prints_a_table_of_every_type(gated_checkpoint, run):
     lines = run("headgates", "show", gated_checkpoint).out.splitlines()
-    for kind in TYPES.split(","):
-        (title,) = (i for i, line in enumerate(lines) if line.startswith(kind))
+    for attention_type in TYPES.split(","):
+        (title,) = (i for i, line in enumerate(lines) if line.startswith(attention_type))
         assert lines[title].endswith("8 of 8 heads open")
         assert [line.split()[:2] for line in lines[title + 3 : title + 5]] == [["layer", "0"], ["layer", "1"]]
     assert lines[-1] == "in total 24 of 24 heads open"
@@ -50,8 +50,8 @@ def test_show_json_holds_the_gates_of_the_model(checkpoints, run):
     (model,), _, _ = load_model_ensemble_and_task([str(checkpoints["mixed"])])
     assert shown["gated"] == ["dec-self", "dec-enc"]
     assert shown["heads"] == {"enc-self": [3, 8], "dec-self": [8, 8], "dec-enc": [8, 8], "total": [19, 24]}
-    for kind, values in gate_values(model).items():
-        torch.testing.assert_close(torch.tensor(shown["gate"][kind]).float(), values, atol=1e-6, rtol=0)
+    for attention_type, values in gate_values(model).items():
+        torch.testing.assert_close(torch.tensor(shown["gate"][attention_type]).float(), values, atol=1e-6, rtol=0)
 
 
 def test_heads_from_show_are_accepted_by_alive_heads(stock_checkpoint, tmp_path, train, run):
@@ -83,8 +83,8 @@ def test_a_checkpoint_is_accepted_as_a_mask(checkpoints, tmp_path, train, run):
     heads = json.loads(run("headgates", "show", path, "--out", "-").out)
     train(tmp_path, "--alive-heads", path, "--remove-heads", updates=1)
     stored = read(tmp_path / "checkpoint_last.pt")["cfg"]["model"]
-    assert {kind: json.loads(stored.alive_heads)[kind] for kind in TYPES.split(",")} == {
-        kind: heads[kind] for kind in TYPES.split(",")
+    assert {attention_type: json.loads(stored.alive_heads)[attention_type] for attention_type in TYPES.split(",")} == {
+        attention_type: heads[attention_type] for attention_type in TYPES.split(",")
     }
 
 

@@ -23,7 +23,7 @@ def test_curve(on_toy, toy, checkpoints, tmp_path):
         ("dec-enc", 0, 8), ("dec-enc", 50, 4), ("dec-enc", 100, 0),
     ]  # fmt: skip
     for point in points:
-        alive = sum(sum(row) for kind, rows in point["mask"].items() for row in rows)
+        alive = sum(sum(row) for attention_type, rows in point["mask"].items() for row in rows)
         assert alive == point["heads"] + (8 if "," in point["types"] else 16)
     for whole in points[3::3]:
         assert points[0]["nll"] == whole["nll"] and points[0]["bleu"] == whole["bleu"]
@@ -36,7 +36,7 @@ def test_curve(on_toy, toy, checkpoints, tmp_path):
 
 def test_curves_of_several_checkpoints_by_a_file_of_scores(headgates, toy, checkpoints, tmp_path):
     scores = tmp_path / "scores.json"
-    table = HeadTable({kind: [[1, 2, 3, 4], [5, 6, 7, 8]] for kind in FULL}, "own")
+    table = HeadTable({attention_type: [[1, 2, 3, 4], [5, 6, 7, 8]] for attention_type in FULL}, "own")
     scores.write_text(scores_to_json([table, HeadTable(table.values, "other")]))
     paths = f"{checkpoints['baseline']}:{checkpoints['fixed']}"
     common = ["curve", toy.data, "--path", paths, "--gen-subset", "test", *READ, "--scores", scores, "--metric", "nll"]

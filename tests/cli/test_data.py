@@ -214,6 +214,21 @@ def test_models_of_several_languages_are_measured_as_by_fairseq(options, others,
     assert point["bleu"] > 5 and f"{point['bleu']:.2f}" == re.search(r"BLEU = ([\d.]+)", generated)[1]
 
 
+def test_sentences_of_a_text_have_the_tokens_of_their_languages(on_toy, multilingual, toy, tmp_path):
+    source, target = ((toy.data.parent / f"valid.{side}").read_text().splitlines()[0] for side in ("src", "tgt"))
+    (tmp_path / "text").write_text(f"{source}\t{target}\n{source}\n")
+    options = [*MULTILINGUAL, "src-tgt", "--json", "--max-len-b", "5"]
+    (read,) = json.loads(on_toy("attention", *options, "--lines", "1", checkpoint=multilingual))["sentences"]
+    typed = json.loads(on_toy("attention", *options, "--text", tmp_path / "text", checkpoint=multilingual))["sentences"]
+    assert typed[0] == read and read["dec-enc"]["keys"][0] == "__tgt__" == read["dec-enc"]["queries"][0]
+    assert typed[1]["dec-enc"]["keys"][0] == "__tgt__" == typed[1]["dec-enc"]["queries"][0]  # its own translation
+    options += ["--lang-tok-replacing-bos-eos", *PAIR]
+    (read,) = json.loads(on_toy("attention", *options, "--lines", "1", checkpoint=multilingual))["sentences"]
+    assert read["dec-enc"]["keys"][-1] == "__tgt__" == read["dec-self"]["queries"][0]
+    message = one_line(on_toy("attention", *options, "--text", tmp_path / "text", checkpoint=multilingual, code=2))
+    assert "--text does not support --lang-tok-replacing-bos-eos" in message
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

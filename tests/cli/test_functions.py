@@ -33,7 +33,7 @@ def test_every_kind_of_checkpoint(name, on_toy, checkpoints, annotated, texts, t
     text = on_toy("functions", *annotated, "--statistics", "--out", out, checkpoint=checkpoints[name])
     result = json.loads(out.read_text())
     assert result["format"] == "headgates.functions/1" and result["signature"] in text
-    assert {kind: [len(row) for row in rows] for kind, rows in result["heads"].items()} == FULL
+    assert {attention_type: [len(row) for row in rows] for attention_type, rows in result["heads"].items()} == FULL
     words = sum(map(len, texts[0]))
     number = words - len(texts[0])  # pairs: every word but the last of a sentence
     tree = {"sentences": 30, "words": words, "matched_words": words}
@@ -58,8 +58,8 @@ def test_json(on_toy, annotated):
 def test_the_confidence_is_that_of_score(on_toy):
     result = json.loads(on_toy("functions", "--json"))
     scores = json.loads(on_toy("score", "--json", "--method", "confidence"))["scores"]
-    for kind, rows in scores.items():
-        for row, entries in zip(rows, result["heads"][kind], strict=True):
+    for attention_type, rows in scores.items():
+        for row, entries in zip(rows, result["heads"][attention_type], strict=True):
             assert [entry["statistics"]["confidence"] for entry in entries] == pytest.approx(row)
 
 
@@ -72,8 +72,8 @@ def test_the_number_of_processes_makes_no_difference(start, toy, gated_checkpoin
     assert outputs[0] and not outputs[1]
     found = json.loads(shared.read_text())
     assert found["trees"] == alone["trees"] and found["relations"] == alone["relations"]
-    for kind, rows in alone["heads"].items():
-        for row, others in zip(rows, found["heads"][kind], strict=True):
+    for attention_type, rows in alone["heads"].items():
+        for row, others in zip(rows, found["heads"][attention_type], strict=True):
             for entry, other in zip(row, others, strict=True):
                 assert entry["statistics"] == pytest.approx(other["statistics"], rel=1e-5)
                 assert entry["words"] == other["words"] and entry["functions"] == other["functions"]
@@ -95,7 +95,7 @@ def test_scores_of_the_checkpoint(on_toy, annotated, checkpoints, tmp_path):
     on_toy("score", "--method", "confidence,random", "--out", scores)
     text = on_toy("functions", *annotated, "--scores", scores)
     rows = [line.split() for line in text[text.index("scores of open heads") :].splitlines()[2:8]]
-    assert [row[:2] for row in rows] == [[method, kind] for method in ("confidence", "random") for kind in FULL]
+    assert [row[:2] for row in rows] == [[method, each] for method in ("confidence", "random") for each in FULL]
     assert f"\n{json.loads(scores.read_text())[0]['signature']}\n" in text
 
 

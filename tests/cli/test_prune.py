@@ -16,7 +16,7 @@ from fairseq_headgates.cli import main as command
 from fairseq_headgates.options import read_mask
 from fairseq_headgates.surgery import kept_mask, open_mask
 
-FULL = {kind: [[1] * 4] * 2 for kind in TYPES}
+FULL = {attention_type: [[1] * 4] * 2 for attention_type in TYPES}
 
 
 def by_layer(rows):
@@ -35,9 +35,9 @@ def test_open_heads_stay_by_default_with_their_optimiser_state(checkpoint, prune
     moments = state["last_optimizer_state"]["state"]
     assert [moments[i]["exp_avg"].shape for i in range(len(moments))] == [p.shape for p in after.parameters()]
     assert kept_mask(after).values == OPEN
-    for kind, rows in OPEN.items():
+    for attention_type, rows in OPEN.items():
         stay = sum(map(sum, rows))
-        assert re.search(rf"^{kind} +8 +{stay} +{by_layer(rows)}$", done.out, re.MULTILINE), done.out
+        assert re.search(rf"^{attention_type} +8 +{stay} +{by_layer(rows)}$", done.out, re.MULTILINE), done.out
     total = sum(sum(map(sum, rows)) for rows in OPEN.values())
     assert re.search(rf"^total +24 +{total}$", done.out, re.MULTILINE)
     sizes = [sum(p.numel() for p in model.parameters()) for model in (before, after)]
@@ -64,15 +64,15 @@ def test_the_plan_as_json(checkpoint, prune):
     plan = json.loads(prune(checkpoint, checkpoint.with_name("pruned.pt"), "--json", "--dry-run").out)
     assert names(checkpoint.parent) == ["gated.pt"]
     assert plan["mask"] == OPEN
-    assert plan["heads"] == {kind: [8, sum(map(sum, rows))] for kind, rows in OPEN.items()}
+    assert plan["heads"] == {attention_type: [8, sum(map(sum, rows))] for attention_type, rows in OPEN.items()}
     assert plan["folded_gates"] == sum(row.count(F) for rows in LOG_ALPHA.values() for row in rows)
     assert plan["removed_with_open_gate"] == 0
     before = sum(p.numel() for p in load(checkpoint).parameters())
     gone = 24 - sum(sum(map(sum, rows)) for rows in OPEN.values())
     # a head of 8 dimensions: rows of 32 weights and a bias for q, k and v, columns of the output; and every gate
     assert plan["parameters"] == [before, before - gone * 8 * (3 * 33 + 32) - 24]
-    stay = {kind: sum(map(sum, rows)) for kind, rows in OPEN.items()}
-    assert plan["cache_bytes_per_token"] == {kind: [8 * 64, number * 64] for kind, number in stay.items()}
+    stay = {attention_type: sum(map(sum, rows)) for attention_type, rows in OPEN.items()}
+    assert plan["cache_bytes_per_token"] == {each: [8 * 64, number * 64] for each, number in stay.items()}
 
 
 def test_the_checkpoint_itself_can_be_replaced(checkpoint, prune):
@@ -150,11 +150,11 @@ def test_a_mask_from_a_file_or_inline(checkpoint, prune, chosen, small_model):
     """Heads with a closed gate go in any case; that open ones go is said."""
     mask = {"enc-self": [[1, 1, 0, 0], [1, 1, 1, 1]], "dec-enc": [[0, 0, 0, 0], [1, 1, 1, 1]]}
     expected = {
-        kind: [
+        attention_type: [
             [a * b for a, b in zip(*pair, strict=True)]
-            for pair in zip(OPEN[kind], mask.get(kind, FULL[kind]), strict=True)
+            for pair in zip(OPEN[attention_type], mask.get(attention_type, FULL[attention_type]), strict=True)
         ]
-        for kind in TYPES
+        for attention_type in TYPES
     }
     file = write(checkpoint.with_name("heads.json"), {"format": "headgates.heads/1", **mask})
     out = checkpoint.with_name("pruned.pt")
@@ -182,9 +182,9 @@ def test_threshold_removes_heads_by_their_open_probability(threshold, values, ch
 
 RANKED = sorted(  # of the heads whose gate is open, the best first
     (
-        (kind, i, j)
-        for kind in TYPES
-        for i, row in enumerate(OPEN[kind])
+        (attention_type, i, j)
+        for attention_type in TYPES
+        for i, row in enumerate(OPEN[attention_type])
         for j, there in enumerate(row)
         if there
     ),
@@ -193,7 +193,7 @@ RANKED = sorted(  # of the heads whose gate is open, the best first
 
 
 def mask_of(heads):
-    return {kind: [[int((kind, i, j) in heads) for j in range(4)] for i in range(2)] for kind in TYPES}
+    return {each: [[int((each, i, j) in heads) for j in range(4)] for i in range(2)] for each in TYPES}
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_removing_all_heads_of_a_type_prints_a_note(chosen, tmp_path):
 
 
 def test_method_chooses_one_of_several_score_tables(chosen, unfit, tmp_path):
-    other = {kind: [[-v for v in row] for row in rows] for kind, rows in SCORES.items()}
+    other = {attention_type: [[-v for v in row] for row in rows] for attention_type, rows in SCORES.items()}
     tables = [score_file(SCORES), score_file(other, method="ablation")]
     scores = ["--scores", write(tmp_path / "scores.json", tables), "--keep", 3]
     unfit(*scores, words=["gradient, ablation", "--method"])
@@ -250,7 +250,7 @@ def test_show_reads_what_prune_writes(checkpoint, prune, capsys):
     assert command.main(["show", str(out), "--json", "--out", str(heads)]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["gate"] == OPEN and shown["gated"] == []
-    assert {kind: shown["heads"][kind] for kind in TYPES} == {k: [sum(map(sum, v)), 8] for k, v in OPEN.items()}
+    assert {each: shown["heads"][each] for each in TYPES} == {k: [sum(map(sum, v)), 8] for k, v in OPEN.items()}
     assert read_mask(str(heads)).values == OPEN
 
 

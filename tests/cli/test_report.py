@@ -101,8 +101,8 @@ def test_the_frames_are_those_of_the_gate_log(page, experiment):
     frames = json.loads(data)
     logged = [json.loads(line) for line in (experiment / "gated" / "gates.jsonl").read_text().splitlines()]
     assert frames["updates"] == [line["update"] for line in logged] == list(range(7))
-    for kind, found in zip(TYPES, frames["closed"], strict=True):
-        expected = [line["closed"][kind] for line in logged]
+    for attention_type, found in zip(TYPES, frames["closed"], strict=True):
+        expected = [line["closed"][attention_type] for line in logged]
         assert found == [[[pytest.approx(p, abs=0.006) for p in row] for row in rows] for rows in expected]
 
 

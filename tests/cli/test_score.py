@@ -16,7 +16,7 @@ from fairseq_headgates.heads import parse_scores, read_scores
 
 
 def shapes(table):
-    return {kind: [len(row) for row in rows] for kind, rows in table.values.items()}
+    return {attention_type: [len(row) for row in rows] for attention_type, rows in table.values.items()}
 
 
 # --- score -----------------------------------------------------------------------------------------------------------
@@ -45,9 +45,9 @@ def test_scores_choose_what_prune_keeps(on_toy, headgates, checkpoints, run, toy
     headgates("prune", checkpoints["baseline"], pruned, "--scores", scores, "--keep", "12")
     shown = json.loads(headgates("show", pruned, "--json"))
     assert shown["heads"]["total"] == [12, 24]
-    ranked = sorted((v for kind in FULL for v in parse_scores(str(scores)).heads(kind)), reverse=True)
-    for kind, rows in parse_scores(str(scores)).values.items():
-        for row, gates in zip(rows, shown["gate"][kind], strict=True):
+    ranked = sorted((v for each in FULL for v in parse_scores(str(scores)).heads(each)), reverse=True)
+    for attention_type, rows in parse_scores(str(scores)).values.items():
+        for row, gates in zip(rows, shown["gate"][attention_type], strict=True):
             assert [int(value >= ranked[11]) for value in row] == gates
     again = tmp_path / "again.json"
     on_toy(
@@ -68,8 +68,8 @@ def test_the_number_of_processes_makes_no_difference(start, toy, gated_checkpoin
     assert outputs[0] and not outputs[1]  # one of them writes
     for one, two in zip(read_scores(str(alone)), read_scores(str(shared)), strict=True):
         assert one.signature == two.signature
-        for kind in FULL:
-            assert two.heads(kind) == pytest.approx(one.heads(kind), rel=1e-5, abs=1e-7), one.name
+        for attention_type in FULL:
+            assert two.heads(attention_type) == pytest.approx(one.heads(attention_type), rel=1e-5, abs=1e-7), one.name
 
 
 @pytest.mark.rehearsal
@@ -95,8 +95,8 @@ def test_torchrun(toy, gated_checkpoint, on_toy, tmp_path):
     alone = tmp_path / "alone.json"
     on_toy("score", "--method", "gradient,confidence", "--out", alone)
     for one, two in zip(read_scores(str(alone)), read_scores(str(shared)), strict=True):
-        for kind in FULL:
-            assert two.heads(kind) == pytest.approx(one.heads(kind), rel=1e-5, abs=1e-7), one.name
+        for attention_type in FULL:
+            assert two.heads(attention_type) == pytest.approx(one.heads(attention_type), rel=1e-5, abs=1e-7), one.name
 
 
 def test_options_of_the_methods(on_toy, tmp_path):

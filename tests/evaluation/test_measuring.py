@@ -27,10 +27,11 @@ from fairseq_headgates.heads import TYPES, HeadId
 from fairseq_headgates.modules import HeadHook
 from fairseq_headgates.surgery import hooked, open_mask, removal_plan
 
-FULL = HeadTable({kind: [[1] * 4] * 2 for kind in TYPES})
-HALF = HeadTable({kind: [[1, 0, 1, 0]] * 2 for kind in TYPES})
+FULL = HeadTable({attention_type: [[1] * 4] * 2 for attention_type in TYPES})
+HALF = HeadTable({attention_type: [[1, 0, 1, 0]] * 2 for attention_type in TYPES})
 TASK = make_task()
 TASK.build_generator = partial(FairseqTask.build_generator, TASK)
+TASK.inference_step = partial(FairseqTask.inference_step, TASK)
 TASK.build_bpe = TASK.build_tokenizer = lambda options: None
 PAIRS, BATCHES = sentences(), [sample(sentences()[:2]), sample(sentences()[2:])]
 GENERATE = options.parse_args_and_arch(options.get_generation_parser(), ["data"])

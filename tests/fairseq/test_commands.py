@@ -164,9 +164,11 @@ def test_tensorboard(tmp_path, train):
     def events(folder):
         return accumulator.EventAccumulator(str(logs / folder)).Reload()
 
-    kinds = ("enc_self", "dec_self", "dec_enc")
+    attention_types = ("enc_self", "dec_self", "dec_enc")
     for folder in ("train_inner", "train", "valid"):
-        assert {"l0", "heads_open", *(f"heads_open_{kind}" for kind in kinds)} <= set(events(folder).Tags()["scalars"])
+        assert {"l0", "heads_open", *(f"heads_open_{attention_type}" for attention_type in attention_types)} <= set(
+            events(folder).Tags()["scalars"]
+        )
     l0 = [event.value for event in events("train_inner").Scalars("l0")]
     assert l0 == pytest.approx(logged(log, "l0"))
     (tag,) = events("gates").Tags()["images"]

@@ -78,16 +78,18 @@ def check_ablation(run, reads, gated):
     """The loss without a head, by ablation, is that of a checkpoint without it: for the last open head of each type."""
     found = json.loads(run("headgates", "ablate", *reads, gated, "--json").out)
     gates = json.loads(run("headgates", "show", gated, "--json").out)["gate"]
-    for kind, rows in gates.items():
+    for attention_type, rows in gates.items():
         opened = [(i, j) for i, row in enumerate(rows) for j, gate in enumerate(row) if gate]
         if not opened:
             continue
         layer, head = opened[-1]
-        mask = {kind: [[int(gate) for gate in row] for row in rows]}
-        mask[kind][layer][head] = 0
-        smaller = gated.with_name(f"{kind}.pt")
+        mask = {attention_type: [[int(gate) for gate in row] for row in rows]}
+        mask[attention_type][layer][head] = 0
+        smaller = gated.with_name(f"{attention_type}.pt")
         run("headgates", "prune", gated, smaller, "--alive", json.dumps(mask))
-        assert loss(run, reads, smaller) == pytest.approx(found["nll"] + found["nll_difference"][kind][layer][head])
+        assert loss(run, reads, smaller) == pytest.approx(
+            found["nll"] + found["nll_difference"][attention_type][layer][head]
+        )
 
 
 @pytest.mark.parametrize("arch", each(*FAMILIES))

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
 
 
 def mask(**rows):
-    return json.dumps({kind.replace("_", "-"): layers for kind, layers in rows.items()})
+    return json.dumps({attention_type.replace("_", "-"): layers for attention_type, layers in rows.items()})
 
 
 FOUR = [1, 1, 1, 1]

@@ -182,7 +182,7 @@ def test_open_probabilities_are_those_at_the_end_of_the_training(to_a_target):
     state = read(to_a_target("subset") / "checkpoint_last.pt")
     method = build_model(state).gate_method
     assert method.num_updates == state["optimizer_history"][-1]["num_updates"]
-    log_alpha = torch.linspace(-2, 2, len(method.kinds))
+    log_alpha = torch.linspace(-2, 2, len(method.head_types))
     opened = method.open_probability(log_alpha)
     method.set_num_updates(0)
     assert float((method.open_probability(log_alpha) - opened).abs().max()) > 0.1

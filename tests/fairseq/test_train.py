@@ -113,7 +113,7 @@ def test_gates_are_trained_and_saved(gated_checkpoint):
 
 def test_fixed_heads_are_stored_with_the_checkpoint(checkpoints):
     (model,), _, _ = load_model_ensemble_and_task([str(checkpoints["fixed"])])
-    values = {kind: v.tolist() for kind, v in gate_values(model).items()}
+    values = {attention_type: v.tolist() for attention_type, v in gate_values(model).items()}
     assert values == {**ALIVE, "dec-self": [[1.0] * 4] * 2}
 
 
@@ -185,7 +185,7 @@ def log_alpha_by_hand(updates):
 @pytest.fixture(scope="module")
 def penalised(gated_checkpoint, tmp_path_factory):
     """The options of a training with a penalty on closed gates; the gates of dec-enc are open, and have none."""
-    gates = {kind: [[CERTAIN if kind == "dec-enc" else -CERTAIN] * 4] * 2 for kind in TYPES.split(",")}
+    gates = {each: [[CERTAIN if each == "dec-enc" else -CERTAIN] * 4] * 2 for each in TYPES.split(",")}
     path = tmp_path_factory.mktemp("certain") / "certain.pt"
     torch.save(with_gates(read(gated_checkpoint), gates), path)
     return [*PENALTY, "--finetune-from-model", path]
@@ -229,7 +229,7 @@ def test_two_workers_equal_two_batches_of_one(two_batches, penalised, tmp_path, 
         assert logged(two_log, key) == pytest.approx(logged(one_log, key), abs=0.0011)
     for log in (one_log, two_log):
         assert logged(log, "l0") == logged(log, "heads_open") == [8, 8]
-        assert [logged(log, f"heads_open_{kind}")[0] for kind in ("enc_self", "dec_self", "dec_enc")] == [0, 0, 8]
+        assert [logged(log, f"heads_open_{each}")[0] for each in ("enc_self", "dec_self", "dec_enc")] == [0, 0, 8]
 
 
 @pytest.mark.parametrize(("workers", "method"), [(1, L0), (2, LAGRANGIAN)], ids=["one, l0", "two, lagrangian"])

@@ -44,8 +44,8 @@ def test_open_probability_is_the_chance_that_the_sample_is_not_zero(log_alpha):
 
 def test_evaluation_gate_is_exactly_closed_and_open_beyond_2_398():
     a = torch.tensor([-2.399, -2.397, 2.397, 2.399], dtype=torch.double)
-    closed, barely, almost, opened = DEFAULT.evaluation_value(a).tolist()
-    assert (closed, opened) == (0.0, 1.0)
+    closed, barely, almost, widest = DEFAULT.evaluation_value(a).tolist()
+    assert (closed, widest) == (0.0, 1.0)
     assert 0 < barely < 1e-3 and 1 - 1e-3 < almost < 1
     assert DEFAULT.closes_at == pytest.approx(-2.3979, abs=1e-4)
 

@@ -33,8 +33,8 @@ def test_a_training_logs_its_gates(tmp_path, train, headgates):
     assert text.startswith(before) and [each.update for each in found] == [0, 2, 3, 4, 6, 7]
     shown = json.loads(headgates("show", tmp_path / "checkpoint_last.pt", "--json"))
     last = found[-1].closed
-    for kind, rows in shown["open_probability"].items():
-        assert last.values[kind] == [[pytest.approx(1 - p, abs=6e-5) for p in row] for row in rows]
+    for attention_type, rows in shown["open_probability"].items():
+        assert last.values[attention_type] == [[pytest.approx(1 - p, abs=6e-5) for p in row] for row in rows]
     assert last.values != found[0].closed.values  # the gates have moved
 
 

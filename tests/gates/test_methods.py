@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 import torch
 from support.commands import TYPES
-from support.gates import KINDS, layers
+from support.gates import LAYER_TYPES, layers
 from support.models import make_batch, make_gated
 
 from fairseq_headgates import gate_values, head_sites, prune
@@ -99,9 +99,9 @@ def test_a_model_is_copied_and_pruned_after_a_forward_pass_in_training():
 
 def test_hard_gates_are_0_or_1_with_the_gradient_of_the_gates():
     made = layers([[0.3, -0.3, 2, -2]] * 3)
-    method = L0Gates(made, KINDS, hard=True)
+    method = L0Gates(made, LAYER_TYPES, hard=True)
     method.before_forward()
-    gates = torch.cat([method.drawn(layer) for layer in made])
+    gates = torch.cat([method.training_gates(layer) for layer in made])
     assert set(gates.unique().tolist()) <= {0.0, 1.0}
     gates.sum().backward()
     assert all(layer.theta.grad is not None for layer in made)
@@ -110,9 +110,9 @@ def test_hard_gates_are_0_or_1_with_the_gradient_of_the_gates():
 @pytest.mark.parametrize("temperature", [0.1, 1.0])
 def test_hard_subsets_have_exactly_as_many_open_gates_as_the_target(temperature):
     made = layers([[2.5, -1, 0, 1]] * 3)
-    method = SubsetGates(made, KINDS, {("enc-self",): 3, ("dec-enc",): 1}, warmup=100, hard=True)
+    method = SubsetGates(made, LAYER_TYPES, {("enc-self",): 3, ("dec-enc",): 1}, warmup=100, hard=True)
     method.set_num_updates(round(100 * (1 - temperature) / 0.9))
-    soft, drawn = copy.deepcopy(method), set()
+    soft, subsets = copy.deepcopy(method), set()
     soft.hard = False
     for _ in range(20):
         method.before_forward()
@@ -120,16 +120,16 @@ def test_hard_subsets_have_exactly_as_many_open_gates_as_the_target(temperature)
         gates, soft_gates = method._gates(noise), soft._gates(noise)
         assert gates[:8].sum() == 3 and gates[8:].sum() == 1 and set(gates.tolist()) == {0.0, 1.0}
         assert gates[:8][soft_gates[:8].argsort()].tolist() == [0.0] * 5 + [1.0] * 3  # the highest of the soft ones
-        drawn.add(tuple(gates.tolist()))
-    assert len(drawn) > 1
+        subsets.add(tuple(gates.tolist()))
+    assert len(subsets) > 1
 
 
 def test_published_hard_subsets_are_the_highest_log_alpha_with_its_gradient():
     """The straight-through estimator of Li et al. 2021."""
     made = layers([[2.5, -1, 0, 1], [0.5, 3, -2, 2], [0, 1, 2, 1.5]])
-    method = PublishedSubsetGates(made, KINDS, {("enc-self",): 3, ("dec-enc",): 1}, hard=True)
+    method = PublishedSubsetGates(made, LAYER_TYPES, {("enc-self",): 3, ("dec-enc",): 1}, hard=True)
     method.before_forward()
-    gates = [method.drawn(layer) for layer in made]
+    gates = [method.training_gates(layer) for layer in made]
     assert [gate.tolist() for gate in gates] == [[1, 0, 0, 0], [0, 1, 0, 1], [0, 0, 1, 0]]
     weights = torch.randn(3, 4)
     (torch.stack(gates) * weights).sum().backward()
@@ -143,7 +143,7 @@ def test_published_hard_subsets_are_the_highest_log_alpha_with_its_gradient():
 @pytest.mark.parametrize("count", [0, 1, 5, 12])
 def test_exactly_as_many_evaluation_gates_are_1(method, count):
     made = layers(torch.randn(3, 4))
-    gates = method(made, KINDS, {("enc-self", "dec-enc"): count}).eval()
+    gates = method(made, LAYER_TYPES, {("enc-self", "dec-enc"): count}).eval()
     values = gates.evaluate(gates.log_alpha())
     assert values.sum() == count and set(values.tolist()) <= {0.0, 1.0}
     ranked = gates.log_alpha().argsort(descending=True)
@@ -239,7 +239,7 @@ def test_a_subset_at_low_temperature_has_the_highest_scores():
     ],
 )
 def test_the_temperature_of_subsets_falls_in_the_warm_up(method, warmup, temperatures):
-    method = method(layers(), KINDS, {("enc-self", "dec-enc"): 3}, warmup=warmup)
+    method = method(layers(), LAYER_TYPES, {("enc-self", "dec-enc"): 3}, warmup=warmup)
     found = []
     for update in (0, 5, 10, 99):
         method.set_num_updates(update)
@@ -261,7 +261,7 @@ def test_a_subset_at_the_lowest_temperature_has_the_highest_scores_and_finite_gr
 def test_the_lagrangian_penalty_equals_a_naive_one_and_its_multipliers_ascend():
     log_alpha = torch.randn(3, 4).tolist()
     made = layers(log_alpha, lr_scale=10.0)
-    method = LagrangianGates(made, KINDS, {("enc-self",): 2, ("dec-enc",): 4}, warmup=100)
+    method = LagrangianGates(made, LAYER_TYPES, {("enc-self",): 2, ("dec-enc",): 4}, warmup=100)
     method.set_num_updates(25)
     with torch.no_grad():
         method.multipliers.copy_(torch.tensor([[0.3, -0.2], [0.1, 0.4]]))
@@ -282,14 +282,14 @@ def test_the_lagrangian_meets_its_target():
     """The loss wants all heads, the last ones most; the rate decays to 0 as in training."""
     torch.manual_seed(1)
     made = layers(lr_scale=50.0)
-    method = LagrangianGates(made, KINDS, {("enc-self", "dec-enc"): 5}, warmup=100).train()
+    method = LagrangianGates(made, LAYER_TYPES, {("enc-self", "dec-enc"): 5}, warmup=100).train()
     want = torch.linspace(0.02, 0.3, 12)
     optimizer = torch.optim.Adam([*method.parameters(), *(layer.theta for layer in made)], lr=0.001)
     for update in range(1500):
         optimizer.param_groups[0]["lr"] = 0.001 * (1 - update / 1500)
         method.set_num_updates(update)
         method.before_forward()
-        gates = torch.cat([method.drawn(layer) for layer in made])
+        gates = torch.cat([method.training_gates(layer) for layer in made])
         loss = (want * (1 - gates)).sum() + method.penalty(method.log_alpha(), torch.zeros(12))
         optimizer.zero_grad()
         loss.backward()
@@ -303,7 +303,7 @@ def test_the_lagrangian_meets_its_target():
 
 def test_output_scale_is_the_number_of_heads_over_that_of_open_heads():
     made = layers([[3, 3, -3, -3], [-3] * 4, [3] * 4])
-    method = L0Gates(made, KINDS, output_scale=True).eval()
+    method = L0Gates(made, LAYER_TYPES, output_scale=True).eval()
     factors = [layer.eval()().tolist() for layer in made]
     assert factors == [[2, 2, 0, 0], [0] * 4, [1] * 4]
     assert made[0].evaluation_value().tolist() == [1, 1, 0, 0]
@@ -311,9 +311,9 @@ def test_output_scale_is_the_number_of_heads_over_that_of_open_heads():
     for layer in made:
         layer.train()
     method.before_forward()
-    drawn = method.drawn(made[1])
-    opened = (drawn != 0).sum().item()
-    assert drawn.max() <= (4 / opened if opened else 0)
+    gates = method.training_gates(made[1])
+    number_open = (gates != 0).sum().item()
+    assert gates.max() <= (4 / number_open if number_open else 0)
 
 
 def test_the_output_scale_is_folded_into_the_weights():
@@ -331,13 +331,13 @@ def test_the_output_scale_is_folded_into_the_weights():
 
 def test_lambda_by_type_with_start_and_warm_up():
     schedule = L0Schedule(parse_weights("enc-self=0.4,dec-enc=0.1"), warmup=4, start=2)
-    kinds = ["enc-self", "dec-self", "dec-enc"]
-    found = [schedule.at(update, kinds) for update in (0, 1, 2, 3, 5, 50)]
+    head_types = ["enc-self", "dec-self", "dec-enc"]
+    found = [schedule.at(update, head_types) for update in (0, 1, 2, 3, 5, 50)]
     assert found == [
         pytest.approx(row)
         for row in ([0, 0, 0], [0, 0, 0], [0.1, 0, 0.025], [0.2, 0, 0.05], [0.4, 0, 0.1], [0.4, 0, 0.1])
     ]
-    assert L0Schedule(parse_weights("0.02")).at(0, kinds) == [0.02] * 3
+    assert L0Schedule(parse_weights("0.02")).at(0, head_types) == [0.02] * 3
 
 
 @pytest.mark.parametrize("text", ["x", "", "enc=0.1", "0.1,0.2", "enc-self=0.1,0.2", "enc-self=0.1,enc-self=0.2", "=1"])
@@ -356,6 +356,6 @@ def test_a_pruned_target_model_has_exactly_the_target():
             for layer in gate_method(model).layers:
                 layer.theta.normal_()
         kept = kept_mask(prune(model))
-        assert counts is None or {kind: kept.count(kind)[0] for kind in counts} == counts
-        assert sum(kept.count(kind)[0] for kind in kept.types) == (7 if counts is None else 5)
+        assert counts is None or {attention_type: kept.count(attention_type)[0] for attention_type in counts} == counts
+        assert sum(kept.count(attention_type)[0] for attention_type in kept.types) == (7 if counts is None else 5)
         assert sum(v.sum().item() for v in gate_values(model).values()) == (7 if counts is None else 5)

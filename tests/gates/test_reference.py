@@ -86,7 +86,7 @@ def test_penalty_and_its_gradient(tag, lr_scale, layers, reduction):
 def test_penalty_of_a_model():
     """Eight gates, weighted with 0.25 in the original, as those of two layers of a model."""
     model = build("baseline", gate_heads="dec-enc")
-    sites = [site for site in head_sites(model) if site.kind == "dec-enc"]
+    sites = [site for site in head_sites(model) if site.attention_type == "dec-enc"]
     for site, row in zip(sites, GATES["apply/log_a"].reshape(LAYERS, HEADS), strict=True):
         site.attention.gate.load_state_dict({"log_alpha": torch.tensor(row)})
     coefficient = float(GATES["apply/l0_penalty_coef"])

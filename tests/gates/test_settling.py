@@ -8,7 +8,7 @@ import pytest
 import torch
 from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY, OPTIMIZER_REGISTRY, FP16Optimizer, build_optimizer
 from support.commands import TYPES
-from support.gates import KINDS, layers
+from support.gates import LAYER_TYPES, layers
 from support.models import make_batch, make_gated
 
 from fairseq_headgates import head_sites
@@ -91,14 +91,16 @@ def test_layers_outside_of_a_forward_pass_are_recomputed_with_their_own_gates():
         whole = model(**batch)[0].sum()
         torch.manual_seed(5)
         model.encoder(batch["src_tokens"], batch["src_lengths"])["encoder_out"][0].pow(3).sum().backward()
-        found.append([site.attention.gate.theta.grad for site in head_sites(model) if site.kind == "enc-self"])
+        found.append(
+            [site.attention.gate.theta.grad for site in head_sites(model) if site.attention_type == "enc-self"]
+        )
         whole.backward()
     torch.testing.assert_close(found[1], found[0])
 
 
 def test_gates_are_fixed_after_the_given_update_and_stay_fixed():
     made = layers([[3, 0.2, -3, 0.1]] * 3, lr_scale=7.0)
-    method = L0Gates(made, KINDS, fix_after=10).train()
+    method = L0Gates(made, LAYER_TYPES, fix_after=10).train()
     method.set_num_updates(9)
     assert not method.fixed
     method.set_num_updates(10)
@@ -107,14 +109,14 @@ def test_gates_are_fixed_after_the_given_update_and_stay_fixed():
     assert made[0].log_alpha().tolist() == [10, 10, -10, 10]
     for _ in range(3):
         method.before_forward()
-        drawn = method.drawn(made[0])
-        assert drawn.tolist() == [1, 1, 0, 1] and not drawn.requires_grad
+        gates = method.training_gates(made[0])
+        assert gates.tolist() == [1, 1, 0, 1] and not gates.requires_grad
 
 
 def test_fixed_gates_do_not_read_the_parameter():
     """Optimisers in mixed precision overwrite it with their own copy after every update."""
     made = layers([[3, 0.2, -3, 0.1]] * 3)
-    method = L0Gates(made, KINDS, fix_after=10).train()
+    method = L0Gates(made, LAYER_TYPES, fix_after=10).train()
     method.set_num_updates(10)
     method.before_forward()
     with torch.no_grad():
@@ -130,21 +132,21 @@ STRETCHES = [(-0.1, 1.1), (-1e-5, 1.1), (-0.1, 1 + 1e-6), (-1e-6, 1e6), (-1e6, 1
 @pytest.mark.parametrize("stretch", STRETCHES)
 def test_fixed_gates_are_exactly_0_or_1_whatever_the_stretch(stretch, temperature):
     distribution = HardConcrete(temperature, *stretch)
-    made = [HeadGates(2, distribution) for _ in KINDS]
+    made = [HeadGates(2, distribution) for _ in LAYER_TYPES]
     for layer in made:
         layer.load_state_dict({"log_alpha": distribution.closes_at + torch.tensor([0.2, -0.2])})
     expected = [1.0, 0.0] * 3
-    method = L0Gates(made, KINDS, fix_after=1).train()
+    method = L0Gates(made, LAYER_TYPES, fix_after=1).train()
     method.set_num_updates(1)
     method.before_forward()
-    assert torch.cat([method.drawn(layer) for layer in made]).tolist() == expected
-    copies = [HeadGates(2, distribution) for _ in KINDS]  # as a checkpoint is loaded
+    assert torch.cat([method.training_gates(layer) for layer in made]).tolist() == expected
+    copies = [HeadGates(2, distribution) for _ in LAYER_TYPES]  # as a checkpoint is loaded
     for layer, copied in zip(made, copies, strict=True):
         copied.load_state_dict(layer.state_dict())
-    for read in (method.eval(), L0Gates(copies, KINDS).eval()):
-        assert read.evaluate(read.log_alpha()).tolist() == expected
-        assert torch.cat([layer.eval()() for layer in read.layers]).tolist() == expected
-        assert read.open_probability(read.log_alpha()).tolist() == pytest.approx(expected, abs=1e-3)
+    for loaded in (method.eval(), L0Gates(copies, LAYER_TYPES).eval()):
+        assert loaded.evaluate(loaded.log_alpha()).tolist() == expected
+        assert torch.cat([layer.eval()() for layer in loaded.layers]).tolist() == expected
+        assert loaded.open_probability(loaded.log_alpha()).tolist() == pytest.approx(expected, abs=1e-3)
 
 
 GPU_ONLY = {"lamb", "cpu_adam"}  # and packages of their own
@@ -268,7 +270,7 @@ def test_weight_decay_in_an_optimizer_that_hides_the_gates_ends_the_training(cap
 
 def test_a_checkpoint_in_evaluation_does_not_fix_its_gates():
     made = layers([[3, 0.2, -3, 0.1]] * 3)
-    method = L0Gates(made, KINDS, fix_after=10).eval()
+    method = L0Gates(made, LAYER_TYPES, fix_after=10).eval()
     method.set_num_updates(10)
     method.before_forward()
     assert made[0].log_alpha().tolist() == pytest.approx([3, 0.2, -3, 0.1])
@@ -276,7 +278,7 @@ def test_a_checkpoint_in_evaluation_does_not_fix_its_gates():
 
 def test_gates_are_stable_once_validations_find_the_same_open_gates():
     made = layers([[9, 9, 9, 9]] * 3)
-    method = L0Gates(made, KINDS, stop_when_settled=2)
+    method = L0Gates(made, LAYER_TYPES, stop_when_settled=2)
     for _ in range(4):  # all gates are open, as at the start of a training
         method.validated()
     assert int(method.unchanged) == 0
@@ -302,5 +304,5 @@ def test_gates_are_stable_once_validations_find_the_same_open_gates():
 
 def test_the_buffers_of_a_method_can_be_averaged():
     """As fairseq's --store-ema does with everything in the state dict."""
-    state = L0Gates(layers([[9, 9, 9, 9]] * 3), KINDS, stop_when_settled=2).state_dict()
+    state = L0Gates(layers([[9, 9, 9, 9]] * 3), LAYER_TYPES, stop_when_settled=2).state_dict()
     assert sorted(state) == ["last_open", "unchanged"] and all(value.is_floating_point() for value in state.values())

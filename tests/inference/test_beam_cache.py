@@ -14,12 +14,12 @@ from fairseq_headgates.surgery import head_sites
 E, S = 32, 6  # width, source length
 
 
-SITES = {site.kind: site for site in head_sites(make_gated(seed=3))}
+SITES = {site.attention_type: site for site in head_sites(make_gated(seed=3))}
 
 
-def attention_of(kind, beam):
+def attention_of(attention_type, beam):
     """The same weights every time, for a search with `beam` hypotheses (1: fairseq's plain cache)."""
-    attention = copy.deepcopy(SITES[kind].attention)
+    attention = copy.deepcopy(SITES[attention_type].attention)
     attention.set_beam_size(beam)
     return attention
 

@@ -125,10 +125,9 @@ def test_scores_are_those_of_the_cpu(method):
     model = make_gates(make_model(gate_heads=ALL_TYPES))
     expected = score(model, TASK, [sample(sentences())], method, Options())
     found = score(there(model), TASK, [there(sample(sentences()))], method, Options())
-    for kind in TYPES:
-        torch.testing.assert_close(
-            torch.tensor(found.values[kind]), torch.tensor(expected.values[kind]), equal_nan=True, atol=1e-6, rtol=1e-6
-        )
+    for attention_type in TYPES:
+        values, wanted = (torch.tensor(table.values[attention_type]) for table in (found, expected))
+        torch.testing.assert_close(values, wanted, equal_nan=True, atol=1e-6, rtol=1e-6)
 
 
 def test_a_refitted_model_is_that_of_the_cpu():
@@ -143,6 +142,7 @@ def test_relevance_is_that_of_the_cpu(rule):
     model, batch = stirred(make_stock()), make_batch()
     expected = explain(copy.deepcopy(model).double(), batch, rule)
     found = explain(there(model).double(), there(batch), rule)
-    for kind in TYPES:
-        torch.testing.assert_close(found.heads[kind].cpu(), expected.heads[kind], atol=1e-8, rtol=1e-6)
+    for attention_type in TYPES:
+        of_type = found.heads[attention_type].cpu()
+        torch.testing.assert_close(of_type, expected.heads[attention_type], atol=1e-8, rtol=1e-6)
     torch.testing.assert_close(found.source.cpu(), expected.source, atol=1e-8, rtol=1e-6)

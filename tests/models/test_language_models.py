@@ -74,7 +74,7 @@ def test_a_stock_checkpoint_starts_a_gated_model(variant):
 @variants
 def test_gated_masked_pruned_and_stock_compute_the_same(variant):
     model = gated(variant)
-    open_heads = HeadTable({kind: (values > 0).int().tolist() for kind, values in gate_values(model).items()})
+    open_heads = HeadTable({each: (values > 0).int().tolist() for each, values in gate_values(model).items()})
     expected = logits(model, make_text())
     with masked(model, open_heads):
         assert_logits(logits(model, make_text()), expected)

@@ -227,7 +227,9 @@ def test_gate_options_reach_the_gates():
     model = make_gated(
         gate_heads="dec-self", gate_temperature=0.5, gate_stretch="-0.2,1.3", gate_init="1", gate_lr_scale=4.0
     )
-    (gate,) = {site.attention.gate for site in head_sites(model) if site.kind == "dec-self" and site.layer == 0}
+    (gate,) = {
+        site.attention.gate for site in head_sites(model) if site.attention_type == "dec-self" and site.layer == 0
+    }
     assert (gate.distribution.temperature, gate.distribution.low, gate.distribution.high) == (0.5, -0.2, 1.3)
     assert gate.lr_scale == 4 and gate.log_alpha().tolist() == [1, 1, 1, 1]
     assert parse_stretch("-0.2,1.3") == (-0.2, 1.3)
@@ -306,8 +308,8 @@ def test_heads_are_read_from_a_checkpoint(tmp_path):
     write_checkpoint(tmp_path / "c.pt", model, optimizer_history=[{"num_updates": 12}])
     heads = heads_of(tmp_path / "c.pt")
     assert heads.gated == ("enc-self",)
-    for kind, values in gate_values(model).items():
-        assert heads.gate.values[kind] == values.tolist()
+    for attention_type, values in gate_values(model).items():
+        assert heads.gate.values[attention_type] == values.tolist()
     assert heads.gate.signature == "ckpt:c.pt|updates:12"
     torch.save({"args": make_args(arch="transformer"), "model": make_stock().state_dict()}, tmp_path / "stock.pt")
     assert heads_of(tmp_path / "stock.pt").gate.count("dec-self") == (8, 8)

@@ -42,7 +42,7 @@ def build_gated(case):
     """The same function, made with gates that are exactly 0 or 1 instead of fixed heads."""
     model = build("baseline", gate_heads="enc-self,dec-self,dec-enc")
     for site in head_sites(model):
-        alive = torch.tensor(alive_heads(case)[site.kind][site.layer])
+        alive = torch.tensor(alive_heads(case)[site.attention_type][site.layer])
         site.attention.gate.load_state_dict({"log_alpha": OPEN * (2.0 * alive - 1)})
     return model
 
@@ -114,7 +114,7 @@ def attention_weights(model):
 
     for site in head_sites(model):
         site.attention.register_forward_pre_hook(ask, with_kwargs=True)
-        site.attention.register_forward_hook(keeper(f"{names[site.kind]}-{site.layer}"))
+        site.attention.register_forward_hook(keeper(f"{names[site.attention_type]}-{site.layer}"))
     with torch.no_grad():
         model(**batch())
     return found
@@ -172,7 +172,7 @@ def test_fixed_heads_are_zeroed_columns():
     zeroed = build("baseline", torch.double)
     for site in head_sites(zeroed):
         columns = site.attention.out_proj.weight.data.view(D, HEADS, D // HEADS)
-        columns *= torch.tensor(alive_heads("fixed")[site.kind][site.layer]).view(1, HEADS, 1)
+        columns *= torch.tensor(alive_heads("fixed")[site.attention_type][site.layer]).view(1, HEADS, 1)
     difference = zeroed(**batch())[0] - run("fixed", torch.double).logits
     assert difference[~pads("out")].abs().max() < 1e-13
 

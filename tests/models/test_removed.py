@@ -68,18 +68,18 @@ def test_gates_on_a_pruned_model_then_pruned_again():
         if site.attention.num_heads == 0:
             assert site.attention.gate is None
             continue
-        own = [log_alpha[site.kind][site.layer][head] for head in site.attention.kept]
+        own = [log_alpha[site.attention_type][site.layer][head] for head in site.attention.kept]
         with torch.no_grad():
             site.attention.gate.theta.copy_(torch.tensor(own) / 20)
     expected = {
-        kind: [
+        attention_type: [
             [gate(a) * (f > 0) for a, f in zip(*pair, strict=True)]
-            for pair in zip(rows, case.factors()[kind], strict=True)
+            for pair in zip(rows, case.factors()[attention_type], strict=True)
         ]
-        for kind, rows in log_alpha.items()
+        for attention_type, rows in log_alpha.items()
     }
-    for kind, values in gate_values(smaller).items():
-        torch.testing.assert_close(values, torch.tensor(expected[kind]), atol=1e-6, rtol=0)
+    for attention_type, values in gate_values(smaller).items():
+        torch.testing.assert_close(values, torch.tensor(expected[attention_type]), atol=1e-6, rtol=0)
     assert l0_penalty(smaller).item() == pytest.approx(
         sum(p.sum().item() for p in open_probabilities(smaller).values()), rel=1e-5
     )
@@ -217,10 +217,10 @@ def test_a_checkpoint_can_be_loaded_with_some_of_its_layers(name, kept):
     for model in (built, loaded, again):
         torch.testing.assert_close(logits(model, make_batch()), expected, atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(logits(prune(model), make_batch()), expected, atol=1e-5, rtol=1e-5)
-        for kind, gates in gate_values(model).items():
-            side = "encoder" if kind == "enc-self" else "decoder"
+        for attention_type, gates in gate_values(model).items():
+            side = "encoder" if attention_type == "enc-self" else "decoder"
             keep = sorted(map(int, kept.get(f"{side}_layers_to_keep", "0,1,2").split(",")))
-            torch.testing.assert_close(gates, values[kind][keep])
+            torch.testing.assert_close(gates, values[attention_type][keep])
 
 
 def test_layers_to_keep_beyond_the_mask_are_refused(capsys):

@@ -96,7 +96,7 @@ def test_a_stock_checkpoint_starts_a_gated_model_with_the_same_output(variant):
 @variants
 def test_gated_masked_pruned_and_stock_compute_the_same(variant):
     model, sample = gated(variant), make_sentences()
-    open_heads = HeadTable({kind: (values > 0).int().tolist() for kind, values in gate_values(model).items()})
+    open_heads = HeadTable({each: (values > 0).int().tolist() for each, values in gate_values(model).items()})
     expected = states(model, sample)
     with masked(model, open_heads):
         torch.testing.assert_close(states(model, sample), expected, rtol=1e-5, atol=1e-5)
@@ -227,7 +227,7 @@ def test_functions_ignore_the_first_symbol():
     counts = count_functions(model, Corpus(CLASSES, [sample]), Annotations(rare=False))
     found = functions_of(counts, FunctionOptions(), gate_values(model), "")
     words = sum(int(token) >= 4 for token in sample["net_input"]["src_tokens"].flatten())
-    assert words == 19 - 2 * 3 and counts.kinds["enc-self"].statistics[0] == words
+    assert words == 19 - 2 * 3 and counts.type_counts["enc-self"].statistics[0] == words
     assert list(found["heads"]) == ["enc-self"]
 
 

@@ -201,10 +201,10 @@ def test_a_model_is_gated_trained_and_pruned(name):
     stock = run(model, case)
     types = SUPPORTED[name]
     layers = dict.fromkeys(types, 2)
-    layers.update({kind: 4 for kind in ("dec-self", "dec-enc") if name in TWO_DECODERS})
+    layers.update({attention_type: 4 for attention_type in ("dec-self", "dec-enc") if name in TWO_DECODERS})
     layers.update({"enc-self": 4} if name in TWO_ENCODERS else {})
-    assert {kind: tuple(gates.shape) for kind, gates in gate_values(model).items()} == {
-        kind: (number, 4) for kind, number in layers.items()
+    assert {attention_type: tuple(gates.shape) for attention_type, gates in gate_values(model).items()} == {
+        attention_type: (number, 4) for attention_type, number in layers.items()
     }
     insert_gates(model, types)
     torch.testing.assert_close(run(model, case), stock, atol=1e-5, rtol=1e-5)
@@ -222,7 +222,7 @@ def test_a_model_is_gated_trained_and_pruned(name):
         torch.testing.assert_close(run(model, case), gated, atol=1e-5, rtol=1e-5)
     assert set(seen) == set(types)
 
-    mask = {kind: (gates > 0.5).int() for kind, gates in gate_values(model).items()}
+    mask = {attention_type: (gates > 0.5).int() for attention_type, gates in gate_values(model).items()}
     with masked(model, mask):
         expected = run(model, case)
     assert (expected - gated).abs().max() > 1e-3
@@ -286,8 +286,8 @@ def test_a_model_is_refused_with_its_reason(name):
 # --- names and numbers of layers -------------------------------------------------------------------------------------
 
 
-def names(model, kind):
-    return [site.name for site in head_sites(model) if site.kind == kind]
+def names(model, attention_type):
+    return [site.name for site in head_sites(model) if site.attention_type == attention_type]
 
 
 def test_layers_of_a_type_are_counted_over_all_parts_of_a_model():

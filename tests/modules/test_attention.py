@@ -210,18 +210,18 @@ def test_training_gradients_equal_stock():
         torch.testing.assert_close(ours.get_parameter(name).grad, parameter.grad, rtol=1e-4, atol=1e-7, msg=name)
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_closed_head_is_its_columns_zeroed(kind):
-    zeroed, closed = make_gated(), make_gated(gate_heads=kind)
+@pytest.mark.parametrize("attention_type", TYPES)
+def test_a_closed_head_is_its_columns_zeroed(attention_type):
+    zeroed, closed = make_gated(), make_gated(gate_heads=attention_type)
     for site, other in zip(head_sites(zeroed), head_sites(closed), strict=True):
-        if site.kind == kind and site.layer == 1:
+        if site.attention_type == attention_type and site.layer == 1:
             with torch.no_grad():
                 site.attention.out_proj.weight[:, 8:16] = 0
                 other.attention.gate.theta[1] = -1.0  # times lr_scale: log_alpha = -10
     torch.testing.assert_close(logits(closed, make_batch()), logits(zeroed, make_batch()))
     mask = [[1, 1, 1, 1], [1, 0, 1, 1]]
-    assert gate_values(closed)[kind].tolist() == mask
-    with masked(make_gated(), HeadTable({kind: mask})) as model:
+    assert gate_values(closed)[attention_type].tolist() == mask
+    with masked(make_gated(), HeadTable({attention_type: mask})) as model:
         torch.testing.assert_close(logits(model, make_batch()), logits(zeroed, make_batch()))
 
 
@@ -295,7 +295,7 @@ def forms(model, mask):
     """A model with these heads closed by gates, masked, and pruned."""
     gated = insert_gates(copy.deepcopy(model), ["dec-enc"])
     for site in head_sites(gated):
-        if site.kind == "dec-enc":
+        if site.attention_type == "dec-enc":
             site.attention.gate.theta.data.copy_(torch.tensor(mask["dec-enc"][site.layer]) * 6.0 - 3)
     pruned, loaded = prune(model, mask), remove_heads(copy.deepcopy(model), mask)
     loaded.load_state_dict(pruned.state_dict())

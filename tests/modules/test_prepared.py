@@ -64,7 +64,7 @@ def grown(model):
 def one_layer(seed):
     """A case with one layer on either side."""
     case = make_case(seed, encoder_layers=1, decoder_layers=1)
-    first = [{kind: rows[:1] for kind, rows in table.items()} for table in (case.log_alpha, case.mask)]
+    first = [{each: rows[:1] for each, rows in table.items()} for table in (case.log_alpha, case.mask)]
     return replace(case, log_alpha=first[0], mask=first[1])
 
 
@@ -161,7 +161,7 @@ def test_prepared_parameters_keep_their_names_and_values():
     logits(before, make_batch())
     assert_same_tensors(before.state_dict(), never.state_dict())
     for site in head_sites(before):
-        if site.kind != "dec-enc" and site.attention.num_heads:
+        if site.attention_type != "dec-enc" and site.attention.num_heads:
             projections = [getattr(site.attention, f"{name}_proj").weight for name in "qkv"]
             (_,) = {p.untyped_storage().data_ptr() for p in projections}  # views: no memory is spent twice
 

@@ -41,8 +41,8 @@ def half_of_the_heads_are_spare(printed):
 def says_what_was_removed(printed, out):
     name, removed, cost, saved, _, report, following = printed.splitlines()[-7:]
     assert name == "all_heads0.5:"
-    kinds = re.fullmatch(r"removed: 16 of 32 heads \((.*)\)", removed)[1]
-    assert sum(int(kind.split()[0]) for kind in kinds.split(", ")) == 16
+    by_type = re.fullmatch(r"removed: 16 of 32 heads \((.*)\)", removed)[1]
+    assert sum(int(part.split()[0]) for part in by_type.split(", ")) == 16
     assert re.fullmatch(r"cost: [+-]\d+\.\d\d BLEU against baseline\+ \(p = [01]\.\d{3}\)", cost)
     speed = r"saved: \d\d% of 0\.\d\dM parameters; [\d,]+ words per second instead of [\d,]+ \(([\d.]+) times\)"
     assert 0.5 < float(re.fullmatch(speed, saved)[1]) < 3

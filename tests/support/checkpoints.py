@@ -21,7 +21,7 @@ LOG_ALPHA = {
     "dec-self": [[O, C, C, F], [O, O, O, O]],
     "dec-enc": [[C, C, C, C], [F, C, O, C]],
 }
-OPEN = {kind: [[int(a != C) for a in row] for row in rows] for kind, rows in LOG_ALPHA.items()}
+OPEN = {attention_type: [[int(a != C) for a in row] for row in rows] for attention_type, rows in LOG_ALPHA.items()}
 SITES = {"enc-self": "encoder.layers.{}.self_attn", "dec-self": "decoder.layers.{}.self_attn"}
 SITES["dec-enc"] = "decoder.layers.{}.encoder_attn"
 
@@ -33,9 +33,9 @@ def read(path):
 def with_gates(state, log_alpha, of="model"):
     """The checkpoint with other gates."""
     state = copy.deepcopy(state)
-    for kind, rows in log_alpha.items():
+    for attention_type, rows in log_alpha.items():
         for layer, row in enumerate(rows):
-            name = SITES[kind].format(layer) + ".gate.log_alpha"
+            name = SITES[attention_type].format(layer) + ".gate.log_alpha"
             weights = state["model"] if of == "model" else state["extra_state"][of]
             weights[name] = torch.tensor(row).to(weights[name])
     return state
@@ -121,7 +121,7 @@ def small_gated(**options):
     model = make_gated(gate_heads=TYPES, dropout=0.0, **options)
     with torch.no_grad():
         for site in head_sites(model):
-            site.attention.gate.theta.copy_(torch.tensor(LOG_ALPHA[site.kind][site.layer]) / 50)
+            site.attention.gate.theta.copy_(torch.tensor(LOG_ALPHA[site.attention_type][site.layer]) / 50)
     return model.eval()
 
 

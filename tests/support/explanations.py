@@ -32,14 +32,16 @@ def through_softmax(R, scores, weights):
 class Step(torch.nn.Module):
     """A transformer, read layer by layer: `backs` pass relevance from the output of a layer to its input."""
 
-    def __init__(self, layers, x, memory=None, causal=False, factors=None, kinds=("enc-self", "dec-enc")):
+    def __init__(self, layers, x, memory=None, causal=False, factors=None, attention_types=("enc-self", "dec-enc")):
         super().__init__()
         self.backs, self.at_memory, self.x, self.memory = [], 0, x, memory
-        self.causal, self.factors, self.kinds = causal, factors or {}, kinds
+        self.causal, self.factors, self.attention_types = causal, factors or {}, attention_types
         for number, layer in enumerate(layers):
-            self.residual(layer, layer.self_attn_layer_norm, self.attention(layer.self_attn, kinds[0], number))
+            self.residual(
+                layer, layer.self_attn_layer_norm, self.attention(layer.self_attn, attention_types[0], number)
+            )
             if memory is not None:
-                branch = self.attention(layer.encoder_attn, kinds[1], number, memory)
+                branch = self.attention(layer.encoder_attn, attention_types[1], number, memory)
                 self.residual(layer, layer.encoder_attn_layer_norm, branch)
             if hasattr(layer, "fc1"):
                 self.residual(layer, layer.final_layer_norm, lambda x, layer=layer: self.feed_forward(layer, x))
@@ -73,12 +75,12 @@ class Step(torch.nn.Module):
 
         return layer.fc2(hidden), through
 
-    def attention(self, module, kind, number, memory=None):
+    def attention(self, module, attention_type, number, memory=None):
         def branch(x):
             keys = x if memory is None else memory
             q, k, v = module.q_proj(x), module.k_proj(keys), module.v_proj(keys)
             heads = range(module.num_heads)
-            factors = self.factors.get((kind, number), torch.ones(module.num_heads))
+            factors = self.factors.get((attention_type, number), torch.ones(module.num_heads))
             parts = [[y.split(module.head_dim, -1)[h] for y in (q, k, v)] for h in heads]
             found = [self.head(module, h, *part) for h, part in zip(heads, parts, strict=True)]
             merged = torch.cat([factor * context for factor, (context, _) in zip(factors, found, strict=True)], -1)
@@ -166,13 +168,13 @@ def naive_attnlrp(model, source, prefix, predicted, instead_of=None, factors=Non
     start = decoder.embed_scale * decoder.embed_tokens(prefix[None])[0]
     start = start if decoder.embed_positions is None else start + decoder.embed_positions(prefix[None])[0]
     all_attention = not hasattr(decoder.layers[0], "fc1")
-    kinds = ("dec-self", "dec-enc")
+    attention_types = ("dec-self", "dec-enc")
     rows = []
     for t, token in enumerate(predicted.tolist()):
         if all_attention:
             step = AllAttentionStep(decoder, start)
         else:
-            step = Step(decoder.layers, start, memory, True, factors, kinds)
+            step = Step(decoder.layers, start, memory, True, factors, attention_types)
         features = step.x if decoder.layer_norm is None else decoder.layer_norm(step.x)
         weight = decoder.output_projection.weight[token]
         weight = weight if instead_of is None else weight - decoder.output_projection.weight[instead_of[t]]

@@ -24,7 +24,7 @@ LOG_ALPHA = {
     "dec-self": [[O, C, C, F], [O, O, O, O]],
     "dec-enc": [[F, C, C, O], [F, C, O, C]],
 }
-OPEN = {kind: [[int(a != C) for a in row] for row in rows] for kind, rows in LOG_ALPHA.items()}
+OPEN = {attention_type: [[int(a != C) for a in row] for row in rows] for attention_type, rows in LOG_ALPHA.items()}
 
 
 @dataclass
@@ -71,7 +71,7 @@ def small_state(**options):
     model.args.arch = "transformer_head_gates"
     with torch.no_grad():
         for site in head_sites(model):
-            site.attention.gate.theta.copy_(torch.tensor(LOG_ALPHA[site.kind][site.layer]) / 50)
+            site.attention.gate.theta.copy_(torch.tensor(LOG_ALPHA[site.attention_type][site.layer]) / 50)
     moments = {
         i: {"step": 5, "exp_avg": torch.randn_like(p), "exp_avg_sq": torch.rand_like(p)}
         for i, p in enumerate(model.parameters())
@@ -158,4 +158,4 @@ SCORES = {
 
 
 def mask(**rows):
-    return json.dumps({kind.replace("_", "-"): layers for kind, layers in rows.items()})
+    return json.dumps({attention_type.replace("_", "-"): layers for attention_type, layers in rows.items()})

@@ -43,11 +43,11 @@ class Case:
     def factors(self):
         """What each head is multiplied by: its gate, or 0 where the mask removes it."""
         return {
-            kind: [
+            attention_type: [
                 [gate(a) * m for a, m in zip(*rows, strict=True)]
-                for rows in zip(self.log_alpha[kind], self.mask[kind], strict=True)
+                for rows in zip(self.log_alpha[attention_type], self.mask[attention_type], strict=True)
             ]
-            for kind in TYPES
+            for attention_type in TYPES
         }
 
 
@@ -72,7 +72,7 @@ def stirred(model, seed=5):
 
 def set_gates(model, log_alpha):
     for site in head_sites(model):
-        row = torch.tensor(log_alpha[site.kind][site.layer])
+        row = torch.tensor(log_alpha[site.attention_type][site.layer])
         if site.attention.gate is not None:
             with torch.no_grad():
                 site.attention.gate.theta.copy_(row / site.attention.gate.lr_scale)
@@ -82,15 +82,15 @@ def set_gates(model, log_alpha):
 def random_rows(generator, shapes, values):
     """{type: [L][H]} of random choices of `values`."""
     return {
-        kind: [[values[i] for i in torch.randint(len(values), (heads,), generator=generator)] for _ in range(layers)]
-        for kind, (layers, heads) in shapes.items()
+        each: [[values[i] for i in torch.randint(len(values), (heads,), generator=generator)] for _ in range(layers)]
+        for each, (layers, heads) in shapes.items()
     }
 
 
 def rows_of(draw, shapes, values, extremes):
     """The same for hypothesis, where now and then a whole layer is alike."""
     return {
-        kind: [
+        attention_type: [
             draw(
                 st.one_of(
                     st.sampled_from([[value] * heads for value in extremes]),
@@ -99,7 +99,7 @@ def rows_of(draw, shapes, values, extremes):
             )
             for _ in range(layers)
         ]
-        for kind, (layers, heads) in shapes.items()
+        for attention_type, (layers, heads) in shapes.items()
     }
 
 
@@ -119,8 +119,8 @@ def cases(draw, fractions=FRACTIONS):
         if draw(st.booleans()):  # else as the preset has it
             options[f"{side}_normalize_before"] = draw(st.booleans())
     shapes = {
-        kind: (options[f"{side}_layers"], options[f"{side}_attention_heads"])
-        for kind, side in (("enc-self", "encoder"), ("dec-self", "decoder"), ("dec-enc", "decoder"))
+        attention_type: (options[f"{side}_layers"], options[f"{side}_attention_heads"])
+        for attention_type, side in (("enc-self", "encoder"), ("dec-self", "decoder"), ("dec-enc", "decoder"))
     }
     log_alpha = rows_of(draw, shapes, [CLOSED, OPEN, *fractions], [OPEN])
     return Case(draw(st.sampled_from(PRESETS)), options, log_alpha, rows_of(draw, shapes, [0, 1], [0, 1]))
@@ -132,7 +132,7 @@ def stock_twin(model, factors, dtype=torch.float32):
     twin.load_state_dict({k: v for k, v in model.state_dict().items() if "gate" not in k}, strict=True)
     for site in head_sites(twin):
         size = site.attention.head_dim
-        for head, factor in enumerate(factors[site.kind][site.layer]):
+        for head, factor in enumerate(factors[site.attention_type][site.layer]):
             site.attention.out_proj.weight.data[:, head * size : (head + 1) * size] *= factor
     return twin.to(dtype)
 

@@ -136,7 +136,7 @@ def load(model):
 def build(case, dtype=torch.float, **options):
     """Our model with the original's weights; some heads removed in the case "fixed"."""
     if case == "fixed":
-        options["alive_heads"] = json.dumps({kind: rows.tolist() for kind, rows in alive_heads("fixed").items()})
+        options["alive_heads"] = json.dumps({each: rows.tolist() for each, rows in alive_heads("fixed").items()})
     model = TransformerHeadGatesModel.build_model(make_args(**options), make_task())
     return load(model).to(dtype).eval()
 
@@ -144,7 +144,7 @@ def build(case, dtype=torch.float, **options):
 def alive_heads(case):
     """{type: [layer, head]}, 1 for the heads that the original kept."""
     kept = arrays_of("fixed/alive_heads/")
-    return kept if case == "fixed" else {kind: np.ones_like(rows) for kind, rows in kept.items()}
+    return kept if case == "fixed" else {attention_type: np.ones_like(rows) for attention_type, rows in kept.items()}
 
 
 def pads(side):

@@ -102,9 +102,11 @@ class Naive:
             self.source = R.sum(-1)
             self.conserved = self.conserved + size_of(R)
 
-    def layer(self, x, layer, number, kind, memory):
+    def layer(self, x, layer, number, attention_type, memory):
         backs = []
-        x, back = self.residual(x, layer, layer.self_attn_layer_norm, self.attention(layer.self_attn, kind, number))
+        x, back = self.residual(
+            x, layer, layer.self_attn_layer_norm, self.attention(layer.self_attn, attention_type, number)
+        )
         backs.append(back)
         if memory is not None:
             branch = self.attention(layer.encoder_attn, "dec-enc", number, memory)
@@ -147,9 +149,9 @@ class Naive:
 
         return layer.fc2(hidden), back
 
-    def attention(self, module, kind, number, memory=None):
+    def attention(self, module, attention_type, number, memory=None):
         size = module.head_dim
-        factors = self.factors.get((kind, number), torch.ones(module.num_heads))
+        factors = self.factors.get((attention_type, number), torch.ones(module.num_heads))
         alive = [h for h in range(module.num_heads) if factors[h] != 0]
         columns = [h * size + d for h in alive for d in range(size)]
 
@@ -161,7 +163,7 @@ class Naive:
 
         def head(q, k, v):
             scores = q @ k.t() * size**-0.5
-            if kind == "dec-self":
+            if attention_type == "dec-self":
                 scores = scores + torch.full_like(scores, -1e9).triu(1)
             return scores.softmax(-1) @ v
 
@@ -175,7 +177,9 @@ class Naive:
 
             def back(R):
                 R = naive_per_token(out, merged, R, self.rule)
-                values = self.heads.setdefault(kind, {}).setdefault(number, R.new_zeros(len(R), module.num_heads))
+                values = self.heads.setdefault(attention_type, {}).setdefault(
+                    number, R.new_zeros(len(R), module.num_heads)
+                )
                 found = []
                 for i, h in enumerate(alive):
                     of_head = R[..., i * size :][..., :size]

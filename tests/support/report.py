@@ -10,7 +10,7 @@ from support.commands import GATED
 
 def model(name, method, kept, bleu):
     """A model of a sweep file."""
-    layers = {kind: [kept[kind] - kept[kind] // 2, kept[kind] // 2] for kind in kept}
+    layers = {each: [kept[each] - kept[each] // 2, kept[each] // 2] for each in kept}
     scores = {"BLEU": bleu, "diff": [value - 30 for value in bleu], "chrF2": bleu, "nll": [2.0] * len(bleu)}
     return {
         "name": name,

@@ -11,9 +11,9 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
 from fairseq_headgates.evaluation.results import Evaluation, Loss, Score, Speed
+from fairseq_headgates.heads import TYPES
 
-KINDS = ("enc-self", "dec-self", "dec-enc")
-ALL = ",".join(KINDS)
+ALL = ",".join(TYPES)
 PLAIN, FROZEN = (f"{name} control {name} - -" for name in ("baseline+", "baseline+frozen"))
 
 
@@ -33,8 +33,8 @@ def translations(wrong, seed, case=str):
 
 def write(folder, kept, of=6, **values):
     """Write the evaluation of a model with three layers; `kept` has its heads by attention type."""
-    heads = {kind: (n, of) for kind, n in kept.items()} | {"total": (sum(kept.values()), of * len(kept))}
-    layers = {kind: [max(0, min(of // 3, n - of // 3 * i)) for i in range(3)] for kind, n in kept.items()}
+    heads = {each: (n, of) for each, n in kept.items()} | {"total": (sum(kept.values()), of * len(kept))}
+    layers = {each: [max(0, min(of // 3, n - of // 3 * i)) for i in range(3)] for each, n in kept.items()}
     given = {"parameters": 1_234_567, "losses": {}, "scores": {}}
     given |= dict.fromkeys(("predictions", "references", "speed"))
     evaluation = Evaluation(f"{folder.name}/x.pt", heads, layers, subset="test", signature="s", **given | values)
@@ -57,7 +57,7 @@ def translator(
         each.corpus_score(texts[1], [texts[0]])  # for the signature
         scores[name] = Score(score, (0, 100), str(each.get_signature()))
     others |= {"references": texts[0], "predictions": texts[1], "speed": speed and Speed("words", speed)}
-    write(folder, dict(zip(KINDS, kept, strict=True)), losses={"valid": loss(nll)}, scores=scores, **others)
+    write(folder, dict(zip(TYPES, kept, strict=True)), losses={"valid": loss(nll)}, scores=scores, **others)
 
 
 def classifier(folder, kept, labels, predictions, **others):

@@ -7,7 +7,6 @@ from fairseq_headgates import l0_penalty
 from support.checkpoints import assert_same_tensors
 
 RESET = ["--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler"]
-KINDS = ("baseline", "gated", "fixed", "mixed")
 
 
 def read(path):

@@ -18,20 +18,20 @@ from settings.runs import Heads, Run
 
 
 def open_tables():
-    return HeadTable({kind: [[1, 1, 1], [1, 1, 1]] for kind in TYPES}, "alive")
+    return HeadTable({attention_type: [[1, 1, 1], [1, 1, 1]] for attention_type in TYPES}, "alive")
 
 
 @st.composite
 def score_tables(draw):
     """(scores, alive, types, min_per_layer): small enough to try every choice; few values, so that there are ties."""
-    kinds = draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=2, unique=True))
+    attention_types = draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=2, unique=True))
     heads = draw(st.integers(1, 3))
     layers = draw(st.integers(1, 2))
     table = st.lists(st.lists(st.integers(-2, 2), min_size=heads, max_size=heads), min_size=layers, max_size=layers)
     bits = st.lists(st.lists(st.integers(0, 1), min_size=heads, max_size=heads), min_size=layers, max_size=layers)
-    scores = HeadTable({kind: draw(table) for kind in kinds})
-    alive_ = HeadTable({kind: draw(bits) for kind in TYPES})
-    types = draw(st.lists(st.sampled_from(kinds), max_size=2, unique=True))
+    scores = HeadTable({attention_type: draw(table) for attention_type in attention_types})
+    alive_ = HeadTable({attention_type: draw(bits) for attention_type in TYPES})
+    types = draw(st.lists(st.sampled_from(attention_types), max_size=2, unique=True))
     return scores, alive_, types, draw(st.integers(0, 2))
 
 
@@ -42,10 +42,10 @@ def test_best_heads_have_the_highest_sum_of_scores(tables, data):
     scores, present, types, minimum = tables
     chosen = types or list(scores.types)
     candidates = [
-        (kind, i, j)
-        for kind in TYPES
-        if kind in chosen
-        for i, row in enumerate(present.values[kind])
+        (attention_type, i, j)
+        for attention_type in TYPES
+        if attention_type in chosen
+        for i, row in enumerate(present.values[attention_type])
         for j, there in enumerate(row)
         if there
     ]
@@ -53,7 +53,7 @@ def test_best_heads_have_the_highest_sum_of_scores(tables, data):
     keep = data.draw(st.integers(0, len(candidates)))
 
     def score(heads):
-        return sum(scores.values[kind][i][j] for kind, i, j in heads)
+        return sum(scores.values[attention_type][i][j] for attention_type, i, j in heads)
 
     allowed = [
         set(subset)
@@ -69,24 +69,24 @@ def test_best_heads_have_the_highest_sum_of_scores(tables, data):
     kept = {(k, i, j) for k in chosen for i, row in enumerate(mask.values[k]) for j, value in enumerate(row) if value}
     assert kept in allowed
     assert score(kept) == max(map(score, allowed))
-    for kind in set(TYPES) - set(chosen):  # other types stay as they are
-        assert mask.values[kind] == present.values[kind]
+    for attention_type in set(TYPES) - set(chosen):  # other types stay as they are
+        assert mask.values[attention_type] == present.values[attention_type]
 
 
 def test_ties_go_to_the_earlier_head():
-    scores = HeadTable({kind: [[7, 7, 7], [7, 7, 7]] for kind in TYPES})
+    scores = HeadTable({attention_type: [[7, 7, 7], [7, 7, 7]] for attention_type in TYPES})
     for keep in range(19):
         mask = best_heads(scores, keep, open_tables())
-        assert [v for kind in TYPES for v in mask.heads(kind)] == [1] * keep + [0] * (18 - keep)
+        assert [v for attention_type in TYPES for v in mask.heads(attention_type)] == [1] * keep + [0] * (18 - keep)
 
 
 @pytest.mark.parametrize(
     ("keep", "left"), [(0, 0), (0.0, 0), (18, 18), (1.0, 18), (1, 1), (0.5, 9), (0.3, 5), (0.34, 6), (5, 5)]
 )
 def test_a_number_of_heads_or_a_share(keep, left):
-    scores = HeadTable({kind: [[n + i for n in range(3)] for i in range(2)] for kind in TYPES})
+    scores = HeadTable({attention_type: [[n + i for n in range(3)] for i in range(2)] for attention_type in TYPES})
     mask = best_heads(scores, keep, open_tables())
-    assert sum(mask.count(kind)[0] for kind in TYPES) == left
+    assert sum(mask.count(attention_type)[0] for attention_type in TYPES) == left
     some = best_heads(scores, keep / 18 if keep > 1 else keep * 1.0, open_tables(), ["dec-self"])
     assert some.count("dec-self")[0] == round(6 * (keep / 18 if keep > 1 else keep * 1.0))
     assert some.count("enc-self") == some.count("dec-enc") == (6, 6)
@@ -178,4 +178,4 @@ def test_open_heads_by_gate_and_by_probability():
         with pytest.raises(ValueError, match="from 0 to 1"):
             open_mask(model, threshold)
     for threshold in (None, 1.0):  # heads without gates are open in any case
-        assert open_mask(make_stock(), threshold).values == {kind: [[1] * 4] * 2 for kind in TYPES}
+        assert open_mask(make_stock(), threshold).values == {attention_type: [[1] * 4] * 2 for attention_type in TYPES}

@@ -44,7 +44,7 @@ from fairseq_headgates.surgery.cuts import Cut, cut_tensors, cuts, pad_heads, re
 
 def alive(case):
     """0 and 1 for every head: not removed by the mask, and its gate open."""
-    return {kind: [[int(f > 0) for f in row] for row in rows] for kind, rows in case.factors().items()}
+    return {each: [[int(f > 0) for f in row] for row in rows] for each, rows in case.factors().items()}
 
 
 def checkpoint_of(model):
@@ -81,11 +81,11 @@ def test_pruning_and_masking_commute_and_pruning_twice_is_the_intersection(case,
     second = HeadTable(rows_of(data.draw, head_counts(model), [0, 1], [0, 1]))
     both = HeadTable(
         {
-            kind: [
+            attention_type: [
                 [a * b for a, b in zip(*rows, strict=True)]
-                for rows in zip(first.values[kind], second.values[kind], strict=True)
+                for rows in zip(first.values[attention_type], second.values[attention_type], strict=True)
             ]
-            for kind in TYPES
+            for attention_type in TYPES
         }
     )
     once = prune(model, both)
@@ -110,14 +110,14 @@ def test_weights_of_a_pruned_model_are_those_of_the_heads_that_stay(case):
     assert model.args == args
     expected = {name: tensor for name, tensor in before.items() if "gate" not in name}
     for site in head_sites(model):
-        stay = [i for i, factor in enumerate(case.factors()[site.kind][site.layer]) if factor > 0]
+        stay = [i for i, factor in enumerate(case.factors()[site.attention_type][site.layer]) if factor > 0]
         rows = positions(stay, site.attention.head_dim)
         for name in ("q_proj", "k_proj", "v_proj"):
             for part in ("weight", "bias"):
                 kept = expected.pop(f"{site.name}.{name}.{part}")[rows]
                 if stay:
                     expected[f"{site.name}.{name}.{part}"] = kept
-        gates = gate_values(model)[site.kind][site.layer]
+        gates = gate_values(model)[site.attention_type][site.layer]
         columns = torch.tensor([gates[i] for i in stay for _ in range(site.attention.head_dim)])
         expected[f"{site.name}.out_proj.weight"] = expected[f"{site.name}.out_proj.weight"][:, rows] * columns
     actual = pruned.state_dict()
@@ -129,7 +129,7 @@ def test_weights_of_a_pruned_model_are_those_of_the_heads_that_stay(case):
 @given(cases())
 def test_with_all_heads_alive_nothing_changes(case):
     model, batch = case.model(gates=False), make_batch()
-    everything = HeadTable({kind: [[1] * len(row) for row in rows] for kind, rows in case.mask.items()})
+    everything = HeadTable({each: [[1] * len(row) for row in rows] for each, rows in case.mask.items()})
     for mask in (None, everything):
         pruned = prune(model, mask)
         assert_same_tensors(pruned.state_dict(), model.state_dict())
@@ -158,7 +158,7 @@ def test_types_that_a_mask_omits_are_not_pruned():
 def test_without_any_head_attention_is_its_output_bias(normalize_before):
     norm = {"encoder_normalize_before": normalize_before, "decoder_normalize_before": normalize_before}
     model, batch = stirred(make_gated(**norm)), make_batch()
-    nothing = HeadTable({kind: [[0] * 4] * 2 for kind in TYPES})
+    nothing = HeadTable({attention_type: [[0] * 4] * 2 for attention_type in TYPES})
     pruned = prune(model, nothing)
     for site in head_sites(pruned):
         x = torch.randn(3, 2, 32)
@@ -199,7 +199,7 @@ def test_weights_in_half_precision_are_folded_with_one_rounding():
     model = make_case(3).model().half()
     for site in head_sites(pruned := prune(model)):
         original = model.get_submodule(site.name)
-        gates = gate_values(model)[site.kind][site.layer]
+        gates = gate_values(model)[site.attention_type][site.layer]
         rows = positions(site.attention.kept, site.attention.head_dim)
         columns = torch.tensor([gates[i] for i in site.attention.kept for _ in range(site.attention.head_dim)])
         exact = original.out_proj.weight[:, rows].double() * columns.double()
@@ -238,7 +238,7 @@ def test_tensors_are_cut_by_the_name_of_their_parameter():
         cut = cut_tensors(moments, found, power)
         assert cut.keys() == {name for name, _ in prune(model, HeadTable(case.mask)).named_parameters()}
         for site in head_sites(model):
-            factors = case.factors()[site.kind][site.layer]
+            factors = case.factors()[site.attention_type][site.layer]
             stay = [i for i, factor in enumerate(factors) if factor > 0]
             columns = torch.tensor([factors[i] ** power for i in stay for _ in range(8)])
             key = f"{site.name}.out_proj.weight"
@@ -263,7 +263,7 @@ def test_padding_removed_heads_gives_the_stock_model_with_zeros(case):
     whole = {name: tensor for name, tensor in model.state_dict().items() if "gate" not in name}
     assert {k: v.shape for k, v in filled.items()} == {k: v.shape for k, v in whole.items()}
     for site in head_sites(model):
-        factors = case.factors()[site.kind][site.layer]
+        factors = case.factors()[site.attention_type][site.layer]
         for head, factor in enumerate(factors):
             part = slice(head * site.attention.head_dim, (head + 1) * site.attention.head_dim)
             for name in ("q_proj", "k_proj", "v_proj"):
@@ -281,29 +281,32 @@ def test_the_plan_counts_what_pruning_does(case):
     mask = HeadTable(case.mask)
     plan = removal_plan(model, prune(model, mask))
     flat = {
-        kind: list(
+        attention_type: list(
             zip(
-                [a for row in case.log_alpha[kind] for a in row],
-                [m for row in case.mask[kind] for m in row],
+                [a for row in case.log_alpha[attention_type] for a in row],
+                [m for row in case.mask[attention_type] for m in row],
                 strict=True,
             )
         )
-        for kind in TYPES
+        for attention_type in TYPES
     }
-    stays = {kind: [bool(m and gate(a)) for a, m in pairs] for kind, pairs in flat.items()}
-    every = [pair for kind in TYPES for pair in flat[kind]]
-    assert plan["heads"] == {kind: [len(stays[kind]), sum(stays[kind])] for kind in TYPES}
+    stays = {attention_type: [bool(m and gate(a)) for a, m in pairs] for attention_type, pairs in flat.items()}
+    every = [pair for attention_type in TYPES for pair in flat[attention_type]]
+    assert plan["heads"] == {each: [len(stays[each]), sum(stays[each])] for each in TYPES}
     assert plan["removed_with_open_gate"] == sum(gate(a) > 0 and not m for a, m in every)
     assert plan["folded_gates"] == sum(0 < gate(a) < 1 and bool(m) for a, m in every)
     assert plan["mask"] == alive(case)
     widths = {"enc-self": ("encoder", "encoder"), "dec-self": ("decoder", "decoder"), "dec-enc": ("decoder", "encoder")}
     gone = 0  # a head has a row of weights and a bias for q, k and v, and a column of the output projection
-    for kind, (to, of) in widths.items():
+    for attention_type, (to, of) in widths.items():
         width, memory = (case.options[f"{side}_embed_dim"] for side in (to, of))
         size = width // case.options[f"{to}_attention_heads"]
-        gone += stays[kind].count(False) * size * ((width + 1) + 2 * (memory + 1) + width)
+        gone += stays[attention_type].count(False) * size * ((width + 1) + 2 * (memory + 1) + width)
         per_head = 2 * size * 4  # key and value, four bytes each
-        assert plan["cache_bytes_per_token"][kind] == [len(stays[kind]) * per_head, sum(stays[kind]) * per_head]
+        assert plan["cache_bytes_per_token"][attention_type] == [
+            len(stays[attention_type]) * per_head,
+            sum(stays[attention_type]) * per_head,
+        ]
     before, after = plan["parameters"]
     assert before == sum(p.numel() for p in model.parameters())
     assert before - after == gone + len(every)  # and its gate
@@ -348,7 +351,7 @@ def test_a_mask_of_another_shape_changes_nothing(mask):
     with pytest.raises(ValueError, match="no dec-enc"):
         prune(make_gated(no_cross_attention=True), HeadTable({"dec-enc": [[1] * 4] * 2}))
     assert_same_tensors(model.state_dict(), before)
-    assert kept_mask(model).values == {kind: [[1] * 4] * 2 for kind in TYPES}
+    assert kept_mask(model).values == {attention_type: [[1] * 4] * 2 for attention_type in TYPES}
 
 
 @pytest.mark.parametrize("pattern", [None, r"^decoder\.|q_proj"])

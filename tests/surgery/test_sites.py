@@ -33,7 +33,9 @@ from fairseq_headgates.surgery import hooked
 
 def test_sites_are_named_by_type_and_layer():
     for model in (make_stock(), make_gated()):
-        assert [(site.kind, site.layer) for site in head_sites(model)] == [(kind, i) for kind in TYPES for i in (0, 1)]
+        assert [(site.attention_type, site.layer) for site in head_sites(model)] == [
+            (attention_type, i) for attention_type in TYPES for i in (0, 1)
+        ]
     swapped = use_head_attention(make_stock())
     assert all(isinstance(site.attention, HeadAttention) for site in head_sites(swapped))
     first = [site.attention for site in head_sites(swapped)]
@@ -73,8 +75,8 @@ def test_penalty_is_the_sum_over_gated_heads():
         l0_penalty(model)
     insert_gates(model, ["enc-self", "dec-enc"], HardConcrete(), init="glorot", lr_scale=3.0)
     naive_sum = 0.0
-    for kind, rows in open_probabilities(model).items():
-        if kind != "dec-self":
+    for attention_type, rows in open_probabilities(model).items():
+        if attention_type != "dec-self":
             naive_sum += sum(p for row in rows.tolist() for p in row)
     assert l0_penalty(model).item() == pytest.approx(naive_sum, rel=1e-6)
     assert l0_penalty(model, "layer-mean").item() == pytest.approx(naive_sum / 4, rel=1e-6)
@@ -97,7 +99,7 @@ def test_every_form_of_a_mask_is_accepted(form, tmp_path):
     mask = {**forms, "table": HeadTable(DICT)}[form]
     expected = {"dec-self": [[1] * 4] * 2, **DICT}
     with masked(make_gated(), mask) as model:
-        within = {kind: values.tolist() for kind, values in gate_values(model).items()}
+        within = {attention_type: values.tolist() for attention_type, values in gate_values(model).items()}
     for values in (
         within,
         *({k: v.tolist() for k, v in gate_values(change(make_gated(), mask)).items()} for change in (fix_heads, prune)),
@@ -149,7 +151,7 @@ def test_gates_are_read_in_any_precision(dtype, default):
 def test_observe_returns_the_weights_and_contexts_of_heads(keep):
     """Contexts are weights times values, and the output is made of them."""
     model = make_gated()
-    fix = {kind: [[1] * keep + [0] * (4 - keep)] * 2 for kind in TYPES}
+    fix = {attention_type: [[1] * keep + [0] * (4 - keep)] * 2 for attention_type in TYPES}
     model = prune(model, HeadTable(fix)).eval()
     batch = make_batch()
     before = logits(model, batch)
@@ -164,9 +166,9 @@ def test_observe_returns_the_weights_and_contexts_of_heads(keep):
         assert torch.allclose(logits(model, batch), before, atol=1e-5)
     for handle in handles:
         handle.remove()
-    assert {kind: list(layers) for kind, layers in seen.items()} == {kind: [0, 1] for kind in TYPES}
+    assert {each: list(layers) for each, layers in seen.items()} == {attention_type: [0, 1] for attention_type in TYPES}
     for site in head_sites(model):
-        found = seen[site.kind][site.layer]
+        found = seen[site.attention_type][site.layer]
         assert torch.allclose(found.weights.sum(-1), torch.ones(()), atol=1e-5)
         for head in range(keep):
             value = values[site.name][..., head * 8 : head * 8 + 8].transpose(0, 1)  # [B, S, D]
@@ -293,8 +295,8 @@ def test_quantised_layers(form):
     quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     expected, found = logits(model, make_batch()), logits(quantised, make_batch())
     assert (found - expected).abs().max() < 0.1 * expected.abs().max() and not torch.equal(found, expected)
-    for kind, values in gate_values(model).items():
-        assert torch.equal(gate_values(quantised)[kind], values)
+    for attention_type, values in gate_values(model).items():
+        assert torch.equal(gate_values(quantised)[attention_type], values)
     with masked(quantised, {"dec-self": [[0, 1, 1, 1]] * 2}), pytest.raises(ValueError, match="before you quantise"):
         prune(quantised, {"dec-self": [[0, 1, 1, 1]] * 2})
 

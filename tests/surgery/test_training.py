@@ -27,7 +27,7 @@ def test_gradients_are_those_of_the_masked_model(case):
     with masked(model, mask):
         whole = {name: g for name, g in gradients(model, batch, target).items() if "gate" not in name}
     for site in head_sites(model):
-        factors = case.factors()[site.kind][site.layer]
+        factors = case.factors()[site.attention_type][site.layer]
         stay = [i for i, factor in enumerate(factors) if factor > 0]
         rows, removed = (
             positions(chosen, site.attention.head_dim)
@@ -39,7 +39,7 @@ def test_gradients_are_those_of_the_masked_model(case):
                 assert gradient[removed].abs().sum() == 0
                 if stay:
                     whole[f"{site.name}.{name}.{part}"] = gradient[rows]
-        gates = gate_values(model)[site.kind][site.layer].double()
+        gates = gate_values(model)[site.attention_type][site.layer].double()
         columns = torch.tensor([gates[i] for i in stay for _ in range(site.attention.head_dim)], dtype=torch.double)
         key = f"{site.name}.out_proj.weight"
         assert whole[key][:, removed].abs().sum() == 0
@@ -51,7 +51,7 @@ def test_gradients_are_those_of_the_masked_model(case):
 
 
 LAST_LAYER_WITHOUT = {"dec-enc": [[1, 1, 1, 1], [0, 0, 0, 0]]}
-NO_HEADS_AT_ALL = {kind: [[0] * 4] * 2 for kind in TYPES}
+NO_HEADS_AT_ALL = {attention_type: [[0] * 4] * 2 for attention_type in TYPES}
 WITHOUT = {"some layers": NO_HEADS_SOMEWHERE, "the last layer": LAST_LAYER_WITHOUT, "all layers": NO_HEADS_AT_ALL}
 
 
@@ -107,15 +107,17 @@ def test_layers_without_heads_generate(rows, dtype, fast):
     assert attention.shape == (3, 5, 7) and attention.isfinite().all()
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("attention_type", TYPES)
 @pytest.mark.parametrize("alike", [0, 1])
-def test_weights_of_a_layer_without_heads_are_zeros(kind, alike):
+def test_weights_of_a_layer_without_heads_are_zeros(attention_type, alike):
     """Shapes as those of a layer with one head; of a layer with heads, those that stay."""
     mask = [[alike] * 4, [0, 1, 0, 1]]
     attention = next(
-        s.attention for s in head_sites(remove_heads(make_gated(), HeadTable({kind: mask}))) if s.kind == kind
+        s.attention
+        for s in head_sites(remove_heads(make_gated(), HeadTable({attention_type: mask})))
+        if s.attention_type == attention_type
     )
-    query, memory = torch.randn(5, 2, 32), torch.randn(5 if kind != "dec-enc" else 6, 2, 32)
+    query, memory = torch.randn(5, 2, 32), torch.randn(5 if attention_type != "dec-enc" else 6, 2, 32)
     _, weights = attention(query, memory, memory, need_head_weights=True)
     _, averaged = attention(query, memory, memory, need_weights=True)
     assert weights.shape == (4 if alike else 1, 2, 5, len(memory))

@@ -51,18 +51,18 @@ class Alignments:
         Returns:
             "aer", "precision" and "recall", None if undefined, and the number of "sentences"
         """
-        found = right = good = wanted = sentences = 0
+        all_links = right = good = sure_links = sentences = 0
         for number, links in self.of.items():
             if links is None:
                 continue
-            own = set(links)
+            aligned = set(links)
             sentences += 1
-            found, wanted = found + len(own), wanted + len(sure[number])
-            right, good = right + len(own & possible[number]), good + len(own & sure[number])
+            all_links, sure_links = all_links + len(aligned), sure_links + len(sure[number])
+            right, good = right + len(aligned & possible[number]), good + len(aligned & sure[number])
         return {
-            "aer": 1 - (good + right) / (found + wanted) if found + wanted else None,
-            "precision": right / found if found else None,
-            "recall": good / wanted if wanted else None,
+            "aer": 1 - (good + right) / (all_links + sure_links) if all_links + sure_links else None,
+            "precision": right / all_links if all_links else None,
+            "recall": good / sure_links if sure_links else None,
             "sentences": sentences,
         }
 
@@ -88,7 +88,7 @@ def align(
     """
     dictionaries = (task.source_dictionary, task.target_dictionary)
     kinds = [subwords or subwords_of(dictionary.symbols) for dictionary in dictionaries]
-    found: dict[int, Alignment | None] = {}
+    alignments: dict[int, Alignment | None] = {}
     with evaluating(model), torch.no_grad():
         for sample in progress(batches):
             rows = (sample["net_input"]["src_tokens"].cpu(), sample["target"].cpu())
@@ -98,7 +98,8 @@ def align(
             ]
             words = [[sentence.words() for sentence in side] for side in sentences]
             keys, queries = (
-                membership(own, side, tokens.size(1)) for own, side, tokens in zip(words, sentences, rows, strict=True)
+                membership(side_words, side, tokens.size(1))
+                for side_words, side, tokens in zip(words, sentences, rows, strict=True)
             )
             best = averaging(queries) @ (at_least_single(weights(sample)).cpu() @ keys)
             best = best.masked_fill(~keys.any(1)[:, None], -torch.inf).argmax(-1)
@@ -106,24 +107,24 @@ def align(
                 source, target = (side[row] for side in sentences)
                 unknown = any(piece.text is None for piece in (*source.pieces, *target.pieces))
                 pairs = sorted((int(a), b) for b, a in enumerate(best[row, : len(words[1][row])]) if words[0][row])
-                found[number] = None if unknown and set(kinds) != {"none"} else pairs
-    return Alignments(gather(found))
+                alignments[number] = None if unknown and set(kinds) != {"none"} else pairs
+    return Alignments(gather(alignments))
 
 
 def attention_of(model: nn.Module, heads: Sequence[HeadId]) -> Weights:
     """Return a function from a batch to the mean attention weights of decoder-encoder heads: [B, T, S]."""
 
     def weights(sample: Sample) -> Tensor:
-        found: list[Tensor] = []
+        per_head: list[Tensor] = []
 
         def see(site: HeadSite, of_site: Tensor | None, _: Tensor) -> None:
             assert of_site is not None
             chosen = [site.attention.kept.index(head.head) for head in heads if head.layer == site.layer]
-            found.extend(of_site[:, number] for number in chosen)
+            per_head.extend(of_site[:, number] for number in chosen)
 
         with hooked(model, see, weights=True, types=("dec-enc",)):
             outputs(model, sample)
-        return torch.stack(found).mean(0)
+        return torch.stack(per_head).mean(0)
 
     return weights
 
@@ -132,8 +133,8 @@ def contributions_by(model: nn.Module, method: str) -> Weights:
     """Return a function from a batch to the contributions of source tokens to its targets [B, T, S]; see `explain`."""
 
     def weights(sample: Sample) -> Tensor:
-        found = explain(model, sample["net_input"], method, sample["target"])
-        return found.contributions()[..., : found.source.size(-1)]
+        relevance = explain(model, sample["net_input"], method, sample["target"])
+        return relevance.contributions()[..., : relevance.source.size(-1)]
 
     return weights
 

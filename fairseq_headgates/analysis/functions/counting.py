@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.analysis.functions.layout import (
     FREQUENT,
-    KINDS,
+    SELF_ATTENTION,
     Layout,
     Links,
     MatchedTrees,
@@ -91,7 +91,7 @@ class HeadCounts:
 
 
 @dataclass
-class KindCounts:
+class TypeCounts:
     """Counts of one attention type, the same for all its heads.
 
     Attributes:
@@ -115,7 +115,7 @@ class KindCounts:
     steps: Tensor
 
     @classmethod
-    def zeros(cls, longest: int, relations: int) -> KindCounts:
+    def zeros(cls, longest: int, relations: int) -> TypeCounts:
         """Return counts of 0."""
         span = 2 * longest + 1
         sizes = ((len(STATISTICS),), (span,), (1,), (relations,), (relations, span), (1,), (span,), (1,))
@@ -132,14 +132,14 @@ class FunctionCounts:
 
     Attributes:
         heads: counts of every attention layer
-        kinds: counts of every attention type
+        type_counts: counts of every attention type
         matched: by side, numbers of sentences, words, words found in the text, pairs, and pairs with both words found
         relations: names of the relations in both directions
         linked: with word alignments, numbers of sentences, and of those that are left out
     """
 
     heads: list[HeadCounts]
-    kinds: dict[str, KindCounts]
+    type_counts: dict[str, TypeCounts]
     matched: dict[str, list[int]]
     relations: list[str]
     linked: list[int] | None = None
@@ -191,8 +191,8 @@ class _Pass:
             for side, dictionary in self.dictionaries.items()
         }
         sites = head_sites(model)
-        kinds = dict.fromkeys(site.kind for site in sites)
-        rare = annotations.rare and kinds.keys() != {"dec-self"}  # which has no statistics of rare tokens
+        attention_types = dict.fromkeys(site.attention_type for site in sites)
+        rare = annotations.rare and attention_types.keys() != {"dec-self"}  # which has no statistics of rare tokens
         self.ranks = frequency_ranks(task.source_dictionary, "source") if rare else None
         self.sides = {side: MatchedTrees(trees, annotations.relations) for side, trees in annotations.trees.items()}
         self.links = None
@@ -200,16 +200,16 @@ class _Pass:
             self.links = Links(annotations.links, set(self.subwords.values()) != {"none"})
         self.relations = directions(annotations.relations)
         self.longest = self._longest()
-        if self.links is not None and "dec-enc" not in kinds:
+        if self.links is not None and "dec-enc" not in attention_types:
             raise ValueError("the model has no decoder-encoder attention: leave the word alignments out")
         for side in self.sides:
-            if KINDS[side] not in kinds:
+            if SELF_ATTENTION[side] not in attention_types:
                 raise ValueError(
-                    f"the model has no {KINDS[side]} heads: leave the trees of the {side} out (decoder self-attention "
-                    "takes --target-conllu)"
+                    f"the model has no {SELF_ATTENTION[side]} heads: leave the trees of the {side} out (decoder "
+                    "self-attention takes --target-conllu)"
                 )
         self.heads = {site: HeadCounts.zeros(site, self.longest, len(self.relations)) for site in sites}
-        self.kinds = {kind: KindCounts.zeros(self.longest, len(self.relations)) for kind in kinds}
+        self.type_counts = {each: TypeCounts.zeros(self.longest, len(self.relations)) for each in attention_types}
         self.layouts: dict[str, Layout] = {}
 
     def _longest(self) -> int:
@@ -228,7 +228,7 @@ class _Pass:
             tokens: Any = rows[side]
             sentences = [Sentence(row, self.dictionaries[side], self.subwords[side]) for row in tokens.cpu()]
             words = tree_words(trees, sentences, ids, tokens.size(1), causal=side == "target")
-            self.layouts[KINDS[side]].pairs = words
+            self.layouts[SELF_ATTENTION[side]].pairs = words
         if self.links is not None:
             assert source is not None
             sources, targets = (
@@ -237,9 +237,9 @@ class _Pass:
             )
             self.layouts["dec-enc"].pairs = linked_words(self.links, sources, targets, sample)
         on(sample["net_input"]["src_tokens"].device, self.layouts)
-        for kind, counts in self.kinds.items():
-            self._count(counts, self.layouts[kind])
-            counts.exists += self._exists(self.layouts[kind], causal=kind == "dec-self")
+        for attention_type, counts in self.type_counts.items():
+            self._count(counts, self.layouts[attention_type])
+            counts.exists += self._exists(self.layouts[attention_type], causal=attention_type == "dec-self")
 
     def _exists(self, layout: Layout, causal: bool) -> Tensor:
         """Return how many queries have a key at each offset: [2 M + 1]."""
@@ -249,7 +249,7 @@ class _Pass:
             there &= offset.le(0)
         return torch.bincount(offset[there] + self.longest, minlength=2 * self.longest + 1).cpu()
 
-    def _count(self, counts: KindCounts, layout: Layout) -> None:
+    def _count(self, counts: TypeCounts, layout: Layout) -> None:
         counted = layout.counted
         queries, none = counted.sum(), counted.new_zeros(())
         itself, same = (none, none) if layout.earlier is None else (queries, layout.earlier.ge(0).sum())
@@ -267,13 +267,13 @@ class _Pass:
         if words.allowed is not None:
             counts.linked += words.allowed.any(-1).sum().cpu()
             _, query, key = words.allowed.nonzero(as_tuple=True)
-            found = torch.bincount(key - query + self.longest, minlength=2 * self.longest + 1)
-            counts.linked_offsets += found.cpu()
+            offsets = torch.bincount(key - query + self.longest, minlength=2 * self.longest + 1)
+            counts.linked_offsets += offsets.cpu()
 
     def see(self, site: HeadSite, weights: Tensor | None, _: Tensor) -> None:
         """Hook on every attention layer: count what its heads [B, H, T, S] attend to."""
         assert weights is not None
-        layout, counts = self.layouts[site.kind], self.heads[site]
+        layout, counts = self.layouts[site.attention_type], self.heads[site]
         if weights.size(-1) != layout.real.size(1):
             raise ValueError("the functions of heads cannot be counted with --cross-self-attention")
         weights = at_least_single(weights)
@@ -286,7 +286,7 @@ class _Pass:
             counts.rare += _rare(layout.rank, best_word, counted).cpu()
         if layout.pairs is not None:
             self._pairs(counts, layout.pairs, weights)
-        if site.kind == "dec-enc":
+        if site.attention_type == "dec-enc":
             stays = best_word.diff(dim=-1).ge(0) & counted[..., 1:] & counted[..., :-1]
             counts.monotonic += stays.sum((0, 2)).double().cpu()
 
@@ -314,7 +314,7 @@ class _Pass:
     def result(self) -> FunctionCounts:
         """Return the counts of all workers."""
         parts = [tensor for counts in self.heads.values() for tensor in counts.tensors()]
-        parts += [tensor for counts in self.kinds.values() for tensor in counts.tensors()]
+        parts += [tensor for counts in self.type_counts.values() for tensor in counts.tensors()]
         parts += [side.counts for side in self.sides.values()]
         parts += [self.links.counts] if self.links is not None else []
         sums = all_reduce(torch.cat([part.flatten() for part in parts]))
@@ -324,7 +324,7 @@ class _Pass:
         self._check_links()
         matched = {side: [int(number) for number in trees.counts] for side, trees in self.sides.items()}
         linked = None if self.links is None else [int(number) for number in self.links.counts]
-        return FunctionCounts(list(self.heads.values()), self.kinds, matched, self.relations, linked)
+        return FunctionCounts(list(self.heads.values()), self.type_counts, matched, self.relations, linked)
 
     def _check_trees(self) -> None:
         for side, trees in self.sides.items():
@@ -381,5 +381,5 @@ def _rare(rank: Tensor, best: Tensor, counted: Tensor) -> Tensor:
     one = rank.eq(rarest)
     two = one | (rank.eq(second) & second.ge(0))
     asked = counted & _rare_sentences(rank)[:, None, None]
-    found = [mask[:, None, :].expand(-1, best.size(1), -1).gather(2, best) & asked for mask in (one, two)]
-    return torch.stack([hits.sum((0, 2)) for hits in found]).double()
+    hits_of_both = [mask[:, None, :].expand(-1, best.size(1), -1).gather(2, best) & asked for mask in (one, two)]
+    return torch.stack([hits.sum((0, 2)) for hits in hits_of_both]).double()

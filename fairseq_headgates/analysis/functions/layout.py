@@ -16,7 +16,7 @@ from fairseq_headgates.analysis.functions.trees import Tree, pairs
 from fairseq_headgates.analysis.functions.words import Piece, match, pieces
 from fairseq_headgates.evaluation import Corpus, Sample
 
-KINDS = {"source": "enc-self", "target": "dec-self"}  # the attention between words of one side
+SELF_ATTENTION = {"source": "enc-self", "target": "dec-self"}  # the attention between words of one side
 EQUAL = 0.95  # share of symbols with the same count from which on a dictionary has no counts
 MATCHING = 0.5  # share of characters from which on a text and a tree are of the same sentence
 FREQUENT = 500  # a token beyond the so many most frequent ones is rare (Voita et al. 2019, section 5.4)
@@ -123,8 +123,8 @@ def layouts(sample: Sample, corpus: Corpus, ranks: Tensor | None) -> dict[str, L
 def sides_of(sample: Sample, corpus: Corpus) -> tuple[Tensor | None, Tensor | None]:
     """Return the tokens that the encoder reads and those that the decoder reads: [B, S], None where there is none."""
     net_input, stacks = sample["net_input"], corpus.objective.stacks
-    read = net_input.get("prev_output_tokens", net_input["src_tokens"])
-    return net_input["src_tokens"] if "encoder" in stacks else None, read if "decoder" in stacks else None
+    decoder_input = net_input.get("prev_output_tokens", net_input["src_tokens"])
+    return net_input["src_tokens"] if "encoder" in stacks else None, decoder_input if "decoder" in stacks else None
 
 
 def frequency_ranks(dictionary: object, side: str) -> Tensor:
@@ -161,12 +161,12 @@ class Sentence:
 
     def words(self) -> list[tuple[int, ...]]:
         """Return the pieces of each word of the text."""
-        found: list[tuple[int, ...]] = []
+        words: list[tuple[int, ...]] = []
         for i, piece in enumerate(self.pieces):
-            if piece.word == len(found):
-                found.append(())
-            found[piece.word] += (i,)
-        return found
+            if piece.word == len(words):
+                words.append(())
+            words[piece.word] += (i,)
+        return words
 
 
 @dataclass
@@ -188,30 +188,31 @@ class MatchedTrees:
 
         Words that are not found in the text have no pieces; each of the other pieces is a word of its own at the end.
         """
-        words, found = [], []
+        words, batch_pairs = [], []
         for row, (sentence, number) in enumerate(zip(sentences, ids, strict=True)):
             tree = self.trees[number]
             found_words = match(sentence.pieces, tree.forms)
             if found_words.share < MATCHING:
                 self.mismatched.append(number + 1)
-            own = [() if i in tree.unspelled else each for i, each in enumerate(found_words.pieces)]
-            wanted = [p for p in pairs(tree, self.relations) if not (causal and p.key >= p.query)]
-            usable = [p for p in wanted if own[p.query] and own[p.key]]
-            self.counts += torch.tensor([1, len(own), sum(map(bool, own)), len(wanted), len(usable)]).double()
-            found += [(row, *pair) for pair in usable]
-            rest = set(range(len(sentence.pieces))) - {piece for each in own for piece in each}
-            words.append([*own, *((piece,) for piece in sorted(rest))])
-        return words, found
+            pieces_of = [() if i in tree.unspelled else each for i, each in enumerate(found_words.pieces)]
+            tree_pairs = [p for p in pairs(tree, self.relations) if not (causal and p.key >= p.query)]
+            usable = [p for p in tree_pairs if pieces_of[p.query] and pieces_of[p.key]]
+            numbers = (1, len(pieces_of), sum(map(bool, pieces_of)), len(tree_pairs), len(usable))
+            self.counts += torch.tensor(numbers).double()
+            batch_pairs += [(row, *pair) for pair in usable]
+            rest = set(range(len(sentence.pieces))) - {piece for each in pieces_of for piece in each}
+            words.append([*pieces_of, *((piece,) for piece in sorted(rest))])
+        return words, batch_pairs
 
 
 def membership(words: Sequence[Sequence[tuple[int, ...]]], sentences: Sequence[Sentence], length: int) -> Tensor:
     """Return [B, length, W], 1 where the token at a position is a piece of a word."""
-    found = torch.zeros(len(words), length, max(1, *map(len, words)))
-    for row, (own, sentence) in enumerate(zip(words, sentences, strict=True)):
-        for word, parts in enumerate(own):
+    members = torch.zeros(len(words), length, max(1, *map(len, words)))
+    for row, (pieces_of, sentence) in enumerate(zip(words, sentences, strict=True)):
+        for word, parts in enumerate(pieces_of):
             for piece in parts:
-                found[row, sentence.places[piece], word] = 1
-    return found
+                members[row, sentence.places[piece], word] = 1
+    return members
 
 
 def averaging(members: Tensor) -> Tensor:
@@ -223,9 +224,9 @@ def tree_words(
     side: MatchedTrees, sentences: Sequence[Sentence], ids: Sequence[int], length: int, causal: bool
 ) -> Words:
     """Return the words of a batch with their trees. With `causal` only pairs whose key is earlier are counted."""
-    words, found = side.words(sentences, ids, causal)
+    words, batch_pairs = side.words(sentences, ids, causal)
     members = membership(words, sentences, length)
-    table = torch.tensor(found, dtype=torch.long).view(-1, 4).T
+    table = torch.tensor(batch_pairs, dtype=torch.long).view(-1, 4).T
     return Words(members, averaging(members), table[:3], table[3], table[2] - table[1])
 
 

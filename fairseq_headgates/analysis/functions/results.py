@@ -14,7 +14,7 @@ from fairseq_headgates.analysis.functions.counting import (
     Annotations,
     FunctionCounts,
     HeadCounts,
-    KindCounts,
+    TypeCounts,
     count_functions,
 )
 from fairseq_headgates.analysis.options import FunctionOptions
@@ -74,16 +74,18 @@ def functions_of(
         gates: the evaluation gates of the model; see `gate_values`
         signature: describes the model and the data
     """
-    relations = {kind: _relations(own, counts.relations) for kind, own in counts.kinds.items()}
+    relations = {each: _relations(of_type, counts.relations) for each, of_type in counts.type_counts.items()}
     heads: dict[str, list[list[dict | None]]] = {}
     for layer in counts.heads:
         _check_finite(layer)
-        site, kind = layer.site, layer.site.kind
+        site, attention_type = layer.site, layer.site.attention_type
         row: list[dict | None] = [None] * site.attention.heads
         for i, head in enumerate(site.attention.kept):
-            entry = _head(layer, counts.kinds[kind], counts.relations, relations[kind], i, options)
-            row[head] = {"gate": float(gates[kind][site.layer, head]), **entry}
-        heads.setdefault(kind, []).append(row)
+            entry = _head(
+                layer, counts.type_counts[attention_type], counts.relations, relations[attention_type], i, options
+            )
+            row[head] = {"gate": float(gates[attention_type][site.layer, head]), **entry}
+        heads.setdefault(attention_type, []).append(row)
     names = ("sentences", "words", "matched_words", "pairs", "matched_pairs")
     return {
         "format": FORMAT,
@@ -95,7 +97,7 @@ def functions_of(
             if counts.linked is None
             else {"alignments": dict(zip(("sentences", "left_out"), counts.linked, strict=True))}
         ),
-        "relations": {kind: found for kind, found in relations.items() if found},
+        "relations": {attention_type: by_name for attention_type, by_name in relations.items() if by_name},
         "heads": heads,
     }
 
@@ -103,17 +105,17 @@ def functions_of(
 def _check_finite(counts: HeadCounts) -> None:
     if not counts.sums.isfinite().all():
         raise ValueError(
-            f"the attention weights in {counts.site.kind} layer {counts.site.layer} are not finite: check the weights "
-            "of the model for inf and NaN, or leave out --fp16"
+            f"the attention weights in {counts.site.attention_type} layer {counts.site.layer} are not finite: check "
+            "the weights of the model for inf and NaN, or leave out --fp16"
         )
 
 
-def _relations(counts: KindCounts, names: list[str]) -> dict[str, dict[str, Any]]:
+def _relations(counts: TypeCounts, names: list[str]) -> dict[str, dict[str, Any]]:
     """Return, for each relation found, the number of pairs, and the most frequent offset as the baseline."""
-    found = {name: _baseline(row) for name, row in zip(names, counts.offsets, strict=True) if row.sum() > 0}
+    baselines = {name: _baseline(row) for name, row in zip(names, counts.offsets, strict=True) if row.sum() > 0}
     if counts.linked > 0:
-        found["alignment"] = _baseline(counts.linked_offsets, int(counts.linked))
-    return found
+        baselines["alignment"] = _baseline(counts.linked_offsets, int(counts.linked))
+    return baselines
 
 
 def _baseline(offsets: Tensor, count: int | None = None) -> dict[str, Any]:
@@ -125,22 +127,22 @@ def _baseline(offsets: Tensor, count: int | None = None) -> dict[str, Any]:
 
 def _head(
     counts: HeadCounts,
-    kind: KindCounts,
+    of_type: TypeCounts,
     names: list[str],
     relations: dict[str, dict[str, Any]],
     head: int,
     options: FunctionOptions,
 ) -> dict[str, Any]:
     """Return the numbers of one head, and its functions by name."""
-    entry: dict[str, Any] = {"functions": [], "positional": _positional(counts.offsets[head], kind.exists)}
+    entry: dict[str, Any] = {"functions": [], "positional": _positional(counts.offsets[head], of_type.exists)}
     for name, relation in relations.items():
         hits = counts.linked[head] if name == "alignment" else counts.pairs[names.index(name), head]
         rate = _rate(float(hits), relation["count"], options.confidence)
         entry.setdefault("words", {})[name] = rate
         if rate["rate"] >= relation["baseline"] + options.margin / 100 and rate["low"] > relation["baseline"]:
             entry["functions"].append(name)
-    if kind.rare > 0:
-        one, two = (_rate(float(hits), int(kind.rare), options.confidence) for hits in counts.rare[:, head])
+    if of_type.rare > 0:
+        one, two = (_rate(float(hits), int(of_type.rare), options.confidence) for hits in counts.rare[:, head])
         entry["rare"] = {**two, "rarest": one["rate"]}
         if two["rate"] >= options.rare / 100:
             entry["functions"].append("rare")
@@ -148,11 +150,11 @@ def _head(
         entry["functions"].insert(0, f"positional {entry['positional']['offset']:+d}")
     entry["statistics"] = {
         name: float(total) / float(number)
-        for name, total, number in zip(STATISTICS, counts.sums[:, head], kind.statistics, strict=True)
+        for name, total, number in zip(STATISTICS, counts.sums[:, head], of_type.statistics, strict=True)
         if number > 0
     }
-    if counts.site.kind == "dec-enc" and kind.steps > 0:
-        entry["statistics"]["monotonic"] = float(counts.monotonic[head]) / float(kind.steps)
+    if counts.site.attention_type == "dec-enc" and of_type.steps > 0:
+        entry["statistics"]["monotonic"] = float(counts.monotonic[head]) / float(of_type.steps)
     return entry
 
 
@@ -186,14 +188,14 @@ def kept_functions(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[
         how many of them are still open; the p-value of Fisher's exact test, one-sided (None if one group is empty)
     """
     names = ("kept_with", "with", "kept_without", "without")
-    numbers = {kind: dict.fromkeys(names, 0) for kind in (*before["heads"], "all")}
+    numbers = {attention_type: dict.fromkeys(names, 0) for attention_type in (*before["heads"], "all")}
     still = {head for head, _ in open_heads(after)}
     for head, entry in open_heads(before):
         group = "with" if entry["functions"] else "without"
-        for each in (numbers[head.kind], numbers["all"]):
+        for each in (numbers[head.attention_type], numbers["all"]):
             each[group] += 1
             each[f"kept_{group}"] += head in still
-    return {kind: {**each, "p": _fisher(each)} for kind, each in numbers.items()}
+    return {attention_type: {**each, "p": _fisher(each)} for attention_type, each in numbers.items()}
 
 
 def _fisher(numbers: Mapping[str, int]) -> float | None:
@@ -220,15 +222,15 @@ def scored_functions(result: Mapping[str, Any], tables: Sequence[HeadTable]) -> 
         that a head with a function has a higher score than one without, minus the probability that it has a lower one;
         `p`, the p-value of the two-sided Mann-Whitney U test. `r` and `p` are None if one of the numbers is 0.
     """
-    found = []
+    tests = []
     for table in tables:
-        for kind in (kind for kind in result["heads"] if kind in table.values):
+        for attention_type in (attention_type for attention_type in result["heads"] if attention_type in table.values):
             groups: dict[bool, list[float]] = {True: [], False: []}
             for head, entry in open_heads(result):
-                if head.kind == kind:
+                if head.attention_type == attention_type:
                     groups[bool(entry["functions"])].append(table[head])
-            found.append({"method": table.name, "type": kind, **_rank_test(groups[True], groups[False])})
-    return found
+            tests.append({"method": table.name, "type": attention_type, **_rank_test(groups[True], groups[False])})
+    return tests
 
 
 def _rank_test(scores: Sequence[float], others: Sequence[float]) -> dict[str, Any]:

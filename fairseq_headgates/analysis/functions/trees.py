@@ -83,12 +83,12 @@ def directions(relations: Sequence[str]) -> list[str]:
 
 def pairs(tree: Tree, relations: Sequence[str]) -> list[Pair]:
     """Return the pairs of words in the relations, in both directions, numbered as in `directions`."""
-    found = []
+    tree_pairs = []
     for word, (head, name) in enumerate(zip(tree.heads, tree.relations, strict=True)):
         for number, relation in enumerate(relations):
             if head >= 0 and _is(name, relation):
-                found += [Pair(word, head, 2 * number), Pair(head, word, 2 * number + 1)]
-    return found
+                tree_pairs += [Pair(word, head, 2 * number), Pair(head, word, 2 * number + 1)]
+    return tree_pairs
 
 
 def _is(name: str, relation: str) -> bool:
@@ -106,13 +106,13 @@ def parse_relations(text: str | None, trees: Iterable[Tree]) -> tuple[str, ...]:
     there = names | {name.partition(":")[0] for name in names}
     if text is None:
         return tuple(relation for relation in RELATIONS if relation in there)
-    wanted = [OLD_NAMES.get(name.strip(), name.strip()) for name in text.split(",")]
-    for relation in wanted:
+    relations = [OLD_NAMES.get(name.strip(), name.strip()) for name in text.split(",")]
+    for relation in relations:
         if relation not in there:
             raise ValueError(f"no tree has the relation {shown(relation)}: choose from {', '.join(sorted(there))}")
-        if wanted.count(relation) > 1:
+        if relations.count(relation) > 1:
             raise ValueError(f"the relation {relation!r} is named twice: name each once")
-    return tuple(wanted)
+    return tuple(relations)
 
 
 def read_alignments(path: str, sure: bool = False) -> list[frozenset[tuple[int, int]]]:
@@ -120,7 +120,7 @@ def read_alignments(path: str, sure: bool = False) -> list[frozenset[tuple[int, 
 
     Pairs like '1p2' are possible links; with `sure`, they are left out. Raise ValueError.
     """
-    found = []
+    alignments = []
     text = read_text(path, "the word alignments", "give a line of pairs like 0-0 1-2 for every sentence", LARGEST)
     for number, line in enumerate(lines_of(text), start=1):
         links = line.split()
@@ -130,5 +130,5 @@ def read_alignments(path: str, sure: bool = False) -> list[frozenset[tuple[int, 
                 f"{path} line {number} has {shown(wrong)}: it must have pairs like 0-0 1-2 (Pharaoh format)"
             )
         pairs_of = (re.split("([-p])", link) for link in links)
-        found.append(frozenset((int(a), int(b)) for a, kind, b in pairs_of if not (sure and kind == "p")))
-    return found
+        alignments.append(frozenset((int(a), int(b)) for a, kind, b in pairs_of if not (sure and kind == "p")))
+    return alignments

@@ -32,7 +32,7 @@ def subwords_of(symbols: Sequence[str]) -> str:
 
 def pieces(tokens: Sequence[str | None], subwords: str) -> list[Piece]:
     """Return the pieces of a sentence, without EOS. None is an unknown token, taken for a word of its own."""
-    found: list[Piece] = []
+    result: list[Piece] = []
     word, inside = -1, False  # inside a word: the next piece continues it
     for token in tokens:
         if token is None:
@@ -42,12 +42,12 @@ def pieces(tokens: Sequence[str | None], subwords: str) -> list[Piece]:
             inside = token.endswith("@@")
             text = token.removesuffix("@@")
         elif subwords == "sentencepiece":
-            begins, text = token.startswith("\u2581") or not found, token.lstrip("\u2581")
+            begins, text = token.startswith("\u2581") or not result, token.lstrip("\u2581")
         else:
             begins, text = True, token
         word += begins
-        found.append(Piece(text, word))
-    return found
+        result.append(Piece(text, word))
+    return result
 
 
 class Match(NamedTuple):
@@ -57,13 +57,13 @@ class Match(NamedTuple):
     share: float
 
 
-def match(found: Sequence[Piece], forms: Sequence[str]) -> Match:
+def match(sentence: Sequence[Piece], forms: Sequence[str]) -> Match:
     """Find the words of a tree in the pieces of the same sentence.
 
     Both are compared as characters without spaces; case, typographic quotes and dashes, and Moses' escapes make no
     difference. A word is found if it consists of whole, consecutive pieces.
     """
-    text, owners = _characters(found)
+    text, owners = _characters(sentence)
     other, words = _characters([Piece(form, i) for i, form in enumerate(forms)])
     place = _matched(text, other)
     words_of: dict[int, set[int | None]] = {}  # words of the tree that each piece has characters of
@@ -81,17 +81,19 @@ def match(found: Sequence[Piece], forms: Sequence[str]) -> Match:
             before.append(back.get(b, -2))
     result = []
     for word, characters in enumerate(where):
-        own = {piece for a in characters if complete[word] for piece in owners[a]}
-        alone = all(words_of[piece] == {word} for piece in own)
-        result.append(tuple(sorted(own | _marks(found, own))) if alone else ())
+        of_word = {piece for a in characters if complete[word] for piece in owners[a]}
+        alone = all(words_of[piece] == {word} for piece in of_word)
+        result.append(tuple(sorted(of_word | _marks(sentence, of_word))) if alone else ())
     known = sum(character != "\0" for character in text)
     return Match(result, len(place) / known if known else 1.0)
 
 
-def _marks(found: Sequence[Piece], own: set[int]) -> set[int]:
-    """Return the pieces without characters, SentencePiece's mark alone, before the pieces `own` in the same word."""
+def _marks(sentence: Sequence[Piece], of_word: set[int]) -> set[int]:
+    """Return the pieces without characters, SentencePiece's mark alone, before the pieces `of_word` of a word."""
     return {
-        i for i, piece in enumerate(found[:-1]) if piece.text == "" and i + 1 in own and found[i + 1].word == piece.word
+        i
+        for i, piece in enumerate(sentence[:-1])
+        if piece.text == "" and i + 1 in of_word and sentence[i + 1].word == piece.word
     }
 
 
@@ -103,13 +105,13 @@ def _matched(text: str, other: str) -> dict[int, int]:
     return {a + i: b + i for a, b, size in blocks for i in range(size)}
 
 
-def _characters(found: Sequence[Piece]) -> tuple[str, list[tuple[int, ...]]]:
+def _characters(sentence: Sequence[Piece]) -> tuple[str, list[tuple[int, ...]]]:
     """Return the characters of a sentence, and the pieces that each is of; an unknown token is the character 0."""
-    raw = [(c, i) for i, piece in enumerate(found) for c in ("\0" if piece.text is None else piece.text)]
+    raw = [(c, i) for i, piece in enumerate(sentence) for c in ("\0" if piece.text is None else piece.text)]
     text, owners = "", []
-    joined = "".join(c for c, _ in raw)
+    raw_text = "".join(c for c, _ in raw)
     pattern = re.compile("|".join(map(re.escape, ESCAPED)) + "|.", re.DOTALL)
-    for part in pattern.finditer(joined):
+    for part in pattern.finditer(raw_text):
         owning = tuple(dict.fromkeys(i for _, i in raw[part.start() : part.end()]))
         for character in _plain(ESCAPED.get(part.group(), part.group())):
             text += character

@@ -54,7 +54,7 @@ def alti(model: Any, predictions: Predictions) -> Relevance:
     # With gradients, a model that is prepared for inference runs its modules one by one.
     with torch.enable_grad(), _blocks(model) as blocks, observe(model) as seen:
         model(**predictions.net_input, features_only=True)
-    found = predictions.empty(model, next(model.parameters()))
+    relevance = predictions.empty(model, next(model.parameters()))
     for row in range(len(predictions.predicted)):
         words, places = predictions.places(row)
         shares = partial(_shares, blocks=blocks, seen=seen, row=row)
@@ -62,13 +62,14 @@ def alti(model: Any, predictions: Predictions) -> Relevance:
         source = _encoder(len(sides["encoder"].layers), words, shares) if "encoder" in sides else None
         if "decoder" in sides:
             of_source, of_target = _decoder(len(sides["decoder"].layers), places, words, source, shares)
-            found.target[row, places[:, None], places] = of_target.to(found.target)
-            found.source[row, places[:, None], words] = of_source.to(found.source)
+            relevance.target[row, places[:, None], places] = of_target.to(relevance.target)
+            relevance.source[row, places[:, None], words] = of_source.to(relevance.source)
         elif source is not None:
-            found.source[row, :, words] = source[:1].to(found.source)  # a class is predicted from the first token
-    found.conserved.copy_(found.source.sum(-1) + found.target.sum(-1))
-    found.heads.clear()
-    return found
+            first = source[:1]  # a class is predicted from the first token
+            relevance.source[row, :, words] = first.to(relevance.source)
+    relevance.conserved.copy_(relevance.source.sum(-1) + relevance.target.sum(-1))
+    relevance.heads.clear()
+    return relevance
 
 
 Shares = Callable[[str, int, Tensor, Tensor], Tensor]
@@ -76,10 +77,10 @@ Shares = Callable[[str, int, Tensor, Tensor], Tensor]
 
 def _encoder(layers: int, words: Tensor, shares: Shares) -> Tensor:
     """Return the contributions of source tokens to the encoder output: [S, S]."""
-    found = torch.eye(len(words), dtype=torch.double, device=words.device)
+    mixed = torch.eye(len(words), dtype=torch.double, device=words.device)
     for layer in range(layers):
-        found = shares("enc-self", layer, words, words) @ found
-    return found
+        mixed = shares("enc-self", layer, words, words) @ mixed
+    return mixed
 
 
 def _decoder(
@@ -96,13 +97,13 @@ def _decoder(
         of_target, of_source = mixed @ of_target, mixed @ of_source
         if memory is not None:
             mixed = shares("dec-enc", layer, places, words)
-            across, own = mixed[:, :-1], mixed[:, -1:]
-            of_target, of_source = own * of_target, own * of_source + across @ memory
+            across, residual = mixed[:, :-1], mixed[:, -1:]
+            of_target, of_source = residual * of_target, residual * of_source + across @ memory
     return of_source, of_target
 
 
 def _shares(
-    kind: str,
+    attention_type: str,
     layer: int,
     queries: Tensor,
     keys: Tensor,
@@ -111,15 +112,16 @@ def _shares(
     row: int,
 ) -> Tensor:
     """Return the shares of tokens in one block: [T, S], of cross-attention [T, S + 1] with the residual at the end."""
-    block, across = blocks[kind, layer], kind == "dec-enc"
+    block, across = blocks[attention_type, layer], attention_type == "dec-enc"
     if not block.attention.num_heads:  # y = x + bias
-        own = torch.eye(len(queries), dtype=torch.double, device=queries.device)
-        return torch.cat([own.new_zeros(len(queries), len(keys)), own.new_ones(len(queries), 1)], 1) if across else own
-    attention, observed = block.attention, seen[kind][layer]
+        identity = torch.eye(len(queries), dtype=torch.double, device=queries.device)
+        ones = identity.new_ones(len(queries), 1)
+        return torch.cat([identity.new_zeros(len(queries), len(keys)), ones], 1) if across else identity
+    attention, observed = block.attention, seen[attention_type][layer]
     values = block.inputs["values"][keys, row].unflatten(-1, (attention.num_heads, -1))
     out, scale = attention.out_proj.weight.unflatten(1, (attention.num_heads, -1)), attention.head_scale()
     moved = torch.einsum("shd,ehd->hse", values, out if scale is None else out * scale[:, None].to(out))
-    found = []
+    parts = []
     for numbers in torch.arange(len(queries)).split(max(1, NUMBERS // moved[0].numel())):
         places = queries[numbers]
         weights, residual = observed.weights[row][:, places][:, :, keys], block.residual[places, row]
@@ -129,8 +131,8 @@ def _shares(
         else:
             vectors[torch.arange(len(numbers)), numbers] += residual
         total = residual + attention.output_of(observed.contexts[row : row + 1, :, places])[:, 0]
-        found.append(_nearer(at_least_single(vectors), total, None if block.norm_first else block.norm))
-    nearer = torch.cat(found).double()
+        parts.append(_nearer(at_least_single(vectors), total, None if block.norm_first else block.norm))
+    nearer = torch.cat(parts).double()
     return quotient(nearer, nearer.sum(-1, keepdim=True))
 
 
@@ -154,7 +156,7 @@ def _blocks(model: Any) -> Iterator[dict[tuple[str, int], Block]]:
             layer: Any = model.get_submodule(path)
             norm = getattr(layer, f"{name}_layer_norm")
             inputs: dict[str, Tensor] = {}
-            blocks[site.kind, site.layer] = Block(site.attention, norm, layer.normalize_before, inputs)
+            blocks[site.attention_type, site.layer] = Block(site.attention, norm, layer.normalize_before, inputs)
             modules = {"norm": norm, **({"query": site.attention.q_proj} if site.attention.num_heads else {})}
             for part, module in modules.items():
                 hooks.callback(module.register_forward_pre_hook(partial(_remember, inputs, part)).remove)

@@ -37,10 +37,10 @@ def attnlrp(model: Any, predictions: Predictions) -> Relevance:
     """Return the relevance of heads and tokens for the logits of predictions; see `explain`."""
     with torch.enable_grad(), _modified(model), _leaves(model) as leaves, observe(model) as seen:
         logits = _logits(model, predictions)
-    found = predictions.empty(model, logits)
-    heads = [(kind, layer, each.contexts) for kind, layers in seen.items() for layer, each in layers.items()]
+    relevance = predictions.empty(model, logits)
+    heads = [(each, layer, observed.contexts) for each, layers in seen.items() for layer, observed in layers.items()]
     inputs = list(leaves.values())
-    kept = {(site.kind, site.layer): list(site.attention.kept) for site in head_sites(model)}
+    kept = {(site.attention_type, site.layer): list(site.attention.kept) for site in head_sites(model)}
     wide = 4 * sum(layer.numel() for layer in inputs)  # a feed-forward layer has 4 E numbers
     weights = max((each.weights.numel() for layers in seen.values() for each in layers.values()), default=0)
     rows = predictions.real.any(0).nonzero()[:, 0]
@@ -51,16 +51,16 @@ def attnlrp(model: Any, predictions: Predictions) -> Relevance:
         options = {"retain_graph": True, "allow_unused": True, "is_grads_batched": True}
         gradients = torch.autograd.grad(logits, tensors, one, **options)
         by_token = dict(zip(leaves, gradients, strict=False))
-        for side, into in (("encoder", found.source), ("decoder", found.target)):
+        for side, into in (("encoder", relevance.source), ("decoder", relevance.target)):
             if by_token.get(side) is not None:  # None: the logits do not depend on the encoder
                 into[:, chosen] = (by_token[side] * leaves[side]).sum(-1).permute(2, 0, 1)
-        for (kind, layer, contexts), gradient in zip(heads, gradients[len(leaves) :], strict=True):
+        for (attention_type, layer, contexts), gradient in zip(heads, gradients[len(leaves) :], strict=True):
             if gradient is not None:
                 of_heads = (gradient * contexts).abs().sum((-2, -1)).transpose(0, 1)  # [B, n, H]
-                found.heads[kind][:, chosen[:, None], layer, kept[kind, layer]] = of_heads
-    total, logits = found.source.sum(-1) + found.target.sum(-1), logits.detach()
-    found.conserved.copy_(torch.where(logits == 0, torch.zeros_like(total), total / logits))
-    return found
+                relevance.heads[attention_type][:, chosen[:, None], layer, kept[attention_type, layer]] = of_heads
+    total, logits = relevance.source.sum(-1) + relevance.target.sum(-1), logits.detach()
+    relevance.conserved.copy_(torch.where(logits == 0, torch.zeros_like(total), total / logits))
+    return relevance
 
 
 def _logits(model: Any, predictions: Predictions) -> Tensor:
@@ -72,8 +72,8 @@ def _logits(model: Any, predictions: Predictions) -> Tensor:
         classifier = model.classification_heads[predictions.head]
         first = model(**predictions.net_input, features_only=True)[0][:, :1]
         features = classifier.activation_fn(classifier.dense(first))
-    found = (features * weight.to(features)).sum(-1)
-    return found if bias is None else found + bias
+    logits = (features * weight.to(features)).sum(-1)
+    return logits if bias is None else logits + bias
 
 
 @contextmanager

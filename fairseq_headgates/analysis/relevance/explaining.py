@@ -60,8 +60,8 @@ def token_contributions(
     model: nn.Module, net_input: Mapping[str, Tensor], rule: str | Rule = "story-of-heads"
 ) -> tuple[Tensor, Tensor]:
     """Return the relevance of source [B, N, S] and target tokens [B, N, T] for the top-1 logit; see `explain`."""
-    found = explain(model, net_input, rule)
-    return found.source, found.target
+    relevance = explain(model, net_input, rule)
+    return relevance.source, relevance.target
 
 
 @torch.no_grad()
@@ -106,11 +106,11 @@ def explain(
     _check(model, method)
     with evaluating(model):
         predictions = Predictions.of(model, net_input, predicted, instead_of, classification_head, positions)
-        found = chosen(model, predictions)
+        relevance = chosen(model, predictions)
     real = predictions.real
-    for values in (*found.heads.values(), found.source, found.target, found.conserved):
+    for values in (*relevance.heads.values(), relevance.source, relevance.target, relevance.conserved):
         values.masked_fill_(~real.view(*real.shape, *[1] * (values.dim() - 2)), 0)
-    lost = (found.conserved - 1)[real].abs().amax().item() if real.any() else 0.0
+    lost = (relevance.conserved - 1)[real].abs().amax().item() if real.any() else 0.0
     if not math.isfinite(lost):
         raise NotFiniteError("relevance is not finite: check the weights for inf and NaN, or leave out --fp16")
     if lost > TOLERANCE and method not in OTHERS:
@@ -119,7 +119,7 @@ def explain(
             100 * lost,
             (method if isinstance(method, Rule) else RULES[method]).rescale_eps,
         )
-    return found
+    return relevance
 
 
 def _method(method: str | Rule) -> Callable[[Any, Predictions], Relevance]:

@@ -94,12 +94,12 @@ class Predictions:
             options = {} if head is None else {"features_only": True, "classification_head_name": head}
             with _memory_kept(model):
                 predicted = model(**net_input, **options)[0].argmax(-1).view(len(tokens), -1)
-        found = cls(net_input, sources, targets, pad, predicted, instead_of, head, positions)
+        predictions = cls(net_input, sources, targets, pad, predicted, instead_of, head, positions)
         shape = (len(tokens), targets.size(1) if head is None else 1)
         for name, chosen in (("predicted", predicted), ("instead_of", instead_of)):
             if chosen is not None and chosen.shape != shape:
                 raise ValueError(f"{name} has the shape {tuple(chosen.shape)}: it must be {shape}")
-        return found
+        return predictions
 
     @property
     def there(self) -> Tensor:
@@ -109,12 +109,12 @@ class Predictions:
     @property
     def real(self) -> Tensor:
         """Which of these are explained, those that are chosen and not compared with themselves: [B, N]."""
-        found = self.there if self.instead_of is None else self.there & (self.predicted != self.instead_of)
+        explained = self.there if self.instead_of is None else self.there & (self.predicted != self.instead_of)
         if self.positions is not None:
-            chosen = torch.zeros_like(found)
+            chosen = torch.zeros_like(explained)
             chosen[:, list(self.positions)] = True
-            found = found & chosen
-        return found
+            explained = explained & chosen
+        return explained
 
     def places(self, row: int) -> tuple[Tensor, Tensor]:
         """Return the positions of a sentence without padding: [S'] in the source and [T'] in the target."""
@@ -129,8 +129,8 @@ class Predictions:
         layer = self.output(model)
 
         def rows(of: Tensor) -> Tensor:
-            found = of[self.predicted]
-            return found if self.instead_of is None else found - of[self.instead_of]
+            of_predicted = of[self.predicted]
+            return of_predicted if self.instead_of is None else of_predicted - of[self.instead_of]
 
         return rows(layer.weight), None if layer.bias is None else rows(layer.bias)
 
@@ -138,7 +138,7 @@ class Predictions:
         """Return a result that is filled with zeros, with the device and data type of a tensor."""
         shape = self.predicted.shape
         return Relevance(
-            heads={kind: like.new_zeros(*shape, *size) for kind, size in head_counts(model).items()},
+            heads={each: like.new_zeros(*shape, *size) for each, size in head_counts(model).items()},
             source=like.new_zeros(*shape, self.sources.size(1)),
             target=like.new_zeros(*shape, self.targets.size(1)),
             predicted=self.predicted.masked_fill(~self.there, self.pad),

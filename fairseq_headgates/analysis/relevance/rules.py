@@ -71,13 +71,13 @@ def linears(layers: list[tuple[Tensor, Tensor, Tensor | None]], x: Tensor, rule:
 
     `layers` are R [T, N, O], W [O, I], and bias [O] or None, of each. The list is emptied, so that each R can be freed.
     """
-    found = layers[0][0].new_zeros(*layers[0][0].shape[:2], x.size(-1))
-    wanted = _sum(_through_linear(*layers.pop(), x, rule, found) for _ in range(len(layers)))
-    return _rescale(wanted, rule, found, dim=-1)[0]
+    relevance = layers[0][0].new_zeros(*layers[0][0].shape[:2], x.size(-1))
+    norms = _sum(_through_linear(*layers.pop(), x, rule, relevance) for _ in range(len(layers)))
+    return _rescale(norms, rule, relevance, dim=-1)[0]
 
 
-def _through_linear(R: Tensor, weight: Tensor, bias: Tensor | None, x: Tensor, rule: Rule, found: Tensor) -> Tensor:
-    """Add relevance at the input of x W^T + b, before rescaling, to `found`. Returns the L1 norms of R, [T, N, 1]."""
+def _through_linear(R: Tensor, weight: Tensor, bias: Tensor | None, x: Tensor, rule: Rule, into: Tensor) -> Tensor:
+    """Add relevance at the input of x W^T + b, before rescaling, to `into`. Returns the L1 norms of R, [T, N, 1]."""
     share = weight.new_zeros(len(weight), 1) if bias is None else bias[:, None] / x.size(-1)
 
     def positive(tokens: slice, outputs: slice) -> Tensor:
@@ -86,7 +86,7 @@ def _through_linear(R: Tensor, weight: Tensor, bias: Tensor | None, x: Tensor, r
     def weighted(r: Tensor, tokens: slice) -> Tensor:
         return (r @ weight).mul_(x[tokens, None]).add_(r @ share)
 
-    return _divide(R, F.linear(x, weight, bias), positive, weighted, rule, found)
+    return _divide(R, F.linear(x, weight, bias), positive, weighted, rule, into)
 
 
 def layer_norm(R: Tensor, x: Tensor, norm: nn.LayerNorm, rule: Rule) -> Tensor:
@@ -104,8 +104,8 @@ def layer_norm(R: Tensor, x: Tensor, norm: nn.LayerNorm, rule: Rule) -> Tensor:
 
     def positive(tokens: slice, outputs: slice) -> Tensor:
         z = torch.baddbmm(share[outputs], left[tokens, outputs], right[tokens])
-        own = (slope[tokens] * x[tokens])[:, outputs]
-        z.diagonal(offset=outputs.start, dim1=-2, dim2=-1).add_(own)
+        diagonal = (slope[tokens] * x[tokens])[:, outputs]
+        z.diagonal(offset=outputs.start, dim1=-2, dim2=-1).add_(diagonal)
         return z.clamp_(min=0)
 
     def weighted(r: Tensor, tokens: slice) -> Tensor:
@@ -114,9 +114,9 @@ def layer_norm(R: Tensor, x: Tensor, norm: nn.LayerNorm, rule: Rule) -> Tensor:
         return (steep - removed / size).mul_(x[tokens, None]).add_(r @ share)
 
     total = slope * (centred - y * (y * x).mean(-1, keepdim=True)) + norm.bias
-    found = torch.zeros_like(R)
-    wanted = _divide(R, total, positive, weighted, rule, found)
-    return _rescale(wanted, rule, found, dim=-1)[0]
+    relevance = torch.zeros_like(R)
+    norms = _divide(R, total, positive, weighted, rule, relevance)
+    return _rescale(norms, rule, relevance, dim=-1)[0]
 
 
 def add(R: Tensor, a: Tensor, b: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
@@ -143,12 +143,12 @@ def attention(
     at_q, at_k, at_v = (_by_token(R, length) for length in (q.size(1), k.size(1), k.size(1)))
     numbers = q.size(1) * v.size(-1) * (k.size(1) + k.size(2) + R.size(2))  # of z, A and R of a head
     for heads in _slices(len(R), CHUNK // numbers):
-        found = _attention_of_heads(R[heads], q[heads], k[heads], v[heads], weights[heads], scaling, rule)
-        at_q[heads], at_k[heads], at_v[heads] = found
-    wanted = l1_norm(R, (1, 3))
+        relevance = _attention_of_heads(R[heads], q[heads], k[heads], v[heads], weights[heads], scaling, rule)
+        at_q[heads], at_k[heads], at_v[heads] = relevance
+    norms = l1_norm(R, (1, 3))
     if rule.constant_attention:
-        return at_q, at_k, _rescale(wanted, rule, at_v, dim=(1, 3))[0]
-    at_q, at_k, at_v = _rescale(wanted, rule, at_q, at_k, at_v, dim=(1, 3))
+        return at_q, at_k, _rescale(norms, rule, at_v, dim=(1, 3))[0]
+    at_q, at_k, at_v = _rescale(norms, rule, at_q, at_k, at_v, dim=(1, 3))
     return at_q, at_k, at_v
 
 
@@ -169,8 +169,8 @@ def _attention_of_heads(
     up, down = weights @ v.clamp(min=0), weights @ v.clamp(max=0)
     if rule.constant_attention:
         for_positive, for_negative = _per_output(R, up, down, rule)
-        found = _at_values(for_positive, for_negative, v, weights)
-        return R.new_zeros(R.shape), torch.zeros_like(found), found
+        to_v = _at_values(for_positive, for_negative, v, weights)
+        return R.new_zeros(R.shape), torch.zeros_like(to_v), to_v
     a = (v[:, None] - context[:, :, None]).mul_(weights[..., None])  # [H, T, S, D]
     q = q * scaling
     at_q = (a.transpose(2, 3).flatten(1, 2) @ k).view(*a.shape[:2], v.size(-1), k.size(-1)).mul_(q[:, :, None])
@@ -209,15 +209,15 @@ def _divide(
     positive: Callable[[slice, slice], Tensor],
     weighted: Callable[[Tensor, slice], Tensor],
     rule: Rule,
-    found: Tensor,
+    into: Tensor,
 ) -> Tensor:
-    """Add relevance at the inputs of a layer that works token by token, before rescaling, to `found` [T, N, I].
+    """Add relevance at the inputs of a layer that works token by token, before rescaling, to `into` [T, N, I].
 
     `R` is [T, N, O], `total` [T, O] is sum_i z_ji; for some tokens and outputs, `positive(tokens, outputs)` gives
     z+ [T', O', I], and `weighted(r, tokens)` the sum over j of r_j z_ji. The two are enough: z- = z - z+.
     Returns the L1 norms of R, [T, N, 1].
     """
-    norms, inputs = l1_norm(R, -1), found.size(-1)
+    norms, inputs = l1_norm(R, -1), into.size(-1)
     explained = _explained(norms)
     for_all = _coefficients(total, 0 * total, rule)[1]  # the factors of z; with alpha and beta, those of z-, set below
     for tokens in _slices(len(R), CHUNK // (total.size(-1) * inputs)) if rule.alpha is not None else ():
@@ -227,12 +227,12 @@ def _divide(
             up = z.sum(-1)
             down = (total[tokens, outputs] - up).clamp_(max=0)
             for_positive, for_negative = _coefficients(up, down, rule)
-            found[tokens, n].baddbmm_(R[tokens, n, outputs] * (for_positive - for_negative)[:, None], z)
+            into[tokens, n].baddbmm_(R[tokens, n, outputs] * (for_positive - for_negative)[:, None], z)
             for_all[tokens, outputs] = for_negative
             del z
     for tokens in _slices(len(R), GROUP):
         n = explained(tokens)
-        found[tokens, n] += weighted(R[tokens, n] * for_all[tokens, None], tokens)
+        into[tokens, n] += weighted(R[tokens, n] * for_all[tokens, None], tokens)
     return norms
 
 
@@ -294,18 +294,18 @@ def l1_norm(x: Tensor, dim: Dims) -> Tensor:
     return _sum(sums) if isinstance(dim, tuple) and 0 in dim else torch.cat(sums)
 
 
-def quotient(wanted: Tensor, available: Tensor) -> Tensor:
-    """Return wanted / available, where 0 / 0 = 0."""
-    return wanted / available.clamp(min=torch.finfo(available.dtype).tiny)
+def quotient(dividend: Tensor, divisor: Tensor) -> Tensor:
+    """Return dividend / divisor, where 0 / 0 = 0."""
+    return dividend / divisor.clamp(min=torch.finfo(divisor.dtype).tiny)
 
 
-def _rescale(wanted: Tensor, rule: Rule, *inputs: Tensor, dim: Dims, whole: bool = True) -> tuple[Tensor, ...]:
-    """Rescale `inputs`, in place, to L1 norms `wanted` over `dim` and then, if `whole`, over the first dimension.
+def _rescale(norms: Tensor, rule: Rule, *inputs: Tensor, dim: Dims, whole: bool = True) -> tuple[Tensor, ...]:
+    """Rescale `inputs`, in place, to L1 norms `norms` over `dim` and then, if `whole`, over the first dimension.
 
     As in the original: since both have an epsilon, this is not the same as the first alone.
     """
     there = _sum(l1_norm(part, dim) for part in inputs)
-    ratio = quotient(wanted, there + rule.rescale_eps)
+    ratio = quotient(norms, there + rule.rescale_eps)
     if whole:
-        ratio *= quotient(wanted.sum(0), (there * ratio).sum(0) + rule.rescale_eps)
+        ratio *= quotient(norms.sum(0), (there * ratio).sum(0) + rule.rescale_eps)
     return tuple(part.mul_(ratio) for part in inputs)

@@ -71,11 +71,11 @@ def _explain_sentence(
     decoder = [x[targets, row] for x in states["decoder"]]
     widest = max(layer.fc1.out_features for stack in stack_modules(model).values() for layer in stack.layers)
     step = max(POSITIONS, BLOCK // (widest * max(len(words), len(targets))))
-    wanted = predictions.real[row, targets].nonzero()[:, 0].tolist()
-    for first in range(wanted[0], wanted[-1] + 1, step) if wanted else ():
-        last = min(first + step, wanted[-1] + 1)
+    positions = predictions.real[row, targets].nonzero()[:, 0].tolist()
+    for first in range(positions[0], positions[-1] + 1, step) if positions else ():
+        last = min(first + step, positions[-1] + 1)
         explained = targets[first:last]
-        heads = {kind: values[row, explained] for kind, values in result.heads.items()}
+        heads = {attention_type: values[row, explained] for attention_type, values in result.heads.items()}
         walk = _Walk(rule, _normed(model.encoder.layer_norm, encoder[-1]) if encoder else None, heads)
         # A position does not depend on later ones.
         R, sign = _from_logits(
@@ -93,8 +93,8 @@ def _explain_sentence(
             result.source[row, explained[:, None], words] = R.sum(-1).t() * sign
             conserved = conserved + l1_norm(R, (0, 2))
         result.conserved[row, explained] = conserved.view(-1)
-        for kind, values in heads.items():
-            result.heads[kind][row, explained] = values
+        for attention_type, values in heads.items():
+            result.heads[attention_type][row, explained] = values
 
 
 def _explain_class(
@@ -118,7 +118,7 @@ def _explain_class(
     R = linear(R, first, classifier.dense.weight, classifier.dense.bias, rule)
     R = F.pad(R, (0, 0, 0, 0, 0, len(words) - 1))  # a class is predicted from the first token
     R = R if stack.layer_norm is None else layer_norm(R, encoder[-1], stack.layer_norm, rule)
-    walk = _Walk(rule, None, {kind: values[row] for kind, values in result.heads.items()})
+    walk = _Walk(rule, None, {attention_type: values[row] for attention_type, values in result.heads.items()})
     R = walk.layers(R, stack.layers, encoder)
     result.source[row, :, words] = R.sum(-1).t() * sign
     result.conserved[row] = l1_norm(R, (0, 2)).view(-1)
@@ -177,8 +177,8 @@ class _Walk:
 
     def _branches(self, layer: Any, number: int) -> Iterator[tuple[nn.LayerNorm, Branch]]:
         encoder_attention = getattr(layer, "encoder_attn", None)  # a language model's is None, an encoder has none
-        kind = "dec-self" if hasattr(layer, "encoder_attn") else "enc-self"
-        yield layer.self_attn_layer_norm, partial(self._attention, layer.self_attn, kind, number)
+        attention_type = "dec-self" if hasattr(layer, "encoder_attn") else "enc-self"
+        yield layer.self_attn_layer_norm, partial(self._attention, layer.self_attn, attention_type, number)
         if encoder_attention is not None:
             yield layer.encoder_attn_layer_norm, partial(self._attention, encoder_attention, "dec-enc", number)
         yield layer.final_layer_norm, partial(self._feed_forward, layer)
@@ -216,18 +216,20 @@ class _Walk:
 
         return layer.fc2(hidden), back
 
-    def _attention(self, module: HeadAttention, kind: str, number: int, x: Tensor) -> tuple[Tensor, Back | None]:
+    def _attention(
+        self, module: HeadAttention, attention_type: str, number: int, x: Tensor
+    ) -> tuple[Tensor, Back | None]:
         """Return attention over heads with a factor other than 0, and the function back; a constant without heads."""
         scale = module.head_scale()
         alive = list(range(module.num_heads)) if scale is None else scale.nonzero()[:, 0].tolist()
         if not alive:
             return module.out_proj.bias.expand_as(x), None
         rows = _rows(module, alive)
-        memory = self.memory if kind == "dec-enc" else x
+        memory = self.memory if attention_type == "dec-enc" else x
         inputs = {"q": x, "k": memory, "v": memory}
         q, k, v = (_heads(F.linear(inputs[name], *_part(module, name, rows)), module.head_dim) for name in inputs)
         scores = module.scaling * q @ k.transpose(1, 2)
-        if kind == "dec-self":
+        if attention_type == "dec-self":
             future = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu(1)
             scores = scores.masked_fill(future, float("-inf"))
         weights = scores.softmax(-1)
@@ -238,7 +240,7 @@ class _Walk:
         def back(R: Tensor) -> tuple[Tensor, ...]:
             R = linear(R, merged, out_weight, module.out_proj.bias, self.rule)
             R = R.unflatten(-1, (len(alive), -1)).permute(2, 0, 1, 3).contiguous()
-            self.heads[kind][:, number, kept] = l1_norm(R, (1, 3))[:, 0, :, 0].t()
+            self.heads[attention_type][:, number, kept] = l1_norm(R, (1, 3))[:, 0, :, 0].t()
             parts = dict(zip("qkv", attention(R, q, k, v, weights, module.scaling, self.rule), strict=True))
             del R
 
@@ -247,15 +249,15 @@ class _Walk:
                 layers = [(parts.pop(n).permute(1, 2, 0, 3).flatten(2), *_part(module, n, rows)) for n in names]
                 return linears(layers, inputs[names[0]], self.rule)
 
-            return (into("q"), into("kv")) if kind == "dec-enc" else (into("qkv"),)
+            return (into("q"), into("kv")) if attention_type == "dec-enc" else (into("qkv"),)
 
         return F.linear(merged, out_weight, module.out_proj.bias), back
 
     def leave_memory(self, norm: nn.LayerNorm | None, x: Tensor) -> Tensor:
         """Return relevance [S, N, E] at the last encoder layer's output x [S, E], and keep none at the memory."""
-        R, wanted = cast("tuple[Tensor, Tensor]", (self.at_memory, self.memory_norm))
+        R, norm_before = cast("tuple[Tensor, Tensor]", (self.at_memory, self.memory_norm))
         self.at_memory = self.memory_norm = None
-        R.mul_(quotient(wanted, l1_norm(R, (0, 2))))
+        R.mul_(quotient(norm_before, l1_norm(R, (0, 2))))
         return R if norm is None else layer_norm(R, x, norm, self.rule)
 
     def _to_memory(self, R: Tensor) -> None:

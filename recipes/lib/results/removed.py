@@ -12,15 +12,15 @@ from fairseq_headgates.evaluation import Evaluation, read_evaluations
 
 def summary(control: Evaluation, model: Evaluation) -> str:
     name, control_name = (each.checkpoint.partition("/")[0] for each in (model, control))
-    removed = {kind: heads - kept for kind, (kept, heads) in model.heads.items()}
-    kinds = ", ".join(f"{number} {kind}" for kind, number in removed.items() if number and kind != "total")
+    removed = {attention_type: heads - kept for attention_type, (kept, heads) in model.heads.items()}
+    by_type = ", ".join(f"{number} {each}" for each, number in removed.items() if number and each != "total")
     cost = model.compare(control)["BLEU"]
     assert control.speed and model.speed
     before, after = control.speed.per_second, model.speed.per_second
     smaller = 1 - model.parameters / control.parameters
     return (
         f"{name}:\n"
-        f"removed: {removed['total']} of {model.heads['total'][1]} heads ({kinds})\n"
+        f"removed: {removed['total']} of {model.heads['total'][1]} heads ({by_type})\n"
         f"cost: {cost.value:+.2f} BLEU against {control_name} (p = {cost.p:.3f})\n"
         f"saved: {smaller:.0%} of {control.parameters / 1e6:.2f}M parameters; {after:,.0f} words per second instead of "
         f"{before:,.0f} ({after / before:.2f} times)"

@@ -33,10 +33,10 @@ def nll(row: Row) -> float:
     return row.evaluation.losses["valid"].mean
 
 
-def of_type(kind: str) -> Column:
+def of_type(attention_type: str) -> Column:
     """Return the column of the heads of an attention type."""
-    heads = {kind: lambda row: sum(row.evaluation.layers[kind])}
-    return Column(kind, lambda row: row.evaluation.heads[kind], columns.heads, heads)
+    heads = {attention_type: lambda row: sum(row.evaluation.layers[attention_type])}
+    return Column(attention_type, lambda row: row.evaluation.heads[attention_type], columns.heads, heads)
 
 
 def signature(name: str) -> Value:
@@ -104,7 +104,7 @@ def as_published(rows: Sequence[Row], paper: str) -> str:
     for row in rows:
         if row.run.method != "scratch":
             found = nearest(row, paper)
-            kept = slashed(row.evaluation.heads[kind][0] for kind in TYPES)
+            kept = slashed(row.evaluation.heads[attention_type][0] for attention_type in TYPES)
             line = [row.run.name, kept, f"{bleu(row):.2f}", scratch.get(row.run.name, "-")]
             lines.append([*line, *((slashed(found.heads), found.trained, found.scratch) if found else "---")])
     header = ["model", "heads e/d/d-e", "trained", "scratch", "| paper: heads", "trained", "scratch"]
@@ -161,8 +161,8 @@ def _model(rows: Sequence[Row]) -> dict[str, Any]:
         "types": run.types or None,
         "method": run.method or None,
         "front": False,
-        "heads": {kind: mean(each[kind][0] for each in heads) for kind in (*TYPES, "total")},
-        "layers": {kind: [*map(mean, zip(*(each[kind] for each in layers), strict=True))] for kind in TYPES},
+        "heads": {each: mean(kept[each][0] for kept in heads) for each in (*TYPES, "total")},
+        "layers": {each: [*map(mean, zip(*(kept[each] for kept in layers), strict=True))] for each in TYPES},
         **{name: [value(row) for row in rows] for name, value in SWEPT.items()},
     }
 

@@ -67,7 +67,7 @@ class Heads:
 
     def total(self, run: Run) -> int:
         """Return the number of heads of the types of a run."""
-        return sum(self.sizes[kind] for kind in self.of(run))
+        return sum(self.sizes[attention_type] for attention_type in self.of(run))
 
     def name(self, run: Run) -> str:
         """Return the name of the folder of a run; without the types where the model has only one."""
@@ -174,7 +174,7 @@ def check(runs: list[Run], heads: Heads, updates: int, iterations: int) -> None:
     """Raise ValueError, in one line, for runs that are named twice or keep more heads than there are."""
     names: list[str] = []
     for run in runs:
-        other = [kind for kind in heads.of(run) if kind not in heads.sizes]
+        other = [attention_type for attention_type in heads.of(run) if attention_type not in heads.sizes]
         if other:
             raise ValueError(
                 f"RUNS names {shown(str(run))}: this model has no {', '.join(other)}, only {', '.join(heads.sizes)}"
@@ -184,7 +184,7 @@ def check(runs: list[Run], heads: Heads, updates: int, iterations: int) -> None:
         names.append(heads.name(run))
         total = heads.total(run)
         if run.method != "l0" and "." not in run.value and int(run.value) > total:
-            sizes = ", ".join(f"{kind} {heads.sizes[kind]}" for kind in heads.of(run))
+            sizes = ", ".join(f"{attention_type} {heads.sizes[attention_type]}" for attention_type in heads.of(run))
             raise ValueError(
                 f"RUNS names {str(run)!r}, more heads than there are: it must be at most {total} ({sizes})"
             )
@@ -209,9 +209,9 @@ def plan(runs: list[Run], heads: Heads, scratch: list[str], iterations: int) -> 
 
 
 def _lines(run: Run, heads: Heads, scratch: list[str], iterations: int) -> Iterator[str]:
-    kinds, name = ",".join(heads.of(run)), heads.name(run)
+    attention_types, name = ",".join(heads.of(run)), heads.name(run)
     steps = heads.steps(run, iterations) if run.method in SCORES else [run.scale]
-    words = [name, run.method, heads.control(run), kinds, SCORES.get(run.method, run.value), *map(str, steps)]
+    words = [name, run.method, heads.control(run), attention_types, SCORES.get(run.method, run.value), *map(str, steps)]
     yield " ".join(words).rstrip()
     if run.types in scratch:
-        yield f"{name}_scratch scratch {PLAIN} {kinds} {name}"
+        yield f"{name}_scratch scratch {PLAIN} {attention_types} {name}"
