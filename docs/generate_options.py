@@ -126,9 +126,19 @@ def python_page() -> str:
         for path in re.findall(r"auto(?:function|class):: (\S+)", section):
             documented = pkgutil.resolve_name(path)
             meaning = inspect.getdoc(documented).partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+            meaning += "".join(f"<br>`{name}`: {said}" for name, said in _arguments(documented))
             rows.append((f"`{path.removeprefix('fairseq_headgates.')}({_parameters(documented)})`", meaning))
         parts.append(f"## {section.partition(chr(10))[0]}\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows))
     return "\n".join(parts)
+
+
+def _arguments(documented: Any) -> list[tuple[str, str]]:
+    """Return the arguments of a docstring, or the attributes, with what it says of them."""
+    section = re.search(r"^(?:Args|Attributes):\n((?: +.*\n?)+)", inspect.getdoc(documented) or "", re.MULTILINE)
+    if section is None:
+        return []
+    text = re.sub(r"\n {8,}", " ", section[1]).replace("|", "\\|")
+    return re.findall(r"^ +(\w+(?:, \w+)*): (.*)$", text, re.MULTILINE)
 
 
 def _parameters(documented: Any) -> str:

@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=filled,
         help="checkpoints (.pt); run folders, logs and gate logs (gates.jsonl) of fairseq-train; JSON files of "
-        "headgates score, ablate, curve, functions and attention; sweep.json or results.json of a recipe",
+        "headgates score, ablate, curve, functions, evaluate, compare and attention; sweep.json or results.json of a "
+        "recipe",
     )
     parser.add_argument(
         "--gif",
