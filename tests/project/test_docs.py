@@ -309,6 +309,16 @@ def test_the_table_of_the_readme_is_made_of_the_results():
         assert float(chrf) == pytest.approx(float(own) - control, abs=0.0501) and speed in speeds
 
 
+def test_the_speeds_of_the_list_of_tasks_are_those_of_the_benchmarks():
+    """Each number of the table of docs/howto.md stands on the page of benchmarks or of results."""
+    pages = {
+        name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("howto", "benchmarks", "results")
+    }
+    table = pages["howto"].partition("## Faster on a CPU without training")[2].partition("\n##")[0]
+    numbers = re.findall(r"(?<!--keep )\b\d\.\d\d\b", table)
+    assert len(numbers) == 6 and all(number in pages["benchmarks"] + pages["results"] for number in numbers)
+
+
 def test_readme_is_short():
     assert len(README.splitlines()) <= 150
 
