@@ -38,16 +38,24 @@ def table(actions: Iterable[argparse.Action]) -> str:
         if not action.metavar and action.choices:
             value = "{" + ",".join(map(str, action.choices)) + "}"
         text = argparse.HelpFormatter("headgates")._expand_help(action)
-        meaning = re.sub(r" \(default: [^)]*\)", "", text).replace("\\", r"\\")
+        meaning = _escaped(re.sub(r" \(default: [^)]*\)", "", text).replace("\\", r"\\"))
         shown = _default(action, text)
         rows.append(f"| `{f'{name} {value}'.strip()}` | {meaning.replace('|', chr(92) + '|')} | {shown} |")
     return "\n".join(rows) + "\n"
 
 
+def _escaped(text: str) -> str:
+    """Escape what Markdown would read as emphasis or HTML, outside of code."""
+    parts = text.split("`")
+    return "`".join(part if i % 2 else re.sub(r"([*<>])", r"\\\1", part) for i, part in enumerate(parts))
+
+
 def _default(action: argparse.Action, text: str) -> str:
     if not action.option_strings:
         return "required" if action.nargs != "*" else ""
-    if action.nargs == 0:
+    if action.required:
+        return "required"
+    if action.nargs == 0 or action.nargs == "?" and action.default is None:
         return "off"
     said = re.search(r" \(default: ([^)]*)\)", text)  # where the parser itself has none
     if action.default in (None, "", []):
@@ -61,12 +69,14 @@ def command_page() -> str:
     sections = [f"# Commands\n\n{parser.description} {parser.epilog[0].upper()}{parser.epilog[1:]}.\n"]
     for name, command in commands(parser).items():
         examples = "\n".join(command.examples)
-        parts = [f"## headgates {name}", command.description, f"```bash\n{examples}\n```"]
+        parts = [f"## headgates {name}", _escaped(command.description), f"```bash\n{examples}\n```"]
         arguments, options, *groups = (_shown(group) for group in command._action_groups)
         parts += [table([*arguments, *options])] if [*arguments, *options] else []
         for group, actions in zip(command._action_groups[2:], groups, strict=True):
             parts.append(f"**{group.title[0].upper()}{group.title[1:]}**\n\n{table(actions)}")
-        sections.append("\n\n".join(part.rstrip("\n") for part in [*parts, command.epilog or ""]).rstrip() + "\n")
+        sections.append(
+            "\n\n".join(part.rstrip("\n") for part in [*parts, _escaped(command.epilog or "")]).rstrip() + "\n"
+        )
     return "\n".join(sections)
 
 
@@ -119,14 +129,15 @@ def option_page() -> str:
 def python_page() -> str:
     """Return a table of the names that docs/api.md documents: how they are called, and what they do."""
     page = (Path(__file__).parent / "api.md").read_text(encoding="utf-8")
-    start = "# Python names\n\n[The API page](../api.md) has the full docstrings, once it is built.\n"
+    start = "# Python names\n\n[The API page](../api.md) has the full docstrings, once it is built. Shapes: B batch, "
+    start += "T target length, S source length, N predictions, L layers, H heads, D head size.\n"
     parts = [start]
     for section in page.split("\n## ")[1:]:
         rows = [("name", "meaning"), ("---", "---")]
         for path in re.findall(r"auto(?:function|class):: (\S+)", section):
             documented = pkgutil.resolve_name(path)
-            meaning = inspect.getdoc(documented).partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-            meaning += "".join(f"<br>`{name}`: {said}" for name, said in _arguments(documented))
+            meaning = _escaped(inspect.getdoc(documented).partition("\n\n")[0].replace("\n", " ").replace("|", "\\|"))
+            meaning += "".join(f"<br>`{name}`: {_escaped(said)}" for name, said in _arguments(documented))
             rows.append((f"`{path.removeprefix('fairseq_headgates.')}({_parameters(documented)})`", meaning))
         parts.append(f"## {section.partition(chr(10))[0]}\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows))
     return "\n".join(parts)

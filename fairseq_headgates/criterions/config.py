@@ -12,8 +12,8 @@ from fairseq_headgates.gates import L0_REDUCTIONS
 HELP = {
     "l0_weight": "lambda, the weight of the L0 penalty: lambda times the expected number of open heads is added to the "
     "loss per target token, in nats (per sentence with --sentence-avg). One number, or numbers by attention type "
-    "(enc-self=0.05,dec-enc=0.2, 0 for the others); 0.01 to 0.03 are usual for translation. Not with "
-    "--target-heads (default: 0, no penalty)",
+    "(enc-self=0.05,dec-enc=0.2, 0 for the others); the page on training has values by setting. Not "
+    "with --target-heads (default: 0, no penalty)",
     "l0_warmup_updates": "updates in which lambda rises linearly from 0 to --l0-weight (default: 0)",
     "l0_start_update": "first update with the penalty, counted from 0; the warm-up of lambda begins there (default: 0)",
     "l0_reduction": "sum: over all gated heads, as in Voita et al. 2019; layer-mean: that sum divided by the "

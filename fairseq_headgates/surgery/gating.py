@@ -31,7 +31,8 @@ def insert_gates(
         distribution: temperature and stretch of the gates (default: `HardConcrete()`)
         init: initial log_alpha, or "glorot"; see `HeadGates`
         lr_scale: factor on the learning rate of the gates; see `HeadGates`
-        method: makes the gating method from the gates and the attention type of each layer
+        method: makes the gating method from the gates and the attention type of each layer: a class of
+            `gates.METHODS` (default: `L0Gates`), or a function that calls one with more arguments, such as `target`
 
     Returns:
         `model`
