@@ -27,6 +27,7 @@ from settings.configure import FIRST, extra, later, read
 
 FAMILIES = ("translation.sh", "language_model.sh", "classification.sh")
 HEADER = ("setting", "meaning", "default")
+PARSER: Any = build_parser()
 
 
 def table(actions: Iterable[argparse.Action]) -> str:
@@ -65,9 +66,8 @@ def _default(action: argparse.Action, text: str) -> str:
 
 def command_page() -> str:
     """Return a section for each command: examples, options, remarks."""
-    parser = build_parser()
-    sections = [f"# Commands\n\n{parser.description} {parser.epilog[0].upper()}{parser.epilog[1:]}.\n"]
-    for name, command in commands(parser).items():
+    sections = [f"# Commands\n\n{PARSER.description} {PARSER.epilog[0].upper()}{PARSER.epilog[1:]}.\n"]
+    for name, command in commands().items():
         examples = "\n".join(command.examples)
         parts = [f"## headgates {name}", _escaped(command.description), f"```bash\n{examples}\n```"]
         arguments, options, *groups = (_shown(group) for group in command._action_groups)
@@ -80,9 +80,9 @@ def command_page() -> str:
     return "\n".join(sections)
 
 
-def commands(parser: argparse.ArgumentParser) -> dict[str, Any]:
+def commands() -> dict[str, Any]:
     """Return the parsers of the subcommands by name."""
-    return next(action.choices for action in parser._actions if action.nargs == argparse.PARSER)  # type: ignore
+    return next(action.choices for action in PARSER._actions if action.nargs == argparse.PARSER)
 
 
 def _shown(group: argparse._ArgumentGroup) -> list[argparse.Action]:
@@ -245,10 +245,8 @@ def _rows(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def setting_page() -> str:
     """Return the settings of the recipes."""
-    start = (
-        "# Settings of the recipes\n\n[Settings](../recipes.md#settings) says how they are given. * in a default: it "
-    )
-    start += "follows from other settings.\n"
+    start = "# Settings of the recipes\n\n[Settings](../recipes.md#settings) says how they are given. "
+    start += "* in a default: it follows from other settings.\n"
     families = map(settings_of_family, FAMILIES)
     return "\n".join((start, *families, settings_of_single_recipes(), settings_of_every_recipe()))
 

@@ -39,20 +39,17 @@ def read_sentences(args: Namespace, task: Any, model: nn.Module, lines: Sequence
         model: the model, whose device the samples are moved to
         lines: numbers of the sentences
     """
-    dataset = load_dataset(args, task, model)
+    dataset, one_stack = load_dataset(args, task, model), len(stacks_of(model)) == 1
     for line in lines:
         if not 1 <= line <= len(dataset):
             raise ValueError(f"--lines has {line}: {args.gen_subset!r} has the sentences 1 to {len(dataset)}")
     for line in lines:
-        if len(stacks_of(model)) == 1:
+        if one_stack or _replaces_marks(task):  # the collater replaces them
             sample = dataset.collater([dataset[line - 1]])
             check_tokens([sample], task, args)
-            _check_length(sample["net_input"]["src_tokens"][0], model.max_positions(), "text")  # type: ignore[operator]
+            if one_stack:
+                _check_length(sample["net_input"]["src_tokens"][0], model.max_positions(), "text")  # type: ignore[operator]
             sample["net_input"].pop("blocks", None)  # without the memory of a line before, which is another block
-            yield _placed(sample, model)
-        elif _replaces_marks(task):  # where the sentences of a batch are put together
-            sample = dataset.collater([dataset[line - 1]])
-            check_tokens([sample], task, args)
             yield _placed(sample, model)
         else:
             source, target = (dataset[line - 1].get(side) for side in ("source", "target"))

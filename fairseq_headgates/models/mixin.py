@@ -13,7 +13,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, register_model_a
 from torch import Tensor, nn
 
 from fairseq_headgates.compat import complete, remove_copies
-from fairseq_headgates.gates import METHODS, TargetGates, parse_target
+from fairseq_headgates.gates import METHODS, TargetGates
 from fairseq_headgates.inference import pack_linears, usable_dtype
 from fairseq_headgates.models.presets import base_preset, gated_name, presets_of, stock_name
 from fairseq_headgates.models.start import MARK, PARSED, check_dimensions, check_kept, prepare_training
@@ -24,6 +24,7 @@ from fairseq_headgates.options import (
     evaluation_gates,
     layer_numbers,
     one_line_errors,
+    option_value,
     parse_inference_dtype,
     read_options,
     side_of,
@@ -202,7 +203,7 @@ class HeadGatesMixin:
         numbers = layer_numbers(weights, args)
         if not numbers:
             return weights
-        method, target = getattr(self, "gate_method", None), parse_target(getattr(args, "target_heads", None) or "")
+        method, target = getattr(self, "gate_method", None), option_value(args, "target_heads")
         open_heads: Counter[str] = Counter()
         for attention_type, layer, gates in evaluation_gates(weights, args) if target is not None else ():
             if layer in numbers.get(side_of(attention_type), {layer: layer}):

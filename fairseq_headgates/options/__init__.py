@@ -1,6 +1,6 @@
 """The options of this plugin's models, and the masks they name."""
 
-from fairseq_headgates.options.declared import DEFAULTS, HeadOptions, add_head_gate_args
+from fairseq_headgates.options.declared import DEFAULTS, HeadOptions, add_head_gate_args, option_value
 from fairseq_headgates.options.layerdrop import layer_numbers, side_of, weights_of_layers
 from fairseq_headgates.options.reading import one_line_errors, read_options
 from fairseq_headgates.options.stored import flat_options, model_options, transformer_options
@@ -17,6 +17,7 @@ __all__ = [
     "mask_of_checkpoint",
     "model_options",
     "one_line_errors",
+    "option_value",
     "parse_inference_dtype",
     "read_mask",
     "read_options",

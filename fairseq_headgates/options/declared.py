@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from fairseq_headgates.gates import (
     METHODS,
@@ -284,17 +286,21 @@ class HeadOptions:
         return METHODS[self.sparsity_method](layers, layer_types, **settings)
 
 
-def _declared(each: Field) -> Option | None:
-    return each.metadata.get("option")
-
-
-OPTIONS: dict[str, Option] = {
-    each.name: declaration for each in fields(HeadOptions) if (declaration := _declared(each))
-}
+OPTIONS: dict[str, Option] = {each.name: each.metadata["option"] for each in fields(HeadOptions) if each.metadata}
 # As `HeadOptions.store` writes them.
-DEFAULTS: dict[str, Any] = {
-    each.name: declaration.store(each.default) for each in fields(HeadOptions) if (declaration := _declared(each))
-}
+DEFAULTS: dict[str, Any] = {name: each.store(getattr(HeadOptions, name)) for name, each in OPTIONS.items()}
+
+
+def option_value(args: Any, name: str) -> Any:
+    """Parse an option of `args`, or its default. The ValueError of a value that cannot be used names the option."""
+    value = getattr(args, name, None)
+    value = DEFAULTS[name] if value is None else value
+    if OmegaConf.is_config(value):
+        value = OmegaConf.to_container(value, resolve=True)
+    try:
+        return OPTIONS[name].parse(value)
+    except ValueError as error:
+        raise ValueError(f"--{name.replace('_', '-')}: {error}") from None
 
 
 def add_head_gate_args(parser: Any) -> None:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from fairseq_headgates.heads import HeadTable, as_mask
 from fairseq_headgates.messages import PROGRAM, fail, shown
-from fairseq_headgates.options.declared import DEFAULTS, OPTIONS, HeadOptions
+from fairseq_headgates.options.declared import DEFAULTS, OPTIONS, HeadOptions, option_value
 from fairseq_headgates.options.layerdrop import layers_to_keep, mask_of_layers
 from fairseq_headgates.options.stored_mask import read_mask
 
@@ -32,27 +32,18 @@ def read_options(args: Any) -> HeadOptions:
     """
     if OmegaConf.is_config(args):
         refuse_misspelt(args)
-    values = {name: _read(args, name) for name in OPTIONS}
+    values = {name: option_value(args, name) for name in OPTIONS}
+    values["alive_heads"] = _mask(args, values["alive_heads"])
     return HeadOptions(**values, drops_layers=bool(layers_to_keep(args)))
-
-
-def _read(args: Any, name: str) -> Any:
-    """Parse an option, or its default; an error names the option."""
-    value = getattr(args, name, None)
-    value = DEFAULTS[name] if value is None else value
-    if OmegaConf.is_config(value):
-        value = OmegaConf.to_container(value, resolve=True)
-    try:
-        value = OPTIONS[name].parse(value)
-        return _mask(args, value) if name == "alive_heads" else value
-    except ValueError as error:
-        raise ValueError(f"--{name.replace('_', '-')}: {error}") from None
 
 
 def _mask(args: Any, value: str | Mapping[str, Any] | None) -> HeadTable | None:
     if value is None:
         return None
-    return mask_of_layers(read_mask(value) if isinstance(value, str) else as_mask(value), args)
+    try:
+        return mask_of_layers(read_mask(value) if isinstance(value, str) else as_mask(value), args)
+    except ValueError as error:
+        raise ValueError(f"--alive-heads: {error}") from None
 
 
 def refuse_misspelt(args: Mapping[str, Any]) -> None:

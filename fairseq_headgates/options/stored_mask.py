@@ -13,9 +13,10 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import base_architecture
 from torch import Tensor
 
-from fairseq_headgates.gates import METHODS, HardConcrete, HeadGates, parse_stretch, parse_target
+from fairseq_headgates.gates import METHODS, HardConcrete, HeadGates
 from fairseq_headgates.heads import TYPES, HeadTable, attention_type_and_layer, check_shape, parse_mask
 from fairseq_headgates.messages import shown
+from fairseq_headgates.options.declared import option_value
 from fairseq_headgates.options.stored import model_options
 from fairseq_headgates.safety import architecture, is_checkpoint_file, load_checkpoint, model_args
 
@@ -146,19 +147,18 @@ def evaluation_gates(weights: Mapping[str, Tensor], args: Any) -> list[tuple[str
     if not gated:
         return []
     layer_types, rows = [attention_type for attention_type, *_ in gated], [row for *_, row in gated]
-    stretch = getattr(args, "gate_stretch", None)
-    low, high = parse_stretch(stretch) if stretch else (HardConcrete.low, HardConcrete.high)
-    lr_scale = getattr(args, "gate_lr_scale", None) or 1.0
+    low, high = option_value(args, "gate_stretch")
+    lr_scale = option_value(args, "gate_lr_scale")
     layers = [HeadGates(row.numel(), HardConcrete(low=low, high=high), lr_scale=lr_scale) for row in rows]
     for layer, row in zip(layers, rows, strict=True):
         layer.load_state_dict({"log_alpha": row.reshape(-1)})
-    target = parse_target(getattr(args, "target_heads", None) or "")
+    target = option_value(args, "target_heads")
     heads = {
         each: sum(row.numel() for row, other in zip(rows, layer_types, strict=True) if other == each)
         for each in layer_types
     }
     settings: dict[str, Any] = {"target": target.counts(heads)} if target else {}
-    method = METHODS[getattr(args, "sparsity_method", None) or "l0"](layers, layer_types, **settings)
+    method = METHODS[option_value(args, "sparsity_method")](layers, layer_types, **settings)
     with torch.no_grad():
         values = method.evaluate(method.log_alpha()).split(method.sizes)
     return [(attention_type, layer, row) for (attention_type, layer, _), row in zip(gated, values, strict=True)]

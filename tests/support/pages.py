@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -18,9 +18,12 @@ from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 
 import fairseq_headgates  # noqa: F401  (registers architectures and criterions)
-from fairseq_headgates.cli.main import COMMANDS, build_parser
+from fairseq_headgates.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "docs"))
+from generate_options import commands  # noqa: E402
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MARK = re.compile(r"<!-- (needs: (?:gpu|download|time)|shown: .+) -->")
 OPTION = re.compile(r"--[a-z][\w-]*")
@@ -143,15 +146,9 @@ def _script_of(words: list[str]) -> str:
 
 
 @cache
-def parsers() -> dict[str, argparse.ArgumentParser]:
-    """Return the parsers of the subcommands of `headgates` by name."""
-    return next(action.choices for action in build_parser()._actions if action.nargs == argparse.PARSER)
-
-
-@cache
 def headgates_options(command: str, words: tuple[str, ...] = ()) -> frozenset[str]:
     """Return the options of a command, those of fairseq-generate included where it takes them."""
-    own = {name for action in parsers()[command]._actions for name in action.option_strings}
+    own = {name for action in commands()[command]._actions for name in action.option_strings}
     reads = command in LIKE_GENERATE or (command == "prune" and "--refit" in words)
     return frozenset(own) | (fairseq_options("fairseq-generate", words) if reads else frozenset())
 

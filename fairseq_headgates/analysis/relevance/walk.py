@@ -47,11 +47,10 @@ def propagate(model: Any, predictions: Predictions, rule: Rule) -> Relevance:
         model(**predictions.net_input, features_only=True)
     readout = predictions.readout(model)
     result = predictions.empty(model, next(iter(states.values()))[-1])
+    fill = _explain_sentence if predictions.head is None else _explain_class
     for row in range(len(predictions.predicted)):
-        if predictions.head is None:
-            _explain_sentence(model, predictions, readout, states, result, row, rule)
-        else:
-            _explain_class(model, predictions, readout, states, result, row, rule)
+        weight, bias = (None if part is None else part[row] for part in readout)
+        fill(model, predictions, (cast("Tensor", weight), bias), states, result, row, rule)
     return result
 
 
@@ -66,7 +65,7 @@ def _explain_sentence(
 ) -> None:
     """Fill in one row of the result, of a model with a decoder."""
     words, targets = predictions.places(row)
-    weight, bias = (None if part is None else part[row] for part in readout)
+    weight, bias = readout
     encoder = [x[words, row] for x in states.get("encoder", ())]
     decoder = [x[targets, row] for x in states["decoder"]]
     widest = max(layer.fc1.out_features for stack in stack_modules(model).values() for layer in stack.layers)
@@ -81,7 +80,7 @@ def _explain_sentence(
         R, sign = _from_logits(
             model.decoder,
             decoder[-1][:last],
-            cast("Tensor", weight)[explained],
+            weight[explained],
             bias if bias is None else bias[explained],
             rule,
         )
@@ -112,9 +111,9 @@ def _explain_class(
     encoder = [x[words, row] for x in states["encoder"]]
     first = _normed(stack.layer_norm, encoder[-1])[:1]
     hidden = classifier.activation_fn(classifier.dense(first))
-    weight, bias = (None if part is None else part[row] for part in readout)
-    R = linear(hidden.new_ones(1, 1, 1), hidden, cast("Tensor", weight), bias, rule)
-    sign = _signs(F.linear(hidden, cast("Tensor", weight), bias), rule)
+    weight, bias = readout
+    R = linear(hidden.new_ones(1, 1, 1), hidden, weight, bias, rule)
+    sign = _signs(F.linear(hidden, weight, bias), rule)
     R = linear(R, first, classifier.dense.weight, classifier.dense.bias, rule)
     R = F.pad(R, (0, 0, 0, 0, 0, len(words) - 1))  # a class is predicted from the first token
     R = R if stack.layer_norm is None else layer_norm(R, encoder[-1], stack.layer_norm, rule)
