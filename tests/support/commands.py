@@ -41,6 +41,8 @@ TOY_TRAINING = (
 # How the other commands read the toy data. Without the last option fairseq drops what is left over from groups of 8.
 EVALUATION = ["--user-dir", USER_DIR, "--cpu", "--num-workers", "0", "--required-batch-size-multiple", "1"]
 
+_HELD_PORTS = []
+
 
 @dataclass(frozen=True)
 class Toy:
@@ -166,11 +168,21 @@ def l0_configuration(toy: Toy, save_dir: Path, **model: object) -> dict:
     }
 
 
+def reserved_port() -> int:
+    """A free port that is given to no other process unless it asks for this number.
+
+    Torch listens on it although this process stays bound to it: both set SO_REUSEADDR, and only one of them listens.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    _HELD_PORTS.append(holder)
+    return holder.getsockname()[1]
+
+
 def worker_arguments(count: int) -> list[list]:
     """The options of each of `count` workers started by hand on one machine."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    address = f"tcp://127.0.0.1:{reserved_port()}"
     together = ["--distributed-init-method", address, "--distributed-world-size", count, "--distributed-no-spawn"]
     together += ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
     return [[*together, "--distributed-rank", rank, "--device-id", rank] for rank in range(count)]
