@@ -1,6 +1,7 @@
 """fairseq-train with gates, run as a user does: resumed, warm-started, by several workers."""
 
 import math
+import socket
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from support.commands import (
     USER_DIR,
     hypotheses,
     logged,
+    reserved_port,
     run_program,
     train_arguments,
     valid_loss,
@@ -215,6 +217,12 @@ def test_penalty_moves_the_gates_as_computed_by_hand(two_batches):
 def test_penalty_does_not_depend_on_the_batch(penalised, tmp_path, train):
     train(tmp_path, *penalised, "--max-tokens", 1000, "--sentence-avg")
     assert_gates_as_by_hand(read(tmp_path / "checkpoint_last.pt")["model"])
+
+
+def test_the_port_of_workers_is_given_to_no_other_process():
+    """Else a port that was free a moment ago is taken before the workers listen."""
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", reserved_port()))
 
 
 def test_two_workers_equal_two_batches_of_one(two_batches, penalised, tmp_path, train):

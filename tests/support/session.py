@@ -3,6 +3,7 @@
 import fcntl
 import gc
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -62,6 +63,12 @@ def pytest_sessionstart(session):
     """In a process of pytest-xdist: some test will need it, and each may be the first."""
     if hasattr(session.config, "workerinput"):
         start_fork_server()
+
+
+def pytest_sessionfinish():
+    """Ends the commands that a failed test left running, such as workers that wait for one that has failed."""
+    for command in multiprocessing.active_children():
+        command.kill()
 
 
 @pytest.fixture(scope="session")
