@@ -293,10 +293,13 @@ def test_a_link_and_a_file_that_do_not_exist_are_found(tmp_path):
     assert named_options(page) == {"--gone"}
 
 
+def page_text(name):
+    return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+
+
 def test_the_table_of_the_readme_is_made_of_the_results():
     """Its rows from the table of the page of results; each speed stands on the page of benchmarks."""
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    speeds = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    text, speeds = page_text("results"), page_text("benchmarks")
     row = re.compile(r"^(\S+) .*? (\S+)/144 +(\S+)M .*? (-[\d.]+) \((\S+)\.\.(\S+)\) +\S+ +([\d.]+) ", re.MULTILINE)
     models = {name: cells for name, *cells in row.findall(text)}
     control = float(re.search(r"^baseline\+ .* 144/144 .*?\)  .*?\) +- +([\d.]+)", text, re.MULTILINE)[1])
@@ -312,7 +315,7 @@ def test_the_table_of_the_readme_is_made_of_the_results():
 @pytest.mark.parametrize("page", ["results", "benchmarks"])
 def test_the_numbers_of_a_summary_are_those_of_the_sections_that_it_links_to(page):
     """Of their first paragraphs, or differences in their tables, rounded; whole numbers only in ranges."""
-    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    text = page_text(page)
     values = {}
     for title, first, rest in re.findall(r"^##+ (.*)\n\n((?:.+\n)+)((?:(?!##).*\n)*)", text, re.MULTILINE):
         numbers = re.findall(r"\d+(?:\.\d+)?", first) + re.findall(r"(?<=[ (.][-+])\d+\.\d+", rest)
@@ -330,12 +333,10 @@ def test_the_numbers_of_a_summary_are_those_of_the_sections_that_it_links_to(pag
 
 def test_the_speeds_of_the_list_of_tasks_are_those_of_the_benchmarks():
     """Each number of the section without training stands on the page of benchmarks or of results."""
-    text = {
-        name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("howto", "benchmarks", "results")
-    }
-    section = text["howto"].partition("## Faster on a CPU without training")[2].partition("\n##")[0]
+    section = page_text("howto").partition("## Faster on a CPU without training")[2].partition("\n##")[0]
     numbers = re.findall(r"\b\d\.\d\d\b", re.sub(r"`.*?`", "", section))
-    assert len(numbers) == 10 and all(number in text["benchmarks"] + text["results"] for number in numbers)
+    known = page_text("benchmarks") + page_text("results")
+    assert len(numbers) == 10 and all(number in known for number in numbers)
 
 
 def test_readme_is_short():
