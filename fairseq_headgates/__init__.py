@@ -1,13 +1,22 @@
 """fairseq-headgates: learn which attention heads of a fairseq transformer can be removed, and remove them.
 
-Importing the package registers its architectures and criterions with fairseq (this is what ``--user-dir`` does), and
-lets `torch.load` read the objects in fairseq's checkpoints. The `headgates` command imports only what a subcommand
-needs, because fairseq and torch take seconds to import.
+Importing the package calls `register` (this is what ``--user-dir`` does) and imports the public API. The `headgates`
+command, and recipes, import `headgates_start` first: the package then imports nothing, because fairseq and torch take
+seconds to import, and the command calls `register` for every subcommand that works with models.
 """
 
 import sys
 
 __version__ = "0.1.0"
+
+
+def register() -> None:
+    """Register architectures, criterions and tasks with fairseq, and let `torch.load` read fairseq's checkpoints."""
+    from fairseq_headgates import criterions, models, tasks  # noqa: F401  (registers what they contain)
+    from fairseq_headgates.safety import allow_stored_objects
+
+    allow_stored_objects()
+
 
 if "headgates_start" not in sys.modules:  # the entry point of the command
     from fairseq_headgates.compat import unsupported
@@ -15,14 +24,14 @@ if "headgates_start" not in sys.modules:  # the entry point of the command
     if problem := unsupported():
         raise ImportError(problem)
 
-    from fairseq_headgates import criterions, models, tasks  # noqa: F401  (registers what they contain)
+    register()
+
     from fairseq_headgates.analysis import ablation, agreement, functions, importance, relevance
     from fairseq_headgates.analysis.refit import refit
     from fairseq_headgates.analysis.relevance import explain
     from fairseq_headgates.gates import HardConcrete, HeadGates
     from fairseq_headgates.heads import HeadId, HeadTable, parse_mask
     from fairseq_headgates.modules import HeadAttention
-    from fairseq_headgates.safety import allow_stored_objects
     from fairseq_headgates.surgery import (
         fix_heads,
         freeze,
@@ -37,8 +46,6 @@ if "headgates_start" not in sys.modules:  # the entry point of the command
         remove_heads,
         use_head_attention,
     )
-
-    allow_stored_objects()
 
 __all__ = [
     "HardConcrete",

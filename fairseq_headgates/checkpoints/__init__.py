@@ -1,6 +1,5 @@
 """Load, build, prune, convert and write checkpoints."""
 
-from fairseq_headgates import criterions, tasks  # noqa: F401  (registers what stored options name)
 from fairseq_headgates.checkpoints.building import (
     CheckpointHeads,
     build_model,

@@ -11,7 +11,6 @@ from fairseq import options, utils
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.dataclass.configs import GenerationConfig
 
-from fairseq_headgates import tasks  # noqa: F401  (registers what --task can name)
 from fairseq_headgates.cli.parser import DATA_USAGE, ArgumentParser
 from fairseq_headgates.messages import described, fail
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from fairseq_headgates import __version__
+from fairseq_headgates import __version__, register
 from fairseq_headgates.cli.examples import EXAMPLES
 from fairseq_headgates.cli.parser import ArgumentParser
 from fairseq_headgates.compat import unsupported
@@ -20,7 +20,7 @@ from fairseq_headgates.messages import one_line
 
 # Subcommands by name, with their help. The module cli/NAME.py is imported only if it is chosen. It imports fairseq and
 # torch, which takes seconds, and `report` only in the functions that work with them: help and wrong options take a
-# tenth of a second.
+# tenth of a second. What models, criterions and tasks register with fairseq is there whenever `run` is called.
 COMMANDS = {
     "path": "print the folder for --user-dir",
     "options": "print the options that this plugin adds to fairseq-train",
@@ -38,16 +38,8 @@ COMMANDS = {
     "functions": "find positional, syntactic, rare-token and alignment heads",
     "report": "write a web page about an experiment",
 }
-# The module whose import takes seconds, for each subcommand that needs it.
-IMPORTS = {
-    **dict.fromkeys(("show", "prune", "convert"), "fairseq_headgates.checkpoints"),
-    **dict.fromkeys(
-        ("evaluate", "score", "ablate", "curve", "explain", "attention", "functions"), "fairseq_headgates.cli.session"
-    ),
-    "correlate": "fairseq_headgates.analysis.agreement",
-    "report": "fairseq_headgates.experiments",
-    **dict.fromkeys(("options", "compare"), "fairseq_headgates.options"),
-}
+# Those that work without models, and start without torch and fairseq.
+WITHOUT_MODELS = ("path", "correlate")
 EXIT_CODES = (
     "exit codes: 0 success; 2 bad input or a file that cannot be written, with one line on stderr; 128 + N stopped by "
     "the signal N, 130 by Ctrl-C"
@@ -59,7 +51,7 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
 
     Args:
         argv: the arguments (default: those of the process)
-        started: called when all modules are imported, before the work
+        started: called when fairseq and torch are imported, before the work
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     chosen = next((argument for argument in argv if not argument.startswith("-")), None)
@@ -68,11 +60,11 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
     args.rest = rest
     if rest and not args.takes_fairseq:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if args.command in IMPORTS:
+    if args.command not in WITHOUT_MODELS:
         if problem := unsupported():
             print(f"headgates {args.command}: error: {problem}", file=sys.stderr)
             return 2
-        importlib.import_module(IMPORTS[args.command])
+        register()
     started()
     logger = logging.getLogger("fairseq_headgates")
     level = logger.level

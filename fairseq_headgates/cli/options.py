@@ -35,16 +35,12 @@ def model_options() -> list[argparse.Action]:
     """Return the options of `--arch transformer_head_gates` that fairseq's `transformer` does not have."""
     from fairseq.models import MODEL_REGISTRY
 
-    from fairseq_headgates import models  # noqa: F401  (registers them)
-
     return _added(MODEL_REGISTRY["transformer_head_gates"], MODEL_REGISTRY["transformer"])
 
 
 def criterion_options() -> list[argparse.Action]:
     """Return the options of `--criterion label_smoothed_cross_entropy_l0` that fairseq's criterion does not have."""
     from fairseq.criterions import CRITERION_REGISTRY
-
-    from fairseq_headgates import criterions  # noqa: F401  (registers it)
 
     name = "label_smoothed_cross_entropy"
     return _added(CRITERION_REGISTRY[f"{name}_l0"], CRITERION_REGISTRY[name])
@@ -54,16 +50,12 @@ def all_attention_options() -> list[argparse.Action]:
     """Return the options that only `--arch transformer_lm_all_attention` has."""
     from fairseq.models import MODEL_REGISTRY
 
-    from fairseq_headgates import models  # noqa: F401  (registers them)
-
     return _added(MODEL_REGISTRY["transformer_lm_all_attention"], MODEL_REGISTRY["transformer_lm_head_gates"])
 
 
 def task_options() -> list[argparse.Action]:
     """Return the options of `--task language_modeling_segments` that fairseq's `language_modeling` does not have."""
     from fairseq.tasks import TASK_REGISTRY
-
-    from fairseq_headgates import tasks  # noqa: F401  (registers it)
 
     return _added(TASK_REGISTRY["language_modeling_segments"], TASK_REGISTRY["language_modeling"])
 
