@@ -12,6 +12,8 @@ WORKERS ?= 2
 export VENV
 # The environment is self-contained: a PYTHONPATH of other work could bring another fairseq in.
 unexport PYTHONPATH PYTHONHOME
+# With it `cd` prints the folder, or goes to another one.
+unexport CDPATH
 # The tests start hundreds of processes, which would compile the package again and again.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -7,7 +7,8 @@
 # TEXT_DIR holds {train,valid,test}.{en,ru}, plain or .gz, about ten thousand pairs, from which a miniature mirror of WMT
 # is made. Settings and model sizes are those of recipes/wmt_en_ru.sh. The tests do not run this script.
 set -euo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")
+[[ -d $root/recipes ]] || { echo "$0: recipes/ is missing beside this copy (sbatch makes one): sbatch OPTIONS --wrap 'benchmarks/full_size.sh TEXT_DIR OUT_DIR'" >&2; exit 2; }
 [[ $# -eq 2 ]] || { echo "full_size.sh: got $# arguments, needs TEXT_DIR OUT_DIR" >&2; exit 2; }
 text=$1 out=$2
 [[ -d $out/mirror ]] || PYTHONPATH=$root/tests python3 -m support.mirror wmt "$text" "$out/mirror"

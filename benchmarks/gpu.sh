@@ -18,7 +18,8 @@
 # parts to run), LIMIT (seconds of a part), SIZE (base; of all parts but generation-big), ROUNDS, BATCHES (sentences in a
 # batch of generation), RUNS, UPDATES, PRUNE_UPDATES, LR and LINES_OF_TEXT (of training). DEVICE=cpu tests this script.
 set -uo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")
+[[ -d $root/recipes ]] || { echo "$0: recipes/ is missing beside this copy (sbatch makes one): sbatch OPTIONS --wrap 'benchmarks/gpu.sh OUT'" >&2; exit 2; }
 all="machine tests generation-fp32 generation-fp16 generation-bf16 generation-big update update-large scores training"
 PARTS=${PARTS-$all} LIMIT=${LIMIT:-600} SIZE=${SIZE:-base} DEVICE=${DEVICE:-cuda} ROUNDS=${ROUNDS:-4} BATCHES=${BATCHES:-1 32 128}
 
@@ -45,8 +46,8 @@ part() {
   esac
 }
 
-out=$(cd "$out" && pwd)
-[[ -z $raw ]] || raw=$(cd "$raw" && pwd) || exit 2
+out=$(readlink -f "$out")
+[[ -z $raw ]] || raw=$(readlink -e "$raw") || stop "RAW_DIR='$raw' is missing"
 speed=(python3 benchmarks/generation_speed.py --device "$DEVICE" --variants stock full gated pruned --remove 0.5 0.75
   --parts step beam --repetitions "$ROUNDS" --warm-up 1)
 update=(python3 benchmarks/train_step.py --size "$SIZE" --device "$DEVICE" --updates "$((2 * ROUNDS))")

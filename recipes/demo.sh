@@ -9,15 +9,17 @@
 # end it writes a report, OUT_DIR/report.html.
 # Needs no GPU and no download. Run the same command again to resume. `make demo` makes the environment first.
 set -euo pipefail
-recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+recipes=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
+[[ -d $recipes/lib ]] || { echo "$0: lib/ is missing beside this copy (sbatch makes one): sbatch OPTIONS recipes/slurm.sh RECIPE ARGUMENTS" >&2; exit 2; }
 source "$recipes/lib/common.sh"
 source "$recipes/lib/devices.sh"
 
 if (($# == 0)) || [[ $# == 1 && $1 == --dry-run ]]; then set -- "$@" demo-out; fi
-[[ -n ${EPOCHS:-} ]] || updates=UPDATES=260
+updates=()
+[[ -n ${EPOCHS:-} ]] || updates=(UPDATES=260)
 configure OMP_NUM_THREADS=1 RUNS="all=0.5 all=0.25" PRETOKENIZED=1 JOINT=0 BPE=1000 \
   EMBED=64 FFN=128 LAYERS=2 DECODER_LAYERS=1 HEADS=8 DROPOUT=0 MAX_TOKENS=2500 SAVE_EVERY=300 LR=0.015 WARMUP=80 \
-  ${updates:-} PRUNE_UPDATES=260 PRUNE_WARMUP=20 GATE_LR_SCALE=5 SPARSITY_WARMUP=50 FIX_AFTER=75 -- "$@"
+  "${updates[@]}" PRUNE_UPDATES=260 PRUNE_WARMUP=20 GATE_LR_SCALE=5 SPARSITY_WARMUP=50 FIX_AFTER=75 -- "$@"
 out=${arguments[0]}
 need_plots
 need fairseq-preprocess fairseq-train headgates sacremoses subword-nmt

@@ -9,7 +9,8 @@
 # for each epoch, a column for each fraction of removed heads. Needs a GPU and a download. Run the same command again to
 # resume; --dry-run prints the commands that are still to be run.
 set -euo pipefail
-recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+recipes=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
+[[ -d $recipes/lib ]] || { echo "$0: lib/ is missing beside this copy (sbatch makes one): sbatch OPTIONS recipes/slurm.sh RECIPE ARGUMENTS" >&2; exit 2; }
 source "$recipes/lib/common.sh"
 source "$recipes/lib/devices.sh"
 

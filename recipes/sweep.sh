@@ -11,7 +11,8 @@
 # OUT_DIR gets what translation.sh writes, and sweep.tsv, sweep.json and sweep.svg. A stage is skipped when its output is
 # in OUT_DIR: run the same command again to resume. Ctrl-C, SIGTERM or SIGUSR1 stop all trainings with a checkpoint.
 set -euo pipefail
-recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+recipes=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
+[[ -d $recipes/lib ]] || { echo "$0: lib/ is missing beside this copy (sbatch makes one): sbatch OPTIONS recipes/slurm.sh RECIPE ARGUMENTS" >&2; exit 2; }
 source "$recipes/lib/common.sh"
 source "$recipes/lib/devices.sh"
 

@@ -13,7 +13,8 @@
 # A stage is skipped when its output is in OUT_DIR: run the same command again to resume. Ctrl-C, SIGTERM or SIGUSR1
 # save a checkpoint and end the recipe with exit code 75. --dry-run prints the commands that are still to be run.
 set -euo pipefail
-recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+recipes=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
+[[ -d $recipes/lib ]] || { echo "$0: lib/ is missing beside this copy (sbatch makes one): sbatch OPTIONS recipes/slurm.sh RECIPE ARGUMENTS" >&2; exit 2; }
 source "$recipes/lib/common.sh"
 source "$recipes/lib/models.sh"
 source "$recipes/lib/runs.sh"

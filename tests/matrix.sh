@@ -10,7 +10,7 @@
 # downloads, and appends a line to matrix.tsv, which is printed as a table at the end. The logs are .venv-CELL/test.log and
 # demo.log. Exit code 1 if a test failed; a set-up that fails stops the run.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.."
 cells=("$@")
 ((${#cells[@]})) || cells=(3.10-2.4.1 3.10 3.10-main 3.11-2.4.1 3.11 3.12 3.13)
 failed=0 demo=

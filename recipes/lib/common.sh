@@ -4,6 +4,7 @@
 
 source "$recipes/lib/jobs.sh"
 export RECIPE=${0##*/} # programs print it before their errors
+unset BASH_ENV PYTHONIOENCODING # they could write into the text, or read it in another encoding
 
 fail() { echo "${0##*/}: $*" >&2; exit 2; }
 # dry: true in a dry run.

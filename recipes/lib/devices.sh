@@ -1,5 +1,7 @@
 # Where a recipe runs: GPUS, HOSTS, LAUNCHER and WORKERS. Source it after common.sh.
 
+shown= # of in_shares
+
 # find_devices: set `gpus` (of this machine, 0: none), `launcher` (the command that starts train.py), `workers` (the
 # number of its processes), and fairseq's options `device` (for one process on this machine) and `distributed` (for
 # training). Without --distributed-world-size fairseq starts a process for each visible GPU: a training would have larger
@@ -108,7 +110,7 @@ in_shares() {
   mkdir -p "$out"
   for ((job = 1; job <= jobs; job++)); do
     say "job $job of $jobs (log: $out/job$job.log)"
-    if [[ -n ${shown:-} ]]; then
+    if [[ -n $shown ]]; then
       (share "$job" "$jobs" "$@") > >(tee -a "$out/job$job.log") 2>>"$out/job$job.log" &
     else
       (share "$job" "$jobs" "$@") >>"$out/job$job.log" 2>&1 &

@@ -12,6 +12,7 @@ stopped() {
   echo "${0##*/}: stopped; run the same command again to resume" >&7
   exit 75
 }
+answering=
 exec 7>&2 # a trap runs with the redirections of the command that it interrupts
 trap stopped INT TERM USR1
 
@@ -46,7 +47,7 @@ descendants() {
 # end_jobs: end the running command and its descendants; kill what still runs after three seconds.
 end_jobs() {
   local pid pids
-  pids=$(for pid in $(jobs -p) ${answering:-}; do
+  pids=$(for pid in $(jobs -p) $answering; do
     echo "$pid"
     descendants "$pid"
   done)

@@ -4,6 +4,7 @@
 # binarised data), `seed`, and `evaluation` (data and options of `headgates evaluate`).
 
 source "$recipes/lib/devices.sh"
+dev=() # of translation.sh
 
 # label RUN_DIR: the name of a run in messages.
 label() { echo "${1#"$out/"}"; }
@@ -101,7 +102,7 @@ evaluate() {
 # RUN_DIR/dev/EPOCH.json.
 translate_epochs() {
   local epoch found=EPOCH
-  [[ -n ${dev[*]:-} ]] || return 0
+  [[ -n ${dev[*]} ]] || return 0
   if ! dry; then
     mkdir -p "$1/dev"
     found=$(find "$1" -maxdepth 1 -name 'checkpoint[0-9]*.pt' | sed 's/.*checkpoint//; s/\.pt$//' | sort -n)

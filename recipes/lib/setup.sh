@@ -15,6 +15,7 @@ case $* in
   --help | -h) exec sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" ;;
   *) echo "setup: got the arguments '$*', takes none" >&2; exit 2 ;;
 esac
+unset CDPATH
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 root=$(pwd -P)
 venv=${VENV:-.venv}

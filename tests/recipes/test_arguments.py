@@ -1,11 +1,61 @@
 """Arguments and text that recipes refuse in one line, before they write anything; programs that fail."""
 
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
-from support.recipes import RECIPES, refused, run
+from support.recipes import RECIPES, environment, refused, run, shell
+
+pytest_plugins = ["support.machines"]
+SCRIPTS = [path for path in sorted(RECIPES.glob("*.sh")) if path.name != "slurm.sh"]
+BENCHMARKS = sorted((RECIPES.parent / "benchmarks").glob("*.sh"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_a_recipe_finds_its_checkout_through_links_and_with_cdpath(script, program, tmp_path, monkeypatch):
+    program("python3", """printf 'echo %q; exit' "$*" """)
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "other name").symlink_to(script)
+    monkeypatch.chdir(tmp_path)
+    found = subprocess.run(["links/other name"], env=os.environ | {"CDPATH": ".:/"}, capture_output=True, text=True)
+    assert found.stdout.startswith(f"{RECIPES}/lib settings.configure links/other name ") and found.stderr == ""
+
+
+@pytest.mark.parametrize("script", SCRIPTS + BENCHMARKS, ids=lambda script: script.name)
+def test_a_copy_as_sbatch_makes_it_says_what_to_do(script, tmp_path):
+    copy = shutil.copy(script, tmp_path / "slurm_script")
+    cure = "sbatch OPTIONS --wrap" if script in BENCHMARKS else "sbatch OPTIONS recipes/slurm.sh RECIPE ARGUMENTS"
+    refused(subprocess.run([copy], capture_output=True, text=True), f"beside this copy (sbatch makes one): {cure}")
+
+
+def test_a_recipe_has_the_settings_of_its_file_under_any_name(tmp_path):
+    (tmp_path / "other").symlink_to(RECIPES / "translation.sh")
+    result = subprocess.run([tmp_path / "other", "--help"], env=environment({}), capture_output=True, text=True)
+    assert result.returncode == 0 and "recipes/translation.sh [--dry-run] RAW_DIR OUT_DIR SRC TGT" in result.stdout
+
+
+def test_the_path_of_the_makefile_does_not_depend_on_cdpath():
+    venv = os.path.relpath(sys.prefix, RECIPES.parent)
+    command = ["make", "-C", RECIPES.parent, "--eval", "path: ; @$(IN_VENV) printenv PATH", "-s", "path"]
+    settings = {"CDPATH": f".:{RECIPES.parent}", "VENV": venv}
+    path = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=True).stdout
+    assert path.split(":")[0] == f"{sys.prefix}/bin"
+
+
+@pytest.mark.parametrize("name", ["BASH_ENV", "PYTHONIOENCODING"])
+def test_variables_of_other_programs_do_not_change_the_text(name, tmp_path):
+    (tmp_path / "hello").write_text("echo hello\n")
+    value = {"BASH_ENV": tmp_path / "hello", "PYTHONIOENCODING": "latin-1"}[name]
+    write = f"into {tmp_path}/text 'python3 -c \"print(chr(1103))\"'"
+    shell(write, **{name: value})
+    assert (tmp_path / "text").read_text(encoding="utf-8") == "я\n"
+
+
+@pytest.mark.parametrize(("name", "file"), [("dev", "models.sh"), ("shown", "devices.sh"), ("answering", "jobs.sh")])
+def test_a_variable_of_the_user_is_no_variable_of_a_recipe(name, file):
+    assert shell(f'source "$recipes/lib/{file}"; echo "${{{name}[*]}}"', **{name: "1"}).stdout == "\n"
 
 
 @pytest.mark.parametrize(

@@ -179,14 +179,14 @@ def describe(script: Path, environment: Mapping[str, str], defaults: Mapping[str
 
 def main(argv: list[str]) -> None:
     sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]  # paths that are not UTF-8
-    script, *rest = argv
+    script, rest = Path(argv[0]).resolve(), argv[1:]  # a link may have another name
     split = rest.index("--")
     defaults = dict(word.split("=", 1) for word in rest[:split])
     given = rest[split + 1 :]
     if given[:1] in (["--help"], ["-h"]):
-        print(f"printf %s {shlex.quote(describe(Path(script), os.environ, defaults))}; exit 0")
+        print(f"printf %s {shlex.quote(describe(script, os.environ, defaults))}; exit 0")
         return
-    recipe = Path(script).name
+    recipe = script.name
     named, dry = arguments(recipe, given)
     environment = {**os.environ, **named, **({"DRY_RUN": "1"} if dry else {})}
     print("\n".join(assignments(read(recipe, environment, defaults))))
