@@ -36,9 +36,12 @@ need fairseq-preprocess fairseq-train headgates sacremoses subword-nmt
 need_plots
 check_out "$out"
 find_splits
-dry || read_text "$raw" "${splits[@]/%/.tsv}"
-codes=$out/text/codes
-[[ -z $PRETRAINED ]] || find_pretrained
+codes=$out/text/codes files=()
+if [[ -n $PRETRAINED ]]; then
+  find_pretrained
+  files=(--files "$PRETRAINED" "$PRETRAINED_DICT" ${PRETRAINED_CODES:+"$PRETRAINED_CODES"})
+fi
+dry || read_text "$raw" "${splits[@]/%/.tsv}" "${files[@]}"
 find_plugin
 find_devices
 ((BATCH % (workers * UPDATE_FREQ) == 0)) ||
@@ -52,7 +55,7 @@ lock_out "$out"
 
 # --- text: raw -> columns -> tokenised -> BPE -> binarised ------------------------------------------------------------
 text=$out/text bin=$out/data-bin
-dry || mkdir -p "$text"
+begin_text
 say "reading and encoding the text"
 show_into "$text/counts.txt" python3 "$recipes/lib" corpora.labelled "$raw" "$text"
 into "$text/label.dict" "awk '{ print NR - 1, 1 }' $(quoted "$text/labels.txt")"

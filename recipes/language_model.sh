@@ -35,7 +35,7 @@ lock_out "$out"
 
 # --- text: raw -> one blank between words -> BPE -> binarised -------------------------------------------------------
 text=$out/text bin=$out/data-bin
-dry || mkdir -p "$text"
+begin_text
 say "encoding the text"
 for split in train valid test; do
   into "$text/$split.words" "$(reading "$raw/$split.txt")| python3 $(quoted "$recipes/lib") text.lines words"

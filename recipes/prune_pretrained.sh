@@ -28,17 +28,20 @@ need_plots
 [[ -f $checkpoint || $checkpoint == transformer.* ]] || dry ||
   fail "CHECKPOINT='$checkpoint' is not a file: give a .pt file, or a name like transformer.wmt14.en-fr"
 binarised=$(compgen -G "$data/dict.*.txt" || true)
-if [[ -z $binarised ]]; then
-  dry || read_text "$data" {valid,test}."$SRC" {valid,test}."$TGT"
-  for file in bpecodes "dict.$SRC.txt" "dict.$TGT.txt"; do
-    [[ ! -f $checkpoint || -f $(dirname "$checkpoint")/$file ]] ||
-      fail "$(dirname "$checkpoint")/$file is missing: CHECKPOINT needs its BPE codes and dictionaries in the same folder"
-  done
+names=() files=()
+[[ ! -f $checkpoint ]] || files=("$checkpoint")
+if [[ -n $binarised ]]; then
+  files+=("$data"/{dict,valid,test}.*)
+else
+  names=({valid,test}."$SRC" {valid,test}."$TGT")
+  [[ ! -f $checkpoint ]] || files+=("$(dirname "$checkpoint")"/{bpecodes,dict."$SRC".txt,dict."$TGT".txt})
 fi
+dry || read_text "$data" "${names[@]}" ${files:+--files "${files[@]}"}
 find_plugin
 find_devices
 keep_settings "$out" settings
 lock_out "$out"
+begin_text
 
 if [[ $checkpoint == transformer.* && ! -f $checkpoint ]]; then
   get_model "$checkpoint" "$out"
@@ -48,9 +51,10 @@ model=$(dirname "$checkpoint")
 
 # --- text: raw -> tokenised -> BPE -> binarised ---------------------------------------------------------------------
 bin=$data
-if [[ -z $binarised ]]; then
+if [[ -n $binarised ]]; then
+  record_text
+else
   bin=$out/data-bin text=$out/text
-  dry || mkdir -p "$text"
   for split in valid test; do
     for language in "$SRC" "$TGT"; do
       by_lines "$data/$split.$language" "$text/$split.tok.$language" "${TOKENIZE:+sacremoses -q -l $language normalize }${TOKENIZE:-cat}"

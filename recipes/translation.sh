@@ -39,7 +39,7 @@ lock_out "$out"
 
 # --- text: raw -> tokenised -> cleaned -> BPE -> binarised ----------------------------------------------------------
 text=$out/text bin=$out/data-bin
-dry || mkdir -p "$text"
+begin_text
 say "tokenising and encoding the text"
 for split in train valid test; do
   for language in "$src" "$tgt"; do

@@ -69,6 +69,7 @@ binarise_column() {
 # PRETRAINED also `text`, all training text for masked language modelling, whose dictionary the others have.
 make_data() {
   local dictionary=$PRETRAINED_DICT input
+  record_text
   if [[ ! -d $bin ]]; then
     dry || rm -rf "$bin.part"
     if [[ -z $PRETRAINED ]]; then
@@ -79,7 +80,6 @@ make_data() {
     binarise_column label "$text/label.dict" train valid test
     run "$out/preprocess.log" mv "$bin.part" "$bin"
   fi
-  record_text
 }
 
 # --- models ---------------------------------------------------------------------------------------------------------

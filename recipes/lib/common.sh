@@ -54,7 +54,8 @@ need_space() {
   ((free >= $1)) || lacking "$free GB are free on the disk of $2, and this recipe needs about $1 GB: free some, take another OUT_DIR, or set DISK_GB"
 }
 
-# read_text RAW_DIR NAME...: set `raw_text`, the folder and the names of the files of text, and check them.
+# read_text RAW_DIR [NAME...] [--files FILE...]: set `raw_text`, the folder and names of the files of text, and other files
+# that the results depend on, and check them.
 read_text() {
   raw_text=("$1" "$out/text/raw.txt" "${@:2}")
   attended python3 "$recipes/lib" text.raw "${raw_text[@]}" || exit 2
@@ -90,6 +91,15 @@ lock_out() {
   # NAME.PID.part of a killed run; a part of a download is resumed.
   find "$1" -maxdepth 4 -type f -name '*.[0-9]*.part' -not -path "$1/downloads/*" -delete
 }
+
+# begin_text: record the files of read_text, and make the folder of the text. What was begun from other files is removed.
+begin_text() {
+  dry && return
+  [[ -f $out/text/raw.txt ]] || attended python3 "$recipes/lib" text.raw "${raw_text[@]}" --begin || exit 2
+}
+
+# record_text: from here on other files than those of read_text are refused.
+record_text() { dry || [[ -f $out/text/raw.txt ]] || mv "$out/text/raw.txt.begun" "$out/text/raw.txt"; }
 
 # text_is_made: let other shares of the recipe continue.
 text_is_made() { dry || [[ -z ${SHARE:-} ]] || exec 6>&-; }
@@ -210,19 +220,14 @@ reading() {
 
 # binarise ARGUMENTS...: make $bin, the folder of fairseq-preprocess.
 binarise() {
-  if [[ ! -d $bin ]]; then
-    dry || rm -rf "$bin.part"
-    run "$out/preprocess.log" fairseq-preprocess "$@" --destdir "$bin.part" --workers "$(nproc)"
-    run "$out/preprocess.log" mv "$bin.part" "$bin"
-  fi
   record_text
+  [[ ! -d $bin ]] || return 0
+  dry || rm -rf "$bin.part"
+  run "$out/preprocess.log" fairseq-preprocess "$@" --destdir "$bin.part" --workers "$(nproc)"
+  run "$out/preprocess.log" mv "$bin.part" "$bin"
 }
 
-# record_text: record the sizes of the files that the text was made from.
-record_text() { dry || [[ -f $out/text/raw.txt ]] || python3 "$recipes/lib" text.raw "${raw_text[@]}" --record; }
-
-# aligned SPLIT PREFIX SRC TGT: fail unless PREFIX.SRC and PREFIX.TGT have the same number of lines. On failure remove
-# them, so that the next run makes them from corrected text.
+# aligned SPLIT PREFIX SRC TGT: fail unless PREFIX.SRC and PREFIX.TGT have the same number of lines.
 aligned() {
   local lines other language
   dry && return
@@ -230,10 +235,7 @@ aligned() {
     [[ -z $(tail -c 1 "$2.$language" | tr '\0' x) ]] || echo >>"$2.$language" # the last line has no end
   done
   lines=$(wc -l <"$2.$3") other=$(wc -l <"$2.$4")
-  [[ $lines == "$other" ]] || {
-    rm -f "$2.$3" "$2.$4"
-    fail "$1 has $lines lines in $3 but $other in $4: the two sides must be aligned"
-  }
+  [[ $lines == "$other" ]] || fail "$1 has $lines lines in $3 but $other in $4: the two sides must be aligned"
 }
 
 # get_files COLLECTION OUT_DIR: download the files of a collection, or find them in DATA_DIR.

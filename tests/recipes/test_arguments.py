@@ -125,17 +125,18 @@ def until_binarised(tmp_path):
 
 def test_a_missing_line_is_refused_but_not_a_missing_final_newline(raw, tmp_path, until_binarised):
     (raw / "valid.de").write_text("eins zwei\nzwei eins")
+    subword_nmt = tmp_path / "bin" / "subword-nmt"
+    subword_nmt.write_text("#!/bin/sh\n[ $1 = learn-bpe ] && echo a b || cat\n")
+    subword_nmt.chmod(0o755)
     command = ["translation.sh", raw, tmp_path / "out", "en", "de"]
     refused(until_binarised(*command, PRETOKENIZED="1", BPE="5"), "valid has 3 lines in en but 2 in de")
     for split in ("train", "valid", "test"):
         (raw / f"{split}.de").write_text("eins zwei\nzwei eins\neins eins")
-    text = tmp_path / "out" / "text"
-    (text / "train.tok.de").unlink()
-    for name in ("codes.en", "codes.de", *(f"{split}.bpe.{language}" for split in SPLITS[1:] for language in PAIR)):
-        (text / name).write_text("a b\n" * 3)
     refused(until_binarised(*command, PRETOKENIZED="1", BPE="5"), "it came to the data")
-    for name in ("tok", "bpe"):
-        assert (text / f"train.{name}.de").read_text().count("\n") == 3
+    for name in ("train.tok", "train.bpe", "valid.bpe"):
+        assert (tmp_path / "out" / "text" / f"{name}.de").read_text().count("\n") == 3
+    (raw / "train.de").write_text("eins zwei\nzwei eins\nzwei zwei")  # of the same size
+    refused(until_binarised(*command), "made from other text (train.de: 29 bytes)")
 
 
 def test_cleaning_that_leaves_nothing_is_refused(raw, tmp_path, until_binarised):

@@ -1,18 +1,22 @@
 """Check the raw text of a recipe, before anything runs.
 
-    python3 recipes/lib text.raw RAW_DIR RECORD NAME... [--record]
+    python3 recipes/lib text.raw RAW_DIR RECORD [NAME ...] [--files FILE ...] [--begin]
 
-Each file RAW_DIR/NAME or RAW_DIR/NAME.gz must exist, be UTF-8 and have text. RECORD has the sizes of the files that the
-text of OUT_DIR was made from: if it exists, the sizes must be the same, and the text is not read. --record writes it.
+Each file RAW_DIR/NAME or RAW_DIR/NAME.gz must exist, be UTF-8 and have text. RECORD has the sizes and SHA-256 of these
+and of the FILEs (a checkpoint, its BPE codes and dictionaries): if it exists, they must be the same.
+--begin writes RECORD.begun, which becomes RECORD when the text is made. If it exists with other files, the folder of
+RECORD, the unfinished text of these, is removed first.
 """
 
 from __future__ import annotations
 
 import gzip
+import shutil
 from pathlib import Path
 
 from commands import ArgumentParser, Refused
 from corpora.archives import BROKEN_ARCHIVE
+from corpora.manifest import digest
 from fairseq_headgates.files import write_whole
 
 
@@ -42,25 +46,42 @@ def check(path: Path) -> None:
         raise Refused(f"{name} has no text, or cannot be read ({error}): give one sentence per line") from None
 
 
-def sizes(paths: list[Path]) -> list[str]:
-    return [f"{path.name}: {path.stat().st_size} bytes" for path in paths]
+def described(paths: list[Path]) -> list[str]:
+    """Return a line for each file: name, size and SHA-256."""
+    return [f"{path.name}: {path.stat().st_size} bytes, SHA-256 {digest(path, 'sha256')}" for path in paths]
+
+
+def begin(record: Path, current: list[str]) -> None:
+    begun = record.with_name(f"{record.name}.begun")
+    if begun.exists() and begun.read_text(encoding="utf-8").splitlines() != current:
+        shutil.rmtree(record.parent)
+    record.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(str(begun), "".join(f"{line}\n" for line in current), force=True)
 
 
 def main(argv: list[str]) -> None:
     parser = ArgumentParser(__name__, __doc__)
     parser.add_argument("folder", type=Path, metavar="RAW_DIR")
     parser.add_argument("record", type=Path, metavar="RECORD")
-    parser.add_argument("names", nargs="+", metavar="NAME")
-    parser.add_argument("--record", dest="write", action="store_true", help="write RECORD")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--files", nargs="+", type=Path, default=[], metavar="FILE", help="other files of the record")
+    parser.add_argument("--begin", action="store_true", help="write RECORD.begun")
     args = parser.parse_args(argv)
     paths = find(args.folder, args.names)
-    if args.write:
-        write_whole(str(args.record), "".join(f"{line}\n" for line in sizes(paths)), force=True)
+    if missing := [path for path in args.files if not path.is_file()]:
+        raise Refused(
+            f"{missing[0]} is missing: CHECKPOINT needs its BPE codes and dictionaries in the same folder, and binarised "
+            "DATA its valid and test sets"
+        )
+    if args.begin:
+        begin(args.record, described([*paths, *args.files]))
     elif args.record.exists():
+        current = described([*paths, *args.files])
         before = args.record.read_text(encoding="utf-8").splitlines()
-        if other := [line for line in before if line not in sizes(paths)]:
+        if other := [line.split(",")[0] for line in before if line not in current]:
+            kind = "files" if args.files else "text"
             raise Refused(
-                f"OUT_DIR was made from other text ({', '.join(other)}), and RAW_DIR={args.folder} is not read again: "
+                f"OUT_DIR was made from other {kind} ({', '.join(other)}), and RAW_DIR={args.folder} is not read again: "
                 "take another OUT_DIR"
             )
     else:

@@ -1,6 +1,7 @@
 """Raw text: what a recipe refuses before anything runs (text.raw), and how it reads lines (text.lines, common.sh)."""
 
 import gzip
+import hashlib
 import os
 import subprocess
 import sys
@@ -20,17 +21,34 @@ def folder(tmp_path):
     return tmp_path / "raw"
 
 
-def test_text_is_checked_until_its_sizes_are_recorded(folder, tmp_path, refuses):
-    record = tmp_path / "raw.txt"
-    assert call("text.raw", folder, record, *NAMES) == 0 and not record.exists()
-    assert call("text.raw", folder, record, *NAMES, "--record") == 0
-    size = (folder / "valid.en.gz").stat().st_size
-    assert record.read_text() == f"train.en: 3 bytes\nvalid.en.gz: {size} bytes\n"
-    (folder / "train.en").write_bytes(b"\xff\n\n")  # of the same size: it is not read again
-    assert call("text.raw", folder, record, *NAMES) == 0
-    (folder / "train.en").write_text("another\n")
-    words = ["OUT_DIR was made from other text (train.en: 3 bytes)", f"RAW_DIR={folder}", "take another OUT_DIR"]
-    refuses("text.raw", folder, record, *NAMES, words=words)
+def recorded(path):
+    return f"{path.name}: {path.stat().st_size} bytes, SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+
+
+def test_other_files_are_refused_once_the_text_is_made_and_before_that_replace_it(folder, tmp_path, refuses):
+    record, model = tmp_path / "text" / "raw.txt", tmp_path / "model.pt"
+    model.write_bytes(b"\xff weights")
+    begun = record.with_name("raw.txt.begun")
+    command = ["text.raw", folder, record, *NAMES, "--files", model]
+    assert call(*command) == 0 and not record.parent.exists()
+    for content in ("b\n\n", "c\n\n", "c\n\n"):
+        (folder / "train.en").write_text(content)
+        other = begun.exists() and recorded(folder / "train.en") not in begun.read_text()
+        assert call(*command, "--begin") == 0
+        assert begun.read_text() == "".join(map(recorded, (folder / "train.en", folder / "valid.en.gz", model)))
+        made = record.with_name("train.tok.en")
+        assert not (other and made.exists())
+        made.touch()
+    begun.rename(record)
+    assert call(*command) == 0
+    for path, content in ((model, b"\xff weighty"), (folder / "train.en", b"d\n\n")):  # of the same size
+        before, size = path.read_bytes(), path.stat().st_size
+        path.write_bytes(content)
+        words = [f"OUT_DIR was made from other files ({path.name}: {size} bytes)", f"RAW_DIR={folder}", "take another"]
+        refuses(*command, words=words)
+        path.write_bytes(before)
+    model.unlink()
+    refuses(*command, words=[f"{model} is missing: CHECKPOINT needs its BPE codes"])
 
 
 @pytest.mark.parametrize(
