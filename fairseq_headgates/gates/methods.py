@@ -159,9 +159,9 @@ class SubsetGates(TargetGates):
 class PublishedSubsetGates(SubsetGates):
     """Differentiable subsets with the schedule of the code of Li et al. 2021.
 
-    The temperature falls geometrically from 0.1 to 1e-8 in the warm-up; without a warm-up it stays 0.1. With `hard`,
-    their straight-through estimator, there is neither noise nor temperature: 1 for the N highest log_alpha, else 0,
-    with the gradient of log_alpha itself.
+    The temperature falls geometrically from 0.1 to 1e-8 in the warm-up; without a warm-up it stays 0.1 (in their code
+    it is 1e-8 without annealing). With `hard`, their straight-through estimator, there is neither noise nor
+    temperature: 1 for the N highest log_alpha, else 0, with the gradient of log_alpha itself.
     """
 
     name = "subset-li2021"

@@ -4,10 +4,11 @@ Where the relevance of x is x times its gradient, a rule is a change of the grad
 
     linear layer, sum   R_i = x_i sum_j W_ji R_j / y_j       the gradient itself (epsilon rule with eps = 0)
     activation          R_x = R_y                            f(x) = x c, with the constant c = f(x) / x
-    LayerNorm           R_x = R_y                            the standard deviation is a constant
-    softmax             Taylor expansion at 0                the gradient itself
+    LayerNorm           R_i = x_i sum_j J_ji R_j / y_j       J = diag(gamma / sigma) (I - 1 1^T / E), with constant sigma
+    softmax             R_i = x_i (R_i - y_i sum_j R_j)      the gradient itself
     matrix product      half of R for each factor            half of the gradient
 
+LayerNorm has E numbers, the weights gamma and the standard deviation sigma, which is that of x.
 The two products of attention halve the gradient of values once, and those of queries and keys twice.
 
 Shapes: B sentences, N predictions, n predictions that are explained at a time, S source and T target length, E model
