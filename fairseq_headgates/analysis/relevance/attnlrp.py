@@ -4,7 +4,7 @@ Where the relevance of x is x times its gradient, a rule is a change of the grad
 
     linear layer, sum   R_i = x_i sum_j W_ji R_j / y_j       the gradient itself (epsilon rule with eps = 0)
     activation          R_x = R_y                            f(x) = x c, with the constant c = f(x) / x
-    LayerNorm           R_i = x_i sum_j J_ji R_j / y_j       J = diag(gamma / sigma) (I - 1 1^T / E), with constant sigma
+    LayerNorm           R_i = x_i sum_j J_ji R_j / y_j       J = diag(gamma / sigma) (I - 1 1^T / E), sigma constant
     softmax             R_i = x_i (R_i - y_i sum_j R_j)      the gradient itself
     matrix product      half of R for each factor            half of the gradient
 

@@ -70,8 +70,8 @@ def main(argv: list[str]) -> None:
     paths = find(args.folder, args.names)
     if missing := [path for path in args.files if not path.is_file()]:
         raise Refused(
-            f"{missing[0]} is missing: CHECKPOINT needs its BPE codes and dictionaries in the same folder, and binarised "
-            "DATA its valid and test sets"
+            f"{missing[0]} is missing: CHECKPOINT needs its BPE codes and dictionaries in the same folder, and "
+            "binarised DATA its valid and test sets"
         )
     if args.begin:
         begin(args.record, described([*paths, *args.files]))
@@ -81,8 +81,8 @@ def main(argv: list[str]) -> None:
         if other := [line.split(",")[0] for line in before if line not in current]:
             kind = "files" if args.files else "text"
             raise Refused(
-                f"OUT_DIR was made from other {kind} ({', '.join(other)}), and RAW_DIR={args.folder} is not read again: "
-                "take another OUT_DIR"
+                f"OUT_DIR was made from other {kind} ({', '.join(other)}), and RAW_DIR={args.folder} is not read "
+                "again: take another OUT_DIR"
             )
     else:
         for path in paths:
