@@ -78,8 +78,8 @@ def _check_finite(model: nn.Module, table: HeadTable, method: str) -> None:
 def confidence(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
     """Mean over tokens of a head's largest attention weight, without end of sentence (Voita et al. 2019, section 4).
 
-    EOS and <s> are excluded from keys and queries. The queries of a decoder are the tokens of the prefix, whose first
-    is EOS.
+    EOS, <s> and tokens of languages are excluded from keys and queries. The queries of a decoder are the tokens of the
+    prefix, whose first is EOS.
     """
     corpus.objective.check_text("--method confidence")
     sums = _Sums(model)
@@ -101,8 +101,8 @@ def confidence(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadT
 
 def _words(net_input: Mapping[str, Tensor], corpus: Corpus) -> dict[str, tuple[Tensor, Tensor]]:
     """Return which keys [B, S] and queries [B, T] of each attention type are words; see `Corpus.words`."""
-    source = corpus.words(net_input["src_tokens"])
-    target = corpus.words(net_input.get("prev_output_tokens", net_input["src_tokens"]))
+    source = corpus.words(net_input["src_tokens"], "source")
+    target = corpus.words(net_input.get("prev_output_tokens", net_input["src_tokens"]), "target")
     return {"enc-self": (source, source), "dec-self": (target, target), "dec-enc": (source, target)}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
             tables += [report.scored_table(scored_functions(results[first], scores)), *(t.signature for t in scores)]
         found: Any = list(results.values()) if others else results[first]
         text = json.dumps(found, allow_nan=False)
+        _warn_without_mark(work, annotations)
         work.write(args.out, text + "\n")
         work.say(text if args.json else "\n\n".join([*_text(results, args.statistics), *aligned, *tables]))
     return 0
@@ -184,8 +184,7 @@ def _write_alignments(work: Session, loaded: Loaded, result: dict[str, Any], ann
     by, weights = _weights(args.align_by or "alti", loaded.model, result)
     progress = work.progress("alignments")
     found = align(loaded.model, corpus.task, corpus.batches, weights, annotations.subwords, progress)
-    every = min(len(work.task.dataset(corpus.subset)), args.sentences or sys.maxsize)
-    found = Alignments({i: found.of.get(i) for i in range(every)})  # some may be too long for the model
+    found = Alignments({i: found.of.get(i) for i in range(corpus.lines)})  # some may be too long for the model
     work.write(args.write_alignments, found.lines())
     result["written_alignments"] = {"by": by, "left_out": sum(links is None for links in found.of.values())}
     if annotations.links is not None:
@@ -229,13 +228,32 @@ def _check_scores(scores: Sequence[HeadTable], loaded: Loaded) -> None:
 
 def _annotations(work: Session) -> Annotations:
     from fairseq_headgates.analysis.functions import Annotations, parse_relations, read_alignments, read_trees
+    from fairseq_headgates.evaluation.symbols import MARKS
 
     args, files = work.args, {"source": work.args.conllu, "target": work.args.target_conllu}
     trees = {side: read_trees(path) for side, path in files.items() if path is not None}
     relations = parse_relations(args.relations, [tree for each in trees.values() for tree in each]) if trees else ()
     links = None if args.alignment is None else read_alignments(args.alignment)
-    subwords = {"@@ ": "subword-nmt", "subword_nmt": "subword-nmt", "sentencepiece": "sentencepiece"}
-    return Annotations(trees, relations, links, not args.no_rare, subwords.get(work.fairseq.post_process or "", ""))
+    joined = {"none": "none", **{value: kind for kind, mark in MARKS.items() for value in mark.post_process}}
+    subwords = joined.get(work.fairseq.post_process or "", "")
+    return Annotations(trees, relations, links, not args.no_rare, subwords)
+
+
+def _warn_without_mark(work: Session, annotations: Annotations) -> None:
+    """Warn of sides whose words are needed, and whose dictionary has no known mark of subwords."""
+    from fairseq_headgates.cli.output import warn
+    from fairseq_headgates.evaluation.symbols import MARKS, subwords_of
+
+    aligned = annotations.links is not None or work.args.write_alignments is not None
+    needed = ("source", "target") if aligned else annotations.trees
+    whole = [side for side in needed if subwords_of(getattr(work.task, f"{side}_dictionary").symbols) == "none"]
+    if whole and not annotations.subwords and work.writes:
+        marks = " ".join(mark.text for mark in MARKS.values())
+        warn(
+            work.args.command,
+            f"the dictionary of the {' and the '.join(whole)} has none of the marks of subwords {marks}: each token "
+            "counts as a word; if that is right, pass --post-process none",
+        )
 
 
 def _text(results: dict[str, Any], statistics: bool) -> list[str]:

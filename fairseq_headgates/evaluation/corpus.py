@@ -28,6 +28,7 @@ from fairseq_headgates.evaluation.binarised import (
 from fairseq_headgates.evaluation.losses import Sample
 from fairseq_headgates.evaluation.objectives import Classes, Objective, check_has_loss, objective_of, options_of
 from fairseq_headgates.evaluation.options import to_config
+from fairseq_headgates.evaluation.symbols import no_words
 from fairseq_headgates.evaluation.workers import all_reduce, device_of, gather
 from fairseq_headgates.messages import first_line, logging_only
 from fairseq_headgates.surgery import stacks_of
@@ -62,7 +63,8 @@ class FirstSentences(BaseWrapperDataset):
 class Corpus:
     """A subset of binarised data: the batches of this worker, and the task with its dictionaries.
 
-    `sentences` counts those of all workers; `args` are the options of fairseq-generate.
+    `sentences` counts those of all workers, `lines` also those that are skipped; `args` are the options of
+    fairseq-generate.
     """
 
     task: Any
@@ -70,6 +72,7 @@ class Corpus:
     subset: str = ""
     sentences: int = 0
     args: Any = None
+    lines: int = 0
 
     @property
     def pad(self) -> int:
@@ -94,11 +97,18 @@ class Corpus:
         """Return which numbers of the target count: [B, T]."""
         return self.objective.counted(sample)
 
-    def words(self, tokens: Tensor) -> Tensor:
-        """Return which tokens are none of padding, EOS, and <s>, with which the sentences of RoBERTa begin."""
-        dictionary = self.task.target_dictionary
-        special = tokens.new_tensor([dictionary.bos(), dictionary.pad(), dictionary.eos()])
-        return torch.isin(tokens, special, invert=True)
+    @cached_property
+    def no_words(self) -> dict[str, list[int]]:
+        """Symbols of the source and of the target that are no words."""
+        return {side: no_words(self.task, side) for side in ("source", "target")}
+
+    def words(self, tokens: Tensor, side: str) -> Tensor:
+        """Return which tokens of the "source" or "target" are words: not padding, EOS, <s> or those of languages."""
+        return torch.isin(tokens, tokens.new_tensor(self.no_words[side]), invert=True)
+
+    def numbers(self) -> list[int]:
+        """Return the numbers in the data of the sentences of all workers, from 0; some may be skipped."""
+        return sorted(gather({number: None for sample in self.batches for number in sample["id"].tolist()}))
 
     def positions(self, sample: Sample, attention_type: str, states: Tensor) -> Tensor:
         """Return which states [T, B, ...] of the queries of an attention type are not of padding: [T, B].
@@ -160,7 +170,7 @@ def load_corpus(args: Namespace, task: Any, model: nn.Module, sentences: int | N
     batches = [utils.move_to_cuda(batch, device) for batch in batches] if device.type == "cuda" else batches
     number = int(all_reduce(torch.tensor(sum(len(batch["id"]) for batch in batches))))
     _report_dropped(args, number, len(dataset))
-    return Corpus(task, batches, args.gen_subset, number, copy.copy(args))
+    return Corpus(task, batches, args.gen_subset, number, copy.copy(args), len(dataset))
 
 
 def load_dataset(args: Namespace, task: Any, model: nn.Module) -> Any:

@@ -25,9 +25,9 @@ def weights_of(model, batch, method):
 
 
 @pytest.mark.parametrize("method", ["", "alti", "attnlrp"])
-@pytest.mark.parametrize("subwords", [True, False])
-def test_each_target_word_is_aligned_with_the_largest_weight(method, subwords):
-    task, pairs, model = Task(subwords), sentences(), make_gated().eval()
+@pytest.mark.parametrize(("subwords", "languages"), [(True, False), (False, False), (False, True)])
+def test_each_target_word_is_aligned_with_the_largest_weight(method, subwords, languages):
+    task, pairs, model = Task(subwords, languages), sentences(languages), make_gated().eval()
     batches = [sample(pairs[:3]), {**sample(pairs[3:]), "id": torch.tensor([3, 4])}]
     weights = contributions_by(model, method) if method else attention_of(model, HEADS)
     found = align(model, task, batches, weights)

@@ -2,8 +2,10 @@
 
 import gzip
 import random
+from types import SimpleNamespace
 
 import pytest
+from fairseq.data import Dictionary
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +16,8 @@ from fairseq_headgates.analysis.functions.trees import (
     read_alignments,
     read_trees,
 )
-from fairseq_headgates.analysis.functions.words import Piece, match, pieces, subwords_of
+from fairseq_headgates.analysis.functions.words import Piece, match, pieces
+from fairseq_headgates.evaluation.symbols import no_words, subwords_of
 
 
 def cut(tokens, subwords):
@@ -27,12 +30,49 @@ def test_pieces_of_each_kind_of_subwords():
     assert cut(["un@@", "seen"], "none") == [("un@@", 0), ("seen", 1)]
     assert cut(["un@@", None, "seen"], "subword-nmt") == [("un", 0), (None, 1), ("seen", 2)]
     assert cut(["un", "\u2581seen"], "sentencepiece") == [("un", 0), ("seen", 1)]  # without the first mark
+    assert cut(["un", "##seen", "cats"], "wordpiece") == [("un", 0), ("seen", 0), ("cats", 1)]
+    assert cut(["un", "seen</w>", "cats</w>"], "end-of-word") == [("un", 0), ("seen", 0), ("cats", 1)]
+    # The bytes of an umlaut, C3 BC, and of a euro sign, E2 82 AC, in two pieces each
+    pieces_of_bytes = ["\u0120f\u00c3", "\u00bcr", "\u01205", "\u00e2\u0124", "\u00ac"]
+    assert cut(pieces_of_bytes, "byte-level-bpe") == [("f", 0), ("\u00fcr", 0), ("5", 1), ("", 1), ("\u20ac", 1)]
 
 
-def test_the_kind_of_subwords_is_read_off_the_dictionary():
-    assert subwords_of(["the", "un@@"]) == "subword-nmt"
-    assert subwords_of(["s", "\u2581the"]) == subwords_of(["\u2581the", "@@"]) == "sentencepiece"
-    assert subwords_of(["the", "cat"]) == "none"
+@pytest.mark.parametrize(
+    "symbols, kind",
+    [
+        (["the", "un@@"], "subword-nmt"),
+        (["s", "\u2581the"], "sentencepiece"),
+        (["\u2581the", "@@"], "sentencepiece"),
+        (["the", "cat"], "none"),
+        # Most symbols decide; a mark alone is a word.
+        (["a@@", "b@@", "c", "\u2581d"], "subword-nmt"),
+        (["\u2581a", "\u2581b", "c", "d@@"], "sentencepiece"),
+        (["a", "b", "\u2581", "@@", "##", "\u0120"], "none"),
+        (["a"] * 200 + ["\u2581b"], "none"),
+        (["\u0120the", "s", "\u0120cat"], "byte-level-bpe"),
+        (["the", "##s"], "wordpiece"),
+        (["the</w>", "c"], "end-of-word"),
+    ],
+)
+def test_the_kind_of_subwords_is_read_off_the_dictionary(symbols, kind):
+    assert subwords_of(symbols) == kind
+
+
+@pytest.mark.parametrize(
+    "options, special",
+    [
+        ({}, "__de__ __zho_Hans__ [en_XX] <2de> <mask> madeupword0001"),
+        ({"langs": ["src", "tgt"], "lang_pairs": ["src-fr"]}, "__src__ [tgt] <src> <2fr> __src_dae__"),
+        ({"langs": "src,tgt", "lang_pairs": "src-fr"}, "[src] __tgt__ [fr]"),
+    ],
+)
+def test_symbols_that_are_no_words(options, special):
+    words = "the [sic] <b> __ 2de [ ] <3 mask".split()
+    dictionary = Dictionary()
+    for symbol in [*words, *special.split()]:
+        dictionary.add_symbol(symbol)
+    found = no_words(SimpleNamespace(source_dictionary=dictionary, args=SimpleNamespace(**options)), "source")
+    assert [dictionary[i] for i in found] == ["<s>", "<pad>", "</s>", *special.split()]
 
 
 def matched(tokens, forms, subwords="subword-nmt"):

@@ -12,7 +12,7 @@ from support.sentences import EOS, MASK, alone, make_model, sample
 from fairseq_headgates import observe, prune
 from fairseq_headgates.analysis.functions.counting import STATISTICS
 from fairseq_headgates.analysis.functions.layout import FREQUENT
-from fairseq_headgates.analysis.functions.words import subwords_of
+from fairseq_headgates.evaluation.symbols import subwords_of
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.surgery import head_sites
 
@@ -33,31 +33,36 @@ def naive(model, task, pairs):
                 site = next(s for s in head_sites(model) if (s.attention_type, s.layer) == (attention_type, layer))
                 for i, head in enumerate(site.attention.kept):
                     w = observed.weights[0, i].tolist()
-                    one_head(offsets, sums, (attention_type, layer, head), w, keys, queries, entering)
+                    one_head(task, offsets, sums, (attention_type, layer, head), w, keys, queries, entering)
                     one_tree(task, sums, (attention_type, layer, head), w, pair)
     return offsets, sums
 
 
-def one_head(offsets, sums, where, w, keys, queries, entering):
+def one_head(task, offsets, sums, where, w, keys, queries, entering):
     def add(what, value):
         sums[(*where, what)][0] += value
         sums[(*where, what)][1] += 1
 
-    rare = sorted({key for key in keys if key != EOS}, key=rank)
+    def first(tokens):
+        return next((i for i, token in enumerate(tokens) if token not in task.no_words), 0)
+
+    rare = sorted({key for key in keys if key not in task.no_words}, key=rank)
+    shift = first(queries) - first(keys)  # positions are counted from the first word
     before = None
     for t, query in enumerate(queries):
-        places = [s for s, key in enumerate(keys) if key != EOS]
+        places = [s for s, key in enumerate(keys) if key not in task.no_words]
         word = max(places, key=lambda s: w[t][s]) if places else None
-        if entering[t] != EOS:
+        if entering[t] not in task.no_words:
             add("confidence", w[t][word] if places else 0)
-        if query == EOS:
+        if query in task.no_words:
             before = None
             continue
         best = max(range(len(keys)), key=lambda s: w[t][s])
-        offsets[where][best - t] += 1
-        offsets[(*where, "exists")].update(s - t for s in range(t + 1 if where[0] == "dec-self" else len(keys)))
+        offsets[where][best - t + shift] += 1
+        there = range(t + 1 if where[0] == "dec-self" else len(keys))
+        offsets[(*where, "exists")].update(s - t + shift for s in there)
         add("entropy", -sum(x * math.log2(x) for x in w[t] if x > 0))
-        add("eos", sum(x for x, key in zip(w[t], keys, strict=True) if key == EOS))
+        add("eos", sum(x for x, key in zip(w[t], keys, strict=True) if key in task.no_words))
         add("first", w[t][min(places)] if places else 0)
         if where[0] != "dec-enc":
             add("itself", w[t][t])
@@ -112,12 +117,12 @@ def one_tree(task, sums, where, w, pair):
 
 @pytest.mark.parametrize("subwords", [True, False])
 @pytest.mark.parametrize("pruned", [False, True])
-@pytest.mark.parametrize("left_pad", [True, False])
-def test_all_numbers_equal_naive_counts(subwords, pruned, left_pad, monkeypatch):
+@pytest.mark.parametrize(("left_pad", "languages"), [(True, False), (True, True), (False, True)])
+def test_all_numbers_equal_naive_counts(subwords, pruned, left_pad, languages, monkeypatch):
     monkeypatch.setattr("fairseq_headgates.analysis.functions.layout.FREQUENT", 30)
     monkeypatch.setattr("fairseq_headgates.analysis.functions.counting.FREQUENT", 30)
     monkeypatch.setitem(globals(), "FREQUENT", 30)
-    task, pairs = Task(subwords), sentences()
+    task, pairs = Task(subwords, languages), sentences(languages)
     model = make_model()
     model = prune(model, MASK).double().eval() if pruned else model
     offsets, sums = naive(model, task, pairs)

@@ -229,6 +229,15 @@ def test_sentences_of_a_text_have_the_tokens_of_their_languages(on_toy, multilin
     assert "--text does not support --lang-tok-replacing-bos-eos" in message
 
 
+def test_tokens_of_languages_are_not_aligned(on_toy, multilingual, toy, tmp_path):
+    options = [*MULTILINGUAL, "src-tgt", "--align-by", "dec-enc:0.0", "--write-alignments", tmp_path / "x"]
+    on_toy("functions", *options, checkpoint=multilingual)
+    for line, words in zip((tmp_path / "x").open(), (toy.text / "valid.tgt").open(), strict=True):
+        pairs = [tuple(map(int, pair.split("-"))) for pair in line.split()]
+        assert sorted(b for _, b in pairs) == list(range(len(words.split())))
+        assert all(a < len(words.split()) for a, _ in pairs)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

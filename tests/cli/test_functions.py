@@ -4,9 +4,11 @@ import json
 import re
 
 import pytest
-from support.analysis import FULL, one_line
+from support.analysis import FULL, READ, one_line
 from support.commands import worker_arguments
 from support.functions import conllu
+
+from fairseq_headgates.cli import main as cli
 
 
 @pytest.fixture
@@ -194,6 +196,19 @@ def test_sentences_that_are_too_long_keep_their_lines(on_toy, texts, tmp_path):
     lines = (tmp_path / "x").read_text().splitlines()
     assert [len(line.split()) for line in lines] == [len(t) if len(t) < 5 else 0 for t in texts[1]]
     assert result["left_out"] == sum(len(t) >= 5 for t in texts[1]) > 0
+
+
+def test_a_dictionary_without_a_mark_of_subwords_is_warned_of(annotated, toy, gated_checkpoint, capsys):
+    """If words are needed, and the user does not say that tokens are words."""
+    for options, side in (
+        (annotated[:2], "source has"),
+        (annotated[4:], "source and the target has"),
+        ([*annotated, "--post-process", "none"], ""),
+    ):
+        places = [toy.data, "--path", gated_checkpoint, "--gen-subset", "valid", *READ]
+        assert cli.main(list(map(str, ["functions", *places, *options]))) == 0
+        err = capsys.readouterr().err
+        assert (f"the dictionary of the {side} none of the marks of subwords" in one_line(err)) if side else not err
 
 
 @pytest.mark.parametrize(

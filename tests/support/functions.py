@@ -11,20 +11,24 @@ from support.sentences import EOS
 
 RELATIONS = ("nsubj", "obj")
 UNKNOWN = 3
+LANGUAGES = {4: "__de__", 5: "[en_XX]"}  # tokens of languages, by number
 
 
 class Task:
-    """A joint dictionary in which the symbols with an even number continue a word."""
+    """A joint dictionary in which the symbols with an even number continue a word; maybe with `LANGUAGES`."""
 
-    def __init__(self, subwords=True):
+    def __init__(self, subwords=True, languages=False):
         dictionary = Dictionary()
         for i in range(VOCABULARY):
+            word = f"w{i}" + ("@@" if subwords and i % 2 == 0 else "")
             # The counts of pairs of symbols are the same; one is rarer than FREQUENT others if these are 30.
-            dictionary.add_symbol(f"w{i}" + ("@@" if subwords and i % 2 == 0 else ""), n=1000 - i // 2)
+            dictionary.add_symbol(LANGUAGES.get(i + 4, word) if languages else word, n=1000 - i // 2)
         self.source_dictionary = self.target_dictionary = dictionary
+        self.no_words = {EOS, *(LANGUAGES if languages else ())}
 
 
-def sentences():
+def sentences(languages=False):
+    """Pairs of source and target, all with EOS, and maybe with tokens of languages at different places."""
     generator = torch.Generator().manual_seed(5)
     pairs = []
     for source, target in ((9, 8), (4, 11), (12, 3), (6, 6), (1, 2)):
@@ -33,6 +37,9 @@ def sentences():
     pairs[0][0][2] = pairs[0][0][5] = pairs[0][0][6]  # a token that occurs three times
     pairs[1][1][3] = pairs[1][1][4] = pairs[1][1][0]
     pairs[2][0][3] = UNKNOWN
+    for source, target in pairs if languages else ():
+        source[:0], target[:0] = [4] * (len(source) % 3), [4] * (len(target) % 2)
+        source.append(5)
     return pairs
 
 
@@ -41,10 +48,10 @@ def symbol(task, token):
 
 
 def words_of(task, tokens):
-    """[[positions of the tokens of a word], ...], EOS left out."""
+    """[[positions of the tokens of a word], ...], EOS and tokens of languages left out."""
     words, inside = [], False
     for i, token in enumerate(tokens):
-        if token == EOS:
+        if token in task.no_words:
             continue
         if not inside or token == UNKNOWN:
             words.append([])

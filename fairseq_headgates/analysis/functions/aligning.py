@@ -1,7 +1,7 @@
 """Word alignments of a translation model: from the attention weights of heads, or from contributions of tokens.
 
 Every target word is aligned with the source word that has the largest weight: the sum over the subwords of the source
-word, the mean over those of the target word. EOS is not a word.
+word, the mean over those of the target word. EOS and tokens of languages are no words.
 
 Shapes: B sentences, T target length, S source length.
 """
@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_headgates.analysis.functions.layout import Sentence, averaging, membership
-from fairseq_headgates.analysis.functions.words import subwords_of
+from fairseq_headgates.analysis.functions.layout import SELF_ATTENTION, Side, averaging, membership
 from fairseq_headgates.analysis.relevance import explain
 from fairseq_headgates.evaluation import Sample, at_least_single, gather, outputs
 from fairseq_headgates.heads import HeadId, HeadTable
@@ -83,19 +82,16 @@ def align(
         batches: samples of the task, those of this worker if several share the data
         weights: returns the weight of every source token for every target token of a batch [B, T, S]; see
             `attention_of` and `contributions_by`
-        subwords: kind of subwords, an element of `words.SUBWORDS`; empty to read it off the dictionaries
+        subwords: kind of subwords, an element of `symbols.SUBWORDS`; empty to read it off the dictionaries
         progress: wraps the iterable of batches
     """
-    dictionaries = (task.source_dictionary, task.target_dictionary)
-    kinds = [subwords or subwords_of(dictionary.symbols) for dictionary in dictionaries]
+    texts = [Side(task, side, subwords) for side in SELF_ATTENTION]
+    whole = all(text.subwords == "none" for text in texts)  # words
     alignments: dict[int, Alignment | None] = {}
     with evaluating(model), torch.no_grad():
         for sample in progress(batches):
-            rows = (sample["net_input"]["src_tokens"].cpu(), sample["target"].cpu())
-            sentences = [
-                [Sentence(row, dictionary, kind) for row in tokens]
-                for tokens, dictionary, kind in zip(rows, dictionaries, kinds, strict=True)
-            ]
+            rows = (sample["net_input"]["src_tokens"], sample["target"])
+            sentences = [text.sentences(tokens) for text, tokens in zip(texts, rows, strict=True)]
             words = [[sentence.words() for sentence in side] for side in sentences]
             keys, queries = (
                 membership(side_words, side, tokens.size(1))
@@ -107,7 +103,7 @@ def align(
                 source, target = (side[row] for side in sentences)
                 unknown = any(piece.text is None for piece in (*source.pieces, *target.pieces))
                 pairs = sorted((int(a), b) for b, a in enumerate(best[row, : len(words[1][row])]) if words[0][row])
-                alignments[number] = None if unknown and set(kinds) != {"none"} else pairs
+                alignments[number] = None if unknown and not whole else pairs
     return Alignments(gather(alignments))
 
 

@@ -18,7 +18,7 @@ from fairseq_headgates.analysis.functions.layout import (
     Layout,
     Links,
     MatchedTrees,
-    Sentence,
+    Side,
     Words,
     frequency_ranks,
     layouts,
@@ -28,7 +28,6 @@ from fairseq_headgates.analysis.functions.layout import (
     tree_words,
 )
 from fairseq_headgates.analysis.functions.trees import Tree, directions
-from fairseq_headgates.analysis.functions.words import subwords_of
 from fairseq_headgates.evaluation import Corpus, Sample, all_reduce, at_least_single, gather, outputs
 from fairseq_headgates.surgery import HeadSite, evaluating, head_sites, hooked, use_head_attention
 
@@ -46,7 +45,7 @@ class Annotations:
         relations: which relations are looked for
         links: word alignments, pairs of source and target word
         rare: whether rare tokens are looked for
-        subwords: kind of subwords, an element of `words.SUBWORDS`; empty to read it off the dictionaries
+        subwords: kind of subwords, an element of `symbols.SUBWORDS`; empty to read it off the dictionaries
     """
 
     trees: Mapping[str, Sequence[Tree]] = field(default_factory=dict)
@@ -184,20 +183,15 @@ class _Pass:
 
     def __init__(self, model: nn.Module, corpus: Corpus, annotations: Annotations):
         self.corpus, self.annotations = corpus, annotations
-        task = corpus.task
-        self.dictionaries = {"source": task.source_dictionary, "target": task.target_dictionary}
-        self.subwords = {
-            side: annotations.subwords or subwords_of(dictionary.symbols)
-            for side, dictionary in self.dictionaries.items()
-        }
+        self.texts = {side: Side(corpus.task, side, annotations.subwords) for side in SELF_ATTENTION}
         sites = head_sites(model)
         attention_types = dict.fromkeys(site.attention_type for site in sites)
         rare = annotations.rare and attention_types.keys() != {"dec-self"}  # which has no statistics of rare tokens
-        self.ranks = frequency_ranks(task.source_dictionary, "source") if rare else None
+        self.ranks = frequency_ranks(corpus.task.source_dictionary, "source") if rare else None
         self.sides = {side: MatchedTrees(trees, annotations.relations) for side, trees in annotations.trees.items()}
         self.links = None
         if annotations.links is not None:
-            self.links = Links(annotations.links, set(self.subwords.values()) != {"none"})
+            self.links = Links(annotations.links, any(text.subwords != "none" for text in self.texts.values()))
         self.relations = directions(annotations.relations)
         self.longest = self._longest()
         if self.links is not None and "dec-enc" not in attention_types:
@@ -226,15 +220,13 @@ class _Pass:
         rows = {"source": source, "target": inputs}
         for side, trees in self.sides.items():
             tokens: Any = rows[side]
-            sentences = [Sentence(row, self.dictionaries[side], self.subwords[side]) for row in tokens.cpu()]
+            sentences = self.texts[side].sentences(tokens)
             words = tree_words(trees, sentences, ids, tokens.size(1), causal=side == "target")
             self.layouts[SELF_ATTENTION[side]].pairs = words
         if self.links is not None:
             assert source is not None
-            sources, targets = (
-                [Sentence(row, self.dictionaries[side], self.subwords[side]) for row in tokens.cpu()]
-                for side, tokens in (("source", source), ("target", sample["target"]))
-            )
+            sides = (("source", source), ("target", sample["target"]))
+            sources, targets = (self.texts[side].sentences(tokens) for side, tokens in sides)
             self.layouts["dec-enc"].pairs = linked_words(self.links, sources, targets, sample)
         on(sample["net_input"]["src_tokens"].device, self.layouts)
         for attention_type, counts in self.type_counts.items():
@@ -348,7 +340,7 @@ class _Pass:
 
 def _statistics(layout: Layout, weights: Tensor, largest: Tensor, counted: Tensor) -> Tensor:
     """Return the sums of `STATISTICS`: [6, H]."""
-    keys = layout.real & ~layout.words  # EOS, and the <s> of an encoder
+    keys = layout.real & ~layout.words  # EOS, and others that are no words
 
     def on_keys(mask: Tensor) -> Tensor:
         return (weights * mask[:, None, None, :]).sum(-1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from fairseq_headgates.analysis.functions.trees import Tree, pairs
 from fairseq_headgates.analysis.functions.words import Piece, match, pieces
 from fairseq_headgates.evaluation import Corpus, Sample
+from fairseq_headgates.evaluation.symbols import no_words, subwords_of
 
 SELF_ATTENTION = {"source": "enc-self", "target": "dec-self"}  # the attention between words of one side
 EQUAL = 0.95  # share of symbols with the same count from which on a dictionary has no counts
@@ -51,14 +53,14 @@ class Layout:
     it predicts.
 
     Attributes:
-        key_positions, query_positions: counted from 0, without padding
-        counted: which queries are neither padding nor <s> or EOS
+        key_positions, query_positions: counted from 0, the first word
+        counted: which queries are words: not padding, <s>, EOS or a token of a language
         inputs: the same for the input tokens of the queries, which differ in dec-enc; confidence is a mean over these
         real: which keys are not padding
-        words: which keys are neither padding nor <s> or EOS
-        rank: rank of every key in the dictionary by frequency, from 0; -1 for padding, <s> and EOS
+        words: which keys are words
+        rank: rank of every key in the dictionary by frequency, from 0; -1 for those that are no words
         earlier: for self-attention, the last position before each query with the same token, -1 if there is none
-        first: which key is the first that is neither padding nor <s> or EOS
+        first: which key is the first word
         pairs: words, if trees or alignments are known
     """
 
@@ -74,9 +76,10 @@ class Layout:
     pairs: Words | None = None
 
 
-def positions(tokens: Tensor, pad: int) -> Tensor:
-    """Return the position of every token in its sentence, from 0, for padding on either side: [B, T]."""
-    return tokens.ne(pad).long().cumsum(1).sub(1).clamp_min(0)
+def positions(tokens: Tensor, words: Tensor, pad: int) -> Tensor:
+    """Return the position of every token in its sentence, 0 for the first word, for padding on either side: [B, T]."""
+    place = tokens.ne(pad).cumsum(1)
+    return place - torch.where(words, place, place.amax(1, keepdim=True)).amin(1, keepdim=True)
 
 
 def earlier_positions(tokens: Tensor, counted: Tensor) -> Tensor:
@@ -92,13 +95,13 @@ def layouts(sample: Sample, corpus: Corpus, ranks: Tensor | None) -> dict[str, L
     pad, unknown = corpus.pad, corpus.task.target_dictionary.unk()
     source, inputs = sides_of(sample, corpus)
 
-    def layout(keys: Tensor, queries: Tensor, entering: Tensor, ranked: bool) -> Layout:
-        words = corpus.words(keys)
+    def layout(keys: Tensor, queries: Tensor, entering: Tensor, side: str, ranked: bool = False) -> Layout:
+        words, counted = corpus.words(keys, "source" if ranked else side), corpus.words(queries, side)
         made = Layout(
-            key_positions=positions(keys, pad),
-            query_positions=positions(queries, pad),
-            counted=corpus.words(queries),
-            inputs=corpus.words(entering),
+            key_positions=positions(keys, words, pad),
+            query_positions=positions(queries, counted, pad),
+            counted=counted,
+            inputs=corpus.words(entering, side),
             real=keys.ne(pad),
             words=words,
             first=words & words.cumsum(1).eq(1),
@@ -112,11 +115,11 @@ def layouts(sample: Sample, corpus: Corpus, ranks: Tensor | None) -> dict[str, L
 
     made = {}
     if inputs is not None:
-        made["dec-self"] = layout(inputs, inputs, inputs, False)
+        made["dec-self"] = layout(inputs, inputs, inputs, "target")
     if source is not None:
-        made["enc-self"] = layout(source, source, source, True)
+        made["enc-self"] = layout(source, source, source, "source", ranked=True)
     if source is not None and inputs is not None:
-        made["dec-enc"] = layout(source, sample["target"], inputs, True)
+        made["dec-enc"] = layout(source, sample["target"], inputs, "target", ranked=True)
     return made
 
 
@@ -150,14 +153,14 @@ def frequency_ranks(dictionary: object, side: str) -> Tensor:
 
 
 class Sentence:
-    """The tokens of one sentence as pieces, and their positions in its row of a batch."""
+    """The tokens of one sentence as pieces, without those that are no words, and their positions in its row."""
 
-    def __init__(self, row: Tensor, dictionary: object, subwords: str, shift: int = 0):
-        bos, pad, eos, unk = (getattr(dictionary, name)() for name in ("bos", "pad", "eos", "unk"))
-        tokens = [(i, token) for i, token in enumerate(row.tolist()) if token not in (bos, pad, eos)]
-        symbols = dictionary.symbols  # type: ignore[attr-defined]
-        self.places = [i + shift for i, _ in tokens]
-        self.pieces: list[Piece] = pieces([None if t == unk else symbols[t] for _, t in tokens], subwords)
+    def __init__(self, row: Sequence[int], side: Side):
+        dictionary = side.dictionary
+        self.places = [i for i, token in enumerate(row) if token not in side.no_words]
+        tokens = [row[i] for i in self.places]
+        symbols = [None if token == dictionary.unk() else dictionary.symbols[token] for token in tokens]
+        self.pieces: list[Piece] = pieces(symbols, side.subwords)
 
     def words(self) -> list[tuple[int, ...]]:
         """Return the pieces of each word of the text."""
@@ -167,6 +170,25 @@ class Sentence:
                 words.append(())
             words[piece.word] += (i,)
         return words
+
+
+class Side:
+    """The "source" or "target" of a task, whose rows of tokens it splits into pieces.
+
+    Attributes:
+        dictionary: its dictionary
+        subwords: kind of subwords, an element of `symbols.SUBWORDS`
+        no_words: symbols that are no words
+    """
+
+    def __init__(self, task: Any, side: str, subwords: str = ""):
+        self.dictionary = getattr(task, f"{side}_dictionary")
+        self.subwords = subwords or subwords_of(self.dictionary.symbols)
+        self.no_words = frozenset(no_words(task, side))
+
+    def sentences(self, tokens: Tensor) -> list[Sentence]:
+        """Return the sentences of a batch [B, T]."""
+        return [Sentence(row, self) for row in tokens.tolist()]
 
 
 @dataclass

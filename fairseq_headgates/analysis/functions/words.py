@@ -1,14 +1,19 @@
-"""Words of subword tokens, and which of them are words of a dependency tree, by characters (no torch)."""
+"""Words of subword tokens, and which of them are words of a dependency tree, by characters."""
 
 from __future__ import annotations
 
+import codecs
 import re
 import unicodedata
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-SUBWORDS = ("subword-nmt", "sentencepiece", "none")
+from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
+
+from fairseq_headgates.evaluation.symbols import MARKS
+
+BYTES = {character: bytes([byte]) for byte, character in bytes_to_unicode().items()}
 ESCAPED = {"&apos;": "'", "&quot;": '"', "&lt;": "<", "&gt;": ">", "&#124;": "|", "&#91;": "[", "&#93;": "]"}
 ESCAPED |= {"&amp;": "&", "@-@": "-"}  # Moses: special characters, and hyphens within words
 ESCAPED |= {"``": '"', "''": '"'}  # quotes of the Penn Treebank
@@ -23,29 +28,23 @@ class Piece(NamedTuple):
     word: int
 
 
-def subwords_of(symbols: Sequence[str]) -> str:
-    """Return the kind of subwords that the symbols of a dictionary are: an element of `SUBWORDS`."""
-    if any(symbol.startswith("\u2581") for symbol in symbols):
-        return "sentencepiece"
-    return "subword-nmt" if any(symbol.endswith("@@") for symbol in symbols) else "none"
-
-
 def pieces(tokens: Sequence[str | None], subwords: str) -> list[Piece]:
     """Return the pieces of a sentence, without EOS. None is an unknown token, taken for a word of its own."""
     result: list[Piece] = []
-    word, inside = -1, False  # inside a word: the next piece continues it
+    mark, word, ended = MARKS.get(subwords), -1, True
+    decoder = codecs.getincrementaldecoder("utf-8")("ignore")  # a character may be of two pieces
     for token in tokens:
-        if token is None:
-            begins, inside, text = True, False, None
-        elif subwords == "subword-nmt":
-            begins = not inside
-            inside = token.endswith("@@")
-            text = token.removesuffix("@@")
-        elif subwords == "sentencepiece":
-            begins, text = token.startswith("\u2581") or not result, token.lstrip("\u2581")
-        else:
-            begins, text = True, token
+        text, begins, ends = token, True, True
+        if mark and token is not None:
+            text = token.removeprefix(mark.text) if mark.first else token.removesuffix(mark.text)
+            boundary = (text != token) != mark.joins  # of two words, at the end of the token that can have the mark
+            begins, ends = (boundary or ended, False) if mark.first else (ended, boundary)
+            if subwords == "byte-level-bpe":
+                if begins:
+                    decoder.reset()
+                text = decoder.decode(b"".join(BYTES.get(each, each.encode()) for each in text))
         word += begins
+        ended = ends
         result.append(Piece(text, word))
     return result
 
