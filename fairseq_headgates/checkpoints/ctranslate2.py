@@ -24,6 +24,7 @@ from fairseq_headgates.files import part_of, remove_dead_parts, replace_folder
 from fairseq_headgates.heads import HeadId
 from fairseq_headgates.messages import shown
 from fairseq_headgates.surgery import head_sites
+from fairseq_headgates.surgery.alignments import alignment_of
 from fairseq_headgates.surgery.features import is_language_model, model_features
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def to_ctranslate2(
         quantization: one of CTranslate2's types, e.g. "int8"; None is single precision
         force: replace an existing CTranslate2 model, once the new one is complete
         alignment_heads: decoder-encoder heads of one layer whose mean attention weights `return_attention` gives, by
-            default all of the last layer
+            default those of the alignments of the model (transformer_align), or all of the last layer
 
     Raises:
         ValueError: with every reason, if CTranslate2 does not support the model; for an unknown `quantization`; for
@@ -150,8 +151,8 @@ def _translator(
 ) -> TransformerSpec:
     from ctranslate2.converters import fairseq
 
-    # `return_attention` averages over the first heads of a layer: by default the last layer's own, as in fairseq.
-    layer, aligned = len(model.decoder.layers) - 1, max(1, model.decoder.layers[-1].encoder_attn.num_heads)
+    # `return_attention` averages over the first heads of a layer.
+    layer, aligned = alignment_of(model)
     if alignment_heads:
         layer, aligned = alignment_heads[0].layer, len(alignment_heads)
         _put_first(model.decoder.layers[layer].encoder_attn, [head.head for head in alignment_heads])

@@ -33,6 +33,21 @@ def watch_alignments(model: nn.Module) -> None:
             module.register_forward_pre_hook(_check, with_kwargs=True)
 
 
+def alignment_of(model: Any) -> tuple[int, int]:
+    """Return the layer of a model's alignments, and of how many first heads they are the mean, at least 1.
+
+    These are those of `transformer_align`, by default all heads of the last layer, as in fairseq.
+    """
+    layers = model.decoder.layers
+    layer: Any = getattr(model, "alignment_layer", None)
+    heads = getattr(model, "alignment_heads", None)
+    if layer not in range(len(layers)):
+        layer, heads = len(layers) - 1, None
+    attention = layers[layer].encoder_attn
+    kept = getattr(attention, "kept", range(attention.num_heads))
+    return layer, max(1, sum(head < heads for head in kept) if heads else len(kept))
+
+
 def _attention(decoder: Any, layer: Any) -> HeadAttention | None:
     """Return the attention to the source of a layer of a decoder; None if there is none."""
     layers = getattr(decoder, "layers", None)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fairseq.models.transformer_align import TransformerAlignModel
 from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -261,8 +262,13 @@ def test_beam_search_is_that_of_fairseq(length_penalty, tmp_path):
         assert found.scores[0] == pytest.approx(float(hypothesis["score"]), abs=TOLERANCE)
 
 
-def test_returned_attention_is_the_mean_over_the_heads_that_are_left(tmp_path):
-    model = without_heads(make_model(), {**SOME, "dec-enc": [[1, 0, 1, 1], [0, 1, 1, 0]]})
+@pytest.mark.parametrize("own", [False, True])
+def test_returned_attention_is_that_of_fairseq(own, tmp_path):
+    """The mean over the heads that are left in the last layer; of `transformer_align`, over its alignment heads."""
+    model = make_model(alignment_layer=0, alignment_heads=2, full_context_alignment=False)
+    if own:
+        model = TransformerAlignModel(model.encoder, model.decoder, model.args)
+    model = without_heads(model, {**SOME, "dec-enc": [[1, 1, 0, 1], [0, 1, 1, 0]]}).eval()
     (source,) = make_sentences(4, number=1)
     found = convert(model, tmp_path).translate_batch(
         words([source]), beam_size=1, max_decoding_length=5, min_decoding_length=5, return_attention=True
