@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from fairseq.data.data_utils import post_process
 from torch import nn
 
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.objectives import Classes
 from fairseq_headgates.evaluation.statistics import Comparison, mcnemar, paired_bootstrap
+from fairseq_headgates.evaluation.symbols import MARKS, SHARE, subwords_of
 from fairseq_headgates.evaluation.translations import bleu_metric, references, translate
 from fairseq_headgates.evaluation.workers import gather
 from fairseq_headgates.surgery import use_head_attention
@@ -55,13 +57,7 @@ class Bleu:
 
     def __init__(self, model: nn.Module, corpus: Corpus):
         self.corpus, self.metric, self.references = corpus, bleu_metric(corpus), references(model, corpus)
-        tokenised = sum(line.endswith(" .") for line in self.references)
-        self.warning = ""
-        if tokenised >= TOKENISED and not corpus.cfg.tokenizer:
-            self.warning = (
-                f"{tokenised} references end in ' .': BLEU of tokenised text is not comparable; add --tokenizer moses, "
-                "and --remove-bpe for subwords"
-            )
+        self.warning = not_comparable(corpus, self.references)
 
     def prepared(self, model: nn.Module) -> nn.Module:
         """Return a copy of the model prepared for generation, as fairseq-generate does."""
@@ -84,6 +80,24 @@ class Bleu:
     def signature(self) -> str:
         """Return sacreBLEU's signature."""
         return str(self.metric.get_signature())
+
+
+def not_comparable(corpus: Corpus, references: Sequence[str]) -> str:
+    """Return what makes BLEU incomparable, subwords or tokenised text, and the options to pass; "" for nothing."""
+    joined, problems, options = references, [], []
+    mark, chosen = MARKS.get(subwords_of(corpus.task.target_dictionary.symbols)), corpus.cfg.common_eval.post_process
+    split = sum(mark.text in line for line in references) if mark and chosen not in mark.post_process else 0
+    if mark and split > SHARE * len(references):
+        problems.append(f"{split} references have subwords ({mark.text})")
+        options.append(mark.cure or "a text in which they are joined, for which fairseq has no option")
+        joined = [post_process(line, mark.post_process[0]) for line in references] if mark.post_process else []
+    tokenised = sum(line.endswith(" .") for line in joined)
+    if tokenised >= TOKENISED and not corpus.cfg.tokenizer:
+        problems.append(f"{tokenised} references end in ' .'")
+        options.append("--tokenizer moses")
+    if not problems:
+        return ""
+    return f"{' and '.join(problems)}: BLEU of such text is not comparable; pass {' and '.join(options)}"
 
 
 class Accuracy:

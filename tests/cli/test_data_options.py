@@ -351,7 +351,30 @@ def test_tokenised_references_get_one_warning(toy, checkpoints, capsys, monkeypa
     options += ["--types", "enc-self"]
     assert cli.main(list(map(str, options))) == 0
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("headgates curve: warning: 10 references end in ' .'") and "--tokenizer moses, and" in line
+    assert line.startswith("headgates curve: warning: 10 references end in ' .'") and "pass --tokenizer moses" in line
     plain = metrics.bleu_metric(Namespace(cfg=Namespace(scoring=None)))
     plain.corpus_score(["A B ."] * 200, [["A B ."] * 200])
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("symbols", "line", "given", "options"),
+    [
+        ("a@@ b", "a@@ b .", {}, "--remove-bpe and --tokenizer moses"),
+        ("a@@ b", "a@@ b .", {"tokenizer": "moses"}, "--remove-bpe"),
+        ("a@@ b", "ab .", {"post_process": "@@ "}, "--tokenizer moses"),
+        ("a@@ b", "a@@b", {"post_process": "sentencepiece"}, "--remove-bpe"),
+        ("a@@ b", "a@@b", {"post_process": "@@ "}, ""),
+        # in subwords, the full stop of a text that is not tokenised is one of them, too
+        ("\u2581a b .", "\u2581a b .", {}, "--post-process sentencepiece"),
+        ("\u2581a b .", "\u2581a b .", {"post_process": "@@ "}, "--post-process sentencepiece"),
+        ("\u2581a b .", "ab.", {"post_process": "sentencepiece"}, ""),
+        ("\u0120a b", "\u0120a b", {}, "a text in which they are joined, for which fairseq has no option"),
+        ("a ##b", "a ##b", {}, "--bpe bert"),
+        ("a b", "a b", {}, ""),
+    ],
+)
+def test_references_in_subwords_name_the_options_that_join_them(symbols, line, given, options):
+    chosen = Namespace(tokenizer=given.get("tokenizer"), common_eval=Namespace(post_process=given.get("post_process")))
+    corpus = Namespace(cfg=chosen, task=Namespace(target_dictionary=Namespace(symbols=symbols.split())))
+    assert metrics.not_comparable(corpus, [line] * 200).partition("; pass ")[2] == options
