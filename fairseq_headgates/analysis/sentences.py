@@ -61,7 +61,7 @@ def typed_sentences(args: Namespace, task: Any, model: nn.Module, lines: Iterabl
     """Return lines of text as samples: SOURCE, tab, TARGET; without a target, with the translation of the model.
 
     For a language model, a line is a text, which begins with the symbol that the model's texts begin with. For an
-    encoder, a line is a sentence, between <s> and </s>.
+    encoder, a line is a sentence, between <s> and </s>; for a classifier also two, with a tab between them.
 
     Args:
         args: options of fairseq-generate, for the beam search
@@ -117,10 +117,13 @@ def _text_sample(task: Any, model: Any, line: str) -> Sample:
     """
     dictionary, encoder = task.source_dictionary, not is_language_model(model)
     with_bos = encoder or getattr(task.args, "add_bos_token", False)
-    begin = dictionary.bos() if with_bos else dictionary.eos()
-    words = dictionary.encode_line(line, add_if_not_exist=False, append_eos=encoder).long()
-    _refuse_padding(words, pad=dictionary.pad())
-    tokens = torch.cat([words.new_tensor([begin]), words])
+    ids = [dictionary.bos() if with_bos else dictionary.eos()]
+    for number, text in enumerate(line.rstrip().split("\t")):
+        if number and task.cfg.separator_token is not None:  # before the second sentence of a pair
+            ids.append(task.cfg.separator_token)
+        ids += dictionary.encode_line(text, add_if_not_exist=False, append_eos=encoder).tolist()
+    tokens = torch.tensor(ids)
+    _refuse_padding(tokens, pad=dictionary.pad())
     _check_length(tokens, model.max_positions(), "text")
     return _placed({"net_input": {"src_tokens": tokens[None], "src_lengths": torch.tensor([len(tokens)])}}, model)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_headgates.cli.parser import filled
@@ -29,8 +30,8 @@ def add_sentences(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=filled,
         help="instead of --gen-subset, sentences of a file, or of standard input (-), one per line: SOURCE, or SOURCE, "
-        "tab, TARGET, tokenised and in subwords, as fairseq-preprocess reads them; for a classifier one sentence, to "
-        "which <s> and </s> are added",
+        "tab, TARGET, tokenised and in subwords, as fairseq-preprocess reads them; for a classifier one sentence, or "
+        "with DATA/input1 two and a tab between them, to which <s>, </s> and --separator-token are added",
     )
 
 
@@ -49,6 +50,7 @@ def numbers(what: str) -> Callable[[str], list[int]]:
 def sentences(work: Session, model: nn.Module) -> Iterator[tuple[int, Sample]]:
     """Return the chosen sentences with their numbers, one by one, on the device of the model. Raise ValueError."""
     from fairseq_headgates.analysis.sentences import read_sentences, typed_sentences
+    from fairseq_headgates.evaluation.objectives import Classes
     from fairseq_headgates.surgery import stacks_of
 
     args = work.args
@@ -62,10 +64,11 @@ def sentences(work: Session, model: nn.Module) -> Iterator[tuple[int, Sample]]:
     lines = {number: line for number, line in enumerate(lines_of(text), start=1) if line.strip()}
     if not lines:
         raise ValueError(f"{name} has no sentence: give one sentence per line")
-    columns = len(stacks_of(model))
+    of_pairs = isinstance(work.objective, Classes) and Path(work.fairseq.data, "input1").is_dir()
+    columns = ["SOURCE", "TARGET"] if len(stacks_of(model)) == 2 else ["SENTENCE"] * (1 + of_pairs)
     for number, line in lines.items():
-        if (found := line.rstrip().count("\t") + 1) > columns:
-            most, fields = ("2 (SOURCE, TARGET)", "1,2") if columns == 2 else ("1", "1")
+        if (found := line.rstrip().count("\t") + 1) > len(columns):
+            most, fields = (f"2 ({', '.join(columns)})", "1,2") if len(columns) == 2 else ("1", "1")
             raise ValueError(
                 f"{name} line {number} has {found} tab-separated columns, at most {most} are allowed: select them, for "
                 f"example with cut -f {fields}"

@@ -167,6 +167,22 @@ def test_attention_maps_of_typed_text(models, run, toy_classes, tmp_path):
     assert_one_line_error(done, ["itself"])
 
 
+def test_a_typed_pair_is_read_as_one_of_the_data(models, run, toy_classes, changed, tmp_path):
+    sentences = (toy_classes.parent / "test.txt").read_text().splitlines()
+    line = min(range(40), key=lambda number: len(sentences[number]))
+    (tmp_path / "text").write_text(f"{sentences[line]}\t{sentences[line]}\n")
+    command = ["attention", changed, models["pruned"], "--json", "--separator-token", 2]
+    done = headgates(run, *command, "--text", tmp_path / "text", code=2)  # the data have no second sentences
+    assert_one_line_error(done, ["has 2 tab-separated columns, at most 1 are allowed"])
+    shutil.copytree(changed / "input0", changed / "input1")
+    read, typed = (
+        json.loads(headgates(run, *command, *chosen).out)["sentences"][0]
+        for chosen in (("--lines", line + 1), ("--text", tmp_path / "text"))
+    )
+    words = sentences[line].split()
+    assert read == typed and typed["enc-self"]["queries"] == ["<s>", *words, "</s>", "</s>", *words, "</s>"]
+
+
 def test_trees_of_sentences(models, run, toy_classes, tmp_path):
     out = tmp_path / "functions.json"
     lines = [line.split() for line in (toy_classes.parent / "test.txt").read_text().splitlines()]
