@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hypotheses",
         metavar="FILE",
         type=filled,
-        help="write the translations of one checkpoint, a line for each sentence",
+        help="write the translations of one checkpoint, a line for each sentence, empty if the sentence is skipped",
     )
     parser.add_argument(
         "--speed",
@@ -95,8 +95,6 @@ def run(args: argparse.Namespace) -> int:
         pairs = pairwise(found)  # before files are written, because it can fail
         objects = [evaluation.as_json() for evaluation in found]
         content = json.dumps(objects[0] if len(objects) == 1 else objects)
-        if args.hypotheses:
-            work.write(args.hypotheses, "".join(f"{line}\n" for line in found[0].predictions or ()))
         work.write(args.out, content + "\n")
         work.say(content if args.json else as_text(found, pairs))
     return 0
@@ -170,7 +168,10 @@ def _evaluate(work: Session, path: str, inputs: _Inputs) -> tuple[Evaluation, Ca
     _check(inputs, corpora, subset)
     prepared = metric.prepared(model) if metric else model
     predictions = metric.predict(prepared) if metric else None
-    references = _references(metric, inputs)
+    references = _references(metric, inputs, corpora[subset])
+    if work.args.hypotheses:
+        lines = dict(zip(corpora[subset].numbers(), predictions or (), strict=True))
+        work.write(work.args.hypotheses, "".join(lines.get(i, "") + "\n" for i in range(corpora[subset].lines)))
     evaluation = Evaluation(
         checkpoint=work.name(path),
         heads=report.open_counts(gate),
@@ -203,7 +204,7 @@ def _check(inputs: _Inputs, corpora: Mapping[str, Corpus], predicted: str) -> No
     from fairseq_headgates.evaluation.corpus import occurrences
 
     if inputs.reference is not None:
-        lines, sentences = len(inputs.reference), corpora[predicted].sentences
+        lines, sentences = len(inputs.reference), corpora[predicted].lines
         if lines != sentences:
             raise ValueError(f"--reference has {lines:,} lines, the subset {sentences:,} sentences: {GIVE_REFERENCE}")
     for subset, (lines, _) in inputs.words.items():
@@ -212,10 +213,12 @@ def _check(inputs: _Inputs, corpora: Mapping[str, Corpus], predicted: str) -> No
             raise ValueError(f"--text {subset} has {lines:,} lines, the subset {eos_tokens:,}: {GIVE_TEXT}")
 
 
-def _references(metric: Any, inputs: _Inputs) -> list[Any] | None:
-    """Return the references, or the labels of classes."""
-    if metric is None or inputs.reference is not None:
-        return inputs.reference
+def _references(metric: Any, inputs: _Inputs, corpus: Corpus) -> list[Any] | None:
+    """Return the references, or the labels of classes, of the sentences that are not skipped."""
+    if metric is None:
+        return None
+    if inputs.reference is not None:
+        return [inputs.reference[number] for number in corpus.numbers()]
     return metric.references if inputs.metric == "bleu" else metric.labels
 
 

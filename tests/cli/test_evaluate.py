@@ -87,6 +87,21 @@ def test_without_a_reference_the_binarised_target_is_detokenised(evaluated, toy,
 
 
 @pytest.mark.usefixtures("few_resamplings")
+@pytest.mark.usefixtures("few_resamplings")
+def test_skipped_sentences_have_lines(evaluated, toy, checkpoints, tmp_path):
+    """--hypotheses has an empty one for each; --reference has one for each sentence."""
+    raw = toy.text / "test.tgt"
+    shorter = ["--skip-invalid-size-inputs-valid-test", "--max-source-positions", "5", "--max-target-positions", "1024"]
+    files = ["--reference", raw, "--hypotheses", tmp_path / "x"]
+    (found,) = evaluated(toy.data, [checkpoints["baseline"]], *FORCED, *shorter, *files)
+    lines = raw.read_text().splitlines()
+    assert found.references == [line for line in lines if len(line.split()) < 5] and found.predictions
+    translations = iter(found.predictions)
+    assert (tmp_path / "x").read_text().splitlines() == [
+        next(translations) if len(line.split()) < 5 else "" for line in lines
+    ]
+
+
 def test_differences_are_those_of_paired_bootstrap(evaluated, headgates, toy, checkpoints):
     """Between any two of three checkpoints, as if only these two were compared."""
     paths = [checkpoints[name] for name in ("baseline", "fixed", "mixed")]
