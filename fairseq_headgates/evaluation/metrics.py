@@ -91,6 +91,9 @@ def not_comparable(corpus: Corpus, references: Sequence[str]) -> str:
         problems.append(f"{split} references have subwords ({mark.text})")
         options.append(mark.cure or "a text in which they are joined, for which fairseq has no option")
         joined = [post_process(line, mark.post_process[0]) for line in references] if mark.post_process else []
+    elif not mark and references and all(line.replace(" ", "").isdecimal() for line in references):
+        problems.append("the references are numbers")
+        options.append("--bpe gpt2 if they are those of its subwords")
     tokenised = sum(line.endswith(" .") for line in joined)
     if tokenised >= TOKENISED and not corpus.cfg.tokenizer:
         problems.append(f"{tokenised} references end in ' .'")

@@ -110,6 +110,14 @@ def test_a_batch_without_words():
     assert result["trees"]["source"]["words"] == 0 and not result["relations"]
 
 
+def test_positions_are_counted_from_the_first_word():
+    """Here most of the source, tokens of languages, is before it."""
+    pairs = [([4] * 5 + [6, EOS], [*range(7, 15), EOS])]
+    result = found(make_model(), Task(False, languages=True), [sample(pairs)], Annotations(rare=False))
+    offsets = {int(each) for row in result["heads"]["dec-enc"] for e in row for each in e["positional"]["offsets"]}
+    assert -12 <= min(offsets) < -9 and max(offsets) <= 1
+
+
 def test_a_model_without_cross_attention_has_no_alignment():
     task, pairs = Task(), sentences()
     model = make_model(no_cross_attention=True)

@@ -371,6 +371,7 @@ def test_tokenised_references_get_one_warning(toy, checkpoints, capsys, monkeypa
         ("\u2581a b .", "ab.", {"post_process": "sentencepiece"}, ""),
         ("\u0120a b", "\u0120a b", {}, "a text in which they are joined, for which fairseq has no option"),
         ("a ##b", "a ##b", {}, "--bpe bert"),
+        ("262 13", "262 13", {}, "--bpe gpt2 if they are those of its subwords"),
         ("a b", "a b", {}, ""),
     ],
 )

@@ -38,7 +38,7 @@ def sentences(languages=False):
     pairs[1][1][3] = pairs[1][1][4] = pairs[1][1][0]
     pairs[2][0][3] = UNKNOWN
     for source, target in pairs if languages else ():
-        source[:0], target[:0] = [4] * (len(source) % 3), [4] * (len(target) % 2)
+        source[:0], target[:0] = [4] * (5 - len(source) % 5), [4] * (len(target) % 2)
         source.append(5)
     return pairs
 

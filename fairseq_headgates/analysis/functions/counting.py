@@ -24,6 +24,7 @@ from fairseq_headgates.analysis.functions.layout import (
     layouts,
     linked_words,
     on,
+    positions,
     sides_of,
     tree_words,
 )
@@ -207,8 +208,15 @@ class _Pass:
         self.layouts: dict[str, Layout] = {}
 
     def _longest(self) -> int:
-        """Return the largest number of tokens or words of a sentence, over all workers."""
-        tokens = [max(s["net_input"]["src_tokens"].size(1), s["target"].size(1)) for s in self.corpus.batches]
+        """Return a bound of all offsets: the largest number of tokens or words of a sentence, over all workers.
+
+        Tokens before the first word of a source have negative positions: those after one of them are added.
+        """
+        tokens = []
+        for sample in self.corpus.batches:
+            source = sample["net_input"]["src_tokens"]
+            first = positions(source, self.corpus.words(source, "source"), self.corpus.pad).min()
+            tokens.append(max(source.size(1), sample["target"].size(1)) + max(0, -1 - int(first)))
         words = [len(tree.forms) for trees in self.annotations.trees.values() for tree in trees]
         return max(gather({max([1, *tokens, *words]): None}))
 
