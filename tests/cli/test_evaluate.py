@@ -87,7 +87,6 @@ def test_without_a_reference_the_binarised_target_is_detokenised(evaluated, toy,
 
 
 @pytest.mark.usefixtures("few_resamplings")
-@pytest.mark.usefixtures("few_resamplings")
 def test_skipped_sentences_have_lines(evaluated, toy, checkpoints, tmp_path):
     """--hypotheses has an empty one for each; --reference has one for each sentence."""
     raw = toy.text / "test.tgt"
@@ -102,6 +101,7 @@ def test_skipped_sentences_have_lines(evaluated, toy, checkpoints, tmp_path):
     ]
 
 
+@pytest.mark.usefixtures("few_resamplings")
 def test_differences_are_those_of_paired_bootstrap(evaluated, headgates, toy, checkpoints):
     """Between any two of three checkpoints, as if only these two were compared."""
     paths = [checkpoints[name] for name in ("baseline", "fixed", "mixed")]
