@@ -277,6 +277,12 @@ def _check_positions(batches: Sequence[Sample], task: Any, model: Any) -> None:
 
 
 def _read_dataset(task: Any, subset: str, folder: str) -> Any:
+    if subset not in task.datasets:
+        _load(task, subset, folder)
+    return task.dataset(subset)
+
+
+def _load(task: Any, subset: str, folder: str) -> None:
     files = files_of(task, folder, subset)
     try:
         check_whole(files)
@@ -294,7 +300,6 @@ def _read_dataset(task: Any, subset: str, folder: str) -> Any:
             reason = _unreadable(subset, folder, error)
     if reason:
         raise ValueError(reason)
-    return task.dataset(subset)
 
 
 @contextmanager
@@ -322,6 +327,7 @@ def _empty(subset: str, folder: str) -> str:
 def _batches(args: Namespace, task: Any, dataset: Any, model: Any) -> Iterator[Sample]:
     if args.max_tokens is None and args.batch_size is None:
         args.max_tokens = 4000
+    task.dataset_to_epoch_iter.pop(dataset, None)  # the batches of a model with other positions, which fairseq keeps
     try:
         iterator = task.get_batch_iterator(
             dataset,

@@ -11,10 +11,12 @@ import pytest
 import torch
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.translation import TranslationTask
-from support.analysis import SEARCH, one_line
+from support.analysis import READ, SEARCH, one_line
 from support.commands import EVALUATION, worker_arguments
 
 from fairseq_headgates import evaluation
+from fairseq_headgates.checkpoints import load_model
+from fairseq_headgates.cli.fairseq_options import fairseq_options
 from fairseq_headgates.heads import SCORE_FORMAT, HeadTable, scores_to_json
 
 
@@ -212,6 +214,17 @@ def test_models_of_several_languages_are_measured_as_by_fairseq(options, others,
     assert point["nll"] == pytest.approx(-sum(log_p) / len(log_p), abs=1e-4)
     generated = run(*fairseq, *search, "--scoring", "sacrebleu").out
     assert point["bleu"] > 5 and f"{point['bleu']:.2f}" == re.search(r"BLEU = ([\d.]+)", generated)[1]
+
+
+def test_a_subset_is_loaded_once_and_put_in_batches_for_each_model(multilingual, toy):
+    """fairseq keeps the batches of a subset: the second model would get sentences that are too long for it."""
+    words = [toy.data, "--path", multilingual, *READ, *MULTILINGUAL, "src-tgt", "--skip-invalid-size-inputs-valid-test"]
+    args = fairseq_options("evaluate", list(map(str, [*words, "--sampling-method", "RoundRobin"])))
+    task, (_, model) = evaluation.setup_task(args), load_model(str(multilingual))
+    whole = evaluation.load_corpus(args, task, model)
+    model.encoder.max_source_positions = 6
+    shorter = evaluation.load_corpus(args, task, model)
+    assert shorter.sentences == sum((batch["net_input"]["src_lengths"] <= 6).sum() for batch in whole.batches) < 10
 
 
 def test_sentences_of_a_text_have_the_tokens_of_their_languages(on_toy, multilingual, toy, tmp_path):
