@@ -54,6 +54,13 @@ class PairsMixin(HeadGatesMixin):
         """Load weights, those of gating methods too, which fairseq's model of this kind refuses."""
         return FairseqMultiModel.load_state_dict(self, state_dict, strict, model_cfg, args)
 
+    def upgrade_checked(self, state_dict: dict[str, Any]) -> None:
+        """Rename the weights of older versions of fairseq, and remove those of language pairs that the model lacks."""
+        own = tuple(f"models.{pair}." for pair in self.models)
+        for name in [name for name in state_dict if name.startswith("models.") and not name.startswith(own)]:
+            del state_dict[name]
+        super().upgrade_checked(state_dict)
+
 
 def add_gates(name: str) -> None:
     """Register `{name}_head_gates`, a model of fairseq with `HeadGatesMixin`, and its presets."""

@@ -220,8 +220,8 @@ class HeadGatesMixin:
 
     def upgrade_checked(self, state_dict: dict[str, Any]) -> None:
         """Rename the weights of older versions of fairseq. Raise ValueError for weights of other sizes or heads."""
-        check_dimensions(self, state_dict)
         super().upgrade_state_dict(state_dict)  # type: ignore[misc]
+        check_dimensions(self, state_dict)  # after fairseq has renamed weights and, in BART, removed or added symbols
         remove_copies(state_dict)
         method_state = {name: value for name, value in self.state_dict().items() if name.startswith(GATE_METHOD)}  # type: ignore[attr-defined]
         for name in [name for name in state_dict if name.startswith(GATE_METHOD) and name not in method_state]:

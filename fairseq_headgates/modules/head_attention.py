@@ -287,6 +287,8 @@ class HeadAttention(MultiheadAttention):
     def _check_heads(self, state_dict: dict[str, Any], name: str) -> None:
         weight = state_dict.get(f"{name}.out_proj.weight")
         attention_type, layer = attention_type_and_layer(name)
+        if weight is not None and weight.size(0) != self.embed_dim:
+            return  # the sizes of the model differ, which `check_dimensions` reports
         if weight is not None and weight.size(1) != self.out_proj.weight.size(1):
             raise ValueError(
                 f"{attention_type} layer {layer} has {weight.size(1) / self.head_dim:g} heads in the checkpoint and "

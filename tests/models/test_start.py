@@ -8,10 +8,13 @@ from functools import partial
 import pytest
 import torch
 from fairseq import options
-from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
+from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_REGISTRY, build_model
+from fairseq.models.bart import BARTModel
 from fairseq.models.roberta import RobertaModel
 from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
+from support.any_model import build, multilingual, multilingual_task, text_task
+from support.any_model import options as any_options
 from support.classifiers import SIZES as ROBERTA_SIZES
 from support.classifiers import make_sentences, states
 from support.commands import GATED, USER_DIR
@@ -204,6 +207,31 @@ def test_weights_of_other_sizes_are_refused_with_both_shapes(bare):
     )
     ours.load_state_dict(model.state_dict())
     assert torch.equal(computed(ours.eval()), computed(model))
+
+
+# --- weights that fairseq changes as it loads them --------------------------------------------------------------------
+
+
+def test_bart_starts_without_the_mask_of_denoising_as_in_fairseq():
+    """The task of its pre-training adds <mask> to the dictionary; fairseq removes its row."""
+    denoising = text_task()
+    denoising.source_dictionary.add_symbol("<mask>")
+    weights = BARTModel.build_model(any_options("bart_head_gates"), denoising).state_dict()
+    computed = []
+    for model_class in (BARTModel, MODEL_REGISTRY["bart_head_gates"]):
+        model = model_class.build_model(any_options("bart_head_gates", task="translation"), text_task()).eval()
+        model.load_state_dict(dict(weights))
+        computed.append(logits(model, make_batch()))
+    assert torch.equal(*computed)
+
+
+def test_a_model_of_several_language_pairs_takes_its_own_from_a_checkpoint_of_more():
+    before, task = multilingual(), multilingual_task()
+    task.model_lang_pairs = task.lang_pairs = ["en-fr"]
+    ours = build("multilingual_transformer_head_gates", task, lang_pairs="en-fr")
+    ours.load_state_dict(before.state_dict())
+    outputs = [logits(model.eval().models["en-fr"], make_batch()) for model in (before, ours)]
+    assert torch.equal(*outputs)
 
 
 # --- precision ------------------------------------------------------------------------------------------------------

@@ -200,13 +200,18 @@ def on_short_wave(model, **inputs):
     return model(WAVE["source"], SAMPLES, **inputs)
 
 
-def multilingual(**changes):
-    """A small model of two pairs of languages."""
+def multilingual_task():
+    """A task of two pairs of languages."""
     task = MultilingualTranslationTask.__new__(MultilingualTranslationTask)
     task.dicts = dict.fromkeys(("en", "de", "fr"), text_task().dictionary)
     task.model_lang_pairs = task.lang_pairs = ["en-de", "en-fr"]
     task.langs, task.training = ["en", "de", "fr"], True
-    return build("multilingual_transformer", task, **changes)
+    return task
+
+
+def multilingual(**changes):
+    """A small model of two pairs of languages."""
+    return build("multilingual_transformer", multilingual_task(), **changes)
 
 
 def on_both_pairs(model):
