@@ -12,8 +12,8 @@ from fairseq_headgates.criterions.config import L0Config
 from fairseq_headgates.criterions.l0 import L0Mixin
 
 NAMES = {"masked_lm": "MaskedLm"}  # of the class, where it is not that of fairseq: checkpoints hold it
-# A criterion of criterions, and one of another kind of parallel training.
-LEFT_OUT = ("composite_loss", "vocab_parallel_cross_entropy")
+# A criterion of criterions, one of another kind of parallel training, and one that its task accepts by this name alone.
+LEFT_OUT = ("composite_loss", "vocab_parallel_cross_entropy", "sentence_ranking")
 
 
 def with_penalty(name: str) -> type:

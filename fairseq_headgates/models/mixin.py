@@ -60,13 +60,14 @@ def warn_of_no_penalty(options: HeadOptions, args: Any) -> None:
     name = getattr(args, "criterion", None)  # of hydra's `model` it is None
     if not options.gate_heads or name is None or getattr(CRITERION_REGISTRY.get(name), "adds_penalty", False):
         return
-    ours = f"{name}_l0" if f"{name}_l0" in CRITERION_REGISTRY else "label_smoothed_cross_entropy_l0"
+    ours = f"{name}_l0" if f"{name}_l0" in CRITERION_REGISTRY else None
     if options.stop_when_settled:
-        logger.warning(f"--stop-when-settled has no effect with --criterion {name}: use --criterion {ours}")
+        cure = f"use --criterion {ours}" if ours else "leave it out"
+        logger.warning(f"--stop-when-settled has no effect with --criterion {name}: {cure}")
     if METHODS[options.sparsity_method].has_penalty:
         logger.warning(
             f"--criterion {name} adds no penalty on the gates, so the number of open heads is not controlled: "
-            f"use --criterion {ours}"
+            + (f"use --criterion {ours}" if ours else "use --sparsity-method subset, which needs no penalty")
         )
 
 
