@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from fairseq.data import Dictionary
-from fairseq.data.data_utils import infer_language_pair
 from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
 from torch import Tensor, nn
 
 from fairseq_headgates.checkpoints.sizes import check_sizes
+from fairseq_headgates.evaluation.binarised import language_pair
 from fairseq_headgates.files import remove_mark
 from fairseq_headgates.heads import TYPES, HeadTable, Signature
 from fairseq_headgates.messages import shown
@@ -218,8 +218,8 @@ def load_dictionaries(state: Mapping[str, Any], folder: str | os.PathLike[str]) 
         only = _load_dictionary(Path(folder) / "dict.txt", weights, "decoder", hint)
         return only, only
     languages = [task.get("source_lang"), task.get("target_lang")]
-    if None in languages and Path(folder).is_dir():
-        languages = infer_language_pair(folder)
+    if None in languages:
+        languages = list(language_pair(str(folder), *languages) or [None])
     if not all(isinstance(language, str) and LANGUAGE.fullmatch(language) for language in languages):
         raise ValueError(
             f"cannot infer the languages from {folder}: give the folder of the binarised data with --data{hint}"

@@ -48,6 +48,24 @@ def dictionary_files(folder: str) -> list[Path]:
     return sorted(path for pattern in ("dict*.txt", "*/dict.txt") for path in Path(folder).glob(pattern))
 
 
+def language_pair(folder: str, source: str | None = None, target: str | None = None) -> tuple[str, str] | None:
+    """Return the source and target language of a folder of binarised data, by its dictionaries and names of files.
+
+    Languages may contain `-` and `.` (zh-CN, pt.BR), at which fairseq cuts names. Of several pairs, the first in
+    alphabetical order with this `source` and `target` is returned; None if there is none.
+    """
+    languages = [path.name.removeprefix("dict.").removesuffix(".txt") for path in Path(folder).glob("dict.*.txt")]
+    pairs = {
+        (first, second)
+        for name in (f"{path.name}." for path in Path(folder).glob("*.*-*.*"))
+        for first in languages
+        if f".{first}-" in name
+        for second in languages
+        if any(f".{first}-{second}.{side}." in name for side in (first, second))
+    }
+    return min((pair for pair in pairs if source in (None, pair[0]) and target in (None, pair[1])), default=None)
+
+
 def subset_files(folder: str, subset: str, stems: Sequence[str] = ()) -> list[Path]:
     """Return the files of a subset by name: only those of `stems`, such as "de-en.de", if there are any."""
     prefix = Path(os.path.join(folder, subset))

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fairseq import tasks, utils
-from fairseq.data.data_utils import infer_language_pair
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
-from fairseq_headgates.evaluation.binarised import check_regular, dictionary_files
+from fairseq_headgates.evaluation.binarised import check_regular, dictionary_files, language_pair
 from fairseq_headgates.evaluation.objectives import check_supported, options_of
 from fairseq_headgates.files import remove_mark
 from fairseq_headgates.messages import first_line, logging_only
@@ -90,11 +89,7 @@ def _complete_languages(args: Namespace) -> None:
     if not hasattr(args, "target_lang") or (source and target):
         return
     if not hasattr(args, "lang_pairs"):
-        try:
-            found = infer_language_pair(utils.split_paths(args.data)[0])
-        except OSError:
-            return
-        if source in (None, found[0]) and target in (None, found[1]):
+        if found := language_pair(utils.split_paths(args.data)[0], source, target):
             args.source_lang, args.target_lang = found
         return
     pairs = args.lang_pairs.split(",") if isinstance(args.lang_pairs, str) else args.lang_pairs
@@ -102,4 +97,6 @@ def _complete_languages(args: Namespace) -> None:
         raise ValueError(f"--task {args.task} needs languages: add --lang-pairs as in training, and -s SRC -t TGT")
     if source or target or len(pairs) > 1:
         raise ValueError(f"the languages of the data are not given: add -s SRC -t TGT, a pair of {', '.join(pairs)}")
+    if pairs[0].count("-") != 1:
+        raise ValueError(f"--lang-pairs is {pairs[0]}: fairseq needs languages without '-', such as zh_CN-en_XX")
     args.source_lang, args.target_lang = pairs[0].split("-")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fairseq.data.indexed_dataset import IndexedDatasetBuilder, MMapIndexedDatasetBuilder
 
-from fairseq_headgates.evaluation.binarised import check_whole, digest, is_empty, subset_files
+from fairseq_headgates.evaluation.binarised import check_whole, digest, is_empty, language_pair, subset_files
 
 SENTENCES = [[5, 6, 7, 2], [8, 2], [9, 10, 11, 12, 13, 2]]
 
@@ -27,6 +27,23 @@ def build(folder, kind="mmap", name="valid.de-en.de", sentences=SENTENCES):
 
 def check(folder):
     check_whole(subset_files(str(folder), "valid", ["de-en.de", "de-en.en"]))
+
+
+@pytest.mark.parametrize(
+    ("pair", "file"),
+    [
+        (("zh-CN", "en"), "train.zh-CN-en.en.idx"),
+        (("pt.BR", "zh-CN"), "test.pt.BR-zh-CN.pt.BR.bin"),
+        (("en_XX", "pt.BR"), "valid.en_XX-pt.BR.en_XX"),
+        (None, "train.zh-TW-en.en.idx"),
+    ],
+)
+def test_languages_of_any_name_are_found(pair, file, tmp_path):
+    for name in ("dict.zh-CN.txt", "dict.en.txt", "dict.pt.BR.txt", "dict.en_XX.txt", "dict.zh.txt", file):
+        (tmp_path / name).touch()
+    assert language_pair(str(tmp_path)) == pair
+    (tmp_path / "test.en-zh.en.idx").touch()
+    assert language_pair(str(tmp_path), *(pair or ())) == (pair or ("en", "zh"))
 
 
 @pytest.mark.parametrize("kind", ["mmap", "int64", "legacy"])
