@@ -122,6 +122,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(report.removal_table(kept_mask(model), kept_mask(pruned)))
     print("\n".join(removal_notes(plan)))
+    if args.alive is None and args.scores is None and all(before == kept for before, kept in plan["heads"].values()):
+        print(no_removal(model))
     if args.by_speed:
         print("\n" + report.speed_table(plan["speed"]))
         print("\n".join(report.speed_notes(plan["speed"])))
@@ -169,6 +171,16 @@ def measured_speed(model: nn.Module, pruned: nn.Module, sentences: int) -> dict[
         for site, cost in zip(head_sites(model), layer_costs(model, translation), strict=True)
     ]
     return {**vars(translation), "threads": torch.get_num_threads(), "layers": layers}
+
+
+def no_removal(model: nn.Module) -> str:
+    """Return why no head is removed without --alive and --scores, and how to choose heads."""
+    from fairseq_headgates.surgery import gated_sites
+
+    choices = "--alive MASK, or --scores FILE --keep N (`headgates score` writes FILE)"
+    if any(gated_sites(model)):
+        return f"no head is removed: no gate is closed; choose heads with a higher --threshold, {choices}"
+    return f"no head is removed: the checkpoint has no gates; choose heads with {choices}"
 
 
 def removal_notes(plan: dict[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from support.models import assert_same, logits, make_batch
+from support.models import assert_same, logits, make_batch, make_gated
 from support.prune_command import LOG_ALPHA, OPEN, SCORES, TYPES, C, F, O, load, names, score_file, write
 
 from fairseq_headgates import HeadTable, masked
@@ -58,6 +58,17 @@ def test_a_dry_run_prints_the_same_and_writes_nothing(form, checkpoint, prune):
     assert "nothing written (--dry-run)" in dry.out
     assert dry.out.splitlines()[:-1] == wet.out.splitlines()[:-1]
     assert prune(checkpoint, out.parent / "no" / "x.pt", "--dry-run", *form).out == dry.out
+
+
+@pytest.mark.parametrize(
+    ("gates", "words"),
+    [("", "the checkpoint has no gates; choose heads with --alive"), (",".join(TYPES), "no gate is")],
+)
+def test_a_plan_without_removal_says_why(gates, words, prune, tmp_path):
+    model = make_gated(gate_heads=gates)
+    model.args.arch = "transformer_head_gates"
+    torch.save({"args": model.args, "model": model.state_dict()}, tmp_path / "a.pt")
+    assert f"\nno head is removed: {words}" in prune(tmp_path / "a.pt", tmp_path / "b.pt").out
 
 
 def test_the_plan_as_json(checkpoint, prune):
