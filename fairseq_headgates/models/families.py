@@ -56,7 +56,7 @@ class PairsMixin(HeadGatesMixin):
 
     def upgrade_checked(self, state_dict: dict[str, Any]) -> None:
         """Rename the weights of older versions of fairseq, and remove those of language pairs that the model lacks."""
-        own = tuple(f"models.{pair}." for pair in self.models)
+        own = tuple(f"models.{pair}." for pair in self.models)  # type: ignore[attr-defined]
         for name in [name for name in state_dict if name.startswith("models.") and not name.startswith(own)]:
             del state_dict[name]
         super().upgrade_checked(state_dict)

@@ -60,6 +60,34 @@ def test_dictionaries(gated, toy, tmp_path):
         load_dictionaries(state, str(tmp_path))
 
 
+MULTILINGUAL = {"task": "translation_multi_simple_epoch", "lang_pairs": ["src-tgt", "src-fr"]}
+
+
+@pytest.mark.parametrize(
+    ("task", "added"),
+    [
+        ({**MULTILINGUAL, "langs": ["src", "fr"], "lang_tok_style": "multilingual"}, ["__src__", "__fr__"]),
+        ({**MULTILINGUAL, "langs": "src,fr", "lang_tok_style": "mbart"}, ["[src]", "[fr]", "<mask>"]),
+        ({"_name": "denoising"}, ["<mask>"]),
+        ({**MULTILINGUAL, "langs": 3, "lang_tok_style": "multilingual"}, ["__fr__", "__src__", "__tgt__"]),
+        ({"task": "translation_from_pretrained_bart"}, "fine-tune mBART with --task translation_multi_simple_epoch"),
+    ],
+)
+def test_dictionaries_have_the_symbols_that_the_task_adds(task, added, gated, toy, tmp_path):
+    state = load_checkpoint(str(gated))
+    state["cfg"]["task"] = task
+    (tmp_path / "dict.txt").write_text((toy.data / "dict.src.txt").read_text())
+    if isinstance(added, str):
+        with pytest.raises(ValueError, match=added):
+            load_dictionaries(state, tmp_path)
+        return
+    for side in ("encoder", "decoder"):
+        weight = state["model"][f"{side}.embed_tokens.weight"]
+        state["model"][f"{side}.embed_tokens.weight"] = torch.cat([weight, weight[: len(added)]])
+    source, target = load_dictionaries(state, tmp_path)
+    assert source.symbols == target.symbols and source.symbols[-len(added) :] == added
+
+
 def test_dictionaries_of_unknown_languages_are_refused_with_a_reason(gated, toy, tmp_path):
     """A folder with dictionaries alone, and a run that inferred its languages: the message must say what is missing."""
     for language in ("src", "tgt"):
