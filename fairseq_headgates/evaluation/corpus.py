@@ -200,6 +200,11 @@ def _check_task(task: Any, model: Any) -> None:
     check_has_loss(model)
     objective, stacks = objective_of(task), stacks_of(model)
     mem_len: Any = getattr(getattr(model, "decoder", None), "mem_len", 0)
+    if isinstance(objective, Classes) and len(stacks) == 2 and getattr(model, "classification_heads", None):
+        raise ValueError(
+            "the checkpoint is a classifier with a decoder (BART), and only those without are measured: choose heads "
+            "by their gates (headgates prune), and evaluate with fairseq-validate"
+        )
     if objective.stacks != stacks:
         kind, name = MODELS[stacks]
         raise ValueError(f"the checkpoint is {kind}: pass --task {name}, or another task of this kind")

@@ -53,6 +53,8 @@ def setup_task(args: Namespace) -> Any:
         cure = "give a folder of fairseq-preprocess"
         if args.task == "translation" and Path(utils.split_paths(args.data)[0], "dict.txt").is_file():
             cure = "for data without a target side, add --task language_modeling or masked_lm"
+        elif args.task == "translation" and Path(utils.split_paths(args.data)[0], "input0").is_dir():
+            cure = "for classified sentences, add --task sentence_prediction"
         elif args.task == "sentence_prediction":
             cure = "give a folder with the folders input0 and label of fairseq-preprocess"
         elif args.task in FAILING and isinstance(error, (AttributeError, TypeError)):

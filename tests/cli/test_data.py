@@ -122,6 +122,11 @@ def test_damaged_files_that_are_not_read_are_ignored(on_toy, copied):
     assert "test.align.src-tgt.idx is damaged" in line
 
 
+def test_classified_sentences_need_their_task(on_toy, tmp_path):
+    (tmp_path / "input0").mkdir()
+    assert "add --task sentence_prediction" in one_line(on_toy("score", "--method", "gate", data=tmp_path, code=2))
+
+
 def test_a_pipe_as_dictionary_is_refused(on_toy, copied):
     folder = copied()
     (folder / "dict.src.txt").unlink()

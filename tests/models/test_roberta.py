@@ -12,6 +12,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.roberta import RobertaModel
 from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
+from support.any_model import build
 from support.classifiers import HEAD, VARIANTS, make_roberta, make_sentences, make_stock_roberta, states
 from support.models import PAD, make_task
 from support.training import assert_penalty_in_training_only
@@ -22,7 +23,7 @@ from fairseq_headgates.analysis.functions import Annotations, count_functions, f
 from fairseq_headgates.analysis.options import FunctionOptions, ScoreOptions
 from fairseq_headgates.checkpoints import build_model, prune_checkpoint, stock_checkpoint
 from fairseq_headgates.criterions import PENALISED
-from fairseq_headgates.evaluation import Corpus, mean_loss
+from fairseq_headgates.evaluation import Corpus, load_dataset, mean_loss
 from fairseq_headgates.evaluation.metrics import Accuracy, mcnemar
 from fairseq_headgates.models import RobertaHeadGatesModel
 from fairseq_headgates.safety import model_args
@@ -169,6 +170,13 @@ def test_the_loss_of_masked_tokens():
     counted = sample["target"].ne(PAD)
     expected = F.cross_entropy(logits[counted], sample["target"][counted]).item() / math.log(2)
     assert mean_loss(model, Corpus(MASKED_LM, [sample])) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_classifier_with_a_decoder_is_refused_with_a_reason():
+    model = build("bart_head_gates")
+    model.register_classification_head(HEAD, num_classes=2)
+    with pytest.raises(ValueError, match="the checkpoint is a classifier with a decoder"):
+        load_dataset(argparse.Namespace(), CLASSES, model)
 
 
 @pytest.mark.parametrize(("task", "make"), [(CLASSES, make_sentences), (MASKED_LM, masked_sample)])
