@@ -35,7 +35,7 @@ import psutil
 from bench_models import machine
 from tqdm import tqdm
 
-from fairseq_headgates.files import replacing
+from fairseq_headgates.files import part_of, replacing
 
 LIB = Path(__file__).resolve().parents[1] / "recipes" / "lib"
 LANGUAGES = {"en": "abcdefghijklmnoprstuvwy", "ru": "абвгдежзиклмнопрстуфхцчшыья"}
@@ -85,17 +85,19 @@ def write_subtitles(folder: Path, number: int) -> None:
         with members.open("OpenSubtitles.en-ru.ids", "w", force_zip64=True) as member:
             for n in range(number):
                 member.write("\t".join([*documents(n), str(n % FILM), str(n % FILM)]).encode() + b"\n")
-    with replacing(alignment) as part, gzip.open(part, "wt", encoding="utf-8", compresslevel=1) as text:
-        text.write('<?xml version="1.0" encoding="utf-8"?>\n<cesAlign version="1.0">\n')
-        for n in range(number):
-            if n % FILM == 0:
-                source, target = documents(n)
-                text.write(f'<linkGrp targType="s" fromDoc="{source}" toDoc="{target}">\n')
-            overlap = 0.95 if n % 10 < 4 else 0.8
-            text.write(f'<link id="SL{n}" xtargets="{n % FILM};{n % FILM}" overlap="{overlap}" />\n')
-            if n % FILM == FILM - 1 or n == number - 1:
-                text.write("</linkGrp>\n")
-        text.write("</cesAlign>\n")
+    with part_of(alignment) as part:
+        with gzip.open(part, "wt", encoding="utf-8", compresslevel=1) as text:
+            text.write('<?xml version="1.0" encoding="utf-8"?>\n<cesAlign version="1.0">\n')
+            for n in range(number):
+                if n % FILM == 0:
+                    source, target = documents(n)
+                    text.write(f'<linkGrp targType="s" fromDoc="{source}" toDoc="{target}">\n')
+                overlap = 0.95 if n % 10 < 4 else 0.8
+                text.write(f'<link id="SL{n}" xtargets="{n % FILM};{n % FILM}" overlap="{overlap}" />\n')
+                if n % FILM == FILM - 1 or n == number - 1:
+                    text.write("</linkGrp>\n")
+            text.write("</cesAlign>\n")
+        part.replace(alignment)
 
 
 def documents(n: int) -> tuple[str, str]:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from fairseq_headgates.files.parts import part_of
 
+COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".lzma", ".zst", ".lz4", ".zip", ".7z")  # ends of names
+
 
 def refuse_existing(path: str | os.PathLike[str], force: bool) -> None:
     """Raise ValueError if `path` exists, unless it is a regular file and `force` is set."""
@@ -52,7 +54,12 @@ def replacing(path: str | os.PathLike[str], force: bool = False) -> Iterator[Pat
 
 @contextmanager
 def _in_one_line(path: str | os.PathLike[str], force: bool) -> Iterator[Path]:
-    """Within the context, yield `path` or the target of a link, and turn errors of the system into ValueError."""
+    """Within the context, yield `path` or the target of a link, and turn errors of the system into ValueError.
+
+    Refuse names of compressed files: what is written is not compressed, and is then read as if it were.
+    """
+    if (end := os.path.splitext(path)[1].lower()) in COMPRESSED:
+        raise ValueError(f"{path} ends in {end}, but outputs are not compressed: leave out {end}, and compress the file")
     refuse_existing(path, force)
     try:
         target = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
@@ -63,7 +70,7 @@ def _in_one_line(path: str | os.PathLike[str], force: bool) -> Iterator[Path]:
         raise ValueError(f"cannot write {path} ({error.strerror}): choose another place") from None
 
 
-def write_whole(path: str | os.PathLike[str], text: str, force: bool = False) -> None:
-    """Write a file atomically; replace an existing one only with `force`. Raise ValueError."""
+def write_whole(path: str | os.PathLike[str], content: str | bytes, force: bool = False) -> None:
+    """Write a file atomically, text in UTF-8; replace an existing one only with `force`. Raise ValueError."""
     with replacing(path, force) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)

@@ -14,7 +14,8 @@ import torch
 from support.prune_command import OPEN, load, names, score_file, write
 
 from fairseq_headgates import HeadTable, checkpoints
-from fairseq_headgates.files import refuse_existing, replacing
+from fairseq_headgates.checkpoints import save_checkpoint
+from fairseq_headgates.files import check_writable, refuse_existing, replacing, write_whole
 from fairseq_headgates.heads import parse_scores
 from fairseq_headgates.surgery import kept_mask
 
@@ -199,6 +200,14 @@ def test_a_file_is_written_atomically(tmp_path):
     with replacing(path, force=True) as temporary:
         temporary.write_text("second")
     assert path.read_text() == "second" and names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("name", ["x.json.gz", "x.GZ", "x.pt.bz2", "x.html.xz", "x.tsv.zst"])
+def test_names_of_compressed_files_are_refused(name, tmp_path):
+    for write in (check_writable, lambda path: write_whole(path, "text"), lambda path: save_checkpoint({}, path)):
+        with pytest.raises(ValueError, match=rf"{name} ends in \.\w+, but outputs are not compressed: leave out \."):
+            write(str(tmp_path / name))
+    assert not names(tmp_path)
 
 
 def test_existing_files_are_refused(tmp_path):
