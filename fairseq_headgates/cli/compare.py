@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fairseq_headgates.cli.parser import add_output, add_types, chosen_types
-from fairseq_headgates.files import check_writable, write_whole
+from fairseq_headgates.files import check_writable
 from fairseq_headgates.heads import HeadTable
 
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run `headgates compare` and return its exit code."""
     from fairseq_headgates.analysis.overlap import overlap
-    from fairseq_headgates.cli.output import say, without_nan
+    from fairseq_headgates.cli.output import say, without_nan, write
     from fairseq_headgates.options import read_mask
 
     if len(args.masks) < 2 or len(set(args.masks)) < len(args.masks):
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             pairs.append({"a": a.name, "b": b.name, "types": ",".join(group), **asdict(overlap(a, b, group))})
     result = json.dumps({"format": "headgates.overlap/1", "pairs": [without_nan(pair) for pair in pairs]})
     if args.out is not None:
-        write_whole(args.out, result + "\n", args.force)
+        write(args.out, result + "\n", args.force)
     say(result if args.json else _text(pairs, list(masks)))
     return 0
 

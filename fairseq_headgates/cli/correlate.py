@@ -12,7 +12,7 @@ from typing import Any
 
 from fairseq_headgates.analysis.options import WITHOUT_DATA
 from fairseq_headgates.cli.parser import Once, add_output, add_types, chosen_types
-from fairseq_headgates.files import check_writable, write_whole
+from fairseq_headgates.files import check_writable
 from fairseq_headgates.heads import HeadTable, Signature, read_scores
 
 # The parts of a signature that name the data, besides the options.
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run `headgates correlate` and return its exit code."""
     from fairseq_headgates.analysis.agreement import agreement, common_types  # scipy takes a second to import
-    from fairseq_headgates.cli.output import say, without_nan
+    from fairseq_headgates.cli.output import say, without_nan, write
 
     if args.out is not None:
         check_writable(args.out, args.force)
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             pairs.append({"a": first, "b": second, "types": ",".join(group), **asdict(found)})
     result = json.dumps([without_nan(pair) for pair in pairs])
     if args.out is not None:
-        write_whole(args.out, result + "\n", args.force)
+        write(args.out, result + "\n", args.force)
     say(result if args.json else _text(pairs, tables, args.each_type))
     return 0
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fairseq_headgates.files import write_whole
 from fairseq_headgates.messages import first_line, one_line
 
 WITH_TEXT = ("svg", "svgz", "pgf")  # formats whose text is drawn by what opens the file
@@ -18,6 +19,12 @@ WITH_TEXT = ("svg", "svgz", "pgf")  # formats whose text is drawn by what opens 
 def warn(command: str, message: str) -> None:
     """Print one line on stderr."""
     print(f"headgates {command}: warning: {one_line(message)}", file=sys.stderr)
+
+
+def write(path: str, content: str | bytes, force: bool) -> None:
+    """Write an output file, and print its name on stderr; see `write_whole`."""
+    write_whole(path, content, force)
+    print(f"written: {one_line(path)}", file=sys.stderr)
 
 
 def say(text: str) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.cli.choice import add_choice, chosen_heads, refuse_standard_output
 from fairseq_headgates.cli.output import warn
 from fairseq_headgates.cli.parser import OPEN, add_checkpoint, add_inference_dtype, add_refit_options, filled
-from fairseq_headgates.files import refuse_existing
+from fairseq_headgates.files import check_writable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     if args.inference_dtype is not None and args.stock:
         raise ValueError("--stock is for fairseq's own transformer, which has no --inference-dtype: leave out one")
     if not args.dry_run:
-        refuse_existing(args.output, args.force)
+        check_writable(args.output, args.force)
     state, model = load_model(args.checkpoint, args.trust)
     mask = chosen_heads(args, model)
     pruned = prune(model, mask)
@@ -117,8 +118,10 @@ def run(args: argparse.Namespace) -> int:
         plan["speed"] = measured_speed(model, pruned, args.batch_size)
     if not args.dry_run:
         save_checkpoint(smaller, args.output, args.force)
+    end = "nothing written (--dry-run)" if args.dry_run else f"written: {args.output}"
     if args.json:
         print(json.dumps(plan))
+        print(end, file=sys.stderr)
         return 0
     print(report.removal_table(kept_mask(model), kept_mask(pruned)))
     print("\n".join(removal_notes(plan)))
@@ -127,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
     if args.by_speed:
         print("\n" + report.speed_table(plan["speed"]))
         print("\n".join(report.speed_notes(plan["speed"])))
-    print("nothing written (--dry-run)" if args.dry_run else f"written: {args.output}")
+    print(end)
     return 0
 
 

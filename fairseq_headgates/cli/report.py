@@ -8,9 +8,9 @@ import os
 import shlex
 from pathlib import Path
 
-from fairseq_headgates.cli.output import check_matplotlib, say, warn
+from fairseq_headgates.cli.output import check_matplotlib, say, warn, write
 from fairseq_headgates.cli.parser import add_trust, filled
-from fairseq_headgates.files import check_writable, replacing, write_whole
+from fairseq_headgates.files import check_writable, write_whole
 from fairseq_headgates.messages import logging_only
 
 
@@ -58,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
         animation = report.gates_gif(found.trainings) if args.gif else None
     write_whole(args.out, page, args.force)
     if animation is not None:
-        with replacing(args.gif, args.force) as part:
-            part.write_bytes(animation)
+        write(args.gif, animation, args.force)
     with_curves = {run.name for run in found.trainings if run.series}
     for folder in {*map(Path, filter(os.path.isdir, args.inputs))} - {*map(Path, with_curves)}:
         cure = f"save the output of fairseq-train as {folder}/train.log, or train with --log-file"

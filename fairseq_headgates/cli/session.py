@@ -25,9 +25,9 @@ from fairseq_headgates.analysis import importance
 from fairseq_headgates.analysis.options import ScoreOptions
 from fairseq_headgates.checkpoints import load_model
 from fairseq_headgates.cli.fairseq_options import changed_options, fairseq_options
-from fairseq_headgates.cli.output import check_picture, picture, say, warn
+from fairseq_headgates.cli.output import check_picture, picture, say, warn, write
 from fairseq_headgates.evaluation.binarised import digest
-from fairseq_headgates.files import ResumeJournal, check_writable, replacing, write_whole
+from fairseq_headgates.files import ResumeJournal, check_writable
 from fairseq_headgates.heads import HeadTable, Signature
 from fairseq_headgates.inference import int8_obstacle, usable_dtype
 from fairseq_headgates.messages import logging_only
@@ -206,10 +206,10 @@ class Session:
         found = (self.task.source_dictionary, self.task.target_dictionary)
         return [hashlib.sha256("\n".join(each.symbols).encode()).hexdigest() for each in found if each is not None]
 
-    def write(self, path: str | None, text: str) -> None:
+    def write(self, path: str | None, content: str | bytes) -> None:
         """Write a file, in the first worker, if `path` is given."""
         if path and self.writes:
-            write_whole(path, text, self.args.force)
+            write(path, content, self.args.force)
 
     def plot(self, path: str | None, draw: Callable[[], Any]) -> None:
         """Write a picture, in the first worker, if `path` is given; `draw` returns matplotlib's figure."""
@@ -218,8 +218,7 @@ class Session:
             if lacking:
                 other = "x.html or x.svg" if self.args.command in ("attention", "explain") else "x.svg"
                 warn(self.args.command, f"{path} {lacking}: use --plot {other}")
-            with replacing(path, self.args.force) as temporary:
-                temporary.write_bytes(content)
+            self.write(path, content)
 
     def say(self, text: str) -> None:
         """Print a result, in the first worker."""

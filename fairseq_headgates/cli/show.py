@@ -6,8 +6,9 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from fairseq_headgates.cli.output import write
 from fairseq_headgates.cli.parser import OPEN, add_checkpoint, add_output
-from fairseq_headgates.files import write_whole
+from fairseq_headgates.files import check_writable
 from fairseq_headgates.heads import mask_to_json
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.json and args.out == "-":
         raise ValueError("--json and --out - both go to standard output: choose one, or give --out a file")
+    if args.out not in (None, "-"):
+        check_writable(args.out, args.force)
     state, model = load_model(args.checkpoint, args.trust)
     heads = read_heads(state, args.checkpoint, model)
     alive = heads.gate.map(lambda g: int(g > 0), "alive")
@@ -38,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         print(mask_to_json(alive), end="")
         return 0
     if args.out is not None:
-        write_whole(args.out, mask_to_json(alive), args.force)
+        write(args.out, mask_to_json(alive), args.force)
     print(json.dumps(as_json(heads)) if args.json else as_text(heads))
     return 0
 

@@ -95,8 +95,8 @@ def test_a_stock_checkpoint_is_refused_as_a_mask(stock_checkpoint, tmp_path, tra
 
 def test_show_prints_the_mask_alone(gated_checkpoint, tmp_path, run):
     printed = run("headgates", "show", gated_checkpoint, "--out", "-").out
-    run("headgates", "show", gated_checkpoint, "--out", tmp_path / "heads.json")
-    assert printed == (tmp_path / "heads.json").read_text()
+    done = run("headgates", "show", gated_checkpoint, "--out", tmp_path / "heads.json")
+    assert printed == (tmp_path / "heads.json").read_text() and done.err == f"written: {tmp_path / 'heads.json'}\n"
     both = run("headgates", "show", gated_checkpoint, "--out", "-", "--json", code=2)
     assert_one_line_error(both, ["--json", "--out -"])
 

@@ -120,8 +120,12 @@ def test_options_of_the_methods(on_toy, tmp_path):
     assert "|sents:7|" in few["signature"] and few["scores"] != table("--method", "confidence")["scores"]
 
 
-def test_heat_maps(on_toy, tmp_path):
+def test_heat_maps(run, toy, gated_checkpoint, tmp_path):
+    """The names of what is written are on stderr: stdout stays JSON."""
+    command = ["headgates", "score", toy.data, "--path", gated_checkpoint, *READ, "--method", "magnitude", "--json"]
     for name in ("maps.png", "maps.svg"):
-        on_toy("score", "--method", "magnitude", "--plot", tmp_path / name)
+        plot, out = tmp_path / name, tmp_path / f"{name}.json"
+        done = run(*command, "--plot", plot, "--out", out)
+        assert json.loads(done.out) and sorted(done.err.splitlines()) == [f"written: {plot}", f"written: {out}"]
     assert (tmp_path / "maps.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "maps.svg").read_text()
