@@ -14,7 +14,8 @@ from typing import Any
 
 from fairseq_headgates import __version__, register
 from fairseq_headgates.cli.examples import EXAMPLES
-from fairseq_headgates.cli.parser import ArgumentParser
+from fairseq_headgates.cli.output import prepare_streams
+from fairseq_headgates.cli.parser import ArgumentParser, missing_input
 from fairseq_headgates.compat import unsupported
 from fairseq_headgates.messages import one_line
 
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
         argv: the arguments (default: those of the process)
         started: called when fairseq and torch are imported, before the work
     """
+    prepare_streams()
     argv = sys.argv[1:] if argv is None else list(argv)
     chosen = next((argument for argument in argv if not argument.startswith("-")), None)
     parser = build_parser([chosen] if chosen in COMMANDS else [])
@@ -60,10 +62,11 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
     args.rest = rest
     if rest and not args.takes_fairseq:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if args.command not in WITHOUT_MODELS:
-        if problem := unsupported():
-            print(f"headgates {args.command}: error: {problem}", file=sys.stderr)
-            return 2
+    needs_models = args.command not in WITHOUT_MODELS
+    if problem := missing_input(args) or (needs_models and unsupported()):
+        print(f"headgates {args.command}: error: {one_line(problem)}", file=sys.stderr)
+        return 2
+    if needs_models:
         register()
     started()
     logger = logging.getLogger("fairseq_headgates")

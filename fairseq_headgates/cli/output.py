@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +15,15 @@ from fairseq_headgates.files import write_whole
 from fairseq_headgates.messages import first_line, one_line
 
 WITH_TEXT = ("svg", "svgz", "pgf")  # formats whose text is drawn by what opens the file
+
+
+def prepare_streams() -> None:
+    """Open the null device for standard streams that are closed, and escape what standard output cannot encode."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def warn(command: str, message: str) -> None:

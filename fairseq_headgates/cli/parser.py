@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from fairseq_headgates.analysis.options import GRADIENT_UNITS, HEAD_RULES, NORMS
 from fairseq_headgates.heads import TYPES, parse_types
-from fairseq_headgates.messages import fail
+from fairseq_headgates.messages import fail, shown
 
 DATA_USAGE = "%(prog)s DATA --path CKPT [options] [options of fairseq-generate]"
 OPEN = (
@@ -22,6 +25,25 @@ DATA_EPILOG = (
     "heads, use valid or train), --max-tokens (4000), --cpu, --fp16, --beam, --lenpen, --post-process, --tokenizer, "
     "--scoring sacrebleu, ... (fairseq-generate --help)."
 )
+
+# Options that name files to read, by their names in the parsed arguments, and what the files are.
+INPUTS = {
+    "checkpoint": "the checkpoint",
+    "alive": "the mask",
+    "masks": "the mask",
+    "scores": "the score file",
+    "files": "the score file",
+    "inputs": "the input",
+    "text": "the text",
+    "reference": "the reference",
+    "conllu": "the trees",
+    "target_conllu": "the trees",
+    "alignment": "the word alignments",
+    "alignment_heads": "the functions",
+    "data": "the dictionaries in",
+    "refit": "the data in",
+}
+NO_FILE = re.compile(r"-$|\s*\{|[a-z-]+:\S")  # standard input, JSON, heads such as dec-enc:1.3
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -58,6 +80,38 @@ class Once(argparse.Action):
         if before not in (None, values):
             parser.error(f"argument {option_string}: given twice, as {before!r} and {values!r}: give it once")
         setattr(namespace, self.dest, values)
+
+
+def missing_input(args: argparse.Namespace) -> str:
+    """Return an error message if a file that the arguments name does not exist, else an empty text."""
+    for what, path in _inputs(args):
+        try:
+            os.stat(path)
+        except OSError as error:
+            return f"cannot read {what} {shown(path)} ({error.strerror}): check the path"
+    return ""
+
+
+def _inputs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Yield what the files are that the arguments name, and their paths."""
+    for name, what in INPUTS.items():
+        value = getattr(args, name, None)
+        for each in value if isinstance(value, list) else [value]:
+            path = each[1] if isinstance(each, tuple) else each  # --text SUBSET=FILE
+            if path and isinstance(path, str) and not NO_FILE.match(path):  # --refit of curve has no path
+                yield what, path
+    if not args.takes_fairseq:
+        return
+    if args.rest and not args.rest[0].startswith("-"):
+        yield from (("the data in", path) for path in _split(args.rest[0]))
+    for option, value in zip(args.rest, [*args.rest[1:], ""], strict=False):
+        if option == "--path" or option.startswith("--path="):
+            yield from (("the checkpoint", path) for path in _split(option.partition("=")[2] or value))
+
+
+def _split(paths: str) -> list[str]:
+    """Return the paths of an argument of fairseq, none for an address or an empty text."""
+    return [] if "://" in paths else [path for path in paths.split(os.pathsep) if path]
 
 
 def filled(text: str) -> str:

@@ -59,7 +59,7 @@ def _in_one_line(path: str | os.PathLike[str], force: bool) -> Iterator[Path]:
     Refuse names of compressed files: what is written is not compressed, and is then read as if it were.
     """
     if (end := os.path.splitext(path)[1].lower()) in COMPRESSED:
-        raise ValueError(f"{path} ends in {end}, but outputs are not compressed: leave out {end}, and compress the file")
+        raise ValueError(f"{path} ends in {end}, but outputs are not compressed: leave out {end}")
     refuse_existing(path, force)
     try:
         target = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)

@@ -222,9 +222,9 @@ def test_a_plot_without_a_font_for_its_tokens_warns(on_toy, copied, gated_checkp
         tmp_path / "maps.png",
     ]
     assert cli.main(["attention", *map(str, arguments)]) == 0
-    assert one_line(capsys.readouterr().err) == (
+    assert capsys.readouterr().err == (
         f"headgates attention: warning: {tmp_path}/maps.png does not show CJK, symbols or emoji, for which this system "
-        "has no font: use --plot x.html or x.svg"
+        f"has no font: use --plot x.html or x.svg\nwritten: {tmp_path}/maps.png\n"
     )
 
 
@@ -270,7 +270,7 @@ def test_sentences_that_the_model_cannot_read(on_toy, copied, tmp_path):
         (["--lines", "31"], "--lines has 31: 'valid' has the sentences 1 to 30"),
         (["--lines", "0"], "--lines has 0"),
         (["--lines", "x"], "'x' is not a list of line numbers such as 1,5"),
-        (["--lines", "1", "--text", "x"], "--lines has no effect with --text"),
+        (["--lines", "1", "--text", "-"], "--lines has no effect with --text"),
         (["--text", "missing"], "missing"),
         (["--heads", "dec-enc:5.0"], "dec-enc has 2 layers of 4 heads"),
         (["--plot", "x.abc"], "unknown format 'abc'"),

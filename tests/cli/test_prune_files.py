@@ -204,9 +204,9 @@ def test_a_file_is_written_atomically(tmp_path):
 
 @pytest.mark.parametrize("name", ["x.json.gz", "x.GZ", "x.pt.bz2", "x.html.xz", "x.tsv.zst"])
 def test_names_of_compressed_files_are_refused(name, tmp_path):
-    for write in (check_writable, lambda path: write_whole(path, "text"), lambda path: save_checkpoint({}, path)):
+    for writer in (check_writable, lambda path: write_whole(path, "text"), lambda path: save_checkpoint({}, path)):
         with pytest.raises(ValueError, match=rf"{name} ends in \.\w+, but outputs are not compressed: leave out \."):
-            write(str(tmp_path / name))
+            writer(str(tmp_path / name))
     assert not names(tmp_path)
 
 

@@ -1,5 +1,6 @@
-"""What the command needs to start: time, and modules."""
+"""What the command needs to start: time, modules, files and standard streams."""
 
+import io
 import json
 import resource
 import subprocess
@@ -10,6 +11,8 @@ import pytest
 from support.commands import USER_DIR
 from support.recipes import RECIPES
 
+from fairseq_headgates.cli import main as cli
+from fairseq_headgates.cli.output import prepare_streams
 from fairseq_headgates.heads import SCORE_FORMAT
 
 BARE = ["-c", "pass"]
@@ -57,6 +60,49 @@ def test_the_test_of_start_up_time_detects_a_delay_of_0_1_s(bare):
     """Importing torch takes more than a second."""
     slow = f"import time\nwhile time.process_time() < {5 * min(bare) + 0.1}: pass"
     assert not starts_quickly(bare, slow, runs=2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "show no",
+        "prune it out --alive no",
+        "prune it out --scores no --keep 1",
+        "prune it out --refit no",
+        "convert it out --to ctranslate2 --data no",
+        "convert it out --to ctranslate2 --alignment-heads no",
+        "evaluate it --path it:no",
+        "evaluate it --path it --reference no",
+        "evaluate it --path it --text test=no",
+        "score no --path=it --method gate",
+        "score --method gate --path=no",
+        "ablate it:no --path it",
+        "curve it --path it --scores no",
+        "correlate it no",
+        "compare it {} no",
+        "explain it --path it --text no",
+        "functions it --path it --conllu no",
+        "functions it --path it --target-conllu no",
+        "functions it --path it --alignment no",
+        "functions it --path it --scores no",
+        "report out.html it no",
+    ],
+)
+def test_missing_files_are_reported_before_fairseq_is_imported(arguments, headgates, tmp_path, monkeypatch):
+    (tmp_path / "it").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "unsupported", lambda: pytest.fail("it does not look for files first"))
+    assert "'no' (No such file or directory): check the path" in headgates(*arguments.split(), code=2)
+
+
+def test_standard_streams_may_be_closed_or_in_another_encoding(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    prepare_streams()
+    print("schön", flush=True)
+    assert sys.stdout.buffer.getvalue() == b"sch\\xf6n\n"
+    assert sys.stdin.buffer.read() == b"" and not sys.stderr.isatty()
 
 
 def test_correlate_needs_neither_torch_nor_fairseq(tmp_path):
