@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.analysis.options import ABLATION_MODES
-from fairseq_headgates.cli.parser import AS_STORED, add_data, add_inference_dtype, add_metric, add_output
+from fairseq_headgates.cli.parser import AS_STORED, CHOOSING, add_data, add_inference_dtype, add_metric, add_output
 from fairseq_headgates.heads import HeadId, HeadTable
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--select-subset",
         metavar="S",
         help="with --mode all-but-one and --metric bleu or accuracy: choose the head of each layer by the loss on this "
-        "subset (default: --gen-subset)",
+        f"subset (default: {CHOOSING})",
     )
     add_inference_dtype(parser, AS_STORED)
     add_output(
@@ -90,9 +90,10 @@ def _metric(work: Session, loaded: Loaded, losses: HeadTable, metric: Metric, jo
     from fairseq_headgates.analysis.ablation import ablation_losses, ablation_masks, masked_predictions
 
     mode, selected_on = work.args.mode, {}
-    if work.args.select_subset:
-        selecting = work.corpus(loaded.model, work.args.select_subset)
-        _, losses = ablation_losses(loaded.model, selecting, mode, work.progress("choose"))
+    if mode == "all-but-one":
+        selecting = work.with_subset(loaded, work.args.select_subset or CHOOSING).corpus
+        if selecting is not loaded.corpus:
+            _, losses = ablation_losses(loaded.model, selecting, mode, work.progress("choose"))
         selected_on = {"selected_on": str(work.signature(selecting))}
     masks = ablation_masks(loaded.model, mode, losses)
     predictions = masked_predictions(loaded.model, metric, masks, journal, work.progress(metric.name))

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fairseq_headgates.analysis.options import SCORES
+from fairseq_headgates.analysis.options import SCORES, WITHOUT_DATA
 from fairseq_headgates.cli.parser import (
     AS_STORED,
+    CHOOSING,
     Once,
     add_data,
     add_inference_dtype,
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--score-method", metavar="M", help="method whose scores to use; required if FILE has scores of several methods"
     )
     parser.add_argument(
-        "--score-subset", metavar="S", help="with --by: compute the scores on this subset (default: --gen-subset)"
+        "--score-subset", metavar="S", help=f"with --by: compute the scores on this subset (default: {CHOOSING})"
     )
     parser.add_argument(
         "--reestimate",
@@ -204,8 +205,8 @@ def _scores(work: Session, loaded: Loaded) -> tuple[HeadTable, Callable[[nn.Modu
         scores = parse_scores(args.scores, args.score_method, "--score-method")
         check_shape(scores, head_counts(loaded.model), "the score file")
         return scores, None
-    if args.score_subset:
-        loaded = work.with_corpus(loaded, work.corpus(loaded.model, args.score_subset))
+    if args.score_subset or args.by not in WITHOUT_DATA:
+        loaded = work.with_subset(loaded, args.score_subset or CHOOSING)
 
     def score(model: nn.Module) -> HeadTable:
         return work.scores(loaded.with_model(model), args.by)

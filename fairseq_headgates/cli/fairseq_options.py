@@ -11,7 +11,7 @@ from fairseq import options, utils
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.dataclass.configs import GenerationConfig
 
-from fairseq_headgates.cli.parser import DATA_USAGE, ArgumentParser
+from fairseq_headgates.cli.parser import CHOOSING, DATA_USAGE, ArgumentParser
 from fairseq_headgates.messages import described, fail
 
 C_LONG = 2**63 - 1
@@ -40,6 +40,13 @@ MEASURING = (
     "fp16 seed required_batch_size_multiple required_seq_len_multiple skip_invalid_size_inputs_valid_test".split()
 )
 SEARCHING = (*(field.name for field in fields(GenerationConfig)), "post_process", "bpe", "tokenizer")
+# What would change results or write files, but is not implemented here. Parallel and sharded checkpoints are several
+# files, for which fairseq adds suffixes to --path.
+UNUSED = (
+    *("model_overrides", "lm_path", "constraints", "replace_unk", "score_reference", "num_shards", "shard_id"),
+    *("checkpoint_suffix", "checkpoint_shard_count", "model_parallel_size", "pipeline_model_parallel", "bf16", "amp"),
+    *("results_path", "sacrebleu_char_level"),
+)
 # The tasks that other parts of a signature tell apart.
 USUAL_TASKS = "translation language_modeling language_modeling_segments masked_lm sentence_prediction".split()
 
@@ -55,6 +62,8 @@ def fairseq_options(command: str, rest: Sequence[str]) -> argparse.Namespace:
     parser.prog, parser.usage = program, DATA_USAGE
     parser.error = lambda message: fail(program, message)  # without the usage
     parser.set_defaults(required_batch_size_multiple=1)  # fairseq drops what does not fill the last batch
+    if command == "score":
+        parser.set_defaults(gen_subset=CHOOSING)
     _add_criterion(parser, rest)
     args = options.parse_args_and_arch(parser, list(rest))
     if args.path is None:
@@ -62,7 +71,7 @@ def fairseq_options(command: str, rest: Sequence[str]) -> argparse.Namespace:
     for name, value in (("DATA", args.data), ("--path", args.path), ("--gen-subset", args.gen_subset)):
         if not value:
             raise ValueError(f"{name} is empty: give a name")
-    _refuse_unused(args)
+    _refuse_unused(args, parser)
     _check_numbers(args)
     return args
 
@@ -118,19 +127,11 @@ def _add_criterion(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None
         parser.set_defaults(criterion=given.task)
 
 
-def _refuse_unused(args: argparse.Namespace) -> None:
-    """Refuse options that would have no effect."""
-    unused = {
-        "--model-overrides": args.model_overrides != "{}",
-        "--lm-path": args.lm_path is not None,
-        "--constraints": args.constraints is not None,
-        "--replace-unk": args.replace_unk is not None,
-        "--score-reference": args.score_reference,
-        "--num-shards": args.num_shards not in (0, 1),
-        "--shard-id": args.shard_id != 0,
-        f"--scoring {args.scoring}": args.scoring not in ("bleu", "sacrebleu"),
-    }
-    given = [option for option, is_given in unused.items() if is_given]
+def _refuse_unused(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Refuse options that would have no effect, unless they have their default value."""
+    names = [name for name in UNUSED if getattr(args, name, None) not in (None, parser.get_default(name))]
+    given = [f"--{name.replace('_', '-')}" for name in names]
+    given += [f"--scoring {args.scoring}"] if args.scoring not in ("bleu", "sacrebleu") else []
     if given:
         raise ValueError(f"{', '.join(given)} cannot be used here: leave it out")
 

@@ -122,8 +122,11 @@ class Session:
             evaluation.check_target(corpus, f"headgates {self.args.command}")
         return corpus
 
-    def with_corpus(self, loaded: Loaded, corpus: evaluation.Corpus) -> Loaded:
-        """Return the same model with another corpus and its signature."""
+    def with_subset(self, loaded: Loaded, subset: str) -> Loaded:
+        """Return the same model with the corpus of a subset and its signature."""
+        if subset == loaded.corpus.subset:
+            return loaded
+        corpus = self.corpus(loaded.model, subset)
         return Loaded(loaded.model, corpus, loaded.signature.with_parts(self.signature(corpus).parts))
 
     def scores(self, loaded: Loaded, method: str) -> HeadTable:

@@ -300,7 +300,10 @@ def _load(task: Any, subset: str, folder: str) -> None:
         try:
             task.load_dataset(subset)
         except FileNotFoundError:
-            reason = f"there is no subset {subset!r} in {folder}: choose another with --gen-subset"
+            reason = (
+                f"there is no subset {subset!r} in {folder}: choose another with --gen-subset, or with --score-subset, "
+                "--select-subset, --loss-subset or --refit-subset"
+            )
         except Exception as error:
             reason = _unreadable(subset, folder, error)
     if reason:

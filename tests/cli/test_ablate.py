@@ -25,7 +25,7 @@ def test_loss_is_the_one_that_fairseq_logs(on_toy, run, toy, checkpoints):
 
 def test_bleu_is_that_of_fairseq_generate(on_toy, run, toy, gated_checkpoint, tmp_path):
     search, out = [*SEARCH, "--prefix-size", "2", "--lenpen", "0.3"], tmp_path / "ablation.json"
-    options = ["--metric", "bleu", *search, "--mode", "all-but-one", "--select-subset", "valid", "--out", out]
+    options = ["--metric", "bleu", *search, "--mode", "all-but-one", "--out", out]
     text = on_toy("ablate", *options, subset="test")
     found = json.loads(out.read_text())
     generated = run(
@@ -35,7 +35,7 @@ def test_bleu_is_that_of_fairseq_generate(on_toy, run, toy, gated_checkpoint, tm
     assert f"{found['bleu']:.2f}" == re.search(r"BLEU = ([\d.]+)", generated.out).group(1)
     assert len(found["bleu_difference"]) == len(found["p_value"]) == 6  # the best head of every layer
     assert len(re.findall(r"\(head \d\)", text)) == 6
-    assert "|bs:1000|seed:12345|" in found["bleu_signature"]
+    assert "|bs:1000|seed:12345|" in found["bleu_signature"] and "|split:valid|" in found["selected_on"]
     assert any(found["bleu_difference"].values())
     for head, difference in found["bleu_difference"].items():
         assert found["p_value"][head] == 1.0 if difference == 0 else 1 / 1001 <= found["p_value"][head] < 1

@@ -256,6 +256,34 @@ def test_a_broken_user_dir(name, content, words, on_toy, tmp_path, monkeypatch):
     assert f"cannot import --user-dir {folder} (" in line and words in line
 
 
+UNUSED = {
+    "--checkpoint-suffix=-shard0": "--checkpoint-suffix",
+    "--checkpoint-shard-count=2": "--checkpoint-shard-count",
+    "--model-parallel-size=2": "--model-parallel-size",
+    "--pipeline-model-parallel": "--pipeline-model-parallel",
+    "--results-path=x": "--results-path",
+    "--memory-efficient-bf16": "--bf16",
+    "--amp": "--amp",
+    "--num-shards=2": "--num-shards",
+    "--scoring=sacrebleu --sacrebleu-char-level": "--sacrebleu-char-level",
+    "--scoring=chrf": "--scoring chrf",
+}
+
+
+@pytest.mark.parametrize(("given", "name"), UNUSED.items())
+def test_options_that_only_fairseq_uses_are_refused(given, name):
+    with pytest.raises(ValueError, match=f"^{name} cannot be used here: leave it out"):
+        fairseq_options("evaluate", ["data", "--path", "x.pt", *given.split()])
+
+
+def test_heads_are_scored_on_the_validation_set_and_results_measured_on_the_test_set():
+    found = {
+        command: fairseq_options(command, ["data", "--path", "x.pt"]).gen_subset
+        for command in ("score", "ablate", "curve", "evaluate")
+    }
+    assert found == {"score": "valid", "ablate": "test", "curve": "test", "evaluate": "test"}
+
+
 # --- signatures ------------------------------------------------------------------------------------------------------
 
 # Of the options that all tasks have, those that concern speed, logs and training.
@@ -303,7 +331,7 @@ def test_options_of_speed_and_training_change_no_result(on_toy):
 
 def test_a_curve_stores_the_signature_of_its_measurement(on_toy):
     """The data and options of BLEU, besides the signature of the scores, which can be of other data."""
-    options = ["--score-subset", "valid", "--steps", "0", "--types", "all", "--lenpen", "0.5", "--no-repeat-ngram-size"]
+    options = ["--steps", "0", "--types", "all", "--lenpen", "0.5", "--no-repeat-ngram-size"]
     (point,) = json.loads(on_toy("curve", "--by", "gradient", *options, "2", *SEARCH, "--json", subset="test"))
     assert "|split:valid|sents:30|" in point["signature"]
     assert "|split:test|sents:10|" in point["measured"] and "|beam:2|lenpen:0.5|" in point["measured"]
