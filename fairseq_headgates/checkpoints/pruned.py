@@ -175,11 +175,11 @@ def _table(options: Mapping[str, Any]) -> OrderedDict[str, Any]:
     return table
 
 
-def check_loads(state: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the model of a pruned checkpoint can be built and fairseq can convert its options."""
-    build_model(state)
+def check_loads(state: Mapping[str, Any]) -> nn.Module:
+    """Build and return the model of a pruned checkpoint. Raise ValueError unless fairseq can convert its options."""
+    model = build_model(state)
     if not state.get("args"):
-        return
+        return model
     try:
         with logging_only(logging.CRITICAL, "fairseq", "hydra"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # hydra's, of its own versions; fairseq logs what it raises
@@ -188,6 +188,7 @@ def check_loads(state: Mapping[str, Any]) -> None:
         raise ValueError(
             f"the options of the checkpoint cannot be converted to those of fairseq 0.12: {first_line(error)}"
         ) from None
+    return model
 
 
 def _mapping(value: Any) -> Mapping:

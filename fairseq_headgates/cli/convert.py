@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_headgates.cli.choice import add_choice, chosen_heads, refuse_standard_output
+from fairseq_headgates.cli.output import warn_unfinished
 from fairseq_headgates.cli.parser import add_checkpoint, filled
 from fairseq_headgates.files import read_text
 from fairseq_headgates.heads import HeadId
@@ -52,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_standard_output(args.output)
     check_output(Path(args.output), args.force)
     state, model = load_model(args.checkpoint, args.trust)
+    warn_unfinished("convert", model)
     pruned = prune(model, chosen_heads(args, model))
     check_model(pruned)
     aligned = [] if args.alignment_heads is None else _alignment_heads(args.alignment_heads, pruned)

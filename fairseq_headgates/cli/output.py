@@ -31,6 +31,12 @@ def warn(command: str, message: str) -> None:
     print(f"headgates {command}: warning: {one_line(message)}", file=sys.stderr)
 
 
+def warn_unfinished(command: str, model: Any) -> None:
+    """Warn if the training of the gates of a model is unfinished; see `GateMethod.unfinished`."""
+    if (method := getattr(model, "gate_method", None)) and (warning := method.unfinished()):
+        warn(command, warning)
+
+
 def write(path: str, content: str | bytes, force: bool) -> None:
     """Write an output file, and print its name on stderr; see `write_whole`."""
     write_whole(path, content, force)

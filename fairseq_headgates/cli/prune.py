@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.cli.choice import add_choice, chosen_heads, refuse_standard_output
-from fairseq_headgates.cli.output import warn
+from fairseq_headgates.cli.output import warn, warn_unfinished
 from fairseq_headgates.cli.parser import OPEN, add_checkpoint, add_inference_dtype, add_refit_options, filled
 from fairseq_headgates.files import check_writable
 
@@ -99,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.dry_run:
         check_writable(args.output, args.force)
     state, model = load_model(args.checkpoint, args.trust)
+    warn_unfinished("prune", model)
     mask = chosen_heads(args, model)
     pruned = prune(model, mask)
     values, signature = ({}, "") if args.refit is None else refitted_values(args, model, pruned)
@@ -110,8 +111,7 @@ def run(args: argparse.Namespace) -> int:
         notice = partial(warn, "prune")
         optimizer = not args.no_optimizer and args.refit is None
         smaller = prune_checkpoint(state, mask, optimizer, model, notice, args.inference_dtype, values)
-    check_loads(smaller)
-    plan = removal_plan(model, pruned)
+    plan = removal_plan(model, pruned, check_loads(smaller))
     if signature:
         plan["refit"] = signature
     if args.by_speed:

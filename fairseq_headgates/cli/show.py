@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from fairseq_headgates.cli.output import write
+from fairseq_headgates.cli.output import warn_unfinished, write
 from fairseq_headgates.cli.parser import OPEN, add_checkpoint, add_output
 from fairseq_headgates.files import check_writable
 from fairseq_headgates.heads import mask_to_json
@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out not in (None, "-"):
         check_writable(args.out, args.force)
     state, model = load_model(args.checkpoint, args.trust)
+    warn_unfinished("show", model)
     heads = read_heads(state, args.checkpoint, model)
     alive = heads.gate.map(lambda g: int(g > 0), "alive")
     if args.out == "-":

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +15,8 @@ import torch.distributed
 from torch import Tensor
 
 from fairseq_headgates.messages import first_line
+
+PATIENCE = 3.0  # seconds to wait for the other workers without a word
 
 
 def join_workers(args: Namespace) -> None:
@@ -55,17 +61,37 @@ def _number(name: str) -> int:
 
 def _start(args: Namespace, backend: str) -> None:
     try:
-        torch.distributed.init_process_group(
-            backend,
-            init_method=args.distributed_init_method,
-            world_size=args.distributed_world_size,
-            rank=args.distributed_rank,
-        )
+        with _waiting(args):
+            torch.distributed.init_process_group(
+                backend,
+                init_method=args.distributed_init_method,
+                world_size=args.distributed_world_size,
+                rank=args.distributed_rank,
+            )
     except (RuntimeError, ValueError) as error:
         raise ValueError(
             f"the rendezvous failed at --distributed-init-method {args.distributed_init_method} "
             f"({first_line(error)}): use tcp://HOST:PORT with a free port of the first worker's machine"
         ) from None
+
+
+@contextmanager
+def _waiting(args: Namespace) -> Iterator[None]:
+    """Within the context, print what this worker waits for, after `PATIENCE` seconds."""
+    address, cure = args.distributed_init_method, "leave out --distributed-world-size"
+    if address == "env://":
+        address, cure = "{MASTER_ADDR}:{MASTER_PORT}".format(**os.environ), "unset WORLD_SIZE (env -u WORLD_SIZE ...)"
+    text = (
+        f"worker {args.distributed_rank} waits at {address} for the others of {args.distributed_world_size} workers: "
+        f"start them, or {cure} to run one alone"
+    )
+    timer = threading.Timer(PATIENCE, lambda: print(text, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def leave_workers() -> None:

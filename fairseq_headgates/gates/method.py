@@ -244,6 +244,18 @@ class GateMethod(nn.Module):
         """Return the evaluation gates [H] of a layer."""
         return self._part(self.evaluate(self.log_alpha()), layer)
 
+    def unfinished(self) -> str:
+        """Return a warning if evaluation closes heads whose P(g != 0) is above 0.5, else an empty text."""
+        with torch.no_grad():
+            log_alpha = self.log_alpha()
+            number = int(((self.evaluate(log_alpha) == 0) & (self.open_probability(log_alpha) > 0.5)).sum())
+        if not number:
+            return ""
+        return (
+            f"heads with an evaluation gate of 0 but P(open) above 0.5: {number}. Their choice is not settled: train "
+            "the gates longer before you remove them"
+        )
+
     def factor(self, layer: HeadGates) -> Tensor:
         """Return the factors [H] on the heads of a layer in evaluation: evaluation gate times output scale."""
         return self._part(self.scaled(self.evaluate(self.log_alpha())), layer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,8 @@ from fairseq_headgates.messages import shown
 from fairseq_headgates.options.declared import option_value
 from fairseq_headgates.options.stored import model_options
 from fairseq_headgates.safety import architecture, is_checkpoint_file, load_checkpoint, model_args
+
+logger = logging.getLogger(__name__)
 
 GATE = ".gate.log_alpha"
 OUTPUT = re.compile(r"(.*attn)\.out_proj\.weight$")
@@ -63,7 +66,7 @@ def mask_of_checkpoint(path: str) -> HeadTable:
             alive = parse_mask(args.alive_heads)
             check_shape(alive, sizes, "its own mask")
             mask.update({attention_type: [list(row) for row in rows] for attention_type, rows in alive.values.items()})
-        for attention_type, layer, gates in evaluation_gates(weights, args):
+        for attention_type, layer, gates in evaluation_gates(weights, args, path):
             _close(mask, attention_type, layer, gates, args)
     except ValueError as error:
         raise ValueError(f"{path!r} cannot be taken as a mask: {error}") from None
@@ -136,12 +139,13 @@ def _close(
         rows[layer][head] *= int(gate > 0)
 
 
-def evaluation_gates(weights: Mapping[str, Tensor], args: Any) -> list[tuple[str, int, Tensor]]:
+def evaluation_gates(weights: Mapping[str, Tensor], args: Any, path: str = "") -> list[tuple[str, int, Tensor]]:
     """Return attention type, number and evaluation gates of every layer with gates, exactly as the model computes them.
 
     Args:
         weights: the weights of a checkpoint
         args: the options of its model
+        path: its name, to warn if the training of its gates is unfinished
     """
     gated = sorted(_gated_layers(weights), key=lambda layer: (TYPES.index(layer[0]), layer[1]))
     if not gated:
@@ -159,6 +163,8 @@ def evaluation_gates(weights: Mapping[str, Tensor], args: Any) -> list[tuple[str
     }
     settings: dict[str, Any] = {"target": target.counts(heads)} if target else {}
     method = METHODS[option_value(args, "sparsity_method")](layers, layer_types, **settings)
+    if path and (warning := method.unfinished()):
+        logger.warning(f"{path}: {warning}")
     with torch.no_grad():
         values = method.evaluate(method.log_alpha()).split(method.sizes)
     return [(attention_type, layer, row) for (attention_type, layer, _), row in zip(gated, values, strict=True)]

@@ -283,15 +283,19 @@ def as_state_dict(tensors: Mapping[str, Tensor], pruned: nn.Module) -> dict[str,
     return result
 
 
-def removal_plan(model: nn.Module, pruned: nn.Module) -> dict[str, Any]:
-    """Describe what pruning did to a model, as plain values; pairs are [before, after]."""
+def removal_plan(model: nn.Module, pruned: nn.Module, written: nn.Module | None = None) -> dict[str, Any]:
+    """Describe what pruning did to a model, as plain values; pairs are [before, after].
+
+    Sizes are those of the `written` model (default: `pruned`), which may have zeros in the place of removed heads.
+    """
+    sized = (model, written or pruned)
     before, after = kept_mask(model), kept_mask(pruned)
     gates = to_table(gate_values(model), "gate")
     pairs = [pair for each in gates.types for pair in zip(gates.heads(each), after.heads(each), strict=True)]
     return {
         "heads": {each: [before.count(each)[0], after.count(each)[0]] for each in after.types},
-        "parameters": [sum(p.numel() for p in m.parameters()) for m in (model, pruned)],
-        "cache_bytes_per_token": {each: [cache_bytes(m, each) for m in (model, pruned)] for each in after.types},
+        "parameters": [sum(p.numel() for p in m.parameters()) for m in sized],
+        "cache_bytes_per_token": {each: [cache_bytes(m, each) for m in sized] for each in after.types},
         "removed_with_open_gate": sum(gate > 0 and not kept for gate, kept in pairs),
         "folded_gates": sum(0 < gate < 1 and bool(kept) for gate, kept in pairs),
         "mask": dict(after.values),

@@ -4,8 +4,10 @@ import json
 import os
 import re
 import sys
+import threading
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from support.commands import EVALUATION, worker_arguments
 from fairseq_headgates import evaluation
 from fairseq_headgates.checkpoints import load_model
 from fairseq_headgates.cli.fairseq_options import fairseq_options
+from fairseq_headgates.evaluation import workers
 from fairseq_headgates.heads import SCORE_FORMAT, HeadTable, scores_to_json
 
 
@@ -174,6 +177,19 @@ def test_a_rank_that_is_not_a_number_is_refused(monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="the environment variable RANK is 'x': it must be a number"):
         evaluation.join_workers(Namespace(distributed_world_size=1))
+
+
+def test_a_worker_that_waits_says_for_what(monkeypatch):
+    """For example with the variables of a cluster left in the environment."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    said, waited = [], threading.Event()
+    stream = SimpleNamespace(write=said.append, flush=waited.set)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(workers, "PATIENCE", 0)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: waited.wait(60))
+    evaluation.join_workers(Namespace(distributed_world_size=1, cpu=True))
+    assert "worker 0 waits at localhost:1 for the others of 2 workers: start them, or unset WORLD_SIZE" in said[0]
 
 
 def test_a_gpu_that_does_not_exist_is_refused(monkeypatch):

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 from support.models import assert_same, logits, make_batch, make_gated
-from support.prune_command import LOG_ALPHA, OPEN, SCORES, TYPES, C, F, O, load, names, score_file, write
+from support.prune_command import LOG_ALPHA, OPEN, SCORES, TYPES, C, F, O, load, names, score_file, small_state, write
 
 from fairseq_headgates import HeadTable, masked
 from fairseq_headgates.checkpoints import build_model, load_checkpoint, stock_checkpoint
@@ -253,6 +253,27 @@ def test_heads_keep_their_original_numbers_when_pruned_again(checkpoint, prune, 
     assert kept_mask(load(second)).values == mask_of(RANKED[:4])
     assert re.search(r"^total +13 +4$", done.out, re.MULTILINE)
     refused(first, checkpoint.with_name("3.pt"), "--scores", scores, "--keep", 14, words=["14", "from 0 to 13"])
+
+
+def test_an_unfinished_training_of_gates_is_warned_of(prune, tmp_path, capsys, caplog):
+    """Its target keeps 6 of the 13 heads whose P(open) is above 0.5."""
+    path = tmp_path / "gated.pt"
+    torch.save(small_state(sparsity_method="lagrangian", target_heads="6"), path)
+    warning = "heads with an evaluation gate of 0 but P(open) above 0.5: 7."
+    assert f"headgates prune: warning: {warning}" in prune(path, tmp_path / "out.pt", "--dry-run").err
+    assert command.main(["show", str(path), "--json"]) == 0
+    assert f"headgates show: warning: {warning}" in capsys.readouterr().err
+    read_mask(str(path))
+    assert f"{path}: {warning}" in caplog.text
+
+
+def test_a_stock_checkpoint_has_no_savings(checkpoint, prune):
+    """But the parameters of the gates."""
+    plan = json.loads(prune(checkpoint, checkpoint.with_name("stock.pt"), "--stock", "--json", "--dry-run").out)
+    before, after = plan["parameters"]
+    assert before - after == sum(map(len, [row for rows in OPEN.values() for row in rows]))
+    assert all(whole == written > 0 for whole, written in plan["cache_bytes_per_token"].values())
+    assert plan["heads"]["enc-self"] == [8, 3]
 
 
 def test_show_reads_what_prune_writes(checkpoint, prune, capsys):
