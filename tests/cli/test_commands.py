@@ -150,7 +150,7 @@ BAD_COMMAND_LINES = {
     "an unknown engine": (["convert", "x.pt", "y", "--to", "onnx"], ["'onnx'", "ctranslate2"]),
     "an empty engine": (["convert", "x.pt", "y", "--to", ""], ["--to", "ctranslate2"]),
     "an empty folder": (["convert", "x.pt", "", "--to", "ctranslate2"], ["OUT", "empty"]),
-    "a folder that is printed": (["convert", "x.pt", "-", "--to", "ctranslate2"], ["'-'"]),
+    "a folder that is printed": (["convert", __file__, "-", "--to", "ctranslate2"], ["'-'"]),
     "two masks": (["convert", "x.pt", "y", "--to", "ctranslate2", "--alive", "{}", "--threshold", "1"], ["--alive"]),
     "a threshold of text": (["prune", "x.pt", "y.pt", "--threshold", "x" * 10**5], ["--threshold", "..."]),
     "a value for a switch": (["show", "x.pt", "--json=1"], ["--json"]),
@@ -171,7 +171,7 @@ def test_bad_command_lines_end_with_one_line(argv, words, capsys, monkeypatch, t
 
 
 START = (
-    "import sys; sys.argv[1:] = ['show', 'x.pt']; import headgates_start; "
+    f"import sys; sys.argv[1:] = ['show', {__file__!r}]; import headgates_start; "
     "print('begins', flush=True); headgates_start.main()"
 )
 

@@ -101,7 +101,7 @@ def test_a_page_has_a_cell_for_each_contribution():
         (["--instead-of", ""], "the value is empty"),
         (["--instead-of", "A", "--method", "alti"], "alti does not depend on what is predicted"),
         (["--method", "lime"], "invalid choice: 'lime'"),
-        (["--lines", "1", "--text", "x"], "--lines has no effect with --text"),
+        (["--lines", "1", "--text", "-"], "--lines has no effect with --text"),
         (["--sentences", "3"], "--sentences"),
     ],
 )
