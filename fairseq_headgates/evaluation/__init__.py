@@ -13,13 +13,18 @@ if TYPE_CHECKING:
         check_target,
         check_tokens,
         files_of,
-        finite,
         load_corpus,
         load_dataset,
-        mean_loss,
-        sentence_losses,
     )
-    from fairseq_headgates.evaluation.losses import Sample, at_least_single, outputs, token_losses
+    from fairseq_headgates.evaluation.losses import (
+        Sample,
+        at_least_single,
+        finite,
+        mean_loss,
+        outputs,
+        sentence_losses,
+        token_losses,
+    )
     from fairseq_headgates.evaluation.metrics import Metric, metric_of
     from fairseq_headgates.evaluation.objectives import Objective, check_has_loss, objective_of
     from fairseq_headgates.evaluation.options import setup_task

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from fairseq_headgates.evaluation.corpus import Corpus, mean_loss
+from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.evaluation.losses import mean_loss
 from fairseq_headgates.evaluation.metrics import Metric
 
 

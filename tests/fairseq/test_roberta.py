@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:'pin_memory' argument is set"),  # of torch, on machines without a GPU
 ]
 
+TEST = ["--gen-subset", "test"]
 GATES = ["--gate-heads", "enc-self", "--l0-weight", "0.05"]
 CLOSED = [[-3.0, 0.4, 3.0, -0.5], [-3.0, -3.0, -3.0, -3.0]]  # log_alpha of the gates that tests set
 OPEN = [[0, 1, 1, 1], [0, 0, 0, 0]]
@@ -299,16 +300,18 @@ def binarise(run, folder, lines, dictionary):
 )
 def test_invalid_labels_are_refused(labels, words, models, run, changed):
     binarise(run, changed / "label", labels, changed / "label" / "dict.txt")
-    done = headgates(run, "score", changed, models["gated"], "--method", "gradient", code=2)
+    done = headgates(run, "score", changed, models["gated"], *TEST, "--method", "gradient", code=2)
     assert_one_line_error(done, words)
 
 
 def test_second_sentences_that_are_missing(models, run, changed):
     shutil.copytree(changed / "input0", changed / "input1")
-    headgates(run, "score", changed, models["gated"], "--method", "gradient", "--skip-invalid-size-inputs-valid-test")
+    headgates(
+        run, "score", changed, models["gated"], *TEST, "--method", "gradient", "--skip-invalid-size-inputs-valid-test"
+    )
     for file in (changed / "input1").glob("test.*"):
         file.unlink()
-    done = headgates(run, "score", changed, models["gated"], "--method", "gradient", code=2)
+    done = headgates(run, "score", changed, models["gated"], *TEST, "--method", "gradient", code=2)
     assert_one_line_error(done, ["there is no subset 'test' in", "input1"])
 
 
