@@ -21,7 +21,7 @@ from fairseq_headgates.checkpoints.optimizer import cut_average, cut_optimizer
 from fairseq_headgates.criterions import L0Mixin
 from fairseq_headgates.criterions.config import L0Config
 from fairseq_headgates.heads import HeadTable, Mask, mask_to_json
-from fairseq_headgates.messages import first_line, logging_only
+from fairseq_headgates.messages import first_line, logging_only, shown
 from fairseq_headgates.models import HeadGatesMixin, head_gates_class
 from fairseq_headgates.options import DEFAULTS, flat_options, parse_inference_dtype, transformer_options
 from fairseq_headgates.safety import architecture, is_plain, model_args
@@ -38,6 +38,7 @@ from fairseq_headgates.surgery.cuts import (
 
 logger = logging.getLogger(__name__)
 
+LONGEST_LIST = 2_000  # characters of a list among the options: hydra takes milliseconds for each element
 L0_OPTIONS = {field.name for field in fields(L0Config)} - {"_name"}  # of our criterions only
 
 
@@ -180,6 +181,9 @@ def check_loads(state: Mapping[str, Any]) -> nn.Module:
     model = build_model(state)
     if not state.get("args"):
         return model
+    for name, value in vars(model_args(state)).items():
+        if isinstance(value, (list, tuple)) and len(str(value)) > LONGEST_LIST:
+            raise ValueError(f"the stored option {name} is {shown(value)}: it must be a short list")
     try:
         with logging_only(logging.CRITICAL, "fairseq", "hydra"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # hydra's, of its own versions; fairseq logs what it raises

@@ -37,28 +37,58 @@ EVALUATED = {
 }
 LONGEST_LITERAL = 10_000  # characters; Python's parser needs far more memory than the text
 MOST_ELEMENTS = 10_000  # that products such as "[(512, 3)] * 20" may make
-DEEPEST = 20  # levels of dictionaries and lists among stored options
-MOST_VALUES = 1_000_000  # of stored options, over all levels
+DEEPEST = 30  # levels of containers and objects in a file
+MOST_VALUES = 2_000_000  # in a file, over all levels; 10,000 tensors and their optimiser take about 600,000
+TEXT_OF_A_VALUE = 100  # characters that count as one value
 
 Number = (int, float)
 
 
+def check_nesting(value: Any) -> None:
+    """Raise ValueError if nested values are too many or too deep, or if one holds itself.
+
+    A value that occurs several times counts each time, as for whoever walks through it, but is visited once.
+    """
+    sizes: dict[int, tuple[int, int]] = {}  # of the containers that were visited, by id: values, levels
+
+    def size(value: Any, depth: int) -> tuple[int, int]:
+        inner = _inner(value)
+        if not inner:
+            return 1 + (len(value) // TEXT_OF_A_VALUE if isinstance(value, (str, bytes)) else 0), 0
+        if id(value) not in sizes and depth < DEEPEST:
+            found = [size(element, depth + 1) for element in inner]
+            sizes[id(value)] = 1 + sum(count for count, _ in found), 1 + max(levels for _, levels in found)
+        count, levels = sizes.get(id(value), (1, 1))
+        if depth + levels > DEEPEST:
+            raise ValueError(f"stored values are nested more than {DEEPEST} levels deep")
+        if count > MOST_VALUES:
+            raise ValueError(f"more than {MOST_VALUES:,} values are stored")
+        return count, levels
+
+    size(value, 0)
+
+
+def _inner(value: Any) -> list[Any]:
+    """Return what a container holds: keys, values, elements and attributes."""
+    attributes = list(vars(value).values()) if isinstance(value, (argparse.Namespace, OrderedDict)) else []
+    if isinstance(value, dict):
+        return [*value, *value.values(), *attributes]
+    return [*value] if isinstance(value, (list, tuple)) else attributes
+
+
 def plain(value: Any) -> Any:
     """Copy nested dictionaries, lists and tuples. Raise ValueError if they are nested too deeply, or too large."""
-    budget = [MOST_VALUES]
+    check_nesting(value)
 
-    def copied(value: Any, depth: int) -> Any:
-        budget[0] -= 1
-        if depth > DEEPEST or budget[0] < 0:
-            raise ValueError(f"stored options are nested more than {DEEPEST} levels deep, or there are too many")
+    def copied(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: copied(element, depth + 1) for key, element in value.items()}
+            return {key: copied(element) for key, element in value.items()}
         if isinstance(value, (list, tuple)):
-            elements = [copied(element, depth + 1) for element in value]
+            elements = [copied(element) for element in value]
             return elements if isinstance(value, list) else tuple(elements)
         return value
 
-    return copied(value, 0)
+    return copied(value)
 
 
 def check_evaluated(options: Mapping[str, Any]) -> None:
@@ -75,24 +105,19 @@ def check_evaluated(options: Mapping[str, Any]) -> None:
 
 
 def _named_values(options: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every (name, value) of nested options. Raise ValueError if they are nested too deeply, or too many."""
-    pending: list[tuple[Any, int]] = [(options, 0)]
-    count = 0
+    """Yield every (name, value) of nested options."""
+    check_nesting(options)
+    pending = [options]
     while pending:
-        container, depth = pending.pop()
-        if depth > DEEPEST:
-            raise ValueError(f"stored options are nested more than {DEEPEST} levels deep")
+        container = pending.pop()
         items = container.items() if isinstance(container, Mapping) else ((None, value) for value in container)
         for name, value in items:
-            count += 1
-            if count > MOST_VALUES:
-                raise ValueError(f"more than {MOST_VALUES:,} options are stored")
             if isinstance(name, str):
                 yield name, value
             if isinstance(value, (argparse.Namespace, OrderedDict)):
-                pending.append((vars(value), depth + 1))
+                pending.append(vars(value))
             if isinstance(value, (Mapping, list, tuple)):
-                pending.append((value, depth + 1))
+                pending.append(value)
 
 
 def is_plain(value: Any) -> bool:

@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.serialization import MAGIC_NUMBER
 
 from fairseq_headgates.safety.objects import STORED, allow_stored_objects
+from fairseq_headgates.safety.options import check_nesting
 
 # Names that the pickle in a checkpoint may hold: far fewer than `torch.load(weights_only=True)` accepts.
 TENSORS = {
@@ -30,12 +32,14 @@ TENSORS = {
     "torch.device",
     "_codecs.encode",  # how the bytes of a numpy array are written
 }
+IN_FILES = {name for name in STORED if name.startswith(("argparse", "numpy"))}  # workers send the others
 STORAGE_OR_TYPE = re.compile(r"torch\.(cuda\.)?[A-Za-z]+Storage|torch\.[a-z]+\d+(_e\dm\d(fn)?(uz)?)?|torch\.bool")
 RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # modules of Python 2, whose names protocol 2 keeps
 ZIP = b"PK\x03\x04"
 PICKLES_BEFORE_1_6 = 5  # torch wrote five, then the numbers of the tensors
 LARGEST_PICKLE = 2**26  # bytes; that of 10,000 tensors has about two million
 MOST_INSTRUCTIONS = 5_000_000  # of a pickle; 10,000 tensors and their optimiser take about two million
+CHANGES = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "BUILD"}  # instructions that change the value below others
 TRUST = "pass --trust only if you made the file yourself"
 
 
@@ -61,7 +65,9 @@ def load_file(path: str | os.PathLike[str], trust: bool = False, cure: str = TRU
                 state = torch.load(path, map_location="cpu", weights_only=True)
             _check_tensors(state, size)
             return state
-        return torch.load(path, map_location="cpu", weights_only=False)
+        state = torch.load(path, map_location="cpu", weights_only=False)
+        check_nesting(state)
+        return state
     except OSError as error:
         raise ValueError(
             f"cannot read the checkpoint {str(path)!r} ({error.strerror or error}): give the path of a .pt file"
@@ -87,7 +93,7 @@ def _check_names(path: str | os.PathLike[str], size: int, cure: str) -> None:
         is_zip = file.read(len(ZIP)) == ZIP  # how torch decides; zipfile would also look at the end
         file.seek(0)
         for name in _names([_pickle_in_zip(path, size)] if is_zip else [file] * PICKLES_BEFORE_1_6):
-            if name not in TENSORS and name not in STORED and not STORAGE_OR_TYPE.fullmatch(name):
+            if name not in TENSORS and name not in IN_FILES and not STORAGE_OR_TYPE.fullmatch(name):
                 raise Refused(
                     f"is not loaded: it holds {name.removeprefix('builtins.')}, which is neither a weight nor a plain "
                     f"option and could run code; {cure}"
@@ -118,9 +124,13 @@ def _pickle_in_zip(path: str | os.PathLike[str], size: int) -> bytes:
 
 
 def _names(pickles: list[Any]) -> Iterator[str]:
-    """Yield the names in pickles, each bytes or an open file. Raise Refused for endless ones."""
+    """Yield the names in pickles, each bytes or an open file. Raise ValueError for values that are endless to read.
+
+    The values are outlined and checked before torch creates them: that alone hashes keys and copies options.
+    """
     count = 0
     for pickle in pickles:
+        outline = _Outline()
         for opcode, argument, _ in pickletools.genops(pickle):
             count += 1
             if count > MOST_INSTRUCTIONS:
@@ -128,6 +138,42 @@ def _names(pickles: list[Any]) -> Iterator[str]:
             if opcode.name == "GLOBAL":
                 module, _, name = str(argument).partition(" ")
                 yield f"{RENAMED.get(module, module)}.{name}"
+            if isinstance(argument, int) and argument.bit_length() > 64 and argument != MAGIC_NUMBER:
+                raise Refused("is not loaded: it holds a number of more than 64 bits")  # many may have the same hash
+            outline.add(opcode, argument)
+        check_nesting(outline.stacks)
+
+
+class _Outline:
+    """The values of a pickle while it is read, of which all containers and objects are lists."""
+
+    def __init__(self) -> None:
+        self.stacks: list[list[Any]] = [[]]  # one for each mark that is open
+        self._memo: dict[int, Any] = {}
+
+    def add(self, opcode: pickletools.OpcodeInfo, argument: Any) -> None:
+        """Carry out one instruction. Raise IndexError or KeyError if there is nothing that it applies to."""
+        name, stack = opcode.name, self.stacks[-1]
+        if name.endswith("PUT"):
+            self._memo[argument] = stack[-1]
+        elif name.endswith("GET"):
+            stack.append(self._memo[argument])
+        elif opcode.arg is not None:
+            stack += [argument] * len(opcode.stack_after)
+        elif name == "MARK":
+            self.stacks.append([])
+        elif name != "STOP" and opcode.stack_after:
+            needs, marked = opcode.stack_before, []
+            if pickletools.markobject in needs:
+                marked = self.stacks.pop()
+                stack, needs = self.stacks[-1], needs[: needs.index(pickletools.markobject)]
+            taken = [*[stack.pop() for _ in needs][::-1], *marked]
+            if name == "REDUCE" and taken[0] == "_codecs encode" and taken[1][1:] != ["latin1"]:  # others can be slow
+                raise Refused("is not loaded: it holds bytes in a form that is not that of torch.save")
+            if name in CHANGES and isinstance(taken[0], list):
+                taken[0] += taken[1:]
+                taken = taken[0]
+            stack.append(taken)
 
 
 def _check_tensors(state: Any, size: int) -> None:
@@ -145,29 +191,28 @@ def _check_tensors(state: Any, size: int) -> None:
 
 
 def _tensors(state: Any) -> Iterator[Tensor]:
-    """Yield all tensors in nested dictionaries, lists and tuples, each container once.
+    """Yield all tensors in nested dictionaries, lists and tuples.
 
     Attributes of an `OrderedDict` are containers, too. Raise Refused for one that hides a method.
     """
-    pending, seen = [state], set()
+    pending = [state]
     while pending:
         value = pending.pop()
         if isinstance(value, Tensor):
             yield value
-        elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
-            seen.add(id(value))
+        elif isinstance(value, (dict, list, tuple)):
             attributes = vars(value) if isinstance(value, OrderedDict) else {}
             if any(hasattr(OrderedDict, str(name)) for name in attributes):
                 raise Refused("is not loaded: it holds a dictionary with methods of its own")
             pending.extend(value.values() if isinstance(value, dict) else value)
-            pending.append(attributes)
+            pending.extend(attributes.values())
 
 
 def _reason(error: Exception) -> str:
     """Return one line of torch's long message."""
     if isinstance(error, Refused):
         return str(error)
-    if type(error) is ValueError and "stored option" in str(error):
+    if type(error) is ValueError and "stored" in str(error):
         return f"is not loaded: {error}"
     told = re.search(r"WeightsUnpickler error: ([^\n]+)", str(error))  # after torch's advice, which does not help here
     reason = told.group(1) if told else str(error).partition("\n")[0] or type(error).__name__

@@ -2,6 +2,7 @@
 
 import collections
 import pickle
+import struct
 import zipfile
 
 import pytest
@@ -119,6 +120,58 @@ def test_a_warning_of_torch_does_not_add_a_second_line(attempts, tmp_path):
     ended = attempts.run("headgates", "show", path)
     reason = "its contents cannot be read" if TORCH_2_6 else "unrecognized function"
     assert ended.refused and reason in ended.err, ended
+
+
+def nested(kind):
+    """A value of few bytes that is endless for whoever walks through it."""
+    value = inner = [1]
+    for _ in range(300 if kind == "deep" else 40):
+        value = {"deep": [value], "shared lists": [value, value], "shared tables": {"a": value, "b": value}}.get(kind)
+        value = inner if value is None else value
+    inner.append(value if kind == "in itself" else 1)
+    return value
+
+
+NESTED = ["shared lists", "in itself", "shared tables", "deep"]
+HOLDERS = [
+    ("cfg", "model", "adam_betas"), ("cfg", "model", "lr"), ("cfg", "task", "left_pad_source"), ("cfg", "x"),
+    ("extra_state", "train_iterator"), ("extra_state", "train_iterator", "x"), ("extra_state", "ema"),
+    ("extra_state", "x"), ("optimizer_history",), ("optimizer_history", 0, "lr_scheduler_state"),
+    ("last_optimizer_state",), ("model", "x"), ("x",),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", HOLDERS, ids=lambda where: ".".join(map(str, where)))
+def test_nested_values_without_end_are_refused_at_once(where, attempts, tmp_path):
+    path, out, number = tmp_path / "evil.pt", tmp_path / "out.pt", HOLDERS.index(where)
+    commands = [["show", path], ["prune", path, out], ["prune", path, out, "--stock", "--trust"]]
+    for kind, command in ((NESTED[number % 4], commands[2]), (NESTED[(number + 1) % 4], commands[number % 2])):
+        state = small_state("gated")
+        inner = state
+        for key in where[:-1]:
+            inner = inner[key]
+        inner[where[-1]] = nested(kind)
+        ended = attempts.run("headgates", *command[:1], save(state, path), *command[2:], seconds=5)
+        assert ended.refused, (kind, command, ended)
+
+
+KEY = b"}%sNs"  # a table with one key
+TEXT = "".join(map(chr, range(0x4E00, 0x8E00))).encode()
+TABLE = b"}q\0X\1\0\0\0a](" + b"K\1" * 20_000 + b"es"
+NUMBERS = b"".join(b"\x8a\x0b" + (i * (2**61 - 1)).to_bytes(11, "little") + b"N" for i in range(80_000))
+ENDLESS = {
+    "shared tuples as a key": KEY % (b")" + b"q\0h\0\x86" * 40),
+    "a deep key": KEY % (b")" + b"\x85" * 200_000),
+    "keys of one hash": b"}(" + NUMBERS + b"u",
+    "a slow encoding": b"c_codecs\nencode\nX" + struct.pack("<I", len(TEXT)) + TEXT + b"X\x08\0\0\0punycode\x86R",
+    "options copied again and again": b"(" + TABLE + b"cargparse\nNamespace\n)\x81h\0b" * 10_000 + b"t",
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_values_that_torch_takes_for_ever_to_create_are_refused(kind, attempts, tmp_path):
+    ended = attempts.run("headgates", "show", raw_pickle(tmp_path / "x.pt", ENDLESS[kind]), seconds=15)
+    assert ended.refused and "is not loaded" in ended.err, ended
 
 
 @pytest.mark.rehearsal
