@@ -29,7 +29,7 @@ from fairseq_headgates.cli.output import check_picture, picture, say, warn, writ
 from fairseq_headgates.evaluation.binarised import digest
 from fairseq_headgates.files import ResumeJournal, check_writable
 from fairseq_headgates.heads import HeadTable, Signature
-from fairseq_headgates.inference import int8_obstacle, usable_dtype
+from fairseq_headgates.inference import int8_obstacle, is_quantised, usable_dtype
 from fairseq_headgates.messages import logging_only
 from fairseq_headgates.models import read_characters
 from fairseq_headgates.options import DEFAULTS
@@ -71,6 +71,8 @@ class Session:
             raise ValueError(f"--path {self.fairseq.path} names a checkpoint twice: name each once")
         evaluation.join_workers(self.fairseq)
         self.writes = self.fairseq.distributed_rank == 0
+        if evaluation.device_of(self.fairseq).type != "cuda":
+            self.data_options.pop("fp16", None)  # a CPU computes in single precision
         self.task = evaluation.setup_task(self.fairseq)
         self.objective = evaluation.objective_of(self.task)
 
@@ -100,7 +102,10 @@ class Session:
         model.to(device)
         if self._infers_in_8_bits(model):
             model.make_generation_fast_()  # type: ignore[operator]
-            origin["dtype"] = "int8"
+            if is_quantised(model):
+                origin["dtype"] = "int8"
+            else:
+                self.warn_once("int8 has no effect: no linear layer of the model is large enough to be quantised")
         return model, origin
 
     def _infers_in_8_bits(self, model: Any) -> bool:
@@ -140,10 +145,15 @@ class Session:
     def metric(self, name: str, loaded: Loaded) -> evaluation.Metric | None:
         """Return a metric, see `evaluation.metric_of`. Print its warning once."""
         metric = evaluation.metric_of(name, loaded.model, loaded.corpus)
-        if metric and metric.warning and self.writes and metric.warning not in self.warned:
-            warn(self.args.command, metric.warning)
-            self.warned.add(metric.warning)
+        if metric and metric.warning:
+            self.warn_once(metric.warning)
         return metric
+
+    def warn_once(self, message: str) -> None:
+        """Print a warning, in the first worker, unless it was printed before."""
+        if self.writes and message not in self.warned:
+            warn(self.args.command, message)
+            self.warned.add(message)
 
     def name(self, path: str) -> str:
         """Return the name of a checkpoint: its last folder and name, if that distinguishes it from the others."""

@@ -7,6 +7,7 @@ from fairseq_headgates.inference.packed_linear import (
     InferenceLinear,
     ParameterCache,
     int8_obstacle,
+    is_quantised,
     pack_linears,
     usable_dtype,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "InferenceLinear",
     "ParameterCache",
     "int8_obstacle",
+    "is_quantised",
     "merge_heads",
     "pack_linears",
     "split_heads",

@@ -16,6 +16,7 @@ Shapes: K inputs, N outputs of a layer.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_headgates.inference.kernels import int8_linear, int8_pack, int8_range, int8_unpack
@@ -43,12 +44,15 @@ class Int8Weight:
         self._zero_points = torch.zeros(len(weight), dtype=torch.long)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """[..., K] -> [..., N]. A row with NaN gives NaN."""
+        """[..., K] -> [..., N]. A row with NaN gives NaN, one with infinity what the dequantised weight gives."""
         largest = (x.abs() if self._offset else x).amax(-1, keepdim=True)
         # In a row of zeros this is NaN, which becomes arbitrary integers; the factor `largest` makes the result 0.
         quantised = self._unsigned(x * torch.div(self._steps, largest))
         y = int8_linear(quantised, self._packed, self._factor, self._zero_points, self._sums)
-        return y.mul_(largest) if bias is None else torch.addcmul(bias, y, largest)
+        y = y.mul_(largest) if bias is None else torch.addcmul(bias, y, largest)
+        if (infinite := largest.isinf().squeeze(-1)).any():
+            y[infinite] = F.linear(x[infinite], self.to_dense(), bias)
+        return y
 
     def _unsigned(self, x: Tensor) -> Tensor:
         """Round, and add the offset, as uint8. Torch converts to int8 several times as fast as to uint8."""

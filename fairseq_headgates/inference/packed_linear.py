@@ -271,6 +271,11 @@ def int8_obstacle(model: nn.Module) -> str | None:
     return None if kernels.int8_range() else "this torch has no int8 multiplication for this processor: use float32"
 
 
+def is_quantised(model: nn.Module) -> bool:
+    """Return whether a model has a linear layer that is quantised in inference."""
+    return any(isinstance(layer, PackedLinear) and layer.inference.dtype == "int8" for layer in model.modules())
+
+
 def usable_dtype(model: nn.Module, dtype: str) -> str:
     """Return `dtype`, or, with a warning, "float32" where the model cannot compute in 8 bits."""
     obstacle = int8_obstacle(model) if dtype == "int8" else None

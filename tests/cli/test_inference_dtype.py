@@ -81,6 +81,14 @@ def test_other_measurements_in_8_bits(command, on_toy):
     assert losses[0] != losses[1] and len(losses[0]) == len(losses[1])
 
 
+def test_the_signature_names_a_precision_only_if_it_is_used(on_toy, monkeypatch):
+    """No layer is large enough to be quantised; a CPU computes in single precision."""
+    monkeypatch.setattr(packed_linear, "WORTH_PACKING", 10**9)
+    for options in (STORED, ["--fp16"]):
+        signature = json.loads(on_toy("ablate", *options, "--json"))["signature"]
+        assert "int8" not in signature and "fp16" not in signature
+
+
 def test_training_with_it_is_in_single_precision(train, tmp_path):
     done = train(tmp_path / "int8", *STORED, updates=1)
     train(tmp_path / "float32", updates=1)
