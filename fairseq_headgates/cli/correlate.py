@@ -13,10 +13,7 @@ from typing import Any
 from fairseq_headgates.analysis.options import WITHOUT_DATA
 from fairseq_headgates.cli.parser import Once, add_output, add_types, chosen_types
 from fairseq_headgates.files import check_writable
-from fairseq_headgates.heads import HeadTable, Signature, read_scores
-
-# The parts of a signature that name the data, besides the options.
-DATA = ("data", "langs", "block", "mask", "head", "split", "sents")
+from fairseq_headgates.heads import DATA, HeadTable, Signature, read_scores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,4 +119,4 @@ def _origin(table: HeadTable) -> dict[str, str]:
     if table.name in WITHOUT_DATA:
         return {key: parts[key] for key in ("ckpt", "updates") if key in parts}
     options = {"options": parts.get("options", "fairseq's defaults")}
-    return {key: parts[key] for key in ("ckpt", "updates", *DATA) if key in parts} | options
+    return {key: parts[key] for key in ("ckpt", "updates", *DATA, "split", "sents") if key in parts} | options

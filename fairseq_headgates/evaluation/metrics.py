@@ -130,7 +130,9 @@ class Accuracy:
     def compare(self, systems: Mapping[str, Sequence[int]]) -> Comparison:
         """Return the accuracy of every system, and the p-value of its difference from the first."""
         first, *others = systems
-        p_values = {name: mcnemar(systems[first], systems[name], self.labels) for name in others}
+        p_values: dict[str, float | None] = {
+            name: mcnemar(systems[first], systems[name], self.labels) for name in others
+        }
         return Comparison({name: self.score(found) for name, found in systems.items()}, p_values, self.signature())
 
     def signature(self) -> str:

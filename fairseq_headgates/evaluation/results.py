@@ -17,7 +17,9 @@ from fairseq_headgates.evaluation.statistics import (
     paired_bootstrap,
     perplexity,
     score_interval,
+    share_interval,
 )
+from fairseq_headgates.heads import Signature
 from fairseq_headgates.messages import shown
 
 FORMAT = "headgates.evaluation/1"
@@ -25,10 +27,10 @@ SAME = "compare evaluations of the same data, with the same options"
 
 
 class Difference(NamedTuple):
-    """A difference between two models, its two-sided p-value, and how both are computed."""
+    """A difference between two models, its two-sided p-value (None without variance), and how both are computed."""
 
     value: float
-    p: float
+    p: float | None
     signature: str
 
 
@@ -154,9 +156,8 @@ def text_scores(metric: BLEU, predictions: list[str], references: list[str]) -> 
 
 def class_scores(predictions: Sequence[int], labels: Sequence[int]) -> dict[str, Score]:
     """Return the accuracy of predicted classes, in percent."""
-    correct = [100.0 * (found == label) for found, label in zip(predictions, labels, strict=True)]
-    interval = mean_interval(correct, [1] * len(correct))
-    return {"accuracy": Score(sum(correct) / len(correct), interval, f"accuracy on {len(correct)} sentences")}
+    total, correct = len(labels), sum(found == label for found, label in zip(predictions, labels, strict=True))
+    return {"accuracy": Score(100 * correct / total, share_interval(correct, total), f"accuracy on {total} sentences")}
 
 
 def differences(control: Evaluation, others: Sequence[Evaluation]) -> list[dict[str, Difference]]:
@@ -167,13 +168,14 @@ def differences(control: Evaluation, others: Sequence[Evaluation]) -> list[dict[
     changes the sign, and not the p-value.
 
     Raises:
-        ValueError: for evaluations of other data, or with other options of BLEU
+        ValueError: for evaluations of other data, as their signatures name them, or with other options of BLEU
     """
     found = [_loss_differences(control, other) for other in others]
     scored = [(other, into) for other, into in zip(others, found, strict=True) if {*other.scores} & {*control.scores}]
     for other, _ in scored:
         if other.references != control.references:
             raise ValueError(f"{other.checkpoint} and {control.checkpoint} have other references: {SAME}")
+        _check_same_data(control, other, control.subset, other.subset)
     if "accuracy" in control.scores:
         for other, into in scored:
             into["accuracy"] = _accuracy_difference(control, other)
@@ -201,10 +203,25 @@ def _loss_differences(control: Evaluation, other: Evaluation) -> dict[str, Diffe
         if (loss.counts, loss.unit) != (before.counts, before.unit):
             names = f"{other.checkpoint} and {control.checkpoint}"
             raise ValueError(f"the losses of {names} on {subset!r} are of other sentences: {SAME}")
+        _check_same_data(control, other, subset, subset)
         p = mean_difference_test(loss.sentences, before.sentences, loss.counts)
         signature = f"paired bootstrap|bs:{statistics.RESAMPLINGS}|seed:{statistics.SEED}"
         found[f"loss {subset}"] = Difference(loss.mean - before.mean, p, signature)
     return found
+
+
+def _check_same_data(control: Evaluation, other: Evaluation, before: str, after: str) -> None:
+    """Raise ValueError if the signatures of two evaluations name other data for these subsets.
+
+    The folder of the data may have moved if the references are the same.
+    """
+    a, b = (Signature.parse(each.signature).data(subset) for each, subset in ((control, before), (other, after)))
+    ignored = {"data"} if control.references and control.references == other.references else set()
+    for name in [name for name in a if name in b and name not in ignored and a[name] != b[name]]:
+        raise ValueError(
+            f"{other.checkpoint} and {control.checkpoint} are evaluated on other data ({name} {shown(b[name])} and "
+            f"{shown(a[name])}): {SAME}"
+        )
 
 
 def _accuracy_difference(control: Evaluation, other: Evaluation) -> Difference:

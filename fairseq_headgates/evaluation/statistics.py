@@ -31,12 +31,12 @@ class Comparison:
 
     Attributes:
         scores: score of each system
-        p_values: two-sided p-value of the difference of each other system from the first
+        p_values: two-sided p-value of the difference of each other system from the first; None without variance
         signature: how both are computed
     """
 
     scores: dict[str, float]
-    p_values: dict[str, float]
+    p_values: dict[str, float | None]
     signature: str
 
 
@@ -45,7 +45,8 @@ def paired_bootstrap(
 ) -> dict[str, Comparison]:
     """Test differences of sacreBLEU's metrics by paired bootstrap (Koehn 2004), with a fixed seed.
 
-    A system with the score of the first has p = 1. sacreBLEU's p-value of identical translations is the smallest one,
+    A system with the score of the first has p = 1. There is no p-value if no score varies over the resamples, as on one
+    sentence. sacreBLEU's p-value of identical translations is the smallest one,
     1 / (RESAMPLINGS + 1), because none of their resampled differences is above the observed one.
 
     Args:
@@ -68,7 +69,10 @@ def paired_bootstrap(
 def _comparison(results: Mapping[str, Any], signature: str) -> Comparison:
     first, *others = results
     scores = {name: float(result.score) for name, result in results.items()}
-    p_values = {name: 1.0 if scores[name] == scores[first] else float(results[name].p_value) for name in others}
+    p_values: dict[str, float | None] = {}
+    for name in others:
+        varies = results[first].ci > 0 or results[name].ci > 0
+        p_values[name] = 1.0 if scores[name] == scores[first] else float(results[name].p_value) if varies else None
     return Comparison(scores, p_values, signature)
 
 
@@ -95,6 +99,14 @@ def mcnemar(a: Sequence[int], b: Sequence[int], labels: Sequence[int]) -> float:
     only_a = sum(x == label != y for x, y, label in zip(a, b, labels, strict=True))
     only_b = sum(y == label != x for x, y, label in zip(a, b, labels, strict=True))
     return float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
+
+
+def share_interval(correct: int, total: int) -> tuple[float, float]:
+    """Return the 95% interval of a share of sentences, in percent (Wilson 1927)."""
+    from scipy.stats import binomtest
+
+    interval = binomtest(correct, total).proportion_ci(method="wilson")
+    return 100 * float(interval.low), 100 * float(interval.high)
 
 
 def confidence_interval(scores: Sequence[float]) -> tuple[float, float]:
@@ -124,10 +136,11 @@ def mean_interval(sums: Sequence[float], counts: Sequence[int]) -> tuple[float, 
     return confidence_interval(_resampled_means([sums], counts)[0])
 
 
-def mean_difference_test(a: Sequence[float], b: Sequence[float], counts: Sequence[int]) -> float:
+def mean_difference_test(a: Sequence[float], b: Sequence[float], counts: Sequence[int]) -> float | None:
     """Return the two-sided p-value of the difference of two means by paired bootstrap (Efron and Tibshirani 1993).
 
-    It is the share of resamples whose difference is as far from the observed one as that is from 0.
+    It is the share of resamples whose difference is as far from the observed one as that is from 0; None if neither
+    mean varies over the resamples, as with one sentence.
 
     Args:
         a: the sum in each sentence, or block of text, of one model
@@ -136,6 +149,8 @@ def mean_difference_test(a: Sequence[float], b: Sequence[float], counts: Sequenc
     """
     first, second = _resampled_means([a, b], counts)
     observed = (sum(a) - sum(b)) / sum(counts)
+    if observed and not any(means.std() > 1e-9 * abs(means).max() for means in (first, second)):
+        return None
     extreme = int((abs(first - second - observed) >= abs(observed)).sum())
     return (extreme + 1) / (len(first) + 1)
 

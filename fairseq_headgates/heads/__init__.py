@@ -12,6 +12,7 @@ from fairseq_headgates.heads.files import (
     scores_to_json,
 )
 from fairseq_headgates.heads.table import (
+    DATA,
     TYPES,
     AttentionMap,
     Contributions,
@@ -25,6 +26,7 @@ from fairseq_headgates.heads.table import (
 )
 
 __all__ = [
+    "DATA",
     "MASK_FORMAT",
     "SCORE_FORMAT",
     "TYPES",

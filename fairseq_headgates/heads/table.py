@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from fairseq_headgates.messages import shown
 
+# The parts of a signature that name the data, besides options, subsets and their numbers of sentences.
+DATA = ("data", "langs", "block", "mask", "head")
 TYPES = ("enc-self", "dec-self", "dec-enc")  # encoder self-, decoder self-, decoder-encoder attention
 
 
@@ -104,6 +106,14 @@ class Signature:
         fields = [part.partition(":") for part in text.split("|")]
         method = "".join(name for name, colon, _ in fields[:1] if not colon)
         return cls({name: value for name, colon, value in fields if colon}, method)
+
+    def data(self, subset: str) -> dict[str, str]:
+        """Return the parts that name the data of one of the subsets, with the number of its sentences."""
+        subsets, numbers = (self.parts.get(name, "").split(",") for name in ("split", "sents"))
+        found = {name: self.parts[name] for name in DATA if name in self.parts}
+        if number := dict(zip(subsets, numbers, strict=False)).get(subset):
+            found["sents"] = number
+        return {**found, "options": self.parts.get("options", "fairseq's defaults"), "split": subset}
 
     def with_parts(self, parts: Mapping[str, object]) -> Signature:
         """Return the signature with other values of some parts, and new parts at the end."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fairseq_headgates.heads import AttentionMap, HeadId, HeadTable
+from fairseq_headgates.heads import AttentionMap, HeadId, HeadTable, Signature
 from fairseq_headgates.heads.gate_log import GateRecord, thinned
 from fairseq_headgates.report.attention import by_type
 from fairseq_headgates.report.content import Experiment, ModelHeads, Training
@@ -227,7 +227,9 @@ def _evaluations(found: Experiment) -> Iterator[Figure]:
     groups: dict[str, dict[str, Mapping[str, Any]]] = {}
     for name, data in found.evaluations:
         with _complete(name):
-            groups.setdefault(json.dumps([data["subset"], data.get("references")]), {})[name] = data
+            of_data = Signature.parse(data["signature"]).data(data["subset"])
+            of_data.pop("data" if data.get("references") else "", None)  # a folder that may have moved
+            groups.setdefault(json.dumps([of_data, data.get("references")]), {})[name] = data
     for group in groups.values():
         with _complete(next(iter(group))):
             table = evaluation_table(dict(zip(_short([*group]), group.values(), strict=True)))
@@ -287,7 +289,8 @@ def _ablations(found: Experiment) -> Iterator[Figure]:
             for metric in ("bleu", "accuracy"):
                 if f"{metric}_difference" in data:
                     change = _by_head(data[f"{metric}_difference"], loss)
-                    p = _by_head(data.get("p_value", {}), loss)
+                    tested = {head: p for head, p in data.get("p_value", {}).items() if p is not None}
+                    p = _by_head(tested, loss)
                     single = data["mode"] == "single"
                     tables += layer_tables(change, p, metric) if single else [best_head_table(change, p)]
             grids = score_grids(loss)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from math import isfinite, isnan, nan
+from math import isfinite, isnan
 from typing import Any
 
 from fairseq_headgates.heads import HeadId, HeadTable
@@ -72,7 +72,7 @@ def score_table(scores: HeadTable) -> str:
 
 
 def layer_tables(
-    difference: Mapping[HeadId, float], p_values: Mapping[HeadId, float], metric: str = "bleu"
+    difference: Mapping[HeadId, float], p_values: Mapping[HeadId, float | None], metric: str = "bleu"
 ) -> list[str]:
     """Format differences of a metric with a mark of significance: a table per attention type, layers by heads."""
     cells: dict[str, dict[int, dict[int, str]]] = {}
@@ -88,7 +88,7 @@ def layer_tables(
     return tables
 
 
-def best_head_table(difference: Mapping[HeadId, float], p_values: Mapping[HeadId, float]) -> str:
+def best_head_table(difference: Mapping[HeadId, float], p_values: Mapping[HeadId, float | None]) -> str:
     """Format differences of a metric with only the best head of a layer, and that head: layers by attention types."""
     cells: dict[int, dict[str, str]] = {}
     for head, value in difference.items():
@@ -119,7 +119,7 @@ def curve_table(points: Sequence[Mapping[str, Any]]) -> str:
         rows = [
             [f"{p['removed']:g}%", str(p["heads"]), f"{p['nll']:.4f}"]
             + [_metric(p.get(metric))] * bool(metric)
-            + [p_value_text(p.get("p_value", nan))] * tested
+            + [p_value_text(p.get("p_value"))] * tested
             for p in group
         ]
         blocks.append(f"{types} by {by} ({checkpoint})\n" + text_table([*header, *["p"] * tested], rows))
@@ -177,9 +177,9 @@ def _number(value: float) -> str:
     return "-" if isnan(value) else f"{value:.2f}"
 
 
-def p_value_text(value: float) -> str:
-    """Format a p-value; '-' for NaN."""
-    return "-" if isnan(value) else "<0.001" if value < 0.001 else f"{value:.3f}"
+def p_value_text(value: float | None) -> str:
+    """Format a p-value; '-' for None and NaN."""
+    return "-" if value is None or isnan(value) else "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def removal_table(before: HeadTable, after: HeadTable) -> str:

@@ -103,8 +103,21 @@ def test_the_interval_of_a_score_is_that_of_sacrebleu(metric, monkeypatch):
 def test_the_interval_of_an_accuracy_holds_it():
     labels = [i % 3 for i in range(50)]
     score = class_scores([label if i % 4 else -1 for i, label in enumerate(labels)], labels)["accuracy"]
-    assert score.score == 74 and score.interval[0] < 74 < score.interval[1]
+    assert score.score == 74 and score.interval == pytest.approx((60.4, 84.1), abs=0.1)
     assert score.signature == "accuracy on 50 sentences"
+    low, high = class_scores([1] * 5, [1] * 5)["accuracy"].interval
+    assert low == pytest.approx(100 * 5 / (5 + 1.959964**2)) and high == 100
+
+
+def test_there_is_no_p_value_without_variance(few_resamplings):
+    assert statistics.mean_difference_test([5.0], [9.0], [3]) is None
+    assert statistics.mean_difference_test([5.0] * 4, [9.0] * 4, [3] * 4) is None
+    systems = {"a": ["das Haus ist klein"], "b": ["das Haus ist gut"], "c": ["das Haus ist klein"]}
+    for number in (1, 3):
+        texts = {name: lines * number for name, lines in systems.items()}
+        for found in statistics.paired_bootstrap({"BLEU": BLEU(), "chrF2": CHRF()}, texts, texts["a"]).values():
+            assert found.p_values == {"b": None, "c": 1}
+    assert statistics.mcnemar([1], [0], [1]) == 1
 
 
 @pytest.mark.parametrize(
@@ -152,6 +165,8 @@ def test_only_what_both_have_is_compared(content):
     [
         (lambda of: of["losses"]["valid"]["counts"].__setitem__(0, 77), "on 'valid' are of other sentences"),
         (lambda of: of["references"].__setitem__(0, "other"), "have other references"),
+        (lambda of: of.update(signature="data:x|options:left-pad-source=False"), "(options 'left-pad-source=False'"),
+        (lambda of: of.update(subset="valid"), "(split 'valid' and 'test')"),
         (lambda of: of["scores"]["BLEU"].update(signature="case:lc|tok:13a"), "the signatures of BLEU of"),
     ],
 )
@@ -161,6 +176,25 @@ def test_evaluations_of_other_data_are_not_compared(change, words, content):
     with pytest.raises(ValueError, match="compare evaluations of the same data") as error:
         differences(parse_evaluation(content), [parse_evaluation(other)])
     assert words in str(error.value) and "other.pt" in str(error.value)
+
+
+@pytest.mark.parametrize("part", ["data", "block", "sents"])
+def test_signatures_tell_the_data_of_language_models(part, content):
+    """Two texts may have as many blocks of as many tokens; of another subset nothing is compared."""
+    signature = {"data": "text-en", "block": "none-32", "split": "test,valid", "sents": "9,40", "v": "1"}
+    for changed, differs in ((part, True), ("v", False)):
+        own, other = copy.deepcopy(content), copy.deepcopy(content)
+        for each, parts in ((own, signature), (other, {**signature, changed: "8,41" if part == "sents" else "x"})):
+            each.update(scores={}, signature="|".join(f"{name}:{value}" for name, value in parts.items()))
+            del each["predictions"], each["references"]
+        pair = [parse_evaluation(own), parse_evaluation(other)]
+        if not differs:
+            assert "loss valid" in pairwise(pair)[1, 0]
+            continue
+        with pytest.raises(ValueError, match=rf"on other data \({part} "):
+            pairwise(pair)
+    other["signature"] = "data:text-en|block:none-32|split:test,valid|sents:8,40"
+    assert "loss valid" in parse_evaluation(own).compare(parse_evaluation(other))
 
 
 def without(name):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fairseq_headgates.evaluation import Difference
 from fairseq_headgates.files import read_text
@@ -56,7 +57,7 @@ def curve(place: Path, method: str, baseline: Row) -> list[Row]:
         raise ValueError(f"{path} is not a file of headgates curve --out: {REPEAT}") from None
 
 
-def _point(point: dict[str, float], method: str, baseline: Row) -> Row:
+def _point(point: dict[str, Any], method: str, baseline: Row) -> Row:
     """Return the row of a point: the baseline with other heads, size and accuracy."""
     score = replace(baseline.evaluation.scores["accuracy"], score=float(point["accuracy"]))
     evaluation = replace(
@@ -65,7 +66,8 @@ def _point(point: dict[str, float], method: str, baseline: Row) -> Row:
         parameters=int(point["parameters"]),
         scores={"accuracy": score},
     )
-    difference = Difference(score.score - accuracy(baseline), float(point["p_value"]), score.signature)
+    p = None if point["p_value"] is None else float(point["p_value"])
+    difference = Difference(score.score - accuracy(baseline), p, score.signature)
     run = Run(f"{method}-{point['removed']:g}%", method, BASELINE)
     return replace(baseline, run=run, evaluation=evaluation, differences={"accuracy": difference})
 

@@ -17,11 +17,12 @@ def summary(control: Evaluation, model: Evaluation) -> str:
     cost = model.compare(control)["BLEU"]
     assert control.speed and model.speed
     before, after = control.speed.per_second, model.speed.per_second
+    p = "no p" if cost.p is None else f"p = {cost.p:.3f}"
     smaller = 1 - model.parameters / control.parameters
     return (
         f"{name}:\n"
         f"removed: {removed['total']} of {model.heads['total'][1]} heads ({by_type})\n"
-        f"cost: {cost.value:+.2f} BLEU against {control_name} (p = {cost.p:.3f})\n"
+        f"cost: {cost.value:+.2f} BLEU against {control_name} ({p})\n"
         f"saved: {smaller:.0%} of {control.parameters / 1e6:.2f}M parameters; {after:,.0f} words per second instead of "
         f"{before:,.0f} ({after / before:.2f} times)"
     )
