@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 SHOWN = 200  # characters of a wrong value that a message repeats
 LONGEST = 4000  # characters of a message
+IN_WORDS = "\u200c\u200d\u00a0\u3000"  # joiners and blanks, which text in tables may have
 PROGRAM = "fairseq-headgates"  # in messages of the plugin within fairseq's commands
 
 
@@ -20,9 +21,14 @@ def fail(program: str, message: str) -> NoReturn:
     raise SystemExit(2)
 
 
+def printable(text: str, kept: str = IN_WORDS) -> str:
+    """Return text with escapes for line breaks, and for control characters, which a terminal would obey."""
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
+
+
 def one_line(message: str) -> str:
     """Return a message without line breaks and control characters, shortened in the middle if it is very long."""
-    message = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+    message = printable(message, "")
     if len(message) <= LONGEST:
         return message
     return f"{message[: LONGEST // 2]} ... {message[-LONGEST // 2 :]}"

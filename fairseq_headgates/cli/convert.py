@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_headgates.cli.choice import add_choice, chosen_heads, refuse_standard_output
-from fairseq_headgates.cli.output import warn_unfinished
+from fairseq_headgates.cli.output import say, warn_unfinished
 from fairseq_headgates.cli.parser import add_checkpoint, filled
 from fairseq_headgates.files import read_text
 from fairseq_headgates.heads import HeadId
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     aligned = [] if args.alignment_heads is None else _alignment_heads(args.alignment_heads, pruned)
     source, target = load_dictionaries(state, args.data or Path(args.checkpoint).parent)
     to_ctranslate2(pruned, source, target, args.output, args.quantization, args.force, aligned)
-    print(f"written: {args.output}")
+    say(f"written: {args.output}")
     return 0
 
 

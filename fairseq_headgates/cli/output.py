@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_headgates.files import write_whole
-from fairseq_headgates.messages import first_line, one_line
+from fairseq_headgates.messages import IN_WORDS, first_line, one_line, printable
 
 WITH_TEXT = ("svg", "svgz", "pgf")  # formats whose text is drawn by what opens the file
 
@@ -44,9 +44,9 @@ def write(path: str, content: str | bytes, force: bool) -> None:
 
 
 def say(text: str) -> None:
-    """Print the result of a command. Raise ValueError if standard output cannot be written."""
+    """Print the result of a command, without control characters. Raise ValueError if this is not possible."""
     try:
-        print(text, flush=True)
+        print(printable(text, f"\n\t{IN_WORDS}"), flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:

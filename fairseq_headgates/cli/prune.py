@@ -9,9 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.cli.choice import add_choice, chosen_heads, refuse_standard_output
-from fairseq_headgates.cli.output import warn, warn_unfinished
+from fairseq_headgates.cli.output import say, warn, warn_unfinished
 from fairseq_headgates.cli.parser import OPEN, add_checkpoint, add_inference_dtype, add_refit_options, filled
 from fairseq_headgates.files import check_writable
+from fairseq_headgates.messages import one_line
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -120,17 +121,17 @@ def run(args: argparse.Namespace) -> int:
         save_checkpoint(smaller, args.output, args.force)
     end = "nothing written (--dry-run)" if args.dry_run else f"written: {args.output}"
     if args.json:
-        print(json.dumps(plan))
-        print(end, file=sys.stderr)
+        say(json.dumps(plan))
+        print(one_line(end), file=sys.stderr)
         return 0
-    print(report.removal_table(kept_mask(model), kept_mask(pruned)))
-    print("\n".join(removal_notes(plan)))
+    say(report.removal_table(kept_mask(model), kept_mask(pruned)))
+    say("\n".join(removal_notes(plan)))
     if args.alive is None and args.scores is None and all(before == kept for before, kept in plan["heads"].values()):
-        print(no_removal(model))
+        say(no_removal(model))
     if args.by_speed:
-        print("\n" + report.speed_table(plan["speed"]))
-        print("\n".join(report.speed_notes(plan["speed"])))
-    print(end)
+        say("\n" + report.speed_table(plan["speed"]))
+        say("\n".join(report.speed_notes(plan["speed"])))
+    say(end)
     return 0
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from fairseq_headgates.cli.output import warn_unfinished, write
+from fairseq_headgates.cli.output import say, warn_unfinished, write
 from fairseq_headgates.cli.parser import OPEN, add_checkpoint, add_output
 from fairseq_headgates.files import check_writable
 from fairseq_headgates.heads import mask_to_json
@@ -39,11 +39,11 @@ def run(args: argparse.Namespace) -> int:
     heads = read_heads(state, args.checkpoint, model)
     alive = heads.gate.map(lambda g: int(g > 0), "alive")
     if args.out == "-":
-        print(mask_to_json(alive), end="")
+        say(mask_to_json(alive).rstrip("\n"))
         return 0
     if args.out is not None:
         write(args.out, mask_to_json(alive), args.force)
-    print(json.dumps(as_json(heads)) if args.json else as_text(heads))
+    say(json.dumps(as_json(heads)) if args.json else as_text(heads))
     return 0
 
 

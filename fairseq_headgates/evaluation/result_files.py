@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from fairseq_headgates.evaluation.results import FORMAT, Evaluation, Loss, Score, Speed
 from fairseq_headgates.files import read_text
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import printable, shown
 
 LARGEST = sys.float_info.max
 CURE = "write it with `headgates evaluate --out`"
@@ -59,17 +59,17 @@ def _evaluation(content: object) -> Evaluation:
     if "total" not in heads:
         raise _Unfit("it has no heads total")
     return Evaluation(
-        _get(of, "checkpoint", _text),
+        _get(of, "checkpoint", _name),
         {attention_type: (kept, total) for attention_type, (kept, total) in heads.items()},
         _each(of, "layers", lambda value, where: _numbers(value, where, _whole)),
         _get(of, "parameters", _whole),
         _each(of, "losses", _loss),
-        _get(of, "subset", _text),
+        _get(of, "subset", _name),
         scores,
         predictions,
         references,
         None if speed is None else _speed(speed),
-        _get(of, "signature", _text),
+        _get(of, "signature", _name),
     )
 
 
@@ -83,7 +83,7 @@ def _loss(value: object, where: str) -> Loss:
     return Loss(
         mean=_get(of, "mean", _number, where),
         interval=_interval(of, where),
-        unit=_get(of, "unit", _text, where),
+        unit=_get(of, "unit", _name, where),
         sentences=sentences,
         counts=counts,
         **optional,
@@ -92,12 +92,12 @@ def _loss(value: object, where: str) -> Loss:
 
 def _score(value: object, where: str) -> Score:
     of = _object(value, where)
-    return Score(_get(of, "score", _number, where), _interval(of, where), _get(of, "signature", _text, where))
+    return Score(_get(of, "score", _number, where), _interval(of, where), _get(of, "signature", _name, where))
 
 
 def _speed(value: object) -> Speed:
     of = _object(value, "speed")
-    return Speed(_get(of, "unit", _text, "speed"), _get(of, "per_second", _number, "speed"))
+    return Speed(_get(of, "unit", _name, "speed"), _get(of, "per_second", _number, "speed"))
 
 
 def _interval(of: Mapping[str, Any], where: str) -> tuple[float, float]:
@@ -121,7 +121,7 @@ def _get(of: Mapping[str, Any], name: str, reader: Callable[[object, str], Value
 def _each(of: Mapping[str, Any], name: str, reader: Callable[[object, str], Value]) -> dict[str, Value]:
     """Read every member of an object within an object."""
     members = _get(of, name, _object)
-    return {key: reader(value, f"{name} {key}") for key, value in members.items()}
+    return {printable(key): reader(value, f"{name} {key}") for key, value in members.items()}
 
 
 def _object(value: object, where: str) -> dict[str, Any]:
@@ -146,6 +146,11 @@ def _text(value: object, where: str) -> str:
     if not isinstance(value, str):
         raise _Unfit(f"{where} is {shown(value)}, not text")
     return value
+
+
+def _name(value: object, where: str) -> str:
+    """Read text that is printed."""
+    return printable(_text(value, where))
 
 
 def _whole(value: object, where: str) -> int:

@@ -130,8 +130,8 @@ def translate(model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], I
                 best = corpus.task.inference_step(generator, [model], sample, prefix_tokens=forced)
             except (AssertionError, OverflowError):  # no best hypothesis can be found
                 raise ValueError(
-                    "the scores of the search are not finite: use less extreme values of --temperature, --lenpen, "
-                    "--unkpen and --diverse-beam-strength"
+                    "the scores of the search are not finite: use less extreme values of --temperature, --lenpen "
+                    "and --unkpen"
                 ) from None
             for number, hypotheses in zip(sample["id"].tolist(), best, strict=True):
                 found[number] = texts.text(hypotheses[0]["tokens"])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from typing import NamedTuple
 
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import printable, shown
 
 # The parts of a signature that name the data, besides options, subsets and their numbers of sentences.
 DATA = ("data", "langs", "block", "mask", "head")
@@ -98,7 +98,8 @@ class Signature:
     method: str = ""
 
     def __str__(self) -> str:
-        return "|".join([*filter(None, [self.method]), *(f"{name}:{value}" for name, value in self.parts.items())])
+        parts = (f"{name}:{value}" for name, value in self.parts.items())
+        return printable("|".join([*filter(None, [self.method]), *parts]))
 
     @classmethod
     def parse(cls, text: str) -> Signature:
@@ -138,6 +139,8 @@ class HeadTable:
     def __post_init__(self) -> None:
         ordered = {each: [list(layer) for layer in self.values[each]] for each in TYPES if each in self.values}
         object.__setattr__(self, "values", ordered)
+        for name in ("name", "signature"):  # of a file, whose lines nobody shall forge
+            object.__setattr__(self, name, printable(getattr(self, name)))
 
     @property
     def types(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from fairseq.models.transformer.transformer_config import DEFAULT_MAX_SOURCE_POS
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import printable, shown
 from fairseq_headgates.options import DEFAULTS, flat_options, model_options, transformer_options
 from fairseq_headgates.safety import load_checkpoint, model_args
 
@@ -188,7 +188,7 @@ def _take(model_class: Any, args: Any, stored: Mapping[str, tuple[Any, Any]], pa
         _set(args, name, raw)
     unusual = [_flag(name, raw) for name, raw in missing.items() if raw != getattr(usual, name, raw)]
     if unusual:
-        logger.info(f"options of the model taken from {path}: {' '.join(unusual)}")
+        logger.info(printable(f"options of the model taken from {path}: {' '.join(unusual)}"))
     return missing
 
 

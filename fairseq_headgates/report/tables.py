@@ -8,6 +8,7 @@ from math import isfinite, isnan
 from typing import Any
 
 from fairseq_headgates.heads import HeadId, HeadTable
+from fairseq_headgates.messages import printable
 from fairseq_headgates.report.text import columns
 
 TITLES = {
@@ -24,7 +25,8 @@ def named(head: HeadId) -> str:
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Align columns: the first to the left, the others to the right."""
+    """Align columns: the first to the left, the others to the right. Cells have no line breaks."""
+    header, rows = [*map(printable, header)], [[*map(printable, row)] for row in rows]
     widths = [max(columns(row[i]) for row in (header, *rows)) for i in range(len(header))]
 
     def line(row: Sequence[str]) -> str:

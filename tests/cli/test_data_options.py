@@ -152,7 +152,8 @@ def test_bad_input_gets_one_line(command, options, words, on_toy):
             (["--sampling", "--sampling-topk", "99"], "--sampling-topk is 99: it must be at most 24"),
             (["--sampling", "--sampling-topp", "2"], "--sampling-topp is 2.0: it must be at most 1"),
             (["--sampling-topk", "3"], "fairseq cannot use these search options (--sampling-topk requires --sampling"),
-            (["--diverse-beam-groups", "2", "--diverse-beam-strength", "nan"], "it must be a finite number"),
+            (["--diverse-beam-groups", "5"], "--diverse-beam-groups cannot be used here: leave it out"),
+            (["--diverse-beam-strength", "nan"], "it must be a finite number"),
             (["--diversity-rate", "nan"], "--diversity-rate is nan"),
             (
                 ["--scoring", "sacrebleu", "--sacrebleu-tokenizer", "ja-mecab"],

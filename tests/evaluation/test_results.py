@@ -12,6 +12,7 @@ import numpy
 import pytest
 from sacrebleu.metrics import BLEU, CHRF
 
+from fairseq_headgates.cli.evaluate import as_text
 from fairseq_headgates.evaluation import differences, pairwise, parse_evaluation, read_evaluations, statistics
 from fairseq_headgates.evaluation.results import Loss, bleu_of, class_scores, text_scores
 
@@ -176,6 +177,18 @@ def test_evaluations_of_other_data_are_not_compared(change, words, content):
     with pytest.raises(ValueError, match="compare evaluations of the same data") as error:
         differences(parse_evaluation(content), [parse_evaluation(other)])
     assert words in str(error.value) and "other.pt" in str(error.value)
+
+
+def test_a_file_controls_no_terminal(content):
+    """Names may hold escape sequences, directions of writing and forged lines; translations stay as they are."""
+    evil = "x\x1b]0;title\x07\u202e\nFORGED\r"
+    content |= {"checkpoint": evil, "signature": f"data:{evil}", "losses": {evil: content["losses"]["valid"]}}
+    content["scores"]["BLEU"]["signature"] += evil
+    content["predictions"][0] = evil
+    found = parse_evaluation(content)
+    text = as_text([found, found], pairwise([found, found]))
+    assert text.isprintable() or {c for c in text if not c.isprintable()} == {"\n"}
+    assert "\nFORGED" not in text and r"x\x1b]0;title" in text and found.predictions[0] == evil
 
 
 @pytest.mark.parametrize("part", ["data", "block", "sents"])

@@ -8,6 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairseq_headgates.cli.main import main
+from fairseq_headgates.cli.output import say
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import (
     TYPES,
@@ -18,10 +20,26 @@ from fairseq_headgates.heads import (
     parse_mask,
     parse_types,
     read_scores,
+    scores_to_json,
 )
 
 layers = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=1, max_size=3)
 masks = st.dictionaries(st.sampled_from(TYPES), layers, min_size=1)
+
+
+def test_score_files_and_masks_control_no_terminal(tmp_path, capsys):
+    """Names may hold escape sequences, directions of writing and forged lines."""
+    evil, files = "x\x1b]0;title\x07\u202e\nFORGED\r", [str(tmp_path / name) for name in ("a.json", "b.json")]
+    for path, method in zip(files, (evil, f"{evil}2"), strict=True):
+        scores = HeadTable({"enc-self": [[1.0, 2.0], [3.0, 5.0]]}, "gradient")
+        write_whole(
+            path, scores_to_json([scores]).replace('"gradient"', json.dumps(method)).replace('""', json.dumps(evil))
+        )
+    assert main(["correlate", *files]) == 0
+    mask = parse_mask(json.dumps({"enc-self": [[1]], "signature": evil}))
+    say(f"{capsys.readouterr().out}{mask.signature}\x1b[2J")
+    out = capsys.readouterr().out
+    assert {c for c in out if not c.isprintable()} == {"\n"} and "\nFORGED" not in out and r"x\x1b]0;title" in out
 
 
 @given(masks, st.booleans())
