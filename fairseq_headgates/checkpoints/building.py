@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.checkpoints.sizes import check_sizes
 from fairseq_headgates.evaluation.binarised import language_pair
-from fairseq_headgates.files import remove_mark
+from fairseq_headgates.files import check_dictionary
 from fairseq_headgates.heads import TYPES, HeadTable, Signature
 from fairseq_headgates.messages import shown
 from fairseq_headgates.models import HeadGatesMixin, head_gates_class
@@ -272,9 +272,9 @@ def _load_dictionary(path: Path, weights: Mapping[str, Tensor], side: str, task:
         raise ValueError(f"there is no dictionary {path}: give the folder of dict.*.txt with --data{_hint(task)}")
     try:
         dictionary = Dictionary.load(str(path))
+        check_dictionary(dictionary)
     except Exception as error:  # fairseq raises no other
         raise ValueError(f"cannot read the dictionary {path}: {str(error).splitlines()[0]}") from None
-    remove_mark(dictionary)
     _add_symbols(dictionary, task)
     expected = len(weights[f"{side}.embed_tokens.weight"])
     if len(dictionary) != expected:

@@ -43,7 +43,8 @@ SEARCHING = (*(field.name for field in fields(GenerationConfig)), "post_process"
 # What would change results or write files, but is not implemented here. Parallel and sharded checkpoints are several
 # files, for which fairseq adds suffixes to --path.
 UNUSED = (
-    *("model_overrides", "lm_path", "constraints", "diverse_beam_groups", "replace_unk", "score_reference", "num_shards", "shard_id"),
+    *("model_overrides", "lm_path", "constraints", "diverse_beam_groups", "replace_unk", "score_reference"),
+    *("num_shards", "shard_id"),
     *("checkpoint_suffix", "checkpoint_shard_count", "model_parallel_size", "pipeline_model_parallel", "bf16", "amp"),
     *("results_path", "sacrebleu_char_level"),
 )

@@ -46,7 +46,7 @@ def write(path: str, content: str | bytes, force: bool) -> None:
 def say(text: str) -> None:
     """Print the result of a command, without control characters. Raise ValueError if this is not possible."""
     try:
-        print(printable(text, f"\n\t{IN_WORDS}"), flush=True)
+        print("\n".join(printable(line, f"\t{IN_WORDS}") for line in text.split("\n")), flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:

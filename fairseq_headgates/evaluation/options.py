@@ -13,7 +13,7 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
 from fairseq_headgates.evaluation.binarised import check_regular, dictionary_files, language_pair
 from fairseq_headgates.evaluation.objectives import check_supported, options_of
-from fairseq_headgates.files import remove_mark
+from fairseq_headgates.files import check_dictionary
 from fairseq_headgates.messages import first_line, logging_only
 
 LANGUAGES = ("source_lang", "target_lang")
@@ -48,7 +48,7 @@ def setup_task(args: Namespace) -> Any:
         if args.task in FAILING:
             getattr(task, "args")  # noqa: B009  (what fails later)
         for dictionary in (task.source_dictionary, task.target_dictionary):
-            remove_mark(dictionary)
+            check_dictionary(dictionary)
     except Exception as error:  # fairseq raises no other for a missing folder, dictionary or language
         cure = "give a folder of fairseq-preprocess"
         if args.task == "translation" and Path(utils.split_paths(args.data)[0], "dict.txt").is_file():

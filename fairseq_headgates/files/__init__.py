@@ -2,7 +2,14 @@
 
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.files.parts import part_of, remove_dead_parts, replace_folder
-from fairseq_headgates.files.reading import decode, lines_of, log_lines, read_standard_input, read_text, remove_mark
+from fairseq_headgates.files.reading import (
+    check_dictionary,
+    decode,
+    lines_of,
+    log_lines,
+    read_standard_input,
+    read_text,
+)
 from fairseq_headgates.files.writing import check_writable, refuse_existing, replacing, write_whole
 
 __all__ = [
@@ -16,7 +23,7 @@ __all__ = [
     "read_text",
     "refuse_existing",
     "remove_dead_parts",
-    "remove_mark",
+    "check_dictionary",
     "replace_folder",
     "replacing",
     "write_whole",

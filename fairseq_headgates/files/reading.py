@@ -15,6 +15,7 @@ from fairseq_headgates.messages import first_line, shown
 
 MARK = "\ufeff"  # byte order mark
 LARGEST_TEXT = 64 * 2**20  # bytes of a file that is read whole: thousands of times what the masks of a large model need
+LONGEST_SYMBOL = 10_000  # characters of a symbol of a dictionary
 LONGEST_LINE = 2**20  # characters of a line of a log; the rest becomes further lines
 OTHER_ENCODINGS = {  # by the byte order mark; UTF-32 begins with the mark of UTF-16
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -100,8 +101,16 @@ def check_mark(data: bytes, name: str) -> None:
             raise ValueError(f"{name} is {encoding}: convert it with iconv -f {encoding} -t utf8")
 
 
-def remove_mark(dictionary: Any) -> None:
-    """Remove a byte order mark, which fairseq reads as a part of the first symbol of a dictionary's file."""
+def check_dictionary(dictionary: Any) -> None:
+    """Remove a byte order mark, which fairseq reads as a part of the first symbol of a dictionary's file.
+
+    Raise ValueError for a symbol that is too long to be drawn, or to be compared by chrF.
+    """
+    longest = max(map(len, dictionary.symbols), default=0) if dictionary is not None else 0
+    if longest > LONGEST_SYMBOL:
+        raise ValueError(
+            f"a symbol of the dictionary has {longest:,} characters: at most {LONGEST_SYMBOL:,} are allowed"
+        )
     if dictionary is not None and len(dictionary) > dictionary.nspecial:
         symbol = dictionary.symbols[dictionary.nspecial]
         plain = symbol.removeprefix(MARK)

@@ -13,7 +13,7 @@ from corpora import labelled, manifest
 from fairseq_headgates.analysis.functions import read_alignments, read_trees
 from fairseq_headgates.checkpoints import load_checkpoint, load_dictionaries
 from fairseq_headgates.experiments import read_experiment
-from fairseq_headgates.files import decode, lines_of, read_standard_input, read_text, remove_mark
+from fairseq_headgates.files import check_dictionary, decode, lines_of, read_standard_input, read_text
 from fairseq_headgates.heads import parse_mask, read_scores
 from results import curves
 from text import in_blocks
@@ -119,11 +119,11 @@ def test_the_byte_order_mark_of_a_dictionary_is_ignored(tmp_path, copied, on_toy
     result = json.loads(on_toy("attention", "--json", "--text", typed, data=folder, subset="test"))
     assert result["sentences"][0]["enc-self"]["keys"] == [first, first, "</s>"]
     plain = Dictionary.load(str(path))
-    remove_mark(plain)
+    check_dictionary(plain)
     assert plain.symbols[plain.nspecial] == first and plain.index(first) == plain.nspecial
     before = list(plain.symbols)
-    remove_mark(plain)
-    assert plain.symbols == before and remove_mark(None) is None
+    check_dictionary(plain)
+    assert plain.symbols == before and check_dictionary(None) is None
 
 
 def test_byte_order_marks_of_both_dictionaries_of_a_checkpoint_are_ignored(tmp_path, gated, toy):
@@ -134,3 +134,12 @@ def test_byte_order_marks_of_both_dictionaries_of_a_checkpoint_are_ignored(tmp_p
         path = tmp_path / f"dict.{language}.txt"
         path.write_bytes(b"\xef\xbb\xbf" + (toy.data / path.name).read_bytes())
     assert [dictionary.symbols for dictionary in load_dictionaries(state, str(tmp_path))] == expected
+
+
+@pytest.mark.parametrize("command", ["attention", "evaluate"])
+def test_a_symbol_that_is_too_long_is_refused(command, copied, on_toy):
+    folder = copied()
+    for path in folder.glob("dict.*.txt"):
+        path.write_text(path.read_text().replace(" ", "x" * 20_000 + " ", 1))
+    error = on_toy(command, data=folder, subset="test", code=2)
+    assert "a symbol of the dictionary has 20,0" in error and error.count("\n") == 1
