@@ -95,7 +95,10 @@ def _generator(model: nn.Module, corpus: Corpus) -> Any:
 
 
 def _check_sampling(corpus: Corpus) -> None:
-    k, symbols = corpus.cfg.generation.sampling_topk, len(corpus.task.target_dictionary)
+    options, symbols = corpus.cfg.generation, len(corpus.task.target_dictionary)
+    k = options.sampling_topk
+    if options.diversity_rate > -1 and 2 * options.beam > symbols:  # fairseq takes as many candidates of one hypothesis
+        raise ValueError(f"--beam is {options.beam}: with --diversity-rate it must be at most {symbols // 2}")
     if k > symbols:
         raise ValueError(f"--sampling-topk is {k}: it must be at most {symbols}, the number of symbols to choose from")
 
@@ -128,7 +131,9 @@ def translate(model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], I
             forced = sample["target"][:, :prefix] if prefix > 0 else None
             try:
                 best = corpus.task.inference_step(generator, [model], sample, prefix_tokens=forced)
-            except (AssertionError, OverflowError):  # no best hypothesis can be found
+            except (AssertionError, OverflowError, RuntimeError) as error:  # no best hypothesis can be found
+                if isinstance(error, RuntimeError) and "multinomial" not in str(error):
+                    raise
                 raise ValueError(
                     "the scores of the search are not finite: use less extreme values of --temperature, --lenpen "
                     "and --unkpen"

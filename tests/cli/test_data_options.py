@@ -155,6 +155,7 @@ def test_bad_input_gets_one_line(command, options, words, on_toy):
             (["--diverse-beam-groups", "5"], "--diverse-beam-groups cannot be used here: leave it out"),
             (["--diverse-beam-strength", "nan"], "it must be a finite number"),
             (["--diversity-rate", "nan"], "--diversity-rate is nan"),
+            (["--diversity-rate", "0.5", "--beam", "13"], "--beam is 13: with --diversity-rate it must be at most 12"),
             (
                 ["--scoring", "sacrebleu", "--sacrebleu-tokenizer", "ja-mecab"],
                 "--sacrebleu-tokenizer ja-mecab cannot be used",
@@ -171,7 +172,9 @@ def test_options_of_the_search_are_checked_before_anything_is_computed(options, 
         assert words in one_line(on_toy("curve", "--by", "gate", *options, subset="test", code=2))
 
 
-@pytest.mark.parametrize("options", [["--lenpen", "1e300"], ["--temperature", "1e-300"]])
+@pytest.mark.parametrize(
+    "options", [["--lenpen", "1e300"], ["--temperature", "1e-300"], ["--temperature", "1e-40", "--sampling"]]
+)
 def test_search_options_with_scores_that_are_not_finite_are_refused(options, on_toy):
     line = one_line(
         on_toy(

@@ -7,6 +7,7 @@ import pytest
 from fairseq_headgates.cli.output import picture
 from fairseq_headgates.heads import AttentionMap, HeadId, HeadTable
 from fairseq_headgates.report import (
+    Experiment,
     agreement_table,
     attention_figure,
     best_head_table,
@@ -22,6 +23,7 @@ from fairseq_headgates.report import (
     results_table,
     rounded,
     score_table,
+    sections,
     text_table,
 )
 from fairseq_headgates.report import text as report_text
@@ -276,3 +278,12 @@ def test_scripts_that_matplotlib_cannot_shape(monkeypatch):
     monkeypatch.delattr(ft2font, "__libraqm_version__")
     assert choose_fonts(attention_figure(maps_of("سلام", "a"))).startswith("draws Arabic without shaping")
     assert choose_fonts(attention_figure(maps_of("a", "é", "ж"))) == ""
+
+
+def test_only_evaluations_of_the_same_data_share_a_table():
+    """Two texts may have as many blocks; their signatures tell them apart."""
+    one = {"subset": "test", "heads": {"total": [1, 2]}, "parameters": 3, "losses": {}, "scores": {}, "speed": None}
+    found = Experiment()
+    for name, data in {"a": "text-en", "b": "text-ru", "c": "text-en"}.items():
+        found.evaluations.append((name, {**one, "signature": f"data:{data}|split:test|sents:9|ckpt:{name}"}))
+    assert [figure.title for figure in sections._evaluations(found)] == ["test, 2 evaluated", "test, 1 evaluated"]
