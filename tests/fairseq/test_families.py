@@ -14,14 +14,19 @@ from support.pages import ROOT
 
 LIBNAT = ("levenshtein", "insertion")
 OF_MODELS = ("--share-encoders",)
+# Models that others are like, whose test is a rehearsal.
+LIKE_OTHERS = ("iterative", "cmlm", "nacrf", "insertion", "convtransformer", "s2t_transformer", "transformer_from")
 HALF = ["--sparsity-method", "lagrangian", "--target-heads"]
 
 
 def each(*names):
     """Parameters of a test, without the models that this build of fairseq lacks."""
     missing = importlib.util.find_spec("fairseq.libnat") is None
-    skipped = pytest.mark.skipif(missing, reason="fairseq was built without libnat")
-    return [pytest.param(name, marks=skipped if name.startswith(LIBNAT) else ()) for name in names]
+    marks = {
+        LIBNAT: pytest.mark.skipif(missing, reason="fairseq was built without libnat"),
+        LIKE_OTHERS: pytest.mark.rehearsal,
+    }
+    return [pytest.param(name, marks=[marks[of] for of in marks if name.startswith(of)]) for name in names]
 
 
 @pytest.fixture(autouse=True)
