@@ -25,6 +25,7 @@ from fairseq_headgates.options import model_options
 from fairseq_headgates.safety import architecture, load_checkpoint, model_args, updates_of
 from fairseq_headgates.surgery import freeze, gate_values, gated_sites, open_probabilities, to_table
 from fairseq_headgates.surgery.features import option_features
+from fairseq_headgates.surgery.neurons import ffn_dims
 
 SPECIAL = 4  # fairseq's dictionaries begin with <s> <pad> </s> <unk>
 LANGUAGE_PAIR = re.compile(r"[\w@.]+-[\w@.]+")
@@ -294,12 +295,14 @@ class CheckpointHeads:
         gate: evaluation gate of every head
         gated: attention types with gates
         parameters: number of parameters of the model
+        ffn_dims: neurons of each feed-forward block, {side: [layers]}, if some were removed, else empty
     """
 
     open_probability: HeadTable
     gate: HeadTable
     gated: tuple[str, ...]
     parameters: int
+    ffn_dims: Mapping[str, Sequence[int]]
 
 
 def read_heads(state: Mapping[str, Any], name: str, model: nn.Module | None = None) -> CheckpointHeads:
@@ -323,4 +326,5 @@ def read_heads(state: Mapping[str, Any], name: str, model: nn.Module | None = No
         to_table(gate_values(model), "gate", signature),
         tuple(attention_type for attention_type in TYPES if attention_type in gated),
         sum(p.numel() for p in model.parameters()),
+        ffn_dims(model) if getattr(model.args, "ffn_dims", None) else {},
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import logging
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
@@ -31,10 +32,12 @@ from fairseq_headgates.surgery.cuts import (
     cut_tensors,
     cuts,
     kept_mask,
+    neuron_cuts,
     pad_heads,
     prune,
     under_all_names,
 )
+from fairseq_headgates.surgery.neurons import ffn_dims, pad_neurons
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +53,7 @@ def prune_checkpoint(
     notice: Callable[[str], None] = logger.warning,
     inference_dtype: str | None = None,
     refitted: Mapping[str, Tensor] = MappingProxyType({}),
+    neurons: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return a checkpoint without the heads that `mask` removes, of an architecture of this plugin.
 
@@ -63,8 +67,9 @@ def prune_checkpoint(
         model: the model of the checkpoint, if it is already built
         notice: called with one line for every part that is dropped
         inference_dtype: precision of inference, "float32" or "int8"; None for that of the checkpoint
-        refitted: parameters that get other values than those of the checkpoint; see `analysis.refit`. A moving average
-            of the weights is then dropped
+        refitted: parameters that get other values than those of the checkpoint; see `compression.repair`. A moving
+            average of the weights is then dropped
+        neurons: the neurons that feed-forward blocks keep, by the name of the layer (default: all)
 
     Raises:
         ValueError: if the mask has another shape than the model
@@ -72,9 +77,11 @@ def prune_checkpoint(
     model = model or build_model(state)
     pattern = getattr(model_args(state), "freeze_params", None)
     remembered = state.get("last_optimizer_state") if optimizer else None
-    layer_cuts = cuts(model, mask)
+    layer_cuts = cuts(model, mask) | neuron_cuts(model, neurons)
     pruned = apply_cuts(copy.deepcopy(model), layer_cuts)
     args = _pruned_options(model_args(state), kept_mask(pruned))
+    if neurons:
+        args.ffn_dims = json.dumps(ffn_dims(pruned))
     if inference_dtype is not None:
         args.inference_dtype = parse_inference_dtype(inference_dtype)
     if pattern is not None and not (isinstance(pattern, str) and freeze_as_stored(pruned, pattern)):
@@ -141,7 +148,7 @@ def stock_checkpoint(
     return {
         "args": _table(_stock_options(pruned, vars(model.args)) | {"arch": name}),
         "cfg": None,
-        "model": pad_heads(prune(model, mask), pruned["model"]),
+        "model": pad_neurons(model, pad_heads(prune(model, mask), pruned["model"])),
         "optimizer_history": history if history and is_plain(history) else unknown,
         "extra_state": {"train_iterator": iterator if is_plain(iterator) else {"epoch": 1, "iterations_in_epoch": 0}},
         "last_optimizer_state": None,

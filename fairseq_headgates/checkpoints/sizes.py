@@ -26,7 +26,9 @@ HIGHWAY = r"decoder\.embed_tokens\.highway\.layers"  # of embeddings of characte
 LAYERS = r"{}\.(?:transformer_|conformer_)?layers"  # of a stack; encoders of speech have other layers, too
 LARGEST_TABLE = 2**26  # numbers in a table of sinusoidal positions, which is not stored but computed
 # Parameters that pruning makes smaller.
-PROJECTION = re.compile(r"attn\.((q|k|v|out|position)_proj\.(weight|bias)|(query_bias|persistent)\.\w+)$")
+PROJECTION = re.compile(
+    r"attn\.((q|k|v|out|position)_proj\.(weight|bias)|(query_bias|persistent)\.\w+)$|\.fc[12]\.(weight|bias)$"
+)
 MISSING_SHARE = 4  # how many times as large as the stored weights all that is not stored may be
 MISSING_NUMBERS = 2**26
 LARGEST_FEATURES = 2**18  # features of speech times channels
@@ -167,4 +169,4 @@ def _check_shapes(skeleton: nn.Module, weights: Mapping[str, Tensor]) -> None:
 def _fits(name: str, stored: torch.Size, built: torch.Size) -> bool:
     if not PROJECTION.search(name) or len(stored) != len(built):
         return stored == built
-    return all(size <= most for size, most in zip(stored, built, strict=True))  # heads may be removed
+    return all(size <= most for size, most in zip(stored, built, strict=True))  # heads and neurons may be removed

@@ -56,6 +56,8 @@ def as_text(heads: CheckpointHeads) -> str:
     summary = f"in total {open_heads} of {all_heads} heads open"
     if ungated:
         summary += f"; no gates on {', '.join(ungated)}"
+    for side, dims in heads.ffn_dims.items():
+        summary += f"\nneurons of the {side}, by layer: {' '.join(map(str, dims))}"
     return f"{report.gate_table(heads.open_probability, heads.gate)}\n\n{summary}"
 
 
@@ -67,6 +69,7 @@ def as_json(heads: CheckpointHeads) -> dict[str, Any]:
         "signature": heads.gate.signature,
         "parameters": heads.parameters,
         "gated": list(heads.gated),
+        "ffn_dims": dict(heads.ffn_dims),
         "open_probability": dict(heads.open_probability.values),
         "gate": dict(heads.gate.values),
         "heads": {attention_type: list(count) for attention_type, count in report.open_counts(heads.gate).items()},

@@ -32,6 +32,7 @@ from fairseq_headgates.options import (
 )
 from fairseq_headgates.safety import check_evaluated
 from fairseq_headgates.surgery import fix_heads, freeze, head_sites, insert_gates, remove_heads, use_head_attention
+from fairseq_headgates.surgery.neurons import set_ffn_dims
 
 logger = logging.getLogger(__name__)
 GATE_METHOD = "gate_method."  # prefix of its names in the state dict
@@ -44,6 +45,8 @@ def apply_head_options(model: nn.Module, options: HeadOptions) -> nn.Module:
         ValueError: for options that contradict the model
     """
     use_head_attention(model)
+    if options.ffn_dims:
+        set_ffn_dims(model, options.ffn_dims)
     if options.alive_heads is not None:
         remove_heads(model, options.alive_heads) if options.remove_heads else fix_heads(model, options.alive_heads)
     if options.gate_heads:

@@ -26,7 +26,7 @@ MARK, PARSED = "headgates_parsed", object()  # an attribute of the options that 
 DEFAULT_FILE = "checkpoint_last.pt"  # of --restore-file
 # Options of the training and of the data: they do not change the function that the weights compute.
 FREE = {
-    *DEFAULTS,
+    *(DEFAULTS.keys() - {"ffn_dims"}),
     *"_name arch dropout attention_dropout activation_dropout relu_dropout adaptive_softmax_dropout".split(),
     *"pooler_dropout encoder_layerdrop decoder_layerdrop encoder_layers_to_keep decoder_layers_to_keep".split(),
     *"encoder_xformers_att_config decoder_xformers_att_config quant_noise_scalar min_params_to_wrap export".split(),
@@ -203,7 +203,9 @@ def _given(args: Any) -> Iterator[tuple[str, Any]]:
 
 def _is_default(name: str, value: Any) -> bool:
     """Return whether an option is not given on the command line: the parsers of tasks and of RoBERTa have defaults."""
-    return value is None or value == POSITIONS.get(name, (None, None))[1] or (name == "quant_noise_pq" and not value)
+    return (
+        value in (None, "") or value == POSITIONS.get(name, (None, None))[1] or (name == "quant_noise_pq" and not value)
+    )
 
 
 def _same(name: str, given: Any, stored: Any) -> bool:

@@ -6,6 +6,7 @@ the page of options all follow from these fields.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -31,6 +32,7 @@ from fairseq_headgates.options.values import (
     comma_separated,
     count,
     number,
+    parse_ffn_dims,
     parse_inference_dtype,
     parse_init,
     parse_method,
@@ -113,6 +115,16 @@ class HeadOptions:
         "remove the heads that --alive-heads does not keep from the weights, instead of masking them",
         switch,
         Switch,
+    )
+    ffn_dims: dict[str, tuple[int, ...]] | None = option(
+        None,
+        "JSON",
+        "number of neurons of each feed-forward block, as `headgates compress` chooses them, for example "
+        '{"encoder": [512, 0, 256], "decoder": [128, 512, 512]}; at most --encoder-ffn-embed-dim and '
+        "--decoder-ffn-embed-dim",
+        parse_ffn_dims,
+        (str,),
+        lambda dims: json.dumps(dims) if dims else "",
     )
     gate_temperature: float = option(
         HardConcrete.temperature,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -54,6 +54,13 @@ def mask_of_layers(mask: HeadTable, args: Any) -> HeadTable:
         keep = kept.get(side_of(attention_type), [])
         rows[attention_type] = [layers[i] for i in _numbers(keep, len(layers), side_of(attention_type))] or layers
     return HeadTable(rows, mask.name, mask.signature)
+
+
+def dims_of_layers(dims: Mapping[str, Sequence[int]], args: Any) -> dict[str, tuple[int, ...]]:
+    """Return numbers of neurons, {side: one for each layer}, of the layers to keep."""
+    kept = layers_to_keep(args)
+    numbers = {side: _numbers(kept.get(side, []), len(of_side), side) for side, of_side in dims.items()}
+    return {side: tuple(of_side[i] for i in numbers[side] or range(len(of_side))) for side, of_side in dims.items()}
 
 
 def layer_numbers(names: Iterable[str], args: Any) -> Numbers:

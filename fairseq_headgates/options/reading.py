@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from fairseq_headgates.heads import HeadTable, as_mask
 from fairseq_headgates.messages import PROGRAM, fail, shown
 from fairseq_headgates.options.declared import DEFAULTS, OPTIONS, HeadOptions, option_value
-from fairseq_headgates.options.layerdrop import layers_to_keep, mask_of_layers
+from fairseq_headgates.options.layerdrop import dims_of_layers, layers_to_keep, mask_of_layers
 from fairseq_headgates.options.stored_mask import read_mask
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ def read_options(args: Any) -> HeadOptions:
         refuse_misspelt(args)
     values = {name: option_value(args, name) for name in OPTIONS}
     values["alive_heads"] = _mask(args, values["alive_heads"])
+    values["ffn_dims"] = values["ffn_dims"] and dims_of_layers(values["ffn_dims"], args)
     return HeadOptions(**values, drops_layers=bool(layers_to_keep(args)))
 
 

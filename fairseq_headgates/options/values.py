@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from fairseq_headgates.gates import METHODS
 from fairseq_headgates.gates.distribution import LARGEST
 from fairseq_headgates.inference import DTYPES
 from fairseq_headgates.messages import shown
+from fairseq_headgates.options.layerdrop import SIDES
 
 
 def parse_init(value: Any) -> float | str:
@@ -86,3 +88,23 @@ def switch(value: Any) -> bool:
     if value not in (True, False):
         raise ValueError(f"{shown(value)} is neither true nor false")
     return bool(value)
+
+
+def parse_ffn_dims(value: Any) -> dict[str, tuple[int, ...]] | None:
+    """Parse numbers of neurons: '{"encoder": [512, 0]}' -> {"encoder": (512, 0)}; None for empty text."""
+    if value in (None, ""):
+        return None
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, Mapping) or not {*found} <= {*SIDES} or not all(map(_is_dims, found.values())):
+        raise ValueError(
+            f"{shown(value)} does not give the neurons of each layer: it must look like "
+            '{"encoder": [512, 0, 256], "decoder": [128, 512, 512]}'
+        )
+    return {side: tuple(found[side]) for side in SIDES if side in found}
+
+
+def _is_dims(numbers: Any) -> bool:
+    return isinstance(numbers, (list, tuple)) and all(type(number) is int and number >= 0 for number in numbers)

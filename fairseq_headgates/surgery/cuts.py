@@ -2,7 +2,8 @@
 
 A head is rows of the query, key and value projections and columns of the output projection. Without them, a smaller
 layer computes the other heads exactly as before. A gate between 0 and 1 is folded into the columns of its head. Layers
-keep different numbers of heads; a layer that keeps none becomes the bias of its output projection.
+keep different numbers of heads; a layer that keeps none becomes the bias of its output projection. In the same way, a
+neuron of a feed-forward block is a row of `fc1` and a column of `fc2`.
 
 Shapes: H heads of a layer, H' heads to keep, D head size, E model size.
 """
@@ -14,6 +15,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -35,22 +37,31 @@ from fairseq_headgates.surgery.sites import (
 
 logger = logging.getLogger(__name__)
 
+LAST = ("out_proj.weight", "fc2.weight")  # whose columns are those of heads or neurons
+
 
 @dataclass(frozen=True)
 class Cut:
-    """Description of what pruning does to one attention layer.
+    """Description of what pruning does to one attention layer, or to the neurons of one layer.
 
     Attributes:
         heads: H
         keep: the heads to keep [H'], by their position among the H heads
         factor: the factor [H'] that is folded into the weights of each, its gate
-        head_dim: D
+        head_dim: D; 1 for neurons
+        parts: the names of the linear layers that are cut, all of an attention layer if it is empty
     """
 
     heads: int
     keep: tuple[int, ...]
     factor: Tensor
     head_dim: int
+    parts: tuple[str, ...] = ()
+
+    @classmethod
+    def of_neurons(cls, neurons: int, keep: Sequence[int]) -> Cut:
+        """Return the cut of a feed-forward block with so many neurons."""
+        return cls(neurons, tuple(keep), torch.ones(len(keep)), 1, ("fc1", "fc2"))
 
     @property
     def changes_weights(self) -> bool:
@@ -68,10 +79,10 @@ class Cut:
             power: how the tensor scales with the folded factor: 1 for weights, -1 for gradients (a weight g times as
                 large has a gradient 1/g times as large), -2 for squared gradients, 0 for steps
         """
-        if parameter == "out_proj.bias":
+        if parameter in ("out_proj.bias", "fc2.bias"):
             return tensor
         positions = head_positions(self.keep, self.head_dim)
-        if parameter != "out_proj.weight":
+        if parameter not in LAST:
             return tensor.index_select(0, head_positions(self.keep, tensor.size(0) // self.heads))
         columns = self.factor.to(torch.float32).repeat_interleave(self.head_dim)
         cut = tensor.index_select(1, positions)
@@ -103,7 +114,9 @@ def open_mask(model: nn.Module, threshold: float | None = None) -> HeadTable:
     return probabilities.map(lambda p: int(p >= threshold), "alive")
 
 
-def prune(model: nn.Module, mask: Mask | None = None) -> nn.Module:
+def prune(
+    model: nn.Module, mask: Mask | None = None, neurons: Mapping[str, Sequence[int]] = MappingProxyType({})
+) -> nn.Module:
     """Return a copy of a fairseq model without the heads that `mask` removes.
 
     The copy computes what the masked model computes. A head whose evaluation gate is 0 is always removed, because it
@@ -115,6 +128,7 @@ def prune(model: nn.Module, mask: Mask | None = None) -> nn.Module:
         model: a fairseq model, with or without gates; it is not changed
         mask: a `HeadTable`, a dict such as ``{"enc-self": [[1, 0, 1, 1], ...]}`` (1 keep, 0 remove; all heads of a
             missing type are kept), the path of a mask file, or the same JSON as text (default: the open heads)
+        neurons: the neurons that feed-forward blocks keep, by the name of the layer (default: all)
 
     Raises:
         ValueError: if the mask has another shape than the model, or the model has no heads to remove
@@ -122,7 +136,8 @@ def prune(model: nn.Module, mask: Mask | None = None) -> nn.Module:
     """
     mask = None if mask is None else as_mask(mask)
     pruned = use_head_attention(_copy(model))
-    return apply_cuts(pruned, cuts(pruned, open_mask(pruned) if mask is None else mask))
+    layer_cuts = cuts(pruned, open_mask(pruned) if mask is None else mask)
+    return apply_cuts(pruned, layer_cuts | neuron_cuts(pruned, neurons))
 
 
 def _copy(model: nn.Module) -> nn.Module:
@@ -179,6 +194,12 @@ def cuts(model: nn.Module, mask: Mask) -> dict[str, Cut]:
     return layer_cuts
 
 
+def neuron_cuts(model: nn.Module, neurons: Mapping[str, Sequence[int]]) -> dict[str, Cut]:
+    """Return the cuts that keep these neurons of feed-forward blocks, {layer name: `Cut`}."""
+    layers: dict[str, Any] = {name: model.get_submodule(name) for name in neurons}
+    return {name: Cut.of_neurons(layer.fc1.out_features, neurons[name]) for name, layer in layers.items()}
+
+
 def _computed_weights(attention: HeadAttention) -> Iterator[str]:
     """Return the projections of a layer whose weight is not a parameter, 'q_proj (ParametrizedLinear)'."""
     for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
@@ -196,7 +217,7 @@ def under_all_names(layer_cuts: Mapping[str, Cut], model: nn.Module) -> dict[str
 def with_gates_of(layer_cuts: Mapping[str, Cut], model: nn.Module) -> dict[str, Cut]:
     """Return cuts that keep the same heads and fold the gates of another `model` of the same shape."""
     values = head_factors(model)
-    changed = {}
+    changed = dict(layer_cuts)
     for site in head_sites(model):
         gates = values[site.attention_type][site.layer].cpu()[list(site.attention.kept)]
         cut = layer_cuts[site.name]
@@ -205,11 +226,13 @@ def with_gates_of(layer_cuts: Mapping[str, Cut], model: nn.Module) -> dict[str, 
 
 
 def apply_cuts(model: nn.Module, layer_cuts: Mapping[str, Cut]) -> nn.Module:
-    """Apply the cuts to the attention layers of a model, in place."""
+    """Apply the cuts to the attention layers and feed-forward blocks of a model, in place."""
     for name, cut in layer_cuts.items():
-        attention = model.get_submodule(name)
-        assert isinstance(attention, HeadAttention)
-        _cut_attention(attention, cut)
+        module = model.get_submodule(name)
+        if isinstance(module, HeadAttention):
+            _cut_attention(module, cut)
+        else:
+            _cut_linears(module, cut.parts, cut)
     leave_method(model)
     for module in model.modules():
         if hasattr(module, "reset_memory"):  # of a language model: it has the keys and values of all heads
@@ -221,15 +244,7 @@ def _cut_attention(attention: HeadAttention, cut: Cut) -> None:
     attention.gate = attention.head_mask = None
     if not cut.changes_weights:
         return
-    for name in (*attention.INPUTS, "out_proj"):
-        projection = getattr(attention, name)
-        if projection is None:
-            continue
-        for parameter, tensor in list(projection.named_parameters()):
-            smaller = cut(f"{name}.{parameter}", tensor.detach().cpu()).to(tensor.device)
-            setattr(projection, parameter, nn.Parameter(smaller, tensor.requires_grad))
-        if isinstance(projection, nn.Linear):
-            projection.out_features, projection.in_features = projection.weight.shape
+    _cut_linears(attention, (*attention.INPUTS, "out_proj"), cut)
     attention.kept = tuple(attention.kept[i] for i in cut.keep)
     attention.num_heads = len(attention.kept)
     if attention.num_heads == 0:
@@ -237,6 +252,19 @@ def _cut_attention(attention: HeadAttention, cut: Cut) -> None:
             setattr(attention, name, None)
         if type(attention.out_proj) is nn.Linear:  # torch cannot quantise a matrix without numbers
             attention.out_proj.__class__ = NonDynamicallyQuantizableLinear
+
+
+def _cut_linears(module: nn.Module, names: Sequence[str], cut: Cut) -> None:
+    """Cut the parameters of the linear layers `names` of a module, in place."""
+    for name in names:
+        linear = getattr(module, name)
+        if linear is None:
+            continue
+        for parameter, tensor in list(linear.named_parameters()):
+            smaller = cut(f"{name}.{parameter}", tensor.detach().cpu()).to(tensor.device)
+            setattr(linear, parameter, nn.Parameter(smaller, tensor.requires_grad))
+        if isinstance(linear, nn.Linear):
+            linear.out_features, linear.in_features = linear.weight.shape
 
 
 def with_heads(attention: HeadAttention, keep: Sequence[int]) -> HeadAttention:
@@ -255,7 +283,7 @@ def cut_tensors(tensors: Mapping[str, Tensor], layer_cuts: Mapping[str, Cut], po
             continue
         if attention is None:
             result[name] = tensor
-        elif not parameter.startswith("gate.") and (layer_cuts[attention].keep or parameter.startswith("out_proj.")):
+        elif not parameter.startswith("gate.") and _is_left(layer_cuts[attention], parameter):
             result[name] = layer_cuts[attention](parameter, tensor, power)
     return result
 
@@ -264,7 +292,14 @@ def site_and_parameter(name: str, layer_cuts: Mapping[str, Cut]) -> tuple[str | 
     """Split a name: 'decoder.layers.0.self_attn.q_proj.weight' -> ('decoder.layers.0.self_attn', 'q_proj.weight')."""
     attention, _, parameter = name.rpartition(".")
     attention, _, projection = attention.rpartition(".")
-    return (attention, f"{projection}.{parameter}") if attention in layer_cuts else (None, name)
+    cut = layer_cuts.get(attention)
+    is_cut = cut is not None and (not cut.parts or projection in cut.parts)
+    return (attention, f"{projection}.{parameter}") if is_cut else (None, name)
+
+
+def _is_left(cut: Cut, parameter: str) -> bool:
+    """Return whether a parameter exists after a cut: an attention layer without heads has only `out_proj`."""
+    return bool(cut.keep or cut.parts) or parameter.startswith("out_proj.")
 
 
 def kept_mask(model: nn.Module) -> HeadTable:
