@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 def register() -> None:
     """Register architectures, criterions and tasks with fairseq, and let `torch.load` read fairseq's checkpoints."""
-    from fairseq_headgates import criterions, models, tasks  # noqa: F401  (registers what they contain)
+    from fairseq_headgates import compression, criterions, models, tasks  # noqa: F401  (registers what they contain)
     from fairseq_headgates.safety import allow_stored_objects
 
     allow_stored_objects()
@@ -27,8 +27,9 @@ if "headgates_start" not in sys.modules:  # the entry point of the command
     register()
 
     from fairseq_headgates.analysis import ablation, agreement, functions, importance, relevance
-    from fairseq_headgates.analysis.refit import refit
     from fairseq_headgates.analysis.relevance import explain
+    from fairseq_headgates.compression.model import compress
+    from fairseq_headgates.compression.repair import refit
     from fairseq_headgates.gates import HardConcrete, HeadGates
     from fairseq_headgates.heads import HeadId, HeadTable, parse_mask
     from fairseq_headgates.modules import HeadAttention
@@ -55,6 +56,7 @@ __all__ = [
     "HeadTable",
     "ablation",
     "agreement",
+    "compress",
     "explain",
     "fix_heads",
     "freeze",

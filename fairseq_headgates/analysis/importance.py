@@ -18,7 +18,6 @@ from fairseq_headgates.analysis.ablation import ablation_losses
 from fairseq_headgates.analysis.derivatives import differentiable, gradients
 from fairseq_headgates.analysis.options import GRADIENT_UNITS, NORMS, ScoreOptions
 from fairseq_headgates.analysis.relevance import head_relevance
-from fairseq_headgates.analysis.removal import removal_scores
 from fairseq_headgates.evaluation import Corpus, Sample, all_reduce, outputs
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.messages import shown
@@ -182,11 +181,6 @@ def ablation(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTab
     return without.map(lambda value: value - loss)
 
 
-def refit(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
-    """Estimated increase of the loss after removal and refitting, see `removal.removal_scores`."""
-    return removal_scores(model, corpus, options.progress)
-
-
 def magnitude(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
     """L2 norm of a head's weights: its rows of W_Q, W_K and W_V, its columns of W_O times its gate, and further ones.
 
@@ -254,7 +248,6 @@ METHODS: dict[str, Callable[[nn.Module, Corpus, ScoreOptions], HeadTable]] = {
     "gradient": gradient,
     "relevance": relevance,
     "ablation": ablation,
-    "refit": refit,
     "magnitude": magnitude,
     "gate": gate,
     "random": random,

@@ -172,7 +172,7 @@ def _points(work: Session, path: str, journal: ResumeJournal) -> list[dict[str, 
 
 def _refitting(work: Session, model: nn.Module) -> tuple[Callable[[HeadTable], nn.Module], dict[str, Any]]:
     """Return the function that removes heads and refits, and the parts of a signature that name its data."""
-    from fairseq_headgates.analysis.refit import refit
+    from fairseq_headgates.compression.repair import refit
 
     if getattr(model, "inference_dtype", "") == "int8":
         raise ValueError("--refit needs weights in single precision: add --inference-dtype float32")

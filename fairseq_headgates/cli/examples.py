@@ -19,6 +19,10 @@ EXAMPLES = {
         f"headgates prune {GATED} pruned.pt",
         f"headgates prune {BASELINE} half.pt --scores scores.json --keep 0.5 --refit data-bin",
     ),
+    "compress": (
+        f"headgates compress {VALID} --params 0.8 --out small.pt",
+        f"headgates compress {VALID} --params 0.9,0.8,0.7 --units neurons",
+    ),
     "convert": (
         f"headgates convert {GATED} ct2 --to ctranslate2 --data data-bin",
         f"headgates convert {GATED} ct2-int8 --to ctranslate2 --data data-bin --quantization int8",

@@ -63,7 +63,7 @@ def fairseq_options(command: str, rest: Sequence[str]) -> argparse.Namespace:
     parser.prog, parser.usage = program, DATA_USAGE
     parser.error = lambda message: fail(program, message)  # without the usage
     parser.set_defaults(required_batch_size_multiple=1)  # fairseq drops what does not fill the last batch
-    if command == "score":
+    if command in ("score", "compress"):
         parser.set_defaults(gen_subset=CHOOSING)
     _add_criterion(parser, rest)
     args = options.parse_args_and_arch(parser, list(rest))

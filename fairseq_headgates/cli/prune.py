@@ -139,8 +139,8 @@ def refitted_values(
     args: argparse.Namespace, model: nn.Module, pruned: nn.Module
 ) -> tuple[dict[str, Tensor] | None, str]:
     """Return the refitted parameters, None in all workers but the first, and the signature of the data."""
-    from fairseq_headgates.analysis.refit import refit_to
     from fairseq_headgates.cli.session import session
+    from fairseq_headgates.compression.repair import refit_to
     from fairseq_headgates.evaluation import device_of
 
     args.rest = [args.refit, "--path", args.checkpoint, *args.rest]

@@ -77,6 +77,23 @@ def _adaptive_cross_entropies(adaptive: Any, features: Tensor, words: Tensor) ->
     return found
 
 
+def drawn_tokens(model: Any, sample: Sample, counted: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a token for each that is `counted` [B, T], drawn from the distribution of the model: [N]."""
+    decoder, features = model.decoder, outputs(model, sample)[counted]
+    adaptive = getattr(decoder, "adaptive_softmax", None)
+    if adaptive is None and not takes_features_only(model):
+        return draw(features, generator)
+    layer = decoder.output_layer if adaptive is None else lambda x: adaptive.get_log_prob(x[None], None)[0]
+    rows = max(1, LOGITS[features.device.type] // len(layer(features[:1])[0]))
+    return torch.cat([draw(layer(part), generator) for part in features.split(rows)])
+
+
+def draw(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a number for each row of `logits` [N, V], drawn from their softmax on the CPU: [N]."""
+    probabilities = at_least_single(logits).softmax(-1).cpu()
+    return torch.multinomial(probabilities, 1, generator=generator).view(-1).to(logits.device)
+
+
 def at_least_single(x: Tensor) -> Tensor:
     """Convert to single precision, except from double."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

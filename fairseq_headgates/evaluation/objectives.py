@@ -19,7 +19,7 @@ from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from fairseq.tasks.speech_to_text import SpeechToTextTask
 from torch import Tensor, nn
 
-from fairseq_headgates.evaluation.losses import LN2, Sample, at_least_single, token_losses
+from fairseq_headgates.evaluation.losses import LN2, Sample, at_least_single, draw, drawn_tokens, token_losses
 from fairseq_headgates.messages import shown
 
 BLOCK = ("tokens_per_sample", "sample_break_mode", "stream_blocks")  # how a text is cut
@@ -95,6 +95,13 @@ class Objective:
     def losses(self, model: nn.Module, sample: Sample) -> Tensor:
         """Return -log2 p of every target, in bits, 0 for those that do not count: [B, T]."""
         return token_losses(model, sample, self.counted(sample))
+
+    @torch.no_grad()
+    def drawn(self, model: nn.Module, sample: Sample, generator: torch.Generator) -> Sample:
+        """Return the batch with targets drawn from the model's own distribution instead of those that count."""
+        counted = self.counted(sample)
+        drawn = drawn_tokens(model, sample, counted, generator)
+        return {**sample, "target": sample["target"].masked_scatter(counted, drawn)}
 
 
 class Spoken(Objective):
@@ -186,6 +193,13 @@ class MaskedTokens(Objective):
         found = F.cross_entropy(at_least_single(logits), sample["target"][counted], reduction="none") / LN2
         return found.new_zeros(counted.shape).masked_scatter(counted, found)
 
+    @torch.no_grad()
+    def drawn(self, model: nn.Module, sample: Sample, generator: torch.Generator) -> Sample:
+        """Return the batch with masked tokens drawn from the model's own distribution."""
+        counted = self.counted(sample)
+        logits = model(**sample["net_input"], masked_tokens=counted)[0]
+        return {**sample, "target": sample["target"].masked_scatter(counted, draw(logits, generator))}
+
 
 class Classes(Objective):
     """Prediction of the class of a sentence, or of a pair of sentences.
@@ -240,6 +254,12 @@ class Classes(Objective):
         """Return the logits of the classes: [B, C]."""
         options = {"features_only": True, "classification_head_name": self.classification_head}
         return model(**sample["net_input"], **options)[0]
+
+    @torch.no_grad()
+    def drawn(self, model: nn.Module, sample: Sample, generator: torch.Generator) -> Sample:
+        """Return the batch with labels drawn from the model's own distribution."""
+        labels = draw(self.logits(model, sample), generator)
+        return {**sample, "target": labels.view_as(sample["target"]).to(sample["target"])}
 
     def predicted(self, model: nn.Module, sample: Sample) -> Tensor:
         """Return the class with the highest logit, the first of equal ones: [B]."""

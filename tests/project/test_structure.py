@@ -27,6 +27,7 @@ LAYERS = [
     ["criterions", "evaluation"],
     ["checkpoints"],
     ["analysis", "experiments"],
+    ["compression"],
     ["cli"],
 ]
 # The same of recipes/lib.

@@ -37,6 +37,7 @@ FAIRSEQ = {
     "fairseq-eval-lm": options.get_eval_lm_parser,
 }
 LIKE_GENERATE = (
+    "compress",
     "evaluate",
     "score",
     "ablate",

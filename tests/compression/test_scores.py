@@ -6,8 +6,9 @@ import pytest
 import torch
 from support.sentences import PAIRS, TASK, make_gates, make_model, sample
 
-from fairseq_headgates.analysis import removal
 from fairseq_headgates.analysis.importance import Options, score
+from fairseq_headgates.compression import moments
+from fairseq_headgates.compression.blocks import blocks_of
 from fairseq_headgates.evaluation import Corpus
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.surgery import head_factors, head_sites, hooked
@@ -62,7 +63,7 @@ def cost(contexts, gradients, removed, targets):
 
 
 def test_removal_scores_are_those_of_a_search_step_by_step(monkeypatch):
-    monkeypatch.setattr(removal, "RIDGE", 1e-10)
+    monkeypatch.setattr(moments, "RIDGE", 1e-10)
     model = make_model()
     contexts, gradients = contexts_of(model), gradients_of(model)
     targets = sum(len(target) for _, target in PAIRS)
@@ -96,18 +97,18 @@ def test_a_closed_head_costs_nothing():
 
 def test_moments_do_not_depend_on_the_batches():
     model = make_model()
-    one = removal.context_moments(model, Corpus(TASK, [sample(PAIRS)]))
     several = [sample(PAIRS[i : i + 9], left_pad=i % 2 == 0) for i in range(0, len(PAIRS), 9)]
-    other = removal.context_moments(model, Corpus(TASK, several))
-    for name, moments in one.items():
-        assert moments.positions == other[name].positions
-        torch.testing.assert_close(moments.contexts, other[name].contexts, atol=1e-10, rtol=1e-8)
-        torch.testing.assert_close(moments.gradients, other[name].gradients, atol=1e-10, rtol=1e-8)
+    one, other = (
+        moments.moments(model, Corpus(TASK, batches), blocks_of(model)) for batches in ([sample(PAIRS)], several)
+    )
+    for name, found in one.items():
+        torch.testing.assert_close(found.inputs, other[name].inputs, atol=1e-10, rtol=1e-8)
+        torch.testing.assert_close(found.gradients, other[name].gradients, atol=1e-10, rtol=1e-8)
 
 
 def test_weights_that_are_not_finite_are_refused():
     model = make_model()
     with torch.no_grad():
         head_sites(model)[0].attention.v_proj.weight[0, 0] = math.nan
-    with pytest.raises(ValueError, match="contexts of encoder.layers.0.self_attn are not finite: check the weights"):
+    with pytest.raises(ValueError, match="activations at encoder.layers.0.self_attn.out_proj are not finite"):
         score(model, TASK, [sample(PAIRS)], "refit")

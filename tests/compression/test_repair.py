@@ -10,7 +10,7 @@ from support.all_attention import make_model as make_all_attention
 from support.sentences import PAIRS, TASK, make_gates, make_model, many_sentences, sample, sentences
 
 from fairseq_headgates import HeadTable, prune, refit
-from fairseq_headgates.analysis import refit as refitting
+from fairseq_headgates.compression import repair as refitting
 from fairseq_headgates.evaluation import Corpus, mean_loss
 from fairseq_headgates.surgery import head_sites
 

@@ -22,12 +22,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_headgates.analysis.derivatives import differentiable
+from fairseq_headgates.compression.blocks import Block, blocks_of
 from fairseq_headgates.evaluation import Corpus, Sample, all_reduce, outputs
 from fairseq_headgates.heads import Mask
 from fairseq_headgates.surgery import (
@@ -37,7 +40,6 @@ from fairseq_headgates.surgery import (
     prune,
     replaced_forward,
 )
-from fairseq_headgates.surgery.features import LAYER_ATTRIBUTES
 
 RIDGE = 0.1
 SMALL_RIDGE = 1e-4  # for W': contexts may be almost linearly dependent
@@ -65,7 +67,13 @@ def refit(model: nn.Module, mask: Mask, task: Any, batches: Sequence[Sample], pr
     return pruned
 
 
-def refit_to(model: nn.Module, pruned: nn.Module, corpus: Corpus, progress: Progress = iter) -> dict[str, Tensor]:
+def refit_to(
+    model: nn.Module,
+    pruned: nn.Module,
+    corpus: Corpus,
+    progress: Progress = iter,
+    neurons: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> dict[str, Tensor]:
     """Refit `pruned` to `model` in place. Return the parameters that may have changed, by name.
 
     The outputs of a layer are kept for all batches, so that it is not computed again for every layer after it. Memory:
@@ -73,15 +81,16 @@ def refit_to(model: nn.Module, pruned: nn.Module, corpus: Corpus, progress: Prog
 
     Args:
         model: the original model; it does not change
-        pruned: `prune(model, mask)`
+        pruned: `prune(model, mask, neurons)`
         corpus: the data
         progress: wraps the list of layers
+        neurons: the neurons of `model` that feed-forward blocks keep, by the name of the layer
     """
     model = prune(model)  # closed heads removed, gates folded: a linear layer sees the inputs that it multiplies
-    lost = _lost_heads(model, pruned)
+    lost = {**_lost_heads(model, pruned), **{f"{layer}.fc2": torch.tensor(kept) for layer, kept in neurons.items()}}
     if not lost:
         return {}
-    layers = _blocks(pruned)
+    layers = {layer: list(blocks) for layer, blocks in groupby(blocks_of(pruned), lambda block: block.layer)}
     whole, smaller = _Passes(model, corpus), _Passes(pruned, corpus)
     refitted = set[str]()
     with evaluating(model), evaluating(pruned), differentiable(model), differentiable(pruned), torch.no_grad():
@@ -117,50 +126,6 @@ def _columns(attention: Any, heads: Sequence[int]) -> Tensor:
     return head_positions([attention.kept.index(head) for head in heads], attention.head_dim)
 
 
-@dataclass(frozen=True)
-class _Block:
-    """A block of a layer, whose output is added to the residual stream.
-
-    Attributes:
-        name: the module whose output is y
-        linear: its last linear layer, which may be the same
-        norm: its LayerNorm; None if the layer scales y or r (--scale-attn, ...) or is of an unknown form: then y itself
-            is the target
-        pre_norm: whether the input of `norm` is r; otherwise it is r + y
-        attention_type: an attention type; its queries are the positions of the stream
-    """
-
-    name: str
-    linear: str
-    norm: str | None
-    pre_norm: bool
-    attention_type: str
-
-
-def _blocks(model: nn.Module) -> dict[str, list[_Block]]:
-    """Return the blocks of each layer with attention, {layer: blocks}, in the order of the computation."""
-    attention_types = {site.name: site.attention_type for site in head_sites(model)}
-    blocks: dict[str, list[_Block]] = {}
-    for name, module in model.named_modules():  # registered in the order of the computation
-        layer, _, block = name.rpartition(".")
-        if name in attention_types:
-            blocks.setdefault(layer, []).append(_block(model, layer, block, f"{block}.out_proj", attention_types[name]))
-        elif block == "fc2" and isinstance(module, nn.Linear) and layer in blocks:
-            blocks[layer].append(_block(model, layer, block, block, blocks[layer][0].attention_type))
-    return blocks
-
-
-def _block(model: nn.Module, layer: str, block: str, linear: str, attention_type: str) -> _Block:
-    module = model.get_submodule(layer)
-    norm = "final_layer_norm" if block == "fc2" else f"{block}_layer_norm"
-    pre_norm = getattr(module, "normalize_before", getattr(module, "layer_norm_first", None))  # of wav2vec 2.0
-    scaled = any(getattr(module, name, None) is not None for name in LAYER_ATTRIBUTES)
-    known = pre_norm is not None and not scaled and isinstance(getattr(module, norm, None), nn.Module)
-    return _Block(
-        f"{layer}.{block}", f"{layer}.{linear}", f"{layer}.{norm}" if known else None, bool(pre_norm), attention_type
-    )
-
-
 # --- passes over the data -------------------------------------------------------------------------------------------
 
 
@@ -175,12 +140,12 @@ class _Seen:
     inputs: dict[str, Tensor]
     outputs: dict[str, Any]
 
-    def y(self, block: _Block) -> Tensor:
+    def y(self, block: Block) -> Tensor:
         """Return the output of a block; that of attention is a pair with its weights."""
         output = self.outputs[block.name]
         return output[0] if isinstance(output, tuple) else output
 
-    def streams(self, block: _Block) -> tuple[Tensor | float, Tensor]:
+    def streams(self, block: Block) -> tuple[Tensor | float, Tensor]:
         """Return r and r + y of a block, or 0 and y where r is not known."""
         y = self.y(block)
         if block.norm is None:
@@ -264,11 +229,11 @@ class _LeastSquares:
         block: the block of the layer
     """
 
-    def __init__(self, model: nn.Module, block: _Block):
+    def __init__(self, model: nn.Module, block: Block):
         module: Any = model.get_submodule(block.linear)
         self.linear, self.name, weight = module, block.linear, module.weight
         columns = torch.arange(weight.size(1))
-        if block.name != block.linear:  # the columns of closed alignment heads stay 0
+        if block.is_attention:  # the columns of closed alignment heads stay 0
             attention: Any = model.get_submodule(block.name)
             columns = _columns(attention, _heads_in_use(attention))
         self.columns = columns.to(weight.device)
@@ -322,7 +287,7 @@ class _LeastSquares:
 
 
 def _targets(
-    whole: _Passes, layer: str, blocks: Sequence[_Block], pruned: nn.Module, lost: Mapping[str, Tensor]
+    whole: _Passes, layer: str, blocks: Sequence[Block], pruned: nn.Module, lost: Mapping[str, Tensor]
 ) -> dict[str, list[Tensor]]:
     """Run a layer of the original model; where heads are lost, set the weight of the pruned model to W'.
 
@@ -347,7 +312,7 @@ def _targets(
     return streams
 
 
-def _refit_block(smaller: _Passes, block: _Block, targets: Sequence[Tensor]) -> None:
+def _refit_block(smaller: _Passes, block: Block, targets: Sequence[Tensor]) -> None:
     """Refit the last linear layer of a block, so that r' + y' is close to `targets`, [T, B, E] for each batch."""
     fit = _LeastSquares(smaller.model, block)
     norms = [block.norm] if block.norm else []

@@ -1,0 +1,128 @@
+"""`headgates compress`: remove heads and feed-forward neurons so that a model has a given size, and repair it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fairseq_headgates import __version__
+from fairseq_headgates.cli.output import warn, warn_unfinished
+from fairseq_headgates.cli.parser import add_data, add_output, counted, filled, number_or_fraction
+from fairseq_headgates.messages import one_line
+
+if TYPE_CHECKING:
+    from fairseq_headgates.compression.model import Compressed, Compressor
+
+UNITS = ("heads", "neurons")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `headgates compress`."""
+    add_data(parser)
+    parser.description = (
+        "Remove the attention heads and feed-forward neurons that cost least, so that the model has a given number of "
+        "parameters, and repair the layers that are left by least squares. Nothing is trained; it takes seconds to "
+        "minutes on a CPU. The loss before and after is measured on --gen-subset (default: valid)."
+    )
+    parser.add_argument(
+        "--params",
+        metavar="N[,N...]",
+        type=_budgets,
+        required=True,
+        help="parameters to keep of all that the model has, embeddings included: a share (0.7) or a number (40000000). "
+        "Several are measured; only one can be written",
+    )
+    parser.add_argument(
+        "--units",
+        metavar="U[,U]",
+        type=_units,
+        default=UNITS,
+        help="what may be removed: heads, neurons, or both (default: heads,neurons)",
+    )
+    parser.add_argument(
+        "--fit-subset",
+        metavar="S",
+        type=filled,
+        default="train",
+        help="the subset to choose and repair on (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--fit-sentences",
+        metavar="N",
+        type=counted,
+        default=2000,
+        help="use only the first N sentences of --fit-subset (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        type=filled,
+        help="draw the loss over the parameters, also with heads alone and with neurons alone: .png, .pdf, .svg (needs "
+        "matplotlib)",
+    )
+    add_output(parser, "write the compressed checkpoint", "print the results as JSON")
+
+
+def _budgets(text: str) -> list[float]:
+    return [number_or_fraction(part) for part in text.split(",")]
+
+
+def _units(text: str) -> tuple[str, ...]:
+    names = text.split(",")
+    if not set(names) <= set(UNITS) or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {' or '.join(UNITS)}, or both with a comma between them")
+    return tuple(names)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `headgates compress` and return its exit code."""
+    from fairseq_headgates.checkpoints import check_loads, load_model, prune_checkpoint, save_checkpoint
+    from fairseq_headgates.cli.session import session, short_name
+    from fairseq_headgates.compression import drawing
+    from fairseq_headgates.compression.model import Compressor
+    from fairseq_headgates.evaluation import device_of
+    from fairseq_headgates.models import read_characters
+    from fairseq_headgates.safety import updates_of
+
+    if args.out and len(args.params) > 1:
+        raise ValueError(f"--out is for one number of parameters, --params gives {len(args.params)}: leave one of both")
+    with session(args) as work:
+        path = work.only_path()
+        state, model = load_model(path, args.trust)
+        warn_unfinished("compress", model)
+        read_characters(model, work.task.source_dictionary)
+        model.to(device_of(work.fairseq))
+        fit, measured = work.corpus(model, args.fit_subset, args.fit_sentences), work.corpus(model)
+        compressor = Compressor(model, fit, measured, args.units, work.progress)
+        results = [result for kinds in _kinds(args) for result in _compressed(compressor, args.params, kinds)]
+        if args.out and work.writes:
+            small, values = results[0].plan, {name: value.cpu() for name, value in results[0].values.items()}
+            smaller = prune_checkpoint(
+                state, small.mask, False, model.cpu(), partial(warn, "compress"), None, values, small.neurons
+            )
+            check_loads(smaller)
+            save_checkpoint(smaller, args.out, args.force)
+            print(f"written: {one_line(args.out)}", file=sys.stderr)
+        origin = {"fit": f"{fit.subset}-{fit.sentences}", "ckpt": short_name(path), "updates": updates_of(state)}
+        signature = work.signature(measured).with_parts({**origin, "v": __version__})
+        found = [{**result.as_json(), "signature": str(signature)} for result in results]
+        work.plot(args.plot, lambda: drawing.plot(found))
+        work.say(json.dumps(found) if args.json else f"{drawing.text(found)}\n\n{signature}")
+    return 0
+
+
+def _kinds(args: argparse.Namespace) -> list[tuple[str, ...]]:
+    """Return the units of each curve: with --plot also each kind alone."""
+    alone = [(kind,) for kind in args.units] if args.plot and len(args.units) > 1 else []
+    return [args.units, *alone]
+
+
+def _compressed(compressor: Compressor, budgets: Sequence[float], kinds: tuple[str, ...]) -> list[Compressed]:
+    """Return a model for each budget; budgets that one kind of units alone cannot reach are left out."""
+    if kinds != compressor.kinds:
+        budgets = [each for each in budgets if compressor.can(each, kinds)]
+    return [compressor.compress(budget, kinds) for budget in budgets]
