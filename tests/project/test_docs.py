@@ -5,11 +5,9 @@ import re
 import runpy
 import shlex
 import shutil
-from functools import partial
 from pathlib import Path
 
 import pytest
-from support.commands import run_program
 from support.pages import (
     FAIRSEQ,
     LIKE_GENERATE,
@@ -208,15 +206,15 @@ def test_commands_of_every_page_run(page, tmp_path, toy, checkpoints, run, train
 
 
 @pytest.mark.usefixtures("few_resamplings")
-def test_examples_of_every_help_run(tmp_path, toy, checkpoints, run, train, monkeypatch):
-    """The first of each command as a process of its own, in which nothing is imported but what the command needs."""
+def test_examples_of_every_help_run(tmp_path, toy, checkpoints, run, train, either, monkeypatch):
+    """The first of each command as a process of its own, which imports nothing of the package but what it needs."""
     assert [*EXAMPLES] == [*COMMANDS] and all(len(examples) == 2 for examples in EXAMPLES.values())
     reader = Reader(tmp_path, toy, checkpoints, run, train)
     reader.place("gated/checkpoint_last.pt", checkpoints["gated"])
     monkeypatch.chdir(tmp_path)
     first, last = ("score", "show", "prune"), ("report",)  # files of others
     for command in (*first, *sorted(EXAMPLES.keys() - {*first, *last}), *last):
-        for example, reader.run in zip(EXAMPLES[command], (partial(run_program, tmp_path), run), strict=True):
+        for example, reader.run in zip(EXAMPLES[command], (either, run), strict=True):
             reader.shell(example.partition("|")[0])
             for made, copies in {"scores": ("valid", "test"), "heads": ("seed1", "seed2", "seed3")}.items():
                 for copy in copies * (tmp_path / f"{made}.json").exists():
