@@ -13,7 +13,8 @@ SCORES = {
     "relevance propagation (LRP; Voita et al. 2019)",
     "ablation": "increase of the loss, in bits per target token, with the head masked (Michel et al. 2019)",
     "refit": "estimated increase of the loss when this head and all with lower scores are removed, and the output "
-    "projections of their layers are refitted (an optimal brain surgeon, Hassibi & Stork 1993); for prune --refit",
+    "projections of their layers are refitted (Optimal Brain Surgeon, Hassibi & Stork 1993); for prune --refit, with "
+    "--gen-subset train",
     "magnitude": "l2 norm of a head's weights",
     "gate": "P(open), the probability that a head's gate is not 0 (Voita et al. 2019)",
     "random": "uniform random numbers (seed: --seed), as a baseline",

@@ -22,7 +22,13 @@ UNITS = ("heads", "neurons")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `headgates compress`."""
-    add_data(parser)
+    add_data(parser, sentences=False)
+    parser.add_argument(
+        "--sentences",
+        metavar="N",
+        type=int,
+        help="measure the loss on the first N sentences of --gen-subset only (default: all)",
+    )
     parser.description = (
         "Remove the attention heads and feed-forward neurons that cost least, so that the model has a given number of "
         "parameters, and repair the layers that are left by least squares. Nothing is trained; it takes seconds to "
@@ -33,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N[,N...]",
         type=_budgets,
         required=True,
-        help="parameters to keep of all that the model has, embeddings included: a share (0.7) or a number (40000000). "
-        "Several are measured; only one can be written",
+        help="largest number of parameters to keep: a share (0.7) of all, or a number (40000000). Embeddings count, "
+        "shared ones once. Without --out, several can be measured",
     )
     parser.add_argument(
         "--units",
@@ -64,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="draw the loss over the parameters, also with heads alone and with neurons alone: .png, .pdf, .svg (needs "
         "matplotlib)",
     )
-    add_output(parser, "write the compressed checkpoint", "print the results as JSON")
+    add_output(parser, "write the compressed checkpoint, for --user-dir", "print the results as JSON")
 
 
 def _budgets(text: str) -> list[float]:

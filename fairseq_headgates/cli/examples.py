@@ -20,8 +20,8 @@ EXAMPLES = {
         f"headgates prune {BASELINE} half.pt --scores scores.json --keep 0.5 --refit data-bin",
     ),
     "compress": (
-        f"headgates compress {VALID} --params 0.8 --out small.pt",
-        f"headgates compress {VALID} --params 0.9,0.8,0.7 --units neurons",
+        f"headgates compress data-bin --path {BASELINE} --params 0.8 --out small.pt",
+        f"headgates compress data-bin --path {BASELINE} --params 0.9,0.8,0.7 --plot sizes.svg",
     ),
     "convert": (
         f"headgates convert {GATED} ct2 --to ctranslate2 --data data-bin",

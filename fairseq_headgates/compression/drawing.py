@@ -61,5 +61,5 @@ def _costs(found: Sequence[Mapping[str, Any]]) -> str:
         row = [" and ".join(each["units"]), f"{after:,}", f"{after / before:.1%}", f"{loss_after:.4f}"]
         rows.append([*row, rounded(loss_after - loss, "+.4f"), rounded(each["estimate"], "+.4f")])
     before, unit = found[0]["parameters"][0], found[0]["unit"].split()[-1]
-    whole = ["whole model", f"{before:,}", "100.0%", f"{found[0]['loss'][0]:.4f}", "", ""]
+    whole = ["nothing", f"{before:,}", "100.0%", f"{found[0]['loss'][0]:.4f}", "", ""]
     return text_table(["removed", "parameters", "kept", f"bits/{unit}", "difference", "estimated"], [whole, *rows])
