@@ -15,7 +15,7 @@ from support.pages import ROOT
 LIBNAT = ("levenshtein", "insertion")
 OF_MODELS = ("--share-encoders",)
 # Models that others are like, whose test is a rehearsal.
-LIKE_OTHERS = ("iterative", "cmlm", "nacrf", "insertion", "convtransformer", "s2t_transformer", "transformer_from")
+LIKE_OTHERS = ("iterative", "cmlm", "nacrf", "insertion", "conv", "lightconv", "s2t_transformer", "transformer_from")
 HALF = ["--sparsity-method", "lagrangian", "--target-heads"]
 
 
