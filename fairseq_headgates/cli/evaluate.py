@@ -201,7 +201,7 @@ def _signature(work: Session, corpora: Mapping[str, Corpus], translates: bool, o
 
 def _check(inputs: _Inputs, corpora: Mapping[str, Corpus], predicted: str) -> None:
     """Raise ValueError unless the reference and the texts have as many lines as the data."""
-    from fairseq_headgates.evaluation.losses import occurrences
+    from fairseq_headgates.evaluation.corpus_losses import occurrences
 
     if inputs.reference is not None:
         lines, sentences = len(inputs.reference), corpora[predicted].lines
@@ -234,7 +234,7 @@ def _scores(metric: Any, predictions: list[Any] | None, references: list[Any] | 
 
 def _loss(model: Any, corpus: Corpus, text: tuple[int, int] | None) -> Loss:
     from fairseq_headgates.evaluation import sentence_losses
-    from fairseq_headgates.evaluation.losses import occurrences
+    from fairseq_headgates.evaluation.corpus_losses import occurrences
     from fairseq_headgates.evaluation.objectives import NextToken
     from fairseq_headgates.evaluation.results import Loss
 

@@ -30,13 +30,11 @@ class Plan:
         mask: the heads to keep
         neurons: the neurons that feed-forward blocks keep, by the name of the layer
         cost: estimated increase of the loss after the repair, in bits per target
-        saved: number of parameters that are removed
     """
 
     mask: HeadTable
     neurons: Mapping[str, tuple[int, ...]]
     cost: float
-    saved: int
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,6 @@ def plan_of(model: nn.Module, units: Sequence[Units], least: int) -> Plan:
             if not each.block.is_attention and removed[each.block]
         },
         sum(each.curve.costs[n] for each, n in zip(units, numbers, strict=True)),
-        sum(each.parameters * n for each, n in zip(units, numbers, strict=True)),
     )
 
 

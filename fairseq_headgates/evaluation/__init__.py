@@ -16,15 +16,8 @@ if TYPE_CHECKING:
         load_corpus,
         load_dataset,
     )
-    from fairseq_headgates.evaluation.losses import (
-        Sample,
-        at_least_single,
-        finite,
-        mean_loss,
-        outputs,
-        sentence_losses,
-        token_losses,
-    )
+    from fairseq_headgates.evaluation.corpus_losses import finite, mean_loss, sentence_losses
+    from fairseq_headgates.evaluation.losses import Sample, at_least_single, outputs, token_losses
     from fairseq_headgates.evaluation.metrics import Metric, metric_of
     from fairseq_headgates.evaluation.objectives import Objective, check_has_loss, objective_of
     from fairseq_headgates.evaluation.options import setup_task
@@ -83,6 +76,7 @@ MODULES = (
     "objectives",
     "options",
     "corpus",
+    "corpus_losses",
     "translations",
     "metrics",
 )

@@ -1,21 +1,16 @@
-"""The loss of a model on a batch and on a corpus. Shapes: B batch, T target length."""
+"""The loss of a model on a batch. Shapes: B batch, T target length."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from fairseq.models import FairseqLanguageModel
 from torch import Tensor
-
-from fairseq_headgates.evaluation.workers import all_reduce, gather
-
-if TYPE_CHECKING:
-    from fairseq_headgates.evaluation.corpus import Corpus
 
 Sample = Mapping[str, Any]
 
@@ -97,46 +92,3 @@ def draw(logits: Tensor, generator: torch.Generator) -> Tensor:
 def at_least_single(x: Tensor) -> Tensor:
     """Convert to single precision, except from double."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-@torch.no_grad()
-def mean_loss(model: Any, corpus: Corpus) -> float:
-    """Return the loss of a corpus in bits per target token, or per sentence of a classifier."""
-    sums = torch.zeros(2, dtype=torch.double)
-    for sample in corpus.batches:
-        losses = corpus.losses(model, sample)
-        sums += torch.stack([losses.double().sum(), corpus.counted(sample).sum().double()]).cpu()
-    return finite(*all_reduce(sums).tolist())
-
-
-@torch.no_grad()
-def sentence_losses(model: Any, corpus: Corpus) -> tuple[list[float], list[int]]:
-    """Return the loss of each sentence or block of text, in bits, and how many targets count in it.
-
-    Both are in the order of the corpus. Raise ValueError if the sum is not finite.
-    """
-    found: dict[int, tuple[float, int]] = {}
-    for sample in corpus.batches:
-        bits, counted = corpus.losses(model, sample).double().sum(-1), corpus.counted(sample).sum(-1)
-        found.update(zip(sample["id"].tolist(), zip(bits.tolist(), counted.tolist(), strict=True), strict=True))
-    ordered = [pair for _, pair in sorted(gather(found).items())]
-    losses, counts = [loss for loss, _ in ordered], [count for _, count in ordered]
-    finite(sum(losses), sum(counts))
-    return losses, counts
-
-
-def occurrences(corpus: Corpus, symbol: int) -> int:
-    """Return how often a symbol is among the targets that count."""
-    numbers = [(sample["target"].eq(symbol) & corpus.counted(sample)).sum().cpu() for sample in corpus.batches]
-    return int(all_reduce(sum(numbers, torch.tensor(0))))
-
-
-def finite(loss: float, tokens: float) -> float:
-    """Return the mean of a loss. Raise ValueError if the sum is not finite."""
-    if not math.isfinite(loss):
-        raise ValueError(
-            f"the loss is {loss}: it must be finite, check the weights for inf and NaN, or leave out --fp16"
-        )
-    if not tokens:
-        raise ValueError("the data have nothing to predict: give more --sentences, or, with masked_lm, --mask-prob")
-    return loss / tokens

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fairseq_headgates.evaluation.corpus import Corpus
-from fairseq_headgates.evaluation.losses import mean_loss
+from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.evaluation.metrics import Metric
 
 

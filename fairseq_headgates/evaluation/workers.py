@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fairseq_headgates.messages import first_line
 
-PATIENCE = 3.0  # seconds to wait for the other workers without a word
+PATIENCE = 3.0  # seconds that a worker waits for the others before it says so
 
 
 def join_workers(args: Namespace) -> None:
