@@ -14,19 +14,20 @@ from support.pages import ROOT
 
 LIBNAT = ("levenshtein", "insertion")
 OF_MODELS = ("--share-encoders",)
-# Models that others are like, whose test is a rehearsal.
-LIKE_OTHERS = ("iterative", "cmlm", "nacrf", "insertion", "conv", "lightconv", "s2t_transformer", "transformer_from")
+# Models whose test is of every change; that of the others, which are like them, is a rehearsal.
+OF_EVERY_CHANGE = ("bart", "multilingual", "levenshtein")
 HALF = ["--sparsity-method", "lagrangian", "--target-heads"]
 
 
 def each(*names):
     """Parameters of a test, without the models that this build of fairseq lacks."""
     missing = importlib.util.find_spec("fairseq.libnat") is None
+    skipped = [pytest.mark.skipif(missing, reason="fairseq was built without libnat")]
     marks = {
-        LIBNAT: pytest.mark.skipif(missing, reason="fairseq was built without libnat"),
-        LIKE_OTHERS: pytest.mark.rehearsal,
+        name: skipped * name.startswith(LIBNAT) + [pytest.mark.rehearsal] * (not name.startswith(OF_EVERY_CHANGE))
+        for name in names
     }
-    return [pytest.param(name, marks=[marks[of] for of in marks if name.startswith(of)]) for name in names]
+    return [pytest.param(name, marks=marks[name]) for name in names]
 
 
 @pytest.fixture(autouse=True)
