@@ -34,6 +34,7 @@ EXPLANATIONS = {  # relevance.explain
     "alti": "ALTI+ (Ferrando et al. 2022), contributions to the state that the token is predicted from",
     **{name: f"LRP, {text}" for name, text in LRP_RULES.items()},
 }
+UNITS = ("heads", "neurons")  # that compression removes
 ABLATION_MODES = ("single", "all-but-one")  # Michel et al. 2019, tables 1 and 2
 
 

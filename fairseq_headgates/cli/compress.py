@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from fairseq_headgates import __version__
-from fairseq_headgates.cli.output import warn, warn_unfinished
+from fairseq_headgates.analysis.options import UNITS
+from fairseq_headgates.cli.output import warn, warn_unfinished, written
 from fairseq_headgates.cli.parser import add_data, add_output, counted, filled, number_or_fraction
-from fairseq_headgates.messages import one_line
 
 if TYPE_CHECKING:
     from fairseq_headgates.compression.model import Compressed, Compressor
-
-UNITS = ("heads", "neurons")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -112,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
             )
             check_loads(smaller)
             save_checkpoint(smaller, args.out, args.force)
-            print(f"written: {one_line(args.out)}", file=sys.stderr)
+            written(args.out)
         origin = {"fit": f"{fit.subset}-{fit.sentences}", "ckpt": short_name(path), "updates": updates_of(state)}
         signature = work.signature(measured).with_parts({**origin, "v": __version__})
         found = [{**result.as_json(), "signature": str(signature)} for result in results]

@@ -40,6 +40,11 @@ def warn_unfinished(command: str, model: Any) -> None:
 def write(path: str, content: str | bytes, force: bool) -> None:
     """Write an output file, and print its name on stderr; see `write_whole`."""
     write_whole(path, content, force)
+    written(path)
+
+
+def written(path: str) -> None:
+    """Print the name of an output file on stderr."""
     print(f"written: {one_line(path)}", file=sys.stderr)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fairseq_headgates.analysis.options import UNITS
 from fairseq_headgates.compression.moments import Progress
-from fairseq_headgates.compression.plan import UNITS, Plan, Units, plan_of, units_of
+from fairseq_headgates.compression.plan import Plan, Units, plan_of, units_of
 from fairseq_headgates.compression.repair import refit_to
 from fairseq_headgates.evaluation import Corpus, Sample, mean_loss
 from fairseq_headgates.surgery import kept_mask, prune

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from fairseq_headgates.analysis.options import UNITS
 from fairseq_headgates.compression.blocks import Block, blocks_of
 from fairseq_headgates.compression.moments import Moments, Progress, moments, targets_of
 from fairseq_headgates.compression.search import Curve, choose, removal_curve
@@ -17,7 +18,6 @@ from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.inference.packed_linear import is_plain
 from fairseq_headgates.surgery import head_sites, kept_mask
 
-UNITS = ("heads", "neurons")
 GRAIN = 8  # feed-forward blocks keep a multiple of so many neurons
 STEPS = 20_000  # of the savings, in the search
 

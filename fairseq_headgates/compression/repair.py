@@ -18,7 +18,7 @@ Shapes: T length, B batch, E model size, N inputs of a linear layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.analysis.derivatives import differentiable
 from fairseq_headgates.compression.blocks import Block, blocks_of
+from fairseq_headgates.compression.moments import Progress
 from fairseq_headgates.evaluation import Corpus, Sample, all_reduce, outputs
 from fairseq_headgates.heads import Mask
 from fairseq_headgates.surgery import (
@@ -43,7 +44,6 @@ from fairseq_headgates.surgery import (
 
 RIDGE = 0.1
 SMALL_RIDGE = 1e-4  # for W': contexts may be almost linearly dependent
-Progress = Callable[[Iterable], Iterable]
 
 
 def refit(model: nn.Module, mask: Mask, task: Any, batches: Sequence[Sample], progress: Progress = iter) -> nn.Module:

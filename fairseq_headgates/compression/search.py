@@ -22,6 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fairseq_headgates.surgery import head_positions
+
 BLOCK = 32  # columns that are removed before all of P and M are updated
 CANDIDATES = 4  # times as many units are compared exactly within such a block
 
@@ -60,21 +62,16 @@ def removal_curve(covariance: Tensor, slopes: Tensor, size: int, scale: float = 
     while left:
         number = max(1, BLOCK // size)
         near = _unit_costs(precision, slopes, size).argsort()[: CANDIDATES * number].sort().values
-        columns = _columns(near, size)
+        columns = head_positions(near.tolist(), size)
         chosen, steps = _greedy(precision[columns][:, columns], slopes[columns][:, columns], size, number)
-        removed = near[chosen]
-        order += [left[unit] for unit in removed.tolist()]
+        removed = near[chosen].tolist()
+        order += [left[unit] for unit in removed]
         for step in steps:
             costs.append(costs[-1] + max(0.0, step) * scale)
         precision, slopes = _eliminated(precision, slopes, removed, size)
-        gone = set(removed.tolist())
+        gone = set(removed)
         left = [unit for i, unit in enumerate(left) if i not in gone]
     return Curve(tuple(order), tuple(costs))
-
-
-def _columns(units: Tensor, size: int) -> Tensor:
-    """Return the columns of units [n]: [n D]."""
-    return (units[:, None] * size + torch.arange(size)).view(-1)
 
 
 def _unit_costs(precision: Tensor, slopes: Tensor, size: int) -> Tensor:
@@ -98,14 +95,14 @@ def _greedy(precision: Tensor, slopes: Tensor, size: int, number: int) -> tuple[
         costs = _unit_costs(precision, slopes, size)
         best = int(costs.argmin())
         steps.append(float(costs[best]))
-        precision, slopes = _eliminated(precision, slopes, torch.tensor([best]), size)
+        precision, slopes = _eliminated(precision, slopes, [best], size)
         chosen.append(left.pop(best))
     return chosen, steps
 
 
-def _eliminated(precision: Tensor, slopes: Tensor, units: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def _eliminated(precision: Tensor, slopes: Tensor, units: Sequence[int], size: int) -> tuple[Tensor, Tensor]:
     """Return P and M of the other units, when the weights of these are moved to them: W - W_S (P_SS)^-1 P_S."""
-    gone = _columns(units, size)
+    gone = head_positions(units, size)
     keep = torch.ones(len(slopes), dtype=torch.bool)
     keep[gone] = False
     of_gone, across = precision[gone][:, gone], precision[gone][:, keep]
