@@ -12,11 +12,11 @@ import logging
 import os
 import random
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -42,26 +42,27 @@ def can_run(program: str, arguments: tuple) -> bool:
 
 
 @contextlib.contextmanager
-def as_command(folder: Path, program: str, arguments: tuple, stdin: str) -> Iterator[tuple[io.StringIO, io.StringIO]]:
-    """Yields the output and the errors of what runs within, in `folder`, with this command line and input."""
+def as_command(program: str, arguments: tuple, stdin: str) -> Iterator[tuple[io.StringIO, io.StringIO]]:
+    """Yields the output and the errors of what runs within, in an empty folder, with this command line and input."""
     out, err, before = io.StringIO(), io.StringIO(), os.getcwd()
-    os.chdir(folder)  # contextlib.chdir is not in Python 3.10
     try:
         with (
+            tempfile.TemporaryDirectory() as folder,
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
             mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8")),
             mock.patch.object(sys, "argv", [program, *map(str, arguments)]),
             mock.patch.object(utils, "compose", compose_quickly),
         ):
+            os.chdir(folder)  # contextlib.chdir is not in Python 3.10
             yield out, err
     finally:
         os.chdir(before)
 
 
-def run_here(folder: Path, *arguments: object, stdin: str = "") -> Finished:
-    """Runs a `headgates` command in `folder`."""
-    with as_command(folder, "headgates", arguments, stdin) as (out, err):
+def run_here(*arguments: object, stdin: str = "") -> Finished:
+    """Runs a `headgates` command in an empty folder."""
+    with as_command("headgates", arguments, stdin) as (out, err):
         try:
             code = main(sys.argv[1:])
         except SystemExit as error:  # argparse's
@@ -69,8 +70,8 @@ def run_here(folder: Path, *arguments: object, stdin: str = "") -> Finished:
     return Finished(code or 0, out.getvalue(), err.getvalue())
 
 
-def run_fairseq_here(folder: Path, program: str, *arguments: object, stdin: str = "") -> Finished:
-    """Runs one of PROGRAMS in `folder`; what it leaves in fairseq's modules and in random numbers is undone.
+def run_fairseq_here(program: str, *arguments: object, stdin: str = "") -> Finished:
+    """Runs one of PROGRAMS in an empty folder; what it leaves in fairseq's modules and in random numbers is undone.
 
     Data are loaded in this process: when loaders of another process are deleted, torch waits for it for five seconds.
     """
@@ -81,7 +82,7 @@ def run_fairseq_here(folder: Path, program: str, *arguments: object, stdin: str 
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
     with (
-        as_command(folder, program, arguments, stdin) as (out, err),
+        as_command(program, arguments, stdin) as (out, err),
         mock.patch.object(logging.root, "handlers", [handler]),
         warnings.catch_warnings(),
         as_before(),

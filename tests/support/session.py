@@ -117,15 +117,14 @@ def forked(start):
 
 
 @pytest.fixture(scope="session")
-def run(forked, tmp_path_factory):
+def run(forked):
     """Like `forked`; `headgates`, and fairseq with the plugin, run in this process, which has imported everything."""
-    folder = tmp_path_factory.mktemp("here")
 
     def run(program, *arguments, stdin="", code=0, workers=1):
         if program == "headgates" and workers == 1:
-            return run_here(folder, *arguments, stdin=stdin).expect(code)
+            return run_here(*arguments, stdin=stdin).expect(code)
         if can_run(program, arguments) and workers == 1:
-            return run_fairseq_here(folder, program, *arguments, stdin=stdin).expect(code)
+            return run_fairseq_here(program, *arguments, stdin=stdin).expect(code)
         return forked(program, *arguments, stdin=stdin, code=code, workers=workers)
 
     return run
@@ -163,17 +162,16 @@ def toy(made_once, run):
 
 
 @pytest.fixture(scope="session")
-def train(toy, run, tmp_path_factory):
+def train(toy, run):
     """train(save_dir, *options, arch=..., updates=2, code=0, workers=1) trains the toy model with fairseq-train.
 
     As `run`; fairseq's own architecture, too, is trained in this process, although the plugin has been imported.
     """
-    folder = tmp_path_factory.mktemp("here")
 
     def train(save_dir, *options, code=0, workers=1, **choices):
         command = ["fairseq-train", *train_arguments(toy, save_dir, *options, **choices)]
         if choices.get("arch") == "transformer" and workers == 1:
-            return run_fairseq_here(folder, *command).expect(code)
+            return run_fairseq_here(*command).expect(code)
         return run(*command, code=code, workers=workers)
 
     return train
