@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
 from fairseq_headgates import __version__
 from fairseq_headgates.analysis.options import UNITS
 from fairseq_headgates.cli.output import warn, warn_unfinished, written
-from fairseq_headgates.cli.parser import add_data, add_output, counted, filled, number_or_fraction
+from fairseq_headgates.cli.parser import (
+    AS_STORED,
+    add_data,
+    add_inference_dtype,
+    add_output,
+    counted,
+    filled,
+    number_or_fraction,
+)
 
 if TYPE_CHECKING:
     from fairseq_headgates.compression.model import Compressed, Compressor
@@ -28,16 +36,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.description = (
         "Remove the attention heads and feed-forward neurons that cost least, so that the model has a given number of "
-        "parameters, and repair the layers that are left by least squares. Nothing is trained; it takes seconds to "
-        "minutes on a CPU. The loss before and after is measured on --gen-subset (default: valid)."
+        "parameters or a given speed, and repair the layers that are left by least squares. Nothing is trained; it "
+        "takes seconds to minutes on a CPU. The loss before and after is measured on --gen-subset (default: valid)."
     )
-    parser.add_argument(
+    budget = parser.add_mutually_exclusive_group(required=True)
+    budget.add_argument(
         "--params",
         metavar="N[,N...]",
-        type=_budgets,
-        required=True,
+        type=_sizes,
+        default=[],
         help="largest number of parameters to keep: a share (0.7) of all, or a number (40000000). Embeddings count, "
         "shared ones once. Without --out, several can be measured",
+    )
+    budget.add_argument(
+        "--speedup",
+        metavar="S[,S...]",
+        type=_speedups,
+        default=[],
+        help="how many times as fast the model must be on this machine (1.5), with the options of the search and of "
+        "batches (--beam, --batch-size, --max-tokens, --cpu) and with --inference-dtype. Without --out, several can be "
+        "measured",
     )
     parser.add_argument(
         "--units",
@@ -61,17 +79,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="use only the first N sentences of --fit-subset (default: %(default)s)",
     )
     parser.add_argument(
+        "--speed",
+        action="store_true",
+        help="with --params: measure how many times as fast the model is, too, as --speedup does",
+    )
+    add_inference_dtype(parser, f"{AS_STORED}. --out stores this option; the weights are not quantised")
+    parser.add_argument(
         "--plot",
         metavar="FILE",
         type=filled,
-        help="draw the loss over the parameters, also with heads alone and with neurons alone: .png, .pdf, .svg (needs "
-        "matplotlib)",
+        help="draw the loss over the parameters and over the speed if it is measured, also with heads alone and with "
+        "neurons alone: .png, .pdf, .svg (needs matplotlib)",
     )
     add_output(parser, "write the compressed checkpoint, for --user-dir", "print the results as JSON")
 
 
-def _budgets(text: str) -> list[float]:
+def _sizes(text: str) -> list[float]:
     return [number_or_fraction(part) for part in text.split(",")]
+
+
+def _speedups(text: str) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(1 <= speedup < math.inf for speedup in found):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a speed such as 1.5, or several with commas: give 1 or more")
+    return found
 
 
 def _units(text: str) -> tuple[str, ...]:
@@ -91,21 +125,32 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_headgates.models import read_characters
     from fairseq_headgates.safety import updates_of
 
-    if args.out and len(args.params) > 1:
-        raise ValueError(f"--out is for one number of parameters, --params gives {len(args.params)}: leave one of both")
+    if args.out and len(args.params or args.speedup) > 1:
+        option = "params" if args.params else "speedup"
+        raise ValueError(f"--out is for one compressed model, --{option} names {len(getattr(args, option))}: name one")
     with session(args) as work:
         path = work.only_path()
+        if (args.speed or args.speedup) and work.fairseq.distributed_world_size > 1:
+            raise ValueError("speed is measured by one worker: start one, or leave out --speed and --speedup")
         state, model = load_model(path, args.trust)
         warn_unfinished("compress", model)
         read_characters(model, work.task.source_dictionary)
         model.to(device_of(work.fairseq))
         fit, measured = work.corpus(model, args.fit_subset, args.fit_sentences), work.corpus(model)
-        compressor = Compressor(model, fit, measured, args.units, work.progress)
-        results = [result for kinds in _kinds(args) for result in _compressed(compressor, args.params, kinds)]
+        timed = work.inference_dtype(model) if args.speed or args.speedup else None
+        compressor = Compressor(model, fit, measured, args.units, work.progress, timed)
+        results = [result for kinds in _kinds(args) for result in _compressed(compressor, args, kinds)]
         if args.out and work.writes:
             small, values = results[0].plan, {name: value.cpu() for name, value in results[0].values.items()}
             smaller = prune_checkpoint(
-                state, small.mask, False, model.cpu(), partial(warn, "compress"), None, values, small.neurons
+                state,
+                small.mask,
+                False,
+                model.cpu(),
+                partial(warn, "compress"),
+                args.inference_dtype,
+                values,
+                small.neurons,
             )
             check_loads(smaller)
             save_checkpoint(smaller, args.out, args.force)
@@ -124,8 +169,16 @@ def _kinds(args: argparse.Namespace) -> list[tuple[str, ...]]:
     return [args.units, *alone]
 
 
-def _compressed(compressor: Compressor, budgets: Sequence[float], kinds: tuple[str, ...]) -> list[Compressed]:
+def _compressed(compressor: Compressor, args: argparse.Namespace, kinds: tuple[str, ...]) -> list[Compressed]:
     """Return a model for each budget; budgets that one kind of units alone cannot reach are left out."""
-    if kinds != compressor.kinds:
-        budgets = [each for each in budgets if compressor.can(each, kinds)]
-    return [compressor.compress(budget, kinds) for budget in budgets]
+    from fairseq_headgates.compression.model import OutOfReach
+
+    option = "params" if args.params else "speedup"
+    found = []
+    for budget in getattr(args, option):
+        try:
+            found.append(compressor.compress(**{option: budget}, kinds=kinds))
+        except OutOfReach:
+            if kinds == compressor.kinds:
+                raise
+    return found

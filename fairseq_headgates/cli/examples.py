@@ -21,7 +21,7 @@ EXAMPLES = {
     ),
     "compress": (
         f"headgates compress data-bin --path {BASELINE} --params 0.8 --out small.pt",
-        f"headgates compress data-bin --path {BASELINE} --params 0.9,0.8,0.7 --plot sizes.svg",
+        f"headgates compress data-bin --path {BASELINE} --speedup 1.3 --beam 4 --cpu --plot speeds.svg",
     ),
     "convert": (
         f"headgates convert {GATED} ct2 --to ctranslate2 --data data-bin",

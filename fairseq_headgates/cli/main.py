@@ -27,7 +27,7 @@ COMMANDS = {
     "options": "print the options that this plugin adds to fairseq-train",
     "show": "show the gates of a checkpoint",
     "prune": "remove heads from the weights of a checkpoint",
-    "compress": "remove heads and feed-forward neurons so that a model has a given size",
+    "compress": "remove heads and feed-forward neurons so that a model has a given size or speed",
     "convert": "prune a checkpoint and write it as a CTranslate2 model",
     "evaluate": "measure loss, BLEU or accuracy, and speed of checkpoints, and test their differences",
     "score": "compute importance scores of all heads",

@@ -60,20 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cpu, ...). Not for a model that is trained further; OUT has no optimiser state",
     )
     add_refit_options(refit)
-    speed = parser.add_argument_group("speed")
-    speed.add_argument(
-        "--by-speed",
-        action="store_true",
-        help="also time each attention layer with every number of heads on this machine; it does not change which "
-        "heads are removed",
-    )
-    speed.add_argument(
-        "--batch-size",
-        metavar="N",
-        type=int,
-        default=32,
-        help="sentences in a batch for --by-speed, 25 source and 25 target tokens each, beam 5 (default: %(default)s)",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,12 +75,6 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_headgates.surgery import kept_mask, prune, removal_plan
 
     refuse_standard_output(args.output)
-    if args.batch_size < 1:
-        raise ValueError(f"--batch-size is {args.batch_size}: it must be at least 1")
-    if args.by_speed and args.stock:
-        raise ValueError(
-            "--stock keeps the size of the model, which --by-speed does not measure: leave out one of them"
-        )
     if args.inference_dtype is not None and args.stock:
         raise ValueError("--stock is for fairseq's own transformer, which has no --inference-dtype: leave out one")
     if not args.dry_run:
@@ -115,8 +95,6 @@ def run(args: argparse.Namespace) -> int:
     plan = removal_plan(model, pruned, check_loads(smaller))
     if signature:
         plan["refit"] = signature
-    if args.by_speed:
-        plan["speed"] = measured_speed(model, pruned, args.batch_size)
     if not args.dry_run:
         save_checkpoint(smaller, args.output, args.force)
     end = "nothing written (--dry-run)" if args.dry_run else f"written: {args.output}"
@@ -128,9 +106,6 @@ def run(args: argparse.Namespace) -> int:
     say("\n".join(removal_notes(plan)))
     if args.alive is None and args.scores is None and all(before == kept for before, kept in plan["heads"].values()):
         say(no_removal(model))
-    if args.by_speed:
-        say("\n" + report.speed_table(plan["speed"]))
-        say("\n".join(report.speed_notes(plan["speed"])))
     say(end)
     return 0
 
@@ -152,29 +127,6 @@ def refitted_values(
         values = {name: value.cpu() for name, value in changed.items()}
         pruned.cpu()
         return (values if work.writes else None), str(work.signature(corpus))
-
-
-def measured_speed(model: nn.Module, pruned: nn.Module, sentences: int) -> dict[str, Any]:
-    """Time the attention layers on the shapes of a translation. Return plain values."""
-    import torch
-
-    from fairseq_headgates.analysis.costs import Translation, layer_costs
-    from fairseq_headgates.surgery import head_sites
-
-    translation = Translation(sentences=sentences)
-    kept = {site.name: site.attention.num_heads for site in head_sites(pruned)}
-    layers = [
-        {
-            "type": cost.attention_type,
-            "layer": cost.layer,
-            "heads": [cost.heads, kept[site.name]],
-            "head_parameters": cost.head_parameters,
-            "head_cache_bytes": cost.head_cache_bytes,
-            "ms_by_heads": [1000 * seconds for seconds in cost.seconds],
-        }
-        for site, cost in zip(head_sites(model), layer_costs(model, translation), strict=True)
-    ]
-    return {**vars(translation), "threads": torch.get_num_threads(), "layers": layers}
 
 
 def no_removal(model: nn.Module) -> str:

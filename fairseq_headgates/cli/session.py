@@ -100,7 +100,7 @@ class Session:
             model.half()
         origin = {"ckpt": short_name(path), "updates": updates_of(state), "v": __version__}
         model.to(device)
-        if self._infers_in_8_bits(model):
+        if self.inference_dtype(model) == "int8":
             model.make_generation_fast_()  # type: ignore[operator]
             if is_quantised(model):
                 origin["dtype"] = "int8"
@@ -108,15 +108,15 @@ class Session:
                 self.warn_once("int8 has no effect: no linear layer of the model is large enough to be quantised")
         return model, origin
 
-    def _infers_in_8_bits(self, model: Any) -> bool:
-        """Set the precision of inference, and return whether it is int8; only commands with --inference-dtype do."""
+    def inference_dtype(self, model: Any) -> str:
+        """Set the precision of inference, and return it; only commands with --inference-dtype choose it."""
         chosen = getattr(self.args, "inference_dtype", DEFAULTS["inference_dtype"])
         if chosen is not None:
             model.inference_dtype = chosen
             if chosen == "int8" and (obstacle := int8_obstacle(model)):
                 raise ValueError(f"--inference-dtype int8 is not possible: {obstacle}")
         model.inference_dtype = usable_dtype(model, model.inference_dtype)  # warns once
-        return model.inference_dtype == "int8"
+        return model.inference_dtype
 
     def corpus(self, model: nn.Module, subset: str | None = None, sentences: int | None = None) -> evaluation.Corpus:
         """Return the batches of a subset (default: --gen-subset), or of its first sentences, for a model."""

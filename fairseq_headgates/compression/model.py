@@ -1,4 +1,4 @@
-"""Compress a model to a number of parameters: choose, remove, repair, measure."""
+"""Compress a model to a number of parameters or to a speed: choose, remove, repair, measure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from torch import Tensor, nn
 
 from fairseq_headgates.analysis.options import UNITS
 from fairseq_headgates.compression.moments import Progress
-from fairseq_headgates.compression.plan import Plan, Units, plan_of, units_of
+from fairseq_headgates.compression.plan import Plan, Units, parameters_saved, plan_of, units_of
 from fairseq_headgates.compression.repair import refit_to
+from fairseq_headgates.compression.timing import Times, Work
 from fairseq_headgates.evaluation import Corpus, Sample, mean_loss
-from fairseq_headgates.surgery import kept_mask, prune
+from fairseq_headgates.surgery import evaluating, kept_mask, prune
 from fairseq_headgates.surgery.neurons import ffn_dims
+
+TOLERANCE = 0.03  # of the measured speed, relative; beyond it the plan is corrected once
+
+
+class OutOfReach(ValueError):
+    """The model cannot have this number of parameters, or this speed."""
 
 
 def compress(
@@ -58,6 +65,7 @@ class Compressed:
         losses: loss before and after, in bits
         unit: what the loss is a mean over
         units: what could be removed: "heads", "neurons", or both
+        speedup: how many times as fast it is; None if that was not measured
     """
 
     whole: nn.Module
@@ -67,6 +75,7 @@ class Compressed:
     losses: tuple[float, float]
     unit: str
     units: tuple[str, ...]
+    speedup: float | None
 
     def as_json(self) -> dict[str, Any]:
         """Return what was removed and what it costs, as plain values; pairs are [before, after]."""
@@ -80,18 +89,20 @@ class Compressed:
             "loss": list(self.losses),
             "unit": self.unit,
             "estimate": self.plan.cost,
+            "speedup": self.speedup,
         }
 
 
 class Compressor:
-    """Compresses one model to several sizes; the costs of its units are computed once.
+    """Compresses one model to several sizes or speeds; the costs and the times of its units are computed once.
 
     Args:
         model: a fairseq model; it does not change
         fit: the data that units are chosen and layers repaired on
-        measured: the data that the loss is measured on
+        measured: the data that loss and speed are measured on
         kinds: the units that may be removed: "heads", "neurons", or both
         progress: makes a function that wraps an iterable, e.g. a progress bar, from its title
+        timed: the precision of inference whose speed is measured, "float32" or "int8"; None not to measure it
     """
 
     def __init__(
@@ -101,9 +112,10 @@ class Compressor:
         measured: Corpus,
         kinds: Collection[str],
         progress: Callable[[str], Progress],
+        timed: str | None = None,
     ):
         self.whole, self.fit, self.measured = prune(model), fit, measured
-        self.kinds, self.progress = tuple(kinds), progress
+        self.kinds, self.progress, self.timed = tuple(kinds), progress, timed
         self.parameters = sum(parameter.numel() for parameter in self.whole.parameters())
 
     @cached_property
@@ -114,40 +126,68 @@ class Compressor:
     @cached_property
     def loss(self) -> float:
         """The loss of the whole model."""
-        return mean_loss(self.whole, self.measured)
+        return self._loss_of(self.whole)
 
-    def smallest(self, kinds: Collection[str]) -> int:
-        """Return the number of parameters without any of these units."""
-        return self.parameters - sum(u.parameters * len(u.curve.order) for u in self.units if u.kind in kinds)
+    def _loss_of(self, model: nn.Module) -> float:
+        with evaluating(model):
+            return mean_loss(model, self.measured)
 
-    def can(self, params: float, kinds: Collection[str]) -> bool:
-        """Return whether a budget is in reach; see `compress`."""
-        return self.smallest(kinds) <= self._number(params) <= self.parameters
+    @cached_property
+    def work(self) -> Work | None:
+        """The work whose speed is measured."""
+        return Work(self.whole, self.measured, self.timed) if self.timed else None
 
-    def _number(self, params: float) -> int:
-        return math.floor(params * self.parameters) if isinstance(params, float) else params
+    @cached_property
+    def times(self) -> Times:
+        """The time of the whole model, and what is saved without units."""
+        assert self.work
+        return self.work.times(self.whole, self.units, self.progress("times"))
 
-    def compress(self, params: float, kinds: Collection[str] = ()) -> Compressed:
-        """Compress to a share (float) or a number (int) of all parameters.
+    def compress(
+        self, params: float | None = None, speedup: float | None = None, kinds: Collection[str] = ()
+    ) -> Compressed:
+        """Compress to a number of parameters or to a speed.
 
         Args:
-            params: parameters to keep
+            params: parameters to keep, a share (float) or a number (int)
+            speedup: how many times as fast the model must be
             kinds: the units that may be removed (default: those of the compressor)
 
         Raises:
-            ValueError: if this number is out of reach
+            OutOfReach: if that is not possible
         """
         kinds = tuple(kinds) or self.kinds
-        if not self.can(params, kinds):
-            smallest = self.smallest(kinds)
-            raise ValueError(
+        plan = self._plan_of_speed(speedup, kinds) if params is None else self._plan_of_size(params, kinds)
+        small = prune(self.whole, plan.mask, plan.neurons)
+        values = refit_to(self.whole, small, self.fit, self.progress("repair"), plan.neurons)
+        losses = self.loss, self._loss_of(small)
+        measured = self.work.speedup(self.whole, small) if self.work else None
+        return Compressed(self.whole, small, plan, values, losses, self.fit.objective.unit, kinds, measured)
+
+    def _plan_of_size(self, params: float, kinds: tuple[str, ...]) -> Plan:
+        units = [each for each in self.units if each.kind in kinds]
+        smallest = self.parameters - sum(each.parameters * len(each.curve.order) for each in units)
+        kept = math.floor(params * self.parameters) if isinstance(params, float) else params
+        if not smallest <= kept <= self.parameters:
+            raise OutOfReach(
                 f"--params is {params}: it must be from {smallest:,} ({smallest / self.parameters:.1%}), without any "
                 f"{' and '.join(kinds)}, to {self.parameters:,}"
             )
-        plan = plan_of(
-            self.whole, [each for each in self.units if each.kind in kinds], self.parameters - self._number(params)
-        )
-        small = prune(self.whole, plan.mask, plan.neurons)
-        values = refit_to(self.whole, small, self.fit, self.progress("repair"), plan.neurons)
-        losses = self.loss, mean_loss(small, self.measured)
-        return Compressed(self.whole, small, plan, values, losses, self.fit.objective.unit, kinds)
+        return plan_of(self.whole, units, parameters_saved(units), self.parameters - kept)
+
+    def _plan_of_speed(self, speedup: float | None, kinds: tuple[str, ...]) -> Plan:
+        assert self.work and speedup
+        pairs = [pair for pair in zip(self.units, self.times.saved, strict=True) if pair[0].kind in kinds]
+        units, saved = [each for each, _ in pairs], [seconds for _, seconds in pairs]
+        total, most = self.times.total, sum(max(seconds.values()) for seconds in saved)
+        if not 1 <= speedup <= total / (total - most):
+            raise OutOfReach(
+                f"--speedup is {speedup:g}: it must be from 1 to {total / (total - most):.2f}, the estimate without "
+                f"any {' and '.join(kinds)}"
+            )
+        seconds = total / speedup
+        plan = plan_of(self.whole, units, saved, total - seconds)
+        measured = self.work.speedup(self.whole, prune(self.whole, plan.mask, plan.neurons))
+        if abs(measured / speedup - 1) <= TOLERANCE:
+            return plan
+        return plan_of(self.whole, units, saved, min(max(0.0, total - seconds * measured / speedup), most))

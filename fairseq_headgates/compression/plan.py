@@ -1,4 +1,4 @@
-"""Choose the heads and neurons to remove from a model so that it has a number of parameters."""
+"""Choose the heads and neurons to remove from a model so that enough parameters, or enough time, are saved."""
 
 from __future__ import annotations
 
@@ -122,22 +122,32 @@ def _units(model: nn.Module, block: Block, found: Moments, targets: int) -> Unit
     return Units(block, parameters, curve, grain)
 
 
-def plan_of(model: nn.Module, units: Sequence[Units], least: int) -> Plan:
-    """Choose what to remove so that at least `least` parameters are saved at the smallest estimated cost.
+def parameters_saved(units: Sequence[Units]) -> list[dict[int, int]]:
+    """Return the parameters that are saved without some units of each block, {number of removed units: parameters}."""
+    return [{number: number * each.parameters for number in each.levels} for each in units]
 
-    Raises:
-        ValueError: if all units together have fewer parameters
+
+def plan_of(model: nn.Module, units: Sequence[Units], savings: Sequence[Mapping[int, float]], least: float) -> Plan:
+    """Choose what to remove so that at least `least` is saved at the smallest estimated cost.
+
+    Args:
+        model: the model that `units` are of
+        units: the units of its blocks
+        savings: what is saved without some units of each block, {number of removed units: parameters or seconds}
+        least: what must be saved, at most what all savings together are
     """
-    step = max(1, math.ceil(least / STEPS))
-    levels = [each.levels for each in units]
-    costs = [[each.curve.costs[level] for level in of] for each, of in zip(units, levels, strict=True)]
-    savings = [[level * each.parameters // step for level in of] for each, of in zip(units, levels, strict=True)]
-    chosen = choose(costs, savings, math.ceil(least / step))
-    if chosen is None:
-        most = sum(len(each.curve.order) * each.parameters for each in units)
-        raise ValueError(f"{least:,} parameters cannot be saved: the units that can be removed have {most:,}")
-    removed = {each.block: each.curve.order[: of[i]] for each, of, i in zip(units, levels, chosen, strict=True)}
-    numbers = [of[i] for of, i in zip(levels, chosen, strict=True)]
+    step = max(least / STEPS, 1e-12)
+    costs = [[each.curve.costs[number] for number in saved] for each, saved in zip(units, savings, strict=True)]
+    steps = [[math.floor(amount / step) for amount in saved.values()] for saved in savings]
+    chosen = choose(costs, steps, math.ceil(least / step - 1e-6))
+    if chosen is None:  # it is reached without rounding
+        return plan_without(model, units, [max(saved, key=saved.__getitem__) for saved in savings])
+    return plan_without(model, units, [list(saved)[i] for saved, i in zip(savings, chosen, strict=True)])
+
+
+def plan_without(model: nn.Module, units: Sequence[Units], numbers: Sequence[int]) -> Plan:
+    """Return the plan that removes the first so many units of each block."""
+    removed = {each.block: each.curve.order[:number] for each, number in zip(units, numbers, strict=True)}
     return Plan(
         _mask(model, removed),
         {
@@ -145,7 +155,7 @@ def plan_of(model: nn.Module, units: Sequence[Units], least: int) -> Plan:
             for each in units
             if not each.block.is_attention and removed[each.block]
         },
-        sum(each.curve.costs[n] for each, n in zip(units, numbers, strict=True)),
+        sum(each.curve.costs[number] for each, number in zip(units, numbers, strict=True)),
     )
 
 

@@ -33,21 +33,27 @@ def speeds(systems: Sequence[Callable[[], int]], device: torch.device, rounds: i
         device: the device of their models
         rounds: number of rounds that count
     """
-    alone = device.type == "cpu" and torch.get_num_threads() == 1
-    clock = time.process_time if alone else time.perf_counter
+    clock = clock_of(device)
     fastest = [0.0] * len(systems)
     for turn in range(rounds + 1):
         for number, system in enumerate(systems):
-            begun = _now(clock, device)
+            begun = clock()
             units = system()
-            seconds = _now(clock, device) - begun
+            seconds = clock() - begun
             if turn:
                 fastest[number] = max(fastest[number], units / max(seconds, 1e-9))
     return fastest
 
 
-def _now(clock: Callable[[], float], device: torch.device) -> float:
-    """Return the time when all work on the device is done."""
-    if device.type == "cuda":
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """Return a clock, in seconds: processor time on a CPU with one thread, else the time when the device is done."""
+    if device.type == "cpu" and torch.get_num_threads() == 1:
+        return time.process_time
+    if device.type != "cuda":
+        return time.perf_counter
+
+    def clock() -> float:
         torch.cuda.synchronize(device)
-    return clock()
+        return time.perf_counter()
+
+    return clock

@@ -21,7 +21,6 @@ from fairseq_headgates.report.functions import (
 from fairseq_headgates.report.interactive import interactive_page
 from fairseq_headgates.report.page import gates_gif, report_page
 from fairseq_headgates.report.panels import Panel, row_of, score_panel, sweep_panels
-from fairseq_headgates.report.speed import speed_notes, speed_table
 from fairseq_headgates.report.tables import (
     METRICS,
     agreement_table,
@@ -84,8 +83,6 @@ __all__ = [
     "score_panel",
     "score_table",
     "scored_table",
-    "speed_notes",
-    "speed_table",
     "statistics_table",
     "sweep_panels",
     "text_style",

@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_headgates import observe, prune
-from fairseq_headgates.analysis.costs import Translation, layer_costs
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.inference import AttentionCache
 from fairseq_headgates.surgery import head_sites
@@ -76,7 +75,9 @@ def test_flops_of_the_encoder_are_those_of_the_model(kept, model):
 def test_parameters_are_those_of_the_model(kept, model):
     own = sizes(kept)
     assert roofline.parameters(own) == sum(p.numel() for p in model.parameters())
-    assert roofline.head_parameters(own) == layer_costs(model, Translation(1, 1, 2), rounds=1)[0].head_parameters
+    attention = model.encoder.layers[0].self_attn
+    of_heads = sum(p.numel() for p in attention.parameters()) - attention.out_proj.bias.numel()
+    assert roofline.head_parameters(own) == of_heads / attention.num_heads
     step = roofline.decoder_step(own, BATCH, BEAM, POSITION, SOURCE).weights
     once = [
         p for name, p in model.decoder.named_parameters() if ".encoder_attn.k_" in name or ".encoder_attn.v_" in name

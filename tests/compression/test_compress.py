@@ -14,7 +14,7 @@ from support.sentences import PAIRS, TASK, make_model, sample
 
 from fairseq_headgates import compress, prune
 from fairseq_headgates.checkpoints import load_model, prune_checkpoint
-from fairseq_headgates.compression.plan import plan_of, units_of
+from fairseq_headgates.compression.plan import parameters_saved, plan_of, units_of
 from fairseq_headgates.evaluation import Corpus
 from fairseq_headgates.models import TransformerHeadGatesModel
 from fairseq_headgates.surgery import head_sites
@@ -52,7 +52,7 @@ def test_the_cheapest_units_are_removed():
             parameter[32:] = parameter[:32]
     whole = prune(model)
     units = units_of(whole, Corpus(TASK, BATCHES))
-    plan = plan_of(whole, units, 32 * (2 * 32 + 1))
+    plan = plan_of(whole, units, parameters_saved(units), 32 * (2 * 32 + 1))
     assert plan.cost < 1e-3 and {*plan.neurons} == {"decoder.layers.0"}
     assert len({neuron % 32 for neuron in plan.neurons["decoder.layers.0"]}) == 32
     assert plan.mask.values["enc-self"] == [[1, 1, 1, 1], [1, 0, 1, 1]]
@@ -211,7 +211,10 @@ def test_the_optimiser_is_cut(toy, checkpoints):
         (["--params", "0.01"], "--params is 0.01: it must be from"),
         (["--params", "half"], "'half' is neither a number of"),
         (["--params", "0.5", "--units", "layers"], "'layers' is not heads or neurons"),
-        (["--params", "0.9,0.8", "--out", "x.pt"], "--out is for one number of parameters, --params gives 2"),
+        (["--params", "0.9,0.8", "--out", "x.pt"], "--out is for one compressed model, --params names 2: name one"),
+        (["--speedup", "0.9"], "'0.9' is not a speed such as 1.5"),
+        (["--params", "0.9", "--speedup", "1.1"], "not allowed with argument --params"),
+        ([], "one of the arguments --params --speedup is required"),
         (["--params", "0.9", "--fit-subset", "other"], "there is no subset 'other'"),
         (["--params", "0.9", "--fit-sentences", "1"], "unknowns for each output"),
     ],

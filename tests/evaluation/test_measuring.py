@@ -11,10 +11,9 @@ from support.functions import sentences as words
 from support.models import make_task
 from support.sentences import make_gates, make_model, sample, sentences
 
-from fairseq_headgates import HeadTable, gate_values, l0_penalty, masked, observe, open_probabilities, prune
+from fairseq_headgates import HeadTable, compress, gate_values, l0_penalty, masked, observe, open_probabilities, prune
 from fairseq_headgates.analysis.ablation import ablation_losses, ablation_masks, masked_predictions
 from fairseq_headgates.analysis.attention_maps import attention_maps
-from fairseq_headgates.analysis.costs import Translation, layer_costs
 from fairseq_headgates.analysis.curves import pruning_curve
 from fairseq_headgates.analysis.functions.counting import count_functions
 from fairseq_headgates.analysis.importance import METHODS, score
@@ -95,7 +94,7 @@ MEASURES = {
     "attention maps": maps,
     "translations for attention maps": lambda model: list(typed_sentences(GENERATE, TASK, model, ["w1 w2 w3"])),
     "references": lambda model: references(model, CORPUS),
-    "costs": lambda model: layer_costs(model, Translation(1, 2, 2), rounds=1),
+    "compress": lambda model: compress(model, TASK, BATCHES * 5, 0.9),
     "masked": inside(partial(masked, mask=HALF)),
     "observe": inside(observe),
     "hooked": inside(partial(hooked, call=lambda site, weights, context: 2 * context)),
