@@ -22,6 +22,8 @@ from fairseq_headgates.cli.parser import (
 )
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fairseq_headgates.compression.model import Compressed, Compressor
 
 
@@ -117,7 +119,7 @@ def _units(text: str) -> tuple[str, ...]:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates compress` and return its exit code."""
-    from fairseq_headgates.checkpoints import check_loads, load_model, prune_checkpoint, save_checkpoint
+    from fairseq_headgates.checkpoints import load_model
     from fairseq_headgates.cli.session import session, short_name
     from fairseq_headgates.compression import drawing
     from fairseq_headgates.compression.model import Compressor
@@ -125,42 +127,34 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_headgates.models import read_characters
     from fairseq_headgates.safety import updates_of
 
-    if args.out and len(args.params or args.speedup) > 1:
-        option = "params" if args.params else "speedup"
-        raise ValueError(f"--out is for one compressed model, --{option} names {len(getattr(args, option))}: name one")
+    option, budgets = _budgets(args)
+    if args.out and len(budgets) > 1:
+        raise ValueError(f"--out is for one compressed model, --{option} names {len(budgets)}: name one")
     with session(args) as work:
-        path = work.only_path()
-        if (args.speed or args.speedup) and work.fairseq.distributed_world_size > 1:
+        path, timed = work.only_path(), args.speed or args.speedup
+        if timed and work.fairseq.distributed_world_size > 1:
             raise ValueError("speed is measured by one worker: start one, or leave out --speed and --speedup")
         state, model = load_model(path, args.trust)
         warn_unfinished("compress", model)
         read_characters(model, work.task.source_dictionary)
         model.to(device_of(work.fairseq))
         fit, measured = work.corpus(model, args.fit_subset, args.fit_sentences), work.corpus(model)
-        timed = work.inference_dtype(model) if args.speed or args.speedup else None
-        compressor = Compressor(model, fit, measured, args.units, work.progress, timed)
+        dtype = work.inference_dtype(model) if timed else None
+        compressor = Compressor(model, fit, measured, args.units, work.progress, dtype)
         results = [result for kinds in _kinds(args) for result in _compressed(compressor, args, kinds)]
         if args.out and work.writes:
-            small, values = results[0].plan, {name: value.cpu() for name, value in results[0].values.items()}
-            smaller = prune_checkpoint(
-                state,
-                small.mask,
-                False,
-                model.cpu(),
-                partial(warn, "compress"),
-                args.inference_dtype,
-                values,
-                small.neurons,
-            )
-            check_loads(smaller)
-            save_checkpoint(smaller, args.out, args.force)
-            written(args.out)
+            _write(args, state, model.cpu(), results[0])
         origin = {"fit": f"{fit.subset}-{fit.sentences}", "ckpt": short_name(path), "updates": updates_of(state)}
         signature = work.signature(measured).with_parts({**origin, "v": __version__})
         found = [{**result.as_json(), "signature": str(signature)} for result in results]
         work.plot(args.plot, lambda: drawing.plot(found))
         work.say(json.dumps(found) if args.json else f"{drawing.text(found)}\n\n{signature}")
     return 0
+
+
+def _budgets(args: argparse.Namespace) -> tuple[str, list[float]]:
+    """Return the option that names the budgets, and the budgets."""
+    return ("params", args.params) if args.params else ("speedup", args.speedup)
 
 
 def _kinds(args: argparse.Namespace) -> list[tuple[str, ...]]:
@@ -173,12 +167,30 @@ def _compressed(compressor: Compressor, args: argparse.Namespace, kinds: tuple[s
     """Return a model for each budget; budgets that one kind of units alone cannot reach are left out."""
     from fairseq_headgates.compression.model import OutOfReach
 
-    option = "params" if args.params else "speedup"
-    found = []
-    for budget in getattr(args, option):
+    found, (option, budgets) = [], _budgets(args)
+    for budget in budgets:
         try:
             found.append(compressor.compress(**{option: budget}, kinds=kinds))
         except OutOfReach:
             if kinds == compressor.kinds:
                 raise
     return found
+
+
+def _write(args: argparse.Namespace, state: dict, model: nn.Module, result: Compressed) -> None:
+    """Write a compressed model as a checkpoint."""
+    from fairseq_headgates.checkpoints import check_loads, prune_checkpoint, save_checkpoint
+
+    smaller = prune_checkpoint(
+        state,
+        result.plan.mask,
+        optimizer=False,
+        model=model,
+        notice=partial(warn, "compress"),
+        inference_dtype=args.inference_dtype,
+        refitted={name: value.cpu() for name, value in result.values.items()},
+        neurons=result.plan.neurons,
+    )
+    check_loads(smaller)
+    save_checkpoint(smaller, args.out, args.force)
+    written(args.out)

@@ -14,6 +14,7 @@ from support.sentences import PAIRS, TASK, make_model, sample
 
 from fairseq_headgates import compress, prune
 from fairseq_headgates.checkpoints import load_model, prune_checkpoint
+from fairseq_headgates.compression import timing
 from fairseq_headgates.compression.plan import parameters_saved, plan_of, units_of
 from fairseq_headgates.evaluation import Corpus
 from fairseq_headgates.models import TransformerHeadGatesModel
@@ -156,22 +157,31 @@ def test_programs_translate_with_it_alike(compressed, toy, run, train, headgates
     assert [" ".join(each.hypotheses[0]) for each in found] == expected
 
 
+@pytest.fixture
+def one_batch(monkeypatch):
+    """The speed is measured on one batch."""
+    monkeypatch.setattr(timing, "SECONDS", 0)
+
+
 def check_smaller(run, data, options, whole, folder):
     """`headgates compress` and `evaluate` find the same loss and size."""
     out, reads = folder / "small.pt", [*options, "--gen-subset", "valid"]
-    compressed = [data, *reads, "--path", whole, "--params", "0.9", "--fit-sentences", 100, "--out", out, "--json"]
-    (found,) = json.loads(run("headgates", "compress", *compressed).out)
+    compressed = [data, *reads, "--path", whole, "--params", "0.9", "--fit-sentences", 100, "--out", out, "--speed"]
+    (found,) = json.loads(run("headgates", "compress", *compressed, "--json").out)
+    assert found["speedup"] > 0
     evaluated = json.loads(run("headgates", "evaluate", data, *reads, "--path", out, "--json").out)
     assert evaluated["parameters"] == found["parameters"][1] <= 0.9 * found["parameters"][0]
     assert evaluated["losses"]["valid"]["mean"] == pytest.approx(found["loss"][1], abs=1e-4)
 
 
+@pytest.mark.usefixtures("one_batch")
 @pytest.mark.parametrize("variant", ["pre-norm", "adaptive"])
 def test_language_models_are_compressed(variant, toy_text, train_lm, run, tmp_path):
     train_lm(tmp_path, "--gate-heads", "dec-self", variant=variant)
     check_smaller(run, toy_text, LM, tmp_path / "checkpoint_last.pt", tmp_path)
 
 
+@pytest.mark.usefixtures("one_batch")
 @pytest.mark.parametrize("task", [CLASSES, MASKED])
 def test_encoders_are_compressed(task, toy_classes, train_roberta, run, tmp_path):
     train_roberta(tmp_path, "--gate-heads", "enc-self", task=task)
