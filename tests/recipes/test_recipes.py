@@ -58,6 +58,20 @@ def test_only_selection_bleu_adds_eval_bleu_to_training(selection, checkpoint, r
     assert f"baseline/{checkpoint}" in result.stdout
 
 
+def test_a_dry_run_compresses_to_a_size_and_to_a_speed(raw, tmp_path):
+    given, out = {"RUNS": "params=0.7 speed=1.5@only", "SCRATCH": "params", "SENTENCES": 60}, tmp_path / "out"
+    printed = run("translation.sh", "--dry-run", raw, out, "en", "de", **given).stdout
+    fit = "--fit-subset train --fit-sentences 60 --gen-subset valid --out"
+    for words in (
+        f"--path {out}/baseline/checkpoint_last.pt --params 0.7 {fit} {out}/params0.7/start.pt",
+        f"--alive-heads {out}/params0.7/start.pt --remove-heads",
+        f"--speedup 1.5 {fit} {out}/speed1.5_only/pruned.pt",
+        f"--alive-heads {out}/params0.7_scratch/mask.json --remove-heads",
+        "--ffn-dims NEURONS",
+    ):
+        assert words in printed
+
+
 @pytest.mark.parametrize(
     ("settings", "files", "words"),
     [

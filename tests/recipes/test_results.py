@@ -468,8 +468,9 @@ def test_the_summary_says_what_was_removed_lost_and_saved(tmp_path, capsys):
         f"cost: {after - before:+.2f} BLEU against baseline+ (p = {p:.3f})",
         "saved: 25% of 1.00M parameters; 1,500 words per second instead of 1,000 (1.50 times)",
     ]
-    neurons = [summary[0], f"{summary[1]}, 15 of 27 neurons", *summary[2:]]
-    assert capsys.readouterr().out.splitlines() == summary + neurons
+    last = "all without training: 7 of 18 heads and 15 of 27 neurons, 25% of the parameters: "
+    last += f"{after - before:+.2f} BLEU (p = {p:.3f})"
+    assert capsys.readouterr().out.splitlines() == [*summary, last]
     assert commands.run(*arguments, str(tmp_path / "found.json")) == 2
     assert "found.json is not the output of headgates compress --json" in capsys.readouterr().err
     assert commands.run("results.removed", str(tmp_path / "all" / "evaluation.json")) == 2
