@@ -87,7 +87,8 @@ def refit_to(
         neurons: the neurons of `model` that feed-forward blocks keep, by the name of the layer
     """
     model = prune(model)  # closed heads removed, gates folded: a linear layer sees the inputs that it multiplies
-    lost = {**_lost_heads(model, pruned), **{f"{layer}.fc2": torch.tensor(kept) for layer, kept in neurons.items()}}
+    lost = _lost_heads(model, pruned)
+    lost |= {f"{layer}.fc2": torch.tensor(kept, dtype=torch.long) for layer, kept in neurons.items()}
     if not lost:
         return {}
     layers = {layer: list(blocks) for layer, blocks in groupby(blocks_of(pruned), lambda block: block.layer)}

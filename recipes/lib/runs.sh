@@ -84,11 +84,15 @@ scored_run() {
 }
 
 # untrained_run RUN_DIR METHOD TYPES SCORES N: remove heads of the baseline by their scores, without training. METHODs
-# that end in "refit" refit the model, on the sentences of the scores.
+# that end in "refit" refit the model, on the sentences of the scores; compress-only has a budget as SCORES and N.
 untrained_run() {
   local options=(--no-optimizer)
   [[ $2 != *refit ]] || options+=(--refit "${scoring[@]}" --refit-sentences "$SENTENCES")
-  cut_by_score "$baseline" "$1" pruned.pt "$3" "$4" "$5" "${options[@]}"
+  if [[ $2 == compress-only ]]; then
+    compress "$1" pruned.pt "$4" "$5"
+  else
+    cut_by_score "$baseline" "$1" pruned.pt "$3" "$4" "$5" "${options[@]}"
+  fi
   evaluate "$1" pruned.pt
 }
 
@@ -103,18 +107,46 @@ cut_by_score() {
     --types "$types" --keep "$heads" "$@"
 }
 
-# scratch_run RUN_DIR PRUNED_DIR: train a model with the heads of a pruned one from random weights (Voita et al. 2019,
-# table 2): as the baseline, then as baseline+, so that its training is as long as that of the pruned model.
+# compressed_run RUN_DIR CONTROL BUDGET VALUE: remove heads and neurons of the baseline until a budget is met, params or
+# speed, then train.
+compressed_run() {
+  local start
+  compress "$1" start.pt "$3" "$4"
+  start_from "$1/start.pt" "$2"
+  train "$1" --arch "$gated_arch" --alive-heads "$1/start.pt" --remove-heads --criterion "$criterion" "${start[@]}" \
+    "${further_training[@]}"
+  averaged "$1" checkpoint_last.pt
+  finish "$1" "$checkpoint"
+}
+
+# compress FOLDER NAME BUDGET VALUE: write FOLDER/NAME, the compressed baseline.
+compress() {
+  local option=--params
+  [[ $3 == params ]] || option=--speedup
+  stage "$1/$2" "$1/compress.log" headgates compress "${scoring[@]}" --path "$baseline" "$option" "$4" --fit-subset train \
+    --fit-sentences "$SENTENCES" --gen-subset valid --out "$1/$2"
+}
+
+# scratch_run RUN_DIR PRUNED_DIR [neurons]: train a model with the heads (and neurons) of a pruned one from random weights
+# (Voita et al. 2019, table 2): as the baseline, then as baseline+, so that its training is as long as that of the pruned
+# model.
 scratch_run() {
   local model=$1 pruned=$2/pruned.pt start options
   stage "$model/mask.json" "$model/mask.log" headgates show "$pruned" --out "$model/mask.json"
   options=(--arch "$gated_arch" --alive-heads "$model/mask.json" --remove-heads --criterion "$criterion")
+  [[ ${3:-} != neurons ]] || neurons_of "$pruned" "$model/neurons.json"
   train "$model/first" "${options[@]}" "${baseline_training[@]}"
   averaged "$model/first" "$baseline_checkpoint"
   start_from "$model/first/$checkpoint" baseline+
   train "$model" "${options[@]}" "${start[@]}" "${further_training[@]}"
   averaged "$model" checkpoint_last.pt
   evaluate "$model" "$checkpoint"
+}
+
+# neurons_of CHECKPOINT FILE: write the neurons of its feed-forward blocks to a file, and add them to `options`.
+neurons_of() {
+  into "$2" "$(quoted headgates show "$1" --json)| sed 's/.*\"ffn_dims\": \({[^}]*}\).*/\1/'"
+  options+=(--ffn-dims "$(dry && echo NEURONS || cat "$2")")
 }
 
 # finish RUN_DIR CHECKPOINT: write pruned.pt, without closed heads and optimizer state, and evaluate it.
@@ -166,7 +198,8 @@ one_run() {
     control) exclusively "$place/$name" control_run "$place/$name" "$control" ;;
     l0 | lagrangian | subset*) exclusively "$place/$name" gated_run "$place/$name" "$control" "$types" "$method" "$value" $steps ;;
     *-only | *refit) exclusively "$place/$name" untrained_run "$place/$name" "$method" "$types" "$value" "$steps" ;;
-    scratch) exclusively "$place/$name" scratch_run "$place/$name" "$place/$value" ;;
+    compress) exclusively "$place/$name" compressed_run "$place/$name" "$control" "$value" "$steps" ;;
+    scratch) exclusively "$place/$name" scratch_run "$place/$name" "$place/$value" $steps ;;
     *) exclusively "$place/$name" scored_run "$place/$name" "$control" "$types" "$value" $steps ;;
   esac
   complete[$place/$name]=1

@@ -16,7 +16,8 @@ from fairseq_headgates import compress, prune
 from fairseq_headgates.checkpoints import load_model, prune_checkpoint
 from fairseq_headgates.compression import timing
 from fairseq_headgates.compression.plan import parameters_saved, plan_of, units_of
-from fairseq_headgates.evaluation import Corpus
+from fairseq_headgates.compression.repair import refit_to
+from fairseq_headgates.evaluation import Corpus, mean_loss
 from fairseq_headgates.models import TransformerHeadGatesModel
 from fairseq_headgates.surgery import head_sites
 from fairseq_headgates.surgery.neurons import ffn_dims
@@ -42,6 +43,15 @@ def test_removed_neurons_are_neurons_without_output():
             model.get_submodule(name).fc2.weight[:, others] = 0
     torch.testing.assert_close(logits(found), logits(model), atol=1e-12, rtol=1e-10)
     assert ffn_dims(found) == {"encoder": [3, 64], "decoder": [64, 0]}
+
+
+def test_a_block_without_neurons_outputs_the_mean_of_its_outputs():
+    model, corpus, kept = make_model(), Corpus(TASK, BATCHES), {"decoder.layers.1": []}
+    small = prune(model, neurons=kept)
+    before = mean_loss(small, corpus)
+    values = refit_to(model, small, corpus, neurons=kept)
+    assert [*values] == ["decoder.layers.1.fc2.weight", "decoder.layers.1.fc2.bias"]
+    assert abs(mean_loss(small, corpus) - mean_loss(model, corpus)) < abs(before - mean_loss(model, corpus))
 
 
 def test_the_cheapest_units_are_removed():

@@ -200,12 +200,13 @@ def assert_repeating_does_nothing(recipe, arguments, given, printed):
 @pytest.mark.rehearsal
 @pytest.mark.parametrize("arch", ["transformer_lm", pytest.param(ALL, marks=pytest.mark.release)])
 def test_the_language_model_recipe_prints_a_correct_table(arch, text, tmp_path):
-    """Gates that close within four updates; perplexities as computed here; the second run does nothing."""
+    """Gates that close within four updates, compression; perplexities as computed here; the second run does nothing."""
     out = tmp_path / "out"
-    given = TINY | {"ARCH": arch, "BPE": 10, "RUNS": ":50", "GATE_LR_SCALE": 1000, "L0_WARMUP": 1}
+    given = TINY | {"ARCH": arch, "BPE": 10, "RUNS": ":50 params=0.9@only", "GATE_LR_SCALE": 1000, "L0_WARMUP": 1}
     given |= {"STREAM_BLOCKS": 3} if arch == ALL else {}
     result = run_recipe("language_model.sh", text, out, **given)
     checkpoints = {"baseline": "checkpoint_best.pt", "baseline+": "checkpoint_last.pt", "lambda50": "pruned.pt"}
+    checkpoints |= {"params0.9_only": "pruned.pt"}
     table = assert_table_is_true(result, out, checkpoints, encoded="bpe", block=16, stream=given.get("STREAM_BLOCKS"))
     assert table["baseline"][0] == "4/4" and table["lambda50"][0] == "0/4"
     assert_repeating_does_nothing("language_model.sh", (text, out), given, result.stdout)

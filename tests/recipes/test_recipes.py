@@ -58,6 +58,20 @@ def test_only_selection_bleu_adds_eval_bleu_to_training(selection, checkpoint, r
     assert f"baseline/{checkpoint}" in result.stdout
 
 
+def test_a_dry_run_compresses_to_a_size_and_to_a_speed(raw, tmp_path):
+    given, out = {"RUNS": "params=0.7 speed=1.5@only", "SCRATCH": "params", "SENTENCES": 60}, tmp_path / "out"
+    printed = run("translation.sh", "--dry-run", raw, out, "en", "de", **given).stdout
+    fit = "--fit-subset train --fit-sentences 60 --gen-subset valid --out"
+    for words in (
+        f"--path {out}/baseline/checkpoint_last.pt --params 0.7 {fit} {out}/params0.7/start.pt",
+        f"--alive-heads {out}/params0.7/start.pt --remove-heads",
+        f"--speedup 1.5 {fit} {out}/speed1.5_only/pruned.pt",
+        f"--alive-heads {out}/params0.7_scratch/mask.json --remove-heads",
+        "--ffn-dims NEURONS",
+    ):
+        assert words in printed
+
+
 @pytest.mark.parametrize(
     ("settings", "files", "words"),
     [
@@ -89,22 +103,28 @@ def table_of(result):
 @pytest.mark.rehearsal
 @pytest.mark.release
 def test_every_method_keeps_exactly_the_requested_number_of_heads(tmp_path):
-    """All kinds of runs with a number of heads; a metric of the user."""
+    """All kinds of runs with a number of heads; a number of parameters; a metric of the user."""
     make_corpus(tmp_path / "raw")
     script = tmp_path / "metric.sh"
     script.write_text('#!/bin/sh\nwc -l <"$1"\n')
     script.chmod(0o755)
     methods = ["lagrangian", "subset", "random", "ablation-refit"]  # those with gradients are a part of iterative
     runs = [f"all=3@{method}" for method in methods] + ["enc-self=1@iterative"]
-    settings = TINY | {"RUNS": " ".join(runs), "SCRATCH": "enc-self", "ITERATIONS": 2, "SPARSITY_WARMUP": 3}
+    runs += ["params=0.8", "params=0.8@only"]
+    settings = TINY | {"RUNS": " ".join(runs), "SCRATCH": "enc-self params", "ITERATIONS": 2, "SPARSITY_WARMUP": 3}
     settings |= {"METRIC": script, "METRIC_NAME": "lines"}
     result = run("translation.sh", tmp_path / "raw", tmp_path / "out", "en", "ru", **settings)
     table = table_of(result)
     plus = ["all_heads3", *(f"all_heads3_{method}" for method in methods[1:]), "enc-self_heads1_iterative_scratch"]
-    assert list(table) == ["baseline", "baseline+", *plus, "baseline+frozen", "enc-self_heads1_iterative"]
+    compressed = [f"params0.8{end}" for end in ("", "_scratch", "_only", "_only_scratch")]
+    assert list(table) == ["baseline", "baseline+", *plus, *compressed, "baseline+frozen", "enc-self_heads1_iterative"]
     assert {row[3] for name, row in table.items() if name.startswith("all_")} == {"3/6"}
     assert table["enc-self_heads1_iterative"][:3] == table[plus[-1]][:3] == ["1/2", "2/2", "2/2"]
     assert {row[-1] for row in table.values()} == {"9"}  # lines of the test set
+    rows = [line.split("\t") for line in (tmp_path / "out" / "results.tsv").read_text().splitlines()]
+    parameters = {row[0]: int(row[rows[0].index("parameters")]) for row in rows[1:]}
+    (size,) = {parameters[name] for name in compressed}
+    assert 0.7 < size / parameters["baseline"] <= 0.8
     # The second step goes on where the first one ended: updates, learning rate, optimiser.
     folder = tmp_path / "out" / "enc-self_heads1_iterative"
     first, second = ((folder / part / "train.log").read_text() for part in ("step1", "."))

@@ -451,18 +451,27 @@ def test_arguments_are_refused_in_one_line(arguments, words, capsys):
 
 
 def test_the_summary_says_what_was_removed_lost_and_saved(tmp_path, capsys):
+    """Of two models, the last of which has lost neurons, too."""
     texts = {name: translations(wrong, seed) for seed, (name, wrong) in enumerate((("baseline+", 0.1), ("all", 0.4)))}
     translator(tmp_path / "baseline+", (6, 6, 6), texts=texts["baseline+"], speed=1000.0, parameters=10**6)
     translator(tmp_path / "all", (2, 6, 3), texts=texts["all"], speed=1500.0, parameters=750_000)
-    both = [(tmp_path / name / "evaluation.json").read_text() for name in texts]
-    (tmp_path / "both.json").write_text(f"[{','.join(both)}]")
-    assert commands.run("results.removed", str(tmp_path / "both.json")) == 0
+    found = [(tmp_path / name / "evaluation.json").read_text() for name in ("baseline+", "all", "all")]
+    (tmp_path / "found.json").write_text(f"[{','.join(found)}]")
+    dims = [{"encoder": [9, 9], "decoder": [9]}, {"encoder": [4, 0], "decoder": [8]}]
+    (tmp_path / "dims.json").write_text(json.dumps([{"ffn_dims": dims}]))
+    arguments = ["results.removed", str(tmp_path / "found.json"), "--compressed"]
+    assert commands.run(*arguments, str(tmp_path / "dims.json")) == 0
     before, after, p = by_sacrebleu(texts["baseline+"], texts["all"])[0]["BLEU"]
-    assert capsys.readouterr().out.splitlines() == [
+    summary = [
         "all:",
         "removed: 7 of 18 heads (4 enc-self, 3 dec-enc)",
         f"cost: {after - before:+.2f} BLEU against baseline+ (p = {p:.3f})",
         "saved: 25% of 1.00M parameters; 1,500 words per second instead of 1,000 (1.50 times)",
     ]
+    last = "all without training: 7 of 18 heads and 15 of 27 neurons, 25% of the parameters: "
+    last += f"{after - before:+.2f} BLEU (p = {p:.3f})"
+    assert capsys.readouterr().out.splitlines() == [*summary, last]
+    assert commands.run(*arguments, str(tmp_path / "found.json")) == 2
+    assert "found.json is not the output of headgates compress --json" in capsys.readouterr().err
     assert commands.run("results.removed", str(tmp_path / "all" / "evaluation.json")) == 2
     assert "has no two translation models with speed" in capsys.readouterr().err

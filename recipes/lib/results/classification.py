@@ -17,7 +17,6 @@ from results.plots import over_heads
 from results.rows import BASELINE, REPEAT, Row, Run
 
 PAPERS: dict[str, Column] = {}
-LINES = {"l0": "gates (l0)", "lagrangian": "gates", "subset": "gates (subset)"}
 
 
 def accuracy(row: Row) -> float:
@@ -73,10 +72,4 @@ def _point(point: dict[str, Any], method: str, baseline: Row) -> Row:
 
 
 def panels(seeds: Sequence[Sequence[Row]]) -> list[Panel]:
-    return [over_heads("accuracy (test)", seeds, accuracy, _line)]
-
-
-def _line(row: Row) -> str:
-    """Return the method of a row: that of its curve, how its gates were trained, or the scores and the training."""
-    method = row.run.method
-    return method if row.run.control == BASELINE else LINES.get(method, f"{method}, trained further")
+    return [over_heads("accuracy (test)", seeds, accuracy)]

@@ -78,4 +78,4 @@ def legend(seeds: Sequence[Sequence[Row]], paper: str, bpe: int) -> str:
 
 def panels(seeds: Sequence[Sequence[Row]]) -> list[Panel]:
     score = measured("test", "perplexity_per_word")
-    return [over_heads("perplexity per word (test)", seeds, score, lambda row: "gates")]
+    return [over_heads("perplexity per word (test)", seeds, score)]

@@ -10,22 +10,29 @@ from statistics import mean
 from fairseq_headgates.cli.output import picture
 from fairseq_headgates.files import replacing
 from fairseq_headgates.report import Panel, row_of, score_panel
-from results.rows import Row, by_model
+from results.rows import BASELINE, Row, by_model
+from settings.runs import trains
+
+LINES = {"l0": "gates (l0)", "lagrangian": "gates", "subset": "gates (subset)"}
 
 
-def over_heads(
-    title: str, seeds: Sequence[Sequence[Row]], score: Callable[[Row], float], line: Callable[[Row], str]
-) -> Panel:
+def over_heads(title: str, seeds: Sequence[Sequence[Row]], score: Callable[[Row], float]) -> Panel:
     """Return the plot of a score over heads kept: a line for runs of the same kind, controls as horizontal lines."""
     lines: dict[str, list[tuple[float, list[float]]]] = {}
     controls: dict[str, list[float]] = {}
     for rows in by_model(seeds):
         values = [score(row) for row in rows]
         if rows[0].run.method:
-            lines.setdefault(line(rows[0]), []).append((mean(row.heads[0] for row in rows), values))
+            lines.setdefault(_line(rows[0]), []).append((mean(row.heads[0] for row in rows), values))
         else:
             controls[rows[0].run.name] = values
     return score_panel(title, {name: sorted(points) for name, points in lines.items()}, controls)
+
+
+def _line(row: Row) -> str:
+    """Return the kind of a run: how its gates were trained, or how heads were chosen and whether it was trained."""
+    method, curve = row.run.method, row.run.control == BASELINE
+    return method if curve or not trains(method) else LINES.get(method, f"{method}, trained further")
 
 
 def draw(path: str, panels: Sequence[Panel]) -> None:

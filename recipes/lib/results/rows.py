@@ -24,7 +24,7 @@ class Run(NamedTuple):
         method: how its heads are chosen; "" for the baseline and its controls
         control: the name of the model that it is compared with; its own for a control
         types: the attention types whose heads are chosen, "all" or joined by "+"; "" for the baseline and its controls
-        value: lambda, heads to keep, scores, or the run whose heads the model has
+        value: lambda, heads to keep, scores, budget, or the run whose heads the model has
     """
 
     name: str

@@ -125,7 +125,7 @@ def slashed(numbers: Iterable[int]) -> str:
 # --- sweeps -----------------------------------------------------------------------------------------------------------
 
 SWEEP_FORMAT = "headgates.sweep/1"
-SWEEP_LEGEND = "*: on the Pareto front, no model has at most as many heads and higher BLEU"
+SWEEP_LEGEND = "*: on the Pareto front, no model has at most as many parameters and higher BLEU"
 SWEPT: dict[str, Value] = {
     "BLEU": bleu,
     "diff": diff,
@@ -168,9 +168,9 @@ def _model(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _dominates(other: Model, model: Model) -> bool:
-    """Return whether another model has at most as many heads and at least the BLEU, and not the same of both."""
-    (heads, score), (fewer, higher) = ((each["heads"]["total"], mean(each["BLEU"])) for each in (model, other))
-    return fewer <= heads and higher >= score and (fewer, higher) != (heads, score)
+    """Return whether another model has at most as many parameters and at least the BLEU, and not the same of both."""
+    (size, score), (smaller, higher) = ((mean(each["parameters"]), mean(each["BLEU"])) for each in (model, other))
+    return smaller <= size and higher >= score and (smaller, higher) != (size, score)
 
 
 def sweep_table(found: Sequence[Model]) -> str:

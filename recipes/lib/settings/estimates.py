@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from settings.runs import UNTRAINED
+from settings.runs import trains
 
 if TYPE_CHECKING:
     from settings.classification import Mnli
@@ -56,7 +56,7 @@ def work(s: Training, unit: str, timed: bool) -> list[str]:
     update = next(size for size in sizes if size)
     first = f"{s.UPDATES:,} updates" if s.UPDATES else f"{getattr(s, 'EPOCHS', 0):,} epochs"
     methods = [line.split()[1] for line in s.plan()]
-    trained = sum(method not in UNTRAINED for method in methods)
+    trained = sum(map(trains, methods))
     further = f", then {trained} trainings of {s.PRUNE_UPDATES:,}" if trained else ""
     if scratch := methods.count("scratch"):
         further += f", {scratch} of them after {first} of their own"

@@ -136,8 +136,10 @@ class Training(Settings):
         "--gate-lr-scale SCALE, a number); TYPES=N@METHOD keeps N heads, a number (12) or a fraction (0.5). METHOD "
         f"trains gates ({', '.join(GATED)}), removes heads by scores and then trains ({', '.join(TRAINED)}), or does "
         f"not train ({', '.join(UNTRAINED)}: with refit the model is refitted); without @METHOD it is "
-        "SPARSITY_METHOD. TYPES: all, or attention types (enc-self,dec-self,dec-enc); without TYPES it is all. With "
-        "enc-self alone the decoder of a translation model is frozen. Empty: none",
+        "SPARSITY_METHOD. params=N removes heads and feed-forward neurons until N parameters, or a share of all (0.7), "
+        "are left, and speed=X until the model is X times as fast; then it trains, with @only it does not. TYPES: all, "
+        "or attention types (enc-self,dec-self,dec-enc); without TYPES it is all. With enc-self alone "
+        "the decoder of a translation model is frozen. Empty: none",
         record="",
         first=True,
         none=True,
@@ -152,7 +154,7 @@ class Training(Settings):
     )
     SPARSITY_WARMUP: t.Count = pruning("--sparsity-warmup-updates of lagrangian and subset")
     FIX_AFTER: t.Count = pruning("--fix-gates-after of runs that train gates (0: never)")
-    SENTENCES: t.Whole = pruning("compute scores on the first SENTENCES of the training set")
+    SENTENCES: t.Whole = pruning("compute scores, and compress, on the first SENTENCES of the training set")
     ITERATIONS: t.Whole = pruning("steps of METHOD iterative")
     SHARE: t.Part = machine("I/N: train only the I-th of N shares of the models, beside the other shares; no table")
 

@@ -1,7 +1,8 @@
 """The setting RUNS: one grammar for every family of models, and the plan of what is trained.
 
-An entry is TYPES:LAMBDA[@SCALE], gates with an L0 penalty, or TYPES=N[@METHOD], a number of heads to keep. TYPES are
-attention types separated by commas, or all; without them (`:0.1`, `=0.5`) it is all.
+An entry is TYPES:LAMBDA[@SCALE], gates with an L0 penalty, TYPES=N[@METHOD], a number of heads to keep, or
+params=N[@only] or speed=X[@only], a size or speed to compress to. TYPES are attention types separated by commas, or
+all; without them (`:0.1`, `=0.5`) it is all.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from commands import shown
-from settings.types import UNSIGNED, heads_to_keep
+from settings.types import UNSIGNED, heads_to_keep, parameters_to_keep
 
 TYPES = ("enc-self", "dec-self", "dec-enc")
 GATED = ("lagrangian", "subset", "subset-li2021")
@@ -28,8 +29,18 @@ SCORES = {
     "ablation-refit": "ablation",
     "refit": "refit",
 }
-UNTRAINED = [name for name in SCORES if name.endswith(("-only", "refit"))]
-TRAINED = [name for name in SCORES if name not in UNTRAINED]
+# Methods of runs with a budget instead of attention types: heads and neurons of the feed-forward blocks are removed.
+COMPRESS, COMPRESS_ONLY = "compress", "compress-only"
+BUDGETS = ("params", "speed")
+
+
+def trains(method: str) -> bool:
+    """Return whether a run of this method is trained."""
+    return not method.endswith(("-only", "refit"))
+
+
+UNTRAINED = [name for name in SCORES if not trains(name)]
+TRAINED = [name for name in SCORES if trains(name)]
 PLAIN, FROZEN = "baseline+", "baseline+frozen"
 
 
@@ -38,9 +49,10 @@ class Run:
     """A model that is pruned, starting from the baseline.
 
     Attributes:
-        types: attention types separated by commas, or "all"
-        value: lambda with the method "l0", otherwise heads to keep: a number, or a fraction with a decimal point
-        method: "l0", one of GATED or of SCORES, or "" for the default
+        types: attention types separated by commas, "all", or one of BUDGETS
+        value: lambda with the method "l0", the budget of a compression, otherwise heads to keep: a number, or a
+            fraction with a decimal point
+        method: "l0", one of GATED or of SCORES, COMPRESS, COMPRESS_ONLY, or "" for the default
         scale: --gate-lr-scale of the method "l0", or ""
     """
 
@@ -52,7 +64,14 @@ class Run:
     def __str__(self) -> str:
         if self.method == "l0":
             return f"{self.types}:{self.value}" + (f"@{self.scale}" if self.scale else "")
+        if self.compresses:
+            return f"{self.types}={self.value}" + ("" if trains(self.method) else "@only")
         return f"{self.types}={self.value}" + (f"@{self.method}" if self.method else "")
+
+    @property
+    def compresses(self) -> bool:
+        """Whether neurons are removed, too."""
+        return self.types in BUDGETS
 
 
 @dataclass(frozen=True)
@@ -63,7 +82,7 @@ class Heads:
 
     def of(self, run: Run) -> list[str]:
         """Return the attention types of a run."""
-        return list(self.sizes) if run.types == "all" else run.types.split(",")
+        return list(self.sizes) if run.types == "all" or run.compresses else run.types.split(",")
 
     def total(self, run: Run) -> int:
         """Return the number of heads of the types of a run."""
@@ -71,6 +90,8 @@ class Heads:
 
     def name(self, run: Run) -> str:
         """Return the name of the folder of a run; without the types where the model has only one."""
+        if run.compresses:
+            return f"{run.types}{run.value}" + ("" if trains(run.method) else "_only")
         types = "" if len(self.sizes) == 1 else run.types.replace(",", "+") + "_"
         if run.method == "l0":
             return f"{types}lambda{run.value}" + (f"_rate{run.scale}" if run.scale else "")
@@ -79,7 +100,7 @@ class Heads:
     def control(self, run: Run) -> str:
         """Return the control; the decoder is frozen where only encoder heads are removed in training."""
         alone = run.types == "enc-self" and len(self.sizes) > 1
-        return FROZEN if alone and run.method not in UNTRAINED else PLAIN
+        return FROZEN if alone and trains(run.method) else PLAIN
 
     def steps(self, run: Run, iterations: int) -> list[int]:
         """Return the numbers of heads after each step of removal."""
@@ -101,7 +122,7 @@ def parse(word: str) -> Run:
     try:
         return _parse(word)
     except ValueError as error:
-        rule = "must be TYPES:LAMBDA[@SCALE] or TYPES=N[@METHOD]"
+        rule = "must be TYPES:LAMBDA[@SCALE], TYPES=N[@METHOD], params=N[@only] or speed=X[@only]"
         raise ValueError(f"{rule}: in {shown(word)} {error}") from None
 
 
@@ -110,6 +131,8 @@ def _parse(word: str) -> Run:
     if not sign:
         raise ValueError("a colon or an equals sign is missing")
     value, at, option = rest.partition("@")
+    if types in BUDGETS:
+        return _compression(types, sign, value, rest[len(value) :])
     types = _types(types or "all")
     if sign == ":":
         _part("lambda", value, weight)
@@ -120,6 +143,15 @@ def _parse(word: str) -> Run:
     if at:
         _part("method", option, method)
     return Run(types, value, option)
+
+
+def _compression(budget: str, sign: str, value: str, option: str) -> Run:
+    if sign == ":":
+        raise ValueError(f"{budget} has a colon instead of an equals sign")
+    _part(budget, value, parameters_to_keep if budget == "params" else _speedup)
+    if option not in ("", "@only"):
+        raise ValueError(f"{shown(option)} must be @only, without training, or left out")
+    return Run(budget, value, COMPRESS_ONLY if option else COMPRESS)
 
 
 def _part(name: str, text: str, check: Callable[[str], None]) -> None:
@@ -145,6 +177,12 @@ def _scale(text: str) -> None:
     weight(text)
     if float(text) == 0:
         raise ValueError("must be above 0")
+
+
+def _speedup(text: str) -> None:
+    weight(text)
+    if float(text) <= 1:
+        raise ValueError("must be above 1, for example 1.5")
 
 
 def _types(text: str) -> str:
@@ -183,7 +221,8 @@ def check(runs: list[Run], heads: Heads, updates: int, iterations: int) -> None:
             raise ValueError(f"RUNS must not name {str(run)!r} twice")
         names.append(heads.name(run))
         total = heads.total(run)
-        if run.method != "l0" and "." not in run.value and int(run.value) > total:
+        counted = run.method != "l0" and not run.compresses
+        if counted and "." not in run.value and int(run.value) > total:
             sizes = ", ".join(f"{attention_type} {heads.sizes[attention_type]}" for attention_type in heads.of(run))
             raise ValueError(
                 f"RUNS names {str(run)!r}, more heads than there are: it must be at most {total} ({sizes})"
@@ -201,7 +240,8 @@ def plan(runs: list[Run], heads: Heads, scratch: list[str], iterations: int) -> 
     - l0: lambda, and then, if the run gives one, its --gate-lr-scale
     - lagrangian, subset: the heads to keep, as fairseq-train --target-heads
     - those of SCORES: the scores by which heads are removed; STEPS has the number of heads of TYPES after each step
-    - scratch: the run whose heads the model has
+    - compress, compress-only: params or speed; STEPS is the number, share or factor
+    - scratch: the run whose heads the model has; STEPS is "neurons" if it also has its neurons
     """
     lines = [line for run in runs for line in _lines(run, heads, scratch, iterations)]
     needed = {line.split()[2] for line in lines}
@@ -210,8 +250,13 @@ def plan(runs: list[Run], heads: Heads, scratch: list[str], iterations: int) -> 
 
 def _lines(run: Run, heads: Heads, scratch: list[str], iterations: int) -> Iterator[str]:
     attention_types, name = ",".join(heads.of(run)), heads.name(run)
-    steps = heads.steps(run, iterations) if run.method in SCORES else [run.scale]
-    words = [name, run.method, heads.control(run), attention_types, SCORES.get(run.method, run.value), *map(str, steps)]
+    words = [name, run.method, heads.control(run), attention_types]
+    if run.compresses:
+        words += [run.types, run.value]
+    elif run.method in SCORES:
+        words += [SCORES[run.method], *map(str, heads.steps(run, iterations))]
+    else:
+        words += [run.value, run.scale]
     yield " ".join(words).rstrip()
     if run.types in scratch:
-        yield f"{name}_scratch scratch {PLAIN} {attention_types} {name}"
+        yield f"{name}_scratch scratch {PLAIN} {attention_types} {name}" + " neurons" * run.compresses

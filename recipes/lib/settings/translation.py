@@ -27,6 +27,7 @@ from settings.general import (
 from settings.runs import Heads, method, plan, types_of_runs, weight
 
 TypesOfRuns = Annotated[list[Annotated[str, t.check(types_of_runs)]], t.BLANKS, t.ONCE]
+Kinds = Annotated[list[str], t.BLANKS, t.ONCE]
 Methods = Annotated[list[Annotated[str, t.check(method)]], t.BLANKS, t.ONCE]
 Weights = Annotated[list[Annotated[str, t.check(weight)]], t.BLANKS, t.ONCE]
 # Columns of the table, which METRIC_NAME may not name.
@@ -93,8 +94,9 @@ class Translation(Sequences, Search):
         "validation set, which is translated after each epoch, or the last one, which costs no translation",
         record="settings?",
     )
-    SCRATCH: TypesOfRuns = pruning(
-        "TYPES as in RUNS, separated by spaces: models with the heads of these runs are also trained from scratch",
+    SCRATCH: Kinds = pruning(
+        "TYPES as in RUNS, params or speed, separated by spaces: models with the heads (and neurons) of these runs are "
+        "also trained from scratch",
         record="",
         none=True,
     )

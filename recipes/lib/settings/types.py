@@ -132,8 +132,19 @@ def _english_russian_set(text: str) -> None:
 
 def heads_to_keep(text: str) -> None:
     """Check a number of heads, as `headgates prune --keep`: with a decimal point it is a fraction of them."""
+    _number_or_fraction(
+        text, "must be a number of heads (12) or a fraction of them with a decimal point, from 0.0 to 1.0"
+    )
+
+
+def parameters_to_keep(text: str) -> None:
+    """Check a number of parameters, as `headgates compress --params`: with a decimal point it is a share of them."""
+    _number_or_fraction(text, "must be a number of parameters (40000000) or a share of them (0.7), up to 1.0")
+
+
+def _number_or_fraction(text: str, rule: str) -> None:
     if not re.fullmatch(r"[0-9]{1,18}|0?\.[0-9]+|0\.|1\.0*", text):
-        raise ValueError("must be a number of heads (12) or a fraction of them with a decimal point, from 0.0 to 1.0")
+        raise ValueError(rule)
 
 
 Text = str

@@ -63,6 +63,20 @@ PLAIN, FROZEN = "baseline+ control baseline+ - -", "baseline+frozen control base
                 f"all_lambda0.1 l0 baseline+ {ALL} 0.1",
             ],
         ),
+        (
+            MT,
+            "params=0.7 params=900000@only speed=1.5@only speed=2",
+            {"SCRATCH": "params"},
+            [
+                PLAIN,
+                f"params0.7 compress baseline+ {ALL} params 0.7",
+                f"params0.7_scratch scratch baseline+ {ALL} params0.7 neurons",
+                f"params900000_only compress-only baseline+ {ALL} params 900000",
+                f"params900000_only_scratch scratch baseline+ {ALL} params900000_only neurons",
+                f"speed1.5_only compress-only baseline+ {ALL} speed 1.5",
+                f"speed2 compress baseline+ {ALL} speed 2",
+            ],
+        ),
         # Names have no types where a model has one, and nothing is frozen.
         (LM, "=0.5@subset dec-self:0.02", {}, [PLAIN, *"heads0.5_subset subset B 0.5;lambda0.02 l0 B 0.02".split(";")]),
         (

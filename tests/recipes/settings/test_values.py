@@ -75,6 +75,7 @@ BAD = [
     (t.Cleaning, {"--max-lenght 1": "unrecognized arguments: --max-lenght 1", "--max-length": "expected one argument"}),
     (t.Cleaning, {"--max-length x": "--max-length: 'x' must be a whole number", "--max-ratio 0.5": "a number from 1"}),
     (t.Cleaning, {"--max-ratio nan": "argument --max-ratio: 'nan' must be a number from 1"}),
+    (translation.Kinds, {"all all": TWICE.format("all")}),
     (translation.TypesOfRuns, TYPES | {"all all": TWICE.format("all")}),
     (translation.Methods, {"random magic": "'magic' must be one of", "random random": TWICE.format("random")}),
     (translation.Weights, each({k: v for k, v in WEIGHT.items() if k}, "0.1 {}") | {"1 1": TWICE.format(1)}),
@@ -86,7 +87,11 @@ BAD = [
         | each({f"={value}": f"N {value!r} {rule}" for value, rule in HEADS.items()})
         | each({f"all=36@{value}": f"method {value!r} {rule}" for value, rule in METHOD.items()})
         | {f"{value}:0.1": rule for value, rule in TYPES.items()}
-        | {"all": "must be TYPES:LAMBDA[@SCALE] or TYPES=N[@METHOD]: in 'all' a colon or an equals sign is missing"}
+        | {"all": "must be TYPES:LAMBDA[@SCALE], TYPES=N[@METHOD], params=N[@only] or speed=X[@only]: in 'all' a co"}
+        | {f"params={value}": f"params {value!r} must be a number of parameters" for value in ("1.5", "80%", "-1", "")}
+        | {"params:0.7": "params has a colon instead of an equals sign", "params": "in 'params' a colon or an equals"}
+        | {"params=0.7@gradient": "'@gradient' must be @only, without training", "params,all=1": "'params' is not an"}
+        | {"speed=1": "speed '1' must be above 1, for example 1.5", "speed=x": "speed 'x' must be a finite number"}
         | {"all:1:2": "lambda '1:2' must be", "x" * 9000: "is missing", "all:1 all:1": TWICE.format("all:1")},
     ),
 ]
