@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_headgates.messages import printable, shown
-from fairseq_headgates.options import DEFAULTS, flat_options, model_options, transformer_options
+from fairseq_headgates.options import DEFAULTS, flat_options, model_options, parse_ffn_dims, transformer_options
 from fairseq_headgates.safety import load_checkpoint, model_args
 
 logger = logging.getLogger(__name__)
@@ -209,6 +209,8 @@ def _is_default(name: str, value: Any) -> bool:
 
 
 def _same(name: str, given: Any, stored: Any) -> bool:
+    if name == "ffn_dims":
+        return parse_ffn_dims(given) == parse_ffn_dims(stored)
     return bool(given) == bool(stored) if name == "quant_noise_pq" else given == stored
 
 

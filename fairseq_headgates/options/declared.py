@@ -118,10 +118,10 @@ class HeadOptions:
     )
     ffn_dims: dict[str, tuple[int, ...]] | None = option(
         None,
-        "JSON",
-        "number of neurons of each feed-forward block, as `headgates compress` chooses them, for example "
-        '{"encoder": [512, 0, 256], "decoder": [128, 512, 512]}; at most --encoder-ffn-embed-dim and '
-        "--decoder-ffn-embed-dim",
+        "DIMS",
+        "number of neurons of each feed-forward block, as `headgates compress` chooses them: a checkpoint of this "
+        'plugin, or JSON such as {"encoder": [512, 0, 256], "decoder": [128, 512, 512]}; at most '
+        "--encoder-ffn-embed-dim and --decoder-ffn-embed-dim",
         parse_ffn_dims,
         (str,),
         lambda dims: json.dumps(dims) if dims else "",

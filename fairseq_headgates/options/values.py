@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from fairseq_headgates.gates.distribution import LARGEST
 from fairseq_headgates.inference import DTYPES
 from fairseq_headgates.messages import shown
 from fairseq_headgates.options.layerdrop import SIDES
+from fairseq_headgates.safety import load_checkpoint, model_args
 
 
 def parse_init(value: Any) -> float | str:
@@ -91,7 +93,12 @@ def switch(value: Any) -> bool:
 
 
 def parse_ffn_dims(value: Any) -> dict[str, tuple[int, ...]] | None:
-    """Parse numbers of neurons: '{"encoder": [512, 0]}' -> {"encoder": (512, 0)}; None for empty text."""
+    """Parse numbers of neurons: '{"encoder": [512, 0]}' -> {"encoder": (512, 0)}; None for empty text.
+
+    The path of a checkpoint stands for the numbers that it stores, None if no neurons were removed.
+    """
+    if isinstance(value, str) and os.path.isfile(value):
+        value = getattr(model_args(load_checkpoint(value, cure="give the numbers as JSON")), "ffn_dims", None)
     if value in (None, ""):
         return None
     try:
@@ -100,7 +107,7 @@ def parse_ffn_dims(value: Any) -> dict[str, tuple[int, ...]] | None:
         found = None
     if not isinstance(found, Mapping) or not {*found} <= {*SIDES} or not all(map(_is_dims, found.values())):
         raise ValueError(
-            f"{shown(value)} does not give the neurons of each layer: it must look like "
+            f"{shown(value)} does not give the neurons of each layer: it must be a checkpoint, or look like "
             '{"encoder": [512, 0, 256], "decoder": [128, 512, 512]}'
         )
     return {side: tuple(found[side]) for side in SIDES if side in found}

@@ -127,26 +127,20 @@ compress() {
     --fit-sentences "$SENTENCES" --gen-subset valid --out "$1/$2"
 }
 
-# scratch_run RUN_DIR PRUNED_DIR [neurons]: train a model with the heads (and neurons) of a pruned one from random weights
+# scratch_run RUN_DIR PRUNED_DIR: train a model with the heads (and neurons) of a pruned one from random weights
 # (Voita et al. 2019, table 2): as the baseline, then as baseline+, so that its training is as long as that of the pruned
 # model.
 scratch_run() {
   local model=$1 pruned=$2/pruned.pt start options
   stage "$model/mask.json" "$model/mask.log" headgates show "$pruned" --out "$model/mask.json"
-  options=(--arch "$gated_arch" --alive-heads "$model/mask.json" --remove-heads --criterion "$criterion")
-  [[ ${3:-} != neurons ]] || neurons_of "$pruned" "$model/neurons.json"
+  options=(--arch "$gated_arch" --alive-heads "$model/mask.json" --remove-heads --ffn-dims "$pruned"
+    --criterion "$criterion")
   train "$model/first" "${options[@]}" "${baseline_training[@]}"
   averaged "$model/first" "$baseline_checkpoint"
   start_from "$model/first/$checkpoint" baseline+
   train "$model" "${options[@]}" "${start[@]}" "${further_training[@]}"
   averaged "$model" checkpoint_last.pt
   evaluate "$model" "$checkpoint"
-}
-
-# neurons_of CHECKPOINT FILE: write the neurons of its feed-forward blocks to a file, and add them to `options`.
-neurons_of() {
-  into "$2" "$(quoted headgates show "$1" --json)| sed 's/.*\"ffn_dims\": \({[^}]*}\).*/\1/'"
-  options+=(--ffn-dims "$(dry && echo NEURONS || cat "$2")")
 }
 
 # finish RUN_DIR CHECKPOINT: write pruned.pt, without closed heads and optimizer state, and evaluate it.
@@ -199,7 +193,7 @@ one_run() {
     l0 | lagrangian | subset*) exclusively "$place/$name" gated_run "$place/$name" "$control" "$types" "$method" "$value" $steps ;;
     *-only | *refit) exclusively "$place/$name" untrained_run "$place/$name" "$method" "$types" "$value" "$steps" ;;
     compress) exclusively "$place/$name" compressed_run "$place/$name" "$control" "$value" "$steps" ;;
-    scratch) exclusively "$place/$name" scratch_run "$place/$name" "$place/$value" $steps ;;
+    scratch) exclusively "$place/$name" scratch_run "$place/$name" "$place/$value" ;;
     *) exclusively "$place/$name" scored_run "$place/$name" "$control" "$types" "$value" $steps ;;
   esac
   complete[$place/$name]=1

@@ -19,6 +19,7 @@ from fairseq_headgates.compression.plan import parameters_saved, plan_of, units_
 from fairseq_headgates.compression.repair import refit_to
 from fairseq_headgates.evaluation import Corpus, mean_loss
 from fairseq_headgates.models import TransformerHeadGatesModel
+from fairseq_headgates.options import parse_ffn_dims
 from fairseq_headgates.surgery import head_sites
 from fairseq_headgates.surgery.neurons import ffn_dims
 
@@ -138,6 +139,11 @@ def compressed(toy, checkpoints, run, tmp_path_factory):
     return out, run("headgates", "compress", *arguments, *READ).out
 
 
+def test_dimensions_are_those_of_a_checkpoint(compressed, checkpoints):
+    assert json.dumps(parse_ffn_dims(str(compressed[0]))) == json.dumps(ffn_dims(load_model(compressed[0])[1]))
+    assert parse_ffn_dims(str(checkpoints["gated"])) is None
+
+
 def test_the_command_writes_what_the_function_returns(compressed, toy, checkpoints, headgates):
     out, text = compressed
     _, model = load_model(out)
@@ -156,7 +162,7 @@ def test_programs_translate_with_it_alike(compressed, toy, run, train, headgates
     expected = hypotheses(run("fairseq-generate", toy.data, *EVALUATION, *options, "--path", out))
     headgates("prune", out, tmp_path / "stock.pt", "--stock")
     alone = run("fairseq-generate", toy.data, *EVALUATION[2:], *options, "--path", tmp_path / "stock.pt")
-    more = ["--finetune-from-model", out, "--alive-heads", out, "--remove-heads", "--lr", 0]
+    more = ["--finetune-from-model", out, "--alive-heads", out, "--remove-heads", "--ffn-dims", out, "--lr", 0]
     train(tmp_path / "more", *more, updates=1)
     trained = run("fairseq-generate", toy.data, *EVALUATION, *options, "--path", tmp_path / "more/checkpoint_last.pt")
     assert expected == hypotheses(alone) == hypotheses(trained) and len(set(expected)) > 3

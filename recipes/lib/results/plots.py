@@ -10,8 +10,7 @@ from statistics import mean
 from fairseq_headgates.cli.output import picture
 from fairseq_headgates.files import replacing
 from fairseq_headgates.report import Panel, row_of, score_panel
-from results.rows import BASELINE, Row, by_model
-from settings.runs import trains
+from results.rows import Row, by_model
 
 LINES = {"l0": "gates (l0)", "lagrangian": "gates", "subset": "gates (subset)"}
 
@@ -31,8 +30,8 @@ def over_heads(title: str, seeds: Sequence[Sequence[Row]], score: Callable[[Row]
 
 def _line(row: Row) -> str:
     """Return the kind of a run: how its gates were trained, or how heads were chosen and whether it was trained."""
-    method, curve = row.run.method, row.run.control == BASELINE
-    return method if curve or not trains(method) else LINES.get(method, f"{method}, trained further")
+    method = row.run.method
+    return LINES.get(method, f"{method}, trained further") if row.run.is_trained else method
 
 
 def draw(path: str, panels: Sequence[Panel]) -> None:

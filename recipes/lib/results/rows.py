@@ -33,6 +33,11 @@ class Run(NamedTuple):
     types: str = ""
     value: str = ""
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether it is trained further than the baseline."""
+        return self.control != BASELINE and not self.method.endswith(("-only", "refit"))
+
     @classmethod
     def parse(cls, line: str) -> Run:
         """Read a line of the plan, NAME METHOD CONTROL TYPES VALUE STEPS..."""

@@ -241,7 +241,7 @@ def plan(runs: list[Run], heads: Heads, scratch: list[str], iterations: int) -> 
     - lagrangian, subset: the heads to keep, as fairseq-train --target-heads
     - those of SCORES: the scores by which heads are removed; STEPS has the number of heads of TYPES after each step
     - compress, compress-only: params or speed; STEPS is the number, share or factor
-    - scratch: the run whose heads the model has; STEPS is "neurons" if it also has its neurons
+    - scratch: the run whose heads and neurons the model has
     """
     lines = [line for run in runs for line in _lines(run, heads, scratch, iterations)]
     needed = {line.split()[2] for line in lines}
@@ -259,4 +259,4 @@ def _lines(run: Run, heads: Heads, scratch: list[str], iterations: int) -> Itera
         words += [run.value, run.scale]
     yield " ".join(words).rstrip()
     if run.types in scratch:
-        yield f"{name}_scratch scratch {PLAIN} {attention_types} {name}" + " neurons" * run.compresses
+        yield f"{name}_scratch scratch {PLAIN} {attention_types} {name}"

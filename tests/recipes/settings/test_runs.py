@@ -70,9 +70,9 @@ PLAIN, FROZEN = "baseline+ control baseline+ - -", "baseline+frozen control base
             [
                 PLAIN,
                 f"params0.7 compress baseline+ {ALL} params 0.7",
-                f"params0.7_scratch scratch baseline+ {ALL} params0.7 neurons",
+                f"params0.7_scratch scratch baseline+ {ALL} params0.7",
                 f"params900000_only compress-only baseline+ {ALL} params 900000",
-                f"params900000_only_scratch scratch baseline+ {ALL} params900000_only neurons",
+                f"params900000_only_scratch scratch baseline+ {ALL} params900000_only",
                 f"speed1.5_only compress-only baseline+ {ALL} speed 1.5",
                 f"speed2 compress baseline+ {ALL} speed 2",
             ],
