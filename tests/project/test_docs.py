@@ -205,7 +205,11 @@ def test_commands_of_every_page_run(page, tmp_path, toy, checkpoints, run, train
             assert header and header <= words, f"{shown}: the output has no {header - words}\n{printed}"
 
 
+INSTALLED = pytest.param("installed", marks=[pytest.mark.rehearsal, pytest.mark.release])  # a minute
+
+
 @pytest.mark.usefixtures("few_resamplings")
+@pytest.mark.parametrize("either", ["forked", INSTALLED], indirect=True)
 def test_examples_of_every_help_run(tmp_path, toy, checkpoints, run, train, either, monkeypatch):
     """The first of each command as a process of its own, which imports nothing of the package but what it needs."""
     assert [*EXAMPLES] == [*COMMANDS] and all(len(examples) == 2 for examples in EXAMPLES.values())
