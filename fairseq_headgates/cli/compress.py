@@ -85,13 +85,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with --params: measure how many times as fast the model is, too, as --speedup does",
     )
+    parser.add_argument(
+        "--metric",
+        choices=("bleu", "accuracy"),
+        help="also measure BLEU of translations or accuracy of a classifier, as headgates evaluate, on --gen-subset",
+    )
     add_inference_dtype(parser, f"{AS_STORED}. --out stores this option; the weights are not quantised")
     parser.add_argument(
         "--plot",
         metavar="FILE",
         type=filled,
-        help="draw the loss over the parameters and over the speed if it is measured, also with heads alone and with "
-        "neurons alone: .png, .pdf, .svg (needs matplotlib)",
+        help="draw the loss and the metric over the parameters, and over the speed if it is measured, also with heads "
+        "alone and with neurons alone: .png, .pdf, .svg (needs matplotlib)",
     )
     add_output(parser, "write the compressed checkpoint, for --user-dir", "print the results as JSON")
 
@@ -120,7 +125,7 @@ def _units(text: str) -> tuple[str, ...]:
 def run(args: argparse.Namespace) -> int:
     """Run `headgates compress` and return its exit code."""
     from fairseq_headgates.checkpoints import load_model
-    from fairseq_headgates.cli.session import session, short_name
+    from fairseq_headgates.cli.session import Loaded, session, short_name
     from fairseq_headgates.compression import drawing
     from fairseq_headgates.compression.model import Compressor
     from fairseq_headgates.evaluation import device_of
@@ -140,12 +145,14 @@ def run(args: argparse.Namespace) -> int:
         model.to(device_of(work.fairseq))
         fit, measured = work.corpus(model, args.fit_subset, args.fit_sentences), work.corpus(model)
         dtype = work.inference_dtype(model) if timed else None
-        compressor = Compressor(model, fit, measured, args.units, work.progress, dtype)
+        origin = {"fit": f"{fit.subset}-{fit.sentences}", "ckpt": short_name(path), "updates": updates_of(state)}
+        signature = work.signature(measured).with_parts({**origin, "v": __version__})
+        name = args.metric and work.objective.metric(args.metric)
+        metric = work.metric(name, Loaded(model, measured, signature)) if name else None
+        compressor = Compressor(model, fit, measured, args.units, work.progress, dtype, metric)
         results = [result for kinds in _kinds(args) for result in _compressed(compressor, args, kinds)]
         if args.out and work.writes:
             _write(args, state, model.cpu(), results[0])
-        origin = {"fit": f"{fit.subset}-{fit.sentences}", "ckpt": short_name(path), "updates": updates_of(state)}
-        signature = work.signature(measured).with_parts({**origin, "v": __version__})
         found = [{**result.as_json(), "signature": str(signature)} for result in results]
         work.plot(args.plot, lambda: drawing.plot(found))
         work.say(json.dumps(found) if args.json else f"{drawing.text(found)}\n\n{signature}")

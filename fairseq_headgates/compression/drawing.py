@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.report import removal_table, rounded, text_table
 from fairseq_headgates.report.panels import MARKERS
+from fairseq_headgates.report.tables import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,23 +31,29 @@ def _kept(found: Mapping[str, Any]) -> str:
 
 
 def plot(found: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw the loss over the share of the parameters that are kept, and over the speed if it was measured.
+    """Draw the loss, and the metric, over the parameters that are kept, and over the speed if it was measured.
 
     A line for each choice of units.
     """
     from matplotlib.figure import Figure
 
-    labels = {"parameters kept (%)": _share, **({"speed": _speed} if found[0]["speedup"] else {})}
-    figure = Figure(figsize=(1 + 4 * len(labels), 3.6), layout="constrained")
-    panels = figure.subplots(1, len(labels), sharey=True, squeeze=False)[0]
-    for axes, (label, place) in zip(panels, labels.items(), strict=True):
-        for number, (units, points) in enumerate(_lines(found, place).items()):
-            axes.plot(*zip(*points, strict=True), f"{MARKERS[number]}-", label=units)
-        axes.set(xlabel=label)
-    panels[0].set(ylabel=f"bits per {found[0]['unit']}")
-    panels[0].invert_xaxis()
-    panels[0].legend()
+    places = {"parameters kept (%)": _share, **({"speed": _speed} if found[0]["speedup"] else {})}
+    measures = {f"bits per {found[0]['unit']}": "loss", **{METRICS[name]: name for name in _metrics(found)}}
+    figure = Figure(figsize=(1 + 4 * len(places), 3.6 * len(measures)), layout="constrained")
+    rows = figure.subplots(len(measures), len(places), sharex="col", sharey="row", squeeze=False)
+    for panels, (measure, name) in zip(rows, measures.items(), strict=True):
+        for axes, (label, place) in zip(panels, places.items(), strict=True):
+            for number, (units, points) in enumerate(_lines(found, place, name).items()):
+                axes.plot(*zip(*points, strict=True), f"{MARKERS[number]}-", label=units)
+            axes.set(xlabel=label)
+        panels[0].set(ylabel=measure)
+    rows[0][0].invert_xaxis()
+    rows[0][0].legend()
     return figure
+
+
+def _metrics(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [name for name in METRICS if name in found[0]]
 
 
 def _share(found: Mapping[str, Any]) -> float:
@@ -59,27 +66,30 @@ def _speed(found: Mapping[str, Any]) -> float:
 
 
 def _lines(
-    found: Sequence[Mapping[str, Any]], place: Callable[[Mapping[str, Any]], float]
+    found: Sequence[Mapping[str, Any]], place: Callable[[Mapping[str, Any]], float], measure: str
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return {units: points: place, loss}, from the whole model on."""
+    """Return {units: points: place, loss or metric}, from the whole model on."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for each in found:
-        loss, loss_after = each["loss"]
+        before, after = each[measure]
         whole = {**each, "parameters": [1, 1], "speedup": 1.0}
-        line = lines.setdefault(" and ".join(each["units"]), [(place(whole), loss)])
-        line.append((place(each), loss_after))
+        line = lines.setdefault(" and ".join(each["units"]), [(place(whole), before)])
+        line.append((place(each), after))
     return {units: sorted(line) for units, line in lines.items()}
 
 
 def _costs(found: Sequence[Mapping[str, Any]]) -> str:
-    """Format the number of parameters, the loss and the speed of each model."""
-    rows, timed = [], bool(found[0]["speedup"])
+    """Format the number of parameters, the loss, the metric and the speed of each model."""
+    first, metrics, timed = found[0], _metrics(found), bool(found[0]["speedup"])
+    before, unit = first["parameters"][0], first["unit"].split()[-1]
+    header = ["removed", "parameters", "kept", f"bits/{unit}", "difference", "estimated"]
+    header += [*(METRICS[name] for name in metrics), *["speed"] * timed]
+    whole = ["nothing", f"{before:,}", "100.0%", f"{first['loss'][0]:.4f}", "", ""]
+    rows = [[*whole, *(f"{first[name][0]:.2f}" for name in metrics), *["1.00"] * timed]]
     for each in found:
-        (before, after), (loss, loss_after) = each["parameters"], each["loss"]
+        after, (loss, loss_after) = each["parameters"][1], each["loss"]
         row = [" and ".join(each["units"]), f"{after:,}", f"{after / before:.1%}", f"{loss_after:.4f}"]
-        speed = [f"{each['speedup']:.2f}"] if timed else []
-        rows.append([*row, rounded(loss_after - loss, "+.4f"), rounded(each["estimate"], "+.4f"), *speed])
-    before, unit = found[0]["parameters"][0], found[0]["unit"].split()[-1]
-    whole = ["nothing", f"{before:,}", "100.0%", f"{found[0]['loss'][0]:.4f}", "", ""]
-    header = ["removed", "parameters", "kept", f"bits/{unit}", "difference", "estimated", *["speed"] * timed]
-    return text_table(header, [[*whole, *["1.00"] * timed], *rows])
+        row += [rounded(loss_after - loss, "+.4f"), rounded(each["estimate"], "+.4f")]
+        row += [f"{each[name][1]:.2f}" for name in metrics]
+        rows.append(row + ([f"{each['speedup']:.2f}"] if timed else []))
+    return text_table(header, rows)

@@ -15,7 +15,7 @@ from fairseq_headgates.compression.moments import Progress
 from fairseq_headgates.compression.plan import Plan, Units, parameters_saved, plan_of, units_of
 from fairseq_headgates.compression.repair import refit_to
 from fairseq_headgates.compression.timing import Times, Work
-from fairseq_headgates.evaluation import Corpus, Sample, mean_loss
+from fairseq_headgates.evaluation import Corpus, Metric, Sample, mean_loss
 from fairseq_headgates.surgery import evaluating, kept_mask, prune
 from fairseq_headgates.surgery.neurons import ffn_dims
 
@@ -66,6 +66,7 @@ class Compressed:
         unit: what the loss is a mean over
         units: what could be removed: "heads", "neurons", or both
         speedup: how many times as fast it is; None if that was not measured
+        scores: name of a metric and the scores before and after; empty if none was measured
     """
 
     whole: nn.Module
@@ -76,6 +77,7 @@ class Compressed:
     unit: str
     units: tuple[str, ...]
     speedup: float | None
+    scores: Mapping[str, tuple[float, float]]
 
     def as_json(self) -> dict[str, Any]:
         """Return what was removed and what it costs, as plain values; pairs are [before, after]."""
@@ -90,6 +92,7 @@ class Compressed:
             "unit": self.unit,
             "estimate": self.plan.cost,
             "speedup": self.speedup,
+            **{name: list(pair) for name, pair in self.scores.items()},
         }
 
 
@@ -103,6 +106,7 @@ class Compressor:
         kinds: the units that may be removed: "heads", "neurons", or both
         progress: makes a function that wraps an iterable, e.g. a progress bar, from its title
         timed: the precision of inference whose speed is measured, "float32" or "int8"; None not to measure it
+        metric: a metric on `measured`; None for the loss alone
     """
 
     def __init__(
@@ -113,9 +117,10 @@ class Compressor:
         kinds: Collection[str],
         progress: Callable[[str], Progress],
         timed: str | None = None,
+        metric: Metric | None = None,
     ):
         self.whole, self.fit, self.measured = prune(model), fit, measured
-        self.kinds, self.progress, self.timed = tuple(kinds), progress, timed
+        self.kinds, self.progress, self.timed, self.metric = tuple(kinds), progress, timed, metric
         self.parameters = sum(parameter.numel() for parameter in self.whole.parameters())
 
     @cached_property
@@ -131,6 +136,15 @@ class Compressor:
     def _loss_of(self, model: nn.Module) -> float:
         with evaluating(model):
             return mean_loss(model, self.measured)
+
+    @cached_property
+    def score(self) -> float:
+        """The score of the whole model."""
+        return self._score_of(self.whole)
+
+    def _score_of(self, model: nn.Module) -> float:
+        assert self.metric
+        return self.metric.score(self.metric.predict(self.metric.prepared(model)))
 
     @cached_property
     def work(self) -> Work | None:
@@ -161,8 +175,9 @@ class Compressor:
         small = prune(self.whole, plan.mask, plan.neurons)
         values = refit_to(self.whole, small, self.fit, self.progress("repair"), plan.neurons)
         losses = self.loss, self._loss_of(small)
-        measured = self.work.speedup(self.whole, small) if self.work else None
-        return Compressed(self.whole, small, plan, values, losses, self.fit.objective.unit, kinds, measured)
+        speed = self.work.speedup(self.whole, small) if self.work else None
+        scores = {self.metric.name: (self.score, self._score_of(small))} if self.metric else {}
+        return Compressed(self.whole, small, plan, values, losses, self.fit.objective.unit, kinds, speed, scores)
 
     def _plan_of_size(self, params: float, kinds: tuple[str, ...]) -> Plan:
         units = [each for each in self.units if each.kind in kinds]

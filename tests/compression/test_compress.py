@@ -179,15 +179,17 @@ def one_batch(monkeypatch):
     monkeypatch.setattr(timing, "SECONDS", 0)
 
 
-def check_smaller(run, data, options, whole, folder):
-    """`headgates compress` and `evaluate` find the same loss and size."""
+def check_smaller(run, data, options, whole, folder, metric=()):
+    """`headgates compress` and `evaluate` find the same loss, size and accuracy."""
     out, reads = folder / "small.pt", [*options, "--gen-subset", "valid"]
     compressed = [data, *reads, "--path", whole, "--params", "0.9", "--fit-sentences", 100, "--out", out, "--speed"]
-    (found,) = json.loads(run("headgates", "compress", *compressed, "--json").out)
+    (found,) = json.loads(run("headgates", "compress", *compressed, *metric, "--json").out)
     assert found["speedup"] > 0
     evaluated = json.loads(run("headgates", "evaluate", data, *reads, "--path", out, "--json").out)
     assert evaluated["parameters"] == found["parameters"][1] <= 0.9 * found["parameters"][0]
     assert evaluated["losses"]["valid"]["mean"] == pytest.approx(found["loss"][1], abs=1e-4)
+    if metric:
+        assert evaluated["scores"]["accuracy"]["score"] == pytest.approx(found["accuracy"][1])
 
 
 @pytest.mark.usefixtures("one_batch")
@@ -202,7 +204,8 @@ def test_language_models_are_compressed(variant, toy_text, train_lm, run, tmp_pa
 def test_encoders_are_compressed(task, toy_classes, train_roberta, run, tmp_path):
     train_roberta(tmp_path, "--gate-heads", "enc-self", task=task)
     data = toy_classes / "input0" if task is MASKED else toy_classes
-    check_smaller(run, data, [*task, *EVALUATION], tmp_path / "checkpoint_last.pt", tmp_path)
+    metric = ["--metric", "accuracy"] if task is CLASSES else []
+    check_smaller(run, data, [*task, *EVALUATION], tmp_path / "checkpoint_last.pt", tmp_path, metric)
 
 
 def test_two_workers_compress_as_one(compressed, start, toy, checkpoints, tmp_path):
@@ -241,6 +244,7 @@ def test_the_optimiser_is_cut(toy, checkpoints):
         (["--speedup", "0.9"], "'0.9' is not a speed such as 1.5"),
         (["--params", "0.9", "--speedup", "1.1"], "not allowed with argument --params"),
         ([], "one of the arguments --params --speedup is required"),
+        (["--params", "0.9", "--metric", "accuracy"], "--metric is accuracy, which this --task does not have"),
         (["--params", "0.9", "--fit-subset", "other"], "there is no subset 'other'"),
         (["--params", "0.9", "--fit-sentences", "1"], "unknowns for each output"),
     ],

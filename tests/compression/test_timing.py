@@ -89,5 +89,7 @@ def test_the_command_writes_a_model_with_a_speed(toy, checkpoints, headgates, tm
     assert found["speedup"] == pytest.approx(1.2, rel=0.03)
     _, model = load_model(tmp_path / "fast.pt")
     assert model.inference_dtype == "int8" and ffn_dims(model) == found["ffn_dims"][1]
-    table = headgates("compress", *places, "--params", 0.9, "--fit-sentences", 60, "--speed")
-    assert "estimated  speed\n" in table
+    measured = ["--metric", "bleu", "--max-len-b", 8, "--plot", tmp_path / "sizes.svg", "--fit-sentences", 60]
+    table = headgates("compress", *places, "--params", 0.9, "--speed", *measured)
+    assert table.split("\n\n")[0].splitlines()[0].endswith("estimated  BLEU  speed")
+    assert all(f">{text}<" in (tmp_path / "sizes.svg").read_text() for text in ("BLEU", "speed", "neurons"))
