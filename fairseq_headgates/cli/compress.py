@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.description = (
         "Remove the attention heads and feed-forward neurons that cost least, so that the model has a given number of "
-        "parameters or a given speed, and repair the layers that are left by least squares. Nothing is trained; it "
-        "takes seconds to minutes on a CPU. The loss before and after is measured on --gen-subset (default: valid)."
+        "parameters or a given speed, and refit the linear layers that are left by least squares. Nothing is trained; "
+        "it takes seconds to minutes on a CPU. The loss before and after is measured on --gen-subset (default: valid)."
     )
     budget = parser.add_mutually_exclusive_group(required=True)
     budget.add_argument(
@@ -47,17 +47,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N[,N...]",
         type=_sizes,
         default=[],
-        help="largest number of parameters to keep: a share (0.7) of all, or a number (40000000). Embeddings count, "
-        "shared ones once. Without --out, several can be measured",
+        help="largest number of parameters to keep: a share (0.7) of all, or a number (40000000; 1 is one, 1.0 all). "
+        "Embeddings count, shared ones once. Without --out, several can be measured",
     )
     budget.add_argument(
         "--speedup",
         metavar="S[,S...]",
         type=_speedups,
         default=[],
-        help="how many times as fast the model must be on this machine (1.5), with the options of the search and of "
-        "batches (--beam, --batch-size, --max-tokens, --cpu) and with --inference-dtype. Without --out, several can be "
-        "measured",
+        help="how many times as fast the model must be (1.5), measured on this machine with the given --beam, "
+        "--batch-size, --max-tokens, --cpu and --inference-dtype. Without --out, several can be measured",
     )
     parser.add_argument(
         "--units",
@@ -83,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--speed",
         action="store_true",
-        help="with --params: measure how many times as fast the model is, too, as --speedup does",
+        help="with --params: also measure the speed, as --speedup does",
     )
     parser.add_argument(
         "--metric",
@@ -102,7 +101,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _sizes(text: str) -> list[float]:
-    return [number_or_fraction(part) for part in text.split(",")]
+    rule = "a number of parameters (40000000) nor a share (0.7)"
+    return [number_or_fraction(part, rule) for part in text.split(",")]
 
 
 def _speedups(text: str) -> list[float]:
@@ -147,8 +147,9 @@ def run(args: argparse.Namespace) -> int:
         dtype = work.inference_dtype(model) if timed else None
         origin = {"fit": f"{fit.subset}-{fit.sentences}", "ckpt": short_name(path), "updates": updates_of(state)}
         signature = work.signature(measured).with_parts({**origin, "v": __version__})
-        name = args.metric and work.objective.metric(args.metric)
-        metric = work.metric(name, Loaded(model, measured, signature)) if name else None
+        if args.metric and args.metric not in work.objective.metrics:
+            raise ValueError(f"--metric is {args.metric}, which this --task does not have: leave it out")
+        metric = work.metric(args.metric, Loaded(model, measured, signature)) if args.metric else None
         compressor = Compressor(model, fit, measured, args.units, work.progress, dtype, metric)
         results = [result for kinds in _kinds(args) for result in _compressed(compressor, args, kinds)]
         if args.out and work.writes:

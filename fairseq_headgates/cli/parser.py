@@ -242,9 +242,9 @@ def add_score_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def number_or_fraction(text: str) -> float:
-    """Parse a number of heads (12, an int) or a fraction (0.5, a float)."""
+def number_or_fraction(text: str, rule: str = "a number of heads (12) nor a fraction (0.5)") -> float:
+    """Parse a number (12, an int) or a fraction (0.5, a float); the error says that the text is neither `rule`."""
     try:
         return float(text) if "." in text else int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of heads (12) nor a fraction (0.5)") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is neither {rule}") from None

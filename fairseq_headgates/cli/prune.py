@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="refit the model: change out_proj of attention and fc2 of feed-forward blocks, from the first block that "
         "loses heads on, so that the hidden states stay close (least squares) to those before the removal. DATA: a "
         "folder written by fairseq-preprocess; options of fairseq-generate set task and batches (--task, --max-tokens, "
-        "--cpu, ...). Not for a model that is trained further; OUT has no optimiser state",
+        "--cpu, ...). Of no use to a model that is trained further; OUT has no optimiser state",
     )
     add_refit_options(refit)
 

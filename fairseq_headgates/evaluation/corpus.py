@@ -301,7 +301,7 @@ def _load(task: Any, subset: str, folder: str) -> None:
         except FileNotFoundError:
             reason = (
                 f"there is no subset {subset!r} in {folder}: choose another with --gen-subset, or with --score-subset, "
-                "--select-subset, --loss-subset or --refit-subset"
+                "--select-subset, --loss-subset, --fit-subset or --refit-subset"
             )
         except Exception as error:
             reason = _unreadable(subset, folder, error)

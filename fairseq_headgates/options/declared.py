@@ -120,8 +120,8 @@ class HeadOptions:
         None,
         "DIMS",
         "number of neurons of each feed-forward block, as `headgates compress` chooses them: a checkpoint of this "
-        'plugin, or JSON such as {"encoder": [512, 0, 256], "decoder": [128, 512, 512]}; at most '
-        "--encoder-ffn-embed-dim and --decoder-ffn-embed-dim",
+        'plugin, or JSON with a number for each layer, {"encoder": [512, 0, 256], "decoder": [128, 512, 512]}; at most '
+        "--encoder-ffn-embed-dim and --decoder-ffn-embed-dim, 0 for a block that outputs a constant",
         parse_ffn_dims,
         (str,),
         lambda dims: json.dumps(dims) if dims else "",

@@ -238,7 +238,7 @@ def test_the_optimiser_is_cut(toy, checkpoints):
     ("more", "line"),
     [
         (["--params", "0.01"], "--params is 0.01: it must be from"),
-        (["--params", "half"], "'half' is neither a number of"),
+        (["--params", "half"], "'half' is neither a number of parameters"),
         (["--params", "0.5", "--units", "layers"], "'layers' is not heads or neurons"),
         (["--params", "0.9,0.8", "--out", "x.pt"], "--out is for one compressed model, --params names 2: name one"),
         (["--speedup", "0.9"], "'0.9' is not a speed such as 1.5"),

@@ -468,7 +468,7 @@ def test_the_summary_says_what_was_removed_lost_and_saved(tmp_path, capsys):
         f"cost: {after - before:+.2f} BLEU against baseline+ (p = {p:.3f})",
         "saved: 25% of 1.00M parameters; 1,500 words per second instead of 1,000 (1.50 times)",
     ]
-    last = "all without training: 7 of 18 heads and 15 of 27 neurons, 25% of the parameters: "
+    last = "all without training: 7 of 18 heads and 15 of 27 neurons removed, 25% of the parameters; "
     last += f"{after - before:+.2f} BLEU (p = {p:.3f})"
     assert capsys.readouterr().out.splitlines() == [*summary, last]
     assert commands.run(*arguments, str(tmp_path / "found.json")) == 2

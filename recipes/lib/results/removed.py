@@ -40,8 +40,8 @@ def compressed(control: Evaluation, model: Evaluation, path: str) -> str:
     (cost, p), (kept_heads, heads) = _cost(control, model), model.heads["total"]
     return (
         f"{model.checkpoint.partition('/')[0]} without training: {heads - kept_heads} of {heads} heads and "
-        f"{neurons - kept} of {neurons} neurons, {1 - model.parameters / control.parameters:.0%} of the parameters: "
-        f"{cost} BLEU ({p})"
+        f"{neurons - kept} of {neurons} neurons removed, {1 - model.parameters / control.parameters:.0%} of the "
+        f"parameters; {cost} BLEU ({p})"
     )
 
 
