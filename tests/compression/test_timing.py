@@ -77,6 +77,12 @@ def test_a_plan_that_misses_the_speed_is_corrected_once(compressor, monkeypatch)
     assert found.speedup == pytest.approx(1.2, rel=0.02)
 
 
+def test_the_speed_does_not_depend_on_the_number_of_words(compressor, monkeypatch):
+    counts = iter(range(1, 100))
+    monkeypatch.setattr(timing, "run_once", lambda *given: speed.run_once(*given) and next(counts))
+    assert compressor.work.speedup(compressor.whole, compressor.whole) == pytest.approx(1)
+
+
 def test_speeds_out_of_reach_are_refused(compressor):
     with pytest.raises(OutOfReach, match=r"--speedup is 9: it must be from 1 to [1-3]\.\d\d, the estimate without any"):
         compressor.compress(speedup=9, kinds=["heads"])
