@@ -16,7 +16,7 @@ from fairseq_headgates.compression.plan import Plan, Units, parameters_saved, pl
 from fairseq_headgates.compression.repair import refit_to
 from fairseq_headgates.compression.timing import Times, Work
 from fairseq_headgates.evaluation import Corpus, Metric, Sample, mean_loss
-from fairseq_headgates.surgery import evaluating, kept_mask, prune
+from fairseq_headgates.surgery import evaluating, head_sites, kept_mask, prune
 from fairseq_headgates.surgery.neurons import ffn_dims
 
 TOLERANCE = 0.03  # of the measured speed, relative; beyond it the plan is corrected once
@@ -125,8 +125,10 @@ class Compressor:
 
     @cached_property
     def units(self) -> list[Units]:
-        """The units that can be removed, and what it costs."""
-        return units_of(self.whole, self.fit, self.kinds, progress=self.progress("costs"))
+        """The units that can be removed, and what it costs. Alignment heads and the others of their layer stay."""
+        found = units_of(self.whole, self.fit, self.kinds, progress=self.progress("costs"))
+        aligned = {site.name for site in head_sites(self.whole) if site.attention.aligned}
+        return [each for each in found if each.block.name not in aligned]
 
     @cached_property
     def loss(self) -> float:

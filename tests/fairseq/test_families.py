@@ -98,6 +98,16 @@ def check_ablation(run, reads, gated):
         )
 
 
+def check_compression(run, family, reads, gated):
+    """A compressed checkpoint has the loss that was measured, and fairseq-generate writes something from it."""
+    small = gated.with_name("small.pt")
+    options = ["--params", 0.95, "--fit-subset", "train", "--fit-sentences", 100, "--out", small, "--json"]
+    (found,) = json.loads(run("headgates", "compress", *reads, gated, *options).out)
+    assert found["parameters"][1] <= 0.95 * found["parameters"][0]
+    assert loss(run, reads, small) == pytest.approx(found["loss"][1], abs=1e-4)
+    assert written(run, family, reads[0], small)[0]
+
+
 @pytest.mark.parametrize("arch", each(*FAMILIES))
 def test_family(arch, trained, run):
     """Gated, pruned, and in fairseq's own form, it writes the same; losses are computed or refused in one line."""
@@ -119,6 +129,7 @@ def test_family(arch, trained, run):
     reads = ["--gen-subset", "valid", "--sentences", 5, "--cpu", "--path"]
     if family.has_loss:
         check_ablation(run, [data, *task, *reads], gated)
+        check_compression(run, family, [data, *task, *reads], gated)
     for options in [] if family.has_loss else [[], task]:
         refused = run("headgates", "ablate", data, *options, *reads, gated, code=2)
         assert re.fullmatch(r"headgates ablate: error: .*\n", refused.err)
