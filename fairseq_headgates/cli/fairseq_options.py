@@ -61,7 +61,10 @@ def fairseq_options(command: str, rest: Sequence[str]) -> argparse.Namespace:
     _import_user_dir(program, rest)
     parser = options.get_generation_parser()
     parser.prog, parser.usage = program, DATA_USAGE
-    parser.error = lambda message: fail(program, message)  # without the usage
+    lacks_path = not any(word.startswith("--path") for word in rest)
+    parser.error = lambda message: fail(  # without the usage
+        program, message + "; the checkpoint is --path CKPT" * (lacks_path and message.startswith("unrecognized"))
+    )
     parser.set_defaults(required_batch_size_multiple=1)  # fairseq drops what does not fill the last batch
     if command in ("score", "compress"):
         parser.set_defaults(gen_subset=CHOOSING)
@@ -69,6 +72,8 @@ def fairseq_options(command: str, rest: Sequence[str]) -> argparse.Namespace:
     args = options.parse_args_and_arch(parser, list(rest))
     if args.path is None:
         raise ValueError("no checkpoint is given: add --path CKPT")
+    if command == "prune" and args.gen_subset != parser.get_default("gen_subset"):
+        raise ValueError(f"--gen-subset is {args.gen_subset}, which prune --refit does not read: use --refit-subset")
     for name, value in (("DATA", args.data), ("--path", args.path), ("--gen-subset", args.gen_subset)):
         if not value:
             raise ValueError(f"{name} is empty: give a name")

@@ -17,7 +17,7 @@ MASK = json.dumps({"enc-self": [[1, 0, 0, 1], [0, 0, 0, 0]], "dec-enc": [[0, 1, 
 @pytest.fixture
 def expected(toy, checkpoints):
     """The refitted model, by the function, on the first 30 training sentences."""
-    args = fairseq_options("prune", [str(toy.data), "--path", "x", "--gen-subset", "train", "--cpu"])
+    args = fairseq_options("evaluate", [str(toy.data), "--path", "x", "--gen-subset", "train", "--cpu"])
     _, model = load_model(checkpoints["baseline"])
     corpus = evaluation.load_corpus(args, evaluation.setup_task(args), model, 30)
     return refit(model, MASK, corpus.task, corpus.batches)
@@ -90,6 +90,10 @@ def test_a_curve_is_refitted(on_toy, headgates, toy, checkpoints, tmp_path):
         (["--cpu"], "unrecognized arguments: --cpu"),
         (["--refit", "{data}", "--refit-sentences", "0"], "'0' is not a number from 1 on"),
         (["--refit", "{data}", "--refit-subset", "other"], "there is no subset 'other'"),
+        (
+            ["--refit", "{data}", "--gen-subset", "valid"],
+            "--gen-subset is valid, which prune --refit does not read: use",
+        ),
         (["--refit", "{data}", "--refit-sentences", "1"], "unknowns for each output"),
         (["--refit", "{data}", "--task", "language_modeling"], "dict.txt"),
     ],

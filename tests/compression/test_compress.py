@@ -234,6 +234,11 @@ def test_the_optimiser_is_cut(toy, checkpoints):
     assert torch.equal(after, before[[1, 4]])
 
 
+def test_a_checkpoint_without_its_option_is_refused(headgates, toy, checkpoints):
+    error = headgates("compress", toy.data, checkpoints["baseline"], "--params", "0.9", code=2)
+    assert error.endswith(f"unrecognized arguments: {checkpoints['baseline']}; the checkpoint is --path CKPT\n")
+
+
 @pytest.mark.parametrize(
     ("more", "line"),
     [
