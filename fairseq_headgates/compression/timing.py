@@ -68,6 +68,8 @@ class Work:
         """Return a copy of a model, prepared for inference, and a function that does the work with it."""
         metric = metric_of(self.metric, model, self.corpus)
         ready: Any = copy.deepcopy(model)
+        if self.device.type == "cuda" and self.corpus.args.fp16:
+            ready.half()
         ready.inference_dtype = self.dtype
         if metric is not None:
             ready = metric.prepared(ready)
