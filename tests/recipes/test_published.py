@@ -285,10 +285,17 @@ def test_a_dry_run_prints_every_command_and_writes_nothing(recipe, tmp_path):
 
 @pytest.mark.rehearsal
 def test_two_runs_in_one_folder_are_refused(text, tmp_path):
-    command = ("translation.sh", text, tmp_path, "en", "ru")
+    """A program `flock` that does not wait makes the test short."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "flock").write_text(f'#!/usr/bin/env bash\nexec {shutil.which("flock")} "${{@/#15/0}}"\n')
+    (tmp_path / "bin" / "flock").chmod(0o755)
+    command, impatient = (
+        ("translation.sh", text, tmp_path, "en", "ru"),
+        {"PATH": f"{tmp_path}/bin:{environment({})['PATH']}"},
+    )
     with open(tmp_path / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        refused(run(*command), "another run uses")
-        refused(run(*command, SHARE="1/2"), "another run uses")
+        refused(run(*command, **impatient), "another run uses")
+        refused(run(*command, SHARE="1/2", **impatient), "another run uses")
         fcntl.flock(lock, fcntl.LOCK_SH)  # as a share does
-        refused(run(*command), "another run uses")
+        refused(run(*command, **impatient), "another run uses")
