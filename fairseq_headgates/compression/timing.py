@@ -26,7 +26,7 @@ from fairseq_headgates.surgery import prune
 LEVELS = 16  # steps from all units of a block to none, all of them measured
 PASSES = 2  # measurements of every step, the fastest counts
 SECONDS = 0.5  # of processor time that the work takes, at least
-ROUNDS = 3  # of a comparison
+ROUNDS = 5  # of a comparison
 
 
 @dataclass(frozen=True)
