@@ -66,8 +66,7 @@ def test_a_dry_run_compresses_to_a_size_and_to_a_speed(raw, tmp_path):
         f"--path {out}/baseline/checkpoint_last.pt --params 0.7 {fit} {out}/params0.7/start.pt",
         f"--alive-heads {out}/params0.7/start.pt --remove-heads",
         f"--speedup 1.5 {fit} {out}/speed1.5_only/pruned.pt",
-        f"--alive-heads {out}/params0.7_scratch/mask.json --remove-heads",
-        "--ffn-dims NEURONS",
+        f"--alive-heads {out}/params0.7_scratch/mask.json --remove-heads --ffn-dims {out}/params0.7/pruned.pt",
     ):
         assert words in printed
 
