@@ -8,7 +8,6 @@ from fairseq_headgates.surgery.cuts import (
     prune,
     removal_plan,
     remove_heads,
-    with_heads,
 )
 from fairseq_headgates.surgery.features import is_language_model, stack_modules, stacks_of
 from fairseq_headgates.surgery.freezing import freeze
@@ -63,5 +62,4 @@ __all__ = [
     "stacks_of",
     "to_table",
     "use_head_attention",
-    "with_heads",
 ]

@@ -267,13 +267,6 @@ def _cut_linears(module: nn.Module, names: Sequence[str], cut: Cut) -> None:
             linear.out_features, linear.in_features = linear.weight.shape
 
 
-def with_heads(attention: HeadAttention, keep: Sequence[int]) -> HeadAttention:
-    """Return a copy of an attention layer without gates that has the heads `keep`, by their position."""
-    smaller = copy.deepcopy(attention)
-    _cut_attention(smaller, Cut(attention.num_heads, tuple(keep), torch.ones(len(keep)), attention.head_dim))
-    return smaller
-
-
 def cut_tensors(tensors: Mapping[str, Tensor], layer_cuts: Mapping[str, Cut], power: int = 1) -> dict[str, Tensor]:
     """Cut tensors named like parameters: a state dict, or moments of an optimiser; see `Cut` for `power`."""
     result = {}
