@@ -8,7 +8,6 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fairseq_headgates import __version__
 from fairseq_headgates.analysis.options import UNITS
 from fairseq_headgates.cli.output import warn, warn_unfinished, written
 from fairseq_headgates.cli.parser import (
@@ -124,33 +123,27 @@ def _units(text: str) -> tuple[str, ...]:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates compress` and return its exit code."""
-    from fairseq_headgates.checkpoints import load_model
-    from fairseq_headgates.cli.session import Loaded, session, short_name
+    from fairseq_headgates.cli.session import Loaded, session
     from fairseq_headgates.compression import drawing
     from fairseq_headgates.compression.model import Compressor
-    from fairseq_headgates.evaluation import device_of
-    from fairseq_headgates.models import read_characters
-    from fairseq_headgates.safety import updates_of
 
     option, budgets = _budgets(args)
     if args.out and len(budgets) > 1:
         raise ValueError(f"--out is for one compressed model, --{option} names {len(budgets)}: name one")
     with session(args) as work:
-        path, timed = work.only_path(), args.speed or args.speedup
+        timed = bool(args.speed or args.speedup)
         if timed and work.fairseq.distributed_world_size > 1:
             raise ValueError("speed is measured by one worker: start one, or leave out --speed and --speedup")
-        state, model = load_model(path, args.trust)
+        state, model, origin = work.checkpoint(work.only_path())
         warn_unfinished("compress", model)
-        read_characters(model, work.task.source_dictionary)
-        model.to(device_of(work.fairseq))
         fit, measured = work.corpus(model, args.fit_subset, args.fit_sentences), work.corpus(model)
-        dtype = work.inference_dtype(model) if timed else None
-        origin = {"fit": f"{fit.subset}-{fit.sentences}", "ckpt": short_name(path), "updates": updates_of(state)}
-        signature = work.signature(measured).with_parts({**origin, "v": __version__})
+        if timed:
+            work.inference_dtype(model)
+        signature = work.signature(measured).with_parts({"fit": f"{fit.subset}-{fit.sentences}", **origin})
         if args.metric and args.metric not in work.objective.metrics:
             raise ValueError(f"--metric is {args.metric}, which this --task does not have: leave it out")
         metric = work.metric(args.metric, Loaded(model, measured, signature)) if args.metric else None
-        compressor = Compressor(model, fit, measured, args.units, work.progress, dtype, metric)
+        compressor = Compressor(model, fit, measured, args.units, work.progress, timed, metric)
         results = [result for kinds in _kinds(args) for result in _compressed(compressor, args, kinds)]
         if args.out and work.writes:
             _write(args, state, model.cpu(), results[0])

@@ -91,15 +91,18 @@ class Session:
         corpus = self.corpus(model)
         return Loaded(model, corpus, self.signature(corpus).with_parts(origin))
 
-    def model(self, path: str) -> tuple[nn.Module, dict[str, int | str]]:
-        """Load a checkpoint. Return its model on the device, and the parts of a signature that name it."""
+    def checkpoint(self, path: str) -> tuple[dict[str, Any], nn.Module, dict[str, int | str]]:
+        """Load a checkpoint. Return it, its model on the device, and the parts of a signature that name it."""
         state, model = load_model(path, self.args.trust)
         read_characters(model, self.task.source_dictionary)
-        device = evaluation.device_of(self.fairseq)
-        if self.fairseq.fp16 and device.type == "cuda":
+        model.to(evaluation.device_of(self.fairseq))
+        return state, model, {"ckpt": short_name(path), "updates": updates_of(state), "v": __version__}
+
+    def model(self, path: str) -> tuple[nn.Module, dict[str, int | str]]:
+        """Load a checkpoint for inference. Return its model, and the parts of a signature that name it."""
+        _, model, origin = self.checkpoint(path)
+        if self.fairseq.fp16 and evaluation.device_of(self.fairseq).type == "cuda":
             model.half()
-        origin = {"ckpt": short_name(path), "updates": updates_of(state), "v": __version__}
-        model.to(device)
         if self.inference_dtype(model) == "int8":
             model.make_generation_fast_()  # type: ignore[operator]
             if is_quantised(model):

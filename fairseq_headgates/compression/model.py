@@ -105,7 +105,7 @@ class Compressor:
         measured: the data that loss and speed are measured on
         kinds: the units that may be removed: "heads", "neurons", or both
         progress: makes a function that wraps an iterable, e.g. a progress bar, from its title
-        timed: the precision of inference whose speed is measured, "float32" or "int8"; None not to measure it
+        timed: whether the speed is measured, in the precision of inference of the model
         metric: a metric on `measured`; None for the loss alone
     """
 
@@ -116,7 +116,7 @@ class Compressor:
         measured: Corpus,
         kinds: Collection[str],
         progress: Callable[[str], Progress],
-        timed: str | None = None,
+        timed: bool = False,
         metric: Metric | None = None,
     ):
         self.whole, self.fit, self.measured = prune(model), fit, measured
@@ -151,7 +151,7 @@ class Compressor:
     @cached_property
     def work(self) -> Work | None:
         """The work whose speed is measured."""
-        return Work(self.whole, self.measured, self.timed) if self.timed else None
+        return Work(self.whole, self.measured) if self.timed else None
 
     @cached_property
     def times(self) -> Times:

@@ -20,6 +20,7 @@ from torch import nn
 from fairseq_headgates.compression.moments import Progress
 from fairseq_headgates.compression.plan import Plan, Units, plan_without
 from fairseq_headgates.evaluation import Corpus, metric_of
+from fairseq_headgates.evaluation.metrics import Bleu
 from fairseq_headgates.evaluation.speed import clock_of, run_once, speeds
 from fairseq_headgates.surgery import prune
 
@@ -48,39 +49,40 @@ class Work:
     Args:
         model: the whole model
         corpus: the data, of which batches of different lengths are taken
-        dtype: precision of linear layers, "float32" or "int8"
     """
 
-    def __init__(self, model: nn.Module, corpus: Corpus, dtype: str):
-        self.dtype, self.device = dtype, next(model.parameters()).device
+    def __init__(self, model: nn.Module, corpus: Corpus):
+        self.device = next(model.parameters()).device
         self.clock = clock_of(self.device)
-        self.metric, self.corpus = corpus.objective.metric(None), _of_equal_length(corpus)
-        number = len(corpus.batches)
-        self.corpus = replace(self.corpus, batches=[corpus.batches[number // 2]])
+        corpus = _of_equal_length(corpus)
+        self._take(model, corpus, 1)
         run = self.prepared(model)[1]
         seconds = min(self._seconds(run) for _ in range(2))
-        taken = min(number, 1 + int(SECONDS / max(seconds, 1e-9)))
-        self.corpus = replace(
-            self.corpus, batches=[corpus.batches[(2 * i + 1) * number // (2 * taken)] for i in range(taken)]
-        )
+        self._take(model, corpus, min(len(corpus.batches), 1 + int(SECONDS / max(seconds, 1e-9))))
+
+    def _take(self, model: nn.Module, corpus: Corpus, number: int) -> None:
+        """Take so many batches of a corpus, evenly."""
+        batches = [corpus.batches[(2 * i + 1) * len(corpus.batches) // (2 * number)] for i in range(number)]
+        self.corpus = replace(corpus, batches=batches)
+        self.metric = metric_of(corpus.objective.metric(None), model, self.corpus)
 
     def prepared(self, model: Any) -> tuple[nn.Module, Callable[[], int]]:
-        """Return a copy of a model, prepared for inference, and a function that does the work with it."""
-        metric = metric_of(self.metric, model, self.corpus)
-        ready: Any = copy.deepcopy(model)
+        """Return a copy of a model, prepared for inference in its precision, and a function that does the work once."""
+        ready: Any = self.metric.prepared(model) if self.metric else copy.deepcopy(model)
         if self.device.type == "cuda" and self.corpus.args.fp16:
             ready.half()
-        ready.inference_dtype = self.dtype
-        if metric is not None:
-            ready = metric.prepared(ready)
-        if self.dtype == "int8" and self.metric != "bleu":
+        if model.inference_dtype == "int8" and not isinstance(self.metric, Bleu):
             ready.make_generation_fast_()
-        return ready, partial(run_once, ready, self.corpus, metric)
+
+        def run() -> int:
+            run_once(ready, self.corpus, self.metric)
+            return 1  # whatever the predictions are
+
+        return ready, run
 
     def speedup(self, whole: nn.Module, model: nn.Module) -> float:
-        """Return how many times as fast as `whole` a model is, whatever its predictions are."""
-        systems = [partial(_once, self.prepared(each)[1]) for each in (whole, model)]
-        before, after = speeds(systems, self.device, ROUNDS)
+        """Return how many times as fast as `whole` a model is."""
+        before, after = speeds([self.prepared(each)[1] for each in (whole, model)], self.device, ROUNDS)
         return after / before
 
     def times(self, model: nn.Module, units: Sequence[Units], progress: Progress = iter) -> Times:
@@ -109,11 +111,6 @@ class Work:
         begun = self.clock()
         run()
         return self.clock() - begun
-
-
-def _once(run: Callable[[], int]) -> int:
-    run()
-    return 1
 
 
 def _of_equal_length(corpus: Corpus) -> Corpus:

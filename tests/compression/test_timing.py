@@ -40,7 +40,7 @@ def compressor(toy, checkpoints):
     args = fairseq_options("compress", [*map(str, words), "--cpu"])
     task, (_, model) = evaluation.setup_task(args), load_model(str(checkpoints["baseline"]))
     corpus = evaluation.load_corpus(args, task, model)
-    return Compressor(model, corpus, corpus, ["heads", "neurons"], lambda text: iter, "float32")
+    return Compressor(model, corpus, corpus, ["heads", "neurons"], lambda text: iter, timed=True)
 
 
 def test_saved_time_is_that_of_the_multiplications(compressor):
