@@ -84,15 +84,11 @@ scored_run() {
 }
 
 # untrained_run RUN_DIR METHOD TYPES SCORES N: remove heads of the baseline by their scores, without training. METHODs
-# that end in "refit" refit the model, on the sentences of the scores; compress-only has a budget as SCORES and N.
+# that end in "refit" refit the model, on the sentences of the scores.
 untrained_run() {
   local options=(--no-optimizer)
   [[ $2 != *refit ]] || options+=(--refit "${scoring[@]}" --refit-sentences "$SENTENCES")
-  if [[ $2 == compress-only ]]; then
-    compress "$1" pruned.pt "$4" "$5"
-  else
-    cut_by_score "$baseline" "$1" pruned.pt "$3" "$4" "$5" "${options[@]}"
-  fi
+  cut_by_score "$baseline" "$1" pruned.pt "$3" "$4" "$5" "${options[@]}"
   evaluate "$1" pruned.pt
 }
 
@@ -117,6 +113,12 @@ compressed_run() {
     "${further_training[@]}"
   averaged "$1" checkpoint_last.pt
   finish "$1" "$checkpoint"
+}
+
+# compressed_only_run RUN_DIR BUDGET VALUE: the same without training.
+compressed_only_run() {
+  compress "$1" pruned.pt "$2" "$3"
+  evaluate "$1" pruned.pt
 }
 
 # compress FOLDER NAME BUDGET VALUE: write FOLDER/NAME, the compressed baseline.
@@ -191,6 +193,7 @@ one_run() {
   case $method in
     control) exclusively "$place/$name" control_run "$place/$name" "$control" ;;
     l0 | lagrangian | subset*) exclusively "$place/$name" gated_run "$place/$name" "$control" "$types" "$method" "$value" $steps ;;
+    compress-only) exclusively "$place/$name" compressed_only_run "$place/$name" "$value" "$steps" ;;
     *-only | *refit) exclusively "$place/$name" untrained_run "$place/$name" "$method" "$types" "$value" "$steps" ;;
     compress) exclusively "$place/$name" compressed_run "$place/$name" "$control" "$value" "$steps" ;;
     scratch) exclusively "$place/$name" scratch_run "$place/$name" "$place/$value" ;;

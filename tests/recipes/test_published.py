@@ -289,10 +289,8 @@ def test_two_runs_in_one_folder_are_refused(text, tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "flock").write_text(f'#!/usr/bin/env bash\nexec {shutil.which("flock")} "${{@/#15/0}}"\n')
     (tmp_path / "bin" / "flock").chmod(0o755)
-    command, impatient = (
-        ("translation.sh", text, tmp_path, "en", "ru"),
-        {"PATH": f"{tmp_path}/bin:{environment({})['PATH']}"},
-    )
+    command = ("translation.sh", text, tmp_path, "en", "ru")
+    impatient = {"PATH": f"{tmp_path}/bin:{environment({})['PATH']}"}
     with open(tmp_path / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         refused(run(*command, **impatient), "another run uses")
