@@ -68,6 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the fastest counts. Processor time on a CPU with one thread",
     )
     add_inference_dtype(parser, AS_STORED)
+    parser.add_argument(
+        "--inference-mode",
+        metavar="MODE",
+        help="form of the decoder step in beam search: eager, static (tensors of fixed shapes), or graph (static, "
+        f"replayed as a CUDA graph; on a CPU the same as static) {AS_STORED}",
+    )
     add_output(parser, "write the results as JSON, with the predictions and the loss of every sentence")
 
 

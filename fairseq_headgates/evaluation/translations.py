@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.workers import gather
+from fairseq_headgates.inference import DeviceSearch
 from fairseq_headgates.messages import first_line, logging_only
 from fairseq_headgates.surgery import evaluating
 
@@ -84,8 +85,9 @@ def beam_search(model: nn.Module, corpus: Corpus) -> Iterator[Any]:
 def _generator(model: nn.Module, corpus: Corpus) -> Any:
     _check_sampling(corpus)
     utils.set_torch_seed(corpus.cfg.common.seed)  # of --sampling: the same for every model
+    kinds = {} if getattr(model, "inference_mode", "eager") == "eager" else {"seq_gen_cls": DeviceSearch}
     try:
-        generator = corpus.task.build_generator([model], corpus.cfg.generation)
+        generator = corpus.task.build_generator([model], corpus.cfg.generation, **kinds)
     except Exception as error:
         raise ValueError(
             f"fairseq cannot use these search options ({first_line(error)}): see fairseq-generate --help"

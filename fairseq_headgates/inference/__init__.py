@@ -1,7 +1,8 @@
 """Fast inference: packed linear layers in single precision or in 8 bits, and the caches of beam search."""
 
 from fairseq_headgates.inference.attention_cache import AttentionCache, merge_heads, split_heads
-from fairseq_headgates.inference.beam_stacks import BeamDecoder, BeamEncoder
+from fairseq_headgates.inference.beam_stacks import BeamDecoder, BeamEncoder, use_beam_stacks
+from fairseq_headgates.inference.device_search import DeviceSearch
 from fairseq_headgates.inference.packed_linear import (
     DTYPES,
     InferenceLinear,
@@ -11,18 +12,23 @@ from fairseq_headgates.inference.packed_linear import (
     pack_linears,
     usable_dtype,
 )
+from fairseq_headgates.inference.static_step import MODES, static_obstacle
 
 __all__ = [
     "DTYPES",
+    "MODES",
     "AttentionCache",
     "BeamDecoder",
     "BeamEncoder",
+    "DeviceSearch",
     "InferenceLinear",
     "ParameterCache",
     "int8_obstacle",
     "is_quantised",
     "merge_heads",
+    "static_obstacle",
     "pack_linears",
     "split_heads",
     "usable_dtype",
+    "use_beam_stacks",
 ]

@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_headgates.inference.beam_cache import BeamCache, Beams, EncoderCache, StepCache, repeated
+from fairseq_headgates.inference.beam_cache import (
+    BeamCache,
+    Beams,
+    EncoderCache,
+    StepCache,
+    padding_mask,
+    repeated,
+)
 
 
 class AttentionCache:
@@ -49,28 +56,29 @@ class AttentionCache:
             padding = padding if padding.any() else None
         k, v = k.contiguous(), v.contiguous()  # every step reads them
         if query.size(1) > k.size(0):
-            self._set_beams(EncoderCache(self._shared(query), k, v, padding))
+            mask = None if padding is None else padding_mask(padding, k.dtype)
+            self._set_beams(EncoderCache(self._shared(query.size(1), k), k, v, mask))
         else:
             self._set_plain({"prev_key": k, "prev_value": v, "prev_key_padding_mask": padding})
 
     def encoder(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return keys and values of the encoder [B, H, S, D], and their padding."""
+        """Return keys and values of the encoder [B, H, S, D], and their padding [B, S] or mask [B, 1, 1, S]."""
         beams = self.beams
         if isinstance(beams, EncoderCache):
-            return beams.keys, beams.values, beams.padding
+            return beams.keys, beams.values, beams.mask
         saved = self.attention._get_input_buffer(self.state)
         return saved["prev_key"], saved["prev_value"], saved.get("prev_key_padding_mask")
 
-    def steps_of_beams(self, query: Tensor, attn_mask: Tensor | None) -> StepCache | None:
-        """Return the cache of self-attention in beam search; None if fairseq's must be used."""
+    def steps_of_beams(self, k: Tensor, attn_mask: Tensor | None) -> StepCache | None:
+        """Return the cache of self-attention in beam search; None if fairseq's must be used. `k` is [T, B K, H D]."""
         beams = self.beams
         if beams is not None or self.attention._get_input_buffer(self.state):
             return beams if isinstance(beams, StepCache) else None
-        if not self._searches(query) or not self.attention.self_attention or attn_mask is not None:
+        if not self._searches(k) or not self.attention.self_attention or attn_mask is not None:
             return None
         if torch.is_grad_enabled():  # a StepCache is written in place, which breaks a backward pass
             return None
-        cache = StepCache(self._shared(query))
+        cache = StepCache(self._shared(k.size(1), k))
         self._set_beams(cache)
         return cache
 
@@ -105,10 +113,10 @@ class AttentionCache:
         """Return whether `query` [T, B K, E] is one step of a beam search."""
         return query.size(0) == 1 and self.beam > 1 and query.size(1) % self.beam == 0
 
-    def _shared(self, query: Tensor) -> Beams:
+    def _shared(self, rows: int, like: Tensor) -> Beams:
         """Return the object that all layers of a decoder share in a search; its name is the same for all layers."""
         if "beams" not in self.state:
-            self.state["beams"] = Beams(query.size(1), self.beam, query.device)
+            self.state["beams"] = Beams(rows, self.beam, like.dtype, like.device)
         return self.state["beams"]
 
     def _set_beams(self, cache: BeamCache | None) -> None:

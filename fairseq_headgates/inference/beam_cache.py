@@ -24,47 +24,52 @@ FIRST_ROOM = 16  # initial capacity in positions; see `Beams._remove_entries`
 class Beams:
     """Table that all layers of a decoder share: from which entries each hypothesis descends, and the last reordering.
 
-    `descends` [B K, N] is true where a hypothesis descends from an entry of its sentence; no hypothesis descends from
-    padding. `positions` [B, N] are the positions of the entries.
+    `mask` [B, K, N] is 0 where a hypothesis descends from an entry of its sentence, else `mask_value`; no hypothesis
+    descends from padding. It is added to the scores of attention.
     """
 
-    def __init__(self, rows: int, beam: int, device: torch.device):
+    def __init__(self, rows: int, beam: int, dtype: torch.dtype, device: torch.device):
         self.beam = beam
-        self.descends = torch.empty(rows, 0, dtype=torch.bool, device=device)
-        self.positions = torch.empty(rows // beam, 0, dtype=torch.long, device=device)
+        self.mask = torch.empty(rows // beam, beam, 0, dtype=dtype, device=device)
         self.length = 0  # the number of positions
         self.room = FIRST_ROOM * beam  # entries of a sentence
-        self.kept = self.positions  # [B, N]: the entries, sorted by position, that the last removal kept
+        self.kept = torch.empty(rows // beam, 0, dtype=torch.long, device=device)  # [B, N]: by the last removal
         self.removals = 0
         self.reorderings = 0
         self.together = True  # whether the last reordering kept the hypotheses of each sentence together
         self.sources = torch.empty(0)  # the sentence [B' K] that each row came from in the last reordering
         self.moved: Tensor | None = None  # the same for each sentence [B'], None if no sentence moved
-        self._own = torch.eye(beam, dtype=torch.bool, device=device)
-        self._mask: dict[torch.dtype, Tensor] = {}
+        self._positions = self.kept  # [B, N]: those of the entries that the last removal kept
+        self._own = own_entries(beam, dtype, device)
 
     def extend(self, padding: Tensor | None) -> None:
         """Add a position, at which every hypothesis writes one entry; `padding` [B K, 1] is true on padding."""
-        if self.descends.size(1) + self.beam > self.room:
+        if self.mask.size(2) + self.beam > self.room:
             self._remove_entries()
-        sentences = self.positions.size(0)
-        entries = self._own.repeat(sentences, 1)
-        entries = entries if padding is None else entries & ~padding.bool()
-        self.descends = torch.cat([self.descends, entries], dim=1)
-        self.positions = torch.cat([self.positions, self.positions.new_full((sentences, self.beam), self.length)], 1)
+        own = self._own.expand(self.mask.size(0), -1, -1)
+        if padding is not None:
+            own = own.masked_fill(padding.bool().view(-1, self.beam, 1), mask_value(own.dtype))
+        self.mask = torch.cat([self.mask, own], dim=2)
         self.length += 1
-        self._mask.clear()
+
+    @property
+    def positions(self) -> Tensor:
+        """Positions of the entries, [B, N]; entries of later positions come later."""
+        kept = self._positions
+        new = (self.mask.size(2) - kept.size(1)) // self.beam
+        positions = torch.arange(self.length - new, self.length, device=kept.device).repeat_interleave(self.beam)
+        return torch.cat([kept, positions.expand(kept.size(0), -1)], 1)
 
     def _remove_entries(self) -> None:
         """Remove the entries from which no hypothesis descends, and double the room if more than 3/4 of it stays full.
 
         All sentences keep the same number of entries: that of the sentence that needs most.
         """
-        needed = self.descends.view(-1, self.beam, self.descends.size(1)).any(1)
+        needed = self.mask.eq(0).any(1)
         number = int(needed.sum(1).max())
         self.kept = needed.logical_not().byte().argsort(dim=1, stable=True)[:, :number].sort(1).values
-        self.descends = self.descends.gather(1, self.kept.repeat_interleave(self.beam, dim=0))
-        self.positions = self.positions.gather(1, self.kept)
+        self._positions = self.positions.gather(1, self.kept)
+        self.mask = self.mask.gather(2, self.kept[:, None].expand(-1, self.beam, -1))
         if 4 * number > 3 * self.room:
             self.room *= 2
         self.removals += 1
@@ -75,24 +80,13 @@ class Beams:
         sources = self.sources.cpu()  # on a GPU, a check there would take longer and wait as long
         first = sources[:: self.beam]
         self.together = len(sources) % self.beam == 0 and torch.equal(first.repeat_interleave(self.beam), sources)
-        stays = torch.equal(first, torch.arange(self.positions.size(0)))
+        stays = torch.equal(first, torch.arange(self.mask.size(0)))
         self.moved = None if stays else self.sources[:: self.beam]
-        self.descends = self.descends.index_select(0, new_order)
+        rows = self.mask.flatten(0, 1).index_select(0, new_order)
+        self.mask = rows.unflatten(0, (-1, self.beam)) if self.together else rows[:, None]
         if self.together and self.moved is not None:
-            self.positions = self.positions.index_select(0, self.moved)
+            self._positions = self._positions.index_select(0, self.moved)
         self.reorderings += 1
-        self._mask.clear()
-
-    def mask(self, dtype: torch.dtype) -> Tensor:
-        """Return the additive mask [B, 1, K, N]: 0 on entries that a hypothesis descends from, else `mask_value`.
-
-        All layers of a step share it.
-        """
-        if dtype not in self._mask:
-            mask = torch.zeros(self.descends.shape, dtype=dtype, device=self.descends.device)
-            mask.masked_fill_(~self.descends, mask_value(dtype))
-            self._mask[dtype] = mask.view(-1, 1, self.beam, mask.size(1))
-        return self._mask[dtype]
 
     def by_position(self, weights: Tensor) -> Tensor:
         """Sum attention weights on entries [B, H, K, N] for each position: [B, H, K, S]."""
@@ -101,8 +95,8 @@ class Beams:
 
     def entries(self) -> Tensor:
         """Return the entry of each position for every row after the last reordering: [B' K, S], -1 for padding."""
-        found = self.descends.new_full((self.descends.size(0), self.length), -1, dtype=torch.long)
-        row, entry = self.descends.nonzero(as_tuple=True)
+        found = self.sources.new_full((len(self.sources), self.length), -1)
+        row, entry = self.mask.flatten(0, 1).eq(0).nonzero(as_tuple=True)
         found[row, self.positions[self.sources[row], entry]] = entry
         return found
 
@@ -140,6 +134,13 @@ class StepCache(BeamCache):
         self._removals = 0
         self._keys = self._values = torch.empty(0)
 
+    @classmethod
+    def filled(cls, beams: Beams, keys: Tensor, values: Tensor) -> StepCache:
+        """Return a cache with the entries of all positions of `beams`: keys and values [B, H, room, D]."""
+        cache = cls(beams)
+        cache._length, cache._keys, cache._values = beams.length, keys, values
+        return cache
+
     def append(self, k: Tensor, v: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Append `k` and `v` [B, H, K, D]. Return all keys and values [B, H, N, D] and the additive mask."""
         if self.beams.length == self._length:  # the first layer of a step extends the table for all
@@ -152,7 +153,7 @@ class StepCache(BeamCache):
         self._length += 1
         keys, values = self.tensors()
         keys[:, :, -self.beams.beam :], values[:, :, -self.beams.beam :] = k, v
-        return keys, values, self.beams.mask(k.dtype)
+        return keys, values, self.beams.mask[:, None]
 
     def _empty(self, like: Tensor) -> Tensor:
         """Return room for the entries of all sentences."""
@@ -170,7 +171,7 @@ class StepCache(BeamCache):
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         """Return the keys and the values of all entries, [B, H, N, D]."""
-        entries = self.beams.descends.size(1)
+        entries = self.beams.mask.size(2)
         return self._keys[:, :, :entries], self._values[:, :, :entries]
 
     def plain(self) -> dict[str, Tensor | None]:
@@ -186,11 +187,14 @@ class StepCache(BeamCache):
 
 
 class EncoderCache(BeamCache):
-    """Cache of attention to the encoder: `keys` and `values` [B, H, S, D], `padding` [B, S] or None, constant."""
+    """Cache of attention to the encoder: `keys` and `values` [B, H, S, D], constant.
 
-    def __init__(self, beams: Beams, keys: Tensor, values: Tensor, padding: Tensor | None):
+    `mask` [B, 1, 1, S] is added to the scores: `mask_value` on padding, else 0; it is None without padding.
+    """
+
+    def __init__(self, beams: Beams, keys: Tensor, values: Tensor, mask: Tensor | None):
         super().__init__(beams)
-        self.keys, self.values, self.padding = keys, values, padding
+        self.keys, self.values, self.mask = keys, values, mask
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         """Return the keys and the values, [B, H, S, D]."""
@@ -199,11 +203,18 @@ class EncoderCache(BeamCache):
     def plain(self) -> dict[str, Tensor | None]:
         """Return fairseq's cache after the last reordering: [B' K, H, S, D], separate for every hypothesis."""
         self._select(self.beams.sources)
-        return {"prev_key": self.keys, "prev_value": self.values, "prev_key_padding_mask": self.padding}
+        padding = None if self.mask is None else self.mask[:, 0, 0] < 0
+        return {"prev_key": self.keys, "prev_value": self.values, "prev_key_padding_mask": padding}
 
     def _select(self, sentences: Tensor) -> None:
         self.keys, self.values = self.keys.index_select(0, sentences), self.values.index_select(0, sentences)
-        self.padding = None if self.padding is None else self.padding.index_select(0, sentences)
+        self.mask = None if self.mask is None else self.mask.index_select(0, sentences)
+
+
+def own_entries(beam: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the mask [K, K] of the entries that K hypotheses write at one position: each descends from its own."""
+    others = ~torch.eye(beam, dtype=torch.bool, device=device)
+    return torch.zeros(beam, beam, dtype=dtype, device=device).masked_fill_(others, mask_value(dtype))
 
 
 def mask_value(dtype: torch.dtype) -> float:
@@ -213,6 +224,12 @@ def mask_value(dtype: torch.dtype) -> float:
     not overflow.
     """
     return torch.finfo(dtype).min / 2
+
+
+def padding_mask(padding: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the mask [B, 1, 1, S] that is added to scores; `padding` [B, S] is true on padding."""
+    mask = torch.zeros(padding.shape, dtype=dtype, device=padding.device)
+    return mask.masked_fill_(padding, mask_value(dtype))[:, None, None]
 
 
 def repeated(states: Tensor, beam: int) -> bool:

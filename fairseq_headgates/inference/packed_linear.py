@@ -67,7 +67,7 @@ class ParameterCache:
 
     def get(self, parameters: Callable[[], list[Tensor]], make: Callable[[], Any]) -> Any:
         """Return the cached value; call `make` if the parameters have changed. It may give them new storage."""
-        if self._state is None or self._state != _state(parameters()):
+        if self._state is None or self._state != parameter_state(parameters()):
             with torch.inference_mode(False), torch.no_grad():  # the value may be used in any mode later
                 value = make()
             self.set(value, parameters())
@@ -79,11 +79,12 @@ class ParameterCache:
 
     def set(self, value: Any, parameters: list[Tensor]) -> None:
         """Set the value that was computed from `parameters`."""
-        self._value, self._state = value, _state(parameters)
+        self._value, self._state = value, parameter_state(parameters)
         self._held = [parameter.detach() for parameter in parameters]
 
 
-def _state(parameters: list[Tensor]) -> list[tuple[int, int]]:
+def parameter_state(parameters: list[Tensor]) -> list[tuple[int, int]]:
+    """Return the address and the number of changes of each parameter."""
     return [(parameter.data_ptr(), _version(parameter)) for parameter in parameters]
 
 

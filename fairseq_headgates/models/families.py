@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairseq.models import MODEL_REGISTRY, FairseqMultiModel, register_model
-from fairseq.models.transformer import TransformerModel
 from torch import Tensor, nn
 
 from fairseq_headgates.models.mixin import HeadGatesMixin, register_presets
-from fairseq_headgates.models.transformer import BeamStacks, TransformerHeadGatesModel
+from fairseq_headgates.models.transformer import TransformerHeadGatesModel
 
 # Encoder-decoders by their names in fairseq's registry: of text, and of speech to text.
 OF_TEXT = (
@@ -65,17 +64,14 @@ class PairsMixin(HeadGatesMixin):
 def add_gates(name: str) -> None:
     """Register `{name}_head_gates`, a model of fairseq with `HeadGatesMixin`, and its presets."""
     stock: Any = MODEL_REGISTRY[name]
-    build_encoder = getattr(getattr(stock, "build_encoder", None), "__func__", None)
-    mixins: list[type] = [PairsMixin if issubclass(stock, FairseqMultiModel) else HeadGatesMixin]
-    if build_encoder is TransformerModel.build_encoder.__func__:
-        mixins.append(BeamStacks)
+    mixin = PairsMixin if issubclass(stock, FairseqMultiModel) else HeadGatesMixin
     text = f"fairseq's `{name}` with head gates; without options of this plugin it computes the same."
     about = {"stock": stock, "__doc__": text, "__module__": __name__}
     if name in OF_SPEECH:
         about["reads_tokens"] = ("decoder",)
     if name in COMPUTES_AS_TRANSFORMER:
         about["checkpoint_class"] = TransformerHeadGatesModel
-    ours: Any = type(f"{stock.__name__}HeadGates", (*mixins, stock), about)
+    ours: Any = type(f"{stock.__name__}HeadGates", (mixin, stock), about)
     globals()[ours.__name__] = ours  # where pickle looks for it
     register_model(f"{name}_head_gates")(ours)
     register_presets(f"{name}_head_gates")

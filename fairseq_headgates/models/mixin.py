@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.compat import complete, remove_copies
 from fairseq_headgates.gates import METHODS, TargetGates
-from fairseq_headgates.inference import pack_linears, usable_dtype
+from fairseq_headgates.inference import BeamDecoder, pack_linears, usable_dtype, use_beam_stacks
 from fairseq_headgates.models.presets import base_preset, gated_name, presets_of, stock_name
 from fairseq_headgates.models.start import MARK, PARSED, check_dimensions, check_kept, prepare_training
 from fairseq_headgates.options import (
@@ -26,6 +26,7 @@ from fairseq_headgates.options import (
     one_line_errors,
     option_value,
     parse_inference_dtype,
+    parse_inference_mode,
     read_options,
     side_of,
     weights_of_layers,
@@ -154,6 +155,7 @@ class HeadGatesMixin:
         model = super().build_model(args, task)  # type: ignore[misc]
         if type(model) is cls.stock:  # some models of fairseq build their own class, whatever `cls` is
             model.__class__ = cls
+        use_beam_stacks(model)
         apply_head_options(model, options)
         model.args = args
         return model
@@ -166,6 +168,15 @@ class HeadGatesMixin:
     @inference_dtype.setter
     def inference_dtype(self, dtype: str) -> None:
         self.args.inference_dtype = parse_inference_dtype(dtype)
+
+    @property
+    def inference_mode(self) -> str:
+        """Form of the decoder step in beam search, one of `inference.MODES`; `make_generation_fast_` applies it."""
+        return getattr(self.args, "inference_mode", None) or DEFAULTS["inference_mode"]
+
+    @inference_mode.setter
+    def inference_mode(self, mode: str) -> None:
+        self.args.inference_mode = parse_inference_mode(mode)
 
     def set_num_updates(self, num_updates: int) -> None:
         """Set the number of updates before the next one; fairseq calls it."""
@@ -190,6 +201,9 @@ class HeadGatesMixin:
         for site in head_sites(self):  # type: ignore[arg-type]
             site.attention.make_generation_fast_(inference_dtype=dtype)  # fairseq calls it only once
         pack_linears(self, dtype)  # type: ignore[arg-type]
+        for module in self.modules():  # type: ignore[attr-defined]
+            if isinstance(module, BeamDecoder):
+                module.inference_mode = self.inference_mode
 
     def load_state_dict(
         self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any = None, args: Any = None

@@ -5,34 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from fairseq.models import register_model
-from fairseq.models.transformer import TransformerConfig, TransformerModel, base_architecture
-from torch import nn
+from fairseq.models.transformer import TransformerModel, base_architecture
 
-from fairseq_headgates.inference import BeamDecoder, BeamEncoder
 from fairseq_headgates.models.mixin import HeadGatesMixin, register_preset, register_presets
 
 
-class BeamStacks:
-    """Mixin with an encoder and a decoder for fast beam search; list it before fairseq's `TransformerModel`."""
-
-    @classmethod
-    def build_encoder(cls, args: Any, src_dict: Any, embed_tokens: nn.Embedding) -> BeamEncoder:
-        """Build the encoder; fairseq calls it."""
-        encoder = BeamEncoder(TransformerConfig.from_namespace(args), src_dict, embed_tokens)
-        encoder.dropout_module.module_name = "TransformerEncoder"  # its name for --retain-dropout-modules
-        return encoder
-
-    @classmethod
-    def build_decoder(cls, args: Any, tgt_dict: Any, embed_tokens: nn.Embedding) -> BeamDecoder:
-        """Build the decoder; fairseq calls it."""
-        config = TransformerConfig.from_namespace(args)
-        decoder = BeamDecoder(config, tgt_dict, embed_tokens, no_encoder_attn=config.no_cross_attention)
-        decoder.dropout_module.module_name = "TransformerDecoder"
-        return decoder
-
-
 @register_model("transformer_head_gates")
-class TransformerHeadGatesModel(HeadGatesMixin, BeamStacks, TransformerModel):
+class TransformerHeadGatesModel(HeadGatesMixin, TransformerModel):
     """fairseq's `transformer` with head gates; without options of this plugin it computes the same."""
 
     stock = TransformerModel

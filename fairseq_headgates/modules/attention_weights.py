@@ -15,16 +15,20 @@ from fairseq_headgates.inference.beam_cache import mask_value
 
 
 def join_masks(attn_mask: Tensor | None, key_padding_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Join both masks into one that broadcasts to [B, H, T, S]: true on masked positions, or added to the scores."""
-    padding = None if key_padding_mask is None else key_padding_mask.bool()[:, None, None, :]
+    """Join both masks into one that broadcasts to [B, H, T, S]: true on masked positions, or added to the scores.
+
+    `key_padding_mask` is true on padding [B, S], or added to the scores [B, 1, 1, S].
+    """
+    padding = key_padding_mask
+    if padding is not None and padding.dim() == 2:
+        padding = padding.bool()[:, None, None, :]
     if attn_mask is None:
         return padding
     mask = attn_mask.to(dtype).clamp(min=mask_value(dtype))
-    return (
-        mask
-        if padding is None
-        else mask.expand(padding.size(0), 1, *mask.shape).masked_fill(padding, mask_value(dtype))
-    )
+    if padding is None:
+        return mask
+    padding = padding if padding.dtype == torch.bool else padding.lt(0)
+    return mask.expand(padding.size(0), 1, *mask.shape).masked_fill(padding, mask_value(dtype))
 
 
 def fused_contexts(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float) -> Tensor:

@@ -216,7 +216,7 @@ class HeadAttention(MultiheadAttention):
                 cache.store_encoder(query, self._split(k), self._split(v), key_padding_mask)
             k, v, key_padding_mask = cache.encoder()
         elif cache is not None:
-            steps = cache.steps_of_beams(query, attn_mask)
+            steps = cache.steps_of_beams(k, attn_mask)
             if steps is not None:
                 return steps.append(self._split(k, cache.beam), self._split(v, cache.beam), key_padding_mask)
             k, v, key_padding_mask = cache.append(self._split(k), self._split(v), key_padding_mask)

@@ -5,7 +5,7 @@ from fairseq_headgates.options.layerdrop import layer_numbers, side_of, weights_
 from fairseq_headgates.options.reading import one_line_errors, read_options
 from fairseq_headgates.options.stored import flat_options, model_options, transformer_options
 from fairseq_headgates.options.stored_mask import evaluation_gates, mask_of_checkpoint, read_mask
-from fairseq_headgates.options.values import parse_ffn_dims, parse_inference_dtype
+from fairseq_headgates.options.values import parse_ffn_dims, parse_inference_dtype, parse_inference_mode
 
 __all__ = [
     "DEFAULTS",
@@ -20,6 +20,7 @@ __all__ = [
     "option_value",
     "parse_ffn_dims",
     "parse_inference_dtype",
+    "parse_inference_mode",
     "read_mask",
     "read_options",
     "side_of",

@@ -34,6 +34,7 @@ from fairseq_headgates.options.values import (
     number,
     parse_ffn_dims,
     parse_inference_dtype,
+    parse_inference_mode,
     parse_init,
     parse_method,
     switch,
@@ -239,6 +240,15 @@ class HeadOptions:
         "data type of linear layers in inference on a CPU: float32, or int8 (weights and activations quantised to 8 "
         "bits: faster, less accurate). Stored in the checkpoint; without effect in training, validation and on GPUs",
         parse_inference_dtype,
+        (str,),
+    )
+    inference_mode: str = option(
+        "eager",
+        "MODE",
+        "form of the decoder step in beam search: eager, static (tensors of fixed shapes), or graph (static, replayed "
+        "as a CUDA graph; on a CPU the same as static). Stored in the checkpoint; without effect in training and "
+        "validation",
+        parse_inference_mode,
         (str,),
     )
     drops_layers: bool = False

@@ -10,7 +10,7 @@ from typing import Any
 
 from fairseq_headgates.gates import METHODS
 from fairseq_headgates.gates.distribution import LARGEST
-from fairseq_headgates.inference import DTYPES
+from fairseq_headgates.inference import DTYPES, MODES
 from fairseq_headgates.messages import shown
 from fairseq_headgates.options.layerdrop import SIDES
 from fairseq_headgates.safety import load_checkpoint, model_args
@@ -42,6 +42,13 @@ def parse_inference_dtype(value: Any) -> str:
     """Check a precision of inference."""
     if value not in DTYPES:
         raise ValueError(f"unknown inference dtype {shown(value)}: choose from {', '.join(DTYPES)}")
+    return value
+
+
+def parse_inference_mode(value: Any) -> str:
+    """Check a form of the decoder step."""
+    if value not in MODES:
+        raise ValueError(f"unknown inference mode {shown(value)}: choose from {', '.join(MODES)}")
     return value
 
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.models import make_gated
+from support.searching import anything, orders, sentences_exchanged, single_row
 
 from fairseq_headgates.inference.beam_cache import FIRST_ROOM, BeamCache
 from fairseq_headgates.surgery import head_sites
@@ -22,41 +23,6 @@ def attention_of(attention_type, beam):
     attention = copy.deepcopy(SITES[attention_type].attention)
     attention.set_beam_size(beam)
     return attention
-
-
-def within_sentences(generator, sentences, beam):
-    """What beam search does: hypotheses of a sentence are continued, dropped or continued twice; a sentence may end."""
-    kept = [i for i in range(sentences) if sentences == 1 or torch.rand((), generator=generator) > 0.15] or [0]
-    picks = torch.randint(0, beam, (len(kept), beam), generator=generator)
-    return (torch.tensor(kept)[:, None] * beam + picks).view(-1)
-
-
-def sentences_exchanged(generator, sentences, beam):
-    order = torch.randperm(sentences, generator=generator)
-    return (order[:, None] * beam + torch.arange(beam)).view(-1)
-
-
-def anything(generator, sentences, beam):
-    return torch.randint(0, sentences * beam, (sentences * beam,), generator=generator)
-
-
-def single_row(generator, sentences, beam):
-    return torch.tensor([int(torch.randint(0, sentences * beam, (), generator=generator))])
-
-
-def orders(generator, steps, sentences, beam, strange):
-    """A reordering for every step; one in the middle is `strange`, after which rows may belong to no group."""
-    rows, found = sentences * beam, []
-    for step in range(steps):
-        if step == steps // 2 and strange is not None:
-            order = strange(generator, rows // beam, beam)
-        elif rows % beam == 0 and (strange not in (anything, single_row) or step < steps // 2):
-            order = within_sentences(generator, rows // beam, beam)
-        else:
-            order = torch.randint(0, rows, (rows,), generator=generator)
-        found.append(order)
-        rows = order.numel()
-    return found
 
 
 @settings(max_examples=30)

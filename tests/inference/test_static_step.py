@@ -1,0 +1,218 @@
+"""The static step and the search on the device, against eager steps and fairseq's search; graphs by a recording."""
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+from fairseq.models.transformer import TransformerModel
+from fairseq.sequence_generator import SequenceGenerator
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.models import make_args, make_gated
+from support.recording import record
+from support.searching import (
+    DICTIONARY,
+    FAMILIES,
+    TASK,
+    anything,
+    assert_same_search,
+    batch,
+    ending,
+    orders,
+    search,
+    sentences_exchanged,
+    single_row,
+)
+
+from fairseq_headgates import HeadTable, masked
+from fairseq_headgates.inference import DeviceSearch, graphs, static_step
+from fairseq_headgates.inference.static_step import FIRST_POSITIONS, StaticSearch
+from fairseq_headgates.surgery import observe
+
+STATIC = [("fairseq", SequenceGenerator), ("device", DeviceSearch)]
+
+
+@pytest.fixture(params=STATIC, ids=lambda kind: kind[0])
+def kind(request):
+    return request.param[1]
+
+
+@pytest.fixture
+def recordings(monkeypatch):
+    """Graphs by recordings on the CPU; the number of those that were made."""
+    made = Counter()
+
+    def capture(work):
+        made["graphs"] += 1
+        return record(work)
+
+    monkeypatch.setattr(graphs, "capture", capture)
+    for module in (graphs, static_step):
+        monkeypatch.setattr(module, "can_capture", lambda device: True)
+    return made
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("beam", [1, 4])
+def test_every_family_translates_as_with_eager_steps(family, beam, kind):
+    model, net_input = ending(FAMILIES[family](), 1.5), batch(17, seed=beam)
+    if family == "language-model":
+        net_input = {"src_tokens": net_input["src_tokens"]}
+    expected = search(model, "eager", beam, net_input)
+    assert model.decoder.static is None
+    assert_same_search(search(model, "static", beam, net_input, kind), expected)
+    assert model.decoder.static is not None and model.decoder.static.is_free()
+
+
+@pytest.mark.parametrize("beam", [1, 2, 5, 12])
+@pytest.mark.parametrize("bias", [-20.0, 0.0, 2.0, 20.0])
+def test_sentences_that_end_at_once_early_and_never(beam, bias, kind):
+    """Against fairseq's own model. 31 to 33 and 63 to 65 positions are the edges of buckets."""
+    torch.manual_seed(0)
+    stock = ending(TransformerModel.build_model(make_args(), TASK), bias)
+    ours = ending(make_gated(), bias)
+    ours.load_state_dict(stock.state_dict())
+    for length, sentences in ((FIRST_POSITIONS - 2, 1), (FIRST_POSITIONS - 1, 7), (2 * FIRST_POSITIONS, 16)):
+        options = {"max_len_b": length, "net_input": batch(sentences, seed=length)}
+        found = search(ours, "static", beam, kind=kind, **options)
+        assert_same_search(found, search(stock, "", beam, **options))
+    lengths = {len(each["tokens"]) for sentence in found for each in sentence}
+    assert lengths == ({2} if bias == 20 else {length + 1}) or bias in (0, 2)
+
+
+OPTIONS = {
+    "scores": {"len_penalty": 0.6, "unk_penalty": 0.7, "temperature": 1.3, "min_len": 4},
+    "not-normalised": {"normalize_scores": False, "max_len_a": 1, "max_len_b": 2},
+    "n-grams": {"no_repeat_ngram_size": 2},
+    "source-length": {"match_source_len": True},
+    "suppressed": {"tokens_to_suppress": ("w3", "w4")},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_options_of_the_search_and_ensembles(options, kind):
+    models = [ending(make_gated(seed), bias, seed) for seed, bias in ((1, 1.0), (2, 0.0))]
+    expected = search(models, "eager", 4, batch(9), **options)
+    assert_same_search(search(models, "static", 4, batch(9), kind, **options), expected)
+
+
+def test_prefixes_and_the_token_at_the_beginning(kind):
+    model, sample = ending(make_gated(), 0.0), {"net_input": batch(5)}
+    found = []
+    for mode in ("eager", "static"):
+        model.decoder.inference_mode = mode
+        generator = kind([model], DICTIONARY, beam_size=3, max_len_b=8)
+        prefix = torch.tensor([[7, 8], [9, 1], [5, 5], [11, 2], [1, 1]])
+        found.append(
+            [generator.generate([model], sample, **each) for each in ({"prefix_tokens": prefix}, {"bos_token": 9})]
+        )
+    for ours, other in zip(*found, strict=True):
+        assert_same_search(ours, other)
+
+
+def test_one_model_twice_in_an_ensemble(kind):
+    """Its buffers are those of one search at a time; the other has eager steps."""
+    model = ending(make_gated(), 1.0)
+    expected = search([model, copy.deepcopy(model)], "eager", 3, batch(4))
+    assert_same_search(search([model, model], "static", 3, batch(4), kind), expected)
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 2**20),
+    sentences=st.integers(1, 18),
+    beam=st.integers(1, 4),
+    strange=st.sampled_from([None, None, None, sentences_exchanged, anything, single_row]),
+)
+def test_logits_and_attention_whatever_happens_to_the_hypotheses(seed, sentences, beam, strange):
+    """In double precision, with padding, and with sentences that end, are exchanged or separated."""
+    generator = torch.Generator().manual_seed(seed)
+    models = [make_gated(seed=3).double().eval() for _ in range(2)]
+    rows, states = sentences * beam, [{}, {}]
+    with torch.no_grad():
+        encoded = [model.encoder(**batch(sentences, seed)) for model in models]
+        order = torch.arange(sentences).repeat_interleave(beam)
+        encoded = [
+            model.encoder.reorder_encoder_out(out, order) for model, out in zip(models, encoded, strict=True)
+        ]
+        for model, mode in zip(models, ("eager", "static"), strict=True):
+            model.set_beam_size(beam)
+            model.decoder.inference_mode = mode
+        tokens = torch.empty(rows, 0, dtype=torch.long)
+        for order in orders(generator, FIRST_POSITIONS + 3, sentences, beam, strange):
+            new = torch.randint(4, 40, (len(tokens), 1), generator=generator)
+            new[torch.rand(new.shape, generator=generator) > 0.9] = 1
+            tokens = torch.cat([tokens, new], 1)
+            found = [
+                model.decoder(tokens, encoder_out=out, incremental_state=state)
+                for model, out, state in zip(models, encoded, states, strict=True)
+            ]
+            real = new[:, 0] != 1
+            torch.testing.assert_close(found[1][0][real], found[0][0][real], rtol=1e-11, atol=1e-11)
+            weights = [each[1]["attn"][0][real] for each in found]
+            torch.testing.assert_close(weights[1], weights[0], rtol=1e-11, atol=1e-11)
+            for i, model in enumerate(models):
+                model.decoder.reorder_incremental_state_scripting(states[i], order)
+                encoded[i] = model.encoder.reorder_encoder_out(encoded[i], order)
+            tokens = tokens[order]
+    static = any(isinstance(each, StaticSearch) for each in states[1].values())
+    assert static or strange in (anything, single_row)
+
+
+def test_a_recorded_step_and_search_give_the_same(recordings, kind):
+    """Nothing in a step depends on Python: neither positions, nor shapes, nor the sentences that have ended."""
+    model = ending(make_gated(), 1.5)
+    net_input, expected = batch(20), search(model, "eager", 4, batch(20), max_len_b=70)
+    for _ in range(2):
+        assert_same_search(search(model, "graph", 4, net_input, kind, max_len_b=70), expected)
+    assert 1 < recordings["graphs"] <= (2 if kind is DeviceSearch else 1) * 8
+
+
+def test_a_graph_is_captured_again_when_weights_masks_or_shapes_change(recordings):
+    model, net_input = ending(make_gated(), 1.5), batch(6)
+    search(model, "graph", 2, net_input)
+    before = recordings["graphs"]
+    search(model, "graph", 2, net_input)
+    assert recordings["graphs"] == before
+    with torch.no_grad():
+        model.decoder.layers[0].fc1.weight.mul_(2)
+    assert_same_search(search(model, "graph", 2, net_input), search(model, "eager", 2, net_input))
+    with masked(model, HeadTable({"dec-self": [[0, 1, 1, 0]] * 2})):
+        found = search(model, "graph", 2, net_input)
+        assert recordings["graphs"] > before
+        assert_same_search(found, search(model, "eager", 2, net_input))
+    assert_same_search(search(model, "graph", 2, batch(9)), search(model, "eager", 2, batch(9)))
+
+
+def test_the_least_recently_used_graph_is_dropped(recordings, monkeypatch):
+    monkeypatch.setattr(graphs, "MOST", 2)
+    made, x = graphs.Graphs(), torch.zeros(())
+    for key in (1, 2, 1, 3, 1, 2):
+        made.run(key, lambda: x + 1, x.device)
+    assert recordings["graphs"] == 4  # 2 was dropped for 3, and captured again
+
+
+def test_hooks_on_heads_get_eager_steps():
+    model = ending(make_gated(), 1.5)
+    with observe(model) as seen:
+        search(model, "static", 2, batch(3))
+    assert model.decoder.static is None and seen
+
+
+def test_a_search_without_finite_scores_ends_as_in_fairseq(kind):
+    model = ending(make_gated(), 0.0)
+    with torch.no_grad():
+        model.decoder.output_projection.weight.fill_(float("nan"))
+    for mode in ("eager", "static"):
+        with pytest.raises(AssertionError):
+            search(model, mode, 2, batch(3), kind)
+    assert model.decoder.static.is_free()
+
+
+def test_copies_of_a_model_have_their_own_step():
+    model = ending(make_gated(), 1.0)
+    expected = search(model, "static", 2, batch(3))
+    copied = copy.deepcopy(model)
+    assert copied.decoder.static is None
+    assert_same_search(search(copied, "static", 2, batch(3)), expected)
