@@ -5,6 +5,7 @@ import copy
 import platform
 import statistics
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import accumulate
@@ -171,12 +172,6 @@ class Decoding:
             self.step()
         return self
 
-    def next_step(self) -> Callable[[], Tensor]:
-        """Return the next step, on a copy of the cache."""
-        branch = copy.copy(self)
-        branch.state = copy.deepcopy(self.state)
-        return branch.step
-
 
 def take_turns(
     ready: Mapping[str, Callable[[], Callable[[], object]]], rounds: int, warm_up: int, device: str, bar: tqdm
@@ -254,6 +249,8 @@ def tensor_bytes(held: object) -> int:
         if id(item) in seen:
             continue
         seen.add(id(item))
+        if isinstance(item, weakref.ProxyTypes):  # a cache refers to its model
+            continue
         if isinstance(item, Tensor):
             storages[item.untyped_storage().data_ptr()] = item.untyped_storage().nbytes()
         elif isinstance(item, list | tuple):

@@ -22,7 +22,7 @@ These parts are timed for each batch size:
 
     encoder   the encoder
     step      one decoder step in the middle of a beam search: the first half of every hypothesis is decoded, then
-              reordering the cache and decoding one more token are timed, each time from the same state
+              reordering the cache and decoding one more token are timed, each time after the same tokens
     beam      translation as in `fairseq-generate`, with its SequenceGenerator and its preparation of models; exactly
               --length tokens per sentence, and </s>
     train     (once, not for each batch size) an update, as in benchmarks/train_step.py; --dtype is autocast there
@@ -289,10 +289,10 @@ def measure_batch(
         works = {name: encoder_pass(options, generator, batch) for name, generator in generators.items()}
         add_times(rows, "encoder", turns({name: lambda work=work: work for name, work in works.items()}), tokens)
     if "step" in options.parts:
-        halves = {name: half_decoded(options, generator, batch) for name, generator in generators.items()}
-        add_times(rows, "step", turns({name: half.next_step for name, half in halves.items()}))
+        halves = {name: partial(half_decoded, options, generator, batch) for name, generator in generators.items()}
+        add_times(rows, "step", turns({name: lambda half=half: half().step for name, half in halves.items()}))
         for name, half in halves.items():
-            rows[name]["arithmetic"] = arithmetic(options, sizes[name], half)
+            rows[name]["arithmetic"] = arithmetic(options, sizes[name], half())
     if "beam" in options.parts:
         works = {name: beam_search(options, generator, batch) for name, generator in generators.items()}
         source = make_source(options, next(iter(generators.values())), batch)["src_tokens"].tolist()
@@ -361,7 +361,7 @@ def arithmetic(options: argparse.Namespace, size: dict, half: Decoding) -> dict:
     bandwidth = options.bandwidth_gbs or (BANDWIDTH_GBS if on_gpu else None)
     result["flops_bound_ms"] = flops / tflops / 1e9 if tflops else None
     result["bytes_bound_ms"] = (result["weight_bytes"] + cache) / bandwidth / 1e6 if bandwidth else None
-    result["kernels"], result["waits"] = launches(half.next_step()) if on_gpu else (None, None)
+    result["kernels"], result["waits"] = launches(half.step) if on_gpu else (None, None)
     return result
 
 

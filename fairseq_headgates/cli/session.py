@@ -104,7 +104,7 @@ class Session:
         if self.fairseq.fp16 and evaluation.device_of(self.fairseq).type == "cuda":
             model.half()
         mode = getattr(self.args, "inference_mode", DEFAULTS["inference_mode"])  # None: as stored
-        model.inference_mode = mode or model.inference_mode  # type: ignore[assignment]
+        model.inference_mode = mode or model.inference_mode
         if self.inference_dtype(model) == "int8":
             model.make_generation_fast_()  # type: ignore[operator]
             if is_quantised(model):

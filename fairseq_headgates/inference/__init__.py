@@ -2,6 +2,7 @@
 
 from fairseq_headgates.inference.attention_cache import AttentionCache, merge_heads, split_heads
 from fairseq_headgates.inference.beam_stacks import BeamDecoder, BeamEncoder, use_beam_stacks
+from fairseq_headgates.inference.decoder_step import MODES, step_obstacle
 from fairseq_headgates.inference.device_search import DeviceSearch
 from fairseq_headgates.inference.packed_linear import (
     DTYPES,
@@ -12,7 +13,6 @@ from fairseq_headgates.inference.packed_linear import (
     pack_linears,
     usable_dtype,
 )
-from fairseq_headgates.inference.static_step import MODES, static_obstacle
 
 __all__ = [
     "DTYPES",
@@ -26,7 +26,7 @@ __all__ = [
     "int8_obstacle",
     "is_quantised",
     "merge_heads",
-    "static_obstacle",
+    "step_obstacle",
     "pack_linears",
     "split_heads",
     "usable_dtype",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from fairseq.models.speech_to_text.s2t_transformer import TransformerDecoderScriptable
 from fairseq.models.transformer import (
     TransformerDecoder,
     TransformerDecoderBase,
@@ -13,9 +14,10 @@ from fairseq.models.transformer import (
 )
 from torch import Tensor, nn
 
-from fairseq_headgates.inference.static_step import StaticSearch, StaticStep, start_search
+from fairseq_headgates.inference.attention_cache import repeated
+from fairseq_headgates.inference.decoder_step import DecoderStep, encoder_parts, step_obstacle
 
-SEARCH = "static_search"  # its name in fairseq's incremental state
+SEARCH = "step_search"  # its name in fairseq's incremental state
 
 
 class BeamEncoder(TransformerEncoderBase):
@@ -40,17 +42,14 @@ class BeamEncoder(TransformerEncoderBase):
 
 
 class BeamDecoder(TransformerDecoderBase):
-    """fairseq's decoder, which reorders the caches of its layers directly, and can use a `StaticStep`.
-
-    After every step fairseq traverses all modules of the decoder, which takes an eighth of the time in a small model.
+    """fairseq's decoder, which takes the steps of beam search from a `DecoderStep`.
 
     Attributes:
-        inference_mode: one of `MODES`
-        static: the static step, None until a search uses it
+        inference_mode: one of `MODES`: with exact buffers, with those of a bucket, or also with graphs
     """
 
     inference_mode = "eager"
-    static: StaticStep | None = None
+    _static_step: DecoderStep | None = None
 
     def forward(
         self,
@@ -59,13 +58,13 @@ class BeamDecoder(TransformerDecoderBase):
         incremental_state: dict[str, Any] | None = None,
         **options: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Compute logits as fairseq does; those of beam search by the static step, if `inference_mode` says so."""
-        search = None if incremental_state is None or options else self._search(
-            prev_output_tokens, encoder_out, incremental_state
-        )
-        if search is None:
-            return super().forward(prev_output_tokens, encoder_out, incremental_state, **options)
-        logits, weights = search.decode(prev_output_tokens)
+        """Compute logits as fairseq does, in incremental decoding by a `DecoderStep` where it is possible."""
+        state = incremental_state
+        if state is not None and not state and not options and prev_output_tokens.size(1) == 1:
+            state.update(self._begin(len(prev_output_tokens), encoder_out))
+        if state is None or SEARCH not in state:
+            return super().forward(prev_output_tokens, encoder_out, state, **options)
+        logits, weights = state[SEARCH].decode(prev_output_tokens)
         return logits, {"attn": [weights], "inner_states": []}
 
     def reorder_incremental_state_scripting(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
@@ -74,25 +73,100 @@ class BeamDecoder(TransformerDecoderBase):
         if search is not None:
             if search.reorder(new_order):
                 return
-            search.hand_over(incremental_state)
+            search.step.hand_over(incremental_state, search.live, search.source)
             del incremental_state[SEARCH]
-        for layer in self.layers.children():
+        for layer in self.layers.children():  # fairseq traverses all modules
             for attention in (layer.self_attn, layer.encoder_attn):
                 if attention is not None:
                     attention.reorder_incremental_state(incremental_state, new_order)
 
-    def _search(self, tokens: Tensor, encoder_out: Any, state: dict[str, Any]) -> StaticSearch | None:
-        if SEARCH not in state:
-            search = start_search(self, tokens, encoder_out, state)
-            if search is not None:
-                state[SEARCH] = search
-        return state.get(SEARCH)
+    def static_step(self) -> DecoderStep:
+        """Return the step with the buffers of buckets, which the decoder keeps."""
+        if self._static_step is None:
+            self._static_step = DecoderStep(self, exact=False)
+        return self._static_step
+
+    def _begin(self, rows: int, encoder_out: Any) -> dict[str, Any]:
+        """Return the search by a `DecoderStep` for fairseq's incremental state, nothing if there is none."""
+        exact = self.inference_mode == "eager" or step_obstacle(self, False) or not self.static_step().is_free()
+        if exact and step_obstacle(self, True):
+            return {}
+        return {SEARCH: StepSearch(DecoderStep(self, True) if exact else self.static_step(), rows, encoder_out)}
+
+
+class StepSearch:
+    """A beam search of fairseq's that takes its steps from a `DecoderStep`.
+
+    fairseq removes the rows of sentences that have ended; in the buffers they may stay.
+
+    Args:
+        step: the step, whose buffers are free
+        rows: number of rows of the batch
+        encoder_out: the output of fairseq's encoder, None without one
+    """
+
+    def __init__(self, step: DecoderStep, rows: int, encoder_out: Any):
+        states, _ = encoder_parts(encoder_out)
+        self.step = step
+        self.source = 0 if states is None else states.size(0)
+        self.beam = _hypotheses(step.decoder, rows, states)
+        step.begin(self, rows // self.beam, self.beam, encoder_out)
+        self._place(torch.arange(rows // self.beam))
+
+    def decode(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the logits [rows, 1, V] after `tokens` [rows, T], and the weights of attention to the encoder."""
+        step = self.step
+        step.advance(tokens.size(1) - 1)
+        if self.rows is None:
+            step.tokens.copy_(tokens[:, -1].view_as(step.tokens))
+        else:
+            step.tokens.view(-1).index_copy_(0, self.rows, tokens[:, -1])
+        logits, weights = step.run(with_weights=bool(self.source))
+        if self.rows is not None:
+            weights = None if weights is None else weights.index_select(0, self.rows)
+            logits = logits.index_select(0, self.rows)
+        elif not step.exact:
+            logits = logits.clone()  # fairseq writes into them
+        return logits, None if weights is None else weights[:, :, : self.source]
+
+    def reorder(self, new_order: Tensor) -> bool:
+        """Let row i continue row `new_order[i]` of the batch. Return False if that separates those of a sentence."""
+        order = new_order.cpu()  # on a GPU, a check there would take longer and wait as long
+        sentences = order[:: self.beam] // self.beam
+        together = len(order) == self.beam * len(sentences) and len(sentences.unique()) == len(sentences)
+        if not together or not torch.equal(order // self.beam, sentences.repeat_interleave(self.beam)):
+            return False
+        sources = new_order if self.rows is None else self.rows.index_select(0, new_order)
+        if not torch.equal(sentences, torch.arange(len(self.live))):
+            self._place(self.live[sentences])
+        self.step.reorder(self.rows, sources)
+        if self.step.has_smaller_bucket(len(self.live)):
+            self.step.select(self.live)
+            self._place(torch.arange(len(self.live)))
+        return True
+
+    def _place(self, live: Tensor) -> None:
+        """Set the sentence in the buffers of every sentence of the batch, `live` [B'] on the CPU."""
+        self.live = live
+        rows = (live[:, None] * self.beam + torch.arange(self.beam)).view(-1)
+        same = torch.equal(live, torch.arange(self.step.bucket.sentences))
+        self.rows = None if same else rows.to(self.step.rows.device)  # the row in the buffers of every row
+
+
+def _hypotheses(decoder: Any, rows: int, states: Tensor | None) -> int:
+    """Return the number of consecutive rows that are hypotheses of one sentence."""
+    beam = getattr(decoder, "_beam_size", 1)
+    if states is not None and states.size(1) < rows:  # BART does not repeat its states
+        return rows // states.size(1)
+    if rows % beam or (states is not None and not repeated(states, beam)):
+        return 1  # an earlier search had another beam
+    return beam
 
 
 # Classes of fairseq whose function these stacks compute.
 FASTER: dict[type, type] = {
     **dict.fromkeys((TransformerEncoder, TransformerEncoderBase), BeamEncoder),
-    **dict.fromkeys((TransformerDecoder, TransformerDecoderBase), BeamDecoder),
+    **dict.fromkeys((TransformerDecoder, TransformerDecoderBase, TransformerDecoderScriptable), BeamDecoder),
 }
 
 

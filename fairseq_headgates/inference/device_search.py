@@ -19,8 +19,8 @@ from fairseq.search import BeamSearch
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
+from fairseq_headgates.inference.decoder_step import DecoderStep, step_obstacle
 from fairseq_headgates.inference.graphs import Graphs
-from fairseq_headgates.inference.static_step import StaticStep, static_obstacle, static_step
 
 WAIT = 4  # steps between two looks at the device
 # What a record [B, K] has of the hypotheses that continue, and of the best K candidates, some of which end.
@@ -78,11 +78,13 @@ class DeviceSearch(SequenceGenerator):
         bos_token: int | None = None,
     ) -> list[list[dict[str, Tensor]]]:
         given = (prefix_tokens, constraints)
-        if any(each is not None for each in given) or not (self._is_plain(sample["net_input"]) and self._is_static()):
+        if any(each is not None for each in given) or not (
+            self._is_plain(sample["net_input"]) and self._has_static_steps()
+        ):
             return super()._generate(sample, prefix_tokens, constraints, bos_token)
         source = sample["net_input"]["src_tokens"]
         longest = self._longest(source.size(1))
-        steps = [static_step(model.decoder) for model in self.model.models]
+        steps = [model.decoder.static_step() for model in self.model.models]
         try:
             self._begin(steps, sample["net_input"], self.eos if bos_token is None else bos_token)
             history = self._search(steps, len(source), longest)
@@ -103,14 +105,15 @@ class DeviceSearch(SequenceGenerator):
             and net_input["src_tokens"].dim() == 2
         )
 
-    def _is_static(self) -> bool:
+    def _has_static_steps(self) -> bool:
         """Return whether the decoders of all models have a static step that is free."""
-        decoders = [getattr(model, "decoder", None) for model in self.model.models]
+        decoders: list[Any] = [getattr(model, "decoder", None) for model in self.model.models]
         return (
             self.model.has_encoder()
             and len(set(decoders)) == len(decoders)
             and all(getattr(decoder, "inference_mode", "eager") != "eager" for decoder in decoders)
-            and all(static_obstacle(decoder) is None and static_step(decoder).is_free() for decoder in decoders)
+            and all(step_obstacle(decoder, False) is None for decoder in decoders)
+            and all(decoder.static_step().is_free() for decoder in decoders)
         )
 
     def _longest(self, source: int) -> int:
@@ -119,23 +122,21 @@ class DeviceSearch(SequenceGenerator):
         assert self.min_len <= longest, "min_len cannot be larger than max_len, please adjust these!"  # as fairseq
         return longest
 
-    def _begin(self, steps: list[StaticStep], net_input: dict[str, Any], first: int) -> None:
+    def _begin(self, steps: list[DecoderStep], net_input: dict[str, Any], first: int) -> None:
         """Encode the sentences, and set the steps of all models to the token `first` at the first position."""
         sentences = len(net_input["src_tokens"])
         for step, encoder_out in zip(steps, self.model.forward_encoder(net_input), strict=True):
             step.begin(self, sentences, self.beam_size, encoder_out)
             step.tokens.fill_(first)
-            step.position.zero_()
         state = steps[0].buffers
         state["scores"][:, 0] = 0  # others are -inf: all hypotheses descend from the first
         state["ended"][:sentences] = 0
 
-    def _search(self, steps: list[StaticStep], sentences: int, longest: int) -> History:
+    def _search(self, steps: list[DecoderStep], sentences: int, longest: int) -> History:
         history, wait = History(torch.arange(sentences)), WAIT if steps[0].mask.is_cuda else 1
         for position in range(longest + 1):
-            if position == steps[0].bucket.positions:
-                for step in steps:
-                    step.lengthen()
+            for step in steps:
+                step.advance(position)
             history.records.append(self._record(steps, last=position == longest).clone())
             if position < longest and position % wait == wait - 1:
                 live = self._live(steps[0].buffers)
@@ -144,10 +145,10 @@ class DeviceSearch(SequenceGenerator):
                 if steps[0].has_smaller_bucket(len(live)):
                     history.keep(live)
                     for step in steps:
-                        step.shorten(live)
+                        step.select(live)
         return history
 
-    def _record(self, steps: list[StaticStep], last: bool) -> Tensor:
+    def _record(self, steps: list[DecoderStep], last: bool) -> Tensor:
         work = partial(self._step, steps, last)
         if last or any(step.decoder.inference_mode != "graph" for step in steps):
             return work()
@@ -159,10 +160,11 @@ class DeviceSearch(SequenceGenerator):
         assert not (ignored & ~ended).any(), "no hypothesis of a sentence has a finite score"
         return (~ended).nonzero()[:, 0]
 
-    def _step(self, steps: list[StaticStep], last: bool) -> Tensor:
+    def _step(self, steps: list[DecoderStep], last: bool) -> Tensor:
         """Compute a step, and choose as fairseq does. Return the record [B, K, 6]; see `TOKEN` to `END_SCORE`.
 
         Args:
+            steps: the step of each model
             last: whether all hypotheses end at this position
         """
         beam, state = self.beam_size, steps[0].buffers
@@ -181,10 +183,9 @@ class DeviceSearch(SequenceGenerator):
         for step in steps:
             step.mask.copy_(step.mask.flatten(0, 1).index_select(0, order).view_as(step.mask))
             step.tokens.copy_(token)
-            step.position.add_(1)
         return torch.stack([token, parent, score, final, beams[:, :beam], scores[:, :beam]], dim=2)
 
-    def _candidates(self, steps: list[StaticStep], last: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _candidates(self, steps: list[DecoderStep], last: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Return scores, tokens and hypotheses of the best 2 K continuations of every sentence, best first [B, 2 K]."""
         found = []
         for model, step in zip(self.model.models, steps, strict=True):

@@ -16,8 +16,7 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from fairseq_headgates.inference.attention_cache import merge_heads
-from fairseq_headgates.inference.beam_cache import mask_value
+from fairseq_headgates.inference.attention_cache import mask_value, merge_heads
 from fairseq_headgates.modules.head_attention import HeadAttention
 from fairseq_headgates.modules.joint_softmax import is_fused, joint_attention
 

@@ -32,8 +32,7 @@ class HeadHook:
     Args:
         call: called as `call(weights, context)` in every forward pass, with the attention weights [B, H, T, S] and the
             contexts [B, H, T, D] of the remaining heads, before gates. A tensor that it returns replaces the contexts.
-            In beam search the hypotheses of a sentence are queries on the same keys: beam T instead of T, and S are the
-            entries of the cache, see `beam_cache`.
+            In beam search the hypotheses of a sentence are queries on the same encoder states: beam T instead of T.
         weights: whether `call` gets attention weights; if not, it gets None
     """
 
@@ -150,7 +149,6 @@ class HeadAttention(MultiheadAttention):
         output = self._project_out(merge_heads(context, beam))
         if not need_weights or weights is None:
             return output, None
-        weights = weights if cache is None else cache.by_position(weights)
         return output, per_hypothesis(self, weights, beam, need_head_weights)
 
     def output_of(self, context: Tensor) -> Tensor:
@@ -215,10 +213,9 @@ class HeadAttention(MultiheadAttention):
             if k is not None:
                 cache.store_encoder(query, self._split(k), self._split(v), key_padding_mask)
             k, v, key_padding_mask = cache.encoder()
+        elif cache is not None and cache.of_step is not None:
+            return cache.of_step.append(self._split(k, cache.of_step.beam), self._split(v, cache.of_step.beam))
         elif cache is not None:
-            steps = cache.steps_of_beams(k, attn_mask)
-            if steps is not None:
-                return steps.append(self._split(k, cache.beam), self._split(v, cache.beam), key_padding_mask)
             k, v, key_padding_mask = cache.append(self._split(k), self._split(v), key_padding_mask)
         else:
             k, v = self._split(k), self._split(v)

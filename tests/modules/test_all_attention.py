@@ -12,7 +12,7 @@ from fairseq_headgates.analysis.ablation import ablation_losses
 from fairseq_headgates.checkpoints import build_model, prune_checkpoint, stock_checkpoint
 from fairseq_headgates.evaluation import Corpus, mean_loss
 from fairseq_headgates.inference import kernels
-from fairseq_headgates.inference.beam_cache import mask_value
+from fairseq_headgates.inference.attention_cache import mask_value
 from fairseq_headgates.modules.joint_softmax import joint_attention
 from fairseq_headgates.surgery import open_mask
 from fairseq_headgates.surgery.cuts import removal_plan

@@ -7,7 +7,6 @@ from support.models import PAD, VOCABULARY, make_batch, make_gated, make_stock, 
 
 from fairseq_headgates import head_sites
 from fairseq_headgates.inference import AttentionCache
-from fairseq_headgates.inference.beam_cache import EncoderCache
 
 
 @pytest.mark.parametrize("target_pad", ["right", None])
@@ -91,8 +90,7 @@ def test_beams_that_share_their_encoder_states():
         )
         torch.testing.assert_close(actual, expected)
         torch.testing.assert_close(weights, expected_weights)
-    (cache,) = (value for value in state.values() if isinstance(value, EncoderCache))
-    assert cache.keys.size(0) == B
+    assert AttentionCache(attention, state).encoder()[0].size(0) == B
     # ... and training is not touched by the beam size of a validation that came before
     torch.testing.assert_close(attention(query, repeated, repeated, repeated_padding, static_kv=True)[0], expected)
 
@@ -107,20 +105,3 @@ def test_a_reordering_reaches_every_cache(monkeypatch):
     decoder.reorder_incremental_state_scripting({}, torch.tensor([0]))
     assert len(expected) == 4
     assert reached == expected
-
-
-def test_entries_of_dropped_hypotheses_are_removed():
-    """The cache of a long search has about one entry of a sentence for each position, not one for each hypothesis."""
-    beam, steps = 4, 100
-    model = make_gated()
-    attention = model.decoder.layers[0].self_attn
-    attention.set_beam_size(beam)
-    generator, state = torch.Generator().manual_seed(0), {}
-    with torch.no_grad():
-        for _ in range(steps):
-            x = torch.randn(1, 2 * beam, attention.embed_dim, generator=generator)
-            attention(x, x, x, incremental_state=state, need_weights=False)
-            order = torch.randint(0, beam, (2, beam), generator=generator) + beam * torch.arange(2)[:, None]
-            attention.reorder_incremental_state(state, order.view(-1))
-    keys, _ = AttentionCache(attention, state).beams.tensors()
-    assert steps <= keys.size(2) < 2 * steps < beam * steps

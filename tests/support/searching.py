@@ -1,4 +1,4 @@
-"""Models whose sentences end at different times, and their searches: fairseq's, with eager and static steps, and ours."""
+"""Models whose sentences end at different times, and their searches: with eager and static steps, and on the device."""
 
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_REGISTRY

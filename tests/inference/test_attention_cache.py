@@ -1,4 +1,4 @@
-"""The cache of beam search against fairseq's plain one: the same attention, whatever happens to the hypotheses."""
+"""Encoder states that hypotheses share, outside of a `DecoderStep`: the same attention as with one copy for each."""
 
 import copy
 
@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from support.models import make_gated
 from support.searching import anything, orders, sentences_exchanged, single_row
 
-from fairseq_headgates.inference.beam_cache import FIRST_ROOM, BeamCache
 from fairseq_headgates.surgery import head_sites
 
 E, S = 32, 6  # width, source length
@@ -23,38 +22,6 @@ def attention_of(attention_type, beam):
     attention = copy.deepcopy(SITES[attention_type].attention)
     attention.set_beam_size(beam)
     return attention
-
-
-@settings(max_examples=30)
-@given(
-    seed=st.integers(0, 2**20),
-    sentences=st.integers(1, 4),
-    beam=st.integers(2, 5),
-    strange=st.sampled_from([None, None, sentences_exchanged, anything, single_row]),
-    padded=st.booleans(),
-)
-def test_steps_equal_those_with_the_plain_cache(seed, sentences, beam, strange, padded):
-    generator = torch.Generator().manual_seed(seed)
-    steps = 2 * FIRST_ROOM + 4  # entries are removed, and the room is doubled
-    pair = [(attention_of("dec-self", size), {}) for size in (1, beam)]
-    rows = sentences * beam
-    for order in orders(generator, steps, sentences, beam, strange):
-        x = torch.randn(1, rows, E, generator=generator)
-        padding = torch.rand(rows, 1, generator=generator) > 0.8 if padded else None
-        with torch.no_grad():
-            outputs = [
-                attention(x, x, x, padding, incremental_state=state, need_head_weights=True)
-                for attention, state in pair
-            ]
-            for attention, state in pair:
-                attention.reorder_incremental_state(state, order)
-        visible = torch.ones(rows, dtype=torch.bool) if padding is None else ~padding[:, 0]
-        torch.testing.assert_close(outputs[1][0][:, visible], outputs[0][0][:, visible], rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(outputs[1][1][:, visible], outputs[0][1][:, visible], rtol=1e-5, atol=1e-6)
-        rows = order.numel()
-    assert not any(isinstance(value, BeamCache) for value in pair[0][1].values())
-    caches = [value for value in pair[1][1].values() if isinstance(value, BeamCache)]
-    assert len(caches) == (0 if strange is single_row else 1) or strange is anything
 
 
 @settings(max_examples=50)

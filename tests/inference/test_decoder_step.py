@@ -1,4 +1,4 @@
-"""The static step and the search on the device, against eager steps and fairseq's search; graphs by a recording."""
+"""The steps of a decoder in exact and in bucketed buffers, and the search on the device, against fairseq's own."""
 
 import copy
 from collections import Counter
@@ -9,7 +9,7 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.models import make_args, make_gated
+from support.models import make_args, make_gated, make_stock
 from support.recording import record
 from support.searching import (
     DICTIONARY,
@@ -26,8 +26,9 @@ from support.searching import (
 )
 
 from fairseq_headgates import HeadTable, masked
-from fairseq_headgates.inference import DeviceSearch, graphs, static_step
-from fairseq_headgates.inference.static_step import FIRST_POSITIONS, StaticSearch
+from fairseq_headgates.inference import DeviceSearch, graphs, step_buffers
+from fairseq_headgates.inference.beam_stacks import StepSearch
+from fairseq_headgates.inference.step_buffers import FIRST_POSITIONS
 from fairseq_headgates.surgery import observe
 
 STATIC = [("fairseq", SequenceGenerator), ("device", DeviceSearch)]
@@ -48,7 +49,7 @@ def recordings(monkeypatch):
         return record(work)
 
     monkeypatch.setattr(graphs, "capture", capture)
-    for module in (graphs, static_step):
+    for module in (graphs, step_buffers):
         monkeypatch.setattr(module, "can_capture", lambda device: True)
     return made
 
@@ -60,9 +61,9 @@ def test_every_family_translates_as_with_eager_steps(family, beam, kind):
     if family == "language-model":
         net_input = {"src_tokens": net_input["src_tokens"]}
     expected = search(model, "eager", beam, net_input)
-    assert model.decoder.static is None
+    assert model.decoder._static_step is None
     assert_same_search(search(model, "static", beam, net_input, kind), expected)
-    assert model.decoder.static is not None and model.decoder.static.is_free()
+    assert model.decoder._static_step and model.decoder.static_step().is_free()
 
 
 @pytest.mark.parametrize("beam", [1, 2, 5, 12])
@@ -118,55 +119,73 @@ def test_one_model_twice_in_an_ensemble(kind):
     assert_same_search(search([model, model], "static", 3, batch(4), kind), expected)
 
 
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**20),
     sentences=st.integers(1, 18),
     beam=st.integers(1, 4),
+    mode=st.sampled_from(["eager", "static"]),
     strange=st.sampled_from([None, None, None, sentences_exchanged, anything, single_row]),
 )
-def test_logits_and_attention_whatever_happens_to_the_hypotheses(seed, sentences, beam, strange):
-    """In double precision, with padding, and with sentences that end, are exchanged or separated."""
+def test_logits_and_attention_whatever_happens_to_the_hypotheses(seed, sentences, beam, mode, strange):
+    """Against fairseq's model in one pass; its cache is the truth with padding, but expects sentences to stay."""
     generator = torch.Generator().manual_seed(seed)
-    models = [make_gated(seed=3).double().eval() for _ in range(2)]
-    rows, states = sentences * beam, [{}, {}]
+    stock, ours = make_stock(seed=3).double(), make_gated(seed=3).double()
+    ours.load_state_dict(stock.state_dict())
+    ours.set_beam_size(beam)
+    ours.decoder.inference_mode = mode
+    state, cache, net_input = {}, None if strange else {}, batch(sentences, seed)
+    order, tokens = torch.arange(sentences).repeat_interleave(beam), torch.empty(sentences * beam, 0, dtype=torch.long)
     with torch.no_grad():
-        encoded = [model.encoder(**batch(sentences, seed)) for model in models]
-        order = torch.arange(sentences).repeat_interleave(beam)
-        encoded = [
-            model.encoder.reorder_encoder_out(out, order) for model, out in zip(models, encoded, strict=True)
-        ]
-        for model, mode in zip(models, ("eager", "static"), strict=True):
-            model.set_beam_size(beam)
-            model.decoder.inference_mode = mode
-        tokens = torch.empty(rows, 0, dtype=torch.long)
-        for order in orders(generator, FIRST_POSITIONS + 3, sentences, beam, strange):
+        encoded = [model.encoder.reorder_encoder_out(model.encoder(**net_input), order) for model in (stock, ours)]
+        for order in orders(generator, 2 * FIRST_POSITIONS + 3, sentences, beam, strange):
             new = torch.randint(4, 40, (len(tokens), 1), generator=generator)
-            new[torch.rand(new.shape, generator=generator) > 0.9] = 1
+            if tokens.size(1) and not strange:  # fairseq's attention to padding alone is not a number
+                new[torch.rand(new.shape, generator=generator) > 0.9] = 1
             tokens = torch.cat([tokens, new], 1)
-            found = [
-                model.decoder(tokens, encoder_out=out, incremental_state=state)
-                for model, out, state in zip(models, encoded, states, strict=True)
+            found, real = ours.decoder(tokens, encoded[1], state), new[:, 0] != 1
+            expected = stock.decoder(tokens, encoded[0], cache)
+            for one, other in ((found[0], expected[0]), (found[1]["attn"][0], expected[1]["attn"][0])):
+                # fairseq computes attention weights in single precision
+                torch.testing.assert_close(one[real], other[real, -1:], rtol=1e-6, atol=1e-6)
+            ours.decoder.reorder_incremental_state_scripting(state, order)
+            if cache:
+                stock.decoder.reorder_incremental_state_scripting(cache, order)
+            encoded = [
+                model.encoder.reorder_encoder_out(e, order) for model, e in zip((stock, ours), encoded, strict=True)
             ]
-            real = new[:, 0] != 1
-            torch.testing.assert_close(found[1][0][real], found[0][0][real], rtol=1e-11, atol=1e-11)
-            weights = [each[1]["attn"][0][real] for each in found]
-            torch.testing.assert_close(weights[1], weights[0], rtol=1e-11, atol=1e-11)
-            for i, model in enumerate(models):
-                model.decoder.reorder_incremental_state_scripting(states[i], order)
-                encoded[i] = model.encoder.reorder_encoder_out(encoded[i], order)
             tokens = tokens[order]
-    static = any(isinstance(each, StaticSearch) for each in states[1].values())
-    assert static or strange in (anything, single_row)
+    assert any(isinstance(each, StepSearch) for each in state.values()) or strange in (anything, single_row)
+
+
+def test_entries_of_dropped_hypotheses_are_removed():
+    """The cache of a long search has about one entry of a sentence for each position, not one for each hypothesis."""
+    beam, positions, model, state = 4, 100, make_gated(), {}
+    generator = torch.Generator().manual_seed(0)
+    model.set_beam_size(beam)
+    with torch.no_grad():
+        encoded = model.encoder(**batch(2))
+        encoded = model.encoder.reorder_encoder_out(encoded, torch.arange(2).repeat_interleave(beam))
+        for position in range(positions):
+            tokens = torch.randint(4, 40, (2 * beam, position + 1), generator=generator)
+            model.decoder(tokens, encoded, state)
+            order = torch.randint(0, beam, (2, beam), generator=generator) + beam * torch.arange(2)[:, None]
+            model.decoder.reorder_incremental_state_scripting(state, order.view(-1))
+    (search,) = (each for each in state.values() if isinstance(each, StepSearch))
+    assert positions <= search.step.used < 2 * positions < beam * positions
 
 
 def test_a_recorded_step_and_search_give_the_same(recordings, kind):
     """Nothing in a step depends on Python: neither positions, nor shapes, nor the sentences that have ended."""
-    model = ending(make_gated(), 1.5)
-    net_input, expected = batch(20), search(model, "eager", 4, batch(20), max_len_b=70)
+    model, options = ending(make_gated(), 1.5), {"beam_size": 4, "max_len_b": 70}
+    expected = search(model, "eager", 4, batch(20), max_len_b=70)
+    generator = kind([model], DICTIONARY, **options)
+    model.decoder.inference_mode = "graph"
+    made = []
     for _ in range(2):
-        assert_same_search(search(model, "graph", 4, net_input, kind, max_len_b=70), expected)
-    assert 1 < recordings["graphs"] <= (2 if kind is DeviceSearch else 1) * 8
+        assert_same_search(generator.generate([model], {"net_input": batch(20)}), expected)
+        made.append(recordings["graphs"])
+    assert 1 < made[0] == made[1] <= 8
 
 
 def test_a_graph_is_captured_again_when_weights_masks_or_shapes_change(recordings):
@@ -193,11 +212,13 @@ def test_the_least_recently_used_graph_is_dropped(recordings, monkeypatch):
     assert recordings["graphs"] == 4  # 2 was dropped for 3, and captured again
 
 
-def test_hooks_on_heads_get_eager_steps():
+def test_hooks_on_heads_see_what_fairseq_computes():
+    """With one query for each hypothesis: a `DecoderStep` computes those of a sentence together."""
     model = ending(make_gated(), 1.5)
+    expected = search(model, "static", 2, batch(3))
     with observe(model) as seen:
-        search(model, "static", 2, batch(3))
-    assert model.decoder.static is None and seen
+        assert_same_search(search(model, "static", 2, batch(3)), expected)
+    assert seen
 
 
 def test_a_search_without_finite_scores_ends_as_in_fairseq(kind):
@@ -207,12 +228,12 @@ def test_a_search_without_finite_scores_ends_as_in_fairseq(kind):
     for mode in ("eager", "static"):
         with pytest.raises(AssertionError):
             search(model, mode, 2, batch(3), kind)
-    assert model.decoder.static.is_free()
+    assert model.decoder.static_step().is_free()
 
 
 def test_copies_of_a_model_have_their_own_step():
     model = ending(make_gated(), 1.0)
     expected = search(model, "static", 2, batch(3))
     copied = copy.deepcopy(model)
-    assert copied.decoder.static is None
+    assert copied.decoder._static_step is None
     assert_same_search(search(copied, "static", 2, batch(3)), expected)
