@@ -158,18 +158,24 @@ def _saved(units: Units, seconds: Mapping[tuple, float]) -> dict[int, float]:
 @contextmanager
 def _timed(model: nn.Module, units: Sequence[Units], clock: Callable[[], float]) -> Iterator[dict[str, float]]:
     """Yield {name of a block: seconds}, to which every pass of the model adds."""
-    begun, seconds, hooks = dict[str, float](), {each.block.name: 0.0 for each in units}, []
+    seconds, hooks = {each.block.name: 0.0 for each in units}, []
+    begun: dict[str, list[float]] = defaultdict(list)
 
     def begin(name: str, *_: Any) -> None:
-        begun[name] = clock()
+        begun[name].append(clock())
 
     def end(name: str, *_: Any) -> None:
-        seconds[name] += clock() - begun[name]
+        start = begun[name].pop()
+        if not begun[name]:  # not within another part of the block
+            seconds[name] += clock() - start
 
     for block in (each.block for each in units):
-        first = block.name if block.is_attention else f"{block.layer}.fc1"
-        hooks.append(model.get_submodule(first).register_forward_pre_hook(partial(begin, block.name)))
-        hooks.append(model.get_submodule(block.name).register_forward_hook(partial(end, block.name)))
+        parts = [(block.name if block.is_attention else f"{block.layer}.fc1", block.name)]
+        if block.attention_type == "dec-enc" and model.get_submodule(block.name).num_heads:
+            parts += [(f"{block.name}.{each}",) * 2 for each in ("k_proj", "v_proj")]  # once in a search, before it
+        for first, last in parts:
+            hooks.append(model.get_submodule(first).register_forward_pre_hook(partial(begin, block.name)))
+            hooks.append(model.get_submodule(last).register_forward_hook(partial(end, block.name)))
     try:
         yield seconds
     finally:

@@ -118,7 +118,7 @@ class StepSearch:
         step = self.step
         step.advance(tokens.size(1) - 1)
         if self.rows is None:
-            step.tokens.copy_(tokens[:, -1].view_as(step.tokens))
+            step.tokens.copy_(tokens[:, -1].view(step.tokens.shape))
         else:
             step.tokens.view(-1).index_copy_(0, self.rows, tokens[:, -1])
         logits, weights = step.run(with_weights=bool(self.source))

@@ -123,7 +123,7 @@ class DecoderStep(StepBuffers):
         if rows is not None:
             mask.index_copy_(0, rows, moved)
         elif self.exact:
-            self.buffers["mask"] = moved.view_as(self.buffers["mask"])
+            self.buffers["mask"] = moved.view(self.buffers["mask"].shape)
         else:
             mask.copy_(moved)
 
@@ -213,7 +213,7 @@ class DecoderStep(StepBuffers):
         if self.exact:  # fairseq reads the position from the shape
             tokens = self.tokens.view(-1, 1).expand(-1, self.length)
             return embed(tokens, incremental_state=self._state)[:, -1:]
-        return position_table(self.decoder).index_select(0, self.position + embed.padding_idx + 1)
+        return position_table(self.decoder).index_select(0, self.position + (embed.padding_idx + 1))
 
 
 class StepCache:

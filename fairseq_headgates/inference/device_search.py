@@ -181,7 +181,7 @@ class DeviceSearch(SequenceGenerator):
         state["ended"].add_(final.sum(1))
         order = (steps[0].rows[:, :1] + parent).view(-1)
         for step in steps:
-            step.mask.copy_(step.mask.flatten(0, 1).index_select(0, order).view_as(step.mask))
+            step.mask.copy_(step.mask.flatten(0, 1).index_select(0, order).view(step.mask.shape))
             step.tokens.copy_(token)
         return torch.stack([token, parent, score, final, beams[:, :beam], scores[:, :beam]], dim=2)
 

@@ -134,8 +134,9 @@ class StepBuffers:
         sentences, beam, positions, _ = self.bucket
         rows = torch.arange(sentences * beam).view(sentences, beam)
         self.rows = self._buffer("rows", (sentences, beam), torch.long).copy_(rows)
-        own = torch.full((beam, beam), mask_value(self._like.dtype), dtype=self._like.dtype).fill_diagonal_(0)
-        self.own = self._buffer("own", (beam, beam), self._like.dtype).copy_(own)
+        others = ~torch.eye(beam, dtype=torch.bool, device=self._like.device)
+        own = self._buffer("own", (beam, beam), self._like.dtype)
+        self.own = own.zero_().masked_fill_(others, mask_value(own.dtype))
         embed = self.decoder.embed_positions
         if isinstance(embed, SinusoidalPositionalEmbedding) and not self.exact:
             embed(self.rows.new_zeros(1, positions), incremental_state={})  # makes its table, if that is too small
