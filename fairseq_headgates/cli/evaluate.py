@@ -71,8 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inference-mode",
         metavar="MODE",
-        help="form of the decoder step in beam search: eager, static (tensors of fixed shapes), or graph (static, "
-        f"replayed as a CUDA graph; on a CPU the same as static) {AS_STORED}",
+        help="how decoder steps of beam search run: eager; graph (on a GPU replayed as CUDA graphs, which avoids "
+        "launches from Python; on a CPU eager); or static (in tensors of fixed shapes like graph, but without graphs, "
+        f"for tests). With graph and static, the search is that of --task translation_device_search {AS_STORED}",
     )
     add_output(parser, "write the results as JSON, with the predictions and the loss of every sentence")
 

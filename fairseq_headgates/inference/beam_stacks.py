@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.inference.attention_cache import repeated
 from fairseq_headgates.inference.decoder_step import DecoderStep, encoder_parts, step_obstacle
+from fairseq_headgates.inference.graphs import can_capture
 
 SEARCH = "step_search"  # its name in fairseq's incremental state
 
@@ -45,7 +46,8 @@ class BeamDecoder(TransformerDecoderBase):
     """fairseq's decoder, which takes the steps of beam search from a `DecoderStep`.
 
     Attributes:
-        inference_mode: one of `MODES`: with exact buffers, with those of a bucket, or also with graphs
+        inference_mode: one of `MODES`: "eager" takes exact buffers, "static" those of a bucket, "graph" also graphs
+            where they can be captured, else exact buffers
     """
 
     inference_mode = "eager"
@@ -61,7 +63,9 @@ class BeamDecoder(TransformerDecoderBase):
         """Compute logits as fairseq does, in incremental decoding by a `DecoderStep` where it is possible."""
         state = incremental_state
         if state is not None and not state and not options and prev_output_tokens.size(1) == 1:
-            state.update(self._begin(len(prev_output_tokens), encoder_out))
+            step = self.free_step()
+            if step is not None:
+                state[SEARCH] = StepSearch(step, len(prev_output_tokens), encoder_out)
         if state is None or SEARCH not in state:
             return super().forward(prev_output_tokens, encoder_out, state, **options)
         logits, weights = state[SEARCH].decode(prev_output_tokens)
@@ -80,18 +84,15 @@ class BeamDecoder(TransformerDecoderBase):
                 if attention is not None:
                     attention.reorder_incremental_state(incremental_state, new_order)
 
-    def static_step(self) -> DecoderStep:
-        """Return the step with the buffers of buckets, which the decoder keeps."""
-        if self._static_step is None:
-            self._static_step = DecoderStep(self, exact=False)
-        return self._static_step
-
-    def _begin(self, rows: int, encoder_out: Any) -> dict[str, Any]:
-        """Return the search by a `DecoderStep` for fairseq's incremental state, nothing if there is none."""
-        exact = self.inference_mode == "eager" or step_obstacle(self, False) or not self.static_step().is_free()
-        if exact and step_obstacle(self, True):
-            return {}
-        return {SEARCH: StepSearch(DecoderStep(self, True) if exact else self.static_step(), rows, encoder_out)}
+    def free_step(self) -> DecoderStep | None:
+        """Return a step for a new search, if possible in the form that `inference_mode` asks for; None without one."""
+        possible = self.inference_mode != "eager" and step_obstacle(self, exact=False) is None
+        if possible and (self.inference_mode == "static" or can_capture(self.embed_tokens.weight.device)):
+            if self._static_step is None:
+                self._static_step = DecoderStep(self, exact=False)
+            if self._static_step.is_free():
+                return self._static_step
+        return DecoderStep(self, exact=True) if step_obstacle(self, exact=True) is None else None
 
 
 class StepSearch:

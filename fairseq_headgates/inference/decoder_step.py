@@ -88,10 +88,10 @@ class DecoderStep(StepBuffers):
         All sentences keep the same number of entries: that of the sentence that needs most.
         """
         beam, room, self.length = self.bucket.beam, self.bucket.beam * self.bucket.positions, position + 1
+        self.position.fill_(position)
         if self.used is None:
             if beam * position == room:
                 self.lengthen()
-            self.position.fill_(position)
             return
         if self.used + beam > room:
             needed = self.mask.eq(0).any(1)

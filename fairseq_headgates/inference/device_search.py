@@ -19,7 +19,8 @@ from fairseq.search import BeamSearch
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
-from fairseq_headgates.inference.decoder_step import DecoderStep, step_obstacle
+from fairseq_headgates.inference.beam_stacks import BeamDecoder
+from fairseq_headgates.inference.decoder_step import DecoderStep
 from fairseq_headgates.inference.graphs import Graphs
 
 WAIT = 4  # steps between two looks at the device
@@ -61,9 +62,9 @@ class History:
 class DeviceSearch(SequenceGenerator):
     """fairseq's `SequenceGenerator`; its plain beam search stays on the device.
 
-    It does so for models of this plugin whose `inference_mode` is not "eager". All else is fairseq's search: sampling,
-    diverse beams, constraints, prefixes, blocked n-grams, a language model, unusual lengths. The results are on the CPU
-    and have no attention weights.
+    It does so for encoder-decoders of this plugin, in every `inference_mode`. All else is fairseq's search: sampling,
+    diverse beams, constraints, prefixes, blocked n-grams, a language model, `match_source_len`. The results are on the
+    CPU and have no attention weights.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -77,14 +78,12 @@ class DeviceSearch(SequenceGenerator):
         constraints: Tensor | None = None,
         bos_token: int | None = None,
     ) -> list[list[dict[str, Tensor]]]:
-        given = (prefix_tokens, constraints)
-        if any(each is not None for each in given) or not (
-            self._is_plain(sample["net_input"]) and self._has_static_steps()
-        ):
+        plain = prefix_tokens is None and constraints is None and self._is_plain(sample["net_input"])
+        steps = self._free_steps() if plain else []
+        if not steps:
             return super()._generate(sample, prefix_tokens, constraints, bos_token)
         source = sample["net_input"]["src_tokens"]
         longest = self._longest(source.size(1))
-        steps = [model.decoder.static_step() for model in self.model.models]
         try:
             self._begin(steps, sample["net_input"], self.eos if bos_token is None else bos_token)
             history = self._search(steps, len(source), longest)
@@ -105,16 +104,14 @@ class DeviceSearch(SequenceGenerator):
             and net_input["src_tokens"].dim() == 2
         )
 
-    def _has_static_steps(self) -> bool:
-        """Return whether the decoders of all models have a static step that is free."""
-        decoders: list[Any] = [getattr(model, "decoder", None) for model in self.model.models]
-        return (
-            self.model.has_encoder()
-            and len(set(decoders)) == len(decoders)
-            and all(getattr(decoder, "inference_mode", "eager") != "eager" for decoder in decoders)
-            and all(step_obstacle(decoder, False) is None for decoder in decoders)
-            and all(decoder.static_step().is_free() for decoder in decoders)
-        )
+    def _free_steps(self) -> list[DecoderStep]:
+        """Return a step of the same form of every model, none if that is not possible."""
+        decoders = [getattr(model, "decoder", None) for model in self.model.models]
+        if not self.model.has_encoder() or len(set(decoders)) < len(decoders):
+            return []
+        steps = [decoder.free_step() if isinstance(decoder, BeamDecoder) else None for decoder in decoders]
+        found = [step for step in steps if step is not None]
+        return found if len(found) == len(steps) and len({step.exact for step in found}) == 1 else []
 
     def _longest(self, source: int) -> int:
         """Return the greatest number of tokens before </s>."""
@@ -150,7 +147,7 @@ class DeviceSearch(SequenceGenerator):
 
     def _record(self, steps: list[DecoderStep], last: bool) -> Tensor:
         work = partial(self._step, steps, last)
-        if last or any(step.decoder.inference_mode != "graph" for step in steps):
+        if last or any(step.exact or step.decoder.inference_mode != "graph" for step in steps):
             return work()
         return self._graphs.run(tuple(step.key for step in steps), work, steps[0].position.device)
 
@@ -181,7 +178,7 @@ class DeviceSearch(SequenceGenerator):
         state["ended"].add_(final.sum(1))
         order = (steps[0].rows[:, :1] + parent).view(-1)
         for step in steps:
-            step.mask.copy_(step.mask.flatten(0, 1).index_select(0, order).view(step.mask.shape))
+            step.reorder(None, order)
             step.tokens.copy_(token)
         return torch.stack([token, parent, score, final, beams[:, :beam], scores[:, :beam]], dim=2)
 

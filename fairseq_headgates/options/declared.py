@@ -245,9 +245,9 @@ class HeadOptions:
     inference_mode: str = option(
         "eager",
         "MODE",
-        "form of the decoder step in beam search: eager, static (tensors of fixed shapes), or graph (static, replayed "
-        "as a CUDA graph; on a CPU the same as static). Stored in the checkpoint; without effect in training and "
-        "validation",
+        "how decoder steps of beam search run: eager; graph (on a GPU replayed as CUDA graphs, which avoids launches "
+        "from Python; on a CPU eager); or static (in tensors of fixed shapes like graph, but without graphs, for "
+        "tests). Stored in the checkpoint; without effect on training and validation",
         parse_inference_mode,
         (str,),
     )

@@ -28,13 +28,12 @@ def test_fairseq_generate_takes_it_from_overrides_and_the_search_from_the_task(r
 
     expected = generated()
     assert len(expected) == 30
-    for mode in ("static", "graph"):
+    for mode in ("eager", "static", "graph"):
         override = ["--model-overrides", f"{{'inference_mode': '{mode}'}}"]
         for task in ([], ["--task", "translation_device_search"]):
             assert texts(generated(*override, *task)) == texts(expected)
             assert sum(searched) == (30 if task else 0)
         searched.clear()
-    assert texts(generated("--task", "translation_device_search")) == texts(expected) and not searched
 
 
 def texts(lines):

@@ -26,17 +26,19 @@ from support.searching import (
 )
 
 from fairseq_headgates import HeadTable, masked
-from fairseq_headgates.inference import DeviceSearch, graphs, step_buffers
+from fairseq_headgates.inference import DeviceSearch, beam_stacks, graphs, step_buffers
 from fairseq_headgates.inference.beam_stacks import StepSearch
 from fairseq_headgates.inference.step_buffers import FIRST_POSITIONS
 from fairseq_headgates.surgery import observe
 
-STATIC = [("fairseq", SequenceGenerator), ("device", DeviceSearch)]
+# The mode of the decoder, and the class of the search.
+WAYS = [("static", SequenceGenerator), ("static", DeviceSearch), ("eager", DeviceSearch)]
+KINDS = pytest.mark.parametrize("kind", [SequenceGenerator, DeviceSearch])
 
 
-@pytest.fixture(params=STATIC, ids=lambda kind: kind[0])
-def kind(request):
-    return request.param[1]
+@pytest.fixture(params=WAYS, ids=lambda way: f"{way[0]}-{way[1].__name__}")
+def way(request):
+    return request.param
 
 
 @pytest.fixture
@@ -49,26 +51,26 @@ def recordings(monkeypatch):
         return record(work)
 
     monkeypatch.setattr(graphs, "capture", capture)
-    for module in (graphs, step_buffers):
+    for module in (graphs, step_buffers, beam_stacks):
         monkeypatch.setattr(module, "can_capture", lambda device: True)
     return made
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("beam", [1, 4])
-def test_every_family_translates_as_with_eager_steps(family, beam, kind):
+def test_every_family_translates_as_with_eager_steps(family, beam, way):
     model, net_input = ending(FAMILIES[family](), 1.5), batch(17, seed=beam)
     if family == "language-model":
         net_input = {"src_tokens": net_input["src_tokens"]}
     expected = search(model, "eager", beam, net_input)
     assert model.decoder._static_step is None
-    assert_same_search(search(model, "static", beam, net_input, kind), expected)
-    assert model.decoder._static_step and model.decoder.static_step().is_free()
+    assert_same_search(search(model, way[0], beam, net_input, way[1]), expected)
+    assert way[0] == "eager" or model.decoder._static_step.is_free()
 
 
 @pytest.mark.parametrize("beam", [1, 2, 5, 12])
 @pytest.mark.parametrize("bias", [-20.0, 0.0, 2.0, 20.0])
-def test_sentences_that_end_at_once_early_and_never(beam, bias, kind):
+def test_sentences_that_end_at_once_early_and_never(beam, bias, way):
     """Against fairseq's own model. 31 to 33 and 63 to 65 positions are the edges of buckets."""
     torch.manual_seed(0)
     stock = ending(TransformerModel.build_model(make_args(), TASK), bias)
@@ -76,7 +78,7 @@ def test_sentences_that_end_at_once_early_and_never(beam, bias, kind):
     ours.load_state_dict(stock.state_dict())
     for length, sentences in ((FIRST_POSITIONS - 2, 1), (FIRST_POSITIONS - 1, 7), (2 * FIRST_POSITIONS, 16)):
         options = {"max_len_b": length, "net_input": batch(sentences, seed=length)}
-        found = search(ours, "static", beam, kind=kind, **options)
+        found = search(ours, way[0], beam, kind=way[1], **options)
         assert_same_search(found, search(stock, "", beam, **options))
     lengths = {len(each["tokens"]) for sentence in found for each in sentence}
     assert lengths == ({2} if bias == 20 else {length + 1}) or bias in (0, 2)
@@ -92,16 +94,16 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_options_of_the_search_and_ensembles(options, kind):
+def test_options_of_the_search_and_ensembles(options, way):
     models = [ending(make_gated(seed), bias, seed) for seed, bias in ((1, 1.0), (2, 0.0))]
     expected = search(models, "eager", 4, batch(9), **options)
-    assert_same_search(search(models, "static", 4, batch(9), kind, **options), expected)
+    assert_same_search(search(models, way[0], 4, batch(9), way[1], **options), expected)
 
 
-def test_prefixes_and_the_token_at_the_beginning(kind):
+def test_prefixes_and_the_token_at_the_beginning(way):
     model, sample = ending(make_gated(), 0.0), {"net_input": batch(5)}
     found = []
-    for mode in ("eager", "static"):
+    for mode, kind in (("eager", SequenceGenerator), way):
         model.decoder.inference_mode = mode
         generator = kind([model], DICTIONARY, beam_size=3, max_len_b=8)
         prefix = torch.tensor([[7, 8], [9, 1], [5, 5], [11, 2], [1, 1]])
@@ -112,11 +114,11 @@ def test_prefixes_and_the_token_at_the_beginning(kind):
         assert_same_search(ours, other)
 
 
-def test_one_model_twice_in_an_ensemble(kind):
+def test_one_model_twice_in_an_ensemble(way):
     """Its buffers are those of one search at a time; the other has eager steps."""
     model = ending(make_gated(), 1.0)
     expected = search([model, copy.deepcopy(model)], "eager", 3, batch(4))
-    assert_same_search(search([model, model], "static", 3, batch(4), kind), expected)
+    assert_same_search(search([model, model], way[0], 3, batch(4), way[1]), expected)
 
 
 @settings(max_examples=40)
@@ -175,6 +177,7 @@ def test_entries_of_dropped_hypotheses_are_removed():
     assert positions <= search.step.used < 2 * positions < beam * positions
 
 
+@KINDS
 def test_a_recorded_step_and_search_give_the_same(recordings, kind):
     """Nothing in a step depends on Python: neither positions, nor shapes, nor the sentences that have ended."""
     model, options = ending(make_gated(), 1.5), {"beam_size": 4, "max_len_b": 70}
@@ -221,14 +224,14 @@ def test_hooks_on_heads_see_what_fairseq_computes():
     assert seen
 
 
-def test_a_search_without_finite_scores_ends_as_in_fairseq(kind):
+def test_a_search_without_finite_scores_ends_as_in_fairseq(way):
     model = ending(make_gated(), 0.0)
     with torch.no_grad():
         model.decoder.output_projection.weight.fill_(float("nan"))
-    for mode in ("eager", "static"):
+    for mode, kind in (("eager", SequenceGenerator), way):
         with pytest.raises(AssertionError):
             search(model, mode, 2, batch(3), kind)
-    assert model.decoder.static_step().is_free()
+    assert way[0] == "eager" or model.decoder._static_step.is_free()
 
 
 def test_copies_of_a_model_have_their_own_step():
