@@ -44,7 +44,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from bench_models import SIZES, check_least, machine, make_args, make_task, masks
+from bench_models import SIZES, check_least, machine, make_args, make_generator, make_task, masks
 from bench_profile import (
     ATTENTION,
     MULTIPLICATIONS,
@@ -61,7 +61,7 @@ from bench_profile import (
 )
 from fairseq.models.transformer import TransformerModel
 from fairseq.sequence_generator import SequenceGenerator
-from generation_speed import beam_search, make_generator
+from generation_speed import beam_search
 from torch import nn
 from tqdm import tqdm
 
