@@ -6,14 +6,13 @@ import bench_models
 import pytest
 import roofline
 import torch
-from fairseq.modules import MultiheadAttention
 from support.models import make_gated, make_stock, make_task
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_headgates import observe, prune
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.inference import AttentionCache
+from fairseq_headgates.inference.beam_stacks import SEARCH
 from fairseq_headgates.surgery import head_sites
 
 HEADS, LAYERS, BATCH, BEAM, SOURCE, POSITION = 3, 2, 2, 3, 7, 5
@@ -40,9 +39,7 @@ def model(kept):
 
 def decoding(model, beam=BEAM):
     """A search in which the step number POSITION comes next."""
-    for module in model.modules():
-        if isinstance(module, MultiheadAttention):
-            module.beam_size = beam
+    model.decoder.set_beam_size(beam)
     generator = SimpleNamespace(model=SimpleNamespace(single_model=model), vocab_size=VOCABULARY, eos=2)
     options = SimpleNamespace(seed=1, beam=beam, length=SOURCE, device="cpu")
     return bench_models.Decoding(options, generator, BATCH).steps(POSITION - 1)
@@ -90,15 +87,11 @@ def test_parameters_are_those_of_the_model(kept, model):
 def test_keys_and_values_are_those_in_the_cache(kept, model):
     search = decoding(model)
     search.step()
-    caches = [
-        AttentionCache(site.attention, search.state).beams
-        for site in head_sites(model)
-        if site.attention_type != "enc-self"
-    ]
-    assert len(caches) == 2 * LAYERS
-    held = sum(tensor.nbytes for cache in caches for tensor in cache.tensors())
+    step = search.state[SEARCH].step
+    names = [name for *pair, _ in (*step.of_target(), *step.of_source()) for name in pair]
+    assert len(names) == 2 * 2 * LAYERS
     cost = roofline.decoder_step(sizes(kept), BATCH, BEAM, POSITION, SOURCE)
-    assert 4 * cost.keys_values == held
+    assert cost.keys_values == sum(step.buffers[name][:, :, : step.used].numel() for name in names)
 
 
 def test_keys_and_values_of_fairseq_without_a_beam_are_the_same():
