@@ -39,7 +39,7 @@ def end_sentences(options: argparse.Namespace, models: list[nn.Module]) -> None:
     layer = nn.Linear(width, symbols)
     nn.init.normal_(layer.weight, std=width**-0.5)
     nn.init.zeros_(layer.bias)
-    batches = make_corpus(options, symbols, SEARCHED, SEARCHED // 4)
+    batches = make_corpus(options, symbols, SEARCHED, SEARCHED // 2)
     wanted = sum(int(batch["src_lengths"].sum()) for batch in batches)
     low, high = BIASES
     for _ in range(5):

@@ -52,7 +52,7 @@ def serve(work: Connection, folder: str, options: dict) -> None:
 
 
 class Exported:
-    """A model that CTranslate2 evaluates. Raise OSError or EOFError if it cannot use the device."""
+    """A model that CTranslate2 evaluates. Raise OSError without a GPU; if its libraries are missing, a search does."""
 
     def __init__(self, model: nn.Module, folder: str, compute_type: str, device: str):
         if device == "cuda" and not ctranslate2.get_cuda_device_count():
@@ -60,7 +60,6 @@ class Exported:
         self.dictionary = model.decoder.dictionary
         to_ctranslate2(model, self.dictionary, self.dictionary, folder, compute_type)
         self.translator = Translator(folder, compute_type, device)
-        self.translator.translate([[self.dictionary[4]]], max_decoding_length=1)  # loads the libraries of a GPU
 
     def search(
         self, options: Namespace, source: list[list[int]], shortest: int, longest: int

@@ -103,10 +103,13 @@ def export(options: argparse.Namespace, models: dict[str, nn.Module], dtype: str
     try:
         from bench_ctranslate2 import Exported
 
-        return {
+        found = {
             copy_name(kind, name): Exported(model, f"{folder}/{kind} {name}", types[kind], options.device)
             for kind, (name, model) in product(kinds, sources(options, models).items())
         }
+        for model in found.values():
+            model.search(options, [[4, 2]], 1, 1)()  # fails where libraries of the GPU are missing
     except (ModuleNotFoundError, OSError, EOFError) as error:
         print(f"generation_speed.py: without CTranslate2: {str(error) or 'its process has ended'}", file=sys.stderr)
         return {}
+    return found

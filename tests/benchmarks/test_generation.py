@@ -97,14 +97,15 @@ def test_launches_and_waits_are_counted(monkeypatch):
     assert bench_models.launches(lambda: None) == {"kernels": 2, "launches": 3, "waits": 1}
 
 
-@pytest.mark.parametrize("reason", ["not installed", "no GPU"])
+@pytest.mark.parametrize("reason", ["not installed", "no GPU", "no library"])
 def test_without_ctranslate2_its_variants_are_left_out(reason, monkeypatch, capsys, tmp_path):
     pytest.importorskip("ctranslate2")
-    monkeypatch.setattr("ctranslate2.get_cuda_device_count", lambda: 0)
+    monkeypatch.setattr("ctranslate2.get_cuda_device_count", lambda: int(reason == "no library"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # its process fails
     if reason == "not installed":
         monkeypatch.setitem(sys.modules, "bench_ctranslate2", None)
     model = TransformerHeadGatesModel.build_model(bench_models.make_args("small"), bench_models.make_task(60))
-    options = Namespace(variants=["full", "ctranslate2"], parts=["beam"], device="cuda")
+    options = Namespace(variants=["full", "ctranslate2"], parts=["beam"], device="cuda", beam=2)
     assert bench_variants.export(options, {"full": model}, "fp16", str(tmp_path)) == {}
     error = capsys.readouterr().err
     assert error.startswith("generation_speed.py: without CTranslate2: ") and error.count("\n") == 1
