@@ -18,13 +18,13 @@ from fairseq_headgates.checkpoints.ctranslate2 import to_ctranslate2
 
 
 class Translator:
-    """CTranslate2's translator in a process of its own, on a CPU, with as many threads as torch."""
+    """CTranslate2's translator in a process of its own, with as many threads as torch."""
 
-    def __init__(self, folder: str, compute_type: str = "default"):
+    def __init__(self, folder: str, compute_type: str = "default", device: str = "cpu"):
         context = multiprocessing.get_context("spawn")
         self._work, theirs = context.Pipe()
-        arguments = (theirs, folder, compute_type, torch.get_num_threads())
-        context.Process(target=serve, args=arguments, daemon=True).start()
+        options = {"device": device, "compute_type": compute_type, "intra_threads": torch.get_num_threads()}
+        context.Process(target=serve, args=(theirs, folder, options), daemon=True).start()
         theirs.close()
 
     def translate(self, *arguments: object, **options: object) -> list[list[list[str]]]:
@@ -40,9 +40,8 @@ class Translator:
         return self._work.recv()
 
 
-def serve(work: Connection, folder: str, compute_type: str, threads: int) -> None:
+def serve(work: Connection, folder: str, options: dict) -> None:
     """Answer calls until the other end is closed."""
-    options = {"device": "cpu", "compute_type": compute_type, "inter_threads": 1, "intra_threads": threads}
     translator = ctranslate2.Translator(folder, **options)
     while True:
         try:
@@ -53,21 +52,25 @@ def serve(work: Connection, folder: str, compute_type: str, threads: int) -> Non
 
 
 class Exported:
-    """A model that CTranslate2 evaluates."""
+    """A model that CTranslate2 evaluates. Raise OSError without a GPU; if its libraries are missing, a search does."""
 
-    def __init__(self, model: nn.Module, folder: str, compute_type: str):
+    def __init__(self, model: nn.Module, folder: str, compute_type: str, device: str):
+        if device == "cuda" and not ctranslate2.get_cuda_device_count():
+            raise OSError("this CTranslate2 finds no GPU")
         self.dictionary = model.decoder.dictionary
         to_ctranslate2(model, self.dictionary, self.dictionary, folder, compute_type)
-        self.translator = Translator(folder, compute_type)
+        self.translator = Translator(folder, compute_type, device)
 
-    def search(self, options: Namespace, source: list[list[int]]) -> Callable[[], object]:
-        """Return the translation of sentences, with --length tokens and </s> or one more token for each."""
-        words = [[self.dictionary[number] for number in sentence[:-1]] for sentence in source]  # without </s>
+    def search(
+        self, options: Namespace, source: list[list[int]], shortest: int, longest: int
+    ) -> Callable[[], list[list[list[str]]]]:
+        """Return the translation of sentences, each with `shortest` to `longest` tokens and </s> or one more token."""
+        words = [[self.dictionary[i] for i in sentence if i != self.dictionary.pad()][:-1] for sentence in source]
         return partial(
             self.translator.translate,
             words,
             beam_size=options.beam,
             num_hypotheses=options.beam,
-            min_decoding_length=options.length,
-            max_decoding_length=options.length + 1,
+            min_decoding_length=shortest,
+            max_decoding_length=longest + 1,
         )

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import torch
 from fairseq.data import Dictionary
+from fairseq.dataclass.configs import GenerationConfig
 from fairseq.models.transformer import base_architecture
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ SIZES = {  # width, feed-forward width, layers on each side, heads
     "base": (512, 2048, 6, 8),
     "big": (1024, 4096, 6, 16),
 }
+LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")  # how names of the profiler begin
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -140,6 +142,20 @@ def make_source(options: argparse.Namespace, generator: SequenceGenerator, batch
     return {"src_tokens": source.to(options.device), "src_lengths": lengths.to(options.device)}
 
 
+def make_generator(options: argparse.Namespace, model: nn.Module, **lengths: float) -> SequenceGenerator:
+    """Return a beam search, with the model prepared as in fairseq-generate.
+
+    Args:
+        options: of the benchmark
+        model: the model; its attribute `search_class` is the class of the search (default: fairseq's)
+        lengths: limits of the length of an output (default: it has --length tokens)
+    """
+    lengths = lengths or {"max_len_b": options.length, "min_len": options.length}
+    model.prepare_for_inference_(SimpleNamespace(generation=GenerationConfig(beam=options.beam)))
+    search = getattr(model, "search_class", SequenceGenerator)
+    return search([model], model.decoder.dictionary, beam_size=options.beam, **lengths)
+
+
 class Decoding:
     """Decode beam * batch hypotheses of random tokens step by step, the same for every variant."""
 
@@ -224,20 +240,25 @@ def peak_bytes(work: Callable[[], object], device: str) -> int:
     return max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
 
 
-def launches(work: Callable[[], object]) -> tuple[int, int]:
-    """Return how many kernels `work` launches on the GPU, and how often it waits for the GPU before it ends."""
+def launches(work: Callable[[], object]) -> dict[str, int]:
+    """Count the kernels of `work` on the GPU, launches of kernels and graphs, and how often it waits before it ends."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         seconds_of(work, "cuda")
-    names = [event.name for event in profiler.events() if event.device_type == DeviceType.CUDA]
-    waits = sum(event.name == "cudaStreamSynchronize" for event in profiler.events())
-    return sum(not name.startswith(("Memcpy", "Memset")) for name in names), waits
+    events = profiler.events()
+    on_gpu = [event.name for event in events if event.device_type == DeviceType.CUDA]
+    return {
+        "kernels": sum(not name.startswith(("Memcpy", "Memset")) for name in on_gpu),
+        "launches": sum(event.name.startswith(LAUNCHES) for event in events),
+        "waits": sum(event.name == "cudaStreamSynchronize" for event in events),
+    }
 
 
-def in_8_bits(model: nn.Module) -> nn.Module:
-    """Return a copy of a model that computes in 8 bits when it is prepared for inference."""
+def changed(model: nn.Module, **values: object) -> nn.Module:
+    """Return a copy of a model with other values of attributes, such as `inference_dtype`."""
     copied = copy.deepcopy(model)
     copied.args = copy.copy(model.args)
-    copied.inference_dtype = "int8"
+    for name, value in values.items():
+        setattr(copied, name, value)
     return copied
 
 

@@ -38,13 +38,13 @@ OPERATORS = {
     "ne eq gt ge lt le and or bitwise_and bitwise_or bitwise_not logical_not logical_and isnan isinf",
     "copies, gathers": "copy to_copy clone contiguous cat stack index_select gather index embedding masked_select "
     "masked_fill fill zero index_put index_put_impl scatter scatter_add repeat repeat_interleave arange zeros ones eye "
-    "full new_full new_zeros zeros_like ones_like full_like constant_pad_nd pad nonzero unique2 triu",
+    "full new_full new_zeros zeros_like ones_like full_like constant_pad_nd pad nonzero unique2 triu fill_diagonal",
     "largest candidates": "topk sort argsort",
     "views, allocation": "view reshape reshape_alias unsafe_view flatten unflatten transpose permute t as_strided "
     "select slice narrow expand expand_as unsqueeze squeeze unbind chunk split split_with_sizes unfold alias detach "
     "lift_fresh resolve_conj resolve_neg empty empty_like empty_strided new_empty resize set item local_scalar_dense "
     "is_nonzero to type_as promote_types result_type is_same_size shape_as_tensor numpy_T linear matmul dropout "
-    "scaled_dot_product_attention",
+    "scaled_dot_product_attention view_as",
     PYTHON: " ".join(PARTS),
 }
 ROW_OF = {name: row for row, names in OPERATORS.items() for name in names.split()}

@@ -12,12 +12,19 @@ The variants, with the same weights where the shapes allow it:
     masked       with the same heads masked (--alive-heads)
     pruned       the result of `prune` on `gated`
     native       built without these heads (--alive-heads, --remove-heads): random weights
-    int8         `full` and every `pruned` in int8 (--inference-dtype int8), on a CPU with --dtype fp32
-    ctranslate2  `full` and every `pruned` in CTranslate2, single precision: `beam` alone, on a CPU
+    compressed   built like `native`, and without the same share of the neurons of every feed-forward block
+    int8         in int8 (--inference-dtype int8), on a CPU with --dtype fp32
+    graph        with decoder steps in buffers of fixed shapes, on a GPU from CUDA graphs (--inference-mode graph)
+    device       the same with `DeviceSearch` instead of fairseq's SequenceGenerator; its `step` is that of `graph`
+    ctranslate2  in CTranslate2, on a GPU with --dtype, on a CPU in single precision: `beam` and `corpus` alone
     ctranslate2-int8   the same with weights in 8 bits
+
+The last five are copies of those of `full`, `pruned` and `compressed` that are measured, too. CTranslate2 is left out
+where it is not installed or cannot use the GPU.
 
 Variants without heads are measured for each --remove: a share of the heads, chosen at random, the same number in every
 layer; and for each --alive: the heads of a mask file, or the open heads of a checkpoint.
+
 These parts are timed for each batch size:
 
     encoder   the encoder
@@ -25,16 +32,23 @@ These parts are timed for each batch size:
               reordering the cache and decoding one more token are timed, each time after the same tokens
     beam      translation as in `fairseq-generate`, with its SequenceGenerator and its preparation of models; exactly
               --length tokens per sentence, and </s>
+    corpus    translation of --corpus sentences of 4 to twice --length tokens, sorted by length and cut into batches as
+              in `fairseq-generate`; see below
     train     (once, not for each batch size) an update, as in benchmarks/train_step.py; --dtype is autocast there
 
-All source sentences have --length tokens: there is no padding. The variants run in one process in turn, in a rotating
-order, so that changes in the speed of the machine affect all of them. The tables have medians, and the speed relative
-to stock (`/stock`) and to full (`/full`): the median of the ratios of single repetitions. First, variants that must
-agree (stock and full; gated, masked and pruned) have to generate the same tokens in single precision.
+All source sentences have --length tokens, except in `corpus`: there is no padding. For `corpus` the output projection
+has a bias on </s>: sentences end at different times, and are on average about as long as their sources. Its tokens are
+those of the best hypotheses. `first` is the speed of the first round, in which graphs are captured.
+
+The variants run in one process in turn, in a rotating order, so that changes in the speed of the machine affect all of
+them. The tables have medians, and the speed relative to stock (`/stock`) and to full (`/full`): the median of the
+ratios of single repetitions. First, variants that must agree (stock and full; gated, masked and pruned; `graph` and
+`device` with their sources) have to generate the same tokens in single precision: if not, the exit code is 2.
 
 Memory: `cache` is the memory of the decoder's cache at the end of the generation of a batch; `peak`, on a GPU, is the
 memory of the parameters and the peak of other tensors in `beam`. On a CPU, benchmarks/memory.py measures processes.
-On a GPU, `kernels` are the kernels of a step, and `waits` how often it waits for the GPU. FLOPs of a step are computed
+On a GPU, `kernels` are the kernels of a step, `launches` those of kernels and graphs by the host, and `waits` how often
+it waits for the GPU; with `beam` these are of a whole translation, divided by its steps. FLOPs of a step are computed
 from the shapes. Bytes are decoder weights and cached keys and values, each read once. With the peak rates of a device
 they give a lower bound of the time of a step.
 """
@@ -46,21 +60,20 @@ import statistics
 from collections.abc import Callable
 from functools import partial
 from itertools import product
+from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 
 import torch
+from bench_corpus import end_sentences, translate_corpus
 from bench_models import (
     DTYPES,
     SIZES,
     Decoding,
-    in_8_bits,
     launches,
     machine,
-    make_args,
+    make_generator,
     make_source,
     make_task,
-    masks,
     median_ratio,
     next_update,
     peak_bytes,
@@ -70,26 +83,19 @@ from bench_models import (
     training_batches,
     training_update,
 )
+from bench_variants import VARIANTS, build, copies, export, groups
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
-from fairseq.dataclass.configs import GenerationConfig
-from fairseq.models.transformer import TransformerModel
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from fairseq_headgates import HeadTable, head_sites, prune
+from fairseq_headgates import head_sites
 from fairseq_headgates.files import write_whole
-from fairseq_headgates.heads import TYPES, mask_to_json
+from fairseq_headgates.heads import TYPES
 from fairseq_headgates.messages import fail
-from fairseq_headgates.models import TransformerHeadGatesModel
 
-WHOLE = ["stock", "full"]
-SMALLER = ["gated", "masked", "pruned", "native"]  # one of each for every share of removed heads
-EXPORTED = {"ctranslate2": "float32", "ctranslate2-int8": "int8"}  # CTranslate2's compute type
-VARIANTS = [*WHOLE, *SMALLER, "int8", *EXPORTED]
-AGREEING = ["gated", "masked", "pruned"]
 TRAINED = ["stock", "full", "pruned"]
-PARTS = ["encoder", "step", "beam", "train"]
+PARTS = ["encoder", "step", "beam", "corpus", "train"]
 PEAK_TFLOPS = {"fp32": 67, "bf16": 989, "fp16": 989}  # H200 SXM, NVIDIA data sheet: dense, fp32 without TF32
 BANDWIDTH_GBS = 4800  # the same
 MIB = 2**20
@@ -107,7 +113,9 @@ SPEED = {  # unit, key of the figure, format
     "encoder": ("tokens/s", "tokens_per_s", ",.0f"),
     "step": ("ms", "ms", ".2f"),
     "beam": ("tokens/s", "tokens_per_s", ",.0f"),
+    "corpus": ("tokens/s", "tokens_per_s", ",.0f"),
 }
+OF_CORPUS = [("first", "first_tokens_per_s", 1, ",.0f"), ("tokens", "tokens", 1, ",d")]
 COSTS = [
     ("cache MiB", "cache_bytes", MIB, ".2f"),
     ("peak MiB", "peak_bytes", MIB, ".1f"),
@@ -115,7 +123,9 @@ COSTS = [
     ("weights MB", "arithmetic weight_bytes", 1e6, ".1f"),
     ("cache MB", "arithmetic cache_bytes", 1e6, ".2f"),
     ("kernels", "arithmetic kernels", 1, "d"),
+    ("launches", "arithmetic launches", 1, "d"),
     ("waits", "arithmetic waits", 1, "d"),
+    *((f"beam {name}", f"beam {name}", 1, ".1f") for name in ("kernels", "launches", "waits")),
     ("FLOP bound ms", "arithmetic flops_bound_ms", 1, ".4f"),
     ("byte bound ms", "arithmetic bytes_bound_ms", 1, ".4f"),
     ("step ms", "step ms", 1, ".3f"),
@@ -135,6 +145,8 @@ def main() -> None:
     if options.json:
         text = json.dumps({**signature, "options": vars(options), "results": results}, indent=1)
         write_whole(options.json, text + "\n", force=True)
+    if not all(found["same_tokens"] for result in results for found in result["agreement"].values()):
+        fail(Path(__file__).name, "variants that must agree generate different tokens: see above")
 
 
 def parse() -> argparse.Namespace:
@@ -145,10 +157,11 @@ def parse() -> argparse.Namespace:
     add("--remove", type=float, nargs="+", default=[0.5, 0.75], help="shares of heads to remove (default: 0.5 0.75)")
     add("--alive", nargs="+", default=[], metavar="MASK", help="also these heads: mask files, or checkpoints")
     add("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="what to measure (default: all)")
-    add("--parts", nargs="+", choices=PARTS, default=PARTS[:3], help="(default: all but train)")
+    add("--parts", nargs="+", choices=PARTS, default=PARTS[:3], help="(default: all but corpus and train)")
     add("--batch", type=int, nargs="+", default=[1, 8, 32, 64], help="sentences in a batch (default: 1 8 32 64)")
     add("--beam", type=int, default=4, help="hypotheses for a sentence (default: %(default)s)")
     add("--length", type=int, default=25, help="tokens of a sentence, source and target (default: %(default)s)")
+    add("--corpus", type=int, default=3000, help="sentences of the part corpus (default: %(default)s)")
     add("--sentences", type=int, default=96, help="sentences in a training batch (default: %(default)s)")
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     add("--dtype", nargs="+", choices=DTYPES, default=["fp32"], help="data type of the weights (default: fp32)")
@@ -165,14 +178,17 @@ def parse() -> argparse.Namespace:
 def measure(options: argparse.Namespace, vocabulary: int, dtype: str) -> dict:
     """Build, check and time all variants for one vocabulary and data type."""
     models = build(options, vocabulary)
+    for names in groups(models) if "corpus" in options.parts else []:
+        if {name.split()[0] for name in names} & set(options.variants):
+            end_sentences(options, [models[name] for name in names])
+    models |= copies(options, models, dtype)
     agreement = check(options, models)
-    parts = len(options.batch) * len(set(options.parts) - {"train"}) + ("train" in options.parts)
+    parts = len(options.batch) * len(set(options.parts) - {"corpus", "train"}) + ("train" in options.parts)
     total = parts * (options.warm_up + options.repetitions)
+    total += len(options.batch) * ("corpus" in options.parts) * (1 + options.repetitions)
     with TemporaryDirectory() as folder, tqdm(desc=f"{vocabulary} {dtype}", total=total, leave=False) as bar:
-        turns = partial(take_turns, rounds=options.repetitions, warm_up=options.warm_up, device=options.device, bar=bar)
-        exported = export(options, models, folder) if options.device == "cpu" else {}
-        if options.device == "cpu" and dtype == "fp32":
-            models |= {f"int8 {name}".strip(): in_8_bits(model) for name, model in sources(models).items()}
+        turns = partial(take_turns, device=options.device, bar=bar)
+        exported = export(options, models, dtype, folder)
         models = {name: model for name, model in models.items() if name.split()[0] in options.variants}
         training = train(options, models, vocabulary, dtype, turns) if "train" in options.parts else {}
         sizes, generators = {}, {}
@@ -185,73 +201,13 @@ def measure(options: argparse.Namespace, vocabulary: int, dtype: str) -> dict:
     return {**described, "agreement": agreement, "models": sizes, "batches": batches}
 
 
-def build(options: argparse.Namespace, vocabulary: int) -> dict[str, nn.Module]:
-    """Return the models of fairseq in single precision on the CPU."""
-    task = make_task(vocabulary)
-
-    def make(kind=TransformerHeadGatesModel, **gates) -> nn.Module:
-        torch.manual_seed(options.seed)
-        return kind.build_model(make_args(options.size, **gates), task).eval()
-
-    models = {"stock": make(TransformerModel), "full": make()}
-    weights = models["stock"].state_dict()
-    models["full"].load_state_dict(dict(weights))
-    for share, mask in masks(options).items():
-        inline = mask_to_json(mask, one_line=True)
-        gated, masked = make(gate_heads=",".join(TYPES)), make(alive_heads=inline)
-        masked.load_state_dict(dict(weights))
-        gated.load_state_dict({**weights, **gate_weights(gated, mask)})
-        native = make(alive_heads=inline, remove_heads=True)
-        built = zip(SMALLER, [gated, masked, prune(gated), native], strict=True)
-        models |= {f"{kind} {share}": model for kind, model in built}
-    return models
-
-
-def gate_weights(gated: nn.Module, mask: HeadTable) -> dict[str, Tensor]:
-    """Return the parameters of gates that are exactly 0 or exactly 1."""
-    alive = {f"{site.name}.gate.log_alpha": mask.values[site.attention_type][site.layer] for site in head_sites(gated)}
-    return {name: 20.0 * torch.tensor(row) - 10 for name, row in alive.items()}
-
-
-def sources(models: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return the models that have variants in 8 bits and in CTranslate2, by what follows the name of the variant."""
-    chosen = (name for name in models if name == "full" or name.startswith("pruned"))
-    return {name.removeprefix("full"): models[name] for name in chosen}
-
-
-def export(options: argparse.Namespace, models: dict[str, nn.Module], folder: str) -> dict:
-    """Return `full` and every pruned model in CTranslate2, under the names of their variants."""
-    wanted = [kind for kind in EXPORTED if kind in options.variants and "beam" in options.parts]
-    if not wanted:
-        return {}
-    try:
-        from bench_ctranslate2 import Exported
-    except ModuleNotFoundError:
-        fail("generation_speed.py", "ctranslate2 is missing: pip install ctranslate2, or leave it out of --variants")
-    return {
-        f"{kind} {name}".strip(): Exported(model, f"{folder}/{kind} {name}", EXPORTED[kind])
-        for kind in wanted
-        for name, model in sources(models).items()
-    }
-
-
-def make_generator(options: argparse.Namespace, model: nn.Module) -> SequenceGenerator:
-    """Return fairseq's beam search with a fixed output length, with the model prepared as in fairseq-generate."""
-    config = GenerationConfig(beam=options.beam, max_len_b=options.length, min_len=options.length)
-    model.prepare_for_inference_(SimpleNamespace(generation=config))
-    lengths = {key: getattr(config, key) for key in ("max_len_a", "max_len_b", "min_len")}
-    return SequenceGenerator([model], model.decoder.dictionary, beam_size=config.beam, **lengths)
-
-
 def check(options: argparse.Namespace, models: dict[str, nn.Module]) -> dict:
-    """Return the largest logit difference of variants that must agree. Raise AssertionError if tokens differ."""
+    """Return whether variants that must agree generate the same tokens, and their largest logit difference."""
     agreement = {}
-    shares = [name.removeprefix("pruned ") for name in models if name.startswith("pruned ")]
-    for names in [WHOLE, *([f"{kind} {share}" for kind in AGREEING] for share in shares)]:
+    for names in (names for names in groups(models) if len(names) > 1):
         (tokens, logits), *others = [translate(options, copy.deepcopy(models[name])) for name in names]
         difference = max(float((other - logits).abs().max()) for _, other in others)
         same = all(other == tokens for other, _ in others)
-        assert same, f"{', '.join(names)} generate different tokens (largest logit difference {difference:g})"
         agreement[", ".join(names)] = {"same_tokens": same, "largest_logit_difference": difference}
     return agreement
 
@@ -284,27 +240,41 @@ def measure_batch(
 ) -> dict:
     """Return {variant: {part: times, ...memory and arithmetic}} for one batch size."""
     rows: dict[str, dict] = {name: {} for name in (*generators, *exported)}
+    timed = partial(turns, rounds=options.repetitions, warm_up=options.warm_up)
     tokens = batch * options.length
     if "encoder" in options.parts:
         works = {name: encoder_pass(options, generator, batch) for name, generator in generators.items()}
-        add_times(rows, "encoder", turns({name: lambda work=work: work for name, work in works.items()}), tokens)
+        add_times(rows, "encoder", timed({name: lambda work=work: work for name, work in works.items()}), tokens)
     if "step" in options.parts:
-        halves = {name: partial(half_decoded, options, generator, batch) for name, generator in generators.items()}
-        add_times(rows, "step", turns({name: lambda half=half: half().step for name, half in halves.items()}))
+        others = {name: generator for name, generator in generators.items() if not name.startswith("device")}
+        halves = {name: partial(half_decoded, options, generator, batch) for name, generator in others.items()}
+        add_times(rows, "step", timed({name: lambda half=half: half().step for name, half in halves.items()}))
         for name, half in halves.items():
             rows[name]["arithmetic"] = arithmetic(options, sizes[name], half())
     if "beam" in options.parts:
         works = {name: beam_search(options, generator, batch) for name, generator in generators.items()}
         source = make_source(options, next(iter(generators.values())), batch)["src_tokens"].tolist()
-        translations = {name: model.search(options, source) for name, model in exported.items()}
+        lengths = (options.length, options.length)
+        translations = {name: model.search(options, source, *lengths) for name, model in exported.items()}
         ready = {name: lambda work=work: work for name, work in {**works, **translations}.items()}
-        add_times(rows, "beam", turns(ready), tokens)
+        add_times(rows, "beam", timed(ready), tokens)
         for name, work in works.items():
-            decoded = Decoding(options, generators[name], batch).steps(options.length + 1)
-            rows[name]["cache_bytes"] = tensor_bytes(decoded.state)
+            rows[name]["cache_bytes"] = cache_bytes(options, generators[name], batch)
             if options.device == "cuda":
-                rows[name]["peak_bytes"] = sizes[name]["bytes"] + peak_bytes(work, options.device)
+                kept = rows[name]["cache_bytes"] if name.startswith(("graph", "device")) else 0  # between searches
+                rows[name]["peak_bytes"] = sizes[name]["bytes"] + kept + peak_bytes(work, options.device)
+                rows[name]["beam"] |= {key: n / (options.length + 1) for key, n in launches(work).items()}
+    if "corpus" in options.parts:
+        found = translate_corpus(options, generators, exported, batch, turns)
+        add_times(rows, "corpus", {name: seconds[1:] for name, (_, seconds) in found.items()}, 1)
+        for name, (number, seconds) in found.items():
+            rows[name]["corpus"] |= {"tokens": number, "first_tokens_per_s": 1 / seconds[0]}
     return rows
+
+
+def cache_bytes(options: argparse.Namespace, generator: SequenceGenerator, batch: int) -> int:
+    """Return the memory of the decoder's cache at the end of a generation, without keeping it."""
+    return tensor_bytes(Decoding(options, generator, batch).steps(options.length + 1).state)
 
 
 def train(options: argparse.Namespace, models: dict, vocabulary: int, dtype: str, turns: Callable) -> dict:
@@ -316,7 +286,7 @@ def train(options: argparse.Namespace, models: dict, vocabulary: int, dtype: str
         batches = training_batches(options.sentences, options.length, vocabulary, options.device)
         ready[name] = partial(next_update, update, batches)
     rows: dict[str, dict] = {name: {} for name in ready}
-    add_times(rows, "train", turns(ready) if ready else {})
+    add_times(rows, "train", turns(ready, options.repetitions, options.warm_up) if ready else {})
     return rows
 
 
@@ -361,22 +331,22 @@ def arithmetic(options: argparse.Namespace, size: dict, half: Decoding) -> dict:
     bandwidth = options.bandwidth_gbs or (BANDWIDTH_GBS if on_gpu else None)
     result["flops_bound_ms"] = flops / tflops / 1e9 if tflops else None
     result["bytes_bound_ms"] = (result["weight_bytes"] + cache) / bandwidth / 1e6 if bandwidth else None
-    result["kernels"], result["waits"] = launches(half.step) if on_gpu else (None, None)
-    return result
+    return {**result, **(launches(half.step) if on_gpu else {})}
 
 
 def print_tables(result: dict) -> None:
     described = f"{result['size']}, vocabulary {result['vocabulary']}, {result['dtype']}"
     print(f"\n=== {described}")
     for names, found in result["agreement"].items():
-        print(f"same tokens: {names} (largest logit difference {found['largest_logit_difference']:.1e})")
+        tokens, difference = "same" if found["same_tokens"] else "DIFFERENT", found["largest_logit_difference"]
+        print(f"{tokens} tokens: {names} (largest logit difference {difference:.1e})")
     print("\n" + table("variant", result["models"], MODELS))
     for part, (unit, key, form) in SPEED.items():
         rows = by_batch(part, result["batches"])
         columns = [
             (header, f"{batch} {name}", *shown)
             for batch in result["batches"]
-            for header, name, *shown in ((f"{batch}:", key, 1, form), *RATIOS)
+            for header, name, *shown in ((f"{batch}:", key, 1, form), *RATIOS, *OF_CORPUS)
         ]
         if rows:
             print("\n" + table(f"{part}, {unit}", rows, columns))

@@ -5,9 +5,14 @@
 #
 # Parts, each at most ten minutes:
 #   machine           the GPU and torch
-#   tests             compare GPU with CPU results of all architectures, beam search, penalty and importance scores
-#   generation-fp32   translation: stock, unpruned, gated and pruned; kernels and synchronisations of a decoder step
-#   generation-fp16, generation-bf16: the same in these precisions; generation-big: transformer-big in fp16
+#   equal             compare GPU with CPU results of beam search with static and captured decoder steps
+#   step-fp16, step-fp32: a decoder step of stock, unpruned, pruned and compressed models, also captured as a CUDA graph;
+#                     its kernels, launches and synchronisations
+#   search-fp16, search-fp32: beam search with these models, also on the device, and with CTranslate2
+#   corpus            translation of CORPUS sentences with all of these in fp16
+#   tests             compare GPU with CPU results of all architectures, penalty, importance scores and relevance
+#   generation-bf16   step and beam search of stock, unpruned, gated and pruned models; generation-big: the same with
+#                     transformer-big in fp16
 #   update            an update in training, without gates and with each gating method, in fp32, fp16 and bf16
 #   update-large      the same with 420 instead of 96 sentences
 #   scores            the cost of importance scores
@@ -16,12 +21,15 @@
 #
 # Run the command again to run the parts that failed or timed out; the recipe resumes. Environment variables: PARTS (the
 # parts to run), LIMIT (seconds of a part), SIZE (base; of all parts but generation-big), ROUNDS, BATCHES (sentences in a
-# batch of generation), RUNS, UPDATES, PRUNE_UPDATES, LR and LINES_OF_TEXT (of training). DEVICE=cpu tests this script.
+# batch of generation), CORPUS (1000) and CORPUS_BATCHES (of corpus), RUNS, UPDATES, PRUNE_UPDATES, LR and LINES_OF_TEXT
+# (of training). DEVICE=cpu tests this script.
 set -uo pipefail
 root=$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")
 [[ -d $root/recipes ]] || { echo "$0: recipes/ is missing beside this copy (sbatch makes one): sbatch OPTIONS --wrap 'benchmarks/gpu.sh OUT'" >&2; exit 2; }
-all="machine tests generation-fp32 generation-fp16 generation-bf16 generation-big update update-large scores training"
-PARTS=${PARTS-$all} LIMIT=${LIMIT:-600} SIZE=${SIZE:-base} DEVICE=${DEVICE:-cuda} ROUNDS=${ROUNDS:-4} BATCHES=${BATCHES:-1 32 128}
+all="machine equal step-fp16 step-fp32 search-fp16 search-fp32 corpus tests"
+all+=" generation-bf16 generation-big update update-large scores training"
+PARTS=${PARTS-$all} LIMIT=${LIMIT:-600} SIZE=${SIZE:-base} DEVICE=${DEVICE:-cuda} ROUNDS=${ROUNDS:-4}
+BATCHES=${BATCHES:-1 8 32 128} CORPUS_BATCHES=${CORPUS_BATCHES:-128 32}
 
 stop() { echo "gpu.sh: $1" >&2; exit 2; }
 (($# == 1 || $# == 4)) || stop "got $# arguments, needs OUT or OUT RAW_DIR SRC TGT"
@@ -48,20 +56,30 @@ part() {
 
 out=$(readlink -f "$out")
 [[ -z $raw ]] || raw=$(readlink -e "$raw") || stop "RAW_DIR='$raw' is missing"
-speed=(python3 benchmarks/generation_speed.py --device "$DEVICE" --variants stock full gated pruned --remove 0.5 0.75
-  --parts step beam --repetitions "$ROUNDS" --warm-up 1)
+# shellcheck disable=SC2206 # a list of numbers
+speed=(python3 benchmarks/generation_speed.py --device "$DEVICE" --warm-up 1 --repetitions "$ROUNDS" --batch $BATCHES)
+models=(--size "$SIZE" --remove 0.75 --variants stock full pruned compressed graph)
+searches=(device ctranslate2 ctranslate2-int8)
+both=(--variants stock full gated pruned --remove 0.5 0.75 --parts step beam)
+tests=(env HEADGATES_CUDA="$DEVICE" python3 -m pytest -q -p no:cacheprovider tests/models/test_cuda.py)
 update=(python3 benchmarks/train_step.py --size "$SIZE" --device "$DEVICE" --updates "$((2 * ROUNDS))")
 [[ $DEVICE == cuda ]] && precisions=(fp32 fp16 bf16) || precisions=(fp32)
 
 part machine python3 -c "import torch; print(torch.__version__, torch.version.cuda or '')
 if torch.cuda.is_available(): print(torch.cuda.get_device_name(), torch.cuda.get_device_capability())"
-part tests env HEADGATES_CUDA="$DEVICE" python3 -m pytest -q -p no:cacheprovider tests/models/test_cuda.py
-for precision in fp32 fp16 bf16; do
-  # shellcheck disable=SC2086 # a list of numbers
-  part "generation-$precision" "${speed[@]}" --size "$SIZE" --dtype "$precision" --batch $BATCHES
+part equal "${tests[@]}" -k static_steps
+for precision in fp16 fp32; do
+  part "step-$precision" "${speed[@]}" "${models[@]}" --parts step --dtype "$precision"
+done
+for precision in fp16 fp32; do
+  part "search-$precision" "${speed[@]}" "${models[@]}" "${searches[@]}" --parts beam --dtype "$precision"
 done
 # shellcheck disable=SC2086
-part generation-big "${speed[@]}" --size big --dtype fp16 --batch $BATCHES
+part corpus "${speed[@]}" "${models[@]}" "${searches[@]}" --parts corpus --dtype fp16 --corpus "${CORPUS:-1000}" \
+  --batch $CORPUS_BATCHES --repetitions "$(((ROUNDS + 1) / 2))"
+part tests "${tests[@]}" -k "not static_steps"
+part generation-bf16 "${speed[@]}" "${both[@]}" --size "$SIZE" --dtype bf16
+part generation-big "${speed[@]}" "${both[@]}" --size big --dtype fp16
 part update "${update[@]}" --dtype "${precisions[@]}"
 part update-large "${update[@]}" --dtype "${precisions[@]}" --sentences 420
 part scores python3 benchmarks/importance_speed.py --size "$SIZE" --device "$DEVICE" --rounds "$ROUNDS"

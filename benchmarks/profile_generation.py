@@ -43,8 +43,9 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+import bench_variants
 import torch
-from bench_models import SIZES, check_least, machine, make_args, make_task, masks
+from bench_models import SIZES, check_least, machine, make_generator
 from bench_profile import (
     ATTENTION,
     MULTIPLICATIONS,
@@ -59,16 +60,13 @@ from bench_profile import (
     run_profile,
     run_times,
 )
-from fairseq.models.transformer import TransformerModel
 from fairseq.sequence_generator import SequenceGenerator
-from generation_speed import beam_search, make_generator
+from generation_speed import beam_search
 from torch import nn
 from tqdm import tqdm
 
-from fairseq_headgates import prune
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.messages import fail
-from fairseq_headgates.models import TransformerHeadGatesModel
 from fairseq_headgates.report import text_table
 
 
@@ -134,16 +132,8 @@ def check(options: argparse.Namespace) -> None:
 
 
 def build(options: argparse.Namespace) -> dict[str, nn.Module]:
-    task = make_task(options.vocabulary)
-
-    def make(kind: type) -> nn.Module:
-        torch.manual_seed(options.seed)
-        return kind.build_model(make_args(options.size), task).eval()
-
-    models = {"stock": make(TransformerModel), "full": make(TransformerHeadGatesModel)}
-    models["full"].load_state_dict(dict(models["stock"].state_dict()))
-    smaller = {f"pruned {share}": mask for share, mask in masks(options).items()}
-    return {**models, **{name: prune(models["full"], mask) for name, mask in smaller.items()}}
+    models = bench_variants.build(options, options.vocabulary)
+    return {name: model for name, model in models.items() if name.split()[0] in ("stock", "full", "pruned")}
 
 
 def peak_flops(size: int = 2048) -> float:

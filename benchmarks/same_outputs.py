@@ -27,7 +27,7 @@ from pathlib import Path
 
 import sacrebleu
 import torch
-from bench_models import in_8_bits
+from bench_models import changed
 from fairseq import checkpoint_utils, tasks, utils
 from fairseq.sequence_generator import SequenceGenerator
 from tqdm import tqdm
@@ -164,7 +164,7 @@ def make_forms(state: dict, task, options: argparse.Namespace, folder: str, stac
         save_checkpoint(smaller, f"{folder}/{name}.pt")
         (models[name],), *_ = checkpoint_utils.load_model_ensemble_and_task([f"{folder}/{name}.pt"], task=task)
     forms = {name: FairseqForm(task, model.eval(), options.beam) for name, model in models.items()}
-    forms["int8"] = FairseqForm(task, in_8_bits(models["pruned"]), options.beam)
+    forms["int8"] = FairseqForm(task, changed(models["pruned"], inference_dtype="int8"), options.beam)
     usual = packed_linear.WORTH_PACKING
     packed_linear.WORTH_PACKING = 1 if options.all_layers else usual
     forms["int8"].prepare()  # before it scores

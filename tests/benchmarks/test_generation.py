@@ -4,10 +4,20 @@ import json
 import subprocess
 import sys
 from argparse import Namespace
+from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
+import bench_corpus
+import bench_models
+import bench_variants
 import memory
 import pytest
+import torch
+from torch.autograd import DeviceType
+
+from fairseq_headgates.models import TransformerHeadGatesModel
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -26,25 +36,79 @@ def run(script, *arguments):
 def test_speed_of_all_variants(tmp_path):
     pytest.importorskip("ctranslate2")
     alive = json.dumps({"enc-self": [[1, 0, 0, 0, 1, 1, 1, 1], [0] * 8, [1] * 8]})  # removes 11 of 72 heads
-    options = ["--length", 4, "--repetitions", 2, "--warm-up", 0, "--alive", alive]
-    found = run("generation_speed.py", *options, tmp_path / "speed.json")
+    options = ["--length", 4, "--repetitions", 2, "--warm-up", 0, "--alive", alive, "--corpus", 5]
+    found = run("generation_speed.py", *options, "--parts", "step", "beam", "corpus", tmp_path / "speed.json")
     (result,) = found["results"]
     shares = ("50%", "15% inline")
-    pruned = [f"{kind} {share}" for share in shares for kind in ("gated", "masked", "pruned", "native")]
-    in_8_bits = ["int8", *(f"int8 pruned {share}" for share in shares)]
-    assert list(result["models"]) == ["stock", "full", *pruned, *in_8_bits]
-    assert all(row["same_tokens"] for row in result["agreement"].values()) and len(result["agreement"]) == 3
+    smaller = [f"{kind} {share}" for share in shares for kind in ("gated", "masked", "pruned", "native", "compressed")]
+    copied = [f"{kind} {share}" for share in shares for kind in ("pruned", "compressed")]
+    copies = [" ".join(names) for kind in ("int8", "graph", "device") for names in ((kind,), *product((kind,), copied))]
+    assert list(result["models"]) == ["stock", "full", *smaller, *copies]
+    assert all(row["same_tokens"] for row in result["agreement"].values())
+    agreeing = [names.split(", ") for names in result["agreement"]]
+    assert agreeing[0] == ["stock", "full", "graph", "device"] and len(agreeing) == 5
     models, rows = result["models"], result["batches"]["2"]
     for share in shares:
         sizes = [models[f"{kind} {share}"]["parameters"] for kind in ("pruned", "native")]
-        assert sizes[0] == sizes[1] < models["full"]["parameters"]
-    kinds = ("ctranslate2", "ctranslate2-int8")
-    assert set(rows) == {*models, *kinds, *(f"{kind} pruned {share}" for kind in kinds for share in shares)}
+        assert models[f"compressed {share}"]["parameters"] < sizes[0] == sizes[1] < models["full"]["parameters"]
+    exported = [name.replace("int8", kind) for kind in ("ctranslate2", "ctranslate2-int8") for name in copies[:5]]
+    assert set(rows) == {*models, *exported}
     for name, row in rows.items():
-        ratios = sorted(row["beam"]["seconds"][i] for i in range(2))
-        assert ratios[0] > 0 and row["beam"]["speed_to_stock"] > 0, name
-        assert row["beam"]["tokens_per_s"] == pytest.approx(2 * 4 / (sum(ratios) / 2)), name
+        seconds = row["beam"]["seconds"]
+        assert min(seconds) > 0 and row["beam"]["speed_to_stock"] > 0, name
+        assert row["beam"]["tokens_per_s"] == pytest.approx(2 * 4 / (sum(seconds) / 2)), name
+        assert ("step" in row) == (not name.startswith(("device", "ctranslate2"))), name
+        assert row["corpus"]["first_tokens_per_s"] > 0 and len(row["corpus"]["seconds"]) == 2, name
     assert all(rows[name]["cache_bytes"] > 0 for name in models)
+    for names in agreeing:
+        assert len({rows[name]["corpus"]["tokens"] for name in names}) == 1
+
+
+def test_a_corpus_has_all_lengths_and_sentences_end_at_about_those_of_their_sources():
+    options = Namespace(size="small", device="cpu", seed=1, beam=2, length=10)
+    batches = bench_corpus.make_corpus(options, 60, 100, 16)
+    lengths = torch.cat([each["src_lengths"] for each in batches])
+    assert lengths.tolist() == sorted(lengths.tolist()) and set(lengths.tolist()) == set(range(5, 22))
+    for each in batches:
+        source = each["src_tokens"]
+        assert torch.equal(source.ne(1).sum(1), each["src_lengths"]) and source.size(1) == each["src_lengths"].max()
+        assert source[:, -1].eq(2).all() and source.eq(2).sum() == len(source)
+    task = bench_models.make_task(60)
+    model = TransformerHeadGatesModel.build_model(bench_models.make_args("small"), task).eval()
+    bench_corpus.end_sentences(options, [model])
+    generator = bench_models.make_generator(options, model, **bench_corpus.LENGTHS)
+    ends = [bench_corpus.best_lengths(generator, each) for each in batches]
+    assert sum(sum(each) for each in ends) == pytest.approx(int(lengths.sum()), rel=0.4)
+    assert any(len(set(each)) > 1 for each in ends)
+
+
+def test_launches_and_waits_are_counted(monkeypatch):
+    """Of the events that torch reports on a GPU."""
+    on_gpu = ["gemm", "Memcpy DtoH", "Memset", "softmax"]
+    by_host = ["cudaLaunchKernelExC", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaStreamSynchronize"]
+    events = [
+        SimpleNamespace(name=name, device_type=getattr(DeviceType, kind))
+        for kind, names in (("CUDA", on_gpu), ("CPU", by_host))
+        for name in names
+    ]
+    profiler = nullcontext(SimpleNamespace(events=lambda: events))
+    monkeypatch.setattr(bench_models, "profile", lambda **options: profiler)
+    monkeypatch.setattr(bench_models, "seconds_of", lambda work, device: work())
+    assert bench_models.launches(lambda: None) == {"kernels": 2, "launches": 3, "waits": 1}
+
+
+@pytest.mark.parametrize("reason", ["not installed", "no GPU", "no library"])
+def test_without_ctranslate2_its_variants_are_left_out(reason, monkeypatch, capsys, tmp_path):
+    pytest.importorskip("ctranslate2")
+    monkeypatch.setattr("ctranslate2.get_cuda_device_count", lambda: int(reason == "no library"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # its process fails
+    if reason == "not installed":
+        monkeypatch.setitem(sys.modules, "bench_ctranslate2", None)
+    model = TransformerHeadGatesModel.build_model(bench_models.make_args("small"), bench_models.make_task(60))
+    options = Namespace(variants=["full", "ctranslate2"], parts=["beam"], device="cuda", beam=2)
+    assert bench_variants.export(options, {"full": model}, "fp16", str(tmp_path)) == {}
+    error = capsys.readouterr().err
+    assert error.startswith("generation_speed.py: without CTranslate2: ") and error.count("\n") == 1
 
 
 @pytest.mark.rehearsal

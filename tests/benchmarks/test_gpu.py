@@ -36,16 +36,19 @@ def gpu(tmp_path):
 
 
 def test_parts_are_kept_and_only_missing_ones_are_run_again(gpu, tmp_path):
-    out, parts = tmp_path / "out", "machine generation-fp16 update scores"
+    out, parts = tmp_path / "out", "machine step-fp16 corpus update scores"
     failed = gpu(out, code=1, PARTS=parts, SCORES=3)
     assert failed.stderr == f"gpu.sh: scores failed with exit code 3: see {out}/scores.log\n"
     assert (out / "scores.log").read_text() == "log of scores\n"
     page = (out / "benchmarks.md").read_text()
     assert [line for line in page.splitlines() if line.startswith("## ")] == [
-        f"## {name}" for name in parts.split()[:3]
+        f"## {name}" for name in parts.split()[:4]
     ]
-    assert "$ python3 benchmarks/generation_speed.py --device cuda --variants stock full gated pruned" in page
-    assert "--dtype fp16 --batch 1 32 128" in page and "--dtype fp32 fp16 bf16" in page and "table of" in page
+    assert (
+        "$ python3 benchmarks/generation_speed.py --device cuda --warm-up 1 --repetitions 4 --batch 1 8 32 128" in page
+    )
+    assert "compressed graph --parts step --dtype fp16" in page and "--batch 128 32 --repetitions 2" in page
+    assert "--dtype fp32 fp16 bf16" in page and "table of" in page
     again = gpu(out, PARTS=parts)
     assert [line.split()[1] for line in again.stdout.splitlines()[:-1]] == ["scores"]
     assert "## scores" in (out / "benchmarks.md").read_text()
@@ -57,7 +60,7 @@ def test_parts_are_kept_and_only_missing_ones_are_run_again(gpu, tmp_path):
     [
         ([], {}, "got 0 arguments, needs OUT or OUT RAW_DIR SRC TGT"),
         (["out", "raw"], {}, "got 2 arguments, needs OUT or OUT RAW_DIR SRC TGT"),
-        (["out"], {"PARTS": "speed"}, "unknown part speed: choose from machine tests"),
+        (["out"], {"PARTS": "speed"}, "unknown part speed: choose from machine equal"),
         (["out"], {"NO_GPU": 1}, "torch finds no GPU"),
     ],
 )
