@@ -30,7 +30,7 @@ setup(
     package_data={"fairseq_headgates": ["py.typed", "report/templates/*"]},
     packages=find_packages(include=["fairseq_headgates", "fairseq_headgates.*"]),
     python_requires=">=3.10",
-    install_requires=["torch>=2.4", "conllu", "jinja2", "numpy", "regex", "sacrebleu", "scipy", "tensorboardX", "tqdm"],
+    install_requires=["torch>=2.4", "conllu", "jinja2", "numpy", "sacrebleu", "scipy", "tensorboardX", "tqdm"],
     extras_require={
         # An extra, because the packages `fairseq` and `fairseq-fixed` own the same folder `fairseq/`:
         # whoever has one of them already must not get the other installed over it.

@@ -32,7 +32,6 @@ LANGUAGE_PAIR = re.compile(r"[\w@.]+-[\w@.]+")
 LANGUAGE = re.compile(r"[\w@.-]+")
 HEADS = ("decoder.output_projection.weight", "decoder.adaptive_softmax.head.weight")  # of the output, one of them
 TAIL = re.compile(r"decoder\.adaptive_softmax\.tail\.\d+\.2\.weight")
-MATCHING_SECONDS = 2.0  # for a regular expression from a file
 
 
 def load_model(path: str, trust: bool = False) -> tuple[dict[str, Any], nn.Module]:
@@ -161,7 +160,7 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
 def freeze_as_stored(model: nn.Module, pattern: str) -> bool:
     """Freeze parameters by a stored `--freeze-params`. Return False if it cannot be used or matches nothing."""
     try:
-        freeze(model, pattern, seconds=MATCHING_SECONDS)
+        freeze(model, pattern)
     except ValueError:
         return False
     return True

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
-import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import regex
 from torch import nn
-
-MATCHING_SECONDS = 10.0
-MOST_REPEATS = 100_000  # in a pattern; the package regex unrolls them
 
 
 @dataclass
@@ -35,9 +28,7 @@ class FrozenReport:
         return [*groups, total + (f"; {self.dropouts} dropouts turned off" if self.dropouts else "")]
 
 
-def freeze(
-    model: nn.Module, pattern: str, freeze_dropout: bool = False, seconds: float = MATCHING_SECONDS
-) -> FrozenReport:
+def freeze(model: nn.Module, pattern: str, freeze_dropout: bool = False) -> FrozenReport:
     r"""Freeze every parameter whose name matches `pattern` (``re.search``), in place.
 
     A shared parameter has several names (with shared embeddings, `encoder.embed_tokens.weight` is also
@@ -48,24 +39,19 @@ def freeze(
         pattern: a regular expression
         freeze_dropout: turn off dropout in every module whose parameters are all frozen, so that the frozen part
             computes the same in training as in evaluation
-        seconds: time limit for matching, because some patterns backtrack without end
 
     Returns:
         What was frozen
 
     Raises:
-        ValueError: if the pattern is not a regular expression, matches no parameter or all of them, or takes too long
+        ValueError: if the pattern is not a regular expression, or matches no parameter or all of them
     """
     try:
-        search = _search_within(pattern, seconds)
-        names = _names(model)
-        chosen = {parameter: known for parameter, known in names.items() if any(map(search, known))}
-    except (re.error, regex.error, OverflowError, RecursionError) as error:  # the last two: huge numbers, deep nesting
+        search = re.compile(pattern).search
+    except (re.error, OverflowError, RecursionError) as error:  # the last two: huge numbers, deep nesting
         raise ValueError(f"--freeze-params {pattern!r:.200} is not a regular expression: {error}") from None
-    except TimeoutError:
-        raise ValueError(
-            f"--freeze-params {pattern!r:.200} takes longer than {seconds} seconds to match: simplify it"
-        ) from None
+    names = _names(model)
+    chosen = {parameter: known for parameter, known in names.items() if any(map(search, known))}
     if not chosen:
         raise ValueError(
             f"--freeze-params {pattern!r:.200} matches no parameter: names look like {next(iter(names.values()))[0]!r}"
@@ -90,23 +76,6 @@ def _names(model: nn.Module) -> dict[nn.Parameter, list[str]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     return names
-
-
-def _search_within(pattern: str, seconds: float) -> Callable[[str], object]:
-    """Return `regex.search` for a pattern with a time limit, which `re` does not have."""
-    re.compile(pattern)
-    counts = [max(1, int(count)) for count in re.findall(r"\d+", "".join(re.findall(r"\{[\d, ]*\}", pattern)))]
-    if math.prod(counts) > MOST_REPEATS:
-        raise re.error(f"repeats of more than {MOST_REPEATS:,} in all")
-    expression, end = regex.compile(pattern), time.monotonic() + seconds
-
-    def search(name: str) -> object:
-        left = end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        return expression.search(name, timeout=left)
-
-    return search
 
 
 def _group(name: str) -> str:

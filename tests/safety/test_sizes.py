@@ -183,18 +183,6 @@ def test_a_huge_number_of_pickle_instructions_is_refused(attempts, tmp_path):
     assert attempts.run("headgates", "show", path, seconds=60).refused
 
 
-@pytest.mark.rehearsal
-def test_a_stored_expression_that_backtracks_does_not_hang(attempts, tmp_path):
-    """Nothing but training and the numbers of an optimiser's parameters depends on it."""
-    for number, pattern in enumerate(
-        ["(x+x+)+y", "(([a-z.])+.)+[A-Z]([a-z.])+$", "(", "(?:(a{99}){99}){999}", "x" * 100_000, 3, ["a"]]
-    ):
-        path = save(small_state("gated", freeze_params=pattern), tmp_path / f"{number}.pt")
-        for command in (["show", path], ["prune", path, tmp_path / "out.pt", "--force"]):
-            ended = attempts.run("headgates", *command)
-            assert ended.orderly and ended.seconds < 12, (pattern, ended)
-
-
 ODD = [
     ("convtransformer", {"input_feat_per_channel": 200_000}, "product must be at most"),
     ("s2t_transformer", {"max_source_positions": 2**24, "encoder_learned_pos": True}, "table would have more than"),
