@@ -20,7 +20,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import nn
 
-from fairseq_headgates.files import part_of, remove_dead_parts, replace_folder
+from fairseq_headgates.files import part_of, replace_folder
 from fairseq_headgates.heads import HeadId
 from fairseq_headgates.messages import shown
 from fairseq_headgates.surgery import head_sites
@@ -245,7 +245,6 @@ def _vocabulary(dictionary: Dictionary) -> list[str]:
 
 def check_output(output: Path, force: bool) -> None:
     """Raise ValueError unless a model may be written there: `force` replaces models, nothing else."""
-    remove_dead_parts(output)  # one may be the old model of a killed process that was replacing it
     if output.exists() and not force:
         raise ValueError(f"{output} exists: choose another name, or pass --force to overwrite it")
     if output.exists() and not (output / "model.bin").is_file():

@@ -1,7 +1,7 @@
 """Text in UTF-8, atomic file writes, and journals from which interrupted commands resume (no torch)."""
 
 from fairseq_headgates.files.journal import ResumeJournal
-from fairseq_headgates.files.parts import part_of, remove_dead_parts, replace_folder
+from fairseq_headgates.files.parts import part_of, replace_folder
 from fairseq_headgates.files.reading import (
     check_dictionary,
     decode,
@@ -22,7 +22,6 @@ __all__ = [
     "read_standard_input",
     "read_text",
     "refuse_existing",
-    "remove_dead_parts",
     "check_dictionary",
     "replace_folder",
     "replacing",

@@ -1,126 +1,32 @@
-"""Files and folders in the making: dead ones go, others stay, links and what is not a file are left as they are."""
+"""Files and folders in the making, links, and what is not a file."""
 
 import json
 import multiprocessing
 import os
-import signal
-import time
-from pathlib import Path
 
 import pytest
 
-from fairseq_headgates.files import check_writable, part_of, remove_dead_parts, replace_folder, replacing, write_whole
+from fairseq_headgates.files import check_writable, part_of, replacing, write_whole
 
 FORK = multiprocessing.get_context("fork")  # faster than to import all anew
-
-
-def write_for_ever(target, folder, told):
-    with part_of(target, folder) as part:
-        (part / "model.bin" if folder else part).write_text("half")
-        told.send(part.name)
-        time.sleep(600)
-
-
-def replace_until_killed(part, target):
-    rename = Path.rename
-
-    def rename_once(source, to):
-        if source == part:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return rename(source, to)
-
-    Path.rename = rename_once
-    replace_folder(part, target)
 
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.fixture
-def writer():
-    """writer(target, folder=False) starts a process that writes for ever; it gives it and the name of its part."""
-    started = []
-
-    def writer(target, folder=False):
-        here, there = FORK.Pipe()
-        started.append(FORK.Process(target=write_for_ever, args=(target, folder, there)))
-        started[-1].start()
-        return started[-1], here.recv()
-
-    yield writer
-    for process in started:
-        process.kill()
-        process.join()
-
-
 @pytest.mark.parametrize("folder", [False, True])
-def test_only_partial_files_of_dead_processes_are_removed(folder, writer, tmp_path):
-    (killed, dead), (_, living) = (writer(tmp_path / "x.pt", folder) for _ in range(2))
-    killed.kill()
-    killed.join()
-    assert names(tmp_path) == sorted([dead, living])
-    with part_of(tmp_path / "x.pt", folder) as part:
-        assert names(tmp_path) == sorted([living, part.name])
-    assert names(tmp_path) == [living]
-
-
-def test_writing_an_output_removes_its_own_stale_partial_files(writer, tmp_path):
-    killed, dead = writer(tmp_path / "x.json")
-    killed.kill()
-    killed.join()
-    write_whole(tmp_path / "y.json", "other")
-    assert names(tmp_path) == sorted([dead, "y.json"])  # of another output
-    write_whole(tmp_path / "x.json", "whole")
-    assert names(tmp_path) == ["x.json", "y.json"]
-
-
-def test_files_with_names_like_partial_files_are_kept(tmp_path):
-    """`x.2024.part` is the journal of the output `x.2024`."""
-    others = ["x.2024.part", "x.part", "x.12~.parts", "x.a~.part", "y.12~.part", "x.y.12~.part", "x.12~", "old"]
-    for name in others:
-        (tmp_path / name).write_text("mine")
-    (tmp_path / "x.7~.part").symlink_to(tmp_path / "old")
-    os.mkfifo(tmp_path / "x.8~.part")
-    write_whole(tmp_path / "x", "new")
-    assert names(tmp_path) == sorted([*others, "x", "x.7~.part", "x.8~.part"])
-    assert all((tmp_path / name).read_text() == "mine" for name in others)
-
-
-def test_a_partial_file_with_the_same_process_id_is_kept(writer, tmp_path, monkeypatch):
-    """As on a file system that several machines share."""
-    process, living = writer(tmp_path / "x")
-    monkeypatch.setattr(os, "getpid", lambda: process.pid)
-    write_whole(tmp_path / "x", "mine")
-    assert (tmp_path / "x").read_text() == "mine" and (tmp_path / living).read_text() == "half"
-
-
-def test_partial_files_are_kept_without_file_locks(tmp_path, monkeypatch):
-    import fcntl
-
-    def unsupported(*_):
-        raise OSError(95, "Operation not supported")
-
-    (tmp_path / "x.7~.part").write_text("another machine writes it")
-    monkeypatch.setattr(fcntl, "flock", unsupported)
-    write_whole(tmp_path / "x", "mine")
-    assert (tmp_path / "x").read_text() == "mine" and names(tmp_path) == ["x", "x.7~.part"]
-
-
-def test_an_interrupted_replacement_of_a_folder_is_recovered(tmp_path):
-    """Killed when the old model was moved aside and the new one was not in its place: the old one comes back."""
-    part, target = tmp_path / "part", tmp_path / "model"
-    for folder, text in ((part, "new"), (target, "old")):
-        folder.mkdir()
-        (folder / "model.bin").write_text(text)
-    killed = FORK.Process(target=replace_until_killed, args=(part, target))
-    killed.start()
-    killed.join()
-    assert killed.exitcode == -signal.SIGKILL and not target.exists()
-    remove_dead_parts(target)
-    assert (target / "model.bin").read_text() == "old" and names(tmp_path) == ["model", "part"]
-    replace_folder(part, target)
-    assert (target / "model.bin").read_text() == "new" and names(tmp_path) == ["model"]
+def test_a_part_is_removed_unless_it_was_renamed(folder, tmp_path):
+    """It has the rights of a usual file, and a name that no other process has."""
+    (tmp_path / "usual").touch()
+    with part_of(tmp_path / "x", folder) as part, part_of(tmp_path / "x", folder) as other:
+        assert part != other and part.parent == tmp_path and part.is_dir() == folder
+        assert folder or part.stat().st_mode == (tmp_path / "usual").stat().st_mode
+        part.rename(tmp_path / "x")
+    assert names(tmp_path) == ["usual", "x"]
+    with pytest.raises(KeyboardInterrupt), part_of(tmp_path / "x", folder):
+        raise KeyboardInterrupt
+    assert names(tmp_path) == ["usual", "x"]
 
 
 # Links, and what is not a file
