@@ -5,9 +5,20 @@ from __future__ import annotations
 import os
 from typing import Annotated, ClassVar, Literal
 
-from settings import estimates
 from settings import types as t
-from settings.general import STEPS, Download, Training, evaluation, given, model, pruning, text, training
+from settings.general import (
+    ADAM,
+    DISK_SPACE,
+    STEPS,
+    Download,
+    Training,
+    evaluation,
+    given,
+    model,
+    pruning,
+    text,
+    training,
+)
 from settings.runs import Heads
 
 Curves = Annotated[list[Literal["gradient", "ablation", "random"]], t.BLANKS, t.ONCE]
@@ -17,7 +28,6 @@ class Classification(Training):
     """Settings of classification.sh."""
 
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("RAW_DIR", "OUT_DIR")
-    GONE = {"GATES": "RUNS='all=0.5 all=0.5@subset all:0.1'", "FINETUNE": "RUNS='all=0.5@gradient all=0.5@random'"}
     DEFAULTS = Training.DEFAULTS | {
         **given("LOWERCASE=0 ENCODED=0 BPE=6000"),
         "TOKENIZE": "-l en tokenize",
@@ -94,9 +104,14 @@ class Mnli(Download, Classification):
     """Settings of mnli.sh."""
 
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
-    DEFAULTS = Classification.DEFAULTS | {"DISK_GB": estimates.mnli}
-    UNIT = "pairs of sentences"
+    DEFAULTS = Classification.DEFAULTS | {"DISK_GB": DISK_SPACE}
+    UNIT, TEXT_GB = "pairs of sentences", 3
 
     MODEL: t.Word = model(
         "name of the trained model, as in torch.hub; it must use the BPE of GPT-2", record="data", first=True
     )
+
+    def model_bytes(self) -> int:
+        """Return the disk space of the pre-trained model, and of two checkpoints of each model."""
+        size = 51_000 * self.EMBED + self.LAYERS * self.EMBED * (4 * self.EMBED + 2 * self.FFN)
+        return size * (4 + 2 * ADAM * (len(self.RUNS) + 2)) * len(self.SEEDS)

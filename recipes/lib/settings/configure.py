@@ -45,9 +45,6 @@ def read(recipe: str, given: Mapping[str, str], defaults: Mapping[str, str] | No
         ValueError: for an invalid setting, in one line with its name, value and rule
     """
     kind = RECIPES[recipe]
-    for name, instead in kind.GONE.items():
-        if given.get(name):
-            raise ValueError(f"{name}={shown(given[name])}: the name of this setting is RUNS; set {instead}")
     texts: dict[str, str] = {}
     for name, field in kind.model_fields.items():
         for source in (given, defaults or {}, {} if later(kind.DEFAULTS.get(name)) else kind.DEFAULTS):

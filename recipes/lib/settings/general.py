@@ -7,21 +7,22 @@ settings; a recipe gives its own in its script. A setting that nothing sets is N
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr
 
-from settings import estimates
 from settings import types as t
-from settings.runs import GATED, TRAINED, UNTRAINED, Heads, Run, check, parse, plan, with_method
+from settings.runs import GATED, TRAINED, UNTRAINED, Heads, Run, check, parse, plan, trains, with_method
 
 Default = str | Callable[[Any], Any]
 GROUPS = ("text", "model", "training", "pruning", "evaluation", "machine")
 Precision = Literal["fp16", "amp", "fp32"]
 Runs = Annotated[list[Run], BeforeValidator(lambda text: [parse(word) for word in text.split()]), t.ONCE]
 STEPS = "cumulative percentages of the heads to remove, separated by commas"
+ADAM = 12  # bytes for each parameter: a weight and two moments
+DISK_SPACE: Callable[[Any], str] = lambda s: s.disk_space()  # noqa: E731
 DATA_DIR = "folder with downloaded files (missing ones are downloaded), or the URL of a mirror"
 
 
@@ -55,7 +56,6 @@ class Settings(BaseModel):
     DEFAULTS: ClassVar[dict[str, Default]] = {"DRY_RUN": "0"}
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
     HIDDEN: ClassVar[tuple[str, ...]] = ()  # settings that --help leaves out
-    GONE: ClassVar[Mapping[str, str]] = {}  # names of earlier versions, and what replaces them
 
     _texts: dict[str, str] = PrivateAttr(default_factory=dict)
 
@@ -225,6 +225,7 @@ class Download(Settings):
 
     UNIT: ClassVar[str] = "source tokens"  # of an update
     TIMED: ClassVar[bool] = False  # whether benchmarks/full_size.sh estimates the hours
+    TEXT_GB: ClassVar[int]  # disk space of the text
 
     DATA_DIR: t.Place = text(DATA_DIR, record="", first=True)
     PRECISION: Precision = training("precision of training (default: fp16 on a GPU)", record="")
@@ -232,4 +233,30 @@ class Download(Settings):
 
     def arrays(self) -> dict[str, list[str]]:
         assert isinstance(self, Training)
-        return super().arrays() | {"size_of_recipe": estimates.work(self, self.UNIT, self.TIMED)}
+        return super().arrays() | {"size_of_recipe": _work(self, self.UNIT, self.TIMED)}
+
+    def model_bytes(self) -> int:
+        """Return the disk space of the models."""
+        raise NotImplementedError
+
+    def disk_space(self) -> str:
+        """Return the disk space in GB that the recipe needs."""
+        return str(self.TEXT_GB + self.model_bytes() // 1_000_000_000 + 1)
+
+
+def _work(s: Training, unit: str, timed: bool) -> list[str]:
+    """Return the lines that a dry run prints first: tokens or sentences of an update, and all updates."""
+    sizes = (getattr(s, name, None) for name in ("TOKENS_PER_UPDATE", "BATCH", "MAX_TOKENS"))
+    update = next(size for size in sizes if size)
+    first = f"{s.UPDATES:,} updates" if s.UPDATES else f"{getattr(s, 'EPOCHS', 0):,} epochs"
+    methods = [line.split()[1] for line in s.plan()]
+    trained = sum(map(trains, methods))
+    further = f", then {trained} trainings of {s.PRUNE_UPDATES:,}" if trained else ""
+    if scratch := methods.count("scratch"):
+        further += f", {scratch} of them after {first} of their own"
+    seeds = f", for each of {len(s.SEEDS)} seeds" if len(s.SEEDS) > 1 else ""
+    hours = "; benchmarks/full_size.sh measures a machine and estimates the hours" if timed else ""
+    return [
+        f"an update: {update:,} {unit}; baseline: {first}{further}{seeds}",
+        f"no run at this size has been made{hours}",
+    ]

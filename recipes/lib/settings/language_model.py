@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from settings import estimates
 from settings import types as t
-from settings.general import Download, Sequences, Training, evaluation, given, model, pruning, text, training
+from settings.general import (
+    ADAM,
+    DISK_SPACE,
+    Download,
+    Sequences,
+    Training,
+    evaluation,
+    given,
+    model,
+    pruning,
+    text,
+    training,
+)
 from settings.runs import Heads
 
 
@@ -14,7 +25,6 @@ class LanguageModel(Sequences):
     """Settings of language_model.sh."""
 
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("RAW_DIR", "OUT_DIR")
-    GONE = {"LAMBDAS": "RUNS='all:0.02 all:0.04'"}
     DEFAULTS = Training.DEFAULTS | {
         **given(
             "BPE=2000 VOCABULARY=0 ARCH=transformer_lm EMBED=64 FFN=256 LAYERS=4 HEADS=4 PRE_NORM=1 "
@@ -89,5 +99,10 @@ class WikiText103(Download, LanguageModel):
     """Settings of wikitext103.sh."""
 
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
-    DEFAULTS = LanguageModel.DEFAULTS | {"DISK_GB": estimates.wikitext}
-    UNIT = "tokens"
+    DEFAULTS = LanguageModel.DEFAULTS | {"DISK_GB": DISK_SPACE}
+    UNIT, TEXT_GB = "tokens", 3
+
+    def model_bytes(self) -> int:
+        """Return the disk space of three checkpoints of each model, with 40 rows of EMBED for every thousand words."""
+        of_layer = self.EMBED * (5 * self.EMBED + 2 * (self.PERSISTENT_VECTORS or self.EMBED))
+        return (self.LAYERS * of_layer + 40_000 * self.EMBED) * ADAM * 3 * (len(self.RUNS) + 2) * len(self.SEEDS)

@@ -7,10 +7,12 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from settings import architecture, estimates
+from settings import architecture
 from settings import types as t
 from settings.general import (
+    ADAM,
     DATA_DIR,
+    DISK_SPACE,
     STEPS,
     Download,
     Search,
@@ -207,10 +209,10 @@ class Sweep(Translation):
 class Published(Download, Translation):
     """Settings of the recipes of Voita et al. 2019."""
 
-    TEXT_GB: ClassVar[int] = 15
+    TEXT_GB = 15
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
     DEFAULTS = Translation.DEFAULTS | {
-        "DISK_GB": estimates.voita,
+        "DISK_GB": DISK_SPACE,
         "PRUNE_WARMUP": "$WARMUP",
         "SCRATCH": lambda s: "all" if any(run.types == "all" and run.method == "l0" for run in s.RUNS) else "",
     }
@@ -219,6 +221,11 @@ class Published(Download, Translation):
         "folder with your own text, {train,valid,test}.{en,ru}, instead of the download (tokenised: PRETOKENIZED=1)",
         record="",
     )
+
+    def model_bytes(self) -> int:
+        """Return the disk space of the checkpoints of a training, of two of each model, and of two controls."""
+        size = (2 + int(self.UNTIED)) * self.BPE * self.EMBED + _of_layers(self)
+        return size * (ADAM * (self.AVERAGE + 3) + 40 * (len(self.RUNS) + 1)) * len(self.SEEDS)
 
 
 class WmtEnRu(Published):
@@ -251,13 +258,20 @@ class Iwslt14DeEn(Download, Translation):
 
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
     DEFAULTS = Translation.DEFAULTS | {
-        "DISK_GB": estimates.iwslt,
+        "DISK_GB": DISK_SPACE,
         "EPOCHS": lambda s: s.MEASURED and s.MEASURED[-1],
     }
+
+    TEXT_GB = 2
 
     MEASURED: t.Epochs = pruning(
         "epochs after which heads are removed; training ends after the last one", record="", first=True
     )
+
+    def model_bytes(self) -> int:
+        """Return the disk space of a checkpoint of every epoch."""
+        return self.MEASURED[-1] * ADAM * ((1 + 2 * int(self.UNTIED)) * self.BPE * self.EMBED + _of_layers(self))
+
     STEPS: t.Percents = pruning(STEPS, record="")
 
     def problems(self) -> None:
@@ -295,3 +309,9 @@ class PrunePretrained(Search):
         "sacremoses command that tokenises the text, after normalize; empty: the text is already tokenised", none=True
     )
     DATA_DIR: t.Place = text(DATA_DIR, record="")
+
+
+def _of_layers(s: Translation) -> int:
+    """Return the number of parameters of all layers."""
+    encoder, decoder = s.LAYERS * (4 * s.EMBED + 2 * s.FFN), s.DECODER_LAYERS * (8 * s.EMBED + 2 * s.FFN)
+    return s.EMBED * (encoder + decoder)

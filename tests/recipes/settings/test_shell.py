@@ -106,9 +106,7 @@ PAIR = ["raw", "OUT", "en", "de"]
         ("opensubtitles_en_ru.sh", ["OUT"], {"GPUS": "all"}, "GPUS='all'"),
         ("iwslt14_de_en.sh", ["OUT"], {"MEASURED": "x"}, "MEASURED='x' 'x' must be a whole number"),
         ("prune_pretrained.sh", ["transformer.wmt14.en-fr", "data", "OUT"], {"KEEP": "x"}, "KEEP='x'"),
-        ("language_model.sh", ["--dry-run", "raw", "OUT"], {"LAMBDAS": "0.1"}, "LAMBDAS='0.1'"),
         ("wikitext103.sh", ["OUT"], {"OPTIMIZER": "lamb"}, "OPTIMIZER='lamb' needs NVIDIA's apex"),
-        ("classification.sh", ["raw", "OUT"], {"GATES": "0.5"}, "GATES='0.5'"),
         ("mnli.sh", ["OUT"], {"RUNS": "all=0.5@x"}, "method 'x' must be one of"),
     ],
 )
