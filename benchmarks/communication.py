@@ -56,7 +56,7 @@ import fairseq_headgates
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.messages import fail
-from fairseq_headgates.report import text_table
+from fairseq_headgates.report.tables import text_table
 
 OURS = ["--arch", "transformer_head_gates"]
 GATES = [*OURS, "--gate-heads", ",".join(TYPES), "--criterion", "label_smoothed_cross_entropy_l0"]

@@ -37,7 +37,7 @@ from tqdm import tqdm
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import mask_to_json
 from fairseq_headgates.messages import fail
-from fairseq_headgates.report import text_table
+from fairseq_headgates.report.tables import text_table
 
 PLUGIN = Path(__file__).resolve().parent.parent / "fairseq_headgates"
 # What fairseq's commands import; and without this plugin, torch loads no file that holds a Namespace.

@@ -67,7 +67,7 @@ from tqdm import tqdm
 
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.messages import fail
-from fairseq_headgates.report import text_table
+from fairseq_headgates.report.tables import text_table
 
 
 def main() -> None:

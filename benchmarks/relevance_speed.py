@@ -36,7 +36,7 @@ from transformers.models.gpt2 import modeling_gpt2
 from fairseq_headgates.analysis.relevance import Relevance, explain
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.models import TransformerLMHeadGatesModel
-from fairseq_headgates.report import text_table
+from fairseq_headgates.report.tables import text_table
 
 METHODS = ("attnlrp", "alti", "story-of-heads", "epsilon")
 LONGEST = 1024  # positions

@@ -33,7 +33,7 @@ from itertools import product
 
 from fairseq_headgates.heads import number_of_heads
 from fairseq_headgates.messages import fail
-from fairseq_headgates.report import text_table
+from fairseq_headgates.report.tables import text_table
 
 HEAD_SIZE = 64
 PARTS = ("heads", "step", "encoder")

@@ -16,10 +16,10 @@ from fairseq.optim.lr_scheduler import build_lr_scheduler
 from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule
 from torch import Tensor, nn
 
-from fairseq_headgates import report
 from fairseq_headgates.gates import GateMethod, SubsetGates
 from fairseq_headgates.heads import HeadTable, gate_log
 from fairseq_headgates.messages import described, logging_only
+from fairseq_headgates.report.figures import heat_map
 from fairseq_headgates.surgery import gate_method, gated_sites, open_probabilities, to_table
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class GateMonitor:
         self._log_gates(model, updates_of(model) + 1)
         if self.tensorboard_logdir and _is_first_worker() and self._writer is not None:
             # fairseq tells a model the number of updates before each, so that the last one is not counted.
-            self._writer.add_figure("gates/closed", report.heat_map(_closed(model)), updates_of(model) + 1)
+            self._writer.add_figure("gates/closed", heat_map(_closed(model)), updates_of(model) + 1)
             self._writer.flush()
 
     def _log_gates(self, model: nn.Module, updates: int) -> None:

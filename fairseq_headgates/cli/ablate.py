@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fairseq_headgates.analysis.options import ABLATION_MODES
 from fairseq_headgates.cli.parser import AS_STORED, CHOOSING, add_data, add_inference_dtype, add_metric, add_output
 from fairseq_headgates.heads import HeadId, HeadTable
+from fairseq_headgates.report.tables import METRICS, best_head_table, layer_tables, score_table
 
 if TYPE_CHECKING:
     from fairseq_headgates.cli.session import Loaded, Session
@@ -44,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates ablate` and return its exit code."""
-    from fairseq_headgates import report
     from fairseq_headgates.analysis.ablation import ablation_losses
     from fairseq_headgates.cli.session import session
     from fairseq_headgates.evaluation import perplexity
@@ -69,12 +69,12 @@ def run(args: argparse.Namespace) -> int:
             "nll_difference": difference.rows(),
         }
         unit = work.objective.unit
-        text = [f"loss of the whole model: {nll:.4f} bits per {unit}", "", report.score_table(difference)]
+        text = [f"loss of the whole model: {nll:.4f} bits per {unit}", "", score_table(difference)]
         if name == "ppl":
             ppl = perplexity(nll)
             more = losses.map(lambda loss: perplexity(loss) - ppl, f"+ppl, {args.mode}")
             result |= {"ppl": ppl, "ppl_difference": more.rows()}
-            text += ["", f"perplexity of the whole model: {ppl:.2f}", "", report.score_table(more)]
+            text += ["", f"perplexity of the whole model: {ppl:.2f}", "", score_table(more)]
         if metric and journal:
             result.update(_metric(work, loaded, losses, metric, journal))
             text += ["", _metric_text(metric, args.mode, result)]
@@ -109,11 +109,10 @@ def _metric(work: Session, loaded: Loaded, losses: HeadTable, metric: Metric, jo
 
 
 def _metric_text(metric: Metric, mode: str, result: Mapping[str, Any]) -> str:
-    from fairseq_headgates import report
 
     name = metric.name
     difference = {HeadId.parse(head): value for head, value in result[f"{name}_difference"].items()}
     p = {HeadId.parse(head): value for head, value in result["p_value"].items()}
-    title = f"{report.METRICS[name]} of the whole model: {result[name]:.2f}; differences, * p < 0.05, ** p < 0.01"
-    tables = report.layer_tables(difference, p, name) if mode == "single" else [report.best_head_table(difference, p)]
+    title = f"{METRICS[name]} of the whole model: {result[name]:.2f}; differences, * p < 0.05, ** p < 0.01"
+    tables = layer_tables(difference, p, name) if mode == "single" else [best_head_table(difference, p)]
     return "\n\n".join([f"{title} ({metric.test})", *tables]) + f"\n{result[f'{name}_signature']}"

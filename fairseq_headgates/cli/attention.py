@@ -7,6 +7,8 @@ import json
 
 from fairseq_headgates.cli.parser import add_data, add_output
 from fairseq_headgates.cli.sentences import add_sentences, sentences
+from fairseq_headgates.report.attention import attention_figure, attention_json, attention_page, attention_tables
+from fairseq_headgates.report.interactive import interactive_page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates attention` and return its exit code."""
-    from fairseq_headgates import report
     from fairseq_headgates.analysis.attention_maps import attention_maps, parse_heads
     from fairseq_headgates.cli.session import session
     from fairseq_headgates.evaluation import check_has_loss, objective_of
@@ -54,13 +55,13 @@ def run(args: argparse.Namespace) -> int:
         chosen = sentences(work, model)
         maps = {number: attention_maps(model, work.task, sample, heads) for number, sample in chosen}
         signature = work.origin("" if args.text else work.fairseq.gen_subset).with_parts(origin)
-        text = json.dumps(report.attention_json(maps, str(signature)), allow_nan=False)
+        text = json.dumps(attention_json(maps, str(signature)), allow_nan=False)
         if args.plot and args.plot.endswith(".html"):
-            page = report.interactive_page if args.interactive else report.attention_page
+            page = interactive_page if args.interactive else attention_page
             work.write(args.plot, page(maps, str(signature)))
         else:
-            work.plot(args.plot, lambda: report.attention_figure(maps))
+            work.plot(args.plot, lambda: attention_figure(maps))
         work.write(args.out, text + "\n")
         if args.json or not (args.out or args.plot):
-            work.say(text if args.json else report.attention_tables(maps))
+            work.say(text if args.json else attention_tables(maps))
     return 0

@@ -8,9 +8,11 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from fairseq_headgates.cli.output import say, without_nan, write
 from fairseq_headgates.cli.parser import add_output, add_types, chosen_types
 from fairseq_headgates.files import check_writable
 from fairseq_headgates.heads import HeadTable
+from fairseq_headgates.report.tables import matrix, overlap_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run `headgates compare` and return its exit code."""
     from fairseq_headgates.analysis.overlap import overlap
-    from fairseq_headgates.cli.output import say, without_nan, write
     from fairseq_headgates.options import read_mask
 
     if len(args.masks) < 2 or len(set(args.masks)) < len(args.masks):
@@ -65,10 +66,9 @@ def _compared(a: HeadTable, b: HeadTable) -> tuple[str, ...]:
 
 
 def _text(pairs: list[dict[str, Any]], names: list[str]) -> str:
-    from fairseq_headgates import report
 
-    text = report.overlap_table(pairs)
+    text = overlap_table(pairs)
     if len(names) > 2:
         last = {(pair["a"], pair["b"]): pair["jaccard"] for pair in pairs}  # that of all types
-        text = f"{report.matrix('Jaccard', names, last)}\n\n{text}"
+        text = f"{matrix('Jaccard', names, last)}\n\n{text}"
     return text

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_headgates.analysis.options import WITHOUT_DATA
+from fairseq_headgates.cli.output import say, without_nan, write
 from fairseq_headgates.cli.parser import Once, add_output, add_types, chosen_types
 from fairseq_headgates.files import check_writable
 from fairseq_headgates.heads import DATA, HeadTable, Signature, read_scores
+from fairseq_headgates.report.tables import agreement_table, matrix
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run `headgates correlate` and return its exit code."""
     from fairseq_headgates.analysis.agreement import agreement, common_types  # scipy takes a second to import
-    from fairseq_headgates.cli.output import say, without_nan, write
 
     if args.out is not None:
         check_writable(args.out, args.force)
@@ -66,12 +67,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text(pairs: list[dict[str, Any]], tables: Mapping[str, HeadTable], each_type: bool) -> str:
-    from fairseq_headgates import report
 
-    text = report.agreement_table(pairs)
+    text = agreement_table(pairs)
     if len(tables) > 2 and not each_type:
-        matrix = report.matrix("Spearman", list(tables), {(p["a"], p["b"]): p["spearman"] for p in pairs})
-        text = f"{matrix}\n\n{text}"
+        between = matrix("Spearman", list(tables), {(p["a"], p["b"]): p["spearman"] for p in pairs})
+        text = f"{between}\n\n{text}"
     return text
 
 

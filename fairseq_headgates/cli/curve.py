@@ -22,6 +22,8 @@ from fairseq_headgates.cli.parser import (
     chosen_types,
 )
 from fairseq_headgates.heads import TYPES, HeadTable, check_shape, parse_scores
+from fairseq_headgates.report.figures import curve_plot
+from fairseq_headgates.report.tables import curve_table
 
 if TYPE_CHECKING:
     from torch import nn
@@ -103,7 +105,6 @@ def _steps(text: str) -> list[float]:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates curve` and return its exit code."""
-    from fairseq_headgates import report
     from fairseq_headgates.cli.session import session
 
     if args.scores is not None and (args.reestimate or args.score_subset is not None):
@@ -119,9 +120,9 @@ def run(args: argparse.Namespace) -> int:
         points = [point for path in work.paths for point in _points(work, path, journals[path])]
         work.write(args.out, json.dumps({"format": "headgates.curve/1", "points": points}, indent=1) + "\n")
         work.write(args.tsv, tsv(points))
-        work.plot(args.plot, lambda: report.curve_plot(points))
+        work.plot(args.plot, lambda: curve_plot(points))
         origins = dict.fromkeys(point["measured"] for point in points)
-        work.say(json.dumps(points) if args.json else "\n".join([report.curve_table(points), *origins]))
+        work.say(json.dumps(points) if args.json else "\n".join([curve_table(points), *origins]))
         for journal in journals.values():
             journal.discard()
     return 0

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.cli.parser import AS_STORED, add_data, add_inference_dtype, add_output, counted, filled
 from fairseq_headgates.files import lines_of, read_text
+from fairseq_headgates.report.evaluations import difference_table, evaluation_table
+from fairseq_headgates.report.tables import open_counts
 
 if TYPE_CHECKING:
     from fairseq_headgates.cli.session import Session
@@ -158,7 +160,6 @@ def _words(texts: Sequence[tuple[str, str]], losses: Sequence[str]) -> dict[str,
 
 def _evaluate(work: Session, path: str, inputs: _Inputs) -> tuple[Evaluation, Callable[[], int] | None]:
     """Evaluate a checkpoint. Return also what is timed with --speed."""
-    from fairseq_headgates import report
     from fairseq_headgates.cli.session import Loaded
     from fairseq_headgates.evaluation import Evaluation
     from fairseq_headgates.evaluation.metrics import METRICS
@@ -181,7 +182,7 @@ def _evaluate(work: Session, path: str, inputs: _Inputs) -> tuple[Evaluation, Ca
         work.write(work.args.hypotheses, "".join(lines.get(i, "") + "\n" for i in range(corpora[subset].lines)))
     evaluation = Evaluation(
         checkpoint=work.name(path),
-        heads=report.open_counts(gate),
+        heads=open_counts(gate),
         layers={each: [sum(value > 0 for value in row) for row in rows] for each, rows in gate.values.items()},
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         losses={name: _loss(model, corpora[name], inputs.words.get(name)) for name in inputs.losses},
@@ -265,14 +266,12 @@ def _with_speeds(work: Session, found: Sequence[Evaluation], systems: Sequence[A
 
 def as_text(found: Sequence[Evaluation], pairs: Mapping[tuple[int, int], Mapping[str, Any]]) -> str:
     """Return what `headgates evaluate` prints: evaluations, differences of pairs, signatures."""
-    from fairseq_headgates import report
-
     names = [evaluation.checkpoint for evaluation in found]
-    text = [report.evaluation_table({each.checkpoint: each.as_json() for each in found})]
+    text = [evaluation_table({each.checkpoint: each.as_json() for each in found})]
     signatures = {name: score.signature for each in found for name, score in each.scores.items()}
     tests = {name: each.signature for of in pairs.values() for name, each in of.items()}
     if pairs:
-        text.append(report.difference_table({f"{names[a]} - {names[b]}": of for (a, b), of in pairs.items()}))
+        text.append(difference_table({f"{names[a]} - {names[b]}": of for (a, b), of in pairs.items()}))
     lines = [f"{name}: {signature}" for name, signature in signatures.items()]
     lines += [f"p of {name}: {signature}" for name, signature in tests.items()]
     return "\n\n".join([*text, "\n".join([*lines, *(each.signature for each in found)])])

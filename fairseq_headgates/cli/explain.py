@@ -8,6 +8,12 @@ import json
 from fairseq_headgates.analysis.options import EXPLANATIONS
 from fairseq_headgates.cli.parser import add_data, add_output, filled
 from fairseq_headgates.cli.sentences import add_sentences, numbers, sentences
+from fairseq_headgates.report.explanation import (
+    explanation_figure,
+    explanation_json,
+    explanation_page,
+    explanation_tables,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates explain` and return its exit code."""
-    from fairseq_headgates import report
     from fairseq_headgates.analysis.explanations import contributions
     from fairseq_headgates.cli.session import session
     from fairseq_headgates.evaluation import check_has_loss
@@ -68,12 +73,12 @@ def run(args: argparse.Namespace) -> int:
         data = work.origin("" if args.text else work.fairseq.gen_subset)
         compared = {} if args.instead_of is None else {"instead-of": args.instead_of}
         signature = str(data.with_parts(origin).of_method(args.method, compared))
-        text = json.dumps(report.explanation_json(found, signature), allow_nan=False)
+        text = json.dumps(explanation_json(found, signature), allow_nan=False)
         if args.plot and args.plot.endswith(".html"):
-            work.write(args.plot, report.explanation_page(found, signature))
+            work.write(args.plot, explanation_page(found, signature))
         else:
-            work.plot(args.plot, lambda: report.explanation_figure(found))
+            work.plot(args.plot, lambda: explanation_figure(found))
         work.write(args.out, text + "\n")
         if args.json or not (args.out or args.plot):
-            work.say(text if args.json else f"{report.explanation_tables(found)}\n\n{signature}")
+            work.say(text if args.json else f"{explanation_tables(found)}\n\n{signature}")
     return 0

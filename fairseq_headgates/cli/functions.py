@@ -8,8 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.analysis.options import EXPLANATIONS, FunctionOptions
+from fairseq_headgates.cli.output import warn
 from fairseq_headgates.cli.parser import add_data, add_output, filled
+from fairseq_headgates.evaluation.symbols import MARKS, subwords_of
 from fairseq_headgates.heads import HeadTable, Signature, read_scores
+from fairseq_headgates.report.functions import (
+    alignment_line,
+    drift_table,
+    function_table,
+    scored_table,
+    statistics_table,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -118,7 +127,6 @@ def _percent(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates functions` and return its exit code."""
-    from fairseq_headgates import report
     from fairseq_headgates.analysis.functions import kept_functions, scored_functions
     from fairseq_headgates.cli.session import session
 
@@ -139,9 +147,9 @@ def run(args: argparse.Namespace) -> int:
         first, *others = results
         aligned = [_write_alignments(work, loaded, results[first], annotations)] if args.write_alignments else []
         tests = {name: kept_functions(results[first], results[name]) for name in others}
-        tables = [report.drift_table(results, tests)] if tests else []
+        tables = [drift_table(results, tests)] if tests else []
         if scores:
-            tables += [report.scored_table(scored_functions(results[first], scores)), *(t.signature for t in scores)]
+            tables += [scored_table(scored_functions(results[first], scores)), *(t.signature for t in scores)]
         found: Any = list(results.values()) if others else results[first]
         text = json.dumps(found, allow_nan=False)
         _warn_without_mark(work, annotations)
@@ -177,7 +185,6 @@ def _functions(work: Session, loaded: Loaded, annotations: Annotations) -> dict[
 
 def _write_alignments(work: Session, loaded: Loaded, result: dict[str, Any], annotations: Annotations) -> str:
     """Write the alignments. Add what they are, and their errors, to the result, and return it as a line of text."""
-    from fairseq_headgates import report
     from fairseq_headgates.analysis.functions import Alignments, align, read_alignments
 
     args, corpus = work.args, loaded.corpus
@@ -190,7 +197,7 @@ def _write_alignments(work: Session, loaded: Loaded, result: dict[str, Any], ann
     if annotations.links is not None:
         sure = read_alignments(args.alignment, sure=True)
         result["written_alignments"] |= found.errors(sure, annotations.links)
-    return report.alignment_line(result["written_alignments"], len(found.of))
+    return alignment_line(result["written_alignments"], len(found.of))
 
 
 def _weights(by: str, model: nn.Module, result: dict[str, Any]) -> tuple[str, Callable[[Sample], Tensor]]:
@@ -228,7 +235,6 @@ def _check_scores(scores: Sequence[HeadTable], loaded: Loaded) -> None:
 
 def _annotations(work: Session) -> Annotations:
     from fairseq_headgates.analysis.functions import Annotations, parse_relations, read_alignments, read_trees
-    from fairseq_headgates.evaluation.symbols import MARKS
 
     args, files = work.args, {"source": work.args.conllu, "target": work.args.target_conllu}
     trees = {side: read_trees(path) for side, path in files.items() if path is not None}
@@ -241,9 +247,6 @@ def _annotations(work: Session) -> Annotations:
 
 def _warn_without_mark(work: Session, annotations: Annotations) -> None:
     """Warn of sides whose words are needed, and whose dictionary has no known mark of subwords."""
-    from fairseq_headgates.cli.output import warn
-    from fairseq_headgates.evaluation.symbols import MARKS, subwords_of
-
     aligned = annotations.links is not None or work.args.write_alignments is not None
     needed = ("source", "target") if aligned else annotations.trees
     whole = [side for side in needed if subwords_of(getattr(work.task, f"{side}_dictionary").symbols) == "none"]
@@ -257,11 +260,10 @@ def _warn_without_mark(work: Session, annotations: Annotations) -> None:
 
 
 def _text(results: dict[str, Any], statistics: bool) -> list[str]:
-    from fairseq_headgates import report
 
     found = []
     for name, result in results.items():
         title = [name] if len(results) > 1 else []
-        tables = [report.function_table(result), *([report.statistics_table(result)] if statistics else [])]
+        tables = [function_table(result), *([statistics_table(result)] if statistics else [])]
         found += [*title, *tables, result["signature"]]
     return found

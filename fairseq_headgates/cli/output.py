@@ -13,6 +13,7 @@ from typing import Any
 
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.messages import IN_WORDS, first_line, one_line, printable
+from fairseq_headgates.report.text import choose_fonts, text_style
 
 WITH_TEXT = ("svg", "svgz", "pgf")  # formats whose text is drawn by what opens the file
 
@@ -86,8 +87,6 @@ def picture(path: str, draw: Callable[[], Any]) -> tuple[bytes, str]:
 
     It is drawn in memory: on a full disk, matplotlib's JPEG never ends.
     """
-    from fairseq_headgates.report import choose_fonts, text_style
-
     kind = _kind(path)
     content = io.BytesIO()
     target = io.TextIOWrapper(content, "utf-8", write_through=True) if kind == "pgf" else content

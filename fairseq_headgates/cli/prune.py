@@ -13,6 +13,7 @@ from fairseq_headgates.cli.output import say, warn, warn_unfinished
 from fairseq_headgates.cli.parser import OPEN, add_checkpoint, add_inference_dtype, add_refit_options, filled
 from fairseq_headgates.files import check_writable
 from fairseq_headgates.messages import one_line
+from fairseq_headgates.report.tables import removal_table
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -64,7 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates prune` and return its exit code."""
-    from fairseq_headgates import report
     from fairseq_headgates.checkpoints import (
         check_loads,
         load_model,
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         say(json.dumps(plan))
         print(one_line(end), file=sys.stderr)
         return 0
-    say(report.removal_table(kept_mask(model), kept_mask(pruned)))
+    say(removal_table(kept_mask(model), kept_mask(pruned)))
     say("\n".join(removal_notes(plan)))
     if args.alive is None and args.scores is None and all(before == kept for before, kept in plan["heads"].values()):
         say(no_removal(model))

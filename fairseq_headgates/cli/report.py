@@ -12,6 +12,7 @@ from fairseq_headgates.cli.output import check_matplotlib, say, warn, write
 from fairseq_headgates.cli.parser import add_trust, filled
 from fairseq_headgates.files import check_writable, write_whole
 from fairseq_headgates.messages import logging_only
+from fairseq_headgates.report.page import gates_gif, report_page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates report` and return its exit code."""
-    from fairseq_headgates import report
     from fairseq_headgates.experiments import read_experiment
 
     check_matplotlib("headgates report")
@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
     words = ["headgates", "report", args.out, *args.inputs, *(["--gif", args.gif] if args.gif else [])]
     with logging_only(logging.WARNING, "matplotlib", "PIL", "tensorboard"):  # fairseq sets the level of all loggers
         found = read_experiment(args.inputs, args.trust)
-        page = report.report_page(found, shlex.join(words))
-        animation = report.gates_gif(found.trainings) if args.gif else None
+        page = report_page(found, shlex.join(words))
+        animation = gates_gif(found.trainings) if args.gif else None
     write_whole(args.out, page, args.force)
     if animation is not None:
         write(args.gif, animation, args.force)

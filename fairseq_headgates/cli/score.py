@@ -7,6 +7,8 @@ import argparse
 from fairseq_headgates.analysis.options import SCORES, WITHOUT_DATA, parse_methods
 from fairseq_headgates.cli.parser import Once, add_data, add_output, add_score_options
 from fairseq_headgates.heads import scores_to_json
+from fairseq_headgates.report.figures import heat_maps
+from fairseq_headgates.report.tables import score_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates score` and return its exit code."""
-    from fairseq_headgates import report
     from fairseq_headgates.cli.session import session
 
     methods = parse_methods(args.method)
@@ -35,9 +36,9 @@ def run(args: argparse.Namespace) -> int:
         loaded = work.load(work.only_path())
         tables = [work.scores(loaded, method) for method in methods]
         work.write(args.out, scores_to_json(tables))
-        work.plot(args.plot, lambda: report.heat_maps(tables))
+        work.plot(args.plot, lambda: heat_maps(tables))
         if args.json:
             work.say(scores_to_json(tables).rstrip("\n"))
         else:
-            work.say("\n\n".join(f"{report.score_table(table)}\n{table.signature}" for table in tables))
+            work.say("\n\n".join(f"{score_table(table)}\n{table.signature}" for table in tables))
     return 0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fairseq_headgates.cli.output import warn
 from fairseq_headgates.cli.parser import filled
 from fairseq_headgates.files import lines_of, read_standard_input, read_text
 
@@ -81,8 +82,6 @@ def sentences(work: Session, model: nn.Module) -> Iterator[tuple[int, Sample]]:
 
 def _known(work: Session, sample: Sample, where: str) -> Sample:
     """Return a sample. Warn of tokens in it that the dictionaries do not have."""
-    from fairseq_headgates.cli.output import warn
-
     sides = (
         (sample["net_input"]["src_tokens"], work.task.source_dictionary),
         (sample.get("target"), work.task.target_dictionary),

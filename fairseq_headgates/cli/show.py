@@ -10,6 +10,7 @@ from fairseq_headgates.cli.output import say, warn_unfinished, write
 from fairseq_headgates.cli.parser import OPEN, add_checkpoint, add_output
 from fairseq_headgates.files import check_writable
 from fairseq_headgates.heads import mask_to_json
+from fairseq_headgates.report.tables import gate_table, open_counts
 
 if TYPE_CHECKING:
     from fairseq_headgates.checkpoints import CheckpointHeads
@@ -49,22 +50,18 @@ def run(args: argparse.Namespace) -> int:
 
 def as_text(heads: CheckpointHeads) -> str:
     """Return what `headgates show` prints."""
-    from fairseq_headgates import report
-
-    open_heads, all_heads = report.open_counts(heads.gate)["total"]
+    open_heads, all_heads = open_counts(heads.gate)["total"]
     ungated = [attention_type for attention_type in heads.gate.types if attention_type not in heads.gated]
     summary = f"in total {open_heads} of {all_heads} heads open"
     if ungated:
         summary += f"; no gates on {', '.join(ungated)}"
     for side, dims in heads.ffn_dims.items():
         summary += f"\nneurons of the {side}, by layer: {' '.join(map(str, dims))}"
-    return f"{report.gate_table(heads.open_probability, heads.gate)}\n\n{summary}"
+    return f"{gate_table(heads.open_probability, heads.gate)}\n\n{summary}"
 
 
 def as_json(heads: CheckpointHeads) -> dict[str, Any]:
     """Return the content of `headgates show --json`: counts are [open, all]."""
-    from fairseq_headgates import report
-
     return {
         "signature": heads.gate.signature,
         "parameters": heads.parameters,
@@ -72,5 +69,5 @@ def as_json(heads: CheckpointHeads) -> dict[str, Any]:
         "ffn_dims": dict(heads.ffn_dims),
         "open_probability": dict(heads.open_probability.values),
         "gate": dict(heads.gate.values),
-        "heads": {attention_type: list(count) for attention_type, count in report.open_counts(heads.gate).items()},
+        "heads": {attention_type: list(count) for attention_type, count in open_counts(heads.gate).items()},
     }

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.heads import HeadTable
-from fairseq_headgates.report import removal_table, rounded, text_table
 from fairseq_headgates.report.panels import MARKERS
-from fairseq_headgates.report.tables import METRICS
+from fairseq_headgates.report.tables import METRICS, removal_table, rounded, text_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

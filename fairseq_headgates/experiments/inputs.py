@@ -18,7 +18,7 @@ from fairseq_headgates.files import log_lines, read_text
 from fairseq_headgates.heads import SCORE_FORMAT, TYPES, AttentionMap, HeadId, gate_log, parse_mask, read_scores
 from fairseq_headgates.heads.gate_log import GateRecord, is_gate_log, parse_gate_log
 from fairseq_headgates.messages import shown
-from fairseq_headgates.report import Attention, Experiment, Input, ModelHeads, Training
+from fairseq_headgates.report.content import Attention, Experiment, Input, ModelHeads, Training
 from fairseq_headgates.surgery import gated_sites
 
 CHECKPOINT_BEGINS = (b"PK\x03\x04", b"\x80\x02")  # torch.save, in its present and its old form

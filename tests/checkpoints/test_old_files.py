@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_headgates import gate_values, report
+from fairseq_headgates import gate_values
 from fairseq_headgates.checkpoints import load_checkpoint, load_model, prune_checkpoint, read_heads
 from fairseq_headgates.cli.main import main
 from fairseq_headgates.heads import parse_mask, read_scores
 from fairseq_headgates.options import read_mask
+from fairseq_headgates.report.tables import curve_table
 
 OLD = Path(__file__).parents[1] / "data" / "v0.1"
 EXPECTED = json.loads((OLD / "expected.json").read_text())
@@ -70,7 +71,7 @@ def test_old_scores_are_read_by_prune_and_correlate(capsys, tmp_path):
 def test_old_curves_are_read():
     curve = json.loads((OLD / "curve.json").read_text())
     assert curve["format"] == "headgates.curve/1" and len(curve["points"]) == 12
-    table = report.curve_table(curve["points"])
+    table = curve_table(curve["points"])
     assert table.startswith("all by gradient (out/gated.pt)\nremoved  heads  bits/token  BLEU\n") and "4.8257" in table
 
 

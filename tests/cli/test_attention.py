@@ -12,11 +12,13 @@ import torch
 from fairseq import checkpoint_utils
 from support.analysis import READ, one_line
 
-from fairseq_headgates import observe, report
+from fairseq_headgates import observe
 from fairseq_headgates.analysis.attention_maps import parse_heads
 from fairseq_headgates.cli import main as cli
 from fairseq_headgates.heads import AttentionMap, HeadId
 from fairseq_headgates.report import text as report_text
+from fairseq_headgates.report.attention import attention_figure, attention_page
+from fairseq_headgates.report.interactive import interactive_page
 
 SIZES = {"enc-self": (2, 4), "dec-enc": (2, 4)}
 
@@ -144,7 +146,7 @@ def test_interactive_pages_have_limits_and_escape_tokens():
     def page(queries, keys, heads=1):
         maps = [AttentionMap(HeadId("enc-self", i, 0), 1.0, queries, keys, [[0.5] * len(keys)] * len(queries))
                 for i in range(heads)]  # fmt: skip
-        return report.interactive_page({1: maps}, "<i>")
+        return interactive_page({1: maps}, "<i>")
 
     assert "<i>" not in page(["</script>"], ["a"]) and page(["</script>"], ["a"]).count("</script>") == 2
     with pytest.raises(ValueError, match="a sentence has 201 tokens, and an interactive page takes at most 200"):
@@ -230,14 +232,14 @@ def test_a_plot_without_a_font_for_its_tokens_warns(on_toy, copied, gated_checkp
 
 def test_tokens_are_escaped_in_html_pages():
     shown = AttentionMap(HeadId("enc-self", 0, 0), 1.0, ["<b>", "$x_1"], ["a", "</s>"], [[0.5, 0.5], [1.0, 0.0]])
-    page = report.attention_page({1: [shown]}, "data:<i>")
+    page = attention_page({1: [shown]}, "data:<i>")
     assert "&lt;b&gt;" in page and "<b>" not in page and "<i>" not in page and "</s>" not in page
 
 
 def test_maps_that_are_too_large():
     tokens = ["a"] * 501
     shown = AttentionMap(HeadId("enc-self", 0, 0), 1.0, tokens, tokens, [[0.0] * 501] * 501)
-    for draw in (report.attention_figure, lambda maps: report.attention_page(maps, "")):
+    for draw in (attention_figure, lambda maps: attention_page(maps, "")):
         with pytest.raises(ValueError, match="251,001 cells, and at most 250,000 are drawn: choose fewer heads"):
             draw({1: [shown]})
 

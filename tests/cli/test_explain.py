@@ -7,10 +7,11 @@ import torch
 from fairseq import checkpoint_utils
 from support.analysis import READ, one_line
 
-from fairseq_headgates import relevance, report
+from fairseq_headgates import relevance
 from fairseq_headgates.analysis.options import EXPLANATIONS, HEAD_RULES
 from fairseq_headgates.cli import main as cli
 from fairseq_headgates.heads import Contributions
+from fairseq_headgates.report.explanation import explanation_figure, explanation_page, explanation_tables
 
 
 def test_the_methods_are_those_of_the_library():
@@ -75,19 +76,19 @@ def test_unknown_tokens_of_a_text_are_warned_of(toy, gated_checkpoint, tmp_path,
 
 def test_a_page_has_a_cell_for_each_contribution():
     each = Contributions([1, 2], ["<b>", "c"], ["a", "</s>"], ["<i>"], [[0.5, -0.25, 0.25], [1.0, 0.0, 0.0]], "<s>")
-    page = report.explanation_page({1: each}, "data:<u>")
+    page = explanation_page({1: each}, "data:<u>")
     assert page.count("<td class=") == 6 and page.count(" against") == 1
     assert "&lt;b&gt;" in page and not any(
         tag in page for tag in ("<b>", "<i>", "<u>", "<s>", "<script", "src=", "href=")
     )
-    table = report.explanation_tables({1: each}).splitlines()
+    table = explanation_tables({1: each}).splitlines()
     assert (
         table[0] == "instead of <s>"
         and table[1].split() == ["source", "a", "</s>", "|", "<i>"]
         and table[3].split() == "<b> 75% 50 -25 | 25".split()
     )
     many = Contributions([1] * 501, ["a"] * 501, ["a"] * 500, [], [[0.0] * 500] * 501)
-    for draw in (report.explanation_figure, lambda found: report.explanation_page(found, "")):
+    for draw in (explanation_figure, lambda found: explanation_page(found, "")):
         with pytest.raises(ValueError, match="250,500 contributions, and at most 250,000 are drawn"):
             draw({1: many})
 

@@ -15,7 +15,8 @@ from support.report import SWEEP, inputs_of
 
 from fairseq_headgates.cli import main as cli
 from fairseq_headgates.heads import TYPES, HeadTable
-from fairseq_headgates.report import ModelHeads, sections
+from fairseq_headgates.report import sections
+from fairseq_headgates.report.content import ModelHeads
 from fairseq_headgates.report.functions import group_counts
 from fairseq_headgates.report.grids import function_grids, gate_grids
 

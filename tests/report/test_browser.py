@@ -6,9 +6,9 @@ import shutil
 import pytest
 from support.report import inputs_of
 
-from fairseq_headgates import report
 from fairseq_headgates.cli import main as cli
 from fairseq_headgates.heads import AttentionMap, HeadId
+from fairseq_headgates.report.interactive import interactive_page
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.rehearsal, pytest.mark.skipif(not BROWSER, reason="needs chromium")]
@@ -142,7 +142,7 @@ def test_an_interactive_page_shows_the_weights_of_the_chosen_heads(browser, tmp_
     maps += [
         AttentionMap(HeadId("enc-self", 1, i), gate, ["a", "b"], ["a", "b"], []) for i, gate in ((0, None), (1, None))
     ]
-    (tmp_path / "x.html").write_text(report.interactive_page({1: maps}, "signature"))
+    (tmp_path / "x.html").write_text(interactive_page({1: maps}, "signature"))
     page, heard = browser.new_page(viewport=DESKTOP), []
     page.on("console", lambda message: heard.append(message.text))
     page.on("pageerror", lambda error: heard.append(str(error)))

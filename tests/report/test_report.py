@@ -6,28 +6,25 @@ import pytest
 
 from fairseq_headgates.cli.output import picture
 from fairseq_headgates.heads import AttentionMap, HeadId, HeadTable
-from fairseq_headgates.report import (
-    Experiment,
+from fairseq_headgates.report import sections
+from fairseq_headgates.report import text as report_text
+from fairseq_headgates.report.attention import attention_figure
+from fairseq_headgates.report.content import Experiment
+from fairseq_headgates.report.figures import curve_plot, heat_map, heat_maps
+from fairseq_headgates.report.tables import (
     agreement_table,
-    attention_figure,
     best_head_table,
-    choose_fonts,
-    curve_plot,
     curve_table,
     gate_table,
-    heat_map,
-    heat_maps,
     layer_tables,
     matrix,
     open_counts,
     results_table,
     rounded,
     score_table,
-    sections,
     text_table,
 )
-from fairseq_headgates.report import text as report_text
-from fairseq_headgates.report.text import visible
+from fairseq_headgates.report.text import choose_fonts, visible
 
 GATE = HeadTable({"enc-self": [[1.0, 0.0], [0.5, 1.0]], "dec-enc": [[0.0, 0.0]]}, "gate")
 OPEN = HeadTable({"enc-self": [[0.99, 0.01], [0.7, 0.9]], "dec-enc": [[0.1, 0.2]]}, "P(open)")

@@ -20,7 +20,7 @@ from fairseq_headgates.analysis.functions.counting import (
 from fairseq_headgates.analysis.options import FunctionOptions
 from fairseq_headgates.evaluation import Corpus, Sample
 from fairseq_headgates.heads import HeadTable
-from fairseq_headgates.report import open_heads
+from fairseq_headgates.report.functions import open_heads
 from fairseq_headgates.surgery import gate_values
 
 FORMAT = "headgates.functions/1"

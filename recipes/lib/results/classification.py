@@ -10,7 +10,8 @@ from typing import Any
 
 from fairseq_headgates.evaluation import Difference
 from fairseq_headgates.files import read_text
-from fairseq_headgates.report import Panel, rounded
+from fairseq_headgates.report.panels import Panel
+from fairseq_headgates.report.tables import rounded
 from results import columns
 from results.columns import COMPARED, LEVEL, Column, with_range
 from results.plots import over_heads

@@ -9,7 +9,7 @@ from statistics import mean
 from typing import Any
 
 from fairseq_headgates.files import read_text
-from fairseq_headgates.report import results_table, rounded
+from fairseq_headgates.report.tables import results_table, rounded
 from results.rows import EVALUATION, REPEAT, Row, by_model
 
 LEVEL = 0.05

@@ -12,7 +12,7 @@ import re
 
 from commands import ArgumentParser
 from fairseq_headgates.files import lines_of, read_text
-from fairseq_headgates.report import text_table
+from fairseq_headgates.report.tables import text_table
 from results.papers import MICHEL
 
 

@@ -8,7 +8,8 @@ from statistics import mean
 from typing import Any
 
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.report import Panel, sweep_panels, text_table
+from fairseq_headgates.report.panels import Panel, sweep_panels
+from fairseq_headgates.report.tables import text_table
 from results import columns
 from results.columns import COMPARED, LEVEL, PUBLISHED, Column, Value, lines_of_tsv, speed, with_range
 from results.papers import VOITA, VOITA_HEADS, Published
