@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_headgates.checkpoints import build_model, load_checkpoint, read_heads
-from fairseq_headgates.experiments.commands import training_command
 from fairseq_headgates.experiments.logs import Series, event_files, first_time, parse_log, read_events
 from fairseq_headgates.files import log_lines, read_text
 from fairseq_headgates.heads import SCORE_FORMAT, TYPES, AttentionMap, HeadId, gate_log, parse_mask, read_scores
@@ -70,8 +69,7 @@ def _read_folder(found: Experiment, folder: Path, trust: bool) -> None:
         found.trainings.append(Training(str(folder), series, records))
         found.inputs.append(Input(str(folder), kind if series else "gate log"))
     if checkpoints:
-        trained = checkpoints[1] if checkpoints[0].name == "pruned.pt" and len(checkpoints) > 1 else checkpoints[0]
-        _add_checkpoint(found, str(checkpoints[0]), trust, trained=str(trained))
+        _add_checkpoint(found, str(checkpoints[0]), trust)
 
 
 def _series_of(folder: Path) -> Series:
@@ -99,7 +97,7 @@ def _read_file(found: Experiment, path: str, trust: bool) -> None:
     except OSError as error:
         raise ValueError(f"cannot read {shown(path)} ({error.strerror}): give {KNOWN}") from None
     if beginning.startswith(CHECKPOINT_BEGINS):
-        return _add_checkpoint(found, path, trust, trained=path)
+        return _add_checkpoint(found, path, trust)
     if series := parse_log(log_lines(path)):
         found.trainings.append(Training(path, series, []))
         found.inputs.append(Input(path, "log of a training run"))
@@ -115,8 +113,8 @@ def _read_file(found: Experiment, path: str, trust: bool) -> None:
     return None
 
 
-def _add_checkpoint(found: Experiment, path: str, trust: bool, trained: str) -> None:
-    """Add the heads of a checkpoint. The command is that of `trained`, the checkpoint that fairseq-train wrote."""
+def _add_checkpoint(found: Experiment, path: str, trust: bool) -> None:
+    """Add the heads of a checkpoint."""
     state = load_checkpoint(path, trust)
     try:
         model = build_model(state)
@@ -126,7 +124,6 @@ def _add_checkpoint(found: Experiment, path: str, trust: bool, trained: str) -> 
     gates = gated_sites(model)
     args: Any = model.args
     distribution = gates[0].attention.gate.distribution if gates else None
-    origin = state if trained == path else load_checkpoint(trained, trust)
     found.models.append(
         ModelHeads(
             path,
@@ -135,7 +132,6 @@ def _add_checkpoint(found: Experiment, path: str, trust: bool, trained: str) -> 
             parse_mask(args.alive_heads) if getattr(args, "remove_heads", False) else None,
             heads.parameters,
             (distribution.temperature, distribution.low, distribution.high) if distribution else None,
-            training_command(origin),
         )
     )
     found.inputs.append(Input(path, "checkpoint", heads.gate.signature))

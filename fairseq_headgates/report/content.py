@@ -21,7 +21,6 @@ class ModelHeads:
         alive: the mask of the heads in the weights, whose other heads are removed; None if no head is removed
         parameters: number of parameters
         distribution: temperature, low and high of the Hard Concrete distribution; None without gates
-        command: the fairseq-train command that its options stand for, without those at their defaults
     """
 
     name: str
@@ -30,7 +29,6 @@ class ModelHeads:
     alive: HeadTable | None
     parameters: int
     distribution: tuple[float, float, float] | None
-    command: str
 
 
 @dataclass(frozen=True)

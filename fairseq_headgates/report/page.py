@@ -41,7 +41,7 @@ def report_page(found: Experiment, command: str) -> str:
 
     gated = next((model.distribution for model in found.models if model.distribution), DISTRIBUTION)
     page = templates().get_template("report.html").render(
-        sections=sections(found), inputs=found.inputs, models=found.models, command=command, inline=inline,
+        sections=sections(found), inputs=found.inputs, command=command, inline=inline,
         version=__version__, counts=_counts(found),
         distribution=dict(zip(("temperature", "low", "high"), gated, strict=True)),
     )  # fmt: skip

@@ -75,7 +75,7 @@ def test_the_page_has_a_section_for_every_kind_of_input(page, experiment):
     assert "each head masked" in found.texts["ablation"] and "BLEU" in found.texts["ablation"]
     assert "P(gate = 0)" in found.texts["training"] and "bits per target token" in found.texts["training"]
     assert "dec-enc layer 0 head 3" in found.texts["attention"] and "</s>" in found.texts["attention"]
-    assert "fairseq-train" in found.texts["reproduce"] and "--gate-heads" in found.texts["reproduce"]
+    assert "headgates report" in found.texts["reproduce"]
     for path in inputs_of(experiment):
         assert str(path) in found.texts["reproduce"]
 
@@ -197,7 +197,7 @@ def test_file_names_may_hold_any_bytes(tmp_path, experiment, headgates):
 
 def test_a_head_with_a_closed_gate_in_a_pruned_model_is_closed():
     gate, alive = HeadTable({"enc-self": [[0, 0, 1]]}), HeadTable({"enc-self": [[0, 1, 1]]})
-    model = ModelHeads("x", gate, HeadTable({"enc-self": [[0, 0.01, 1]]}), alive, 1, None, "")
+    model = ModelHeads("x", gate, HeadTable({"enc-self": [[0, 0.01, 1]]}), alive, 1, None)
     [[row]] = [grid.rows for grid in gate_grids(model)]
     assert [cell.state for cell in row] == ["removed", "closed", "open"]
 

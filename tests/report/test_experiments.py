@@ -3,20 +3,13 @@
 import json
 import os
 import re
-import shlex
 import shutil
 
 import pytest
-import torch
-from fairseq import options as fairseq_options
-from fairseq.tasks import LegacyFairseqTask, register_task
 from support.commands import GATED, l0_configuration
 
-from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.experiments import read_experiment
-from fairseq_headgates.experiments.commands import training_command
 from fairseq_headgates.experiments.logs import event_files, parse_log, read_events
-from fairseq_headgates.safety import model_args
 
 ATTENTION = (
     '{"format": "headgates.attention/1", "signature": "", "sentences": [{"enc-self": {"queries": ["a"], "keys": ["a"], '
@@ -131,69 +124,7 @@ def test_invalid_numbers_are_ignored(values):
     assert parse_log([f"x | INFO | train | {values}"]) == {}
 
 
-@pytest.mark.parametrize("kind", ["baseline", "gated", "mixed"])
-def test_the_command_has_the_stored_options(kind, checkpoints):
-    """fairseq parses it to what the checkpoint holds, but for places, devices and printing."""
-    state = load_checkpoint(str(checkpoints[kind]))
-    program, user_dir, path, *words = shlex.split(training_command(state))
-    assert (program, user_dir, path) == ("fairseq-train", "--user-dir", "$(headgates path)")
-    parsed = vars(fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), input_args=words))
-    stored = vars(model_args(state))
-    places = {
-        "user_dir",
-        "save_dir",
-        "tensorboard_logdir",
-        "log_format",
-        "log_interval",
-        "num_workers",
-        "cpu",
-        "no_progress_bar",
-    }
-    compared = {name for name in parsed.keys() & stored.keys() if not name.startswith("distributed_")} - places
-    assert len(compared) > 100
-    differ = {name: (parsed[name], stored[name]) for name in compared if parsed[name] != stored[name]}
-    assert not {name for name, (a, b) in differ.items() if str(a) != str(b)}, differ
-    assert ("--gate-heads" in words) == (kind != "baseline") and "--save-dir" not in words
-
-
-@pytest.mark.parametrize("name", ["arch", "criterion", "task", "optimizer"])
-def test_unknown_components_have_no_training_command(name, gated_checkpoint):
-    state = load_checkpoint(str(gated_checkpoint))
-    setattr(state["cfg"]["model"], name, "nonsense")
-    state["cfg"]["model"]._name = state["cfg"]["model"].arch
-    assert training_command(state) == ""
-
-
-def test_a_task_that_needs_more_arguments_has_no_command(gated_checkpoint, capfd):
-    @register_task("headgates_test_task")
-    class Task(LegacyFairseqTask):
-        @staticmethod
-        def add_args(parser):
-            parser.add_argument("--needed", required=True)
-
-    state = load_checkpoint(str(gated_checkpoint))
-    state["cfg"]["model"].task = "headgates_test_task"
-    assert training_command(state) == "" and capfd.readouterr().err == ""
-
-
-def test_stored_options_of_untrusted_checkpoints_run_no_code(tmp_path, gated_checkpoint, capfd):
-    """fairseq's parser would import the folder of --user-dir, and print its usage for an unknown option."""
-    plugin = tmp_path / "plugin"
-    plugin.mkdir()
-    (plugin / "__init__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    state = load_checkpoint(str(gated_checkpoint))
-    for data in (f"--user-dir={plugin}", "--nonsense", "x" * 10**6, ["--user-dir", str(plugin)], 3):
-        state["cfg"]["model"].data = data
-        words = shlex.split(training_command(state))
-        assert words[:4] == ["fairseq-train", "--user-dir", "$(headgates path)", "DATA"]
-    state["cfg"]["model"].user_dir = str(plugin)
-    state["cfg"]["model"].clip_norm = torch.tensor([1.0, 2.0])
-    state["cfg"]["model"].lr = ["0.1", {}]
-    assert str(plugin) not in training_command(state)
-    assert not (tmp_path / "ran").exists() and capfd.readouterr().err == ""
-
-
-def test_a_pruned_model_is_shown_with_the_command_of_its_training(tmp_path, gated_checkpoint, headgates):
+def test_the_pruned_model_of_a_run_folder_is_shown(tmp_path, gated_checkpoint, headgates):
     (tmp_path / "checkpoint_last.pt").write_bytes(gated_checkpoint.read_bytes())
     alive = json.dumps({"enc-self": [[1, 0, 1, 1], [0, 0, 0, 1]]})
     headgates("prune", gated_checkpoint, tmp_path / "pruned.pt", "--alive", alive)
@@ -201,7 +132,6 @@ def test_a_pruned_model_is_shown_with_the_command_of_its_training(tmp_path, gate
     [model] = found.models
     assert model.name == str(tmp_path / "pruned.pt")
     assert model.alive.count("enc-self") == model.gate.count("enc-self") == (4, 8)
-    assert "--gate-heads" in model.command and "--remove-heads" not in model.command
 
 
 @pytest.mark.parametrize(
