@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from fairseq.distributed import utils as distributed_utils
-from fairseq.optim import FairseqOptimizer
-from fairseq.optim.lr_scheduler import build_lr_scheduler
-from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule
 from torch import Tensor, nn
 
 from fairseq_headgates.gates import GateMethod, SubsetGates
 from fairseq_headgates.heads import HeadTable, gate_log
-from fairseq_headgates.messages import described, logging_only
 from fairseq_headgates.report.figures import heat_map
 from fairseq_headgates.surgery import gate_method, gated_sites, open_probabilities, to_table
 
 logger = logging.getLogger(__name__)
+
+OTHER_RATES = ("manual", "pass_through")  # learning rate schedules whose rates are not those of --lr
 
 
 class GateMonitor:
@@ -109,7 +107,8 @@ class GateMonitor:
         if self._schedule_checked or not updates or not _is_first_worker():
             return
         model = unwrapped(model)
-        self._schedule_checked = check_schedule(model, getattr(self.configuration, "lr_scheduler", None), updates)
+        self._schedule_checked = True
+        check_schedule(model, self.configuration, updates)
         method = getattr(model, "gate_method", None)
         for option, end in self._all_ends(method).items():
             if end > updates or (end == updates and option == "--fix-gates-after"):
@@ -160,117 +159,37 @@ def open_head_counts(method: GateMethod) -> dict[str, Tensor]:
     return {"heads_open": torch.stack(list(counts.values())).sum(), **counts}
 
 
-def check_schedule(model: nn.Module, lr_scheduler: Any, updates: int) -> bool:
-    """Log how far the gates can move in `updates` updates, and when the first one can close; warn if that is too late.
+def check_schedule(model: nn.Module, configuration: Any, updates: int) -> None:
+    """Log how far a gate can move in `updates` updates, and when the first one can close; warn if that is too late.
+
+    With Adam an update moves log_alpha by about --gate-lr-scale times the learning rate, or less. The learning rate is
+    taken to rise linearly to its peak, and to stay there: later decay is left out.
 
     Args:
         model: the model in training
-        lr_scheduler: the options of fairseq's learning rate schedule, None outside of its training
+        configuration: all options of fairseq's training
         updates: length of the training
-
-    Returns:
-        False if the model has no gates, or outside of fairseq's training
     """
-    sites = gated_sites(model)
-    if not sites or lr_scheduler is None:
-        return False
+    sites, schedule = gated_sites(model), getattr(configuration, "lr_scheduler", None)
+    if not sites or schedule is None or schedule._name in OTHER_RATES:
+        return
     if isinstance(gate_method(model), SubsetGates):  # it ranks gates, and none has to close
-        return True
-    gate = sites[0].attention.gate
+        return
+    gate, rates = sites[0].attention.gate, configuration.optimization.lr
     distance = float(gate.log_alpha().detach().max()) - gate.distribution.closes_at
-    try:
-        with logging_only(logging.ERROR, "fairseq.optim.lr_scheduler.manual_lr_scheduler"):  # a line for every update
-            reach = gate_reach(lr_scheduler, gate.lr_scale, updates, distance)
-    except Exception as error:  # schedules of fairseq and of other plugins raise anything
-        logger.warning(
-            f"how far log_alpha of a gate can change over {updates} updates is unknown, because the learning rate of "
-            f"this schedule cannot be computed in advance ({described(error)}): watch heads_open in the log"
-        )
-        return True
-    when = "never with this schedule" if reach.closes is None else f"at update {reach.closes} at the earliest"
+    peak = max(*(rates if isinstance(rates, Sequence) else [rates]), getattr(schedule, "max_lr", None) or 0)
+    warmup = getattr(schedule, "warmup_updates", None) or 0
+    change = gate.lr_scale * peak * (updates - warmup / 2 if updates > warmup else updates**2 / (2 * warmup))
+    at_peak = max(distance, 0.0) / max(gate.lr_scale * peak, 1e-12)  # updates that close a gate at the peak rate
+    first = math.ceil(at_peak + warmup / 2 if at_peak > warmup / 2 else math.sqrt(2 * warmup * at_peak))
     message = (
-        f"over {updates} updates, log_alpha of a gate can change by about {reach.change:.1f}"
-        f"{' with the learning rate of the first epoch' * reach.of_first_epoch}; "
-        f"closing a gate takes {distance:.1f}: {when}"
+        f"over {updates} updates, log_alpha of a gate can change by about {change:.1f} at most; "
+        f"closing a gate takes {distance:.1f}: at update {first} at the earliest"
     )
-    if reach.change < 2 * distance:  # the loss pulls the other way, and Adam's steps are shorter than the learning rate
+    if change < 2 * distance:  # the loss pulls the other way, and Adam's steps are shorter than the learning rate
         logger.warning(f"{message}: expect few closed gates; raise --gate-lr-scale, --lr or the number of updates")
     else:
         logger.info(message)
-    return True
-
-
-class GateReach(NamedTuple):
-    """How far log_alpha of a gate can move.
-
-    Attributes:
-        change: change in all updates of the training
-        closes: number of updates until it has moved far enough to close, within 0.1%; it may be more than the training
-            has; None if it is above a million
-        of_first_epoch: whether the learning rate may be another one in later epochs, which is left out
-    """
-
-    change: float
-    closes: int | None
-    of_first_epoch: bool = False
-
-
-def gate_reach(lr_scheduler: Any, lr_scale: float, updates: int, distance: float) -> GateReach:
-    """Return how far a gate can move in log_alpha in `updates` updates, and when it can have moved by `distance`.
-
-    With Adam an update moves log_alpha by about `lr_scale` times the learning rate, or less.
-
-    Raises:
-        Exception: of any class, by a schedule that needs more than its options
-    """
-    change = closes = None
-    try:
-        for update, rates in _sums_of_rates(lr_scheduler, updates):
-            if update == updates:
-                change = lr_scale * rates
-            if closes is None and lr_scale * rates >= distance:
-                closes = update
-            if closes is not None and update >= updates:
-                break
-    except Exception:
-        if change is None:  # a schedule may not be defined beyond the end of the training
-            raise
-    assert change is not None
-    return GateReach(change, closes, _depends_on_epochs(lr_scheduler))
-
-
-def _sums_of_rates(lr_scheduler: Any, updates: int, most: int = 1_000_000) -> Iterator[tuple[int, float]]:
-    """Yield numbers of updates up to `most`, one of them `updates`, and the sum of the learning rates until then."""
-    optimizer = _RateRecorder()
-    scheduler = build_lr_scheduler(lr_scheduler, optimizer)
-    scheduler.step_begin_epoch(1)
-    update, total = 0, 0.0
-    yield update, total
-    while update < max(most, updates):
-        scheduler.step_update(update)
-        step = max(1, update // 1000)  # the schedules are smooth
-        if update < updates:
-            step = min(step, updates - update)
-        update, total = update + step, total + step * optimizer.get_lr()
-        yield update, total
-
-
-def _depends_on_epochs(lr_scheduler: Any, most: int = 1000) -> bool:
-    """Return whether the learning rate changes between epochs: with their number, or if validation does not improve."""
-    optimizer, rates = _RateRecorder(), set()
-    scheduler = build_lr_scheduler(lr_scheduler, optimizer)
-    for epoch in range(1, most):
-        scheduler.step_begin_epoch(epoch)
-        rates.add(optimizer.get_lr())
-    return len(rates) > 1 or isinstance(scheduler, ReduceLROnPlateauLRSchedule)
-
-
-class _RateRecorder(FairseqOptimizer):
-    """Optimiser without parameters, whose learning rate fairseq's schedulers set."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-        self._optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
 
 
 def updates_of(model: nn.Module) -> int:

@@ -99,8 +99,7 @@ def test_schedule_that_closes_no_gate_is_warned_of_in_training_only(gated_checkp
     warning = "expect few closed gates"
     assert warning in train(tmp_path, *GATED, updates=1).text
     polynomial = ["--lr-scheduler", "polynomial_decay", "--total-num-update", 5]  # as in the README
-    done = train(tmp_path / "polynomial", *GATED, *polynomial, updates=1).text
-    assert "closing a gate takes 4.9: never with this schedule: expect few closed gates" in done
+    assert warning in train(tmp_path / "polynomial", *GATED, *polynomial, updates=1).text
     subset = ["--sparsity-method", "subset", "--target-heads", 4, "--l0-weight", 0]
     assert warning not in train(tmp_path / "subset", *GATED, *subset, updates=1).text
     options = [*GENERATE, "--path", gated_checkpoint, "--beam", 1, "--max-len-b", 2]

@@ -128,8 +128,8 @@ def test_a_plan_multiplies_the_measured_speed_by_the_planned_updates(planned, tm
 def test_a_plan_says_when_the_first_gate_can_close(planned, tmp_path):
     (tmp_path / "all_lambda0.02").mkdir()
     (tmp_path / "all_lambda0.02" / "train.log").write_text(
-        LOG + "over 300 updates, log_alpha of a gate can change by about 0.2; closing a gate takes 4.9: at update 1499 "
-        "at the earliest: expect few closed gates\n"
+        LOG + "over 300 updates, log_alpha of a gate can change by about 0.2 at most; closing a gate takes 4.9: "
+        "at update 1499 at the earliest: expect few closed gates\n"
     )
     assert planned()[1] == "no gate can close before update 1,499 of 3,600"
 
