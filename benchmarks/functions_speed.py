@@ -24,7 +24,7 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.utils import apply_to_sample
 
 from fairseq_headgates.analysis.functions import Annotations, count_functions, parse_relations, read_trees
-from fairseq_headgates.evaluation import Corpus
+from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.files import lines_of, read_text
 
 Sequences = Sequence[Sequence[str]]  # sentences of words

@@ -18,7 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_headgates.analysis.options import ABLATION_MODES
-from fairseq_headgates.evaluation import Corpus, Metric, Sample, all_reduce, finite, mean_loss
+from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.evaluation.corpus_losses import finite, mean_loss
+from fairseq_headgates.evaluation.losses import Sample
+from fairseq_headgates.evaluation.metrics import Metric
+from fairseq_headgates.evaluation.workers import all_reduce
 from fairseq_headgates.files import ResumeJournal
 from fairseq_headgates.heads import HeadId, HeadTable
 from fairseq_headgates.messages import shown

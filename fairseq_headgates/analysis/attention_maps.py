@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fairseq_headgates.analysis.sentences import symbols_of
-from fairseq_headgates.evaluation import Sample, outputs
+from fairseq_headgates.evaluation.losses import Sample, outputs
 from fairseq_headgates.heads import TYPES, AttentionMap, HeadId
 from fairseq_headgates.messages import shown
 from fairseq_headgates.surgery import evaluating, gate_values, head_sites, observe

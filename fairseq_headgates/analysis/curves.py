@@ -11,7 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from fairseq_headgates.evaluation import Corpus, Metric, mean_loss
+from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.evaluation.corpus_losses import mean_loss
+from fairseq_headgates.evaluation.metrics import Metric
 from fairseq_headgates.files import ResumeJournal
 from fairseq_headgates.heads import HeadTable, number_of_heads
 from fairseq_headgates.surgery import best_heads, prune

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from fairseq_headgates.analysis.relevance import explain
 from fairseq_headgates.analysis.sentences import symbols_of
-from fairseq_headgates.evaluation import Sample, objective_of
+from fairseq_headgates.evaluation.losses import Sample
+from fairseq_headgates.evaluation.objectives import objective_of
 from fairseq_headgates.heads import Contributions
 from fairseq_headgates.messages import shown
 from fairseq_headgates.surgery import stacks_of

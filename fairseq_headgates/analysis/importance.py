@@ -18,7 +18,9 @@ from fairseq_headgates.analysis.ablation import ablation_losses
 from fairseq_headgates.analysis.derivatives import differentiable, gradients
 from fairseq_headgates.analysis.options import GRADIENT_UNITS, NORMS, ScoreOptions
 from fairseq_headgates.analysis.relevance import head_relevance
-from fairseq_headgates.evaluation import Corpus, Sample, all_reduce, outputs
+from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.evaluation.losses import Sample, outputs
+from fairseq_headgates.evaluation.workers import all_reduce
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.messages import shown
 from fairseq_headgates.surgery import (

@@ -11,7 +11,10 @@ from fairseq import utils
 from fairseq.data import LanguagePairDataset, ListDataset
 from torch import Tensor, nn
 
-from fairseq_headgates.evaluation import Corpus, Sample, beam_search, check_tokens, load_dataset, objective_of
+from fairseq_headgates.evaluation.corpus import Corpus, check_tokens, load_dataset
+from fairseq_headgates.evaluation.losses import Sample
+from fairseq_headgates.evaluation.objectives import objective_of
+from fairseq_headgates.evaluation.translations import beam_search
 from fairseq_headgates.surgery import is_language_model, stacks_of
 
 

@@ -14,7 +14,7 @@ from fairseq_headgates.report.tables import METRICS, best_head_table, layer_tabl
 
 if TYPE_CHECKING:
     from fairseq_headgates.cli.session import Loaded, Session
-    from fairseq_headgates.evaluation import Metric
+    from fairseq_headgates.evaluation.metrics import Metric
     from fairseq_headgates.files import ResumeJournal
 
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """Run `headgates ablate` and return its exit code."""
     from fairseq_headgates.analysis.ablation import ablation_losses
     from fairseq_headgates.cli.session import session
-    from fairseq_headgates.evaluation import perplexity
+    from fairseq_headgates.evaluation.statistics import perplexity
 
     if args.select_subset is not None and (args.mode != "all-but-one" or args.metric not in ("bleu", "accuracy")):
         raise ValueError(

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Run `headgates attention` and return its exit code."""
     from fairseq_headgates.analysis.attention_maps import attention_maps, parse_heads
     from fairseq_headgates.cli.session import session
-    from fairseq_headgates.evaluation import check_has_loss, objective_of
+    from fairseq_headgates.evaluation.objectives import check_has_loss, objective_of
     from fairseq_headgates.surgery import head_counts
 
     if args.interactive and not (args.plot or "").endswith(".html"):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from fairseq_headgates.analysis.curves import Point
     from fairseq_headgates.cli.session import Loaded, Session
-    from fairseq_headgates.evaluation import Metric
+    from fairseq_headgates.evaluation.metrics import Metric
     from fairseq_headgates.files import ResumeJournal
 
 
@@ -184,7 +184,7 @@ def _refitting(work: Session, model: nn.Module) -> tuple[Callable[[HeadTable], n
 
 def _measured(name: str, metric: Metric | None, point: Point, whole: list[Any] | None) -> dict[str, Any]:
     """Return the metric of a point; accuracy with the p-value of its difference from the `whole` model."""
-    from fairseq_headgates.evaluation import perplexity
+    from fairseq_headgates.evaluation.statistics import perplexity
 
     if name == "ppl":
         return {"ppl": perplexity(point.nll)}

@@ -16,8 +16,8 @@ from fairseq_headgates.report.tables import open_counts
 
 if TYPE_CHECKING:
     from fairseq_headgates.cli.session import Session
-    from fairseq_headgates.evaluation import Corpus, Evaluation
-    from fairseq_headgates.evaluation.results import Loss, Score
+    from fairseq_headgates.evaluation.corpus import Corpus
+    from fairseq_headgates.evaluation.results import Evaluation, Loss, Score
 
 GIVE_TEXT = "give the text that was binarised, with blanks between words"
 GIVE_REFERENCE = "give a line for each sentence of --gen-subset"
@@ -90,7 +90,7 @@ def _subset_and_file(text: str) -> tuple[str, str]:
 def run(args: argparse.Namespace) -> int:
     """Run `headgates evaluate` and return its exit code."""
     from fairseq_headgates.cli.session import session
-    from fairseq_headgates.evaluation import pairwise
+    from fairseq_headgates.evaluation.results import pairwise
 
     with session(args) as work:
         inputs = _Inputs.read(work)
@@ -114,7 +114,7 @@ class _Inputs:
     """What the options name besides the checkpoints.
 
     Attributes:
-        metric: name of the metric, see `evaluation.metric_of`
+        metric: name of the metric, see `evaluation.metrics.metric_of`
         losses: subsets for the loss
         reference: reference translations; None for those of the data
         words: numbers of lines and of words of the text of a subset
@@ -161,8 +161,8 @@ def _words(texts: Sequence[tuple[str, str]], losses: Sequence[str]) -> dict[str,
 def _evaluate(work: Session, path: str, inputs: _Inputs) -> tuple[Evaluation, Callable[[], int] | None]:
     """Evaluate a checkpoint. Return also what is timed with --speed."""
     from fairseq_headgates.cli.session import Loaded
-    from fairseq_headgates.evaluation import Evaluation
     from fairseq_headgates.evaluation.metrics import METRICS
+    from fairseq_headgates.evaluation.results import Evaluation
     from fairseq_headgates.evaluation.speed import run_once
     from fairseq_headgates.surgery import gate_values, to_table
 
@@ -241,8 +241,7 @@ def _scores(metric: Any, predictions: list[Any] | None, references: list[Any] | 
 
 
 def _loss(model: Any, corpus: Corpus, text: tuple[int, int] | None) -> Loss:
-    from fairseq_headgates.evaluation import sentence_losses
-    from fairseq_headgates.evaluation.corpus_losses import occurrences
+    from fairseq_headgates.evaluation.corpus_losses import occurrences, sentence_losses
     from fairseq_headgates.evaluation.objectives import NextToken
     from fairseq_headgates.evaluation.results import Loss
 
@@ -255,9 +254,9 @@ def _loss(model: Any, corpus: Corpus, text: tuple[int, int] | None) -> Loss:
 
 
 def _with_speeds(work: Session, found: Sequence[Evaluation], systems: Sequence[Any]) -> list[Evaluation]:
-    from fairseq_headgates.evaluation import device_of
     from fairseq_headgates.evaluation.results import Speed
     from fairseq_headgates.evaluation.speed import speeds
+    from fairseq_headgates.evaluation.workers import device_of
 
     unit = {"bleu": "words", "accuracy": "sentences"}.get(work.objective.metric(None), "tokens")
     measured = speeds(systems, device_of(work.fairseq), work.args.speed)

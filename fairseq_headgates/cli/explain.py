@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     """Run `headgates explain` and return its exit code."""
     from fairseq_headgates.analysis.explanations import contributions
     from fairseq_headgates.cli.session import session
-    from fairseq_headgates.evaluation import check_has_loss
+    from fairseq_headgates.evaluation.objectives import check_has_loss
 
     with session(args, pages=True) as work:
         model, origin = work.model(work.only_path())

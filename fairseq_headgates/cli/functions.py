@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from fairseq_headgates.analysis.functions import Annotations
     from fairseq_headgates.cli.session import Loaded, Session
-    from fairseq_headgates.evaluation import Sample
+    from fairseq_headgates.evaluation.losses import Sample
 
 DEFAULTS = FunctionOptions()
 

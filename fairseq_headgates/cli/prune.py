@@ -116,7 +116,7 @@ def refitted_values(
     """Return the refitted parameters, None in all workers but the first, and the signature of the data."""
     from fairseq_headgates.cli.session import session
     from fairseq_headgates.compression.repair import refit_to
-    from fairseq_headgates.evaluation import device_of
+    from fairseq_headgates.evaluation.workers import device_of
 
     args.rest = [args.refit, "--path", args.checkpoint, *args.rest]
     with session(args) as work:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fairseq_headgates.cli.session import Session
-    from fairseq_headgates.evaluation import Sample
+    from fairseq_headgates.evaluation.losses import Sample
 
 
 def add_sentences(parser: argparse.ArgumentParser) -> None:

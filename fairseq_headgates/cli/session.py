@@ -20,13 +20,18 @@ from fairseq import utils
 from torch import nn
 from tqdm import tqdm
 
-from fairseq_headgates import __version__, evaluation
+from fairseq_headgates import __version__
 from fairseq_headgates.analysis import importance
 from fairseq_headgates.analysis.options import ScoreOptions
 from fairseq_headgates.checkpoints import load_model
 from fairseq_headgates.cli.fairseq_options import changed_options, fairseq_options
 from fairseq_headgates.cli.output import check_picture, picture, say, warn, write
 from fairseq_headgates.evaluation.binarised import digest
+from fairseq_headgates.evaluation.corpus import Corpus, check_target, files_of, load_corpus
+from fairseq_headgates.evaluation.metrics import Metric, metric_of
+from fairseq_headgates.evaluation.objectives import objective_of
+from fairseq_headgates.evaluation.options import setup_task
+from fairseq_headgates.evaluation.workers import device_of, join_workers, leave_workers
 from fairseq_headgates.files import ResumeJournal, check_writable
 from fairseq_headgates.heads import HeadTable, Signature
 from fairseq_headgates.inference import int8_obstacle, is_quantised, usable_dtype
@@ -49,7 +54,7 @@ class Loaded:
     """A model on its device, the corpus, and the signature of both."""
 
     model: nn.Module
-    corpus: evaluation.Corpus
+    corpus: Corpus
     signature: Signature
 
     def with_model(self, model: nn.Module) -> Loaded:
@@ -69,12 +74,12 @@ class Session:
         self.paths = utils.split_paths(self.fairseq.path)
         if len({Path(path).resolve() for path in self.paths}) < len(self.paths):
             raise ValueError(f"--path {self.fairseq.path} names a checkpoint twice: name each once")
-        evaluation.join_workers(self.fairseq)
+        join_workers(self.fairseq)
         self.writes = self.fairseq.distributed_rank == 0
-        if evaluation.device_of(self.fairseq).type != "cuda":
+        if device_of(self.fairseq).type != "cuda":
             self.data_options.pop("fp16", None)  # a CPU computes in single precision
-        self.task = evaluation.setup_task(self.fairseq)
-        self.objective = evaluation.objective_of(self.task)
+        self.task = setup_task(self.fairseq)
+        self.objective = objective_of(self.task)
 
     def only_path(self) -> str:
         """Return the one checkpoint of --path. Raise ValueError if there are several."""
@@ -95,13 +100,13 @@ class Session:
         """Load a checkpoint. Return it, its model on the device, and the parts of a signature that name it."""
         state, model = load_model(path, self.args.trust)
         read_characters(model, self.task.source_dictionary)
-        model.to(evaluation.device_of(self.fairseq))
+        model.to(device_of(self.fairseq))
         return state, model, {"ckpt": short_name(path), "updates": updates_of(state), "v": __version__}
 
     def model(self, path: str) -> tuple[nn.Module, dict[str, int | str]]:
         """Load a checkpoint for inference. Return its model, and the parts of a signature that name it."""
         _, model, origin = self.checkpoint(path)
-        if self.fairseq.fp16 and evaluation.device_of(self.fairseq).type == "cuda":
+        if self.fairseq.fp16 and device_of(self.fairseq).type == "cuda":
             model.half()
         mode = getattr(self.args, "inference_mode", DEFAULTS["inference_mode"])  # None: as stored
         model.inference_mode = mode or model.inference_mode
@@ -123,13 +128,13 @@ class Session:
         model.inference_dtype = usable_dtype(model, model.inference_dtype)  # warns once
         return model.inference_dtype
 
-    def corpus(self, model: nn.Module, subset: str | None = None, sentences: int | None = None) -> evaluation.Corpus:
+    def corpus(self, model: nn.Module, subset: str | None = None, sentences: int | None = None) -> Corpus:
         """Return the batches of a subset (default: --gen-subset), or of its first sentences, for a model."""
         chosen = argparse.Namespace(**{**vars(self.fairseq), "gen_subset": subset or self.fairseq.gen_subset})
         first = self.args.sentences if sentences is None else sentences
-        corpus = evaluation.load_corpus(chosen, self.task, model, first)
+        corpus = load_corpus(chosen, self.task, model, first)
         if self.needs_target:
-            evaluation.check_target(corpus, f"headgates {self.args.command}")
+            check_target(corpus, f"headgates {self.args.command}")
         return corpus
 
     def with_subset(self, loaded: Loaded, subset: str) -> Loaded:
@@ -147,9 +152,9 @@ class Session:
         signature = loaded.signature.of_method(method, options.signature_parts(method))
         return HeadTable(table.values, method, str(signature))
 
-    def metric(self, name: str, loaded: Loaded) -> evaluation.Metric | None:
-        """Return a metric, see `evaluation.metric_of`. Print its warning once."""
-        metric = evaluation.metric_of(name, loaded.model, loaded.corpus)
+    def metric(self, name: str, loaded: Loaded) -> Metric | None:
+        """Return a metric, see `evaluation.metrics.metric_of`. Print its warning once."""
+        metric = metric_of(name, loaded.model, loaded.corpus)
         if metric and metric.warning:
             self.warn_once(metric.warning)
         return metric
@@ -165,7 +170,7 @@ class Session:
         short = short_name(path)
         return short if sum(short_name(other) == short for other in self.paths) == 1 else path
 
-    def signature(self, corpus: evaluation.Corpus) -> Signature:
+    def signature(self, corpus: Corpus) -> Signature:
         """Return the signature of a corpus."""
         return self.origin(corpus.subset).with_parts({"sents": corpus.sentences})
 
@@ -206,7 +211,7 @@ class Session:
         relevant = {name: str(value) for name, value in vars(self.fairseq).items() if not name.startswith(IRRELEVANT)}
         chosen = (getattr(self.args, name, "") for name in ("mode", "inference_dtype"))
         command = (self.args.command, *chosen, self.args.sentences, __version__, self.search)
-        files = evaluation.files_of(self.task, self.fairseq.data, self.fairseq.gen_subset)
+        files = files_of(self.task, self.fairseq.data, self.fairseq.gen_subset)
         content: dict[str, Any] = {
             "checkpoint": digest([path]),
             "data": digest(files),
@@ -214,7 +219,7 @@ class Session:
         }
         if getattr(self.args, "refit", False):
             subset = self.args.refit_subset
-            files = evaluation.files_of(self.task, self.fairseq.data, subset)
+            files = files_of(self.task, self.fairseq.data, subset)
             content["refit"] = {"data": digest(files), "subset": subset, "sentences": self.args.refit_sentences}
         work = json.dumps([*map(str, command), content, relevant], sort_keys=True)
         return ResumeJournal(place, work, self.writes, self.args.force)
@@ -265,7 +270,7 @@ def session(args: argparse.Namespace, needs_target: bool = True, pages: bool = F
         if getattr(args, "plot", None):
             check_picture(args.plot, pages)
         yield Session(args, needs_target)
-        evaluation.leave_workers()
+        leave_workers()
 
 
 @contextmanager

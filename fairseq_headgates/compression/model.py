@@ -15,7 +15,10 @@ from fairseq_headgates.compression.moments import Progress
 from fairseq_headgates.compression.plan import Plan, Units, parameters_saved, plan_of, units_of
 from fairseq_headgates.compression.repair import refit_to
 from fairseq_headgates.compression.timing import Times, Work
-from fairseq_headgates.evaluation import Corpus, Metric, Sample, mean_loss
+from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.evaluation.corpus_losses import mean_loss
+from fairseq_headgates.evaluation.losses import Sample
+from fairseq_headgates.evaluation.metrics import Metric
 from fairseq_headgates.surgery import evaluating, head_sites, kept_mask, prune
 from fairseq_headgates.surgery.neurons import ffn_dims
 

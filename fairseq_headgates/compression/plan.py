@@ -13,7 +13,7 @@ from fairseq_headgates.analysis.options import UNITS
 from fairseq_headgates.compression.blocks import Block, blocks_of
 from fairseq_headgates.compression.moments import Moments, Progress, moments, targets_of
 from fairseq_headgates.compression.search import Curve, choose, removal_curve
-from fairseq_headgates.evaluation import Corpus
+from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.inference.packed_linear import is_plain
 from fairseq_headgates.surgery import head_sites, kept_mask

@@ -32,7 +32,9 @@ from torch import Tensor, nn
 from fairseq_headgates.analysis.derivatives import differentiable
 from fairseq_headgates.compression.blocks import Block, blocks_of
 from fairseq_headgates.compression.moments import Progress
-from fairseq_headgates.evaluation import Corpus, Sample, all_reduce, outputs
+from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.evaluation.losses import Sample, outputs
+from fairseq_headgates.evaluation.workers import all_reduce
 from fairseq_headgates.heads import Mask
 from fairseq_headgates.surgery import (
     evaluating,

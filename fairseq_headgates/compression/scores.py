@@ -10,7 +10,7 @@ from torch import nn
 from fairseq_headgates.analysis.importance import METHODS
 from fairseq_headgates.analysis.options import ScoreOptions
 from fairseq_headgates.compression.plan import Units, units_of
-from fairseq_headgates.evaluation import Corpus
+from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.surgery import head_sites, prune, site_table
 

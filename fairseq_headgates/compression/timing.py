@@ -19,8 +19,8 @@ from torch import nn
 
 from fairseq_headgates.compression.moments import Progress
 from fairseq_headgates.compression.plan import Plan, Units, plan_without
-from fairseq_headgates.evaluation import Corpus, metric_of
-from fairseq_headgates.evaluation.metrics import Bleu
+from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.evaluation.metrics import Bleu, metric_of
 from fairseq_headgates.evaluation.speed import clock_of, run_once, speeds
 from fairseq_headgates.surgery import prune
 

@@ -19,11 +19,7 @@ from fairseq.data import BaseWrapperDataset
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder, LearnedPositionalEmbedding
 from torch import Tensor, nn
 
-from fairseq_headgates.evaluation.binarised import (
-    check_whole,
-    is_empty,
-    subset_files,
-)
+from fairseq_headgates.evaluation.binarised import check_sizes, is_empty, subset_files
 from fairseq_headgates.evaluation.losses import Sample
 from fairseq_headgates.evaluation.objectives import Classes, Objective, check_has_loss, objective_of, options_of
 from fairseq_headgates.evaluation.options import to_config
@@ -159,9 +155,7 @@ def load_corpus(args: Namespace, task: Any, model: nn.Module, sentences: int | N
     try:
         with logging_only(logging.ERROR, "fairseq"):
             batches = list(_batches(args, task, dataset, model))
-    except ValueError as error:
-        raise ValueError(first_line(error)) from None
-    except Exception as error:  # whatever its readers make of broken files
+    except Exception as error:  # damaged data, or a sentence that is too long
         raise ValueError(_unreadable(args.gen_subset, args.data, error)) from None
     check_tokens(batches, task, args)
     _check_positions(batches, task, model)
@@ -288,23 +282,21 @@ def _read_dataset(task: Any, subset: str, folder: str) -> Any:
 
 def _load(task: Any, subset: str, folder: str) -> None:
     files = files_of(task, folder, subset)
-    try:
-        check_whole(files)
-    except ValueError as error:
-        raise ValueError(f"{error}: run fairseq-preprocess again, or copy the data again") from None
-    if is_empty(files):  # which fairseq's memory map would fail on
-        raise ValueError(_empty(subset, folder))
     reason = ""
     with _silent_destructors():
         try:
-            task.load_dataset(subset)
-        except FileNotFoundError:
-            reason = (
-                f"there is no subset {subset!r} in {folder}: choose another with --gen-subset, or with --score-subset, "
-                "--select-subset, --loss-subset, --fit-subset or --refit-subset"
-            )
+            check_sizes(files)
+            if is_empty(files):  # which fairseq's memory map would fail on
+                reason = _empty(subset, folder)
+            else:
+                task.load_dataset(subset)
         except Exception as error:
             reason = _unreadable(subset, folder, error)
+            if isinstance(error, FileNotFoundError) and not files:
+                reason = (
+                    f"there is no subset {subset!r} in {folder}: choose another with --gen-subset, or with "
+                    "--score-subset, --select-subset, --loss-subset, --fit-subset or --refit-subset"
+                )
     if reason:
         raise ValueError(reason)
 
@@ -335,23 +327,18 @@ def _batches(args: Namespace, task: Any, dataset: Any, model: Any) -> Iterator[S
     if args.max_tokens is None and args.batch_size is None:
         args.max_tokens = 4000
     task.dataset_to_epoch_iter.pop(dataset, None)  # the batches of a model with other positions, which fairseq keeps
-    try:
-        iterator = task.get_batch_iterator(
-            dataset,
-            max_tokens=args.max_tokens,
-            max_sentences=args.batch_size,
-            max_positions=utils.resolve_max_positions(task.max_positions(), model.max_positions()),
-            ignore_invalid_inputs=args.skip_invalid_size_inputs_valid_test,
-            required_batch_size_multiple=args.required_batch_size_multiple,
-            seed=args.seed,
-            num_shards=args.distributed_world_size,
-            shard_id=args.distributed_rank,
-            num_workers=0,  # all batches are read before anything is computed: more loaders would not be faster
-        )
-    except Exception as error:  # how fairseq says that a sentence is too long
-        if "max_positions" not in str(error) and "max_tokens" not in str(error):
-            raise
-        raise ValueError(f"{args.gen_subset}: {first_line(error)}") from None
+    iterator = task.get_batch_iterator(
+        dataset,
+        max_tokens=args.max_tokens,
+        max_sentences=args.batch_size,
+        max_positions=utils.resolve_max_positions(task.max_positions(), model.max_positions()),
+        ignore_invalid_inputs=args.skip_invalid_size_inputs_valid_test,
+        required_batch_size_multiple=args.required_batch_size_multiple,
+        seed=args.seed,
+        num_shards=args.distributed_world_size,
+        shard_id=args.distributed_rank,
+        num_workers=0,  # all batches are read before anything is computed: more loaders would not be faster
+    )
     # Every worker gets the same number of batches: the last ones of some are empty.
     return (batch for batch in iterator.next_epoch_itr(shuffle=False) if batch and "net_input" in batch)
 

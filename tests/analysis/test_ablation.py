@@ -14,7 +14,8 @@ from fairseq_headgates.analysis import ablation
 from fairseq_headgates.analysis.ablation import ablation_losses, ablation_masks, masked_predictions, variant_losses
 from fairseq_headgates.analysis.curves import pruning_curve
 from fairseq_headgates.analysis.options import ABLATION_MODES
-from fairseq_headgates.evaluation import Corpus, mean_loss
+from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.files import ResumeJournal
 from fairseq_headgates.heads import TYPES, HeadId
 from fairseq_headgates.surgery import head_sites, open_mask

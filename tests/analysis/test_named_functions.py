@@ -27,7 +27,7 @@ from fairseq_headgates.analysis.functions.counting import _Pass
 from fairseq_headgates.analysis.functions.layout import frequency_ranks
 from fairseq_headgates.analysis.functions.trees import Tree, parse_relations, read_trees
 from fairseq_headgates.analysis.options import FunctionOptions
-from fairseq_headgates.evaluation import Corpus
+from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.heads import TYPES, HeadTable
 from fairseq_headgates.models import TransformerHeadGatesModel
 from fairseq_headgates.surgery import head_sites

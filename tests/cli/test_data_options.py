@@ -9,7 +9,6 @@ import pytest
 from fairseq.dataclass import configs
 from support.analysis import READ, SEARCH, one_line
 from support.fairseq_0_12_2 import IS_0_12_2
-from support.sampling import sampled
 
 from fairseq_headgates.analysis import ablation, curves
 from fairseq_headgates.cli import main as cli
@@ -18,180 +17,89 @@ from fairseq_headgates.evaluation import metrics
 
 
 @pytest.mark.parametrize(
-    ("command", "options", "words"),
-    sampled(
-        [
-            (
-                "score",
-                ["--method", "attention"],
-                "unknown method 'attention': choose from confidence, gradient, relevance",
-            ),
-            ("score", ["--method", "gate,gate"], "the method 'gate' is named twice"),
-            ("score", ["--method", "gate", "--gen-subset", "dev"], "there is no subset 'dev' in"),
-            ("score", ["--method", "gate", "--sentences", "0"], "--sentences is 0: it must be at least 1"),
-            ("score", ["--method", "gate", "--path", "/:/tmp"], "--path names 2 checkpoints"),
-            ("score", ["--method", "gate", "--path", "missing.pt"], "cannot read the checkpoint 'missing.pt'"),
-            ("score", ["--method", "gate", "--distributed-world-size", "2"], "torchrun --nproc-per-node 2"),
-            ("score", ["--method", "gate", "--plot", "map.xyz"], "unknown format 'xyz', choose .png, .pdf or .svg"),
-            (
-                "score",
-                ["--method", "confidence", "--max-source-positions", "4"],
-                "--skip-invalid-size-inputs-valid-test",
-            ),
-            ("score", ["--method", "gate", "--max-tokens", "0"], "--max-tokens is 0: it must be at least 1"),
-            ("score", ["--method", "gate", "--source-lang", "xx"], "--source-lang is xx, but the data in"),
-            ("score", ["--method", "gate", "--out", "/nowhere/x.json"], "cannot write /nowhere/x.json"),
-            ("score", ["--method", "gate", "--out", ""], "argument --out: the value is empty: give a name"),
-            (
-                "score",
-                ["--method", "gate", "--lm-path", "x", "--scoring", "wer"],
-                "--lm-path, --scoring wer cannot be used",
-            ),
-            ("score", ["--method", "gate", "--user-dir", "/nowhere"], "cannot import --user-dir"),
-            ("ablate", ["--metric", "bleu", "--beam", "0"], "--beam is 0: it must be at least 1"),
-            (
-                "ablate",
-                ["--metric", "bleu", "--remove-bpe", "x"],
-                "--bpe, --tokenizer or --post-process cannot be used",
-            ),
-            ("ablate", ["--select-subset", "valid"], "--select-subset has no effect without --mode all-but-one"),
-            ("curve", ["--scores", "missing.json"], "cannot read the score file 'missing.json'"),
-            ("curve", ["--scores", __file__, "--reestimate"], "need --by"),
-            ("curve", ["--by", "gate", "--score-method", "gate"], "--score-method needs --scores FILE"),
-            ("curve", ["--by", "gate", "--types", "all", "dec-enc"], "unrecognized arguments: dec-enc"),
-            ("score", ["--method", "gradient", "--abs", "token"], "unrecognized arguments: --abs token"),
-            ("curve", ["--by", "gate", "--types", "encoder"], "unknown attention type 'encoder'"),
-            (
-                "curve",
-                ["--by", "gate", "--types", ","],
-                "names no attention type: choose from enc-self, dec-self, dec-enc, or all",
-            ),
-            ("score", ["--method", "gate", "--gen-subset", "/abs/path"], "there is no subset '/abs/path' in"),
-            ("score", ["--method", "gate", "--gen-subset", ""], "--gen-subset is empty: give a name"),
-            ("score", ["--method", "gate", "--path", ""], "--path is empty: give a name"),
-            ("score", ["--method", "gate", "--user-dir", ""], "--user-dir is empty: give the folder of a package"),
-            ("score", ["--method", "gate", "--dataset-impl", "lazy"], "(Index file doesn't match expected format."),
-            (
-                "score",
-                ["--method", "gate", "--dataset-impl", "fasta"],
-                "check --dataset-impl and the other data options",
-            ),
-            ("score", ["--method", "gate", "--shard-id", "1"], "--shard-id cannot be used here: leave it out"),
-            ("score", ["--method", "gate", "--required-batch-size-multiple", "-8"], "-8: it must be at least 1"),
-            (
-                "score",
-                ["--method", "gate", "--required-batch-size-multiple", "99"],
-                "--required-batch-size-multiple 99",
-            ),
-            ("score", ["--method", "gate", "--required-seq-len-multiple", "0"], "is 0: it must be at least 1"),
-            ("score", ["--method", "gate", "--required-seq-len-multiple", str(10**9)], "it must be at most 1024"),
-            (
-                "score",
-                ["--method", "gate", "--max-tokens", "9" * 20],
-                "--max-tokens is 99999999999999999999: it must be at",
-            ),
-            ("score", ["--method", "gate", "--num-workers", "-1"], "--num-workers is -1: it must be at least 0"),
-            ("score", ["--method", "gate", "--seed", "-3"], "--seed is -3: it must be at least -1"),
-            ("score", ["--method", "gate", "--seed", str(2**32)], "it must be at most 4294967294"),
-            ("score", ["--method", "gate", "--distributed-world-size", "-1"], "it must be at least 0"),
-            (
-                "score",
-                ["--method", "gate", *"--distributed-world-size 2 --distributed-rank 2".split()]
-                + ["--distributed-init-method", "tcp://127.0.0.1:1"],
-                "--distributed-rank is 2: it must be from 0 to 1",
-            ),
-            (
-                "score",
-                ["--method", "gate", "--distributed-world-size", "2", "--distributed-init-method", "x"],
-                "the rendezvous failed at --distributed-init-method x (",
-            ),
-            ("ablate", ["--metric", "bleu", "--bpe", "bytes"], "fairseq cannot use these options (In 'config'"),
-            ("curve", ["--scores", ""], "--scores is empty: give a name"),
-            ("curve", ["--by", "gate", "--score-subset", ""], "--score-subset is empty: give a name"),
-            (
-                "curve",
-                ["--by", "gate", "--score-method", ""],
-                "--score-method needs --scores FILE: leave it out with --by",
-            ),
-            ("curve", ["--by", "gate", "--score-reference"], "--score-reference cannot be used here"),
-            ("ablate", ["--select-subset", ""], "--select-subset has no effect without --mode all-but-one"),
-            ("ablate", [*"--mode all-but-one --metric bleu --select-subset".split(), ""], "--select-subset is empty"),
-        ],
-        every=3,
-    ),
+    ("options", "words"),
+    [
+        # values of one of our options
+        ("score --method attention", "unknown method 'attention': choose from confidence, gradient, relevance"),
+        ("score --method gate,gate", "the method 'gate' is named twice"),
+        ("score --method gate --sentences 0", "--sentences is 0: it must be at least 1"),
+        ("score --method gate --plot map.xyz", "unknown format 'xyz', choose .png, .pdf or .svg"),
+        ("curve --by gate --types encoder", "unknown attention type 'encoder'"),
+        ("curve --by gate --types ,", "names no attention type: choose from enc-self, dec-self, dec-enc, or all"),
+        # options that need others, or have no effect
+        ("ablate --select-subset valid", "--select-subset has no effect without --mode all-but-one"),
+        (f"curve --scores {__file__} --reestimate", "need --by"),
+        ("curve --by gate --score-method gate", "--score-method needs --scores FILE"),
+        # words that argparse cannot place
+        ("curve --by gate --types all dec-enc", "unrecognized arguments: dec-enc"),
+        # names without a value
+        ("score --method gate --out=", "argument --out: the value is empty: give a name"),
+        ("score --method gate --user-dir=", "--user-dir is empty: give the folder of a package"),
+        ("curve --scores=", "--scores is empty: give a name"),
+        ("curve --by gate --score-subset=", "--score-subset is empty: give a name"),
+        # files, subsets and folders
+        ("score --method gate --path missing.pt", "cannot read the checkpoint 'missing.pt'"),
+        ("score --method gate --path /:/tmp", "--path names 2 checkpoints"),
+        ("curve --scores missing.json", "cannot read the score file 'missing.json'"),
+        ("score --method gate --out /nowhere/x.json", "cannot write /nowhere/x.json"),
+        ("score --method gate --gen-subset dev", "there is no subset 'dev' in"),
+        ("score --method gate --gen-subset /abs/path", "there is no subset '/abs/path' in"),
+        ("score --method gate --source-lang xx", "--source-lang is xx, but the data in"),
+        ("score --method gate --dataset-impl lazy", "(Index file doesn't match expected format."),
+        # options that this command would ignore
+        ("score --method gate --lm-path x --scoring wer", "--lm-path, --scoring wer cannot be used"),
+        ("curve --by gate --score-reference", "--score-reference cannot be used here"),
+        # what fairseq finds: its reason is in the line
+        ("score --method gate --max-source-positions 4", "--skip-invalid-size-inputs-valid-test"),
+        ("score --method gate --seed -3", "Seed must be between 0 and"),
+        ("ablate --metric bleu --remove-bpe x", "--bpe, --tokenizer or --post-process cannot be used"),
+        ("ablate --metric bleu --bpe bytes", "fairseq cannot use these options (In 'config'"),
+        # numbers that end a process, or give any result
+        ("score --method gate --required-batch-size-multiple 0", "-multiple is 0: it must be at least 1"),
+        ("score --method gate --required-batch-size-multiple 99", "--required-batch-size-multiple 99"),
+        # workers
+        ("score --method gate --distributed-world-size 2", "torchrun --nproc-per-node 2"),
+        (
+            "score --method gate --distributed-world-size 2 --distributed-rank 2 --distributed-init-method tcp://x:1",
+            "--distributed-rank is 2: it must be from 0 to 1",
+        ),
+        (
+            "score --method gate --distributed-world-size 2 --distributed-init-method x",
+            "the rendezvous failed at --distributed-init-method x (",
+        ),
+    ],
 )
-def test_bad_input_gets_one_line(command, options, words, on_toy):
-    line = one_line(on_toy(command, *options, code=2))
+def test_bad_input_gets_one_line(options, words, on_toy):
+    command, *rest = options.split()
+    line = one_line(on_toy(command, *rest, code=2))
     assert line.startswith(f"headgates {command}: error: ") and words in line
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    sampled(
-        [
-            (
-                ["--max-len-b", "-1"],
-                "--min-len is 1, but translations of 9 source tokens have at most -1 tokens: lower",
-            ),
-            (
-                ["--max-len-b", "10", "--min-len", "11"],
-                "--min-len is 11, but translations of 9 source tokens have at most",
-            ),
-            (["--min-len", "2000"], "have at most 200 tokens"),
-            (
-                ["--match-source-len", "--min-len", "50"],
-                "--min-len is 50, but translations of 9 source tokens have at most",
-            ),
-            (["--max-len-a", "nan"], "--max-len-a is nan: it must be a finite number"),
-            (["--max-len-a", "inf"], "--max-len-a is inf: it must be a finite number"),
-            (["--lenpen", "nan"], "--lenpen is nan: it must be a finite number"),
-            (["--unkpen", "nan"], "--unkpen is nan: it must be a finite number"),
-            (["--unkpen=-inf"], "--unkpen is -inf: it must be a finite number"),
-            (["--temperature", "0"], "--temperature is 0: it must be above 0"),
-            (["--temperature", "-1"], "--temperature is -1.0: it must be at least 0"),
-            (["--sampling", "--sampling-topk", "99"], "--sampling-topk is 99: it must be at most 24"),
-            (["--sampling", "--sampling-topp", "2"], "--sampling-topp is 2.0: it must be at most 1"),
-            (["--sampling-topk", "3"], "fairseq cannot use these search options (--sampling-topk requires --sampling"),
-            (["--diverse-beam-groups", "5"], "--diverse-beam-groups cannot be used here: leave it out"),
-            (["--diverse-beam-strength", "nan"], "it must be a finite number"),
-            (["--diversity-rate", "nan"], "--diversity-rate is nan"),
-            (["--diversity-rate", "0.5", "--beam", "13"], "--beam is 13: with --diversity-rate it must be at most 12"),
-            (
-                ["--scoring", "sacrebleu", "--sacrebleu-tokenizer", "ja-mecab"],
-                "--sacrebleu-tokenizer ja-mecab cannot be used",
-            ),
-        ],
-        every=3,
-    ),
+    [
+        ("--max-len-b -1", "--min-len is 1, but translations of 9 source tokens have at most -1 tokens: lower"),
+        ("--match-source-len --min-len 50", "--min-len is 50, but translations of 9 source tokens have at most"),
+        ("--lenpen nan", "--lenpen is nan: it must be a finite number"),
+        ("--lenpen inf", "--lenpen is inf: it must be a finite number"),
+        ("--temperature 0", "fairseq cannot use these search options (--temperature must be greater than 0)"),
+        ("--sampling --sampling-topk 99", "--sampling-topk is 99: it must be at most 24"),
+        ("--diversity-rate 0.5 --beam 13", "--beam is 13: with --diversity-rate it must be at most 12"),
+        ("--scoring sacrebleu --sacrebleu-tokenizer ja-mecab", "--sacrebleu-tokenizer ja-mecab cannot be used"),
+    ],
 )
 def test_options_of_the_search_are_checked_before_anything_is_computed(options, words, on_toy, monkeypatch):
     for room, name in ((ablation, "ablation_losses"), (metrics, "translate"), (curves, "mean_loss")):
         monkeypatch.setattr(room, name, lambda *_: pytest.fail("it has begun to compute"))
-    assert words in one_line(on_toy("ablate", "--metric", "bleu", *options, subset="test", code=2))
-    if "--min-len" in options:
-        assert words in one_line(on_toy("curve", "--by", "gate", *options, subset="test", code=2))
+    assert words in one_line(on_toy("ablate", "--metric", "bleu", *options.split(), subset="test", code=2))
 
 
 @pytest.mark.parametrize(
     "options", [["--lenpen", "1e300"], ["--temperature", "1e-300"], ["--temperature", "1e-40", "--sampling"]]
 )
 def test_search_options_with_scores_that_are_not_finite_are_refused(options, on_toy):
-    line = one_line(
-        on_toy(
-            "curve",
-            "--by",
-            "gate",
-            "--steps",
-            "0",
-            "--types",
-            "all",
-            "--max-len-b",
-            "9",
-            *options,
-            subset="test",
-            code=2,
-        )
-    )
+    curve = ["curve", "--by", "gate", "--steps", "0", "--types", "all", "--max-len-b", "9"]
+    line = one_line(on_toy(*curve, *options, subset="test", code=2))
     assert "the scores of the search are not finite: use less extreme values of --temperature, --lenpen" in line
 
 
@@ -344,20 +252,8 @@ def test_a_curve_stores_the_signature_of_its_measurement(on_toy):
 
 
 def test_what_sampling_depends_on_is_signed(on_toy):
-    sampled = [
-        "curve",
-        "--by",
-        "random",
-        "--steps",
-        "0",
-        "--types",
-        "all",
-        *SEARCH,
-        "--json",
-        "--sentences",
-        "2",
-        "--sampling",
-    ]
+    sampled = ["curve", "--by", "random", "--steps", "0", "--types", "all", *SEARCH, "--json"]
+    sampled += ["--sentences", "2", "--sampling"]
     options = ([], ["--seed", "5"], ["--max-tokens", "50"])
     measured = {json.loads(on_toy(*sampled, *own, subset="test"))[0]["measured"] for own in options}
     assert len(measured) == 3

@@ -12,8 +12,10 @@ from support import classifiers, language_models
 from support.analysis import READ, SEARCH, one_line
 from support.commands import EVALUATION, USER_DIR
 
-from fairseq_headgates.evaluation import Evaluation, mcnemar, paired_bootstrap, read_evaluations
+from fairseq_headgates.evaluation.result_files import read_evaluations
+from fairseq_headgates.evaluation.results import Evaluation
 from fairseq_headgates.evaluation.speed import speeds
+from fairseq_headgates.evaluation.statistics import mcnemar, paired_bootstrap
 
 PLUGIN = ["--user-dir", USER_DIR]  # with it fairseq-train runs in this process
 FORCED = [*SEARCH, "--prefix-size", "5"]  # so that toy models translate something

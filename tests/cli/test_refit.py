@@ -7,9 +7,11 @@ import torch
 from support.analysis import READ
 from support.commands import worker_arguments
 
-from fairseq_headgates import evaluation, refit
+from fairseq_headgates import refit
 from fairseq_headgates.checkpoints import load_model
 from fairseq_headgates.cli.fairseq_options import fairseq_options
+from fairseq_headgates.evaluation.corpus import load_corpus
+from fairseq_headgates.evaluation.options import setup_task
 
 MASK = json.dumps({"enc-self": [[1, 0, 0, 1], [0, 0, 0, 0]], "dec-enc": [[0, 1, 1, 1], [1, 0, 0, 0]]})
 
@@ -19,7 +21,7 @@ def expected(toy, checkpoints):
     """The refitted model, by the function, on the first 30 training sentences."""
     args = fairseq_options("evaluate", [str(toy.data), "--path", "x", "--gen-subset", "train", "--cpu"])
     _, model = load_model(checkpoints["baseline"])
-    corpus = evaluation.load_corpus(args, evaluation.setup_task(args), model, 30)
+    corpus = load_corpus(args, setup_task(args), model, 30)
     return refit(model, MASK, corpus.task, corpus.batches)
 
 

@@ -17,7 +17,8 @@ from fairseq_headgates.checkpoints import load_model, prune_checkpoint
 from fairseq_headgates.compression import timing
 from fairseq_headgates.compression.plan import parameters_saved, plan_of, units_of
 from fairseq_headgates.compression.repair import refit_to
-from fairseq_headgates.evaluation import Corpus, mean_loss
+from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.models import TransformerHeadGatesModel
 from fairseq_headgates.options import parse_ffn_dims
 from fairseq_headgates.surgery import head_sites

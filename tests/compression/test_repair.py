@@ -11,7 +11,8 @@ from support.sentences import PAIRS, TASK, make_gates, make_model, many_sentence
 
 from fairseq_headgates import HeadTable, prune, refit
 from fairseq_headgates.compression import repair as refitting
-from fairseq_headgates.evaluation import Corpus, mean_loss
+from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.surgery import head_sites
 
 MASK = HeadTable(

@@ -9,7 +9,7 @@ from support.sentences import PAIRS, TASK, make_gates, make_model, sample
 from fairseq_headgates.analysis.importance import Options, score
 from fairseq_headgates.compression import moments
 from fairseq_headgates.compression.blocks import blocks_of
-from fairseq_headgates.evaluation import Corpus
+from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.surgery import head_factors, head_sites, hooked
 

@@ -6,12 +6,13 @@ import pytest
 from support.analysis import READ
 from torch.nn import functional
 
-from fairseq_headgates import evaluation
 from fairseq_headgates.checkpoints import load_model
 from fairseq_headgates.cli.fairseq_options import fairseq_options
 from fairseq_headgates.compression import timing
 from fairseq_headgates.compression.model import Compressor, OutOfReach
 from fairseq_headgates.evaluation import speed
+from fairseq_headgates.evaluation.corpus import load_corpus
+from fairseq_headgates.evaluation.options import setup_task
 from fairseq_headgates.surgery.neurons import ffn_dims
 
 BEAM, EMBED, HEAD = 2, 32, 8
@@ -38,8 +39,8 @@ def compressor(toy, checkpoints):
     """Of the toy model, whose validation set is translated."""
     words = [toy.data, "--gen-subset", "valid", "--path", checkpoints["baseline"], "--beam", BEAM, "--batch-size", 10]
     args = fairseq_options("compress", [*map(str, words), "--cpu"])
-    task, (_, model) = evaluation.setup_task(args), load_model(str(checkpoints["baseline"]))
-    corpus = evaluation.load_corpus(args, task, model)
+    task, (_, model) = setup_task(args), load_model(str(checkpoints["baseline"]))
+    corpus = load_corpus(args, task, model)
     return Compressor(model, corpus, corpus, ["heads", "neurons"], lambda text: iter, timed=True)
 
 

@@ -1,14 +1,13 @@
-"""Binarised data that are truncated, changed or made up: refused before fairseq opens them."""
+"""Files of binarised data: their names, languages, sizes and digest."""
 
 import os
-import struct
 
 import numpy
 import pytest
 import torch
 from fairseq.data.indexed_dataset import IndexedDatasetBuilder, MMapIndexedDatasetBuilder
 
-from fairseq_headgates.evaluation.binarised import check_whole, digest, is_empty, language_pair, subset_files
+from fairseq_headgates.evaluation.binarised import check_sizes, digest, is_empty, language_pair, subset_files
 
 SENTENCES = [[5, 6, 7, 2], [8, 2], [9, 10, 11, 12, 13, 2]]
 
@@ -26,7 +25,7 @@ def build(folder, kind="mmap", name="valid.de-en.de", sentences=SENTENCES):
 
 
 def check(folder):
-    check_whole(subset_files(str(folder), "valid", ["de-en.de", "de-en.en"]))
+    check_sizes(subset_files(str(folder), "valid", ["de-en.de", "de-en.en"]))
 
 
 @pytest.mark.parametrize(
@@ -67,57 +66,11 @@ def test_an_empty_subset_is_accepted(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["mmap", "int64", "legacy"])
-@pytest.mark.parametrize("suffix", [".idx", ".bin"])
-def test_truncated_files_are_refused(kind, suffix, tmp_path):
-    path = build(tmp_path, kind)[suffix == ".bin"]
-    whole = path.read_bytes()
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match="is truncated|is damaged: it does not begin as an index"):
-            check(tmp_path)
-    path.write_bytes(whole + b"\0")
-    with pytest.raises(ValueError, match="is damaged|is not the data of its index"):
-        check(tmp_path)
-
-
-@pytest.mark.parametrize("kind", ["mmap", "legacy"])
-def test_an_index_with_a_flipped_bit_is_refused(kind, tmp_path):
-    index, _ = build(tmp_path, kind)
-    whole = index.read_bytes()
-    for place in range(len(whole)):
-        for bit in (1, 16, 128):
-            changed = bytearray(whole)
-            changed[place] ^= bit
-            index.write_bytes(bytes(changed))
-            with pytest.raises(ValueError, match="damaged|truncated|not the data"):
-                check(tmp_path)
-
-
-HUGE = 2**31 - 1
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (struct.pack("<9sQBQ", b"MMIDIDX\0\0", 1, 8, 2**62), "is truncated: it has 26 bytes, its header says"),
-        (struct.pack("<9sQBQ", b"MMIDIDX\0\0", 1, 8, 2**64 - 1), "is truncated"),
-        (struct.pack("<9sQBQiq", b"MMIDIDX\0\0", 1, 8, 1, -1, 0), "is damaged: a sentence has -1 tokens"),
-        (struct.pack("<9sQBQiq", b"MMIDIDX\0\0", 1, 8, 1, HUGE, 0), "bin is truncated: it has 24 bytes"),
-        (struct.pack("<9sQBQiq", b"MMIDIDX\0\0", 1, 8, 1, 12, -2), "is damaged: its sentences are not contiguous"),
-        (struct.pack("<9sQBQiq", b"MMIDIDX\0\0", 1, 8, 1, 12, 1), "is damaged: an offset is not a multiple"),
-        (struct.pack("<9sQBQ2i2q", b"MMIDIDX\0\0", 1, 8, 2, HUGE, 13 - HUGE, 0, HUGE * 2), "has -2147483634 tokens"),
-        (struct.pack("<9sQBQiq", b"MMIDIDX\0\0", 1, 6, 1, 3, 0), "version 1 and token type 6 are not fairseq's"),
-        (struct.pack("<9sQBQiq", b"MMIDIDX\0\0", 7, 8, 1, 12, 0), "version 7 and token type 8 are not fairseq's"),
-        (struct.pack("<8sQQQQQ", b"TNTIDX\0\0", 1, 4, 4, 2**60, 2**60), "is truncated: it has 48 bytes"),
-        (struct.pack("<8sQQQQQ", b"TNTIDX\0\0", 1, 4, 2**60, 1, 1), "it is not an index of sentences"),
-        (struct.pack("<8sQQQQQ5q", b"TNTIDX\0\0", 1, 4, 4, 1, 1, 0, 7, 0, 6, 6), "it is not an index of sentences"),
-        (b"", "does not begin as an index of fairseq-preprocess does"),
-        (b"{}", "does not begin as an index of fairseq-preprocess does"),
-    ],
-)
-def test_malformed_indices_are_refused(content, words, tmp_path):
-    build(tmp_path)[0].write_bytes(content)
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"\0", lambda data: b""])
+def test_data_of_another_size_is_refused(kind, change, tmp_path):
+    _, data = build(tmp_path, kind)
+    data.write_bytes(change(data.read_bytes()))
+    with pytest.raises(ValueError, match=rf"bin has {data.stat().st_size} bytes, its index describes"):
         check(tmp_path)
 
 
@@ -127,7 +80,7 @@ def test_files_that_do_not_belong_together(tmp_path):
     with pytest.raises(ValueError, match="numbers of sentences differ: 3 in valid.de-en.de.idx, 2 in valid.de-en.en"):
         check(tmp_path)
     data.unlink()
-    with pytest.raises(ValueError, match="valid.de-en.de.bin is missing, but its index .*idx exists"):
+    with pytest.raises(FileNotFoundError, match="valid.de-en.de.bin"):
         check(tmp_path)
     index.unlink()
     os.mkfifo(index)  # which a reader would wait for

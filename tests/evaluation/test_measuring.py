@@ -19,7 +19,8 @@ from fairseq_headgates.analysis.functions.counting import count_functions
 from fairseq_headgates.analysis.importance import METHODS, score
 from fairseq_headgates.analysis.relevance import head_relevance, token_contributions
 from fairseq_headgates.analysis.sentences import typed_sentences
-from fairseq_headgates.evaluation import Corpus, mean_loss, sentence_losses
+from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.evaluation.corpus_losses import mean_loss, sentence_losses
 from fairseq_headgates.evaluation.translations import references
 from fairseq_headgates.files import ResumeJournal
 from fairseq_headgates.heads import TYPES, HeadId

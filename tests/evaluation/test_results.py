@@ -13,8 +13,9 @@ import pytest
 from sacrebleu.metrics import BLEU, CHRF
 
 from fairseq_headgates.cli.evaluate import as_text
-from fairseq_headgates.evaluation import differences, pairwise, parse_evaluation, read_evaluations, statistics
-from fairseq_headgates.evaluation.results import Loss, bleu_of, class_scores, text_scores
+from fairseq_headgates.evaluation import statistics
+from fairseq_headgates.evaluation.result_files import parse_evaluation, read_evaluations
+from fairseq_headgates.evaluation.results import Loss, bleu_of, class_scores, differences, pairwise, text_scores
 
 WORDS = "der die das Hund Katze sieht kennt ein eine kleine gute Haus und oder nicht".split()
 BASE = {

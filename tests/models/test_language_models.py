@@ -19,7 +19,8 @@ from fairseq_headgates.analysis.functions import Annotations, count_functions, f
 from fairseq_headgates.analysis.options import FunctionOptions
 from fairseq_headgates.checkpoints import build_model, prune_checkpoint, stock_checkpoint
 from fairseq_headgates.criterions import PENALISED
-from fairseq_headgates.evaluation import Corpus, mean_loss
+from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.models import TransformerLMHeadGatesModel, read_characters
 from fairseq_headgates.safety import model_args
 

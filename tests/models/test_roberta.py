@@ -23,7 +23,8 @@ from fairseq_headgates.analysis.functions import Annotations, count_functions, f
 from fairseq_headgates.analysis.options import FunctionOptions, ScoreOptions
 from fairseq_headgates.checkpoints import build_model, prune_checkpoint, stock_checkpoint
 from fairseq_headgates.criterions import PENALISED
-from fairseq_headgates.evaluation import Corpus, load_dataset, mean_loss
+from fairseq_headgates.evaluation.corpus import Corpus, load_dataset
+from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.evaluation.metrics import Accuracy, mcnemar
 from fairseq_headgates.models import RobertaHeadGatesModel
 from fairseq_headgates.safety import model_args

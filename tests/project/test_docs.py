@@ -28,7 +28,8 @@ from support.results import translator
 import fairseq_headgates
 from fairseq_headgates.cli.examples import EXAMPLES
 from fairseq_headgates.cli.main import COMMANDS
-from fairseq_headgates.evaluation import read_evaluations, results
+from fairseq_headgates.evaluation import results
+from fairseq_headgates.evaluation.result_files import read_evaluations
 from fairseq_headgates.heads import AttentionMap, Contributions, HeadId, gate_log, parse_mask, read_scores
 from fairseq_headgates.options import DEFAULTS
 from fairseq_headgates.report import attention, explanation

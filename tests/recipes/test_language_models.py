@@ -13,7 +13,7 @@ from support.miniature import save, zipped
 from support.recipes import RECIPES, refused
 from support.recipes import run as run_recipe
 
-from fairseq_headgates.evaluation import read_evaluations
+from fairseq_headgates.evaluation.result_files import read_evaluations
 from fairseq_headgates.models import TransformerLMHeadGatesModel  # noqa: F401  (registers the architectures)
 
 WORDS = ["ba", "co", "dufa", "fi", "bido", "cacode", "e"]

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from fairseq_headgates.analysis.functions.layout import SELF_ATTENTION, Side, averaging, membership
 from fairseq_headgates.analysis.relevance import explain
-from fairseq_headgates.evaluation import Sample, at_least_single, gather, outputs
+from fairseq_headgates.evaluation.losses import Sample, at_least_single, outputs
+from fairseq_headgates.evaluation.workers import gather
 from fairseq_headgates.heads import HeadId, HeadTable
 from fairseq_headgates.surgery import HeadSite, evaluating, hooked
 

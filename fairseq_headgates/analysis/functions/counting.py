@@ -29,7 +29,9 @@ from fairseq_headgates.analysis.functions.layout import (
     tree_words,
 )
 from fairseq_headgates.analysis.functions.trees import Tree, directions
-from fairseq_headgates.evaluation import Corpus, Sample, all_reduce, at_least_single, gather, outputs
+from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.evaluation.losses import Sample, at_least_single, outputs
+from fairseq_headgates.evaluation.workers import all_reduce, gather
 from fairseq_headgates.surgery import HeadSite, evaluating, head_sites, hooked, use_head_attention
 
 MISMATCHED = 0.05  # share of sentences that may differ from their trees

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fairseq_headgates.analysis.functions.trees import Tree, pairs
 from fairseq_headgates.analysis.functions.words import Piece, match, pieces
-from fairseq_headgates.evaluation import Corpus, Sample
+from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.evaluation.losses import Sample
 from fairseq_headgates.evaluation.symbols import no_words, subwords_of
 
 SELF_ATTENTION = {"source": "enc-self", "target": "dec-self"}  # the attention between words of one side

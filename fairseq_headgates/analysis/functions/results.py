@@ -18,7 +18,8 @@ from fairseq_headgates.analysis.functions.counting import (
     count_functions,
 )
 from fairseq_headgates.analysis.options import FunctionOptions
-from fairseq_headgates.evaluation import Corpus, Sample
+from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.evaluation.losses import Sample
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.report.functions import open_heads
 from fairseq_headgates.surgery import gate_values

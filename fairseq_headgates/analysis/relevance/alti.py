@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.analysis.relevance.predictions import Predictions, Relevance
 from fairseq_headgates.analysis.relevance.rules import quotient
-from fairseq_headgates.evaluation import at_least_single
+from fairseq_headgates.evaluation.losses import at_least_single
 from fairseq_headgates.modules import HeadAttention
 from fairseq_headgates.surgery import Observed, head_sites, observe, stack_modules
 

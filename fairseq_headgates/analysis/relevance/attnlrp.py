@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_headgates.analysis.relevance.predictions import Predictions, Relevance
-from fairseq_headgates.evaluation import at_least_single
+from fairseq_headgates.evaluation.losses import at_least_single
 from fairseq_headgates.modules import HeadAttention
 from fairseq_headgates.surgery import head_sites, observe, replaced_forward, stack_modules
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fairseq_headgates.evaluation import Difference
+from fairseq_headgates.evaluation.results import Difference
 from fairseq_headgates.files import read_text
 from fairseq_headgates.report.panels import Panel
 from fairseq_headgates.report.tables import rounded

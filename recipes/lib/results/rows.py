@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from commands import shown
-from fairseq_headgates.evaluation import Difference, Evaluation, differences, read_evaluations
+from fairseq_headgates.evaluation.result_files import read_evaluations
+from fairseq_headgates.evaluation.results import Difference, Evaluation, differences
 from fairseq_headgates.heads import TYPES
 
 BASELINE = "baseline"
