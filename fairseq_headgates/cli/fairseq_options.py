@@ -120,9 +120,10 @@ def _refuse_unused(args: argparse.Namespace, parser: argparse.ArgumentParser) ->
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
-    """Refuse numbers with which fairseq ends without a message, or ranks the translations by chance."""
-    if (multiple := args.required_batch_size_multiple) < 1:  # 0: a division by zero in compiled code
-        raise ValueError(f"--required-batch-size-multiple is {multiple}: it must be at least 1")
+    """Refuse numbers with which fairseq ends in a traceback or a signal, or ranks the translations by chance."""
+    for name in ("required_batch_size_multiple", "beam"):
+        if (value := getattr(args, name)) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} is {value}: it must be at least 1")
     for name, value in vars(args).items():
-        if value != value or (name == "lenpen" and math.isinf(value)):
+        if value != value or (name in ("lenpen", "max_len_a") and math.isinf(value)):
             raise ValueError(f"--{name.replace('_', '-')} is {value}: it must be a finite number")
