@@ -8,6 +8,7 @@ import os
 import shlex
 from pathlib import Path
 
+from fairseq_headgates import __version__
 from fairseq_headgates.cli.output import check_matplotlib, say, warn, write
 from fairseq_headgates.cli.parser import add_trust, filled
 from fairseq_headgates.files import check_writable, write_whole
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     words = ["headgates", "report", args.out, *args.inputs, *(["--gif", args.gif] if args.gif else [])]
     with logging_only(logging.WARNING, "matplotlib", "PIL", "tensorboard"):  # fairseq sets the level of all loggers
         found = read_experiment(args.inputs, args.trust)
-        page = report_page(found, shlex.join(words))
+        page = report_page(found, shlex.join(words), __version__)
         animation = gates_gif(found.trainings) if args.gif else None
     write_whole(args.out, page, args.force)
     if animation is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from fairseq_headgates.gates import METHODS
@@ -31,25 +31,20 @@ def parse_init(value: Any) -> float | str:
     return number
 
 
-def parse_method(value: Any) -> str:
-    """Check the name of a gating method."""
-    if value not in METHODS:
-        raise ValueError(f"unknown method {shown(value)}: choose from {', '.join(METHODS)}")
-    return value
+def one_of(what: str, choices: Collection[str]) -> Callable[[Any], str]:
+    """Return a parser of a name, one of `choices`."""
+
+    def parse(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"unknown {what} {shown(value)}: choose from {', '.join(choices)}")
+        return value
+
+    return parse
 
 
-def parse_inference_dtype(value: Any) -> str:
-    """Check a precision of inference."""
-    if value not in DTYPES:
-        raise ValueError(f"unknown inference dtype {shown(value)}: choose from {', '.join(DTYPES)}")
-    return value
-
-
-def parse_inference_mode(value: Any) -> str:
-    """Check a form of the decoder step."""
-    if value not in MODES:
-        raise ValueError(f"unknown inference mode {shown(value)}: choose from {', '.join(MODES)}")
-    return value
+parse_method = one_of("method", METHODS)
+parse_inference_dtype = one_of("inference dtype", DTYPES)
+parse_inference_mode = one_of("inference mode", MODES)
 
 
 def count(things: str) -> Callable[[Any], int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fairseq_headgates.heads import TYPES, HeadId
+from fairseq_headgates.heads import TYPES
+from fairseq_headgates.heads.files import open_heads
 from fairseq_headgates.report.tables import TITLES, text_table
 
 GROUPS = ("positional", "syntactic", "rare", "alignment")
@@ -28,15 +29,6 @@ def group_counts(result: Mapping[str, Any], attention_type: str) -> dict[str, in
             found = {group_of(name) for name in entry["functions"]}
             counts[next((group for group in GROUPS if group in found), "none")] += 1
     return counts
-
-
-def open_heads(result: Mapping[str, Any]) -> Iterator[tuple[HeadId, Mapping[str, Any]]]:
-    """Iterate over the heads that are neither removed nor closed, with their entries."""
-    for attention_type in TYPES:
-        for layer, row in enumerate(result["heads"].get(attention_type, [])):
-            for head, entry in enumerate(row):
-                if entry is not None and entry["gate"] > 0:
-                    yield HeadId(attention_type, layer, head), entry
 
 
 def function_table(result: Mapping[str, Any]) -> str:

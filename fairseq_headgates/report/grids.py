@@ -8,8 +8,9 @@ from math import isnan
 from typing import Any
 
 from fairseq_headgates.heads import HeadId, HeadTable
+from fairseq_headgates.heads.files import open_heads
 from fairseq_headgates.report.content import ModelHeads
-from fairseq_headgates.report.functions import group_of, open_heads
+from fairseq_headgates.report.functions import group_of
 from fairseq_headgates.report.tables import TITLES, named
 
 LARGEST = 10_000  # heads of a table

@@ -6,7 +6,6 @@ import io
 import re
 from collections.abc import Sequence
 
-from fairseq_headgates import __version__
 from fairseq_headgates.heads.gate_log import thinned
 from fairseq_headgates.report.attention import check_size, templates
 from fairseq_headgates.report.content import Experiment, Training
@@ -19,12 +18,13 @@ GIF_FRAMES, FRAME_MILLISECONDS = 60, 150
 DISTRIBUTION = (0.33, -0.1, 1.1)  # temperature, low and high where no checkpoint has gates
 
 
-def report_page(found: Experiment, command: str) -> str:
+def report_page(found: Experiment, command: str, version: str) -> str:
     """Return the report on an experiment.
 
     Args:
         found: what it shows
         command: the command that makes the report
+        version: version of this package
 
     Raises:
         ValueError: if the attention maps have too many cells, or the page is too large
@@ -42,7 +42,7 @@ def report_page(found: Experiment, command: str) -> str:
     gated = next((model.distribution for model in found.models if model.distribution), DISTRIBUTION)
     page = templates().get_template("report.html").render(
         sections=sections(found), inputs=found.inputs, command=command, inline=inline,
-        version=__version__, counts=_counts(found),
+        version=version, counts=_counts(found),
         distribution=dict(zip(("temperature", "low", "high"), gated, strict=True)),
     )  # fmt: skip
     page = page.encode("utf-8", "backslashreplace").decode()  # names of files need not be UTF-8
