@@ -205,7 +205,7 @@ class DecoderStep(StepBuffers):
         if decoder.embed_positions is not None:
             x += self._positions()
         x = x if decoder.layernorm_embedding is None else decoder.layernorm_embedding(x)
-        return x.transpose(0, 1)
+        return decoder.dropout_module(x).transpose(0, 1)
 
     def _positions(self) -> Tensor:
         """Return the embedding of the position, [B K or 1, 1, E] or [1, E]."""
@@ -254,7 +254,7 @@ def step_obstacle(decoder: Any, exact: bool) -> str | None:
         return "self-attention over encoder states"
     if not len(decoder.layers):
         return "no layers"
-    for layer in decoder.layers:
+    for layer in decoder.layers.children():  # iterating over them draws random numbers with LayerDrop
         if type(layer) not in (TransformerDecoderLayer, TransformerDecoderLayerBase):
             return f"a layer of class {type(layer).__name__}"
         attentions = [layer.self_attn] + ([] if layer.encoder_attn is None else [layer.encoder_attn])
@@ -264,6 +264,8 @@ def step_obstacle(decoder: Any, exact: bool) -> str | None:
             return "activation checkpoints"
     if exact:
         return None
+    if any(getattr(module, "apply_during_inference", False) for module in decoder.modules()):
+        return "dropout in inference"
     known = (type(None), LearnedPositionalEmbedding, SinusoidalPositionalEmbedding)
     if not isinstance(decoder.embed_positions, known):
         return "positional embeddings of another class"

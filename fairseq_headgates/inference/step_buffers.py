@@ -116,13 +116,13 @@ class StepBuffers:
 
     def of_target(self) -> Iterator[tuple[str, str, Any]]:
         """Yield the names of the buffers of keys and of values, and the module, of every self-attention with heads."""
-        for i, layer in enumerate(self.decoder.layers):
+        for i, layer in enumerate(self.decoder.layers.children()):
             if layer.self_attn.num_heads:
                 yield f"{i}.keys", f"{i}.values", layer.self_attn
 
     def of_source(self) -> Iterator[tuple[str, str, Any]]:
         """Yield the same for every attention to the encoder."""
-        for i, layer in enumerate(self.decoder.layers):
+        for i, layer in enumerate(self.decoder.layers.children()):
             if self.bucket.source and layer.encoder_attn is not None and layer.encoder_attn.num_heads:
                 yield f"{i}.source_keys", f"{i}.source_values", layer.encoder_attn
 

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from fairseq.models.transformer import TransformerModel
+from fairseq.search import Sampling
 from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -112,6 +113,28 @@ def test_prefixes_and_the_token_at_the_beginning(way):
         )
     for ours, other in zip(*found, strict=True):
         assert_same_search(ours, other)
+
+
+def test_sampling_draws_the_same_random_numbers_as_with_fairseqs_model(way):
+    """With LayerDrop, too, which draws some whenever one iterates over the layers."""
+    found = []
+    for make, mode, kind in ((make_stock, "", SequenceGenerator), (make_gated, *way)):
+        model = ending(make(decoder_layerdrop=0.3), 0.0)
+        torch.manual_seed(4)
+        found.append(search(model, mode, 2, batch(5), kind, search_strategy=Sampling(DICTIONARY)))
+    assert_same_search(*found)
+
+
+@pytest.mark.parametrize("mode", ["eager", "static"])
+def test_dropout_that_is_retained_in_inference(mode):
+    """All embeddings are dropped, so every token has the same logits."""
+    model = ending(make_gated(dropout=1.0), 0.0)
+    model.decoder.inference_mode = mode
+    model.decoder.dropout_module.apply_during_inference = True
+    with torch.no_grad():
+        encoded = model.encoder(**batch(1))
+        first, second = (model.decoder(torch.tensor([[token]]), encoded, {})[0] for token in (5, 9))
+    assert torch.equal(first, second) and model.decoder._static_step is None
 
 
 def test_one_model_twice_in_an_ensemble(way):
