@@ -264,8 +264,11 @@ def step_obstacle(decoder: Any, exact: bool) -> str | None:
             return "activation checkpoints"
     if exact:
         return None
-    if any(getattr(module, "apply_during_inference", False) for module in decoder.modules()):
-        return "dropout in inference"
+    for module in decoder.modules():
+        if getattr(module, "apply_during_inference", False):
+            return "dropout in inference"
+        if module._forward_hooks or module._forward_pre_hooks:  # a graph does not call them
+            return "hooks on modules"
     known = (type(None), LearnedPositionalEmbedding, SinusoidalPositionalEmbedding)
     if not isinstance(decoder.embed_positions, known):
         return "positional embeddings of another class"

@@ -247,6 +247,13 @@ def test_hooks_on_heads_see_what_fairseq_computes():
     assert seen
 
 
+def test_hooks_on_modules_are_called_at_every_step(recordings):
+    model, called = ending(make_gated(), -20.0), []
+    model.decoder.layers[0].fc1.register_forward_hook(lambda *_: called.append(1))
+    search(model, "graph", 2, batch(3))
+    assert len(called) == 13 and not recordings["graphs"]
+
+
 def test_a_search_without_finite_scores_ends_as_in_fairseq(way):
     model = ending(make_gated(), 0.0)
     with torch.no_grad():
