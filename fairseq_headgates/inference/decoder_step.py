@@ -267,7 +267,8 @@ def step_obstacle(decoder: Any, exact: bool) -> str | None:
     for module in decoder.modules():
         if getattr(module, "apply_during_inference", False):
             return "dropout in inference"
-        if module._forward_hooks or module._forward_pre_hooks:  # a graph does not call them
+        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        if not all(getattr(hook, "can_be_captured", False) for hook in hooks):  # a graph calls no hooks
             return "hooks on modules"
     known = (type(None), LearnedPositionalEmbedding, SinusoidalPositionalEmbedding)
     if not isinstance(decoder.embed_positions, known):

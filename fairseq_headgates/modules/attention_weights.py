@@ -64,15 +64,12 @@ def averaged_heads(attention: Any, weights: Tensor, dim: int) -> Tensor:
     heads are removed. Without any, return zeros for one head. In training all heads count, because a closed gate may
     open again.
     """
-    scale = None if attention.training else attention.head_scale()
-    if scale is None:
+    counted = None if attention.training else attention.counted_heads()
+    if counted is None:
         return weights
-    counted = [head for head, factor in enumerate(scale.tolist()) if factor or head < attention.aligned]
-    if len(counted) == weights.size(dim):
-        return weights
-    if not counted:
+    if not len(counted):
         return torch.zeros_like(weights.narrow(dim, 0, 1))
-    return weights.index_select(dim, torch.tensor(counted, device=weights.device))
+    return weights.index_select(dim, counted)
 
 
 def per_hypothesis(attention: Any, weights: Tensor, beam: int, per_head: bool) -> Tensor:

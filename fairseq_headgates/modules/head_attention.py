@@ -91,6 +91,7 @@ class HeadAttention(MultiheadAttention):
         self._prepared = False  # for inference, by fairseq's call
         self._in_proj: packed_linear.InferenceLinear | None = None  # q, k and v as one
         self._constant_gates = packed_linear.ParameterCache()
+        self._counted_heads = packed_linear.ParameterCache()
         self.train(stock.training)
 
     def forward(
@@ -163,6 +164,24 @@ class HeadAttention(MultiheadAttention):
         gates = self._constant_gates.get(self.gate.read, self.gate.factor) if constant else self.gate()
         return gates if self.head_mask is None else gates * self.head_mask
 
+    def counted_heads(self) -> Tensor | None:
+        """Return the numbers of the heads that have a factor other than 0 or are aligned; None if all have."""
+        if self.gate is None and self.head_mask is None:
+            return None
+        if not self._prepared or torch.is_grad_enabled():
+            return self._find_counted_heads()
+        return self._counted_heads.get(self._factors, self._find_counted_heads)
+
+    def _factors(self) -> list[Tensor]:
+        masks = [] if self.head_mask is None else [self.head_mask]
+        return masks if self.gate is None else [*self.gate.read(), *masks]
+
+    def _find_counted_heads(self) -> Tensor | None:
+        scale = self.head_scale()
+        assert scale is not None
+        counted = [head for head, factor in enumerate(scale.tolist()) if factor or head < self.aligned]
+        return None if len(counted) == len(scale) else torch.tensor(counted, dtype=torch.long, device=scale.device)
+
     def make_generation_fast_(self, inference_dtype: str = "float32", **kwargs: Any) -> None:
         """Prepare for inference: constant gates, and q, k and v of self-attention in one multiplication.
 
@@ -171,6 +190,7 @@ class HeadAttention(MultiheadAttention):
         """
         self._prepared = True
         self._constant_gates.forget()
+        self._counted_heads.forget()
         packed_linear.track_parameters(self)
         if self.self_attention and self.num_heads and self._in_proj is None:
             self._in_proj = packed_linear.join_linears(self, ["q_proj", "k_proj", "v_proj"], inference_dtype)

@@ -170,8 +170,7 @@ def test_all_commands_and_a_report_of_their_results(variant, models, run, toy_te
     page = tmp_path / "report.html"
     run("headgates", "report", page, models["gated"].parent / "gates", models["pruned"], scores, *results.values())
     text = page.read_text()
-    assert "perplexity" in text and "dec-self" in text and "fairseq-train --user-dir" in text
-    assert "--task language_modeling" in text and "--arch transformer_lm_head_gates" in text
+    assert "perplexity" in text and "dec-self" in text
 
 
 def test_embeddings_of_characters(run, toy_text, tmp_path, train_lm):

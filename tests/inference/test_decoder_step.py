@@ -11,6 +11,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.models import make_args, make_gated, make_stock
+from support.pruning import ALL_TYPES
 from support.recording import record
 from support.searching import (
     DICTIONARY,
@@ -30,7 +31,7 @@ from fairseq_headgates import HeadTable, masked
 from fairseq_headgates.inference import DeviceSearch, beam_stacks, graphs, step_buffers
 from fairseq_headgates.inference.beam_stacks import StepSearch
 from fairseq_headgates.inference.step_buffers import FIRST_POSITIONS
-from fairseq_headgates.surgery import observe
+from fairseq_headgates.surgery import head_sites, observe
 
 # The mode of the decoder, and the class of the search.
 WAYS = [("static", SequenceGenerator), ("static", DeviceSearch), ("eager", DeviceSearch)]
@@ -201,9 +202,13 @@ def test_entries_of_dropped_hypotheses_are_removed():
 
 
 @KINDS
-def test_a_recorded_step_and_search_give_the_same(recordings, kind):
+@pytest.mark.parametrize("gates", ["", ALL_TYPES], ids=["", "gates"])
+def test_a_recorded_step_and_search_give_the_same(recordings, kind, gates):
     """Nothing in a step depends on Python: neither positions, nor shapes, nor the sentences that have ended."""
-    model, options = ending(make_gated(), 1.5), {"beam_size": 4, "max_len_b": 70}
+    model, options = ending(make_gated(gate_heads=gates), 1.5), {"beam_size": 4, "max_len_b": 70}
+    for site in head_sites(model) if gates else ():
+        site.attention.gate.theta.data[:2] = torch.tensor([-0.1, 0.01])  # one is closed, one between
+    model.make_generation_fast_()
     expected = search(model, "eager", 4, batch(20), max_len_b=70)
     generator = kind([model], DICTIONARY, **options)
     model.decoder.inference_mode = "graph"

@@ -4,11 +4,15 @@ As in a graph, numbers and shapes are those of the recording, tensors are taken 
 else must keep, and operators for whose result the host must wait cannot be recorded.
 """
 
+from contextlib import ExitStack
+from unittest.mock import patch
+
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+COPIES = [*((torch.Tensor, name) for name in ("tolist", "cpu", "numpy", "cuda")), (torch, "tensor")]
 WAITS = {"_local_scalar_dense", "item", "equal", "is_nonzero", "nonzero", "masked_select", "unique_dim", "_unique2"}
 
 
@@ -69,7 +73,12 @@ def record(work):
 
     A graph is captured without doing the work. Here it is done, and undone: tensors that existed before are restored.
     """
-    with Undone(), Recording() as recording:
+    with ExitStack() as stack:
+        for owner, name in COPIES:  # between host and device, which on a CPU no operator tells of
+            refused = AssertionError(f"{name} copies between host and device")
+            stack.enter_context(patch.object(owner, name, side_effect=refused))
+        stack.enter_context(Undone())
+        recording = stack.enter_context(Recording())
         results = work()
     return recording.replay, results
 
