@@ -167,9 +167,9 @@ class DeviceSearch(SequenceGenerator):
         beam, state = self.beam_size, steps[0].buffers
         scores, tokens, beams = self._candidates(steps, last)
         ends = tokens.eq(self.eos) & scores.ne(-math.inf)
-        ends[:, :beam] &= ~state["ignored"]
-        final = ends[:, :beam].clone()
-        ends[:, :beam] |= state["ignored"]
+        best = ends[:, :beam]
+        final = best.logical_and_(~state["ignored"]).clone()
+        best.logical_or_(state["ignored"])
         rank = torch.arange(2 * beam, device=ends.device) + 2 * beam * ends
         ranks, chosen = rank.topk(beam, dim=1, largest=False)
         token, parent, score = (each.gather(1, chosen) for each in (tokens, beams, scores))
