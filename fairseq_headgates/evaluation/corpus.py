@@ -155,7 +155,9 @@ def load_corpus(args: Namespace, task: Any, model: nn.Module, sentences: int | N
     try:
         with logging_only(logging.ERROR, "fairseq"):
             batches = list(_batches(args, task, dataset, model))
-    except Exception as error:  # damaged data, or a sentence that is too long
+    except Exception as error:
+        if "max_positions" in str(error) or "max_tokens" in str(error):  # a sentence is too long
+            raise ValueError(f"{args.gen_subset}: {first_line(error)}") from None
         raise ValueError(_unreadable(args.gen_subset, args.data, error)) from None
     check_tokens(batches, task, args)
     _check_positions(batches, task, model)
