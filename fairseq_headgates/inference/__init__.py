@@ -2,7 +2,7 @@
 
 from fairseq_headgates.inference.attention_cache import AttentionCache, merge_heads, split_heads
 from fairseq_headgates.inference.beam_stacks import BeamDecoder, BeamEncoder, use_beam_stacks
-from fairseq_headgates.inference.decoder_step import MODES, step_obstacle
+from fairseq_headgates.inference.decoder_step import MODES
 from fairseq_headgates.inference.device_search import DeviceSearch
 from fairseq_headgates.inference.packed_linear import (
     DTYPES,
@@ -26,7 +26,6 @@ __all__ = [
     "int8_obstacle",
     "is_quantised",
     "merge_heads",
-    "step_obstacle",
     "pack_linears",
     "split_heads",
     "usable_dtype",

@@ -72,12 +72,9 @@ class AttentionCache:
         """Reorder fairseq's cache: row i of the batch continues row `new_order[i]`."""
         beam = self.attention.get_incremental_state(self.state, "copies") or 1
         if beam > 1:  # keys and values of sentences
-            new_order = new_order // beam
-            together = new_order.numel() % beam == 0 and torch.equal(
-                new_order[::beam].repeat_interleave(beam), new_order
-            )
-            new_order = new_order[::beam] if together else new_order
-            self._set_copies(beam if together else 1)
+            sentences = sentences_of(new_order, beam)
+            self._set_copies(1 if sentences is None else beam)
+            new_order = new_order // beam if sentences is None else sentences
         saved = self.attention._get_input_buffer(self.state)
         for name, tensor in saved.items():
             saved[name] = None if tensor is None else tensor.index_select(0, new_order)
@@ -122,6 +119,14 @@ def padding_mask(padding: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the mask [B, 1, 1, S] that is added to scores; `padding` [B, S] is true on padding."""
     mask = torch.zeros(padding.shape, dtype=dtype, device=padding.device)
     return mask.masked_fill_(padding, mask_value(dtype))[:, None, None]
+
+
+def sentences_of(order: Tensor, beam: int) -> Tensor | None:
+    """Return the sentences [B'] that the rows `order` [B' K] belong to; None if it separates those of a sentence."""
+    of_rows = order // beam
+    sentences = of_rows[::beam]
+    together = len(order) == beam * len(sentences) and torch.equal(sentences.repeat_interleave(beam), of_rows)
+    return sentences if together else None
 
 
 def repeated(states: Tensor, beam: int) -> bool:

@@ -14,8 +14,8 @@ from fairseq.models.transformer import (
 )
 from torch import Tensor, nn
 
-from fairseq_headgates.inference.attention_cache import repeated
-from fairseq_headgates.inference.decoder_step import DecoderStep, encoder_parts, step_obstacle
+from fairseq_headgates.inference.attention_cache import repeated, sentences_of
+from fairseq_headgates.inference.decoder_step import DecoderStep, encoder_parts, has_step
 from fairseq_headgates.inference.graphs import can_capture
 
 SEARCH = "step_search"  # its name in fairseq's incremental state
@@ -77,7 +77,7 @@ class BeamDecoder(TransformerDecoderBase):
         if search is not None:
             if search.reorder(new_order):
                 return
-            search.step.hand_over(incremental_state, search.live, search.source)
+            search.step.hand_over(incremental_state, search.live)
             del incremental_state[SEARCH]
         for layer in self.layers.children():  # fairseq traverses all modules
             for attention in (layer.self_attn, layer.encoder_attn):
@@ -86,13 +86,13 @@ class BeamDecoder(TransformerDecoderBase):
 
     def free_step(self) -> DecoderStep | None:
         """Return a step for a new search, if possible in the form that `inference_mode` asks for; None without one."""
-        possible = self.inference_mode != "eager" and step_obstacle(self, exact=False) is None
+        possible = self.inference_mode != "eager" and has_step(self, exact=False)
         if possible and (self.inference_mode == "static" or can_capture(self.embed_tokens.weight.device)):
             if self._static_step is None:
                 self._static_step = DecoderStep(self, exact=False)
             if self._static_step.is_free():
                 return self._static_step
-        return DecoderStep(self, exact=True) if step_obstacle(self, exact=True) is None else None
+        return DecoderStep(self, exact=True) if has_step(self, exact=True) else None
 
 
 class StepSearch:
@@ -107,10 +107,8 @@ class StepSearch:
     """
 
     def __init__(self, step: DecoderStep, rows: int, encoder_out: Any):
-        states, _ = encoder_parts(encoder_out)
         self.step = step
-        self.source = 0 if states is None else states.size(0)
-        self.beam = _hypotheses(step.decoder, rows, states)
+        self.beam = _hypotheses(step.decoder, rows, encoder_parts(encoder_out)[0])
         step.begin(self, rows // self.beam, self.beam, encoder_out)
         self._place(torch.arange(rows // self.beam))
 
@@ -122,20 +120,19 @@ class StepSearch:
             step.tokens.copy_(tokens[:, -1].view(step.tokens.shape))
         else:
             step.tokens.view(-1).index_copy_(0, self.rows, tokens[:, -1])
-        logits, weights = step.run(with_weights=bool(self.source))
+        logits, weights = step.run(with_weights=bool(step.source))
         if self.rows is not None:
             weights = None if weights is None else weights.index_select(0, self.rows)
             logits = logits.index_select(0, self.rows)
         elif not step.exact:
             logits = logits.clone()  # fairseq writes into them
-        return logits, None if weights is None else weights[:, :, : self.source]
+        return logits, None if weights is None else weights[:, :, : step.source]
 
     def reorder(self, new_order: Tensor) -> bool:
         """Let row i continue row `new_order[i]` of the batch. Return False if that separates those of a sentence."""
-        order = new_order.cpu()  # on a GPU, a check there would take longer and wait as long
-        sentences = order[:: self.beam] // self.beam
-        together = len(order) == self.beam * len(sentences) and len(sentences.unique()) == len(sentences)
-        if not together or not torch.equal(order // self.beam, sentences.repeat_interleave(self.beam)):
+        # On the CPU: on a GPU, a check would take longer and wait as long.
+        sentences = sentences_of(new_order.cpu(), self.beam)
+        if sentences is None or len(sentences.unique()) < len(sentences):
             return False
         sources = new_order if self.rows is None else self.rows.index_select(0, new_order)
         if not torch.equal(sentences, torch.arange(len(self.live))):

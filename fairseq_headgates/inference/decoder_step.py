@@ -37,11 +37,12 @@ class DecoderStep(StepBuffers):
     """The step of one decoder, and its buffers, which one search at a time can use.
 
     Args:
-        decoder: fairseq's decoder with `HeadAttention`; see `step_obstacle`
+        decoder: fairseq's decoder with `HeadAttention`; see `has_step`
         exact: whether buffers have the sizes that a search needs, not those of a bucket
 
     Attributes:
         length: number of positions
+        source: number of positions of the source, 0 without an encoder
         used: number of entries that have been written in exact buffers; None in those of a bucket, where entries are
             written at K times `position`
     """
@@ -50,7 +51,7 @@ class DecoderStep(StepBuffers):
         super().__init__(decoder, exact)
         self.search: weakref.ref | None = None
         self.graphs = Graphs()
-        self.length, self.used = 0, 0 if exact else None
+        self.length, self.source, self.used = 0, 0, 0 if exact else None
         self._state: dict[str, Any] = {}  # fairseq's incremental state: the caches of the layers
 
     @property
@@ -65,7 +66,7 @@ class DecoderStep(StepBuffers):
     def begin(self, search: Any, sentences: int, beam: int, encoder_out: Any) -> None:
         """Begin a search: compute keys and values of the encoder states, and empty the buffers of the target."""
         states, padding = encoder_parts(encoder_out)
-        source = 0 if states is None else states.size(0)
+        self.source = source = 0 if states is None else states.size(0)
         self.search = weakref.ref(search)
         self._padded = not self.exact or (padding is not None and bool(padding.any()))
         self.empty(sentences, beam, source)
@@ -163,13 +164,12 @@ class DecoderStep(StepBuffers):
         buffer[:, :, self.used - self.bucket.beam : self.used] = values
         return buffer[:, :, : self.used]
 
-    def hand_over(self, state: dict[str, Any], sentences: Tensor, source: int) -> None:
+    def hand_over(self, state: dict[str, Any], sentences: Tensor) -> None:
         """Write the caches to fairseq's incremental state, as fairseq's own: separate for every hypothesis.
 
         Args:
             state: the incremental state
             sentences: rows of the sentences in the buffers [B']
-            source: number of positions of the source
         """
         sentences = sentences.to(self.rows.device)
         of_rows = sentences.repeat_interleave(self.bucket.beam)
@@ -180,9 +180,9 @@ class DecoderStep(StepBuffers):
             k, v = (self.buffers[name][of_rows[:, None], :, order].transpose(1, 2) for name in names)
             saved = {"prev_key": k, "prev_value": v, "prev_key_padding_mask": padding}
             attention._set_input_buffer(state, saved)
-        padding = self.buffers["source_mask"][:, 0, 0, :source].index_select(0, of_rows).lt(0)
+        padding = self.buffers["source_mask"][:, 0, 0, : self.source].index_select(0, of_rows).lt(0)
         for *names, attention in self.of_source():
-            k, v = (self.buffers[name][:, :, :source].index_select(0, of_rows) for name in names)
+            k, v = (self.buffers[name][:, :, : self.source].index_select(0, of_rows) for name in names)
             saved = {"prev_key": k, "prev_value": v, "prev_key_padding_mask": padding}
             attention._set_input_buffer(state, saved)
 
@@ -246,40 +246,36 @@ class SourceCache(NamedTuple):
     mask: Tensor | None
 
 
-def step_obstacle(decoder: Any, exact: bool) -> str | None:
-    """Return why a decoder has no `DecoderStep`, None if it has one."""
-    if decoder.training or torch.is_grad_enabled():
-        return "it is trained"
-    if decoder.cross_self_attention:
-        return "self-attention over encoder states"
-    if not len(decoder.layers):
-        return "no layers"
+def has_step(decoder: Any, exact: bool) -> bool:
+    """Return whether a decoder can take the steps of a search from a `DecoderStep`."""
+    if decoder.training or torch.is_grad_enabled() or decoder.cross_self_attention or not len(decoder.layers):
+        return False
     for layer in decoder.layers.children():  # iterating over them draws random numbers with LayerDrop
         if type(layer) not in (TransformerDecoderLayer, TransformerDecoderLayerBase):
-            return f"a layer of class {type(layer).__name__}"
+            return False
         attentions = [layer.self_attn] + ([] if layer.encoder_attn is None else [layer.encoder_attn])
         if any(getattr(attention, "hook", attention) is not None for attention in attentions):
-            return "hooks on heads"
-        if "forward" in vars(layer) and not exact:
-            return "activation checkpoints"
-    if exact:
-        return None
+            return False
+    return exact or _has_fixed_shapes(decoder)
+
+
+def _has_fixed_shapes(decoder: Any) -> bool:
+    """Return whether the step of a decoder does the same at every position."""
+    if any("forward" in vars(layer) for layer in decoder.layers.children()):  # activation checkpoints
+        return False
     for module in decoder.modules():
-        if getattr(module, "apply_during_inference", False):
-            return "dropout in inference"
-        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        if not all(getattr(hook, "can_be_captured", False) for hook in hooks):  # a graph calls no hooks
-            return "hooks on modules"
+        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]  # which a graph does not call
+        if not all(getattr(hook, "can_be_captured", False) for hook in hooks):
+            return False
+        if getattr(module, "apply_during_inference", False):  # dropout
+            return False
     known = (type(None), LearnedPositionalEmbedding, SinusoidalPositionalEmbedding)
-    if not isinstance(decoder.embed_positions, known):
-        return "positional embeddings of another class"
-    if type(decoder.embed_tokens) is not nn.Embedding or decoder.quant_noise is not None:
-        return "embeddings of several sizes, of characters, or with quantisation noise"
-    return None if decoder.adaptive_softmax is None else "an adaptive softmax"
+    usual_embeddings = type(decoder.embed_tokens) is nn.Embedding and isinstance(decoder.embed_positions, known)
+    return usual_embeddings and decoder.quant_noise is None and decoder.adaptive_softmax is None
 
 
 def encoder_parts(encoder_out: Any) -> tuple[Tensor | None, Tensor | None]:
-    """Return the encoder states [S, B or B K, E] and their padding [B or B K, S], None for what is not there."""
+    """Return the encoder states [S, B or B K, E] and their padding [B or B K, S]; a part that is missing is None."""
     found = encoder_out or {}
     states, padding = (found.get(name) or [None] for name in ("encoder_out", "encoder_padding_mask"))
     return states[0], padding[0]

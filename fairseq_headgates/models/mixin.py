@@ -75,6 +75,22 @@ def warn_of_no_penalty(options: HeadOptions, args: Any) -> None:
         )
 
 
+class StoredOption:
+    """Attribute of a model that is one of the options in `args`, which checkpoints store; it is checked when set."""
+
+    def __init__(self, parse: Callable[[Any], str]):
+        self.parse = parse
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, model: Any, owner: type) -> Any:
+        return self if model is None else getattr(model.args, self.name, None) or DEFAULTS[self.name]
+
+    def __set__(self, model: Any, value: str) -> None:
+        setattr(model.args, self.name, self.parse(value))
+
+
 class HeadGatesMixin:
     """Mixin that adds gates, masks and removal of heads to a fairseq model; list it before the stock model.
 
@@ -84,6 +100,10 @@ class HeadGatesMixin:
         reads_tokens: those of its stacks that have embeddings of tokens
         checkpoint_class: the model that loads its checkpoints in this plugin's commands, None for itself
         prepared_for: data type of the inference that the model is prepared for, None before
+        inference_dtype: data type of linear layers on a CPU, one of `inference.DTYPES`
+        inference_mode: how decoder steps of beam search run, one of `inference.MODES`
+
+    `make_generation_fast_` applies the last two.
     """
 
     stock: ClassVar[type]
@@ -93,6 +113,8 @@ class HeadGatesMixin:
     args: Any
     num_updates = 0
     prepared_for: str | None = None
+    inference_dtype = StoredOption(parse_inference_dtype)
+    inference_mode = StoredOption(parse_inference_mode)
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
@@ -159,24 +181,6 @@ class HeadGatesMixin:
         apply_head_options(model, options)
         model.args = args
         return model
-
-    @property
-    def inference_dtype(self) -> str:
-        """Data type of linear layers on a CPU, "float32" or "int8"; `make_generation_fast_` applies it."""
-        return getattr(self.args, "inference_dtype", None) or DEFAULTS["inference_dtype"]
-
-    @inference_dtype.setter
-    def inference_dtype(self, dtype: str) -> None:
-        self.args.inference_dtype = parse_inference_dtype(dtype)
-
-    @property
-    def inference_mode(self) -> str:
-        """Form of the decoder step in beam search, one of `inference.MODES`; `make_generation_fast_` applies it."""
-        return getattr(self.args, "inference_mode", None) or DEFAULTS["inference_mode"]
-
-    @inference_mode.setter
-    def inference_mode(self, mode: str) -> None:
-        self.args.inference_mode = parse_inference_mode(mode)
 
     def set_num_updates(self, num_updates: int) -> None:
         """Set the number of updates before the next one; fairseq calls it."""

@@ -83,4 +83,4 @@ def _check(decoder: Any, inputs: tuple, options: dict[str, Any]) -> None:
 
 
 for _hook in (_average, _check):
-    _hook.can_be_captured = True  # type: ignore[union-attr]  # it does the same at every step: see `step_obstacle`
+    _hook.can_be_captured = True  # type: ignore[union-attr]  # it does the same at every step: see `has_step`

@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar, Literal
 from settings import types as t
 from settings.general import (
     ADAM,
-    DISK_SPACE,
     STEPS,
     Download,
     Training,
@@ -104,7 +103,7 @@ class Mnli(Download, Classification):
     """Settings of mnli.sh."""
 
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
-    DEFAULTS = Classification.DEFAULTS | {"DISK_GB": DISK_SPACE}
+    DEFAULTS = Classification.DEFAULTS | Download.DEFAULTS
     UNIT, TEXT_GB = "pairs of sentences", 3
 
     MODEL: t.Word = model(

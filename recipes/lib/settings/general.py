@@ -22,7 +22,6 @@ Precision = Literal["fp16", "amp", "fp32"]
 Runs = Annotated[list[Run], BeforeValidator(lambda text: [parse(word) for word in text.split()]), t.ONCE]
 STEPS = "cumulative percentages of the heads to remove, separated by commas"
 ADAM = 12  # bytes for each parameter: a weight and two moments
-DISK_SPACE: Callable[[Any], str] = lambda s: s.disk_space()  # noqa: E731
 DATA_DIR = "folder with downloaded files (missing ones are downloaded), or the URL of a mirror"
 
 
@@ -223,6 +222,7 @@ class Sequences(Training):
 class Download(Settings):
     """Recipes of full size, which download their data."""
 
+    DEFAULTS = {"DISK_GB": lambda s: s.disk_space()}
     UNIT: ClassVar[str] = "source tokens"  # of an update
     TIMED: ClassVar[bool] = False  # whether benchmarks/full_size.sh estimates the hours
     TEXT_GB: ClassVar[int]  # disk space of the text

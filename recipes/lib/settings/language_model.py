@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 from settings import types as t
 from settings.general import (
     ADAM,
-    DISK_SPACE,
     Download,
     Sequences,
     Training,
@@ -99,7 +98,7 @@ class WikiText103(Download, LanguageModel):
     """Settings of wikitext103.sh."""
 
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
-    DEFAULTS = LanguageModel.DEFAULTS | {"DISK_GB": DISK_SPACE}
+    DEFAULTS = LanguageModel.DEFAULTS | Download.DEFAULTS
     UNIT, TEXT_GB = "tokens", 3
 
     def model_bytes(self) -> int:

@@ -12,7 +12,6 @@ from settings import types as t
 from settings.general import (
     ADAM,
     DATA_DIR,
-    DISK_SPACE,
     STEPS,
     Download,
     Search,
@@ -211,11 +210,14 @@ class Published(Download, Translation):
 
     TEXT_GB = 15
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
-    DEFAULTS = Translation.DEFAULTS | {
-        "DISK_GB": DISK_SPACE,
-        "PRUNE_WARMUP": "$WARMUP",
-        "SCRATCH": lambda s: "all" if any(run.types == "all" and run.method == "l0" for run in s.RUNS) else "",
-    }
+    DEFAULTS = (
+        Translation.DEFAULTS
+        | Download.DEFAULTS
+        | {
+            "PRUNE_WARMUP": "$WARMUP",
+            "SCRATCH": lambda s: "all" if any(run.types == "all" and run.method == "l0" for run in s.RUNS) else "",
+        }
+    )
 
     RAW_DIR: t.Folder = text(
         "folder with your own text, {train,valid,test}.{en,ru}, instead of the download (tokenised: PRETOKENIZED=1)",
@@ -257,10 +259,13 @@ class Iwslt14DeEn(Download, Translation):
     """Settings of iwslt14_de_en.sh."""
 
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
-    DEFAULTS = Translation.DEFAULTS | {
-        "DISK_GB": DISK_SPACE,
-        "EPOCHS": lambda s: s.MEASURED and s.MEASURED[-1],
-    }
+    DEFAULTS = (
+        Translation.DEFAULTS
+        | Download.DEFAULTS
+        | {
+            "EPOCHS": lambda s: s.MEASURED and s.MEASURED[-1],
+        }
+    )
 
     TEXT_GB = 2
 
