@@ -18,17 +18,16 @@ echo "table of $*"
 
 @pytest.fixture
 def gpu(tmp_path):
-    """gpu(*arguments, code=0, **environment) runs the script; python3 only prints its arguments."""
+    """gpu(out, code=0, **environment) runs the script; python3 only prints its arguments."""
     stub = tmp_path / "bin" / "python3"
     stub.parent.mkdir()
     stub.write_text(STUB)
     stub.chmod(0o755)
 
-    def gpu(*arguments, code=0, real=False, **environment):
+    def gpu(out, code=0, real=False, **environment):
         path = os.environ["PATH"] if real else f"{stub.parent}:{os.environ['PATH']}"
         env = {**os.environ, "PATH": path, **{name: str(value) for name, value in environment.items()}}
-        command = [str(SCRIPT), *map(str, arguments)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        done = subprocess.run([SCRIPT, out], env=env, capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stderr
         return done
 
@@ -53,21 +52,6 @@ def test_parts_are_kept_and_only_missing_ones_are_run_again(gpu, tmp_path):
     assert [line.split()[1] for line in again.stdout.splitlines()[:-1]] == ["scores"]
     assert "## scores" in (out / "benchmarks.md").read_text()
     assert gpu(out, PARTS=parts).stdout == f"{out}/benchmarks.md\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environment", "error"),
-    [
-        ([], {}, "got 0 arguments, needs OUT or OUT RAW_DIR SRC TGT"),
-        (["out", "raw"], {}, "got 2 arguments, needs OUT or OUT RAW_DIR SRC TGT"),
-        (["out"], {"PARTS": "speed"}, "unknown part speed: choose from machine equal"),
-        (["out"], {"NO_GPU": 1}, "torch finds no GPU"),
-    ],
-)
-def test_bad_input_is_refused(arguments, environment, error, gpu, tmp_path):
-    done = gpu(*[tmp_path / argument for argument in arguments], code=2, **environment)
-    assert done.stderr.startswith(f"gpu.sh: {error}") and done.stderr.count("\n") == 1 and not done.stdout
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.rehearsal

@@ -1,9 +1,7 @@
-"""Odd and damaged forms give one line; every valid form is read."""
+"""Odd values give one line; every valid form is read."""
 
 import argparse
-import contextlib
 import copy
-import struct
 import zipfile
 from types import SimpleNamespace
 
@@ -40,75 +38,30 @@ def change(state, where, value):
     return changed
 
 
-ODD_VALUES = [None, 3, -1.5, "text", [], [1, [2]], {}, {"a": {"b": 1}}, b"bytes", torch.zeros(2), (1,), True, {1: 2}]
-# Places that `headgates show` reads already, those that only removing heads reads, and those that also --stock reads.
-LOADED = [
-    ("args",), ("cfg",), ("model",), ("cfg", "model"), ("cfg", "model", "arch"), ("cfg", "model", "_name"),
-    ("cfg", "model", "alive_heads"), ("model", "encoder.layers.0.self_attn.q_proj.weight"),
-    ("model", "encoder.layers.0.self_attn.gate.log_alpha"),
-]  # fmt: skip
-PRUNED = [
-    ("last_optimizer_state",), ("optimizer_history", 0), ("optimizer_history", 0, "num_updates"),
-    ("optimizer_history", 0, "criterion_name"), ("extra_state", "ema"), ("cfg", "common"),
-    ("cfg", "model", "freeze_params"),
-]  # fmt: skip
-CONVERTED = [
-    ("optimizer_history",), ("extra_state",), ("extra_state", "train_iterator"), ("cfg", "task"), ("cfg", "criterion"),
-    ("cfg", "model", "criterion"),
+# Places that showing, pruning and converting a checkpoint read.
+PLACES = [
+    ("args",), ("cfg",), ("model",), ("cfg", "model"), ("cfg", "model", "arch"), ("cfg", "model", "alive_heads"),
+    ("model", "encoder.layers.0.self_attn.gate.log_alpha"), ("last_optimizer_state",), ("optimizer_history",),
+    ("optimizer_history", 0), ("optimizer_history", 0, "num_updates"), ("optimizer_history", 0, "criterion_name"),
+    ("extra_state",), ("extra_state", "ema"), ("extra_state", "train_iterator"), ("cfg", "common"), ("cfg", "task"),
+    ("cfg", "criterion"), ("cfg", "model", "criterion"), ("cfg", "model", "freeze_params"),
+    ("cfg", "model", "max_epoch"),
 ]  # fmt: skip
 
 
-def dotted(where):
-    return ".".join(map(str, where))
-
-
-@pytest.fixture(scope="module")
-def model():
-    return build_model(small_state("gated"))
-
-
-@pytest.mark.parametrize("where", [*LOADED, *PRUNED, *CONVERTED], ids=dotted)
-def test_unexpected_values_are_read_or_refused_with_value_error(where, model, tmp_path):
-    """Any exception but ValueError would be a traceback. A number, text or list for each place, and any other value."""
-    path, number = tmp_path / "odd.pt", len(dotted(where))
-    tables = [] if where in LOADED else [{1: 2}]  # of odd values in most of these places, loading refuses all others
-    for value in (ODD_VALUES[1 + 2 * (number % 3)], ODD_VALUES[number % 13], *tables):
-        save(change(small_state("gated"), where, value), path)
-        with contextlib.suppress(ValueError):
-            if where in LOADED:
-                state, built = load_model(str(path))
-                read_heads(state, "odd.pt", built)
-                continue
-            state, built = load_model(str(path)) if where[0] == "cfg" else (load_checkpoint(str(path)), model)
-            prune_checkpoint(state, open_mask(built), model=built)
-            if where in CONVERTED:
-                stock_checkpoint(state, open_mask(built), built)
-
-
-@pytest.mark.parametrize(
-    ("where", "values"),
-    [
-        pytest.param(("extra_state", "ema"), [{"a": {"b": 1}}], id="an average"),
-        pytest.param(("cfg", "criterion"), [{"a": {"b": 1}}], id="a criterion"),
-        *(
-            pytest.param(where, ODD_VALUES, marks=pytest.mark.rehearsal, id=dotted(where))
-            for where in [*LOADED, *PRUNED, *CONVERTED]
-        ),
-    ],
-)
-def test_commands_read_unexpected_values_or_refuse_them_in_one_line(where, values, attempts, tmp_path):
-    path, pruned = tmp_path / "odd.pt", ["prune", tmp_path / "odd.pt", tmp_path / "out.pt", "--force"]
-    command = ["show", path] if where in LOADED else pruned if where in PRUNED else [*pruned, "--stock"]
-    for value in values:
-        save(change(small_state("gated"), where, value), path)
-        ended = attempts.run("headgates", *command)
-        assert ended.orderly, (value, ended)
-
-
-def test_an_option_that_hydra_cannot_parse_gives_one_line(attempts, tmp_path):
+@pytest.mark.parametrize("where", PLACES, ids=lambda where: ".".join(map(str, where)))
+def test_unexpected_values_are_read_or_refused_in_one_line(where, tmp_path):
+    """With ValueError: any other exception would be a traceback."""
     path = tmp_path / "odd.pt"
-    save(change(small_state("gated"), ("cfg", "model", "max_epoch"), {"": None}), path)
-    assert attempts.run("headgates", "prune", path, tmp_path / "out.pt", "--stock").refused
+    for value in ("text", [1, [2]], {1: 2}, {"": None, "a": {"b": 1}}):
+        save(change(small_state("gated"), where, value), path)
+        try:
+            state, model = load_model(str(path))
+            read_heads(state, "odd.pt", model)
+            prune_checkpoint(state, open_mask(model), model=model)
+            stock_checkpoint(state, open_mask(model), model)
+        except ValueError as error:
+            assert "\n" not in str(error)
 
 
 # --- what is valid ---------------------------------------------------------------------------------------------------
@@ -219,16 +172,6 @@ def test_a_file_of_torch_before_1_6_loads(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"argparse\nNamespace", b"subprocess\nPopenxx"))
     with pytest.raises(ValueError, match="it holds subprocess.Popenxx"):
         load_checkpoint(str(path))
-
-
-def test_truncated_or_prefixed_checkpoints_are_refused(attempts, tmp_path):
-    path = save(small_state("gated"), tmp_path / "x.pt")
-    whole = path.read_bytes()
-    for keep in (0, 1, 100, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:keep])
-        assert attempts.run("headgates", "show", path).refused
-    path.write_bytes(struct.pack("<Q", 2**63) + whole)
-    assert attempts.run("headgates", "show", path).orderly
 
 
 def test_every_option_of_this_plugin_is_read_from_checkpoints():
