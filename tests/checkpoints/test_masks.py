@@ -15,13 +15,6 @@ from fairseq_headgates.options.stored_mask import read_mask
 from fairseq_headgates.safety import model_args
 from fairseq_headgates.surgery import kept_mask
 
-pytestmark = [
-    # of torch's data loader, about machines without a GPU
-    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set"),
-    # of the hydra that fairseq brings with it
-    pytest.mark.filterwarnings(r"ignore:\s*'config' is validated:UserWarning"),
-]
-
 
 def test_a_pruned_checkpoint_is_pruned_again_and_gated_again(pruned, run, train, tmp_path):
     again = tmp_path / "again.pt"

@@ -17,12 +17,6 @@ from support.models import assert_same
 from fairseq_headgates import HeadTable, masked
 from fairseq_headgates.checkpoints import build_model, load_checkpoint, prune_checkpoint, stock_checkpoint
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set"),
-    # of the hydra that fairseq brings with it
-    pytest.mark.filterwarnings(r"ignore:\s*'config' is validated:UserWarning"),
-]
-
 NORMS = {
     "encoder": ("self_attn_layer_norm", "final_layer_norm"),
     "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),

@@ -14,12 +14,6 @@ from fairseq_headgates import HeadTable, head_sites, prune
 from fairseq_headgates.checkpoints import build_model, prune_checkpoint, stock_checkpoint
 from fairseq_headgates.safety import model_args
 
-pytestmark = [
-    # of torch's data loader, about machines without a GPU
-    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set"),
-    # of the hydra that fairseq brings with it
-    pytest.mark.filterwarnings(r"ignore:\s*'config' is validated:UserWarning"),
-]
 NO_DECODER = {**OPEN, "dec-self": [[0] * 4] * 2}
 
 

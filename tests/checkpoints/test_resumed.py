@@ -5,20 +5,12 @@ import json
 import pytest
 import torch
 from support.checkpoints import OPEN, C, F, O, assert_same_tensors, read, toy_batch, with_gates
-from support.commands import GATED, logged, valid_loss
+from support.commands import logged, valid_loss
 from support.models import logits, make_args, make_stock
 
 from fairseq_headgates import HeadTable, masked
 from fairseq_headgates.checkpoints import build_model, load_checkpoint, prune_checkpoint
 from fairseq_headgates.surgery import kept_mask
-
-pytestmark = [
-    # of torch's data loader, about machines without a GPU
-    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set"),
-    # of the hydra that fairseq brings with it
-    pytest.mark.filterwarnings(r"ignore:\s*'config' is validated:UserWarning"),
-]
-
 
 # Training goes on
 
@@ -147,35 +139,3 @@ def test_the_moving_average_is_pruned_with_its_own_gates(gated):
         torch.testing.assert_close(logits(cut, toy_batch()), expected, atol=1e-5, rtol=1e-5)
         assert kept_mask(cut).values == OPEN
     assert not torch.allclose(logits(cut, toy_batch()), logits(build_model(smaller), toy_batch()), atol=1e-2)
-
-
-@pytest.mark.rehearsal
-def test_folding_gates_does_not_change_the_loss(gated, run, train, tmp_path):
-    """From a checkpoint of a gated run, on with the plain criterion."""
-    out = tmp_path / "pruned.pt"
-    run("headgates", "prune", gated, out)
-    heads = ["--alive-heads", json.dumps(OPEN), "--remove-heads", "--restore-file", out, "--dropout", 0]
-    still = train(tmp_path / "0", *heads, "--lr", 0, "--reset-lr-scheduler", updates=5)
-    before = train(tmp_path / "1", *GATED, "--finetune-from-model", gated, "--lr", 0, updates=1)
-    assert valid_loss(still) == pytest.approx(valid_loss(before), abs=0.0011)
-    moving = train(tmp_path / "2", *heads, "--lr", 0.0005, "--reset-lr-scheduler", updates=7)
-    assert len(logged(moving, "loss")) == 3  # from update 4 on
-    assert logged(moving, "loss")[0] == pytest.approx(logged(still, "loss")[0], abs=0.0011)
-    assert logged(moving, "loss")[-1] < logged(moving, "loss")[0] + 0.2
-    assert valid_loss(moving) < valid_loss(before) + 0.05
-
-
-@pytest.mark.rehearsal
-def test_pruned_model_trains_on_with_adafactor_as_the_masked_one(train, run, tmp_path):
-    options = ["--dropout", 0, "--max-tokens", 300, "--optimizer", "adafactor", "--lr", 0.002]
-    options += ["--no-epoch-checkpoints", "--clip-norm", 0]
-    heads = ["--alive-heads", json.dumps(OPEN)]
-    train(tmp_path / "masked", *options, *heads, updates=3)
-    last, out = tmp_path / "masked" / "checkpoint_last.pt", tmp_path / "pruned.pt"
-    assert run("headgates", "prune", last, out).err == ""
-    masked_ = train(tmp_path / "masked", *options, *heads, updates=8)
-    pruned_ = train(tmp_path / "pruned", *options, *heads, "--remove-heads", "--restore-file", out, updates=8)
-    assert len(logged(pruned_, "loss")) == 5
-    assert logged(pruned_, "loss") == pytest.approx(
-        logged(masked_, "loss"), abs=0.02
-    )  # steps are clipped by their mean

@@ -11,13 +11,6 @@ from support.commands import TYPES
 from fairseq_headgates import gate_values
 from fairseq_headgates.checkpoints import load_checkpoint, load_dictionaries, read_heads, save_checkpoint
 
-pytestmark = [
-    # of torch's data loader, about machines without a GPU
-    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set"),
-    # of the hydra that fairseq brings with it
-    pytest.mark.filterwarnings(r"ignore:\s*'config' is validated:UserWarning"),
-]
-
 
 def test_gates_and_masks_are_read_from_checkpoints(gated, pruned):
     heads = read_heads(load_checkpoint(str(gated)), str(gated))
