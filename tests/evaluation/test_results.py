@@ -1,9 +1,7 @@
 """Files of evaluations, their confidence intervals and differences, without a model."""
 
 import copy
-import gzip
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -122,9 +120,7 @@ def test_there_is_no_p_value_without_variance(few_resamplings):
     assert statistics.mcnemar([1], [0], [1]) == 1
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"lowercase": True}, {"tokenize": "intl"}, {"tokenize": "char"}, {"tokenize": "none"}]
-)
+@pytest.mark.parametrize("options", [{"lowercase": True}, {"tokenize": "char"}])
 def test_bleu_is_made_from_its_signature(options):
     metric, lines = BLEU(force=True, **options), draw(1, 0.3)
     metric.corpus_score(lines, [draw(0)])
@@ -211,29 +207,19 @@ def test_signatures_tell_the_data_of_language_models(part, content):
     assert "loss valid" in parse_evaluation(own).compare(parse_evaluation(other))
 
 
-def without(name):
-    return lambda of: of.pop(name)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (without("format"), "its format is None, not 'headgates.evaluation/1'"),
-        (lambda of: of.update(format="headgates.curve/1"), "its format is 'headgates.curve/1'"),
-        (without("losses"), "it has no losses"),
-        (without("predictions"), "it does not have a reference for each prediction"),
-        (lambda of: of["references"].pop(), "it does not have a reference for each prediction"),
+        (lambda of: of.pop("format"), "its format is None, not 'headgates.evaluation/1'"),
+        (lambda of: of.pop("losses"), "it has no losses"),
+        (lambda of: of.pop("predictions"), "it does not have a reference for each prediction"),
         (lambda of: of["predictions"].__setitem__(0, 1), "predictions is 1, not text"),
         (lambda of: of.update(parameters="many"), "parameters is 'many', not a number of 0 or more"),
-        (lambda of: of.update(parameters=True), "parameters is True, not a number of 0 or more"),
         (lambda of: of.update(heads=[]), "heads is [], not an object"),
         (lambda of: of["heads"].pop("total"), "it has no heads total"),
         (lambda of: of["heads"].update(total=[1]), "heads total is [1], not a list of 2"),
-        (lambda of: of["scores"]["BLEU"].update(score=None), "scores BLEU score is None, not a finite number"),
         (lambda of: of["scores"]["BLEU"].update(score=float("nan")), "scores BLEU score is nan"),
-        (lambda of: of["scores"]["BLEU"].update(score=10**400), "not a finite number"),
         (lambda of: of["scores"].pop("BLEU"), "its scores are chrF2, not BLEU and chrF2, or accuracy"),
-        (lambda of: of["losses"]["valid"].pop("mean"), "it has no losses valid mean"),
         (lambda of: of["losses"]["valid"]["counts"].pop(), "losses valid does not have a count for each"),
         (lambda of: of.update(speed={"unit": "words"}), "it has no speed per_second"),
     ],
@@ -250,10 +236,8 @@ def test_other_content_is_refused_in_one_line(change, words, content, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "it is not JSON"),
         ("[" * 100_000, "it is not JSON"),
         ("[]", "it is an empty list"),
-        ("7", "it is 7, not an object"),
         ('["x"]', "it is 'x', not an object"),
     ],
 )
@@ -277,29 +261,18 @@ def test_reading_and_comparing_need_no_torch(content, tmp_path):
     assert done.stdout == "1\n\n"
 
 
-# --- text ------------------------------------------------------------------------------------------------------------
-
-LINES = [
-    "Er sagte : &quot; Nein ! &quot;",
-    "",
-    "l&apos; eau @-@ de @-@ vie , 3,5 % .",
-    "<unk> , &amp; ( x ) .",
-    " a  b ",
-]
-
-
 def test_tokenizer_moses_is_the_command_of_sacremoses():
-    """Byte for byte, on target sentences of Multi30k where HEADGATES_DATA has it."""
+    """Byte for byte."""
     pytest.importorskip("sacremoses")
     from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig
-    from sacremoses import MosesTokenizer as Sacremoses
 
-    lines = list(LINES)
-    if "HEADGATES_DATA" in os.environ:
-        with gzip.open(
-            Path(os.environ["HEADGATES_DATA"]) / "multi30k-en-de" / "test.de.gz", "rt", encoding="utf8"
-        ) as file:
-            lines += [Sacremoses("de").tokenize(line, return_str=True) for line in file.readlines()[:300]]
+    lines = [
+        "Er sagte : &quot; Nein ! &quot;",
+        "",
+        "l&apos; eau @-@ de @-@ vie , 3,5 % .",
+        "<unk> , &amp; ( x ) .",
+        " a  b ",
+    ]
     decoder = MosesTokenizer(MosesTokenizerConfig(target_lang="de"))
     command = [Path(sys.executable).with_name("sacremoses"), "-q", "-l", "de", "detokenize"]
     text = "".join(f"{line}\n" for line in lines).encode()
