@@ -71,9 +71,7 @@ def test_sampled_gates_are_open_as_often_as_they_should_be():
     ("values", "message"),
     [
         ({"temperature": 0}, "temperature is 0: it must be above 0"),
-        ({"temperature": math.nan}, "it must be above 0"),
         ({"temperature": math.inf}, "it must be above 0 and finite"),
-        ({"low": -math.inf}, "LOW must be from .* to -1e-06, and HIGH from 1"),
         ({"low": 0.1}, "stretch is 0.1,1.1: LOW must be from"),
         ({"high": 1}, "LOW must be from .* to -1e-06, and HIGH from 1"),
     ],
