@@ -9,7 +9,7 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.sh"
 STUB = """#!/usr/bin/env bash
 case "$*" in
-*is_available\\(\\)\\)*) exit ${NO_GPU:-0} ;;  # the question whether there is a GPU
+*is_available\\(\\)\\)*) exit 0 ;;  # the question whether there is a GPU
 *importance_speed*) echo "log of scores" >&2; exit ${SCORES:-0} ;;
 esac
 echo "table of $*"
@@ -24,9 +24,8 @@ def gpu(tmp_path):
     stub.write_text(STUB)
     stub.chmod(0o755)
 
-    def gpu(out, code=0, real=False, **environment):
-        path = os.environ["PATH"] if real else f"{stub.parent}:{os.environ['PATH']}"
-        env = {**os.environ, "PATH": path, **{name: str(value) for name, value in environment.items()}}
+    def gpu(out, code=0, **environment):
+        env = {**os.environ, "PATH": f"{stub.parent}:{os.environ['PATH']}", **environment}
         done = subprocess.run([SCRIPT, out], env=env, capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stderr
         return done
@@ -36,7 +35,7 @@ def gpu(tmp_path):
 
 def test_parts_are_kept_and_only_missing_ones_are_run_again(gpu, tmp_path):
     out, parts = tmp_path / "out", "machine step-fp16 corpus update scores"
-    failed = gpu(out, code=1, PARTS=parts, SCORES=3)
+    failed = gpu(out, code=1, PARTS=parts, SCORES="3")
     assert failed.stderr == f"gpu.sh: scores failed with exit code 3: see {out}/scores.log\n"
     assert (out / "scores.log").read_text() == "log of scores\n"
     page = (out / "benchmarks.md").read_text()
@@ -52,12 +51,3 @@ def test_parts_are_kept_and_only_missing_ones_are_run_again(gpu, tmp_path):
     assert [line.split()[1] for line in again.stdout.splitlines()[:-1]] == ["scores"]
     assert "## scores" in (out / "benchmarks.md").read_text()
     assert gpu(out, PARTS=parts).stdout == f"{out}/benchmarks.md\n"
-
-
-@pytest.mark.rehearsal
-@pytest.mark.release
-def test_tiny_models_on_a_cpu(gpu, tmp_path):
-    sizes = {"SIZE": "small", "ROUNDS": 1, "BATCHES": 1, "UPDATES": 10, "PRUNE_UPDATES": 10, "LINES_OF_TEXT": 300}
-    done = gpu(tmp_path / "out", real=True, DEVICE="cpu", PARTS="machine update training", RUNS="all=0.5", **sizes)
-    page = (tmp_path / "out" / "benchmarks.md").read_text()
-    assert "no gates" in page and "baseline+" in page and "all_heads0.5" in page, done.stderr

@@ -128,28 +128,16 @@ def printed(monkeypatch, capsys):
 
 
 def test_the_table_of_a_device(printed):
-    """By hand: transformer-base, 32 sentences, half of the heads."""
+    """Transformer-base, 32 sentences, half of the heads, in two bytes a number."""
     lines = printed("--part step --device A100 --heads 8 --batch 32 --remove 0.5 --length 25")
     assert lines[0] == f"decoder step 13 of 25, beam 4 (computed) - {A100}"
-    flops, numbers = {}, {}
-    for width in (512, 256):
-        heads = 8 * 512 * width + 4 * width * 52 + 4 * 512 * width + 4 * width * 25
-        flops[width] = 128 * (6 * (heads + 16 * 512**2) + 2 * 512 * 32000)
-        weights = 6 * (
-            4 * 512 * width + 3 * width + 512 + 2 * 512 * width + width + 512 + 8 * 512**2 + 5 * 512 + 6 * 512
-        )
-        cache = 6 * 2 * width * (128 * 13 + 32 * 25)
-        moved = 6 * 128 * (512 + 3 * width + 2 * width + width + 512 + 512 + width + 2 * width + width + 512 + 10 * 512)
-        numbers[width] = weights + 2 * 512 + 512 * 32000 + cache + moved + 128 * (512 + 32000)
-    time = {width: max(flops[width] / 312e12, 2 * numbers[width] / 2039e9) for width in flops}
-    expected = ["8", "32", f"{flops[512] / 1e9:.2f}", f"{2 * numbers[512] / 1e9:.3f}"]
-    expected += [
-        f"{flops[512] / 2 / numbers[512]:.1f}",
-        f"{1000 * time[512]:.3f}",
-        "weights",
-        f"{time[512] / time[256]:.2f}",
-    ]
-    assert lines[-1].split() == expected
+    flops, moved = {}, {}
+    for kept in (8, 4):
+        cost = roofline.decoder_step(roofline.Model(8, kept, 6, 32000), 32, 4, 13, 25)
+        flops[kept], moved[kept] = cost.flops, 2 * (cost.weights + cost.keys_values + cost.activations)
+    seconds = {kept: max(flops[kept] / 312e12, moved[kept] / 2039e9) for kept in flops}
+    expected = ["8", "32", f"{flops[8] / 1e9:.2f}", f"{moved[8] / 1e9:.3f}", f"{flops[8] / moved[8]:.1f}"]
+    assert lines[-1].split() == [*expected, f"{1000 * seconds[8]:.3f}", "weights", f"{seconds[8] / seconds[4]:.2f}"]
 
 
 def test_the_table_of_heads(printed):

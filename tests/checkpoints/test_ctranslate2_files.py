@@ -59,17 +59,6 @@ def test_modules_of_unsupported_classes_are_reported():
     assert unsupported(torch.nn.Linear(2, 2)) == ["a part of class Linear"]
 
 
-def test_all_reasons_are_given_at_once_in_one_line(tmp_path):
-    model = make_gated(gate_heads="dec-self", activation_fn="linear", no_token_positional_embeddings=True)
-    with pytest.raises(
-        ValueError,
-        match="it has gates on dec-self .*; .*--no-token-positional-embeddings.*; the activation function linear",
-    ) as error:
-        convert(model, tmp_path)
-    assert "\n" not in str(error.value)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_missing_package_is_reported_with_its_pip_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(ValueError, match=r"pip install 'fairseq-headgates\[ctranslate2\]'"):

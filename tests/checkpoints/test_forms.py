@@ -1,7 +1,6 @@
 """Checkpoints of every build of model and of every form in which fairseq has stored options."""
 
 import argparse
-import json
 import subprocess
 import sys
 
@@ -11,16 +10,12 @@ from fairseq.models import build_model as fairseq_build_model
 from fairseq.models.transformer import TransformerModel
 from omegaconf import OmegaConf
 from support.checkpoints import (
-    GENERATE,
-    LOG_ALPHA,
-    OPEN,
     WITHOUT_PLUGIN,
     assert_same_output,
     read,
     small_state,
-    with_gates,
 )
-from support.commands import EVALUATION, GATED, TYPES, l0_configuration, valid_loss
+from support.commands import EVALUATION, GATED, valid_loss
 from support.models import logits, make_args, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import HeadTable, masked
@@ -78,29 +73,6 @@ def random_mask(model):
     generator = torch.Generator().manual_seed(3)
     rows = {each: (torch.rand(size, generator=generator) > 0.5).int() for each, size in head_counts(model).items()}
     return HeadTable({attention_type: table.tolist() for attention_type, table in rows.items()})
-
-
-@pytest.mark.rehearsal
-def test_checkpoints_of_hydra_hold_a_dict(toy, run, tmp_path):
-    config = l0_configuration(toy, tmp_path / "save", gate_heads=TYPES)
-    (tmp_path / "toy.yaml").write_text(json.dumps(config))  # JSON is YAML
-    run("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "toy")
-    state = read(tmp_path / "save" / "checkpoint_last.pt")
-    assert isinstance(state["cfg"]["model"], dict)
-    gated = tmp_path / "gated.pt"
-    torch.save(with_gates(state, LOG_ALPHA), gated)
-    before = run("fairseq-generate", toy.data, *GENERATE, "--path", gated)
-    for name, form, plugin in (("pruned.pt", [], EVALUATION), ("stock.pt", ["--stock"], WITHOUT_PLUGIN)):
-        run("headgates", "prune", gated, tmp_path / name, *form)
-        command = ["fairseq-generate", toy.data, *plugin, "--gen-subset", "test", "--path", tmp_path / name]
-        assert_same_output(before, run(*command))
-    again = {**config, "criterion": {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1}}
-    again["model"] = {**config["model"], "gate_heads": "", "remove_heads": True, "alive_heads": json.dumps(OPEN)}
-    again["optimization"] = {"max_update": 4, "lr": [0.005]}
-    again["checkpoint"] = {"save_dir": str(tmp_path / "again"), "restore_file": str(tmp_path / "pruned.pt")}
-    (tmp_path / "again.yaml").write_text(json.dumps(again))
-    run("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "again")
-    assert read(tmp_path / "again" / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 4
 
 
 FRESH = """

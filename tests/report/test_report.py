@@ -29,12 +29,6 @@ GATE = HeadTable({"enc-self": [[1.0, 0.0], [0.5, 1.0]], "dec-enc": [[0.0, 0.0]]}
 OPEN = HeadTable({"enc-self": [[0.99, 0.01], [0.7, 0.9]], "dec-enc": [[0.1, 0.2]]}, "P(open)")
 
 
-def test_columns_line_up():
-    assert text_table(["model", "BLEU"], [["a", "9.5"], ["longer", "10.25"]]).splitlines() == [
-        "model    BLEU", "------  -----", "a         9.5", "longer  10.25",
-    ]  # fmt: skip
-
-
 def test_head_table_shows_every_head_and_the_counts():
     assert gate_table(OPEN, GATE).splitlines() == [
         "enc-self (encoder self-attention): 3 of 4 heads open",
