@@ -11,15 +11,24 @@ import torch
 from fairseq.models.transformer import base_architecture
 from omegaconf import OmegaConf
 from support.checkpoints import OPEN, small_gated, small_state
-from support.fairseq_0_12_2 import COPIES, IS_0_12_2, OldEncoderLayer, as_in_0_12_2
 from support.models import assert_same, logits, make_batch, make_stock
 
 import fairseq_headgates
 from fairseq_headgates import HeadTable, prune, use_head_attention
 from fairseq_headgates.checkpoints import build_model, load_checkpoint, load_model, prune_checkpoint
-from fairseq_headgates.compat import complete, copies, remove_copies, unsupported
+from fairseq_headgates.compat import COPIES, complete, copies, remove_copies, unsupported
 
 POST_NORM = {"encoder_normalize_before": False, "decoder_normalize_before": False}
+
+
+def copies_of(weights, layer):
+    """The copies of the weights of an encoder layer."""
+    found = {}
+    for kind in ("weight", "bias"):
+        found[f"in_proj_{kind}"] = torch.cat([weights[f"{layer}self_attn.{name}_proj.{kind}"] for name in "qkv"])
+        found[f"out_proj_{kind}"] = weights[f"{layer}self_attn.out_proj.{kind}"].clone()
+        found |= {f"{name}_{kind}": weights[f"{layer}{name}.{kind}"].clone() for name in ("fc1", "fc2")}
+    return {layer + name: weight for name, weight in found.items()}
 
 
 def copied(weights):
@@ -28,19 +37,20 @@ def copied(weights):
     for name, weight in weights.items():
         layer = name.partition(".self_attn.")[0] + "."
         if ".self_attn." in name and name.startswith("encoder.") and f"{layer}{COPIES[0]}" not in found:
-            found |= {layer + copy: value.clone() for copy, value in OldEncoderLayer.copied(weights, layer).items()}
+            found |= copies_of(weights, layer)
         found[name] = weight
     return found
 
 
-@pytest.mark.skipif(IS_0_12_2, reason="this is fairseq 0.12.2")
-def test_a_model_that_fairseq_0_12_2_cannot_evaluate_is_evaluated_and_pruned():
-    """A post-norm model. Its layers ask for the projections of their attention when they load weights."""
-    batch, stock, old = make_batch(), make_stock(**POST_NORM), as_in_0_12_2(make_stock(seed=1, **POST_NORM))
-    old.load_state_dict(copy.copy(stock.state_dict()))
-    with pytest.raises(RuntimeError, match="Mask Type"):
-        logits(old, batch)
+def test_encoder_layers_lose_their_copies_and_their_shortcut():
+    """A layer without heads is loaded; that of fairseq 0.12.2 asks for its projections (test_fairseq_0_12_2.py)."""
+    batch, stock, old = make_batch(), make_stock(**POST_NORM), make_stock(**POST_NORM)
+    for layer in old.encoder.layers:
+        layer.can_use_fastpath = True
+        for name, weight in copies_of(layer.state_dict(), "").items():
+            setattr(layer, name, torch.nn.Parameter(weight))
     use_head_attention(old)
+    assert not any(layer.can_use_fastpath for layer in old.encoder.layers)
     assert torch.equal(logits(old, batch), logits(stock, batch))
     assert old.state_dict().keys() == stock.state_dict().keys()
     pruned = prune(old, {"enc-self": [[0, 0, 0, 0], [1, 0, 0, 1]]})
