@@ -73,17 +73,6 @@ def test_packed_layers_follow_every_change_of_the_weights(shape, count):
     assert (copied(x.double()) - linear(x.double())).abs().max() > 0.1
 
 
-def test_packed_linear_has_gradients_where_they_are_asked_for():
-    (layer,) = layers(LARGE, 1)
-    packed, x = PackedLinear(layer), torch.randn(3, LARGE[1], requires_grad=True)
-    packed(x).sum().backward()
-    torch.testing.assert_close(layer.weight.grad, x.detach().sum(0).expand(LARGE))
-    assert packed.state_dict().keys() == layer.state_dict().keys()
-    assert packed.weight is layer.weight
-    with torch.no_grad():
-        torch.testing.assert_close(packed(x), layer(x))
-
-
 @NEEDS_ONEDNN
 def test_a_model_prepared_for_inference_is_packed_and_computes_the_same():
     model = make_gated(encoder_ffn_embed_dim=8192, gate_heads="dec-self", gate_init="0.3")

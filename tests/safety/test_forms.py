@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.models.transformer import TransformerModel
 from support.hostile import save, small_state
 from support.models import make_stock
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -22,6 +23,7 @@ from fairseq_headgates.checkpoints import (
 )
 from fairseq_headgates.checkpoints.building import Vocabulary
 from fairseq_headgates.checkpoints.sizes import MOST_LAYERS, check_sizes
+from fairseq_headgates.models import HeadGatesMixin, head_gates_class
 from fairseq_headgates.options import DEFAULTS, model_options, transformer_options
 from fairseq_headgates.options.stored import declared_options
 from fairseq_headgates.surgery import open_mask
@@ -67,56 +69,50 @@ def test_unexpected_values_are_read_or_refused_in_one_line(where, tmp_path):
 # --- what is valid ---------------------------------------------------------------------------------------------------
 
 
-# Models that need a task of their own, or more than one layer: tests/fairseq/test_families.py builds them.
-BUILT_ELSEWHERE = ("multilingual", "s2t_", "convtransformer", "insertion", "levenshtein", "lightconv")
 # Files of embeddings, and options that no model of fairseq reads.
 NOT_NEEDED = {"encoder_embed_path", "decoder_embed_path", "char_inputs", "ngram_predictor", "no_share_last_layer"}
 
 
+def preset(name):
+    args = argparse.Namespace(arch=name)
+    ARCH_CONFIG_REGISTRY[name](args)
+    return args
+
+
 def test_the_options_of_every_preset_are_accepted():
-    from fairseq.models import ARCH_CONFIG_REGISTRY
-    from fairseq.models.transformer import TransformerModel
-
-    from fairseq_headgates.models import HeadGatesMixin, head_gates_class
-
-    presets = [
-        name
-        for name, model in ARCH_MODEL_REGISTRY.items()
-        if model is TransformerModel or issubclass(model, HeadGatesMixin)
+    names = [
+        name for name, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, (TransformerModel, HeadGatesMixin))
     ]
-    assert len(presets) > 30
-    dictionary = Vocabulary(1_000_000)  # larger than every cutoff of an adaptive softmax
-    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary, consecutive=True)
-    task.max_positions = lambda: 512
-    structures = {}  # one preset for each, the widest: sizes aside, the others are built alike
-    for name in presets:
-        args = argparse.Namespace(arch=name)
-        ARCH_CONFIG_REGISTRY[name](args)
-        model_class = head_gates_class(name)
-        kept = vars(model_options(vars(args), model_class.stock))
-        known = {**declared_options(model_class.stock), **transformer_options()}
-        expected = {key: value for key, value in vars(args).items() if key in known}
+    assert len(names) > 30
+    for name in names:
+        args, stock = vars(preset(name)), head_gates_class(name).stock
+        kept = vars(model_options(args, stock))
+        known = {**declared_options(stock), **transformer_options()}
+        expected = {key: value for key, value in args.items() if key in known}
         for cutoff in ("adaptive_input_cutoff", "adaptive_softmax_cutoff"):  # text that fairseq evaluates
             if expected.get(cutoff):
                 expected[cutoff] = [int(number) for number in expected[cutoff].split(",")]
-        assert kept == expected
-        dropped = set(vars(args)) - set(kept)
-        assert dropped <= NOT_NEEDED, dropped
-        if name.startswith(BUILT_ELSEWHERE):
-            continue
-        for layers in {"encoder_layers", "decoder_layers"} & set(vars(args)):  # which are alike
-            assert getattr(args, layers) <= MOST_LAYERS
-            setattr(args, layers, 1)
-        switches = {key: value for key, value in vars(args).items() if type(value) not in (int, float)}
-        structure = repr(sorted({**switches, "arch": model_class}.items(), key=str))
-        width = max(value for key, value in vars(args).items() if key.endswith("embed_dim"))
-        if width > structures.get(structure, (0,))[0]:
-            structures[structure] = width, name, args
-    for _, name, args in structures.values():
-        model_class = head_gates_class(name)
-        with FakeTensorMode():  # at its full width, without memory
-            weights = model_class.stock.build_model(copy.deepcopy(args), task).state_dict()
-        check_sizes(model_options(vars(args), model_class.stock), weights, task, model_class)
+        assert kept == expected and args.keys() - kept.keys() <= NOT_NEEDED
+        assert max(args.get(f"{side}_layers", 0) for side in ("encoder", "decoder")) <= MOST_LAYERS
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "transformer_wmt_en_de_big_t2t", "transformer_lm_gpt3_175", "transformer_lm_wiki103", "transformer_align",
+        "roberta_large", "bart_large", "mbart_large",
+    ],
+)  # fmt: skip
+def test_the_sizes_of_large_presets_are_accepted(name):
+    """At their full width, without memory; layers are alike."""
+    dictionary = Vocabulary(1_000_000)  # larger than every cutoff of an adaptive softmax
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary, max_positions=lambda: 512)
+    args, model_class = preset(name), head_gates_class(name)
+    for layers in {"encoder_layers", "decoder_layers"} & set(vars(args)):
+        setattr(args, layers, 1)
+    with FakeTensorMode():
+        weights = model_class.stock.build_model(copy.deepcopy(args), task).state_dict()
+    check_sizes(model_options(vars(args), model_class.stock), weights, task, model_class)
 
 
 # Options that a transformer does not have: the weights tell of classification heads; fairseq's pruning of RoBERTa is
