@@ -15,7 +15,7 @@ from support.checkpoints import (
     read,
     small_state,
 )
-from support.commands import EVALUATION, GATED, valid_loss
+from support.commands import EVALUATION
 from support.models import logits, make_args, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import HeadTable, masked
@@ -149,18 +149,6 @@ def test_nested_options_of_hydra(attempts, tmp_path):
     stored["encoder"]["depth"] = 3
     with pytest.raises(ValueError, match="the stored option encoder has keys that fairseq does not know: {'depth': 3}"):
         build_model(state)
-
-
-@pytest.mark.rehearsal
-def test_training_goes_on_from_stock_without_the_plugin(stock, train, gated, tmp_path):
-    """One update that changes nothing: the loss is that of the gated model."""
-    reset = ["--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler"]
-    same = ["--lr", 0, "--dropout", 0]
-    finetuned = train(tmp_path / "1", *same, "--finetune-from-model", stock, arch="transformer", updates=1)
-    restored = train(tmp_path / "2", *same, "--restore-file", stock, *reset, arch="transformer", updates=1)
-    gates = [*GATED, *same, "--finetune-from-model", gated]
-    loss = valid_loss(train(tmp_path / "3", *gates, updates=1))
-    assert [valid_loss(finetuned), valid_loss(restored)] == pytest.approx([loss] * 2, abs=0.0011)
 
 
 def test_architecture_names_are_converted_to_the_plugin_and_back():

@@ -1,6 +1,5 @@
 """Files and folders in the making, links, and what is not a file."""
 
-import json
 import multiprocessing
 import os
 
@@ -84,13 +83,3 @@ def test_the_file_behind_standard_output_is_not_replaced(tmp_path):
     first, second = (tmp_path / "out.txt").read_text().splitlines()
     assert first == "first" and second.endswith("is the standard output or error of this command: choose another name")
     assert (tmp_path / "link").is_symlink()
-
-
-def test_a_file_that_is_replaced_is_whole_at_any_time(tmp_path):
-    """A reader that opened the old file keeps reading it."""
-    path = tmp_path / "x.json"
-    write_whole(path, json.dumps("old"))
-    with path.open() as reader:
-        write_whole(path, json.dumps("new"), force=True)
-        assert json.load(reader) == "old"
-    assert json.loads(path.read_text()) == "new"
