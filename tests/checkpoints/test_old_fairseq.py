@@ -26,13 +26,11 @@ ALL = {"enc-self": [[1, 1, 1, 1], [1, 1, 1, 1]]}
 PRE_NORM = ["--encoder-normalize-before", "--decoder-normalize-before"]
 VERSIONS = {"oldest": 0, "newer": 3}
 OPTIONS = {
-    "arch": "transformer", "source_lang": "src", "target_lang": "tgt", "left_pad_source": "True", "seed": 1,
-    "left_pad_target": "False", "max_source_positions": 1024, "max_target_positions": 1024, "raw_text": False,
-    "lazy_load": False, "criterion": "label_smoothed_cross_entropy", "label_smoothing": 0.1, "optimizer": "adam",
-    "adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8, "lr": [0.005], "lr_scheduler": "fixed", "min_lr": 1e-9,
-    "share_all_embeddings": False, "share_decoder_input_output_embed": True, "dropout": 0.1, "fp16": True,
-    "encoder_normalize_before": True, "decoder_normalize_before": True, "max_tokens": 500, "clip_norm": 0.0,
-    "remove_bpe": None, "no_token_positional_embeddings": False, "adaptive_softmax_cutoff": None,
+    "arch": "transformer", "source_lang": "src", "target_lang": "tgt", "left_pad_source": "True",
+    "left_pad_target": "False", "raw_text": False, "lazy_load": False, "criterion": "label_smoothed_cross_entropy",
+    "label_smoothing": 0.1, "optimizer": "adam", "adam_betas": "(0.9, 0.98)", "lr": [0.005], "lr_scheduler": "fixed",
+    "share_decoder_input_output_embed": True, "fp16": True, "encoder_normalize_before": True,
+    "decoder_normalize_before": True, "max_tokens": 500, "remove_bpe": None,
 }  # fmt: skip
 
 

@@ -102,16 +102,8 @@ MEASURES = {
     "gates and masks": reads,
     "prune": lambda model: removal_plan(model, prune(model, HALF)),
 }
-IN_ITS_MODE = {
-    "loss",
-    "losses of sentences",
-    "curve",
-    "ablation, all but one",
-    "ablation of predictions",
-    "masked",
-    "observe",
-    "hooked",
-}
+IN_ITS_MODE = {"loss", "losses of sentences", "curve", "ablation, all but one", "ablation of predictions"}
+IN_ITS_MODE |= {"masked", "observe", "hooked"}
 
 
 def make(mode):

@@ -223,14 +223,6 @@ def test_what_is_computed_stays_the_same_when_weights_are_asked_for(ask, small):
     assert torch.equal(logits(model, make_batch()), before)
 
 
-def test_a_saved_model_computes_the_same(small):
-    model = prepared(make_gated())
-    expected = logits(model, make_batch())
-    loaded = make_gated(seed=5)
-    loaded.load_state_dict(model.state_dict())
-    assert torch.equal(logits(prepared(loaded), make_batch()), expected)
-
-
 def test_the_memory_of_the_weights_is_a_quarter(small):
     layer = nn.Sequential(nn.Linear(1024, 1024, bias=False))
     pack_linears(layer, "int8")

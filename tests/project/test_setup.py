@@ -94,25 +94,21 @@ def test_no_compiler(machine):
     assert "'stub-cc' does not compile C++" in line and "apt-get install g++" in line
 
 
-def test_a_folder_that_is_not_a_virtual_environment_is_refused(machine):
-    put(machine / "bin/python3.12", PYTHON_STUB)
-    for compiler in ("stub-cc", "c++"):
-        put(machine / "bin" / compiler, "#!/bin/sh\n")
-    (machine / "bin/df").unlink()  # the disk of this machine is no matter here
-    thesis = put(machine / "work/thesis.tex", "all of it")
-    line = refusal(machine, VENV=str(machine / "work"), VERSION="3.12")
-    assert "something other than a virtual environment" in line
-    assert thesis.read_text() == "all of it"
-
-
 @pytest.fixture
 def working(machine):
     """A machine on which everything works; `working()` is all that pip was asked for."""
     put(machine / "bin/python3.12", WORKING_PYTHON)
     for compiler in ("stub-cc", "c++"):
         put(machine / "bin" / compiler, "#!/bin/sh\n")
-    (machine / "bin/df").unlink()
+    (machine / "bin/df").unlink()  # the disk of this machine is no matter here
     return lambda: (machine / "pip.log").read_text().splitlines()
+
+
+@pytest.mark.usefixtures("working")
+def test_a_folder_that_is_not_a_virtual_environment_is_refused(machine):
+    thesis = put(machine / "work/thesis.tex", "all of it")
+    line = refusal(machine, VENV=str(machine / "work"))
+    assert "something other than a virtual environment" in line and thesis.read_text() == "all of it"
 
 
 def test_a_second_set_up_installs_nothing(machine, working):
