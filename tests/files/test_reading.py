@@ -18,11 +18,13 @@ from text import in_blocks
 
 MASK = '{"format": "headgates.heads/1",\n "enc-self": [[1, 0]]}\n'
 LOG = "epoch 001 | loss 3.5 | num_updates 5\nepoch 002 | loss 2.5 | num_updates 9\n"
+RECORD = '{"format": "headgates.gates/1", "update": %d, "closed": {"enc-self": [[0.5, 0.25]]}}\n'
 MANIFEST = f"{manifest.HEADER}\na\t3\tf00\thttp://a\n"
 LABELLED = "Schön\tja\nschlecht\tnein\n"
 READERS = {  # one of the package, whose files are read in one place, and those of the recipes
     "mask": (MASK, parse_mask),
     "train.log": (LOG, lambda path: read_experiment([path]).trainings[0].series),
+    "gates.jsonl": (RECORD % 0 + RECORD % 9, lambda path: read_experiment([path]).trainings[0].gates),
     "curve.tsv": ("checkpoint\tby\ttypes\tremoved\tbleu\na.pt\té\tall\t0\t30\n", lambda path: curves.read([path])),
     "train.tsv": (LABELLED, lambda path: labelled.read(Path(path))),
     "manifest.tsv": (MANIFEST, lambda path: manifest.read_manifest(Path(path).parent)),
