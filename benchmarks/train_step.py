@@ -34,7 +34,7 @@ from tqdm import tqdm
 from fairseq_headgates.criterions import LabelSmoothedCrossEntropyL0Criterion
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.models import TransformerHeadGatesModel
+from fairseq_headgates.models.transformer import TransformerHeadGatesModel
 
 VARIANTS = {
     "stock": {},

@@ -12,8 +12,8 @@ __version__ = "0.1.0"
 
 def register() -> None:
     """Register architectures, criterions and tasks with fairseq, and let `torch.load` read fairseq's checkpoints."""
-    from fairseq_headgates import compression, criterions, models, tasks  # noqa: F401  (registers what they contain)
-    from fairseq_headgates.safety import allow_stored_objects
+    from fairseq_headgates import compression
+    from fairseq_headgates.safety.objects import allow_stored_objects
 
     allow_stored_objects()
 
@@ -26,25 +26,22 @@ if "headgates_start" not in sys.modules:  # the entry point of the command
 
     register()
 
-    from fairseq_headgates.analysis import ablation, agreement, functions, importance, relevance
-    from fairseq_headgates.analysis.relevance import explain
+    from fairseq_headgates.analysis import ablation, agreement, importance
+    from fairseq_headgates.analysis.relevance.explaining import explain
     from fairseq_headgates.compression.model import compress
     from fairseq_headgates.compression.repair import refit
     from fairseq_headgates.gates import HardConcrete, HeadGates
     from fairseq_headgates.heads import HeadId, HeadTable, parse_mask
-    from fairseq_headgates.modules import HeadAttention
-    from fairseq_headgates.surgery import (
-        fix_heads,
-        freeze,
+    from fairseq_headgates.modules.head_attention import HeadAttention
+    from fairseq_headgates.surgery.cuts import prune, remove_heads
+    from fairseq_headgates.surgery.freezing import freeze
+    from fairseq_headgates.surgery.gating import fix_heads, insert_gates, masked
+    from fairseq_headgates.surgery.hooks import observe
+    from fairseq_headgates.surgery.sites import (
         gate_values,
         head_sites,
-        insert_gates,
         l0_penalty,
-        masked,
-        observe,
         open_probabilities,
-        prune,
-        remove_heads,
         use_head_attention,
     )
 

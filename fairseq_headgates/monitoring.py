@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fairseq_headgates.gates import GateMethod, SubsetGates
 from fairseq_headgates.heads import HeadTable, gate_log
 from fairseq_headgates.report.figures import heat_map
-from fairseq_headgates.surgery import gate_method, gated_sites, open_probabilities, to_table
+from fairseq_headgates.surgery.sites import gate_method, gated_sites, open_probabilities, to_table
 
 logger = logging.getLogger(__name__)
 

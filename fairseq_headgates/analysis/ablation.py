@@ -26,16 +26,9 @@ from fairseq_headgates.evaluation.workers import all_reduce
 from fairseq_headgates.files import ResumeJournal
 from fairseq_headgates.heads import HeadId, HeadTable
 from fairseq_headgates.messages import shown
-from fairseq_headgates.surgery import (
-    HeadSite,
-    head_counts,
-    head_sites,
-    hooked,
-    masked,
-    replaced_forward,
-    site_table,
-    use_head_attention,
-)
+from fairseq_headgates.surgery.gating import masked
+from fairseq_headgates.surgery.hooks import hooked, replaced_forward
+from fairseq_headgates.surgery.sites import HeadSite, head_counts, head_sites, site_table, use_head_attention
 
 TOKENS = 2048  # in one batch, padding included: more would not be faster
 

@@ -13,7 +13,8 @@ from fairseq_headgates.analysis.sentences import symbols_of
 from fairseq_headgates.evaluation.losses import Sample, outputs
 from fairseq_headgates.heads import TYPES, AttentionMap, HeadId
 from fairseq_headgates.messages import shown
-from fairseq_headgates.surgery import evaluating, gate_values, head_sites, observe
+from fairseq_headgates.surgery.hooks import observe
+from fairseq_headgates.surgery.sites import evaluating, gate_values, head_sites
 
 
 def parse_heads(text: str, sizes: Mapping[str, tuple[int, int]], option: str = "--heads") -> list[HeadId]:

@@ -17,18 +17,18 @@ from torch import Tensor, nn
 from fairseq_headgates.analysis.ablation import ablation_losses
 from fairseq_headgates.analysis.derivatives import differentiable, gradients
 from fairseq_headgates.analysis.options import GRADIENT_UNITS, NORMS, ScoreOptions
-from fairseq_headgates.analysis.relevance import head_relevance
+from fairseq_headgates.analysis.relevance.explaining import head_relevance
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.losses import Sample, outputs
 from fairseq_headgates.evaluation.workers import all_reduce
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.messages import shown
-from fairseq_headgates.surgery import (
+from fairseq_headgates.surgery.hooks import hooked
+from fairseq_headgates.surgery.sites import (
     HeadSite,
     evaluating,
     head_counts,
     head_sites,
-    hooked,
     open_probabilities,
     site_table,
     use_head_attention,

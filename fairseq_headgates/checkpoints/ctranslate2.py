@@ -23,9 +23,9 @@ from torch import nn
 from fairseq_headgates.files import part_of, replace_folder
 from fairseq_headgates.heads import HeadId
 from fairseq_headgates.messages import shown
-from fairseq_headgates.surgery import head_sites
 from fairseq_headgates.surgery.alignments import alignment_of
 from fairseq_headgates.surgery.features import is_language_model, model_features
+from fairseq_headgates.surgery.sites import head_sites
 
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerDecoderModelSpec, TransformerSpec

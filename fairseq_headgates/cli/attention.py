@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from fairseq_headgates.analysis.attention_maps import attention_maps, parse_heads
     from fairseq_headgates.cli.session import session
     from fairseq_headgates.evaluation.objectives import check_has_loss, objective_of
-    from fairseq_headgates.surgery import head_counts
+    from fairseq_headgates.surgery.sites import head_counts
 
     if args.interactive and not (args.plot or "").endswith(".html"):
         raise ValueError("--interactive makes a web page: add --plot FILE.html")

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run `headgates compare` and return its exit code."""
     from fairseq_headgates.analysis.overlap import overlap
-    from fairseq_headgates.options import read_mask
+    from fairseq_headgates.options.stored_mask import read_mask
 
     if len(args.masks) < 2 or len(set(args.masks)) < len(args.masks):
         raise ValueError(f"MASK is {' '.join(args.masks)}: name at least two masks, each once")

@@ -180,7 +180,8 @@ def _compressed(compressor: Compressor, args: argparse.Namespace, kinds: tuple[s
 
 def _write(args: argparse.Namespace, state: dict, model: nn.Module, result: Compressed) -> None:
     """Write a compressed model as a checkpoint."""
-    from fairseq_headgates.checkpoints import check_loads, prune_checkpoint, save_checkpoint
+    from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint
+    from fairseq_headgates.checkpoints.saving import save_checkpoint
 
     smaller = prune_checkpoint(
         state,

@@ -46,9 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates convert` and return its exit code."""
-    from fairseq_headgates.checkpoints import load_dictionaries, load_model
+    from fairseq_headgates.checkpoints.building import load_dictionaries, load_model
     from fairseq_headgates.checkpoints.ctranslate2 import check_model, check_output, to_ctranslate2
-    from fairseq_headgates.surgery import prune
+    from fairseq_headgates.surgery.cuts import prune
 
     refuse_standard_output(args.output)
     check_output(Path(args.output), args.force)
@@ -66,8 +66,9 @@ def run(args: argparse.Namespace) -> int:
 def _alignment_heads(text: str, model: nn.Module) -> list[HeadId]:
     """Return the heads that --alignment-heads names, or the best that is left of those of a functions file."""
     from fairseq_headgates.analysis.attention_maps import parse_heads
-    from fairseq_headgates.analysis.functions import best_head
-    from fairseq_headgates.surgery import head_counts, kept_mask
+    from fairseq_headgates.analysis.functions.aligning import best_head
+    from fairseq_headgates.surgery.cuts import kept_mask
+    from fairseq_headgates.surgery.sites import head_counts
 
     if re.match("[a-z-]+:", text):
         return parse_heads(text, head_counts(model), "--alignment-heads")

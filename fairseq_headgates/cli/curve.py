@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
 def _points(work: Session, path: str, journal: ResumeJournal) -> list[dict[str, Any]]:
     """Return the points of all curves of one checkpoint, as plain values."""
     from fairseq_headgates.analysis.curves import pruning_curve
-    from fairseq_headgates.surgery import open_mask
+    from fairseq_headgates.surgery.cuts import open_mask
 
     args = work.args
     name = work.objective.metric(args.metric)
@@ -199,7 +199,7 @@ def _measured(name: str, metric: Metric | None, point: Point, whole: list[Any] |
 
 def _scores(work: Session, loaded: Loaded) -> tuple[HeadTable, Callable[[nn.Module], HeadTable] | None]:
     """Return the scores of the curve, and the function that computes them again or None."""
-    from fairseq_headgates.surgery import head_counts
+    from fairseq_headgates.surgery.sites import head_counts
 
     args = work.args
     if args.scores is not None:

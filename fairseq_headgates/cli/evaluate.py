@@ -164,7 +164,7 @@ def _evaluate(work: Session, path: str, inputs: _Inputs) -> tuple[Evaluation, Ca
     from fairseq_headgates.evaluation.metrics import METRICS
     from fairseq_headgates.evaluation.results import Evaluation
     from fairseq_headgates.evaluation.speed import run_once
-    from fairseq_headgates.surgery import gate_values, to_table
+    from fairseq_headgates.surgery.sites import gate_values, to_table
 
     subset = work.fairseq.gen_subset
     model, origin = work.model(path)

@@ -23,7 +23,7 @@ from fairseq_headgates.report.functions import (
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from fairseq_headgates.analysis.functions import Annotations
+    from fairseq_headgates.analysis.functions.counting import Annotations
     from fairseq_headgates.cli.session import Loaded, Session
     from fairseq_headgates.evaluation.losses import Sample
 
@@ -127,7 +127,7 @@ def _percent(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates functions` and return its exit code."""
-    from fairseq_headgates.analysis.functions import kept_functions, scored_functions
+    from fairseq_headgates.analysis.functions.results import kept_functions, scored_functions
     from fairseq_headgates.cli.session import session
 
     if args.relations is not None and args.conllu is None and args.target_conllu is None:
@@ -173,8 +173,9 @@ def _check_align_by(args: argparse.Namespace) -> None:
 
 
 def _functions(work: Session, loaded: Loaded, annotations: Annotations) -> dict[str, Any]:
-    from fairseq_headgates.analysis.functions import check_annotations, count_functions, functions_of
-    from fairseq_headgates.surgery import gate_values
+    from fairseq_headgates.analysis.functions.counting import check_annotations, count_functions
+    from fairseq_headgates.analysis.functions.results import functions_of
+    from fairseq_headgates.surgery.sites import gate_values
 
     args = work.args
     check_annotations(annotations, len(work.task.dataset(loaded.corpus.subset)))
@@ -185,7 +186,8 @@ def _functions(work: Session, loaded: Loaded, annotations: Annotations) -> dict[
 
 def _write_alignments(work: Session, loaded: Loaded, result: dict[str, Any], annotations: Annotations) -> str:
     """Write the alignments. Add what they are, and their errors, to the result, and return it as a line of text."""
-    from fairseq_headgates.analysis.functions import Alignments, align, read_alignments
+    from fairseq_headgates.analysis.functions.aligning import Alignments, align
+    from fairseq_headgates.analysis.functions.trees import read_alignments
 
     args, corpus = work.args, loaded.corpus
     by, weights = _weights(args.align_by or "alti", loaded.model, result)
@@ -203,8 +205,8 @@ def _write_alignments(work: Session, loaded: Loaded, result: dict[str, Any], ann
 def _weights(by: str, model: nn.Module, result: dict[str, Any]) -> tuple[str, Callable[[Sample], Tensor]]:
     """Return what the weights of alignments are, and the function that computes them."""
     from fairseq_headgates.analysis.attention_maps import parse_heads
-    from fairseq_headgates.analysis.functions import attention_of, best_head, contributions_by
-    from fairseq_headgates.surgery import head_counts
+    from fairseq_headgates.analysis.functions.aligning import attention_of, best_head, contributions_by
+    from fairseq_headgates.surgery.sites import head_counts
 
     sizes = head_counts(model)
     if "dec-enc" not in sizes:
@@ -220,7 +222,8 @@ def _weights(by: str, model: nn.Module, result: dict[str, Any]) -> tuple[str, Ca
 
 def _check_scores(scores: Sequence[HeadTable], loaded: Loaded) -> None:
     """Raise ValueError unless the scores are of the heads of this model, after as many updates."""
-    from fairseq_headgates.surgery import check_scored, open_mask
+    from fairseq_headgates.surgery.choice import check_scored
+    from fairseq_headgates.surgery.cuts import open_mask
 
     updates = loaded.signature.parts["updates"]
     for table in scores:
@@ -234,7 +237,8 @@ def _check_scores(scores: Sequence[HeadTable], loaded: Loaded) -> None:
 
 
 def _annotations(work: Session) -> Annotations:
-    from fairseq_headgates.analysis.functions import Annotations, parse_relations, read_alignments, read_trees
+    from fairseq_headgates.analysis.functions.counting import Annotations
+    from fairseq_headgates.analysis.functions.trees import parse_relations, read_alignments, read_trees
 
     args, files = work.args, {"source": work.args.conllu, "target": work.args.target_conllu}
     trees = {side: read_trees(path) for side, path in files.items() if path is not None}

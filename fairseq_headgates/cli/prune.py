@@ -65,14 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates prune` and return its exit code."""
-    from fairseq_headgates.checkpoints import (
-        check_loads,
-        load_model,
-        prune_checkpoint,
-        save_checkpoint,
-        stock_checkpoint,
-    )
-    from fairseq_headgates.surgery import kept_mask, prune, removal_plan
+    from fairseq_headgates.checkpoints.building import load_model
+    from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint, stock_checkpoint
+    from fairseq_headgates.checkpoints.saving import save_checkpoint
+    from fairseq_headgates.surgery.cuts import kept_mask, prune, removal_plan
 
     refuse_standard_output(args.output)
     if args.inference_dtype is not None and args.stock:
@@ -131,7 +127,7 @@ def refitted_values(
 
 def no_removal(model: nn.Module) -> str:
     """Return why no head is removed without --alive and --scores, and how to choose heads."""
-    from fairseq_headgates.surgery import gated_sites
+    from fairseq_headgates.surgery.sites import gated_sites
 
     choices = "--alive MASK, or --scores FILE --keep N (`headgates score` writes FILE)"
     if any(gated_sites(model)):

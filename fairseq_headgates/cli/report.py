@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates report` and return its exit code."""
-    from fairseq_headgates.experiments import read_experiment
+    from fairseq_headgates.experiments.inputs import read_experiment
 
     check_matplotlib("headgates report")
     for path, ending in ((args.out, ".html"), (args.gif, ".gif")):

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from fairseq_headgates import __version__
 from fairseq_headgates.analysis import importance
 from fairseq_headgates.analysis.options import ScoreOptions
-from fairseq_headgates.checkpoints import load_model
+from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.cli.fairseq_options import changed_options, fairseq_options
 from fairseq_headgates.cli.output import check_picture, picture, say, warn, write
 from fairseq_headgates.evaluation.binarised import digest
@@ -34,11 +34,11 @@ from fairseq_headgates.evaluation.options import setup_task
 from fairseq_headgates.evaluation.workers import device_of, join_workers, leave_workers
 from fairseq_headgates.files import ResumeJournal, check_writable
 from fairseq_headgates.heads import HeadTable, Signature
-from fairseq_headgates.inference import int8_obstacle, is_quantised, usable_dtype
+from fairseq_headgates.inference.packed_linear import int8_obstacle, is_quantised, usable_dtype
 from fairseq_headgates.messages import logging_only
-from fairseq_headgates.models import read_characters
-from fairseq_headgates.options import DEFAULTS
-from fairseq_headgates.safety import updates_of
+from fairseq_headgates.models.language_model import read_characters
+from fairseq_headgates.options.declared import DEFAULTS
+from fairseq_headgates.safety.checkpoint import updates_of
 
 # Options that do not change the results: a stopped command resumes with others. The content of the data and of the
 # checkpoint is compared, not their place.

@@ -13,7 +13,7 @@ from fairseq_headgates.heads import mask_to_json
 from fairseq_headgates.report.tables import gate_table, open_counts
 
 if TYPE_CHECKING:
-    from fairseq_headgates.checkpoints import CheckpointHeads
+    from fairseq_headgates.checkpoints.building import CheckpointHeads
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `headgates show` and return its exit code."""
-    from fairseq_headgates.checkpoints import load_model, read_heads
+    from fairseq_headgates.checkpoints.building import load_model, read_heads
 
     if args.json and args.out == "-":
         raise ValueError("--json and --out - both go to standard output: choose one, or give --out a file")

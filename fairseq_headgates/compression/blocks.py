@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fairseq_headgates.surgery import head_sites
 from fairseq_headgates.surgery.features import LAYER_ATTRIBUTES
+from fairseq_headgates.surgery.sites import head_sites
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.evaluation.losses import Sample
 from fairseq_headgates.evaluation.metrics import Metric
-from fairseq_headgates.surgery import evaluating, head_sites, kept_mask, prune
+from fairseq_headgates.surgery.cuts import kept_mask, prune
 from fairseq_headgates.surgery.neurons import ffn_dims
+from fairseq_headgates.surgery.sites import evaluating, head_sites
 
 TOLERANCE = 0.03  # of the measured speed, relative; beyond it the plan is corrected once
 

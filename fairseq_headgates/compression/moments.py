@@ -18,7 +18,7 @@ from fairseq_headgates.analysis.derivatives import differentiable, gradients
 from fairseq_headgates.compression.blocks import Block
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.workers import all_reduce
-from fairseq_headgates.surgery import evaluating
+from fairseq_headgates.surgery.sites import evaluating
 
 RIDGE = 1e-4  # times the mean variance of the inputs
 Progress = Callable[[Iterable], Iterable]

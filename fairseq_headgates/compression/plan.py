@@ -16,7 +16,8 @@ from fairseq_headgates.compression.search import Curve, choose, removal_curve
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.inference.packed_linear import is_plain
-from fairseq_headgates.surgery import head_sites, kept_mask
+from fairseq_headgates.surgery.cuts import kept_mask
+from fairseq_headgates.surgery.sites import head_sites
 
 GRAIN = 8  # feed-forward blocks keep a multiple of so many neurons
 STEPS = 20_000  # of the savings, in the search

@@ -36,13 +36,9 @@ from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.losses import Sample, outputs
 from fairseq_headgates.evaluation.workers import all_reduce
 from fairseq_headgates.heads import Mask
-from fairseq_headgates.surgery import (
-    evaluating,
-    head_positions,
-    head_sites,
-    prune,
-    replaced_forward,
-)
+from fairseq_headgates.surgery.cuts import head_positions, prune
+from fairseq_headgates.surgery.hooks import replaced_forward
+from fairseq_headgates.surgery.sites import evaluating, head_sites
 
 RIDGE = 0.1
 SMALL_RIDGE = 1e-4  # for W': contexts may be almost linearly dependent

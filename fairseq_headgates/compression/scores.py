@@ -12,7 +12,8 @@ from fairseq_headgates.analysis.options import ScoreOptions
 from fairseq_headgates.compression.plan import Units, units_of
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.heads import HeadTable
-from fairseq_headgates.surgery import head_sites, prune, site_table
+from fairseq_headgates.surgery.cuts import prune
+from fairseq_headgates.surgery.sites import head_sites, site_table
 
 
 def refit_scores(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:

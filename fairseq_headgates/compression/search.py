@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fairseq_headgates.surgery import head_positions
+from fairseq_headgates.surgery.cuts import head_positions
 
 BLOCK = 32  # columns that are removed before all of P and M are updated
 CANDIDATES = 4  # times as many units are compared exactly within such a block

@@ -22,7 +22,7 @@ from fairseq_headgates.compression.plan import Plan, Units, plan_without
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.metrics import Bleu, metric_of
 from fairseq_headgates.evaluation.speed import clock_of, run_once, speeds
-from fairseq_headgates.surgery import prune
+from fairseq_headgates.surgery.cuts import prune
 
 LEVELS = 16  # steps from all units of a block to none, all of them measured
 PASSES = 2  # measurements of every step, the fastest counts

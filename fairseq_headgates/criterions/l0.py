@@ -13,8 +13,8 @@ from fairseq_headgates.criterions.config import HELP, L0Config
 from fairseq_headgates.gates import L0_REDUCTIONS, GateMethod, L0Schedule, TargetGates, parse_weights
 from fairseq_headgates.messages import PROGRAM, fail, shown
 from fairseq_headgates.monitoring import GateMonitor, open_head_counts, unwrapped, updates_of
-from fairseq_headgates.options import one_line_errors
-from fairseq_headgates.surgery import gate_method
+from fairseq_headgates.options.reading import one_line_errors
+from fairseq_headgates.surgery.sites import gate_method
 
 OWN_METRICS = ("l0", "heads_open", "gate_certainty")
 

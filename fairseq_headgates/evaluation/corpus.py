@@ -26,7 +26,7 @@ from fairseq_headgates.evaluation.options import to_config
 from fairseq_headgates.evaluation.symbols import no_words
 from fairseq_headgates.evaluation.workers import all_reduce, device_of, gather
 from fairseq_headgates.messages import first_line, logging_only
-from fairseq_headgates.surgery import stacks_of
+from fairseq_headgates.surgery.features import stacks_of
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from fairseq_headgates.evaluation.statistics import Comparison, mcnemar, paired_
 from fairseq_headgates.evaluation.symbols import MARKS, SHARE, subwords_of
 from fairseq_headgates.evaluation.translations import bleu_metric, references, translate
 from fairseq_headgates.evaluation.workers import gather
-from fairseq_headgates.surgery import use_head_attention
+from fairseq_headgates.surgery.sites import use_head_attention
 
 TOKENISED = 100  # sentences that end in a blank and a full stop; sacreBLEU warns at this number
 

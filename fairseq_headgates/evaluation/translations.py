@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.workers import gather
-from fairseq_headgates.inference import DeviceSearch
+from fairseq_headgates.inference.device_search import DeviceSearch
 from fairseq_headgates.messages import first_line, logging_only
-from fairseq_headgates.surgery import evaluating
+from fairseq_headgates.surgery.sites import evaluating
 
 BEAM_SIZES = ("beam_size", "_beam_size")  # attributes of fairseq's attention and decoders
 

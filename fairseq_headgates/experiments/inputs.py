@@ -11,14 +11,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fairseq_headgates.checkpoints import build_model, load_checkpoint, read_heads
+from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.checkpoints.building import build_model, read_heads
 from fairseq_headgates.experiments.logs import Series, event_files, first_time, parse_log, read_events
 from fairseq_headgates.files import log_lines, read_text
 from fairseq_headgates.heads import SCORE_FORMAT, TYPES, AttentionMap, HeadId, gate_log, parse_mask, read_scores
 from fairseq_headgates.heads.gate_log import GateRecord, is_gate_log, parse_gate_log
 from fairseq_headgates.messages import shown
 from fairseq_headgates.report.content import Attention, Experiment, Input, ModelHeads, Training
-from fairseq_headgates.surgery import gated_sites
+from fairseq_headgates.surgery.sites import gated_sites
 
 CHECKPOINT_BEGINS = (b"PK\x03\x04", b"\x80\x02")  # torch.save, in its present and its old form
 # File names of the checkpoint of a run folder, in order of preference: the report shows the first one that exists.

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.models.mixin import HeadGatesMixin, register_preset
 from fairseq_headgates.models.presets import base_preset
-from fairseq_headgates.modules import AllAttention, distance_encodings
+from fairseq_headgates.modules.all_attention import AllAttention, distance_encodings
 
 LONGEST = 100_000  # tokens of a text: positions are relative
 BLOCK = 1024  # fairseq's default of --tokens-per-sample

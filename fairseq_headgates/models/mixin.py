@@ -14,26 +14,21 @@ from torch import Tensor, nn
 
 from fairseq_headgates.compat import complete, remove_copies
 from fairseq_headgates.gates import METHODS, TargetGates
-from fairseq_headgates.inference import BeamDecoder, pack_linears, usable_dtype, use_beam_stacks
+from fairseq_headgates.inference.beam_stacks import BeamDecoder, use_beam_stacks
+from fairseq_headgates.inference.packed_linear import pack_linears, usable_dtype
 from fairseq_headgates.models.presets import base_preset, gated_name, presets_of, stock_name
 from fairseq_headgates.models.start import MARK, PARSED, check_dimensions, check_kept, prepare_training
-from fairseq_headgates.options import (
-    DEFAULTS,
-    HeadOptions,
-    add_head_gate_args,
-    evaluation_gates,
-    layer_numbers,
-    one_line_errors,
-    option_value,
-    parse_inference_dtype,
-    parse_inference_mode,
-    read_options,
-    side_of,
-    weights_of_layers,
-)
-from fairseq_headgates.safety import check_evaluated
-from fairseq_headgates.surgery import fix_heads, freeze, head_sites, insert_gates, remove_heads, use_head_attention
+from fairseq_headgates.options.declared import DEFAULTS, HeadOptions, add_head_gate_args, option_value
+from fairseq_headgates.options.layerdrop import layer_numbers, side_of, weights_of_layers
+from fairseq_headgates.options.reading import one_line_errors, read_options
+from fairseq_headgates.options.stored_mask import evaluation_gates
+from fairseq_headgates.options.values import parse_inference_dtype, parse_inference_mode
+from fairseq_headgates.safety.options import check_evaluated
+from fairseq_headgates.surgery.cuts import remove_heads
+from fairseq_headgates.surgery.freezing import freeze
+from fairseq_headgates.surgery.gating import fix_heads, insert_gates
 from fairseq_headgates.surgery.neurons import set_ffn_dims
+from fairseq_headgates.surgery.sites import head_sites, use_head_attention
 
 logger = logging.getLogger(__name__)
 GATE_METHOD = "gate_method."  # prefix of its names in the state dict

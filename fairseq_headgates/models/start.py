@@ -17,8 +17,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_headgates.messages import printable, shown
-from fairseq_headgates.options import DEFAULTS, flat_options, model_options, parse_ffn_dims, transformer_options
-from fairseq_headgates.safety import load_checkpoint, model_args
+from fairseq_headgates.options.declared import DEFAULTS
+from fairseq_headgates.options.stored import flat_options, model_options, transformer_options
+from fairseq_headgates.options.values import parse_ffn_dims
+from fairseq_headgates.safety.checkpoint import load_checkpoint, model_args
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from fairseq_headgates.messages import shown
 from fairseq_headgates.options.declared import OPTIONS, Number
 from fairseq_headgates.options.layerdrop import LAYER_NUMBERS
-from fairseq_headgates.safety import EVALUATED, NUMBERS, is_literal
+from fairseq_headgates.safety.options import EVALUATED, NUMBERS, is_literal
 
 # Options that this plugin reads besides its own and those of fairseq's transformer.
 FURTHER_OPTIONS: dict[str, tuple[type, ...]] = {

@@ -19,7 +19,8 @@ from fairseq_headgates.heads import TYPES, HeadTable, attention_type_and_layer, 
 from fairseq_headgates.messages import shown
 from fairseq_headgates.options.declared import option_value
 from fairseq_headgates.options.stored import model_options
-from fairseq_headgates.safety import architecture, is_checkpoint_file, load_checkpoint, model_args
+from fairseq_headgates.safety.checkpoint import architecture, load_checkpoint, model_args
+from fairseq_headgates.safety.reading import is_checkpoint_file
 
 logger = logging.getLogger(__name__)
 

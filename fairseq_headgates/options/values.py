@@ -10,10 +10,11 @@ from typing import Any
 
 from fairseq_headgates.gates import METHODS
 from fairseq_headgates.gates.distribution import LARGEST
-from fairseq_headgates.inference import DTYPES, MODES
+from fairseq_headgates.inference.decoder_step import MODES
+from fairseq_headgates.inference.packed_linear import DTYPES
 from fairseq_headgates.messages import shown
 from fairseq_headgates.options.layerdrop import SIDES
-from fairseq_headgates.safety import load_checkpoint, model_args
+from fairseq_headgates.safety.checkpoint import load_checkpoint, model_args
 
 
 def parse_init(value: Any) -> float | str:

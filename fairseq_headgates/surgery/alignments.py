@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import nn
 
-from fairseq_headgates.modules import HeadAttention, averaged_heads
+from fairseq_headgates.modules.attention_weights import averaged_heads
+from fairseq_headgates.modules.head_attention import HeadAttention
 
 
 def watch_alignments(model: nn.Module) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fairseq_headgates.heads import HeadTable, Mask, as_mask, check_shape
-from fairseq_headgates.modules import HeadAttention
+from fairseq_headgates.modules.head_attention import HeadAttention
 from fairseq_headgates.surgery.gating import leave_method
 from fairseq_headgates.surgery.sites import (
     gate_values,

@@ -15,8 +15,8 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import nn
 
 from fairseq_headgates.heads import TYPES, attention_type_and_layer
-from fairseq_headgates.inference import BeamDecoder, BeamEncoder
-from fairseq_headgates.modules import HeadAttention
+from fairseq_headgates.inference.beam_stacks import BeamDecoder, BeamEncoder
+from fairseq_headgates.modules.head_attention import HeadAttention
 
 # Features by name, with their description in messages.
 FEATURES = {

@@ -13,7 +13,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.modules import HeadHook
+from fairseq_headgates.modules.head_attention import HeadHook
 from fairseq_headgates.surgery.sites import HeadSite, head_sites, use_head_attention
 
 

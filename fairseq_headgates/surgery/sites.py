@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fairseq_headgates.compat import without_shortcut
 from fairseq_headgates.gates import GateMethod, HeadGates, gates_penalty
 from fairseq_headgates.heads import TYPES, HeadTable, attention_type_and_layer
-from fairseq_headgates.modules import HeadAttention
+from fairseq_headgates.modules.head_attention import HeadAttention
 from fairseq_headgates.surgery.alignments import watch_alignments
 from fairseq_headgates.surgery.features import attention_features, other_attention
 

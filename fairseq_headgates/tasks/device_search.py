@@ -10,7 +10,7 @@ from typing import Any
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from fairseq_headgates.inference import DeviceSearch
+from fairseq_headgates.inference.device_search import DeviceSearch
 
 
 @register_task("translation_device_search", dataclass=TranslationConfig)

@@ -18,7 +18,8 @@ from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.files import ResumeJournal
 from fairseq_headgates.heads import TYPES, HeadId
-from fairseq_headgates.surgery import head_sites, open_mask
+from fairseq_headgates.surgery.cuts import open_mask
+from fairseq_headgates.surgery.sites import head_sites
 
 FULL = HeadTable({attention_type: [[1] * 4] * 2 for attention_type in TYPES})
 

@@ -7,7 +7,7 @@ from support.models import make_gated
 from support.sentences import sample
 
 from fairseq_headgates import observe, relevance
-from fairseq_headgates.analysis.functions import Alignments, align, attention_of, best_head, contributions_by
+from fairseq_headgates.analysis.functions.aligning import Alignments, align, attention_of, best_head, contributions_by
 from fairseq_headgates.analysis.functions.trees import read_alignments
 from fairseq_headgates.heads import HeadId
 

@@ -13,7 +13,8 @@ from support.models import PAD, make_batch, make_gated, make_stock
 from support.relevance import Naive, naive_per_token, size_of
 
 from fairseq_headgates import HeadTable, head_sites, masked, prune, relevance
-from fairseq_headgates.analysis.relevance import attnlrp, explain
+from fairseq_headgates.analysis.relevance import attnlrp
+from fairseq_headgates.analysis.relevance.explaining import explain
 from fairseq_headgates.analysis.relevance.rules import RULES
 from fairseq_headgates.heads import TYPES
 

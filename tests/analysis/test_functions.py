@@ -14,7 +14,7 @@ from fairseq_headgates.analysis.functions.counting import STATISTICS
 from fairseq_headgates.analysis.functions.layout import FREQUENT
 from fairseq_headgates.evaluation.symbols import subwords_of
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.surgery import head_sites
+from fairseq_headgates.surgery.sites import head_sites
 
 
 def naive(model, task, pairs):

@@ -11,7 +11,8 @@ from fairseq_headgates import HeadTable, masked, observe, open_probabilities, pr
 from fairseq_headgates.analysis import importance
 from fairseq_headgates.analysis.importance import METHODS, Options, score
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.surgery import head_sites, hooked
+from fairseq_headgates.surgery.hooks import hooked
+from fairseq_headgates.surgery.sites import head_sites
 
 DATA_METHODS = ["confidence", "gradient", "relevance", "ablation"]
 

@@ -16,21 +16,15 @@ from support.sentences import EOS, make_model, sample
 
 import make_corpus
 from fairseq_headgates import gate_values
-from fairseq_headgates.analysis.functions import (
-    Annotations,
-    count_functions,
-    functions_of,
-    kept_functions,
-    scored_functions,
-)
-from fairseq_headgates.analysis.functions.counting import _Pass
+from fairseq_headgates.analysis.functions.counting import Annotations, _Pass, count_functions
 from fairseq_headgates.analysis.functions.layout import frequency_ranks
+from fairseq_headgates.analysis.functions.results import functions_of, kept_functions, scored_functions
 from fairseq_headgates.analysis.functions.trees import Tree, parse_relations, read_trees
 from fairseq_headgates.analysis.options import FunctionOptions
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.heads import TYPES, HeadTable
-from fairseq_headgates.models import TransformerHeadGatesModel
-from fairseq_headgates.surgery import head_sites
+from fairseq_headgates.models.transformer import TransformerHeadGatesModel
+from fairseq_headgates.surgery.sites import head_sites
 
 
 def test_functions_are_named_by_their_thresholds(monkeypatch):

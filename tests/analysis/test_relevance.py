@@ -10,8 +10,9 @@ from support.relevance import Naive
 
 from fairseq_headgates import HeadTable, fix_heads, head_sites, masked, prune
 from fairseq_headgates.analysis import relevance
-from fairseq_headgates.analysis.relevance import head_relevance, token_contributions, walk
 from fairseq_headgates.analysis.relevance import rules as rules_room
+from fairseq_headgates.analysis.relevance import walk
+from fairseq_headgates.analysis.relevance.explaining import head_relevance, token_contributions
 from fairseq_headgates.analysis.relevance.rules import RULES, Rule
 from fairseq_headgates.gates import OPEN
 from fairseq_headgates.heads import TYPES

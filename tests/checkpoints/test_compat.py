@@ -17,7 +17,9 @@ from support.travelling import BATCH, NAMES
 
 import fairseq_headgates
 from fairseq_headgates import HeadTable, gate_values, prune, use_head_attention
-from fairseq_headgates.checkpoints import build_model, load_checkpoint, load_model, prune_checkpoint
+from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.checkpoints.building import build_model, load_model
+from fairseq_headgates.checkpoints.pruned import prune_checkpoint
 from fairseq_headgates.compat import complete, copies, remove_copies, unsupported
 
 POST_NORM = {"encoder_normalize_before": False, "decoder_normalize_before": False}

@@ -13,7 +13,9 @@ from support.commands import TOY_TRAINING, USER_DIR
 from support.models import make_gated
 
 from fairseq_headgates import HeadTable
-from fairseq_headgates.checkpoints import build_model, load_checkpoint, prune_checkpoint, stock_checkpoint
+from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.checkpoints.building import build_model
+from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 
 pytestmark = [
     # of torch's data loader, about machines without a GPU

@@ -7,7 +7,7 @@ import pytest
 from support.analysis import FULL, READ, SEARCH
 
 from fairseq_headgates.heads import HeadTable, scores_to_json
-from fairseq_headgates.surgery import best_heads
+from fairseq_headgates.surgery.choice import best_heads
 
 
 def test_curve(on_toy, toy, checkpoints, tmp_path):

@@ -16,7 +16,7 @@ from fairseq.tasks.translation import TranslationTask
 from support.analysis import READ, SEARCH, one_line
 from support.commands import EVALUATION, worker_arguments
 
-from fairseq_headgates.checkpoints import load_model
+from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.cli.fairseq_options import fairseq_options
 from fairseq_headgates.evaluation import workers
 from fairseq_headgates.evaluation.corpus import load_corpus

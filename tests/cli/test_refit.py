@@ -8,7 +8,7 @@ from support.analysis import READ
 from support.commands import worker_arguments
 
 from fairseq_headgates import refit
-from fairseq_headgates.checkpoints import load_model
+from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.cli.fairseq_options import fairseq_options
 from fairseq_headgates.evaluation.corpus import load_corpus
 from fairseq_headgates.evaluation.options import setup_task

@@ -11,7 +11,8 @@ from fairseq_headgates.compression import moments
 from fairseq_headgates.compression.blocks import blocks_of
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.surgery import head_factors, head_sites, hooked
+from fairseq_headgates.surgery.hooks import hooked
+from fairseq_headgates.surgery.sites import head_factors, head_sites
 
 
 def contexts_of(model):

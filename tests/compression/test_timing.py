@@ -6,7 +6,7 @@ import pytest
 from support.analysis import READ
 from torch.nn import functional
 
-from fairseq_headgates.checkpoints import load_model
+from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.cli.fairseq_options import fairseq_options
 from fairseq_headgates.compression import timing
 from fairseq_headgates.compression.model import Compressor, OutOfReach

@@ -8,7 +8,7 @@ from support.commands import TYPES, l0_configuration, logged
 from support.models import assert_same
 from support.training import read
 
-from fairseq_headgates.checkpoints import build_model
+from fairseq_headgates.checkpoints.building import build_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")  # of torch, on machines without a GPU
 

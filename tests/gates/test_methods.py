@@ -22,7 +22,8 @@ from fairseq_headgates.gates import (
 )
 from fairseq_headgates.gates.method import highest
 from fairseq_headgates.gates.methods import PublishedSubsetGates, relaxed_subset
-from fairseq_headgates.surgery import gate_method, kept_mask
+from fairseq_headgates.surgery.cuts import kept_mask
+from fairseq_headgates.surgery.sites import gate_method
 
 HEADS = {"enc-self": 8, "dec-enc": 4}
 

@@ -18,7 +18,7 @@ from fairseq_headgates.gates import (
     HeadGates,
     L0Gates,
 )
-from fairseq_headgates.surgery import gate_method
+from fairseq_headgates.surgery.sites import gate_method
 
 INIT_0 = {"gate_heads": TYPES, "gate_init": "0"}
 

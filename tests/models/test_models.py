@@ -15,10 +15,11 @@ from support.fairseq_0_12_2 import IS_0_12_2
 from support.models import logits, make_args, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import gate_values, head_sites, l0_penalty
-from fairseq_headgates.checkpoints import load_checkpoint, read_heads
+from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.checkpoints.building import read_heads
 from fairseq_headgates.gates import parse_stretch
-from fairseq_headgates.models import TransformerHeadGatesModel
-from fairseq_headgates.options import DEFAULTS, add_head_gate_args
+from fairseq_headgates.models.transformer import TransformerHeadGatesModel
+from fairseq_headgates.options.declared import DEFAULTS, add_head_gate_args
 from fairseq_headgates.options.reading import likely_option
 
 PRESETS = ["", "_tiny", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big"]

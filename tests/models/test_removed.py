@@ -30,10 +30,11 @@ from fairseq_headgates import (
     open_probabilities,
     prune,
 )
-from fairseq_headgates.checkpoints import build_model
+from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.models import TransformerHeadGatesModel
-from fairseq_headgates.surgery import head_counts, kept_mask
+from fairseq_headgates.models.transformer import TransformerHeadGatesModel
+from fairseq_headgates.surgery.cuts import kept_mask
+from fairseq_headgates.surgery.sites import head_counts
 
 
 @settings(max_examples=20)

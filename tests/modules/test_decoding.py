@@ -6,7 +6,7 @@ from support.attention import B, S, padding_mask
 from support.models import PAD, VOCABULARY, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import head_sites
-from fairseq_headgates.inference import AttentionCache
+from fairseq_headgates.inference.attention_cache import AttentionCache
 
 
 @pytest.mark.parametrize("target_pad", ["right", None])

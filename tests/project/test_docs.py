@@ -31,7 +31,7 @@ from fairseq_headgates.cli.main import COMMANDS
 from fairseq_headgates.evaluation import results
 from fairseq_headgates.evaluation.result_files import read_evaluations
 from fairseq_headgates.heads import AttentionMap, Contributions, HeadId, gate_log, parse_mask, read_scores
-from fairseq_headgates.options import DEFAULTS
+from fairseq_headgates.options.declared import DEFAULTS
 from fairseq_headgates.report import attention, explanation
 from results import rows
 from results.translation import SWEEP_FORMAT

@@ -8,7 +8,7 @@ import shutil
 import pytest
 from support.commands import GATED, l0_configuration
 
-from fairseq_headgates.experiments import read_experiment
+from fairseq_headgates.experiments.inputs import read_experiment
 from fairseq_headgates.experiments.logs import event_files, parse_log, read_events
 
 ATTENTION = (

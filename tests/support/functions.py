@@ -3,7 +3,8 @@
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_headgates.analysis.functions import Annotations, find
+from fairseq_headgates.analysis.functions.counting import Annotations
+from fairseq_headgates.analysis.functions.results import find
 from fairseq_headgates.analysis.functions.trees import Tree
 from fairseq_headgates.analysis.options import FunctionOptions
 from support.models import VOCABULARY

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from fairseq_headgates.checkpoints import load_model
+from fairseq_headgates.checkpoints.building import load_model
 from support.checkpoints import LOG_ALPHA, read, with_gates
 from support.commands import run_program
 

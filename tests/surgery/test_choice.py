@@ -13,7 +13,8 @@ from support.pruning import CLOSED, OPEN, make_case
 from fairseq_headgates import HeadTable, prune
 from fairseq_headgates.gates import parse_target
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.surgery import best_heads, kept_mask, open_mask
+from fairseq_headgates.surgery.choice import best_heads
+from fairseq_headgates.surgery.cuts import kept_mask, open_mask
 from settings.runs import Heads, Run
 
 

@@ -34,12 +34,21 @@ from fairseq_headgates import (
     remove_heads,
     use_head_attention,
 )
-from fairseq_headgates.checkpoints import stock_checkpoint
+from fairseq_headgates.checkpoints.pruned import stock_checkpoint
 from fairseq_headgates.heads import TYPES, mask_to_json
-from fairseq_headgates.models import TransformerHeadGatesModel
-from fairseq_headgates.safety import model_args
-from fairseq_headgates.surgery import head_counts, kept_mask, open_mask
-from fairseq_headgates.surgery.cuts import Cut, cut_tensors, cuts, pad_heads, removal_plan, with_gates_of
+from fairseq_headgates.models.transformer import TransformerHeadGatesModel
+from fairseq_headgates.safety.checkpoint import model_args
+from fairseq_headgates.surgery.cuts import (
+    Cut,
+    cut_tensors,
+    cuts,
+    kept_mask,
+    open_mask,
+    pad_heads,
+    removal_plan,
+    with_gates_of,
+)
+from fairseq_headgates.surgery.sites import head_counts
 
 
 def alive(case):

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_headgates.analysis.functions.layout import SELF_ATTENTION, Side, averaging, membership
-from fairseq_headgates.analysis.relevance import explain
+from fairseq_headgates.analysis.relevance.explaining import explain
 from fairseq_headgates.evaluation.losses import Sample, at_least_single, outputs
 from fairseq_headgates.evaluation.workers import gather
 from fairseq_headgates.heads import HeadId, HeadTable
-from fairseq_headgates.surgery import HeadSite, evaluating, hooked
+from fairseq_headgates.surgery.hooks import hooked
+from fairseq_headgates.surgery.sites import HeadSite, evaluating
 
 Alignment = list[tuple[int, int]]  # pairs of source and target word, counted from 0
 Weights = Callable[[Sample], Tensor]

@@ -32,7 +32,8 @@ from fairseq_headgates.analysis.functions.trees import Tree, directions
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.losses import Sample, at_least_single, outputs
 from fairseq_headgates.evaluation.workers import all_reduce, gather
-from fairseq_headgates.surgery import HeadSite, evaluating, head_sites, hooked, use_head_attention
+from fairseq_headgates.surgery.hooks import hooked
+from fairseq_headgates.surgery.sites import HeadSite, evaluating, head_sites, use_head_attention
 
 MISMATCHED = 0.05  # share of sentences that may differ from their trees
 # Sums over queries, by their row in `HeadCounts.sums`.

@@ -22,7 +22,7 @@ from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.losses import Sample
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.heads.files import open_heads
-from fairseq_headgates.surgery import gate_values
+from fairseq_headgates.surgery.sites import gate_values
 
 FORMAT = "headgates.functions/1"
 

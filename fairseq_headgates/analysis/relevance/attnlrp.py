@@ -27,8 +27,10 @@ from torch import Tensor, nn
 
 from fairseq_headgates.analysis.relevance.predictions import Predictions, Relevance
 from fairseq_headgates.evaluation.losses import at_least_single
-from fairseq_headgates.modules import HeadAttention
-from fairseq_headgates.surgery import head_sites, observe, replaced_forward, stack_modules
+from fairseq_headgates.modules.head_attention import HeadAttention
+from fairseq_headgates.surgery.features import stack_modules
+from fairseq_headgates.surgery.hooks import observe, replaced_forward
+from fairseq_headgates.surgery.sites import head_sites
 
 SHARES = {"q_proj": 0.25, "k_proj": 0.25, "v_proj": 0.5}  # of the gradient
 NUMBERS = 2**24  # of gradients of the widest layer or the attention weights of one, computed at a time

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_headgates.messages import shown
-from fairseq_headgates.surgery import head_counts, stack_modules
+from fairseq_headgates.surgery.features import stack_modules
+from fairseq_headgates.surgery.sites import head_counts
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from commands import ArgumentParser, whole
-from fairseq_headgates.checkpoints import load_checkpoint, save_checkpoint
-from fairseq_headgates.safety import updates_of
+from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.checkpoints.saving import save_checkpoint
+from fairseq_headgates.safety.checkpoint import updates_of
 
 
 def last_checkpoints(folder: Path, number: int) -> list[Path]:
