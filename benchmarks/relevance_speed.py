@@ -36,7 +36,7 @@ from transformers.models.gpt2 import modeling_gpt2
 from fairseq_headgates.analysis.relevance.explaining import explain
 from fairseq_headgates.analysis.relevance.predictions import Relevance
 from fairseq_headgates.files import write_whole
-from fairseq_headgates.models.language_model import TransformerLMHeadGatesModel
+from fairseq_headgates.plugin.models.language_model import TransformerLMHeadGatesModel
 from fairseq_headgates.report.tables import text_table
 
 METHODS = ("attnlrp", "alti", "story-of-heads", "epsilon")

@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import nn
 
+from fairseq_headgates.attention.choice import best_heads
+from fairseq_headgates.attention.cuts import prune
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.evaluation.metrics import Metric
 from fairseq_headgates.files import ResumeJournal
 from fairseq_headgates.heads import HeadTable, number_of_heads
-from fairseq_headgates.surgery.choice import best_heads
-from fairseq_headgates.surgery.cuts import prune
 
 
 @dataclass(frozen=True)

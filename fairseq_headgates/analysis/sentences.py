@@ -11,11 +11,11 @@ from fairseq import utils
 from fairseq.data import LanguagePairDataset, ListDataset
 from torch import Tensor, nn
 
+from fairseq_headgates.attention.features import is_language_model, stacks_of
 from fairseq_headgates.evaluation.corpus import Corpus, check_tokens, load_dataset
 from fairseq_headgates.evaluation.losses import Sample
 from fairseq_headgates.evaluation.objectives import objective_of
 from fairseq_headgates.evaluation.translations import beam_search
-from fairseq_headgates.surgery.features import is_language_model, stacks_of
 
 
 def symbols_of(sample: Sample, task: Any) -> dict[str, tuple[list[str], list[str]]]:

@@ -15,18 +15,18 @@ from fairseq.data.multilingual.multilingual_utils import LangTokStyle, augment_d
 from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
 from torch import Tensor, nn
 
+from fairseq_headgates.attention.features import option_features
+from fairseq_headgates.attention.freezing import freeze
+from fairseq_headgates.attention.neurons import ffn_dims
+from fairseq_headgates.attention.sites import gate_values, gated_sites, open_probabilities, to_table
 from fairseq_headgates.checkpoints.sizes import check_sizes
 from fairseq_headgates.evaluation.binarised import language_pair
 from fairseq_headgates.files import check_dictionary
 from fairseq_headgates.heads import TYPES, HeadTable, Signature
 from fairseq_headgates.messages import shown
-from fairseq_headgates.models.mixin import HeadGatesMixin, head_gates_class
-from fairseq_headgates.options.stored import model_options
+from fairseq_headgates.plugin.models.mixin import HeadGatesMixin, head_gates_class
+from fairseq_headgates.plugin.options.stored import model_options
 from fairseq_headgates.safety.checkpoint import architecture, load_checkpoint, model_args, updates_of
-from fairseq_headgates.surgery.features import option_features
-from fairseq_headgates.surgery.freezing import freeze
-from fairseq_headgates.surgery.neurons import ffn_dims
-from fairseq_headgates.surgery.sites import gate_values, gated_sites, open_probabilities, to_table
 
 SPECIAL = 4  # fairseq's dictionaries begin with <s> <pad> </s> <unk>
 LANGUAGE_PAIR = re.compile(r"[\w@.]+-[\w@.]+")

@@ -17,19 +17,7 @@ from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from torch import Tensor, nn
 
-from fairseq_headgates.checkpoints.building import build_model, freeze_as_stored
-from fairseq_headgates.checkpoints.optimizer import cut_average, cut_optimizer
-from fairseq_headgates.criterions.config import L0Config
-from fairseq_headgates.criterions.l0 import L0Mixin
-from fairseq_headgates.heads import HeadTable, Mask, mask_to_json
-from fairseq_headgates.messages import first_line, logging_only, shown
-from fairseq_headgates.models.mixin import HeadGatesMixin, head_gates_class
-from fairseq_headgates.options.declared import DEFAULTS
-from fairseq_headgates.options.stored import flat_options, transformer_options
-from fairseq_headgates.options.values import parse_inference_dtype
-from fairseq_headgates.safety.checkpoint import architecture, model_args
-from fairseq_headgates.safety.options import is_plain
-from fairseq_headgates.surgery.cuts import (
+from fairseq_headgates.attention.cuts import (
     apply_cuts,
     as_state_dict,
     cut_tensors,
@@ -40,7 +28,19 @@ from fairseq_headgates.surgery.cuts import (
     prune,
     under_all_names,
 )
-from fairseq_headgates.surgery.neurons import ffn_dims, pad_neurons
+from fairseq_headgates.attention.neurons import ffn_dims, pad_neurons
+from fairseq_headgates.checkpoints.building import build_model, freeze_as_stored
+from fairseq_headgates.checkpoints.optimizer import cut_average, cut_optimizer
+from fairseq_headgates.heads import HeadTable, Mask, mask_to_json
+from fairseq_headgates.messages import first_line, logging_only, shown
+from fairseq_headgates.plugin.criterions.config import L0Config
+from fairseq_headgates.plugin.criterions.l0 import L0Mixin
+from fairseq_headgates.plugin.models.mixin import HeadGatesMixin, head_gates_class
+from fairseq_headgates.plugin.options.declared import DEFAULTS
+from fairseq_headgates.plugin.options.stored import flat_options, transformer_options
+from fairseq_headgates.plugin.options.values import parse_inference_dtype
+from fairseq_headgates.safety.checkpoint import architecture, model_args
+from fairseq_headgates.safety.options import is_plain
 
 logger = logging.getLogger(__name__)
 

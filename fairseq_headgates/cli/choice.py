@@ -56,9 +56,9 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
 
 def chosen_heads(args: argparse.Namespace, model: nn.Module) -> HeadTable:
     """Return the mask of the heads to keep. Raise ValueError for options that contradict each other or the model."""
-    from fairseq_headgates.options.stored_mask import read_mask
-    from fairseq_headgates.surgery.choice import best_heads
-    from fairseq_headgates.surgery.cuts import open_mask
+    from fairseq_headgates.attention.choice import best_heads
+    from fairseq_headgates.attention.cuts import open_mask
+    from fairseq_headgates.plugin.options.stored_mask import read_mask
 
     only_with_scores = {
         "--keep": args.keep,

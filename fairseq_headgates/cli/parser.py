@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from fairseq_headgates.analysis.options import GRADIENT_UNITS, HEAD_RULES, NORMS
@@ -44,6 +44,24 @@ INPUTS = {
     "data": "the dictionaries in",
     "refit": "the data in",
 }
+
+
+class OldOptions(argparse.Namespace):
+    """Of commands that are not dataclasses yet."""
+
+    def inputs(self) -> Iterator[tuple[str, Any]]:
+        """See `Options`."""
+        for name, what in INPUTS.items():
+            value = getattr(self, name, None)
+            for each in value if isinstance(value, list) else [value]:
+                if isinstance(each, (str, tuple)):
+                    yield what, each
+
+    def fairseq_arguments(self) -> list[str] | None:
+        """See `Options`."""
+        return self.rest if self.takes_fairseq else None
+
+
 NO_FILE = re.compile(r"-$|\s*\{|[a-z-]+:\S")  # standard input, JSON, heads such as dec-enc:1.3
 
 
@@ -83,7 +101,7 @@ class Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def missing_input(args: argparse.Namespace) -> str:
+def missing_input(args: Any) -> str:
     """Return an error message if a file that the arguments name does not exist, else an empty text."""
     for what, path in _inputs(args):
         try:
@@ -93,19 +111,16 @@ def missing_input(args: argparse.Namespace) -> str:
     return ""
 
 
-def _inputs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+def _inputs(args: Any) -> Iterator[tuple[str, str]]:
     """Yield what the files are that the arguments name, and their paths."""
-    for name, what in INPUTS.items():
-        value = getattr(args, name, None)
-        for each in value if isinstance(value, list) else [value]:
-            path = each[1] if isinstance(each, tuple) else each  # --text SUBSET=FILE
-            if path and isinstance(path, str) and not NO_FILE.match(path):  # --refit of curve has no path
-                yield what, path
-    if not args.takes_fairseq:
-        return
-    if args.rest and not args.rest[0].startswith("-"):
-        yield from (("the data in", path) for path in _split(args.rest[0]))
-    for option, value in zip(args.rest, [*args.rest[1:], ""], strict=False):
+    for what, value in args.inputs():
+        path = value[1] if isinstance(value, tuple) else value  # --text SUBSET=FILE
+        if path and not NO_FILE.match(path):
+            yield what, path
+    words = args.fairseq_arguments() or []
+    if words and not words[0].startswith("-"):
+        yield from (("the data in", path) for path in _split(words[0]))
+    for option, value in zip(words, [*words[1:], ""], strict=False):
         if option == "--path" or option.startswith("--path="):
             yield from (("the checkpoint", path) for path in _split(option.partition("=")[2] or value))
 
@@ -216,6 +231,18 @@ def add_refit_options(parser: Any) -> None:
         default="train",
         help="with --refit: the subset to refit on (default: %(default)s)",
     )
+
+
+def numbers(what: str) -> Callable[[str], list[int]]:
+    """Return a function that parses numbers separated by commas; `what` names them in its error."""
+
+    def parse(text: str) -> list[int]:
+        try:
+            return [int(part) for part in text.split(",")]
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {what} such as 1,5") from None
+
+    return parse
 
 
 def add_score_options(parser: argparse.ArgumentParser) -> None:

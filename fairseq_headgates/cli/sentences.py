@@ -51,8 +51,8 @@ def numbers(what: str) -> Callable[[str], list[int]]:
 def sentences(work: Session, model: nn.Module) -> Iterator[tuple[int, Sample]]:
     """Return the chosen sentences with their numbers, one by one, on the device of the model. Raise ValueError."""
     from fairseq_headgates.analysis.sentences import read_sentences, typed_sentences
+    from fairseq_headgates.attention.features import stacks_of
     from fairseq_headgates.evaluation.objectives import Classes
-    from fairseq_headgates.surgery.features import stacks_of
 
     args = work.args
     if args.lines is not None and args.text is not None:

@@ -36,8 +36,8 @@ from fairseq_headgates.files import ResumeJournal, check_writable
 from fairseq_headgates.heads import HeadTable, Signature
 from fairseq_headgates.inference.packed_linear import int8_obstacle, is_quantised, usable_dtype
 from fairseq_headgates.messages import logging_only
-from fairseq_headgates.models.language_model import read_characters
-from fairseq_headgates.options.declared import DEFAULTS
+from fairseq_headgates.plugin.models.language_model import read_characters
+from fairseq_headgates.plugin.options.declared import DEFAULTS
 from fairseq_headgates.safety.checkpoint import updates_of
 
 # Options that do not change the results: a stopped command resumes with others. The content of the data and of the

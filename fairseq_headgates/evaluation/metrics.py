@@ -10,13 +10,13 @@ import torch
 from fairseq.data.data_utils import post_process
 from torch import nn
 
+from fairseq_headgates.attention.sites import use_head_attention
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.objectives import Classes
 from fairseq_headgates.evaluation.statistics import Comparison, mcnemar, paired_bootstrap
 from fairseq_headgates.evaluation.symbols import MARKS, SHARE, subwords_of
 from fairseq_headgates.evaluation.translations import bleu_metric, references, translate
 from fairseq_headgates.evaluation.workers import gather
-from fairseq_headgates.surgery.sites import use_head_attention
 
 TOKENISED = 100  # sentences that end in a blank and a full stop; sacreBLEU warns at this number
 

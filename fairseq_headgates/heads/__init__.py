@@ -22,6 +22,7 @@ from fairseq_headgates.heads.table import (
     attention_type_and_layer,
     check_shape,
     number_of_heads,
+    parse_heads,
     parse_types,
 )
 
@@ -41,6 +42,7 @@ __all__ = [
     "attention_type_and_layer",
     "mask_to_json",
     "number_of_heads",
+    "parse_heads",
     "parse_mask",
     "parse_scores",
     "parse_types",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fairseq_headgates.files import read_text
-from fairseq_headgates.heads.table import TYPES, HeadId, HeadTable
+from fairseq_headgates.heads.table import TYPES, HeadTable
 from fairseq_headgates.messages import shown
 
 MASK_FORMAT = "headgates.heads/1"
@@ -226,12 +226,3 @@ def mask_to_json(mask: HeadTable, one_line: bool = False) -> str:
         return json.dumps({**head, **rows})
     entries = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
     return "{\n" + ",\n".join([*entries, _rows(rows, "  ")]) + "\n}\n"
-
-
-def open_heads(result: Mapping[str, Any]) -> Iterator[tuple[HeadId, Mapping[str, Any]]]:
-    """Iterate over the heads of a file of functions that are neither removed nor closed, with their entries."""
-    for attention_type in TYPES:
-        for layer, row in enumerate(result["heads"].get(attention_type, [])):
-            for head, entry in enumerate(row):
-                if entry is not None and entry["gate"] > 0:
-                    yield HeadId(attention_type, layer, head), entry

@@ -205,3 +205,8 @@ def results_table(runs: Mapping[str, Mapping[str, str]]) -> str:
     """Format runs by name, each a row of named cells; the columns are those of the first run."""
     columns = list(next(iter(runs.values())))
     return text_table(["model", *columns], [[name, *(cells[c] for c in columns)] for name, cells in runs.items()])
+
+
+def percent(share: float) -> str:
+    """Format a share as a percentage."""
+    return f"{100 * share:.1f}%"

@@ -14,12 +14,12 @@ from fairseq_headgates.analysis import ablation
 from fairseq_headgates.analysis.ablation import ablation_losses, ablation_masks, masked_predictions, variant_losses
 from fairseq_headgates.analysis.curves import pruning_curve
 from fairseq_headgates.analysis.options import ABLATION_MODES
+from fairseq_headgates.attention.cuts import open_mask
+from fairseq_headgates.attention.sites import head_sites
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.files import ResumeJournal
 from fairseq_headgates.heads import TYPES, HeadId
-from fairseq_headgates.surgery.cuts import open_mask
-from fairseq_headgates.surgery.sites import head_sites
 
 FULL = HeadTable({attention_type: [[1] * 4] * 2 for attention_type in TYPES})
 

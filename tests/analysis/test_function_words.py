@@ -9,15 +9,15 @@ from fairseq.data import Dictionary
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairseq_headgates.analysis.functions.trees import (
+from fairseq_headgates.evaluation.symbols import no_words, subwords_of
+from fairseq_headgates.extensions.functions.trees import (
     Tree,
     pairs,
     parse_relations,
     read_alignments,
     read_trees,
 )
-from fairseq_headgates.analysis.functions.words import Piece, match, pieces
-from fairseq_headgates.evaluation.symbols import no_words, subwords_of
+from fairseq_headgates.extensions.functions.words import Piece, match, pieces
 
 
 def cut(tokens, subwords):

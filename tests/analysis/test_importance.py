@@ -10,9 +10,9 @@ from support.sentences import EOS, MASK, ODD, TASK, alone, loss_of, make_gates, 
 from fairseq_headgates import HeadTable, masked, observe, open_probabilities, prune
 from fairseq_headgates.analysis import importance
 from fairseq_headgates.analysis.importance import METHODS, Options, score
+from fairseq_headgates.attention.hooks import hooked
+from fairseq_headgates.attention.sites import head_sites
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.surgery.hooks import hooked
-from fairseq_headgates.surgery.sites import head_sites
 
 DATA_METHODS = ["confidence", "gradient", "relevance", "ablation"]
 

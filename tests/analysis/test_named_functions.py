@@ -16,19 +16,19 @@ from support.sentences import EOS, make_model, sample
 
 import make_corpus
 from fairseq_headgates import gate_values
-from fairseq_headgates.analysis.functions.counting import Annotations, _Pass, count_functions
-from fairseq_headgates.analysis.functions.layout import frequency_ranks
-from fairseq_headgates.analysis.functions.results import functions_of, kept_functions, scored_functions
-from fairseq_headgates.analysis.functions.trees import Tree, parse_relations, read_trees
 from fairseq_headgates.analysis.options import FunctionOptions
+from fairseq_headgates.attention.sites import head_sites
 from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.extensions.functions.counting import Annotations, _Pass, count_functions
+from fairseq_headgates.extensions.functions.layout import frequency_ranks
+from fairseq_headgates.extensions.functions.results import functions_of, kept_functions, scored_functions
+from fairseq_headgates.extensions.functions.trees import Tree, parse_relations, read_trees
 from fairseq_headgates.heads import TYPES, HeadTable
-from fairseq_headgates.models.transformer import TransformerHeadGatesModel
-from fairseq_headgates.surgery.sites import head_sites
+from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 
 
 def test_functions_are_named_by_their_thresholds(monkeypatch):
-    monkeypatch.setattr("fairseq_headgates.analysis.functions.counting.FREQUENT", 30)
+    monkeypatch.setattr("fairseq_headgates.extensions.functions.counting.FREQUENT", 30)
     task, pairs = Task(), sentences()
     model, annotations = make_model(), annotated(task, pairs)
     everything = found(model, task, [sample(pairs)], annotations, positional=0, rare=0)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
-from fairseq_headgates.models.transformer import TransformerHeadGatesModel
+from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

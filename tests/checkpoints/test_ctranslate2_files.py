@@ -11,8 +11,8 @@ from fairseq.models.transformer import TransformerEncoderBase
 from support.ctranslate2 import DICTIONARY, convert, ctranslate2
 from support.models import make_gated, make_stock, make_task
 
-from fairseq_headgates.checkpoints.ctranslate2 import to_ctranslate2, unsupported
 from fairseq_headgates.cli.main import main
+from fairseq_headgates.extensions.export.ctranslate2 import to_ctranslate2, unsupported
 
 UNSUPPORTED = {
     "the activation function linear": {"activation_fn": "linear"},

@@ -28,11 +28,11 @@ from support.commands import EVALUATION, GATED, TYPES, l0_configuration, valid_l
 from support.models import logits, make_args, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import HeadTable, head_sites, masked, prune
+from fairseq_headgates.attention.cuts import kept_mask
+from fairseq_headgates.attention.sites import head_counts
 from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 from fairseq_headgates.safety.checkpoint import model_args
-from fairseq_headgates.surgery.cuts import kept_mask
-from fairseq_headgates.surgery.sites import head_counts
 
 pytestmark = [
     # of torch's data loader, about machines without a GPU

@@ -12,11 +12,11 @@ from support.commands import L0, TOY_MODEL, TOY_TRAINING, TYPES, USER_DIR, logge
 from support.models import make_gated
 
 from fairseq_headgates import HeadTable, masked
+from fairseq_headgates.attention.cuts import kept_mask
 from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint
-from fairseq_headgates.options.stored_mask import read_mask
+from fairseq_headgates.plugin.options.stored_mask import read_mask
 from fairseq_headgates.safety.checkpoint import model_args
-from fairseq_headgates.surgery.cuts import kept_mask
 
 pytestmark = [
     # of torch's data loader, about machines without a GPU

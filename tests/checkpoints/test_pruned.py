@@ -25,11 +25,11 @@ from support.commands import ALIVE, EVALUATION, TYPES, USER_DIR, hypotheses, val
 from support.models import assert_same, logits
 
 from fairseq_headgates import HeadTable, prune
+from fairseq_headgates.attention.cuts import kept_mask, open_mask
 from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 from fairseq_headgates.safety.checkpoint import model_args
-from fairseq_headgates.surgery.cuts import kept_mask, open_mask
 
 pytestmark = [
     # of torch's data loader, about machines without a GPU

@@ -9,10 +9,10 @@ from support.commands import GATED, logged, valid_loss
 from support.models import logits, make_args, make_stock
 
 from fairseq_headgates import HeadTable, masked
+from fairseq_headgates.attention.cuts import kept_mask
 from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint
-from fairseq_headgates.surgery.cuts import kept_mask
 
 pytestmark = [
     # of torch's data loader, about machines without a GPU

@@ -13,12 +13,11 @@ from fairseq import checkpoint_utils
 from support.analysis import READ, one_line
 
 from fairseq_headgates import observe
-from fairseq_headgates.analysis.attention_maps import parse_heads
 from fairseq_headgates.cli import main as cli
-from fairseq_headgates.heads import AttentionMap, HeadId
+from fairseq_headgates.extensions.attention_maps.drawing import attention_figure, attention_page
+from fairseq_headgates.extensions.attention_maps.interactive import interactive_page
+from fairseq_headgates.heads import AttentionMap, HeadId, parse_heads
 from fairseq_headgates.report import text as report_text
-from fairseq_headgates.report.attention import attention_figure, attention_page
-from fairseq_headgates.report.interactive import interactive_page
 
 SIZES = {"enc-self": (2, 4), "dec-enc": (2, 4)}
 

@@ -16,7 +16,7 @@ from support.training import assert_one_line_error, read
 
 from fairseq_headgates import gate_values
 from fairseq_headgates.cli.main import main
-from fairseq_headgates.options.declared import DEFAULTS
+from fairseq_headgates.plugin.options.declared import DEFAULTS
 
 # Of torch's data loader, about machines without a GPU.
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")

@@ -6,8 +6,8 @@ import re
 import pytest
 from support.analysis import FULL, READ, SEARCH
 
+from fairseq_headgates.attention.choice import best_heads
 from fairseq_headgates.heads import HeadTable, scores_to_json
-from fairseq_headgates.surgery.choice import best_heads
 
 
 def test_curve(on_toy, toy, checkpoints, tmp_path):

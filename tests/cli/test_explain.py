@@ -10,8 +10,8 @@ from support.analysis import READ, one_line
 from fairseq_headgates import relevance
 from fairseq_headgates.analysis.options import EXPLANATIONS, HEAD_RULES
 from fairseq_headgates.cli import main as cli
+from fairseq_headgates.extensions.explain.drawing import explanation_figure, explanation_page, explanation_tables
 from fairseq_headgates.heads import Contributions
-from fairseq_headgates.report.explanation import explanation_figure, explanation_page, explanation_tables
 
 
 def test_the_methods_are_those_of_the_library():

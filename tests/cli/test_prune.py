@@ -11,12 +11,12 @@ from support.models import assert_same, logits, make_batch, make_gated
 from support.prune_command import LOG_ALPHA, OPEN, SCORES, TYPES, C, F, O, load, names, score_file, small_state, write
 
 from fairseq_headgates import HeadTable, masked
+from fairseq_headgates.attention.cuts import kept_mask, open_mask
 from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import stock_checkpoint
 from fairseq_headgates.cli import main as command
-from fairseq_headgates.options.stored_mask import read_mask
-from fairseq_headgates.surgery.cuts import kept_mask, open_mask
+from fairseq_headgates.plugin.options.stored_mask import read_mask
 
 FULL = {attention_type: [[1] * 4] * 2 for attention_type in TYPES}
 

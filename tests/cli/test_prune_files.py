@@ -14,10 +14,10 @@ import torch
 from support.prune_command import OPEN, load, names, score_file, write
 
 from fairseq_headgates import HeadTable, checkpoints
+from fairseq_headgates.attention.cuts import kept_mask
 from fairseq_headgates.checkpoints.saving import save_checkpoint
 from fairseq_headgates.files import check_writable, refuse_existing, replacing, write_whole
 from fairseq_headgates.heads import parse_scores
-from fairseq_headgates.surgery.cuts import kept_mask
 
 
 @pytest.mark.parametrize("form", [[], ["--dry-run"], ["--stock"]])

@@ -14,11 +14,11 @@ from support.analysis import one_line
 from support.report import SWEEP, inputs_of
 
 from fairseq_headgates.cli import main as cli
+from fairseq_headgates.extensions.page import sections
+from fairseq_headgates.extensions.page.content import ModelHeads
+from fairseq_headgates.extensions.page.grids import function_grids, gate_grids
 from fairseq_headgates.heads import TYPES, HeadTable
-from fairseq_headgates.report import sections
-from fairseq_headgates.report.content import ModelHeads
 from fairseq_headgates.report.functions import group_counts
-from fairseq_headgates.report.grids import function_grids, gate_grids
 
 LOADED_BY_CSS = re.compile(r"url\((?!#)|@import")
 

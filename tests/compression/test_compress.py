@@ -13,17 +13,17 @@ from support.models import make_args, make_task
 from support.sentences import PAIRS, TASK, make_model, sample
 
 from fairseq_headgates import compress, prune
+from fairseq_headgates.analysis.refit import refit_to
+from fairseq_headgates.attention.neurons import ffn_dims
+from fairseq_headgates.attention.sites import head_sites
 from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint
-from fairseq_headgates.compression import timing
-from fairseq_headgates.compression.plan import parameters_saved, plan_of, units_of
-from fairseq_headgates.compression.repair import refit_to
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
-from fairseq_headgates.models.transformer import TransformerHeadGatesModel
-from fairseq_headgates.options.values import parse_ffn_dims
-from fairseq_headgates.surgery.neurons import ffn_dims
-from fairseq_headgates.surgery.sites import head_sites
+from fairseq_headgates.extensions.compress import timing
+from fairseq_headgates.extensions.compress.plan import parameters_saved, plan_of, units_of
+from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
+from fairseq_headgates.plugin.options.values import parse_ffn_dims
 
 BATCHES = [sample(PAIRS[:15]), sample(PAIRS[15:])]
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from support.sentences import PAIRS, TASK, make_gates, make_model, sample
 
+from fairseq_headgates.analysis.blocks import blocks_of
 from fairseq_headgates.analysis.importance import Options, score
-from fairseq_headgates.compression import moments
-from fairseq_headgates.compression.blocks import blocks_of
+from fairseq_headgates.attention.hooks import hooked
+from fairseq_headgates.attention.sites import head_factors, head_sites
 from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.extensions.compress import moments
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.surgery.hooks import hooked
-from fairseq_headgates.surgery.sites import head_factors, head_sites
 
 
 def contexts_of(model):

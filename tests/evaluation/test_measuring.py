@@ -13,20 +13,20 @@ from support.sentences import make_gates, make_model, sample, sentences
 
 from fairseq_headgates import HeadTable, compress, gate_values, l0_penalty, masked, observe, open_probabilities, prune
 from fairseq_headgates.analysis.ablation import ablation_losses, ablation_masks, masked_predictions
-from fairseq_headgates.analysis.attention_maps import attention_maps
 from fairseq_headgates.analysis.curves import pruning_curve
-from fairseq_headgates.analysis.functions.counting import count_functions
 from fairseq_headgates.analysis.importance import METHODS, score
 from fairseq_headgates.analysis.relevance.explaining import head_relevance, token_contributions
 from fairseq_headgates.analysis.sentences import typed_sentences
+from fairseq_headgates.attention.cuts import open_mask, removal_plan
+from fairseq_headgates.attention.head_attention import HeadHook
+from fairseq_headgates.attention.hooks import hooked
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss, sentence_losses
 from fairseq_headgates.evaluation.translations import references
+from fairseq_headgates.extensions.attention_maps.maps import attention_maps
+from fairseq_headgates.extensions.functions.counting import count_functions
 from fairseq_headgates.files import ResumeJournal
 from fairseq_headgates.heads import TYPES, HeadId
-from fairseq_headgates.modules.head_attention import HeadHook
-from fairseq_headgates.surgery.cuts import open_mask, removal_plan
-from fairseq_headgates.surgery.hooks import hooked
 
 FULL = HeadTable({attention_type: [[1] * 4] * 2 for attention_type in TYPES})
 HALF = HeadTable({attention_type: [[1, 0, 1, 0]] * 2 for attention_type in TYPES})

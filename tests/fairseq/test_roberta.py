@@ -16,7 +16,7 @@ from support.language_models import by_sentence
 from support.models import assert_same
 from support.training import WITHOUT_NOISE, assert_one_line_error, assert_two_workers_train_as_one, make_forms, read
 
-from fairseq_headgates.models.roberta import RobertaHeadGatesModel
+from fairseq_headgates.plugin.models.roberta import RobertaHeadGatesModel
 
 LATER = pytest.mark.skipif(IS_0_12_2, reason="an option of later versions of fairseq")
 

@@ -10,10 +10,10 @@ from fairseq.data import Dictionary
 from support.report import SWEEP
 
 from corpora import labelled, manifest
-from fairseq_headgates.analysis.functions.trees import read_alignments, read_trees
 from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.building import load_dictionaries
-from fairseq_headgates.experiments.inputs import read_experiment
+from fairseq_headgates.extensions.functions.trees import read_alignments, read_trees
+from fairseq_headgates.extensions.page.inputs import read_experiment
 from fairseq_headgates.files import check_dictionary, decode, lines_of, read_standard_input, read_text
 from fairseq_headgates.heads import parse_mask, read_scores
 from results import curves

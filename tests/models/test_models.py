@@ -18,9 +18,9 @@ from fairseq_headgates import gate_values, head_sites, l0_penalty
 from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.building import read_heads
 from fairseq_headgates.gates import parse_stretch
-from fairseq_headgates.models.transformer import TransformerHeadGatesModel
-from fairseq_headgates.options.declared import DEFAULTS, add_head_gate_args
-from fairseq_headgates.options.reading import likely_option
+from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
+from fairseq_headgates.plugin.options.declared import DEFAULTS, add_head_gate_args
+from fairseq_headgates.plugin.options.reading import likely_option
 
 PRESETS = ["", "_tiny", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big"]
 

@@ -30,11 +30,11 @@ from fairseq_headgates import (
     open_probabilities,
     prune,
 )
+from fairseq_headgates.attention.cuts import kept_mask
+from fairseq_headgates.attention.sites import head_counts
 from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.models.transformer import TransformerHeadGatesModel
-from fairseq_headgates.surgery.cuts import kept_mask
-from fairseq_headgates.surgery.sites import head_counts
+from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 
 
 @settings(max_examples=20)

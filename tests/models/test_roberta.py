@@ -19,16 +19,16 @@ from support.training import assert_penalty_in_training_only
 
 from fairseq_headgates import HeadTable, gate_values, head_sites, importance, masked, prune, relevance
 from fairseq_headgates.analysis.ablation import ablation_losses
-from fairseq_headgates.analysis.functions.counting import Annotations, count_functions
-from fairseq_headgates.analysis.functions.results import functions_of
 from fairseq_headgates.analysis.options import FunctionOptions, ScoreOptions
 from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
-from fairseq_headgates.criterions.losses import PENALISED
 from fairseq_headgates.evaluation.corpus import Corpus, load_dataset
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.evaluation.metrics import Accuracy, mcnemar
-from fairseq_headgates.models.roberta import RobertaHeadGatesModel
+from fairseq_headgates.extensions.functions.counting import Annotations, count_functions
+from fairseq_headgates.extensions.functions.results import functions_of
+from fairseq_headgates.plugin.criterions.losses import PENALISED
+from fairseq_headgates.plugin.models.roberta import RobertaHeadGatesModel
 from fairseq_headgates.safety.checkpoint import model_args
 
 MASK = HeadTable({"enc-self": [[1, 0, 1, 1], [0, 0, 0, 0]]})

@@ -9,14 +9,14 @@ from support.models import VOCABULARY, make_task
 
 from fairseq_headgates import head_sites, importance, masked, observe, prune, relevance
 from fairseq_headgates.analysis.ablation import ablation_losses
+from fairseq_headgates.attention.cuts import open_mask, removal_plan
 from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
+from fairseq_headgates.extensions.all_attention.joint_softmax import joint_attention
 from fairseq_headgates.inference import kernels
 from fairseq_headgates.inference.attention_cache import mask_value
-from fairseq_headgates.modules.joint_softmax import joint_attention
-from fairseq_headgates.surgery.cuts import open_mask, removal_plan
 
 
 def randomized(model):

@@ -29,7 +29,7 @@ from fairseq_headgates import (
     prune,
 )
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.monitoring import unwrapped
+from fairseq_headgates.plugin.monitoring import unwrapped
 
 ENCODER, DECODER, BOTH = ("enc-self",), ("dec-self",), TYPES
 # The attention types of every model that is supported, and the number of layers of each where it is not 2.

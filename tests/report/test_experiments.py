@@ -8,8 +8,8 @@ import shutil
 import pytest
 from support.commands import GATED, l0_configuration
 
-from fairseq_headgates.experiments.inputs import read_experiment
-from fairseq_headgates.experiments.logs import event_files, parse_log, read_events
+from fairseq_headgates.extensions.page.inputs import read_experiment
+from fairseq_headgates.extensions.page.logs import event_files, parse_log, read_events
 
 ATTENTION = (
     '{"format": "headgates.attention/1", "signature": "", "sentences": [{"enc-self": {"queries": ["a"], "keys": ["a"], '

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fairseq.models.roberta import RobertaModel
 
-from fairseq_headgates.models.roberta import RobertaHeadGatesModel
+from fairseq_headgates.plugin.models.roberta import RobertaHeadGatesModel
 from support.commands import EVALUATION, USER_DIR
 from support.models import PAD, VOCABULARY, make_task
 

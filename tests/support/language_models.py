@@ -9,7 +9,7 @@ import pytest
 import torch
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
-from fairseq_headgates.models.language_model import TransformerLMHeadGatesModel
+from fairseq_headgates.plugin.models.language_model import TransformerLMHeadGatesModel
 from support.commands import EVALUATION, USER_DIR
 from support.models import PAD, VOCABULARY, make_task
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fairseq_headgates import head_sites
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.models.transformer import TransformerHeadGatesModel
+from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 from support.models import PAD, make_batch, make_task
 
 ALL_TYPES = ",".join(TYPES)

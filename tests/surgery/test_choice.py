@@ -11,10 +11,10 @@ from support.models import make_stock
 from support.pruning import CLOSED, OPEN, make_case
 
 from fairseq_headgates import HeadTable, prune
+from fairseq_headgates.attention.choice import best_heads
+from fairseq_headgates.attention.cuts import kept_mask, open_mask
 from fairseq_headgates.gates import parse_target
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.surgery.choice import best_heads
-from fairseq_headgates.surgery.cuts import kept_mask, open_mask
 from settings.runs import Heads, Run
 
 

@@ -34,11 +34,7 @@ from fairseq_headgates import (
     remove_heads,
     use_head_attention,
 )
-from fairseq_headgates.checkpoints.pruned import stock_checkpoint
-from fairseq_headgates.heads import TYPES, mask_to_json
-from fairseq_headgates.models.transformer import TransformerHeadGatesModel
-from fairseq_headgates.safety.checkpoint import model_args
-from fairseq_headgates.surgery.cuts import (
+from fairseq_headgates.attention.cuts import (
     Cut,
     cut_tensors,
     cuts,
@@ -48,7 +44,11 @@ from fairseq_headgates.surgery.cuts import (
     removal_plan,
     with_gates_of,
 )
-from fairseq_headgates.surgery.sites import head_counts
+from fairseq_headgates.attention.sites import head_counts
+from fairseq_headgates.checkpoints.pruned import stock_checkpoint
+from fairseq_headgates.heads import TYPES, mask_to_json
+from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
+from fairseq_headgates.safety.checkpoint import model_args
 
 
 def alive(case):

@@ -27,8 +27,8 @@ from fairseq_headgates import (
     remove_heads,
     use_head_attention,
 )
+from fairseq_headgates.attention.hooks import hooked
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.surgery.hooks import hooked
 
 
 def test_sites_are_named_by_type_and_layer():

@@ -30,8 +30,8 @@ from fairseq_headgates.analysis.relevance.rules import (
     merge,
     quotient,
 )
-from fairseq_headgates.modules.head_attention import HeadAttention
-from fairseq_headgates.surgery.features import stack_modules
+from fairseq_headgates.attention.features import stack_modules
+from fairseq_headgates.attention.head_attention import HeadAttention
 
 BLOCK = 2**21  # numbers of relevance in the widest layer that are computed at a time
 POSITIONS = 32  # predictions that are at least explained at a time: every time z is computed again

@@ -13,7 +13,7 @@ def check(name: str, pre_norm: bool) -> None:
     from fairseq.models import ARCH_MODEL_REGISTRY
     from fairseq.models.transformer import TransformerModel
 
-    from fairseq_headgates.models.transformer import TransformerHeadGatesModel
+    from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 
     if name not in ARCH_MODEL_REGISTRY:
         raise ValueError(f"ARCH={name} must be an architecture of fairseq, for example transformer_iwslt_de_en")

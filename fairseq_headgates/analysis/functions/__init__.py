@@ -1,1 +1,0 @@
-"""Find the functions of heads: positional, syntactic, rare tokens, alignment."""

@@ -1,0 +1,235 @@
+"""Read the files of an experiment, by their content."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from fairseq_headgates.attention.sites import gated_sites
+from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.checkpoints.building import build_model, read_heads
+from fairseq_headgates.extensions.page.content import Attention, Experiment, Input, ModelHeads, Training
+from fairseq_headgates.extensions.page.logs import Series, event_files, first_time, parse_log, read_events
+from fairseq_headgates.files import log_lines, read_text
+from fairseq_headgates.heads import SCORE_FORMAT, TYPES, AttentionMap, HeadId, parse_mask, read_scores
+from fairseq_headgates.messages import shown
+from fairseq_headgates.plugin import gate_log
+from fairseq_headgates.plugin.gate_log import GateRecord, is_gate_log, parse_gate_log
+
+CHECKPOINT_BEGINS = (b"PK\x03\x04", b"\x80\x02")  # torch.save, in its present and its old form
+# File names of the checkpoint of a run folder, in order of preference: the report shows the first one that exists.
+CHECKPOINTS = ("pruned.pt", "checkpoint_last.pt", "checkpoint_best.pt")
+LONGEST_TOKEN = 100  # characters
+KNOWN = (
+    "a checkpoint, a run folder of fairseq-train, its log or gate log, or a JSON file of headgates score, ablate, "
+    "curve, functions, attention, evaluate, compare or of sweep.sh"
+)
+
+
+def read_experiment(paths: Sequence[str], trust: bool = False) -> Experiment:
+    """Read files and run folders of any kind.
+
+    Args:
+        paths: checkpoints, run folders, logs and result files
+        trust: load checkpoints with unrestricted unpickling
+
+    Raises:
+        ValueError: in one line that names the file, if one cannot be read or is of an unknown kind
+    """
+    found = Experiment()
+    for i, path in enumerate(paths):
+        if any(os.path.realpath(path) == os.path.realpath(other) for other in paths[:i]):
+            raise ValueError(f"{path} is given twice: name each input once")
+    for path in paths:
+        if Path(path).is_dir():
+            _read_folder(found, Path(path), trust)
+        else:
+            _read_file(found, path, trust)
+    return found
+
+
+def _read_folder(found: Experiment, folder: Path, trust: bool) -> None:
+    """Read a run folder: its logs or TensorBoard events, its gate log, and the first existing file of `CHECKPOINTS`."""
+    series, kind = _series_of(folder), "log of a training run"
+    if not series:
+        series, kind = read_events(event_files(folder)), "TensorBoard events of a training run"
+    places = (folder, folder / "checkpoints")  # the latter of fairseq-hydra-train, whose log is in the former
+    gates = [path for place in places if (path := place / gate_log.NAME).is_file()]
+    records = _gate_records(gates[0]) if gates else []
+    checkpoints = [path for place in places for name in CHECKPOINTS if (path := place / name).is_file()]
+    if not (series or records or checkpoints):
+        raise ValueError(
+            f"{folder} has no log, TensorBoard events, gate log or checkpoint of fairseq-train: give a run folder"
+        )
+    if series or records:
+        found.trainings.append(Training(str(folder), series, records))
+        found.inputs.append(Input(str(folder), kind if series else "gate log"))
+    if checkpoints:
+        _add_checkpoint(found, str(checkpoints[0]), trust)
+
+
+def _series_of(folder: Path) -> Series:
+    """Return the numbers of all logs in a folder. Of the same updates, those of the latest log count."""
+    logs = [str(path) for path in sorted(folder.glob("*.log")) if path.is_file()]
+    return parse_log(chain.from_iterable(map(log_lines, sorted(logs, key=_time_of))))
+
+
+def _time_of(log: str) -> str:
+    """Return the time of the first line of a log; without one, as in that of --log-file, that of the last change."""
+    last_change = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(os.stat(log).st_mtime))
+    return first_time(log_lines(log)) or last_change
+
+
+def _gate_records(path: Path) -> list[GateRecord]:
+    return parse_gate_log(read_text(str(path), "the gate log", "move it out of the folder"), str(path))
+
+
+def _read_file(found: Experiment, path: str, trust: bool) -> None:
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe could block
+            raise ValueError(f"{shown(path)} is not a regular file: give {KNOWN}")
+        with open(path, "rb") as file:
+            beginning = file.read(4)
+    except OSError as error:
+        raise ValueError(f"cannot read {shown(path)} ({error.strerror}): give {KNOWN}") from None
+    if beginning.startswith(CHECKPOINT_BEGINS):
+        return _add_checkpoint(found, path, trust)
+    if series := parse_log(log_lines(path)):
+        found.trainings.append(Training(path, series, []))
+        found.inputs.append(Input(path, "log of a training run"))
+        return None
+    text = read_text(path, "the input", f"give {KNOWN}")
+    if is_gate_log(text):
+        found.trainings.append(Training(path, {}, parse_gate_log(text, path)))
+        found.inputs.append(Input(path, "gate log"))
+    elif text.lstrip().startswith(("{", "[")):
+        _add_result(found, path, text)
+    else:
+        raise ValueError(f"the kind of {shown(path)} is unknown: give {KNOWN}")
+    return None
+
+
+def _add_checkpoint(found: Experiment, path: str, trust: bool) -> None:
+    """Add the heads of a checkpoint."""
+    state = load_checkpoint(path, trust)
+    try:
+        model = build_model(state)
+        heads = read_heads(state, path, model)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    gates = gated_sites(model)
+    args: Any = model.args
+    distribution = gates[0].attention.gate.distribution if gates else None
+    found.models.append(
+        ModelHeads(
+            path,
+            heads.gate,
+            heads.open_probability,
+            parse_mask(args.alive_heads) if getattr(args, "remove_heads", False) else None,
+            heads.parameters,
+            (distribution.temperature, distribution.low, distribution.high) if distribution else None,
+        )
+    )
+    found.inputs.append(Input(path, "checkpoint", heads.gate.signature))
+
+
+def _add_result(found: Experiment, path: str, text: str) -> None:
+    """Add a JSON file of `headgates`, or of sweep.sh."""
+    try:
+        data = json.loads(text, parse_constant=_no_constant, parse_int=_bounded)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON ({error}): give {KNOWN}") from None
+    objects = data if isinstance(data, list) else [data]
+    names = [item.get("format") if isinstance(item, dict) else None for item in objects]
+    name = names[0] if names and names.count(names[0]) == len(names) else None
+    if name == SCORE_FORMAT:
+        for table in read_scores(path):
+            found.scores.append((path, table))
+            found.inputs.append(Input(path, f"scores: {table.name}", table.signature))
+        return
+    if not isinstance(name, str) or name not in _RESULTS:
+        known = ", ".join([SCORE_FORMAT, *_RESULTS])
+        raise ValueError(f"{path} has the format {shown(name)}: it must be one of {known}")
+    for item in objects:
+        try:
+            signature = _RESULTS[name](found, path, item)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
+            raise ValueError(f"{path} is not a complete file of the format {name}: write it again") from None
+        found.inputs.append(Input(path, name.removeprefix("headgates.").partition("/")[0], signature))
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"it holds {name}")
+
+
+def _bounded(digits: str) -> int:
+    if len(digits) > 20:
+        raise ValueError(f"it holds an integer of {len(digits)} digits")
+    return int(digits)
+
+
+def _functions(found: Experiment, path: str, data: dict[str, Any]) -> str:
+    found.functions.append((path, data))
+    return str(data["signature"])
+
+
+def _curve(found: Experiment, path: str, data: dict[str, Any]) -> str:
+    points = data["points"]
+    found.curves.append((path, points))
+    return str(points[0]["signature"])
+
+
+def _ablation(found: Experiment, path: str, data: dict[str, Any]) -> str:
+    found.ablations.append((path, data))
+    return str(data["signature"])
+
+
+def _sweep(found: Experiment, path: str, data: dict[str, Any]) -> str:
+    found.sweeps.append((path, data["models"]))
+    return ""
+
+
+def _overlap(found: Experiment, path: str, data: dict[str, Any]) -> str:
+    found.overlaps.append((path, data["pairs"]))
+    return ""
+
+
+def _evaluation(found: Experiment, path: str, data: dict[str, Any]) -> str:
+    found.evaluations.append((path, data))
+    return str(data["signature"])
+
+
+def _attention(found: Experiment, path: str, data: dict[str, Any]) -> str:
+    sentences = [
+        [_map(each, types[each], head) for each in TYPES if each in types for head in types[each]["heads"]]
+        for types in data["sentences"]
+    ]
+    numbers = map(int, data.get("lines", range(1, len(sentences) + 1)))
+    found.attention.append(Attention(path, dict(zip(numbers, sentences, strict=True))))
+    return str(data["signature"])
+
+
+def _map(attention_type: str, tokens: dict[str, Any], head: dict[str, Any]) -> AttentionMap:
+    queries, keys = ([str(token)[:LONGEST_TOKEN] for token in tokens[side]] for side in ("queries", "keys"))
+    weights = [[float(weight) for weight in row] for row in head["weights"] or []]
+    if weights and (len(weights) != len(queries) or any(len(row) != len(keys) for row in weights)):
+        raise ValueError("a row of weights for each query, with a weight for each key")
+    gate = None if head["gate"] is None else float(head["gate"])
+    return AttentionMap(HeadId(attention_type, int(head["layer"]), int(head["head"])), gate, queries, keys, weights)
+
+
+_RESULTS: dict[str, Callable[[Experiment, str, dict[str, Any]], str]] = {
+    "headgates.functions/1": _functions,
+    "headgates.curve/1": _curve,
+    "headgates.ablation/1": _ablation,
+    "headgates.sweep/1": _sweep,
+    "headgates.attention/1": _attention,
+    "headgates.overlap/1": _overlap,
+    "headgates.evaluation/1": _evaluation,
+}

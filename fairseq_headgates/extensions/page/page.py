@@ -1,0 +1,82 @@
+"""The HTML report: one file that needs no network (no torch)."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+
+from fairseq_headgates.extensions.page.content import Experiment, Training
+from fairseq_headgates.extensions.page.sections import sections
+from fairseq_headgates.plugin.gate_log import thinned
+from fairseq_headgates.report.figures import heat_map
+from fairseq_headgates.report.maps import check_size, templates
+
+LARGEST_PAGE = 5 * 2**20  # bytes
+LARGEST_MAPS = 20_000  # cells of all attention maps
+GIF_FRAMES, FRAME_MILLISECONDS = 60, 150
+DISTRIBUTION = (0.33, -0.1, 1.1)  # temperature, low and high where no checkpoint has gates
+
+
+def report_page(found: Experiment, command: str, version: str) -> str:
+    """Return the report on an experiment.
+
+    Args:
+        found: what it shows
+        command: the command that makes the report
+        version: version of this package
+
+    Raises:
+        ValueError: if the attention maps have too many cells, or the page is too large
+    """
+    check_size([maps for file in found.attention for maps in file.sentences.values()], LARGEST_MAPS)
+    plots: list[str] = []
+
+    def inline(svg: str) -> str:
+        """Give the names within an SVG a prefix, so that they are not those of another one in the page."""
+        plots.append(svg)
+        prefix = f"plot{len(plots)}-"
+        svg = re.sub(r'\bid="', f'id="{prefix}', svg)
+        return re.sub(r'(url\(#|href="#)', lambda match: match[0] + prefix, svg)
+
+    gated = next((model.distribution for model in found.models if model.distribution), DISTRIBUTION)
+    page = templates("page").get_template("report.html").render(
+        sections=sections(found), inputs=found.inputs, command=command, inline=inline,
+        version=version, counts=_counts(found),
+        distribution=dict(zip(("temperature", "low", "high"), gated, strict=True)),
+    )  # fmt: skip
+    page = page.encode("utf-8", "backslashreplace").decode()  # names of files need not be UTF-8
+    size = len(page.encode())
+    if size > LARGEST_PAGE:
+        largest = LARGEST_PAGE // 2**20
+        raise ValueError(f"the page has {size / 2**20:.1f} MB, and at most {largest} are written: give fewer inputs")
+    return page
+
+
+def _counts(found: Experiment) -> dict[str, int]:
+    """Return how many inputs there are of each kind."""
+    runs = {each.name for each in found.trainings} | {each.name for each in found.models}
+    others = {each.name for each in found.inputs} - runs
+    return {"checkpoints": len(found.models), "training runs": len(found.trainings), "result files": len(others)}
+
+
+def gates_gif(trainings: Sequence[Training]) -> bytes:
+    """Return an animated GIF of P(gate = 0) over the first training that has a gate log.
+
+    Raises:
+        ValueError: if no training has a gate log
+    """
+    from PIL import Image
+
+    records = next((thinned(training.gates, GIF_FRAMES) for training in trainings if training.gates), None)
+    if records is None:
+        raise ValueError("no input has a gate log: give the folder of a training with gates, or its gates.jsonl")
+    frames = []
+    for record in records:
+        content, figure = io.BytesIO(), heat_map(record.closed)
+        figure.suptitle(f"update {record.update}")
+        figure.savefig(content, format="png", dpi=80)
+        frames.append(Image.open(content).convert("P", palette=Image.Palette.ADAPTIVE))
+    content = io.BytesIO()
+    frames[0].save(content, "GIF", save_all=True, append_images=frames[1:], duration=FRAME_MILLISECONDS, loop=0)
+    return content.getvalue()

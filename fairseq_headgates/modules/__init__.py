@@ -1,1 +1,0 @@
-"""Attention with access to its heads."""
