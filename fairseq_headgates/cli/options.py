@@ -1,4 +1,4 @@
-"""Options that several commands have (no torch). A command inherits them, and can declare one again with another help."""
+"""Options of several commands, which inherit them and can declare one again with another help (no torch)."""
 
 from __future__ import annotations
 

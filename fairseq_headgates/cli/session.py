@@ -65,7 +65,7 @@ class Loaded:
 class Session:
     """The options of one command, those of fairseq, its task, and whether this worker writes the output."""
 
-    def __init__(self, args: argparse.Namespace, needs_target: bool = True):
+    def __init__(self, args: Any, needs_target: bool = True):
         self.args = args
         self.fairseq = fairseq_options(args.command, args.rest)
         self.data_options, self.search_options = changed_options(self.fairseq)
@@ -250,7 +250,7 @@ class Session:
 
 
 @contextmanager
-def session(args: argparse.Namespace, needs_target: bool = True, pages: bool = False) -> Iterator[Session]:
+def session(args: Any, needs_target: bool = True, pages: bool = False) -> Iterator[Session]:
     """Within the context, a `Session`. Refuse outputs that cannot be written at its beginning.
 
     With `pages`, --plot can also be a web page (.html).

@@ -38,7 +38,7 @@ def added_options() -> dict[str, list[argparse.Action]]:
     from fairseq.criterions import CRITERION_REGISTRY
     from fairseq.models import MODEL_REGISTRY
 
-    criterions, loss = CRITERION_REGISTRY, "label_smoothed_cross_entropy"
+    loss = "label_smoothed_cross_entropy"
     pairs = {
         "options of the model (--arch transformer_head_gates)": (
             MODEL_REGISTRY["transformer_head_gates"],

@@ -11,7 +11,8 @@ from fairseq_headgates.cli.parser import Once
 @command(
     "score",
     "compute importance scores of all heads",
-    "headgates score data-bin --path baseline/checkpoint_best.pt --gen-subset valid --method gradient --out scores.json",
+    "headgates score data-bin --path baseline/checkpoint_best.pt --gen-subset valid --method gradient "
+    "--out scores.json",
     "headgates score data-bin --path baseline/checkpoint_best.pt --gen-subset valid --method confidence,ablation "
     "--out two.json --plot two.svg",
 )
