@@ -16,7 +16,7 @@ from fairseq_headgates.attention.cuts import prune
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.evaluation.metrics import Metric
-from fairseq_headgates.files import ResumeJournal
+from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, number_of_heads
 
 
