@@ -134,10 +134,30 @@ def prune(
         ValueError: if the mask has another shape than the model, or the model has no heads to remove
         TypeError: if the mask has another type
     """
+    return cut_copy(model, mask, neurons).model
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A copy of a model without some heads and neurons.
+
+    Attributes:
+        model: the copy
+        cuts: what was cut from each layer, {module name: `Cut`}
+    """
+
+    model: nn.Module
+    cuts: Mapping[str, Cut]
+
+
+def cut_copy(
+    model: nn.Module, mask: Mask | None = None, neurons: Mapping[str, Sequence[int]] = MappingProxyType({})
+) -> Pruned:
+    """Return what `prune` returns, with its cuts."""
     mask = None if mask is None else as_mask(mask)
-    pruned = use_head_attention(_copy(model))
-    layer_cuts = cuts(pruned, open_mask(pruned) if mask is None else mask)
-    return apply_cuts(pruned, layer_cuts | neuron_cuts(pruned, neurons))
+    copied = use_head_attention(_copy(model))
+    layer_cuts = cuts(copied, open_mask(copied) if mask is None else mask) | neuron_cuts(copied, neurons)
+    return Pruned(apply_cuts(copied, layer_cuts), layer_cuts)
 
 
 def _copy(model: nn.Module) -> nn.Module:

@@ -16,8 +16,9 @@ from typing import Any
 from fairseq_headgates import __version__, extensions, register
 from fairseq_headgates.cli import commands
 from fairseq_headgates.cli.command import COMMANDS, Command, add_options, parsed
+from fairseq_headgates.cli.old import old_options
 from fairseq_headgates.cli.output import prepare_streams
-from fairseq_headgates.cli.parser import ArgumentParser, OldOptions, missing_input
+from fairseq_headgates.cli.parser import ArgumentParser, missing_input
 from fairseq_headgates.compat import unsupported
 from fairseq_headgates.messages import one_line
 
@@ -94,7 +95,7 @@ def _options(values: argparse.Namespace, rest: list[str]) -> tuple[Any, Callable
     if values.command in COMMANDS:
         command = COMMANDS[values.command]
         return parsed(command, values, rest), command.run
-    return OldOptions(**{**vars(values), "rest": rest}), values.run
+    return old_options(values, rest), values.run
 
 
 def build_parser(chosen: Sequence[str] | None = None) -> ArgumentParser:

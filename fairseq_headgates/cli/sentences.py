@@ -1,59 +1,22 @@
-"""Options of the commands that work on single sentences, and these sentences."""
+"""The sentences that the options of a command choose."""
 
-from __future__ import annotations
-
-import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from torch import nn
+
+from fairseq_headgates.analysis.sentences import read_sentences, typed_sentences
+from fairseq_headgates.attention.features import stacks_of
 from fairseq_headgates.cli.output import warn
-from fairseq_headgates.cli.parser import filled
+from fairseq_headgates.cli.session import Session
+from fairseq_headgates.evaluation.losses import Sample
+from fairseq_headgates.evaluation.objectives import Classes
 from fairseq_headgates.files import lines_of, read_standard_input, read_text
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from fairseq_headgates.cli.session import Session
-    from fairseq_headgates.evaluation.losses import Sample
-
-
-def add_sentences(parser: argparse.ArgumentParser) -> None:
-    """Add --lines and --text."""
-    parser.add_argument(
-        "--lines",
-        metavar="N[,N...]",
-        type=numbers("line numbers"),
-        help="sentences of --gen-subset, counted from 1 (default: 1)",
-    )
-    parser.add_argument(
-        "--text",
-        metavar="FILE",
-        type=filled,
-        help="instead of --gen-subset, sentences of a file, or of standard input (-), one per line: SOURCE, or SOURCE, "
-        "tab, TARGET, tokenised and in subwords, as fairseq-preprocess reads them; for a classifier one sentence, or "
-        "with DATA/input1 two and a tab between them, to which <s>, </s> and --separator-token are added",
-    )
-
-
-def numbers(what: str) -> Callable[[str], list[int]]:
-    """Return a function that parses numbers separated by commas; `what` names them in its error."""
-
-    def parse(text: str) -> list[int]:
-        try:
-            return [int(part) for part in text.split(",")]
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {what} such as 1,5") from None
-
-    return parse
 
 
 def sentences(work: Session, model: nn.Module) -> Iterator[tuple[int, Sample]]:
     """Return the chosen sentences with their numbers, one by one, on the device of the model. Raise ValueError."""
-    from fairseq_headgates.analysis.sentences import read_sentences, typed_sentences
-    from fairseq_headgates.attention.features import stacks_of
-    from fairseq_headgates.evaluation.objectives import Classes
-
     args = work.args
     if args.lines is not None and args.text is not None:
         raise ValueError("--lines has no effect with --text, whose sentences are all used: leave it out")
@@ -91,3 +54,10 @@ def _known(work: Session, sample: Sample, where: str) -> Sample:
         tokens = "a token" if unknown == 1 else f"{unknown} tokens"
         warn(work.args.command, f"{where} has {tokens} not in the dictionary: give text tokenised and in subwords")
     return sample
+
+
+def __getattr__(name: str) -> Any:
+    """Find what the commands use that are not dataclasses yet."""
+    from fairseq_headgates.cli import old
+
+    return getattr(old, name)
