@@ -49,7 +49,7 @@ class CurveOptions(FirstSentences, Scores, Types, Refit, InferenceDtype, Output)
     by: str | None = option(
         metavar="METHOD",
         action=Once,
-        choices=list(SCORES),
+        choices=SCORES,
         within=ORDER,
         help="compute these scores and remove the heads with the lowest ones first (headgates score --help): "
         f"{', '.join(SCORES)}",
