@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from fairseq_headgates.heads import TYPES, parse_types
+from fairseq_headgates.heads import TYPES, parse_count, parse_types
 from fairseq_headgates.messages import fail, shown
 
 NO_FILE = re.compile(r"-$|\s*\{|[a-z-]+:\S")  # standard input, JSON, heads such as dec-enc:1.3
@@ -118,7 +118,7 @@ def numbers(what: str) -> Callable[[str], list[int]]:
 def number_or_fraction(text: str, rule: str = "a number of heads (12) nor a fraction (0.5)") -> float:
     """Parse a number (12, an int) or a fraction (0.5, a float); the error says that the text is neither `rule`."""
     try:
-        return float(text) if "." in text else int(text)
+        return parse_count(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is neither {rule}") from None
 
