@@ -22,7 +22,6 @@ from fairseq_headgates.cli.parser import ArgumentParser, missing_input
 from fairseq_headgates.compat import unsupported
 from fairseq_headgates.messages import one_line
 
-WITHOUT_MODELS = ("path", "correlate")
 EXIT_CODES = (
     "exit codes: 0 success; 2 bad input or a file that cannot be written, with one line on stderr; 128 + N stopped by "
     "the signal N, 130 by Ctrl-C"
@@ -44,11 +43,10 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
     options, run = _options(values, rest)
     if rest and options.fairseq_arguments() is None:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    needs_models = getattr(options, "needs_models", values.command not in WITHOUT_MODELS)
-    if problem := missing_input(options) or (needs_models and unsupported()):
+    if problem := missing_input(options) or (options.needs_models and unsupported()):
         print(f"headgates {options.command}: error: {one_line(problem)}", file=sys.stderr)
         return 2
-    if needs_models:
+    if options.needs_models:
         register()
     started()
     logger = logging.getLogger("fairseq_headgates")

@@ -49,6 +49,8 @@ INPUTS = {
 class OldOptions(argparse.Namespace):
     """Of commands that are not dataclasses yet."""
 
+    needs_models = True
+
     def inputs(self) -> Iterator[tuple[str, Any]]:
         """See `Options`."""
         for name, what in INPUTS.items():
