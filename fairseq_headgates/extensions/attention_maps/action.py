@@ -9,8 +9,8 @@ from fairseq_headgates.extensions.attention_maps.drawing import (
     attention_json,
     attention_page,
     attention_tables,
+    interactive_page,
 )
-from fairseq_headgates.extensions.attention_maps.interactive import interactive_page
 from fairseq_headgates.extensions.attention_maps.maps import attention_maps
 from fairseq_headgates.heads import parse_heads
 

@@ -14,7 +14,7 @@ from typing import Any
 from fairseq_headgates.attention.sites import gated_sites
 from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.building import build_model, read_heads
-from fairseq_headgates.extensions.page.content import Attention, Experiment, Input, ModelHeads, Training
+from fairseq_headgates.extensions.page.content import Experiment, Input, ModelHeads, Training
 from fairseq_headgates.extensions.page.logs import Series, event_files, first_time, parse_log, read_events
 from fairseq_headgates.files import log_lines, read_text
 from fairseq_headgates.heads import SCORE_FORMAT, TYPES, AttentionMap, HeadId, parse_mask, read_scores
@@ -158,10 +158,11 @@ def _add_result(found: Experiment, path: str, text: str) -> None:
         raise ValueError(f"{path} has the format {shown(name)}: it must be one of {known}")
     for item in objects:
         try:
-            signature = _RESULTS[name](found, path, item)
+            kind, content, signature = _RESULTS[name](item)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
             raise ValueError(f"{path} is not a complete file of the format {name}: write it again") from None
-        found.inputs.append(Input(path, name.removeprefix("headgates.").partition("/")[0], signature))
+        getattr(found, kind).append((path, content))
+        found.inputs.append(Input(path, name.removeprefix("headgates.").partition("/")[0], str(signature)))
 
 
 def _no_constant(name: str) -> None:
@@ -174,45 +175,14 @@ def _bounded(digits: str) -> int:
     return int(digits)
 
 
-def _functions(found: Experiment, path: str, data: dict[str, Any]) -> str:
-    found.functions.append((path, data))
-    return str(data["signature"])
-
-
-def _curve(found: Experiment, path: str, data: dict[str, Any]) -> str:
-    points = data["points"]
-    found.curves.append((path, points))
-    return str(points[0]["signature"])
-
-
-def _ablation(found: Experiment, path: str, data: dict[str, Any]) -> str:
-    found.ablations.append((path, data))
-    return str(data["signature"])
-
-
-def _sweep(found: Experiment, path: str, data: dict[str, Any]) -> str:
-    found.sweeps.append((path, data["models"]))
-    return ""
-
-
-def _overlap(found: Experiment, path: str, data: dict[str, Any]) -> str:
-    found.overlaps.append((path, data["pairs"]))
-    return ""
-
-
-def _evaluation(found: Experiment, path: str, data: dict[str, Any]) -> str:
-    found.evaluations.append((path, data))
-    return str(data["signature"])
-
-
-def _attention(found: Experiment, path: str, data: dict[str, Any]) -> str:
+def _sentences(data: dict[str, Any]) -> dict[int, list[AttentionMap]]:
+    """Return the maps of a file of `headgates attention`, for each sentence by its number."""
     sentences = [
         [_map(each, types[each], head) for each in TYPES if each in types for head in types[each]["heads"]]
         for types in data["sentences"]
     ]
     numbers = map(int, data.get("lines", range(1, len(sentences) + 1)))
-    found.attention.append(Attention(path, dict(zip(numbers, sentences, strict=True))))
-    return str(data["signature"])
+    return dict(zip(numbers, sentences, strict=True))
 
 
 def _map(attention_type: str, tokens: dict[str, Any], head: dict[str, Any]) -> AttentionMap:
@@ -224,12 +194,13 @@ def _map(attention_type: str, tokens: dict[str, Any], head: dict[str, Any]) -> A
     return AttentionMap(HeadId(attention_type, int(head["layer"]), int(head["head"])), gate, queries, keys, weights)
 
 
-_RESULTS: dict[str, Callable[[Experiment, str, dict[str, Any]], str]] = {
-    "headgates.functions/1": _functions,
-    "headgates.curve/1": _curve,
-    "headgates.ablation/1": _ablation,
-    "headgates.sweep/1": _sweep,
-    "headgates.attention/1": _attention,
-    "headgates.overlap/1": _overlap,
-    "headgates.evaluation/1": _evaluation,
+# By format: the list of `Experiment` that a file is added to, what of it is shown, and its signature.
+_RESULTS: dict[str, Callable[[dict[str, Any]], tuple[str, Any, str]]] = {
+    "headgates.functions/1": lambda data: ("functions", data, data["signature"]),
+    "headgates.curve/1": lambda data: ("curves", data["points"], data["points"][0]["signature"]),
+    "headgates.ablation/1": lambda data: ("ablations", data, data["signature"]),
+    "headgates.sweep/1": lambda data: ("sweeps", data["models"], ""),
+    "headgates.attention/1": lambda data: ("attention", _sentences(data), data["signature"]),
+    "headgates.overlap/1": lambda data: ("overlaps", data["pairs"], ""),
+    "headgates.evaluation/1": lambda data: ("evaluations", data, data["signature"]),
 }
