@@ -60,12 +60,7 @@ def drift_table(results: Mapping[str, Mapping[str, Any]], tests: Mapping[str, Ma
     rows = [
         [f"{each} {name}", *(" ".join(found[each, name].get(c, [])) or "-" for c in results)] for each, name in order
     ]
-    table = text_table(["heads (layer.head) with the function", *results], rows)
-    return "\n\n".join([table, _kept_table(tests)]) if tests else table
-
-
-def _kept_table(tests: Mapping[str, Mapping[str, Any]]) -> str:
-    rows: list[Sequence[str]] = [
+    kept = [
         [
             name,
             attention_type,
@@ -76,7 +71,8 @@ def _kept_table(tests: Mapping[str, Mapping[str, Any]]) -> str:
         for name, by_type in tests.items()
         for attention_type, test in by_type.items()
     ]
-    return text_table(["heads still open in", "type", "with a function", "without", "p"], rows)
+    table = text_table(["heads (layer.head) with the function", *results], rows)
+    return f"{table}\n\n{text_table(['heads still open in', 'type', 'with a function', 'without', 'p'], kept)}"
 
 
 def scored_table(tests: Sequence[Mapping[str, Any]]) -> str:

@@ -20,7 +20,7 @@ from fairseq_headgates.files import log_lines, read_text
 from fairseq_headgates.heads import SCORE_FORMAT, TYPES, AttentionMap, HeadId, parse_mask, read_scores
 from fairseq_headgates.messages import shown
 from fairseq_headgates.plugin import gate_log
-from fairseq_headgates.plugin.gate_log import GateRecord, is_gate_log, parse_gate_log
+from fairseq_headgates.plugin.gate_log import is_gate_log, parse_gate_log
 
 CHECKPOINT_BEGINS = (b"PK\x03\x04", b"\x80\x02")  # torch.save, in its present and its old form
 # File names of the checkpoint of a run folder, in order of preference: the report shows the first one that exists.
@@ -60,8 +60,9 @@ def _read_folder(found: Experiment, folder: Path, trust: bool) -> None:
     if not series:
         series, kind = read_events(event_files(folder)), "TensorBoard events of a training run"
     places = (folder, folder / "checkpoints")  # the latter of fairseq-hydra-train, whose log is in the former
-    gates = [path for place in places if (path := place / gate_log.NAME).is_file()]
-    records = _gate_records(gates[0]) if gates else []
+    gates = [str(path) for place in places if (path := place / gate_log.NAME).is_file()]
+    texts = {path: read_text(path, "the gate log", "move it out of the folder") for path in gates[:1]}
+    records = [record for path, text in texts.items() for record in parse_gate_log(text, path)]
     checkpoints = [path for place in places for name in CHECKPOINTS if (path := place / name).is_file()]
     if not (series or records or checkpoints):
         raise ValueError(
@@ -86,10 +87,6 @@ def _time_of(log: str) -> str:
     return first_time(log_lines(log)) or last_change
 
 
-def _gate_records(path: Path) -> list[GateRecord]:
-    return parse_gate_log(read_text(str(path), "the gate log", "move it out of the folder"), str(path))
-
-
 def _read_file(found: Experiment, path: str, trust: bool) -> None:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe could block
@@ -99,20 +96,17 @@ def _read_file(found: Experiment, path: str, trust: bool) -> None:
     except OSError as error:
         raise ValueError(f"cannot read {shown(path)} ({error.strerror}): give {KNOWN}") from None
     if beginning.startswith(CHECKPOINT_BEGINS):
-        return _add_checkpoint(found, path, trust)
-    if series := parse_log(log_lines(path)):
+        _add_checkpoint(found, path, trust)
+    elif series := parse_log(log_lines(path)):
         found.trainings.append(Training(path, series, []))
         found.inputs.append(Input(path, "log of a training run"))
-        return None
-    text = read_text(path, "the input", f"give {KNOWN}")
-    if is_gate_log(text):
+    elif is_gate_log(text := read_text(path, "the input", f"give {KNOWN}")):
         found.trainings.append(Training(path, {}, parse_gate_log(text, path)))
         found.inputs.append(Input(path, "gate log"))
     elif text.lstrip().startswith(("{", "[")):
         _add_result(found, path, text)
     else:
         raise ValueError(f"the kind of {shown(path)} is unknown: give {KNOWN}")
-    return None
 
 
 def _add_checkpoint(found: Experiment, path: str, trust: bool) -> None:

@@ -22,7 +22,7 @@ from fairseq_headgates.extensions.page.panels import (
     training_panels,
 )
 from fairseq_headgates.heads import AttentionMap, HeadId, HeadTable, Signature
-from fairseq_headgates.plugin.gate_log import GateRecord, thinned
+from fairseq_headgates.plugin.gate_log import thinned
 from fairseq_headgates.report.evaluations import evaluation_table, translation_table
 from fairseq_headgates.report.functions import GROUPS, function_table, group_counts
 from fairseq_headgates.report.maps import by_type
@@ -282,7 +282,9 @@ def _short(paths: Sequence[str]) -> list[str]:
 
 
 def _ablation(name: str, data: Mapping[str, Any]) -> Figure:
-    loss, single = HeadTable(data["nll_difference"]).map(_number, "increase of bits"), data["mode"] == "single"
+    increase = HeadTable(data["nll_difference"])
+    loss = increase.map(lambda value: float("nan") if value is None else float(value), "increase of bits")
+    single = data["mode"] == "single"
     tables = [score_table(loss)]
     for metric in ("bleu", "accuracy"):
         if f"{metric}_difference" in data:
@@ -300,10 +302,6 @@ def _by_head(values: Mapping[str, float], table: HeadTable) -> dict[HeadId, floa
     if not found.keys() <= known:
         raise ValueError("heads that the model does not have")
     return found
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else float(value)
 
 
 def _trainings(trainings: Sequence[Training]) -> Iterator[Figure]:
@@ -331,7 +329,7 @@ def _animation(training: Training) -> Figure:
     records = thinned(training.gates, FRAMES)
     attention_types = records[0].closed.types
     rows = [
-        [str(record.update), *(f"{_expected(record, attention_type):.1f}" for attention_type in attention_types)]
+        [str(record.update), *(f"{sum(1 - p for p in record.closed.heads(each)):.1f}" for each in attention_types)]
         for record in thinned(training.gates, 20)
     ]
     return Figure(
@@ -347,10 +345,6 @@ def _animation(training: Training) -> Figure:
         },
         note=FRAMES_NOTE,
     )
-
-
-def _expected(record: GateRecord, attention_type: str) -> float:
-    return sum(1 - p for p in record.closed.heads(attention_type))
 
 
 @contextmanager
