@@ -60,9 +60,8 @@ def _read_folder(found: Experiment, folder: Path, trust: bool) -> None:
     if not series:
         series, kind = read_events(event_files(folder)), "TensorBoard events of a training run"
     places = (folder, folder / "checkpoints")  # the latter of fairseq-hydra-train, whose log is in the former
-    gates = [str(path) for place in places if (path := place / gate_log.NAME).is_file()]
-    texts = {path: read_text(path, "the gate log", "move it out of the folder") for path in gates[:1]}
-    records = [record for path, text in texts.items() for record in parse_gate_log(text, path)]
+    gates = next((str(path) for place in places if (path := place / gate_log.NAME).is_file()), "")
+    records = parse_gate_log(read_text(gates, "the gate log", "move it out of the folder"), gates) if gates else []
     checkpoints = [path for place in places for name in CHECKPOINTS if (path := place / name).is_file()]
     if not (series or records or checkpoints):
         raise ValueError(
