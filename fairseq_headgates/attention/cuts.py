@@ -29,6 +29,7 @@ from fairseq_headgates.attention.sites import (
     head_counts,
     head_factors,
     head_sites,
+    number_of_parameters,
     open_probabilities,
     to_table,
     use_head_attention,
@@ -342,7 +343,7 @@ def removal_plan(model: nn.Module, pruned: nn.Module, written: nn.Module | None 
     pairs = [pair for each in gates.types for pair in zip(gates.heads(each), after.heads(each), strict=True)]
     return {
         "heads": {each: [before.count(each)[0], after.count(each)[0]] for each in after.types},
-        "parameters": [sum(p.numel() for p in m.parameters()) for m in sized],
+        "parameters": [number_of_parameters(m) for m in sized],
         "cache_bytes_per_token": {each: [cache_bytes(m, each) for m in sized] for each in after.types},
         "removed_with_open_gate": sum(gate > 0 and not kept for gate, kept in pairs),
         "folded_gates": sum(0 < gate < 1 and bool(kept) for gate, kept in pairs),

@@ -1,7 +1,5 @@
 """The heads that the options of prune and convert choose."""
 
-from typing import Any
-
 from torch import nn
 
 from fairseq_headgates.attention.choice import best_heads
@@ -42,12 +40,3 @@ def refuse_standard_output(output: str) -> None:
         raise ValueError(
             "OUT is '-', but a model cannot be written to standard output: give a path (./- if its name is -)"
         )
-
-
-def __getattr__(name: str) -> Any:
-    """Find what the commands use that are not dataclasses yet."""
-    if not name.startswith("add_") and name not in ("AS_STORED", "CHOOSING", "OPEN", "numbers"):
-        raise AttributeError(name)
-    from fairseq_headgates.cli import old
-
-    return getattr(old, name)

@@ -121,12 +121,3 @@ def number_or_fraction(text: str, rule: str = "a number of heads (12) nor a frac
         return parse_count(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is neither {rule}") from None
-
-
-def __getattr__(name: str) -> Any:
-    """Find what the commands use that are not dataclasses yet."""
-    if not name.startswith("add_") and name not in ("AS_STORED", "CHOOSING", "OPEN", "numbers"):
-        raise AttributeError(name)
-    from fairseq_headgates.cli import old
-
-    return getattr(old, name)

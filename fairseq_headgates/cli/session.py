@@ -65,7 +65,7 @@ class Session(Signatures, FirstWorker, Generic[T]):
 
     def __init__(self, options: T, needs_target: bool = True):
         fairseq = fairseq_options(options.command, options.fairseq_arguments() or [])
-        self.options = self.args = options
+        self.options = options
         self.needs_target = needs_target
         self.paths = utils.split_paths(fairseq.path)
         if len({Path(path).resolve() for path in self.paths}) < len(self.paths):

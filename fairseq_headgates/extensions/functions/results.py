@@ -227,9 +227,8 @@ def scored_functions(result: Mapping[str, Any], tables: Sequence[HeadTable]) -> 
     for table in tables:
         for attention_type in (attention_type for attention_type in result["heads"] if attention_type in table.values):
             groups: dict[bool, list[float]] = {True: [], False: []}
-            for head, entry in open_heads(result):
-                if head.attention_type == attention_type:
-                    groups[bool(entry["functions"])].append(table[head])
+            for head, entry in open_heads(result, attention_type):
+                groups[bool(entry["functions"])].append(table[head])
             tests.append({"method": table.name, "type": attention_type, **_rank_test(groups[True], groups[False])})
     return tests
 
