@@ -21,6 +21,7 @@ from fairseq_headgates.extensions.attention_maps.drawing import (
     interactive_page,
 )
 from fairseq_headgates.heads import AttentionMap, HeadId, parse_heads
+from fairseq_headgates.messages import check_finite
 
 
 def run(options: AttentionOptions) -> int:
@@ -58,10 +59,7 @@ def attention_maps(model: nn.Module, task: Any, sample: Sample, heads: Sequence[
             weights = seen[head.attention_type][head.layer].weights[0, there.index(head.head)].float()
             if weights.size(-1) != len(keys):
                 raise ValueError("attention maps of models with --cross-self-attention cannot be drawn")
-            if not weights.isfinite().all():
-                raise ValueError(
-                    f"the attention weights of {head} are not finite: check the weights of the model for inf and NaN"
-                )
+            check_finite(f"the attention weights of {head}", weights)
             gate = float(gates[head.attention_type][head.layer, head.head])
             maps.append(AttentionMap(head, gate, queries, keys, weights.tolist()))
         else:

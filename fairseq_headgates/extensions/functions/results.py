@@ -23,6 +23,7 @@ from fairseq_headgates.extensions.functions.counting import (
 )
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.heads.functions import open_heads
+from fairseq_headgates.messages import check_finite
 
 FORMAT = "headgates.functions/1"
 
@@ -104,11 +105,7 @@ def functions_of(
 
 
 def _check_finite(counts: HeadCounts) -> None:
-    if not counts.sums.isfinite().all():
-        raise ValueError(
-            f"the attention weights in {counts.site.attention_type} layer {counts.site.layer} are not finite: check "
-            "the weights of the model for inf and NaN, or leave out --fp16"
-        )
+    check_finite(f"the attention weights in {counts.site.attention_type} layer {counts.site.layer}", counts.sums)
 
 
 def _relations(counts: TypeCounts, names: list[str]) -> dict[str, dict[str, Any]]:
