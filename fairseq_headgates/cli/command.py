@@ -98,14 +98,14 @@ class Options:
         """Return the arguments for the parser of fairseq-generate, None if the command takes none."""
         return None
 
-    def inputs(self) -> Iterator[tuple[str, Any]]:
+    def files_to_read(self) -> Iterator[tuple[str, Any]]:
         """Yield what the files are that options name, and the values of these options."""
         for each in fields(self):
             if each.metadata.get("reads"):
                 value = getattr(self, each.name)
                 yield from ((each.metadata["reads"], one) for one in (value if isinstance(value, list) else [value]))
 
-    def outputs(self) -> dict[str, str]:
+    def files_to_write(self) -> dict[str, str]:
         """Return the files to write, by the names of the options that name them."""
         names = [each.name for each in fields(self) if each.metadata.get("writes")]
         return {name.replace("_", "-"): path for name in names if (path := getattr(self, name)) is not None}

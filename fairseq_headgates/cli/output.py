@@ -39,7 +39,7 @@ def warn(command: str, message: str) -> None:
 
 def check_outputs(options: Options) -> None:
     """Raise ValueError unless the files that the options name can be written, each its own."""
-    outputs = options.outputs()
+    outputs = options.files_to_write()
     for path in outputs.values():
         check_writable(path, isinstance(options, Output) and options.force)
     if len({Path(path).resolve() for path in outputs.values()}) < len(outputs):

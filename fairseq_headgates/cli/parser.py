@@ -62,7 +62,7 @@ def missing_input(args: Any) -> str:
 
 def _inputs(args: Any) -> Iterator[tuple[str, str]]:
     """Yield what the files are that the arguments name, and their paths."""
-    for what, value in args.inputs():
+    for what, value in args.files_to_read():
         path = value[1] if isinstance(value, tuple) else value  # --text SUBSET=FILE
         if path and not NO_FILE.match(path):
             yield what, path

@@ -29,7 +29,7 @@ from fairseq_headgates.evaluation.corpus import Corpus, check_target, load_corpu
 from fairseq_headgates.evaluation.metrics import Metric, metric_of
 from fairseq_headgates.evaluation.options import setup_task
 from fairseq_headgates.evaluation.workers import device_of, join_workers, leave_workers
-from fairseq_headgates.files import ResumeJournal
+from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, Signature
 from fairseq_headgates.inference.packed_linear import int8_obstacle, is_quantised, usable_dtype
 from fairseq_headgates.messages import logging_only
@@ -196,7 +196,7 @@ def session(options: T, needs_target: bool = True, pages: bool = False) -> Itera
     """
     check_outputs(options)
     with _quiet(), _one_line_errors():
-        if plot := options.outputs().get("plot"):
+        if plot := options.files_to_write().get("plot"):
             check_picture(plot, pages)
         yield Session(options, needs_target)
         leave_workers()

@@ -10,7 +10,7 @@ from fairseq_headgates.cli.options import CHOOSING
 from fairseq_headgates.cli.session import Loaded, Session, session
 from fairseq_headgates.evaluation.metrics import Metric
 from fairseq_headgates.evaluation.statistics import perplexity
-from fairseq_headgates.files import ResumeJournal
+from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadId, HeadTable
 from fairseq_headgates.report.tables import METRICS, best_head_table, layer_tables, score_table
 

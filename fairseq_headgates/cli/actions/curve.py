@@ -18,7 +18,7 @@ from fairseq_headgates.cli.parser import chosen_types
 from fairseq_headgates.cli.session import Loaded, Session, session
 from fairseq_headgates.evaluation.metrics import Metric
 from fairseq_headgates.evaluation.statistics import perplexity
-from fairseq_headgates.files import ResumeJournal
+from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, check_shape, parse_scores
 from fairseq_headgates.report.figures import curve_plot
 from fairseq_headgates.report.tables import curve_table
