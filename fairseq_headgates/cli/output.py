@@ -7,12 +7,9 @@ import io
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from fairseq_headgates.cli.command import Options
 from fairseq_headgates.cli.options import Output
@@ -57,10 +54,6 @@ class FirstWorker:
         self.writes = writes
         self._command, self._force = options.command, isinstance(options, Output) and options.force
         self._warned: set[str] = set()
-
-    def progress(self, text: str) -> Callable[[Iterable], Iterable]:
-        """Return a function that wraps an iterable in a progress bar, on a terminal."""
-        return partial(tqdm, desc=text, disable=not (self.writes and sys.stderr.isatty()), leave=False)
 
     def warn_once(self, message: str) -> None:
         """Print a warning, unless it was printed before."""

@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 from fairseq import utils
 from torch import nn
+from tqdm import tqdm
 
 from fairseq_headgates import __version__
 from fairseq_headgates.analysis import importance
@@ -166,6 +169,10 @@ class Session(Signatures, FirstWorker, Generic[T]):
         """Return the name of a checkpoint: its last folder and name, if that distinguishes it from the others."""
         short = short_name(path)
         return short if sum(short_name(other) == short for other in self.paths) == 1 else path
+
+    def progress(self, text: str) -> Callable[[Iterable], Iterable]:
+        """Return a function that wraps an iterable in a progress bar, on a terminal."""
+        return partial(tqdm, desc=text, disable=not (self.writes and sys.stderr.isatty()), leave=False)
 
     def journal(self, path: str, mode: str = "", refit: Refit | None = None) -> ResumeJournal:
         """Return the journal of work with a checkpoint: a file beside the one of --out.
