@@ -30,7 +30,6 @@ from fairseq_headgates.cli.output import FirstWorker, check_outputs, check_pictu
 from fairseq_headgates.cli.signature import Signatures, short_name
 from fairseq_headgates.evaluation.corpus import Corpus, check_target, load_corpus
 from fairseq_headgates.evaluation.metrics import Metric, metric_of
-from fairseq_headgates.evaluation.options import setup_task
 from fairseq_headgates.evaluation.workers import device_of, join_workers, leave_workers
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, Signature
@@ -75,7 +74,7 @@ class Session(Signatures, FirstWorker, Generic[T]):
             raise ValueError(f"--path {fairseq.path} names a checkpoint twice: name each once")
         join_workers(fairseq)
         FirstWorker.__init__(self, options, fairseq.distributed_rank == 0)
-        Signatures.__init__(self, fairseq, setup_task(fairseq))
+        Signatures.__init__(self, fairseq)
 
     def only_path(self) -> str:
         """Return the one checkpoint of --path. Raise ValueError if there are several."""

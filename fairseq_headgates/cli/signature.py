@@ -13,6 +13,7 @@ from fairseq_headgates.cli.options import Refit
 from fairseq_headgates.evaluation.binarised import digest
 from fairseq_headgates.evaluation.corpus import Corpus, files_of
 from fairseq_headgates.evaluation.objectives import objective_of
+from fairseq_headgates.evaluation.options import setup_task
 from fairseq_headgates.evaluation.workers import device_of
 from fairseq_headgates.heads import Signature
 
@@ -29,13 +30,15 @@ class Signatures:
 
     Attributes:
         fairseq: the options of fairseq-generate
-        task: fairseq's task
+        task: fairseq's task of these options
         objective: what its models compute; see `evaluation.objectives`
     """
 
-    def __init__(self, fairseq: argparse.Namespace, task: Any):
-        self.fairseq, self.task, self.objective = fairseq, task, objective_of(task)
-        self._data_options, self._search_options = changed_options(fairseq)
+    def __init__(self, fairseq: argparse.Namespace):
+        self.fairseq = fairseq
+        self._data_options, self._search_options = changed_options(fairseq)  # before the task adds its own
+        self.task = setup_task(fairseq)
+        self.objective = objective_of(self.task)
         if device_of(fairseq).type != "cuda":
             self._data_options.pop("fp16", None)  # a CPU computes in single precision
 
