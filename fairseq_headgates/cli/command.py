@@ -52,7 +52,7 @@ def option(
         flags: its names (default: that of the field, such as --out)
         default: its value if it is not given; False for a switch
         reads: what the file is that the value names, if it is read: "the mask"
-        writes: whether the value names a file to write
+        writes: whether the value names a file to write, which is checked before the work
         within: the group that it belongs to
         required: whether it must be given
         keywords: those of `argparse.ArgumentParser.add_argument`

@@ -59,13 +59,6 @@ def types(text: str, within: Group | None = None) -> str | None:
 
 
 @dataclass(kw_only=True)
-class Types(Options):
-    """--types."""
-
-    types: str | None = types("only these attention types")
-
-
-@dataclass(kw_only=True)
 class Data(Trust):
     """Commands that read data with the options of fairseq-generate."""
 

@@ -46,12 +46,14 @@ def check_outputs(options: Options) -> None:
 class FirstWorker:
     """What the first worker writes and prints.
 
-    Attributes:
+    Args:
+        options: the options of the command
         writes: whether this is the first worker
+        pages: whether --plot can also be a web page (.html)
     """
 
-    def __init__(self, options: Options, writes: bool):
-        self.writes = writes
+    def __init__(self, options: Options, writes: bool, pages: bool):
+        self.writes, self._pages = writes, pages
         self._command, self._force = options.command, isinstance(options, Output) and options.force
         self._warned: set[str] = set()
 
@@ -71,7 +73,7 @@ class FirstWorker:
         if path and self.writes:
             content, lacking = picture(path, draw)
             if lacking:
-                other = "x.html or x.svg" if self._command in ("attention", "explain") else "x.svg"
+                other = "x.html or x.svg" if self._pages else "x.svg"
                 warn(self._command, f"{path} {lacking}: use --plot {other}")
             self.write(path, content)
 

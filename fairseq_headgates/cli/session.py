@@ -65,7 +65,7 @@ class Session(Signatures, FirstWorker, Generic[T]):
         needs_target: whether the data must have targets
     """
 
-    def __init__(self, options: T, needs_target: bool = True):
+    def __init__(self, options: T, needs_target: bool, pages: bool):
         fairseq = fairseq_options(options.command, options.fairseq_arguments() or [])
         self.options = options
         self.needs_target = needs_target
@@ -73,7 +73,7 @@ class Session(Signatures, FirstWorker, Generic[T]):
         if len({Path(path).resolve() for path in self.paths}) < len(self.paths):
             raise ValueError(f"--path {fairseq.path} names a checkpoint twice: name each once")
         join_workers(fairseq)
-        FirstWorker.__init__(self, options, fairseq.distributed_rank == 0)
+        FirstWorker.__init__(self, options, fairseq.distributed_rank == 0, pages)
         Signatures.__init__(self, fairseq)
 
     def only_path(self) -> str:
@@ -204,7 +204,7 @@ def session(options: T, needs_target: bool = True, pages: bool = False) -> Itera
     with _quiet(), _one_line_errors():
         if plot := options.files_to_write().get("plot"):
             check_picture(plot, pages)
-        yield Session(options, needs_target)
+        yield Session(options, needs_target, pages)
         leave_workers()
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fairseq_headgates.cli.command import argument, command
-from fairseq_headgates.cli.options import Output, Types, types
+from fairseq_headgates.cli.options import Output, types
 
 
 @command(
@@ -14,7 +14,7 @@ from fairseq_headgates.cli.options import Output, Types, types
     "headgates compare seed1.json seed2.json seed3.json",
 )
 @dataclass(kw_only=True)
-class CompareOptions(Types, Output):
+class CompareOptions(Output):
     """The options of `headgates compare`."""
 
     description: ClassVar[str] = (

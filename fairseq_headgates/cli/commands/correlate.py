@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fairseq_headgates.cli.command import argument, command, option
-from fairseq_headgates.cli.options import Output, Types, types
+from fairseq_headgates.cli.options import Output, types
 from fairseq_headgates.cli.parser import Once
 
 
@@ -15,7 +15,7 @@ from fairseq_headgates.cli.parser import Once
     "headgates correlate valid.json test.json --each-type --top 4",
 )
 @dataclass(kw_only=True)
-class CorrelateOptions(Types, Output):
+class CorrelateOptions(Output):
     """The options of `headgates correlate`."""
 
     description: ClassVar[str] = (

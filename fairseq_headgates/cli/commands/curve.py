@@ -13,7 +13,6 @@ from fairseq_headgates.cli.options import (
     Output,
     Refit,
     Scores,
-    Types,
     inference_dtype,
     metric,
 )
@@ -43,7 +42,7 @@ def _steps(text: str) -> list[float]:
     "--refit --steps 0,50,75 --tsv curve.tsv",
 )
 @dataclass(kw_only=True)
-class CurveOptions(FirstSentences, Scores, Types, Refit, InferenceDtype, Output):
+class CurveOptions(FirstSentences, Scores, Refit, InferenceDtype, Output):
     """The options of `headgates curve`."""
 
     by: str | None = option(
