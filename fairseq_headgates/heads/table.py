@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Decimal
 from typing import NamedTuple
 
 from fairseq_headgates.messages import printable, shown
@@ -207,11 +206,6 @@ def parse_types(text: str | None) -> tuple[str, ...]:
         if names.count(name) > 1:
             raise ValueError(f"attention type {name!r} is named twice: name each type once")
     return tuple(attention_type for attention_type in TYPES if attention_type in names)
-
-
-def number_of_heads(fraction: float | Decimal, total: int) -> int:
-    """Return how many of `total` heads a fraction is. Halves are rounded up: of 5 heads, 0.5 is 3."""
-    return int((Decimal(str(fraction)) * total).to_integral_value(ROUND_HALF_UP))  # of 0.1 as it is written
 
 
 def check_shape(table: HeadTable, sizes: Mapping[str, tuple[int, int]], what: str = "the mask") -> None:

@@ -14,8 +14,7 @@ from support.analysis import READ, one_line
 
 from fairseq_headgates import observe
 from fairseq_headgates.cli import main as cli
-from fairseq_headgates.extensions.attention_maps.drawing import attention_figure, attention_page
-from fairseq_headgates.extensions.attention_maps.interactive import interactive_page
+from fairseq_headgates.extensions.attention_maps.drawing import attention_figure, attention_page, interactive_page
 from fairseq_headgates.heads import AttentionMap, HeadId, parse_heads
 from fairseq_headgates.report import text as report_text
 

@@ -35,8 +35,8 @@ from fairseq_headgates.evaluation import metrics
         # names without a value
         ("score --method gate --out=", "argument --out: the value is empty: give a name"),
         ("score --method gate --user-dir=", "--user-dir is empty: give the folder of a package"),
-        ("curve --scores=", "--scores is empty: give a name"),
-        ("curve --by gate --score-subset=", "--score-subset is empty: give a name"),
+        ("curve --scores=", "argument --scores: the value is empty: give a name"),
+        ("curve --by gate --score-subset=", "argument --score-subset: the value is empty: give a name"),
         # files, subsets and folders
         ("score --method gate --path missing.pt", "cannot read the checkpoint 'missing.pt'"),
         ("score --method gate --path /:/tmp", "--path names 2 checkpoints"),

@@ -23,7 +23,7 @@ from fairseq_headgates.attention.hooks import hooked
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss, sentence_losses
 from fairseq_headgates.evaluation.translations import references
-from fairseq_headgates.extensions.attention_maps.maps import attention_maps
+from fairseq_headgates.extensions.attention_maps.action import attention_maps
 from fairseq_headgates.extensions.functions.counting import count_functions
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import TYPES, HeadId

@@ -12,7 +12,7 @@ import numpy
 import pytest
 from sacrebleu.metrics import BLEU, CHRF
 
-from fairseq_headgates.cli.commands.evaluate import as_text
+from fairseq_headgates.cli.actions.evaluate import as_text
 from fairseq_headgates.evaluation import statistics
 from fairseq_headgates.evaluation.result_files import parse_evaluation, read_evaluations
 from fairseq_headgates.evaluation.results import Loss, bleu_of, class_scores, differences, pairwise, text_scores

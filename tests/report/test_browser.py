@@ -7,7 +7,7 @@ import pytest
 from support.report import inputs_of
 
 from fairseq_headgates.cli import main as cli
-from fairseq_headgates.extensions.attention_maps.interactive import interactive_page
+from fairseq_headgates.extensions.attention_maps.drawing import interactive_page
 from fairseq_headgates.heads import AttentionMap, HeadId
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")

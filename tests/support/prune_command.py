@@ -11,8 +11,8 @@ from fairseq_headgates import prune as pruned
 from fairseq_headgates.attention.cuts import kept_mask, removal_plan
 from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.cli import main as command
+from fairseq_headgates.cli.actions.prune import removal_notes
 from fairseq_headgates.cli.choice import chosen_heads
-from fairseq_headgates.cli.commands.prune import removal_notes
 from support.models import make_gated
 
 TYPES = ("enc-self", "dec-self", "dec-enc")

@@ -102,8 +102,7 @@ def align(
             best = averaging(queries) @ (at_least_single(weights(sample)).cpu() @ keys)
             best = best.masked_fill(~keys.any(1)[:, None], -torch.inf).argmax(-1)
             for row, number in enumerate(sample["id"].tolist()):
-                source, target = (side[row] for side in sentences)
-                unknown = any(piece.text is None for piece in (*source.pieces, *target.pieces))
+                unknown = any(side[row].unknown for side in sentences)
                 pairs = sorted((int(a), b) for b, a in enumerate(best[row, : len(words[1][row])]) if words[0][row])
                 alignments[number] = None if unknown and not whole else pairs
     return Alignments(gather(alignments))

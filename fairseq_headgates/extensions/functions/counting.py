@@ -27,11 +27,9 @@ from fairseq_headgates.extensions.functions.layout import (
     Words,
     frequency_ranks,
     layouts,
-    linked_words,
     on,
     positions,
     sides_of,
-    tree_words,
 )
 from fairseq_headgates.extensions.functions.trees import Tree, directions
 
@@ -88,10 +86,6 @@ class HeadCounts:
         sizes = ((heads, 2 * longest + 1), (len(STATISTICS), heads), (2, heads), (relations, heads), (heads,), (heads,))
         return cls(site, *(torch.zeros(size, dtype=torch.double) for size in sizes))
 
-    def tensors(self) -> list[Tensor]:
-        """Return all counts."""
-        return [self.offsets, self.sums, self.rare, self.pairs, self.linked, self.monotonic]
-
 
 @dataclass
 class TypeCounts:
@@ -123,10 +117,6 @@ class TypeCounts:
         span = 2 * longest + 1
         sizes = ((len(STATISTICS),), (span,), (1,), (relations,), (relations, span), (1,), (span,), (1,))
         return cls(*(torch.zeros(size, dtype=torch.double) for size in sizes))
-
-    def tensors(self) -> list[Tensor]:
-        """Return all counts."""
-        return list(vars(self).values())
 
 
 @dataclass
@@ -232,13 +222,13 @@ class _Pass:
         for side, trees in self.sides.items():
             tokens: Any = rows[side]
             sentences = self.texts[side].sentences(tokens)
-            words = tree_words(trees, sentences, ids, tokens.size(1), causal=side == "target")
+            words = trees.words(sentences, ids, tokens.size(1), causal=side == "target")
             self.layouts[SELF_ATTENTION[side]].pairs = words
         if self.links is not None:
             assert source is not None
             sides = (("source", source), ("target", sample["target"]))
             sources, targets = (self.texts[side].sentences(tokens) for side, tokens in sides)
-            self.layouts["dec-enc"].pairs = linked_words(self.links, sources, targets, sample)
+            self.layouts["dec-enc"].pairs = self.links.words(sources, targets, sample)
         on(sample["net_input"]["src_tokens"].device, self.layouts)
         for attention_type, counts in self.type_counts.items():
             self._count(counts, self.layouts[attention_type])
@@ -316,10 +306,8 @@ class _Pass:
 
     def result(self) -> FunctionCounts:
         """Return the counts of all workers."""
-        parts = [tensor for counts in self.heads.values() for tensor in counts.tensors()]
-        parts += [tensor for counts in self.type_counts.values() for tensor in counts.tensors()]
-        parts += [side.counts for side in self.sides.values()]
-        parts += [self.links.counts] if self.links is not None else []
+        counted = [*self.heads.values(), *self.type_counts.values(), *self.sides.values(), self.links]
+        parts = [part for each in counted if each for part in vars(each).values() if isinstance(part, Tensor)]
         sums = all_reduce(torch.cat([part.flatten() for part in parts]))
         for part, total in zip(parts, sums.split([part.numel() for part in parts]), strict=True):
             part.copy_(total.view_as(part))

@@ -14,13 +14,13 @@ from typing import Any
 from fairseq_headgates.attention.sites import gated_sites
 from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.building import build_model, read_heads
-from fairseq_headgates.extensions.page.content import Attention, Experiment, Input, ModelHeads, Training
+from fairseq_headgates.extensions.page.content import Experiment, Input, ModelHeads, Training
 from fairseq_headgates.extensions.page.logs import Series, event_files, first_time, parse_log, read_events
 from fairseq_headgates.files import log_lines, read_text
 from fairseq_headgates.heads import SCORE_FORMAT, TYPES, AttentionMap, HeadId, parse_mask, read_scores
 from fairseq_headgates.messages import shown
 from fairseq_headgates.plugin import gate_log
-from fairseq_headgates.plugin.gate_log import GateRecord, is_gate_log, parse_gate_log
+from fairseq_headgates.plugin.gate_log import is_gate_log, parse_gate_log
 
 CHECKPOINT_BEGINS = (b"PK\x03\x04", b"\x80\x02")  # torch.save, in its present and its old form
 # File names of the checkpoint of a run folder, in order of preference: the report shows the first one that exists.
@@ -60,8 +60,8 @@ def _read_folder(found: Experiment, folder: Path, trust: bool) -> None:
     if not series:
         series, kind = read_events(event_files(folder)), "TensorBoard events of a training run"
     places = (folder, folder / "checkpoints")  # the latter of fairseq-hydra-train, whose log is in the former
-    gates = [path for place in places if (path := place / gate_log.NAME).is_file()]
-    records = _gate_records(gates[0]) if gates else []
+    gates = next((str(path) for place in places if (path := place / gate_log.NAME).is_file()), "")
+    records = parse_gate_log(read_text(gates, "the gate log", "move it out of the folder"), gates) if gates else []
     checkpoints = [path for place in places for name in CHECKPOINTS if (path := place / name).is_file()]
     if not (series or records or checkpoints):
         raise ValueError(
@@ -86,10 +86,6 @@ def _time_of(log: str) -> str:
     return first_time(log_lines(log)) or last_change
 
 
-def _gate_records(path: Path) -> list[GateRecord]:
-    return parse_gate_log(read_text(str(path), "the gate log", "move it out of the folder"), str(path))
-
-
 def _read_file(found: Experiment, path: str, trust: bool) -> None:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe could block
@@ -99,20 +95,17 @@ def _read_file(found: Experiment, path: str, trust: bool) -> None:
     except OSError as error:
         raise ValueError(f"cannot read {shown(path)} ({error.strerror}): give {KNOWN}") from None
     if beginning.startswith(CHECKPOINT_BEGINS):
-        return _add_checkpoint(found, path, trust)
-    if series := parse_log(log_lines(path)):
+        _add_checkpoint(found, path, trust)
+    elif series := parse_log(log_lines(path)):
         found.trainings.append(Training(path, series, []))
         found.inputs.append(Input(path, "log of a training run"))
-        return None
-    text = read_text(path, "the input", f"give {KNOWN}")
-    if is_gate_log(text):
+    elif is_gate_log(text := read_text(path, "the input", f"give {KNOWN}")):
         found.trainings.append(Training(path, {}, parse_gate_log(text, path)))
         found.inputs.append(Input(path, "gate log"))
     elif text.lstrip().startswith(("{", "[")):
         _add_result(found, path, text)
     else:
         raise ValueError(f"the kind of {shown(path)} is unknown: give {KNOWN}")
-    return None
 
 
 def _add_checkpoint(found: Experiment, path: str, trust: bool) -> None:
@@ -158,10 +151,11 @@ def _add_result(found: Experiment, path: str, text: str) -> None:
         raise ValueError(f"{path} has the format {shown(name)}: it must be one of {known}")
     for item in objects:
         try:
-            signature = _RESULTS[name](found, path, item)
+            kind, content, signature = _RESULTS[name](item)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
             raise ValueError(f"{path} is not a complete file of the format {name}: write it again") from None
-        found.inputs.append(Input(path, name.removeprefix("headgates.").partition("/")[0], signature))
+        getattr(found, kind).append((path, content))
+        found.inputs.append(Input(path, name.removeprefix("headgates.").partition("/")[0], str(signature)))
 
 
 def _no_constant(name: str) -> None:
@@ -174,45 +168,14 @@ def _bounded(digits: str) -> int:
     return int(digits)
 
 
-def _functions(found: Experiment, path: str, data: dict[str, Any]) -> str:
-    found.functions.append((path, data))
-    return str(data["signature"])
-
-
-def _curve(found: Experiment, path: str, data: dict[str, Any]) -> str:
-    points = data["points"]
-    found.curves.append((path, points))
-    return str(points[0]["signature"])
-
-
-def _ablation(found: Experiment, path: str, data: dict[str, Any]) -> str:
-    found.ablations.append((path, data))
-    return str(data["signature"])
-
-
-def _sweep(found: Experiment, path: str, data: dict[str, Any]) -> str:
-    found.sweeps.append((path, data["models"]))
-    return ""
-
-
-def _overlap(found: Experiment, path: str, data: dict[str, Any]) -> str:
-    found.overlaps.append((path, data["pairs"]))
-    return ""
-
-
-def _evaluation(found: Experiment, path: str, data: dict[str, Any]) -> str:
-    found.evaluations.append((path, data))
-    return str(data["signature"])
-
-
-def _attention(found: Experiment, path: str, data: dict[str, Any]) -> str:
+def _sentences(data: dict[str, Any]) -> dict[int, list[AttentionMap]]:
+    """Return the maps of a file of `headgates attention`, for each sentence by its number."""
     sentences = [
         [_map(each, types[each], head) for each in TYPES if each in types for head in types[each]["heads"]]
         for types in data["sentences"]
     ]
     numbers = map(int, data.get("lines", range(1, len(sentences) + 1)))
-    found.attention.append(Attention(path, dict(zip(numbers, sentences, strict=True))))
-    return str(data["signature"])
+    return dict(zip(numbers, sentences, strict=True))
 
 
 def _map(attention_type: str, tokens: dict[str, Any], head: dict[str, Any]) -> AttentionMap:
@@ -224,12 +187,13 @@ def _map(attention_type: str, tokens: dict[str, Any], head: dict[str, Any]) -> A
     return AttentionMap(HeadId(attention_type, int(head["layer"]), int(head["head"])), gate, queries, keys, weights)
 
 
-_RESULTS: dict[str, Callable[[Experiment, str, dict[str, Any]], str]] = {
-    "headgates.functions/1": _functions,
-    "headgates.curve/1": _curve,
-    "headgates.ablation/1": _ablation,
-    "headgates.sweep/1": _sweep,
-    "headgates.attention/1": _attention,
-    "headgates.overlap/1": _overlap,
-    "headgates.evaluation/1": _evaluation,
+# By format: the list of `Experiment` that a file is added to, what of it is shown, and its signature.
+_RESULTS: dict[str, Callable[[dict[str, Any]], tuple[str, Any, str]]] = {
+    "headgates.functions/1": lambda data: ("functions", data, data["signature"]),
+    "headgates.curve/1": lambda data: ("curves", data["points"], data["points"][0]["signature"]),
+    "headgates.ablation/1": lambda data: ("ablations", data, data["signature"]),
+    "headgates.sweep/1": lambda data: ("sweeps", data["models"], ""),
+    "headgates.attention/1": lambda data: ("attention", _sentences(data), data["signature"]),
+    "headgates.overlap/1": lambda data: ("overlaps", data["pairs"], ""),
+    "headgates.evaluation/1": lambda data: ("evaluations", data, data["signature"]),
 }

@@ -29,7 +29,7 @@ def report_page(found: Experiment, command: str, version: str) -> str:
     Raises:
         ValueError: if the attention maps have too many cells, or the page is too large
     """
-    check_size([maps for file in found.attention for maps in file.sentences.values()], LARGEST_MAPS)
+    check_size([maps for _, sentences in found.attention for maps in sentences.values()], LARGEST_MAPS)
     plots: list[str] = []
 
     def inline(svg: str) -> str:
