@@ -42,6 +42,7 @@ __all__ = sorted([*MODULES, *(name for names in NAMES.values() for name in names
 def __getattr__(name: str) -> Any:
     """Import a module or a name of the public API."""
     if name in MODULES:
+        import_module(f"{__name__}.extensions").load("scores")
         return import_module(f"{__name__}.{MODULES[name]}")
     for module, names in NAMES.items():
         if name in names:
@@ -52,11 +53,12 @@ def __getattr__(name: str) -> Any:
 def register() -> None:
     """Register architectures, criterions and tasks with fairseq, and let `torch.load` read fairseq's checkpoints."""
     from fairseq_headgates import extensions
-    from fairseq_headgates.plugin import registration  # noqa: F401  (registers what it imports)
+    from fairseq_headgates.plugin import device_search  # noqa: F401  (these register what they contain)
+    from fairseq_headgates.plugin.criterions import losses  # noqa: F401
+    from fairseq_headgates.plugin.models import families, language_model, roberta, transformer  # noqa: F401
     from fairseq_headgates.safety.objects import allow_stored_objects
 
     extensions.load("plugin")
-    extensions.load("scores")
     allow_stored_objects()
 
 

@@ -26,7 +26,7 @@ from fairseq_headgates.evaluation.corpus_losses import finite, mean_loss
 from fairseq_headgates.evaluation.losses import Sample
 from fairseq_headgates.evaluation.metrics import Metric
 from fairseq_headgates.evaluation.workers import all_reduce
-from fairseq_headgates.files import ResumeJournal
+from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadId, HeadTable
 from fairseq_headgates.messages import shown
 

@@ -91,7 +91,7 @@ class Options:
         """Return the arguments for the parser of fairseq-generate, None if the command takes none."""
         return None
 
-    def inputs(self) -> Iterator[tuple[str, Any]]:
+    def files_to_read(self) -> Iterator[tuple[str, Any]]:
         """Yield what the files are that options name, and the values of these options."""
         for each in fields(self):
             if each.metadata.get("reads"):

@@ -49,7 +49,7 @@ INPUTS = {
 class OldOptions(argparse.Namespace):
     """Of commands that are not dataclasses yet."""
 
-    def inputs(self) -> Iterator[tuple[str, Any]]:
+    def files_to_read(self) -> Iterator[tuple[str, Any]]:
         """See `Options`."""
         for name, what in INPUTS.items():
             value = getattr(self, name, None)
@@ -113,7 +113,7 @@ def missing_input(args: Any) -> str:
 
 def _inputs(args: Any) -> Iterator[tuple[str, str]]:
     """Yield what the files are that the arguments name, and their paths."""
-    for what, value in args.inputs():
+    for what, value in args.files_to_read():
         path = value[1] if isinstance(value, tuple) else value  # --text SUBSET=FILE
         if path and not NO_FILE.match(path):
             yield what, path

@@ -32,7 +32,8 @@ from fairseq_headgates.evaluation.metrics import Metric, metric_of
 from fairseq_headgates.evaluation.objectives import objective_of
 from fairseq_headgates.evaluation.options import setup_task
 from fairseq_headgates.evaluation.workers import device_of, join_workers, leave_workers
-from fairseq_headgates.files import ResumeJournal, check_writable
+from fairseq_headgates.files import check_writable
+from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, Signature
 from fairseq_headgates.inference.packed_linear import int8_obstacle, is_quantised, usable_dtype
 from fairseq_headgates.messages import logging_only

@@ -12,12 +12,11 @@ Deleting the folder, the folder of its tests and the page that its docstring nam
 """
 
 from importlib import import_module
-from importlib.util import find_spec
-from pkgutil import iter_modules
+from pathlib import Path
 from types import ModuleType
 
 
 def load(part: str) -> list[ModuleType]:
     """Import the module `part` of every extension that has it, and return them."""
-    names = [f"{extension.name}.{part}" for extension in iter_modules(__path__, f"{__name__}.")]
-    return [import_module(name) for name in names if find_spec(name)]
+    files = sorted(Path(__file__).parent.glob(f"*/{part}.py"))
+    return [import_module(f"{__name__}.{file.parent.name}.{part}") for file in files]

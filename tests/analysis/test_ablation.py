@@ -18,7 +18,7 @@ from fairseq_headgates.attention.cuts import open_mask
 from fairseq_headgates.attention.sites import head_sites
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
-from fairseq_headgates.files import ResumeJournal
+from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import TYPES, HeadId
 
 FULL = HeadTable({attention_type: [[1] * 4] * 2 for attention_type in TYPES})

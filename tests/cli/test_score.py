@@ -29,7 +29,7 @@ def test_all_methods_score_every_kind_of_checkpoint(name, on_toy, checkpoints, t
     out = tmp_path / "scores.json"
     text = on_toy("score", "--method", "all", "--out", out, checkpoint=checkpoints[name], subset="test")
     tables = {table.name: table for table in read_scores(str(out))}
-    assert list(tables) == ["confidence", "gradient", "relevance", "ablation", "refit", "magnitude", "gate", "random"]
+    assert list(tables) == ["confidence", "gradient", "relevance", "ablation", "magnitude", "gate", "random", "refit"]
     for method, table in tables.items():
         assert shapes(table) == FULL
         assert table.signature.startswith(method) and table.signature in text

@@ -25,7 +25,7 @@ from fairseq_headgates.evaluation.corpus_losses import mean_loss, sentence_losse
 from fairseq_headgates.evaluation.translations import references
 from fairseq_headgates.extensions.attention_maps.action import attention_maps
 from fairseq_headgates.extensions.functions.counting import count_functions
-from fairseq_headgates.files import ResumeJournal
+from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import TYPES, HeadId
 
 FULL = HeadTable({attention_type: [[1] * 4] * 2 for attention_type in TYPES})

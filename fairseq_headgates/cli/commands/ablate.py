@@ -15,7 +15,7 @@ from fairseq_headgates.report.tables import METRICS, best_head_table, layer_tabl
 if TYPE_CHECKING:
     from fairseq_headgates.cli.session import Loaded, Session
     from fairseq_headgates.evaluation.metrics import Metric
-    from fairseq_headgates.files import ResumeJournal
+    from fairseq_headgates.files.journal import ResumeJournal
 
 HELP = "measure the loss, BLEU or accuracy with single heads masked"
 EXAMPLES = (

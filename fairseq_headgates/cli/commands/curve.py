@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fairseq_headgates.analysis.curves import Point
     from fairseq_headgates.cli.session import Loaded, Session
     from fairseq_headgates.evaluation.metrics import Metric
-    from fairseq_headgates.files import ResumeJournal
+    from fairseq_headgates.files.journal import ResumeJournal
 
 HELP = "measure loss, BLEU or accuracy while the least important heads are removed step by step"
 EXAMPLES = (
