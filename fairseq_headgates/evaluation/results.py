@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from sacrebleu.metrics import BLEU, CHRF
 
@@ -19,10 +19,10 @@ from fairseq_headgates.evaluation.statistics import (
     score_interval,
     share_interval,
 )
+from fairseq_headgates.files import Unbounded
 from fairseq_headgates.heads import Signature
 from fairseq_headgates.messages import shown
 
-FORMAT = "headgates.evaluation/1"
 SAME = "compare evaluations of the same data, with the same options"
 
 
@@ -63,13 +63,17 @@ class Loss:
     mean: float
     interval: tuple[float, float]
     unit: str
-    perplexity: float | None = None
+    perplexity: Unbounded | None = None
     tokens: int | None = None
     unknown: int | None = None
     words: int | None = None
-    perplexity_per_word: float | None = None
+    perplexity_per_word: Unbounded | None = None
     sentences: list[float]
     counts: list[int]
+
+    def __post_init__(self) -> None:
+        if len(self.sentences) != len(self.counts) or not sum(self.counts):
+            raise ValueError("does not have a count for each of its sentences, or they are 0")
 
     @classmethod
     def of(cls, sentences: list[float], counts: list[int], unit: str, **others: Any) -> Loss:
@@ -91,11 +95,12 @@ class Speed:
     per_second: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """The evaluation of one checkpoint, as `headgates evaluate` writes it.
 
     Attributes:
+        format: that of the file
         checkpoint: its last folder and name
         heads: (open heads, all heads) by attention type, and in "total"
         layers: number of open heads of each layer, by attention type
@@ -109,6 +114,7 @@ class Evaluation:
         signature: data, options, checkpoint and version
     """
 
+    format: Literal["headgates.evaluation/1"] = "headgates.evaluation/1"
     checkpoint: str
     heads: dict[str, tuple[int, int]]
     layers: dict[str, list[int]]
@@ -121,16 +127,20 @@ class Evaluation:
     speed: Speed | None
     signature: str
 
+    def __post_init__(self) -> None:
+        if "total" not in self.heads:
+            raise ValueError("has no heads.total")
+        if self.scores and self.scores.keys() not in ({"BLEU", "chrF2"}, {"accuracy"}):
+            raise ValueError(f"has the scores {', '.join(self.scores)}, not BLEU and chrF2, or accuracy")
+        if self.scores and (self.predictions is None or len(self.predictions) != len(self.references or ())):
+            raise ValueError("does not have a reference for each prediction")
+        kind = int if "accuracy" in self.scores else str
+        if not all(isinstance(each, kind) for each in (*(self.predictions or ()), *(self.references or ()))):
+            raise ValueError("has predictions or references that do not fit its scores")
+
     def as_json(self) -> dict[str, Any]:
         """Return the JSON object of the evaluation."""
-        found: dict[str, Any] = {"format": FORMAT}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, dict):
-                value = {key: _plain(each) for key, each in value.items()}
-            if value is not None or field.name == "speed":
-                found[field.name] = _plain(value)
-        return found
+        return {name: _plain(each) for name, each in vars(self).items() if each is not None or name == "speed"}
 
     def compare(self, control: Evaluation) -> dict[str, Difference]:
         """Return the differences of this model minus another one; see `differences`."""
@@ -138,9 +148,11 @@ class Evaluation:
 
 
 def _plain(value: Any) -> Any:
-    """Return a score, a loss or a speed as an object, without what it does not have; other values as they are."""
+    """Return scores, losses and speed as objects, without what they do not have."""
     if isinstance(value, (Score, Loss, Speed)):
         return {name: _plain(each) for name, each in vars(value).items() if each is not None}
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
     return list(value) if isinstance(value, tuple) else value
 
 
