@@ -16,13 +16,13 @@ from fairseq_headgates.cli.evaluate import as_text
 from fairseq_headgates.evaluation import statistics
 from fairseq_headgates.evaluation.result_files import read_evaluations
 from fairseq_headgates.evaluation.results import (
+    ClassScorer,
     Evaluation,
     Loss,
     bleu_of,
-    class_scores,
     differences,
     pairwise,
-    text_scores,
+    scorers,
 )
 from fairseq_headgates.files import read_record
 
@@ -52,7 +52,7 @@ def make(seed=1, wrong=0.2, name="run/pruned.pt", **changes):
     counts = numpy.random.default_rng(0).integers(1, 9, size=40).tolist()
     loss = Loss.of((random.random(40) * counts).tolist(), counts, "token")
     predictions, references = draw(seed, wrong), draw(0)
-    scores = text_scores(BLEU(force=True), predictions, references)
+    scores = {name: each.score(predictions) for name, each in scorers(references, BLEU(force=True)).items()}
     content = {**BASE, "checkpoint": name, "losses": {"valid": vars(loss)}}
     content["scores"] = {name: vars(score) for name, score in scores.items()}
     content |= {"predictions": predictions, "references": references, **changes}
@@ -117,21 +117,21 @@ def test_the_interval_of_a_score_is_that_of_sacrebleu(metric, monkeypatch):
 
 def test_the_interval_of_an_accuracy_holds_it():
     labels = [i % 3 for i in range(50)]
-    score = class_scores([label if i % 4 else -1 for i, label in enumerate(labels)], labels)["accuracy"]
+    score = ClassScorer(labels).score([label if i % 4 else -1 for i, label in enumerate(labels)])
     assert score.score == 74 and score.interval == pytest.approx((60.4, 84.1), abs=0.1)
     assert score.signature == "accuracy on 50 sentences"
-    low, high = class_scores([1] * 5, [1] * 5)["accuracy"].interval
+    low, high = ClassScorer([1] * 5).score([1] * 5).interval
     assert low == pytest.approx(100 * 5 / (5 + 1.959964**2)) and high == 100
 
 
 def test_there_is_no_p_value_without_variance(few_resamplings):
     assert statistics.mean_difference_test([5.0], [9.0], [3]) is None
     assert statistics.mean_difference_test([5.0] * 4, [9.0] * 4, [3] * 4) is None
-    systems = {"a": ["das Haus ist klein"], "b": ["das Haus ist gut"], "c": ["das Haus ist klein"]}
-    for number in (1, 3):
-        texts = {name: lines * number for name, lines in systems.items()}
-        for found in statistics.paired_bootstrap({"BLEU": BLEU(), "chrF2": CHRF()}, texts, texts["a"]).values():
-            assert found.p_values == {"b": None, "c": 1}
+    for metric in (BLEU(), CHRF()):
+        for number in (1, 3):
+            a, b = ([f"das Haus ist {word}"] * number for word in ("klein", "gut"))
+            found = statistics.paired_bootstrap(metric, a, [b, a], a)
+            assert [difference.p for difference in found] == [None, 1]
     assert statistics.mcnemar([1], [0], [1]) == 1
 
 
