@@ -33,7 +33,6 @@ from fairseq_headgates.surgery import gated_sites
 CHECKPOINT_BEGINS = (b"PK\x03\x04", b"\x80\x02")  # torch.save, in its present and its old form
 # File names of the checkpoint of a run folder, in order of preference: the report shows the first one that exists.
 CHECKPOINTS = ("pruned.pt", "checkpoint_last.pt", "checkpoint_best.pt")
-LONGEST_TOKEN = 100  # characters
 KNOWN = (
     "a checkpoint, a run folder of fairseq-train, its log or gate log, or a JSON file of headgates score, ablate, "
     "curve, functions, attention, evaluate, compare or of sweep.sh"
@@ -204,11 +203,6 @@ class _Maps:
             if len(weights) != len(self.queries) or any(len(row) != len(self.keys) for row in weights):
                 raise ValueError("does not have a row of weights for each query, with a weight for each key")
 
-    def of(self, attention_type: str) -> list[AttentionMap]:
-        queries, keys = ([token[:LONGEST_TOKEN] for token in side] for side in (self.queries, self.keys))
-        heads = {HeadId(attention_type, each.layer, each.head): each for each in self.heads}
-        return [AttentionMap(head, each.gate, queries, keys, each.weights or []) for head, each in heads.items()]
-
 
 @dataclass(frozen=True)
 class _Attention:
@@ -224,9 +218,14 @@ class _Attention:
         """Return the maps of each sentence by its number, in the order of `TYPES`."""
         numbers = self.lines or range(1, len(self.sentences) + 1)
         return {
-            number: [each for name in TYPES if name in types for each in types[name].of(name)]
+            number: [_map(name, types[name], head) for name in TYPES if name in types for head in types[name].heads]
             for number, types in zip(numbers, self.sentences, strict=True)
         }
+
+
+def _map(attention_type: str, maps: _Maps, head: _Head) -> AttentionMap:
+    identity = HeadId(attention_type, head.layer, head.head)
+    return AttentionMap(identity, head.gate, maps.queries, maps.keys, head.weights or [])
 
 
 # By format: the list of an `Experiment` for such files, the member of the object that is kept there ("" for the whole
