@@ -46,7 +46,7 @@ class Metric:
     def use(self, references: list[Any]) -> None:
         """Compare predictions with these references from now on."""
         self.references, self.scorers = references, scorers(references, self.bleu)
-        self.main: Any = next(iter(self.scorers.values()))
+        self.main = next(iter(self.scorers.values()))
 
     def prepared(self, model: nn.Module) -> nn.Module:
         """Return a copy of a model, prepared for `predict`."""

@@ -149,13 +149,13 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+@dataclass(frozen=True)
 class TextScorer:
     """Scores translations by a metric of sacreBLEU; differences are tested by paired bootstrap."""
 
+    metric: BLEU | CHRF
+    references: Sequence[str]
     test = "paired bootstrap"
-
-    def __init__(self, metric: BLEU | CHRF, references: Sequence[str]):
-        self.metric, self.references = metric, references
 
     def value(self, predictions: Sequence[str]) -> float:
         """Return the score of translations, from 0 to 100."""
@@ -175,13 +175,12 @@ class TextScorer:
         return paired_bootstrap(self.metric, control, others, self.references)
 
 
+@dataclass(frozen=True)
 class ClassScorer:
     """Counts the classes that are those of the labels, in percent; differences are tested by McNemar's exact test."""
 
+    references: Sequence[int]
     test = "McNemar's exact test"
-
-    def __init__(self, references: Sequence[int]):
-        self.references = references
 
     def value(self, predictions: Sequence[int]) -> float:
         """Return the accuracy."""

@@ -12,9 +12,6 @@ BAD_MASKS = {
     "heads": (mask(dec_enc=[FOUR, [1, 1]]), ["dec-enc layer 1 has 2 heads, the model has 4"]),
     "all at once": (mask(dec_enc=[FOUR, [1]], enc_self=[FOUR]), ["dec-enc layer 1", "enc-self has 1 layers"]),
     "a half": (mask(enc_self=[FOUR, [1, 1, 1, 0.5]]), ["enc-self.1.3 must be 1 or 0, not 0.5"]),
-    "unknown type": (mask(encoder=[FOUR, FOUR]), ["'encoder'", "enc-self"]),
-    "no file": ("no/such.json", ["'no/such.json'", "No such file"]),
-    "no JSON": ('{"enc-self"', ["JSON"]),
 }
 
 
@@ -27,12 +24,10 @@ NAN = float("nan")
 BAD_SCORES = {
     "layers": (score_file({"enc-self": [[1, 2, 3, 4]]}), ["the score file does not fit", "1 layers, the model has 2"]),
     "heads": (score_file({"dec-enc": [[1, 2, 3, 4], [1]]}), ["dec-enc layer 1 has 1 heads, the model has 4"]),
-    "unknown type": (score_file({"encoder": [[1]]}), ["'encoder'", "enc-self"]),
     "nan": (score_file({"enc-self": [[1, 2, NAN, 4]] * 2}), ["scores.enc-self.0.2 must be a finite number, not nan"]),
     "no scores": (score_file({}), ["has no scores"]),
     "no layers": (score_file({"enc-self": []}), ["or a type without layers"]),
     "a mask": ({"format": "headgates.heads/1", **OPEN}, ["format must be headgates.scores/1, not 'headgates.heads/1'"]),
-    "no JSON": ("{", ["not JSON"]),
 }
 
 

@@ -83,11 +83,9 @@ def test_bad_masks_are_refused_in_one_line(text, message):
     [
         '{"enc-self": [["' + "x" * 100_000 + '"]]}',
         '{"' + "x" * 100_000 + '": [[1]]}',
-        '{"format": "' + "x" * 100_000 + '", "enc-self": [[1]]}',
-        "[" * 100_000,
         "x" * 100_000,
     ],
-    ids=["value", "type", "format", "brackets", "path"],
+    ids=["value", "type", "path"],
 )
 def test_a_long_value_is_shortened_in_the_error(text):
     with pytest.raises(ValueError, match=r"\.\.\. \(100,0\d\d characters\)") as error:
