@@ -132,7 +132,7 @@ def test_the_gif_has_a_frame_for_each_record(reported):
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"models": []}, "sweep.json lacks values"),
+        ({"models": []}, "sweep.json models is an empty list"),
         ({"models": [{"name": "x"}]}, "sweep.json lacks values"),
         ({"models": [{**SWEEP["models"][1], "BLEU": []}]}, "sweep.json lacks values"),
         ({"models": [{**SWEEP["models"][1], "heads": 3}]}, "sweep.json lacks values"),

@@ -24,7 +24,8 @@ from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 from fairseq_headgates.evaluation.corpus import Corpus, load_dataset
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
-from fairseq_headgates.evaluation.metrics import Accuracy, mcnemar
+from fairseq_headgates.evaluation.metrics import Accuracy
+from fairseq_headgates.evaluation.statistics import mcnemar
 from fairseq_headgates.extensions.functions.counting import Annotations, count_functions
 from fairseq_headgates.extensions.functions.results import functions_of
 from fairseq_headgates.plugin.criterions.losses import PENALISED
@@ -215,11 +216,11 @@ def test_the_gradient_score_is_the_derivative_with_respect_to_a_gate():
 def test_accuracy_is_in_the_order_of_the_sentences():
     model, sample = make_roberta(4), make_sentences()
     metric = Accuracy(model, Corpus(CLASSES, [sample]))
-    assert metric.labels == [0, 1, 1]  # the ids of the batch are 2, 0, 1
+    assert metric.references == [0, 1, 1]  # the ids of the batch are 2, 0, 1
     classes = probabilities(model, sample).argmax(-1).tolist()
     found = metric.predict(metric.prepared(model))
     assert found == [classes[1], classes[2], classes[0]]
-    assert metric.score([0, 1, 0]) == pytest.approx(200 / 3)
+    assert metric.main.value([0, 1, 0]) == pytest.approx(200 / 3)
 
 
 @pytest.mark.parametrize(("only_a", "only_b", "both"), [(0, 0, 3), (5, 1, 2), (1, 5, 0), (0, 6, 4), (3, 3, 1)])

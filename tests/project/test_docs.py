@@ -364,7 +364,7 @@ def test_examples_of_files_can_be_read(block, tmp_path):
         translator(tmp_path / "baseline", (1, 1, 1))
         (written,) = swept([rows.read(tmp_path, rows.in_order([], own_control=True), "1", tested=False)])
         assert list(shown) == list(written)
-    elif kind == results.FORMAT:
+    elif kind == results.Evaluation.format:
         (found,) = read_evaluations(str(file))
         assert found.as_json() == json.loads(block.text)
     elif kind == gate_log.FORMAT:

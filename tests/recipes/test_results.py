@@ -374,9 +374,8 @@ def refused(capsys, words, *arguments):
     ("name", "content", "words"),
     [
         ("evaluation", None, "gated/evaluation.json"),
-        ("evaluation", "no json", "gated/evaluation.json is no evaluation"),
-        ("evaluation", "[]", "gated/evaluation.json is no evaluation"),
-        ("evaluation", '{"heads": {}}', "gated/evaluation.json is no evaluation"),
+        ("evaluation", "no json", "gated/evaluation.json is not JSON"),
+        ("evaluation", '{"heads": {}}', "gated/evaluation.json: it has no format: write it with `headgates evaluate"),
         ("metric.COMET", None, "metric.COMET.json"),
         ("metric.COMET", '{"command": "x"}', "metric.COMET.json has no score of the user's metric: remove it and run"),
         ("metric.COMET", '{"score": "x"}', "metric.COMET.json has no score"),

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_headgates.evaluation.results import Difference
-from fairseq_headgates.extensions.page.panels import Panel
 from fairseq_headgates.files import read_text
+from fairseq_headgates.report.panels import Panel
 from fairseq_headgates.report.tables import rounded
 from results import columns
 from results.columns import COMPARED, LEVEL, Column, with_range

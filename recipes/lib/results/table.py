@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 from commands import ArgumentParser, whole
-from fairseq_headgates.extensions.page.panels import Panel
 from fairseq_headgates.files import write_whole
+from fairseq_headgates.report.panels import Panel
 from results import classification, columns, language_model, translation
 from results.columns import Column
 from results.plots import draw
