@@ -1,20 +1,19 @@
 """`headgates prune` on a small checkpoint: what it removes, keeps and prints."""
 
-import itertools
 import json
-import logging
 import re
 
 import pytest
 import torch
+from support.checkpoints import names
 from support.models import assert_same, logits, make_batch, make_gated
-from support.prune_command import LOG_ALPHA, OPEN, SCORES, TYPES, C, F, O, load, names, score_file, small_state, write
+from support.prune_command import LOG_ALPHA, OPEN, SCORES, TYPES, C, F, O, load, score_file, small_state, write
 
 from fairseq_headgates import HeadTable, masked
-from fairseq_headgates.checkpoints import build_model, load_checkpoint, stock_checkpoint
+from fairseq_headgates.checkpoints import build_model
 from fairseq_headgates.cli import main as command
 from fairseq_headgates.options import read_mask
-from fairseq_headgates.surgery import kept_mask, open_mask
+from fairseq_headgates.surgery import kept_mask
 
 FULL = {attention_type: [[1] * 4] * 2 for attention_type in TYPES}
 
@@ -49,15 +48,14 @@ def test_open_heads_stay_by_default_with_their_optimiser_state(checkpoint, prune
     assert "4" in folded
 
 
-@pytest.mark.parametrize("form", [[], pytest.param(["--stock"], marks=pytest.mark.rehearsal)])
-def test_a_dry_run_prints_the_same_and_writes_nothing(form, checkpoint, prune):
+def test_a_dry_run_prints_the_same_and_writes_nothing(checkpoint, prune):
     out = write(checkpoint.with_name("pruned.pt"), "mine")
-    dry = prune(checkpoint, out, "--dry-run", *form)  # it ignores an existing output file
+    dry = prune(checkpoint, out, "--dry-run")  # it ignores an existing output file
     assert out.read_text() == "mine" and names(checkpoint.parent) == ["gated.pt", "pruned.pt"]
-    wet = prune(checkpoint, out, "--force", *form)
+    wet = prune(checkpoint, out, "--force")
     assert "nothing written (--dry-run)" in dry.out
     assert dry.out.splitlines()[:-1] == wet.out.splitlines()[:-1]
-    assert prune(checkpoint, out.parent / "no" / "x.pt", "--dry-run", *form).out == dry.out
+    assert prune(checkpoint, out.parent / "no" / "x.pt", "--dry-run").out == dry.out
 
 
 @pytest.mark.parametrize(
@@ -108,56 +106,7 @@ def test_an_optimiser_that_is_not_known_is_left_out_with_a_notice(checkpoint, pr
     assert torch.load(out)["last_optimizer_state"] is None
 
 
-WRONG_AVERAGE = "ema is dropped: it does not have the weights of this model"
-UNKNOWN_FORM = "the optimiser state is dropped (its form is unknown)"
-# A moving average, the history and the optimiser state, with the notices on the first and the last.
-ODD_STATES = {
-    "an average of something else, a number as criterion, a list as entries": (
-        {"encoder.layers.0.fc1.weight": 3},
-        [{"criterion_name": 3, "num_updates": 1}],
-        {"state": [1], "param_groups": [1]},
-        ["ema is dropped", UNKNOWN_FORM],
-    ),
-    "an average of other sizes, a list as criterion, text as groups": (
-        {"encoder.layers.0.fc1.weight": torch.ones(2)},
-        [{"criterion_name": ["x"]}],
-        {"state": {}, "param_groups": "x"},
-        [WRONG_AVERAGE, UNKNOWN_FORM],
-    ),
-    "an average of other heads, no history, text as moments": (
-        {"encoder.layers.0.self_attn.out_proj.weight": torch.ones(32, 8)},
-        [],
-        {"state": {0: "x"}, "param_groups": [{"params": list(range(86))}]},
-        [WRONG_AVERAGE, "the optimiser state is dropped ("],
-    ),
-}
-
-
-@pytest.mark.parametrize(("average", "history", "optimizer", "notices"), ODD_STATES.values(), ids=ODD_STATES)
-def test_malformed_training_state_is_dropped(average, history, optimizer, notices, checkpoint, prune, small_model):
-    odd = {"extra_state": {"ema": average}, "optimizer_history": history, "last_optimizer_state": optimizer}
-    torch.save({**torch.load(checkpoint, weights_only=False), **odd}, checkpoint)
-    out = checkpoint.with_name("pruned.pt")
-    lines = prune(checkpoint, out).err.splitlines()
-    assert all(notice in line for notice, line in zip(notices, lines, strict=True)), lines
-    stock = build_model(stock_checkpoint(load_checkpoint(str(checkpoint)), open_mask(small_model), small_model))
-    for smaller in (load(out), stock):
-        torch.testing.assert_close(logits(smaller, make_batch()), logits(small_model, make_batch()))
-
-
-PARTS = ["optimizer_history", "extra_state", "last_optimizer_state", "cfg", "args"]
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [*itertools.product(PARTS, [7, ["x"]]), ("optimizer_history", [1]), ("cfg", "x")]
-)
-def test_malformed_parts_of_a_checkpoint_are_refused_in_one_line(key, value, checkpoint, refused):
-    torch.save({**torch.load(checkpoint, weights_only=False), key: value}, checkpoint)
-    refused(checkpoint, checkpoint.with_name("pruned.pt"), words=[str(checkpoint)])
-    assert names(checkpoint.parent) == ["gated.pt"]
-
-
-def test_a_mask_from_a_file_or_inline(checkpoint, prune, chosen, small_model):
+def test_a_mask_from_a_file_or_inline(checkpoint, prune, plan_of):
     """Heads with a closed gate go in any case; that open ones go is said."""
     mask = {"enc-self": [[1, 1, 0, 0], [1, 1, 1, 1]], "dec-enc": [[0, 0, 0, 0], [1, 1, 1, 1]]}
     expected = {
@@ -174,21 +123,19 @@ def test_a_mask_from_a_file_or_inline(checkpoint, prune, chosen, small_model):
     assert "4" in line  # two of layer 0 of the encoder, two of layer 0 of the decoder
     smaller = load(out)
     assert kept_mask(smaller).values == expected
-    found, notes = chosen("--alive", json.dumps(mask))
-    assert found == expected and line in notes
-    with masked(small_model, HeadTable(mask)):
-        expected = logits(small_model, make_batch())
+    assert plan_of("--alive", json.dumps(mask))["mask"] == expected
+    model = load(checkpoint)
+    with masked(model, HeadTable(mask)):
+        expected = logits(model, make_batch())
     torch.testing.assert_close(logits(smaller, make_batch()), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("threshold", "values"), [(0, (C, O, F)), (0.5, (O, F)), (0.9, (O,)), (1, ())])
-def test_threshold_removes_heads_by_their_open_probability(threshold, values, chosen):
+@pytest.mark.parametrize(("threshold", "values"), [(0, (C, O, F)), (0.9, (O,)), (1, ())])
+def test_threshold_removes_heads_by_their_open_probability(threshold, values, plan_of):
     """P(open) is about 0.10, 0.77 and 0.98; a gate that is 0 at evaluation goes in any case."""
-    found, notes = chosen("--threshold", threshold)
-    assert found == {k: [[int(a in values and a != C) for a in row] for row in rows] for k, rows in LOG_ALPHA.items()}
-    assert any("the output changes" in note for note in notes) == (threshold > 0.5)
-    lost = [note for note in notes if "heads are removed: these attention layers return only the bias" in note]
-    assert len(lost) == (3 if threshold == 1 else 0)
+    plan = plan_of("--threshold", threshold)
+    expected = {k: [[int(a in values and a != C) for a in row] for row in rows] for k, rows in LOG_ALPHA.items()}
+    assert plan["mask"] == expected and (plan["removed_with_open_gate"] > 0) == (threshold > 0)
 
 
 RANKED = sorted(  # of the heads whose gate is open, the best first
@@ -207,42 +154,34 @@ def mask_of(heads):
     return {each: [[int((each, i, j) in heads) for j in range(4)] for i in range(2)] for each in TYPES}
 
 
-@pytest.mark.parametrize(
-    ("keep", "number"), [("5", 5), ("0.5", 7), ("1.0", 13), ("13", 13), ("1", 1), ("0", 0), ("0.0", 0)]
-)
-def test_keep_retains_the_open_heads_with_the_highest_scores(keep, number, chosen, tmp_path):
+@pytest.mark.parametrize(("keep", "number"), [("5", 5), ("0.5", 7), ("1.0", 13), ("1", 1)])
+def test_keep_retains_the_open_heads_with_the_highest_scores(keep, number, plan_of, tmp_path):
     """Of the 13 heads that are open; closed ones are no candidates, however high their score is."""
     assert len(RANKED) == 13
     scores = write(tmp_path / "scores.json", score_file(SCORES))
-    assert chosen("--scores", scores, "--keep", keep)[0] == mask_of(RANKED[:number])
+    assert plan_of("--scores", scores, "--keep", keep)["mask"] == mask_of(RANKED[:number])
 
 
-def test_the_best_of_some_types_and_of_every_layer(chosen, tmp_path):
-    scores = write(tmp_path / "scores.json", score_file(SCORES))
+def test_the_best_of_some_types_of_every_layer_and_by_one_of_several_methods(plan_of, tmp_path):
+    other = {attention_type: [[-v for v in row] for row in rows] for attention_type, rows in SCORES.items()}
+    tables = [score_file(SCORES), score_file(other, method="ablation")]
+    scores = ["--scores", write(tmp_path / "scores.json", tables), "--method"]
     best = [head for head in RANKED if head[0] == "dec-self"][:2]
     others = [head for head in RANKED if head[0] != "dec-self"]
-    assert chosen("--scores", scores, "--keep", 2, "--types", "dec-self")[0] == mask_of([*best, *others])
+    of_type = plan_of(*scores, "gradient", "--keep", 2, "--types", "dec-self")
+    assert of_type["mask"] == mask_of([*best, *others])
     first = {head[:2]: head for head in reversed(RANKED)}  # one of each layer: 5 layers have heads
     rest = [head for head in RANKED if head not in first.values()]
     assert len(first) == 5
-    expected = mask_of([*first.values(), rest[0]])
-    assert chosen("--scores", scores, "--keep", 6, "--min-per-layer", 1)[0] == expected
+    of_layers = plan_of(*scores, "gradient", "--keep", 6, "--min-per-layer", 1)
+    assert of_layers["mask"] == mask_of([*first.values(), rest[0]])
+    assert plan_of(*scores, "ablation", "--keep", 3)["mask"] == mask_of(RANKED[-3:])
 
 
-def test_removing_all_heads_of_a_type_prints_a_note(chosen, tmp_path):
-    scores = write(tmp_path / "scores.json", score_file(SCORES))
-    _, notes = chosen("--scores", scores, "--keep", 5)
-    lost = [note for note in notes if "heads are removed: these" in note]
-    assert len(lost) == 2 and lost[0].startswith("all enc-self") and lost[1].startswith("all dec-enc")
-
-
-def test_method_chooses_one_of_several_score_tables(chosen, unfit, tmp_path):
-    other = {attention_type: [[-v for v in row] for row in rows] for attention_type, rows in SCORES.items()}
-    tables = [score_file(SCORES), score_file(other, method="ablation")]
-    scores = ["--scores", write(tmp_path / "scores.json", tables), "--keep", 3]
-    unfit(*scores, words=["gradient, ablation", "--method"])
-    unfit(*scores, "--method", "x", words=["'x'", "gradient, ablation"])
-    assert chosen(*scores, "--method", "ablation")[0] == mask_of(RANKED[-3:])
+def test_removing_all_heads_of_a_type_prints_a_note(checkpoint, prune):
+    scores = write(checkpoint.with_name("scores.json"), score_file(SCORES))
+    done = prune(checkpoint, checkpoint.with_name("x.pt"), "--scores", scores, "--keep", 5, "--dry-run")
+    assert re.findall(r"^all (\S+) heads are removed: these", done.out, re.MULTILINE) == ["enc-self", "dec-enc"]
 
 
 def test_heads_keep_their_original_numbers_when_pruned_again(checkpoint, prune, refused):
@@ -284,15 +223,3 @@ def test_show_reads_what_prune_writes(checkpoint, prune, capsys):
     assert shown["gate"] == OPEN and shown["gated"] == []
     assert {each: shown["heads"][each] for each in TYPES} == {k: [sum(map(sum, v)), 8] for k, v in OPEN.items()}
     assert read_mask(str(heads)).values == OPEN
-
-
-def test_the_command_restores_the_logging_level(prune, tmp_path):
-    logger = logging.getLogger("fairseq_headgates")
-    before = logger.level
-    prune(tmp_path / "missing.pt", tmp_path / "out.pt", code=2)
-    assert logger.level == before
-
-
-def test_the_help_names_every_choice(prune):
-    usage = prune("--help").out
-    assert all(option in usage for option in ("--alive", "--threshold", "--scores", "--keep", "--stock", "--dry-run"))

@@ -1,18 +1,13 @@
-"""A small gated checkpoint, and `headgates prune` in this process."""
+"""A small gated checkpoint, and `headgates prune`."""
 
 import json
-from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 
 from fairseq_headgates import head_sites
-from fairseq_headgates import prune as pruned
 from fairseq_headgates.checkpoints import build_model
-from fairseq_headgates.cli import main as command
-from fairseq_headgates.cli.choice import chosen_heads
-from fairseq_headgates.cli.prune import removal_notes
-from fairseq_headgates.surgery import kept_mask, removal_plan
 from support.models import make_gated
 
 TYPES = ("enc-self", "dec-self", "dec-enc")
@@ -27,28 +22,10 @@ LOG_ALPHA = {
 OPEN = {attention_type: [[int(a != C) for a in row] for row in rows] for attention_type, rows in LOG_ALPHA.items()}
 
 
-@dataclass
-class Done:
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
-def prune(capsys):
-    """prune(*arguments, code=0): what the command leaves behind."""
-
-    def prune(*arguments, code=0):
-        capsys.readouterr()
-        try:
-            ended = command.main(["prune", *map(str, arguments)])
-        except SystemExit as error:  # argparse's
-            ended = error.code
-        done = Done(ended, *capsys.readouterr())
-        assert done.code == code, done
-        return done
-
-    return prune
+def prune(run):
+    """prune(*arguments, code=0) runs `headgates prune`."""
+    return partial(run, "headgates", "prune")
 
 
 @pytest.fixture
@@ -101,40 +78,14 @@ def checkpoint(small_checkpoint, tmp_path):
     return path
 
 
-@pytest.fixture(scope="session")
-def small_model(small_checkpoint):
-    """The model of `small_checkpoint`; tests must not change it."""
-    return load(small_checkpoint)
-
-
 @pytest.fixture
-def chosen(small_model):
-    """chosen(*options): the mask and notes of `headgates prune` with these options, without reading or writing files of
-    models, which takes most of the command's time."""
+def plan_of(checkpoint, prune):
+    """plan_of(*options): the plan of `headgates prune` with these options, which writes nothing."""
 
-    def chosen(*options):
-        args = command.build_parser(["prune"]).parse_args(["prune", "in.pt", "out.pt", *map(str, options)])
-        smaller = pruned(small_model, chosen_heads(args, small_model))
-        return kept_mask(smaller).values, removal_notes(removal_plan(small_model, smaller))
+    def plan_of(*options):
+        return json.loads(prune(checkpoint, checkpoint.with_name("x.pt"), *options, "--dry-run", "--json").out)
 
-    return chosen
-
-
-@pytest.fixture
-def unfit(chosen):
-    """unfit(*options, words): options that are refused in one line that holds these words."""
-
-    def unfit(*options, words):
-        with pytest.raises(ValueError) as error:
-            chosen(*options)
-        message = str(error.value)
-        assert [word for word in words if word not in message] == [] and "\n" not in message, message
-
-    return unfit
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
+    return plan_of
 
 
 def write(path, content):
