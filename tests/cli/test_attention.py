@@ -36,13 +36,9 @@ def test_heads_are_parsed():
     "text, words",
     [
         ("enc-self", "'enc-self': it must be TYPE:LAYER.HEAD, TYPE:LAYER.* or TYPE:*"),
-        ("enc-self:1", "it must be TYPE:LAYER.HEAD"),
         ("enc-self:*.1", "it must be TYPE:LAYER.HEAD"),
-        ("", "'': it must be"),
         ("dec-self:0.0", "but only enc-self, dec-enc can be named"),
-        ("enc-self:2.0", "enc-self has 2 layers of 4 heads, counted from 0"),
         ("enc-self:0.4", "enc-self has 2 layers of 4 heads, counted from 0"),
-        ("enc-self:2.*", "enc-self has 2 layers of 4 heads, counted from 0"),
     ],
 )
 def test_heads_that_do_not_exist(text, words):
@@ -157,11 +153,9 @@ def test_interactive_pages_have_limits_and_escape_tokens():
 
 def test_pictures(on_toy, tmp_path):
     on_toy("attention", "--heads", "enc-self:0.0,dec-enc:1.*", "--lines", "1,2", "--plot", tmp_path / "maps.svg")
-    on_toy("attention", "--heads", "dec-self:1.0", "--plot", tmp_path / "maps.png")
     titles = [each.text for each in ElementTree.parse(tmp_path / "maps.svg").iter() if each.tag.endswith("text")]
     assert sum("dec-enc layer 1 head 3" in (title or "") for title in titles) == 2
-    assert (tmp_path / "maps.png").stat().st_size > 1000
-    assert "exists" in one_line(on_toy("attention", "--plot", tmp_path / "maps.png", code=2))
+    assert "exists" in one_line(on_toy("attention", "--plot", tmp_path / "maps.svg", code=2))
 
 
 def test_sentences_are_numbered_as_in_the_data_or_text(on_toy, headgates, tmp_path):
@@ -190,15 +184,12 @@ def test_sentences_are_numbered_as_in_the_data_or_text(on_toy, headgates, tmp_pa
             "schön\n".encode("latin1"),
             "text' is not UTF-8 in line 1: convert it, for example with iconv -f latin1 -t utf8",
         ),
-        ("a b\n".encode("utf-16"), "text' is UTF-16: convert it with iconv -f UTF-16 -t utf8"),
+        (b"\n \n", "has no sentence: give one sentence per line"),
     ],
 )
-def test_texts_that_are_refused(content, words, on_toy, tmp_path, monkeypatch):
+def test_texts_that_are_refused(content, words, on_toy, tmp_path):
     (tmp_path / "text").write_bytes(content)
     assert words in one_line(on_toy("attention", "--text", tmp_path / "text", code=2))
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), "latin1"))
-    typed = words.replace("text'", "standard input").replace("text line", "standard input line")
-    assert typed in one_line(on_toy("attention", "--text", "-", code=2))
 
 
 def test_a_plot_without_a_font_for_its_tokens_warns(on_toy, copied, gated_checkpoint, tmp_path, capsys, monkeypatch):
@@ -212,18 +203,8 @@ def test_a_plot_without_a_font_for_its_tokens_warns(on_toy, copied, gated_checkp
         on_toy(*typed, "--plot", tmp_path / f"maps.{kind}", data=folder, subset="test")
         assert "中文" in (tmp_path / f"maps.{kind}").read_text()
     assert not capsys.readouterr().err
-    arguments = [
-        folder,
-        "--path",
-        gated_checkpoint,
-        "--gen-subset",
-        "test",
-        *READ,
-        *typed[1:],
-        "--plot",
-        tmp_path / "maps.png",
-    ]
-    assert cli.main(["attention", *map(str, arguments)]) == 0
+    places = [folder, "--path", gated_checkpoint, "--gen-subset", "test", *READ]
+    assert cli.main(["attention", *map(str, [*places, *typed[1:], "--plot", tmp_path / "maps.png"])]) == 0
     assert capsys.readouterr().err == (
         f"headgates attention: warning: {tmp_path}/maps.png does not show CJK, symbols or emoji, for which this system "
         f"has no font: use --plot x.html or x.svg\nwritten: {tmp_path}/maps.png\n"
@@ -253,12 +234,7 @@ def test_a_subset_without_target_is_translated(on_toy, copied):
     assert result["sentences"][0]["dec-enc"]["queries"][-1] == "</s>"
 
 
-def test_sentences_that_the_model_cannot_read(on_toy, copied, tmp_path):
-    path = copied() / "test.src-tgt.src.bin"
-    path.write_bytes(b"\x18" + path.read_bytes()[1:])
-    assert "the token 24, its dictionary 24 symbols" in one_line(
-        on_toy("attention", data=path.parent, subset="test", code=2)
-    )
+def test_sentences_that_the_model_cannot_read(on_toy, tmp_path):
     text = tmp_path / "text"
     text.write_text("a " * 1100 + "\n")
     assert "the source of a sentence has 1101 tokens: the model allows 1024" in one_line(
@@ -270,20 +246,10 @@ def test_sentences_that_the_model_cannot_read(on_toy, copied, tmp_path):
     "options, words",
     [
         (["--lines", "31"], "--lines has 31: 'valid' has the sentences 1 to 30"),
-        (["--lines", "0"], "--lines has 0"),
         (["--lines", "x"], "'x' is not a list of line numbers such as 1,5"),
         (["--lines", "1", "--text", "-"], "--lines has no effect with --text"),
-        (["--text", "missing"], "missing"),
-        (["--heads", "dec-enc:5.0"], "dec-enc has 2 layers of 4 heads"),
-        (["--plot", "x.abc"], "unknown format 'abc'"),
         (["--sentences", "3"], "--sentences"),
     ],
 )
 def test_wrong_options(options, words, on_toy):
     assert words in one_line(on_toy("attention", *options, code=2))
-
-
-def test_an_empty_text(on_toy, tmp_path):
-    path = tmp_path / "text"
-    path.write_text("\n \n")
-    assert "has no sentence: give one sentence per line" in one_line(on_toy("attention", "--text", path, code=2))

@@ -133,17 +133,11 @@ def test_the_gif_has_a_frame_for_each_record(reported):
     "change, words",
     [
         ({"models": []}, "sweep.json lacks values"),
-        ({"models": [{"name": "x"}]}, "sweep.json lacks values"),
         ({"models": [{**SWEEP["models"][1], "BLEU": []}]}, "sweep.json lacks values"),
-        ({"models": [{**SWEEP["models"][1], "heads": 3}]}, "sweep.json lacks values"),
         ({"models": [{**SWEEP["models"][1], "BLEU": [1e308, 1e999]}]}, "it holds Infinity"),
         (
             {"format": "headgates.ablation/1", "signature": "", "mode": "single", "nll_difference": {"enc-self": [[1]]}}
             | {"bleu_difference": {"enc-self 0 100000000": 1}},
-            "sweep.json lacks values",
-        ),
-        (
-            {"format": "headgates.ablation/1", "signature": "", "nll_difference": {"enc-self": [[1]]}},
             "sweep.json lacks values",
         ),
         (
@@ -176,14 +170,13 @@ def test_a_page_that_exists_is_kept(tmp_path, experiment, headgates):
     assert "<html" in (tmp_path / "r.html").read_text()
 
 
-@pytest.mark.parametrize("wrong", [["in.json", "in.json"], ["out.html", "in.json", "--gif", "in.json"]])
-def test_an_input_is_not_overwritten(wrong, tmp_path, headgates, monkeypatch):
+def test_an_input_is_not_overwritten(tmp_path, headgates):
     """OUT.html was forgotten."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "in.json").write_text(json.dumps(SWEEP))
-    error = one_line(headgates("report", *wrong, "--force", code=2))
+    path = tmp_path / "in.json"
+    path.write_text(json.dumps(SWEEP))
+    error = one_line(headgates("report", path, path, "--force", code=2))
     assert "in.json would be overwritten: the name of this output must end in ." in error
-    assert json.loads((tmp_path / "in.json").read_text()) == SWEEP
+    assert json.loads(path.read_text()) == SWEEP
 
 
 def test_file_names_may_hold_any_bytes(tmp_path, experiment, headgates):
