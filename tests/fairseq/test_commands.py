@@ -3,19 +3,15 @@
 import json
 
 import pytest
-import torch
-from fairseq.models.transformer import TransformerModel
 from support.checkpoints import GENERATE
 from support.commands import (
     ALIVE,
     EVALUATION,
     GATED,
-    TOY_MODEL,
     USER_DIR,
     hypotheses,
     l0_configuration,
     logged,
-    run_program,
     valid_loss,
 )
 from support.training import assert_one_line_error, read
@@ -24,47 +20,7 @@ from support.training import assert_one_line_error, read
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
 
 
-# The other commands
-
 SEARCH = ["--beam", 4, "--max-len-b", 12]
-
-
-@pytest.fixture(scope="module")
-def generated(made_once, forked, gated_checkpoint, toy):
-    """The translations of the test data by the gated model, from a process of its own."""
-
-    def make(folder):
-        done = forked("fairseq-generate", toy.data, *GENERATE, "--path", gated_checkpoint, *SEARCH)
-        (folder / "translations").write_text("\n".join(hypotheses(done)))
-
-    return (made_once("generated", make) / "translations").read_text().split("\n")
-
-
-@pytest.mark.rehearsal
-def test_installed_generate_prints_the_same_as_the_forked_process(generated, gated_checkpoint, tmp_path, toy):
-    command = ["fairseq-generate", toy.data, *GENERATE, "--path", gated_checkpoint, *SEARCH]
-    assert hypotheses(run_program(tmp_path, *command)) == generated
-
-
-def test_interactive_translates_as_generate(generated, gated_checkpoint, run, toy):
-    options = ["--buffer-size", 10, "--batch-size", 10]  # all sentences at once, as fairseq-generate does
-    options = [*EVALUATION, "--path", gated_checkpoint, *SEARCH, *options]
-    typed = run("fairseq-interactive", toy.data, *options, stdin=(toy.text / "test.src").read_text())
-    assert len(generated) == 10 and hypotheses(typed) == generated
-
-
-@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
-def test_hub_translates_as_generate(around, generated, gated_checkpoint, toy):
-    sources = (toy.text / "test.src").read_text().splitlines()
-    with around():
-        hub = TransformerModel.from_pretrained(
-            str(gated_checkpoint.parent),
-            gated_checkpoint.name,
-            data_name_or_path=str(toy.data),
-            user_dir=str(USER_DIR),
-        )
-        assert hub.translate(sources, beam=4, max_len_b=12) == generated
-    assert hub.translate(sources, beam=4, max_len_b=12) == generated
 
 
 def test_interactive_reads_lines(gated_checkpoint, toy, either):
@@ -101,22 +57,9 @@ def test_hydra_train(tmp_path, toy, run, either):
     assert shown["gate"]["enc-self"] == ALIVE["enc-self"]
 
 
-HYDRA = {
-    "common": {"cpu": True, "user_dir": str(USER_DIR), "seed": 1},
-    "criterion": {"_name": "label_smoothed_cross_entropy"},
-    "optimizer": {"_name": "adam"},
-    "lr_scheduler": {"_name": "fixed"},
-    "dataset": {"max_tokens": 500, "num_workers": 0, "required_batch_size_multiple": 1},
-    "optimization": {"max_update": 1, "lr": [0.005]},
-}
-
-
 def hydra_train(run, toy, folder, code=0, **model):
     """fairseq-hydra-train with these options of the model."""
-    config = {**HYDRA, "task": {"_name": "translation", "data": str(toy.data)}}
-    config |= {"model": {"_name": "transformer_head_gates", **TOY_MODEL, **model}}
-    config |= {"checkpoint": {"save_dir": str(folder / "save")}}
-    (folder / "toy.yaml").write_text(json.dumps(config))
+    (folder / "toy.yaml").write_text(json.dumps(l0_configuration(toy, folder / "save", **model)))
     return run("fairseq-hydra-train", "--config-dir", folder, "--config-name", "toy", code=code)
 
 
