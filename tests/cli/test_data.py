@@ -1,7 +1,6 @@
 """Data and checkpoints of the commands that read data: empty, damaged, of other models; workers and devices."""
 
 import json
-import os
 import re
 import sys
 import threading
@@ -85,33 +84,6 @@ def test_damaged_data(name, change, words, on_toy, copied):
         path.write_bytes(content)
     line = one_line(on_toy("score", "--method", "gate", data=path.parent, subset="test", code=2))
     assert words in line and str(path.parent) in line
-
-
-def test_damaged_files_that_are_not_read_are_ignored(on_toy, copied):
-    """The other direction of the same pair, other languages, alignments without --load-alignments."""
-    folder = copied()
-    for name in ("test.tgt-src.src.idx", "test.src-xx.src.idx", "test.align.src-tgt.idx", "test.src-tgt.src2.idx"):
-        (folder / name).write_bytes(b"damaged")
-    languages = ["--source-lang", "src", "--target-lang", "tgt"]
-    on_toy("score", "--method", "gate", *languages, data=folder, subset="test")
-    line = one_line(
-        on_toy("score", "--method", "gate", *languages, "--load-alignments", data=folder, subset="test", code=2)
-    )
-    assert "test.align.src-tgt.bin" in line
-
-
-def test_classified_sentences_need_their_task(on_toy, tmp_path):
-    (tmp_path / "input0").mkdir()
-    assert "add --task sentence_prediction" in one_line(on_toy("score", "--method", "gate", data=tmp_path, code=2))
-
-
-def test_a_pipe_as_dictionary_is_refused(on_toy, copied):
-    folder = copied()
-    (folder / "dict.src.txt").unlink()
-    os.mkfifo(folder / "dict.src.txt")
-    assert "dict.src.txt is not a regular file" in one_line(
-        on_toy("score", "--method", "gate", data=folder, subset="test", code=2)
-    )
 
 
 @pytest.mark.rehearsal
@@ -225,15 +197,6 @@ def test_sentences_of_a_text_have_the_tokens_of_their_languages(on_toy, multilin
     assert read["dec-enc"]["keys"][-1] == "__tgt__" == read["dec-self"]["queries"][0]
     message = one_line(on_toy("attention", *options, "--text", tmp_path / "text", checkpoint=multilingual, code=2))
     assert "--text does not support --lang-tok-replacing-bos-eos" in message
-
-
-def test_tokens_of_languages_are_not_aligned(on_toy, multilingual, toy, tmp_path):
-    options = [*MULTILINGUAL, "src-tgt", "--align-by", "dec-enc:0.0", "--write-alignments", tmp_path / "x"]
-    on_toy("functions", *options, checkpoint=multilingual)
-    for line, words in zip((tmp_path / "x").open(), (toy.text / "valid.tgt").open(), strict=True):
-        pairs = [tuple(map(int, pair.split("-"))) for pair in line.split()]
-        assert sorted(b for _, b in pairs) == list(range(len(words.split())))
-        assert all(a < len(words.split()) for a, _ in pairs)
 
 
 @pytest.mark.parametrize(

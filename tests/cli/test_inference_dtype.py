@@ -73,14 +73,6 @@ def test_evaluate_measures_loss_and_translations_in_8_bits(stored, on_toy, gener
     assert sorted(text.replace(" ", "") for text in found["int8"]["predictions"]) == sorted(texts)
 
 
-def test_the_signature_names_a_precision_only_if_it_is_used(on_toy, monkeypatch):
-    """No layer is large enough to be quantised; a CPU computes in single precision."""
-    monkeypatch.setattr(packed_linear, "WORTH_PACKING", 10**9)
-    for options in (STORED, ["--fp16"]):
-        signature = json.loads(on_toy("ablate", *options, "--json"))["signature"]
-        assert "int8" not in signature and "fp16" not in signature
-
-
 def test_training_with_it_is_in_single_precision(train, tmp_path):
     done = train(tmp_path / "int8", *STORED, updates=1)
     train(tmp_path / "float32", updates=1)
@@ -94,9 +86,3 @@ def test_what_cannot_be_stored_or_computed_is_refused(on_toy, headgates, gated_c
     assert words in one_line(on_toy("ablate", "--inference-dtype", "int4", code=2))
     stock = ["prune", gated_checkpoint, tmp_path / "out.pt", *STORED, "--stock"]
     assert "leave out one" in one_line(headgates(*stock, code=2)) and not (tmp_path / "out.pt").exists()
-
-
-def test_it_is_refused_where_the_cpu_lacks_the_operators(on_toy, monkeypatch):
-    monkeypatch.setattr(kernels, "int8_range", lambda: 0)
-    error = one_line(on_toy("evaluate", *STORED, code=2))
-    assert error.endswith("this torch has no int8 multiplication for this processor: use float32")

@@ -201,16 +201,6 @@ def test_a_gif_needs_a_gate_log(tmp_path, experiment, headgates):
     assert not (tmp_path / "r.html").exists() and not (tmp_path / "g.gif").exists()
 
 
-def test_too_many_maps_are_refused(tmp_path, headgates):
-    tokens = ["a"] * 150
-    head = {"layer": 0, "head": 0, "gate": 1, "weights": [[0.0] * 150] * 150}
-    types = {"enc-self": {"queries": tokens, "keys": tokens, "heads": [head]}}
-    data = {"format": "headgates.attention/1", "signature": "", "sentences": [types]}
-    (tmp_path / "maps.json").write_text(json.dumps(data))
-    error = one_line(headgates("report", tmp_path / "r.html", tmp_path / "maps.json", code=2))
-    assert "the maps have 22,500 cells, and at most 20,000 are drawn" in error
-
-
 def test_named_functions_have_the_expected_letters():
     names = ["positional -1", "nsubj to governor", "rare", "alignment"]
     result = {"heads": {"enc-self": [[head_with(name) for name in names]]}}

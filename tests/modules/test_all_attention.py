@@ -7,7 +7,7 @@ import torch
 from support.all_attention import NaiveModel, make_blocks, make_model
 from support.models import VOCABULARY, make_task
 
-from fairseq_headgates import head_sites, importance, masked, observe, prune, relevance
+from fairseq_headgates import head_sites, importance, masked, observe, prune
 from fairseq_headgates.analysis.ablation import ablation_losses
 from fairseq_headgates.checkpoints import build_model, prune_checkpoint, stock_checkpoint
 from fairseq_headgates.evaluation.corpus import Corpus
@@ -264,10 +264,9 @@ def corpus_of(batches):
     return Corpus(make_task(), samples)
 
 
-@pytest.mark.parametrize("mem_len", [0, 3])
 @pytest.mark.parametrize("mode", ["single", "all-but-one"])
-def test_ablation_is_the_loss_of_the_masked_model(mode, mem_len):
-    model, corpus = gated(mem_len), corpus_of(make_blocks())
+def test_ablation_is_the_loss_of_the_masked_model(mode):
+    model, corpus = gated(), corpus_of(make_blocks())
     whole, losses = ablation_losses(model, corpus, mode)
     assert whole == pytest.approx(mean_loss(model, corpus), rel=1e-6)
     for head, found in losses.items():
@@ -289,12 +288,9 @@ def test_scores(method):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gate_heads": "dec-enc"}, "dec-enc"),
         ({"persistent_vectors": 0}, "--persistent-vectors is 0: it must be from 1 to 100,000"),
-        ({"mem_len": -1}, "--mem-len is -1: it must be from 0 to 100,000"),
         ({"mem_len": 10**9}, "--mem-len is 1000000000: it must be from 0"),
         ({"decoder_layerdrop": 0.1}, "--decoder-layerdrop is 0.1: transformer_lm_all_attention does not support it"),
-        ({"checkpoint_activations": True}, "--checkpoint-activations is True"),
     ],
 )
 def test_options_that_cannot_be_used_are_refused(options, message, capsys):
@@ -302,11 +298,6 @@ def test_options_that_cannot_be_used_are_refused(options, message, capsys):
         make_model(**options)
     error = capsys.readouterr().err
     assert exit_.value.code == 2 and message in error and error.count("\n") == 1
-
-
-def test_relevance_is_refused():
-    with pytest.raises(ValueError, match="AllAttentionDecoder; choose another method"):
-        relevance.head_relevance(make_model(), {"src_tokens": make_blocks()[0][0]})
 
 
 def test_stock_export_is_refused():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.attention import B, S, padding_mask
-from support.models import PAD, VOCABULARY, make_batch, make_gated, make_stock, make_task
+from support.models import PAD, VOCABULARY, make_batch, make_gated
 
 from fairseq_headgates import head_sites
 from fairseq_headgates.inference import AttentionCache
@@ -45,26 +45,6 @@ def test_reordering_the_cache_reorders_the_hypotheses(order):
         step, _ = model.decoder(previous[order], encoder_out=encoder_out, incremental_state=state)
         expected, _ = model(source[order], torch.full((len(order),), 7), previous[order])
     torch.testing.assert_close(step, expected[:, -1:], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("beam", [1, 3])
-@pytest.mark.parametrize("match_source_len", [False, True])
-def test_beam_search_equals_stock(beam, match_source_len):
-    from fairseq.sequence_generator import SequenceGenerator
-
-    task, batch = make_task(), make_batch()
-    hypotheses = []
-    stock = make_stock()
-    ours = make_gated(gate_heads="enc-self,dec-self,dec-enc")
-    ours.load_state_dict(stock.state_dict())
-    for model in (stock, ours):
-        generator = SequenceGenerator(
-            [model], task.target_dictionary, beam_size=beam, max_len_b=12, match_source_len=match_source_len
-        )
-        found = generator.generate([model], {"net_input": batch})
-        hypotheses.append([[hypothesis["tokens"].tolist() for hypothesis in sentence] for sentence in found])
-    assert hypotheses[0] == hypotheses[1]
-    assert len(hypotheses[1][0]) == beam
 
 
 def test_beams_that_share_their_encoder_states():

@@ -7,7 +7,7 @@ import torch
 from fairseq.models.transformer import TransformerModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.models import PAD, logits, make_args, make_batch, make_gated, make_stock, make_task
+from support.models import PAD, logits, make_batch, make_gated, make_stock, make_task
 from support.pruning import (
     NO_HEADS_SOMEWHERE,
     OPEN,
@@ -35,8 +35,7 @@ from fairseq_headgates import (
     use_head_attention,
 )
 from fairseq_headgates.checkpoints import stock_checkpoint
-from fairseq_headgates.heads import TYPES, mask_to_json
-from fairseq_headgates.models import TransformerHeadGatesModel
+from fairseq_headgates.heads import TYPES
 from fairseq_headgates.safety import model_args
 from fairseq_headgates.surgery import head_counts, kept_mask, open_mask
 from fairseq_headgates.surgery.cuts import Cut, cut_tensors, cuts, pad_heads, removal_plan, with_gates_of
@@ -322,16 +321,6 @@ def test_a_stock_model_is_pruned_without_gates():
     assert pruned.args == stock.args and not hasattr(stock.args, "alive_heads")  # only checkpoints change options
 
 
-def test_a_pruned_model_is_built_again_from_its_options():
-    case = make_case(7)
-    pruned = prune(case.model(), HeadTable(case.mask))
-    args = copy.copy(pruned.args)
-    args.gate_heads, args.alive_heads, args.remove_heads = "", mask_to_json(kept_mask(pruned)), True
-    again = TransformerHeadGatesModel.build_model(args, make_task()).eval()
-    again.load_state_dict(pruned.state_dict(), strict=True)
-    assert torch.equal(logits(again, make_batch()), logits(pruned, make_batch()))
-
-
 def test_removing_heads_in_place_of_a_plain_model():
     model = make_gated()
     mask = HeadTable({"enc-self": [[1, 0, 1, 1], [0, 0, 0, 0]]})
@@ -362,10 +351,3 @@ def test_what_was_frozen_stays_frozen(pattern):
     assert {name: p.requires_grad for name, p in pruned.named_parameters()} == {
         name: expected[name] for name, _ in pruned.named_parameters()
     }
-
-
-def test_options_of_the_model_are_not_shared_with_the_pruned_one():
-    args = make_args()
-    model = TransformerHeadGatesModel.build_model(args, make_task())
-    prune(model, HeadTable(NO_HEADS_SOMEWHERE))
-    assert not getattr(args, "remove_heads", False) and not getattr(args, "alive_heads", None)
