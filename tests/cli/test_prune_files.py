@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.checkpoints import names
-from support.prune_command import OPEN, load, score_file, write
+from support.checkpoints import OPEN, load, names
+from support.prune_command import score_file, write
 
 from fairseq_headgates import HeadTable, checkpoints
 from fairseq_headgates.checkpoints import save_checkpoint
@@ -80,7 +80,7 @@ def test_an_existing_file_is_refused_before_the_model_is_loaded(checkpoint, refu
         refused(checkpoint, out, words=[str(out), "exists", "--force"])
     assert out.read_text() == "mine"
     prune(checkpoint, out, "--force")
-    assert kept_mask(load(out)).values == OPEN
+    assert kept_mask(load(out)[0]).values == OPEN
 
 
 def test_a_full_disk_leaves_no_partial_file(checkpoint, refused, monkeypatch):

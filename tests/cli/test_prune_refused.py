@@ -2,7 +2,7 @@
 
 import pytest
 from support.checkpoints import names
-from support.prune_command import SCORES, mask, score_file, write
+from support.prune_command import SCORES, score_file, write
 
 from fairseq_headgates.heads import parse_scores
 
@@ -29,7 +29,7 @@ def test_bad_score_files_are_refused(content, message, tmp_path):
 
 BAD_OPTIONS = {
     "a mask that does not fit": (
-        ["--alive", mask(dec_enc=[[1, 1]])],
+        ["--alive", '{"dec-enc": [[1, 1]]}'],
         ["the mask does not fit", "1 layers"],
     ),
     "scores that do not fit": (["--scores", "OTHER", "--keep", "1"], ["the score file does not fit", "has 1 layers"]),
@@ -39,7 +39,7 @@ BAD_OPTIONS = {
     ),
     "keep with a threshold": (["--threshold", "0.5", "--keep", "3"], ["--keep given without --scores: add --scores"]),
     "scores alone": (["--scores", "SCORES"], ["--scores without --keep", "--keep 12"]),
-    "too many": (["--scores", "SCORES", "--keep", "14"], ["keep is 14: it must be from 0 to 13"]),
+    "too many": (["--scores", "SCORES", "--keep", "12"], ["keep is 12: it must be from 0 to 11"]),
     "threshold above 1": (["--threshold", "1.01"], ["1.01", "from 0 to 1"]),
     "two choices": (["--threshold", "0.5", "--alive", "{}"], ["--alive: not allowed with argument --threshold"]),
     "no number": (["--scores", "x", "--keep", "many"], ["'many' is neither a number of heads (12) nor a fraction"]),
