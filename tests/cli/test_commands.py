@@ -11,13 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
-from support.commands import GATED, TYPES, USER_DIR, logged, run_program
+from support.commands import TYPES, USER_DIR, run_program
 from support.training import assert_one_line_error
 
 from fairseq_headgates import gate_values
-
-# Of torch's data loader, about machines without a GPU.
-pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
 
 
 def test_path_prints_the_user_dir(tmp_path):
@@ -40,18 +37,6 @@ def test_show_json_holds_the_gates_of_the_model(checkpoints, run):
     assert shown["heads"] == {"enc-self": [3, 8], "dec-self": [8, 8], "dec-enc": [8, 8], "total": [19, 24]}
     for attention_type, values in gate_values(model).items():
         torch.testing.assert_close(torch.tensor(shown["gate"][attention_type]).float(), values, atol=1e-6, rtol=0)
-
-
-def test_heads_from_show_are_accepted_by_alive_heads(stock_checkpoint, tmp_path, train, run):
-    options = ["--gate-heads", "dec-enc", "--gate-init=-3", "--dropout", 0]
-    closed = train(tmp_path / "gated", *GATED, *options, updates=1)
-    assert logged(closed, "heads_open")[0] == 0
-    heads = tmp_path / "heads.json"
-    run("headgates", "show", tmp_path / "gated" / "checkpoint_last.pt", "--out", heads)
-    assert json.loads(heads.read_text())["dec-enc"] == [[0] * 4] * 2
-    train(tmp_path / "fixed", "--alive-heads", heads, "--finetune-from-model", stock_checkpoint, updates=1)
-    shown = json.loads(run("headgates", "show", tmp_path / "fixed" / "checkpoint_last.pt", "--json").out)
-    assert shown["heads"] == {"enc-self": [8, 8], "dec-self": [8, 8], "dec-enc": [0, 8], "total": [16, 24]}
 
 
 def test_show_prints_the_mask_alone(gated_checkpoint, tmp_path, run):

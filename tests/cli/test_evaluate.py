@@ -182,16 +182,6 @@ def test_a_language_model_has_the_loss_of_fairseq_eval_lm(evaluated, headgates, 
 
 
 @pytest.mark.usefixtures("few_resamplings")
-def test_an_all_attention_model_is_evaluated_with_its_memory(evaluated, run, train_all_attention, toy_text, tmp_path):
-    train_all_attention(tmp_path / "lm", "--gate-heads", "dec-self")
-    path, reading = tmp_path / "lm" / "checkpoint_last.pt", [*language_models.SEGMENTS, *READ]
-    said = run("fairseq-eval-lm", toy_text, *language_models.SEGMENTS, *EVALUATION, "--path", path).text
-    (found,) = evaluated(toy_text, [path], reading=reading)
-    assert found.losses["test"].mean == pytest.approx(float(re.search(r"Loss \(base 2\): ([\d.]+)", said)[1]), abs=2e-4)
-    assert found.heads == {"dec-self": (8, 8), "total": (8, 8)}
-
-
-@pytest.mark.usefixtures("few_resamplings")
 def test_the_accuracy_of_classifiers_is_counted(evaluated, run, train_roberta, toy_classes, tmp_path):
     for name, updates in (("a", 8), ("b", 2)):
         train_roberta(tmp_path / name, *PLUGIN, arch="roberta", updates=updates)

@@ -11,8 +11,6 @@ from support.language_models import BLOCKS, SEGMENTS
 from support.models import assert_same
 from support.training import SGD, assert_one_line_error, assert_two_workers_train_as_one, make_forms, read
 
-pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")  # of torch, on machines without a GPU
-
 GATES = ["--gate-heads", "dec-self", "--l0-weight", "0.05"]
 CLOSED = [[-3.0, 0.4, 3.0, -0.5], [-3.0, -3.0, -3.0, -3.0]]  # log_alpha of the gates that tests set
 READING = [*SEGMENTS, *EVALUATION]

@@ -14,24 +14,9 @@ from support.commands import (
     logged,
     valid_loss,
 )
-from support.training import assert_one_line_error, read
-
-# Of torch's data loader, about machines without a GPU.
-pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
-
+from support.training import assert_one_line_error
 
 SEARCH = ["--beam", 4, "--max-len-b", 12]
-
-
-def test_interactive_reads_lines(gated_checkpoint, toy, either):
-    options = [*EVALUATION, "--path", gated_checkpoint, *SEARCH]
-    done = either("fairseq-interactive", toy.data, *options, stdin="a b c\nd d e f\n")
-    assert len(hypotheses(done)) == 2
-
-
-def test_ensemble_of_two_kinds_of_checkpoints_generates(checkpoints, run, toy):
-    path = f"{checkpoints['gated']}:{checkpoints['mixed']}"
-    assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, "--path", path, *SEARCH))) == 10
 
 
 def test_validate_repeats_the_loss_of_training(tmp_path, train, toy, either):
@@ -57,22 +42,10 @@ def test_hydra_train(tmp_path, toy, run, either):
     assert shown["gate"]["enc-self"] == ALIVE["enc-self"]
 
 
-def hydra_train(run, toy, folder, code=0, **model):
-    """fairseq-hydra-train with these options of the model."""
-    (folder / "toy.yaml").write_text(json.dumps(l0_configuration(toy, folder / "save", **model)))
-    return run("fairseq-hydra-train", "--config-dir", folder, "--config-name", "toy", code=code)
-
-
-def test_hydra_takes_lists_and_mappings(tmp_path, toy, run):
-    alive = {"enc-self": ALIVE["enc-self"]}
-    hydra_train(run, toy, tmp_path, gate_heads=["dec-enc"], gate_stretch=[-0.2, 1.2], alive_heads=alive)
-    stored = read(tmp_path / "save" / "checkpoint_last.pt")["cfg"]["model"]
-    assert (stored["gate_heads"], stored["gate_stretch"]) == ("dec-enc", "-0.2,1.2")
-    assert json.loads(stored["alive_heads"]) == {"format": "headgates.heads/1", **alive}
-
-
 def test_hydra_refuses_misspelt_options(tmp_path, toy, run):
-    done = hydra_train(run, toy, tmp_path, code=2, gate_heads="enc-self", gate_temprature=0.5)
+    config = l0_configuration(toy, tmp_path / "save", gate_heads="enc-self", gate_temprature=0.5)
+    (tmp_path / "toy.yaml").write_text(json.dumps(config))
+    done = run("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "toy", code=2)
     assert_one_line_error(done, ["unknown option 'gate_temprature' of the model: did you mean gate_temperature?"])
     assert not list((tmp_path / "save").glob("*.pt"))
 

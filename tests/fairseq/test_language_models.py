@@ -23,8 +23,6 @@ from support.training import (
     read,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")  # of torch, on machines without a GPU
-
 GATES = ["--gate-heads", "dec-self", "--l0-weight", "0.05"]
 CLOSED = [[-3.0, 0.4, 3.0, -0.5], [-3.0, -3.0, -3.0, -3.0]]  # log_alpha of the gates that tests set
 OPEN = [[0, 1, 1, 1], [0, 0, 0, 0]]

@@ -6,9 +6,6 @@ import pytest
 from support.commands import GATED, L0, train_arguments
 from support.training import RESET, assert_one_line_error
 
-# Of torch's data loader, about machines without a GPU.
-pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
-
 SUBSET = ["--sparsity-method", "subset", "--target-heads"]
 NO_CROSS = ["--no-cross-attention", "--restore-file", "none.pt"]  # which the checkpoint has
 # A case for each place that finds a mistake: the parser, the model, the criterion, and the start of the training.

@@ -10,8 +10,6 @@ from support.training import read
 
 from fairseq_headgates.checkpoints import build_model
 
-pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")  # of torch, on machines without a GPU
-
 GATES = ["--gate-heads", TYPES, "--criterion", "label_smoothed_cross_entropy_l0"]
 LAMBDA = ["--l0-weight", 0.5, "--gate-lr-scale", 500]
 TARGET = ["--target-heads", 7, "--gate-lr-scale", 200]

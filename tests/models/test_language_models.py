@@ -7,12 +7,11 @@ import pytest
 import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.models.transformer_lm import TransformerLanguageModel
-from support.language_models import VARIANTS, make_lm, make_lm_args, make_lm_sample, make_stock_lm, make_text
+from support.language_models import VARIANTS, make_lm, make_lm_args, make_lm_sample, make_text
 from support.models import PAD, logits, make_task
 
-from fairseq_headgates import HeadTable, gate_values, head_sites, masked
-from fairseq_headgates.analysis.functions import Annotations, count_functions, functions_of
-from fairseq_headgates.analysis.options import FunctionOptions
+from fairseq_headgates import HeadTable, head_sites, masked
+from fairseq_headgates.analysis.functions import Annotations, count_functions
 from fairseq_headgates.checkpoints import build_model, prune_checkpoint, stock_checkpoint
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
@@ -42,7 +41,7 @@ def test_embeddings_of_characters(cutoff):
     """A checkpoint does not have its dictionary: without it the model is built, measured and pruned."""
     characters = {"character_embedding_dim": 4, "char_embedder_highway_layers": 1, "adaptive_softmax_cutoff": cutoff}
     options = {"character_embeddings": True, "character_filters": "[(1, 8)] + [(2, 8)] * 2", **characters}
-    stock, dictionary = make_stock_lm(**options), make_task().source_dictionary
+    stock, dictionary = make_lm(model=TransformerLanguageModel, **options), make_task().source_dictionary
     args = make_lm_args(**options, arch="transformer_lm")
     state = {"args": args, "model": stock.state_dict()}
     whole = make_lm(**options)
@@ -96,31 +95,6 @@ def test_padding_is_not_counted(variant):
 
 
 # --- functions -------------------------------------------------------------------------------------------------------
-
-
-def test_a_head_that_looks_at_the_previous_token_is_positional():
-    """Head 1 of layer 0 gets queries and keys that pair each position with the one before."""
-    model, sample = make_lm(decoder_normalize_before=True, decoder_learned_pos=True, decoder_embed_dim=64,
-                            decoder_input_dim=64, decoder_output_dim=64), make_lm_sample()  # fmt: skip
-    decoder, attention = model.decoder, model.decoder.layers[0].self_attn
-    with torch.no_grad():
-        decoder.embed_tokens.weight.zero_()
-        positions = torch.eye(64)[: len(decoder.embed_positions.weight)]
-        decoder.embed_positions.weight.copy_(positions)
-        head = slice(16, 32)
-        for projection, weight in (
-            (attention.q_proj, 20 * torch.eye(64).roll(1, 1)),
-            (attention.k_proj, torch.eye(64)),
-        ):
-            projection.weight.zero_()
-            projection.bias.zero_()
-            projection.weight[head] = weight[:16]
-    corpus = Corpus(make_task(), [sample])
-    counts = count_functions(model, corpus, Annotations(rare=True))
-    found = functions_of(counts, FunctionOptions(), gate_values(model))
-    assert list(found["heads"]) == ["dec-self"]
-    assert found["heads"]["dec-self"][0][1]["functions"] == ["positional -1"]
-    assert "rare" not in found["heads"]["dec-self"][0][1]
 
 
 def test_trees_of_a_source_and_alignments_are_refused():

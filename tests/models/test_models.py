@@ -15,7 +15,6 @@ from support.fairseq_0_12_2 import IS_0_12_2
 from support.models import logits, make_args, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import gate_values, head_sites, l0_penalty
-from fairseq_headgates.checkpoints import load_checkpoint, read_heads
 from fairseq_headgates.gates import parse_stretch
 from fairseq_headgates.models import TransformerHeadGatesModel
 from fairseq_headgates.options import DEFAULTS, add_head_gate_args
@@ -273,26 +272,3 @@ def test_a_state_dict_without_numbers_of_kept_heads_is_loaded(metadata):
     other.upgrade_state_dict(state)
     other.load_state_dict(dict(state), strict=True)
     assert not kept_heads_in(make_gated(gate_heads="enc-self", alive_heads=FIRST).state_dict())
-
-
-def write_checkpoint(path, model, **extra):
-    args = argparse.Namespace(**{**vars(model.args), "arch": "transformer_head_gates"})
-    torch.save({"args": args, "model": model.state_dict(), **extra}, path)
-
-
-def heads_of(path):
-    return read_heads(load_checkpoint(str(path)), str(path))
-
-
-def test_heads_are_read_from_a_checkpoint(tmp_path):
-    model = make_gated(gate_heads="enc-self", alive_heads='{"dec-enc": [[1,1,1,0],[1,1,1,1]]}', gate_lr_scale=7.0)
-    with torch.no_grad():
-        model.encoder.layers[1].self_attn.gate.theta[2] = -1
-    write_checkpoint(tmp_path / "c.pt", model, optimizer_history=[{"num_updates": 12}])
-    heads = heads_of(tmp_path / "c.pt")
-    assert heads.gated == ("enc-self",)
-    for attention_type, values in gate_values(model).items():
-        assert heads.gate.values[attention_type] == values.tolist()
-    assert heads.gate.signature == "ckpt:c.pt|updates:12"
-    torch.save({"args": make_args(arch="transformer"), "model": make_stock().state_dict()}, tmp_path / "stock.pt")
-    assert heads_of(tmp_path / "stock.pt").gate.count("dec-self") == (8, 8)

@@ -6,12 +6,12 @@ import json
 import pytest
 import torch
 from hypothesis import given, settings
+from support.checkpoints import assert_same_tensors
 from support.models import logits, make_batch, make_gated, make_task
 from support.pruning import (
     CLOSED,
     OPEN,
     assert_logits,
-    assert_same_tensors,
     cases,
     gate,
     make_case,

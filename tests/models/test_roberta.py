@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from fairseq.models.roberta import RobertaModel
 from support.any_model import build
 from support.classifiers import (
     CLASSIFICATION,
@@ -13,7 +14,6 @@ from support.classifiers import (
     MASKED_LM,
     make_roberta,
     make_sentences,
-    make_stock_roberta,
     masked_sample,
     states,
 )
@@ -46,7 +46,7 @@ def probabilities(model, sample):
 
 def test_parameter_names_of_old_roberta_checkpoints_are_converted():
     """Published models have them: the encoder is called "decoder", its first norm emb_layer_norm."""
-    model, sample = make_stock_roberta(1), make_sentences()
+    model, sample = make_roberta(1, RobertaModel), make_sentences()
     old = {
         name.replace("encoder.", "decoder.", 1).replace("layernorm_embedding", "emb_layer_norm"): weight
         for name, weight in model.state_dict().items()

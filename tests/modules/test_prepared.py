@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from support.all_attention import make_model as make_all_attention
+from support.checkpoints import assert_same_tensors
 from support.language_models import make_text
 from support.models import logits, make_batch, make_gated
-from support.pruning import ALL_TYPES, assert_same_tensors, generate, make_case, stock_twin
+from support.pruning import ALL_TYPES, generate, make_case, stock_twin
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fairseq_headgates import HeadTable, fix_heads, head_sites, insert_gates, masked, prune

@@ -5,7 +5,6 @@ import random
 
 import pytest
 import torch
-from fairseq.models.roberta import RobertaModel
 from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
@@ -26,10 +25,6 @@ def make_roberta(seed=0, model=RobertaHeadGatesModel, classes=2, **options):
     if classes:
         built.register_classification_head(HEAD, num_classes=classes)
     return built.eval()
-
-
-def make_stock_roberta(seed=0, **options):
-    return make_roberta(seed, RobertaModel, **options)
 
 
 def make_sentences(seed=0):

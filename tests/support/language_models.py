@@ -6,7 +6,6 @@ import random
 import numpy
 import pytest
 import torch
-from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from fairseq_headgates.models import TransformerLMHeadGatesModel
 from support.commands import EVALUATION, USER_DIR
@@ -40,10 +39,6 @@ def make_lm_args(**options):
 def make_lm(seed=0, model=TransformerLMHeadGatesModel, **options):
     torch.manual_seed(seed)
     return model.build_model(make_lm_args(**options), make_task()).eval()
-
-
-def make_stock_lm(seed=0, **options):
-    return make_lm(seed, TransformerLanguageModel, **options)
 
 
 def make_text(seed=0):

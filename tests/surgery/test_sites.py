@@ -44,12 +44,6 @@ def test_sites_are_named_by_type_and_layer():
     ] == first  # a second time changes nothing
 
 
-def test_gates_of_a_missing_attention_are_refused():
-    model = make_gated(no_cross_attention=True)
-    with pytest.raises(ValueError, match="no dec-enc attention.*enc-self"):
-        insert_gates(model, ["dec-enc"])
-
-
 def test_unsupported_attention_is_refused():
     stock = make_stock()
     stock.decoder.layers[1].encoder_attn.bias_k = torch.nn.Parameter(torch.zeros(1, 1, 32))
