@@ -153,10 +153,15 @@ def test_prepared_gates_move_to_the_device_of_the_model():
 # --- inference mode, and changes that torch does not count ------------------------------------------------------------
 
 
-def built(kind, loaded):
-    """A model of `MODELS`, or one that was built and loaded in inference mode, as torch.hub may do it."""
-    if not loaded:
-        return MODELS[kind]()
+@pytest.fixture
+def packed(request, monkeypatch):
+    """Whether the weights are packed, as in a model that is large enough for it."""
+    if request.param:
+        monkeypatch.setattr("fairseq_headgates.inference.packed_linear.WORTH_PACKING", 1)
+
+
+def loaded(kind):
+    """A model of `MODELS` that was built and loaded in inference mode, as torch.hub may do it."""
     weights = MODELS[kind]().state_dict()
     with torch.inference_mode():
         model = MODELS[kind]()
@@ -177,10 +182,10 @@ MODES = {"inference": torch.inference_mode, "no grad": torch.no_grad, "usual": t
 @pytest.mark.parametrize(
     ("kind", "first", "packed"),  # every pair of two of them
     [(kind, first, (i + j) % 2 == 0) for i, kind in enumerate(MODELS) for j, first in enumerate(MODES)],
+    indirect=["packed"],
 )
-def test_a_model_prepared_in_one_mode_is_used_in_another(kind, first, packed, monkeypatch):
-    if packed:
-        monkeypatch.setattr("fairseq_headgates.inference.packed_linear.WORTH_PACKING", 1)
+@pytest.mark.usefixtures("packed")
+def test_a_model_prepared_in_one_mode_is_used_in_another(kind, first):
     never = MODELS[kind]()
     expected, gradients = logits(never, make_batch()), with_gradients(never)
     with MODES[first]():
@@ -195,41 +200,37 @@ def test_a_model_prepared_in_one_mode_is_used_in_another(kind, first, packed, mo
     torch.testing.assert_close(logits(before, make_batch()), logits(never, make_batch()), atol=1e-6, rtol=1e-5)
 
 
-PACKED_OR_NOT = pytest.mark.parametrize(
-    ("kind", "packed"),
-    [
-        ("stock", True),
-        ("gated", False),
-        ("fixed", False),
-        ("pruned", True),
-        ("pruned", False),
-        ("gates on pruned", True),
-    ],
+KINDS = (
+    ("stock", True),
+    ("gated", False),
+    ("fixed", False),
+    ("pruned", True),
+    ("pruned", False),
+    ("gates on pruned", True),
 )
+packed_or_not = pytest.mark.parametrize(("kind", "packed"), KINDS, indirect=["packed"])
 
 
-@PACKED_OR_NOT
-def test_a_model_loaded_in_inference_mode(kind, packed, monkeypatch):
-    if packed:
-        monkeypatch.setattr("fairseq_headgates.inference.packed_linear.WORTH_PACKING", 1)
+@packed_or_not
+@pytest.mark.usefixtures("packed")
+def test_a_model_loaded_in_inference_mode(kind):
     expected, found = logits(MODELS[kind](), make_batch()), generate(MODELS[kind](), 3)
     with torch.inference_mode():
-        model = prepare(built(kind, loaded=True))
+        model = prepare(loaded(kind))
         torch.testing.assert_close(logits(model, make_batch()), expected, atol=1e-6, rtol=1e-5)
         assert generate(model, 3) == found
     torch.testing.assert_close(logits(model, make_batch()), expected, atol=1e-6, rtol=1e-5)
     assert generate(model, 3) == found
-    again = prepare(built(kind, loaded=True))  # outside
+    again = prepare(loaded(kind))  # outside
     torch.testing.assert_close(logits(again, make_batch()), expected, atol=1e-6, rtol=1e-5)
     assert generate(again, 3) == found
     assert_same_tensors(again.state_dict(), MODELS[kind]().state_dict())
 
 
-@PACKED_OR_NOT
-def test_prepared_tensors_follow_changes_of_parameter_data(kind, packed, monkeypatch):
+@packed_or_not
+@pytest.mark.usefixtures("packed")
+def test_prepared_tensors_follow_changes_of_parameter_data(kind):
     """torch counts changes in place of a parameter, but not those of its `data`."""
-    if packed:
-        monkeypatch.setattr("fairseq_headgates.inference.packed_linear.WORTH_PACKING", 1)
     never, before = MODELS[kind](), prepare(MODELS[kind]())
     logits(before, make_batch())
 
