@@ -164,18 +164,6 @@ def test_two_workers_train_as_one_with_two_batches(train_roberta, tmp_path):
     assert_two_workers_train_as_one(tmp_path, train_roberta, [*GATES, *WITHOUT_NOISE], ["--update-freq", 2])
 
 
-def test_two_workers_measure_as_one(models, run, toy_classes, tmp_path):
-    files = {name: tmp_path / f"{name}.json" for name in ("one", "two")}
-    curve = ["headgates", "curve", toy_classes, "--path", models["gated"], *READING]
-    curve += ["--by", "gradient", "--steps", "0,50", "--out"]
-    run(*curve, files["one"])
-    run(*curve, files["two"], workers=2)
-    one, two = (json.loads(path.read_text())["points"] for path in files.values())
-    for a, b in zip(one, two, strict=True):
-        assert (a["mask"], a["accuracy"], a["p_value"]) == (b["mask"], b["accuracy"], b["p_value"])
-        assert a["nll"] == pytest.approx(b["nll"], abs=1e-6)
-
-
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 
