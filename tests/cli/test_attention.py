@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import re
-from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
@@ -21,6 +20,7 @@ from fairseq_headgates.report.attention import attention_figure, attention_page
 from fairseq_headgates.report.interactive import interactive_page
 
 SIZES = {"enc-self": (2, 4), "dec-enc": (2, 4)}
+LOADS = re.compile(r"\s(src|href)\s*=")
 
 
 def test_heads_are_parsed():
@@ -88,19 +88,6 @@ def test_sentences_of_a_file_and_of_standard_input(on_toy, toy, tmp_path, monkey
     assert json.loads(on_toy("attention", "--json", "--text", "-"))["sentences"] == typed["sentences"]
 
 
-class Page(HTMLParser):
-    """Counts the maps and cells of a page, and what it would load."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.loaded = [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.loaded += [name for name, _ in attributes if name in ("src", "href")]
-
-
 def test_closed_and_removed_heads_are_marked(on_toy, headgates, checkpoints, tmp_path):
     shown = json.loads(headgates("show", checkpoints["mixed"], "--json"))["gate"]["enc-self"]
     result = json.loads(on_toy("attention", "--json", "--heads", "enc-self:*", checkpoint=checkpoints["mixed"]))
@@ -113,16 +100,16 @@ def test_closed_and_removed_heads_are_marked(on_toy, headgates, checkpoints, tmp
     assert text.count(", closed)") == sum(entry["gate"] == 0 for entry in heads)
     page = tmp_path / "maps.html"
     on_toy("attention", "--heads", "enc-self:*", "--plot", page, checkpoint=checkpoints["mixed"])
-    found = Page(page.read_text(encoding="utf-8"))
-    assert found.tags.count("figure") == 8 and not found.loaded and "script" not in found.tags
-    assert found.tags.count("table") == sum(entry["weights"] is not None for entry in heads)
+    found = page.read_text(encoding="utf-8")
+    assert found.count("<figure") == 8 and not LOADS.search(found) and "<script" not in found
+    assert found.count("<table") == sum(entry["weights"] is not None for entry in heads)
 
 
 def test_an_interactive_page_holds_all_weights_and_loads_nothing(on_toy, checkpoints, tmp_path):
     options = ["attention", "--lines", "3,1", "--out", tmp_path / "maps.json", "--plot", tmp_path / "maps.html"]
     on_toy(*options, "--interactive", checkpoint=checkpoints["mixed"])
     page = (tmp_path / "maps.html").read_text(encoding="utf-8")
-    assert not Page(page).loaded and "default-src 'none'" in page
+    assert not LOADS.search(page) and "default-src 'none'" in page
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1])
     assert [each["number"] for each in data] == [3, 1]
     for each, types in zip(data, json.loads((tmp_path / "maps.json").read_text())["sentences"], strict=True):

@@ -104,16 +104,6 @@ def test_fractions_of_heads_are_rounded_by_one_rule(heads):
         assert Heads({"enc-self": heads}).kept(Run("enc-self", share, "gradient")) == expected
 
 
-def test_every_layer_keeps_its_best():
-    scores = HeadTable({"enc-self": [[9, 8, 7], [1, 3, 2]]})
-    present = HeadTable({"enc-self": [[1, 1, 1], [1, 1, 1]]})
-    assert best_heads(scores, 3, present).values["enc-self"] == [[1, 1, 1], [0, 0, 0]]
-    assert best_heads(scores, 3, present, min_per_layer=1).values["enc-self"] == [[1, 1, 0], [0, 1, 0]]
-    assert best_heads(scores, 4, present, min_per_layer=2).values["enc-self"] == [[1, 1, 0], [0, 1, 1]]
-    fewer = HeadTable({"enc-self": [[1, 1, 1], [0, 0, 1]]})  # a layer that has fewer keeps those
-    assert best_heads(scores, 3, fewer, min_per_layer=2).values["enc-self"] == [[1, 1, 0], [0, 0, 1]]
-
-
 def test_the_mask_keeps_the_signature_of_the_scores():
     scores = HeadTable({"enc-self": [[1, 2, 3], [1, 2, 3]]}, "gradient", "gradient|split:valid")
     assert best_heads(scores, 2, open_tables()).signature == "gradient|split:valid"
