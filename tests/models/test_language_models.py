@@ -10,7 +10,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from support.language_models import VARIANTS, make_lm, make_lm_args, make_lm_sample, make_text
 from support.models import PAD, logits, make_task
 
-from fairseq_headgates import HeadTable, head_sites, masked
+from fairseq_headgates import HeadTable, masked
 from fairseq_headgates.analysis.functions import Annotations, count_functions
 from fairseq_headgates.checkpoints import build_model, prune_checkpoint, stock_checkpoint
 from fairseq_headgates.evaluation.corpus import Corpus
@@ -25,15 +25,6 @@ def assert_logits(actual, expected):
 
 
 MASK = HeadTable({"dec-self": [[1, 0, 1, 1], [0, 0, 0, 0]]})
-variants = pytest.mark.parametrize("variant", VARIANTS)
-
-
-def gated(variant, **options):
-    """A model with gates that are closed, open and between."""
-    model = make_lm(**VARIANTS[variant], gate_heads="dec-self", **options)
-    for i, site in enumerate(head_sites(model)):
-        site.attention.gate.load_state_dict({"log_alpha": torch.tensor([-3.0, 0.4, 3.0, -0.5]) + 0.1 * i})
-    return model
 
 
 @pytest.mark.parametrize("cutoff", [None, "10,20"])
@@ -62,13 +53,10 @@ def test_embeddings_of_characters(cutoff):
             build_model({**state, "args": argparse.Namespace(**{**vars(args), name: value})})
 
 
-# --- losses ----------------------------------------------------------------------------------------------------------
-
-
-@variants
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_the_loss_in_bits_is_that_of_fairseqs_criterion(variant):
     """Of fairseq-eval-lm in the case of an adaptive softmax: its criterion ignores token 1 of every tail."""
-    model, sample = gated(variant), make_lm_sample()
+    model, sample = make_lm(**VARIANTS[variant]), make_lm_sample()
     found = mean_loss(model, Corpus(make_task(), [sample]))
     with torch.no_grad():
         output = model(**sample["net_input"])
@@ -79,22 +67,6 @@ def test_the_loss_in_bits_is_that_of_fairseqs_criterion(variant):
     if variant != "adaptive":
         loss, size, _ = CrossEntropyCriterion(make_task(), False)(model, sample)
         assert found == pytest.approx(loss.item() / size / math.log(2), rel=1e-5)
-
-
-@variants
-def test_padding_is_not_counted(variant):
-    """The loss of a batch is that of its texts one by one, without padding."""
-    model, sample = gated(variant), make_lm_sample()
-    tokens, lengths = sample["net_input"].values()
-    alone = [
-        {"net_input": {"src_tokens": tokens[i : i + 1, :n]}, "target": sample["target"][i : i + 1, :n]}
-        for i, n in enumerate(lengths.tolist())
-    ]
-    found = mean_loss(model, Corpus(make_task(), [sample]))
-    assert found == pytest.approx(mean_loss(model, Corpus(make_task(), alone)), rel=1e-5)
-
-
-# --- functions -------------------------------------------------------------------------------------------------------
 
 
 def test_trees_of_a_source_and_alignments_are_refused():

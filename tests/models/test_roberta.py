@@ -19,7 +19,7 @@ from support.classifiers import (
 )
 from support.models import PAD
 
-from fairseq_headgates import HeadTable, gate_values, head_sites, importance, masked, prune
+from fairseq_headgates import HeadTable, gate_values, importance, masked, prune
 from fairseq_headgates.analysis.functions import Annotations, count_functions, functions_of
 from fairseq_headgates.analysis.options import FunctionOptions, ScoreOptions
 from fairseq_headgates.checkpoints import build_model, prune_checkpoint
@@ -28,14 +28,6 @@ from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.evaluation.metrics import Accuracy, mcnemar
 
 MASK = HeadTable({"enc-self": [[1, 0, 1, 1], [0, 0, 0, 0]]})
-
-
-def gated():
-    """A model with gates that are closed, open and between."""
-    model = make_roberta(gate_heads="enc-self")
-    for i, site in enumerate(head_sites(model)):
-        site.attention.gate.load_state_dict({"log_alpha": torch.tensor([-3.0, 0.4, 3.0, -0.5]) + 0.1 * i})
-    return model
 
 
 def probabilities(model, sample):
@@ -60,13 +52,13 @@ def test_parameter_names_of_old_roberta_checkpoints_are_converted():
 
 def test_the_loss_of_a_classifier_counts_every_sentence():
     """Class 1 has the number of the padding symbol."""
-    model, sample = gated(), make_sentences()
+    model, sample = make_roberta(), make_sentences()
     p = probabilities(model, sample).gather(1, sample["target"])
     assert mean_loss(model, Corpus(CLASSIFICATION, [sample])) == pytest.approx(-p.log2().mean().item(), abs=1e-6)
 
 
 def test_the_loss_of_masked_tokens():
-    model, sample = gated(), masked_sample()
+    model, sample = make_roberta(), masked_sample()
     with torch.no_grad():
         logits = model(**sample["net_input"])[0].double()
     counted = sample["target"].ne(PAD)
