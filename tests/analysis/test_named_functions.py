@@ -10,7 +10,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 from support.functions import RELATIONS, Task, annotated, found, sentences, tree_of
-from support.models import VOCABULARY, make_args, make_stock
+from support.models import VOCABULARY, make_args
 from support.recipes import ROOT
 from support.sentences import EOS, make_model, sample
 
@@ -118,12 +118,6 @@ def test_a_model_without_cross_attention_has_no_alignment():
     with pytest.raises(ValueError, match="no decoder-encoder attention"):
         found(model, task, [sample(pairs)], annotated(task, pairs))
     assert "dec-enc" not in found(model, task, [sample(pairs)], Annotations(rare=False))["heads"]
-
-
-def test_a_stock_model_is_counted_too():
-    task, pairs = Task(), sentences()
-    stock = make_stock()
-    assert found(stock, task, [sample(pairs)], Annotations())["heads"]["enc-self"][0][0]["gate"] == 1
 
 
 def test_weights_that_are_not_finite():
