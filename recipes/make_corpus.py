@@ -41,7 +41,7 @@ def make_corpus(sizes: dict[str, int], seed: int) -> dict[str, str]:
     """Return file names and contents. The train split is drawn last, so its size does not change the other two."""
     sampler = Sampler(random.Random(seed))
     seen: set[str] = set()
-    files = {}
+    files: dict[str, str] = {}
     for split in ("test", "valid", "train"):
         sides: dict[str, list[str]] = {"en": [], "ru": [], "en.conllu": []}
         while len(sides["en"]) < sizes[split]:

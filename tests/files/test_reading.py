@@ -9,7 +9,7 @@ import pytest
 from fairseq.data import Dictionary
 from support.report import SWEEP
 
-from corpora import labelled, manifest
+from corpora import fetching, labelled
 from fairseq_headgates.analysis.functions import read_alignments, read_trees
 from fairseq_headgates.checkpoints import load_checkpoint, load_dictionaries
 from fairseq_headgates.experiments import read_experiment
@@ -25,7 +25,6 @@ CURVE = f'{{"format": "headgates.curve/1",\n "points": [{POINT}]}}\n'
 RECORD = '{"format": "headgates.gates/1", "update": %d, "closed": {"enc-self": [[0.5, 0.25]]}}\n'
 TREE = "# text = Schön\n1\tSchön\tschön\tADJ\t_\t_\t0\troot\t_\t_\n2\t!\t!\tPUNCT\t_\t_\t1\tpunct\t_\t_\n\n"
 LOG = "epoch 001 | loss 3.5 | num_updates 5\nepoch 002 | loss 2.5 | num_updates 9\n"
-MANIFEST = f"{manifest.HEADER}\na\t3\tf00\thttp://a\n"
 LABELLED = "Schön\tja\nschlecht\tnein\n"
 READERS = {
     "mask": (MASK, parse_mask),
@@ -38,11 +37,10 @@ READERS = {
     "train.log": (LOG, lambda path: read_experiment([path]).trainings[0].series),
     "curve.tsv": ("checkpoint\tby\ttypes\tremoved\tbleu\na.pt\té\tall\t0\t30\n", lambda path: curves.read([path])),
     "train.tsv": (LABELLED, lambda path: labelled.read(Path(path))),
-    "manifest.tsv": (MANIFEST, lambda path: manifest.read_manifest(Path(path).parent)),
-    "SHA256SUMS": (f"{'0f' * 32}  a\n", lambda path: manifest.parse_sums(Path(path).read_bytes())),
+    "SHA256SUMS": (f"{'0f' * 32}  a\n", lambda path: fetching.read_sums(str(Path(path).parent))),
     "train.de": ("Schön !\nx\n", lambda path: list(in_blocks.blocks(Path(path), 1))),
 }  # fmt: skip
-TEXTS = [name for name in READERS if name not in ("train.log", "SHA256SUMS", "manifest.tsv", "train.de")]
+TEXTS = [name for name in READERS if name not in ("train.log", "SHA256SUMS", "train.de")]
 
 
 @pytest.mark.parametrize("name", READERS)
