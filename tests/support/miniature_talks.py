@@ -19,9 +19,7 @@ DESCRIPTION = {"de": "Ein Vortrag über die Zahl {0}.", "en": "A talk about the 
 def make_iwslt_mirror(
     folder: Path,
     train: Sequence[Pair],
-    valid: Sequence[Pair] | None = None,
-    test: Sequence[Pair] = (),
-    later_fields: bool = False,
+    test: Sequence[Pair],
 ) -> dict[str, list[Pair]]:
     """Make the archive of German-English IWSLT14. Return the pairs of `train` and of the five small sets, by name.
 
@@ -29,34 +27,24 @@ def make_iwslt_mirror(
             de-en/train.tags.de-en.{de,en}              plain lines; the fields of a talk on lines of their own before
             de-en/IWSLT14.{TED,TEDX}.*.de-en.{de,en}.xml     <seg> lines, and the same fields, in well-formed XML
 
-    fairseq's test set is all five sets, and its validation set every 23rd training pair. `test` is therefore split
-    over the five; with `valid`, that is split over the two dev sets and `test` over the three tst sets.
+    fairseq's test set is all five sets, and its validation set every 23rd training pair: `test` is split over the five.
 
     The pairs of `train` contain the titles and descriptions of the talks too, as after fairseq's preparation. The
-    German description of every third talk is empty. The files of 2014 have the fields that fairseq knows: url,
-    keywords, talkid, title and description. `later_fields` adds those of later years to the training files: speaker,
-    transcript, reviewer and translator.
+    German description of every third talk is empty.
     """
-    if valid is None:
-        parts = dealt(checked(test), [1] * 5)
-    else:
-        parts = [*dealt(checked(valid), [1] * 2), *dealt(checked(test), [1] * 3)]
-    sets = dict(zip(IWSLT_SETS, parts, strict=True))
+    sets = dict(zip(IWSLT_SETS, dealt(checked(test), [1] * 5), strict=True))
     talks = list(in_chunks(checked(train), cycle((12, 20, 7))))
-    save(folder, {IWSLT14: tgz(iwslt_members(talks, sets, later_fields))})
+    save(folder, {IWSLT14: tgz(iwslt_members(talks, sets))})
     return {
         "train": [pair for number, talk in enumerate(talks, 1) for pair in [*head(number), *talk]],
         **{name: list(pairs) for name, pairs in sets.items()},
     }
 
 
-def iwslt_members(talks: list[list[Pair]], sets: Mapping[str, Sequence[Pair]], later_fields: bool) -> Members:
+def iwslt_members(talks: list[list[Pair]], sets: Mapping[str, Sequence[Pair]]) -> Members:
     members = {"README": "Not the real corpus.\n", "train.en": lines(OTHER_ENGLISH)}
     for index, language in enumerate(LANGUAGES):
-        tagged = (
-            tagged_talk(number, index, [pair[index] for pair in talk], later_fields)
-            for number, talk in enumerate(talks, 1)
-        )
+        tagged = ([*fields(n, index, False), *(pair[index] for pair in talk)] for n, talk in enumerate(talks, 1))
         members[f"train.tags.de-en.{language}"] = lines(line for talk in tagged for line in talk)
         for name, pairs in sets.items():
             members[f"IWSLT14.{name}.de-en.{language}.xml"] = mteval(name, index, sides(pairs)[index])
@@ -80,17 +68,6 @@ def fields(number: int, index: int, speaker: bool) -> list[str]:
         f"<title>{title}</title>",
         f"<description>{description}</description>",
     ]
-
-
-def tagged_talk(number: int, index: int, texts: Sequence[str], later_fields: bool) -> list[str]:
-    """Return a talk of the training data: its fields, then its sentences as plain lines."""
-    before = fields(number, index, speaker=later_fields)
-    if not later_fields:
-        return [*before, *texts]
-    people = [
-        f'<{role} href="http://www.ted.com/profiles/{number}">Somebody</{role}>' for role in ("reviewer", "translator")
-    ]
-    return [*before, "<transcript>", *texts, "</transcript>", *people]
 
 
 def mteval(name: str, index: int, texts: Sequence[str]) -> str:

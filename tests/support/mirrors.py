@@ -1,38 +1,11 @@
-"""The miniature mirrors of support/mirror.py, with the functions that make their parts."""
+"""The miniature mirrors of public corpora, in their real layouts, with the functions that make their parts.
 
-from support.miniature import gz, lines, sides, tgz, zipped
-from support.miniature_subtitles import ALIGNMENT, SUBTITLES, make_subtitles_mirror
-from support.miniature_talks import IWSLT14, IWSLT_SETS, make_iwslt_mirror
-from support.miniature_wmt import (
-    COMMONCRAWL,
-    HEADLINES,
-    NEWS_COMMENTARY,
-    WIKI_TITLES,
-    WMT_SHARES,
-    YANDEX,
-    make_wmt_mirror,
-)
-from support.mirror import main, read_pairs
+The recipes download corpora of millions of sentences; with DATA_DIR=MIRROR they run on these files instead. A mirror is
+a folder laid out `<host>/<path of the address>`, with a `SHA256SUMS`. Several mirrors may share a folder.
+"""
 
-__all__ = [
-    "ALIGNMENT",
-    "COMMONCRAWL",
-    "HEADLINES",
-    "IWSLT14",
-    "IWSLT_SETS",
-    "NEWS_COMMENTARY",
-    "SUBTITLES",
-    "WIKI_TITLES",
-    "WMT_SHARES",
-    "YANDEX",
-    "gz",
-    "lines",
-    "main",
-    "make_iwslt_mirror",
-    "make_subtitles_mirror",
-    "make_wmt_mirror",
-    "read_pairs",
-    "sides",
-    "tgz",
-    "zipped",
-]
+from support.miniature import gz, lines, sides, tgz, zipped  # noqa: F401
+from support.miniature_subtitles import ALIGNMENT, SUBTITLES, make_subtitles_mirror  # noqa: F401
+from support.miniature_talks import IWSLT14, IWSLT_SETS, make_iwslt_mirror  # noqa: F401
+from support.miniature_wmt import HEADLINES, WIKI_TITLES, make_wmt_mirror  # noqa: F401
+from support.mirror import read_pairs  # noqa: F401
