@@ -11,7 +11,6 @@ function of the English one: its word forms depend on the subject (verb agreemen
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 from argparse import Namespace
@@ -58,17 +57,9 @@ def make_corpus(sizes: dict[str, int], seed: int) -> dict[str, str]:
 
 
 def write_files(directory: Path, files: dict[str, str]) -> None:
-    """Write all files under temporary names, then rename them: a failed run leaves nothing behind."""
     directory.mkdir(parents=True, exist_ok=True)
-    temporary = {name: directory / f".{name}.{os.getpid()}.tmp" for name in files}
-    try:
-        for name, text in files.items():
-            temporary[name].write_text(text, encoding="utf-8", newline="\n")
-        for name, path in temporary.items():
-            path.replace(directory / name)
-    finally:
-        for path in temporary.values():
-            path.unlink(missing_ok=True)
+    for name, text in files.items():
+        (directory / name).write_text(text, encoding="utf-8", newline="\n")
 
 
 def parse_arguments(argv: Sequence[str] | None) -> Namespace:

@@ -14,7 +14,7 @@ source "$recipes/lib/common.sh"
 source "$recipes/lib/published.sh"
 
 # The paper does not say which sets it uses for validation and test.
-configure "${published[@]}" PAPER=wmt DEV=wmt13 TEST=wmt14 TITLES=wmt15 EXPECTED_PAIRS=2500000 -- "$@"
+configure "${published[@]}" PAPER=wmt DEV=wmt13 TEST=wmt14 TITLES=wmt15 DISK_GB=64 EXPECTED_PAIRS=2500000 -- "$@"
 published_begin
 get_corpora "wmt-en-ru:$DEV,$TEST,$TITLES" "$out"
 for language in en ru; do

@@ -38,7 +38,6 @@ def test_a_line_that_is_too_long_for_the_model_is_refused_before_the_training(ra
         (1024, "", False),
         (1024, "--max-source-positions 1025 --clip-norm 1", True),
         (1024, "--clip-norm 1 --max-source-positions=1025", True),
-        (1025, "--max-source-positions 1025", False),
         (1024, "--max-target-positions 1025", False),
     ],
 )
@@ -74,12 +73,10 @@ def test_a_dry_run_compresses_to_a_size_and_to_a_speed(raw, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "files", "words"),
     [
-        ({"SELECTION": "loss"}, {}, ["SELECTION='loss' must be bleu or last"]),
         ({"UNTIED": 1}, {"out/settings.txt": "SRC=en TGT=fr\n"}, ["with other settings (TGT=fr", "without UNTIED"]),
         ({"LENPEN": 0.6}, {"out/generation.txt": "BEAM=4 LENPEN=1\n"}, ["made with other settings (LENPEN=1)"]),
         ({"METRIC": "true b"}, {"out/metric.metric.txt": "true a\n"}, ["METRIC_NAME='metric'", "true a", "another"]),
         ({}, {"out/text/raw.txt": "train.en: 7 bytes\n"}, ["OUT_DIR was made from other text (train.en: 7 bytes)"]),
-        ({}, {"raw/valid.de": ""}, ["raw/valid.de[.gz] has no text"]),
     ],
 )
 def test_translation_refuses_other_settings_and_text(settings, files, words, raw, tmp_path):

@@ -29,6 +29,7 @@ from support.results import (
 import commands
 from fairseq_headgates.evaluation import statistics
 from results import language_model, rows, table
+from runs import Model
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +155,7 @@ def test_runs_are_listed_after_their_control():
     ],
 )
 def test_types_and_method_are_those_of_the_plan(line, expected):
-    run = rows.Run.parse(line)
+    run = Model.parse(line)
     assert (run.types, run.method) == expected
 
 
@@ -360,7 +361,7 @@ def test_classifiers_have_accuracy_with_mcnemars_test_and_points_of_curves(tmp_p
     assert all(f">{name}</text>" in plot for name in ("baseline", "baseline+", *names))
 
 
-# --- files and arguments that are refused -----------------------------------------------------------------------------
+# --- files that are refused -----------------------------------------------------------------------------
 
 
 def refused(capsys, words, *arguments):
@@ -374,12 +375,9 @@ def refused(capsys, words, *arguments):
     ("name", "content", "words"),
     [
         ("evaluation", None, "gated/evaluation.json"),
-        ("evaluation", "no json", "gated/evaluation.json is no evaluation"),
-        ("evaluation", "[]", "gated/evaluation.json is no evaluation"),
         ("evaluation", '{"heads": {}}', "gated/evaluation.json is no evaluation"),
         ("metric.COMET", None, "metric.COMET.json"),
         ("metric.COMET", '{"command": "x"}', "metric.COMET.json has no score of the user's metric: remove it and run"),
-        ("metric.COMET", '{"score": "x"}', "metric.COMET.json has no score"),
     ],
 )
 def test_a_file_that_is_missing_or_malformed_is_refused(name, content, words, tmp_path, capsys):
@@ -414,37 +412,6 @@ def test_a_seed_that_lacks_a_model_or_a_point_is_named(two_seeds, tmp_path, caps
     refused(capsys, f"{places[1]} have other points", "classification", *places, "--curves", "random")
     (places[0] / "curves" / "random.json").write_text("{}")
     refused(capsys, "random.json is not a file of headgates curve", "classification", places[0], "--curves", "random")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("translation x --run a", "--run 'a': a line of the plan has NAME METHOD CONTROL TYPES VALUE"),
-        ("translation x --paper shim", "--paper 'shim' is not for translation: choose from wmt, opensubtitles, none"),
-        ("language_model x --json y", "--json is for translation, not for language_model"),
-        ("translation x --curves random", "--curves is for classification"),
-        ("classification x --sweep", "--sweep is for translation"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(arguments, words, capsys):
-    refused(capsys, words, *arguments.split())
-    refused(capsys, "a is compared with b, which is not in the plan", "translation", "x", *lines_of("a l0 b all 1"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("table", "required: FAMILY, PLACE"),
-        ("table magic x", "argument FAMILY: invalid choice: 'magic'"),
-        ("table language_model x --bpe -1", "argument --bpe"),
-        ("curves", "required: CURVE.tsv"),
-    ],
-)
-def test_arguments_are_refused_in_one_line(arguments, words, capsys):
-    with pytest.raises(SystemExit) as ended:
-        commands.run(*f"results.{arguments}".split())
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and len(said.splitlines()) == 1 and words in said, said
 
 
 # --- the summary of the demo ------------------------------------------------------------------------------------------

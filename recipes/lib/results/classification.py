@@ -15,7 +15,8 @@ from fairseq_headgates.report.tables import rounded
 from results import columns
 from results.columns import COMPARED, LEVEL, Column, with_range
 from results.plots import over_heads
-from results.rows import BASELINE, REPEAT, Row, Run
+from results.rows import REPEAT, Row
+from runs import BASELINE, Model
 
 PAPERS: dict[str, Column] = {}
 
@@ -68,7 +69,7 @@ def _point(point: dict[str, Any], method: str, baseline: Row) -> Row:
     )
     p = None if point["p_value"] is None else float(point["p_value"])
     difference = Difference(score.score - accuracy(baseline), p, score.signature)
-    run = Run(f"{method}-{point['removed']:g}%", method, BASELINE)
+    run = Model(f"{method}-{point['removed']:g}%", method, BASELINE)
     return replace(baseline, run=run, evaluation=evaluation, differences={"accuracy": difference})
 
 

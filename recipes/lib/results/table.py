@@ -86,16 +86,6 @@ def work(args: argparse.Namespace) -> None:
         draw(args.plot, family.panels(seeds))
 
 
-def check(args: argparse.Namespace) -> None:
-    """Raise ValueError for options that the family does not have."""
-    papers = [*FAMILIES[args.family].PAPERS, "none"]
-    if args.paper not in papers:
-        raise ValueError(f"--paper {args.paper!r} is not for {args.family}: choose from {', '.join(papers)}")
-    for option, family in {"sweep": "translation", "json": "translation", "curves": "classification"}.items():
-        if getattr(args, option) and args.family != family:
-            raise ValueError(f"--{option} is for {family}, not for {args.family}: leave it out")
-
-
 def main(argv: list[str]) -> None:
     parser = ArgumentParser(__name__, __doc__)
     parser.add_argument("family", choices=list(FAMILIES), metavar="FAMILY", help=", ".join(FAMILIES))
@@ -111,5 +101,4 @@ def main(argv: list[str]) -> None:
     for kind in ("tsv", "json", "plot"):
         parser.add_argument(f"--{kind}", metavar="FILE")
     args = parser.parse_args(argv)
-    check(args)
     work(args)

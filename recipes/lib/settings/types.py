@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import re
 import shlex
@@ -14,8 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from commands import shown
-
-UNSIGNED = r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
+from runs import heads_to_keep
 
 
 def check(function: Callable[[str], Any]) -> BeforeValidator:
@@ -35,17 +33,16 @@ def matching(pattern: str, rule: str) -> BeforeValidator:
 
 # Plainer than the texts that pydantic takes: to the shell 010 is 8, and 1_000 and Unicode digits are no numbers.
 DIGITS = matching("-?(0|[1-9][0-9]*)", "must be a whole number, for example 12")
-DECIMAL = matching(f"[-+]?{UNSIGNED}", "must be a number, for example 0.1")
 
 Whole = Annotated[int, DIGITS, Field(ge=1, lt=10**18)]
 Count = Annotated[int, DIGITS, Field(ge=0, lt=10**18)]  # 0 included
 Port = Annotated[int, DIGITS, Field(ge=1, le=65535)]
 Seed = Annotated[int, DIGITS, Field(ge=0, le=2**32 - 1)]
-Number = Annotated[float, DECIMAL, Field(allow_inf_nan=False)]
-Share = Annotated[float, DECIMAL, Field(ge=0, le=1)]
-Above0 = Annotated[float, DECIMAL, Field(gt=0, allow_inf_nan=False)]
-From0 = Annotated[float, DECIMAL, Field(ge=0, allow_inf_nan=False)]
-Percent = Annotated[float, DECIMAL, Field(ge=0, le=100)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+From0 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Percent = Annotated[float, Field(ge=0, le=100)]
 Switch = Literal["0", "1"]
 
 
@@ -96,11 +93,6 @@ def _cutoffs(cutoffs: list[int]) -> list[int]:
     return cutoffs
 
 
-def _optimizer(text: str) -> None:
-    if text == "lamb" and not importlib.util.find_spec("apex"):
-        raise ValueError("needs NVIDIA's apex, which is not installed: install it, or use adam")
-
-
 def _program(text: str) -> None:
     try:
         found = shlex.split(text)
@@ -123,30 +115,6 @@ def _cleaning(text: str) -> None:
     parser.parse_args(text.split())
 
 
-def _english_russian_set(text: str) -> None:
-    from corpora.collection import sacrebleu_sets
-
-    if text not in (sets := sacrebleu_sets("en-ru")):
-        raise ValueError(f"must be a test set of sacreBLEU: {', '.join(sets)}")
-
-
-def heads_to_keep(text: str) -> None:
-    """Check a number of heads, as `headgates prune --keep`: with a decimal point it is a fraction of them."""
-    _number_or_fraction(
-        text, "must be a number of heads (12) or a fraction of them with a decimal point, from 0.0 to 1.0"
-    )
-
-
-def parameters_to_keep(text: str) -> None:
-    """Check a number of parameters, as `headgates compress --params`: with a decimal point it is a share of them."""
-    _number_or_fraction(text, "must be a number of parameters (40000000) or a share of them (0.7), up to 1.0")
-
-
-def _number_or_fraction(text: str, rule: str) -> None:
-    if not re.fullmatch(r"[0-9]{1,18}|0?\.[0-9]+|0\.|1\.0*", text):
-        raise ValueError(rule)
-
-
 Text = str
 Word = Annotated[str, matching(r"\S+", "must be one word")]
 Words = Annotated[str, matching(r".*\S.*", "must have at least one word")]
@@ -165,10 +133,8 @@ Heads = Annotated[str, check(heads_to_keep)]
 Folder = Annotated[str, check(_folder)]
 Place = Annotated[str, check(_place)]
 Plugin = Annotated[str, check(_plugin)]
-Optimizer = Annotated[Literal["adam", "lamb"], check(_optimizer)]
 Program = Annotated[str, check(_program)]
 Cleaning = Annotated[str, check(_cleaning)]
-EnglishRussianSet = Annotated[str, check(_english_russian_set)]
 Column = Annotated[
     str, matching(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", "must be letters and digits, for example COMET")
 ]  # a part of a file name
