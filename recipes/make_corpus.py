@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
 
 from artificial.grammar import Sampler, Word, english, russian
-from commands import ArgumentParser
+from commands import ArgumentParser, whole
 
 LENGTHS = range(4, 17)  # English tokens, the final mark included
 DEFAULT_SIZES = {"train": 30000, "valid": 500, "test": 500}
@@ -68,16 +68,10 @@ def parse_arguments(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="directory to write, made if missing")
     for split, size in DEFAULT_SIZES.items():
         note = f"sentence pairs in {split} (default {size})"
-        parser.add_argument(f"--{split}", type=int, default=size, metavar="N", help=note)
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="random seed (default 1)")
+        parser.add_argument(f"--{split}", type=whole(), default=size, metavar="N", help=note)
+    parser.add_argument("--seed", type=whole(0), default=1, metavar="N", help="random seed (default 1)")
     parser.add_argument("--force", action="store_true", help="overwrite existing files")
     args = parser.parse_args(argv)
-    for name, minimum in {**dict.fromkeys(DEFAULT_SIZES, 1), "seed": 0}.items():
-        value = getattr(args, name)
-        if value < minimum:
-            parser.error(f"--{name} is {value} but must be at least {minimum}; give a larger number")
-    if args.out_dir.exists() and not args.out_dir.is_dir():
-        parser.error(f"OUT_DIR {args.out_dir} is a file but must be a directory; name another path")
     present = [name for name in FILE_NAMES if (args.out_dir / name).exists()]
     if present and not args.force:
         rule = "existing files are kept; add --force or name another directory"

@@ -36,8 +36,6 @@ def make_wmt_mirror(
     train: Sequence[Pair],
     valid: Sequence[Pair],
     test: Sequence[Pair],
-    valid_set: str = "wmt13",
-    test_set: str = "wmt14",
 ) -> dict[str, list[Pair]]:
     """Make English-Russian files of four training corpora and two sets of sacrebleu. Return the pairs of each corpus.
 
@@ -48,10 +46,8 @@ def make_wmt_mirror(
         data.statmt.org/.../wikititles-v2.ru-en.tsv.gz              Russian, tab, English: the same pairs
         statmt.org/wmt13/test.tgz, statmt.org/wmt14/...             test/newstest*.sgm
 
-    The last two, or those of other data sets, have the paths of sacrebleu's addresses.
+    The last two have the paths of sacrebleu's addresses.
     """
-    if valid_set == test_set:
-        raise ValueError(f"{valid_set!r} cannot be both the development and the test set")
     corpora = dict(zip(WMT_SHARES, dealt(checked(train), list(WMT_SHARES.values())), strict=True))
     files = {
         COMMONCRAWL: tgz(commoncrawl(corpora["commoncrawl"])),
@@ -59,8 +55,8 @@ def make_wmt_mirror(
         YANDEX: zipped(yandex(corpora["yandex"])),
         HEADLINES: tgz(headlines(corpora["wiki-titles"])),
         WIKI_TITLES: gz(lines(f"{russian}\t{english}" for english, russian in corpora["wiki-titles"]).encode()),
-        **sacrebleu_archive(valid_set, checked(valid)),
-        **sacrebleu_archive(test_set, checked(test)),
+        **sacrebleu_archive("wmt13", checked(valid)),
+        **sacrebleu_archive("wmt14", checked(test)),
     }
     save(folder, files)
     return {name: list(pairs) for name, pairs in corpora.items()}
@@ -107,11 +103,8 @@ def headlines(pairs: Sequence[Pair]) -> Members:
 def sacrebleu_archive(data_set: str, pairs: Sequence[Pair]) -> dict[str, bytes]:
     """Return the archive of a data set as sacrebleu expects it, with the English-Russian files only."""
     from sacrebleu.dataset import DATASETS
-    from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
-    known = DATASETS.get(data_set)
-    if type(known) is not FakeSGMLDataset or not known.data or "en-ru" not in known.langpairs:
-        raise ValueError(f"{data_set!r} is not a data set of sacrebleu with English-Russian .sgm files")
+    known = DATASETS[data_set]
     source, *references = known.langpairs["en-ru"]
     english, russian = sides(pairs)
     members = {source: sgm(source, english)} | {name: sgm(name, russian) for name in references}
@@ -120,19 +113,11 @@ def sacrebleu_archive(data_set: str, pairs: Sequence[Pair]) -> dict[str, bytes]:
 
 
 def sgm(name: str, texts: Sequence[str]) -> str:
-    """Return an .sgm file of WMT, one segment a line, the segments numbered in each document.
-
-    The texts are not escaped, because sacrebleu does not decode entities (the real files have &amp; for &).
-    """
+    """Return an .sgm file of WMT, one segment a line. The texts are not escaped: sacrebleu does not decode entities."""
     stem = PurePosixPath(name).name
     kind, target = ("refset", ' trglang="ru"') if "-ref" in stem else ("srcset", "")
     result = [f'<{kind} setid="{stem.partition("-")[0]}" srclang="any"{target}>']
     for number, segments in enumerate(in_chunks(texts, cycle((5, 9, 3)))):
-        origin = ("en", "ru")[number % 2]
-        result.append(f'<doc sysid="ref" docid="example.org.{number}" genre="news" origlang="{origin}">')
-        numbered = [f'<seg id="{i}">{text}</seg>' for i, text in enumerate(segments, 1)]
-        result += ["<hl>", numbered[0], "</hl>"]
-        for paragraph in in_chunks(numbered[1:], cycle((3,))):
-            result += ["<p>", *paragraph, "</p>"]
-        result.append("</doc>")
+        result.append(f'<doc sysid="ref" docid="example.org.{number}" genre="news" origlang="en">')
+        result += [*(f'<seg id="{i}">{text}</seg>' for i, text in enumerate(segments, 1)), "</doc>"]
     return lines([*result, f"</{kind}>"])

@@ -88,7 +88,5 @@ def _evaluation(folder: Path) -> Evaluation:
 
 
 def _one(path: Path) -> Evaluation:
-    evaluation, *others = read_evaluations(str(path))
-    if others:
-        raise ValueError(f"{path} has {len(others) + 1} models, not one: {REPEAT}")
+    (evaluation,) = read_evaluations(str(path))
     return evaluation

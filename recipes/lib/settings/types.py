@@ -21,14 +21,20 @@ def check(function: Callable[[str], Any]) -> BeforeValidator:
     return BeforeValidator(lambda text: (function(text), text)[1])
 
 
-def matching(pattern: str, rule: str) -> BeforeValidator:
+def rule(holds: Callable[[Any], Any], message: str) -> AfterValidator:
+    """Return the check that a value fulfils a condition, with the message for others."""
+
+    def check_rule(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError(message)
+        return value
+
+    return AfterValidator(check_rule)
+
+
+def matching(pattern: str, message: str) -> BeforeValidator:
     """Return the check that a text matches a regular expression as a whole."""
-
-    def match(text: str) -> None:
-        if not re.fullmatch(pattern, text):
-            raise ValueError(rule)
-
-    return check(match)
+    return BeforeValidator(rule(lambda text: re.fullmatch(pattern, text), message).func)
 
 
 # Plainer than the texts that pydantic takes: to the shell 010 is 8, and 1_000 and Unicode digits are no numbers.
@@ -60,39 +66,6 @@ ONCE = AfterValidator(_each_once)
 SOME = Field(min_length=1)
 
 
-def _folder(text: str) -> None:
-    if not os.path.isdir(text):
-        raise ValueError("must be a folder that exists")
-
-
-def _place(text: str) -> None:
-    if "://" not in text and not os.path.isdir(text):
-        raise ValueError("must be a folder that exists, or the address of a mirror")
-
-
-def _plugin(text: str) -> None:
-    if not os.path.isfile(os.path.join(text, "__init__.py")):
-        raise ValueError("must be the folder of the plugin, as `headgates path` prints it")
-
-
-def _part(text: str) -> None:
-    found = re.fullmatch("([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", text)
-    if not found or int(found[1]) > int(found[2]):
-        raise ValueError("must be I/N, the I-th of N shares, for example 1/4")
-
-
-def _epochs(epochs: list[int]) -> list[int]:
-    if epochs[-1] != max(epochs):
-        raise ValueError("must be epochs with the largest one last: 1 2 3 5 10")
-    return epochs
-
-
-def _cutoffs(cutoffs: list[int]) -> list[int]:
-    if cutoffs != sorted(set(cutoffs)):
-        raise ValueError("must be rising whole numbers, separated by commas: 20000,60000")
-    return cutoffs
-
-
 def _program(text: str) -> None:
     try:
         found = shlex.split(text)
@@ -100,6 +73,11 @@ def _program(text: str) -> None:
         raise ValueError(f"must be a command: {error}") from None
     if not found or not shutil.which(found[0]):
         raise ValueError("must be a command whose program is on the PATH, for example: python3 my_metric.py")
+
+
+def _is_share(text: str) -> bool:
+    found = re.fullmatch("([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", text)
+    return found is not None and int(found[1]) <= int(found[2])
 
 
 class _Options(argparse.ArgumentParser):
@@ -122,17 +100,28 @@ Language = Annotated[
     str,
     matching(r"[A-Za-z0-9_][A-Za-z0-9_@.+-]*", "must be a language as in the file names, for example en or pt-br"),
 ]
-Part = Annotated[str, check(_part)]
+Part = Annotated[str, rule(_is_share, "must be I/N, the I-th of N shares, for example 1/4")]
 Wholes = Annotated[list[Whole], COMMAS]
 Rates = Annotated[list[Above0], COMMAS]
 Percents = Annotated[list[Percent], COMMAS]
 Seeds = Annotated[list[Seed], BLANKS, ONCE, SOME]
-Epochs = Annotated[list[Whole], BLANKS, ONCE, SOME, AfterValidator(_epochs)]
-Cutoffs = Annotated[list[Whole], COMMAS, AfterValidator(_cutoffs)]
+LAST = rule(lambda epochs: epochs[-1] == max(epochs), "must be epochs with the largest one last: 1 2 3 5 10")
+Epochs = Annotated[list[Whole], BLANKS, ONCE, SOME, LAST]
+RISING = rule(lambda all: all == sorted(set(all)), "must be rising whole numbers, separated by commas: 20000,60000")
+Cutoffs = Annotated[list[Whole], COMMAS, RISING]
 Heads = Annotated[str, check(heads_to_keep)]
-Folder = Annotated[str, check(_folder)]
-Place = Annotated[str, check(_place)]
-Plugin = Annotated[str, check(_plugin)]
+Folder = Annotated[str, rule(os.path.isdir, "must be a folder that exists")]
+Place = Annotated[
+    str,
+    rule(lambda text: "://" in text or os.path.isdir(text), "must be a folder that exists, or the address of a mirror"),
+]
+Plugin = Annotated[
+    str,
+    rule(
+        lambda text: os.path.isfile(os.path.join(text, "__init__.py")),
+        "must be the folder of the plugin, as `headgates path` prints it",
+    ),
+]
 Program = Annotated[str, check(_program)]
 Cleaning = Annotated[str, check(_cleaning)]
 Column = Annotated[

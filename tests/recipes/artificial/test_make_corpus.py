@@ -82,7 +82,7 @@ def test_existing_files_are_overwritten_only_with_force(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("out", "arguments", "expected"),
-    [("out", ["--train", 0], ("--train", "at least 1")), ("file/below", SMALL, ("cannot write",))],
+    [("out", ["--train", 0], ("--train", "1 or more")), ("file/below", SMALL, ("cannot write",))],
 )
 def test_bad_arguments_are_refused(out, arguments, expected, tmp_path, capsys):
     (tmp_path / "file").write_text("kept")

@@ -142,8 +142,6 @@ def before(tmp_path):
     ("english", "russian", "words"),
     [
         (b"a\n" * 1000, b"b\n" * 1001, ["has 1,000 lines in en and more in ru", "aligned"]),
-        (b"a\n", None, ["cannot read", "odd.ru", "No such file"]),
-        (b"a\ncaf\xe9\n", b"b\nc\n", ["is not UTF-8"]),
     ],
 )
 def test_text_that_cannot_be_read_is_refused(english, russian, words, tmp_path, refuses, before):
