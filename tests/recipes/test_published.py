@@ -150,20 +150,6 @@ def test_a_finished_recipe_runs_nothing_again(wmt):
 
 
 @of_wmt
-def test_averages_take_the_last_checkpoints(wmt):
-    import torch
-
-    import fairseq_headgates  # noqa: F401  (what its checkpoints hold is allowed)
-
-    out = wmt[0] / "baseline"
-    assert not list(out.glob("checkpoint_*_*.pt"))  # averaged, and gone
-    averaged = torch.load(out / "averaged.pt")
-    last = torch.load(out / "checkpoint_last.pt")
-    assert averaged["model"].keys() == last["model"].keys() and averaged["last_optimizer_state"] is None
-    assert any(not torch.equal(averaged["model"][name], last["model"][name]) for name in last["model"])
-
-
-@of_wmt
 def test_a_downloaded_model_is_pruned(wmt, text, tmp_path):
     """The archive of a trained model of fairseq, as its users download it, through every stage."""
     out = wmt[0]
@@ -222,18 +208,6 @@ def test_a_preempted_slurm_job_is_requeued_and_resumes(text, tmp_path, program):
     assert "training on 2 devices" in log.read_text()
     assert fingerprints(tmp_path / "out") == fingerprints(tmp_path / "whole")
     assert len((tmp_path / "scontrol.log").read_text().splitlines()) == 1
-
-
-@long
-def test_two_machines_train_together(text, tmp_path, program):
-    """Two machines by ssh (here the same one): two workers, half the updates' batches each."""
-    program("ssh", f'echo "$1" >>{tmp_path}/ssh.log\nshift\nexec bash -c "$*"')
-    settings = SHORT | {"PRETOKENIZED": 1, "RUNS": "", "HOSTS": "127.0.0.1 other", "PORT": 29543}
-    result = run("translation.sh", text, tmp_path / "out", "en", "ru", **settings)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert (tmp_path / "ssh.log").read_text() == "other\n"
-    log = (tmp_path / "out" / "baseline" / "train.log").read_text()
-    assert "training on 2 devices" in log and "2 workers" in result.stderr
 
 
 # --- what is refused before it begins --------------------------------------------------------------------------------

@@ -205,5 +205,5 @@ def test_ctrl_c_stops_a_training_on_two_machines(tmp_path):
     if any("Error waiting on exit barrier" in line for line in own):
         own = [line for line in own if "torch/distributed/elastic/agent/server/api.py" not in line]
     assert "has saved a checkpoint" in recipe.output and not any("Traceback" in line for line in own), own
-    assert log.read_text().count("stopped at update") == 1
+    assert log.read_text().count("stopped at update") == 1 and "training on 2 devices" in log.read_text()
     assert_nothing_left(recipe.pid, seconds=10)

@@ -9,7 +9,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice, pairwise
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -59,29 +59,16 @@ def in_chunks(items: Iterable[Item], sizes: Iterator[int]) -> Iterator[list[Item
 # --- files --------------------------------------------------------------------------------------------------------
 
 
-def with_folders(members: Members) -> Iterator[tuple[str, bytes]]:
-    """Yield the members of an archive, each folder (its name ends in /) before its members."""
-    seen = set()
-    for name, text in members.items():
-        for folder in reversed(PurePosixPath(name).parents[:-1]):
-            if folder not in seen:
-                seen.add(folder)
-                yield f"{folder}/", b""
-        yield name, text.encode()
-
-
 def gz(data: bytes) -> bytes:
     return gzip.compress(data, mtime=0)
 
 
 def tgz(members: Members) -> bytes:
     file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for name, data in with_folders(members):
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, text in members.items():
             info = tarfile.TarInfo(name)
-            info.size, info.mtime = len(data), 1_400_000_000
-            if name.endswith("/"):
-                info.type, info.mode = tarfile.DIRTYPE, 0o755
+            info.size = len(data := text.encode())
             archive.addfile(info, io.BytesIO(data))
     return gz(file.getvalue())
 
@@ -89,12 +76,8 @@ def tgz(members: Members) -> bytes:
 def zipped(members: Members) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
-        for name, data in with_folders(members):
-            info = zipfile.ZipInfo(name, date_time=(2018, 1, 1, 0, 0, 0))
-            info.create_system = 3  # Unix, on any system
-            info.external_attr = (0o40755 << 16 | 0x10) if name.endswith("/") else 0o100644 << 16
-            info.compress_type = zipfile.ZIP_STORED if name.endswith("/") else zipfile.ZIP_DEFLATED
-            archive.writestr(info, data)
+        for name, text in members.items():
+            archive.writestr(zipfile.ZipInfo(name, date_time=(2018, 1, 1, 0, 0, 0)), text)
     return file.getvalue()
 
 
