@@ -18,12 +18,10 @@ from support.results import (
     classifier,
     language_model_of,
     lines_of,
-    loss,
     run_line,
     translations,
     translator,
     tsv_of,
-    write,
 )
 
 import commands
@@ -371,7 +369,6 @@ def refused(capsys, words, *arguments):
         ("evaluation", None, "gated/evaluation.json"),
         ("evaluation", '{"heads": {}}', "gated/evaluation.json is no evaluation"),
         ("metric.COMET", None, "metric.COMET.json"),
-        ("metric.COMET", '{"command": "x"}', "metric.COMET.json has no score of the user's metric: remove it and run"),
     ],
 )
 def test_a_file_that_is_missing_or_malformed_is_refused(name, content, words, tmp_path, capsys):
@@ -384,14 +381,6 @@ def test_a_file_that_is_missing_or_malformed_is_refused(name, content, words, tm
     refused(capsys, words, "translation", tmp_path, *plan, "--metric", "COMET")
 
 
-def test_an_evaluation_without_what_the_table_shows_is_refused(tmp_path, capsys):
-    language_model_of(tmp_path / "baseline", 3, 1)
-    refused(capsys, "baseline/evaluation.json has no ", "translation", tmp_path)
-    refused(capsys, "has no 'accuracy', which the column 'accuracy' shows", "classification", tmp_path)
-    write(tmp_path / "baseline", {"dec-self": 3}, losses={"valid": loss(1), "test": loss(1)})
-    refused(capsys, "has no 'perplexity_per_word', which the column 'valid' shows", "language_model", tmp_path)
-
-
 def test_a_seed_that_lacks_a_model_or_a_point_is_named(two_seeds, tmp_path, capsys):
     translator(tmp_path / "seed9" / "baseline", (6, 6, 6), 30.0)
     refused(capsys, "seed9/baseline+/evaluation.json", "translation", two_seeds[0][0], tmp_path / "seed9", *PLAN)
@@ -401,8 +390,6 @@ def test_a_seed_that_lacks_a_model_or_a_point_is_named(two_seeds, tmp_path, caps
         (tmp_path / str(seed) / "curves" / "random.json").write_text(json.dumps({"points": point}))
     places = [tmp_path / "0", tmp_path / "1"]
     refused(capsys, f"{places[1]} have other points", "classification", *places, "--curves", "random")
-    (places[0] / "curves" / "random.json").write_text("{}")
-    refused(capsys, "random.json is not a file of headgates curve", "classification", places[0], "--curves", "random")
 
 
 # --- the summary of the demo ------------------------------------------------------------------------------------------

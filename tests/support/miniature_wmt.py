@@ -14,7 +14,6 @@ from support.miniature import (
     Pair,
     checked,
     dealt,
-    gz,
     in_chunks,
     lines,
     save,
@@ -27,7 +26,6 @@ COMMONCRAWL = "www.statmt.org/wmt13/training-parallel-commoncrawl.tgz"
 NEWS_COMMENTARY = "data.statmt.org/wmt18/translation-task/training-parallel-nc-v13.tgz"
 YANDEX = "github.com/mashashma/WMT2022-data/archive/refs/heads/main.zip"
 HEADLINES = "www.statmt.org/wmt15/wiki-titles.tgz"
-WIKI_TITLES = "data.statmt.org/wikititles/v2/wikititles-v2.ru-en.tsv.gz"
 WMT_SHARES = {"commoncrawl": 45, "news-commentary": 15, "yandex": 30, "wiki-titles": 10}
 
 
@@ -43,7 +41,6 @@ def make_wmt_mirror(
         data.statmt.org/.../training-parallel-nc-v13.tgz            training-parallel-nc-v13/*.ru-en.{ru,en}
         github.com/.../main.zip                                     WMT2022-data-main/en-ru/en-ru.1m_{1..10}.tsv
         www.statmt.org/wmt15/wiki-titles.tgz                        wiki/ru-en/wiki.ru-en: Russian ||| English
-        data.statmt.org/.../wikititles-v2.ru-en.tsv.gz              Russian, tab, English: the same pairs
         statmt.org/wmt13/test.tgz, statmt.org/wmt14/...             test/newstest*.sgm
 
     The last two have the paths of sacrebleu's addresses.
@@ -54,7 +51,6 @@ def make_wmt_mirror(
         NEWS_COMMENTARY: tgz(news_commentary(corpora["news-commentary"])),
         YANDEX: zipped(yandex(corpora["yandex"])),
         HEADLINES: tgz(headlines(corpora["wiki-titles"])),
-        WIKI_TITLES: gz(lines(f"{russian}\t{english}" for english, russian in corpora["wiki-titles"]).encode()),
         **sacrebleu_archive("wmt13", checked(valid)),
         **sacrebleu_archive("wmt14", checked(test)),
     }

@@ -7,5 +7,5 @@ a folder laid out `<host>/<path of the address>`, with a `SHA256SUMS`. Several m
 from support.miniature import gz, lines, sides, tgz, zipped  # noqa: F401
 from support.miniature_subtitles import ALIGNMENT, SUBTITLES, make_subtitles_mirror  # noqa: F401
 from support.miniature_talks import IWSLT14, IWSLT_SETS, make_iwslt_mirror  # noqa: F401
-from support.miniature_wmt import HEADLINES, WIKI_TITLES, make_wmt_mirror  # noqa: F401
+from support.miniature_wmt import make_wmt_mirror  # noqa: F401
 from support.mirror import read_pairs  # noqa: F401

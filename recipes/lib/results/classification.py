@@ -49,13 +49,8 @@ def legend(seeds: Sequence[Sequence[Row]], paper: str, bpe: int) -> str:
 
 def curve(place: Path, method: str, baseline: Row) -> list[Row]:
     """Return the points of a curve of the baseline, but for that of the whole model."""
-    path = place / "curves" / f"{method}.json"
-    text = read_text(str(path), "the curve", REPEAT)
-    try:
-        points = json.loads(text)["points"]
-        return [_point(point, method, baseline) for point in points if point["removed"]]
-    except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{path} is not a file of headgates curve --out: {REPEAT}") from None
+    text = read_text(str(place / "curves" / f"{method}.json"), "the curve", REPEAT)
+    return [_point(point, method, baseline) for point in json.loads(text)["points"] if point["removed"]]
 
 
 def _point(point: dict[str, Any], method: str, baseline: Row) -> Row:

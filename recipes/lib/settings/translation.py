@@ -216,9 +216,6 @@ class WmtEnRu(Published):
 
     DEV: t.Word = text("validation set, named as in sacrebleu", record="data")
     TEST: t.Word = text("test set, named as in sacrebleu", record="data")
-    TITLES: Literal["wmt15", "v2"] = text(
-        "titles of Wikipedia: the headlines of WMT15, or wiki titles v2", record="data"
-    )
     EXPECTED_PAIRS: t.Count = text(
         "pairs for training; the recipe stops if it finds over a tenth more or less (0: no check)", record=""
     )

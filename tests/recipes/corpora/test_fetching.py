@@ -31,20 +31,10 @@ def test_the_list_has_every_address_once(capsys):
     assert first["wmt18.test.tgz"] == first["wmt20.test.tgz"] == "test.tgz" and first["yandex-1m.zip"] == "main.zip"
 
 
-@pytest.mark.parametrize(
-    ("titles", "address"), [("", mirrors.HEADLINES), (",wmt15", mirrors.HEADLINES), (",v2", mirrors.WIKI_TITLES)]
-)
-def test_the_titles_of_wikipedia_can_be_chosen(titles, address, capsys):
-    addresses = [address for _, address in listed(f"wmt-en-ru:wmt13,wmt14{titles}", capsys)]
-    both = [found for found in addresses if found.endswith((mirrors.HEADLINES, mirrors.WIKI_TITLES))]
-    assert len(both) == 1 and both[0].endswith(address)
-
-
 def test_unknown_collections_and_sets_are_refused(refused):
     for name, words in {
         "wmt-en-de": ["'wmt-en-de' is not a collection", WMT, SUBTITLES, IWSLT],
         "wmt-en-ru:wmt08,wmt14": ["'wmt08' is not a set of sacreb", "en-ru", "wmt20"],
-        "wmt-en-ru:wmt13,wmt14,v3": ["'v3' names no titles of Wikipedia", "wmt15, v2"],
         "iwslt14-de-en:wmt13,wmt14": ["iwslt14-de-en", "has no sets to choose"],
     }.items():
         refused(call("list", name), words)

@@ -54,13 +54,6 @@ def test_unpacked_corpora_equal_the_text_of_the_mirror(collection, made, all_unp
     assert not suffixes & {".unpacked", ".part"}
 
 
-def test_both_versions_of_the_titles_are_read(made, tmp_path):
-    v2 = f"{WMT}:wmt13,wmt14,v2"
-    assert fetch(v2, tmp_path / "downloads", made[0]) == 0
-    assert call("unpack", v2, tmp_path / "downloads", tmp_path) == 0
-    assert unpacked(tmp_path, "wiki-titles", ("en", "ru")) == made[1][WMT]["wiki-titles"]
-
-
 @pytest.mark.parametrize("name", ["valid", "test"])
 def test_validation_and_test_sets_equal_those_of_sacrebleu(name, place, all_unpacked, tmp_path):
     """sacrebleu finds the file where it would have downloaded it, and unpacks it itself."""

@@ -34,7 +34,7 @@ MT, LM, CLASSES, ALL = "translation.sh", "language_model.sh", "classification.sh
             "",
             "UPDATES=260 EMBED=64 LAYERS=2 DECODER_LAYERS=1 RUNS=all=0.5;all=0.25 OMP_NUM_THREADS=1",
         ),
-        ("wmt_en_ru.sh", "", VOITA + "wmt DEV=wmt13 TEST=wmt14 TITLES=wmt15 EXPECTED_PAIRS=2500000 DISK_GB=64"),
+        ("wmt_en_ru.sh", "", VOITA + "wmt DEV=wmt13 TEST=wmt14 EXPECTED_PAIRS=2500000 DISK_GB=64"),
         ("wmt_en_ru.sh", "RUNS=enc-self:0.1 WARMUP=9", "SCRATCH= PRUNE_WARMUP=9"),
         ("wmt_en_ru.sh", "RUNS=:0.1 SCRATCH=", "SCRATCH= PRECISION= DATA_DIR="),
         ("wmt_en_ru.sh", "RUNS=:0.1", "SCRATCH=all"),
@@ -104,7 +104,7 @@ def test_records_have_what_later_runs_may_not_change():
         "LENPEN": "1",
     }
     assert of(CLASSES, "curves") == {"STEPS": "20,40,60,80"} and of(LM, "evaluation") == {"EVAL_TOKENS": "4096"}
-    assert of("wmt_en_ru.sh", "data") == {"DEV": "wmt13", "TEST": "wmt14", "TITLES": "wmt15"}
+    assert of("wmt_en_ru.sh", "data") == {"DEV": "wmt13", "TEST": "wmt14"}
 
 
 def test_other_settings_than_those_recorded_are_refused(tmp_path):

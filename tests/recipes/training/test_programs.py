@@ -74,15 +74,6 @@ def test_an_average_is_the_mean_of_the_last_checkpoints(checkpoints, tmp_path, c
         torch.testing.assert_close(tensor.double(), mean, rtol=1e-6, atol=1e-7)
 
 
-def test_no_checkpoints_and_those_of_two_models_are_not_averaged(checkpoints, tmp_path, refuses):
-    averaged = tmp_path / "averaged.pt"
-    refuses("training.average", tmp_path, averaged, "--last", 2, words="has no checkpoint_last.pt")
-    (tmp_path / "checkpoint_1_1.pt").symlink_to(checkpoints["gated"])
-    (tmp_path / "checkpoint_last.pt").symlink_to(checkpoints["baseline"])
-    refuses("training.average", tmp_path, averaged, "--last", 2, words="another model")
-    assert not averaged.exists()
-
-
 LOG = """\
 2026-01-01 00:00:00 | INFO | fairseq.utils | rank   0: capabilities =  8.0  ; total memory = 79.0 GB ; name = {name}
 2026-01-01 00:00:10 | INFO | train_inner | epoch 001: 50 / 99 loss=9, wps=1, ups=0.1, wpb=10000, gb_free=11.5, wall=1
