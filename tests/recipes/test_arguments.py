@@ -77,7 +77,6 @@ def test_a_checkpoint_without_its_dictionaries_is_refused(raw, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-SPLITS, PAIR = ("train", "valid", "test"), ("en", "de")
 STOP = "#!/bin/sh\necho it came to the data >&2\nexit 2\n"
 
 
@@ -112,19 +111,6 @@ def test_a_missing_line_is_refused_but_not_a_missing_final_newline(raw, tmp_path
         assert (tmp_path / "out" / "text" / f"{name}.de").read_text().count("\n") == 3
     (raw / "train.de").write_text("eins zwei\nzwei eins\nzwei zwei")  # of the same size
     refused(until_binarised(*command), "made from other text (train.de: 29 bytes)")
-
-
-def test_cleaning_that_leaves_nothing_is_refused(raw, tmp_path, until_binarised):
-    text = tmp_path / "out" / "text"
-    text.mkdir(parents=True)
-    for split in SPLITS:
-        for language in PAIR:
-            (text / f"{split}.tok.{language}").write_bytes((raw / f"{split}.{language}").read_bytes())
-    result = until_binarised(
-        "translation.sh", raw, tmp_path / "out", "en", "de", PRETOKENIZED="1", CLEAN="--max-length 1", BPE="5"
-    )
-    refused(result, "CLEAN='--max-length 1' leaves no training text")
-    assert "too long" in result.stdout
 
 
 def test_a_program_that_fails_is_quoted_in_one_line(tmp_path):

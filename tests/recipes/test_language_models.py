@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import torch
 from fairseq import checkpoint_utils, options
-from support.miniature import save, zipped
+from support.mirror import save, zipped
 from support.recipes import RECIPES, refused
 from support.recipes import run as run_recipe
 

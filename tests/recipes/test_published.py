@@ -11,7 +11,7 @@ import tarfile
 import time
 
 import pytest
-from support import mirrors
+from support import mirror as mirrors
 from support.recipes import (
     RECIPES,
     environment,

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support import mirrors
+from support import mirror as mirrors
 from support.recipes import RECIPES, environment, make_corpus, run
 
 import fairseq_headgates

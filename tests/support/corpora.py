@@ -12,7 +12,8 @@ import pytest
 
 from corpora.collection import collection, sources
 from corpora.fetching import path_of
-from support import mirrors, recipes
+from support import mirror as mirrors
+from support import recipes
 
 WMT, SUBTITLES, IWSLT = "wmt-en-ru", "opensubtitles-en-ru", "iwslt14-de-en"
 

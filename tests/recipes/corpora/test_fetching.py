@@ -7,7 +7,7 @@ import shutil
 from urllib.parse import urlsplit
 
 import pytest
-from support import mirrors
+from support import mirror as mirrors
 from support.corpora import IWSLT, SUBTITLES, WMT, all_there, at, call, contents, fetch, sha256, wanted
 from support.recipes import shell
 

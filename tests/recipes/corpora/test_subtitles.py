@@ -9,7 +9,7 @@ from collections import defaultdict
 from hashlib import blake2b
 
 import pytest
-from support import mirrors
+from support import mirror as mirrors
 from support.recipes import call
 
 pytest_plugins = ["support.recipes"]

@@ -11,7 +11,7 @@ import tarfile
 import zipfile
 
 import pytest
-from support import mirrors
+from support import mirror as mirrors
 from support.corpora import IWSLT, SUBTITLES, WMT, at, call, fetch, wanted
 
 from commands import Refused
