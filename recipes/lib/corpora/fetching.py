@@ -61,13 +61,12 @@ def path_of(address: str) -> str:
 
 def fetch(sources: list[Source], folder: Path, place: str | None) -> None:
     """Put all files into the folder, checked and recorded. Raise Refused with a line for each file that failed."""
-    place = (place or "").rstrip("/")
-    mirror = place if "://" in place else ""
+    mirror = place.rstrip("/") if place and "://" in place else ""
     if place and not mirror and not Path(place).is_dir():
         raise Refused(f"DATA_DIR={place} is not a folder: give a folder with the files, or the address of a mirror")
     folder.mkdir(parents=True, exist_ok=True)
     recorded = read_sums(str(folder))
-    sums = read_sums(place) if place else {}
+    sums = read_sums(mirror or place) if place else {}
     errors = []
     for source in sources:
         path = folder / source.name
@@ -112,6 +111,8 @@ def download(path: Path, source: Source, mirror: str, expected: set[str]) -> Non
             reasons.append(f"{address} cannot be downloaded ({error})")
             continue
         part.replace(path)
+        for other in path.parent.glob(f"{path.name}.*.part"):
+            other.unlink()
         return
     raise Refused(f"{', '.join(reasons)}: {ADVICE}")
 
@@ -167,9 +168,7 @@ def check(path: Path, source: Source, expected: set[str], remove: bool = False) 
         packed = file.read(3).startswith(PACKED) or source.name.endswith(NOT_PACKED)
     wrong = "" if packed else "is not an archive"
     if expected and (found := digest(path, "sha256")) not in expected:
-        wrong = (
-            f"has SHA-256 {found[:12]}..., not the {min(expected)[:12]}... of {SUMS} (without its line it is accepted)"
-        )
+        wrong = f"has SHA-256 {found[:12]}..., not the {min(expected)[:12]}... of {SUMS} (delete its line to accept it)"
     elif source.md5 and not expected and (found := digest(path, "md5")) != source.md5:
         wrong = f"has MD5 {found}, not the {source.md5} that sacrebleu gives"
     if wrong:

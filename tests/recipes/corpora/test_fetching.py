@@ -204,7 +204,7 @@ def test_the_checksums_of_another_user_are_checked(copy, tmp_path, refused):
     (source,) = wanted(IWSLT)
     out.mkdir()
     (out / "SHA256SUMS").write_text(f"{'5' * 64} *{source.name}\n")
-    refused(fetch(IWSLT, out, folder), [source.name, "555555555555", "SHA256SUMS", "without its line"])
+    refused(fetch(IWSLT, out, folder), [source.name, "555555555555", "SHA256SUMS", "delete its line"])
     (out / "SHA256SUMS").unlink()
     (out / source.name).write_text("a letter to a friend")
     refused(fetch(IWSLT, out, folder), [str(out / source.name), "remove it"])
