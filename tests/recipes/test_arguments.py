@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from support.recipes import RECIPES, refused, run, shell
+from support.recipes import RECIPES, environment, refused, run, shell
 
 pytest_plugins = ["support.machines"]
 SCRIPTS = [path for path in sorted(RECIPES.glob("*.sh")) if path.name != "slurm.sh"]
@@ -28,6 +28,12 @@ def test_a_copy_as_sbatch_makes_it_says_what_to_do(script, tmp_path):
     copy = shutil.copy(script, tmp_path / "slurm_script")
     cure = "sbatch OPTIONS --wrap" if script in BENCHMARKS else "sbatch OPTIONS recipes/slurm.sh RECIPE ARGUMENTS"
     refused(subprocess.run([copy], capture_output=True, text=True), f"beside this copy (sbatch makes one): {cure}")
+
+
+def test_a_recipe_has_the_settings_of_its_file_under_any_name(tmp_path):
+    (tmp_path / "other").symlink_to(RECIPES / "translation.sh")
+    result = subprocess.run([tmp_path / "other", "--help"], env=environment({}), capture_output=True, text=True)
+    assert result.returncode == 0 and "recipes/translation.sh [--dry-run] RAW_DIR OUT_DIR SRC TGT" in result.stdout
 
 
 def test_the_path_of_the_makefile_does_not_depend_on_cdpath():
@@ -111,6 +117,19 @@ def test_a_missing_line_is_refused_but_not_a_missing_final_newline(raw, tmp_path
         assert (tmp_path / "out" / "text" / f"{name}.de").read_text().count("\n") == 3
     (raw / "train.de").write_text("eins zwei\nzwei eins\nzwei zwei")  # of the same size
     refused(until_binarised(*command), "made from other text (train.de: 29 bytes)")
+
+
+def test_cleaning_that_leaves_nothing_is_refused(raw, tmp_path, until_binarised):
+    text = tmp_path / "out" / "text"
+    text.mkdir(parents=True)
+    for split in ("train", "valid", "test"):
+        for language in ("en", "de"):
+            (text / f"{split}.tok.{language}").write_bytes((raw / f"{split}.{language}").read_bytes())
+    result = until_binarised(
+        "translation.sh", raw, tmp_path / "out", "en", "de", PRETOKENIZED="1", CLEAN="--max-length 1", BPE="5"
+    )
+    refused(result, "CLEAN='--max-length 1' leaves no training text")
+    assert "too long" in result.stdout
 
 
 def test_a_program_that_fails_is_quoted_in_one_line(tmp_path):

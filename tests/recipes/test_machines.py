@@ -59,6 +59,11 @@ def test_a_recipe_uses_the_gpus_of_its_settings(settings, gpus, workers, options
     }
 
 
+def test_more_gpus_than_the_machine_shows_are_refused(eight_gpus):
+    result = shell('source "$recipes/lib/devices.sh"; find_devices', check=False, GPUS=9)
+    refused(result, "GPUS=9 must be at most 8")
+
+
 def test_mig_instances_count_as_one_gpu(program):
     instances = "\n".join(f"  MIG 3g.40gb Device {n}: (UUID: MIG-{n + 1})" for n in range(2))
     program("nvidia-smi", f"echo 'GPU 0: Some\n{instances}'")

@@ -254,6 +254,12 @@ def test_the_pareto_front_equals_one_by_brute_force(sweep, tmp_path, printed):
     assert expected == {"baseline+", "all_heads9", "all_lambda0.03", "all_heads4"}
 
 
+def test_a_speed_that_was_not_measured_is_null(sweep, tmp_path, printed):
+    sweep[1](None)
+    printed(*sweep[0], "--json", tmp_path / "sweep.json")
+    assert json.loads((tmp_path / "sweep.json").read_text())["models"][0]["words_per_second"] == [None, None]
+
+
 # --- language models --------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import re
 import tarfile
@@ -85,3 +86,19 @@ def unpack(path: Path, folder: Path) -> None:
         raise Refused(f"{path} cannot be unpacked safely with this Python: install its latest patch release")
     with tarfile.open(path) as tar:
         tar.extractall(folder, filter="data")
+
+
+def damage(path: Path) -> str:
+    """Return what is wrong with an archive, "" for nothing. It has its own checksums, at its end."""
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                return f"is damaged: {member}" if (member := archive.testzip()) else ""
+        with path.open("rb") as raw, (bz2.open if raw.peek(3).startswith(b"BZh") else gzip.open)(raw) as file:
+            if not file.read(1):
+                return "is empty"
+            while file.read(1 << 20):
+                pass
+    except BROKEN_ARCHIVE as error:
+        return does_not_open(error)
+    return ""

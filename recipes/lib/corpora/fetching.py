@@ -21,12 +21,12 @@ from urllib.parse import urlsplit
 from tqdm import tqdm
 
 from commands import Refused
+from corpora.archives import damage
 from fairseq_headgates.files import write_whole
 
 SUMS = "SHA256SUMS"
 ADVICE = "run the same command again, or put the file into a folder and set DATA_DIR to it"
 NOT_PACKED = (".json", ".bpe")
-PACKED = (b"PK", b"\x1f\x8b", b"BZh")  # the first bytes of .zip, .gz and .bz2
 
 
 @dataclass(frozen=True)
@@ -163,14 +163,14 @@ def digest(path: Path, algorithm: str) -> str:
 
 
 def check(path: Path, source: Source, expected: set[str], remove: bool = False) -> None:
-    """Raise Refused for a file that is not an archive, or has another checksum, and `remove` it or the link to it."""
-    with path.open("rb") as file:
-        packed = file.read(3).startswith(PACKED) or source.name.endswith(NOT_PACKED)
-    wrong = "" if packed else "is not an archive"
+    """Raise Refused for a file that has another checksum or is damaged, and `remove` it or the link to it."""
+    wrong = ""
     if expected and (found := digest(path, "sha256")) not in expected:
         wrong = f"has SHA-256 {found[:12]}..., not the {min(expected)[:12]}... of {SUMS} (delete its line to accept it)"
     elif source.md5 and not expected and (found := digest(path, "md5")) != source.md5:
         wrong = f"has MD5 {found}, not the {source.md5} that sacrebleu gives"
+    elif not source.name.endswith(NOT_PACKED):
+        wrong = damage(path)
     if wrong:
         where = path.resolve()
         if remove:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import os
+import random
 import shutil
 from urllib.parse import urlsplit
 
@@ -187,6 +190,34 @@ def test_wrong_checksums_are_refused(way, copy, place, tmp_path, serve, refused)
     (folder / "SHA256SUMS").write_text(sums)
     assert fetch(SUBTITLES, out, given) == 0
     all_there(SUBTITLES, out, place)
+
+
+@pytest.mark.parametrize("damage", [lambda d: b"", lambda d: d[:-1], lambda d: b"<html></html>\n"])
+def test_files_that_do_not_open_are_refused_and_kept(damage, copy, place, tmp_path, refused):
+    """Those of a .zip, .xml.gz and .tgz, each with a line, where no checksum is known."""
+    for collection in (SUBTITLES, IWSLT):
+        folder = copy(collection)
+        (folder / "SHA256SUMS").unlink()
+        for source in wanted(collection):
+            (folder / at(source)).write_bytes(damage((place / at(source)).read_bytes()))
+        before = contents(folder)
+        refused(fetch(collection, tmp_path / "out", folder), *([s.name, str(folder)] for s in wanted(collection)))
+        assert contents(folder) == before and not any((tmp_path / "out" / s.name).exists() for s in wanted(collection))
+
+
+def test_no_changed_byte_of_an_archive_ends_in_a_traceback(tmp_path):
+    """A change is found, or changes nothing that is read."""
+    rng, path = random.Random(3), tmp_path / "x"
+    text = {"a/b": "".join(f"{rng.random()}\n" for _ in range(40)), "c": "d\n"}
+    for data in (mirrors.tgz(text), bz2.compress(gzip.decompress(mirrors.tgz(text))), mirrors.zipped(text)):
+        found = 0
+        for changed in [bytearray(data) for _ in range(60)]:
+            changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            path.write_bytes(changed)
+            found += bool(archives.damage(path))
+        assert found > 30
+        path.write_bytes(data)
+        assert archives.damage(path) == ""
 
 
 def test_sets_that_sacrebleu_does_not_know_are_refused(copy, tmp_path, refused):
