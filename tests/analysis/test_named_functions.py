@@ -220,7 +220,7 @@ def test_a_random_model_has_no_syntactic_heads(seed, grammar):
     torch.manual_seed(seed)
     model = TransformerHeadGatesModel.build_model(make_args(), task).eval()
     result = found(model, task, batches, Annotations({"source": trees}, parse_relations(None, trees)))
-    assert len(result["relations"]["enc-self"]) == 14
+    assert len(result["relations"]["enc-self"]) == 10
     assert [entry["functions"] for row in result["heads"]["enc-self"] for entry in row] == [[]] * 8
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fairseq_headgates import gate_values
+from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.building import load_model, read_heads
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint
 from fairseq_headgates.cli.main import main
@@ -19,7 +20,6 @@ from fairseq_headgates.extensions.page.inputs import read_experiment
 from fairseq_headgates.heads import parse_mask, read_scores
 from fairseq_headgates.plugin.options.stored_mask import read_mask
 from fairseq_headgates.report.tables import curve_table
-from fairseq_headgates.safety import load_checkpoint
 
 OLD = Path(__file__).parents[1] / "data" / "v0.1"
 EXPECTED = json.loads((OLD / "expected.json").read_text())

@@ -14,13 +14,13 @@ from support.models import make_stock
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fairseq_headgates.attention.cuts import open_mask
+from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.building import Vocabulary, build_model, load_model, read_heads
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 from fairseq_headgates.checkpoints.sizes import MOST_LAYERS, check_sizes
 from fairseq_headgates.plugin.models.mixin import HeadGatesMixin, head_gates_class
 from fairseq_headgates.plugin.options.declared import DEFAULTS
 from fairseq_headgates.plugin.options.stored import declared_options, model_options, transformer_options
-from fairseq_headgates.safety import load_checkpoint
 
 
 def change(state, where, value):
