@@ -19,9 +19,9 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import Tensor, nn
 
 from fairseq_headgates import prune
-from fairseq_headgates.models import TransformerLMAllAttentionModel
-from fairseq_headgates.modules import AllAttention, distance_encodings
-from fairseq_headgates.surgery import head_sites
+from fairseq_headgates.attention.sites import head_sites
+from fairseq_headgates.extensions.all_attention.layer import AllAttention, distance_encodings
+from fairseq_headgates.extensions.all_attention.model import TransformerLMAllAttentionModel
 
 PUBLISHED = (512, 8, 2048, 192)  # size of embeddings, heads, vectors, tokens of a block and of the memory
 ROWS = 32  # of a batch of the model

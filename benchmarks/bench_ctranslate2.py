@@ -14,7 +14,7 @@ import ctranslate2
 import torch
 from torch import nn
 
-from fairseq_headgates.checkpoints.ctranslate2 import to_ctranslate2
+from fairseq_headgates.extensions.export.ctranslate2 import to_ctranslate2
 
 
 class Translator:

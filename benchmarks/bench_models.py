@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from fairseq_headgates.heads import TYPES, HeadTable, check_shape, number_of_heads
 from fairseq_headgates.messages import fail
-from fairseq_headgates.options import read_mask
+from fairseq_headgates.plugin.options.stored_mask import read_mask
 from fairseq_headgates.report.tables import text_table
 
 SIZES = {  # width, feed-forward width, layers on each side, heads

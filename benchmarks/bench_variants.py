@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fairseq_headgates import HeadTable, head_sites, prune
 from fairseq_headgates.heads import TYPES, mask_to_json
-from fairseq_headgates.inference import DeviceSearch
-from fairseq_headgates.models import TransformerHeadGatesModel
+from fairseq_headgates.inference.device_search import DeviceSearch
+from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 
 WHOLE = ["stock", "full"]
 SMALLER = ["gated", "masked", "pruned", "native", "compressed"]  # one of each for every share of removed heads

@@ -23,8 +23,9 @@ from fairseq.data import Dictionary, LanguagePairDataset
 from fairseq.models.transformer import TransformerModel
 from fairseq.utils import apply_to_sample
 
-from fairseq_headgates.analysis.functions import Annotations, count_functions, parse_relations, read_trees
 from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.extensions.functions.counting import Annotations, count_functions
+from fairseq_headgates.extensions.functions.trees import parse_relations, read_trees
 from fairseq_headgates.files import lines_of, read_text
 
 Sequences = Sequence[Sequence[str]]  # sentences of words

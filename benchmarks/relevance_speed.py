@@ -33,9 +33,10 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.models.gpt2 import modeling_gpt2
 
-from fairseq_headgates.analysis.relevance import Relevance, explain
+from fairseq_headgates.analysis.relevance.explaining import explain
+from fairseq_headgates.analysis.relevance.predictions import Relevance
 from fairseq_headgates.files import write_whole
-from fairseq_headgates.models import TransformerLMHeadGatesModel
+from fairseq_headgates.plugin.models.language_model import TransformerLMHeadGatesModel
 from fairseq_headgates.report.tables import text_table
 
 METHODS = ("attnlrp", "alti", "story-of-heads", "epsilon")

@@ -17,7 +17,7 @@ from fairseq.models.roberta import RobertaModel
 from torch import Tensor, nn
 
 from fairseq_headgates import prune
-from fairseq_headgates.models import RobertaHeadGatesModel
+from fairseq_headgates.plugin.models.roberta import RobertaHeadGatesModel
 
 HEAD = "classes"
 WHOLE, HALF = "all heads", "half the heads"

@@ -34,16 +34,13 @@ from tqdm import tqdm
 
 import fairseq_headgates  # noqa: F401  (registration)
 from fairseq_headgates import masked
-from fairseq_headgates.checkpoints import (
-    build_model,
-    load_checkpoint,
-    prune_checkpoint,
-    save_checkpoint,
-    stock_checkpoint,
-)
-from fairseq_headgates.checkpoints.ctranslate2 import to_ctranslate2
+from fairseq_headgates.attention.cuts import open_mask, prune
+from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.checkpoints.building import build_model
+from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
+from fairseq_headgates.checkpoints.saving import save_checkpoint
+from fairseq_headgates.extensions.export.ctranslate2 import to_ctranslate2
 from fairseq_headgates.inference import packed_linear
-from fairseq_headgates.surgery import open_mask, prune
 
 LENGTH_LIMIT = 200  # words of a translation: --max-len-b of fairseq-generate
 

@@ -31,10 +31,10 @@ from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEn
 from fairseq.models.transformer import TransformerModel
 from tqdm import tqdm
 
-from fairseq_headgates.criterions import LabelSmoothedCrossEntropyL0Criterion
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.models import TransformerHeadGatesModel
+from fairseq_headgates.plugin.criterions import LabelSmoothedCrossEntropyL0Criterion
+from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 
 VARIANTS = {
     "stock": {},

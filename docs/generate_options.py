@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import fairseq_headgates  # noqa: F401
+from fairseq_headgates.cli.actions.options import added_options
 from fairseq_headgates.cli.main import build_parser
-from fairseq_headgates.cli.options import all_attention_options, criterion_options, model_options, task_options
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "lib"))
 from settings import declared
@@ -117,10 +117,9 @@ With `--arch transformer_lm_all_attention` and `--task language_modeling_segment
 
 def option_page() -> str:
     """Return the options that this plugin adds to fairseq-train."""
-    all_attention = table([*all_attention_options(), *task_options()])
-    return OPTION_PAGE.format(
-        model=table(model_options()), criterion=table(criterion_options()), all_attention=all_attention
-    )
+    model, criterion, *further = added_options().values()
+    all_attention = table([action for actions in further for action in actions])
+    return OPTION_PAGE.format(model=table(model), criterion=table(criterion), all_attention=all_attention)
 
 
 # --- Python ----------------------------------------------------------------------------------------------------------

@@ -1,20 +1,64 @@
 """fairseq-headgates: learn which attention heads of a fairseq transformer can be removed, and remove them.
 
-Importing the package calls `register` (this is what ``--user-dir`` does) and imports the public API. The `headgates`
-command, and recipes, import `headgates_start` first: the package then imports nothing, because fairseq and torch take
-seconds to import, and the command calls `register` for every subcommand that works with models.
+Importing the package calls `register` (this is what ``--user-dir`` does). The names of the public API are imported when
+they are first used, so that a training imports only what it needs. The `headgates` command, and recipes, import
+`headgates_start` first: then the package registers nothing, because fairseq and torch take seconds to import, and the
+command calls `register` for every subcommand that works with models.
 """
 
 import sys
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
+
+# The public API: modules, and names by the modules that define them.
+MODULES = {
+    "ablation": "analysis.ablation",
+    "agreement": "analysis.agreement",
+    "functions": "extensions.functions.api",
+    "importance": "analysis.importance",
+    "relevance": "analysis.relevance.explaining",
+}
+NAMES = {
+    "analysis.refit": ("refit",),
+    "analysis.relevance.explaining": ("explain",),
+    "attention.cuts": ("prune", "remove_heads"),
+    "attention.freezing": ("freeze",),
+    "attention.gating": ("fix_heads", "insert_gates", "masked"),
+    "attention.head_attention": ("HeadAttention",),
+    "attention.hooks": ("observe",),
+    "attention.sites": ("gate_values", "head_sites", "l0_penalty", "open_probabilities", "use_head_attention"),
+    "extensions.compress.model": ("compress",),
+    "gates": ("HardConcrete", "HeadGates"),
+    "heads": ("HeadId", "HeadTable", "parse_mask"),
+    "plugin.models.language_model": ("TransformerLMHeadGatesModel",),
+    "plugin.models.roberta": ("RobertaHeadGatesModel",),
+    "plugin.models.transformer": ("TransformerHeadGatesModel",),
+}
+__all__ = sorted([*MODULES, *(name for names in NAMES.values() for name in names)])
+
+
+def __getattr__(name: str) -> Any:
+    """Import a module or a name of the public API."""
+    if name in MODULES:
+        import_module(f"{__name__}.extensions").load("scores")
+        return import_module(f"{__name__}.{MODULES[name]}")
+    for module, names in NAMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def register() -> None:
     """Register architectures, criterions and tasks with fairseq, and let `torch.load` read fairseq's checkpoints."""
-    from fairseq_headgates import compression, criterions, models, tasks  # noqa: F401  (registers what they contain)
-    from fairseq_headgates.safety import allow_stored_objects
+    from fairseq_headgates import extensions
+    from fairseq_headgates.plugin import device_search  # noqa: F401  (these register what they contain)
+    from fairseq_headgates.plugin.criterions import losses  # noqa: F401
+    from fairseq_headgates.plugin.models import families, language_model, roberta, transformer  # noqa: F401
+    from fairseq_headgates.safety.objects import allow_stored_objects
 
+    extensions.load("plugin")
     allow_stored_objects()
 
 
@@ -25,54 +69,3 @@ if "headgates_start" not in sys.modules:  # the entry point of the command
         raise ImportError(problem)
 
     register()
-
-    from fairseq_headgates.analysis import ablation, agreement, functions, importance, relevance
-    from fairseq_headgates.analysis.relevance import explain
-    from fairseq_headgates.compression.model import compress
-    from fairseq_headgates.compression.repair import refit
-    from fairseq_headgates.gates import HardConcrete, HeadGates
-    from fairseq_headgates.heads import HeadId, HeadTable, parse_mask
-    from fairseq_headgates.modules import HeadAttention
-    from fairseq_headgates.surgery import (
-        fix_heads,
-        freeze,
-        gate_values,
-        head_sites,
-        insert_gates,
-        l0_penalty,
-        masked,
-        observe,
-        open_probabilities,
-        prune,
-        remove_heads,
-        use_head_attention,
-    )
-
-__all__ = [
-    "HardConcrete",
-    "HeadAttention",
-    "HeadGates",
-    "HeadId",
-    "HeadTable",
-    "ablation",
-    "agreement",
-    "compress",
-    "explain",
-    "fix_heads",
-    "freeze",
-    "functions",
-    "gate_values",
-    "head_sites",
-    "importance",
-    "insert_gates",
-    "l0_penalty",
-    "masked",
-    "observe",
-    "open_probabilities",
-    "parse_mask",
-    "prune",
-    "refit",
-    "relevance",
-    "remove_heads",
-    "use_head_attention",
-]

@@ -18,24 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_headgates.analysis.options import ABLATION_MODES
+from fairseq_headgates.attention.gating import masked
+from fairseq_headgates.attention.hooks import hooked, replaced_forward
+from fairseq_headgates.attention.sites import HeadSite, head_counts, head_sites, site_table, use_head_attention
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import finite, mean_loss
 from fairseq_headgates.evaluation.losses import Sample
 from fairseq_headgates.evaluation.metrics import Metric
 from fairseq_headgates.evaluation.workers import all_reduce
-from fairseq_headgates.files import ResumeJournal
+from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadId, HeadTable
 from fairseq_headgates.messages import shown
-from fairseq_headgates.surgery import (
-    HeadSite,
-    head_counts,
-    head_sites,
-    hooked,
-    masked,
-    replaced_forward,
-    site_table,
-    use_head_attention,
-)
 
 TOKENS = 2048  # in one batch, padding included: more would not be faster
 

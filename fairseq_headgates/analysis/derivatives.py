@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from fairseq_headgates.surgery import replaced_forward
+from fairseq_headgates.attention.hooks import replaced_forward
 
 
 def gradients(losses: Tensor, inserted: list[Tensor]) -> Sequence[Tensor]:

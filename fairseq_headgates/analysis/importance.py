@@ -1,6 +1,6 @@
 """Importance scores: a number for every head of a model; a higher score means a more important head.
 
-A new score is a function here, an entry in `METHODS`, and its description in `analysis.options.SCORES`.
+A score is a function, here or elsewhere in the package, and an entry of `analysis.options.SCORES` that names it.
 
 Shapes: B batch, T target length, S source length, L layers, H heads, D head size.
 """
@@ -8,7 +8,8 @@ Shapes: B batch, T target length, S source length, L layers, H heads, D head siz
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -16,23 +17,23 @@ from torch import Tensor, nn
 
 from fairseq_headgates.analysis.ablation import ablation_losses
 from fairseq_headgates.analysis.derivatives import differentiable, gradients
-from fairseq_headgates.analysis.options import GRADIENT_UNITS, NORMS, ScoreOptions
-from fairseq_headgates.analysis.relevance import head_relevance
-from fairseq_headgates.evaluation.corpus import Corpus
-from fairseq_headgates.evaluation.losses import Sample, outputs
-from fairseq_headgates.evaluation.workers import all_reduce
-from fairseq_headgates.heads import HeadTable
-from fairseq_headgates.messages import shown
-from fairseq_headgates.surgery import (
+from fairseq_headgates.analysis.options import GRADIENT_UNITS, NORMS, SCORES, ScoreOptions
+from fairseq_headgates.analysis.relevance.explaining import head_relevance
+from fairseq_headgates.attention.hooks import hooked
+from fairseq_headgates.attention.sites import (
     HeadSite,
     evaluating,
     head_counts,
     head_sites,
-    hooked,
     open_probabilities,
     site_table,
     use_head_attention,
 )
+from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.evaluation.losses import Sample, outputs
+from fairseq_headgates.evaluation.workers import all_reduce
+from fairseq_headgates.heads import HeadTable
+from fairseq_headgates.messages import check_finite, shown
 
 Options = ScoreOptions
 
@@ -46,7 +47,8 @@ def score(
         model: a fairseq transformer; its attention modules become `HeadAttention`
         task: the fairseq task of the model, which holds the dictionaries
         batches: samples of the task, those of this worker if several share the data
-        method: a name in `METHODS`; "magnitude", "gate" and "random" use neither `task` nor `batches`
+        method: a name in `analysis.options.SCORES`; "magnitude", "gate" and "random" do not use `task`
+            and `batches`
         options: options of the scores (default: `ScoreOptions()`)
 
     Returns:
@@ -55,25 +57,24 @@ def score(
     Raises:
         ValueError: for an unknown method, or if scores are not finite
     """
-    if method not in METHODS:
-        raise ValueError(f"unknown method {shown(method)}: choose from {', '.join(METHODS)}")
+    if method not in SCORES:
+        raise ValueError(f"unknown method {shown(method)}: choose from {', '.join(SCORES)}")
     corpus = Corpus(task, batches)
     use_head_attention(model)
     with evaluating(model):
-        table = METHODS[method](model, corpus, options or ScoreOptions())
+        module, _, function = SCORES[method].function.rpartition(".")
+        table = getattr(import_module(f"fairseq_headgates.{module}"), function)(
+            model, corpus, options or ScoreOptions()
+        )
     _check_finite(model, table, method)
     return HeadTable(table.values, method)
 
 
 def _check_finite(model: nn.Module, table: HeadTable, method: str) -> None:
     for site in head_sites(model):
-        row = table.values[site.attention_type][site.layer]
-        if not all(math.isfinite(row[head]) for head in site.attention.kept):
-            raise ValueError(
-                f"the scores of {method} in {site.attention_type} layer {site.layer} are not finite: check the weights "
-                f"for inf and "
-                "NaN, or leave out --fp16"
-            )
+        row = torch.tensor(table.values[site.attention_type][site.layer], dtype=torch.float64)
+        where = f"{site.attention_type} layer {site.layer}"
+        check_finite(f"the scores of {method} in {where}", row[list(site.attention.kept)])
 
 
 def confidence(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
@@ -243,14 +244,3 @@ class _Sums:
         *rows, counts = flat.split([*map(len, self.sums.values()), len(self.counts)])
         means = (row / count.clamp(min=1) for row, count in zip(rows, counts, strict=True))
         return site_table(self.model, dict(zip(self.sums, means, strict=True)))
-
-
-METHODS: dict[str, Callable[[nn.Module, Corpus, ScoreOptions], HeadTable]] = {
-    "confidence": confidence,
-    "gradient": gradient,
-    "relevance": relevance,
-    "ablation": ablation,
-    "magnitude": magnitude,
-    "gate": gate,
-    "random": random,
-}

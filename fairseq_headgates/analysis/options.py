@@ -5,21 +5,51 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-# Scores by name; `importance.METHODS` has their functions.
+Progress = Callable[[Iterable], Iterable]  # wraps an iterable in a progress bar, such as `tqdm`
+
+
+@dataclass(frozen=True)
+class Score:
+    """An importance score.
+
+    Attributes:
+        text: what it measures, for the help
+        function: the path, within this package, of its function: (model, corpus, `ScoreOptions`) -> `HeadTable`
+        needs_data: whether it depends on the data
+    """
+
+    text: str
+    function: str
+    needs_data: bool = True
+
+
+# By name, in the order of the help. Extensions add their own.
 SCORES = {
-    "confidence": "mean of a head's largest attention weight (Voita et al. 2019)",
-    "gradient": "expected sensitivity of the loss to masking a head (Michel et al. 2019)",
-    "relevance": "relevance of a head for the top-1 logit, divided by that of all heads of its layer, by layer-wise "
-    "relevance propagation (LRP; Voita et al. 2019)",
-    "ablation": "increase of the loss, in bits per target token, with the head masked (Michel et al. 2019)",
-    "refit": "estimated increase of the loss when this head and all with lower scores are removed, and the output "
-    "projections of their layers are refitted (Optimal Brain Surgeon, Hassibi & Stork 1993); for prune --refit, with "
-    "--gen-subset train",
-    "magnitude": "l2 norm of a head's weights",
-    "gate": "P(open), the probability that a head's gate is not 0 (Voita et al. 2019)",
-    "random": "uniform random numbers (seed: --seed), as a baseline",
+    "confidence": Score(
+        "mean of a head's largest attention weight (Voita et al. 2019)", "analysis.importance.confidence"
+    ),
+    "gradient": Score(
+        "expected sensitivity of the loss to masking a head (Michel et al. 2019)", "analysis.importance.gradient"
+    ),
+    "relevance": Score(
+        "relevance of a head for the top-1 logit, divided by that of all heads of its layer, by layer-wise relevance "
+        "propagation (LRP; Voita et al. 2019)",
+        "analysis.importance.relevance",
+    ),
+    "ablation": Score(
+        "increase of the loss, in bits per target token, with the head masked (Michel et al. 2019)",
+        "analysis.importance.ablation",
+    ),
+    "magnitude": Score("l2 norm of a head's weights", "analysis.importance.magnitude", needs_data=False),
+    "gate": Score(
+        "P(open), the probability that a head's gate is not 0 (Voita et al. 2019)",
+        "analysis.importance.gate",
+        needs_data=False,
+    ),
+    "random": Score(
+        "uniform random numbers (seed: --seed), as a baseline", "analysis.importance.random", needs_data=False
+    ),
 }
-WITHOUT_DATA = ("magnitude", "gate", "random")  # scores that do not depend on the data
 GRADIENT_UNITS = ("sentence", "token")  # Michel et al. 2019: the paper's equation 2; its released code
 NORMS = ("layer", "none")
 LRP_RULES = {  # relevance.rules.RULES
@@ -54,7 +84,7 @@ class ScoreOptions:
     normalize: str = "layer"
     rule: str = "story-of-heads"
     seed: int = 1
-    progress: Callable[[Iterable], Iterable] = iter
+    progress: Progress = iter
 
     def signature_parts(self, method: str) -> dict[str, str]:
         """Return the options that the scores of a method depend on, for their signature."""

@@ -15,17 +15,24 @@ from fairseq.data.multilingual.multilingual_utils import LangTokStyle, augment_d
 from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
 from torch import Tensor, nn
 
+from fairseq_headgates.attention.features import option_features
+from fairseq_headgates.attention.freezing import freeze
+from fairseq_headgates.attention.neurons import ffn_dims
+from fairseq_headgates.attention.sites import (
+    gate_values,
+    gated_sites,
+    number_of_parameters,
+    open_probabilities,
+    to_table,
+)
 from fairseq_headgates.checkpoints.sizes import check_sizes
 from fairseq_headgates.evaluation.binarised import language_pair
 from fairseq_headgates.files import check_dictionary
 from fairseq_headgates.heads import TYPES, HeadTable, Signature
 from fairseq_headgates.messages import shown
-from fairseq_headgates.models import HeadGatesMixin, head_gates_class
-from fairseq_headgates.options import model_options
-from fairseq_headgates.safety import architecture, load_checkpoint, model_args, updates_of
-from fairseq_headgates.surgery import freeze, gate_values, gated_sites, open_probabilities, to_table
-from fairseq_headgates.surgery.features import option_features
-from fairseq_headgates.surgery.neurons import ffn_dims
+from fairseq_headgates.plugin.models.mixin import HeadGatesMixin, head_gates_class
+from fairseq_headgates.plugin.options.stored import model_options
+from fairseq_headgates.safety.checkpoint import architecture, load_checkpoint, model_args, updates_of
 
 SPECIAL = 4  # fairseq's dictionaries begin with <s> <pad> </s> <unk>
 LANGUAGE_PAIR = re.compile(r"[\w@.]+-[\w@.]+")
@@ -324,6 +331,6 @@ def read_heads(state: Mapping[str, Any], name: str, model: nn.Module | None = No
         to_table(open_probabilities(model), "P(open)", signature),
         to_table(gate_values(model), "gate", signature),
         tuple(attention_type for attention_type in TYPES if attention_type in gated),
-        sum(p.numel() for p in model.parameters()),
+        number_of_parameters(model),
         ffn_dims(model) if getattr(model.args, "ffn_dims", None) else {},
     )

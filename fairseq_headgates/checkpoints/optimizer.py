@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq_headgates.attention.cuts import Cut, cut_tensors, site_and_parameter, with_gates_of
 from fairseq_headgates.compat import copies
-from fairseq_headgates.surgery.cuts import Cut, cut_tensors, site_and_parameter, with_gates_of
 
 # How the moments of an optimiser scale with their parameter (see `surgery.cuts.Cut`).
 MOMENTS = {

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from fairseq_headgates.messages import shown
-from fairseq_headgates.models import HeadGatesMixin
+from fairseq_headgates.plugin.models.mixin import HeadGatesMixin
 
 SIZES = ("embed_dim", "ffn_embed_dim", "attention_heads")
 MOST_LAYERS = 1_000  # of a stack; more take minutes to build

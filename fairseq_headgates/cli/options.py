@@ -1,69 +1,221 @@
-"""`headgates options`: print the options that this plugin adds to fairseq-train."""
+"""Options of several commands, which inherit them and can declare one again with another help (no torch)."""
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fairseq_headgates.analysis.options import GRADIENT_UNITS, HEAD_RULES, NORMS
+from fairseq_headgates.cli.command import Group, Options, argument, option
+from fairseq_headgates.cli.parser import counted, filled, number_or_fraction, numbers
+from fairseq_headgates.heads import TYPES
+
+DATA_USAGE = "%(prog)s DATA --path CKPT [options] [options of fairseq-generate]"
+OPEN = (
+    "A head is open if its evaluation gate, the constant that replaces the random gate after training, is above 0, and "
+    "otherwise closed."
+)
+AS_STORED = "(default: that of the checkpoint)"
+CHOOSING = "valid"  # the subset that heads are chosen on by default: results are measured on the test set
+DATA_EPILOG = (
+    "DATA is a folder written by fairseq-preprocess, for classifiers the one that holds input0 and label; --path CKPT "
+    "(required) is a fairseq checkpoint (for evaluate, curve and functions, also several, separated by colons). The "
+    "options of fairseq-generate set data, batches, workers and beam search: --gen-subset (default: test; of score and "
+    f"compress: {CHOOSING}), --max-tokens (4000), --cpu, --fp16, --beam, --lenpen, --post-process, --tokenizer, "
+    "--scoring sacrebleu, ... (fairseq-generate --help)."
+)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the command, which has no options of its own."""
-    parser.description = (
-        "Print the options that --arch transformer_head_gates and --criterion label_smoothed_cross_entropy_l0 add to "
-        "fairseq-train; the other architectures (*_head_gates) and criterions (*_l0) of this plugin add the same. "
-        "(fairseq-train --help lists only fairseq's.)"
+@dataclass(kw_only=True)
+class Trust(Options):
+    """--trust, of commands that load checkpoints."""
+
+    trust: bool = option(
+        default=False,
+        help="load CKPT with unrestricted unpickling (torch.load with weights_only=False), which can run arbitrary "
+        "code: only for files that you trust",
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run `headgates options` and return its exit code."""
-    groups = {
-        "options of the model (--arch transformer_head_gates)": model_options(),
-        "options of the criterion (--criterion label_smoothed_cross_entropy_l0)": criterion_options(),
-        "further options of --arch transformer_lm_all_attention": all_attention_options(),
-        "further options of --task language_modeling_segments": task_options(),
-    }
-    for title, actions in groups.items():
-        formatter = argparse.HelpFormatter("fairseq-train")
-        formatter.start_section(title)
-        formatter.add_arguments(actions)
-        formatter.end_section()
-        print(formatter.format_help())
-    return 0
+@dataclass(kw_only=True)
+class Checkpoint(Trust):
+    """The checkpoint to read."""
+
+    checkpoint: str = argument(metavar="CKPT", type=filled, reads="the checkpoint", help="a fairseq checkpoint (.pt)")
 
 
-def model_options() -> list[argparse.Action]:
-    """Return the options of `--arch transformer_head_gates` that fairseq's `transformer` does not have."""
-    from fairseq.models import MODEL_REGISTRY
+@dataclass(kw_only=True)
+class Output(Options):
+    """Where the result goes."""
 
-    return _added(MODEL_REGISTRY["transformer_head_gates"], MODEL_REGISTRY["transformer"])
-
-
-def criterion_options() -> list[argparse.Action]:
-    """Return the options of `--criterion label_smoothed_cross_entropy_l0` that fairseq's criterion does not have."""
-    from fairseq.criterions import CRITERION_REGISTRY
-
-    name = "label_smoothed_cross_entropy"
-    return _added(CRITERION_REGISTRY[f"{name}_l0"], CRITERION_REGISTRY[name])
+    out: str | None = option(metavar="FILE", writes=True, help="write the result as JSON")
+    json: bool = option(default=False, help="print JSON instead of tables")
+    force: bool = option(default=False, help="overwrite files that exist")
 
 
-def all_attention_options() -> list[argparse.Action]:
-    """Return the options that only `--arch transformer_lm_all_attention` has."""
-    from fairseq.models import MODEL_REGISTRY
-
-    return _added(MODEL_REGISTRY["transformer_lm_all_attention"], MODEL_REGISTRY["transformer_lm_head_gates"])
+def types(text: str, within: Group | None = None) -> str | None:
+    """Declare --types, with the beginning `text` of its help; see `parser.chosen_types`."""
+    return option(metavar="T[,T...]", within=within, help=f"{text}; choices: {', '.join(TYPES)}, all")
 
 
-def task_options() -> list[argparse.Action]:
-    """Return the options of `--task language_modeling_segments` that fairseq's `language_modeling` does not have."""
-    from fairseq.tasks import TASK_REGISTRY
+@dataclass(kw_only=True)
+class Data(Trust):
+    """Commands that read data with the options of fairseq-generate."""
 
-    return _added(TASK_REGISTRY["language_modeling_segments"], TASK_REGISTRY["language_modeling"])
+    usage: ClassVar[str | None] = DATA_USAGE
+    epilog: ClassVar[str] = DATA_EPILOG
+
+    def fairseq_arguments(self) -> list[str] | None:
+        """Return all words that are not options of the command."""
+        return self.rest
 
 
-def _added(ours: type, stock: type) -> list[argparse.Action]:
-    parsers = [argparse.ArgumentParser(add_help=False, conflict_handler="resolve") for _ in range(2)]
-    for cls, parser in zip((ours, stock), parsers, strict=True):
-        cls.add_args(parser)  # type: ignore[attr-defined]
-    known = {name for action in parsers[1]._actions for name in action.option_strings}
-    actions = (action for action in parsers[0]._actions if action.option_strings)
-    return [action for action in actions if not known & set(action.option_strings)]
+@dataclass(kw_only=True)
+class FirstSentences(Data):
+    """--sentences, of commands that can use a part of the data."""
+
+    sentences: int | None = option(
+        metavar="N", type=int, help="use only the first N sentences of each subset (default: all)"
+    )
+
+
+@dataclass(kw_only=True)
+class ChosenSentences(Data):
+    """--lines and --text, of commands that work on single sentences; see `sentences.sentences`."""
+
+    lines: list[int] | None = option(
+        metavar="N[,N...]",
+        type=numbers("line numbers"),
+        help="sentences of --gen-subset, counted from 1 (default: 1)",
+    )
+    text: str | None = option(
+        metavar="FILE",
+        type=filled,
+        reads="the text",
+        help="instead of --gen-subset, sentences of a file, or of standard input (-), one per line: SOURCE, or SOURCE, "
+        "tab, TARGET, tokenised and in subwords, as fairseq-preprocess reads them; for a classifier one sentence, or "
+        "with DATA/input1 two and a tab between them, to which <s>, </s> and --separator-token are added",
+    )
+
+
+@dataclass(kw_only=True)
+class InferenceDtype(Options):
+    """--inference-dtype; `inference_dtype` makes it with the end of its help."""
+
+    inference_dtype: str | None = None
+
+
+def inference_dtype(text: str = AS_STORED) -> str | None:
+    """Declare --inference-dtype, with the end `text` of its help."""
+    return option(
+        metavar="DTYPE",
+        help="data type of linear layers in inference on a CPU: float32, or int8 (weights and activations quantised to "
+        f"8 bits: faster, less accurate) {text}",
+    )
+
+
+def metric(default: str, tests: str = "") -> str | None:
+    """Declare --metric; see `evaluation.metrics`. `tests` says which significance tests the command makes."""
+    return option(
+        choices=("nll", "ppl", "bleu", "accuracy"),
+        help="nll: loss in bits per target or masked token, or per sentence of a classifier; ppl: also perplexity, 2 "
+        "to the power of the loss; bleu: also BLEU by sacreBLEU, on detokenised text with --remove-bpe --tokenizer "
+        f"moses; accuracy: also the percentage of sentences that are classified correctly.{tests} (default: {default})",
+    )
+
+
+REPAIR = Group("repair, without training")
+
+
+@dataclass(kw_only=True)
+class Refit(Options):
+    """--refit-sentences and --refit-subset, of commands with --refit."""
+
+    refit_sentences: int = option(
+        metavar="N",
+        type=counted,
+        default=2000,
+        within=REPAIR,
+        help="with --refit: use only the first N sentences of --refit-subset (default: %(default)s)",
+    )
+    refit_subset: str = option(
+        metavar="S",
+        type=filled,
+        default="train",
+        within=REPAIR,
+        help="with --refit: the subset to refit on (default: %(default)s)",
+    )
+
+
+@dataclass(kw_only=True)
+class Scores(Options):
+    """The options of importance scores; see `analysis.options.ScoreOptions`."""
+
+    gradient_unit: str = option(
+        choices=GRADIENT_UNITS,
+        default="sentence",
+        help="with method gradient: take absolute values per sentence (Michel et al. 2019, the paper) or per token "
+        "(their code) (default: %(default)s)",
+    )
+    normalize: str = option(
+        choices=NORMS,
+        default="layer",
+        help="with method gradient: divide the scores of each layer by their l2 norm, or not (default: %(default)s)",
+    )
+    rule: str = option(
+        choices=HEAD_RULES,
+        default="story-of-heads",
+        help="with method relevance: how relevance is propagated. "
+        f"{'; '.join(f'{name}: {text}' for name, text in HEAD_RULES.items())} (default: %(default)s)",
+    )
+
+
+CHOICE = Group(exclusive=True)
+WITH_SCORES = Group("with --scores")
+
+
+@dataclass(kw_only=True)
+class Choice(Options):
+    """The heads to keep; see `choice.chosen_heads`."""
+
+    threshold: float | None = option(
+        metavar="P",
+        type=float,
+        within=CHOICE,
+        help="also remove heads with P(open) below P, from 0 to 1: the probability that the random gate of training "
+        "is not 0 (default: only heads whose evaluation gate is 0)",
+    )
+    alive: str | None = option(
+        metavar="MASK",
+        type=filled,
+        reads="the mask",
+        within=CHOICE,
+        help="keep only the heads of this mask: a file, the same JSON inline, or a checkpoint of this plugin",
+    )
+    scores: str | None = option(
+        metavar="FILE",
+        type=filled,
+        reads="the score file",
+        within=CHOICE,
+        help="keep the heads with the highest scores of FILE; see --keep",
+    )
+    keep: float | None = option(
+        metavar="N",
+        type=number_or_fraction,
+        within=WITH_SCORES,
+        help="how many of the open heads of --types to keep (required with --scores): a number (12) or a fraction "
+        "(0.5; rounded, .5 up); 1 is one head, 1.0 all",
+    )
+    method: str | None = option(
+        metavar="M",
+        type=filled,
+        within=WITH_SCORES,
+        help="method whose scores to use; required if FILE has scores of several methods",
+    )
+    types: str | None = types("prune only these attention types (default: all that have scores)", WITH_SCORES)
+    min_per_layer: int | None = option(
+        metavar="K",
+        type=int,
+        within=WITH_SCORES,
+        help="keep at least the K highest-scored heads of each attention layer (default: 0)",
+    )

@@ -19,6 +19,7 @@ from fairseq.data import BaseWrapperDataset
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder, LearnedPositionalEmbedding
 from torch import Tensor, nn
 
+from fairseq_headgates.attention.features import stacks_of
 from fairseq_headgates.evaluation.binarised import check_sizes, is_empty, subset_files
 from fairseq_headgates.evaluation.losses import Sample
 from fairseq_headgates.evaluation.objectives import Classes, Objective, check_has_loss, objective_of, options_of
@@ -26,7 +27,6 @@ from fairseq_headgates.evaluation.options import to_config
 from fairseq_headgates.evaluation.symbols import no_words
 from fairseq_headgates.evaluation.workers import all_reduce, device_of, gather
 from fairseq_headgates.messages import first_line, logging_only
-from fairseq_headgates.surgery import stacks_of
 
 logger = logging.getLogger(__name__)
 

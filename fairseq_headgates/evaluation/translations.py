@@ -14,11 +14,11 @@ from fairseq_cli.generate import get_symbols_to_strip_from_output
 from sacrebleu.metrics import BLEU
 from torch import Tensor, nn
 
+from fairseq_headgates.attention.sites import evaluating
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.workers import gather
-from fairseq_headgates.inference import DeviceSearch
+from fairseq_headgates.inference.device_search import DeviceSearch
 from fairseq_headgates.messages import first_line, logging_only
-from fairseq_headgates.surgery import evaluating
 
 BEAM_SIZES = ("beam_size", "_beam_size")  # attributes of fairseq's attention and decoders
 

@@ -1,7 +1,5 @@
 """Text in UTF-8, atomic file writes, and journals from which interrupted commands resume (no torch)."""
 
-from fairseq_headgates.files.journal import ResumeJournal
-from fairseq_headgates.files.parts import part_of, replace_folder
 from fairseq_headgates.files.reading import (
     check_dictionary,
     decode,
@@ -10,18 +8,30 @@ from fairseq_headgates.files.reading import (
     read_standard_input,
     read_text,
 )
-from fairseq_headgates.files.writing import check_writable, refuse_existing, replacing, write_whole
+from fairseq_headgates.files.records import Unbounded, parse_json, read_record, read_records, repeated
+from fairseq_headgates.files.writing import (
+    check_writable,
+    part_of,
+    refuse_existing,
+    replace_folder,
+    replacing,
+    write_whole,
+)
 
 __all__ = [
-    "ResumeJournal",
+    "Unbounded",
     "check_writable",
     "decode",
     "lines_of",
     "log_lines",
+    "parse_json",
     "part_of",
+    "read_record",
+    "read_records",
     "read_standard_input",
     "read_text",
     "refuse_existing",
+    "repeated",
     "check_dictionary",
     "replace_folder",
     "replacing",

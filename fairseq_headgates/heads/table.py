@@ -7,16 +7,18 @@ whatever removes or prints heads takes one.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Decimal
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from fairseq_headgates.messages import printable, shown
 
 # The parts of a signature that name the data, besides options, subsets and their numbers of sentences.
 DATA = ("data", "langs", "block", "mask", "head")
-TYPES = ("enc-self", "dec-self", "dec-enc")  # encoder self-, decoder self-, decoder-encoder attention
+# Encoder self-, decoder self-, decoder-encoder attention.
+AttentionType = Literal["enc-self", "dec-self", "dec-enc"]
+TYPES: tuple[str, ...] = get_args(AttentionType)
 
 
 class HeadId(NamedTuple):
@@ -208,11 +210,6 @@ def parse_types(text: str | None) -> tuple[str, ...]:
     return tuple(attention_type for attention_type in TYPES if attention_type in names)
 
 
-def number_of_heads(fraction: float | Decimal, total: int) -> int:
-    """Return how many of `total` heads a fraction is. Halves are rounded up: of 5 heads, 0.5 is 3."""
-    return int((Decimal(str(fraction)) * total).to_integral_value(ROUND_HALF_UP))  # of 0.1 as it is written
-
-
 def check_shape(table: HeadTable, sizes: Mapping[str, tuple[int, int]], what: str = "the mask") -> None:
     """Raise ValueError, with every reason, unless `table` fits a model with `sizes[type] = (layers, heads)`."""
     reasons = []
@@ -230,3 +227,33 @@ def check_shape(table: HeadTable, sizes: Mapping[str, tuple[int, int]], what: st
         ]
     if reasons:
         raise ValueError(f"{what} does not fit the model: " + "; ".join(reasons))
+
+
+def parse_heads(text: str, sizes: Mapping[str, tuple[int, int]], option: str = "--heads") -> list[HeadId]:
+    """Parse heads: 'enc-self:0.3,dec-enc:*,dec-self:1.*', types with layer and head, '*' for all.
+
+    Args:
+        text: the heads, separated by commas, or 'all'
+        sizes: {type: (layers, heads per layer)} of the model
+        option: what errors call it
+
+    Raises:
+        ValueError: for heads that the model does not have
+    """
+    heads_chosen: dict[HeadId, None] = {}
+    for part in [f"{attention_type}:*" for attention_type in sizes] if text == "all" else text.split(","):
+        match = re.fullmatch(r"\s*([a-z-]+):(\*|(\d{1,9})\.(\*|\d{1,9}))\s*", part)
+        if match is None:
+            raise ValueError(f"{option} has {shown(part)}: it must be TYPE:LAYER.HEAD, TYPE:LAYER.* or TYPE:*")
+        attention_type, _, layer, head = match.groups()
+        if attention_type not in sizes:
+            raise ValueError(f"{option} has {shown(part)}, but only {', '.join(sizes)} can be named")
+        layers, heads = sizes[attention_type]
+        chosen = range(layers) if layer is None else [int(layer)]
+        numbers = range(heads) if head in (None, "*") else [int(head)]
+        if (layer and int(layer) >= layers) or (numbers and numbers[-1] >= heads):
+            raise ValueError(
+                f"{option} has {shown(part)}: {attention_type} has {layers} layers of {heads} heads, counted from 0"
+            )
+        heads_chosen |= {HeadId(attention_type, i, j): None for i in chosen for j in numbers}
+    return sorted(heads_chosen, key=lambda each: (TYPES.index(each.attention_type), each.layer, each.head))

@@ -1,4 +1,4 @@
-"""Small plots with one pair of axes each: results of a sweep, progress of a training (no torch).
+"""Small plots with one pair of axes each (no torch).
 
 A panel is a title and a function that draws on axes of matplotlib.
 """
@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from statistics import mean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fairseq_headgates.heads import TYPES
 from fairseq_headgates.report.tables import METRICS
 from fairseq_headgates.report.text import escaped
 
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FEW = 3  # layers that have a line each; of more, pairs have one
 MARKERS = "osD^vPX*"  # lines differ by marker as well as by colour
 
 
@@ -41,177 +38,6 @@ def row_of(panels: Sequence[Panel]) -> Figure:
     return figure
 
 
-def sweep_panels(models: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """Return the plots of a sweep: BLEU over heads kept, and which heads those are.
-
-    Args:
-        models: the models of a sweep file
-    """
-    pruned = sorted((model for model in models if model["method"]), key=lambda model: model["heads"]["total"])
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for model in pruned:
-        groups.setdefault(f"{model['types']} {model['method']}", []).append(model)
-    lines = {name: [(model["heads"]["total"], model["BLEU"]) for model in group] for name, group in groups.items()}
-    controls = {model["name"]: model["BLEU"] for model in models if not model["method"]}
-    name, largest = max(groups.items(), key=lambda group: len(group[1]), default=("", []))
-    kept = kept_panels(largest, name) if len(largest) > 1 else []
-    return [score_panel("BLEU", lines, controls), *kept]
-
-
-def score_panel(
-    score: str, lines: Mapping[str, Sequence[tuple[float, Sequence[float]]]], controls: Mapping[str, Sequence[float]]
-) -> Panel:
-    """Return a plot of a score over heads kept: means with the range over the seeds.
-
-    Args:
-        score: the label of the score
-        lines: {name: points of a line: heads kept, and the value of each seed}
-        controls: {name: the value of each seed} of models that are drawn as horizontal lines
-    """
-    return Panel(score, partial(_scores, score=score, lines=lines, controls=controls))
-
-
-def kept_panels(models: Sequence[Mapping[str, Any]], name: str) -> list[Panel]:
-    """Return plots of the heads that are kept, over their number in all: of each type, and for each type by layer.
-
-    These are plots of Voita et al. 2019, section 6. With more than three layers, a line is the sum over two.
-
-    Args:
-        models: objects with `heads` and `layers` as in a sweep file, sorted by the number of heads
-        name: what the models have in common
-    """
-    types = [each for each in TYPES if models and each in models[0]["heads"]]
-    return [
-        Panel(f"heads kept by type ({name})", partial(_types, models=models, types=types)),
-        *(Panel(f"{each}, by layer ({name})", partial(_layers, models=models, attention_type=each)) for each in types),
-    ]
-
-
-def checkpoint_panels(models: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """Return bar charts of the heads that checkpoints keep: of each type, and for each type by layer.
-
-    Args:
-        models: objects with `name`, and with `heads` and `layers` as in a sweep file
-    """
-    names = [model["name"] for model in models]
-    types = list(models[0]["layers"])
-    by_type = {each: [model["heads"][each] for model in models] for each in types}
-    panels = [Panel("heads kept by type", partial(_bars, names=names, groups=by_type))]
-    for attention_type in types:
-        layers = list(zip(*(model["layers"][attention_type] for model in models), strict=True))
-        by_layer = {
-            name: [sum(each) for each in zip(*layers[a:b], strict=True)] for name, a, b in _layer_groups(layers)
-        }
-        panels.append(Panel(f"{attention_type}, heads kept by layer", partial(_bars, names=names, groups=by_layer)))
-    return panels
-
-
-def overlap_panel(pairs: Sequence[Mapping[str, Any]]) -> Panel:
-    """Return a bar chart of the Jaccard index of masks: a group for each of `types`, a bar for each pair, and chance.
-
-    With more than `FEW` pairs, one bar is their mean.
-
-    Args:
-        pairs: the pairs of a file of `headgates compare`
-    """
-    types = list(dict.fromkeys(pair["types"] for pair in pairs))
-    found: dict[str, dict[str, float]] = {}
-    for pair in pairs:
-        found.setdefault(f"{_end(pair['a'])} ~ {_end(pair['b'])}", {})[pair["types"]] = pair["jaccard"] or 0.0
-    means = {each: mean(values.get(each, 0.0) for values in found.values()) for each in types}
-    shown = found if len(found) <= FEW else {f"mean of {len(found)} pairs": means}
-    expected = {
-        attention_type: mean(
-            pair["expected"] / max(1e-9, sum(pair["kept"]) - pair["expected"])
-            for pair in pairs
-            if pair["types"] == attention_type
-        )
-        for attention_type in types
-    }
-    groups = {
-        name: [values.get(each, 0.0) for each in types] for name, values in {**shown, "by chance": expected}.items()
-    }
-    return Panel("heads in common (Jaccard index)", partial(_bars, names=types, groups=groups, y="Jaccard index"))
-
-
-def _end(name: str, most: int = 20) -> str:
-    """Return the end of a long name."""
-    return name if len(name) <= most else f"…{name[1 - most :]}"
-
-
-def function_panels(counts: Mapping[str, Mapping[str, Mapping[str, int]]]) -> list[Panel]:
-    """Return a chart for each attention type: a column of open heads for each checkpoint, coloured by function.
-
-    These are figures of Voita et al. 2019, section 6.2.
-
-    Args:
-        counts: {attention type: {checkpoint: {group of functions: number of heads}}}
-    """
-    return [Panel(f"{each}, open heads by function", partial(_columns, counts=found)) for each, found in counts.items()]
-
-
-def _columns(axes: Axes, counts: Mapping[str, Mapping[str, int]]) -> None:
-    """Draw a column for each name, of coloured parts."""
-    bottom = [0] * len(counts)
-    for group in next(iter(counts.values())):
-        heights = [found[group] for found in counts.values()]
-        if any(heights):
-            color = "lightgray" if group == "none" else None
-            axes.bar(range(len(counts)), heights, 0.7, bottom, label=group, color=color)
-        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
-    _label_bars(axes, list(counts), "open heads")
-
-
-def _layer_groups(layers: Sequence[Any]) -> list[tuple[str, int, int]]:
-    """Return name, first layer and end of each layer, or of each pair of neighbours if there are more than `FEW`."""
-    size = 1 if len(layers) <= FEW else 2
-    groups = [(first, min(first + size, len(layers))) for first in range(0, len(layers), size)]
-    return [(f"layer {a}" if b - a == 1 else f"layers {a}, {b - 1}", a, b) for a, b in groups]
-
-
-def _bars(axes: Axes, names: Sequence[str], groups: Mapping[str, Sequence[float]], y: str = "heads kept") -> None:
-    """Draw a group of bars for each name."""
-    width = 0.8 / len(groups)
-    for i, (label, values) in enumerate(groups.items()):
-        axes.bar([j + (i + 0.5) * width - 0.4 for j in range(len(names))], values, width, label=escaped(label))
-    _label_bars(axes, names, y)
-
-
-def _label_bars(axes: Axes, names: Sequence[str], y: str) -> None:
-    """Label the axes of a bar chart, with a name for each group of bars."""
-    _label(axes, "", y, counts=y != "Jaccard index")
-    axes.set_xticks(range(len(names)), map(escaped, names), rotation=20, ha="right", fontsize="small")
-
-
-def training_panels(series: Mapping[str, Sequence[tuple[int, float]]]) -> list[Panel]:
-    """Return plots of a training over updates: bits per token, and open heads by type.
-
-    Args:
-        series: the numbers of the log, {"train_inner nll_loss": [(update, value)] and so on}
-    """
-    losses = {
-        "training": _first_of(series, "train_inner nll_loss", "train nll_loss", "train_inner loss", "train loss"),
-        "validation": _first_of(series, "valid nll_loss", "valid loss"),  # cross_entropy logs no nll_loss
-    }
-    heads = {
-        each: _first_of(series, *(f"{part} heads_open_{each.replace('-', '_')}" for part in ("train_inner", "train")))
-        for each in TYPES
-    }
-    panels = []
-    for title, label, lines in (
-        ("cross-entropy", "bits per target token", losses),
-        ("open heads", "open gated heads", heads),
-    ):
-        curves = {name: points for name, points in lines.items() if points}
-        if curves:
-            panels.append(Panel(title, partial(_lines, lines=curves, x="updates", y=label, counts=lines is heads)))
-    return panels
-
-
-def _first_of(series: Mapping[str, Sequence[tuple[int, float]]], *names: str) -> Sequence[tuple[int, float]]:
-    return next((series[name] for name in names if series.get(name)), ())
-
-
 def curve_panels(points: Sequence[Mapping[str, Any]]) -> list[Panel]:
     """Return plots of pruning curves: bits per token and other metrics over the heads that are removed."""
     several = len({(p["checkpoint"], p["by"]) for p in points}) > 1
@@ -225,60 +51,27 @@ def curve_panels(points: Sequence[Mapping[str, Any]]) -> list[Panel]:
         for (checkpoint, by, types), group in groupby(points, key=lambda p: (p["checkpoint"], p["by"], p["types"])):
             name = f"{types} {by} {checkpoint}" if several else types
             lines[name] = [(p["removed"], p[measure]) for p in group]
-        panels.append(Panel(label, partial(_lines, lines=lines, x="heads removed (%)", y=label)))
+        panels.append(Panel(label, partial(draw_lines, lines=lines, x="heads removed (%)", y=label)))
     return panels
 
 
-def _lines(
+def draw_lines(
     axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, counts: bool = False
 ) -> None:
-    for (name, points), marker in zip(lines.items(), _markers(len(lines)), strict=True):
+    """Draw a line for each name, and label the axes."""
+    for (name, points), marker in zip(lines.items(), markers(len(lines)), strict=True):
         many = len(points) > 40
         axes.plot(*zip(*points, strict=True), marker="" if many else marker, markersize=4, label=escaped(name))
-    _label(axes, x, y, counts)
+    set_label(axes, x, y, counts)
 
 
-def _scores(
-    axes: Axes,
-    score: str,
-    lines: Mapping[str, Sequence[tuple[float, Sequence[float]]]],
-    controls: Mapping[str, Sequence[float]],
-) -> None:
-    for (name, points), marker in zip(lines.items(), _markers(len(lines)), strict=True):
-        kept, seeds = zip(*points, strict=True)
-        means = [mean(values) for values in seeds]
-        low = [value - min(values) for value, values in zip(means, seeds, strict=True)]
-        high = [max(values) - value for value, values in zip(means, seeds, strict=True)]
-        axes.errorbar(kept, means, yerr=[low, high], fmt=f"{marker}-", capsize=3, label=escaped(name))
-    for style, (name, values) in zip(("--", ":", "-."), controls.items(), strict=False):
-        axes.axhline(mean(values), color="gray", linestyle=style, label=escaped(name))
-    _label(axes, "total heads kept", score)
-
-
-def _types(axes: Axes, models: Sequence[Mapping[str, Any]], types: Sequence[str]) -> None:
-    for attention_type, marker in zip(types, _markers(len(types)), strict=True):
-        kept = [model["heads"][attention_type] for model in models]
-        axes.plot(_totals(models), kept, f"{marker}-", label=attention_type)
-    _label(axes, "total heads kept", "heads kept", counts=True)
-
-
-def _layers(axes: Axes, models: Sequence[Mapping[str, Any]], attention_type: str) -> None:
-    groups = _layer_groups(models[0]["layers"][attention_type])
-    for (name, first, end), marker in zip(groups, _markers(len(groups)), strict=True):
-        kept = [sum(model["layers"][attention_type][first:end]) for model in models]
-        axes.plot(_totals(models), kept, f"{marker}-", label=name)
-    _label(axes, "total heads kept", "heads kept", counts=True)
-
-
-def _totals(models: Sequence[Mapping[str, Any]]) -> list[float]:
-    return [model["heads"]["total"] for model in models]
-
-
-def _markers(number: int) -> list[str]:
+def markers(number: int) -> list[str]:
+    """Return a marker for each of a number of lines."""
     return [MARKERS[i % len(MARKERS)] for i in range(number)]
 
 
-def _label(axes: Axes, x: str, y: str, counts: bool = False) -> None:
+def set_label(axes: Axes, x: str, y: str, counts: bool = False) -> None:
+    """Label the axes; `counts` if y is a number of things."""
     from matplotlib.ticker import MaxNLocator
 
     for axis in (axes.xaxis, axes.yaxis)[: 1 + counts]:

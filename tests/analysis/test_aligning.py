@@ -7,9 +7,10 @@ from support.models import make_gated
 from support.sentences import sample
 
 from fairseq_headgates import observe, relevance
-from fairseq_headgates.analysis.functions import Alignments, align, attention_of, best_head, contributions_by
-from fairseq_headgates.analysis.functions.trees import read_alignments
+from fairseq_headgates.extensions.functions.aligning import Alignments, align, attention_of, contributions_by
+from fairseq_headgates.extensions.functions.trees import read_alignments
 from fairseq_headgates.heads import HeadId
+from fairseq_headgates.heads.functions import best_head
 
 HEADS = [HeadId("dec-enc", 0, 2), HeadId("dec-enc", 1, 0), HeadId("dec-enc", 1, 3)]
 

@@ -10,11 +10,11 @@ from support.models import VOCABULARY
 from support.sentences import EOS, MASK, alone, make_model, sample
 
 from fairseq_headgates import observe, prune
-from fairseq_headgates.analysis.functions.counting import STATISTICS
-from fairseq_headgates.analysis.functions.layout import FREQUENT
+from fairseq_headgates.attention.sites import head_sites
 from fairseq_headgates.evaluation.symbols import subwords_of
+from fairseq_headgates.extensions.functions.counting import STATISTICS
+from fairseq_headgates.extensions.functions.layout import FREQUENT
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.surgery import head_sites
 
 
 def naive(model, task, pairs):
@@ -119,8 +119,8 @@ def one_tree(task, sums, where, w, pair):
 @pytest.mark.parametrize("pruned", [False, True])
 @pytest.mark.parametrize(("left_pad", "languages"), [(True, False), (True, True), (False, True)])
 def test_all_numbers_equal_naive_counts(subwords, pruned, left_pad, languages, monkeypatch):
-    monkeypatch.setattr("fairseq_headgates.analysis.functions.layout.FREQUENT", 30)
-    monkeypatch.setattr("fairseq_headgates.analysis.functions.counting.FREQUENT", 30)
+    monkeypatch.setattr("fairseq_headgates.extensions.functions.layout.FREQUENT", 30)
+    monkeypatch.setattr("fairseq_headgates.extensions.functions.counting.FREQUENT", 30)
     monkeypatch.setitem(globals(), "FREQUENT", 30)
     task, pairs = Task(subwords, languages), sentences(languages)
     model = make_model()

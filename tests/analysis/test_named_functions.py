@@ -10,31 +10,25 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 from support.functions import RELATIONS, Task, annotated, found, sentences, tree_of
-from support.models import VOCABULARY, make_args, make_stock
+from support.models import VOCABULARY, make_args
 from support.recipes import ROOT
 from support.sentences import EOS, make_model, sample
 
 import make_corpus
 from fairseq_headgates import gate_values
-from fairseq_headgates.analysis.functions import (
-    Annotations,
-    count_functions,
-    functions_of,
-    kept_functions,
-    scored_functions,
-)
-from fairseq_headgates.analysis.functions.counting import _Pass
-from fairseq_headgates.analysis.functions.layout import frequency_ranks
-from fairseq_headgates.analysis.functions.trees import Tree, parse_relations, read_trees
 from fairseq_headgates.analysis.options import FunctionOptions
+from fairseq_headgates.attention.sites import head_sites
 from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.extensions.functions.counting import Annotations, _Pass, count_functions
+from fairseq_headgates.extensions.functions.layout import frequency_ranks
+from fairseq_headgates.extensions.functions.results import functions_of, kept_functions, scored_functions
+from fairseq_headgates.extensions.functions.trees import Tree, parse_relations, read_trees
 from fairseq_headgates.heads import TYPES, HeadTable
-from fairseq_headgates.models import TransformerHeadGatesModel
-from fairseq_headgates.surgery import head_sites
+from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 
 
 def test_functions_are_named_by_their_thresholds(monkeypatch):
-    monkeypatch.setattr("fairseq_headgates.analysis.functions.counting.FREQUENT", 30)
+    monkeypatch.setattr("fairseq_headgates.extensions.functions.counting.FREQUENT", 30)
     task, pairs = Task(), sentences()
     model, annotations = make_model(), annotated(task, pairs)
     everything = found(model, task, [sample(pairs)], annotations, positional=0, rare=0)
@@ -124,12 +118,6 @@ def test_a_model_without_cross_attention_has_no_alignment():
     with pytest.raises(ValueError, match="no decoder-encoder attention"):
         found(model, task, [sample(pairs)], annotated(task, pairs))
     assert "dec-enc" not in found(model, task, [sample(pairs)], Annotations(rare=False))["heads"]
-
-
-def test_a_stock_model_is_counted_too():
-    task, pairs = Task(), sentences()
-    stock = make_stock()
-    assert found(stock, task, [sample(pairs)], Annotations())["heads"]["enc-self"][0][0]["gate"] == 1
 
 
 def test_weights_that_are_not_finite():
@@ -232,7 +220,7 @@ def test_a_random_model_has_no_syntactic_heads(seed, grammar):
     torch.manual_seed(seed)
     model = TransformerHeadGatesModel.build_model(make_args(), task).eval()
     result = found(model, task, batches, Annotations({"source": trees}, parse_relations(None, trees)))
-    assert len(result["relations"]["enc-self"]) == 14
+    assert len(result["relations"]["enc-self"]) == 10
     assert [entry["functions"] for row in result["heads"]["enc-self"] for entry in row] == [[]] * 8
 
 

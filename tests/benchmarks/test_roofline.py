@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_headgates import observe, prune
+from fairseq_headgates.attention.sites import head_sites
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.inference.beam_stacks import SEARCH
-from fairseq_headgates.surgery import head_sites
 
 HEADS, LAYERS, BATCH, BEAM, SOURCE, POSITION = 3, 2, 2, 3, 7, 5
 WIDTH = 64 * HEADS

@@ -15,9 +15,11 @@ from support.ctranslate2 import DICTIONARY, convert, ctranslate2
 from support.language_models import make_lm
 from support.models import PAD, VOCABULARY, make_stock
 
-from fairseq_headgates.checkpoints.ctranslate2 import to_ctranslate2
+from fairseq_headgates.attention.cuts import prune, remove_heads
+from fairseq_headgates.attention.hooks import observe
+from fairseq_headgates.attention.sites import head_counts, head_sites
+from fairseq_headgates.extensions.export.ctranslate2 import to_ctranslate2
 from fairseq_headgates.heads import TYPES, HeadId, HeadTable
-from fairseq_headgates.surgery import head_counts, head_sites, observe, prune, remove_heads
 
 EOS = DICTIONARY.eos()
 TOLERANCE = 1e-5  # of a log-probability in single precision; the largest difference seen is 1.5e-6

@@ -11,8 +11,8 @@ from fairseq.models.transformer import TransformerEncoderBase
 from support.ctranslate2 import convert, ctranslate2
 from support.models import make_gated, make_stock
 
-from fairseq_headgates.checkpoints.ctranslate2 import unsupported
 from fairseq_headgates.cli.main import main
+from fairseq_headgates.extensions.export.ctranslate2 import unsupported
 
 UNSUPPORTED = {
     "the activation function linear": {"activation_fn": "linear"},

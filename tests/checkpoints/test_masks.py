@@ -10,10 +10,11 @@ from support.commands import L0, TYPES, logged
 from support.models import make_gated
 
 from fairseq_headgates import HeadTable, masked
-from fairseq_headgates.checkpoints import load_checkpoint, prune_checkpoint
-from fairseq_headgates.options.stored_mask import read_mask
-from fairseq_headgates.safety import model_args
-from fairseq_headgates.surgery import kept_mask
+from fairseq_headgates.attention.cuts import kept_mask
+from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.checkpoints.pruned import prune_checkpoint
+from fairseq_headgates.plugin.options.stored_mask import read_mask
+from fairseq_headgates.safety.checkpoint import model_args
 
 
 def test_a_pruned_checkpoint_is_pruned_again_and_gated_again(pruned, run, train, tmp_path):

@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from fairseq_headgates import gate_values
-from fairseq_headgates.checkpoints import load_checkpoint, load_model, prune_checkpoint, read_heads
+from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.checkpoints.building import load_model, read_heads
+from fairseq_headgates.checkpoints.pruned import prune_checkpoint
 from fairseq_headgates.cli.main import main
-from fairseq_headgates.experiments import read_experiment
+from fairseq_headgates.extensions.page.inputs import read_experiment
 from fairseq_headgates.heads import parse_mask, read_scores
-from fairseq_headgates.options import read_mask
+from fairseq_headgates.plugin.options.stored_mask import read_mask
 from fairseq_headgates.report.tables import curve_table
 
 OLD = Path(__file__).parents[1] / "data" / "v0.1"

@@ -24,9 +24,11 @@ from support.commands import ALIVE, EVALUATION, TYPES, USER_DIR, hypotheses
 from support.models import assert_same, logits
 
 from fairseq_headgates import HeadTable, prune
-from fairseq_headgates.checkpoints import build_model, load_checkpoint, prune_checkpoint, stock_checkpoint
-from fairseq_headgates.safety import model_args
-from fairseq_headgates.surgery import kept_mask, open_mask
+from fairseq_headgates.attention.cuts import kept_mask, open_mask
+from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.checkpoints.building import build_model
+from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
+from fairseq_headgates.safety.checkpoint import model_args
 
 # fairseq's commands on a pruned checkpoint
 

@@ -10,7 +10,9 @@ from support.checkpoints import OPEN, small_gated, small_state
 from support.hostile import save
 
 from fairseq_headgates import HeadTable
-from fairseq_headgates.checkpoints import build_model, load_checkpoint, prune_checkpoint, stock_checkpoint
+from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.checkpoints.building import build_model
+from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 
 
 class RunsCode:

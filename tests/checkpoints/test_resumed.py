@@ -9,8 +9,10 @@ from support.commands import logged, valid_loss
 from support.models import logits, make_args, make_stock
 
 from fairseq_headgates import HeadTable, masked
-from fairseq_headgates.checkpoints import build_model, load_checkpoint, prune_checkpoint
-from fairseq_headgates.surgery import kept_mask
+from fairseq_headgates.attention.cuts import kept_mask
+from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.checkpoints.building import build_model
+from fairseq_headgates.checkpoints.pruned import prune_checkpoint
 
 # Training goes on
 

@@ -8,7 +8,9 @@ from support.checkpoints import OPEN, load, names
 from support.commands import TYPES
 
 from fairseq_headgates import gate_values
-from fairseq_headgates.checkpoints import load_checkpoint, load_dictionaries, read_heads, save_checkpoint
+from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.checkpoints.building import load_dictionaries, read_heads
+from fairseq_headgates.checkpoints.saving import save_checkpoint
 
 
 def test_gates_and_masks_are_read_from_checkpoints(gated, pruned):

@@ -8,7 +8,7 @@ import torch
 from support.analysis import SEARCH, one_line
 from support.commands import EVALUATION
 
-from fairseq_headgates.inference import DeviceSearch
+from fairseq_headgates.inference.device_search import DeviceSearch
 
 
 @pytest.fixture

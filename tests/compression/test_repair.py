@@ -10,10 +10,10 @@ from support.all_attention import make_model as make_all_attention
 from support.sentences import PAIRS, TASK, make_gates, make_model, many_sentences, sample, sentences
 
 from fairseq_headgates import HeadTable, prune, refit
-from fairseq_headgates.compression import repair as refitting
+from fairseq_headgates.analysis import refit as refitting
+from fairseq_headgates.attention.sites import head_sites
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
-from fairseq_headgates.surgery import head_sites
 
 MASK = HeadTable(
     {"enc-self": [[1, 0, 1, 1], [0, 0, 0, 0]], "dec-self": [[1, 1, 1, 1], [0, 1, 0, 1]], "dec-enc": [[0, 0, 0, 1]] * 2}

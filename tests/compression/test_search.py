@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from fairseq_headgates.compression.search import choose, removal_curve
+from fairseq_headgates.extensions.compress.search import choose, removal_curve
 
 
 def cost(covariance, gradients, weight, removed):

@@ -6,14 +6,14 @@ import pytest
 from support.analysis import READ
 from torch.nn import functional
 
-from fairseq_headgates.checkpoints import load_model
+from fairseq_headgates.attention.neurons import ffn_dims
+from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.cli.fairseq_options import fairseq_options
-from fairseq_headgates.compression import timing
-from fairseq_headgates.compression.model import Compressor, OutOfReach
 from fairseq_headgates.evaluation import speed
 from fairseq_headgates.evaluation.corpus import load_corpus
 from fairseq_headgates.evaluation.options import setup_task
-from fairseq_headgates.surgery.neurons import ffn_dims
+from fairseq_headgates.extensions.compress import timing
+from fairseq_headgates.extensions.compress.model import Compressor, OutOfReach
 
 BEAM, EMBED, HEAD = 2, 32, 8
 

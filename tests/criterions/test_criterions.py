@@ -23,8 +23,9 @@ from support.models import PAD, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import l0_penalty
 from fairseq_headgates.compat import configuration
-from fairseq_headgates.criterions import PENALISED, LabelSmoothedCrossEntropyL0Criterion
-from fairseq_headgates.monitoring import OTHER_RATES, GateMonitor, unwrapped
+from fairseq_headgates.plugin.criterions import LabelSmoothedCrossEntropyL0Criterion
+from fairseq_headgates.plugin.criterions.losses import PENALISED
+from fairseq_headgates.plugin.monitoring import OTHER_RATES, GateMonitor, unwrapped
 
 # Of hydra, about the configuration of fairseq.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

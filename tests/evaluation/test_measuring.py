@@ -13,19 +13,21 @@ from support.sentences import make_gates, make_model, sample, sentences
 
 from fairseq_headgates import HeadTable, compress, gate_values, l0_penalty, masked, observe, open_probabilities, prune
 from fairseq_headgates.analysis.ablation import ablation_losses, ablation_masks, masked_predictions
-from fairseq_headgates.analysis.attention_maps import attention_maps
 from fairseq_headgates.analysis.curves import pruning_curve
-from fairseq_headgates.analysis.functions.counting import count_functions
-from fairseq_headgates.analysis.importance import METHODS, score
-from fairseq_headgates.analysis.relevance import head_relevance, token_contributions
+from fairseq_headgates.analysis.importance import score
+from fairseq_headgates.analysis.options import SCORES
+from fairseq_headgates.analysis.relevance.explaining import head_relevance, token_contributions
 from fairseq_headgates.analysis.sentences import typed_sentences
+from fairseq_headgates.attention.cuts import open_mask, removal_plan
+from fairseq_headgates.attention.head_attention import HeadHook
+from fairseq_headgates.attention.hooks import hooked
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss, sentence_losses
 from fairseq_headgates.evaluation.translations import references
-from fairseq_headgates.files import ResumeJournal
+from fairseq_headgates.extensions.attention_maps.action import attention_maps
+from fairseq_headgates.extensions.functions.counting import count_functions
+from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import TYPES, HeadId
-from fairseq_headgates.modules import HeadHook
-from fairseq_headgates.surgery import hooked, open_mask, removal_plan
 
 FULL = HeadTable({attention_type: [[1] * 4] * 2 for attention_type in TYPES})
 HALF = HeadTable({attention_type: [[1, 0, 1, 0]] * 2 for attention_type in TYPES})
@@ -83,7 +85,7 @@ def reads(model):
 
 
 MEASURES = {
-    **{method: partial(lambda method, model: score(model, TASK, BATCHES, method), method) for method in METHODS},
+    **{method: partial(lambda method, model: score(model, TASK, BATCHES, method), method) for method in SCORES},
     "ablation, all but one": lambda model: ablation_losses(model, CORPUS, "all-but-one"),
     "ablation of predictions": predictions,
     "loss": lambda model: mean_loss(model, CORPUS),

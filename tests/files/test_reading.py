@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from fairseq.data import Dictionary
 
-from corpora import labelled, manifest
-from fairseq_headgates.checkpoints import load_checkpoint, load_dictionaries
-from fairseq_headgates.experiments import read_experiment
+from corpora import fetching, labelled
+from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.checkpoints.building import load_dictionaries
+from fairseq_headgates.extensions.page.inputs import read_experiment
 from fairseq_headgates.files import check_dictionary, decode, lines_of, read_standard_input, read_text
 from fairseq_headgates.heads import parse_mask
 from results import curves
@@ -19,7 +20,6 @@ from text import in_blocks
 MASK = '{"format": "headgates.heads/1",\n "enc-self": [[1, 0]]}\n'
 LOG = "epoch 001 | loss 3.5 | num_updates 5\nepoch 002 | loss 2.5 | num_updates 9\n"
 RECORD = '{"format": "headgates.gates/1", "update": %d, "closed": {"enc-self": [[0.5, 0.25]]}}\n'
-MANIFEST = f"{manifest.HEADER}\na\t3\tf00\thttp://a\n"
 LABELLED = "Schön\tja\nschlecht\tnein\n"
 READERS = {  # one of the package, whose files are read in one place, and those of the recipes
     "mask": (MASK, parse_mask),
@@ -27,8 +27,7 @@ READERS = {  # one of the package, whose files are read in one place, and those 
     "gates.jsonl": (RECORD % 0 + RECORD % 9, lambda path: read_experiment([path]).trainings[0].gates),
     "curve.tsv": ("checkpoint\tby\ttypes\tremoved\tbleu\na.pt\té\tall\t0\t30\n", lambda path: curves.read([path])),
     "train.tsv": (LABELLED, lambda path: labelled.read(Path(path))),
-    "manifest.tsv": (MANIFEST, lambda path: manifest.read_manifest(Path(path).parent)),
-    "SHA256SUMS": (f"{'0f' * 32}  a\n", lambda path: manifest.parse_sums(Path(path).read_bytes())),
+    "SHA256SUMS": (f"{'0f' * 32}  a\n", lambda path: fetching.read_sums(str(Path(path).parent))),
     "train.de": ("Schön !\nx\n", lambda path: list(in_blocks.blocks(Path(path), 1))),
 }  # fmt: skip
 

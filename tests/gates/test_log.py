@@ -6,7 +6,7 @@ import pytest
 from support.commands import GATED
 
 from fairseq_headgates.heads import HeadTable
-from fairseq_headgates.heads.gate_log import NAME, GateRecord, gate_log_line, parse_gate_log, thinned
+from fairseq_headgates.plugin.gate_log import NAME, GateRecord, gate_log_line, parse_gate_log, thinned
 
 
 def record(update, *values):

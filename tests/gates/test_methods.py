@@ -12,6 +12,8 @@ from support.gates import LAYER_TYPES, layers
 from support.models import make_batch, make_gated
 
 from fairseq_headgates import gate_values, head_sites, prune
+from fairseq_headgates.attention.cuts import kept_mask
+from fairseq_headgates.attention.sites import gate_method
 from fairseq_headgates.gates import (
     L0Gates,
     L0Schedule,
@@ -22,7 +24,6 @@ from fairseq_headgates.gates import (
 )
 from fairseq_headgates.gates.method import highest
 from fairseq_headgates.gates.methods import PublishedSubsetGates, relaxed_subset
-from fairseq_headgates.surgery import gate_method, kept_mask
 
 HEADS = {"enc-self": 8, "dec-enc": 4}
 

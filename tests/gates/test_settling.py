@@ -12,13 +12,13 @@ from support.gates import LAYER_TYPES, layers
 from support.models import make_batch, make_gated
 
 from fairseq_headgates import head_sites
+from fairseq_headgates.attention.sites import gate_method
 from fairseq_headgates.compat import configuration
 from fairseq_headgates.gates import (
     HardConcrete,
     HeadGates,
     L0Gates,
 )
-from fairseq_headgates.surgery import gate_method
 
 INIT_0 = {"gate_heads": TYPES, "gate_init": "0"}
 

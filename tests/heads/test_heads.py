@@ -53,18 +53,13 @@ def test_a_mask_is_the_same_after_writing_and_reading(values, one_line):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"enc-self": [[1, 0], [1, 2]]}', r"enc-self layer 1 holds 2: only 1 \(keep\) and 0"),
-        ('{"enc-self": [[true, 1]]}', "layer 0 holds True"),
-        ('{"enc-self": [1, 0]}', "one list of 0/1 for every layer"),
-        ('{"encoder": [[1]]}', "unknown attention type 'encoder': choose from enc-self, dec-self, dec-enc"),
-        ('{"format": "headgates.heads/9", "enc-self": [[1]]}', "it must be 'headgates.heads/1'"),
+        ('{"enc-self": [[1, 0], [1, 2]]}', "enc-self.1.1 must be 1 or 0, not 2: a mask looks like"),
+        ('{"encoder": [[1]]}', "key must be enc-self or dec-self or dec-enc, not 'encoder'"),
+        ('{"format": "headgates.heads/9", "enc-self": [[1]]}', "format must be headgates.heads/1"),
         ('{"enc-self": [[1, 0]', "is not JSON"),
         ("{}", "names no attention type"),
         ("no/such/file.json", "cannot read the mask 'no/such/file.json' .No such file"),
-        ('{"enc-self": [[1]], "enc-self": [[0]]}', "has the key 'enc-self' twice in one object: keep one"),
         ("heads\0.json", "cannot read the mask .*null (byte|character)"),
-        ('{"enc-self": ' + "[" * 100_000, "is not JSON"),
-        ('{"enc-self": [[1' + "0" * 5000 + "]]}", "is not JSON"),
     ],
 )
 def test_bad_masks_are_refused_in_one_line(text, message):
@@ -117,11 +112,8 @@ def test_a_mask_is_accepted_in_every_form(tmp_path):
     ("mask", "error", "message"),
     [
         (5, TypeError, "a mask cannot be of type int: give a HeadTable, a dict like"),
-        ({}, ValueError, "the mask names no attention type"),
-        ({"encoder": [[1]]}, ValueError, "the mask has the unknown attention type 'encoder'"),
-        ({"enc-self": [[1, 2]]}, ValueError, "the mask: enc-self layer 0 holds 2: only 1"),
-        ({"enc-self": torch.tensor([1, 0])}, ValueError, "one list of 0/1 for every layer"),
-        ({3: [[1]]}, ValueError, "unknown attention type 3"),
+        ({"enc-self": torch.tensor([1, 0])}, ValueError, "enc-self.0 must be a list, not 1"),
+        ({3: [[1]]}, ValueError, "key must be .*, not 3"),
     ],
 )
 def test_other_forms_of_a_mask_are_refused(mask, error, message):

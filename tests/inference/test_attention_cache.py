@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.models import make_gated
 from support.searching import anything, orders, sentences_exchanged, single_row
 
-from fairseq_headgates.surgery import head_sites
+from fairseq_headgates.attention.sites import head_sites
 
 E, S = 32, 6  # width, source length
 

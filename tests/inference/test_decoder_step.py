@@ -28,10 +28,12 @@ from support.searching import (
 )
 
 from fairseq_headgates import HeadTable, masked
-from fairseq_headgates.inference import DeviceSearch, beam_stacks, graphs, step_buffers
+from fairseq_headgates.attention.hooks import observe
+from fairseq_headgates.attention.sites import head_sites
+from fairseq_headgates.inference import beam_stacks, graphs, step_buffers
 from fairseq_headgates.inference.beam_stacks import StepSearch
+from fairseq_headgates.inference.device_search import DeviceSearch
 from fairseq_headgates.inference.step_buffers import FIRST_POSITIONS
-from fairseq_headgates.surgery import head_sites, observe
 
 # The mode of the decoder, and the class of the search.
 WAYS = [("static", SequenceGenerator), ("static", DeviceSearch), ("eager", DeviceSearch)]

@@ -14,9 +14,9 @@ from support.models import logits, make_batch, make_gated
 from torch import nn
 
 from fairseq_headgates import prune
-from fairseq_headgates.inference import InferenceLinear, kernels, pack_linears, packed_linear
+from fairseq_headgates.inference import kernels, packed_linear
 from fairseq_headgates.inference.int8 import Int8Weight, weight_scales
-from fairseq_headgates.inference.packed_linear import PackedLinear
+from fairseq_headgates.inference.packed_linear import InferenceLinear, PackedLinear, pack_linears
 
 INPUTS, OUTPUTS = 96, 40
 pytestmark = pytest.mark.skipif(not kernels.int8_range(), reason="this torch has no int8 multiplication")

@@ -21,9 +21,10 @@ from support.sentences import PAIRS, TASK, make_gates, make_model, sample, sente
 
 from fairseq_headgates import HeadTable, head_sites, l0_penalty, masked, prune, refit
 from fairseq_headgates.analysis.importance import METHODS, Options, score
-from fairseq_headgates.analysis.relevance import RULES, explain
+from fairseq_headgates.analysis.relevance.explaining import explain
+from fairseq_headgates.analysis.relevance.rules import RULES
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.inference import DeviceSearch
+from fairseq_headgates.inference.device_search import DeviceSearch
 
 DEVICE = torch.device(os.environ.get("HEADGATES_CUDA", "cuda"))
 if DEVICE.type == "cuda" and not torch.cuda.is_available():

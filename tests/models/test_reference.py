@@ -29,7 +29,7 @@ from support.reference import (
 )
 
 from fairseq_headgates import head_sites
-from fairseq_headgates.criterions import LabelSmoothedCrossEntropyL0Criterion
+from fairseq_headgates.plugin.criterions import LabelSmoothedCrossEntropyL0Criterion
 
 OPEN = 20.0  # a log_alpha whose gate is exactly 1; that of its negative is exactly 0
 models = pytest.mark.parametrize("case", ["baseline", "fixed"])

@@ -21,8 +21,8 @@ from support.commands import GATED, USER_DIR
 from support.language_models import make_lm_args, make_text
 from support.models import logits, make_args, make_batch, make_task
 
-from fairseq_headgates.models import TransformerLMAllAttentionModel
-from fairseq_headgates.models.start import FREE, MARK, OPEN
+from fairseq_headgates.extensions.all_attention.model import TransformerLMAllAttentionModel
+from fairseq_headgates.plugin.models.start import FREE, MARK, OPEN
 
 RESET = ["--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler"]
 ROBERTA = {"max_positions": 14, "encoder_normalize_before": True, "untie_weights_roberta": True}

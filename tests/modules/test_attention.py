@@ -22,8 +22,8 @@ from fairseq_headgates import (
     prune,
     remove_heads,
 )
+from fairseq_headgates.attention.cuts import pad_heads
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.surgery.cuts import pad_heads
 
 
 def make_attention(cross=False, dropout=0.0, dtype=torch.double):

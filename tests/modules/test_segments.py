@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairseq_headgates.tasks.segments import Segments, batches_in_order, rows_of_batches
+from fairseq_headgates.extensions.all_attention.task import Segments, batches_in_order, rows_of_batches
 
 PAD, EOS = 1, 2
 

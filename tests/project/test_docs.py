@@ -26,12 +26,13 @@ from support.pages import (
 from support.results import translator
 
 import fairseq_headgates
-from fairseq_headgates.cli.examples import EXAMPLES
-from fairseq_headgates.cli.main import COMMANDS
+from fairseq_headgates.cli.main import find_commands
 from fairseq_headgates.evaluation import results
 from fairseq_headgates.evaluation.result_files import read_evaluations
-from fairseq_headgates.heads import AttentionMap, Contributions, HeadId, gate_log, parse_mask, read_scores
-from fairseq_headgates.report import attention, explanation
+from fairseq_headgates.extensions.explain import drawing as explanation
+from fairseq_headgates.heads import AttentionMap, Contributions, HeadId, parse_mask, read_scores
+from fairseq_headgates.plugin import gate_log
+from fairseq_headgates.report import maps as attention
 from results import rows
 from results.translation import SWEEP_FORMAT
 from results.translation import models as swept
@@ -185,13 +186,14 @@ INSTALLED = pytest.param("installed", marks=[pytest.mark.rehearsal, pytest.mark.
 @pytest.mark.parametrize("either", ["forked", INSTALLED], indirect=True)
 def test_examples_of_every_help_run(tmp_path, toy, checkpoints, run, train, either, monkeypatch):
     """The first of each command as a process of its own, which imports nothing of the package but what it needs."""
-    assert [*EXAMPLES] == [*COMMANDS] and all(len(examples) == 2 for examples in EXAMPLES.values())
+    examples = {name: module.EXAMPLES for name, module in find_commands().items()}
+    assert all(len(both) == 2 for both in examples.values())
     reader = Reader(tmp_path, toy, checkpoints, run, train)
     reader.place("gated/checkpoint_last.pt", checkpoints["gated"])
     monkeypatch.chdir(tmp_path)
     first, last = ("score", "show", "prune"), ("report",)  # files of others
-    for command in (*first, *sorted(EXAMPLES.keys() - {*first, *last}), *last):
-        for example, reader.run in zip(EXAMPLES[command], (either, run), strict=True):
+    for command in (*first, *sorted(examples.keys() - {*first, *last}), *last):
+        for example, reader.run in zip(examples[command], (either, run), strict=True):
             reader.shell(example.partition("|")[0])
             for made, copies in {"scores": ("valid", "test"), "heads": ("seed1", "seed2", "seed3")}.items():
                 for copy in copies * (tmp_path / f"{made}.json").exists():
@@ -212,7 +214,7 @@ def test_named_files_exist(page):
 
 
 def test_named_options_exist():
-    headgates = {option for command in COMMANDS for option in headgates_options(command)}
+    headgates = {option for command in find_commands() for option in headgates_options(command)}
     for arch in ("transformer_lm_all_attention", "multilingual_transformer_head_gates"):
         headgates |= fairseq_options("fairseq-train", ("--arch", arch))
     for task in ("language_modeling_segments", "sentence_prediction", "translation_multi_simple_epoch"):
@@ -254,7 +256,7 @@ def test_examples_of_files_can_be_read(block, tmp_path):
         translator(tmp_path / "baseline", (1, 1, 1))
         (written,) = swept([rows.read(tmp_path, rows.in_order([], own_control=True), "1", tested=False)])
         assert list(shown) == list(written)
-    elif kind == results.FORMAT:
+    elif kind == results.Evaluation.format:
         (found,) = read_evaluations(str(file))
         assert found.as_json() == json.loads(block.text)
     elif kind == gate_log.FORMAT:

@@ -11,6 +11,7 @@ import pytest
 from support.commands import PRELOADED
 
 import fairseq_headgates
+from fairseq_headgates.cli.main import find_commands
 
 PACKAGE = Path(fairseq_headgates.__file__).parent
 # Rooms (modules and sub-packages) in layers; a room imports only from lower layers, and from itself.
@@ -19,17 +20,17 @@ LAYERS = [
     ["files", "safety"],
     ["heads"],
     ["gates"],
-    ["report"],
-    ["inference"],
-    ["modules", "options", "tasks"],
-    ["surgery"],
-    ["models", "monitoring"],
-    ["criterions", "evaluation"],
+    ["report", "inference"],
+    ["attention"],
+    ["plugin"],
+    ["evaluation"],
     ["checkpoints"],
-    ["analysis", "experiments"],
-    ["compression"],
+    ["analysis"],
     ["cli"],
+    ["extensions"],
 ]
+# What loads extensions, by their names: it imports none of them.
+LOADERS = ["cli/main.py", "cli/commands/options.py"]
 # The same of recipes/lib.
 ROOMS_OF_RECIPES = [["commands"], ["artificial", "corpora", "results", "training"], ["text"], ["settings"]]
 LARGEST = {"fairseq_headgates": 400, "recipes": 400, "benchmarks": 400, "tests": 500}  # lines of a file
@@ -54,8 +55,30 @@ def test_imports_run_downward_only():
     assert {room_of(path) for path in files} == set(layer)
     for path in files:
         own = room_of(path)
-        above = {room for room in imported_rooms(path) if room in layer and room != own and layer[room] >= layer[own]}
+        rooms = {*imported_rooms(path)} - ({"extensions"} if str(path.relative_to(PACKAGE)) in LOADERS else set())
+        above = {room for room in rooms if room in layer and room != own and layer[room] >= layer[own]}
         assert not above, f"{path.relative_to(PACKAGE)} imports {above}"
+
+
+def test_extensions_import_the_core_only_and_are_imported_by_nothing():
+    """Each is one folder, whose docstring names its page."""
+    folders = sorted(path for path in (PACKAGE / "extensions").iterdir() if (path / "__init__.py").is_file())
+    assert len(folders) > 5
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).parts
+        own = parts[1] if parts[0] == "extensions" else ""
+        others = {name for name in imported_extensions(path) if name != own}
+        assert not others, f"{path.relative_to(PACKAGE)} imports {others}"
+    for folder in folders:
+        page = re.search(r"docs/\S+\.md", ast.get_docstring(ast.parse((folder / "__init__.py").read_text())))
+        assert (PACKAGE.parent / page[0]).is_file(), folder
+
+
+def imported_extensions(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fairseq_headgates.extensions"):
+            parts = node.module.split(".")[2:]
+            yield from parts[:1] or [name.name for name in node.names if name.name != "load"]
 
 
 def test_rooms_of_recipes_import_downward_and_are_small():
@@ -91,9 +114,7 @@ def test_help_and_wrong_options_need_neither_torch_nor_fairseq():
             build_parser([command])
             print(command, *{"torch", "fairseq", "numpy", "scipy", "matplotlib"} & set(sys.modules))
     """
-    commands = (
-        "show prune convert evaluate score ablate curve functions attention correlate compare report path".split()
-    )
+    commands = sorted(find_commands())
     command = [sys.executable, "-c", code, *commands]
     done = subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parent, check=True)
     assert done.stdout.splitlines() == commands
@@ -104,7 +125,7 @@ def test_the_package_registers_on_import():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     code = "import sys; assert 'fairseq_headgates' not in sys.modules; import fairseq_headgates; "
-    code += "sys.exit('fairseq_headgates.criterions' not in sys.modules)"
+    code += "sys.exit('fairseq_headgates.plugin.criterions' not in sys.modules)"
     process = context.Process(target=exec, args=(code,))
     process.start()
     process.join(60)

@@ -7,8 +7,8 @@ import pytest
 from support.report import inputs_of
 
 from fairseq_headgates.cli import main as cli
+from fairseq_headgates.extensions.attention_maps.drawing import interactive_page
 from fairseq_headgates.heads import AttentionMap, HeadId
-from fairseq_headgates.report.interactive import interactive_page
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.rehearsal, pytest.mark.skipif(not BROWSER, reason="needs chromium")]

@@ -8,8 +8,8 @@ import shutil
 import pytest
 from support.commands import GATED, l0_configuration
 
-from fairseq_headgates.experiments import read_experiment
-from fairseq_headgates.experiments.logs import event_files, parse_log, read_events
+from fairseq_headgates.extensions.page.inputs import read_experiment
+from fairseq_headgates.extensions.page.logs import event_files, parse_log, read_events
 
 ATTENTION = (
     '{"format": "headgates.attention/1", "signature": "", "sentences": [{"enc-self": {"queries": ["a"], "keys": ["a"], '
@@ -130,12 +130,12 @@ def test_the_pruned_model_of_a_run_folder_is_shown(tmp_path, gated_checkpoint, h
     [
         ("notes.txt", "just a text", "the kind of"),
         ("x.json", "{", "is not JSON"),
-        ("x.json", "{}", "has the format None: it must be one of headgates.scores/1, headgates.functions/1"),
-        ("x.json", '[{"format": "headgates.curve/1"}, 1]', "has the format None"),
-        ("x.json", '{"format": "headgates.curve/1"}', "is not a complete file of the format headgates.curve/1"),
+        ("x.json", "{}", "it has no format: give a checkpoint"),
+        ("x.json", '[{"format": "headgates.curve/1"}, 1]', "it must be an object, not 1"),
+        ("x.json", '{"format": "headgates.curve/1", "points": []}', "points is an empty list"),
+        ("x.json", '{"format": "headgates.evaluation/1", "signature": ""}', "it has no checkpoint"),
         ("x.json", '{"format": "headgates.curve/1", "points": [NaN]}', "it holds NaN"),
-        ("x.json", '{"format": 1' + "0" * 400 + "}", "an integer of 401 digits"),
-        ("x.json", ATTENTION, "is not a complete file"),
+        ("x.json", ATTENTION, "enc-self does not have a row of weights for each"),
         ("gates.jsonl", '{"format": "headgates.gates/1"}\n', "line 1 is not a record of a gate log"),
         ("x.pt", "PK\x03\x04 and more", "x.pt"),
     ],

@@ -5,11 +5,11 @@ from xml.etree import ElementTree
 import pytest
 
 from fairseq_headgates.cli.output import picture
+from fairseq_headgates.extensions.attention_maps.drawing import attention_figure
+from fairseq_headgates.extensions.page import sections
+from fairseq_headgates.extensions.page.content import Experiment
 from fairseq_headgates.heads import AttentionMap, HeadId, HeadTable
-from fairseq_headgates.report import sections
 from fairseq_headgates.report import text as report_text
-from fairseq_headgates.report.attention import attention_figure
-from fairseq_headgates.report.content import Experiment
 from fairseq_headgates.report.figures import curve_plot, heat_map, heat_maps
 from fairseq_headgates.report.tables import (
     agreement_table,

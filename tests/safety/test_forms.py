@@ -13,20 +13,14 @@ from support.hostile import save, small_state
 from support.models import make_stock
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fairseq_headgates.checkpoints import (
-    build_model,
-    load_checkpoint,
-    load_model,
-    prune_checkpoint,
-    read_heads,
-    stock_checkpoint,
-)
-from fairseq_headgates.checkpoints.building import Vocabulary
+from fairseq_headgates.attention.cuts import open_mask
+from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.checkpoints.building import Vocabulary, build_model, load_model, read_heads
+from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 from fairseq_headgates.checkpoints.sizes import MOST_LAYERS, check_sizes
-from fairseq_headgates.models import HeadGatesMixin, head_gates_class
-from fairseq_headgates.options import DEFAULTS, model_options, transformer_options
-from fairseq_headgates.options.stored import declared_options
-from fairseq_headgates.surgery import open_mask
+from fairseq_headgates.plugin.models.mixin import HeadGatesMixin, head_gates_class
+from fairseq_headgates.plugin.options.declared import DEFAULTS
+from fairseq_headgates.plugin.options.stored import declared_options, model_options, transformer_options
 
 
 def change(state, where, value):

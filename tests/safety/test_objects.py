@@ -13,8 +13,8 @@ import torch
 from support.commands import EVALUATION
 from support.hostile import NEEDS_CAREFUL_FAIRSEQ, raw_pickle, save, small_state, touch
 
-from fairseq_headgates.safety import load_file
 from fairseq_headgates.safety.objects import STORED, safe_globals
+from fairseq_headgates.safety.reading import load_file
 
 
 def test_the_allow_list_is_no_wider_than_fairseqs_files_need(tmp_path):

@@ -11,7 +11,7 @@ from fairseq.models import MODEL_REGISTRY
 from support.any_model import build, multilingual, options
 from support.hostile import TORCH_2_6, raw_pickle, save, small_state
 
-from fairseq_headgates.checkpoints import build_model, load_model
+from fairseq_headgates.checkpoints.building import build_model, load_model
 
 # One for each kind of check: of stored weights, sizes, layers, types and ranges. The first would fill the memory.
 HUGE = [

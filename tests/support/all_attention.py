@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from fairseq_headgates.models import TransformerLMAllAttentionModel
+from fairseq_headgates.extensions.all_attention.model import TransformerLMAllAttentionModel
 from support.models import VOCABULARY, make_task
 
 SIZES = {"decoder_layers": 2, "decoder_embed_dim": 8, "decoder_input_dim": 8, "decoder_output_dim": 8}

@@ -3,9 +3,10 @@
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_headgates.analysis.functions import Annotations, find
-from fairseq_headgates.analysis.functions.trees import Tree
 from fairseq_headgates.analysis.options import FunctionOptions
+from fairseq_headgates.extensions.functions.counting import Annotations
+from fairseq_headgates.extensions.functions.results import find
+from fairseq_headgates.extensions.functions.trees import Tree
 from support.models import VOCABULARY
 from support.sentences import EOS
 

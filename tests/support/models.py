@@ -7,7 +7,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerModel, base_architecture
 
-from fairseq_headgates.models import TransformerHeadGatesModel
+from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 
 VOCABULARY = 40
 PAD = 1

@@ -18,7 +18,7 @@ from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 
 import fairseq_headgates  # noqa: F401  (registers architectures and criterions)
-from fairseq_headgates.cli.main import COMMANDS
+from fairseq_headgates.cli.main import find_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "docs"))
@@ -118,7 +118,7 @@ def _mistakes_of_command(words: list[str], settings: list[str]) -> Iterator[str]
     if "headgates" in words:
         program, command = "headgates", words[words.index("headgates") + 1]
         given = [match[0] for word in words[words.index("headgates") :] if (match := OPTION.match(word))]
-        if command not in COMMANDS:
+        if command not in find_commands():
             yield f"headgates {command}: unknown command"
             return
         known = headgates_options(command, tuple(words))

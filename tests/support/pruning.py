@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fairseq_headgates import head_sites
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.models import TransformerHeadGatesModel
+from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 from support.models import PAD, make_batch, make_task
 
 ALL_TYPES = ",".join(TYPES)
@@ -142,12 +142,6 @@ def assert_logits(actual, expected, atol=1e-5, rtol=1e-5):
     real = make_batch()["prev_output_tokens"].ne(PAD)
     assert actual.isfinite().all()
     torch.testing.assert_close(actual[real], expected[real], atol=atol, rtol=rtol)
-
-
-def assert_same_tensors(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
 
 
 def positions(heads, size):

@@ -23,7 +23,7 @@ from fairseq.data import Dictionary
 from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import nn
 
-from fairseq_headgates.models import TransformerHeadGatesModel
+from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 from support.models import PAD, make_args
 
 DATA = Path(__file__).parents[1] / "data"

@@ -28,9 +28,11 @@ from torch import Tensor, nn
 
 from fairseq_headgates.analysis.relevance.predictions import Predictions, Relevance
 from fairseq_headgates.analysis.relevance.rules import quotient
+from fairseq_headgates.attention.features import stack_modules
+from fairseq_headgates.attention.head_attention import HeadAttention
+from fairseq_headgates.attention.hooks import Observed, observe
+from fairseq_headgates.attention.sites import head_sites
 from fairseq_headgates.evaluation.losses import at_least_single
-from fairseq_headgates.modules import HeadAttention
-from fairseq_headgates.surgery import Observed, head_sites, observe, stack_modules
 
 NUMBERS = 2**24  # of vectors, computed at a time
 

@@ -26,9 +26,11 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_headgates.analysis.relevance.predictions import Predictions, Relevance
+from fairseq_headgates.attention.features import stack_modules
+from fairseq_headgates.attention.head_attention import HeadAttention
+from fairseq_headgates.attention.hooks import observe, replaced_forward
+from fairseq_headgates.attention.sites import head_sites
 from fairseq_headgates.evaluation.losses import at_least_single
-from fairseq_headgates.modules import HeadAttention
-from fairseq_headgates.surgery import head_sites, observe, replaced_forward, stack_modules
 
 SHARES = {"q_proj": 0.25, "k_proj": 0.25, "v_proj": 0.5}  # of the gradient
 NUMBERS = 2**24  # of gradients of the widest layer or the attention weights of one, computed at a time

@@ -19,9 +19,15 @@ from fairseq_headgates.analysis.relevance.attnlrp import attnlrp
 from fairseq_headgates.analysis.relevance.predictions import Predictions, Relevance
 from fairseq_headgates.analysis.relevance.rules import RULES, Rule
 from fairseq_headgates.analysis.relevance.walk import propagate
+from fairseq_headgates.attention.features import (
+    encoder_features,
+    is_encoder,
+    model_features,
+    stack_modules,
+    unsupported,
+)
+from fairseq_headgates.attention.sites import evaluating, use_head_attention
 from fairseq_headgates.messages import shown
-from fairseq_headgates.surgery import evaluating, stack_modules, use_head_attention
-from fairseq_headgates.surgery.features import encoder_features, is_encoder, model_features, unsupported
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq_headgates.attention.features import stack_modules
+from fairseq_headgates.attention.sites import head_counts
 from fairseq_headgates.messages import shown
-from fairseq_headgates.surgery import head_counts, stack_modules
 
 
 @dataclass(frozen=True)

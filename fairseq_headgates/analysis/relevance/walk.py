@@ -30,8 +30,9 @@ from fairseq_headgates.analysis.relevance.rules import (
     merge,
     quotient,
 )
-from fairseq_headgates.modules import HeadAttention
-from fairseq_headgates.surgery import stack_modules
+from fairseq_headgates.attention.cuts import head_positions
+from fairseq_headgates.attention.features import stack_modules
+from fairseq_headgates.attention.head_attention import HeadAttention
 
 BLOCK = 2**21  # numbers of relevance in the widest layer that are computed at a time
 POSITIONS = 32  # predictions that are at least explained at a time: every time z is computed again
@@ -274,8 +275,7 @@ def _rows(module: HeadAttention, heads: list[int]) -> Tensor | slice:
     """Return the rows of heads in a projection; for all of them a slice, which copies nothing."""
     if len(heads) == module.num_heads:
         return slice(None)
-    first = module.head_dim * torch.tensor(heads, device=module.out_proj.weight.device)
-    return (first[:, None] + torch.arange(module.head_dim, device=first.device)).view(-1)
+    return head_positions(heads, module.head_dim).to(module.out_proj.weight.device)
 
 
 def _part(module: HeadAttention, name: str, rows: Tensor | slice) -> tuple[Tensor, Tensor | None]:

@@ -17,7 +17,7 @@ from fairseq.data import Dictionary
 
 from commands import ArgumentParser, Refused
 from fairseq_headgates.checkpoints import load_checkpoint
-from fairseq_headgates.models import RobertaHeadGatesModel
+from fairseq_headgates.plugin.models.roberta import RobertaHeadGatesModel
 
 SIZES = ("EMBED", "FFN", "LAYERS", "HEADS", "MAX_POSITIONS")
 ENCODER = "encoder.sentence_encoder."

@@ -1,0 +1,1 @@
+"""Change the heads of a model: find and replace attention, gate, mask, observe, remove; freeze parameters."""

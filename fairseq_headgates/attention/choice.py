@@ -1,0 +1,88 @@
+"""Choose which heads to keep by their scores (no torch)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from fairseq_headgates.heads import HeadId, HeadTable, check_shape, count_of
+
+
+def check_scored(scores: HeadTable, alive: HeadTable, types: Collection[str]) -> list[HeadId]:
+    """Return the heads of `alive` of these types.
+
+    Raises:
+        ValueError: if `scores` does not fit `alive`, or one of these heads has no score
+    """
+    for attention_type in types:
+        if attention_type not in scores.values:
+            raise ValueError(f"there are no scores of {attention_type}: the score file has {', '.join(scores.types)}")
+    check_shape(scores, {each: (len(rows), len(rows[0])) for each, rows in alive.values.items()}, "the score file")
+    candidates = [head for head, present in alive.items() if present and head.attention_type in types]
+    for head in candidates:
+        if math.isnan(scores[head]):
+            raise ValueError(
+                f"{head.attention_type} layer {head.layer} head {head.head} has no score: the scores are of a model "
+                "without it, compute those of this model"
+            )
+    return candidates
+
+
+def best_heads(
+    scores: HeadTable,
+    keep: int | float,
+    alive: HeadTable,
+    types: Iterable[str] = (),
+    min_per_layer: int = 0,
+) -> HeadTable:
+    """Return the mask that keeps the heads with the highest scores. Of equal scores, the earlier head is kept.
+
+    Args:
+        scores: a score for every head of `alive`
+        keep: how many heads to keep of those that `alive` has of `types`: a number (int) or a fraction (float, 0 to 1)
+        alive: the heads that the model has
+        types: attention types to prune (default: all that have scores); heads of other types are kept
+        min_per_layer: keep at least the best `min_per_layer` heads of every layer
+
+    Raises:
+        ValueError: if the scores do not fit `alive`, or the numbers contradict each other
+    """
+    if min_per_layer < 0:
+        raise ValueError(f"min-per-layer is {min_per_layer}: it must be 0 or more")
+    chosen = tuple(types) or scores.types
+    candidates = check_scored(scores, alive, chosen)
+    kept = _best(candidates, scores, _number_to_keep(keep, len(candidates), chosen), min_per_layer)
+    mask: dict[str, list[list[float]]] = {
+        each: [
+            [int(HeadId(each, i, j) in kept) if each in chosen else int(value) for j, value in enumerate(row)]
+            for i, row in enumerate(rows)
+        ]
+        for each, rows in alive.values.items()
+    }
+    return HeadTable(mask, "alive", scores.signature)
+
+
+def _best(candidates: list[HeadId], scores: HeadTable, number: int, min_per_layer: int) -> set[HeadId]:
+    ranked = sorted(candidates, key=lambda head: -scores[head])  # sorting is stable: equal scores stay in order
+    seen: Counter[tuple[str, int]] = Counter()
+    reserved: list[HeadId] = []
+    others: list[HeadId] = []
+    for head in ranked:
+        (reserved if seen[head.attention_type, head.layer] < min_per_layer else others).append(head)
+        seen[head.attention_type, head.layer] += 1
+    if len(reserved) > number:
+        raise ValueError(
+            f"min-per-layer is {min_per_layer}, which keeps {len(reserved)} heads, but keep is {number}: "
+            "lower min-per-layer or raise keep"
+        )
+    return {*reserved, *others[: number - len(reserved)]}
+
+
+def _number_to_keep(keep: int | float, available: int, types: Iterable[str]) -> int:
+    if isinstance(keep, float) and not 0 <= keep <= 1:
+        raise ValueError(f"keep is {keep}: a fraction must be from 0 to 1 (an integer is a number of heads)")
+    number = count_of(keep, available)
+    if not 0 <= number <= available:
+        raise ValueError(f"keep is {keep}: it must be from 0 to {available}, the number of heads of {', '.join(types)}")
+    return number

@@ -1,0 +1,221 @@
+"""Describe which optional features of fairseq a model has.
+
+Gating, relevance, loading and export each support a different part of fairseq's options. Each asks this file which
+features a model has and compares them with the features that it supports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from fairseq.models import FairseqEncoderModel, FairseqLanguageModel, FairseqMultiModel, transformer
+from fairseq.modules import CharacterTokenEmbedder, MultiheadAttention, transformer_layer
+from fairseq.modules.quant_noise import quant_noise
+from torch import nn
+
+from fairseq_headgates.attention.head_attention import HeadAttention
+from fairseq_headgates.heads import TYPES, attention_type_and_layer
+from fairseq_headgates.inference.beam_stacks import BeamDecoder, BeamEncoder
+
+# Features by name, with their description in messages.
+FEATURES = {
+    "bias-kv": "an extra key and value (bias_k, add_zero_attn)",
+    "xformers": "xFormers attention (--encoder-xformers-att-config, --decoder-xformers-att-config)",
+    "quant-noise": "quantisation noise (--quant-noise-pq)",
+    "scalar-noise": "8-bit weights in evaluation (--quant-noise-scalar): fine-tune it without this option",
+    "gates": "gates on {types} (`headgates prune` folds them into the weights)",
+    "fixed-heads": "masked heads on {types} (`headgates prune` removes them)",
+    "no-encoder": "no encoder (a language model)",
+    "no-decoder": "no decoder (an encoder such as RoBERTa)",
+    "no-encoder-layers": "no encoder layers (--encoder-layers 0)",
+    "no-decoder-layers": "no decoder layers (--decoder-layers 0)",
+    "no-positions": "no positional embeddings (--no-token-positional-embeddings)",
+    "adaptive-input": "embeddings of several sizes (--adaptive-input)",
+    "character-input": "embeddings of characters (--character-embeddings)",
+    "adaptive-softmax": "an adaptive softmax (--adaptive-softmax-cutoff)",
+    "decoder-dims": "projections to other dimensions (--decoder-input-dim, --decoder-output-dim)",
+    "cross-self-attention": "self-attention over encoder states (--cross-self-attention)",
+    "no-cross-attention": "decoder layers without cross-attention (--no-cross-attention)",
+    "scale-attn": "a LayerNorm after attention (--scale-attn)",
+    "scale-heads": "scaled heads (--scale-heads)",
+    "scale-fc": "a LayerNorm within the feed-forward layer (--scale-fc)",
+    "scale-resids": "scaled residuals (--scale-resids)",
+    "lang-tok": "language tokens in place of <s> and </s> (--lang-tok-replacing-bos-eos)",
+}
+# Attributes of fairseq's layers and the features that they implement.
+LAYER_ATTRIBUTES = {
+    "attn_ln": "scale-attn",
+    "c_attn": "scale-heads",
+    "ffn_layernorm": "scale-fc",
+    "w_resid": "scale-resids",
+}
+# Classes are compared by identity, because a subclass may compute something else.
+ENCODERS = {transformer.TransformerEncoder, transformer.TransformerEncoderBase, BeamEncoder}
+DECODERS = {transformer.TransformerDecoder, transformer.TransformerDecoderBase, BeamDecoder}
+ENCODER_LAYERS = {transformer_layer.TransformerEncoderLayer, transformer_layer.TransformerEncoderLayerBase}
+DECODER_LAYERS = {transformer_layer.TransformerDecoderLayer, transformer_layer.TransformerDecoderLayerBase}
+
+
+def unsupported(features: Mapping[str, str], supported: Collection[str] = ()) -> list[str]:
+    """Return the descriptions of those `features` that are not in `supported`."""
+    return [text for name, text in features.items() if name not in supported]
+
+
+def model_features(model: nn.Module) -> dict[str, str]:
+    """Return the optional features of a transformer, encoder-decoder or language model; see `FEATURES`.
+
+    An encoder alone has the one feature "no-decoder". A part that is not of fairseq's transformer is a feature
+    "class X", and nothing else is checked.
+
+    Returns:
+        {name: description}
+    """
+    if isinstance(model, FairseqEncoderModel):
+        return {"no-decoder": FEATURES["no-decoder"]}
+    strange = dict.fromkeys(_foreign_classes(model))
+    if strange:
+        return {f"class {name}": f"a part of class {name}" for name in strange}
+    return _described(model, {*_stack_features(model), *_option_features(getattr(model, "args", None))})
+
+
+def encoder_features(model: nn.Module) -> dict[str, str]:
+    """Return the optional features of an encoder such as RoBERTa, {name: description}; see `model_features`."""
+    layers: Any = getattr(stack_modules(model)["encoder"], "layers", ())
+    strange = [type(layer).__name__ for layer in layers if type(layer) not in ENCODER_LAYERS]
+    if not len(layers) or strange:
+        classes = dict.fromkeys(strange or [type(model).__name__])
+        return {f"class {name}": f"a part of class {name}" for name in classes}
+    return _described(model, set(_option_features(getattr(model, "args", None))))
+
+
+def _described(model: nn.Module, features: set[str]) -> dict[str, str]:
+    """Add the features of layers and attention to `features`, and describe all."""
+    layers = [layer for stack in stack_modules(model).values() for layer in stack.layers.children()]
+    features |= {
+        feature
+        for name, feature in LAYER_ATTRIBUTES.items()
+        if any(getattr(layer, name, None) is not None for layer in layers)
+    }
+    if any(getattr(layer, "quant_noise", 0) for layer in layers):
+        features.add("quant-noise")
+    types: dict[str, dict[str, None]] = {}  # a feature of attention: the attention types that have it, in order
+    for name, module in model.named_modules():
+        if isinstance(module, MultiheadAttention):
+            for feature in _attention(module):
+                types.setdefault(feature, {})[attention_type_and_layer(name)[0]] = None
+    return {
+        name: text.format(types=", ".join(sorted(types.get(name, ()), key=TYPES.index)))
+        for name, text in FEATURES.items()
+        if name in features or name in types
+    }
+
+
+def attention_features(attention: MultiheadAttention) -> list[str]:
+    """Return the descriptions of all features of an attention module that `HeadAttention` cannot compute."""
+    computed = ("gates", "fixed-heads", "quant-noise")
+    descriptions = [FEATURES[name] for name in _attention(attention) if name not in computed]
+    changed = type(attention) is not MultiheadAttention or "forward" in vars(attention)
+    if changed and not isinstance(attention, HeadAttention):
+        descriptions.append(f"a forward pass of its own (class {type(attention).__name__})")
+    return descriptions
+
+
+def other_attention(model: nn.Module) -> list[str]:
+    """Return the names of the classes of attention in a model that are not fairseq's `MultiheadAttention`, sorted."""
+    others = (module for module in model.modules() if not isinstance(module, MultiheadAttention))
+    return sorted({name for name in (type(module).__name__ for module in others) if "attention" in name.lower()})
+
+
+def option_features(args: Any) -> dict[str, str]:
+    """Return the features that the options of a model tell before it is built, {name: description}."""
+    features = set(_option_features(args))
+    return {name: text for name, text in FEATURES.items() if name in features}
+
+
+def is_language_model(model: nn.Module) -> bool:
+    """Return whether a model is a language model of fairseq: a decoder without an encoder."""
+    return isinstance(model, FairseqLanguageModel)
+
+
+def stacks_of(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the stacks of layers of a transformer: "encoder" and "decoder", or one of them alone."""
+    if is_language_model(model):
+        return ("decoder",)
+    return ("encoder",) if isinstance(model, FairseqEncoderModel) else ("encoder", "decoder")
+
+
+def is_encoder(model: nn.Module) -> bool:
+    """Return whether a model is an encoder alone, such as RoBERTa."""
+    return isinstance(model, FairseqEncoderModel)
+
+
+def stack_modules(model: Any) -> dict[str, Any]:
+    """Return the stacks of layers of a transformer: {"encoder" or "decoder": module with `layers`}."""
+    stacks = {side: getattr(model, side) for side in stacks_of(model)}
+    return {side: getattr(stack, "sentence_encoder", stack) for side, stack in stacks.items()}
+
+
+def _foreign_classes(model: nn.Module) -> Iterator[str]:
+    if isinstance(model, FairseqMultiModel):
+        yield type(model).__name__
+        return
+    classes = {"encoder": (ENCODERS, ENCODER_LAYERS), "decoder": (DECODERS, DECODER_LAYERS)}
+    for side in stacks_of(model):
+        stack: Any = getattr(model, side, None)
+        known, layers = classes[side]
+        if type(stack) not in known:
+            yield type(model if stack is None else stack).__name__
+        else:
+            yield from (type(layer).__name__ for layer in stack.layers.children() if type(layer) not in layers)
+
+
+def _stack_features(model: Any) -> Iterator[str]:
+    stacks, decoder = [getattr(model, side) for side in stacks_of(model)], model.decoder
+    for side, stack in zip(stacks_of(model), stacks, strict=True):
+        if not len(stack.layers):
+            yield f"no-{side}-layers"
+    if any(stack.embed_positions is None for stack in stacks):
+        yield "no-positions"
+    embeddings = {type(stack.embed_tokens) for stack in stacks}
+    if CharacterTokenEmbedder in embeddings:
+        yield "character-input"
+    elif embeddings != {nn.Embedding}:
+        yield "adaptive-input"
+    if any(stack.quant_noise is not None for stack in stacks):
+        yield "quant-noise"
+    if decoder.adaptive_softmax is not None:
+        yield "adaptive-softmax"
+    if decoder.project_in_dim is not None or decoder.project_out_dim is not None:
+        yield "decoder-dims"
+    if decoder.cross_self_attention:
+        yield "cross-self-attention"
+    if len(stacks) == 1:
+        yield "no-encoder"
+    elif any(layer.encoder_attn is None for layer in decoder.layers.children()):
+        yield "no-cross-attention"
+
+
+def _option_features(args: Any) -> Iterator[str]:
+    if getattr(args, "quant_noise_pq", 0):
+        yield "quant-noise"
+    if getattr(args, "quant_noise_scalar", 0):
+        yield "scalar-noise"
+    if getattr(args, "encoder_xformers_att_config", None) or getattr(args, "decoder_xformers_att_config", None):
+        yield "xformers"
+    if getattr(args, "lang_tok_replacing_bos_eos", False):
+        yield "lang-tok"
+
+
+def _attention(attention: MultiheadAttention) -> Iterator[str]:
+    if getattr(attention, "bias_k", None) is not None or getattr(attention, "add_zero_attn", False):
+        yield "bias-kv"
+    if getattr(attention, "use_xformers", False):
+        yield "xformers"
+    hooks = attention.out_proj._forward_pre_hooks.values()
+    if any(getattr(hook, "__module__", "") == quant_noise.__module__ for hook in hooks):
+        yield "quant-noise"
+    if getattr(attention, "gate", None) is not None:
+        yield "gates"
+    if getattr(attention, "head_mask", None) is not None:
+        yield "fixed-heads"

@@ -1,0 +1,84 @@
+"""Observe the heads of a model: hooks on attention weights and contexts.
+
+Shapes: B batch, T target length, S source length, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor, nn
+
+from fairseq_headgates.attention.head_attention import HeadHook
+from fairseq_headgates.attention.sites import HeadSite, head_sites, use_head_attention
+from fairseq_headgates.heads import TYPES
+
+
+@contextmanager
+def hooked(
+    model: nn.Module,
+    call: Callable[[HeadSite, Tensor | None, Tensor], Tensor | None],
+    weights: bool = False,
+    types: Sequence[str] = TYPES,
+) -> Iterator[nn.Module]:
+    """Within the context, `call(site, weights, context)` is a hook on every attention layer of `types`.
+
+    See `modules.HeadHook` for the shapes and the return value of `call`.
+    """
+    use_head_attention(model)
+    sites = [site for site in head_sites(model) if site.attention_type in types]
+    before = [site.attention.hook for site in sites]
+    try:
+        for site in sites:
+            site.attention.hook = HeadHook(partial(call, site), weights)
+        yield model
+    finally:
+        for site, old in zip(sites, before, strict=True):
+            site.attention.hook = old
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable) -> Iterator[None]:
+    """Within the context, `forward` replaces that of a module."""
+    instance_forward = vars(module).get("forward")  # of this instance: --checkpoint-activations sets one
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if instance_forward is None:
+            del module.forward
+        else:
+            module.forward = instance_forward
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Attention weights [B, H, T, S] and contexts [B, H, T, D] of one attention layer, before gates.
+
+    H counts the remaining heads (`attention.kept` names them); T and S include padding.
+    """
+
+    weights: Tensor
+    contexts: Tensor
+
+
+@contextmanager
+def observe(model: nn.Module) -> Iterator[dict[str, dict[int, Observed]]]:
+    """Context manager that records the attention weights and contexts of every head in the last forward pass.
+
+    A layer without heads has no entry. Recorded tensors keep their graph, if there is one, until they are deleted.
+
+    Yields:
+        {type: {layer: `Observed`}}, filled in by each forward pass
+    """
+    seen: dict[str, dict[int, Observed]] = {}
+
+    def remember(site: HeadSite, weights: Tensor | None, context: Tensor) -> None:
+        assert weights is not None
+        seen.setdefault(site.attention_type, {})[site.layer] = Observed(weights, context)
+
+    with hooked(model, remember, weights=True):
+        yield seen

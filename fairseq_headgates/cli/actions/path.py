@@ -1,0 +1,12 @@
+"""Print the folder of this package, for --user-dir."""
+
+from pathlib import Path
+
+from fairseq_headgates.cli.commands.path import PathOptions
+from fairseq_headgates.cli.output import say
+
+
+def run(options: PathOptions) -> int:
+    """Run `headgates path` and return its exit code."""
+    say(str(Path(__file__).resolve().parents[2]))
+    return 0

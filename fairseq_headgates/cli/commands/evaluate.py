@@ -1,0 +1,82 @@
+"""`headgates evaluate`: measure checkpoints, and test the differences between them."""
+
+import argparse
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from fairseq_headgates.cli.command import command, option
+from fairseq_headgates.cli.options import AS_STORED, FirstSentences, InferenceDtype, Output, inference_dtype
+from fairseq_headgates.cli.parser import counted, filled
+
+
+def _subset_and_file(text: str) -> tuple[str, str]:
+    subset, _, file = text.partition("=")
+    if not subset or not file:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a subset and a file, such as test=test.txt")
+    return subset, file
+
+
+@command(
+    "evaluate",
+    "measure loss, BLEU or accuracy, and speed of checkpoints, and test their differences",
+    "headgates evaluate data-bin --path baseline/checkpoint_best.pt:pruned.pt --remove-bpe --tokenizer moses",
+    "headgates evaluate data-bin --path pruned.pt --cpu --inference-dtype int8 --speed --out int8.json",
+)
+@dataclass(kw_only=True)
+class EvaluateOptions(FirstSentences, InferenceDtype, Output):
+    """The options of `headgates evaluate`."""
+
+    description: ClassVar[str] = (
+        "Measure loss and perplexity, BLEU and chrF2 of translations or accuracy of a classifier, with 95% confidence "
+        "intervals, and test the differences between any two of several checkpoints. For BLEU of detokenised text pass "
+        "--remove-bpe --tokenizer moses."
+    )
+
+    loss_subset: str | None = option(
+        metavar="S[,S...]",
+        type=filled,
+        help="measure the loss on these subsets (default: --gen-subset)",
+    )
+    reference: str | None = option(
+        metavar="FILE",
+        type=filled,
+        reads="the reference",
+        help="reference translations of --gen-subset as plain text, a line for each sentence (default: the binarised "
+        "target, detokenised like the translations)",
+    )
+    text: list[tuple[str, str]] = option(
+        metavar="SUBSET=FILE",
+        type=_subset_and_file,
+        action="append",
+        default=[],
+        reads="the text",
+        help="for language models: the text of a subset with blanks between words, to report perplexity per word, in "
+        "which the end of a line counts as a word; can be repeated",
+    )
+    hypotheses: str | None = option(
+        metavar="FILE",
+        writes=True,
+        help="write the translations of one checkpoint, a line for each sentence, empty if the sentence is skipped",
+    )
+    speed: int | None = option(
+        metavar="ROUNDS",
+        type=partial(counted, rule="a number of rounds: give 1 or more, or no number"),
+        nargs="?",
+        const=2,
+        help="also measure words translated, sentences classified, or tokens of a language model per second on "
+        "--gen-subset: all checkpoints in turn, ROUNDS times (default: %(const)s) after a round that does not count; "
+        "the fastest counts. Processor time on a CPU with one thread",
+    )
+    inference_dtype: str | None = inference_dtype()
+    inference_mode: str | None = option(
+        metavar="MODE",
+        help="how decoder steps of beam search run: eager; graph (on a GPU replayed as CUDA graphs, which avoids "
+        "launches from Python; on a CPU eager); or static (in tensors of fixed shapes like graph, but without graphs, "
+        f"for tests). With graph and static, the search is that of --task translation_device_search {AS_STORED}",
+    )
+    out: str | None = option(
+        metavar="FILE",
+        writes=True,
+        help="write the results as JSON, with the predictions and the loss of every sentence",
+    )

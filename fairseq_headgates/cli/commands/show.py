@@ -1,0 +1,27 @@
+"""`headgates show`: print the gates of a checkpoint, or write its open heads as a mask."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fairseq_headgates.cli.command import command, option
+from fairseq_headgates.cli.options import OPEN, Checkpoint, Output
+
+
+@command(
+    "show",
+    "show the gates of a checkpoint",
+    "headgates show gated/checkpoint_last.pt",
+    "headgates show gated/checkpoint_last.pt --out heads.json",
+)
+@dataclass(kw_only=True)
+class ShowOptions(Checkpoint, Output):
+    """The options of `headgates show`."""
+
+    epilog: ClassVar[str] = OPEN
+
+    out: str | None = option(
+        metavar="FILE",
+        writes=True,
+        help="write the open heads as a mask file for --alive-heads; - prints it instead of the table",
+    )
+    json: bool = option(default=False, help="print JSON instead of a table")

@@ -1,0 +1,42 @@
+"""`headgates attention`: draw the attention weights of heads for single sentences."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fairseq_headgates.cli.command import command, option
+from fairseq_headgates.cli.options import ChosenSentences, Output
+
+
+@command(
+    "attention",
+    "draw the attention weights of heads for single sentences",
+    "headgates attention data-bin --path baseline/checkpoint_best.pt --gen-subset valid --lines 1 "
+    "--heads 'dec-enc:0.*' --plot maps.svg",
+    "headgates attention data-bin --path baseline/checkpoint_best.pt --gen-subset valid --lines 1 "
+    "--interactive --plot heads.html",
+)
+@dataclass(kw_only=True)
+class AttentionOptions(ChosenSentences, Output):
+    """The options of `headgates attention`."""
+
+    description: ClassVar[str] = (
+        "Draw attention maps: the attention weights of heads for single sentences, with their tokens. The decoder "
+        "reads the reference, or its own translation of a sentence without one."
+    )
+
+    heads: str = option(
+        metavar="H[,H...]",
+        default="all",
+        help="heads as TYPE:LAYER.HEAD, counted from 0, or with * for all: enc-self:0.3,dec-self:1.*,dec-enc:* "
+        "(default: all)",
+    )
+    plot: str | None = option(
+        metavar="FILE", writes=True, help="draw the maps: .html, .png, .pdf or .svg (matplotlib draws the last three)"
+    )
+    interactive: bool = option(
+        default=False,
+        help="with --plot FILE.html: write a page on which layers, heads and tokens are chosen, for sentences of up to "
+        "200 tokens",
+    )
+    out: str | None = option(metavar="FILE", writes=True, help="write the attention weights as JSON")
+    json: bool = option(default=False, help="print the attention weights as JSON")

@@ -1,0 +1,89 @@
+"""Tables and pictures of compressed models (no torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fairseq_headgates.heads import HeadTable
+from fairseq_headgates.report.panels import MARKERS
+from fairseq_headgates.report.tables import METRICS, removal_table, rounded, text_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def text(found: Sequence[Mapping[str, Any]]) -> str:
+    """Return what `headgates compress` prints: what one model keeps in each layer, or a line for each of several."""
+    return "\n\n".join([*([_kept(found[0])] if len(found) == 1 else []), _costs(found)])
+
+
+def _kept(found: Mapping[str, Any]) -> str:
+    """Format heads and neurons, before, after, and after in each layer."""
+    table = removal_table(*(HeadTable(heads, "alive") for heads in found["heads"]))
+    before, after = found["ffn_dims"]
+    rows = [
+        [f"{side} neurons", f"{sum(before[side]):,}", f"{sum(dims):,}", " ".join(map(str, dims))]
+        for side, dims in after.items()
+    ]
+    return table + ("\n\n" + text_table(["", "neurons", "kept", "by layer"], rows) if rows else "")
+
+
+def plot(found: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw the loss, and the metric, over the parameters that are kept, and over the speed if it was measured.
+
+    A line for each choice of units.
+    """
+    from matplotlib.figure import Figure
+
+    places: dict[str, Callable[[Mapping[str, Any]], float]] = {
+        "parameters kept (%)": lambda each: 100 * each["parameters"][1] / each["parameters"][0]
+    }
+    if found[0]["speedup"]:
+        places["speed"] = lambda each: each["speedup"]
+    measures = {f"bits per {found[0]['unit']}": "loss", **{METRICS[name]: name for name in _metrics(found)}}
+    figure = Figure(figsize=(1 + 4 * len(places), 3.6 * len(measures)), layout="constrained")
+    rows = figure.subplots(len(measures), len(places), sharex="col", sharey="row", squeeze=False)
+    for panels, (measure, name) in zip(rows, measures.items(), strict=True):
+        for axes, (label, place) in zip(panels, places.items(), strict=True):
+            for number, (units, points) in enumerate(_lines(found, place, name).items()):
+                axes.plot(*zip(*points, strict=True), f"{MARKERS[number]}-", label=units)
+            axes.set(xlabel=label)
+        panels[0].set(ylabel=measure)
+    rows[0][0].invert_xaxis()
+    rows[0][0].legend()
+    return figure
+
+
+def _metrics(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [name for name in METRICS if name in found[0]]
+
+
+def _lines(
+    found: Sequence[Mapping[str, Any]], place: Callable[[Mapping[str, Any]], float], measure: str
+) -> dict[str, list[tuple[float, float]]]:
+    """Return {units: points: place, loss or metric}, from the whole model on."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for each in found:
+        before, after = each[measure]
+        whole = {**each, "parameters": [1, 1], "speedup": 1.0}
+        line = lines.setdefault(" and ".join(each["units"]), [(place(whole), before)])
+        line.append((place(each), after))
+    return {units: sorted(line) for units, line in lines.items()}
+
+
+def _costs(found: Sequence[Mapping[str, Any]]) -> str:
+    """Format the number of parameters, the loss, the metric and the speed of each model."""
+    first, metrics, timed = found[0], _metrics(found), bool(found[0]["speedup"])
+    before, unit = first["parameters"][0], first["unit"].split()[-1]
+    header = ["removed", "parameters", "kept", f"bits/{unit}", "difference", "estimated"]
+    header += [*(METRICS[name] for name in metrics), *["speed"] * timed]
+    whole = ["nothing", f"{before:,}", "100.0%", f"{first['loss'][0]:.4f}", "", ""]
+    rows = [[*whole, *(f"{first[name][0]:.2f}" for name in metrics), *["1.00"] * timed]]
+    for each in found:
+        after, (loss, loss_after) = each["parameters"][1], each["loss"]
+        row = [" and ".join(each["units"]), f"{after:,}", f"{after / before:.1%}", f"{loss_after:.4f}"]
+        row += [rounded(loss_after - loss, "+.4f"), rounded(each["estimate"], "+.4f")]
+        row += [f"{each[name][1]:.2f}" for name in metrics]
+        rows.append(row + ([f"{each['speedup']:.2f}"] if timed else []))
+    return text_table(header, rows)

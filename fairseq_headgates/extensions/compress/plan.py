@@ -1,0 +1,167 @@
+"""Choose the heads and neurons to remove from a model so that enough parameters, or enough time, are saved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from fairseq_headgates.analysis.blocks import Block, blocks_of
+from fairseq_headgates.analysis.options import UNITS, Progress
+from fairseq_headgates.attention.cuts import kept_mask
+from fairseq_headgates.attention.sites import head_sites
+from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.extensions.compress.moments import Moments, moments, targets_of
+from fairseq_headgates.extensions.compress.search import Curve, choose, removal_curve
+from fairseq_headgates.heads import HeadTable
+from fairseq_headgates.inference.packed_linear import is_plain
+
+GRAIN = 8  # feed-forward blocks keep a multiple of so many neurons
+STEPS = 20_000  # of the savings, in the search
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to remove.
+
+    Attributes:
+        mask: the heads to keep
+        neurons: the neurons that feed-forward blocks keep, by the name of the layer
+        cost: estimated increase of the loss after the repair, in bits per target
+    """
+
+    mask: HeadTable
+    neurons: Mapping[str, tuple[int, ...]]
+    cost: float
+
+
+@dataclass(frozen=True)
+class Units:
+    """The units of one block: their number, the parameters of each, and what it costs to remove them."""
+
+    block: Block
+    parameters: int
+    curve: Curve
+    grain: int
+
+    @property
+    def kind(self) -> str:
+        """What the units are, "heads" or "neurons"."""
+        return kind_of(self.block)
+
+    @property
+    def levels(self) -> list[int]:
+        """The numbers of units that may be removed."""
+        number = len(self.curve.order)
+        return sorted({*range(number % self.grain, number + 1, self.grain), 0})
+
+
+def kind_of(block: Block) -> str:
+    """Return what the units of a block are: "heads" or "neurons"."""
+    return "heads" if block.is_attention else "neurons"
+
+
+def units_of(
+    model: nn.Module, corpus: Corpus, units: Collection[str] = UNITS, sampled: bool = True, progress: Progress = iter
+) -> list[Units]:
+    """Return the units of every block of a model without gates, with the cost of removing them.
+
+    Args:
+        model: a result of `surgery.prune`
+        corpus: the data
+        units: "heads", "neurons", or both
+        sampled: see `moments`
+        progress: wraps the iterable of batches
+    """
+    blocks = [block for block in blocks_of(model) if kind_of(block) in units]
+    blocks = [block for block in blocks if _size(model, block)]
+    _check(model, blocks)
+    found = moments(model, corpus, blocks, sampled, progress)
+    targets = targets_of(corpus)
+    return [_units(model, block, found[block.linear], targets) for block in blocks]
+
+
+def _size(model: nn.Module, block: Block) -> int:
+    linear: Any = model.get_submodule(block.linear)
+    return linear.in_features
+
+
+def _check(model: nn.Module, blocks: Sequence[Block]) -> None:
+    """Raise ValueError for feed-forward blocks whose neurons cannot be removed."""
+    layers: list[Any] = [model.get_submodule(block.layer) for block in blocks if not block.is_attention]
+    reasons = {
+        "a LayerNorm between the linear layers (--scale-fc)": any(
+            getattr(layer, "ffn_layernorm", None) is not None for layer in layers
+        ),
+        "weights that are computed or have hooks (quantisation noise, weight norm)": not all(
+            is_plain(linear) for layer in layers for linear in (layer.fc1, layer.fc2)
+        ),
+    }
+    if found := " and ".join(reason for reason, applies in reasons.items() if applies):
+        raise ValueError(f"neurons cannot be removed from feed-forward blocks with {found}: pass --units heads")
+
+
+def _units(model: nn.Module, block: Block, found: Moments, targets: int) -> Units:
+    linear: Any = model.get_submodule(block.linear)
+    weight = linear.weight.detach().cpu().double()
+    if block.is_attention:
+        attention: Any = model.get_submodule(block.name)
+        size, grain, parts = attention.head_dim, 1, [getattr(attention, name) for name in attention.INPUTS]
+    else:
+        size, grain, parts = 1, GRAIN, [model.get_submodule(f"{block.layer}.fc1")]
+    number = weight.size(1) // size
+    parameters = sum(p.numel() for part in parts for p in part.parameters()) // number + len(weight) * size
+    slopes = weight.T @ (found.gradients / max(1.0, found.positions)) @ weight
+    scale = found.positions / targets / math.log(2)
+    curve = removal_curve(found.covariance(linear.bias is not None), slopes, size, scale)
+    return Units(block, parameters, curve, grain)
+
+
+def parameters_saved(units: Sequence[Units]) -> list[dict[int, int]]:
+    """Return the parameters that are saved without some units of each block, {number of removed units: parameters}."""
+    return [{number: number * each.parameters for number in each.levels} for each in units]
+
+
+def plan_of(model: nn.Module, units: Sequence[Units], savings: Sequence[Mapping[int, float]], least: float) -> Plan:
+    """Choose what to remove so that at least `least` is saved at the smallest estimated cost.
+
+    Args:
+        model: the model that `units` are of
+        units: the units of its blocks
+        savings: what is saved without some units of each block, {number of removed units: parameters or seconds}
+        least: what must be saved, at most what all savings together are
+    """
+    step = max(least / STEPS, 1e-12)
+    costs = [[each.curve.costs[number] for number in saved] for each, saved in zip(units, savings, strict=True)]
+    steps = [[math.floor(amount / step) for amount in saved.values()] for saved in savings]
+    chosen = choose(costs, steps, math.ceil(least / step - 1e-6))
+    if chosen is None:  # it is reached without rounding
+        return plan_without(model, units, [max(saved, key=saved.__getitem__) for saved in savings])
+    return plan_without(model, units, [list(saved)[i] for saved, i in zip(savings, chosen, strict=True)])
+
+
+def plan_without(model: nn.Module, units: Sequence[Units], numbers: Sequence[int]) -> Plan:
+    """Return the plan that removes the first so many units of each block."""
+    removed = {each.block: each.curve.order[:number] for each, number in zip(units, numbers, strict=True)}
+    return Plan(
+        _mask(model, removed),
+        {
+            each.block.layer: tuple(sorted(set(each.curve.order) - set(removed[each.block])))
+            for each in units
+            if not each.block.is_attention and removed[each.block]
+        },
+        sum(each.curve.costs[number] for each, number in zip(units, numbers, strict=True)),
+    )
+
+
+def _mask(model: nn.Module, removed: Mapping[Block, Sequence[int]]) -> HeadTable:
+    """Return the mask of the heads that are left."""
+    rows = {each: [list(row) for row in layers] for each, layers in kept_mask(model).values.items()}
+    of_block = {block.name: heads for block, heads in removed.items()}
+    for site in head_sites(model):
+        for head in of_block.get(site.name, ()):
+            rows[site.attention_type][site.layer][site.attention.kept[head]] = 0
+    return HeadTable(rows, "alive")

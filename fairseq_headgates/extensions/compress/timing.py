@@ -1,0 +1,175 @@
+"""The time of a model at work on this machine, and of each of its blocks with every number of units.
+
+The work is a sample of batches: translations, predictions of a classifier, or losses. All translations have the same
+number of tokens, so that all models take the same number of steps.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import mean
+from typing import Any
+
+from torch import nn
+
+from fairseq_headgates.analysis.options import Progress
+from fairseq_headgates.attention.cuts import prune
+from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.evaluation.metrics import Bleu, metric_of
+from fairseq_headgates.evaluation.speed import clock_of, run_once, speeds
+from fairseq_headgates.extensions.compress.plan import Units, plan_without
+
+LEVELS = 16  # steps from all units of a block to none, all of them measured
+PASSES = 2  # measurements of every step, the fastest counts
+SECONDS = 0.5  # of processor time that the work takes, at least
+ROUNDS = 5  # of a comparison
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds that a model takes for its work.
+
+    Attributes:
+        total: of the whole model
+        saved: what is saved without some units, {number of removed units: seconds} for each block
+    """
+
+    total: float
+    saved: tuple[Mapping[int, float], ...]
+
+
+class Work:
+    """The work that is timed.
+
+    Args:
+        model: the whole model
+        corpus: the data, of which batches of different lengths are taken
+    """
+
+    def __init__(self, model: nn.Module, corpus: Corpus):
+        self.device = next(model.parameters()).device
+        self.clock = clock_of(self.device)
+        corpus = _of_equal_length(corpus)
+        self._take(model, corpus, 1)
+        run = self.prepared(model)[1]
+        seconds = min(self._seconds(run) for _ in range(2))
+        self._take(model, corpus, min(len(corpus.batches), 1 + int(SECONDS / max(seconds, 1e-9))))
+
+    def _take(self, model: nn.Module, corpus: Corpus, number: int) -> None:
+        """Take so many batches of a corpus, evenly."""
+        batches = [corpus.batches[(2 * i + 1) * len(corpus.batches) // (2 * number)] for i in range(number)]
+        self.corpus = replace(corpus, batches=batches)
+        self.metric = metric_of(corpus.objective.metric(None), model, self.corpus)
+
+    def prepared(self, model: Any) -> tuple[nn.Module, Callable[[], int]]:
+        """Return a copy of a model, prepared for inference in its precision, and a function that does the work once."""
+        ready: Any = self.metric.prepared(model) if self.metric else copy.deepcopy(model)
+        if self.device.type == "cuda" and self.corpus.args.fp16:
+            ready.half()
+        if model.inference_dtype == "int8" and not isinstance(self.metric, Bleu):
+            ready.make_generation_fast_()
+
+        def run() -> int:
+            run_once(ready, self.corpus, self.metric)
+            return 1  # whatever the predictions are
+
+        return ready, run
+
+    def speedup(self, whole: nn.Module, model: nn.Module) -> float:
+        """Return how many times as fast as `whole` a model is."""
+        before, after = speeds([self.prepared(each)[1] for each in (whole, model)], self.device, ROUNDS)
+        return after / before
+
+    def times(self, model: nn.Module, units: Sequence[Units], progress: Progress = iter) -> Times:
+        """Measure the time of a model, and of the blocks with some of their units.
+
+        Blocks of the same kind and size are measured together: their mean counts.
+
+        Args:
+            model: the whole model
+            units: the units of its blocks
+            progress: wraps the iterable of measurements
+        """
+        total, found = float("inf"), defaultdict[tuple, list[float]](list)
+        for level in progress([*range(LEVELS + 1)] * PASSES):
+            smaller = plan_without(model, units, [len(each.curve.order) - _kept(each, level) for each in units])
+            ready, run = self.prepared(prune(model, smaller.mask, smaller.neurons))
+            with _timed(ready, units, self.clock) as seconds:
+                took = self._seconds(run)
+            total = min(total, took) if level == LEVELS else total
+            alike = defaultdict[tuple, list[float]](list)
+            for each in units:
+                alike[_key(each)].append(seconds[each.block.name])
+            for key, of_blocks in alike.items():
+                found[key, level].append(mean(of_blocks))
+        fastest = {key: min(of_passes) for key, of_passes in found.items()}
+        return Times(total, tuple(_saved(each, fastest) for each in units))
+
+    def _seconds(self, run: Callable[[], int]) -> float:
+        begun = self.clock()
+        run()
+        return self.clock() - begun
+
+
+def _of_equal_length(corpus: Corpus) -> Corpus:
+    """Return a corpus whose translations all have the mean number of tokens of its targets."""
+    if corpus.objective.metric(None) != "bleu":
+        return corpus
+    tokens = sum(int(sample["target"].ne(corpus.pad).sum()) for sample in corpus.batches)
+    length = max(1, round(tokens / sum(len(sample["target"]) for sample in corpus.batches)) - 1)  # without </s>
+    lengths = {"min_len": length, "max_len_a": 0.0, "max_len_b": length, "match_source_len": False}
+    args = copy.copy(corpus.args)
+    vars(args).update(lengths)
+    return replace(corpus, args=args)
+
+
+def _kept(units: Units, level: int) -> int:
+    """Return how many units a block keeps at a level, from 0 to `LEVELS`."""
+    number = len(units.curve.order)
+    return number if level == LEVELS else number * level // (LEVELS * units.grain) * units.grain
+
+
+def _key(units: Units) -> tuple:
+    return units.kind, units.block.attention_type, len(units.curve.order), units.parameters
+
+
+def _saved(units: Units, seconds: Mapping[tuple, float]) -> dict[int, float]:
+    """Return the seconds that are saved, by the number of units that are removed."""
+    number, whole = len(units.curve.order), seconds[_key(units), LEVELS]
+    found: dict[int, list[float]] = defaultdict(list)
+    for level in range(LEVELS + 1):
+        found[number - _kept(units, level)].append(seconds[_key(units), level])
+    return {removed: max(0.0, whole - min(of_levels)) for removed, of_levels in found.items()}
+
+
+@contextmanager
+def _timed(model: nn.Module, units: Sequence[Units], clock: Callable[[], float]) -> Iterator[dict[str, float]]:
+    """Yield {name of a block: seconds}, to which every pass of the model adds."""
+    seconds, hooks = {each.block.name: 0.0 for each in units}, []
+    begun: dict[str, list[float]] = defaultdict(list)
+
+    def begin(name: str, *_: Any) -> None:
+        begun[name].append(clock())
+
+    def end(name: str, *_: Any) -> None:
+        start = begun[name].pop()
+        if not begun[name]:  # not within another part of the block
+            seconds[name] += clock() - start
+
+    for block in (each.block for each in units):
+        parts = [(block.name if block.is_attention else f"{block.layer}.fc1", block.name)]
+        if block.attention_type == "dec-enc" and model.get_submodule(block.name).num_heads:
+            parts += [(f"{block.name}.{each}",) * 2 for each in ("k_proj", "v_proj")]  # once in a search, before it
+        for first, last in parts:
+            hooks.append(model.get_submodule(first).register_forward_pre_hook(partial(begin, block.name)))
+            hooks.append(model.get_submodule(last).register_forward_hook(partial(end, block.name)))
+    try:
+        yield seconds
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,1 @@
+"""Show how much each token contributes to a prediction (`headgates explain`): docs/explanations.md."""

@@ -1,0 +1,54 @@
+"""`headgates explain`: the contribution of each source and prefix token to each predicted token."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fairseq_headgates.analysis.options import EXPLANATIONS
+from fairseq_headgates.cli.command import command, option
+from fairseq_headgates.cli.options import ChosenSentences, Output
+from fairseq_headgates.cli.parser import filled, numbers
+
+
+@command(
+    "explain",
+    "show how much each token contributes to a prediction",
+    "headgates explain data-bin --path baseline/checkpoint_best.pt --gen-subset valid --lines 1,2",
+    "headgates explain data-bin --path baseline/checkpoint_best.pt --gen-subset valid --lines 3 --method "
+    "alti --plot contributions.html",
+)
+@dataclass(kw_only=True)
+class ExplainOptions(ChosenSentences, Output):
+    """The options of `headgates explain`."""
+
+    description: ClassVar[str] = (
+        "Show how much each source token and each token of the target prefix contributes to each predicted token, for "
+        "single sentences. The command explains the tokens of the reference, or of the model's translation of a "
+        "sentence without one; of a language model each next token of the text; of a classifier the class with the "
+        "highest logit. A contribution is the relevance of a token, divided by the sum of the absolute values over all "
+        "tokens, in percent."
+    )
+
+    method: str = option(
+        metavar="M",
+        choices=EXPLANATIONS,
+        default="attnlrp",
+        help="how relevance is computed. "
+        f"{'; '.join(f'{name}: {text}' for name, text in EXPLANATIONS.items())} (default: %(default)s)",
+    )
+    positions: list[int] = option(
+        metavar="N[,N...]",
+        type=numbers("positions"),
+        default=[],
+        help="explain only these predictions of each sentence, counted from 1 (default: all)",
+    )
+    instead_of: str | None = option(
+        metavar="TOKEN",
+        type=filled,
+        help="explain why the prediction is more likely than TOKEN, a token of the target dictionary or, for a "
+        "classifier, a label: relevance for the difference of their logits (Yin & Neubig 2022)",
+    )
+    plot: str | None = option(
+        metavar="FILE", writes=True, help="draw heat maps: .html, .png, .pdf or .svg (matplotlib draws the last three)"
+    )
+    out: str | None = option(metavar="FILE", writes=True, help="write the contributions as JSON")
+    json: bool = option(default=False, help="print the contributions as JSON")

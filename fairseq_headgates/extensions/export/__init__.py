@@ -1,0 +1,1 @@
+"""Write a model for CTranslate2 (`headgates convert`): docs/pruning.md."""

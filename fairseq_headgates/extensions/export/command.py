@@ -1,0 +1,44 @@
+"""`headgates convert`: prune a checkpoint as `headgates prune` does, and write it as a CTranslate2 model."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fairseq_headgates.cli.command import argument, command, option
+from fairseq_headgates.cli.options import Checkpoint, Choice
+from fairseq_headgates.cli.parser import filled
+
+
+@command(
+    "convert",
+    "prune a checkpoint and write it as a CTranslate2 model",
+    "headgates convert gated/checkpoint_last.pt ct2 --to ctranslate2 --data data-bin",
+    "headgates convert gated/checkpoint_last.pt ct2-int8 --to ctranslate2 --data data-bin --quantization int8",
+)
+@dataclass(kw_only=True)
+class ConvertOptions(Choice, Checkpoint):
+    """The options of `headgates convert`."""
+
+    description: ClassVar[str] = "Prune a checkpoint as `headgates prune` does, and write it as a CTranslate2 model."
+
+    output: str = argument(metavar="OUT", type=filled, help="the folder to write")
+    to: str = option(choices=["ctranslate2"], required=True, help="the format to write")
+    data: str | None = option(
+        metavar="DIR",
+        type=filled,
+        reads="the dictionaries in",
+        help="folder of dict.*.txt (default: the folder of CKPT)",
+    )
+    quantization: str | None = option(
+        metavar="TYPE",
+        help="type of the weights, as CTranslate2 names it: int8, int16, float16, ... (default: float32)",
+    )
+    alignment_heads: str | None = option(
+        metavar="HEADS",
+        type=filled,
+        reads="the functions",
+        help="decoder-encoder heads of one layer, such as dec-enc:1.3,dec-enc:1.5: CTranslate2 returns their mean "
+        "attention weights (return_attention). Or the JSON file of `headgates functions --alignment GOLD --out FILE`: "
+        "the remaining head with the highest alignment rate (default: those of the model's own alignments, "
+        "--alignment-layer and --alignment-heads of transformer_align; otherwise all heads of the last layer)",
+    )
+    force: bool = option(default=False, help="replace OUT if it is a CTranslate2 model")

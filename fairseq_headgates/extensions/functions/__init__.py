@@ -1,0 +1,1 @@
+"""Find positional, syntactic, rare-token and alignment heads (`headgates functions`): docs/functions.md."""

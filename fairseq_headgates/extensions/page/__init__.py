@@ -1,0 +1,1 @@
+"""Write a web page about an experiment (`headgates report`): docs/reports.md."""

@@ -1,0 +1,41 @@
+"""`headgates report`: write one web page about an experiment."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fairseq_headgates.cli.command import argument, command, option
+from fairseq_headgates.cli.options import Trust
+from fairseq_headgates.cli.parser import filled
+
+
+@command(
+    "report",
+    "write a web page about an experiment",
+    "headgates report report.html gated baseline/checkpoint_best.pt",
+    "headgates report scores.html gated scores.json functions.json",
+)
+@dataclass(kw_only=True)
+class ReportOptions(Trust):
+    """The options of `headgates report`."""
+
+    description: ClassVar[str] = (
+        "Write a report: one HTML file that opens from disk, without network, with figures and tables of the inputs, "
+        "in any combination."
+    )
+
+    out: str = argument(metavar="OUT.html", type=filled, help="the page to write")
+    files: list[str] = argument(
+        metavar="INPUT",
+        nargs="+",
+        type=filled,
+        reads="the input",
+        help="checkpoints (.pt); run folders, logs and gate logs (gates.jsonl) of fairseq-train; JSON files of "
+        "headgates score, ablate, curve, functions, evaluate, compare and attention; sweep.json or results.json of a "
+        "recipe",
+    )
+    gif: str | None = option(
+        metavar="FILE",
+        type=filled,
+        help="also write P(gate = 0) over the updates as an animated GIF, for the first INPUT with a gate log",
+    )
+    force: bool = option(default=False, help="overwrite files that exist")

@@ -1,0 +1,72 @@
+"""What a report shows: the contents of the files of an experiment (no torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairseq_headgates.heads import AttentionMap, HeadTable
+from fairseq_headgates.plugin.gate_log import GateRecord
+
+
+@dataclass(frozen=True)
+class ModelHeads:
+    """The heads of a checkpoint.
+
+    Attributes:
+        name: the checkpoint, as the user named it
+        gate: evaluation gates; 0 for a removed head
+        open_probability: P(gate != 0)
+        alive: the mask of the heads in the weights, whose other heads are removed; None if no head is removed
+        parameters: number of parameters
+        distribution: temperature, low and high of the Hard Concrete distribution; None without gates
+    """
+
+    name: str
+    gate: HeadTable
+    open_probability: HeadTable
+    alive: HeadTable | None
+    parameters: int
+    distribution: tuple[float, float, float] | None
+
+
+@dataclass(frozen=True)
+class Training:
+    """The progress of a training.
+
+    Attributes:
+        name: the file or folder that it was read from
+        series: {"train nll_loss", "valid heads_open_enc_self" and so on: [(update, value)]}
+        gates: records of the gate log
+    """
+
+    name: str
+    series: Mapping[str, list[tuple[int, float]]]
+    gates: list[GateRecord]
+
+
+@dataclass(frozen=True)
+class Input:
+    """A file that a report was made from: its name, what it is, and its signature if it has one."""
+
+    name: str
+    kind: str
+    signature: str = ""
+
+
+@dataclass
+class Experiment:
+    """Everything that a report shows. Result files are pairs of a name and what the file has."""
+
+    inputs: list[Input] = field(default_factory=list)
+    models: list[ModelHeads] = field(default_factory=list)
+    trainings: list[Training] = field(default_factory=list)
+    scores: list[tuple[str, HeadTable]] = field(default_factory=list)
+    functions: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    curves: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
+    ablations: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    sweeps: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
+    attention: list[tuple[str, dict[int, list[AttentionMap]]]] = field(default_factory=list)
+    overlaps: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
+    evaluations: list[tuple[str, dict[str, Any]]] = field(default_factory=list)

@@ -1,0 +1,116 @@
+"""Grids of heads for web pages: a cell for each head, layers by heads (no torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isnan
+from typing import Any
+
+from fairseq_headgates.extensions.page.content import ModelHeads
+from fairseq_headgates.heads import HeadId, HeadTable
+from fairseq_headgates.heads.functions import open_heads
+from fairseq_headgates.report.functions import group_of
+from fairseq_headgates.report.tables import TITLES, named, short
+
+LARGEST = 10_000  # heads of a table
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A head in a grid.
+
+    Attributes:
+        text: what the cell shows
+        strength: strength of its colour, 0 to 1
+        label: what the page says of it on hover and by keyboard
+        state: "open", "closed" or "removed"
+    """
+
+    text: str
+    strength: float
+    label: str
+    state: str = "open"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The heads of one attention type: a row for each layer."""
+
+    attention_type: str
+    title: str
+    rows: list[list[Cell]]
+
+    @property
+    def heads(self) -> int:
+        """The number of columns."""
+        return max(map(len, self.rows), default=0)
+
+
+def grids(table: HeadTable, cell: Callable[[HeadId, float], Cell]) -> list[Grid]:
+    """Return a grid for each attention type of a table, with cells made by `cell`.
+
+    Raises:
+        ValueError: for more than `LARGEST` heads
+    """
+    heads = sum(len(row) for rows in table.values.values() for row in rows)
+    if heads > LARGEST:
+        raise ValueError(f"a table has {heads:,} heads, and at most {LARGEST:,} are drawn: leave it out")
+    return [
+        Grid(
+            attention_type,
+            TITLES[attention_type],
+            [[cell(HeadId(attention_type, i, j), value) for j, value in enumerate(row)] for i, row in enumerate(rows)],
+        )
+        for attention_type, rows in table.values.items()
+    ]
+
+
+def gate_grids(model: ModelHeads) -> list[Grid]:
+    """Return the gates of a checkpoint."""
+
+    def cell(head: HeadId, gate: float) -> Cell:
+        name, probability = named(head), model.open_probability[head]
+        if gate > 0:
+            return Cell(short(gate), gate, f"{name}: gate {gate:.2f}, P(gate = 0) {1 - probability:.2f}")
+        if model.alive is not None and head.attention_type in model.alive.values and model.alive[head] == 0:
+            return Cell("", 0, f"{name}: removed", "removed")
+        return Cell("0", 0, f"{name}: closed, P(gate = 0) {1 - probability:.2f}", "closed")
+
+    return grids(model.gate, cell)
+
+
+def score_grids(table: HeadTable) -> list[Grid]:
+    """Return scores, coloured from the lowest to the highest of all types."""
+    values = [value for _, value in table.items() if not isnan(value)] or [0.0]
+    low, high = min(values), max(values)
+
+    def cell(head: HeadId, value: float) -> Cell:
+        if isnan(value):
+            return Cell("", 0, f"{named(head)}: removed", "removed")
+        strength = (value - low) / (high - low) if high > low else 0.0
+        return Cell(short(value), strength, f"{named(head)}: {table.name} {value:.4g}")
+
+    return grids(table, cell)
+
+
+def function_grids(result: Mapping[str, Any]) -> list[Grid]:
+    """Return the functions of heads, by their letters; the colour shows the number of different letters."""
+    found = {head: entry["functions"] for head, entry in open_heads(result)}
+    table = HeadTable({each: [[0.0] * len(row) for row in rows] for each, rows in result["heads"].items()})
+
+    def cell(head: HeadId, _: float) -> Cell:
+        if head not in found:
+            entry = result["heads"][head.attention_type][head.layer][head.head]
+            state = "removed" if entry is None else "closed"
+            return Cell("" if entry is None else "0", 0, f"{named(head)}: {state}", state)
+        letters = sorted({group_of(name)[0].upper() for name in found[head]})
+        text = ", ".join(found[head]) or "no function"
+        return Cell("".join(letters), min(1.0, len(letters) / 2), f"{named(head)}: {text}")
+
+    return grids(table, cell)
+
+
+def closed_grids(closed: HeadTable) -> list[Grid]:
+    """Return P(gate = 0)."""
+    return grids(closed, lambda head, p: Cell(f"{p:.2f}", p, f"{named(head)}: P(gate = 0) {p:.2f}"))

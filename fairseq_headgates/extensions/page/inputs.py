@@ -1,0 +1,235 @@
+"""Read the files of an experiment, by their content."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from fairseq_headgates.attention.sites import gated_sites
+from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.checkpoints.building import build_model, read_heads
+from fairseq_headgates.evaluation import Evaluation
+from fairseq_headgates.extensions.page.content import Experiment, Input, ModelHeads, Training
+from fairseq_headgates.extensions.page.logs import Series, event_files, first_time, parse_log, read_events
+from fairseq_headgates.files import log_lines, parse_json, read_records, read_text
+from fairseq_headgates.heads import (
+    SCORE_FORMAT,
+    TYPES,
+    AttentionMap,
+    AttentionType,
+    HeadId,
+    parse_mask,
+    read_scores,
+)
+from fairseq_headgates.messages import shown
+from fairseq_headgates.plugin import gate_log
+from fairseq_headgates.plugin.gate_log import is_gate_log, parse_gate_log
+
+CHECKPOINT_BEGINS = (b"PK\x03\x04", b"\x80\x02")  # torch.save, in its present and its old form
+# File names of the checkpoint of a run folder, in order of preference: the report shows the first one that exists.
+CHECKPOINTS = ("pruned.pt", "checkpoint_last.pt", "checkpoint_best.pt")
+KNOWN = (
+    "a checkpoint, a run folder of fairseq-train, its log or gate log, or a JSON file of headgates score, ablate, "
+    "curve, functions, attention, evaluate, compare or of sweep.sh"
+)
+
+
+def read_experiment(paths: Sequence[str], trust: bool = False) -> Experiment:
+    """Read files and run folders of any kind.
+
+    Args:
+        paths: checkpoints, run folders, logs and result files
+        trust: load checkpoints with unrestricted unpickling
+
+    Raises:
+        ValueError: in one line that names the file, if one cannot be read or is of an unknown kind
+    """
+    found = Experiment()
+    for i, path in enumerate(paths):
+        if any(os.path.realpath(path) == os.path.realpath(other) for other in paths[:i]):
+            raise ValueError(f"{path} is given twice: name each input once")
+    for path in paths:
+        if Path(path).is_dir():
+            _read_folder(found, Path(path), trust)
+        else:
+            _read_file(found, path, trust)
+    return found
+
+
+def _read_folder(found: Experiment, folder: Path, trust: bool) -> None:
+    """Read a run folder: its logs or TensorBoard events, its gate log, and the first existing file of `CHECKPOINTS`."""
+    series, kind = _series_of(folder), "log of a training run"
+    if not series:
+        series, kind = read_events(event_files(folder)), "TensorBoard events of a training run"
+    places = (folder, folder / "checkpoints")  # the latter of fairseq-hydra-train, whose log is in the former
+    gates = next((str(path) for place in places if (path := place / gate_log.NAME).is_file()), "")
+    records = parse_gate_log(read_text(gates, "the gate log", "move it out of the folder"), gates) if gates else []
+    checkpoints = [path for place in places for name in CHECKPOINTS if (path := place / name).is_file()]
+    if not (series or records or checkpoints):
+        raise ValueError(
+            f"{folder} has no log, TensorBoard events, gate log or checkpoint of fairseq-train: give a run folder"
+        )
+    if series or records:
+        found.trainings.append(Training(str(folder), series, records))
+        found.inputs.append(Input(str(folder), kind if series else "gate log"))
+    if checkpoints:
+        _add_checkpoint(found, str(checkpoints[0]), trust)
+
+
+def _series_of(folder: Path) -> Series:
+    """Return the numbers of all logs in a folder. Of the same updates, those of the latest log count."""
+    logs = [str(path) for path in sorted(folder.glob("*.log")) if path.is_file()]
+    return parse_log(chain.from_iterable(map(log_lines, sorted(logs, key=_time_of))))
+
+
+def _time_of(log: str) -> str:
+    """Return the time of the first line of a log; without one, as in that of --log-file, that of the last change."""
+    last_change = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(os.stat(log).st_mtime))
+    return first_time(log_lines(log)) or last_change
+
+
+def _read_file(found: Experiment, path: str, trust: bool) -> None:
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe could block
+            raise ValueError(f"{shown(path)} is not a regular file: give {KNOWN}")
+        with open(path, "rb") as file:
+            beginning = file.read(4)
+    except OSError as error:
+        raise ValueError(f"cannot read {shown(path)} ({error.strerror}): give {KNOWN}") from None
+    if beginning.startswith(CHECKPOINT_BEGINS):
+        _add_checkpoint(found, path, trust)
+    elif series := parse_log(log_lines(path)):
+        found.trainings.append(Training(path, series, []))
+        found.inputs.append(Input(path, "log of a training run"))
+    elif is_gate_log(text := read_text(path, "the input", f"give {KNOWN}")):
+        found.trainings.append(Training(path, {}, parse_gate_log(text, path)))
+        found.inputs.append(Input(path, "gate log"))
+    elif text.lstrip().startswith(("{", "[")):
+        _add_result(found, path, text)
+    else:
+        raise ValueError(f"the kind of {shown(path)} is unknown: give {KNOWN}")
+
+
+def _add_checkpoint(found: Experiment, path: str, trust: bool) -> None:
+    """Add the heads of a checkpoint."""
+    state = load_checkpoint(path, trust)
+    try:
+        model = build_model(state)
+        heads = read_heads(state, path, model)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    gates = gated_sites(model)
+    args: Any = model.args
+    distribution = gates[0].attention.gate.distribution if gates else None
+    found.models.append(
+        ModelHeads(
+            path,
+            heads.gate,
+            heads.open_probability,
+            parse_mask(args.alive_heads) if getattr(args, "remove_heads", False) else None,
+            heads.parameters,
+            (distribution.temperature, distribution.low, distribution.high) if distribution else None,
+        )
+    )
+    found.inputs.append(Input(path, "checkpoint", heads.gate.signature))
+
+
+def _add_result(found: Experiment, path: str, text: str) -> None:
+    """Add a JSON file of `headgates`, or of sweep.sh."""
+    content = parse_json(text, path, f"give {KNOWN}", parse_constant=_no_constant)
+    formats = dict.fromkeys(each.format for each in read_records(_Format, content, path, f"give {KNOWN}"))
+    name = ", ".join(formats)
+    if name == SCORE_FORMAT:
+        for table in read_scores(path):
+            found.scores.append((path, table))
+            found.inputs.append(Input(path, f"scores: {table.name}", table.signature))
+        return
+    if name not in _RESULTS:
+        known = ", ".join([SCORE_FORMAT, *_RESULTS])
+        raise ValueError(f"{path} has the format {shown(name)}: it must be one of {known}")
+    results, member, kind = _RESULTS[name]
+    for item in content if isinstance(content, list) else [content]:
+        kept = item.get(member) if member else item
+        first = read_records(kind, kept, f"{path} {member}".rstrip(), "write it again")[0]
+        getattr(found, results).append((path, first.maps() if kind is _Attention else kept))
+        label = name.removeprefix("headgates.").partition("/")[0]
+        found.inputs.append(Input(path, label, getattr(first, "signature", "")))
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"it holds {name}")
+
+
+@dataclass(frozen=True)
+class _Format:
+    format: str
+
+
+@dataclass(frozen=True)
+class _Signed:
+    signature: str
+
+
+@dataclass(frozen=True)
+class _Head:
+    layer: int
+    head: int
+    gate: float | None
+    weights: list[list[float]] | None
+
+
+@dataclass(frozen=True)
+class _Maps:
+    """The attention maps of one type for one sentence."""
+
+    queries: list[str]
+    keys: list[str]
+    heads: list[_Head]
+
+    def __post_init__(self) -> None:
+        for weights in (head.weights for head in self.heads if head.weights):
+            if len(weights) != len(self.queries) or any(len(row) != len(self.keys) for row in weights):
+                raise ValueError("does not have a row of weights for each query, with a weight for each key")
+
+
+@dataclass(frozen=True)
+class _Attention:
+    signature: str
+    lines: list[int] | None
+    sentences: list[dict[AttentionType, _Maps]]
+
+    def __post_init__(self) -> None:
+        if self.lines and len(self.lines) != len(self.sentences):
+            raise ValueError("does not have one of its lines for each sentence")
+
+    def maps(self) -> dict[int, list[AttentionMap]]:
+        """Return the maps of each sentence by its number, in the order of `TYPES`."""
+        numbers = self.lines or range(1, len(self.sentences) + 1)
+        return {
+            number: [_map(name, types[name], head) for name in TYPES if name in types for head in types[name].heads]
+            for number, types in zip(numbers, self.sentences, strict=True)
+        }
+
+
+def _map(attention_type: str, maps: _Maps, head: _Head) -> AttentionMap:
+    identity = HeadId(attention_type, head.layer, head.head)
+    return AttentionMap(identity, head.gate, maps.queries, maps.keys, head.weights or [])
+
+
+# By format: the list of an `Experiment` for such files, the member of the object that is kept there ("" for the whole
+# object), and what it must be, or each object in it.
+_RESULTS: dict[str, tuple[str, str, Any]] = {
+    "headgates.functions/1": ("functions", "", _Signed),
+    "headgates.curve/1": ("curves", "points", _Signed),
+    "headgates.ablation/1": ("ablations", "", _Signed),
+    "headgates.sweep/1": ("sweeps", "models", dict[str, Any]),
+    "headgates.attention/1": ("attention", "", _Attention),
+    "headgates.overlap/1": ("overlaps", "pairs", dict[str, Any]),
+    "headgates.evaluation/1": ("evaluations", "", Evaluation),
+}

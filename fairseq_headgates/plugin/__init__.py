@@ -1,0 +1,1 @@
+"""What fairseq calls: options, models, criterions, monitoring, and the task that searches on the device."""

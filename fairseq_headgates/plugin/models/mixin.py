@@ -1,0 +1,286 @@
+"""Heads for any architecture of fairseq: `HeadGatesMixin` applies the options of this plugin to a stock model."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, register_model_architecture
+from torch import Tensor, nn
+
+from fairseq_headgates.attention.cuts import remove_heads
+from fairseq_headgates.attention.freezing import freeze
+from fairseq_headgates.attention.gating import fix_heads, insert_gates
+from fairseq_headgates.attention.neurons import set_ffn_dims
+from fairseq_headgates.attention.sites import head_sites, use_head_attention
+from fairseq_headgates.compat import complete, remove_copies
+from fairseq_headgates.gates import METHODS, TargetGates
+from fairseq_headgates.inference.beam_stacks import BeamDecoder, use_beam_stacks
+from fairseq_headgates.inference.packed_linear import pack_linears, usable_dtype
+from fairseq_headgates.plugin.models.presets import base_preset, gated_name, presets_of, stock_name
+from fairseq_headgates.plugin.models.start import MARK, PARSED, check_dimensions, check_kept, prepare_training
+from fairseq_headgates.plugin.options.declared import DEFAULTS, HeadOptions, add_head_gate_args, option_value
+from fairseq_headgates.plugin.options.layerdrop import layer_numbers, side_of, weights_of_layers
+from fairseq_headgates.plugin.options.reading import one_line_errors, read_options
+from fairseq_headgates.plugin.options.stored_mask import evaluation_gates
+from fairseq_headgates.plugin.options.values import parse_inference_dtype, parse_inference_mode
+from fairseq_headgates.safety.options import check_evaluated
+
+logger = logging.getLogger(__name__)
+GATE_METHOD = "gate_method."  # prefix of its names in the state dict
+
+
+def apply_head_options(model: nn.Module, options: HeadOptions) -> nn.Module:
+    """Apply the options to a newly built stock model, in place: remove or mask heads, insert gates, freeze.
+
+    Raises:
+        ValueError: for options that contradict the model
+    """
+    use_head_attention(model)
+    if options.ffn_dims:
+        set_ffn_dims(model, options.ffn_dims)
+    if options.alive_heads is not None:
+        remove_heads(model, options.alive_heads) if options.remove_heads else fix_heads(model, options.alive_heads)
+    if options.gate_heads:
+        gates = (options.distribution, options.gate_init, options.gate_lr_scale)
+        insert_gates(model, options.gate_heads, *gates, method=options.method)
+    if options.freeze_params:
+        for line in freeze(model, options.freeze_params, options.freeze_dropout).lines():
+            logger.info(line)
+    return model
+
+
+def warn_of_no_penalty(options: HeadOptions, args: Any) -> None:
+    """Warn of a criterion without penalty and monitor, if the gates need a penalty or --stop-when-settled is set."""
+    name = getattr(args, "criterion", None)  # of hydra's `model` it is None
+    if not options.gate_heads or name is None or getattr(CRITERION_REGISTRY.get(name), "adds_penalty", False):
+        return
+    ours = f"{name}_l0" if f"{name}_l0" in CRITERION_REGISTRY else None
+    if options.stop_when_settled:
+        cure = f"use --criterion {ours}" if ours else "leave it out"
+        logger.warning(f"--stop-when-settled has no effect with --criterion {name}: {cure}")
+    if METHODS[options.sparsity_method].has_penalty:
+        logger.warning(
+            f"--criterion {name} adds no penalty on the gates, so the number of open heads is not controlled: "
+            + (f"use --criterion {ours}" if ours else "use --sparsity-method subset, which needs no penalty")
+        )
+
+
+class StoredOption:
+    """Attribute of a model that is one of the options in `args`, which checkpoints store; it is checked when set."""
+
+    def __init__(self, parse: Callable[[Any], str]):
+        self.parse = parse
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, model: Any, owner: type) -> Any:
+        return self if model is None else getattr(model.args, self.name, None) or DEFAULTS[self.name]
+
+    def __set__(self, model: Any, value: str) -> None:
+        setattr(model.args, self.name, self.parse(value))
+
+
+class HeadGatesMixin:
+    """Mixin that adds gates, masks and removal of heads to a fairseq model; list it before the stock model.
+
+    Attributes:
+        stock: fairseq's architecture, whose checkpoints this model loads
+        stacks: its stacks of layers: {"encoder" or "decoder", as in the names of options: name of the module}
+        reads_tokens: those of its stacks that have embeddings of tokens
+        checkpoint_class: the model that loads its checkpoints in this plugin's commands, None for itself
+        prepared_for: data type of the inference that the model is prepared for, None before
+        inference_dtype: data type of linear layers on a CPU, one of `inference.DTYPES`
+        inference_mode: how decoder steps of beam search run, one of `inference.MODES`
+
+    `make_generation_fast_` applies the last two.
+    """
+
+    stock: ClassVar[type]
+    stacks: ClassVar[Mapping[str, str]] = {"encoder": "encoder", "decoder": "decoder"}
+    reads_tokens: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    checkpoint_class: ClassVar[type[HeadGatesMixin] | None] = None
+    args: Any
+    num_updates = 0
+    prepared_for: str | None = None
+    inference_dtype = StoredOption(parse_inference_dtype)
+    inference_mode = StoredOption(parse_inference_mode)
+
+    @classmethod
+    def add_args(cls, parser: Any) -> None:
+        """Add the options of the stock model and of this plugin; fairseq calls it."""
+        super().add_args(parser)  # type: ignore[misc]
+        options = getattr(cls.stock, "__dataclass", None)
+        if options is not None:  # without defaults, which a preset sets
+            gen_parser_from_dataclass(parser, options(), delete_default=True)
+        add_head_gate_args(parser)
+        parser.set_defaults(**{MARK: PARSED})
+
+    @classmethod
+    def set_defaults(cls, args: Any) -> None:
+        """Set the options that `args` leaves open, as fairseq does for `stock`."""
+        base_preset(cls.stock)(args)
+
+    @classmethod
+    def current_names(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the weights of a checkpoint by the names of today's fairseq."""
+        return dict(weights)
+
+    @classmethod
+    def stacks_in(cls, weights: Mapping[str, Tensor]) -> list[tuple[str, str]]:
+        """Return the stacks of layers of a checkpoint: ("encoder" or "decoder", name of the module)."""
+        return list(cls.stacks.items())
+
+    @classmethod
+    def gated_architecture(cls, name: str) -> str:
+        """Return this plugin's counterpart: "transformer_iwslt_de_en" -> "transformer_head_gates_iwslt_de_en"."""
+        if ARCH_MODEL_REGISTRY.get(name) is cls:
+            return name
+        stock = stock_name(cls.stock)
+        preset = gated_name(name, stock)
+        return preset if ARCH_MODEL_REGISTRY.get(preset) is cls else gated_name(stock, stock)
+
+    @classmethod
+    def stock_architecture(cls, name: str) -> str:
+        """Return fairseq's counterpart: "transformer_head_gates_iwslt_de_en" -> "transformer_iwslt_de_en".
+
+        Raise ValueError for an architecture that fairseq does not have.
+        """
+        if cls.stock not in MODEL_REGISTRY.values():
+            raise ValueError(f"fairseq has no architecture for {name}: leave out --stock")
+        preset = name.replace("_head_gates", "")
+        return preset if ARCH_MODEL_REGISTRY.get(preset) is cls.stock else stock_name(cls.stock)
+
+    @classmethod
+    def build_model(cls, args: Any, task: Any) -> nn.Module:
+        """Build the model from options of the command line, of hydra or of a checkpoint; fairseq calls it."""
+        with one_line_errors():
+            return cls.build_checked(args, task)
+
+    @classmethod
+    def build_checked(cls, args: Any, task: Any) -> nn.Module:
+        """Build the model that `args` describe. Raise ValueError for options that cannot be used."""
+        check_evaluated(args if isinstance(args, Mapping) else vars(args))
+        options = read_options(args)
+        options.store(args)
+        warn_of_no_penalty(options, args)
+        model = super().build_model(args, task)  # type: ignore[misc]
+        if type(model) is cls.stock:  # some models of fairseq build their own class, whatever `cls` is
+            model.__class__ = cls
+        use_beam_stacks(model)
+        apply_head_options(model, options)
+        model.args = args
+        return model
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Set the number of updates before the next one; fairseq calls it."""
+        super().set_num_updates(num_updates)  # type: ignore[misc]
+        self.num_updates = num_updates
+
+    def set_beam_size(self, beam_size: int) -> None:
+        """Set the beam size of the decoder's cache; fairseq's beam search calls it."""
+        self.decoder.set_beam_size(beam_size)  # type: ignore[attr-defined]
+
+    def make_generation_fast_(self, **kwargs: Any) -> None:
+        """Prepare for inference; fairseq's commands call it.
+
+        Packed weights and constant gates follow all changes of parameters that torch counts, such as those in place
+        within `torch.no_grad()`. After changes of `parameter.data`, call it again.
+        """
+        dtype = usable_dtype(self, self.inference_dtype)  # type: ignore[arg-type]
+        if self.prepared_for not in (None, dtype):
+            raise ValueError(f"the model is prepared for inference in {self.prepared_for}: load it again for {dtype}")
+        self.prepared_for = dtype
+        super().make_generation_fast_(**kwargs, inference_dtype=dtype)  # type: ignore[misc]
+        for site in head_sites(self):  # type: ignore[arg-type]
+            site.attention.make_generation_fast_(inference_dtype=dtype)  # fairseq calls it only once
+        pack_linears(self, dtype)  # type: ignore[arg-type]
+        for module in self.modules():  # type: ignore[attr-defined]
+            if isinstance(module, BeamDecoder):
+                module.inference_mode = self.inference_mode
+
+    def load_state_dict(
+        self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any = None, args: Any = None
+    ) -> Any:
+        """Load weights, without the layers that LayerDrop removes; fairseq's commands call it."""
+        with one_line_errors():
+            weights = self.of_layers_to_keep(state_dict, args if model_cfg is None else model_cfg)
+        return super().load_state_dict(weights, strict, model_cfg, args)  # type: ignore[misc]
+
+    def of_layers_to_keep(self, weights: dict[str, Any], args: Any) -> dict[str, Any]:
+        """Return the weights of the layers to keep. A target becomes the number of open heads that these layers have.
+
+        The options of `args` become those of these layers, as in fairseq. Raise ValueError for layers that are missing.
+        """
+        numbers = layer_numbers(weights, args)
+        if not numbers:
+            return weights
+        method, target = getattr(self, "gate_method", None), option_value(args, "target_heads")
+        open_heads: Counter[str] = Counter()
+        for attention_type, layer, gates in evaluation_gates(weights, args) if target is not None else ():
+            if layer in numbers.get(side_of(attention_type), {layer: layer}):
+                open_heads[attention_type] += int((gates > 0).sum())
+        if isinstance(method, TargetGates) and target is not None and open_heads:
+            method.keep(target.of(open_heads).counts(Counter(method.head_types)))
+            args.target_heads = str(target.of(open_heads))
+        return weights_of_layers(weights, numbers, args)
+
+    def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Rename the weights of older versions of fairseq; fairseq's commands call it."""
+        with one_line_errors():  # fairseq hides any other exception behind one of its own
+            self.upgrade_checked(state_dict)
+
+    def upgrade_checked(self, state_dict: dict[str, Any]) -> None:
+        """Rename the weights of older versions of fairseq. Raise ValueError for weights of other sizes or heads."""
+        super().upgrade_state_dict(state_dict)  # type: ignore[misc]
+        check_dimensions(self, state_dict)  # after fairseq has renamed weights and, in BART, removed or added symbols
+        remove_copies(state_dict)
+        method_state = {name: value for name, value in self.state_dict().items() if name.startswith(GATE_METHOD)}  # type: ignore[attr-defined]
+        for name in [name for name in state_dict if name.startswith(GATE_METHOD) and name not in method_state]:
+            del state_dict[name]  # of a run with another method
+        for name, value in method_state.items():
+            if name in state_dict and state_dict[name].shape != value.shape:
+                logger.warning(f"{name} of the checkpoint is not used: it is of other gates or targets")
+                del state_dict[name]
+            state_dict.setdefault(name, value)
+
+
+def register_preset(model: str, architecture: str, preset: Callable[[Any], Any]) -> None:
+    """Register an architecture of a model: `preset` sets the options that the command line or hydra leaves open.
+
+    Before it, a checkpoint that a training starts from sets those that change the function of its weights.
+    """
+
+    def set_options(args: Any) -> None:
+        with one_line_errors():
+            taken = prepare_training(MODEL_REGISTRY[model], args)
+        complete(preset, args)
+        with one_line_errors():
+            check_kept(taken, args, model)
+
+    register_model_architecture(model, architecture)(set_options)
+
+
+def register_presets(model: str) -> None:
+    """Register the counterpart of every architecture of the stock model, and of the model itself."""
+    model_class = MODEL_REGISTRY[model]
+    name, base = stock_name(model_class.stock), base_preset(model_class.stock)
+    for architecture, preset in {name: base, **presets_of(model_class.stock)}.items():
+        register_preset(model, gated_name(architecture, name), preset)
+
+
+def head_gates_class(architecture: str) -> type[HeadGatesMixin] | None:
+    """Return the model of this plugin that loads checkpoints of an architecture, None if there is none.
+
+    Args:
+        architecture: name of one of this plugin's architectures, or of one of fairseq's, presets included
+    """
+    model_class = ARCH_MODEL_REGISTRY.get(architecture) or MODEL_REGISTRY.get(architecture)
+    classes = [each for each in MODEL_REGISTRY.values() if isinstance(each, type) and issubclass(each, HeadGatesMixin)]
+    model = next((each for each in classes if model_class in (each, each.stock)), None)
+    return model and (model.checkpoint_class or model)

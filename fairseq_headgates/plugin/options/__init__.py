@@ -1,0 +1,1 @@
+"""The options of this plugin's models, and the masks they name."""

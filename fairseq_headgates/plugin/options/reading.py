@@ -1,0 +1,77 @@
+"""Read the options of this plugin's models: from the command line, from hydra, or stored in a checkpoint."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from fairseq_headgates.heads import HeadTable, as_mask
+from fairseq_headgates.messages import PROGRAM, fail, shown
+from fairseq_headgates.plugin.options.declared import DEFAULTS, OPTIONS, HeadOptions, option_value
+from fairseq_headgates.plugin.options.layerdrop import dims_of_layers, layers_to_keep, mask_of_layers
+from fairseq_headgates.plugin.options.stored_mask import read_mask
+
+logger = logging.getLogger(__name__)
+
+
+def read_options(args: Any) -> HeadOptions:
+    """Parse and check the options of a model.
+
+    Args:
+        args: a namespace of the command line or of a checkpoint, or a configuration of hydra, in which `gate_heads` and
+            `gate_stretch` may be lists and `alive_heads` a mapping
+
+    Raises:
+        ValueError: for a value that cannot be used, or options that contradict each other
+    """
+    if OmegaConf.is_config(args):
+        refuse_misspelt(args)
+    values = {name: option_value(args, name) for name in OPTIONS}
+    values["alive_heads"] = _mask(args, values["alive_heads"])
+    values["ffn_dims"] = values["ffn_dims"] and dims_of_layers(values["ffn_dims"], args)
+    return HeadOptions(**values, drops_layers=bool(layers_to_keep(args)))
+
+
+def _mask(args: Any, value: str | Mapping[str, Any] | None) -> HeadTable | None:
+    if value is None:
+        return None
+    try:
+        return mask_of_layers(read_mask(value) if isinstance(value, str) else as_mask(value), args)
+    except ValueError as error:
+        raise ValueError(f"--alive-heads: {error}") from None
+
+
+def refuse_misspelt(args: Mapping[str, Any]) -> None:
+    """Raise ValueError for a key of hydra's `model` that is almost an option of this plugin.
+
+    A checkpoint that was trained with such a key loads with a warning.
+    """
+    for key in args:
+        name = likely_option(str(key))
+        if name is None:
+            continue
+        if HydraConfig.initialized():
+            raise ValueError(f"unknown option {shown(key)} of the model: did you mean {name}?")
+        logger.warning(f"unknown option {shown(key)} of the model is ignored: did you mean {name}?")
+
+
+def likely_option(key: str) -> str | None:
+    """Return the option of this plugin that `key` is a misspelling of, if any."""
+    if key in DEFAULTS:
+        return None
+    return next(iter(difflib.get_close_matches(key.lower().replace("-", "_"), DEFAULTS, 1, 0.85)), None)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Within the context, a ValueError ends fairseq's command with one line and exit code 2."""
+    try:
+        yield
+    except ValueError as error:
+        fail(PROGRAM, str(error))

@@ -1,0 +1,174 @@
+"""Copy the options that a transformer is built from, out of those that a checkpoint stores.
+
+Only options of the types that fairseq and this plugin declare are accepted; all others are dropped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fairseq.models.transformer import TransformerConfig
+from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
+from fairseq.models.transformer_lm import TransformerLanguageModelConfig
+
+from fairseq_headgates.messages import shown
+from fairseq_headgates.plugin.options.declared import OPTIONS, Number
+from fairseq_headgates.plugin.options.layerdrop import LAYER_NUMBERS
+from fairseq_headgates.safety.options import EVALUATED, NUMBERS, is_literal
+
+# Options that this plugin reads besides its own and those of fairseq's transformer.
+FURTHER_OPTIONS: dict[str, tuple[type, ...]] = {
+    "arch": (str,),
+    "_name": (str,),
+    "lang_tok_replacing_bos_eos": (bool, int),
+    "relu_dropout": Number,
+    # of RoBERTa
+    "max_positions": (int,),
+    "pooler_activation_fn": (str,),
+    "pooler_dropout": Number,
+    "untie_weights_roberta": (bool, int),
+    "spectral_norm_classification_head": (bool, int),
+    # of speech, which the task knows from its data
+    "input_feat_per_channel": (int,),
+    "input_channels": (int,),
+    # of the all-attention model
+    "persistent_vectors": (int,),
+    "mem_len": (int,),
+}
+# Files of embeddings; the weights hold them.
+IGNORED = ("encoder_embed_path", "decoder_embed_path", "embed_path")
+LAYERS_TO_KEEP = ("encoder_layers_to_keep", "decoder_layers_to_keep")
+OF_FILES = re.compile(r"path|file|checkpoint|_from|_dir|regex|freeze")
+NESTED = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
+# Options whose default is another option, "${...}": fairseq's parser stores their value as text.
+LINKED = {
+    prefix + field.name
+    for prefix, config in (("decoder_", DecoderConfig), ("", TransformerLanguageModelConfig))
+    for field in dataclasses.fields(config)
+    if str(field.default).startswith("${")
+}
+
+
+def model_options(stored: Mapping[str, Any], model: Any = None) -> argparse.Namespace:
+    """Copy the options that a transformer is built from, checked by name and type; drop all others.
+
+    Args:
+        stored: the options of a checkpoint; see `flat_options`
+        model: class of the model, whose own options are copied, too; None for no others
+
+    Raises:
+        ValueError: for an option of a wrong type
+    """
+    types = transformer_options() if model is None else {**declared_options(model), **transformer_options()}
+    options = argparse.Namespace()
+    for name, value in flat_options(stored).items():
+        if name in types:
+            setattr(options, name, _checked(name, value, types[name]))
+    return options
+
+
+def flat_options(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return stored options by their flat names: `encoder: {layers: 2}`, as hydra stores it, is `encoder_layers`.
+
+    fairseq reads the options of such a group from it alone: an option that the group leaves open has the default of the
+    group, whatever its flat name says.
+
+    Raises:
+        ValueError: for an unknown option in a group
+    """
+    options = dict(stored)
+    for group, config in NESTED.items():
+        inner = options.get(group)
+        if not isinstance(inner, Mapping):
+            continue
+        del options[group]
+        names = [name for name, _ in _fields(config)]
+        unknown = {key: value for key, value in inner.items() if key not in {*names, "_name"}}
+        if unknown:
+            raise ValueError(f"the stored option {group} has keys that fairseq does not know: {shown(unknown)}")
+        values = config(**inner)
+        options.update({f"{group}_{name}": getattr(values, name) for name in names})
+    return options
+
+
+def transformer_options() -> dict[str, tuple[type, ...]]:
+    """Return the options of fairseq's transformers and of this plugin: {flat name: allowed types}."""
+    types = {name: each.types for name, each in OPTIONS.items() if each.types} | FURTHER_OPTIONS
+    for name, hint in _fields(TransformerConfig):
+        if name not in NESTED:
+            types[name] = _types(hint)
+    for prefix, config in NESTED.items():
+        types.update({f"{prefix}_{name}": _types(hint) for name, hint in _fields(config)})
+    for name, hint in _fields(TransformerLanguageModelConfig):
+        types.setdefault(name, _types(hint))
+    for name in LAYERS_TO_KEEP:
+        types[name] = (str, list)  # fairseq's parser makes a list, its models split text
+    return {name: kinds for name, kinds in types.items() if name not in IGNORED and not name.endswith("_embed_path")}
+
+
+def declared_options(model: Any) -> dict[str, tuple[type, ...]]:
+    """Return the options that a model of fairseq declares for the command line, {name: allowed types}.
+
+    Options that name files or are regular expressions are left out: nothing is opened because a checkpoint says so.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    model.add_args(parser)
+    return {action.dest: _types_of(action) for action in parser._actions if not OF_FILES.search(action.dest)}
+
+
+def _types_of(action: argparse.Action) -> tuple[type, ...]:
+    if action.nargs in ("*", "+") or isinstance(action.nargs, int) and action.nargs > 0:
+        return (list, str)
+    if isinstance(action.const, bool) or action.type is int:
+        return (int,)
+    if action.type is float:
+        return Number
+    return (str,) if action.type in (None, str) else (str, list, *Number)  # a function of fairseq converts the text
+
+
+def _fields(config: type) -> Iterator[tuple[str, Any]]:
+    hints = typing.get_type_hints(config)
+    return ((field.name, hints[field.name]) for field in dataclasses.fields(config) if field.name != "_name")
+
+
+def _types(hint: Any) -> tuple[type, ...]:
+    """Return the types of a declared option: `Optional[int]` -> (int,), `List[int]` -> (list, str), ..."""
+    arguments = [argument for argument in typing.get_args(hint) if argument is not type(None)]
+    origin = typing.get_origin(hint)
+    if origin is typing.Union:
+        return _types(arguments[0])
+    if origin is list:
+        return (list, str)  # text where fairseq evaluates it
+    if hint is float:
+        return Number
+    if hint in (bool, int):
+        return (int,)  # bool is one
+    return (str,)
+
+
+def _checked(name: str, value: Any, types: tuple[type, ...]) -> Any:
+    if value is None:
+        return None
+    if name in LINKED and isinstance(value, str) and re.fullmatch(r"\d{1,9}", value):
+        value = int(value)
+    if not isinstance(value, types) or (isinstance(value, float) and value != value):
+        allowed = " or ".join(kind.__name__ for kind in types)
+        raise ValueError(f"the stored option {name} is {shown(value)}: it must be of type {allowed}")
+    if name in LAYERS_TO_KEEP and isinstance(value, list):
+        value = ",".join(map(str, value))
+    if name in LAYERS_TO_KEEP and str(value) and not LAYER_NUMBERS.fullmatch(str(value)):
+        raise ValueError(f"the stored option {name} is {shown(value)}: it must be numbers of layers, as in '0,2,4'")
+    if isinstance(value, str) and name in EVALUATED and not is_literal(value, EVALUATED[name]):
+        raise ValueError(f"the stored option {name} is {shown(value)}: it must be {EVALUATED[name]}")
+    if isinstance(value, str) and EVALUATED.get(name) == NUMBERS:
+        value = ast.literal_eval(value.strip())
+        value = list(value) if isinstance(value, (tuple, list, set)) else [value]
+    if isinstance(value, list) and not all(isinstance(element, Number) for element in value):
+        raise ValueError(f"the stored option {name} is {shown(value)}: it must be a list of numbers")
+    return value

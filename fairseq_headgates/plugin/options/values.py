@@ -1,0 +1,120 @@
+"""Parse the values of options: from the command line, from hydra, or stored in a checkpoint. All raise ValueError."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from fairseq_headgates.gates import METHODS
+from fairseq_headgates.gates.distribution import LARGEST
+from fairseq_headgates.inference.decoder_step import MODES
+from fairseq_headgates.inference.packed_linear import DTYPES
+from fairseq_headgates.messages import shown
+from fairseq_headgates.plugin.options.layerdrop import SIDES
+from fairseq_headgates.safety.checkpoint import load_checkpoint, model_args
+
+
+def parse_init(value: Any) -> float | str:
+    """Parse an initial log_alpha: '2.5' -> 2.5, 'glorot' -> 'glorot'."""
+    if value == "glorot":
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not abs(number) <= LARGEST:
+        raise ValueError(
+            f"the initial log_alpha is {shown(value)}: it must be 'glorot' or a number from {-LARGEST:g} to {LARGEST:g}"
+        )
+    return number
+
+
+def one_of(what: str, choices: Collection[str]) -> Callable[[Any], str]:
+    """Return a parser of a name, one of `choices`."""
+
+    def parse(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"unknown {what} {shown(value)}: choose from {', '.join(choices)}")
+        return value
+
+    return parse
+
+
+parse_method = one_of("method", METHODS)
+parse_inference_dtype = one_of("inference dtype", DTYPES)
+parse_inference_mode = one_of("inference mode", MODES)
+
+
+def count(things: str) -> Callable[[Any], int]:
+    """Return a parser of a number of `things`, from 0."""
+
+    def parse(value: Any) -> int:
+        try:
+            number = int(value)
+        except (TypeError, ValueError):
+            number = -1
+        if number < 0:
+            raise ValueError(f"{shown(value)} is not a number of {things}: it must be a whole number from 0")
+        return number
+
+    return parse
+
+
+def comma_separated(value: Any) -> str:
+    """Return a list of hydra as the text of the command line."""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def text_or_mapping(value: Any) -> str | Mapping | None:
+    """Check the type of a mask: a file, inline JSON or a checkpoint as text, or a mapping of hydra."""
+    if value is None or isinstance(value, (str, Mapping)):
+        return value
+    raise ValueError(f"the mask is {shown(value)}: it must be a file, inline JSON, a checkpoint or a mapping")
+
+
+def text_or_none(value: Any) -> str | None:
+    """Return text, and None for empty text."""
+    return value or None
+
+
+def number(value: Any) -> float:
+    """Parse a number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{shown(value)} is not a number") from None
+
+
+def switch(value: Any) -> bool:
+    """Parse true or false."""
+    if value not in (True, False):
+        raise ValueError(f"{shown(value)} is neither true nor false")
+    return bool(value)
+
+
+def parse_ffn_dims(value: Any) -> dict[str, tuple[int, ...]] | None:
+    """Parse numbers of neurons: '{"encoder": [512, 0]}' -> {"encoder": (512, 0)}; None for empty text.
+
+    The path of a checkpoint stands for the numbers that it stores, None if no neurons were removed.
+    """
+    if isinstance(value, str) and os.path.isfile(value):
+        value = getattr(model_args(load_checkpoint(value, cure="give the numbers as JSON")), "ffn_dims", None)
+    if value in (None, ""):
+        return None
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, Mapping) or not {*found} <= {*SIDES} or not all(map(_is_dims, found.values())):
+        raise ValueError(
+            f"{shown(value)} does not give the neurons of each layer: it must be a checkpoint, or look like "
+            '{"encoder": [512, 0, 256], "decoder": [128, 512, 512]}'
+        )
+    return {side: tuple(found[side]) for side in SIDES if side in found}
+
+
+def _is_dims(numbers: Any) -> bool:
+    return isinstance(numbers, (list, tuple)) and all(type(number) is int and number >= 0 for number in numbers)
