@@ -38,7 +38,7 @@ BAD_OPTIONS = {
     "type named twice": (["--gate-heads", "enc-self,enc-self"], ["'enc-self'", "twice"]),
     "layers of a mask": (["--alive-heads", mask(enc_self=[FOUR])], ["enc-self", "1 layers", "has 2"]),
     "heads of a mask": (["--alive-heads", mask(dec_enc=[FOUR, [1, 1]])], ["dec-enc layer 1", "2 heads", "has 4"]),
-    "a half": (["--alive-heads", mask(enc_self=[[1, 1, 1, 0.5], FOUR])], ["enc-self.0.3 must be 1 or 0, not 0.5", "1 keeps"]),
+    "a half": (["--alive-heads", mask(enc_self=[[1, 1, 1, 0.5], FOUR])], ["enc-self.0.3 must be 1 or 0, not 0.5"]),
     "missing mask file": (["--alive-heads", "no/such.json"], ["'no/such.json'", "No such file"]),
     "target without method": (["--target-heads", "3"], ["--target-heads needs a --sparsity-method other than l0"]),
     "target above all": ([*GATED, "--l0-weight", "0", *SUBSET, "99"], ["--target-heads", "99 heads", "there are"]),
