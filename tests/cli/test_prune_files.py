@@ -154,7 +154,7 @@ def test_folders_that_cannot_be_written_to(checkpoint, refused):
 def test_names_that_cannot_be_written_to(name, tmp_path):
     (tmp_path / "gated.pt").touch()
     with pytest.raises(ValueError, match="^cannot write [^\n]*$"):
-        checkpoints.save_checkpoint({}, str(tmp_path / name), force=False)
+        save_checkpoint({}, str(tmp_path / name), force=False)
     assert names(tmp_path) == ["gated.pt"]
 
 
