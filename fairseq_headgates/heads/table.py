@@ -10,13 +10,15 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from fairseq_headgates.messages import printable, shown
 
 # The parts of a signature that name the data, besides options, subsets and their numbers of sentences.
 DATA = ("data", "langs", "block", "mask", "head")
-TYPES = ("enc-self", "dec-self", "dec-enc")  # encoder self-, decoder self-, decoder-encoder attention
+# Encoder self-, decoder self-, decoder-encoder attention.
+AttentionType = Literal["enc-self", "dec-self", "dec-enc"]
+TYPES: tuple[str, ...] = get_args(AttentionType)
 
 
 class HeadId(NamedTuple):

@@ -125,14 +125,6 @@ def test_the_keyboard_reaches_every_head(opened):
     assert removed.locator("output").inner_text().endswith(": removed")
 
 
-def test_the_page_can_be_printed(opened):
-    page = opened()
-    page.emulate_media(media="print")
-    assert not page.locator("nav").is_visible() and page.locator("figure.panel").first.is_visible()
-    assert page.pdf()[:4] == b"%PDF"
-    assert page.locator("pre").first.is_visible()
-
-
 def test_an_interactive_page_shows_the_weights_of_the_chosen_heads(browser, tmp_path):
     """By mouse and keyboard: the lines and the best key of a query, for all heads and for one."""
     from axe_core_python.sync_playwright import Axe

@@ -66,13 +66,17 @@ def _metric(
         selected_on = {"selected_on": str(work.signature(selecting))}
     masks = ablation_masks(loaded.model, mode, losses)
     predictions = masked_predictions(loaded.model, metric, masks, journal, work.progress(metric.name))
-    found, name = metric.compare(predictions), metric.name
+    whole, *others = predictions.values()
+    found = dict(zip(masks, metric.main.differences(whole, others), strict=True))
+    name, score, signature = metric.name, metric.main.value(whole), metric.main.signature()
+    if name == "bleu" and found:  # with the number of resamples and their seed
+        signature = next(iter(found.values())).signature
     return {
         **selected_on,
-        name: found.scores["full"],
-        f"{name}_difference": {str(head): found.scores[str(head)] - found.scores["full"] for head in masks},
-        "p_value": found.p_values,
-        f"{name}_signature": found.signature,
+        name: score,
+        f"{name}_difference": {str(head): difference.value for head, difference in found.items()},
+        "p_value": {str(head): difference.p for head, difference in found.items()},
+        f"{name}_signature": signature,
         **({"search": str(work.search)} if name == "bleu" else {}),
     }
 
@@ -83,4 +87,4 @@ def _metric_text(metric: Metric, mode: str, result: Mapping[str, Any]) -> str:
     p = {HeadId.parse(head): value for head, value in result["p_value"].items()}
     title = f"{METRICS[name]} of the whole model: {result[name]:.2f}; differences, * p < 0.05, ** p < 0.01"
     tables = layer_tables(difference, p, name) if mode == "single" else [best_head_table(difference, p)]
-    return "\n\n".join([f"{title} ({metric.test})", *tables]) + f"\n{result[f'{name}_signature']}"
+    return "\n\n".join([f"{title} ({metric.main.test})", *tables]) + f"\n{result[f'{name}_signature']}"

@@ -104,11 +104,9 @@ def _measured(name: str, metric: Metric | None, point: Point, whole: list[Any] |
         return {"ppl": perplexity(point.nll)}
     if metric is None or point.predictions is None:
         return {}
-    if whole is None:
-        return {metric.name: metric.score(point.predictions), f"{metric.name}_signature": metric.signature()}
-    found = metric.compare({"whole": whole, "pruned": point.predictions})
-    result = {metric.name: found.scores["pruned"], "p_value": found.p_values["pruned"]}
-    return {**result, f"{metric.name}_signature": found.signature}
+    tested = {} if whole is None else {"p_value": metric.main.differences(whole, [point.predictions])[0].p}
+    score = metric.main.value(point.predictions)
+    return {metric.name: score, **tested, f"{metric.name}_signature": metric.main.signature()}
 
 
 def _scores(work: Work, loaded: Loaded) -> tuple[HeadTable, Callable[[nn.Module], HeadTable] | None]:

@@ -19,11 +19,8 @@ from fairseq_headgates.evaluation.objectives import NextToken
 from fairseq_headgates.evaluation.results import (
     Evaluation,
     Loss,
-    Score,
     Speed,
-    class_scores,
     pairwise,
-    text_scores,
 )
 from fairseq_headgates.evaluation.speed import run_once, speeds
 from fairseq_headgates.evaluation.workers import device_of
@@ -116,8 +113,9 @@ def _evaluate(work: Work, path: str, inputs: _Inputs) -> tuple[Evaluation, Calla
     metric = work.metric(inputs.metric, Loaded(model, corpora[subset], signature)) if needed else None
     _check(inputs, corpora, subset)
     prepared = metric.prepared(model) if metric else model
-    predictions = metric.predict(prepared) if metric else None
-    references = _references(metric, inputs, corpora[subset])
+    predictions: Any = metric.predict(prepared) if metric else None
+    if metric and inputs.reference is not None:
+        metric.use([inputs.reference[number] for number in corpora[subset].numbers()])
     if work.options.hypotheses:
         lines = dict(zip(corpora[subset].numbers(), predictions or (), strict=True))
         work.write(work.options.hypotheses, "".join(lines.get(i, "") + "\n" for i in range(corpora[subset].lines)))
@@ -128,9 +126,9 @@ def _evaluate(work: Work, path: str, inputs: _Inputs) -> tuple[Evaluation, Calla
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         losses={name: _loss(model, corpora[name], inputs.words.get(name)) for name in inputs.losses},
         subset=subset,
-        scores=_scores(metric, predictions, references),
+        scores={name: scorer.score(predictions) for name, scorer in metric.scorers.items()} if metric else {},
         predictions=predictions,
-        references=references,
+        references=metric.references if metric else None,
         speed=None,
         signature=str(signature),
     )
@@ -156,23 +154,6 @@ def _check(inputs: _Inputs, corpora: Mapping[str, Corpus], predicted: str) -> No
         eos_tokens = occurrences(corpora[subset], corpora[subset].eos)
         if lines != eos_tokens:
             raise ValueError(f"--text {subset} has {lines:,} lines, the subset {eos_tokens:,}: {GIVE_TEXT}")
-
-
-def _references(metric: Any, inputs: _Inputs, corpus: Corpus) -> list[Any] | None:
-    """Return the references, or the labels of classes, of the sentences that are not skipped."""
-    if metric is None:
-        return None
-    if inputs.reference is not None:
-        return [inputs.reference[number] for number in corpus.numbers()]
-    return metric.references if inputs.metric == "bleu" else metric.labels
-
-
-def _scores(metric: Any, predictions: list[Any] | None, references: list[Any] | None) -> dict[str, Score]:
-    if predictions is None or references is None:
-        return {}
-    if metric.name == "accuracy":
-        return class_scores(predictions, references)
-    return text_scores(metric.metric, predictions, references)
 
 
 def _loss(model: Any, corpus: Corpus, text: tuple[int, int] | None) -> Loss:

@@ -149,7 +149,7 @@ class Compressor:
 
     def _score_of(self, model: nn.Module) -> float:
         assert self.metric
-        return self.metric.score(self.metric.predict(self.metric.prepared(model)))
+        return self.metric.main.value(self.metric.predict(self.metric.prepared(model)))
 
     @cached_property
     def work(self) -> Work | None:

@@ -240,7 +240,13 @@ class _Pass:
         there = layout.counted[:, :, None] & layout.real[:, None, :]
         if causal:
             there &= offset.le(0)
-        return torch.bincount(offset[there] + self.longest, minlength=2 * self.longest + 1).cpu()
+        return self._by_offset(offset[there])[0]
+
+    def _by_offset(self, offsets: Tensor, rows: Tensor | int = 0, number: int = 1) -> Tensor:
+        """Return how often each offset occurs in each of so many rows: [number, 2 M + 1]."""
+        span = 2 * self.longest + 1
+        places = rows * span + offsets + self.longest
+        return torch.bincount(places, minlength=number * span).view(number, span).cpu()
 
     def _count(self, counts: TypeCounts, layout: Layout) -> None:
         counted = layout.counted
@@ -255,13 +261,11 @@ class _Pass:
         if words is None:
             return
         counts.pairs += torch.bincount(words.what, minlength=len(self.relations)).cpu()
-        places = words.what * (2 * self.longest + 1) + words.offset + self.longest
-        counts.offsets += torch.bincount(places, minlength=counts.offsets.numel()).view_as(counts.offsets).cpu()
+        counts.offsets += self._by_offset(words.offset, words.what, len(self.relations))
         if words.allowed is not None:
             counts.linked += words.allowed.any(-1).sum().cpu()
             _, query, key = words.allowed.nonzero(as_tuple=True)
-            offsets = torch.bincount(key - query + self.longest, minlength=2 * self.longest + 1)
-            counts.linked_offsets += offsets.cpu()
+            counts.linked_offsets += self._by_offset(key - query)[0]
 
     def see(self, site: HeadSite, weights: Tensor | None, _: Tensor) -> None:
         """Hook on every attention layer: count what its heads [B, H, T, S] attend to."""
@@ -285,11 +289,10 @@ class _Pass:
 
     def _offsets(self, layout: Layout, best: Tensor, counted: Tensor) -> Tensor:
         """Return how often the maximum of each head is at each offset: [H, 2 M + 1]."""
-        heads, span = best.size(1), 2 * self.longest + 1
+        heads = best.size(1)
         at = layout.key_positions[:, None, :].expand(-1, heads, -1).gather(2, best)
-        offset = at - layout.query_positions[:, None, :] + self.longest
-        places = offset + span * torch.arange(heads, device=best.device)[:, None]
-        return torch.bincount(places[counted], minlength=heads * span).view(heads, span).cpu()
+        rows = torch.arange(heads, device=best.device)[:, None].expand_as(best)
+        return self._by_offset((at - layout.query_positions[:, None, :])[counted], rows[counted], heads)
 
     def _pairs(self, counts: HeadCounts, words: Words, weights: Tensor) -> None:
         """Count the pairs: to a word the weights on its pieces are added, from a word those of its pieces averaged."""

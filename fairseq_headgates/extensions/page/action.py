@@ -1,17 +1,29 @@
 """Write one web page about an experiment."""
 
+import io
 import logging
 import os
+import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_headgates import __version__
 from fairseq_headgates.cli.output import check_matplotlib, say, warn, write
 from fairseq_headgates.extensions.page.command import ReportOptions
+from fairseq_headgates.extensions.page.content import Experiment, Training
 from fairseq_headgates.extensions.page.inputs import read_experiment
-from fairseq_headgates.extensions.page.page import gates_gif, report_page
+from fairseq_headgates.extensions.page.sections import sections
 from fairseq_headgates.files import check_writable, write_whole
 from fairseq_headgates.messages import logging_only
+from fairseq_headgates.plugin.gate_log import thinned
+from fairseq_headgates.report.figures import heat_map
+from fairseq_headgates.report.maps import check_size, templates
+
+LARGEST_PAGE = 5 * 2**20  # bytes
+LARGEST_MAPS = 20_000  # cells of all attention maps
+GIF_FRAMES, FRAME_MILLISECONDS = 60, 150
+DISTRIBUTION = (0.33, -0.1, 1.1)  # temperature, low and high where no checkpoint has gates
 
 
 def run(options: ReportOptions) -> int:
@@ -25,7 +37,7 @@ def run(options: ReportOptions) -> int:
     words = ["headgates", "report", options.out, *options.files, *(["--gif", options.gif] if options.gif else [])]
     with logging_only(logging.WARNING, "matplotlib", "PIL", "tensorboard"):  # fairseq sets the level of all loggers
         found = read_experiment(options.files, options.trust)
-        page = report_page(found, shlex.join(words), __version__)
+        page = report_page(found, shlex.join(words))
         animation = gates_gif(found.trainings) if options.gif else None
     write_whole(options.out, page, options.force)
     if options.gif and animation:
@@ -36,3 +48,66 @@ def run(options: ReportOptions) -> int:
         warn("report", f"{folder} has no log of its training, so the page has no curves of it: {cure}")
     say(f"wrote {options.out} ({len(page.encode()) / 2**20:.1f} MB)")
     return 0
+
+
+def report_page(found: Experiment, command: str) -> str:
+    """Return the report on an experiment.
+
+    Args:
+        found: what it shows
+        command: the command that makes the report
+
+    Raises:
+        ValueError: if the attention maps have too many cells, or the page is too large
+    """
+    check_size([maps for _, sentences in found.attention for maps in sentences.values()], LARGEST_MAPS)
+    plots: list[str] = []
+
+    def inline(svg: str) -> str:
+        """Give the names within an SVG a prefix, so that they are not those of another one in the page."""
+        plots.append(svg)
+        prefix = f"plot{len(plots)}-"
+        svg = re.sub(r'\bid="', f'id="{prefix}', svg)
+        return re.sub(r'(url\(#|href="#)', lambda match: match[0] + prefix, svg)
+
+    gated = next((model.distribution for model in found.models if model.distribution), DISTRIBUTION)
+    page = templates("page").get_template("report.html").render(
+        sections=sections(found), inputs=found.inputs, command=command, inline=inline,
+        version=__version__, counts=_counts(found),
+        distribution=dict(zip(("temperature", "low", "high"), gated, strict=True)),
+    )  # fmt: skip
+    page = page.encode("utf-8", "backslashreplace").decode()  # names of files need not be UTF-8
+    size = len(page.encode())
+    if size > LARGEST_PAGE:
+        largest = LARGEST_PAGE // 2**20
+        raise ValueError(f"the page has {size / 2**20:.1f} MB, and at most {largest} are written: give fewer inputs")
+    return page
+
+
+def _counts(found: Experiment) -> dict[str, int]:
+    """Return how many inputs there are of each kind."""
+    runs = {each.name for each in found.trainings} | {each.name for each in found.models}
+    others = {each.name for each in found.inputs} - runs
+    return {"checkpoints": len(found.models), "training runs": len(found.trainings), "result files": len(others)}
+
+
+def gates_gif(trainings: Sequence[Training]) -> bytes:
+    """Return an animated GIF of P(gate = 0) over the first training that has a gate log.
+
+    Raises:
+        ValueError: if no training has a gate log
+    """
+    from PIL import Image
+
+    records = next((thinned(training.gates, GIF_FRAMES) for training in trainings if training.gates), None)
+    if records is None:
+        raise ValueError("no input has a gate log: give the folder of a training with gates, or its gates.jsonl")
+    frames = []
+    for record in records:
+        content, figure = io.BytesIO(), heat_map(record.closed)
+        figure.suptitle(f"update {record.update}")
+        figure.savefig(content, format="png", dpi=80)
+        frames.append(Image.open(content).convert("P", palette=Image.Palette.ADAPTIVE))
+    content = io.BytesIO()
+    frames[0].save(content, "GIF", save_all=True, append_images=frames[1:], duration=FRAME_MILLISECONDS, loop=0)
+    return content.getvalue()

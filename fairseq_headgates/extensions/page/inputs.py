@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,19 @@ from typing import Any
 from fairseq_headgates.attention.sites import gated_sites
 from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.building import build_model, read_heads
+from fairseq_headgates.evaluation import Evaluation
 from fairseq_headgates.extensions.page.content import Experiment, Input, ModelHeads, Training
 from fairseq_headgates.extensions.page.logs import Series, event_files, first_time, parse_log, read_events
-from fairseq_headgates.files import log_lines, read_text
-from fairseq_headgates.heads import SCORE_FORMAT, TYPES, AttentionMap, HeadId, parse_mask, read_scores
+from fairseq_headgates.files import log_lines, parse_json, read_records, read_text
+from fairseq_headgates.heads import (
+    SCORE_FORMAT,
+    TYPES,
+    AttentionMap,
+    AttentionType,
+    HeadId,
+    parse_mask,
+    read_scores,
+)
 from fairseq_headgates.messages import shown
 from fairseq_headgates.plugin import gate_log
 from fairseq_headgates.plugin.gate_log import is_gate_log, parse_gate_log
@@ -25,7 +34,6 @@ from fairseq_headgates.plugin.gate_log import is_gate_log, parse_gate_log
 CHECKPOINT_BEGINS = (b"PK\x03\x04", b"\x80\x02")  # torch.save, in its present and its old form
 # File names of the checkpoint of a run folder, in order of preference: the report shows the first one that exists.
 CHECKPOINTS = ("pruned.pt", "checkpoint_last.pt", "checkpoint_best.pt")
-LONGEST_TOKEN = 100  # characters
 KNOWN = (
     "a checkpoint, a run folder of fairseq-train, its log or gate log, or a JSON file of headgates score, ablate, "
     "curve, functions, attention, evaluate, compare or of sweep.sh"
@@ -134,66 +142,94 @@ def _add_checkpoint(found: Experiment, path: str, trust: bool) -> None:
 
 def _add_result(found: Experiment, path: str, text: str) -> None:
     """Add a JSON file of `headgates`, or of sweep.sh."""
-    try:
-        data = json.loads(text, parse_constant=_no_constant, parse_int=_bounded)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON ({error}): give {KNOWN}") from None
-    objects = data if isinstance(data, list) else [data]
-    names = [item.get("format") if isinstance(item, dict) else None for item in objects]
-    name = names[0] if names and names.count(names[0]) == len(names) else None
+    content = parse_json(text, path, f"give {KNOWN}", parse_constant=_no_constant)
+    formats = dict.fromkeys(each.format for each in read_records(_Format, content, path, f"give {KNOWN}"))
+    name = ", ".join(formats)
     if name == SCORE_FORMAT:
         for table in read_scores(path):
             found.scores.append((path, table))
             found.inputs.append(Input(path, f"scores: {table.name}", table.signature))
         return
-    if not isinstance(name, str) or name not in _RESULTS:
+    if name not in _RESULTS:
         known = ", ".join([SCORE_FORMAT, *_RESULTS])
         raise ValueError(f"{path} has the format {shown(name)}: it must be one of {known}")
-    for item in objects:
-        try:
-            kind, content, signature = _RESULTS[name](item)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
-            raise ValueError(f"{path} is not a complete file of the format {name}: write it again") from None
-        getattr(found, kind).append((path, content))
-        found.inputs.append(Input(path, name.removeprefix("headgates.").partition("/")[0], str(signature)))
+    results, member, kind = _RESULTS[name]
+    for item in content if isinstance(content, list) else [content]:
+        kept = item.get(member) if member else item
+        first = read_records(kind, kept, f"{path} {member}".rstrip(), "write it again")[0]
+        getattr(found, results).append((path, first.maps() if kind is _Attention else kept))
+        label = name.removeprefix("headgates.").partition("/")[0]
+        found.inputs.append(Input(path, label, getattr(first, "signature", "")))
 
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"it holds {name}")
 
 
-def _bounded(digits: str) -> int:
-    if len(digits) > 20:
-        raise ValueError(f"it holds an integer of {len(digits)} digits")
-    return int(digits)
+@dataclass(frozen=True)
+class _Format:
+    format: str
 
 
-def _sentences(data: dict[str, Any]) -> dict[int, list[AttentionMap]]:
-    """Return the maps of a file of `headgates attention`, for each sentence by its number."""
-    sentences = [
-        [_map(each, types[each], head) for each in TYPES if each in types for head in types[each]["heads"]]
-        for types in data["sentences"]
-    ]
-    numbers = map(int, data.get("lines", range(1, len(sentences) + 1)))
-    return dict(zip(numbers, sentences, strict=True))
+@dataclass(frozen=True)
+class _Signed:
+    signature: str
 
 
-def _map(attention_type: str, tokens: dict[str, Any], head: dict[str, Any]) -> AttentionMap:
-    queries, keys = ([str(token)[:LONGEST_TOKEN] for token in tokens[side]] for side in ("queries", "keys"))
-    weights = [[float(weight) for weight in row] for row in head["weights"] or []]
-    if weights and (len(weights) != len(queries) or any(len(row) != len(keys) for row in weights)):
-        raise ValueError("a row of weights for each query, with a weight for each key")
-    gate = None if head["gate"] is None else float(head["gate"])
-    return AttentionMap(HeadId(attention_type, int(head["layer"]), int(head["head"])), gate, queries, keys, weights)
+@dataclass(frozen=True)
+class _Head:
+    layer: int
+    head: int
+    gate: float | None
+    weights: list[list[float]] | None
 
 
-# By format: the list of `Experiment` that a file is added to, what of it is shown, and its signature.
-_RESULTS: dict[str, Callable[[dict[str, Any]], tuple[str, Any, str]]] = {
-    "headgates.functions/1": lambda data: ("functions", data, data["signature"]),
-    "headgates.curve/1": lambda data: ("curves", data["points"], data["points"][0]["signature"]),
-    "headgates.ablation/1": lambda data: ("ablations", data, data["signature"]),
-    "headgates.sweep/1": lambda data: ("sweeps", data["models"], ""),
-    "headgates.attention/1": lambda data: ("attention", _sentences(data), data["signature"]),
-    "headgates.overlap/1": lambda data: ("overlaps", data["pairs"], ""),
-    "headgates.evaluation/1": lambda data: ("evaluations", data, data["signature"]),
+@dataclass(frozen=True)
+class _Maps:
+    """The attention maps of one type for one sentence."""
+
+    queries: list[str]
+    keys: list[str]
+    heads: list[_Head]
+
+    def __post_init__(self) -> None:
+        for weights in (head.weights for head in self.heads if head.weights):
+            if len(weights) != len(self.queries) or any(len(row) != len(self.keys) for row in weights):
+                raise ValueError("does not have a row of weights for each query, with a weight for each key")
+
+
+@dataclass(frozen=True)
+class _Attention:
+    signature: str
+    lines: list[int] | None
+    sentences: list[dict[AttentionType, _Maps]]
+
+    def __post_init__(self) -> None:
+        if self.lines and len(self.lines) != len(self.sentences):
+            raise ValueError("does not have one of its lines for each sentence")
+
+    def maps(self) -> dict[int, list[AttentionMap]]:
+        """Return the maps of each sentence by its number, in the order of `TYPES`."""
+        numbers = self.lines or range(1, len(self.sentences) + 1)
+        return {
+            number: [_map(name, types[name], head) for name in TYPES if name in types for head in types[name].heads]
+            for number, types in zip(numbers, self.sentences, strict=True)
+        }
+
+
+def _map(attention_type: str, maps: _Maps, head: _Head) -> AttentionMap:
+    identity = HeadId(attention_type, head.layer, head.head)
+    return AttentionMap(identity, head.gate, maps.queries, maps.keys, head.weights or [])
+
+
+# By format: the list of an `Experiment` for such files, the member of the object that is kept there ("" for the whole
+# object), and what it must be, or each object in it.
+_RESULTS: dict[str, tuple[str, str, Any]] = {
+    "headgates.functions/1": ("functions", "", _Signed),
+    "headgates.curve/1": ("curves", "points", _Signed),
+    "headgates.ablation/1": ("ablations", "", _Signed),
+    "headgates.sweep/1": ("sweeps", "models", dict[str, Any]),
+    "headgates.attention/1": ("attention", "", _Attention),
+    "headgates.overlap/1": ("overlaps", "pairs", dict[str, Any]),
+    "headgates.evaluation/1": ("evaluations", "", Evaluation),
 }
