@@ -179,9 +179,6 @@ def safe_model_options(state: Mapping[str, Any]) -> argparse.Namespace:
     args.task, args.fp16 = "", False  # of a training; BART and conformers read them
     args.encoder_freezing_updates = 0  # speech encoders have no gradient before
     args.full_context_alignment = False  # a second pass of the decoder, for the alignment alone, which hooks would see
-    alive = getattr(args, "alive_heads", None)
-    if alive and not alive.lstrip().startswith("{"):  # a path: nothing is opened because a file says so
-        raise ValueError(f"the stored option alive_heads is {shown(alive)}: it must be a mask as inline JSON")
     return args
 
 

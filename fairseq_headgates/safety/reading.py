@@ -10,7 +10,6 @@ import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -226,8 +225,7 @@ def _reason(error: Exception) -> str:
 
 def is_checkpoint_file(path: str | os.PathLike[str]) -> bool:
     """Return whether `torch.save` may have written a file, by its name or its first bytes."""
-    path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         return False
-    with path.open("rb") as file:
-        return file.read(len(ZIP)) == ZIP or path.suffix == ".pt"
+    with open(path, "rb") as file:
+        return file.read(len(ZIP)) == ZIP or str(path).endswith(".pt")

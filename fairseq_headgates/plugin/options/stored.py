@@ -160,6 +160,8 @@ def _checked(name: str, value: Any, types: tuple[type, ...]) -> Any:
     if not isinstance(value, types) or (isinstance(value, float) and value != value):
         allowed = " or ".join(kind.__name__ for kind in types)
         raise ValueError(f"the stored option {name} is {shown(value)}: it must be of type {allowed}")
+    if name == "alive_heads" and value and not str(value).lstrip().startswith("{"):  # a file, and nothing is opened
+        raise ValueError(f"the stored option {name} is {shown(value)}: it must be a mask as inline JSON")
     if name in LAYERS_TO_KEEP and isinstance(value, list):
         value = ",".join(map(str, value))
     if name in LAYERS_TO_KEEP and str(value) and not LAYER_NUMBERS.fullmatch(str(value)):
