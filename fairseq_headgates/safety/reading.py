@@ -59,13 +59,10 @@ def load_file(path: str | os.PathLike[str], trust: bool = False, cure: str = TRU
         if not trust:
             _check_names(path, size, cure)
             allow_stored_objects()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a damaged file can make torch warn
-                state = torch.load(path, map_location="cpu", weights_only=True)
-            _check_tensors(state, size)
-            return state
-        state = torch.load(path, map_location="cpu", weights_only=False)
-        check_nesting(state)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a damaged file can make torch warn
+            state = torch.load(path, map_location="cpu", weights_only=not trust)
+        check_nesting(state) if trust else _check_tensors(state, size)
         return state
     except OSError as error:
         raise ValueError(
