@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from fairseq_headgates.messages import shown
 from fairseq_headgates.plugin.models.mixin import HeadGatesMixin
+from fairseq_headgates.plugin.options.layerdrop import layers_to_keep
 
 SIZES = re.compile(  # options that are sizes of weights or of tables of positions
     r"(encoder|decoder)_((ffn_)?embed_dim|attention_heads|input_dim|output_dim)|max_(source|target)_positions|"
@@ -127,11 +128,9 @@ def _check_own_options(args: argparse.Namespace) -> None:
 
 def _check_layers(args: argparse.Namespace, weights: Mapping[str, Tensor], side: str, stack: str) -> None:
     name = f"{side}_layers"
-    layers = getattr(args, name)
-    kept = getattr(args, f"{name}_to_keep", None)  # LayerDrop: fairseq takes these out of more
-    _check_number(
-        name, len(str(kept).split(",")) if kept else layers, weights, LAYERS.format(re.escape(stack)), more=bool(kept)
-    )
+    kept = layers_to_keep(args).get(side)  # LayerDrop: fairseq takes these out of more
+    number = len(kept) if kept else getattr(args, name)
+    _check_number(name, number, weights, LAYERS.format(re.escape(stack)), more=bool(kept))
 
 
 def _check_number(option: str, number: Any, weights: Mapping[str, Tensor], layers: str, more: bool = False) -> None:
