@@ -152,17 +152,15 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
         raise ValueError(
             f"the model cannot be built from its options and weights: {' '.join(lines[:2])[:500]}"
         ) from None
-    pattern = getattr(model_args(state), "freeze_params", None)
-    if isinstance(pattern, str) and pattern:
-        freeze_as_stored(model, pattern)
+    freeze_as_stored(model, getattr(model_args(state), "freeze_params", None))
     return model.eval()
 
 
-def freeze_as_stored(model: nn.Module, pattern: str) -> bool:
+def freeze_as_stored(model: nn.Module, pattern: Any) -> bool:
     """Freeze parameters by a stored `--freeze-params`. Return False if it cannot be used or matches nothing."""
     try:
         freeze(model, pattern)
-    except ValueError:
+    except (TypeError, ValueError):  # TypeError: it is not text
         return False
     return True
 

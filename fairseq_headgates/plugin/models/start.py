@@ -50,6 +50,8 @@ OPEN = {"mem_len", "quant_noise_pq_block_size"}  # taken from the checkpoint, bu
 OTHER_SHAPE = re.compile(r"attn\.|^classification_heads\.|^gate_method\.")
 # Sizes of the weights only with learned positions.
 POSITIONS = {"max_source_positions": "encoder_learned_pos", "max_target_positions": "decoder_learned_pos"}
+# Defaults of the parsers of tasks and of RoBERTa, which do not show that an option is given.
+PARSER_DEFAULTS = {"quant_noise_pq": 0, **{name: getattr(TransformerConfig(), name) for name in POSITIONS}}
 
 
 def prepare_training(model_class: Any, args: Any) -> dict[str, Any]:
@@ -164,7 +166,8 @@ def _known_options(model_class: Any, options: Mapping[str, Any]) -> dict[str, An
 
 def _take(model_class: Any, args: Any, stored: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Set the options in `args` that are not given, and return them. Raise ValueError for those that differ."""
-    given = {name: value for name, value in _given(args) if name in stored and not _is_default(name, value)}
+    given = {name: value for name, value in _given(args) if name in stored}
+    given = {name: value for name, value in given.items() if value not in (None, "", PARSER_DEFAULTS.get(name))}
     given = _known_options(model_class, given)
     different = [
         f"{_flag(name, given[name])} (checkpoint: {'not set' if value is False else shown(value)})"
@@ -194,12 +197,6 @@ def _given(args: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}_{inner}", inner_value) for inner, inner_value in value.items())
         else:
             yield name, value
-
-
-def _is_default(name: str, value: Any) -> bool:
-    """Return whether an option is not given on the command line: the parsers of tasks and of RoBERTa have defaults."""
-    usual = {"quant_noise_pq": 0, **{each: getattr(TransformerConfig(), each) for each in POSITIONS}}
-    return value in (None, "", usual.get(name))
 
 
 def _same(name: str, given: Any, stored: Any) -> bool:
