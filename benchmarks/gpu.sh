@@ -87,7 +87,7 @@ part scores python3 benchmarks/importance_speed.py --size "$SIZE" --device "$DEV
 if [[ " $PARTS " == *" training "* ]]; then
   if [[ -z $raw ]]; then
     raw=$out/corpus
-    [[ -d $raw ]] || python3 "$root/recipes/make_corpus.py" "$raw" --plain --train "${LINES_OF_TEXT:-30000}" --valid 300 --test 300
+    [[ -d $raw ]] || python3 "$root/recipes/make_corpus.py" "$raw" --train "${LINES_OF_TEXT:-30000}" --valid 300 --test 300
   fi
   case $SIZE in
   small) sizes=(EMBED=64 FFN=128 LAYERS=2 HEADS=4 BPE=1000) ;;

@@ -45,6 +45,12 @@ def shown(value: Any) -> str:
     return short.repr(value)
 
 
+def check_finite(what: str, *tensors: Any) -> None:
+    """Raise ValueError if a tensor has values that are not finite; `what` names them, in the plural."""
+    if not all(tensor.isfinite().all() for tensor in tensors):
+        raise ValueError(f"{what} are not finite: check the weights for inf and NaN, or leave out --fp16")
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error; of one that a DataLoader worker passes on, the line with the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -26,8 +26,8 @@ need_plots
 need fairseq-preprocess fairseq-train headgates sacremoses subword-nmt
 check_out "$out"
 
-[[ -d $out/corpus ]] || step "making the corpus" python3 "$recipes/make_corpus.py" "$out/corpus" --plain --train 12000 \
-  --valid 300 --test 300
+[[ -f $out/corpus/train.en.conllu ]] || step "making the corpus" python3 "$recipes/make_corpus.py" "$out/corpus" \
+  --train 12000 --valid 300 --test 300 --force # that file is the last one
 find_devices
 translate=("$recipes/translation.sh" "$out/corpus" "$out" en ru)
 models=${places[0]} # of the first seed

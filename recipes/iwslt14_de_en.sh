@@ -18,7 +18,7 @@ source "$recipes/lib/devices.sh"
 export EPOCHS='' RUNS='' SCRATCH='' KEEP_EPOCHS=1 SCHEDULE=inverse_sqrt
 configure MEASURED="1 2 3 5 10 20 30 40" STEPS=0,10,20,30,40,50,60,70,80,90 LOWERCASE=1 CLEAN="--max-length 175 --max-ratio 1.5" BPE=10000 JOINT=1 \
   UNTIED=1 EMBED=512 FFN=1024 LAYERS=6 HEADS=8 DROPOUT=0.3 PRE_NORM=1 MAX_TOKENS=4000 GPUS=1 SELECTION=last LR=0.0005 \
-  WARMUP=4000 BEAM=5 -- "$@"
+  WARMUP=4000 BEAM=5 DISK_GB=25 -- "$@"
 out=${arguments[0]}
 read -ra measured <<<"$MEASURED"
 need_plots

@@ -1,18 +1,16 @@
 #!/usr/bin/env python3
 """Make a small artificial English-Russian parallel corpus with gold English dependency trees.
 
-    python recipes/make_corpus.py OUT_DIR [--train 30000] [--valid 500] [--test 500] [--plain] [--seed 1] [--force]
+    python recipes/make_corpus.py OUT_DIR [--train 30000] [--valid 500] [--test 500] [--seed 1] [--force]
 
-writes OUT_DIR/{train,valid,test}.{en,ru,en.conllu}. Every sentence is drawn as an abstract clause (sampling.py of
-lib/artificial), which becomes an English dependency tree and a Russian string (grammar.py). The Russian side is a
-function of the English one: its word forms depend on the subject (verb agreement), on the governor (case) and on the
-noun (adjective agreement), so a model must find these words in the source. With --plain sentences are single clauses
-of frequent words, which a small model learns in a minute.
+writes OUT_DIR/{train,valid,test}.{en,ru,en.conllu}. Every sentence is drawn as an abstract clause of frequent words,
+which becomes an English dependency tree and a Russian string (lib/artificial/grammar.py). The Russian side is a
+function of the English one: its word forms depend on the subject (verb agreement), on the verb (case) and on the noun
+(adjective agreement), so a model must find these words in the source. A small model learns this in a minute.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 from argparse import Namespace
@@ -21,62 +19,47 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
 
-from artificial.grammar import Node, render
-from artificial.sampling import Sampler
-from commands import ArgumentParser
+from artificial.grammar import Sampler, Word, english, russian
+from commands import ArgumentParser, whole
 
 LENGTHS = range(4, 17)  # English tokens, the final mark included
 DEFAULT_SIZES = {"train": 30000, "valid": 500, "test": 500}
 FILE_NAMES = [f"{split}.{suffix}" for split in DEFAULT_SIZES for suffix in ("en", "ru", "en.conllu")]
 
 
-def to_conllu(tree: Node, sent_id: str) -> str:
+def to_conllu(words: list[Word], sent_id: str) -> str:
     """Return a CoNLL-U block: 10 columns, with an empty line at the end."""
-    order = list(tree.walk())
-    position = {id(node): i for i, node in enumerate(order, start=1)}
-    heads = {id(child): position[id(node)] for node in order for child in node.left + node.right}
-    lines = [f"# sent_id = {sent_id}", "# text = " + " ".join(node.form for node in order)]
-    for i, node in enumerate(order, start=1):
-        lemma, head = node.lemma or node.form, heads.get(id(node), 0)
-        lines.append(f"{i}\t{node.form}\t{lemma}\t{node.upos}\t_\t_\t{head}\t{node.rel}\t_\t_")
+    lines = [f"# sent_id = {sent_id}", "# text = " + " ".join(word.form for word in words)]
+    for i, word in enumerate(words, start=1):
+        head = words.index(word.head) + 1 if word.head else 0
+        lines.append(f"{i}\t{word.form}\t{word.lemma}\t{word.upos}\t_\t_\t{head}\t{word.relation}\t_\t_")
     return "\n".join(lines) + "\n\n"
 
 
-def make_corpus(sizes: dict[str, int], seed: int, plain: bool = False) -> dict[str, str]:
+def make_corpus(sizes: dict[str, int], seed: int) -> dict[str, str]:
     """Return file names and contents. The train split is drawn last, so its size does not change the other two."""
-    sampler = Sampler(random.Random(seed), plain)
+    sampler = Sampler(random.Random(seed))
     seen: set[str] = set()
-    files = {}
+    files: dict[str, str] = {}
     for split in ("test", "valid", "train"):
-        english: list[str] = []
-        russian: list[str] = []
-        trees: list[str] = []
-        while len(english) < sizes[split]:
-            tree, translation = render(sampler.sentence())
-            tokens = [node.form for node in tree.walk()]
-            text = " ".join(tokens)
-            if len(tokens) in LENGTHS and text not in seen:
+        sides: dict[str, list[str]] = {"en": [], "ru": [], "en.conllu": []}
+        while len(sides["en"]) < sizes[split]:
+            clause = sampler.clause()
+            words = english(clause)
+            text = " ".join(word.form for word in words)
+            if len(words) in LENGTHS and text not in seen:
                 seen.add(text)
-                english.append(text + "\n")
-                russian.append(translation + "\n")
-                trees.append(to_conllu(tree, f"{split}-{len(english)}"))
-        for suffix, lines in (("en", english), ("ru", russian), ("en.conllu", trees)):
-            files[f"{split}.{suffix}"] = "".join(lines)
+                sides["en"].append(text + "\n")
+                sides["ru"].append(russian(clause) + "\n")
+                sides["en.conllu"].append(to_conllu(words, f"{split}-{len(sides['en'])}"))
+        files |= {f"{split}.{suffix}": "".join(lines) for suffix, lines in sides.items()}
     return files
 
 
 def write_files(directory: Path, files: dict[str, str]) -> None:
-    """Write all files under temporary names, then rename them: a failed run leaves nothing behind."""
     directory.mkdir(parents=True, exist_ok=True)
-    temporary = {name: directory / f".{name}.{os.getpid()}.tmp" for name in files}
-    try:
-        for name, text in files.items():
-            temporary[name].write_text(text, encoding="utf-8", newline="\n")
-        for name, path in temporary.items():
-            path.replace(directory / name)
-    finally:
-        for path in temporary.values():
-            path.unlink(missing_ok=True)
+    for name, text in files.items():
+        (directory / name).write_text(text, encoding="utf-8", newline="\n")
 
 
 def parse_arguments(argv: Sequence[str] | None) -> Namespace:
@@ -85,17 +68,10 @@ def parse_arguments(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="directory to write, made if missing")
     for split, size in DEFAULT_SIZES.items():
         note = f"sentence pairs in {split} (default {size})"
-        parser.add_argument(f"--{split}", type=int, default=size, metavar="N", help=note)
-    parser.add_argument("--plain", action="store_true", help="single clauses of frequent words")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="random seed (default 1)")
+        parser.add_argument(f"--{split}", type=whole(), default=size, metavar="N", help=note)
+    parser.add_argument("--seed", type=whole(0), default=1, metavar="N", help="random seed (default 1)")
     parser.add_argument("--force", action="store_true", help="overwrite existing files")
     args = parser.parse_args(argv)
-    for name, minimum in {**dict.fromkeys(DEFAULT_SIZES, 1), "seed": 0}.items():
-        value = getattr(args, name)
-        if value < minimum:
-            parser.error(f"--{name} is {value} but must be at least {minimum}; give a larger number")
-    if args.out_dir.exists() and not args.out_dir.is_dir():
-        parser.error(f"OUT_DIR {args.out_dir} is a file but must be a directory; name another path")
     present = [name for name in FILE_NAMES if (args.out_dir / name).exists()]
     if present and not args.force:
         rule = "existing files are kept; add --force or name another directory"
@@ -107,7 +83,7 @@ def parse_arguments(argv: Sequence[str] | None) -> Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_arguments(argv)
     try:
-        write_files(args.out_dir, make_corpus(args.sizes, args.seed, args.plain))
+        write_files(args.out_dir, make_corpus(args.sizes, args.seed))
     except OSError as problem:
         cure = "name a directory that can be written"
         print(f"make_corpus.py: error: cannot write OUT_DIR {args.out_dir} ({problem}); {cure}", file=sys.stderr)

@@ -24,7 +24,7 @@ published=(
   # learning rate and the schedule of the model in this training, and that gates are never fixed.
   RUNS=all:0.0015 PRUNE_UPDATES=36816 GATE_LR_SCALE=10000 FIX_AFTER=0
   # Michel et al. remove 10% of the heads at a time, by the gradient score on the training set (here all of it).
-  CURVES=gradient STEPS=10,20,30,40,50,60,70,80,90 SENTENCES=392702
+  CURVES=gradient STEPS=10,20,30,40,50,60,70,80,90 SENTENCES=392702 DISK_GB=13
 )
 configure "${published[@]}" -- "$@"
 out=${arguments[0]}

@@ -12,7 +12,7 @@ recipes=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 source "$recipes/lib/common.sh"
 source "$recipes/lib/published.sh"
 
-configure "${published[@]}" PAPER=opensubtitles OVERLAP=0.9 PAIRS=6000000 HELD_OUT=10000 -- "$@"
+configure "${published[@]}" PAPER=opensubtitles OVERLAP=0.9 PAIRS=6000000 HELD_OUT=10000 DISK_GB=79 -- "$@"
 published_begin
 get_files opensubtitles-en-ru "$out"
 show_into "$out/selection.txt" python3 "$recipes/lib" corpora.subtitles \

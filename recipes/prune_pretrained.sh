@@ -22,7 +22,7 @@ source "$recipes/lib/devices.sh"
 configure -- "$@"
 checkpoint=${arguments[0]} data=${arguments[1]} out=${arguments[2]}
 SHARE="" # of the other recipes, in lib/common.sh
-need curl fairseq-preprocess headgates sacremoses subword-nmt
+need fairseq-preprocess headgates sacremoses subword-nmt
 check_out "$out"
 need_plots
 [[ -f $checkpoint || $checkpoint == transformer.* ]] || dry ||

@@ -76,7 +76,7 @@ text_is_made # from here on each model has a lock of its own
 
 # --- models: a baseline, then its controls, and runs that start from it and are pruned ------------------------------
 [[ -z $TOKENS_PER_UPDATE ]] || plan_batches
-arch=$ARCH gated_arch=transformer_head_gates criterion=label_smoothed_cross_entropy
+arch=transformer gated_arch=transformer_head_gates criterion=label_smoothed_cross_entropy
 size=(--encoder-embed-dim "$EMBED" --decoder-embed-dim "$EMBED" --encoder-ffn-embed-dim "$FFN"
   --decoder-ffn-embed-dim "$FFN" --encoder-layers "$LAYERS" --decoder-layers "$DECODER_LAYERS"
   --encoder-attention-heads "$HEADS" --decoder-attention-heads "$HEADS"

@@ -24,7 +24,7 @@ published=(
   SCHEDULE=cosine UPDATES=56000 WARMUP=2800
   # The paper prunes for up to 20 epochs, with one epoch of warm-up of lambda. Its gates have 10 times the rate.
   PRUNE_SCHEDULE=fixed PRUNE_LR=0.0001 PRUNE_WARMUP=0 PRUNE_UPDATES=56000 L0_WARMUP=2800
-  RUNS="all:0.01 all:0.015 all:0.02" GATE_LR_SCALE=10 SAVE_EVERY=2800 PAPER=shim
+  RUNS="all:0.01 all:0.015 all:0.02" GATE_LR_SCALE=10 SAVE_EVERY=2800 PAPER=shim DISK_GB=17
 )
 [[ ${ARCH:-} == transformer_lm ]] || published+=(PERSISTENT_VECTORS=2048 MEM_LEN=192 GATE_OUTPUT_SCALE=1)
 # Rates of LAMB: of the paper; of Adam: ours.

@@ -14,9 +14,9 @@ source "$recipes/lib/common.sh"
 source "$recipes/lib/published.sh"
 
 # The paper does not say which sets it uses for validation and test.
-configure "${published[@]}" PAPER=wmt DEV=wmt13 TEST=wmt14 TITLES=wmt15 EXPECTED_PAIRS=2500000 -- "$@"
+configure "${published[@]}" PAPER=wmt DEV=wmt13 TEST=wmt14 DISK_GB=64 EXPECTED_PAIRS=2500000 -- "$@"
 published_begin
-get_corpora "wmt-en-ru:$DEV,$TEST,$TITLES" "$out"
+get_corpora "wmt-en-ru:$DEV,$TEST" "$out"
 for language in en ru; do
   into "$out/raw/train.$language" "cat $(quoted "$out"/corpora/{commoncrawl,news-commentary,yandex,wiki-titles}."$language")"
   for split in valid test; do into "$out/raw/$split.$language" "cat $(quoted "$out/corpora/$split.$language")"; done

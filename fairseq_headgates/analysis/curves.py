@@ -13,6 +13,7 @@ from torch import nn
 
 from fairseq_headgates.attention.choice import best_heads
 from fairseq_headgates.attention.cuts import prune
+from fairseq_headgates.attention.sites import number_of_parameters
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.evaluation.metrics import Metric
@@ -83,8 +84,7 @@ def pruning_curve(
         predictions = None
         if metric is not None:
             predictions = journal.get(f"{metric.name} {key}", partial(_predictions, metric, smaller))
-        parameters = sum(parameter.numel() for parameter in smaller.parameters())
-        yield Point(step, keep, parameters, mask, nll, predictions)
+        yield Point(step, keep, number_of_parameters(smaller), mask, nll, predictions)
 
 
 def _predictions(metric: Metric, model: nn.Module) -> list[Any]:

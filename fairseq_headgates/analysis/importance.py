@@ -33,7 +33,7 @@ from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.losses import Sample, outputs
 from fairseq_headgates.evaluation.workers import all_reduce
 from fairseq_headgates.heads import HeadTable
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import check_finite, shown
 
 Options = ScoreOptions
 
@@ -72,13 +72,9 @@ def score(
 
 def _check_finite(model: nn.Module, table: HeadTable, method: str) -> None:
     for site in head_sites(model):
-        row = table.values[site.attention_type][site.layer]
-        if not all(math.isfinite(row[head]) for head in site.attention.kept):
-            raise ValueError(
-                f"the scores of {method} in {site.attention_type} layer {site.layer} are not finite: check the weights "
-                f"for inf and "
-                "NaN, or leave out --fp16"
-            )
+        row = torch.tensor(table.values[site.attention_type][site.layer], dtype=torch.float64)
+        where = f"{site.attention_type} layer {site.layer}"
+        check_finite(f"the scores of {method} in {where}", row[list(site.attention.kept)])
 
 
 def confidence(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:

@@ -39,6 +39,7 @@ from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.losses import Sample, outputs
 from fairseq_headgates.evaluation.workers import all_reduce
 from fairseq_headgates.heads import Mask
+from fairseq_headgates.messages import check_finite
 
 RIDGE = 0.1
 SMALL_RIDGE = 1e-4  # for W': contexts may be almost linearly dependent
@@ -264,11 +265,7 @@ class _LeastSquares:
                 f"{self.name} has {len(of_inputs)} unknowns for each output, and the data have {int(rows)} tokens: "
                 "refit on more sentences"
             )
-        if not (of_inputs.isfinite().all() and of_targets.isfinite().all()):
-            raise ValueError(
-                f"activations at {self.name} are not finite: check the weights for inf and NaN, and use single "
-                "precision"
-            )
+        check_finite(f"activations at {self.name}", of_inputs, of_targets)
         linear, number = self.linear, len(self.columns)
         before = linear.weight[:, self.columns]
         if linear.bias is not None:

@@ -72,18 +72,15 @@ def typed_sentences(args: Namespace, task: Any, model: nn.Module, lines: Iterabl
         model: the model, whose device the samples are moved to
         lines: tokens of the dictionaries, separated by spaces
     """
-    source_dictionary, target_dictionary = task.source_dictionary, task.target_dictionary
     if _replaces_marks(task):
         raise ValueError("--text does not support --lang-tok-replacing-bos-eos: binarise the text, and use --lines")
     for line in lines:
         if len(stacks_of(model)) == 1:
             yield _text_sample(task, model, line)
-            continue
-        source, _, target = line.partition("\t")
-        ids = source_dictionary.encode_line(source, add_if_not_exist=False).long()
-        words = target_dictionary.encode_line(target, add_if_not_exist=False).long() if target.strip() else None
-        _refuse_padding(ids, words, pad=source_dictionary.pad())
-        yield _sample(args, task, model, *_with_languages(task, ids, words))
+        else:
+            source, _, target = line.partition("\t")
+            words = _tokens(task, target, "target") if target.strip() else None
+            yield _sample(args, task, model, _tokens(task, source, "source"), words)
 
 
 def _replaces_marks(task: Any) -> bool:
@@ -91,16 +88,18 @@ def _replaces_marks(task: Any) -> bool:
     return hasattr(task, "data_manager") and task.args.lang_tok_replacing_bos_eos
 
 
-def _with_languages(task: Any, source: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Prepend the tokens of the languages to a sentence, as a multilingual task does."""
+def _tokens(task: Any, text: str, side: str) -> Tensor:
+    """Return the tokens of one side of a sentence; in a multilingual task, after the token of a language."""
+    dictionary = getattr(task, f"{side}_dictionary")
+    tokens = dictionary.encode_line(text, add_if_not_exist=False).long()
+    _refuse_padding(tokens, dictionary.pad())
     if not hasattr(task, "data_manager"):
-        return source, target
-    manager, languages = task.data_manager, (task.args.source_lang, task.args.target_lang)
-    source_token, target_token = task.args.langtoks["main"]
-    source = manager.src_dataset_tranform_func(*languages, ListDataset([source], [len(source)]), source_token)[0]
-    if target is not None:
-        target = manager.tgt_dataset_tranform_func(*languages, ListDataset([target], [len(target)]), target_token)[0]
-    return source, target
+        return tokens
+    manager, (source_mark, target_mark) = task.data_manager, task.args.langtoks["main"]
+    mark, add = source_mark, manager.src_dataset_tranform_func
+    if side == "target":
+        mark, add = target_mark, manager.tgt_dataset_tranform_func
+    return add(task.args.source_lang, task.args.target_lang, ListDataset([tokens], [len(tokens)]), mark)[0]
 
 
 def _sample(args: Namespace, task: Any, model: Any, source: Tensor, target: Tensor | None) -> Sample:
@@ -126,13 +125,13 @@ def _text_sample(task: Any, model: Any, line: str) -> Sample:
             ids.append(task.cfg.separator_token)
         ids += dictionary.encode_line(text, add_if_not_exist=False, append_eos=encoder).tolist()
     tokens = torch.tensor(ids)
-    _refuse_padding(tokens, pad=dictionary.pad())
+    _refuse_padding(tokens, dictionary.pad())
     _check_length(tokens, model.max_positions(), "text")
     return _placed({"net_input": {"src_tokens": tokens[None], "src_lengths": torch.tensor([len(tokens)])}}, model)
 
 
-def _refuse_padding(*sides: Tensor | None, pad: int) -> None:
-    if any(ids is not None and ids.eq(pad).any() for ids in sides):
+def _refuse_padding(tokens: Tensor, pad: int) -> None:
+    if tokens.eq(pad).any():
         raise ValueError("the text has the symbol of padding, <pad>: leave it out")
 
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from fairseq_headgates.heads import HeadId, HeadTable, check_shape, number_of_heads
+from fairseq_headgates.heads import HeadId, HeadTable, check_shape, count_of
 
 
 def check_scored(scores: HeadTable, alive: HeadTable, types: Collection[str]) -> list[HeadId]:
@@ -80,10 +80,9 @@ def _best(candidates: list[HeadId], scores: HeadTable, number: int, min_per_laye
 
 
 def _number_to_keep(keep: int | float, available: int, types: Iterable[str]) -> int:
-    if isinstance(keep, float):
-        if not 0 <= keep <= 1:
-            raise ValueError(f"keep is {keep}: a fraction must be from 0 to 1 (an integer is a number of heads)")
-        return number_of_heads(keep, available)
-    if not 0 <= keep <= available:
+    if isinstance(keep, float) and not 0 <= keep <= 1:
+        raise ValueError(f"keep is {keep}: a fraction must be from 0 to 1 (an integer is a number of heads)")
+    number = count_of(keep, available)
+    if not 0 <= number <= available:
         raise ValueError(f"keep is {keep}: it must be from 0 to {available}, the number of heads of {', '.join(types)}")
-    return keep
+    return number

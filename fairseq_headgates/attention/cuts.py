@@ -29,6 +29,7 @@ from fairseq_headgates.attention.sites import (
     head_counts,
     head_factors,
     head_sites,
+    number_of_parameters,
     open_probabilities,
     to_table,
     use_head_attention,
@@ -134,10 +135,30 @@ def prune(
         ValueError: if the mask has another shape than the model, or the model has no heads to remove
         TypeError: if the mask has another type
     """
+    return cut_copy(model, mask, neurons).model
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A copy of a model without some heads and neurons.
+
+    Attributes:
+        model: the copy
+        cuts: what was cut from each layer, {module name: `Cut`}
+    """
+
+    model: nn.Module
+    cuts: Mapping[str, Cut]
+
+
+def cut_copy(
+    model: nn.Module, mask: Mask | None = None, neurons: Mapping[str, Sequence[int]] = MappingProxyType({})
+) -> Pruned:
+    """Return what `prune` returns, with its cuts."""
     mask = None if mask is None else as_mask(mask)
-    pruned = use_head_attention(_copy(model))
-    layer_cuts = cuts(pruned, open_mask(pruned) if mask is None else mask)
-    return apply_cuts(pruned, layer_cuts | neuron_cuts(pruned, neurons))
+    copied = use_head_attention(_copy(model))
+    layer_cuts = cuts(copied, open_mask(copied) if mask is None else mask) | neuron_cuts(copied, neurons)
+    return Pruned(apply_cuts(copied, layer_cuts), layer_cuts)
 
 
 def _copy(model: nn.Module) -> nn.Module:
@@ -322,7 +343,7 @@ def removal_plan(model: nn.Module, pruned: nn.Module, written: nn.Module | None 
     pairs = [pair for each in gates.types for pair in zip(gates.heads(each), after.heads(each), strict=True)]
     return {
         "heads": {each: [before.count(each)[0], after.count(each)[0]] for each in after.types},
-        "parameters": [sum(p.numel() for p in m.parameters()) for m in sized],
+        "parameters": [number_of_parameters(m) for m in sized],
         "cache_bytes_per_token": {each: [cache_bytes(m, each) for m in sized] for each in after.types},
         "removed_with_open_gate": sum(gate > 0 and not kept for gate, kept in pairs),
         "folded_gates": sum(0 < gate < 1 and bool(kept) for gate, kept in pairs),

@@ -110,6 +110,11 @@ def head_counts(model: nn.Module) -> dict[str, tuple[int, int]]:
     }
 
 
+def number_of_parameters(model: nn.Module) -> int:
+    """Return the number of parameters of a model, shared ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def use_head_attention(model: nn.Module) -> nn.Module:
     """Replace every attention module of fairseq in `model` by a `HeadAttention` with the same weights, in place.
 

@@ -18,7 +18,13 @@ from torch import Tensor, nn
 from fairseq_headgates.attention.features import option_features
 from fairseq_headgates.attention.freezing import freeze
 from fairseq_headgates.attention.neurons import ffn_dims
-from fairseq_headgates.attention.sites import gate_values, gated_sites, open_probabilities, to_table
+from fairseq_headgates.attention.sites import (
+    gate_values,
+    gated_sites,
+    number_of_parameters,
+    open_probabilities,
+    to_table,
+)
 from fairseq_headgates.checkpoints.sizes import check_sizes
 from fairseq_headgates.evaluation.binarised import language_pair
 from fairseq_headgates.files import check_dictionary
@@ -320,6 +326,6 @@ def read_heads(state: Mapping[str, Any], name: str, model: nn.Module | None = No
         to_table(open_probabilities(model), "P(open)", signature),
         to_table(gate_values(model), "gate", signature),
         tuple(attention_type for attention_type in TYPES if attention_type in gated),
-        sum(p.numel() for p in model.parameters()),
+        number_of_parameters(model),
         ffn_dims(model) if getattr(model.args, "ffn_dims", None) else {},
     )

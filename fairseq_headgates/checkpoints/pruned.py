@@ -18,14 +18,12 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from torch import Tensor, nn
 
 from fairseq_headgates.attention.cuts import (
-    apply_cuts,
+    Pruned,
     as_state_dict,
+    cut_copy,
     cut_tensors,
-    cuts,
     kept_mask,
-    neuron_cuts,
     pad_heads,
-    prune,
     under_all_names,
 )
 from fairseq_headgates.attention.neurons import ffn_dims, pad_neurons
@@ -57,6 +55,7 @@ def prune_checkpoint(
     inference_dtype: str | None = None,
     refitted: Mapping[str, Tensor] = MappingProxyType({}),
     neurons: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    pruned: Pruned | None = None,
 ) -> dict[str, Any]:
     """Return a checkpoint without the heads that `mask` removes, of an architecture of this plugin.
 
@@ -73,42 +72,42 @@ def prune_checkpoint(
         refitted: parameters that get other values than those of the checkpoint; see `compression.repair`. A moving
             average of the weights is then dropped
         neurons: the neurons that feed-forward blocks keep, by the name of the layer (default: all)
+        pruned: `cut_copy(model, mask, neurons)`, if the model is already cut
 
     Raises:
         ValueError: if the mask has another shape than the model
     """
     model = model or build_model(state)
+    cut = pruned or cut_copy(model, mask, neurons)
     pattern = getattr(model_args(state), "freeze_params", None)
     remembered = state.get("last_optimizer_state") if optimizer else None
-    layer_cuts = cuts(model, mask) | neuron_cuts(model, neurons)
-    pruned = apply_cuts(copy.deepcopy(model), layer_cuts)
-    args = _pruned_options(model_args(state), kept_mask(pruned))
+    args = _pruned_options(model_args(state), kept_mask(cut.model))
     if neurons:
-        args.ffn_dims = json.dumps(ffn_dims(pruned))
+        args.ffn_dims = json.dumps(ffn_dims(cut.model))
     if inference_dtype is not None:
         args.inference_dtype = parse_inference_dtype(inference_dtype)
-    if pattern is not None and not (isinstance(pattern, str) and freeze_as_stored(pruned, pattern)):
+    if pattern is not None and not (isinstance(pattern, str) and freeze_as_stored(cut.model, pattern)):
         args.freeze_params = None  # it matched gates only
-        pruned.requires_grad_(True)
+        cut.model.requires_grad_(True)
     result = _with_options(state, args, _model_class(args).gated_architecture(architecture(args)))
     weights = dict(state["model"])
     model.upgrade_checked(weights)  # type: ignore[operator]
-    smaller = cut_tensors(weights, under_all_names(layer_cuts, model))
+    smaller = cut_tensors(weights, under_all_names(cut.cuts, model))
     smaller.update({name: value.to(smaller[name].dtype) for name, value in refitted.items()})
-    result["model"] = as_state_dict(smaller, pruned)
+    result["model"] = as_state_dict(smaller, cut.model)
     result["extra_state"] = dict(_mapping(state.get("extra_state")))
     for key in [key for key in ("ema", "ema_fp32_params") if key in result["extra_state"]]:
         average = result["extra_state"].pop(key)
         try:
             if refitted:
                 raise ValueError("it is not refitted")
-            result["extra_state"][key] = as_state_dict(cut_average(average, model, layer_cuts), pruned)
+            result["extra_state"][key] = as_state_dict(cut_average(average, model, cut.cuts), cut.model)
         except ValueError as error:
             notice(f"the moving average {key} is dropped: {error}")
     result["last_optimizer_state"] = None
     if remembered:
         try:
-            result["last_optimizer_state"] = cut_optimizer(remembered, state["model"], model, pruned, layer_cuts)
+            result["last_optimizer_state"] = cut_optimizer(remembered, state["model"], model, cut.model, cut.cuts)
         except ValueError as error:
             notice(
                 f"the optimiser state is dropped ({error}): training from this checkpoint starts with a new optimiser"
@@ -133,6 +132,7 @@ def stock_checkpoint(
     mask: Mask,
     model: nn.Module | None = None,
     refitted: Mapping[str, Tensor] = MappingProxyType({}),
+    pruned: Pruned | None = None,
 ) -> dict[str, Any]:
     """Return the checkpoint for fairseq's own architecture: same size, removed heads zero, gates folded.
 
@@ -141,17 +141,18 @@ def stock_checkpoint(
     `prune_checkpoint` for the arguments.
     """
     model = model or build_model(state)
-    pruned = prune_checkpoint(state, mask, optimizer=False, model=model, refitted=refitted)
-    args = model_args(pruned)
+    cut = pruned or cut_copy(model, mask)
+    smaller = prune_checkpoint(state, mask, optimizer=False, model=model, refitted=refitted, pruned=cut)
+    args = model_args(smaller)
     name = _model_class(args).stock_architecture(architecture(args))
-    iterator = _mapping(pruned["extra_state"].get("train_iterator"))
-    history = pruned.get("optimizer_history")
+    iterator = _mapping(smaller["extra_state"].get("train_iterator"))
+    history = smaller.get("optimizer_history")
     # fairseq requires these entries
     unknown = [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}]
     return {
-        "args": _table(_stock_options(pruned, vars(model.args)) | {"arch": name}),
+        "args": _table(_stock_options(smaller, vars(model.args)) | {"arch": name}),
         "cfg": None,
-        "model": pad_neurons(model, pad_heads(prune(model, mask), pruned["model"])),
+        "model": pad_neurons(model, pad_heads(cut.model, smaller["model"])),
         "optimizer_history": history if history and is_plain(history) else unknown,
         "extra_state": {"train_iterator": iterator if is_plain(iterator) else {"epoch": 1, "iterations_in_epoch": 0}},
         "last_optimizer_state": None,

@@ -14,6 +14,8 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from importlib import import_module
 from typing import Any, ClassVar, TypeVar
 
+from fairseq_headgates.cli.parser import filled
+
 
 @dataclass(frozen=True, eq=False)
 class Group:
@@ -32,13 +34,14 @@ class Group:
 
 def argument(*, reads: str = "", **keywords: Any) -> Any:
     """Declare a positional argument, a field of `Options`; see `option`."""
-    return _declare((), MISSING, reads, None, keywords)
+    return _declare(MISSING, {"flags": (), "reads": reads, "writes": False, "within": None}, keywords)
 
 
 def option(
     *flags: str,
     default: Any = None,
     reads: str = "",
+    writes: bool = False,
     within: Group | None = None,
     required: bool = False,
     **keywords: Any,
@@ -49,6 +52,7 @@ def option(
         flags: its names (default: that of the field, such as --out)
         default: its value if it is not given; False for a switch
         reads: what the file is that the value names, if it is read: "the mask"
+        writes: whether the value names a file to write, which is checked before the work
         within: the group that it belongs to
         required: whether it must be given
         keywords: those of `argparse.ArgumentParser.add_argument`
@@ -57,11 +61,14 @@ def option(
         keywords["action"] = "store_true"
     if required:
         keywords["required"] = True
-    return _declare(flags or ("",), MISSING if required else default, reads, within, keywords)
+    if writes:
+        keywords["type"] = filled
+    default = MISSING if required else default
+    return _declare(default, {"flags": flags or ("",), "reads": reads, "writes": writes, "within": within}, keywords)
 
 
-def _declare(flags: tuple[str, ...], default: Any, reads: str, within: Group | None, keywords: dict[str, Any]) -> Any:
-    metadata = {"flags": flags, "reads": reads, "within": within, "keywords": keywords}
+def _declare(default: Any, metadata: dict[str, Any], keywords: dict[str, Any]) -> Any:
+    metadata["keywords"] = keywords
     if isinstance(default, (list, tuple, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -91,12 +98,17 @@ class Options:
         """Return the arguments for the parser of fairseq-generate, None if the command takes none."""
         return None
 
-    def inputs(self) -> Iterator[tuple[str, Any]]:
+    def files_to_read(self) -> Iterator[tuple[str, Any]]:
         """Yield what the files are that options name, and the values of these options."""
         for each in fields(self):
             if each.metadata.get("reads"):
                 value = getattr(self, each.name)
                 yield from ((each.metadata["reads"], one) for one in (value if isinstance(value, list) else [value]))
+
+    def files_to_write(self) -> dict[str, str]:
+        """Return the files to write, by the names of the options that name them."""
+        names = [each.name for each in fields(self) if each.metadata.get("writes")]
+        return {name.replace("_", "-"): path for name in names if (path := getattr(self, name)) is not None}
 
 
 T = TypeVar("T", bound=type[Options])

@@ -11,7 +11,8 @@ from fairseq import options, utils
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.dataclass.configs import GenerationConfig
 
-from fairseq_headgates.cli.parser import CHOOSING, DATA_USAGE, ArgumentParser
+from fairseq_headgates.cli.options import CHOOSING, DATA_USAGE
+from fairseq_headgates.cli.parser import ArgumentParser
 from fairseq_headgates.messages import described, fail
 
 # What changes results, besides the options of the task. The other options of fairseq-generate concern speed, logs and

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import signal
 import sys
@@ -17,11 +16,10 @@ from fairseq_headgates import __version__, extensions, register
 from fairseq_headgates.cli import commands
 from fairseq_headgates.cli.command import COMMANDS, Command, add_options, parsed
 from fairseq_headgates.cli.output import prepare_streams
-from fairseq_headgates.cli.parser import ArgumentParser, OldOptions, missing_input
+from fairseq_headgates.cli.parser import ArgumentParser, missing_input
 from fairseq_headgates.compat import unsupported
 from fairseq_headgates.messages import one_line
 
-WITHOUT_MODELS = ("path", "correlate")
 EXIT_CODES = (
     "exit codes: 0 success; 2 bad input or a file that cannot be written, with one line on stderr; 128 + N stopped by "
     "the signal N, 130 by Ctrl-C"
@@ -40,14 +38,14 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
     chosen = next((argument for argument in argv if not argument.startswith("-")), "")
     parser = build_parser([chosen])
     values, rest = parser.parse_known_args(argv)
-    options, run = _options(values, rest)
+    command = COMMANDS[values.command]
+    options = parsed(command, values, rest)
     if rest and options.fairseq_arguments() is None:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    needs_models = getattr(options, "needs_models", values.command not in WITHOUT_MODELS)
-    if problem := missing_input(options) or (needs_models and unsupported()):
+    if problem := missing_input(options) or (options.needs_models and unsupported()):
         print(f"headgates {options.command}: error: {one_line(problem)}", file=sys.stderr)
         return 2
-    if needs_models:
+    if options.needs_models:
         register()
     started()
     logger = logging.getLogger("fairseq_headgates")
@@ -57,7 +55,7 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
         # Workers of one evaluation wait for each other in compiled code, where Python handles no signal.
         workers = options.fairseq_arguments() is not None
         with stopped_by_signals(() if workers else (signal.SIGTERM, signal.SIGHUP)):
-            code = run(options)
+            code = command.run(options)
             sys.stdout.flush()
             return code
     except BrokenPipeError:  # the reader, e.g. `head`, has closed the pipe
@@ -77,24 +75,12 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
         logger.setLevel(level)  # the caller's level, if this runs inside another program
 
 
-def find_commands() -> dict[str, Any]:
+def find_commands() -> dict[str, Command]:
     """Return all commands by name: those of `cli/commands`, and of `command.py` of each extension."""
-    old = {}
     for each in iter_modules(commands.__path__):
-        module = import_module(f"{commands.__name__}.{each.name}")
-        if hasattr(module, "HELP"):
-            old[each.name] = module
-    for module in extensions.load("command"):
-        if hasattr(module, "HELP"):
-            old[module.NAME] = module
-    return dict(sorted({**old, **COMMANDS}.items()))
-
-
-def _options(values: argparse.Namespace, rest: list[str]) -> tuple[Any, Callable[[Any], int]]:
-    if values.command in COMMANDS:
-        command = COMMANDS[values.command]
-        return parsed(command, values, rest), command.run
-    return OldOptions(**{**vars(values), "rest": rest}), values.run
+        import_module(f"{commands.__name__}.{each.name}")
+    extensions.load("command")
+    return dict(sorted(COMMANDS.items()))
 
 
 def build_parser(chosen: Sequence[str] | None = None) -> ArgumentParser:
@@ -106,34 +92,21 @@ def build_parser(chosen: Sequence[str] | None = None) -> ArgumentParser:
         epilog=EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    parser.set_defaults(takes_fairseq=False)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in find_commands().items():
-        if isinstance(command, Command):
-            _add_command(subparsers, command, chosen is None or name in chosen)
-            continue
-        text = command.HELP
-        subparser = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        text, options = command.text, command.options
+        subparser = subparsers.add_parser(
+            name,
+            help=text,
+            description=options.description or text[0].upper() + text[1:] + ".",
+            usage=options.usage,
+            epilog=options.epilog or None,
+            allow_abbrev=not options.usage,
+        )
         if chosen is None or name in chosen:
-            command.add_arguments(subparser)
-            subparser.set_defaults(run=command.run)
-            subparser.examples = command.EXAMPLES
+            add_options(subparser, options)
+            subparser.examples = command.examples
     return parser
-
-
-def _add_command(subparsers: Any, command: Command, with_options: bool) -> None:
-    text, options = command.text, command.options
-    parser = subparsers.add_parser(
-        command.name,
-        help=text,
-        description=options.description or text[0].upper() + text[1:] + ".",
-        usage=options.usage,
-        epilog=options.epilog or None,
-        allow_abbrev=not options.usage,
-    )
-    if with_options:
-        add_options(parser, options)
-        parser.examples = command.examples
 
 
 class Stopped(KeyboardInterrupt):

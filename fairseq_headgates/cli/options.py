@@ -48,16 +48,14 @@ class Checkpoint(Trust):
 class Output(Options):
     """Where the result goes."""
 
-    out: str | None = option(metavar="FILE", type=filled, help="write the result as JSON")
+    out: str | None = option(metavar="FILE", writes=True, help="write the result as JSON")
     json: bool = option(default=False, help="print JSON instead of tables")
     force: bool = option(default=False, help="overwrite files that exist")
 
 
-@dataclass(kw_only=True)
-class Types(Options):
-    """--types; see `parser.chosen_types`."""
-
-    types: str | None = option(metavar="T[,T...]", help=f"only these attention types; choices: {', '.join(TYPES)}, all")
+def types(text: str, within: Group | None = None) -> str | None:
+    """Declare --types, with the beginning `text` of its help; see `parser.chosen_types`."""
+    return option(metavar="T[,T...]", within=within, help=f"{text}; choices: {', '.join(TYPES)}, all")
 
 
 @dataclass(kw_only=True)
@@ -126,6 +124,9 @@ def metric(default: str, tests: str = "") -> str | None:
     )
 
 
+REPAIR = Group("repair, without training")
+
+
 @dataclass(kw_only=True)
 class Refit(Options):
     """--refit-sentences and --refit-subset, of commands with --refit."""
@@ -134,12 +135,14 @@ class Refit(Options):
         metavar="N",
         type=counted,
         default=2000,
+        within=REPAIR,
         help="with --refit: use only the first N sentences of --refit-subset (default: %(default)s)",
     )
     refit_subset: str = option(
         metavar="S",
         type=filled,
         default="train",
+        within=REPAIR,
         help="with --refit: the subset to refit on (default: %(default)s)",
     )
 
@@ -209,11 +212,7 @@ class Choice(Options):
         within=WITH_SCORES,
         help="method whose scores to use; required if FILE has scores of several methods",
     )
-    types: str | None = option(
-        metavar="T[,T...]",
-        within=WITH_SCORES,
-        help=f"prune only these attention types (default: all that have scores); choices: {', '.join(TYPES)}, all",
-    )
+    types: str | None = types("prune only these attention types (default: all that have scores)", WITH_SCORES)
     min_per_layer: int | None = option(
         metavar="K",
         type=int,

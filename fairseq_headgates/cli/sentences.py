@@ -1,67 +1,42 @@
-"""Options of the commands that work on single sentences, and these sentences."""
+"""What the commands that work on single sentences share: the model, the chosen sentences, and the output."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from torch import nn
+
+from fairseq_headgates.analysis.sentences import read_sentences, typed_sentences
+from fairseq_headgates.attention.features import stacks_of
+from fairseq_headgates.cli.options import ChosenSentences
 from fairseq_headgates.cli.output import warn
-from fairseq_headgates.cli.parser import filled
+from fairseq_headgates.cli.session import Session
+from fairseq_headgates.evaluation.losses import Sample
+from fairseq_headgates.evaluation.objectives import Classes, check_has_loss
 from fairseq_headgates.files import lines_of, read_standard_input, read_text
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from fairseq_headgates.cli.session import Session
-    from fairseq_headgates.evaluation.losses import Sample
+from fairseq_headgates.heads import Signature
 
 
-def add_sentences(parser: argparse.ArgumentParser) -> None:
-    """Add --lines and --text."""
-    parser.add_argument(
-        "--lines",
-        metavar="N[,N...]",
-        type=numbers("line numbers"),
-        help="sentences of --gen-subset, counted from 1 (default: 1)",
-    )
-    parser.add_argument(
-        "--text",
-        metavar="FILE",
-        type=filled,
-        help="instead of --gen-subset, sentences of a file, or of standard input (-), one per line: SOURCE, or SOURCE, "
-        "tab, TARGET, tokenised and in subwords, as fairseq-preprocess reads them; for a classifier one sentence, or "
-        "with DATA/input1 two and a tab between them, to which <s>, </s> and --separator-token are added",
-    )
+def load(work: Session) -> tuple[nn.Module, Signature]:
+    """Load the only model of --path, and return it with the signature of model and data. Raise ValueError."""
+    model, origin = work.model(work.only_path())
+    check_has_loss(model)
+    work.objective.check_text(f"headgates {work.options.command}")
+    return model, work.origin("" if work.options.text else work.fairseq.gen_subset).with_parts(origin)
 
 
-def numbers(what: str) -> Callable[[str], list[int]]:
-    """Return a function that parses numbers separated by commas; `what` names them in its error."""
-
-    def parse(text: str) -> list[int]:
-        try:
-            return [int(part) for part in text.split(",")]
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {what} such as 1,5") from None
-
-    return parse
-
-
-def sentences(work: Session, model: nn.Module) -> Iterator[tuple[int, Sample]]:
+def sentences(work: Session, model: nn.Module, options: ChosenSentences) -> Iterable[tuple[int, Sample]]:
     """Return the chosen sentences with their numbers, one by one, on the device of the model. Raise ValueError."""
-    from fairseq_headgates.analysis.sentences import read_sentences, typed_sentences
-    from fairseq_headgates.attention.features import stacks_of
-    from fairseq_headgates.evaluation.objectives import Classes
-
-    args = work.args
-    if args.lines is not None and args.text is not None:
-        raise ValueError("--lines has no effect with --text, whose sentences are all used: leave it out")
-    if args.text is None:
-        chosen = args.lines or [1]
+    if options.text is None:
+        chosen = options.lines or [1]
         return zip(chosen, read_sentences(work.fairseq, work.task, model, chosen), strict=True)
-    name = "standard input" if args.text == "-" else args.text
-    text = read_standard_input() if args.text == "-" else read_text(args.text, "the text", "give a text file")
+    if options.lines is not None:
+        raise ValueError("--lines has no effect with --text, whose sentences are all used: leave it out")
+    name = "standard input" if options.text == "-" else options.text
+    text = read_standard_input() if options.text == "-" else read_text(name, "the text", "give a text file")
     lines = {number: line for number, line in enumerate(lines_of(text), start=1) if line.strip()}
     if not lines:
         raise ValueError(f"{name} has no sentence: give one sentence per line")
@@ -74,20 +49,42 @@ def sentences(work: Session, model: nn.Module) -> Iterator[tuple[int, Sample]]:
                 f"{name} line {number} has {found} tab-separated columns, at most {most} are allowed: select them, for "
                 f"example with cut -f {fields}"
             )
-    typed = typed_sentences(work.fairseq, work.task, model, lines.values())
-    return (
-        (number, _known(work, sample, f"{name} line {number}")) for number, sample in zip(lines, typed, strict=True)
-    )
+    return _typed(work, model, lines, name)
 
 
-def _known(work: Session, sample: Sample, where: str) -> Sample:
-    """Return a sample. Warn of tokens in it that the dictionaries do not have."""
-    sides = (
-        (sample["net_input"]["src_tokens"], work.task.source_dictionary),
-        (sample.get("target"), work.task.target_dictionary),
-    )
-    unknown = sum(int(tokens.eq(dictionary.unk()).sum()) for tokens, dictionary in sides if tokens is not None)
-    if unknown and work.writes:
-        tokens = "a token" if unknown == 1 else f"{unknown} tokens"
-        warn(work.args.command, f"{where} has {tokens} not in the dictionary: give text tokenised and in subwords")
-    return sample
+def _typed(work: Session, model: nn.Module, lines: Mapping[int, str], name: str) -> Iterator[tuple[int, Sample]]:
+    """Yield the sentences of a text with the numbers of their lines. Warn of tokens that the dictionaries lack."""
+    samples = typed_sentences(work.fairseq, work.task, model, lines.values())
+    for number, sample in zip(lines, samples, strict=True):
+        sides = (
+            (sample["net_input"]["src_tokens"], work.task.source_dictionary),
+            (sample.get("target"), work.task.target_dictionary),
+        )
+        unknown = sum(int(tokens.eq(dictionary.unk()).sum()) for tokens, dictionary in sides if tokens is not None)
+        if unknown and work.writes:
+            found = f"{name} line {number} has {'a token' if unknown == 1 else f'{unknown} tokens'}"
+            warn(work.options.command, f"{found} not in the dictionary: give text tokenised and in subwords")
+        yield number, sample
+
+
+def show(
+    work: Session, found: Mapping[str, Any], page: Callable[[], str], figure: Callable[[], Any], tables: str
+) -> None:
+    """Write a result as --plot, --out and --json tell, and print it unless it was written.
+
+    Args:
+        work: the command
+        found: the result as JSON
+        page: returns the web page
+        figure: draws the picture
+        tables: the result as text
+    """
+    options = work.options
+    text = json.dumps(found, allow_nan=False)
+    if options.plot and options.plot.endswith(".html"):
+        work.write(options.plot, page())
+    else:
+        work.plot(options.plot, figure)
+    work.write(options.out, text + "\n")
+    if options.json or not (options.out or options.plot):
+        work.say(text if options.json else tables)

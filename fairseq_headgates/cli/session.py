@@ -1,19 +1,18 @@
-"""What the commands that read data share: options, workers, loading, progress, signatures, journals, output."""
+"""The work of the commands that read data: workers, the task, and loading checkpoints and corpora."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from fairseq import utils
@@ -24,15 +23,14 @@ from fairseq_headgates import __version__
 from fairseq_headgates.analysis import importance
 from fairseq_headgates.analysis.options import ScoreOptions
 from fairseq_headgates.checkpoints.building import load_model
-from fairseq_headgates.cli.fairseq_options import changed_options, fairseq_options
-from fairseq_headgates.cli.output import check_picture, picture, say, warn, write
-from fairseq_headgates.evaluation.binarised import digest
-from fairseq_headgates.evaluation.corpus import Corpus, check_target, files_of, load_corpus
+from fairseq_headgates.cli.command import Options
+from fairseq_headgates.cli.fairseq_options import fairseq_options
+from fairseq_headgates.cli.options import FirstSentences, InferenceDtype, Output, Refit, Scores, Trust
+from fairseq_headgates.cli.output import FirstWorker, check_outputs, check_picture
+from fairseq_headgates.cli.signature import Signatures, short_name
+from fairseq_headgates.evaluation.corpus import Corpus, check_target, load_corpus
 from fairseq_headgates.evaluation.metrics import Metric, metric_of
-from fairseq_headgates.evaluation.objectives import objective_of
-from fairseq_headgates.evaluation.options import setup_task
 from fairseq_headgates.evaluation.workers import device_of, join_workers, leave_workers
-from fairseq_headgates.files import check_writable
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, Signature
 from fairseq_headgates.inference.packed_linear import int8_obstacle, is_quantised, usable_dtype
@@ -41,13 +39,8 @@ from fairseq_headgates.plugin.models.language_model import read_characters
 from fairseq_headgates.plugin.options.declared import DEFAULTS
 from fairseq_headgates.safety.checkpoint import updates_of
 
-# Options that do not change the results: a stopped command resumes with others. The content of the data and of the
-# checkpoint is compared, not their place.
-IRRELEVANT = (
-    *("distributed", "device_id", "num_workers", "max_tokens", "batch_size", "log", "no_progress", "cpu"),
-    *("path", "data"),
-)
 OUT_OF_MEMORY = "out of memory: pass a smaller --max-tokens or --beam"
+T = TypeVar("T", bound=Trust)
 
 
 @dataclass(frozen=True)
@@ -63,24 +56,25 @@ class Loaded:
         return replace(self, model=model)
 
 
-class Session:
-    """The options of one command, those of fairseq, its task, and whether this worker writes the output."""
+class Session(Signatures, FirstWorker, Generic[T]):
+    """The options of one command, those of fairseq, its task, and whether this worker writes the output.
 
-    def __init__(self, args: Any, needs_target: bool = True):
-        self.args = args
-        self.fairseq = fairseq_options(args.command, args.rest)
-        self.data_options, self.search_options = changed_options(self.fairseq)
+    Attributes:
+        options: the options of the command
+        paths: the checkpoints of --path
+        needs_target: whether the data must have targets
+    """
+
+    def __init__(self, options: T, needs_target: bool, pages: bool):
+        fairseq = fairseq_options(options.command, options.fairseq_arguments() or [])
+        self.options = options
         self.needs_target = needs_target
-        self.warned: set[str] = set()
-        self.paths = utils.split_paths(self.fairseq.path)
+        self.paths = utils.split_paths(fairseq.path)
         if len({Path(path).resolve() for path in self.paths}) < len(self.paths):
-            raise ValueError(f"--path {self.fairseq.path} names a checkpoint twice: name each once")
-        join_workers(self.fairseq)
-        self.writes = self.fairseq.distributed_rank == 0
-        if device_of(self.fairseq).type != "cuda":
-            self.data_options.pop("fp16", None)  # a CPU computes in single precision
-        self.task = setup_task(self.fairseq)
-        self.objective = objective_of(self.task)
+            raise ValueError(f"--path {fairseq.path} names a checkpoint twice: name each once")
+        join_workers(fairseq)
+        FirstWorker.__init__(self, options, fairseq.distributed_rank == 0, pages)
+        Signatures.__init__(self, fairseq)
 
     def only_path(self) -> str:
         """Return the one checkpoint of --path. Raise ValueError if there are several."""
@@ -99,20 +93,25 @@ class Session:
 
     def checkpoint(self, path: str) -> tuple[dict[str, Any], nn.Module, dict[str, int | str]]:
         """Load a checkpoint. Return it, its model on the device, and the parts of a signature that name it."""
-        state, model = load_model(path, self.args.trust)
+        state, model = load_model(path, self.options.trust)
         read_characters(model, self.task.source_dictionary)
         model.to(device_of(self.fairseq))
         return state, model, {"ckpt": short_name(path), "updates": updates_of(state), "v": __version__}
 
-    def model(self, path: str) -> tuple[nn.Module, dict[str, int | str]]:
-        """Load a checkpoint for inference. Return its model, and the parts of a signature that name it."""
+    def model(self, path: str, mode: str | None = DEFAULTS["inference_mode"]) -> tuple[nn.Module, dict[str, int | str]]:
+        """Load a checkpoint for inference. Return its model, and the parts of a signature that name it.
+
+        Args:
+            path: the path of the checkpoint
+            mode: how decoder steps run; None for the mode of the checkpoint
+        """
+        model: Any
         _, model, origin = self.checkpoint(path)
         if self.fairseq.fp16 and device_of(self.fairseq).type == "cuda":
             model.half()
-        mode = getattr(self.args, "inference_mode", DEFAULTS["inference_mode"])  # None: as stored
         model.inference_mode = mode or model.inference_mode
         if self.inference_dtype(model) == "int8":
-            model.make_generation_fast_()  # type: ignore[operator]
+            model.make_generation_fast_()
             if is_quantised(model):
                 origin["dtype"] = "int8"
             else:
@@ -121,7 +120,10 @@ class Session:
 
     def inference_dtype(self, model: Any) -> str:
         """Set the precision of inference, and return it; only commands with --inference-dtype choose it."""
-        chosen = getattr(self.args, "inference_dtype", DEFAULTS["inference_dtype"])
+        options: Options = self.options
+        chosen = DEFAULTS["inference_dtype"]
+        if isinstance(options, InferenceDtype):
+            chosen = options.inference_dtype
         if chosen is not None:
             model.inference_dtype = chosen
             if chosen == "int8" and (obstacle := int8_obstacle(model)):
@@ -132,10 +134,11 @@ class Session:
     def corpus(self, model: nn.Module, subset: str | None = None, sentences: int | None = None) -> Corpus:
         """Return the batches of a subset (default: --gen-subset), or of its first sentences, for a model."""
         chosen = argparse.Namespace(**{**vars(self.fairseq), "gen_subset": subset or self.fairseq.gen_subset})
-        first = self.args.sentences if sentences is None else sentences
-        corpus = load_corpus(chosen, self.task, model, first)
+        if sentences is None and isinstance(self.options, FirstSentences):
+            sentences = self.options.sentences
+        corpus = load_corpus(chosen, self.task, model, sentences)
         if self.needs_target:
-            check_target(corpus, f"headgates {self.args.command}")
+            check_target(corpus, f"headgates {self.options.command}")
         return corpus
 
     def with_subset(self, loaded: Loaded, subset: str) -> Loaded:
@@ -145,10 +148,11 @@ class Session:
         corpus = self.corpus(loaded.model, subset)
         return Loaded(loaded.model, corpus, loaded.signature.with_parts(self.signature(corpus).parts))
 
-    def scores(self, loaded: Loaded, method: str) -> HeadTable:
+    def scores(self, loaded: Loaded, method: str, chosen: Scores) -> HeadTable:
         """Compute importance scores, with a signature of all that they depend on."""
-        args = self.args
-        options = ScoreOptions(args.gradient_unit, args.normalize, args.rule, self.fairseq.seed, self.progress(method))
+        options = ScoreOptions(
+            chosen.gradient_unit, chosen.normalize, chosen.rule, self.fairseq.seed, self.progress(method)
+        )
         table = importance.score(loaded.model, loaded.corpus.task, loaded.corpus.batches, method, options)
         signature = loaded.signature.of_method(method, options.signature_parts(method))
         return HeadTable(table.values, method, str(signature))
@@ -160,117 +164,47 @@ class Session:
             self.warn_once(metric.warning)
         return metric
 
-    def warn_once(self, message: str) -> None:
-        """Print a warning, in the first worker, unless it was printed before."""
-        if self.writes and message not in self.warned:
-            warn(self.args.command, message)
-            self.warned.add(message)
-
     def name(self, path: str) -> str:
         """Return the name of a checkpoint: its last folder and name, if that distinguishes it from the others."""
         short = short_name(path)
         return short if sum(short_name(other) == short for other in self.paths) == 1 else path
 
-    def signature(self, corpus: Corpus) -> Signature:
-        """Return the signature of a corpus."""
-        return self.origin(corpus.subset).with_parts({"sents": corpus.sentences})
-
-    def origin(self, subset: str) -> Signature:
-        """Return the signature of the data, with all options that are not fairseq's defaults and change results."""
-        folders = ":".join(short_name(folder) for folder in utils.split_paths(self.fairseq.data))
-        options = _listed(self.data_options, self.objective.signed)
-        parts = {"data": folders, **self.objective.signature(), "options": options, "split": subset}
-        return Signature({name: part for name, part in parts.items() if part or name not in ("options", "split")})
-
-    @property
-    def search(self) -> Signature:
-        """The options of the search that change translations."""
-        args = self.fairseq
-        parts = {"beam": args.beam, "lenpen": args.lenpen, "post": args.post_process, "tok": args.tokenizer}
-        parts |= {"bpe": args.bpe}
-        if args.sampling:  # random numbers are drawn batch by batch
-            parts |= {"seed": args.seed, "batch": f"{args.max_tokens}-{args.batch_size}-{args.distributed_world_size}"}
-        if options := _listed(self.search_options, ("beam", "lenpen", "post_process", "tokenizer", "bpe")):
-            parts["search-options"] = options
-        return Signature({}).with_parts(parts)
-
     def progress(self, text: str) -> Callable[[Iterable], Iterable]:
         """Return a function that wraps an iterable in a progress bar, on a terminal."""
-        visible = self.writes and sys.stderr.isatty()
-        return partial(tqdm, desc=text, disable=not visible, leave=False)
+        return partial(tqdm, desc=text, disable=not (self.writes and sys.stderr.isatty()), leave=False)
 
-    def journal(self, path: str) -> ResumeJournal:
+    def journal(self, path: str, mode: str = "", refit: Refit | None = None) -> ResumeJournal:
         """Return the journal of work with a checkpoint: a file beside the one of --out.
 
-        Its first line names all that the results depend on: the options of the search, and the content of the
-        checkpoint, of --gen-subset and of the dictionaries. Options that choose heads (scores, --select-subset) are not
-        part of it: results are stored by the heads that are masked.
+        Its first line names all that the results depend on; see `Signatures.content`. Options that choose heads
+        (scores, --select-subset) are not part of it: results are stored by the heads that are masked.
+
+        Args:
+            path: the checkpoint
+            mode: what is measured
+            refit: the data that the model is refitted on
         """
-        if not self.args.out:
+        options: Options = self.options
+        if not isinstance(options, Output) or not options.out:
             return ResumeJournal(None, "")
-        place = f"{self.args.out}.part{self.paths.index(path) or ''}"
-        relevant = {name: str(value) for name, value in vars(self.fairseq).items() if not name.startswith(IRRELEVANT)}
-        chosen = (getattr(self.args, name, "") for name in ("mode", "inference_dtype"))
-        command = (self.args.command, *chosen, self.args.sentences, __version__, self.search)
-        files = files_of(self.task, self.fairseq.data, self.fairseq.gen_subset)
-        content: dict[str, Any] = {
-            "checkpoint": digest([path]),
-            "data": digest(files),
-            "dictionaries": self._dictionaries(),
-        }
-        if getattr(self.args, "refit", False):
-            subset = self.args.refit_subset
-            files = files_of(self.task, self.fairseq.data, subset)
-            content["refit"] = {"data": digest(files), "subset": subset, "sentences": self.args.refit_sentences}
-        work = json.dumps([*map(str, command), content, relevant], sort_keys=True)
-        return ResumeJournal(place, work, self.writes, self.args.force)
-
-    def _dictionaries(self) -> list[str]:
-        """Return a digest of the symbols of each dictionary."""
-        found = (self.task.source_dictionary, self.task.target_dictionary)
-        return [hashlib.sha256("\n".join(each.symbols).encode()).hexdigest() for each in found if each is not None]
-
-    def write(self, path: str | None, content: str | bytes) -> None:
-        """Write a file, in the first worker, if `path` is given."""
-        if path and self.writes:
-            write(path, content, self.args.force)
-
-    def plot(self, path: str | None, draw: Callable[[], Any]) -> None:
-        """Write a picture, in the first worker, if `path` is given; `draw` returns matplotlib's figure."""
-        if path and self.writes:
-            content, lacking = picture(path, draw)
-            if lacking:
-                other = "x.html or x.svg" if self.args.command in ("attention", "explain") else "x.svg"
-                warn(self.args.command, f"{path} {lacking}: use --plot {other}")
-            self.write(path, content)
-
-    def say(self, text: str) -> None:
-        """Print a result, in the first worker."""
-        if self.writes:
-            say(text)
+        dtype = options.inference_dtype if isinstance(options, InferenceDtype) else ""
+        sentences = options.sentences if isinstance(options, FirstSentences) else None
+        command = (options.command, mode, dtype, sentences, __version__, self.search)
+        work = json.dumps([*map(str, command), *self.content(path, refit)], sort_keys=True)
+        return ResumeJournal(f"{options.out}.part{self.paths.index(path) or ''}", work, self.writes, options.force)
 
 
 @contextmanager
-def session(args: Any, needs_target: bool = True, pages: bool = False) -> Iterator[Session]:
+def session(options: T, needs_target: bool = True, pages: bool = False) -> Iterator[Session[T]]:
     """Within the context, a `Session`. Refuse outputs that cannot be written at its beginning.
 
     With `pages`, --plot can also be a web page (.html).
     """
-    names = ("out", "plot", "tsv", "hypotheses", "write_alignments")
-    outputs = {name.replace("_", "-"): path for name in names if (path := getattr(args, name, None)) is not None}
-    for name, path in outputs.items():
-        if not path:
-            raise ValueError(f"--{name} is empty: give the name of a file")
-        check_writable(path, args.force)
-    if len({Path(path).resolve() for path in outputs.values()}) < len(outputs):
-        raise ValueError(f"{' and '.join(f'--{name}' for name in outputs)} name the same file: give each its own")
-    for name in ("scores", "score_method", "score_subset", "select_subset"):
-        if getattr(args, name, None) == "":
-            raise ValueError(f"--{name.replace('_', '-')} is empty: give a name, or leave it out")
+    check_outputs(options)
     with _quiet(), _one_line_errors():
-        if getattr(args, "plot", None):
-            check_picture(args.plot, pages)
-        yield Session(args, needs_target)
+        if plot := options.files_to_write().get("plot"):
+            check_picture(plot, pages)
+        yield Session(options, needs_target, pages)
         leave_workers()
 
 
@@ -295,13 +229,3 @@ def _one_line_errors() -> Iterator[None]:
         if torch.distributed.is_initialized() and any(name in str(error) for name in ("gloo", "NCCL", "Connection")):
             raise ValueError("another worker has stopped: see its error") from None
         raise
-
-
-def _listed(options: Mapping[str, str], others: Sequence[str]) -> str:
-    """Return options, except `others`, as text."""
-    return ",".join(f"{name.replace('_', '-')}={value}" for name, value in options.items() if name not in others)
-
-
-def short_name(path: str) -> str:
-    """Return the last folder and the name of a path."""
-    return "/".join(Path(path).resolve().parts[-2:])

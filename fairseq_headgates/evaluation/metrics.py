@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from fairseq.data.data_utils import post_process
+from sacrebleu.metrics import BLEU
 from torch import nn
 
 from fairseq_headgates.attention.sites import use_head_attention
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.objectives import Classes
-from fairseq_headgates.evaluation.statistics import Comparison, mcnemar, paired_bootstrap
+from fairseq_headgates.evaluation.results import scorers
 from fairseq_headgates.evaluation.symbols import MARKS, SHARE, subwords_of
 from fairseq_headgates.evaluation.translations import bleu_metric, references, translate
 from fairseq_headgates.evaluation.workers import gather
@@ -21,65 +22,59 @@ from fairseq_headgates.evaluation.workers import gather
 TOKENISED = 100  # sentences that end in a blank and a full stop; sacreBLEU warns at this number
 
 
-class Metric(Protocol):
-    """A metric on one corpus.
+class Metric:
+    """Predicts a corpus with models, and scores what they predict.
+
+    Args:
+        corpus: the data
+        references: what predictions are compared with, in the order of the corpus
+        bleu: sacreBLEU's metric; None for classes
 
     Attributes:
         name: "bleu" or "accuracy"
-        test: the significance test, in words
+        scorers: by the names of the scores
+        main: the first of them
         warning: what makes scores incomparable, and what to do; "" for nothing
     """
 
-    name: str
-    test: str
-    warning: str
+    name = warning = ""
+
+    def __init__(self, corpus: Corpus, references: list[Any], bleu: BLEU | None = None):
+        self.corpus, self.bleu = corpus, bleu
+        self.use(references)
+
+    def use(self, references: list[Any]) -> None:
+        """Compare predictions with these references from now on."""
+        self.references, self.scorers = references, scorers(references, self.bleu)
+        self.main = next(iter(self.scorers.values()))
 
     def prepared(self, model: nn.Module) -> nn.Module:
         """Return a copy of a model, prepared for `predict`."""
+        return use_head_attention(copy.deepcopy(model))
 
     def predict(self, model: nn.Module) -> list[Any]:
         """Return the predictions of a prepared model, in the order of the corpus."""
-
-    def score(self, predictions: Sequence[Any]) -> float:
-        """Return the score of predictions, from 0 to 100."""
-
-    def compare(self, systems: Mapping[str, Sequence[Any]]) -> Comparison:
-        """Return the score of every system, and the p-value of its difference from the first."""
-
-    def signature(self) -> str:
-        """Return how the score is computed."""
+        raise NotImplementedError
 
 
-class Bleu:
-    """BLEU by sacreBLEU; its test is paired bootstrap (Koehn 2004)."""
+class Bleu(Metric):
+    """BLEU and chrF2 of translations."""
 
-    name, test = "bleu", "paired bootstrap"
+    name = "bleu"
 
     def __init__(self, model: nn.Module, corpus: Corpus):
-        self.corpus, self.metric, self.references = corpus, bleu_metric(corpus), references(model, corpus)
+        super().__init__(corpus, references(model, corpus), bleu_metric(corpus))
         self.warning = not_comparable(corpus, self.references)
 
     def prepared(self, model: nn.Module) -> nn.Module:
         """Return a copy of the model prepared for generation, as fairseq-generate does."""
-        model = use_head_attention(copy.deepcopy(model))
+        model = super().prepared(model)
         model.prepare_for_inference_(self.corpus.cfg)  # type: ignore[operator]
         return model
 
     def predict(self, model: nn.Module) -> list[str]:
         """Return the translations of a prepared model."""
         return translate(model, self.corpus)
-
-    def score(self, predictions: Sequence[str]) -> float:
-        """Return BLEU."""
-        return float(self.metric.corpus_score(predictions, [self.references]).score)
-
-    def compare(self, systems: Mapping[str, Sequence[str]]) -> Comparison:
-        """Return BLEU of every system, and the p-value of its difference from the first."""
-        return paired_bootstrap({"BLEU": self.metric}, systems, self.references)["BLEU"]
-
-    def signature(self) -> str:
-        """Return sacreBLEU's signature."""
-        return str(self.metric.get_signature())
 
 
 def not_comparable(corpus: Corpus, references: Sequence[str]) -> str:
@@ -103,18 +98,13 @@ def not_comparable(corpus: Corpus, references: Sequence[str]) -> str:
     return f"{' and '.join(problems)}: BLEU of such text is not comparable; pass {' and '.join(options)}"
 
 
-class Accuracy:
-    """The percentage of sentences that are classified as labelled; its test is McNemar's exact test."""
+class Accuracy(Metric):
+    """The percentage of sentences that are classified as labelled."""
 
-    name, test, warning = "accuracy", "McNemar's exact test", ""
+    name = "accuracy"
 
     def __init__(self, model: nn.Module, corpus: Corpus):
-        self.corpus = corpus
-        self.labels = _in_order(corpus, [sample["target"].view(-1) for sample in corpus.batches])
-
-    def prepared(self, model: nn.Module) -> nn.Module:
-        """Return a copy of the model."""
-        return use_head_attention(copy.deepcopy(model))
+        super().__init__(corpus, _in_order(corpus, [sample["target"].view(-1) for sample in corpus.batches]))
 
     @torch.no_grad()
     def predict(self, model: nn.Module) -> list[int]:
@@ -122,22 +112,6 @@ class Accuracy:
         objective = self.corpus.objective
         assert isinstance(objective, Classes)  # the only one with this metric
         return _in_order(self.corpus, [objective.predicted(model, sample) for sample in self.corpus.batches])
-
-    def score(self, predictions: Sequence[int]) -> float:
-        """Return the percentage of correct predictions."""
-        return 100 * sum(map(int.__eq__, predictions, self.labels)) / len(self.labels)
-
-    def compare(self, systems: Mapping[str, Sequence[int]]) -> Comparison:
-        """Return the accuracy of every system, and the p-value of its difference from the first."""
-        first, *others = systems
-        p_values: dict[str, float | None] = {
-            name: mcnemar(systems[first], systems[name], self.labels) for name in others
-        }
-        return Comparison({name: self.score(found) for name, found in systems.items()}, p_values, self.signature())
-
-    def signature(self) -> str:
-        """Return the number of sentences."""
-        return f"accuracy on {len(self.labels)} sentences"
 
 
 def _in_order(corpus: Corpus, classes: Sequence[torch.Tensor]) -> list[int]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 from sacrebleu.metrics import BLEU, CHRF
 
 from fairseq_headgates.evaluation import statistics
 from fairseq_headgates.evaluation.statistics import (
+    Difference,
     mcnemar,
     mean_difference_test,
     mean_interval,
@@ -19,19 +20,11 @@ from fairseq_headgates.evaluation.statistics import (
     score_interval,
     share_interval,
 )
+from fairseq_headgates.files import Unbounded
 from fairseq_headgates.heads import Signature
 from fairseq_headgates.messages import shown
 
-FORMAT = "headgates.evaluation/1"
 SAME = "compare evaluations of the same data, with the same options"
-
-
-class Difference(NamedTuple):
-    """A difference between two models, its two-sided p-value (None without variance), and how both are computed."""
-
-    value: float
-    p: float | None
-    signature: str
 
 
 @dataclass(frozen=True)
@@ -63,13 +56,17 @@ class Loss:
     mean: float
     interval: tuple[float, float]
     unit: str
-    perplexity: float | None = None
+    perplexity: Unbounded | None = None
     tokens: int | None = None
     unknown: int | None = None
     words: int | None = None
-    perplexity_per_word: float | None = None
+    perplexity_per_word: Unbounded | None = None
     sentences: list[float]
     counts: list[int]
+
+    def __post_init__(self) -> None:
+        if len(self.sentences) != len(self.counts) or not sum(self.counts):
+            raise ValueError("does not have a count for each of its sentences, or they are 0")
 
     @classmethod
     def of(cls, sentences: list[float], counts: list[int], unit: str, **others: Any) -> Loss:
@@ -91,11 +88,12 @@ class Speed:
     per_second: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """The evaluation of one checkpoint, as `headgates evaluate` writes it.
 
     Attributes:
+        format: that of the file
         checkpoint: its last folder and name
         heads: (open heads, all heads) by attention type, and in "total"
         layers: number of open heads of each layer, by attention type
@@ -109,6 +107,7 @@ class Evaluation:
         signature: data, options, checkpoint and version
     """
 
+    format: Literal["headgates.evaluation/1"] = "headgates.evaluation/1"
     checkpoint: str
     heads: dict[str, tuple[int, int]]
     layers: dict[str, list[int]]
@@ -121,16 +120,20 @@ class Evaluation:
     speed: Speed | None
     signature: str
 
+    def __post_init__(self) -> None:
+        if "total" not in self.heads:
+            raise ValueError("has no heads.total")
+        if self.scores and self.scores.keys() not in ({"BLEU", "chrF2"}, {"accuracy"}):
+            raise ValueError(f"has the scores {', '.join(self.scores)}, not BLEU and chrF2, or accuracy")
+        if self.scores and (self.predictions is None or len(self.predictions) != len(self.references or ())):
+            raise ValueError("does not have a reference for each prediction")
+        kind = int if "accuracy" in self.scores else str
+        if not all(isinstance(each, kind) for each in (*(self.predictions or ()), *(self.references or ()))):
+            raise ValueError("has predictions or references that do not fit its scores")
+
     def as_json(self) -> dict[str, Any]:
         """Return the JSON object of the evaluation."""
-        found: dict[str, Any] = {"format": FORMAT}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, dict):
-                value = {key: _plain(each) for key, each in value.items()}
-            if value is not None or field.name == "speed":
-                found[field.name] = _plain(value)
-        return found
+        return {name: _plain(each) for name, each in vars(self).items() if each is not None or name == "speed"}
 
     def compare(self, control: Evaluation) -> dict[str, Difference]:
         """Return the differences of this model minus another one; see `differences`."""
@@ -138,26 +141,74 @@ class Evaluation:
 
 
 def _plain(value: Any) -> Any:
-    """Return a score, a loss or a speed as an object, without what it does not have; other values as they are."""
+    """Return scores, losses and speed as objects, without what they do not have."""
     if isinstance(value, (Score, Loss, Speed)):
         return {name: _plain(each) for name, each in vars(value).items() if each is not None}
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
     return list(value) if isinstance(value, tuple) else value
 
 
-def text_scores(metric: BLEU, predictions: list[str], references: list[str]) -> dict[str, Score]:
-    """Return BLEU, and chrF2 with the same case, of translations."""
-    found = {}
-    for name, each in {"BLEU": metric, "chrF2": CHRF(lowercase=metric.lowercase)}.items():
-        score = float(each.corpus_score(predictions, [references]).score)
-        interval = score_interval(each, predictions, references)
-        found[name] = Score(score, interval, str(each.get_signature()))
-    return found
+@dataclass(frozen=True)
+class TextScorer:
+    """Scores translations by a metric of sacreBLEU; differences are tested by paired bootstrap."""
+
+    metric: BLEU | CHRF
+    references: Sequence[str]
+    test = "paired bootstrap"
+
+    def value(self, predictions: Sequence[str]) -> float:
+        """Return the score of translations, from 0 to 100."""
+        return float(self.metric.corpus_score(predictions, [self.references]).score)
+
+    def signature(self) -> str:
+        """Return sacreBLEU's signature."""
+        return str(self.metric.get_signature())
+
+    def score(self, predictions: Sequence[str]) -> Score:
+        """Return the score of translations with its interval."""
+        interval = score_interval(self.metric, predictions, self.references)
+        return Score(self.value(predictions), interval, self.signature())
+
+    def differences(self, control: Sequence[str], others: Sequence[Sequence[str]]) -> list[Difference]:
+        """Return the difference of each of several models from a control."""
+        return paired_bootstrap(self.metric, control, others, self.references)
 
 
-def class_scores(predictions: Sequence[int], labels: Sequence[int]) -> dict[str, Score]:
-    """Return the accuracy of predicted classes, in percent."""
-    total, correct = len(labels), sum(found == label for found, label in zip(predictions, labels, strict=True))
-    return {"accuracy": Score(100 * correct / total, share_interval(correct, total), f"accuracy on {total} sentences")}
+@dataclass(frozen=True)
+class ClassScorer:
+    """Counts the classes that are those of the labels, in percent; differences are tested by McNemar's exact test."""
+
+    references: Sequence[int]
+    test = "McNemar's exact test"
+
+    def value(self, predictions: Sequence[int]) -> float:
+        """Return the accuracy."""
+        return 100 * sum(map(int.__eq__, predictions, self.references)) / len(self.references)
+
+    def signature(self) -> str:
+        """Return the number of sentences."""
+        return f"accuracy on {len(self.references)} sentences"
+
+    def score(self, predictions: Sequence[int]) -> Score:
+        """Return the accuracy with its interval."""
+        correct = sum(map(int.__eq__, predictions, self.references))
+        return Score(self.value(predictions), share_interval(correct, len(self.references)), self.signature())
+
+    def differences(self, control: Sequence[int], others: Sequence[Sequence[int]]) -> list[Difference]:
+        """Return the difference of each of several models from a control."""
+        signature, before = f"{self.test} on {len(self.references)} sentences", self.value(control)
+        return [
+            Difference(self.value(other) - before, mcnemar(control, other, self.references), signature)
+            for other in others
+        ]
+
+
+def scorers(references: Sequence[Any], bleu: BLEU | None) -> dict[str, TextScorer | ClassScorer]:
+    """Return what scores translations, by BLEU and by chrF2 with the same case, or classes if `bleu` is None."""
+    if bleu is None:
+        return {"accuracy": ClassScorer(references)}
+    return {"BLEU": TextScorer(bleu, references), "chrF2": TextScorer(CHRF(lowercase=bleu.lowercase), references)}
 
 
 def differences(control: Evaluation, others: Sequence[Evaluation]) -> list[dict[str, Difference]]:
@@ -173,14 +224,20 @@ def differences(control: Evaluation, others: Sequence[Evaluation]) -> list[dict[
     found = [_loss_differences(control, other) for other in others]
     scored = [(other, into) for other, into in zip(others, found, strict=True) if {*other.scores} & {*control.scores}]
     for other, _ in scored:
+        names = f"{other.checkpoint} and {control.checkpoint}"
         if other.references != control.references:
-            raise ValueError(f"{other.checkpoint} and {control.checkpoint} have other references: {SAME}")
+            raise ValueError(f"{names} have other references: {SAME}")
         _check_same_data(control, other, control.subset, other.subset)
-    if "accuracy" in control.scores:
-        for other, into in scored:
-            into["accuracy"] = _accuracy_difference(control, other)
-    elif scored:
-        _add_text_differences(control, scored)
+        for name, score in control.scores.items():
+            before, after = score.signature, other.scores[name].signature
+            if before != after:
+                raise ValueError(f"the signatures of {name} of {names} differ ({after} and {before}): {SAME}")
+    if scored:
+        bleu = bleu_of(control.scores["BLEU"].signature) if "BLEU" in control.scores else None
+        for name, scorer in scorers(control.references or (), bleu).items():
+            of_score = scorer.differences(control.predictions or (), [other.predictions or () for other, _ in scored])
+            for (_, into), difference in zip(scored, of_score, strict=True):
+                into[name] = difference
     return found
 
 
@@ -222,32 +279,6 @@ def _check_same_data(control: Evaluation, other: Evaluation, before: str, after:
             f"{other.checkpoint} and {control.checkpoint} are evaluated on other data ({name} {shown(b[name])} and "
             f"{shown(a[name])}): {SAME}"
         )
-
-
-def _accuracy_difference(control: Evaluation, other: Evaluation) -> Difference:
-    assert control.predictions is not None and other.predictions is not None and control.references is not None
-    p = mcnemar(control.predictions, other.predictions, control.references)
-    value = other.scores["accuracy"].score - control.scores["accuracy"].score
-    return Difference(value, p, f"McNemar's exact test on {len(control.references)} sentences")
-
-
-def _add_text_differences(control: Evaluation, others: Sequence[tuple[Evaluation, dict[str, Difference]]]) -> None:
-    """Add the differences of BLEU and chrF2 to those of each of several models."""
-    assert control.references is not None
-    for other, _ in others:
-        for name in ("BLEU", "chrF2"):
-            before, after = control.scores[name].signature, other.scores[name].signature
-            if before != after:
-                names = f"{other.checkpoint} and {control.checkpoint}"
-                raise ValueError(f"the signatures of {name} of {names} differ ({after} and {before}): {SAME}")
-    systems = [control.predictions, *(other.predictions for other, _ in others)]
-    named: Any = {str(number): texts for number, texts in enumerate(systems)}
-    metric = bleu_of(control.scores["BLEU"].signature)
-    metrics = {"BLEU": metric, "chrF2": CHRF(lowercase=metric.lowercase)}
-    for name, found in paired_bootstrap(metrics, named, control.references).items():
-        for number, (_, into) in enumerate(others, 1):
-            value = found.scores[str(number)] - found.scores["0"]
-            into[name] = Difference(value, found.p_values[str(number)], found.signature)
 
 
 def bleu_of(signature: str) -> BLEU:

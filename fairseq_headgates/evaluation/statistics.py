@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairseq_headgates.messages import logging_only
 
@@ -25,55 +24,44 @@ def perplexity(bits: float) -> float:
     return math.inf if bits >= 1024 else 2.0**bits
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Scores of several systems, and tests of their differences from the first.
+class Difference(NamedTuple):
+    """A difference between two models, its two-sided p-value (None without variance), and how both are computed."""
 
-    Attributes:
-        scores: score of each system
-        p_values: two-sided p-value of the difference of each other system from the first; None without variance
-        signature: how both are computed
-    """
-
-    scores: dict[str, float]
-    p_values: dict[str, float | None]
+    value: float
+    p: float | None
     signature: str
 
 
 def paired_bootstrap(
-    metrics: Mapping[str, Metric], systems: Mapping[str, Sequence[str]], references: Sequence[str]
-) -> dict[str, Comparison]:
-    """Test differences of sacreBLEU's metrics by paired bootstrap (Koehn 2004), with a fixed seed.
+    metric: Metric, control: Sequence[str], others: Iterable[Sequence[str]], references: Sequence[str]
+) -> list[Difference]:
+    """Test differences of translations from those of a control by paired bootstrap (Koehn 2004), with a fixed seed.
 
-    A system with the score of the first has p = 1. There is no p-value if no score varies over the resamples, as on one
-    sentence. sacreBLEU's p-value of identical translations is the smallest one,
-    1 / (RESAMPLINGS + 1), because none of their resampled differences is above the observed one.
+    Translations with the score of the control have p = 1. There is no p-value if no score varies over the resamples, as
+    on one sentence. sacreBLEU's p-value of identical translations is the smallest one, 1 / (RESAMPLINGS + 1), because
+    none of their resampled differences is above the observed one.
 
     Args:
-        metrics: sacreBLEU's metrics
-        systems: the translations of each system, in the order of the references
+        metric: sacreBLEU's metric
+        control: translations, in the order of the references
+        others: the translations of each other model
         references: one reference for each sentence
-
-    Returns:
-        The comparison by each metric, by the name of its scores ("BLEU", "chrF2")
     """
     from sacrebleu.significance import PairedTest
 
-    named: Any = [(name, list(texts)) for name, texts in systems.items()]
+    named: Any = [(str(number), list(texts)) for number, texts in enumerate([control, *others])]
     with _fixed_seed(), logging_only(logging.WARNING, "sacrebleu"):  # which logs each step
-        signatures, found = PairedTest(named, metrics, [list(references)], "bs", RESAMPLINGS)()
-    results: dict[str, Any] = {metric: dict(zip(systems, found[metric], strict=True)) for metric in signatures}
-    return {metric: _comparison(of, signatures[metric].format()) for metric, of in results.items()}
+        signatures, found = PairedTest(named, {"": metric}, [list(references)], "bs", RESAMPLINGS)()
+    [(name, signature)] = signatures.items()
+    results: list[Any] = list(found[name])
+    first, *rest = results
+    return [Difference(float(each.score - first.score), _p_value(each, first), signature.format()) for each in rest]
 
 
-def _comparison(results: Mapping[str, Any], signature: str) -> Comparison:
-    first, *others = results
-    scores = {name: float(result.score) for name, result in results.items()}
-    p_values: dict[str, float | None] = {}
-    for name in others:
-        varies = results[first].ci > 0 or results[name].ci > 0
-        p_values[name] = 1.0 if scores[name] == scores[first] else float(results[name].p_value) if varies else None
-    return Comparison(scores, p_values, signature)
+def _p_value(other: Any, control: Any) -> float | None:
+    if other.score == control.score:
+        return 1.0
+    return float(other.p_value) if control.ci > 0 or other.ci > 0 else None
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from fairseq_headgates.files.reading import (
     read_standard_input,
     read_text,
 )
+from fairseq_headgates.files.records import Unbounded, parse_json, read_record, read_records, repeated
 from fairseq_headgates.files.writing import (
     check_writable,
     part_of,
@@ -18,14 +19,19 @@ from fairseq_headgates.files.writing import (
 )
 
 __all__ = [
+    "Unbounded",
     "check_writable",
     "decode",
     "lines_of",
     "log_lines",
+    "parse_json",
     "part_of",
+    "read_record",
+    "read_records",
     "read_standard_input",
     "read_text",
     "refuse_existing",
+    "repeated",
     "check_dictionary",
     "replace_folder",
     "replacing",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from fairseq_headgates.heads import number_of_heads
+from fairseq_headgates.heads import count_of, parse_count
 from fairseq_headgates.messages import shown
 
 ALL = ""  # the group of all gated types together
@@ -43,7 +43,7 @@ class Target:
                     f"the target names {attention_type}, which has no gates: gates are on {', '.join(heads)}"
                 )
             total = sum(heads[each] for each in attention_types)
-            count = number_of_heads(number, total) if isinstance(number, float) else number
+            count = count_of(number, total)
             if count > total:
                 raise ValueError(
                     f"the target is {count} heads of {attention_type or ', '.join(attention_types)}: there are {total}"
@@ -87,7 +87,7 @@ def parse_target(text: str) -> Target | None:
 
 def _number(number: str, text: str) -> int | float:
     try:
-        value = float(number) if "." in number else int(number)
+        value = parse_count(number)
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf or (isinstance(value, float) and value > 1):

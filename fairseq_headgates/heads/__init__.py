@@ -1,5 +1,6 @@
 """Attention types, head tables, and their files: masks, scores, gate logs (no torch)."""
 
+from fairseq_headgates.heads.counts import count_of, number_of_heads, parse_count
 from fairseq_headgates.heads.files import (
     MASK_FORMAT,
     SCORE_FORMAT,
@@ -15,13 +16,13 @@ from fairseq_headgates.heads.table import (
     DATA,
     TYPES,
     AttentionMap,
+    AttentionType,
     Contributions,
     HeadId,
     HeadTable,
     Signature,
     attention_type_and_layer,
     check_shape,
-    number_of_heads,
     parse_heads,
     parse_types,
 )
@@ -32,16 +33,19 @@ __all__ = [
     "SCORE_FORMAT",
     "TYPES",
     "AttentionMap",
+    "AttentionType",
     "Contributions",
     "HeadId",
     "HeadTable",
     "Mask",
     "Signature",
     "as_mask",
-    "check_shape",
     "attention_type_and_layer",
+    "check_shape",
+    "count_of",
     "mask_to_json",
     "number_of_heads",
+    "parse_count",
     "parse_heads",
     "parse_mask",
     "parse_scores",

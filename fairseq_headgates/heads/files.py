@@ -5,16 +5,41 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from fairseq_headgates.files import read_text
-from fairseq_headgates.heads.table import TYPES, HeadTable
+from fairseq_headgates.files import parse_json, read_record, read_records, read_text, repeated
+from fairseq_headgates.heads.table import AttentionType, HeadTable
 from fairseq_headgates.messages import shown
 
 MASK_FORMAT = "headgates.heads/1"
 SCORE_FORMAT = "headgates.scores/1"
+MASK_HINT = 'a mask looks like {"enc-self": [[1, 0, 1, 1], ...]}, where 1 keeps and 0 masks a head'
+PATH_HINT = "give the path of a JSON file"
+SCORE_HINT = "write it with `headgates score --out`"
+
+
+@dataclass(frozen=True)
+class _MaskHeader:
+    """What a mask file has besides the mask."""
+
+    format: Literal["headgates.heads/1"] | None
+    signature: str | None
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """An object of a score file; see `read_scores`."""
+
+    format: Literal["headgates.scores/1"]
+    method: str | None
+    signature: str | None
+    scores: dict[AttentionType, list[list[float | None]]]
+
+    def __post_init__(self) -> None:
+        if not all(self.scores.values()) or not self.scores:
+            raise ValueError("has no scores, or a type without layers")
 
 
 def parse_mask(text: str) -> HeadTable:
@@ -30,8 +55,8 @@ def parse_mask(text: str) -> HeadTable:
         ValueError: with the place and the rule, if the mask cannot be used
     """
     if text.lstrip().startswith("{"):
-        return _mask("the inline mask", _json("the inline mask", text))
-    return _mask(text, _read("the mask", text))
+        return _mask("the inline mask", parse_json(text, "the inline mask", MASK_HINT))
+    return _mask(text, parse_json(read_text(text, "the mask", PATH_HINT), text, MASK_HINT))
 
 
 Mask = HeadTable | Mapping[str, Any] | str | os.PathLike[str]
@@ -67,47 +92,12 @@ def _lists(value: Any) -> Any:
 
 
 def _mask(where: str, data: Any) -> HeadTable:
-    if not isinstance(data, dict):
-        raise ValueError(f'{where} is not a JSON object: it must look like {{"enc-self": [[1, 0, 1, 1], ...]}}')
-    if data.get("format", MASK_FORMAT) != MASK_FORMAT:
-        found = shown(data["format"])
-        raise ValueError(f"{where} has format {found}: it must be {MASK_FORMAT!r}, as `headgates show --out` writes it")
+    header = read_record(_MaskHeader, data, where, MASK_HINT)
     rows = {key: value for key, value in data.items() if key not in ("format", "signature")}
-    if not rows:
-        raise ValueError(f"{where} names no attention type: give at least one of {', '.join(TYPES)}")
-    for attention_type, layers in rows.items():
-        _check_zero_one(where, attention_type, layers)
-    return HeadTable(rows, name="alive", signature=str(data.get("signature", "")))
-
-
-def _read(what: str, path: str) -> Any:
-    return _json(path, read_text(path, what, "give the path of a JSON file"))
-
-
-def _json(where: str, text: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_object_without_repeats)
-    except _RepeatedKey as error:
-        raise ValueError(f"{where} has the key {shown(error.args[0])} twice in one object: keep one of them") from None
-    except (ValueError, RecursionError) as error:  # ValueError: also a number of more than 4300 digits
-        raise ValueError(f"{where} is not JSON ({error}): give it as a `headgates` command writes it") from None
-
-
-class _RepeatedKey(Exception):
-    """A key of a JSON object that occurs twice."""
-
-
-def _object_without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        raise _RepeatedKey(_repeated(key for key, _ in pairs))
-    return result
-
-
-def _repeated(names: Iterable[str]) -> str | None:
-    """Return the first name that occurs a second time."""
-    seen: set[str] = set()
-    return next((name for name in names if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
+    mask = read_record(dict[AttentionType, list[list[Literal[1, 0]]]], rows, where, MASK_HINT)
+    if not mask or not all(mask.values()):
+        raise ValueError(f"{where} names no attention type, or one without layers: {MASK_HINT}")
+    return HeadTable(mask, name="alive", signature=header.signature or "")
 
 
 def parse_scores(path: str, method: str | None = None, option: str = "--method") -> HeadTable:
@@ -140,28 +130,16 @@ def read_scores(path: str) -> list[HeadTable]:
     Raises:
         ValueError: if the file cannot be used
     """
-    data = _read("the score file", path)
-    tables = data if isinstance(data, list) else [data]
-    if not tables:
-        raise ValueError(f"{path} has no scores, only an empty list: write it with `headgates score --out`")
-    for table in tables:
-        if not isinstance(table, dict) or table.get("format") != SCORE_FORMAT:
-            raise ValueError(f"{path} is not a score file: it must hold objects with the format {SCORE_FORMAT!r}")
-        rows = table.get("scores")
-        if not isinstance(rows, dict) or not rows:
-            raise ValueError(
-                f'{path} holds no scores: it must look like {{..., "scores": {{"enc-self": [[0.1, ...]]}}}}'
-            )
-        for attention_type, layers in rows.items():
-            _check_numbers(path, attention_type, layers)
-    twice = _repeated(str(table.get("method", "")) for table in tables)
+    text = read_text(path, "the score file", PATH_HINT)
+    found = read_records(_Scores, parse_json(text, path, SCORE_HINT), path, SCORE_HINT)
+    twice = repeated(each.method or "" for each in found)
     if twice is not None:
         raise ValueError(f"{path} has two tables of the method {shown(twice)}: --method cannot choose, so keep one")
     return [
-        HeadTable(t["scores"], str(t.get("method", "")), str(t.get("signature", ""))).map(
-            lambda value: math.nan if value is None else float(value)
+        HeadTable(each.scores, each.method or "", each.signature or "").map(
+            lambda value: math.nan if value is None else value
         )
-        for t in tables
+        for each in found
     ]
 
 
@@ -183,37 +161,6 @@ def _rows(values: Mapping[str, list], indent: str) -> str:
         lines = ",\n".join(f"{indent}  {json.dumps(layer, allow_nan=False)}" for layer in layers)
         entries.append(f'{indent}"{attention_type}": [\n{lines}\n{indent}]')
     return ",\n".join(entries)
-
-
-def _values(where: str, attention_type: str, layers: Any, what: str) -> Iterator[tuple[int, Any]]:
-    """Return the values of a type with the numbers of their layers. Raise ValueError for another form than lists."""
-    if attention_type not in TYPES:
-        raise ValueError(
-            f"{where} has the unknown attention type {shown(attention_type)}: choose from {', '.join(TYPES)}"
-        )
-    if not isinstance(layers, list) or not layers or not all(isinstance(layer, list) for layer in layers):
-        raise ValueError(
-            f"{where}: {attention_type} is {shown(layers)}: it must be a list with one list of {what} for every layer"
-        )
-    return ((i, value) for i, layer in enumerate(layers) for value in layer)
-
-
-def _check_numbers(where: str, attention_type: str, layers: Any) -> None:
-    for i, value in _values(where, attention_type, layers, "numbers"):
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
-            raise ValueError(
-                f"{where}: {attention_type} layer {i} holds {shown(value)}: only finite numbers are allowed"
-            )
-
-
-def _check_zero_one(where: str, attention_type: str, layers: Any) -> None:
-    for i, value in _values(where, attention_type, layers, "0/1"):
-        if isinstance(value, bool) or value not in (0, 1):
-            raise ValueError(
-                f"{where}: {attention_type} layer {i} holds {shown(value)}: only 1 (keep) and 0 (mask) are allowed"
-            )
 
 
 def mask_to_json(mask: HeadTable, one_line: bool = False) -> str:

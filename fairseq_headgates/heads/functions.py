@@ -8,9 +8,12 @@ from typing import Any
 from fairseq_headgates.heads.table import TYPES, HeadId, HeadTable
 
 
-def open_heads(result: Mapping[str, Any]) -> Iterator[tuple[HeadId, Mapping[str, Any]]]:
-    """Iterate over the heads of a file of functions that are neither removed nor closed, with their entries."""
-    for attention_type in TYPES:
+def open_heads(result: Mapping[str, Any], *types: str) -> Iterator[tuple[HeadId, Mapping[str, Any]]]:
+    """Iterate over the heads in a file of functions that are neither removed nor closed, with their entries.
+
+    Without `types`, over those of all attention types.
+    """
+    for attention_type in types or TYPES:
         for layer, row in enumerate(result["heads"].get(attention_type, [])):
             for head, entry in enumerate(row):
                 if entry is not None and entry["gate"] > 0:
@@ -28,11 +31,9 @@ def best_head(result: Mapping[str, Any], left: HeadTable | None = None) -> HeadI
         ValueError: if there is none
     """
     rates = {
-        HeadId("dec-enc", layer, head): entry["words"]["alignment"]["rate"]
-        for layer, row in enumerate(result["heads"].get("dec-enc", []))
-        for head, entry in enumerate(row)
-        if entry is not None and entry["gate"] > 0 and "alignment" in entry.get("words", {})
-        if left is None or left.values["dec-enc"][layer][head]
+        head: entry["words"]["alignment"]["rate"]
+        for head, entry in open_heads(result, "dec-enc")
+        if "alignment" in entry.get("words", {}) and (left is None or left[head])
     }
     if not rates:
         raise ValueError("no open decoder-encoder head was compared with links: give word alignments that have some")

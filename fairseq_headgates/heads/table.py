@@ -10,14 +10,15 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Decimal
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from fairseq_headgates.messages import printable, shown
 
 # The parts of a signature that name the data, besides options, subsets and their numbers of sentences.
 DATA = ("data", "langs", "block", "mask", "head")
-TYPES = ("enc-self", "dec-self", "dec-enc")  # encoder self-, decoder self-, decoder-encoder attention
+# Encoder self-, decoder self-, decoder-encoder attention.
+AttentionType = Literal["enc-self", "dec-self", "dec-enc"]
+TYPES: tuple[str, ...] = get_args(AttentionType)
 
 
 class HeadId(NamedTuple):
@@ -207,11 +208,6 @@ def parse_types(text: str | None) -> tuple[str, ...]:
         if names.count(name) > 1:
             raise ValueError(f"attention type {name!r} is named twice: name each type once")
     return tuple(attention_type for attention_type in TYPES if attention_type in names)
-
-
-def number_of_heads(fraction: float | Decimal, total: int) -> int:
-    """Return how many of `total` heads a fraction is. Halves are rounded up: of 5 heads, 0.5 is 3."""
-    return int((Decimal(str(fraction)) * total).to_integral_value(ROUND_HALF_UP))  # of 0.1 as it is written
 
 
 def check_shape(table: HeadTable, sizes: Mapping[str, tuple[int, int]], what: str = "the mask") -> None:

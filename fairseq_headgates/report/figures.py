@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.report.panels import curve_panels, row_of
+from fairseq_headgates.report.tables import short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,9 +23,9 @@ def curve_plot(points: Sequence[Mapping[str, Any]]) -> Figure:
     return row_of(curve_panels(points))
 
 
-def heat_map(table: HeadTable, limits: tuple[float, float] | None = (0.0, 1.0)) -> Figure:
-    """Plot a heat map per attention type, layers (the last on top) by heads."""
-    return heat_maps([table], limits)
+def heat_map(table: HeadTable) -> Figure:
+    """Plot a heat map of numbers from 0 to 1 per attention type, layers (the last on top) by heads."""
+    return heat_maps([table], (0.0, 1.0))
 
 
 def heat_maps(tables: Sequence[HeadTable], limits: tuple[float, float] | None = None) -> Figure:
@@ -70,11 +71,5 @@ def _cells(axes: Axes, rows: Sequence[Sequence[float]], low: float, high: float)
                 if not isnan(value):
                     dark = (value - low) < 0.6 * (high - low)
                     style: dict[str, Any] = {"ha": "center", "va": "center", "color": "white" if dark else "black"}
-                    axes.text(head + 0.5, layer + 0.5, _short(value), fontsize=7, **style)
+                    axes.text(head + 0.5, layer + 0.5, short(value), fontsize=7, **style)
     return mesh
-
-
-def _short(value: float) -> str:
-    """Return a number in at most five characters where possible: 0.05, 1, 12.3, 1e-05."""
-    text = f"{value:.2f}".rstrip("0").rstrip(".") if 0.005 <= abs(value) < 1000 else f"{value:.1g}"
-    return text.replace("-0.", "-.") if len(text) > 5 else text

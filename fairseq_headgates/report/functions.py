@@ -23,10 +23,9 @@ def group_counts(result: Mapping[str, Any], attention_type: str) -> dict[str, in
     A head with functions of several groups counts for the first of them, in the order of `GROUPS`.
     """
     counts = dict.fromkeys([*GROUPS, "none"], 0)
-    for head, entry in open_heads(result):
-        if head.attention_type == attention_type:
-            found = {group_of(name) for name in entry["functions"]}
-            counts[next((group for group in GROUPS if group in found), "none")] += 1
+    for _, entry in open_heads(result, attention_type):
+        found = {group_of(name) for name in entry["functions"]}
+        counts[next((group for group in GROUPS if group in found), "none")] += 1
     return counts
 
 
@@ -34,7 +33,7 @@ def function_table(result: Mapping[str, Any]) -> str:
     """Format the heads that have a function: one block per attention type, a line for each function."""
     blocks = []
     for attention_type in result["heads"]:
-        heads = [(head, entry) for head, entry in open_heads(result) if head.attention_type == attention_type]
+        heads = [*open_heads(result, attention_type)]
         rows = [
             [f"layer {head.layer} head {head.head}", *_cells(result, attention_type, entry, name)]
             for head, entry in heads

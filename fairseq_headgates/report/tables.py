@@ -120,16 +120,12 @@ def curve_table(points: Sequence[Mapping[str, Any]]) -> str:
     for (checkpoint, by, types), group in groupby(points, key=lambda p: (p["checkpoint"], p["by"], p["types"])):
         rows = [
             [f"{p['removed']:g}%", str(p["heads"]), f"{p['nll']:.4f}"]
-            + [_metric(p.get(metric))] * bool(metric)
+            + [or_dash(p.get(metric), ".2f")] * bool(metric)
             + [p_value_text(p.get("p_value"))] * tested
             for p in group
         ]
         blocks.append(f"{types} by {by} ({checkpoint})\n" + text_table([*header, *["p"] * tested], rows))
     return "\n\n".join(blocks)
-
-
-def _metric(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 def agreement_table(pairs: Sequence[Mapping[str, Any]]) -> str:
@@ -139,9 +135,9 @@ def agreement_table(pairs: Sequence[Mapping[str, Any]]) -> str:
             f"{p['a']} ~ {p['b']}",
             p["types"],
             str(p["heads"]),
-            _number(p["pearson"]),
+            or_dash(p["pearson"], ".2f"),
             p_value_text(p["pearson_p"]),
-            _number(p["spearman"]),
+            or_dash(p["spearman"], ".2f"),
             p_value_text(p["spearman_p"]),
             "-" if isnan(p["shared"]) else f"{p['shared']:.0%} of {p['top']}",
         ]
@@ -160,7 +156,7 @@ def overlap_table(pairs: Sequence[Mapping[str, Any]]) -> str:
             "{} and {}".format(*p["kept"]),
             str(p["common"]),
             f"{p['expected']:.1f}",
-            _number(p["jaccard"]),
+            or_dash(p["jaccard"], ".2f"),
             p_value_text(p["p"]),
         ]
         for p in pairs
@@ -171,17 +167,26 @@ def overlap_table(pairs: Sequence[Mapping[str, Any]]) -> str:
 def matrix(title: str, names: Sequence[str], values: Mapping[tuple[str, str], float]) -> str:
     """Format a symmetric matrix of the numbers of pairs."""
     both = {**values, **{(b, a): value for (a, b), value in values.items()}}
-    rows = [[a, *("" if a == b else _number(both[a, b]) for b in names)] for a in names]
+    rows = [[a, *("" if a == b else or_dash(both[a, b], ".2f") for b in names)] for a in names]
     return text_table([title, *names], rows)
 
 
-def _number(value: float) -> str:
-    return "-" if isnan(value) else f"{value:.2f}"
+def or_dash(value: float | None, form: str) -> str:
+    """Format a number; '-' for None and NaN."""
+    return "-" if value is None or isnan(value) else f"{value:{form}}"
+
+
+def short(value: float) -> str:
+    """Return a number in at most five characters where possible: 0.05, 1, 12.3, 1e-05."""
+    if value == 0 or 0.005 <= abs(value) < 100:
+        return f"{value:.2f}".rstrip("0").rstrip(".")
+    text = f"{value:.0f}" if 100 <= abs(value) < 10000 else f"{value:.1g}"
+    return text.replace("-0.", "-.")
 
 
 def p_value_text(value: float | None) -> str:
     """Format a p-value; '-' for None and NaN."""
-    return "-" if value is None or isnan(value) else "<0.001" if value < 0.001 else f"{value:.3f}"
+    return "<0.001" if value is not None and value < 0.001 else or_dash(value, ".3f")
 
 
 def removal_table(before: HeadTable, after: HeadTable) -> str:

@@ -199,13 +199,8 @@ show_into() {
 
 # last_table OUTPUT COMMAND...: write and print the table at the end of a recipe.
 last_table() {
-  local output=$1
-  shift
-  printed "$@" && return
-  echo
-  attended "$@" >"$output.part" || exit 2
-  mv "$output.part" "$output"
-  cat "$output"
+  dry || { rm -f "$1"; echo; }
+  show_into "$@"
 }
 
 # --- text -----------------------------------------------------------------------------------------------------------

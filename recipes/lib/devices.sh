@@ -68,8 +68,8 @@ show_gpus() {
 
 # begin_full_size OUT_DIR: check folder, machine and disk of a recipe of full size, choose PRECISION, and lock the folder.
 begin_full_size() {
-  ! dry || printf '# %s\n' "${size_of_recipe[@]}"
-  need curl fairseq-preprocess fairseq-train headgates sacremoses subword-nmt
+  ! dry || echo "# no run at this size has been made"
+  need fairseq-preprocess fairseq-train headgates sacremoses subword-nmt
   check_out "$1"
   find_devices
   need_gpu

@@ -7,17 +7,15 @@ from functools import cache
 
 import pytest
 import torch
-from support.sentences import MASK, ODD, TASK, loss_of, make_gates, make_model, sample, sentences
+from support.sentences import ODD, TASK, loss_of, make_gates, make_model, sample, sentences
 
-from fairseq_headgates import HeadTable, masked, prune
+from fairseq_headgates import HeadTable, masked
 from fairseq_headgates.analysis import ablation
-from fairseq_headgates.analysis.ablation import ablation_losses, ablation_masks, masked_predictions, variant_losses
+from fairseq_headgates.analysis.ablation import ablation_losses, ablation_masks, masked_predictions
 from fairseq_headgates.analysis.curves import pruning_curve
 from fairseq_headgates.analysis.options import ABLATION_MODES
 from fairseq_headgates.attention.cuts import open_mask
-from fairseq_headgates.attention.sites import head_sites
 from fairseq_headgates.evaluation.corpus import Corpus
-from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import TYPES, HeadId
 
@@ -96,31 +94,6 @@ def test_ablation_losses_of_unusual_architectures_match_a_naive_rewrite(name):
                 assert value == pytest.approx(naive(mask), abs=1e-5), (attention_type, layer, head)
 
 
-def test_removed_heads_have_nan_as_ablation_loss():
-    model = prune(make_model(), MASK)
-    loss, without = ablation_losses(model, corpus())
-    assert loss == pytest.approx(bits(model), abs=1e-9)
-    for attention_type in TYPES:
-        for row, alive in zip(without.values[attention_type], MASK.values[attention_type], strict=True):
-            assert [math.isnan(value) for value in row] == [not present for present in alive]
-    with pytest.raises(ValueError, match="unknown mode 'both': choose from single, all-but-one"):
-        ablation_losses(model, corpus(), "both")
-
-
-def test_ablation_restores_the_model_also_after_an_error():
-    model = make_model()
-    batch = sample(sentences())
-    before = model(**batch["net_input"])[0]
-    hooks = [len(module._forward_hooks) for module in model.modules()]
-    ablation_losses(model, corpus())
-    site = head_sites(model)[0]
-    with pytest.raises(RuntimeError):  # in the middle of it: a factor for another number of heads
-        variant_losses(model, batch, Corpus(TASK, [batch]), {site: torch.ones(1, 3)})
-    assert torch.equal(model(**batch["net_input"])[0], before)
-    assert [len(module._forward_hooks) for module in model.modules()] == hooks
-    assert not any("forward" in vars(module) for module in model.modules())
-
-
 def test_masks_of_ablations():
     model = make_model()
     _, losses = ablation_losses(model, corpus(), "all-but-one")
@@ -133,6 +106,8 @@ def test_masks_of_ablations():
     masks = ablation_masks(model, "single", losses)
     assert len(masks) == 24
     assert masks[HeadId("dec-self", 1, 2)].values == {"dec-self": [[1, 1, 1, 1], [1, 1, 0, 1]]}
+    with pytest.raises(ValueError, match="unknown mode 'both': choose from single, all-but-one"):
+        ablation_losses(model, corpus(), "both")
 
 
 class Words:
@@ -203,12 +178,6 @@ def test_a_curve_can_rescore_the_remaining_heads():
     assert points[0].mask.values["enc-self"] == [[0, 0, 1, 1], [1, 1, 1, 1]]
     assert points[1].mask.values["enc-self"] == [[0, 0, 1, 1], [1, 1, 0, 0]]  # now the highest go; the removed stay out
     assert [mask.values for mask in seen] == [points[0].mask.values]  # and not after the last step
-
-
-def test_mean_loss_counts_tokens_not_batches():
-    model = make_model()
-    for batches in ([sample(sentences())], [sample([pair]) for pair in sentences()]):
-        assert mean_loss(model, corpus(batches)) == pytest.approx(bits(model), abs=1e-9)
 
 
 def test_a_journal_resumes_after_the_last_complete_record(tmp_path):

@@ -10,44 +10,19 @@ from support.classifiers import HEAD, make_roberta, make_sentences
 from support.explanations import Step, naive_alti, naive_attnlrp, through_linear, through_norm
 from support.language_models import make_lm, make_text
 from support.models import PAD, make_batch, make_gated, make_stock
-from support.relevance import Naive, naive_per_token, size_of
+from support.relevance import MASK, OF_DECODER, POST_NORM, Naive, naive_per_token, shaken, size_of, small, words
 
-from fairseq_headgates import HeadTable, head_sites, masked, prune, relevance
+from fairseq_headgates import fix_heads, head_sites, masked, prune, relevance
 from fairseq_headgates.analysis.relevance import attnlrp
 from fairseq_headgates.analysis.relevance.explaining import explain
 from fairseq_headgates.analysis.relevance.rules import RULES
 from fairseq_headgates.heads import TYPES
 
-SMALL = {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in
-         {"embed_dim": 8, "ffn_embed_dim": 12, "attention_heads": 2}.items()}  # fmt: skip
-POST_NORM = {"encoder_normalize_before": False, "decoder_normalize_before": False}
-MASK = HeadTable({"enc-self": [[1, 0], [0, 0]], "dec-self": [[0, 0], [1, 1]], "dec-enc": [[0, 1], [0, 0]]})
 norms = pytest.mark.parametrize("options", [{"activation_fn": "gelu"}, POST_NORM], ids=["pre-norm", "post-norm"])
 
 
-def shaken(model):
-    """Random numbers in all parameters, biases and norms included, in double precision."""
-    torch.manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
-    return model.double().requires_grad_(False)
-
-
-def small(make=make_stock, **options):
-    return shaken(make(**SMALL, **options))
-
-
-def sentence(batch, row):
-    """The tokens of one sentence pair, and where they are; the source of a language model has none."""
-    source, target = batch["src_tokens"], batch.get("prev_output_tokens", batch["src_tokens"])
-    source = source if "prev_output_tokens" in batch else source[:, :0]
-    places = [side[row].ne(PAD).nonzero()[:, 0] for side in (source, target)]
-    return source[row, places[0]], target[row, places[1]], *places
-
-
-def assert_close(found, expected, where=""):
-    assert (found - expected).abs().max() <= 1e-8 * max(1, expected.abs().max()), where
+def assert_close(found, expected, where="", tolerance=1e-8):
+    assert (found - expected).abs().max() <= tolerance * max(1, expected.abs().max()), where
 
 
 @norms
@@ -62,23 +37,22 @@ def test_attnlrp_passes_relevance_on_step_by_step(options):
     predicted, others = torch.randint(4, 40, (2, *batch["prev_output_tokens"].shape))
     found = explain(model, batch, "attnlrp", predicted, others)
     for row in (0, 1):
-        source, prefix, words, places = sentence(batch, row)
+        source, prefix, read, places = words(batch, row)
         expected = naive_attnlrp(model, source, prefix, predicted[row, places], others[row, places], factors)
-        assert_close(found.source[row, places][:, words], expected[0], "source")
+        assert_close(found.source[row, places][:, read], expected[0], "source")
         assert_close(found.target[row, places][:, places], expected[1], "target")
-        assert found.source[row].count_nonzero() == len(places) * len(words)  # nothing at padding
+        assert found.source[row].count_nonzero() == len(places) * len(read)  # nothing at padding
     assert found.heads["dec-enc"][..., 0].count_nonzero() and not found.heads["enc-self"][:, :, 1, 0].any()
 
 
 def test_attnlrp_of_language_models():
-    sizes = {name: size for name, size in SMALL.items() if name.startswith("decoder")}
     models = [
-        (shaken(make_lm(decoder_input_dim=8, decoder_output_dim=8, **sizes)), make_text()),
+        (shaken(make_lm(**OF_DECODER)), make_text()),
         (shaken(all_attention.make_model()), {"src_tokens": all_attention.make_blocks()[0][0]}),
     ]
     for model, batch in models:
         found = explain(model, batch, "attnlrp")
-        _, prefix, _, places = sentence(batch, 0)
+        _, prefix, _, places = words(batch, 0)
         expected = naive_attnlrp(model, prefix[:0], prefix, found.predicted[0, places])
         assert_close(found.target[0, places][:, places], expected[1], type(model).__name__)
 
@@ -93,21 +67,23 @@ def test_attnlrp_of_some_predictions_at_a_time_is_the_same(monkeypatch):
     assert_close(again.heads["dec-enc"], found.heads["dec-enc"])
 
 
-@pytest.mark.parametrize("method", ["attnlrp", "alti"])
+@pytest.mark.parametrize("method", ["story-of-heads", "attnlrp", "alti"])
 @norms
-def test_masked_and_pruned_models_are_explained_alike(method, options):
+def test_masked_pruned_and_fixed_models_are_explained_alike(method, options):
     """A layer without heads included, and a sentence alone as in a batch."""
     model, batch = small(**options), make_batch()
     with masked(model, MASK):
         found = explain(model, batch, method)
     pruned = prune(model, MASK)
-    again = explain(pruned, batch, method)
-    assert_close(again.source, found.source)
-    assert_close(again.target, found.target)
-    source, prefix, words, places = sentence(batch, 1)
+    for again in (explain(pruned, batch, method), explain(fix_heads(model, MASK), batch, method)):
+        for name in ("source", "target", "conserved"):
+            assert_close(getattr(again, name), getattr(found, name), name, 1e-12)
+        for attention_type, values in found.heads.items():
+            assert_close(again.heads[attention_type], values, attention_type, 1e-12)
+    source, prefix, read, places = words(batch, 1)
     alone = {"src_tokens": source[None], "src_lengths": torch.tensor([len(source)]), "prev_output_tokens": prefix[None]}
     alone = explain(pruned, alone, method)
-    assert_close(found.source[1, places][:, words], alone.source[0])
+    assert_close(found.source[1, places][:, read], alone.source[0])
     assert_close(found.target[1, places][:, places], alone.target[0])
 
 
@@ -115,7 +91,7 @@ def test_masked_and_pruned_models_are_explained_alike(method, options):
 def test_alti_is_the_product_of_shares(options):
     model, batch = small(**options), make_batch()
     found = explain(model, batch, "alti")
-    source, prefix, words, places = sentence(batch, 1)
+    source, prefix, read, places = words(batch, 1)
     torch.set_default_dtype(torch.double)
     try:
         of_memory, _, memory = naive_alti(model.encoder.layers, model.encoder.forward_embedding(source[None])[0][0])
@@ -126,7 +102,7 @@ def test_alti_is_the_product_of_shares(options):
     finally:
         torch.set_default_dtype(torch.float)
     assert_close(found.target[1, places][:, places], of_target)
-    assert_close(found.source[1, places][:, words], of_source)
+    assert_close(found.source[1, places][:, read], of_source)
     assert not found.heads
     found = explain(make_stock(**options), batch, "alti")
     assert (found.conserved[found.predicted != PAD] - 1).abs().max() < 1e-6

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 from support.functions import RELATIONS, Task, annotated, found, sentences, tree_of
-from support.models import VOCABULARY, make_args, make_stock
+from support.models import VOCABULARY, make_args
 from support.recipes import ROOT
 from support.sentences import EOS, make_model, sample
 
@@ -120,12 +120,6 @@ def test_a_model_without_cross_attention_has_no_alignment():
     assert "dec-enc" not in found(model, task, [sample(pairs)], Annotations(rare=False))["heads"]
 
 
-def test_a_stock_model_is_counted_too():
-    task, pairs = Task(), sentences()
-    stock = make_stock()
-    assert found(stock, task, [sample(pairs)], Annotations())["heads"]["enc-self"][0][0]["gate"] == 1
-
-
 def test_weights_that_are_not_finite():
     task, pairs = Task(), sentences()
     model = make_model()
@@ -226,7 +220,7 @@ def test_a_random_model_has_no_syntactic_heads(seed, grammar):
     torch.manual_seed(seed)
     model = TransformerHeadGatesModel.build_model(make_args(), task).eval()
     result = found(model, task, batches, Annotations({"source": trees}, parse_relations(None, trees)))
-    assert len(result["relations"]["enc-self"]) == 14
+    assert len(result["relations"]["enc-self"]) == 10
     assert [entry["functions"] for row in result["heads"]["enc-self"] for entry in row] == [[]] * 8
 
 

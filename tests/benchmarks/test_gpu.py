@@ -9,7 +9,7 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.sh"
 STUB = """#!/usr/bin/env bash
 case "$*" in
-*is_available\\(\\)\\)*) exit ${NO_GPU:-0} ;;  # the question whether there is a GPU
+*is_available\\(\\)\\)*) exit 0 ;;  # the question whether there is a GPU
 *importance_speed*) echo "log of scores" >&2; exit ${SCORES:-0} ;;
 esac
 echo "table of $*"
@@ -18,17 +18,15 @@ echo "table of $*"
 
 @pytest.fixture
 def gpu(tmp_path):
-    """gpu(*arguments, code=0, **environment) runs the script; python3 only prints its arguments."""
+    """gpu(out, code=0, **environment) runs the script; python3 only prints its arguments."""
     stub = tmp_path / "bin" / "python3"
     stub.parent.mkdir()
     stub.write_text(STUB)
     stub.chmod(0o755)
 
-    def gpu(*arguments, code=0, real=False, **environment):
-        path = os.environ["PATH"] if real else f"{stub.parent}:{os.environ['PATH']}"
-        env = {**os.environ, "PATH": path, **{name: str(value) for name, value in environment.items()}}
-        command = [str(SCRIPT), *map(str, arguments)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    def gpu(out, code=0, **environment):
+        env = {**os.environ, "PATH": f"{stub.parent}:{os.environ['PATH']}", **environment}
+        done = subprocess.run([SCRIPT, out], env=env, capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stderr
         return done
 
@@ -37,7 +35,7 @@ def gpu(tmp_path):
 
 def test_parts_are_kept_and_only_missing_ones_are_run_again(gpu, tmp_path):
     out, parts = tmp_path / "out", "machine step-fp16 corpus update scores"
-    failed = gpu(out, code=1, PARTS=parts, SCORES=3)
+    failed = gpu(out, code=1, PARTS=parts, SCORES="3")
     assert failed.stderr == f"gpu.sh: scores failed with exit code 3: see {out}/scores.log\n"
     assert (out / "scores.log").read_text() == "log of scores\n"
     page = (out / "benchmarks.md").read_text()
@@ -53,27 +51,3 @@ def test_parts_are_kept_and_only_missing_ones_are_run_again(gpu, tmp_path):
     assert [line.split()[1] for line in again.stdout.splitlines()[:-1]] == ["scores"]
     assert "## scores" in (out / "benchmarks.md").read_text()
     assert gpu(out, PARTS=parts).stdout == f"{out}/benchmarks.md\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environment", "error"),
-    [
-        ([], {}, "got 0 arguments, needs OUT or OUT RAW_DIR SRC TGT"),
-        (["out", "raw"], {}, "got 2 arguments, needs OUT or OUT RAW_DIR SRC TGT"),
-        (["out"], {"PARTS": "speed"}, "unknown part speed: choose from machine equal"),
-        (["out"], {"NO_GPU": 1}, "torch finds no GPU"),
-    ],
-)
-def test_bad_input_is_refused(arguments, environment, error, gpu, tmp_path):
-    done = gpu(*[tmp_path / argument for argument in arguments], code=2, **environment)
-    assert done.stderr.startswith(f"gpu.sh: {error}") and done.stderr.count("\n") == 1 and not done.stdout
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.rehearsal
-@pytest.mark.release
-def test_tiny_models_on_a_cpu(gpu, tmp_path):
-    sizes = {"SIZE": "small", "ROUNDS": 1, "BATCHES": 1, "UPDATES": 10, "PRUNE_UPDATES": 10, "LINES_OF_TEXT": 300}
-    done = gpu(tmp_path / "out", real=True, DEVICE="cpu", PARTS="machine update training", RUNS="all=0.5", **sizes)
-    page = (tmp_path / "out" / "benchmarks.md").read_text()
-    assert "no gates" in page and "baseline+" in page and "all_heads0.5" in page, done.stderr

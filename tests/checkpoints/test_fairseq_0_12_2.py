@@ -47,15 +47,3 @@ def test_prune_repairs_a_checkpoint_that_fairseq_cannot_generate_from(toy, progr
     whole = program("fairseq-generate", toy.data, *plugin, "--path", tmp_path / "whole.pt", "--cpu")
     lines = [[line for line in printed.splitlines() if line.startswith("H-")] for printed in (override, whole)]
     assert lines[0] and lines[0] == lines[1]
-
-
-def test_training_goes_on_as_that_of_fairseq(toy, program, stock, tmp_path):
-    """Optimizer included, after `headgates prune`, which takes the copies of weights out of its state."""
-    plugin = ["--user-dir", program("headgates", "path").strip()]
-    assert "dropped" not in program("headgates", "prune", stock, tmp_path / "whole.pt")
-    losses = []
-    for arch, start in (("transformer", stock), ("transformer_head_gates", tmp_path / "whole.pt")):
-        options = [*plugin, "--arch", arch, *TRAINING.split(), "--max-epoch", 4, "--save-dir", tmp_path / arch]
-        printed = program("fairseq-train", toy.data, *options, "--restore-file", start)
-        losses.append([float(part.split()[1]) for part in printed.split(" | ") if part.startswith("loss ")])
-    assert len(losses[0]) >= 4 and losses[0] == pytest.approx(losses[1], abs=2e-3)

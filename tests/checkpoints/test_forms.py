@@ -1,45 +1,28 @@
 """Checkpoints of every build of model and of every form in which fairseq has stored options."""
 
 import argparse
-import json
 import subprocess
 import sys
 
 import pytest
 import torch
-from fairseq.checkpoint_utils import load_model_ensemble
 from fairseq.models import build_model as fairseq_build_model
 from fairseq.models.transformer import TransformerModel
 from omegaconf import OmegaConf
 from support.checkpoints import (
-    GENERATE,
-    LOG_ALPHA,
-    OPEN,
     WITHOUT_PLUGIN,
     assert_same_output,
-    assert_same_tensors,
-    load,
-    predictions,
     read,
     small_state,
-    with_gates,
 )
-from support.commands import EVALUATION, GATED, TYPES, l0_configuration, valid_loss
+from support.commands import EVALUATION
 from support.models import logits, make_args, make_batch, make_gated, make_stock, make_task
 
-from fairseq_headgates import HeadTable, head_sites, masked, prune
-from fairseq_headgates.attention.cuts import kept_mask
+from fairseq_headgates import HeadTable, masked
 from fairseq_headgates.attention.sites import head_counts
 from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 from fairseq_headgates.safety.checkpoint import model_args
-
-pytestmark = [
-    # of torch's data loader, about machines without a GPU
-    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set"),
-    # of the hydra that fairseq brings with it
-    pytest.mark.filterwarnings(r"ignore:\s*'config' is validated:UserWarning"),
-]
 
 VARIANTS = {
     "learned positions, normalised and shared embeddings, layers dropped in training": {
@@ -91,60 +74,6 @@ def random_mask(model):
     generator = torch.Generator().manual_seed(3)
     rows = {each: (torch.rand(size, generator=generator) > 0.5).int() for each, size in head_counts(model).items()}
     return HeadTable({attention_type: table.tolist() for attention_type, table in rows.items()})
-
-
-def test_weights_as_fairseq_wrote_them_before_0_9():
-    """Queries, keys and values in one: `in_proj_weight`."""
-    model = make_gated()
-    state, mask = small_state(model), random_mask(model)
-    expected = prune_checkpoint(state, mask)["model"]
-    exported = stock_checkpoint(state, mask)["model"]
-    old = dict(state["model"])
-    for name in [site.name for site in head_sites(model)]:
-        for part in ("weight", "bias"):
-            old[f"{name}.in_proj_{part}"] = torch.cat([old.pop(f"{name}.{p}_proj.{part}") for p in "qkv"])
-    assert_same_tensors(prune_checkpoint({**state, "model": old}, mask)["model"], expected)
-    assert_same_tensors(stock_checkpoint({**state, "model": old}, mask)["model"], exported)
-
-
-def test_old_checkpoints_hold_a_namespace(gated, run, tmp_path):
-    """As fairseq wrote them before version 0.10: `args`, and no `cfg`."""
-    state = read(gated)
-    state["args"] = state.pop("cfg")["model"]
-    torch.save(state, tmp_path / "old.pt")
-    run("headgates", "prune", tmp_path / "old.pt", tmp_path / "pruned.pt")
-    run("headgates", "prune", tmp_path / "old.pt", tmp_path / "stock.pt", "--stock")
-    assert "cfg" not in read(tmp_path / "pruned.pt")
-    model, task = load(gated)
-    for name in ("old.pt", "pruned.pt", "stock.pt"):
-        found = predictions(load_model_ensemble([str(tmp_path / name)], task=task)[0][0], task)
-        torch.testing.assert_close(found, predictions(model, task), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.rehearsal
-def test_checkpoints_of_hydra_hold_a_dict(toy, run, tmp_path):
-    config = l0_configuration(toy, tmp_path / "save", gate_heads=TYPES)
-    (tmp_path / "toy.yaml").write_text(json.dumps(config))  # JSON is YAML
-    run("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "toy")
-    state = read(tmp_path / "save" / "checkpoint_last.pt")
-    assert isinstance(state["cfg"]["model"], dict)
-    gated = tmp_path / "gated.pt"
-    torch.save(with_gates(state, LOG_ALPHA), gated)
-    before = run("fairseq-generate", toy.data, *GENERATE, "--path", gated)
-    for name, form, plugin in (("pruned.pt", [], EVALUATION), ("stock.pt", ["--stock"], WITHOUT_PLUGIN)):
-        run("headgates", "prune", gated, tmp_path / name, *form)
-        command = ["fairseq-generate", toy.data, *plugin, "--gen-subset", "test", "--path", tmp_path / name]
-        assert_same_output(before, run(*command))
-    assert isinstance(read(tmp_path / "pruned.pt")["cfg"]["model"], dict)
-    whole, task = load(gated)  # with options that are no namespace
-    torch.testing.assert_close(predictions(prune(whole), task), predictions(whole, task), atol=1e-5, rtol=1e-5)
-    again = {**config, "criterion": {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1}}
-    again["model"] = {**config["model"], "gate_heads": "", "remove_heads": True, "alive_heads": json.dumps(OPEN)}
-    again["optimization"] = {"max_update": 4, "lr": [0.005]}
-    again["checkpoint"] = {"save_dir": str(tmp_path / "again"), "restore_file": str(tmp_path / "pruned.pt")}
-    (tmp_path / "again.yaml").write_text(json.dumps(again))
-    run("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "again")
-    assert read(tmp_path / "again" / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 4
 
 
 FRESH = """
@@ -223,39 +152,9 @@ def test_nested_options_of_hydra(attempts, tmp_path):
         build_model(state)
 
 
-@pytest.mark.rehearsal
-def test_training_goes_on_from_stock_without_the_plugin(stock, train, gated, tmp_path):
-    """One update that changes nothing: the loss is that of the gated model."""
-    reset = ["--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler"]
-    same = ["--lr", 0, "--dropout", 0]
-    finetuned = train(tmp_path / "1", *same, "--finetune-from-model", stock, arch="transformer", updates=1)
-    restored = train(tmp_path / "2", *same, "--restore-file", stock, *reset, arch="transformer", updates=1)
-    gates = [*GATED, *same, "--finetune-from-model", gated]
-    loss = valid_loss(train(tmp_path / "3", *gates, updates=1))
-    assert [valid_loss(finetuned), valid_loss(restored)] == pytest.approx([loss] * 2, abs=0.0011)
-
-
-def test_a_checkpoint_of_fairseq_is_pruned_by_a_mask(train, run, tmp_path):
-    train(tmp_path, "--share-decoder-input-output-embed", arch="transformer_iwslt_de_en", updates=1)
-    mask = {"enc-self": [[1, 0, 0, 1], [0, 0, 0, 0]], "dec-enc": [[0, 0, 1, 0], [1, 1, 1, 1]]}
-    path, out = tmp_path / "checkpoint_last.pt", tmp_path / "pruned.pt"
-    run("headgates", "prune", path, out, "--alive", json.dumps(mask))
-    whole, task = load(path)
-    smaller, _ = load(out)
-    assert type(whole) is TransformerModel
-    for site in head_sites(whole):  # the same by hand
-        for head, alive in enumerate(mask.get(site.attention_type, [[1] * 4] * 2)[site.layer]):
-            site.attention.out_proj.weight.data[:, 8 * head : 8 * head + 8] *= alive
-    torch.testing.assert_close(predictions(smaller, task), predictions(whole, task), atol=1e-5, rtol=1e-5)
-    assert model_args(read(out)).arch == "transformer_head_gates_iwslt_de_en"
-    assert kept_mask(smaller).values == {**mask, "dec-self": [[1] * 4] * 2}
-
-
 def test_architecture_names_are_converted_to_the_plugin_and_back():
     names = {
         "transformer": "transformer_head_gates",
-        "transformer_wmt_en_de": "transformer_head_gates_wmt_en_de",
-        "transformer_vaswani_wmt_en_de_big": "transformer_head_gates_vaswani_wmt_en_de_big",
         "transformer_wmt_en_de_big_t2t": "transformer_head_gates_wmt_en_de_big_t2t",
     }
     args = make_args()

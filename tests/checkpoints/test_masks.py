@@ -2,13 +2,11 @@
 
 import argparse
 import json
-import re
-from pathlib import Path
 
 import pytest
 import torch
 from support.checkpoints import OPEN, C, F, O, load, predictions, read, small_state, with_gates
-from support.commands import L0, TOY_MODEL, TOY_TRAINING, TYPES, USER_DIR, logged
+from support.commands import L0, TYPES, logged
 from support.models import make_gated
 
 from fairseq_headgates import HeadTable, masked
@@ -17,13 +15,6 @@ from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint
 from fairseq_headgates.plugin.options.stored_mask import read_mask
 from fairseq_headgates.safety.checkpoint import model_args
-
-pytestmark = [
-    # of torch's data loader, about machines without a GPU
-    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set"),
-    # of the hydra that fairseq brings with it
-    pytest.mark.filterwarnings(r"ignore:\s*'config' is validated:UserWarning"),
-]
 
 
 def test_a_pruned_checkpoint_is_pruned_again_and_gated_again(pruned, run, train, tmp_path):
@@ -96,59 +87,27 @@ def test_a_mask_from_a_checkpoint_is_the_one_that_show_writes(gated, pruned, run
         assert plan["mask"] == left
 
 
-def no_mask_in(kind, path):
-    """A checkpoint whose options or gates say no mask."""
+@pytest.mark.parametrize(
+    ("options", "gates"),
+    [
+        ({"arch": "transformer"}, None),
+        ({"alive_heads": '{"enc-self": [[1, 1]]}'}, None),
+        ({"alive_heads": "/dev/zero"}, None),
+        ({"alive_heads": 7}, None),
+        ({"gate_stretch": "wide"}, None),
+        ({"encoder_attention_heads": -4}, None),
+        ({}, torch.zeros(5)),
+        ({}, 1),
+    ],
+)
+def test_checkpoints_without_a_mask_are_refused_in_one_line(options, gates, tmp_path):
+    """By their options or their gates."""
     state = small_state(make_gated(gate_heads="enc-self"))
-    args = vars(state["cfg"]["model"])
-    gate = "encoder.layers.0.self_attn.gate.log_alpha"
-    changes = {
-        "another architecture": {"arch": "transformer"},
-        "no architecture": {"arch": None},
-        "a mask of another shape": {"alive_heads": '{"enc-self": [[1, 1]]}'},
-        "a file as mask": {"alive_heads": "/dev/zero"},
-        "a broken mask": {"alive_heads": '{"enc-self": [['},
-        "a number as mask": {"alive_heads": 7},
-        "a stretch that is none": {"gate_stretch": "wide"},
-        "too many heads": {"encoder_attention_heads": 10**9},
-        "a negative number of heads": {"encoder_attention_heads": -4},
-    }
-    if kind in changes:
-        state["cfg"]["model"] = argparse.Namespace(**{**args, **changes[kind]})
-    elif kind == "too many gates":
-        state["model"][gate] = torch.zeros(5)
-    elif kind == "a gate of no layer":
-        state["model"]["encoder.layers.7.self_attn.gate.log_alpha"] = torch.zeros(4)
-    elif kind == "a list":
-        state = [1]
-    elif kind == "options as text":
-        state = {**state, "cfg": "--arch transformer_head_gates"}
-    elif kind == "no tensors":
-        state = {**state, "model": {gate: 1}}
-    torch.save(state, path)
-    return path
-
-
-NO_MASKS = [
-    "another architecture", "no architecture", "a mask of another shape", "a file as mask", "a broken mask",
-    "a number as mask", "a stretch that is none", "too many heads", "a negative number of heads", "too many gates",
-    "a gate of no layer", "a list", "options as text", "no tensors",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", NO_MASKS)
-def test_checkpoints_without_a_mask_are_refused_in_one_line(kind, tmp_path):
-    path = no_mask_in(kind, tmp_path / "x.pt")
-    with pytest.raises(
-        ValueError, match=re.escape(repr(str(path))) + " (cannot be taken as a mask|is not a fairseq checkpoint): "
-    ) as error:
-        read_mask(str(path))
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("content", [b"PK\x03\x04", b"PK\x03\x04" + b"x" * 100, b""])
-def test_files_that_are_not_checkpoints_are_refused_as_masks(content, tmp_path):
-    (tmp_path / "x.pt").write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(str(tmp_path / "x.pt"))) as error:
+    state["cfg"]["model"] = argparse.Namespace(**{**vars(state["cfg"]["model"]), **options})
+    if gates is not None:
+        state["model"]["encoder.layers.0.self_attn.gate.log_alpha"] = gates
+    torch.save(state, tmp_path / "x.pt")
+    with pytest.raises(ValueError, match=r"x.pt' (cannot be taken as a mask|is not a fairseq checkpoint): ") as error:
         read_mask(str(tmp_path / "x.pt"))
     assert "\n" not in str(error.value)
 
@@ -168,29 +127,3 @@ def test_resuming_with_a_mask_of_other_heads_is_refused(pruned, train, tmp_path)
     train(tmp_path / "2", *own, updates=5)
     again = [*heads[:-1], tmp_path / "2" / "checkpoint_last.pt"]  # training has written it, too
     assert "the heads 1, 2, 3 in the checkpoint" in train(tmp_path / "3", *again, updates=6, code=2).err
-
-
-def documented_commands(word):
-    """The arguments of the fairseq-train commands in docs/pruning.md that have `word` in them."""
-    text = (Path(__file__).parents[2] / "docs" / "pruning.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    return [line.split()[1:] for line in lines if line.startswith("fairseq-train") and word in line]
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_training_goes_on_as_documented(number, pruned, run, toy, tmp_path):
-    """With the plain criterion, and with gates again."""
-    commands = documented_commands("--restore-file pruned.pt")
-    assert len(commands) == 2
-    text = " ".join(commands[number]).replace("$(headgates path)", str(USER_DIR)).replace("pruned.pt", str(pruned))
-    words = text.replace("--save-dir ", f"--save-dir {tmp_path}/").replace("data-bin", str(toy.data)).split()
-    assert words.pop() == "..."  # the options of the baseline
-    sizes = [f"--{key.replace('_', '-')}={value}" for key, value in TOY_MODEL.items()]
-    done = run("fairseq-train", words[0], *sizes, *TOY_TRAINING, "--max-update", 6 - 4 * number, *words[1:])
-    (folder,) = tmp_path.iterdir()
-    after = read(folder / "checkpoint_last.pt")
-    assert after["optimizer_history"][-1]["num_updates"] == 6 - 4 * number
-    assert json.loads(model_args(after).alive_heads)["enc-self"] == OPEN["enc-self"]
-    if number:
-        assert logged(done, "heads_open") == [sum(sum(map(sum, rows)) for rows in OPEN.values())] * 2

@@ -16,6 +16,7 @@ from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.building import load_model, read_heads
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint
 from fairseq_headgates.cli.main import main
+from fairseq_headgates.extensions.page.inputs import read_experiment
 from fairseq_headgates.heads import parse_mask, read_scores
 from fairseq_headgates.plugin.options.stored_mask import read_mask
 from fairseq_headgates.report.tables import curve_table
@@ -70,13 +71,8 @@ def test_old_scores_are_read_by_prune_and_correlate(capsys, tmp_path):
     assert sum(after for _, after in heads.values()) == 7
 
 
-def test_old_curves_are_read():
-    curve = json.loads((OLD / "curve.json").read_text())
-    assert curve["format"] == "headgates.curve/1" and len(curve["points"]) == 12
-    table = curve_table(curve["points"])
+def test_old_curves_and_ablations_are_read():
+    found = read_experiment([str(OLD / "curve.json"), str(OLD / "ablation.json")])
+    table = curve_table(found.curves[0][1])
     assert table.startswith("all by gradient (out/gated.pt)\nremoved  heads  bits/token  BLEU\n") and "4.8257" in table
-
-
-def test_old_ablations_are_read():
-    ablation = json.loads((OLD / "ablation.json").read_text())
-    assert ablation["format"] == "headgates.ablation/1" and ablation["nll"] == pytest.approx(4.8211, abs=1e-4)
+    assert found.ablations[0][1]["nll"] == pytest.approx(4.8211, abs=1e-4)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from support.checkpoints import OPEN, C, F, O, assert_same_tensors, read, toy_batch, with_gates
-from support.commands import GATED, logged, valid_loss
+from support.commands import logged, valid_loss
 from support.models import logits, make_args, make_stock
 
 from fairseq_headgates import HeadTable, masked
@@ -13,14 +13,6 @@ from fairseq_headgates.attention.cuts import kept_mask
 from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint
-
-pytestmark = [
-    # of torch's data loader, about machines without a GPU
-    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set"),
-    # of the hydra that fairseq brings with it
-    pytest.mark.filterwarnings(r"ignore:\s*'config' is validated:UserWarning"),
-]
-
 
 # Training goes on
 
@@ -40,18 +32,16 @@ def continued(train, run, tmp_path_factory):
     """A model whose removed heads are multiplied by 0, and the same pruned after 3 updates, both up to 7 updates.
 
     A head that is multiplied by 0 has no gradient, so that the equality is exact but for the order of additions.
-    Returns the folder and the logs: masked, pruned, pruned without the state of the optimiser.
+    Returns the folder and the logs: masked, pruned.
     """
     folder = tmp_path_factory.mktemp("continued")
     heads = ["--alive-heads", json.dumps(OPEN)]
     train(folder / "masked", *ADAM, *heads, updates=3)
     last = folder / "masked" / "checkpoint_last.pt"
     run("headgates", "prune", last, folder / "pruned.pt")
-    run("headgates", "prune", last, folder / "without.pt", "--no-optimizer")
     logs = {"masked": train(folder / "masked", *ADAM, *heads, updates=7)}
-    for name in ("pruned", "without"):
-        start = ["--restore-file", folder / f"{name}.pt"]
-        logs[name] = train(folder / name, *ADAM, *heads, "--remove-heads", *start, updates=7)
+    start = ["--remove-heads", "--restore-file", folder / "pruned.pt"]
+    logs["pruned"] = train(folder / "pruned", *ADAM, *heads, *start, updates=7)
     return folder, logs
 
 
@@ -77,15 +67,6 @@ def test_pruned_model_trains_on_exactly_as_the_masked_one(continued):
         )
     assert pruned_["optimizer_history"][-1]["num_updates"] == 7
     assert pruned_["extra_state"]["train_iterator"] == masked_["extra_state"]["train_iterator"]
-
-
-def test_without_optimizer_state_the_training_losses_differ(continued):
-    """What the comparison above would show if the state were lost or cut wrongly."""
-    folder, logs = continued
-    assert read(folder / "without.pt")["last_optimizer_state"] is None
-    losses = logged(logs["without"], "loss")
-    assert losses[0] == pytest.approx(logged(logs["masked"], "loss")[0], abs=0.0011)  # the weights are the same
-    assert losses[1:4] != pytest.approx(logged(logs["masked"], "loss")[1:], abs=0.0011)
 
 
 def test_training_goes_on_from_a_checkpoint_of_fairseq(train, run, tmp_path):
@@ -149,35 +130,3 @@ def test_the_moving_average_is_pruned_with_its_own_gates(gated):
         torch.testing.assert_close(logits(cut, toy_batch()), expected, atol=1e-5, rtol=1e-5)
         assert kept_mask(cut).values == OPEN
     assert not torch.allclose(logits(cut, toy_batch()), logits(build_model(smaller), toy_batch()), atol=1e-2)
-
-
-@pytest.mark.rehearsal
-def test_folding_gates_does_not_change_the_loss(gated, run, train, tmp_path):
-    """From a checkpoint of a gated run, on with the plain criterion."""
-    out = tmp_path / "pruned.pt"
-    run("headgates", "prune", gated, out)
-    heads = ["--alive-heads", json.dumps(OPEN), "--remove-heads", "--restore-file", out, "--dropout", 0]
-    still = train(tmp_path / "0", *heads, "--lr", 0, "--reset-lr-scheduler", updates=5)
-    before = train(tmp_path / "1", *GATED, "--finetune-from-model", gated, "--lr", 0, updates=1)
-    assert valid_loss(still) == pytest.approx(valid_loss(before), abs=0.0011)
-    moving = train(tmp_path / "2", *heads, "--lr", 0.0005, "--reset-lr-scheduler", updates=7)
-    assert len(logged(moving, "loss")) == 3  # from update 4 on
-    assert logged(moving, "loss")[0] == pytest.approx(logged(still, "loss")[0], abs=0.0011)
-    assert logged(moving, "loss")[-1] < logged(moving, "loss")[0] + 0.2
-    assert valid_loss(moving) < valid_loss(before) + 0.05
-
-
-@pytest.mark.rehearsal
-def test_pruned_model_trains_on_with_adafactor_as_the_masked_one(train, run, tmp_path):
-    options = ["--dropout", 0, "--max-tokens", 300, "--optimizer", "adafactor", "--lr", 0.002]
-    options += ["--no-epoch-checkpoints", "--clip-norm", 0]
-    heads = ["--alive-heads", json.dumps(OPEN)]
-    train(tmp_path / "masked", *options, *heads, updates=3)
-    last, out = tmp_path / "masked" / "checkpoint_last.pt", tmp_path / "pruned.pt"
-    assert run("headgates", "prune", last, out).err == ""
-    masked_ = train(tmp_path / "masked", *options, *heads, updates=8)
-    pruned_ = train(tmp_path / "pruned", *options, *heads, "--remove-heads", "--restore-file", out, updates=8)
-    assert len(logged(pruned_, "loss")) == 5
-    assert logged(pruned_, "loss") == pytest.approx(
-        logged(masked_, "loss"), abs=0.02
-    )  # steps are clipped by their mean

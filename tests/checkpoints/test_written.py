@@ -1,6 +1,5 @@
 """What a checkpoint says of itself: heads and dictionaries; it is written whole or not at all."""
 
-import resource
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,6 @@ from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.building import load_dictionaries, read_heads
 from fairseq_headgates.checkpoints.saving import save_checkpoint
 
-pytestmark = [
-    # of torch's data loader, about machines without a GPU
-    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set"),
-    # of the hydra that fairseq brings with it
-    pytest.mark.filterwarnings(r"ignore:\s*'config' is validated:UserWarning"),
-]
-
 
 def test_gates_and_masks_are_read_from_checkpoints(gated, pruned):
     heads = read_heads(load_checkpoint(str(gated)), str(gated))
@@ -29,12 +21,6 @@ def test_gates_and_masks_are_read_from_checkpoints(gated, pruned):
         assert heads.gate.values[attention_type] == values.tolist()
     left = read_heads(load_checkpoint(str(pruned)), str(pruned))
     assert left.gated == () and left.gate.values == OPEN and left.open_probability.values == OPEN
-
-
-def test_dictionaries_of_a_run_that_inferred_its_languages(gated, toy):
-    """fairseq-train takes the languages from the names of the data, as all of these tests have it do."""
-    source, _ = load_dictionaries(load_checkpoint(str(gated)), toy.data)
-    assert "a" in source.symbols
 
 
 def test_dictionaries(gated, toy, tmp_path):
@@ -119,7 +105,6 @@ def test_a_checkpoint_is_overwritten_only_with_force(tmp_path):
     assert torch.load(tmp_path / "a.pt") == {"x": 2} and names(tmp_path) == ["a.pt"]
 
 
-@pytest.mark.parametrize("existing", [False, True])
 @pytest.mark.parametrize(
     ("error", "raised"),
     [
@@ -128,9 +113,8 @@ def test_a_checkpoint_is_overwritten_only_with_force(tmp_path):
         (KeyboardInterrupt(), KeyboardInterrupt),
     ],
 )
-def test_an_interrupted_save_leaves_no_new_file(error, raised, existing, tmp_path, monkeypatch):
-    if existing:
-        (tmp_path / "a.pt").write_text("old")
+def test_an_interrupted_save_keeps_the_old_file(error, raised, tmp_path, monkeypatch):
+    (tmp_path / "a.pt").write_text("old")
 
     def save(state, path):
         Path(path).write_text("half")
@@ -141,17 +125,4 @@ def test_an_interrupted_save_leaves_no_new_file(error, raised, existing, tmp_pat
         save_checkpoint({"x": 1}, tmp_path / "a.pt", force=True)
     if raised is ValueError:
         assert "a.pt" in str(caught.value) and "\n" not in str(caught.value)
-    assert names(tmp_path) == (["a.pt"] if existing else [])
-    assert not existing or (tmp_path / "a.pt").read_text() == "old"
-
-
-def test_a_file_size_limit_leaves_no_partial_checkpoint(tmp_path):
-    """The system refuses to let a file of this process grow beyond 100 kB."""
-    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-        with pytest.raises(ValueError, match="cannot write .*a.pt") as error:
-            save_checkpoint({"x": torch.zeros(1_000_000)}, tmp_path / "a.pt")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert names(tmp_path) == [] and "\n" not in str(error.value)
+    assert names(tmp_path) == ["a.pt"] and (tmp_path / "a.pt").read_text() == "old"

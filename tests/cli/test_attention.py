@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import re
-from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
@@ -14,12 +13,12 @@ from support.analysis import READ, one_line
 
 from fairseq_headgates import observe
 from fairseq_headgates.cli import main as cli
-from fairseq_headgates.extensions.attention_maps.drawing import attention_figure, attention_page
-from fairseq_headgates.extensions.attention_maps.interactive import interactive_page
+from fairseq_headgates.extensions.attention_maps.drawing import attention_figure, attention_page, interactive_page
 from fairseq_headgates.heads import AttentionMap, HeadId, parse_heads
 from fairseq_headgates.report import text as report_text
 
 SIZES = {"enc-self": (2, 4), "dec-enc": (2, 4)}
+LOADS = re.compile(r"\s(src|href)\s*=")
 
 
 def test_heads_are_parsed():
@@ -35,13 +34,9 @@ def test_heads_are_parsed():
     "text, words",
     [
         ("enc-self", "'enc-self': it must be TYPE:LAYER.HEAD, TYPE:LAYER.* or TYPE:*"),
-        ("enc-self:1", "it must be TYPE:LAYER.HEAD"),
         ("enc-self:*.1", "it must be TYPE:LAYER.HEAD"),
-        ("", "'': it must be"),
         ("dec-self:0.0", "but only enc-self, dec-enc can be named"),
-        ("enc-self:2.0", "enc-self has 2 layers of 4 heads, counted from 0"),
         ("enc-self:0.4", "enc-self has 2 layers of 4 heads, counted from 0"),
-        ("enc-self:2.*", "enc-self has 2 layers of 4 heads, counted from 0"),
     ],
 )
 def test_heads_that_do_not_exist(text, words):
@@ -91,19 +86,6 @@ def test_sentences_of_a_file_and_of_standard_input(on_toy, toy, tmp_path, monkey
     assert json.loads(on_toy("attention", "--json", "--text", "-"))["sentences"] == typed["sentences"]
 
 
-class Page(HTMLParser):
-    """Counts the maps and cells of a page, and what it would load."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.loaded = [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.loaded += [name for name, _ in attributes if name in ("src", "href")]
-
-
 def test_closed_and_removed_heads_are_marked(on_toy, headgates, checkpoints, tmp_path):
     shown = json.loads(headgates("show", checkpoints["mixed"], "--json"))["gate"]["enc-self"]
     result = json.loads(on_toy("attention", "--json", "--heads", "enc-self:*", checkpoint=checkpoints["mixed"]))
@@ -116,16 +98,16 @@ def test_closed_and_removed_heads_are_marked(on_toy, headgates, checkpoints, tmp
     assert text.count(", closed)") == sum(entry["gate"] == 0 for entry in heads)
     page = tmp_path / "maps.html"
     on_toy("attention", "--heads", "enc-self:*", "--plot", page, checkpoint=checkpoints["mixed"])
-    found = Page(page.read_text(encoding="utf-8"))
-    assert found.tags.count("figure") == 8 and not found.loaded and "script" not in found.tags
-    assert found.tags.count("table") == sum(entry["weights"] is not None for entry in heads)
+    found = page.read_text(encoding="utf-8")
+    assert found.count("<figure") == 8 and not LOADS.search(found) and "<script" not in found
+    assert found.count("<table") == sum(entry["weights"] is not None for entry in heads)
 
 
 def test_an_interactive_page_holds_all_weights_and_loads_nothing(on_toy, checkpoints, tmp_path):
     options = ["attention", "--lines", "3,1", "--out", tmp_path / "maps.json", "--plot", tmp_path / "maps.html"]
     on_toy(*options, "--interactive", checkpoint=checkpoints["mixed"])
     page = (tmp_path / "maps.html").read_text(encoding="utf-8")
-    assert not Page(page).loaded and "default-src 'none'" in page
+    assert not LOADS.search(page) and "default-src 'none'" in page
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1])
     assert [each["number"] for each in data] == [3, 1]
     for each, types in zip(data, json.loads((tmp_path / "maps.json").read_text())["sentences"], strict=True):
@@ -156,11 +138,9 @@ def test_interactive_pages_have_limits_and_escape_tokens():
 
 def test_pictures(on_toy, tmp_path):
     on_toy("attention", "--heads", "enc-self:0.0,dec-enc:1.*", "--lines", "1,2", "--plot", tmp_path / "maps.svg")
-    on_toy("attention", "--heads", "dec-self:1.0", "--plot", tmp_path / "maps.png")
     titles = [each.text for each in ElementTree.parse(tmp_path / "maps.svg").iter() if each.tag.endswith("text")]
     assert sum("dec-enc layer 1 head 3" in (title or "") for title in titles) == 2
-    assert (tmp_path / "maps.png").stat().st_size > 1000
-    assert "exists" in one_line(on_toy("attention", "--plot", tmp_path / "maps.png", code=2))
+    assert "exists" in one_line(on_toy("attention", "--plot", tmp_path / "maps.svg", code=2))
 
 
 def test_sentences_are_numbered_as_in_the_data_or_text(on_toy, headgates, tmp_path):
@@ -189,40 +169,23 @@ def test_sentences_are_numbered_as_in_the_data_or_text(on_toy, headgates, tmp_pa
             "schön\n".encode("latin1"),
             "text' is not UTF-8 in line 1: convert it, for example with iconv -f latin1 -t utf8",
         ),
-        ("a b\n".encode("utf-16"), "text' is UTF-16: convert it with iconv -f UTF-16 -t utf8"),
+        (b"\n \n", "has no sentence: give one sentence per line"),
     ],
 )
-def test_texts_that_are_refused(content, words, on_toy, tmp_path, monkeypatch):
+def test_texts_that_are_refused(content, words, on_toy, tmp_path):
     (tmp_path / "text").write_bytes(content)
     assert words in one_line(on_toy("attention", "--text", tmp_path / "text", code=2))
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), "latin1"))
-    typed = words.replace("text'", "standard input").replace("text line", "standard input line")
-    assert typed in one_line(on_toy("attention", "--text", "-", code=2))
 
 
-def test_a_plot_without_a_font_for_its_tokens_warns(on_toy, copied, gated_checkpoint, tmp_path, capsys, monkeypatch):
+def test_a_plot_without_a_font_for_its_tokens_warns(copied, gated_checkpoint, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(report_text, "_other_fonts", lambda: [])
     folder = copied()
     for path in folder.glob("dict.*.txt"):
         path.write_text(path.read_text().replace("a ", "中文 ").replace("b ", "🙂 "))
     (tmp_path / "typed").write_text("中文 🙂\n")
-    typed = ["attention", "--text", tmp_path / "typed", "--heads", "enc-self:0.0"]
-    for kind in ("svg", "html"):
-        on_toy(*typed, "--plot", tmp_path / f"maps.{kind}", data=folder, subset="test")
-        assert "中文" in (tmp_path / f"maps.{kind}").read_text()
-    assert not capsys.readouterr().err
-    arguments = [
-        folder,
-        "--path",
-        gated_checkpoint,
-        "--gen-subset",
-        "test",
-        *READ,
-        *typed[1:],
-        "--plot",
-        tmp_path / "maps.png",
-    ]
-    assert cli.main(["attention", *map(str, arguments)]) == 0
+    options = [folder, "--path", gated_checkpoint, "--gen-subset", "test", *READ, "--text", tmp_path / "typed"]
+    options += ["--heads", "enc-self:0.0", "--plot", tmp_path / "maps.png"]
+    assert cli.main(["attention", *map(str, options)]) == 0
     assert capsys.readouterr().err == (
         f"headgates attention: warning: {tmp_path}/maps.png does not show CJK, symbols or emoji, for which this system "
         f"has no font: use --plot x.html or x.svg\nwritten: {tmp_path}/maps.png\n"
@@ -252,12 +215,7 @@ def test_a_subset_without_target_is_translated(on_toy, copied):
     assert result["sentences"][0]["dec-enc"]["queries"][-1] == "</s>"
 
 
-def test_sentences_that_the_model_cannot_read(on_toy, copied, tmp_path):
-    path = copied() / "test.src-tgt.src.bin"
-    path.write_bytes(b"\x18" + path.read_bytes()[1:])
-    assert "the token 24, its dictionary 24 symbols" in one_line(
-        on_toy("attention", data=path.parent, subset="test", code=2)
-    )
+def test_sentences_that_the_model_cannot_read(on_toy, tmp_path):
     text = tmp_path / "text"
     text.write_text("a " * 1100 + "\n")
     assert "the source of a sentence has 1101 tokens: the model allows 1024" in one_line(
@@ -269,20 +227,10 @@ def test_sentences_that_the_model_cannot_read(on_toy, copied, tmp_path):
     "options, words",
     [
         (["--lines", "31"], "--lines has 31: 'valid' has the sentences 1 to 30"),
-        (["--lines", "0"], "--lines has 0"),
         (["--lines", "x"], "'x' is not a list of line numbers such as 1,5"),
         (["--lines", "1", "--text", "-"], "--lines has no effect with --text"),
-        (["--text", "missing"], "missing"),
-        (["--heads", "dec-enc:5.0"], "dec-enc has 2 layers of 4 heads"),
-        (["--plot", "x.abc"], "unknown format 'abc'"),
         (["--sentences", "3"], "--sentences"),
     ],
 )
 def test_wrong_options(options, words, on_toy):
     assert words in one_line(on_toy("attention", *options, code=2))
-
-
-def test_an_empty_text(on_toy, tmp_path):
-    path = tmp_path / "text"
-    path.write_text("\n \n")
-    assert "has no sentence: give one sentence per line" in one_line(on_toy("attention", "--text", path, code=2))

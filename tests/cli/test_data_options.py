@@ -20,11 +20,9 @@ from fairseq_headgates.evaluation import metrics
     ("options", "words"),
     [
         # values of one of our options
-        ("score --method attention", "unknown method 'attention': choose from confidence, gradient, relevance"),
         ("score --method gate,gate", "the method 'gate' is named twice"),
         ("score --method gate --sentences 0", "--sentences is 0: it must be at least 1"),
         ("score --method gate --plot map.xyz", "unknown format 'xyz', choose .png, .pdf or .svg"),
-        ("curve --by gate --types encoder", "unknown attention type 'encoder'"),
         ("curve --by gate --types ,", "names no attention type: choose from enc-self, dec-self, dec-enc, or all"),
         # options that need others, or have no effect
         ("ablate --select-subset valid", "--select-subset has no effect without --mode all-but-one"),
@@ -35,34 +33,23 @@ from fairseq_headgates.evaluation import metrics
         # names without a value
         ("score --method gate --out=", "argument --out: the value is empty: give a name"),
         ("score --method gate --user-dir=", "--user-dir is empty: give the folder of a package"),
-        ("curve --scores=", "--scores is empty: give a name"),
-        ("curve --by gate --score-subset=", "--score-subset is empty: give a name"),
+        ("curve --scores=", "argument --scores: the value is empty: give a name"),
         # files, subsets and folders
-        ("score --method gate --path missing.pt", "cannot read the checkpoint 'missing.pt'"),
         ("score --method gate --path /:/tmp", "--path names 2 checkpoints"),
-        ("curve --scores missing.json", "cannot read the score file 'missing.json'"),
         ("score --method gate --out /nowhere/x.json", "cannot write /nowhere/x.json"),
         ("score --method gate --gen-subset dev", "there is no subset 'dev' in"),
-        ("score --method gate --gen-subset /abs/path", "there is no subset '/abs/path' in"),
         ("score --method gate --source-lang xx", "--source-lang is xx, but the data in"),
         ("score --method gate --dataset-impl lazy", "(Index file doesn't match expected format."),
         # options that this command would ignore
         ("score --method gate --lm-path x --scoring wer", "--lm-path, --scoring wer cannot be used"),
-        ("curve --by gate --score-reference", "--score-reference cannot be used here"),
         # what fairseq finds: its reason is in the line
         ("score --method gate --max-source-positions 4", "--skip-invalid-size-inputs-valid-test"),
         ("score --method gate --seed -3", "Seed must be between 0 and"),
         ("ablate --metric bleu --remove-bpe x", "--bpe, --tokenizer or --post-process cannot be used"),
-        ("ablate --metric bleu --bpe bytes", "fairseq cannot use these options (In 'config'"),
         # numbers that end a process, or give any result
         ("score --method gate --required-batch-size-multiple 0", "-multiple is 0: it must be at least 1"),
-        ("score --method gate --required-batch-size-multiple 99", "--required-batch-size-multiple 99"),
         # workers
         ("score --method gate --distributed-world-size 2", "torchrun --nproc-per-node 2"),
-        (
-            "score --method gate --distributed-world-size 2 --distributed-rank 2 --distributed-init-method tcp://x:1",
-            "--distributed-rank is 2: it must be from 0 to 1",
-        ),
         (
             "score --method gate --distributed-world-size 2 --distributed-init-method x",
             "the rendezvous failed at --distributed-init-method x (",
@@ -79,13 +66,9 @@ def test_bad_input_gets_one_line(options, words, on_toy):
     ("options", "words"),
     [
         ("--max-len-b -1", "--min-len is 1, but translations of 9 source tokens have at most -1 tokens: lower"),
-        ("--match-source-len --min-len 50", "--min-len is 50, but translations of 9 source tokens have at most"),
         ("--lenpen nan", "--lenpen is nan: it must be a finite number"),
-        ("--lenpen inf", "--lenpen is inf: it must be a finite number"),
         ("--temperature 0", "fairseq cannot use these search options (--temperature must be greater than 0)"),
         ("--sampling --sampling-topk 99", "--sampling-topk is 99: it must be at most 24"),
-        ("--diversity-rate 0.5 --beam 13", "--beam is 13: with --diversity-rate it must be at most 12"),
-        ("--scoring sacrebleu --sacrebleu-tokenizer ja-mecab", "--sacrebleu-tokenizer ja-mecab cannot be used"),
     ],
 )
 def test_options_of_the_search_are_checked_before_anything_is_computed(options, words, on_toy, monkeypatch):
@@ -94,12 +77,9 @@ def test_options_of_the_search_are_checked_before_anything_is_computed(options, 
     assert words in one_line(on_toy("ablate", "--metric", "bleu", *options.split(), subset="test", code=2))
 
 
-@pytest.mark.parametrize(
-    "options", [["--lenpen", "1e300"], ["--temperature", "1e-300"], ["--temperature", "1e-40", "--sampling"]]
-)
-def test_search_options_with_scores_that_are_not_finite_are_refused(options, on_toy):
-    curve = ["curve", "--by", "gate", "--steps", "0", "--types", "all", "--max-len-b", "9"]
-    line = one_line(on_toy(*curve, *options, subset="test", code=2))
+def test_search_options_with_scores_that_are_not_finite_are_refused(on_toy):
+    curve = ["curve", "--by", "gate", "--steps", "0", "--types", "all", "--max-len-b", "9", "--lenpen", "1e300"]
+    line = one_line(on_toy(*curve, subset="test", code=2))
     assert "the scores of the search are not finite: use less extreme values of --temperature, --lenpen" in line
 
 
@@ -116,15 +96,9 @@ def test_extreme_but_valid_options_are_accepted(on_toy):
     [
         (["curve", "--by", "guess"], "argument --by: invalid choice: 'guess' (choose from"),
         (["curve", "--by", "gate", "--steps", "0,120"], "120 percent of the heads: it must be from 0 to 100"),
-        (["curve", "--by", "gate", "--steps", "ten"], "'ten' is not a list of percentages"),
         (["score", "--method", "gate", "--sentenc", "3"], "unrecognized arguments: --sentenc 3"),
-        (["score", "--method", "gate", "--beam", "x"], "argument --beam: invalid int value: 'x'"),
-        (["score", "--method", "gate", "--gen-subset"], "argument --gen-subset: expected one argument"),
-        (["score", "--method", "gate", "--user-dir"], "argument --user-dir: expected one argument"),
-        (["score", "--method", "gate", "--task", "x"], "argument --task: invalid choice: 'x'"),
         (["score", "--method", "gate", "--dataset-impl", "x"], "argument --dataset-impl: invalid choice: 'x'"),
         (["score", "--method", "gate", "--method", "random"], "argument --method: given twice, as 'gate' and 'random'"),
-        (["curve", "--by", "gate", "--by", "random"], "argument --by: given twice, as 'gate' and 'random'"),
         (["show", "x.pt", "--beam", "3"], "unrecognized arguments: --beam 3"),
     ],
 )
@@ -147,14 +121,9 @@ def test_a_missing_checkpoint_or_other_vocabulary_is_refused(headgates, on_toy, 
     ("name", "content", "words"),
     [
         ("broken_syntax", "def (", "SyntaxError: invalid syntax"),
-        ("broken_import", "import nothing_like_this", "ModuleNotFoundError: No module named 'nothing_like_this'"),
         ("broken_at_work", "raise RuntimeError('so\\nand so')", "(RuntimeError: so)"),
-        ("broken_exit", "import sys; sys.exit(3)", "(SystemExit: 3)"),
         ("json", "", "is not globally unique"),
-        ("copy", "", "AttributeError: module 'copy' has no attribute '__path__'"),
-        ("fairseq_headgates", "", "is not globally unique"),
         ("missing", None, "(no such folder)"),
-        ("one.two", "", "ModuleNotFoundError: No module named 'one'"),
     ],
 )
 def test_a_broken_user_dir(name, content, words, on_toy, tmp_path, monkeypatch):
@@ -170,13 +139,7 @@ def test_a_broken_user_dir(name, content, words, on_toy, tmp_path, monkeypatch):
 
 UNUSED = {
     "--checkpoint-suffix=-shard0": "--checkpoint-suffix",
-    "--checkpoint-shard-count=2": "--checkpoint-shard-count",
-    "--model-parallel-size=2": "--model-parallel-size",
-    "--pipeline-model-parallel": "--pipeline-model-parallel",
-    "--results-path=x": "--results-path",
     "--memory-efficient-bf16": "--bf16",
-    "--amp": "--amp",
-    "--num-shards=2": "--num-shards",
     "--scoring=sacrebleu --sacrebleu-char-level": "--sacrebleu-char-level",
     "--scoring=chrf": "--scoring chrf",
 }
@@ -291,14 +254,11 @@ def test_tokenised_references_get_one_warning(toy, checkpoints, capsys, monkeypa
         ("a@@ b", "a@@ b .", {}, "--remove-bpe and --tokenizer moses"),
         ("a@@ b", "a@@ b .", {"tokenizer": "moses"}, "--remove-bpe"),
         ("a@@ b", "ab .", {"post_process": "@@ "}, "--tokenizer moses"),
-        ("a@@ b", "a@@b", {"post_process": "sentencepiece"}, "--remove-bpe"),
         ("a@@ b", "a@@b", {"post_process": "@@ "}, ""),
         # in subwords, the full stop of a text that is not tokenised is one of them, too
         ("\u2581a b .", "\u2581a b .", {}, "--post-process sentencepiece"),
-        ("\u2581a b .", "\u2581a b .", {"post_process": "@@ "}, "--post-process sentencepiece"),
         ("\u2581a b .", "ab.", {"post_process": "sentencepiece"}, ""),
         ("\u0120a b", "\u0120a b", {}, "a text in which they are joined, for which fairseq has no option"),
-        ("a ##b", "a ##b", {}, "--bpe bert"),
         ("262 13", "262 13", {}, "--bpe gpt2 if they are those of its subwords"),
         ("a b", "a b", {}, ""),
     ],

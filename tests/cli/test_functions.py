@@ -47,22 +47,10 @@ def test_every_kind_of_checkpoint(name, on_toy, checkpoints, annotated, texts, t
     assert relations["dec-enc"]["alignment"]["count"] == words
     assert f"{words} of {words} words found in the text" in text
     assert "enc-self (encoder self-attention): 0 of " in text and "entropy" in text
-
-
-def test_json(on_toy, annotated):
-    result = json.loads(on_toy("functions", "--json", *annotated))
-    entry = result["heads"]["dec-enc"][0][0]
+    entry = next(entry for entry in result["heads"]["dec-enc"][0] if entry)
     assert set(entry) == {"gate", "functions", "positional", "words", "statistics"}
     assert set(entry["statistics"]) == {"entropy", "confidence", "eos", "first", "monotonic"}
     assert result["options"] == {"positional": 90, "margin": 10, "rare": 50, "confidence": 95}
-
-
-def test_the_confidence_is_that_of_score(on_toy):
-    result = json.loads(on_toy("functions", "--json"))
-    scores = json.loads(on_toy("score", "--json", "--method", "confidence"))["scores"]
-    for attention_type, rows in scores.items():
-        for row, entries in zip(rows, result["heads"][attention_type], strict=True):
-            assert [entry["statistics"]["confidence"] for entry in entries] == pytest.approx(row)
 
 
 def test_the_number_of_processes_makes_no_difference(start, toy, gated_checkpoint, on_toy, annotated, tmp_path):
@@ -104,14 +92,8 @@ def test_scores_of_the_checkpoint(on_toy, annotated, checkpoints, tmp_path):
 @pytest.mark.parametrize(
     "rows, signature, words",
     [
-        ({"enc-self": [[1, 2]]}, "", "the score file does not fit the model: enc-self has 1 layers, the model has 2"),
         ({"enc-self": [[1, 2, 3, None], [1] * 4]}, "", "enc-self layer 0 head 3 has no score"),
-        ({"enc-other": [[1]]}, "", "enc-other"),
-        (
-            {"enc-self": [[1] * 4] * 2},
-            "updates:8",
-            "the scores of m are of a model after 8 updates, and the checkpoint",
-        ),
+        ({"enc-self": [[1] * 4] * 2}, "updates:8", "the scores of m are of a model after 8 updates, and the"),
     ],
 )
 def test_scores_of_another_model(rows, signature, words, on_toy, checkpoints, tmp_path):
@@ -121,51 +103,20 @@ def test_scores_of_another_model(rows, signature, words, on_toy, checkpoints, tm
     assert words in one_line(line)
 
 
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        (["--relations", "nsubj"], "--relations needs trees: add --conllu FILE"),
-        (["--positional", "101"], "'101' is not a percentage from 0 to 100"),
-        (["--conllu", "missing"], "cannot read the trees 'missing' (No such file or directory)"),
-        (["--alignment", ""], "cannot read"),
-        (["--scores", "missing"], "cannot read"),
-    ],
-)
-def test_wrong_options(options, words, on_toy):
-    assert words in one_line(on_toy("functions", *options, code=2))
-
-
-def test_trees_of_another_text(on_toy, texts, tmp_path):
+def test_annotations_of_another_text(on_toy, texts, tmp_path):
+    trees, links = tmp_path / "trees", tmp_path / "links"
     other = [["other"] * len(words) if i in (3, 7) else words for i, words in enumerate(texts[0])]
-    line = one_line(on_toy("functions", "--conllu", conllu(tmp_path / "x", other), code=2))
+    line = one_line(on_toy("functions", "--conllu", conllu(trees, other), code=2))
     assert "2 trees of the source are not those of its sentences (number 4, 8)" in line
-    line = one_line(on_toy("functions", "--conllu", conllu(tmp_path / "x", texts[0][1:]), code=2))
+    line = one_line(on_toy("functions", "--conllu", conllu(trees, texts[0][1:]), code=2))
     assert "there are 29 source trees for 30 sentences" in line
-    line = one_line(on_toy("functions", "--conllu", tmp_path / "x", "--relations", "obj", code=2))
-    assert "no tree has the relation 'obj': choose from nsubj, root" in line
-
-
-def test_alignments_of_another_text(on_toy, tmp_path):
-    links = tmp_path / "links"
     links.write_text("0-0\n" * 29)
     assert "there are 29 lines of word alignments for 30" in one_line(on_toy("functions", "--alignment", links, code=2))
-    links.write_text("0-0 9-0\n" * 30)
-    line = one_line(on_toy("functions", "--alignment", links, code=2))
-    assert "the alignment of sentence 1 has 9-0" in line and "before subword segmentation" in line
-    words = int(re.search(r" has 9-0, but the sentence has (\d+) and \1 words", line)[1])
-    for link, code in ((f"{words - 1}-0", 0), (f"{words}-0", 2), (f"0-{words}", 2)):
+    words = len(texts[0][0])
+    for link, code in ((f"{words - 1}-0", 0), (f"{words}-0", 2)):
         links.write_text(f"{link}\n" + "0-0\n" * 29)
         done = on_toy("functions", "--alignment", links, code=code)
-        assert code == 0 or f" has {link}, but the sentence has {words} and " in one_line(done)
-
-
-def test_a_dictionary_without_counts(on_toy, copied):
-    folder = copied()
-    for path in folder.glob("dict.*"):
-        path.write_text("".join(f"{line.split()[0]} 1\n" for line in path.read_text().splitlines()))
-    line = one_line(on_toy("functions", data=folder, subset="test", code=2))
-    assert "the dictionary of the source has no counts" in line and "--no-rare" in line
-    on_toy("functions", "--no-rare", data=folder, subset="test")
+    assert f"the alignment of sentence 1 has {link}, but the sentence has {words} and {words} words" in one_line(done)
 
 
 def test_alignments_are_written(on_toy, annotated, texts, tmp_path):
@@ -200,37 +151,25 @@ def test_sentences_that_are_too_long_keep_their_lines(on_toy, texts, tmp_path):
 
 def test_a_dictionary_without_a_mark_of_subwords_is_warned_of(annotated, toy, gated_checkpoint, capsys):
     """If words are needed, and the user does not say that tokens are words."""
-    for options, side in (
-        (annotated[:2], "source has"),
-        (annotated[4:], "source and the target has"),
-        ([*annotated, "--post-process", "none"], ""),
-    ):
-        places = [toy.data, "--path", gated_checkpoint, "--gen-subset", "valid", *READ]
-        assert cli.main(list(map(str, ["functions", *places, *options]))) == 0
+    places = [toy.data, "--path", gated_checkpoint, "--gen-subset", "valid", *READ]
+    warning = "the dictionary of the source and the target has none of the marks of subwords"
+    for options, found in (([], warning), (["--post-process", "none"], "")):
+        assert cli.main(list(map(str, ["functions", *places, *annotated[4:], *options]))) == 0
         err = capsys.readouterr().err
-        assert (f"the dictionary of the {side} none of the marks of subwords" in one_line(err)) if side else not err
+        assert found in one_line(err) if found else not err
 
 
 @pytest.mark.parametrize(
     "options, words",
     [
+        (["--relations", "nsubj"], "--relations needs trees: add --conllu FILE"),
+        (["--positional", "101"], "'101' is not a percentage from 0 to 100"),
         (["--align-by", "alti"], "--align-by needs a file to write: add --write-alignments FILE"),
-        (
-            ["--write-alignments", "x", "--align-by", "best"],
-            "--align-by best compares heads with word alignments: add --alignment",
-        ),
-        (
-            ["--write-alignments", "x", "--align-by", "enc-self:0.1"],
-            "--align-by has 'enc-self:0.1', but only dec-enc can be named",
-        ),
+        (["--write-alignments", "x", "--align-by", "best"], "compares heads with word alignments: add --alignment"),
         (["--write-alignments", "x", "--align-by", "dec-enc:7.1"], "dec-enc has 2 layers of 4 heads"),
-        (
-            ["--write-alignments", "x", "--align-by", "lime"],
-            "--align-by is 'lime': it must be heads such as dec-enc:1.3",
-        ),
-        (["--write-alignments", ""], "the value is empty"),
+        (["--write-alignments", "x", "--align-by", "lime"], "is 'lime': it must be heads such as dec-enc:1.3"),
     ],
 )
-def test_alignments_that_cannot_be_written(options, words, on_toy, tmp_path, monkeypatch):
+def test_wrong_options(options, words, on_toy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert words in one_line(on_toy("functions", *options, code=2)) and not (tmp_path / "x").exists()

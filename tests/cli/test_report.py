@@ -132,18 +132,12 @@ def test_the_gif_has_a_frame_for_each_record(reported):
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"models": []}, "sweep.json lacks values"),
-        ({"models": [{"name": "x"}]}, "sweep.json lacks values"),
+        ({"models": []}, "sweep.json models is an empty list"),
         ({"models": [{**SWEEP["models"][1], "BLEU": []}]}, "sweep.json lacks values"),
-        ({"models": [{**SWEEP["models"][1], "heads": 3}]}, "sweep.json lacks values"),
         ({"models": [{**SWEEP["models"][1], "BLEU": [1e308, 1e999]}]}, "it holds Infinity"),
         (
             {"format": "headgates.ablation/1", "signature": "", "mode": "single", "nll_difference": {"enc-self": [[1]]}}
             | {"bleu_difference": {"enc-self 0 100000000": 1}},
-            "sweep.json lacks values",
-        ),
-        (
-            {"format": "headgates.ablation/1", "signature": "", "nll_difference": {"enc-self": [[1]]}},
             "sweep.json lacks values",
         ),
         (
@@ -176,14 +170,13 @@ def test_a_page_that_exists_is_kept(tmp_path, experiment, headgates):
     assert "<html" in (tmp_path / "r.html").read_text()
 
 
-@pytest.mark.parametrize("wrong", [["in.json", "in.json"], ["out.html", "in.json", "--gif", "in.json"]])
-def test_an_input_is_not_overwritten(wrong, tmp_path, headgates, monkeypatch):
+def test_an_input_is_not_overwritten(tmp_path, headgates):
     """OUT.html was forgotten."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "in.json").write_text(json.dumps(SWEEP))
-    error = one_line(headgates("report", *wrong, "--force", code=2))
+    path = tmp_path / "in.json"
+    path.write_text(json.dumps(SWEEP))
+    error = one_line(headgates("report", path, path, "--force", code=2))
     assert "in.json would be overwritten: the name of this output must end in ." in error
-    assert json.loads((tmp_path / "in.json").read_text()) == SWEEP
+    assert json.loads(path.read_text()) == SWEEP
 
 
 def test_file_names_may_hold_any_bytes(tmp_path, experiment, headgates):
@@ -206,16 +199,6 @@ def test_a_gif_needs_a_gate_log(tmp_path, experiment, headgates):
     arguments = ["report", tmp_path / "r.html", experiment / "sweep.json", "--gif", tmp_path / "g.gif"]
     assert "no input has a gate log" in one_line(headgates(*arguments, code=2))
     assert not (tmp_path / "r.html").exists() and not (tmp_path / "g.gif").exists()
-
-
-def test_too_many_maps_are_refused(tmp_path, headgates):
-    tokens = ["a"] * 150
-    head = {"layer": 0, "head": 0, "gate": 1, "weights": [[0.0] * 150] * 150}
-    types = {"enc-self": {"queries": tokens, "keys": tokens, "heads": [head]}}
-    data = {"format": "headgates.attention/1", "signature": "", "sentences": [types]}
-    (tmp_path / "maps.json").write_text(json.dumps(data))
-    error = one_line(headgates("report", tmp_path / "r.html", tmp_path / "maps.json", code=2))
-    assert "the maps have 22,500 cells, and at most 20,000 are drawn" in error
 
 
 def test_named_functions_have_the_expected_letters():

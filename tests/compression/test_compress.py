@@ -89,9 +89,8 @@ def test_all_parameters_change_nothing():
 
 @pytest.mark.parametrize("params", [0.1, 1, 1.01])
 def test_budgets_out_of_reach_are_refused(params):
-    with pytest.raises(
-        ValueError, match=rf"--params is {params}: it must be from [\d,]+ \([\d.]+%\), without any heads"
-    ):
+    words = rf"--params is {params}: it must be from [\d,]+ \([\d.]+%\), without any heads"
+    with pytest.raises(ValueError, match=words):
         compress(make_model(), TASK, BATCHES, params)
 
 
@@ -103,7 +102,6 @@ def test_budgets_out_of_reach_are_refused(params):
     [
         ("[64]", "'\\[64\\]' does not give the neurons of each layer"),
         ('{"middle": [1]}', "does not give the neurons"),
-        ('{"encoder": [1.5, 2]}', "does not give the neurons"),
         ('{"encoder": [-1, 2]}', "does not give the neurons"),
         ('{"encoder": [1]}', "has 1 layers of the encoder, the model has 2"),
         ('{"decoder": [64, 65]}', "65 neurons: it must be at most 64, --decoder-ffn-embed-dim"),
@@ -125,20 +123,9 @@ def test_a_new_model_has_the_given_dimensions():
 def compressed(toy, checkpoints, run, tmp_path_factory):
     """A checkpoint with 80% of the parameters, and what the command printed."""
     out = tmp_path_factory.mktemp("compressed") / "small.pt"
-    arguments = [
-        toy.data,
-        "--path",
-        checkpoints["baseline"],
-        "--gen-subset",
-        "valid",
-        "--params",
-        "0.8",
-        "--fit-sentences",
-        60,
-        "--out",
-        out,
-    ]
-    return out, run("headgates", "compress", *arguments, *READ).out
+    arguments = [toy.data, "--path", checkpoints["baseline"], "--gen-subset", "valid", *READ]
+    arguments += ["--params", "0.8", "--fit-sentences", 60, "--out", out]
+    return out, run("headgates", "compress", *arguments).out
 
 
 def test_dimensions_are_those_of_a_checkpoint(compressed, checkpoints):
@@ -246,14 +233,10 @@ def test_a_checkpoint_without_its_option_is_refused(headgates, toy, checkpoints)
     [
         (["--params", "0.01"], "--params is 0.01: it must be from"),
         (["--params", "half"], "'half' is neither a number of parameters"),
-        (["--params", "0.5", "--units", "layers"], "'layers' is not heads or neurons"),
         (["--params", "0.9,0.8", "--out", "x.pt"], "--out is for one compressed model, --params names 2: name one"),
         (["--speedup", "0.9"], "'0.9' is not a speed such as 1.5"),
-        (["--params", "0.9", "--speedup", "1.1"], "not allowed with argument --params"),
         ([], "one of the arguments --params --speedup is required"),
         (["--params", "0.9", "--metric", "accuracy"], "--metric is accuracy, which this --task does not have"),
-        (["--params", "0.9", "--fit-subset", "other"], "there is no subset 'other'"),
-        (["--params", "0.9", "--fit-sentences", "1"], "unknowns for each output"),
     ],
 )
 def test_bad_input(more, line, headgates, toy, checkpoints):

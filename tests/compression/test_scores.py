@@ -2,15 +2,12 @@
 
 import math
 
-import pytest
 import torch
 from support.sentences import PAIRS, TASK, make_gates, make_model, sample
 
-from fairseq_headgates.analysis.blocks import blocks_of
 from fairseq_headgates.analysis.importance import Options, score
 from fairseq_headgates.attention.hooks import hooked
 from fairseq_headgates.attention.sites import head_factors, head_sites
-from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.extensions.compress import moments
 from fairseq_headgates.heads import TYPES
 
@@ -94,22 +91,3 @@ def test_a_closed_head_costs_nothing():
         factor = head_factors(model)[site.attention_type][site.layer]
         row = torch.tensor(table.values[site.attention_type][site.layer])
         assert torch.equal(row == 0, factor == 0)
-
-
-def test_moments_do_not_depend_on_the_batches():
-    model = make_model()
-    several = [sample(PAIRS[i : i + 9], left_pad=i % 2 == 0) for i in range(0, len(PAIRS), 9)]
-    one, other = (
-        moments.moments(model, Corpus(TASK, batches), blocks_of(model)) for batches in ([sample(PAIRS)], several)
-    )
-    for name, found in one.items():
-        torch.testing.assert_close(found.inputs, other[name].inputs, atol=1e-10, rtol=1e-8)
-        torch.testing.assert_close(found.gradients, other[name].gradients, atol=1e-10, rtol=1e-8)
-
-
-def test_weights_that_are_not_finite_are_refused():
-    model = make_model()
-    with torch.no_grad():
-        head_sites(model)[0].attention.v_proj.weight[0, 0] = math.nan
-    with pytest.raises(ValueError, match="activations at encoder.layers.0.self_attn.out_proj are not finite"):
-        score(model, TASK, [sample(PAIRS)], "refit")

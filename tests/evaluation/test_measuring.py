@@ -14,7 +14,8 @@ from support.sentences import make_gates, make_model, sample, sentences
 from fairseq_headgates import HeadTable, compress, gate_values, l0_penalty, masked, observe, open_probabilities, prune
 from fairseq_headgates.analysis.ablation import ablation_losses, ablation_masks, masked_predictions
 from fairseq_headgates.analysis.curves import pruning_curve
-from fairseq_headgates.analysis.importance import METHODS, score
+from fairseq_headgates.analysis.importance import score
+from fairseq_headgates.analysis.options import SCORES
 from fairseq_headgates.analysis.relevance.explaining import head_relevance, token_contributions
 from fairseq_headgates.analysis.sentences import typed_sentences
 from fairseq_headgates.attention.cuts import open_mask, removal_plan
@@ -23,7 +24,7 @@ from fairseq_headgates.attention.hooks import hooked
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss, sentence_losses
 from fairseq_headgates.evaluation.translations import references
-from fairseq_headgates.extensions.attention_maps.maps import attention_maps
+from fairseq_headgates.extensions.attention_maps.action import attention_maps
 from fairseq_headgates.extensions.functions.counting import count_functions
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import TYPES, HeadId
@@ -84,7 +85,7 @@ def reads(model):
 
 
 MEASURES = {
-    **{method: partial(lambda method, model: score(model, TASK, BATCHES, method), method) for method in METHODS},
+    **{method: partial(lambda method, model: score(model, TASK, BATCHES, method), method) for method in SCORES},
     "ablation, all but one": lambda model: ablation_losses(model, CORPUS, "all-but-one"),
     "ablation of predictions": predictions,
     "loss": lambda model: mean_loss(model, CORPUS),
@@ -103,16 +104,8 @@ MEASURES = {
     "gates and masks": reads,
     "prune": lambda model: removal_plan(model, prune(model, HALF)),
 }
-IN_ITS_MODE = {
-    "loss",
-    "losses of sentences",
-    "curve",
-    "ablation, all but one",
-    "ablation of predictions",
-    "masked",
-    "observe",
-    "hooked",
-}
+IN_ITS_MODE = {"loss", "losses of sentences", "curve", "ablation, all but one", "ablation of predictions"}
+IN_ITS_MODE |= {"masked", "observe", "hooked"}
 
 
 def make(mode):

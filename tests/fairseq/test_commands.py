@@ -3,79 +3,20 @@
 import json
 
 import pytest
-import torch
-from fairseq.models.transformer import TransformerModel
 from support.checkpoints import GENERATE
 from support.commands import (
     ALIVE,
     EVALUATION,
     GATED,
-    TOY_MODEL,
     USER_DIR,
     hypotheses,
     l0_configuration,
     logged,
-    run_program,
     valid_loss,
 )
-from support.training import assert_one_line_error, read
-
-# Of torch's data loader, about machines without a GPU.
-pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
-
-
-# The other commands
+from support.training import assert_one_line_error
 
 SEARCH = ["--beam", 4, "--max-len-b", 12]
-
-
-@pytest.fixture(scope="module")
-def generated(made_once, forked, gated_checkpoint, toy):
-    """The translations of the test data by the gated model, from a process of its own."""
-
-    def make(folder):
-        done = forked("fairseq-generate", toy.data, *GENERATE, "--path", gated_checkpoint, *SEARCH)
-        (folder / "translations").write_text("\n".join(hypotheses(done)))
-
-    return (made_once("generated", make) / "translations").read_text().split("\n")
-
-
-@pytest.mark.rehearsal
-def test_installed_generate_prints_the_same_as_the_forked_process(generated, gated_checkpoint, tmp_path, toy):
-    command = ["fairseq-generate", toy.data, *GENERATE, "--path", gated_checkpoint, *SEARCH]
-    assert hypotheses(run_program(tmp_path, *command)) == generated
-
-
-def test_interactive_translates_as_generate(generated, gated_checkpoint, run, toy):
-    options = ["--buffer-size", 10, "--batch-size", 10]  # all sentences at once, as fairseq-generate does
-    options = [*EVALUATION, "--path", gated_checkpoint, *SEARCH, *options]
-    typed = run("fairseq-interactive", toy.data, *options, stdin=(toy.text / "test.src").read_text())
-    assert len(generated) == 10 and hypotheses(typed) == generated
-
-
-@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
-def test_hub_translates_as_generate(around, generated, gated_checkpoint, toy):
-    sources = (toy.text / "test.src").read_text().splitlines()
-    with around():
-        hub = TransformerModel.from_pretrained(
-            str(gated_checkpoint.parent),
-            gated_checkpoint.name,
-            data_name_or_path=str(toy.data),
-            user_dir=str(USER_DIR),
-        )
-        assert hub.translate(sources, beam=4, max_len_b=12) == generated
-    assert hub.translate(sources, beam=4, max_len_b=12) == generated
-
-
-def test_interactive_reads_lines(gated_checkpoint, toy, either):
-    options = [*EVALUATION, "--path", gated_checkpoint, *SEARCH]
-    done = either("fairseq-interactive", toy.data, *options, stdin="a b c\nd d e f\n")
-    assert len(hypotheses(done)) == 2
-
-
-def test_ensemble_of_two_kinds_of_checkpoints_generates(checkpoints, run, toy):
-    path = f"{checkpoints['gated']}:{checkpoints['mixed']}"
-    assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, "--path", path, *SEARCH))) == 10
 
 
 def test_validate_repeats_the_loss_of_training(tmp_path, train, toy, either):
@@ -101,35 +42,10 @@ def test_hydra_train(tmp_path, toy, run, either):
     assert shown["gate"]["enc-self"] == ALIVE["enc-self"]
 
 
-HYDRA = {
-    "common": {"cpu": True, "user_dir": str(USER_DIR), "seed": 1},
-    "criterion": {"_name": "label_smoothed_cross_entropy"},
-    "optimizer": {"_name": "adam"},
-    "lr_scheduler": {"_name": "fixed"},
-    "dataset": {"max_tokens": 500, "num_workers": 0, "required_batch_size_multiple": 1},
-    "optimization": {"max_update": 1, "lr": [0.005]},
-}
-
-
-def hydra_train(run, toy, folder, code=0, **model):
-    """fairseq-hydra-train with these options of the model."""
-    config = {**HYDRA, "task": {"_name": "translation", "data": str(toy.data)}}
-    config |= {"model": {"_name": "transformer_head_gates", **TOY_MODEL, **model}}
-    config |= {"checkpoint": {"save_dir": str(folder / "save")}}
-    (folder / "toy.yaml").write_text(json.dumps(config))
-    return run("fairseq-hydra-train", "--config-dir", folder, "--config-name", "toy", code=code)
-
-
-def test_hydra_takes_lists_and_mappings(tmp_path, toy, run):
-    alive = {"enc-self": ALIVE["enc-self"]}
-    hydra_train(run, toy, tmp_path, gate_heads=["dec-enc"], gate_stretch=[-0.2, 1.2], alive_heads=alive)
-    stored = read(tmp_path / "save" / "checkpoint_last.pt")["cfg"]["model"]
-    assert (stored["gate_heads"], stored["gate_stretch"]) == ("dec-enc", "-0.2,1.2")
-    assert json.loads(stored["alive_heads"]) == {"format": "headgates.heads/1", **alive}
-
-
 def test_hydra_refuses_misspelt_options(tmp_path, toy, run):
-    done = hydra_train(run, toy, tmp_path, code=2, gate_heads="enc-self", gate_temprature=0.5)
+    config = l0_configuration(toy, tmp_path / "save", gate_heads="enc-self", gate_temprature=0.5)
+    (tmp_path / "toy.yaml").write_text(json.dumps(config))
+    done = run("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "toy", code=2)
     assert_one_line_error(done, ["unknown option 'gate_temprature' of the model: did you mean gate_temperature?"])
     assert not list((tmp_path / "save").glob("*.pt"))
 

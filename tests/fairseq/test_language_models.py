@@ -5,19 +5,15 @@ import re
 from functools import partial
 
 import pytest
-from support.commands import EVALUATION, USER_DIR
+from support.commands import EVALUATION, USER_DIR, Toy, l0_configuration
 from support.functions import conllu
 from support.language_models import (
     ALL_ATTENTION,
     BLOCKS,
-    CRITERIONS,
     READING,
     SIZES,
-    VARIANTS,
-    assert_two_workers_score_as_one,
     by_sentence,
 )
-from support.models import assert_same
 from support.training import (
     RESET,
     WITHOUT_NOISE,
@@ -27,8 +23,6 @@ from support.training import (
     read,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")  # of torch, on machines without a GPU
-
 GATES = ["--gate-heads", "dec-self", "--l0-weight", "0.05"]
 CLOSED = [[-3.0, 0.4, 3.0, -0.5], [-3.0, -3.0, -3.0, -3.0]]  # log_alpha of the gates that tests set
 OPEN = [[0, 1, 1, 1], [0, 0, 0, 0]]
@@ -36,37 +30,21 @@ PLUGIN = EVALUATION[:2]  # with it a command on fairseq's own model runs in this
 WITHOUT_PLUGIN = [option for option in READING if option not in PLUGIN]
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(v, marks=[pytest.mark.rehearsal] * (v != "adaptive")) for v in VARIANTS]
-)
-def variant(request):
-    return request.param
-
-
 @pytest.fixture(scope="module")
-def make_models(made_once, train_lm, run):
-    """make_models(variant) makes checkpoints: of fairseq's model; gated, started from it; pruned; in fairseq's form."""
+def models(made_once, train_lm, run):
+    """Checkpoints with an adaptive softmax: of fairseq's model; gated, started from it; pruned; in fairseq's form."""
 
-    def make(folder, variant):
-        train_lm(folder / "baseline", arch="transformer_lm", variant=variant, updates=8)
-        start = ["--restore-file", folder / "baseline" / "checkpoint_last.pt", *RESET]
-        train_lm(folder / "gates", *GATES, *start, "--lr", 0, "--log-file", folder / "gates.log", variant=variant)
+    def make(folder):
+        train_lm(folder / "baseline", arch="transformer_lm", variant="adaptive", updates=8)
+        start = ["--restore-file", folder / "baseline" / "checkpoint_last.pt", *RESET, "--lr", 0]
+        train_lm(folder / "gates", *GATES, *start, "--log-file", folder / "gates.log", variant="adaptive")
         make_forms(run, folder, "decoder", CLOSED)
 
-    def make_models(variant):
-        folder = made_once(f"lm-{variant}", partial(make, variant=variant))
-        return {name: folder / f"{name}.pt" for name in ("gated", "pruned", "stock")} | {
-            "baseline": folder / "baseline" / "checkpoint_last.pt",
-            "trained": folder / "gates" / "checkpoint_last.pt",
-        }
-
-    return make_models
-
-
-@pytest.fixture(scope="module")
-def models(make_models, variant):
-    """Checkpoints of a variant by name."""
-    return make_models(variant)
+    folder = made_once("lm-adaptive", make)
+    return {name: folder / f"{name}.pt" for name in ("gated", "pruned", "stock")} | {
+        "baseline": folder / "baseline" / "checkpoint_last.pt",
+        "trained": folder / "gates" / "checkpoint_last.pt",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +64,9 @@ def test_gates_start_open_from_a_stock_checkpoint(models, run, toy_text):
     assert read(models["trained"])["optimizer_history"][-1]["criterion_name"].endswith("L0Criterion")
     log = models["gated"].with_name("gates.log").read_text()
     assert float(re.findall(r"\| heads_open_dec_self ([\d.]+)", log)[-1]) == 8
-    losses = [
-        json.loads(headgates(run, "ablate", toy_text, models[name], "--json").out)["nll"]
-        for name in ("trained", "baseline")
-    ]
-    assert losses[0] == losses[1]
+    paths = models["trained"], models["baseline"]
+    trained, before = (json.loads(headgates(run, "ablate", toy_text, path, "--json").out) for path in paths)
+    assert trained["nll"] == before["nll"]
 
 
 def test_every_form_is_evaluated_alike_by_fairseq_and_by_curve(models, run, toy_text, tmp_path):
@@ -105,23 +81,13 @@ def test_every_form_is_evaluated_alike_by_fairseq_and_by_curve(models, run, toy_
     assert "|block:12-" in points[0]["signature"]
 
 
-def test_pruned_checkpoints_are_smaller_and_name_their_heads(variant, models, run):
+def test_pruned_checkpoints_are_smaller_name_their_heads_and_train_on(models, run, tmp_path, train_lm):
     shown = json.loads(run("headgates", "show", models["pruned"], "--json").out)
-    whole = json.loads(run("headgates", "show", models["gated"], "--json").out)
-    assert shown["heads"] == {"dec-self": [3, 8], "total": [3, 8]}
-    assert [[int(gate > 0) for gate in row] for row in whole["gate"]["dec-self"]] == OPEN
-    weights = 3 * (32 * 32 + 32)  # of queries, keys and values, all heads of a layer
-    assert whole["parameters"] - shown["parameters"] == 8 + weights + 32 * 32 + weights // 4 + 32 * 8
-    state = read(models["pruned"])
-    assert state["cfg"]["model"].arch == "transformer_lm_head_gates"
-    assert state["cfg"]["criterion"]["_name"] == CRITERIONS.get(variant, "cross_entropy")
-
-
-def test_pruned_models_train_on(models, variant, tmp_path, train_lm):
+    assert shown["heads"] == {"dec-self": [3, 8], "total": [3, 8]} and shown["gate"]["dec-self"] == OPEN
     start = ["--restore-file", models["pruned"], "--alive-heads", models["pruned"], "--remove-heads"]
-    criterion = CRITERIONS.get(variant, "cross_entropy")
-    train_lm(tmp_path, *start, "--criterion", criterion, variant=variant, updates=4)
+    train_lm(tmp_path, *start, "--criterion", "adaptive_loss", variant="adaptive", updates=4)
     trained, pruned = read(tmp_path / "checkpoint_last.pt"), read(models["pruned"])
+    assert pruned["cfg"]["criterion"]["_name"] == "adaptive_loss"
     assert trained["optimizer_history"][-1]["num_updates"] == 4
     assert {n: w.shape for n, w in trained["model"].items()} == {n: w.shape for n, w in pruned["model"].items()}
 
@@ -137,10 +103,8 @@ def headgates(run, command, data, path, *options):
 @pytest.mark.parametrize(
     "options",
     [
-        ["--add-bos-token"],
         ["--add-bos-token", "--sample-break-mode", "eos"],
         ["--shorten-method", "random_crop", "--tokens-per-sample", 4, "--seed", 5],
-        ["--pad-to-fixed-length"],
     ],
 )
 def test_options_that_change_the_perplexity_are_signed(options, language_model, run, toy_text):
@@ -153,13 +117,10 @@ def test_options_that_change_the_perplexity_are_signed(options, language_model, 
     assert f"{options[0].removeprefix('--')}={'random_crop' if 'crop' in str(options) else True}" in found["signature"]
 
 
-def test_all_commands_and_a_report_of_their_results(variant, models, run, toy_text, tmp_path):
-    scores, results = (
-        tmp_path / "scores.json",
-        {name: tmp_path / f"{name}.json" for name in ("curve", "ablate", "functions")},
-    )
+def test_all_commands_and_a_report_of_their_results(models, run, toy_text, tmp_path):
+    scores = tmp_path / "scores.json"
+    results = {name: tmp_path / f"{name}.json" for name in ("curve", "ablate", "functions")}
     methods = "confidence,gradient,ablation,refit,magnitude,gate,random"
-    methods += "" if variant == "adaptive" else ",relevance"
     headgates(run, "score", toy_text, models["gated"], "--method", methods, "--out", scores)
     headgates(run, "curve", toy_text, models["gated"], "--scores", scores, "--score-method", "gradient",
               "--steps", "0,50", "--refit", "--out", results["curve"])  # fmt: skip
@@ -199,19 +160,6 @@ def test_trees_of_sentences(language_model, run, toy_text, tmp_path):
     assert_one_line_error(done, [f"there are {len(lines)} target trees for", "--sample-break-mode eos"])
 
 
-def test_relevance(language_model, run, toy_text):
-    (rows,) = json.loads(headgates(run, "score", toy_text, language_model, "--method", "relevance", "--json").out)[
-        "scores"
-    ].values()
-    assert [len(row) for row in rows] == [4, 4] and all(0 < value < 1 for row in rows for value in row)
-
-
-def test_relevance_of_an_adaptive_softmax_is_refused(make_models, run, toy_text):
-    path = make_models("adaptive")["gated"]
-    done = run("headgates", "score", toy_text, "--path", path, *READING, "--method", "relevance", code=2)
-    assert_one_line_error(done, ["adaptive softmax", "choose another method"])
-
-
 def test_attention_maps_of_blocks_and_of_typed_text(models, run, toy_text, tmp_path):
     out = tmp_path / "maps.json"
     headgates(run, "attention", toy_text, models["pruned"], "--lines", "2", "--heads", "dec-self:0.1", "--out", out)
@@ -221,6 +169,14 @@ def test_attention_maps_of_blocks_and_of_typed_text(models, run, toy_text, tmp_p
     headgates(run, "attention", toy_text, models["pruned"], "--text", tmp_path / "text", "--out", out, "--force")
     (typed,) = json.loads(out.read_text())["sentences"]
     assert typed["dec-self"]["queries"] == typed["dec-self"]["keys"] == ["</s>", "b", "a", "c", "e"]
+
+
+def test_relevance(models, language_model, run, toy_text):
+    done = headgates(run, "score", toy_text, language_model, "--method", "relevance", "--json")
+    (rows,) = json.loads(done.out)["scores"].values()
+    assert [len(row) for row in rows] == [4, 4] and all(0 < value < 1 for row in rows for value in row)
+    done = run("headgates", "score", toy_text, "--path", models["gated"], *READING, "--method", "relevance", code=2)
+    assert_one_line_error(done, ["adaptive softmax", "choose another method"])
 
 
 def test_contributions_to_the_next_token(language_model, run, toy_text, tmp_path):
@@ -233,66 +189,43 @@ def test_contributions_to_the_next_token(language_model, run, toy_text, tmp_path
 
 
 @by_sentence
-@pytest.mark.parametrize("search", [["--beam", "3"], ["--sampling", "--beam", "2", "--nbest", "2"]])
-def test_sampling_continues_a_prefix_alike_in_every_form(search, models, run, toy_text):
+def test_sampling_continues_a_prefix_alike_in_every_form(models, run, toy_text):
     """fairseq-interactive prints the prefix and its continuation."""
     found = {}
     for form in ("gated", "pruned", "stock"):
-        done = run("fairseq-interactive", toy_text, *READING, "--path", models[form], *search, "--max-len-b", 8,
-                   stdin="b a\nc\n")  # fmt: skip
+        search = ["--path", models[form], "--sampling", "--beam", "2", "--nbest", "2", "--max-len-b", 8]
+        done = run("fairseq-interactive", toy_text, *READING, *search, stdin="b a\nc\n")
         found[form] = re.findall(r"^H-(\d+)\t\S+\t(.*)$", done.out, re.MULTILINE)
         first, *_, last = [text for _, text in found[form]]
         assert first.startswith("b a") and last.startswith("c")
     assert found["gated"] == found["pruned"] == found["stock"]
 
 
-# --- training --------------------------------------------------------------------------------------------------------
-
-
-def test_a_resumed_run_continues_exactly(tmp_path, train_lm, variant):
-    train_lm(tmp_path / "once", *GATES, variant=variant, updates=4)
-    for updates in (2, 4):
-        train_lm(tmp_path / "resumed", *GATES, variant=variant, updates=updates)
-    once, resumed = (read(tmp_path / run / "checkpoint_last.pt") for run in ("once", "resumed"))
-    for part in ("model", "last_optimizer_state"):
-        assert_same(once[part], resumed[part], part)
-
-
-@pytest.mark.parametrize("variant", [pytest.param("pre-norm", marks=pytest.mark.rehearsal), "adaptive"])
-def test_two_workers_train_as_one_with_two_batches(variant, train_lm, tmp_path):
+def test_two_workers_train_as_one_with_two_batches(train_lm, tmp_path):
     options = [*GATES, *WITHOUT_NOISE, "--max-tokens", 100]
-    assert_two_workers_train_as_one(tmp_path, partial(train_lm, variant=variant), options, ["--update-freq", 2])
-
-
-def test_two_workers_score_as_one(models, run, toy_text, tmp_path):
-    assert_two_workers_score_as_one(run, [toy_text, "--path", models["gated"], *READING], tmp_path)
+    train = partial(train_lm, variant="adaptive")
+    assert_two_workers_train_as_one(tmp_path, train, options, ["--update-freq", 2])
 
 
 @pytest.mark.rehearsal
 @pytest.mark.parametrize("name", ["transformer_lm_head_gates", "transformer_lm_all_attention"])
 def test_hydra(name, tmp_path, run, toy_text):
     """Options that belong to the task are not options of the model there."""
-    task, model = "language_modeling", {**SIZES, "gate_heads": "dec-self"}
+    task, model = "language_modeling", SIZES
     if "all" in name:
-        task, model = "language_modeling_segments", {**ALL_ATTENTION, "gate_heads": "dec-self"}
-    config = {
-        "common": {"cpu": True, "user_dir": str(USER_DIR), "seed": 1},
-        "task": {"_name": task, "data": str(toy_text), "tokens_per_sample": 6},
-        "model": {"_name": name, **model},
-        "criterion": {"_name": "cross_entropy_l0", "l0_weight": 0.05},
-        "optimizer": {"_name": "adam"},
-        "lr_scheduler": {"_name": "fixed"},
-        "dataset": {"max_tokens": 60, "num_workers": 0, "required_batch_size_multiple": 1},
-        "optimization": {"max_update": 2, "lr": [0.005]},
-        "checkpoint": {"save_dir": str(tmp_path / "run")},
-    }
+        task, model = "language_modeling_segments", ALL_ATTENTION
+    config = l0_configuration(Toy(toy_text, toy_text), tmp_path / "run")
+    config["task"] = {"_name": task, "data": str(toy_text), "tokens_per_sample": 6}
+    config["model"] = {"_name": name, **model, "gate_heads": "dec-self"}
+    config["criterion"] = {"_name": "cross_entropy_l0", "l0_weight": 0.05}
+    config["dataset"]["max_tokens"] = 60
     (tmp_path / "toy.yaml").write_text(json.dumps(config))  # JSON is YAML
     run("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "toy")
-    shown = json.loads(run("headgates", "show", tmp_path / "run" / "checkpoint_last.pt", "--json").out)
+    path = tmp_path / "run" / "checkpoint_last.pt"
+    shown = json.loads(run("headgates", "show", path, "--json").out)
     assert shown["heads"]["total"] == [8, 8] and shown["gated"] == ["dec-self"]
     reading = ["--user-dir", USER_DIR, "--task", task, "--tokens-per-sample", 6, "--cpu"]
-    done = run("fairseq-eval-lm", toy_text, *reading, "--path", tmp_path / "run" / "checkpoint_last.pt")
-    assert "Perplexity" in done.text
+    assert "Perplexity" in run("fairseq-eval-lm", toy_text, *reading, "--path", path).text
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
@@ -310,9 +243,7 @@ def test_gates_on_cross_attention_are_refused(tmp_path, train_lm):
         (["--task", "language_modeling"], ["--tokens-per-sample is 1024", "at most 16"]),
         ([*BLOCKS, "--metric", "bleu"], ["--metric is bleu", "choose nll or ppl"]),
         ([*BLOCKS, "--self-target"], ["--self-target cannot be used here", "predict the next token"]),
-        ([*BLOCKS, "--past-target", "--future-target"], ["--past-target cannot be used here"]),
         ([*BLOCKS, "--pad-to-fixed-bsz", "--batch-size", 64], ["--pad-to-fixed-bsz cannot be used here"]),
-        ([*BLOCKS, "--output-dictionary-size", 8], ["--output-dictionary-size cannot be used here"]),
     ],
 )
 def test_options_of_another_task_are_refused(options, words, language_model, run, toy_text):

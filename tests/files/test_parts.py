@@ -1,6 +1,5 @@
 """Files and folders in the making, links, and what is not a file."""
 
-import json
 import multiprocessing
 import os
 
@@ -32,16 +31,14 @@ def test_a_part_is_removed_unless_it_was_renamed(folder, tmp_path):
 # Links, and what is not a file
 
 
-@pytest.mark.parametrize("existing", [True, False])
-def test_a_link_is_kept_and_its_target_is_written(existing, tmp_path):
+def test_a_link_is_kept_and_its_target_is_written(tmp_path):
     (tmp_path / "folder").mkdir()
     target, link = tmp_path / "folder" / "x.json", tmp_path / "link.json"
     link.symlink_to("folder/x.json")
-    if existing:
-        target.write_text("old")
-        with pytest.raises(ValueError, match="link.json exists: .*--force"):
-            write_whole(link, "new")
-    write_whole(link, "new", force=existing)
+    write_whole(link, "old")
+    with pytest.raises(ValueError, match="link.json exists: .*--force"):
+        write_whole(link, "new")
+    write_whole(link, "new", force=True)
     assert link.is_symlink() and target.read_text() == "new"
     assert names(tmp_path / "folder") == ["x.json"] and names(tmp_path) == ["folder", "link.json"]
 
@@ -58,16 +55,14 @@ def test_a_link_without_a_writable_target_is_refused(names_, tmp_path):
     assert names(tmp_path) == ["link.json"] and link.is_symlink()
 
 
-@pytest.mark.parametrize("to", ["/dev/null", "pipe", "folder"])
-def test_a_link_to_a_pipe_or_folder_is_refused(to, tmp_path):
+def test_a_link_to_a_pipe_or_folder_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "folder").mkdir()
     link = tmp_path / "link"
-    link.symlink_to(to)
-    for force in (False, True):
-        with pytest.raises(ValueError, match="link exists and is not a file"), replacing(link, force):
+    for to in ("pipe", "."):
+        link.symlink_to(to)
+        with pytest.raises(ValueError, match="link exists and is not a file"), replacing(link, force=True):
             pytest.fail("it should not begin")
-    assert link.is_symlink()
+        link.unlink()
 
 
 def print_and_write(out, path):
@@ -79,23 +74,12 @@ def print_and_write(out, path):
         os.write(1, str(error).encode())
 
 
-@pytest.mark.parametrize("name", ["out.txt", "link"])
-def test_the_file_behind_standard_output_is_not_replaced(name, tmp_path):
+def test_the_file_behind_standard_output_is_not_replaced(tmp_path):
     """`--out /dev/stdout > out.txt`: here by a link of its own, for a mistake must not cost the real one."""
     (tmp_path / "link").symlink_to("/proc/self/fd/1")
-    process = FORK.Process(target=print_and_write, args=(tmp_path / "out.txt", tmp_path / name))
+    process = FORK.Process(target=print_and_write, args=(tmp_path / "out.txt", tmp_path / "link"))
     process.start()
     process.join()
     first, second = (tmp_path / "out.txt").read_text().splitlines()
     assert first == "first" and second.endswith("is the standard output or error of this command: choose another name")
     assert (tmp_path / "link").is_symlink()
-
-
-def test_a_file_that_is_replaced_is_whole_at_any_time(tmp_path):
-    """A reader that opened the old file keeps reading it."""
-    path = tmp_path / "x.json"
-    write_whole(path, json.dumps("old"))
-    with path.open() as reader:
-        write_whole(path, json.dumps("new"), force=True)
-        assert json.load(reader) == "old"
-    assert json.loads(path.read_text()) == "new"

@@ -50,30 +50,11 @@ def test_evaluation_gate_is_exactly_closed_and_open_beyond_2_398():
     assert DEFAULT.closes_at == pytest.approx(-2.3979, abs=1e-4)
 
 
-def test_gradients_agree_with_finite_differences():
-    a = torch.linspace(-2, 2, 9, dtype=torch.double, requires_grad=True)
-    u = torch.linspace(0.3, 0.7, 9, dtype=torch.double)
-    assert torch.autograd.gradcheck(lambda x: DEFAULT.sample(x, u), (a,))
-    assert torch.autograd.gradcheck(DEFAULT.evaluation_value, (a,))
-    assert torch.autograd.gradcheck(DEFAULT.open_probability, (a,))
-
-
-def test_sampled_gates_are_open_as_often_as_they_should_be():
-    torch.manual_seed(0)
-    a, n = torch.tensor([-3.0, -0.5, 0.0, 2.5]), 20_000
-    samples = torch.stack([DEFAULT.sample(a) for _ in range(n)])
-    p = DEFAULT.open_probability(a)
-    assert ((samples > 0).float().mean(0) - p).abs().lt(4 * (p * (1 - p) / n).sqrt()).all()
-    assert samples.min() == 0 and samples.max() == 1
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"temperature": 0}, "temperature is 0: it must be above 0"),
-        ({"temperature": math.nan}, "it must be above 0"),
         ({"temperature": math.inf}, "it must be above 0 and finite"),
-        ({"low": -math.inf}, "LOW must be from .* to -1e-06, and HIGH from 1"),
         ({"low": 0.1}, "stretch is 0.1,1.1: LOW must be from"),
         ({"high": 1}, "LOW must be from .* to -1e-06, and HIGH from 1"),
     ],

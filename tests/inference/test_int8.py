@@ -6,7 +6,6 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from support import models
 from support.all_attention import make_blocks
 from support.all_attention import make_model as make_all_attention
 from support.classifiers import HEAD, make_roberta, make_sentences
@@ -224,24 +223,6 @@ def test_what_is_computed_stays_the_same_when_weights_are_asked_for(ask, small):
     assert torch.equal(logits(model, make_batch()), before)
 
 
-def test_a_copy_and_a_saved_model_compute_the_same(small):
-    model = prepared(make_gated())
-    expected = logits(model, make_batch())
-    assert torch.equal(logits(copy.deepcopy(model), make_batch()), expected)
-    loaded = make_gated(seed=5)
-    loaded.load_state_dict(model.state_dict())
-    assert torch.equal(logits(prepared(loaded), make_batch()), expected)
-
-
-def test_weights_follow_changes_in_place(small):
-    model, other = prepared(make_gated()), make_gated()
-    with torch.no_grad():
-        for one in (model, other):
-            one.decoder.layers[0].fc1.weight.mul_(2)
-    prepared(other)
-    torch.testing.assert_close(logits(model, make_batch()), logits(other, make_batch()), rtol=0.01, atol=0.02)
-
-
 def test_the_memory_of_the_weights_is_a_quarter(small):
     layer = nn.Sequential(nn.Linear(1024, 1024, bias=False))
     pack_linears(layer, "int8")
@@ -287,37 +268,7 @@ def test_without_the_operators_single_precision_is_used(small, caplog, monkeypat
     torch.testing.assert_close(logits(model, make_batch()), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("missing", ["oneDNN", "its operators"])
-def test_the_operators_are_looked_for(missing, monkeypatch):
-    probe = kernels.int8_range.__wrapped__
-    if missing == "oneDNN":
-        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    else:
-        monkeypatch.setattr(torch.ops, "onednn", object())
-    assert probe() == 0
-
-
 def test_a_prepared_model_keeps_its_data_type(small):
     model = prepared(make_gated())
     with pytest.raises(ValueError, match="prepared for inference in int8: load it again for float32"):
         prepared(model, "float32")
-
-
-def test_small_layers_stay_in_single_precision():
-    model = prepared(make_gated())
-    assert not in_8_bits(model)
-
-
-def test_other_precisions_are_refused():
-    with pytest.raises(
-        ValueError, match=r"--inference-dtype: unknown inference dtype 'int4': choose from float32, int8"
-    ):
-        models.TransformerHeadGatesModel.build_checked(models.make_args(inference_dtype="int4"), models.make_task())
-
-
-def test_inputs_of_another_precision(small):
-    model = nn.Sequential(nn.Linear(INPUTS, OUTPUTS))
-    pack_linears(model, "int8")
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        x = torch.randn(4, INPUTS).bfloat16()
-        assert torch.equal(model(x), F.linear(x, model[0].weight, model[0].bias))

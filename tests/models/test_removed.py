@@ -6,12 +6,12 @@ import json
 import pytest
 import torch
 from hypothesis import given, settings
+from support.checkpoints import assert_same_tensors
 from support.models import logits, make_batch, make_gated, make_task
 from support.pruning import (
     CLOSED,
     OPEN,
     assert_logits,
-    assert_same_tensors,
     cases,
     gate,
     make_case,
@@ -107,27 +107,6 @@ def test_gates_and_removed_heads_are_options_of_the_same_model():
     other = make_gated(seed=1, gate_heads="enc-self,dec-enc", **options)
     other.load_state_dict(model.state_dict())
     torch.testing.assert_close(logits(other, make_batch()), logits(model, make_batch()))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"remove_heads": True}, "--remove-heads without --alive-heads"),
-        (
-            {"remove_heads": True, "alive_heads": '{"enc-self": [[1, 1, 1], [1, 1, 1]]}'},
-            "enc-self layer 0 has 3 heads, the model has 4",
-        ),
-        (
-            {"gate_heads": "enc-self", "alive_heads": '{"enc-self": [[1, 1, 0, 1], [1, 1, 1, 1]]}'},
-            "with --remove-heads the remaining heads can have gates",
-        ),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options, message, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        make_gated(**options)
-    error = capsys.readouterr().err
-    assert exit_.value.code == 2 and message in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("pruned_first", [True, False])

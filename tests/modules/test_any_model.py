@@ -7,12 +7,11 @@ import re
 import numpy as np
 import pytest
 import torch
-from fairseq.model_parallel.modules import ModelParallelMultiheadAttention
 from fairseq.models import MODEL_REGISTRY
 from fairseq.modules import MultiheadAttention
 from fairseq.modules.sparse_multihead_attention import SparseMultiheadAttention
 from fairseq.sequence_generator import SequenceGenerator
-from support.any_model import CASES, SEARCHED, TEXT, build, multilingual, speech_model, text, text_task, wav2vec2, waves
+from support.any_model import CASES, SEARCHED, TEXT, build, multilingual, speech_model, text, text_task
 from support.fairseq_0_12_2 import IS_0_12_2
 from support.pages import ROOT
 from torch import nn
@@ -62,64 +61,28 @@ CONVOLUTIONS = {f"{side}_layers": "[(16, 3)] * 2" for side in ("encoder", "decod
 OF_FCONV = {"project_input": "False", "gated_attention": "False", "downsample": "False", "self_attention": "True"}
 
 
-def instance(name, *parts):
-    """A model that cannot be built here, because another package is missing: its class and some of its modules."""
-    model = MODEL_REGISTRY[name].__new__(MODEL_REGISTRY[name])
+def in_stages():
+    """A model that cannot be built here, because another package is missing: its class and one of its modules."""
+    model_class = MODEL_REGISTRY["pipeline_parallel_transformer"]
+    model = model_class.__new__(model_class)
     nn.Module.__init__(model)
-    model.layers = nn.ModuleList(parts)
+    model.attention = MultiheadAttention(8, 2)
     return model
 
 
-def part_of(cls):
-    """A module of a class whose constructor needs another package."""
-    module = cls.__new__(cls)
-    nn.Module.__init__(module)
-    return module
-
-
-class GPT2Attention(nn.Module):
-    """Stands for the class of the package transformers."""
-
-
-def parallel(name):
-    return instance(name, part_of(ModelParallelMultiheadAttention))
-
-
 NO_ATTENTION = "it has no attention"
-# Every model that is refused: how a test gets one, and the reason.
+# Models that are refused: one for each reason, how a test gets it, and the reason; and those that are like them.
 REFUSED = {
     "lstm": (lambda: build("lstm", criterion=""), "its attention is of class AttentionLayer"),
-    "lstm_lm": (lambda: build("lstm_lm", criterion=""), NO_ATTENTION),
-    "fconv": (lambda: build("fconv", **CONVOLUTIONS, decoder_attention="True"), "of class AttentionLayer"),
-    "fconv_lm": (lambda: build("fconv_lm", **CONVOLUTIONS, decoder_attention="False", criterion=""), NO_ATTENTION),
     "fconv_self_att": (
         lambda: build("fconv_self_att", **CONVOLUTIONS, **OF_FCONV, encoder_attention="False"),
         "of class DownsampledMultiHeadAttention, SelfAttention, SingleHeadAttention",
     ),
     "lightconv_lm": (lambda: build("lightconv_lm"), NO_ATTENTION),
-    "s2t_berard": (lambda: build("s2t_berard"), "of class MLPAttention"),
-    "tacotron_2": (lambda: build("tacotron_2"), "of class LocationAttention"),
-    "wav2vec": (waves, NO_ATTENTION),
-    "dummy_model": (lambda: build("dummy_model", num_layers=1, embed_dim=8), NO_ATTENTION),
-    "CodeHiFiGANVocoder": (lambda: instance("CodeHiFiGANVocoder"), NO_ATTENTION),
-    "hf_gpt2": (lambda: instance("hf_gpt2", GPT2Attention()), "of class GPT2Attention"),
-    "model_parallel_transformer": (
-        lambda: parallel("model_parallel_transformer"),
-        "of class ModelParallelMultiheadAttention",
-    ),
-    "model_parallel_transformer_lm": (
-        lambda: parallel("model_parallel_transformer_lm"),
-        "of class ModelParallelMultiheadAttention",
-    ),
-    "model_parallel_roberta": (
-        lambda: parallel("model_parallel_roberta"),
-        "of class ModelParallelMultiheadAttention",
-    ),
-    "pipeline_parallel_transformer": (
-        lambda: instance("pipeline_parallel_transformer", MultiheadAttention(8, 2)),
-        "stages of a pipeline",
-    ),
+    "pipeline_parallel_transformer": (in_stages, "stages of a pipeline"),
 }
+ALIKE = {"lstm_lm", "fconv", "fconv_lm", "s2t_berard", "tacotron_2", "wav2vec", "dummy_model", "CodeHiFiGANVocoder"}
+ALIKE |= {"hf_gpt2", *(f"model_parallel_{name}" for name in ("transformer", "transformer_lm", "roberta"))}
 
 
 ABSENT, FROM_FILES = "this version of fairseq has no such model", "this version of fairseq builds it from files"
@@ -149,8 +112,8 @@ def each(names):
 
 def test_every_model_of_fairseq_is_supported_or_refused():
     stock = {name for name, cls in MODEL_REGISTRY.items() if cls.__module__.startswith("fairseq.")}
-    assert stock <= set(SUPPORTED) | set(REFUSED)
-    assert not set(SUPPORTED) & set(REFUSED) and set(SUPPORTED) == set(CASES)
+    assert stock <= {*SUPPORTED, *REFUSED, *ALIKE}
+    assert not SUPPORTED.keys() & {*REFUSED, *ALIKE} and SUPPORTED.keys() == CASES.keys()
 
 
 def strong(model):
@@ -166,7 +129,7 @@ def test_the_documentation_lists_every_model():
     page = (ROOT / "docs" / "any-model.md").read_text(encoding="utf-8")
     supported, _, refused = page.partition("## Models that are refused")
     assert set(SUPPORTED) <= set(re.findall(r"`(\w+)`", supported))
-    assert set(REFUSED) <= set(re.findall(r"`(\w+)`", refused))
+    assert {*REFUSED, *ALIKE} <= set(re.findall(r"`(\w+)`", refused))
 
 
 def run(model, case):
@@ -317,13 +280,6 @@ def test_cross_channel_attention_is_not_replaced():
     model = insert_gates(CASES["speech_dlm"].build(), ["dec-self"])
     assert type(model.decoder.layers[1].cross_channel_attn) is MultiheadAttention
     assert names(model, "dec-self") == [f"decoder.layers.{i}.self_attn" for i in (0, 1)]
-
-
-def test_wav2vec_with_conformer_layers():
-    case = CASES["wav2vec2"]
-    model = wav2vec2(layer_type="conformer", depthwise_conv_kernel_size=3)
-    stock = run(model, case)
-    torch.testing.assert_close(run(insert_gates(model, ["enc-self"]), case), stock, atol=1e-5, rtol=1e-5)
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

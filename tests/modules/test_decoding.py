@@ -2,11 +2,7 @@
 
 import pytest
 import torch
-from support.attention import B, S, padding_mask
-from support.models import PAD, VOCABULARY, make_batch, make_gated, make_stock, make_task
-
-from fairseq_headgates import head_sites
-from fairseq_headgates.inference.attention_cache import AttentionCache
+from support.models import PAD, make_batch, make_gated
 
 
 @pytest.mark.parametrize("target_pad", ["right", None])
@@ -24,75 +20,6 @@ def test_incremental_decoding_equals_one_pass(target_pad):
         ]
     real = previous.ne(PAD)
     torch.testing.assert_close(torch.cat(steps, 1)[real], expected[real], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("order", [[1, 0, 3, 3], [3, 2]])
-def test_reordering_the_cache_reorders_the_hypotheses(order):
-    """Two hypotheses for each of two sentences: swapped and copied within a sentence, or a sentence finished.
-
-    (fairseq never moves a hypothesis to another sentence, and leaves the cached encoder states alone where it can.)
-    """
-    model, order = make_gated(gate_heads="dec-self,dec-enc", gate_init="0.5"), torch.tensor(order)
-    source = make_batch()["src_tokens"][[0, 0, 1, 1]]
-    previous = torch.randint(4, VOCABULARY, (4, 3))
-    with torch.no_grad():
-        encoder_out = model.encoder(source, torch.full((4,), 7))
-        state: dict = {}
-        for t in (1, 2):
-            model.decoder(previous[:, :t], encoder_out=encoder_out, incremental_state=state)
-        model.decoder.reorder_incremental_state_scripting(state, order)
-        encoder_out = model.encoder.reorder_encoder_out(encoder_out, order)
-        step, _ = model.decoder(previous[order], encoder_out=encoder_out, incremental_state=state)
-        expected, _ = model(source[order], torch.full((len(order),), 7), previous[order])
-    torch.testing.assert_close(step, expected[:, -1:], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("beam", [1, 3])
-@pytest.mark.parametrize("match_source_len", [False, True])
-def test_beam_search_equals_stock(beam, match_source_len):
-    from fairseq.sequence_generator import SequenceGenerator
-
-    task, batch = make_task(), make_batch()
-    hypotheses = []
-    stock = make_stock()
-    ours = make_gated(gate_heads="enc-self,dec-self,dec-enc")
-    ours.load_state_dict(stock.state_dict())
-    for model in (stock, ours):
-        generator = SequenceGenerator(
-            [model], task.target_dictionary, beam_size=beam, max_len_b=12, match_source_len=match_source_len
-        )
-        found = generator.generate([model], {"net_input": batch})
-        hypotheses.append([[hypothesis["tokens"].tolist() for hypothesis in sentence] for sentence in found])
-    assert hypotheses[0] == hypotheses[1]
-    assert len(hypotheses[1][0]) == beam
-
-
-def test_beams_that_share_their_encoder_states():
-    """Cached keys of one copy per sentence give what keys repeated for every hypothesis give."""
-    model, beam = make_gated(gate_heads="dec-enc", gate_init="0.5"), 2
-    attention = head_sites(model)[-1].attention
-    assert attention.encoder_decoder_attention
-    memory, padding = torch.randn(S, B, 32), padding_mask("left")
-    query = torch.randn(1, B * beam, 32)
-    repeated, repeated_padding = memory.repeat_interleave(beam, 1), padding.repeat_interleave(beam, 0)
-    expected, expected_weights = attention(query, repeated, repeated, repeated_padding, need_head_weights=True)
-    attention.set_beam_size(beam)
-    state: dict = {}
-    for _ in range(2):  # the second time from the cache
-        actual, weights = attention(
-            query,
-            repeated,
-            repeated,
-            repeated_padding,
-            incremental_state=state,
-            static_kv=True,
-            need_head_weights=True,
-        )
-        torch.testing.assert_close(actual, expected)
-        torch.testing.assert_close(weights, expected_weights)
-    assert AttentionCache(attention, state).encoder()[0].size(0) == B
-    # ... and training is not touched by the beam size of a validation that came before
-    torch.testing.assert_close(attention(query, repeated, repeated, repeated_padding, static_kv=True)[0], expected)
 
 
 def test_a_reordering_reaches_every_cache(monkeypatch):

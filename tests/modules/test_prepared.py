@@ -2,15 +2,15 @@
 
 import argparse
 import copy
-import itertools
 from dataclasses import replace
 
 import pytest
 import torch
 from support.all_attention import make_model as make_all_attention
+from support.checkpoints import assert_same_tensors
 from support.language_models import make_text
 from support.models import logits, make_batch, make_gated
-from support.pruning import ALL_TYPES, assert_same_tensors, generate, make_case, stock_twin
+from support.pruning import ALL_TYPES, generate, make_case, stock_twin
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fairseq_headgates import HeadTable, fix_heads, head_sites, insert_gates, masked, prune
@@ -98,28 +98,19 @@ CHANGES = {
     "half and back": lambda model, kind: model.half().float(),
     "in place": lambda model, kind: grown(model),
     "other weights": lambda model, kind: with_weights_of(OTHERS[kind])(model),
-    "a copy": lambda model, kind: copy.deepcopy(model),
     "a copy, in place": lambda model, kind: grown(copy.deepcopy(model)),
-    "a copy, double": lambda model, kind: copy.deepcopy(model).double(),
-    "a copy, other weights": lambda model, kind: with_weights_of(OTHERS[kind])(copy.deepcopy(model)),
     "double, other weights": lambda model, kind: with_weights_of(OTHERS[kind])(model.double()),
     "other heads": lambda model, kind: fix_heads(model, HeadTable(OTHER.mask)),
     "pruned": lambda model, kind: prune(model, HeadTable(OTHER.mask)),
-    "pruned, other weights": lambda model, kind: with_weights_of(lambda: prune(OTHERS[kind](), HeadTable(OTHER.mask)))(
-        prune(model, HeadTable(OTHER.mask))
-    ),
 }
 
-# Every (kind, change); a pruned model has no gates, and with them goes what the other weights are of.
-CHANGED = [
-    (kind, change)
-    for kind, change in itertools.product(MODELS, CHANGES)
-    if change != "pruned, other weights" or kind in ("stock", "pruned")
-]
 
-
-def assert_prepared_follows(kind, change):
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", MODELS)
+def test_prepared_tensors_follow_every_change_of_the_weights(kind, change, monkeypatch):
     """A model prepared and used before and one prepared never, changed alike, go on computing the same."""
+    if kind not in ("stock", "gated"):  # as in a model that is large enough to be packed
+        monkeypatch.setattr("fairseq_headgates.inference.packed_linear.WORTH_PACKING", 1)
     never, before = MODELS[kind](), prepare(MODELS[kind]())
     torch.testing.assert_close(logits(before, make_batch()), first := logits(never, make_batch()), atol=1e-6, rtol=1e-5)
     outputs = [logits(CHANGES[change](model, kind), make_batch()) for model in (never, before)]
@@ -127,19 +118,6 @@ def assert_prepared_follows(kind, change):
     torch.testing.assert_close(outputs[1], outputs[0], atol=atol, rtol=1e-5)
     if change.endswith(("other weights", "pruned", "other heads", "in place")):
         assert not torch.allclose(outputs[0].float(), first, atol=1e-3)  # there was a change
-
-
-@pytest.mark.parametrize(("kind", "change"), [pair for pair in CHANGED if pair[0] in ("stock", "gated")])
-def test_prepared_tensors_follow_every_change_of_the_weights(kind, change):
-    assert_prepared_follows(kind, change)
-
-
-@pytest.mark.parametrize(("kind", "change"), [pair for pair in CHANGED if pair[0] not in ("stock", "gated")])
-def test_packed_weights_follow_every_change(kind, change, monkeypatch):
-    """As in a model that is large enough for it."""
-    inference = pytest.importorskip("fairseq_headgates.inference.packed_linear")
-    monkeypatch.setattr(inference, "WORTH_PACKING", 1)
-    assert_prepared_follows(kind, change)
 
 
 def test_memory_of_packed_weights_is_kept_while_they_are_cached():
@@ -175,10 +153,15 @@ def test_prepared_gates_move_to_the_device_of_the_model():
 # --- inference mode, and changes that torch does not count ------------------------------------------------------------
 
 
-def built(kind, loaded):
-    """A model of `MODELS`, or one that was built and loaded in inference mode, as torch.hub may do it."""
-    if not loaded:
-        return MODELS[kind]()
+@pytest.fixture
+def packed(request, monkeypatch):
+    """Whether the weights are packed, as in a model that is large enough for it."""
+    if request.param:
+        monkeypatch.setattr("fairseq_headgates.inference.packed_linear.WORTH_PACKING", 1)
+
+
+def loaded(kind):
+    """A model of `MODELS` that was built and loaded in inference mode, as torch.hub may do it."""
     weights = MODELS[kind]().state_dict()
     with torch.inference_mode():
         model = MODELS[kind]()
@@ -199,10 +182,10 @@ MODES = {"inference": torch.inference_mode, "no grad": torch.no_grad, "usual": t
 @pytest.mark.parametrize(
     ("kind", "first", "packed"),  # every pair of two of them
     [(kind, first, (i + j) % 2 == 0) for i, kind in enumerate(MODELS) for j, first in enumerate(MODES)],
+    indirect=["packed"],
 )
-def test_a_model_prepared_in_one_mode_is_used_in_another(kind, first, packed, monkeypatch):
-    if packed:
-        monkeypatch.setattr("fairseq_headgates.inference.packed_linear.WORTH_PACKING", 1)
+@pytest.mark.usefixtures("packed")
+def test_a_model_prepared_in_one_mode_is_used_in_another(kind, first):
     never = MODELS[kind]()
     expected, gradients = logits(never, make_batch()), with_gradients(never)
     with MODES[first]():
@@ -217,41 +200,37 @@ def test_a_model_prepared_in_one_mode_is_used_in_another(kind, first, packed, mo
     torch.testing.assert_close(logits(before, make_batch()), logits(never, make_batch()), atol=1e-6, rtol=1e-5)
 
 
-PACKED_OR_NOT = pytest.mark.parametrize(
-    ("kind", "packed"),
-    [
-        ("stock", True),
-        ("gated", False),
-        ("fixed", False),
-        ("pruned", True),
-        ("pruned", False),
-        ("gates on pruned", True),
-    ],
+KINDS = (
+    ("stock", True),
+    ("gated", False),
+    ("fixed", False),
+    ("pruned", True),
+    ("pruned", False),
+    ("gates on pruned", True),
 )
+packed_or_not = pytest.mark.parametrize(("kind", "packed"), KINDS, indirect=["packed"])
 
 
-@PACKED_OR_NOT
-def test_a_model_loaded_in_inference_mode(kind, packed, monkeypatch):
-    if packed:
-        monkeypatch.setattr("fairseq_headgates.inference.packed_linear.WORTH_PACKING", 1)
+@packed_or_not
+@pytest.mark.usefixtures("packed")
+def test_a_model_loaded_in_inference_mode(kind):
     expected, found = logits(MODELS[kind](), make_batch()), generate(MODELS[kind](), 3)
     with torch.inference_mode():
-        model = prepare(built(kind, loaded=True))
+        model = prepare(loaded(kind))
         torch.testing.assert_close(logits(model, make_batch()), expected, atol=1e-6, rtol=1e-5)
         assert generate(model, 3) == found
     torch.testing.assert_close(logits(model, make_batch()), expected, atol=1e-6, rtol=1e-5)
     assert generate(model, 3) == found
-    again = prepare(built(kind, loaded=True))  # outside
+    again = prepare(loaded(kind))  # outside
     torch.testing.assert_close(logits(again, make_batch()), expected, atol=1e-6, rtol=1e-5)
     assert generate(again, 3) == found
     assert_same_tensors(again.state_dict(), MODELS[kind]().state_dict())
 
 
-@PACKED_OR_NOT
-def test_prepared_tensors_follow_changes_of_parameter_data(kind, packed, monkeypatch):
+@packed_or_not
+@pytest.mark.usefixtures("packed")
+def test_prepared_tensors_follow_changes_of_parameter_data(kind):
     """torch counts changes in place of a parameter, but not those of its `data`."""
-    if packed:
-        monkeypatch.setattr("fairseq_headgates.inference.packed_linear.WORTH_PACKING", 1)
     never, before = MODELS[kind](), prepare(MODELS[kind]())
     logits(before, make_batch())
 

@@ -39,17 +39,6 @@ def test_the_image_holds_no_ignored_files(tmp_path):
         assert not [name for name in found if fnmatch(name, pattern) or fnmatch(Path(name).name, pattern)], pattern
 
 
-def test_the_image_runs_as_a_user():
-    steps = instructions()
-    assert [name for name, _ in steps].count("FROM") == 2
-    assert [value for name, value in steps if name == "USER"] == ["1000"]
-    assert steps[-1][0] == "CMD" and steps[-2] == ("USER", "1000")
-    copied = "--from=build --chown=1000:1000 /opt/fairseq-headgates /opt/fairseq-headgates"
-    assert ("COPY", copied) in steps and ("WORKDIR", "/opt/fairseq-headgates") in steps
-    (final,) = [value for name, value in steps if name == "RUN" and "useradd" in value]
-    assert {"curl", "make"} <= set(final.split())
-
-
 @pytest.mark.rehearsal
 @pytest.mark.release
 def test_the_build_steps_of_the_dockerfile_succeed(tmp_path):

@@ -62,14 +62,10 @@ def test_a_variable_of_the_user_is_no_variable_of_a_recipe(name, file):
     ("recipe", "arguments", "words"),
     [
         ("translation.sh", ["raw", "file", "en", "de"], ["OUT_DIR='file'", "not a folder"]),
-        ("translation.sh", ["raw", "file/out", "en", "de"], ["OUT_DIR='file/out'", "file is not a folder"]),
         ("translation.sh", ["raw", "a:b", "en", "de"], ["has a colon"]),
         ("demo.sh", [""], ["an argument is empty"]),
-        ("demo.sh", ["file"], ["OUT_DIR='file'"]),
-        ("wmt_en_ru.sh", ["file"], ["OUT_DIR='file'"]),
         ("prune_pretrained.sh", ["model.pt", "data", "out"], ["CHECKPOINT='model.pt' is not a file"]),
         ("prune_pretrained.sh", ["file", "data", "out"], ["data/valid.en[.gz] is missing"]),
-        ("prune_pretrained.sh", ["file", "data", "file"], ["OUT_DIR='file'"]),
     ],
 )
 def test_invalid_arguments_are_refused(recipe, arguments, words, tmp_path, monkeypatch):
@@ -87,22 +83,6 @@ def test_a_checkpoint_without_its_dictionaries_is_refused(raw, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_more_gpus_than_the_machine_shows_are_refused(tmp_path):
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: Some'\necho 'GPU 1: Some'\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    path = f"{tmp_path}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
-    env = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"} | {"PATH": path}
-    command = [
-        "bash",
-        "-c",
-        f"recipes={RECIPES}; source {RECIPES}/lib/common.sh; source {RECIPES}/lib/devices.sh; find_devices; echo $gpus",
-    ]
-    for gpus, shown in (("2", "2"), ("1", "1"), ("0", "0"), ("", "2")):
-        assert subprocess.run(command, env=env | {"GPUS": gpus}, capture_output=True, text=True).stdout == f"{shown}\n"
-    refused(subprocess.run(command, env=env | {"GPUS": "3"}, capture_output=True, text=True), "GPUS=3", "at most 2")
-
-
-SPLITS, PAIR = ("train", "valid", "test"), ("en", "de")
 STOP = "#!/bin/sh\necho it came to the data >&2\nexit 2\n"
 
 
@@ -142,8 +122,8 @@ def test_a_missing_line_is_refused_but_not_a_missing_final_newline(raw, tmp_path
 def test_cleaning_that_leaves_nothing_is_refused(raw, tmp_path, until_binarised):
     text = tmp_path / "out" / "text"
     text.mkdir(parents=True)
-    for split in SPLITS:
-        for language in PAIR:
+    for split in ("train", "valid", "test"):
+        for language in ("en", "de"):
             (text / f"{split}.tok.{language}").write_bytes((raw / f"{split}.{language}").read_bytes())
     result = until_binarised(
         "translation.sh", raw, tmp_path / "out", "en", "de", PRETOKENIZED="1", CLEAN="--max-length 1", BPE="5"

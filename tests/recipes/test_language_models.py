@@ -4,12 +4,11 @@ import math
 import random
 import shlex
 import subprocess
-import sys
 
 import pytest
 import torch
 from fairseq import checkpoint_utils, options
-from support.miniature import save, zipped
+from support.mirror import save, zipped
 from support.recipes import RECIPES, refused
 from support.recipes import run as run_recipe
 
@@ -36,32 +35,6 @@ def text(tmp_path):
     for split, lines in TEXT.items():
         (tmp_path / "raw" / f"{split}.txt").write_text("".join(f"{line}\n" for line in lines))
     return tmp_path / "raw"
-
-
-# --- before anything runs --------------------------------------------------------------------------------------------
-
-
-def test_text_that_is_missing_or_empty_is_refused(text, tmp_path):
-    (text / "valid.txt").write_text(" \n\n")
-    refused(run_recipe("language_model.sh", text, tmp_path / "out"), "valid.txt", "has no text")
-    (text / "valid.txt").unlink()
-    refused(run_recipe("language_model.sh", text, tmp_path / "out"), "valid.txt[.gz] is missing", "test.txt")
-    refused(run_recipe("language_model.sh", text), "got 1 arguments, needs 2")
-    assert not (tmp_path / "out").exists()
-
-
-def test_other_settings_or_text_are_refused(text, tmp_path):
-    out = tmp_path / "out"
-    for name, content, words in (
-        ("settings.txt", "BPE=7\n", "BPE=7"),
-        ("runs.txt", "PRUNE_UPDATES=7\n", "PRUNE_UPDATES=7"),
-        ("evaluation.txt", "EVAL_TOKENS=7\n", "EVAL_TOKENS=7"),
-        ("text/raw.txt", "train.txt: 7 bytes\n", "other text (train.txt: 7 bytes)"),
-    ):
-        (out / name).parent.mkdir(parents=True, exist_ok=True)
-        (out / name).write_text(content)
-        refused(run_recipe("language_model.sh", text, out), words)
-        (out / name).unlink()
 
 
 # --- dry runs -------------------------------------------------------------------------------------------------------
@@ -131,16 +104,6 @@ def test_an_update_has_the_same_tokens_on_any_number_of_workers(tokens, workers,
     script = f'eval "{function}"; {given}; blocks_of_update; echo $MAX_TOKENS $UPDATE_FREQ'
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == expected
-
-
-# --- programs -------------------------------------------------------------------------------------------------------
-
-
-def test_words_are_those_that_fairseq_reads():
-    raw = "a  b\tc\r\n\n d\u00a0e\u2028f\x85g \x1c h\ri\nlast".encode()
-    command = [sys.executable, str(RECIPES / "lib"), "text.lines", "words"]
-    done = subprocess.run(command, input=raw, capture_output=True, check=True)
-    assert done.stdout.decode() == "a b c\n\nd e f g h i\nlast\n"
 
 
 # --- whole recipes --------------------------------------------------------------------------------------------------

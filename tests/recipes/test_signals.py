@@ -1,7 +1,6 @@
 """Ctrl-C and signals: a recipe ends with everything it has started, in one line, and the same command resumes it."""
 
 import contextlib
-import itertools
 import os
 import pty
 import select
@@ -11,9 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support import mirrors
+from support import mirror as mirrors
 from support.recipes import RECIPES, environment, make_corpus, run
-from support.sampling import sampled
 
 import fairseq_headgates
 
@@ -119,7 +117,8 @@ def make_text(folder, stages):
 
 
 @pytest.mark.parametrize(
-    ("program", "how"), sampled(itertools.product(PROGRAMS, ("ctrl-c", "SIGTERM", "SIGUSR1")), every=4)
+    ("program", "how"),
+    [(PROGRAMS[0], "ctrl-c"), (PROGRAMS[1], "SIGTERM"), *((name, "SIGUSR1") for name in PROGRAMS[2:])],
 )
 def test_a_signal_ends_the_start_of_a_recipe_and_the_preparation_of_text(program, how, raw, tmp_path, waiting):
     settings = {"PRETOKENIZED": int(program != "sacremoses"), "HEADGATES": PLUGIN if program != "headgates" else ""}
@@ -136,15 +135,14 @@ def test_a_signal_ends_the_start_of_a_recipe_and_the_preparation_of_text(program
 
 
 @pytest.mark.rehearsal
-@pytest.mark.parametrize("how", ["ctrl-c", "SIGTERM"])
-def test_a_signal_ends_a_recipe_inside_a_recipe(how, tmp_path, waiting):
+def test_ctrl_c_ends_a_recipe_inside_a_recipe(tmp_path, waiting):
     """iwslt14_de_en.sh runs translation.sh, and goes on after it: the line comes once."""
     sentences = [(f"ein Satz {n}", f"a sentence {n}") for n in range(50)]
     mirrors.make_iwslt_mirror(tmp_path / "mirror", sentences, test=sentences[:3])
     env, started = waiting("sacremoses", **TINY | {"CPU": 1, "DISK_GB": 0, "DATA_DIR": tmp_path / "mirror"})
     recipe = Terminal("iwslt14_de_en.sh", tmp_path / "out", env=env)
     recipe.wait_for(started.exists)
-    recipe.press_ctrl_c() if how == "ctrl-c" else os.kill(recipe.pid, signal.SIGTERM)
+    recipe.press_ctrl_c()
     assert recipe.finish() == 75
     assert "Traceback" not in recipe.output and recipe.output.count("to resume") == 1, recipe.output
     assert recipe.output.replace("^C", "").splitlines()[-1] == STOPPED
@@ -207,5 +205,5 @@ def test_ctrl_c_stops_a_training_on_two_machines(tmp_path):
     if any("Error waiting on exit barrier" in line for line in own):
         own = [line for line in own if "torch/distributed/elastic/agent/server/api.py" not in line]
     assert "has saved a checkpoint" in recipe.output and not any("Traceback" in line for line in own), own
-    assert log.read_text().count("stopped at update") == 1
+    assert log.read_text().count("stopped at update") == 1 and "training on 2 devices" in log.read_text()
     assert_nothing_left(recipe.pid, seconds=10)

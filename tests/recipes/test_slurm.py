@@ -36,11 +36,8 @@ def ended(process):
         ({"SLURM_NTASKS": 16, "SLURM_GPUS_ON_NODE": 8}, 16),
         ({"SLURM_NTASKS_PER_NODE": 8, "SLURM_GPUS_ON_NODE": 8}, 16),
         ({"SLURM_NTASKS": 2, "SLURM_GPUS_ON_NODE": 8}, 16),  # fairseq starts a process for each GPU
-        ({"SLURM_NTASKS_PER_NODE": 1, "SLURM_GPUS_ON_NODE": 4}, 8),
-        ({"SLURM_NTASKS": 2, "SLURM_GPUS_ON_NODE": 1}, 2),
         ({"SLURM_NTASKS": 2, "SLURM_GPUS_ON_NODE": 4, "SLURM_GPUS_PER_TASK": 4}, 8),
         ({"SLURM_NTASKS": 1, "SLURM_NNODES": 1, "SLURM_GPUS_ON_NODE": 0}, 1),
-        ({"SLURM_NTASKS": 8, "SLURM_GPUS_ON_NODE": 8}, 8),  # half of the GPUs
         ({"SLURM_NTASKS": 4, "SLURM_GPUS_ON_NODE": 0}, 4),  # CPUs
         ({"SLURM_NTASKS": 2, "SLURM_GPUS_ON_NODE": 8, "WORKERS": 5}, 5),
     ],
@@ -92,15 +89,13 @@ def begun(slurm, recipe, folder):
 @pytest.mark.parametrize(
     "recipe",
     [
-        pytest.param("exec sleep 60", id="it ended by the signal"),
         pytest.param("trap 'exit 75' USR1; sleep 60 >/dev/null 2>&1 & wait", id="it stopped"),
         pytest.param("trap 'exit 2' USR1; sleep 60 >/dev/null 2>&1 & wait", id="the stage that was interrupted failed"),
     ],
 )
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_job_that_was_asked_to_stop_is_requeued(recipe, number, slurm, tmp_path):
+def test_a_job_that_was_asked_to_stop_is_requeued(recipe, slurm, tmp_path):
     job = begun(slurm, recipe, tmp_path)
-    job.send_signal(number)
+    job.send_signal(signal.SIGUSR1)
     result = ended(job)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "scontrol.log").read_text() == "requeue 7\n"

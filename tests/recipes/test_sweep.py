@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 
-from support.recipes import RECIPES, refused, run
+from support.recipes import RECIPES
 
 
 def dry_run(raw, out, recipe="translation.sh", **given):
@@ -62,8 +62,3 @@ def test_a_job_of_a_slurm_array_has_its_share(raw, tmp_path):
     share = dry_run(raw, tmp_path / "out", "sweep.sh", **given, SHARE="3/3")
     assert dry_run(raw, tmp_path / "out", "sweep.sh", **given, **array) == share
     assert 0 < len(trained(share)) < len(expected)
-
-
-def test_a_sweep_checks_its_settings_first(raw, tmp_path):
-    refused(run("sweep.sh", raw, tmp_path / "out", "en", "de", TARGETS="0.5 x"), "TARGETS='0.5 x'")
-    assert not (tmp_path / "out").exists()

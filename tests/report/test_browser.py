@@ -7,7 +7,7 @@ import pytest
 from support.report import inputs_of
 
 from fairseq_headgates.cli import main as cli
-from fairseq_headgates.extensions.attention_maps.interactive import interactive_page
+from fairseq_headgates.extensions.attention_maps.drawing import interactive_page
 from fairseq_headgates.heads import AttentionMap, HeadId
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -123,14 +123,6 @@ def test_the_keyboard_reaches_every_head(opened):
     removed = page.locator("figure.panel:has(td.removed)").first
     removed.locator("td.removed").first.hover()
     assert removed.locator("output").inner_text().endswith(": removed")
-
-
-def test_the_page_can_be_printed(opened):
-    page = opened()
-    page.emulate_media(media="print")
-    assert not page.locator("nav").is_visible() and page.locator("figure.panel").first.is_visible()
-    assert page.pdf()[:4] == b"%PDF"
-    assert page.locator("pre").first.is_visible()
 
 
 def test_an_interactive_page_shows_the_weights_of_the_chosen_heads(browser, tmp_path):

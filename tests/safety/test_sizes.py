@@ -13,55 +13,31 @@ from support.hostile import TORCH_2_6, raw_pickle, save, small_state
 
 from fairseq_headgates.checkpoints.building import build_model, load_model
 
-WRONG = {
-    "encoder_layers": [10**9, 3, -1, 0, 2.0, "2", [2]],
-    "decoder_layers": [10**9, 1],
-    "encoder_attention_heads": [-4, 0, 3, 10**12],
-    "decoder_attention_heads": [-1, 2.5],
-    "encoder_embed_dim": [10**6, -32, 0, 2**40],
-    "decoder_embed_dim": [64, "32"],
-    "encoder_ffn_embed_dim": [10**9, 65],
-    "decoder_ffn_embed_dim": [-64],
-    "decoder_output_dim": [10**8],
-    "decoder_input_dim": [10**8],
-    "max_source_positions": [10**15, -1, 0, 2**24],
-    "max_target_positions": [10**15],
-    "base_layers": [3],
-    "encoder_layers_to_keep": ["0,1,2,3", "x"],
-    "adaptive_softmax_cutoff": [[10**12], "10000000000", [-5], ["a"]],
-    "activation_fn": ["nothing", 3],
-    "dropout": ["x", float("nan"), -1.0, 2.0],
-    "gate_temperature": ["x", -1],
-    "gate_stretch": ["1", "-1e300,1e300", 3],
-    "gate_init": ["x"],
-    "gate_lr_scale": [0, "x"],
-    "gate_heads": [3, "enc"],
-    "quant_noise_pq": [0.5],
-    "encoder_layerdrop": ["x"],
-}
+# One for each kind of check: of stored weights, sizes, layers, types and ranges. The first would fill the memory.
+HUGE = [
+    ("args", "encoder_layers", 10**9), ("gated", "encoder_attention_heads", 10**12),
+    ("args", "encoder_embed_dim", 2**40),
+    ("gated", "max_source_positions", 2**24), ("gated", "decoder_ffn_embed_dim", 10**9),
+    ("args", "adaptive_softmax_cutoff", "10000000000"), ("gated", "decoder_output_dim", 10**8),
+]  # fmt: skip
+WRONG = [
+    ("args", "encoder_layers", 3), ("gated", "encoder_layers", "2"), ("args", "decoder_embed_dim", 64),
+    ("gated", "encoder_ffn_embed_dim", 65), ("args", "decoder_attention_heads", -1), ("args", "base_layers", 3),
+    ("args", "encoder_layers_to_keep", "0,1,2,3"), ("gated", "encoder_layers_to_keep", "x"),
+    ("args", "adaptive_softmax_cutoff", ["a"]), ("gated", "activation_fn", "nothing"), ("gated", "quant_noise_pq", 0.5),
+    ("args", "dropout", float("nan")), ("gated", "gate_temperature", "x"), ("gated", "gate_heads", 3),
+]  # fmt: skip
 
 
-def huge(value):
-    """Whether a command that believes this number would fill the memory: it is tried in a process with limits."""
-    return value == "10000000000" or value == [10**12] or isinstance(value, int) and value > 10**5
-
-
-@pytest.mark.parametrize("option", WRONG)
-def test_options_that_the_weights_contradict_are_refused_at_once(option, attempts, tmp_path):
-    path, values = tmp_path / "evil.pt", WRONG[option]
-    # Both forms of a checkpoint with different values, or with the only one; a model without gates ignores theirs.
-    forms = ["gated"] if option.startswith("gate_") and option != "gate_heads" else ["args", "gated"]
-    for number in range(max(len(forms), len(values))):
-        value, form = values[number % len(values)], forms[number % len(forms)]
-        save(small_state(form, **{option: value}), path)
-        if huge(value):
-            ended = attempts.run("headgates", "show", path)
-            assert ended.refused and ended.seconds < 10, (value, form, ended)
-        elif option == "dropout" and isinstance(value, float) and value == value:  # a wrong rate hurts nobody
+@pytest.mark.parametrize(("form", "option", "value"), [*HUGE, *WRONG])
+def test_options_that_the_weights_contradict_are_refused_at_once(form, option, value, attempts, tmp_path):
+    path = save(small_state(form, **{option: value}), tmp_path / "evil.pt")
+    if (form, option, value) in HUGE:
+        ended = attempts.run("headgates", "show", path)
+        assert ended.refused and ended.seconds < 10, ended
+    else:
+        with pytest.raises(ValueError):
             load_model(str(path))
-        else:
-            with pytest.raises(ValueError):
-                load_model(str(path))
 
 
 def test_tensors_larger_than_the_file_are_refused(attempts, tmp_path):
@@ -74,7 +50,7 @@ def test_tensors_larger_than_the_file_are_refused(attempts, tmp_path):
     assert ended.refused and "larger than its storage" in ended.err, ended
 
 
-@pytest.mark.parametrize("kind", ["sparse", "quantized", "meta", "scalar embedding", "no embedding", "integer weights"])
+@pytest.mark.parametrize("kind", ["sparse", "quantized", "meta", "scalar embedding"])
 def test_weights_that_are_no_plain_arrays(kind, attempts, tmp_path):
     state, name = small_state("args"), "encoder.embed_tokens.weight"
     weight = state["model"][name]
@@ -83,12 +59,9 @@ def test_weights_that_are_no_plain_arrays(kind, attempts, tmp_path):
         "quantized": torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8),
         "meta": weight.to("meta"),
         "scalar embedding": torch.tensor(1.0),
-        "integer weights": weight.to(torch.int8),
-    }.get(kind)
-    if kind == "no embedding":
-        del state["model"][name]
+    }[kind]
     ended = attempts.run("headgates", "show", save(state, tmp_path / "evil.pt"))
-    assert ended.orderly if kind == "integer weights" else ended.refused, ended
+    assert ended.refused, ended
 
 
 def test_archives_that_unpack_to_more_than_the_file(attempts, tmp_path):
@@ -133,25 +106,20 @@ def nested(kind):
 
 
 NESTED = ["shared lists", "in itself", "shared tables", "deep"]
-HOLDERS = [
-    ("cfg", "model", "adam_betas"), ("cfg", "model", "lr"), ("cfg", "task", "left_pad_source"), ("cfg", "x"),
-    ("extra_state", "train_iterator"), ("extra_state", "train_iterator", "x"), ("extra_state", "ema"),
-    ("extra_state", "x"), ("optimizer_history",), ("optimizer_history", 0, "lr_scheduler_state"),
-    ("last_optimizer_state",), ("model", "x"), ("x",),
-]  # fmt: skip
+HOLDERS = [("cfg", "model", "adam_betas"), ("cfg", "model", "lr"), ("extra_state", "x"), ("x",)]
 
 
 @pytest.mark.parametrize("where", HOLDERS, ids=lambda where: ".".join(map(str, where)))
 def test_nested_values_without_end_are_refused_at_once(where, attempts, tmp_path):
     path, out, number = tmp_path / "evil.pt", tmp_path / "out.pt", HOLDERS.index(where)
-    commands = [["show", path], ["prune", path, out], ["prune", path, out, "--stock", "--trust"]]
-    for kind, command in ((NESTED[number % 4], commands[2]), (NESTED[(number + 1) % 4], commands[number % 2])):
+    for kind, command in ((NESTED[number], ["show", path]), (NESTED[number - 1], ["prune", path, out, "--trust"])):
         state = small_state("gated")
         inner = state
         for key in where[:-1]:
             inner = inner[key]
         inner[where[-1]] = nested(kind)
-        ended = attempts.run("headgates", *command[:1], save(state, path), *command[2:])
+        save(state, path)
+        ended = attempts.run("headgates", *command)
         assert ended.refused, (kind, command, ended)
 
 
@@ -179,8 +147,6 @@ def test_a_huge_number_of_pickle_instructions_is_refused(attempts, tmp_path):
     path = raw_pickle(tmp_path / "x.pt", b"]" * 20_000_000)
     ended = attempts.run("headgates", "show", path, seconds=60)
     assert ended.refused and "instructions" in ended.err, ended
-    path.write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2) + b"\x80\x02" + b"]" * 20_000_000)
-    assert attempts.run("headgates", "show", path, seconds=60).refused
 
 
 ODD = [

@@ -111,11 +111,6 @@ def wav2vec2(**changes):
     return MODEL_REGISTRY["wav2vec2"].build_model(settings("wav2vec2", **changes), None)
 
 
-def waves():
-    """The first wav2vec model, of convolutions."""
-    return MODEL_REGISTRY["wav2vec"].build_model(Namespace(**defaults("wav2vec"), infonce=True), None)
-
-
 def hubert():
     """A small HuBERT model."""
     torch.manual_seed(0)

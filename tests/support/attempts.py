@@ -26,9 +26,8 @@ SECONDS = 20
 MEGABYTES = 1500  # beside what the imported libraries take
 
 # What the commands import besides PRELOADED, most of it only when it is needed. Some are extras, and may be missing.
-IMPORTED = ["ctranslate2.specs.transformer_spec"]
-IMPORTED += ["fairseq_headgates.extensions.export.ctranslate2", "fairseq_headgates.analysis.agreement"]
-IMPORTED += [f"fairseq_headgates.cli.{name}" for name in ("session", "show", "prune", "convert", "score", "correlate")]
+IMPORTED = ["ctranslate2.specs.transformer_spec", "fairseq_headgates.checkpoints.ctranslate2"]
+IMPORTED += [f"fairseq_headgates.cli.{name}" for name in ("session", "show", "prune", "convert")]
 
 
 @dataclass(frozen=True)

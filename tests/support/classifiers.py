@@ -5,7 +5,8 @@ import random
 
 import pytest
 import torch
-from fairseq.models.roberta import RobertaModel
+from fairseq.tasks.masked_lm import MaskedLMTask
+from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
 from fairseq_headgates.plugin.models.roberta import RobertaHeadGatesModel
 from support.commands import EVALUATION, USER_DIR
@@ -26,10 +27,6 @@ def make_roberta(seed=0, model=RobertaHeadGatesModel, classes=2, **options):
     return built.eval()
 
 
-def make_stock_roberta(seed=0, **options):
-    return make_roberta(seed, RobertaModel, **options)
-
-
 def make_sentences(seed=0):
     """Three sentences of different lengths, padded at the end, as the task makes them, and their classes."""
     tokens = torch.randint(4, VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(seed))
@@ -39,6 +36,28 @@ def make_sentences(seed=0):
     net_input = {"src_tokens": tokens, "src_lengths": lengths}
     return {"id": torch.tensor([2, 0, 1]), "net_input": net_input, "target": torch.tensor([[1], [0], [1]]),
             "ntokens": 19, "nsentences": 3}  # fmt: skip
+
+
+def masked_sample():
+    """Sentences with every third token to be predicted."""
+    sample = make_sentences()
+    tokens = sample["net_input"]["src_tokens"]
+    chosen = tokens.ge(4) & (torch.arange(9) % 3 == 1)
+    sample["target"] = torch.where(chosen, tokens, PAD)
+    sample["net_input"]["src_tokens"] = torch.where(chosen, 4, tokens)
+    return sample
+
+
+def task_of(kind):
+    """The task of fairseq without its data, on the dictionary of other tests."""
+    task = kind.__new__(kind)
+    task.cfg = argparse.Namespace(classification_head_name=HEAD, num_classes=2, regression_target=False)
+    task.dictionary = make_task().source_dictionary
+    task._label_dictionary = task.dictionary
+    return task
+
+
+CLASSIFICATION, MASKED_LM = task_of(SentencePredictionTask), task_of(MaskedLMTask)
 
 
 def states(model, sample):

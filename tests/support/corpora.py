@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
-import signal
 import threading
-import time
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
 
 import pytest
 
 from corpora.collection import collection, sources
-from support import mirrors, recipes
+from corpora.fetching import path_of
+from support import mirror as mirrors
+from support import recipes
 
 WMT, SUBTITLES, IWSLT = "wmt-en-ru", "opensubtitles-en-ru", "iwslt14-de-en"
 
@@ -56,15 +54,14 @@ def place(made):
 
 @pytest.fixture
 def copy(place, tmp_path):
-    """copy(collection, sums=False) gives a folder of one's own that has the files of a collection."""
+    """copy(collection) gives a folder of one's own that has the files of a collection, and all checksums."""
 
-    def copy(collection, sums=False):
+    def copy(collection):
         folder = tmp_path / "place"
         for source in wanted(collection):
-            (folder / source.path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(place / source.path, folder / source.path)
-        if sums:
-            shutil.copy(place / "SHA256SUMS", folder)
+            (folder / at(source)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(place / at(source), folder / at(source))
+        shutil.copy(place / "SHA256SUMS", folder)
         return folder
 
     return copy
@@ -72,6 +69,11 @@ def copy(place, tmp_path):
 
 def wanted(name):
     return sources(collection(name))
+
+
+def at(source):
+    """The path of a file in a mirror."""
+    return path_of(source.address)
 
 
 def sha256(data):
@@ -92,14 +94,12 @@ def fetch(collection, folder, place=None):
 
 
 def all_there(collection, folder, place):
-    """Each file is what the mirror has, and the manifest says so; nothing else lies there."""
-    rows = []
-    for source in sorted(wanted(collection), key=lambda source: source.name):
-        data = (place / source.path).read_bytes()
-        assert (folder / source.name).read_bytes() == data, source.name
-        rows.append(f"{source.name}\t{len(data)}\t{sha256(data)}\t{source.address}\n")
-    assert (folder / "manifest.tsv").read_text() == "file\tbytes\tsha256\taddress\n" + "".join(rows)
-    assert {path.name for path in folder.iterdir()} == {s.name for s in wanted(collection)} | {"manifest.tsv", ".lock"}
+    """Each file is what the mirror has, and SHA256SUMS says so; nothing else lies there."""
+    found, names = contents(folder), sorted(source.name for source in wanted(collection))
+    for source in wanted(collection):
+        assert found[source.name] == (place / at(source)).read_bytes(), source.name
+    assert found.pop("SHA256SUMS").decode() == "".join(f"{sha256(found[name])}  {name}\n" for name in names)
+    assert sorted(found) == names
 
 
 @pytest.fixture
@@ -119,64 +119,24 @@ def refused(capsys):
     return refused
 
 
-@pytest.fixture
-def in_child():
-    """in_child(work) does it in a process of its own; gives its id."""
-    children = []
-
-    def in_child(work):
-        children.append(os.fork())
-        if children[-1] == 0:
-            try:
-                work()
-            finally:
-                os._exit(99)
-        return children[-1]
-
-    yield in_child
-    for child in children:
-        with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-
-
-def was_killed(child):
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-
-
-def until(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.02)
-
-
 class Server(ThreadingHTTPServer):
-    """Serves a folder, well or badly; `seen` has the method, path and Range of each request, in order."""
+    """Serves a folder, well or badly; `seen` has the path and Range of each request, in order."""
 
     daemon_threads = True
 
     def __init__(self, folder):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.folder, self.seen, self.sent = folder, [], {}
+        self.folder, self.seen = folder, []
         self.ranges = True  # whether it can begin in the middle
-        self.answers = {}  # path: another status and body
         self.cut = {}  # path: after how many bytes the connection breaks
-        self.go_on = threading.Event()  # with `hold`, half of a file is sent before this is set
-        self.hold, self.held = False, 0
-        self.together = None  # a barrier that all requests for files have to reach
 
     @property
     def address(self):
         return f"http://127.0.0.1:{self.server_port}/a%20mirror"
 
-    def asked(self, source, method="GET"):
+    def asked(self, source):
         """The Range of each request for a file, None for the whole."""
-        return [range_ for how, path, range_ in self.seen if (how, path) == (method, source.path)]
-
-    def handle_error(self, request, client_address):
-        pass  # the other side went away
+        return [range_ for path, range_ in self.seen if path == at(source)]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -186,34 +146,16 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         server, path = self.server, unquote(self.path).removeprefix("/a mirror/")
         asked = self.headers.get("Range")
-        server.seen.append((self.command, path, asked))
-        if server.together and self.command == "GET" and path != "SHA256SUMS":
-            server.together.wait(timeout=20)
+        server.seen.append((path, asked))
         file = server.folder / path
-        status, data = server.answers.get(path) or ((200, file.read_bytes()) if file.is_file() else (404, b"no such"))
-        headers = {}
+        status, data = (200, file.read_bytes()) if file.is_file() else (404, b"no such")
         if asked and server.ranges and status == 200:
-            first, size = int(asked.removeprefix("bytes=").rstrip("-")), len(data)
-            if first >= size:
-                status, data, headers = 416, b"<p>nothing more</p>", {"Content-Range": f"bytes */{size}"}
-            else:
-                status, data, headers = 206, data[first:], {"Content-Range": f"bytes {first}-{size - 1}/{size}"}
+            first = int(asked.removeprefix("bytes=").rstrip("-"))
+            status, data = (416, b"") if first >= len(data) else (206, data[first:])
         self.send_response(status)
-        for name, value in {"Content-Length": len(data), **headers}.items():
-            self.send_header(name, str(value))
+        self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        if self.command == "GET":
-            half = server.cut.get(path, len(data) // 2 if server.hold else len(data))
-            self.wfile.write(data[:half])
-            self.wfile.flush()
-            if path not in server.cut:
-                if server.hold and path != "SHA256SUMS":
-                    server.held += 1
-                    server.go_on.wait(30)
-                self.wfile.write(data[half:])
-            server.sent[path] = server.sent.get(path, 0) + min(half, len(data)) if path in server.cut else len(data)
-
-    do_HEAD = do_GET
+        self.wfile.write(data[: server.cut.get(path, len(data))])
 
 
 @pytest.fixture
@@ -230,6 +172,5 @@ def serve(monkeypatch):
 
     yield serve
     for server in started:
-        server.go_on.set()
         server.shutdown()
         server.server_close()

@@ -1,13 +1,11 @@
 """Small language models, and a toy text for whole commands."""
 
 import argparse
-import json
 import random
 
 import numpy
 import pytest
 import torch
-from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from fairseq_headgates.plugin.models.language_model import TransformerLMHeadGatesModel
 from support.commands import EVALUATION, USER_DIR
@@ -41,10 +39,6 @@ def make_lm_args(**options):
 def make_lm(seed=0, model=TransformerLMHeadGatesModel, **options):
     torch.manual_seed(seed)
     return model.build_model(make_lm_args(**options), make_task()).eval()
-
-
-def make_stock_lm(seed=0, **options):
-    return make_lm(seed, TransformerLanguageModel, **options)
 
 
 def make_text(seed=0):
@@ -113,16 +107,6 @@ def train_lm(toy_text, run):
         return run("fairseq-train", *places, *words, "--criterion", criterion, *TRAINING, *options, **how)
 
     return train_lm
-
-
-def assert_two_workers_score_as_one(run, options, folder):
-    """`options` are the data, the checkpoint and how it is read."""
-    one, two = folder / "one.json", folder / "two.json"
-    scoring = ["headgates", "score", *options, "--method", "confidence,gradient,ablation", "--out"]
-    run(*scoring, one)
-    run(*scoring, two, workers=2)
-    tables = [[entry["scores"]["dec-self"] for entry in json.loads(path.read_text())] for path in (one, two)]
-    torch.testing.assert_close(torch.tensor(tables[0]), torch.tensor(tables[1]), equal_nan=True, rtol=1e-5, atol=1e-6)
 
 
 SEGMENTS = ["--task", "language_modeling_segments", "--tokens-per-sample", 6, "--stream-blocks", 4]

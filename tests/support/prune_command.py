@@ -1,54 +1,15 @@
-"""A small gated checkpoint, and `headgates prune` in this process."""
+"""`headgates prune` on a small gated checkpoint."""
 
 import json
-from dataclasses import dataclass
+from functools import partial
 
 import pytest
-import torch
-
-from fairseq_headgates import head_sites
-from fairseq_headgates import prune as pruned
-from fairseq_headgates.attention.cuts import kept_mask, removal_plan
-from fairseq_headgates.checkpoints.building import build_model
-from fairseq_headgates.cli import main as command
-from fairseq_headgates.cli.choice import chosen_heads
-from fairseq_headgates.cli.commands.prune import removal_notes
-from support.models import make_gated
-
-TYPES = ("enc-self", "dec-self", "dec-enc")
-
-# Gates that are closed, open and between at evaluation: 0, 1, about 0.62.
-C, O, F = -3.0, 3.0, 0.4  # noqa: E741
-LOG_ALPHA = {
-    "enc-self": [[C, O, F, O], [C, C, C, C]],
-    "dec-self": [[O, C, C, F], [O, O, O, O]],
-    "dec-enc": [[F, C, C, O], [F, C, O, C]],
-}
-OPEN = {attention_type: [[int(a != C) for a in row] for row in rows] for attention_type, rows in LOG_ALPHA.items()}
-
-
-@dataclass
-class Done:
-    code: int
-    out: str
-    err: str
 
 
 @pytest.fixture
-def prune(capsys):
-    """prune(*arguments, code=0): what the command leaves behind."""
-
-    def prune(*arguments, code=0):
-        capsys.readouterr()
-        try:
-            ended = command.main(["prune", *map(str, arguments)])
-        except SystemExit as error:  # argparse's
-            ended = error.code
-        done = Done(ended, *capsys.readouterr())
-        assert done.code == code, done
-        return done
-
-    return prune
+def prune(run):
+    """prune(*arguments, code=0) runs `headgates prune`."""
+    return partial(run, "headgates", "prune")
 
 
 @pytest.fixture
@@ -60,81 +21,26 @@ def refused(prune):
         assert done.out == "" and done.err.count("\n") == 1, done
         assert done.err.startswith("headgates prune: error: ")
         assert [word for word in words if word not in done.err] == [], done.err
-        return done
 
     return refused
 
 
-def small_state(**options):
-    """A checkpoint with the gates of `LOG_ALPHA`, and the optimiser of its training."""
-    model = make_gated(gate_heads=",".join(TYPES), **options)
-    model.args.arch = "transformer_head_gates"
-    with torch.no_grad():
-        for site in head_sites(model):
-            site.attention.gate.theta.copy_(torch.tensor(LOG_ALPHA[site.attention_type][site.layer]) / 50)
-    moments = {
-        i: {"step": 5, "exp_avg": torch.randn_like(p), "exp_avg_sq": torch.rand_like(p)}
-        for i, p in enumerate(model.parameters())
-    }
-    return {
-        "args": None,
-        "cfg": {"model": model.args},
-        "model": model.state_dict(),
-        "optimizer_history": [{"num_updates": 5, "criterion_name": "LabelSmoothedCrossEntropyL0Criterion"}],
-        "extra_state": {},
-        "last_optimizer_state": {"state": moments, "param_groups": [{"lr": 0.1, "params": list(moments)}]},
-    }
-
-
-@pytest.fixture(scope="session")
-def small_checkpoint(tmp_path_factory):
-    path = tmp_path_factory.mktemp("small") / "gated.pt"
-    torch.save(small_state(), path)
-    return path
-
-
 @pytest.fixture
-def checkpoint(small_checkpoint, tmp_path):
+def checkpoint(gated, tmp_path):
     """In a folder of its own, where nothing but the outputs of the test may appear."""
     path = tmp_path / "gated.pt"
-    path.write_bytes(small_checkpoint.read_bytes())
+    path.write_bytes(gated.read_bytes())
     return path
 
 
-@pytest.fixture(scope="session")
-def small_model(small_checkpoint):
-    """The model of `small_checkpoint`; tests must not change it."""
-    return load(small_checkpoint)
-
-
 @pytest.fixture
-def chosen(small_model):
-    """chosen(*options): the mask and notes of `headgates prune` with these options, without reading or writing files of
-    models, which takes most of the command's time."""
+def plan_of(checkpoint, prune):
+    """plan_of(*options): the plan of `headgates prune` with these options, which writes nothing."""
 
-    def chosen(*options):
-        args = command.build_parser(["prune"]).parse_args(["prune", "in.pt", "out.pt", *map(str, options)])
-        smaller = pruned(small_model, chosen_heads(args, small_model))
-        return kept_mask(smaller).values, removal_notes(removal_plan(small_model, smaller))
+    def plan_of(*options):
+        return json.loads(prune(checkpoint, checkpoint.with_name("x.pt"), *options, "--dry-run", "--json").out)
 
-    return chosen
-
-
-@pytest.fixture
-def unfit(chosen):
-    """unfit(*options, words): options that are refused in one line that holds these words."""
-
-    def unfit(*options, words):
-        with pytest.raises(ValueError) as error:
-            chosen(*options)
-        message = str(error.value)
-        assert [word for word in words if word not in message] == [] and "\n" not in message, message
-
-    return unfit
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
+    return plan_of
 
 
 def write(path, content):
@@ -146,16 +52,8 @@ def score_file(values, **more):
     return {"format": "headgates.scores/1", "method": "gradient", "signature": "gradient|x", "scores": values, **more}
 
 
-def load(path):
-    return build_model(torch.load(path))
-
-
 SCORES = {
     "enc-self": [[9, 1, 2, 3], [9, 9, 9, 9]],
     "dec-self": [[4, 9, 9, 5], [6, 7, 8, 0.5]],
-    "dec-enc": [[0.1, 9, 9, 0.2], [0.3, 9, 0.4, 9]],
+    "dec-enc": [[9, 9, 9, 9], [0.3, 9, 0.4, 9]],
 }
-
-
-def mask(**rows):
-    return json.dumps({attention_type.replace("_", "-"): layers for attention_type, layers in rows.items()})

@@ -144,12 +144,6 @@ def assert_logits(actual, expected, atol=1e-5, rtol=1e-5):
     torch.testing.assert_close(actual[real], expected[real], atol=atol, rtol=rtol)
 
 
-def assert_same_tensors(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
-
-
 def positions(heads, size):
     """The rows of the query, key and value projections (columns of the output projection) of `heads`."""
     return [head * size + i for head in heads for i in range(size)]

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import logging
+import os
+import random
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
@@ -14,26 +19,63 @@ from pathlib import Path
 import pytest
 
 import commands
-from support.kill_and_resume import environment, fingerprints, random_moments, run, run_killed
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
 
-__all__ = [
-    "RECIPES",
-    "ROOT",
-    "call",
-    "copy_checkout",
-    "environment",
-    "fingerprints",
-    "first_lines",
-    "make_corpus",
-    "random_moments",
-    "refused",
-    "run",
-    "run_killed",
-    "shell",
-]
+# Files of data or results, which do not contain times, process ids or machine names.
+DATA = ("downloads/*", "corpora/*", "corpora.txt", "selection.txt", "raw/*", "text/*", "data-bin/*")
+NAMES = ("evaluation", "head_scores", "mask")
+RESULTS = ("results.txt", "results.tsv", "**/test.hyp", *(f"**/{name}.json" for name in NAMES))
+NOT_DATA = ("preprocess.log",)
+
+
+def environment(settings: dict[str, object]) -> dict[str, str]:
+    """Return the environment with this interpreter's programs, and one thread, so that sums have one order."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **{key: str(v) for key, v in settings.items()}}
+
+
+def run(recipe: str, *arguments: object, **settings: object) -> subprocess.CompletedProcess[str]:
+    """Run a recipe to its end."""
+    command = ["bash", str(RECIPES / recipe), *map(str, arguments)]
+    return subprocess.run(command, env=environment(settings), capture_output=True, text=True, check=False)
+
+
+def random_moments(generator: random.Random, whole_run: float, kills: int) -> list[float]:
+    """Return after how many seconds to kill each run; on average they add up to the time of a whole run."""
+    return [generator.uniform(0, 2 * whole_run / kills) for _ in range(kills)]
+
+
+def run_killed(recipe: str, *arguments: object, moments: list[float], **settings: object) -> None:
+    """Run a recipe again and again, killed with its child processes after so many seconds; then to its end."""
+    for seconds in moments:
+        process = subprocess.Popen(
+            ["bash", str(RECIPES / recipe), *map(str, arguments)],
+            env=environment(settings),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    result = run(recipe, *arguments, **settings)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def fingerprints(out: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file of data and results, by its path in the folder.
+
+    Signatures name the last folder and name of the data: the name of the folder itself does not count.
+    """
+    paths = {path for pattern in (*DATA, *RESULTS) for path in out.glob(pattern) if path.is_file()}
+    own, neutral = f"data:{out.name}/".encode(), b"data:OUT_DIR/"
+    return {
+        str(path.relative_to(out)): hashlib.sha256(path.read_bytes().replace(own, neutral)).hexdigest()
+        for path in sorted(paths)
+        if path.name not in NOT_DATA and not path.name.startswith(".")
+    }
 
 
 def call(program: str, *arguments: object) -> int:

@@ -4,7 +4,39 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.functional import jacobian
 
+from fairseq_headgates import HeadTable
 from fairseq_headgates.analysis.relevance.rules import RULES, Rule
+from support.models import PAD, make_stock
+
+SMALL = {"embed_dim": 8, "ffn_embed_dim": 12, "attention_heads": 2}
+SMALL = {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in SMALL.items()}
+OF_DECODER = {name: size for name, size in SMALL.items() if name.startswith("decoder")}
+OF_DECODER |= {"decoder_input_dim": 8, "decoder_output_dim": 8}
+POST_NORM = {"encoder_normalize_before": False, "decoder_normalize_before": False}
+# One layer of each type without heads, one with both.
+MASK = HeadTable({"enc-self": [[1, 0], [0, 0]], "dec-self": [[0, 0], [1, 1]], "dec-enc": [[0, 1], [0, 0]]})
+
+
+def shaken(model, dtype=torch.double):
+    """Random numbers in all parameters, biases and norms included."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return model.to(dtype).requires_grad_(False)
+
+
+def small(make=make_stock, dtype=torch.double, **options):
+    return shaken(make(**{**SMALL, **options}), dtype)
+
+
+def words(batch, row):
+    """The tokens of one sentence pair, and where they are; the source of a language model has none."""
+    source, target = batch["src_tokens"], batch.get("prev_output_tokens", batch["src_tokens"])
+    source = source if "prev_output_tokens" in batch else source[:, :0]
+    places = [side[row].ne(PAD).nonzero()[:, 0] for side in (source, target)]
+    return source[row, places[0]], target[row, places[1]], *places
+
 
 SETTINGS = {
     "default": RULES["story-of-heads"],

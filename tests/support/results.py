@@ -37,7 +37,8 @@ def write(folder, kept, of=6, **values):
     layers = {each: [max(0, min(of // 3, n - of // 3 * i)) for i in range(3)] for each, n in kept.items()}
     given = {"parameters": 1_234_567, "losses": {}, "scores": {}}
     given |= dict.fromkeys(("predictions", "references", "speed"))
-    evaluation = Evaluation(f"{folder.name}/x.pt", heads, layers, subset="test", signature="s", **given | values)
+    given |= {"checkpoint": f"{folder.name}/x.pt", "heads": heads, "layers": layers} | values
+    evaluation = Evaluation(subset="test", signature="s", **given)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "evaluation.json").write_text(json.dumps(evaluation.as_json()))
 

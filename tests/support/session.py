@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import random
 import signal
-from collections.abc import Mapping
 from functools import partial
 
 import pytest
@@ -185,8 +184,8 @@ KINDS = {
 }
 
 
-class Checkpoints(Mapping):
-    """Checkpoints of every kind of model after four updates, {name: path}; each is made when it is first needed.
+class Checkpoints:
+    """Checkpoints of every kind of model after four updates, by name; each is made when it is first needed.
 
     The mask files of "fixed" and "mixed" are gone afterwards: a checkpoint must not need them.
     """
@@ -196,12 +195,6 @@ class Checkpoints(Mapping):
 
     def __getitem__(self, kind):
         return self._made_once(f"checkpoint_{kind}", partial(self._make, KINDS[kind])) / "checkpoint_last.pt"
-
-    def __iter__(self):
-        return iter(KINDS)
-
-    def __len__(self):
-        return len(KINDS)
 
     def _make(self, options, folder):
         mask = folder / "mask.json"

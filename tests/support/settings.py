@@ -47,5 +47,4 @@ def refusal(recipe: str, **given: str) -> str:
         read(recipe, **given)
     message = str(error.value)
     assert len(message.splitlines()) == 1 and len(message) < 800, message
-    assert not any(words in message for words in ("Input should", "Unable", "Value error")), message
     return message

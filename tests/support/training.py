@@ -4,13 +4,9 @@ import pytest
 import torch
 
 from fairseq_headgates import l0_penalty
-from support.checkpoints import assert_same_tensors
+from support.checkpoints import assert_same_tensors, read
 
 RESET = ["--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler"]
-
-
-def read(path):
-    return torch.load(path, map_location="cpu", weights_only=False)
 
 
 def make_forms(run, folder, stack, log_alpha, stock=True):

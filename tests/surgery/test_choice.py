@@ -105,16 +105,6 @@ def test_fractions_of_heads_are_rounded_by_one_rule(heads):
         assert Heads({"enc-self": heads}).kept(Run("enc-self", share, "gradient")) == expected
 
 
-def test_every_layer_keeps_its_best():
-    scores = HeadTable({"enc-self": [[9, 8, 7], [1, 3, 2]]})
-    present = HeadTable({"enc-self": [[1, 1, 1], [1, 1, 1]]})
-    assert best_heads(scores, 3, present).values["enc-self"] == [[1, 1, 1], [0, 0, 0]]
-    assert best_heads(scores, 3, present, min_per_layer=1).values["enc-self"] == [[1, 1, 0], [0, 1, 0]]
-    assert best_heads(scores, 4, present, min_per_layer=2).values["enc-self"] == [[1, 1, 0], [0, 1, 1]]
-    fewer = HeadTable({"enc-self": [[1, 1, 1], [0, 0, 1]]})  # a layer that has fewer keeps those
-    assert best_heads(scores, 3, fewer, min_per_layer=2).values["enc-self"] == [[1, 1, 0], [0, 0, 1]]
-
-
 def test_the_mask_keeps_the_signature_of_the_scores():
     scores = HeadTable({"enc-self": [[1, 2, 3], [1, 2, 3]]}, "gradient", "gradient|split:valid")
     assert best_heads(scores, 2, open_tables()).signature == "gradient|split:valid"
@@ -125,16 +115,10 @@ def test_the_mask_keeps_the_signature_of_the_scores():
     [
         ({"enc-self": [[1, 2, 3]] * 2}, 7, [], 0, "keep is 7: it must be from 0 to 6, the number of heads of enc-self"),
         ({"enc-self": [[1, 2, 3]] * 2}, -1, [], 0, "keep is -1"),
+        ({"enc-self": [[1, 2, 3]] * 2}, 3, [], -1, "-1"),
         ({"enc-self": [[1, 2, 3]] * 2}, 1.5, [], 0, "keep is 1.5: a fraction must be from 0 to 1"),
         ({"enc-self": [[1, 2, 3]] * 2}, math.nan, [], 0, "keep is nan"),
         ({"enc-self": [[1, 2, 3]] * 2}, 2, ["dec-enc"], 0, "no scores of dec-enc: the score file has enc-self"),
-        (
-            {"enc-self": [[1, 2, 3]]},
-            2,
-            [],
-            0,
-            "the score file does not fit the model: enc-self has 1 layers, the model has 2",
-        ),
         ({"enc-self": [[1, 2, 3], [1, 2]]}, 2, [], 0, "enc-self layer 1 has 2 heads, the model has 3"),
         ({"enc-self": [[1, 2, 3]] * 2}, 3, [], 2, "min-per-layer is 2, which keeps 4 heads, but keep is 3"),
     ],
@@ -143,11 +127,6 @@ def test_choices_that_cannot_be_made_are_refused(scores, keep, types, minimum, m
     with pytest.raises(ValueError, match=message) as error:
         best_heads(HeadTable(scores), keep, open_tables(), types, minimum)
     assert "\n" not in str(error.value)
-
-
-def test_a_negative_number_of_heads_per_layer_is_refused():
-    with pytest.raises(ValueError, match="-1"):
-        best_heads(HeadTable({"enc-self": [[1, 2, 3]] * 2}), 3, open_tables(), min_per_layer=-1)
 
 
 def test_removed_heads_are_not_candidates():

@@ -7,18 +7,17 @@ import torch
 from fairseq.models.transformer import TransformerModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.models import PAD, logits, make_args, make_batch, make_gated, make_stock, make_task
+from support.checkpoints import assert_same_tensors
+from support.models import PAD, logits, make_batch, make_gated, make_stock, make_task
 from support.pruning import (
     NO_HEADS_SOMEWHERE,
     OPEN,
     assert_logits,
-    assert_same_tensors,
     cases,
     gate,
     make_case,
     positions,
     rows_of,
-    set_gates,
     stirred,
     stock_twin,
 )
@@ -34,20 +33,10 @@ from fairseq_headgates import (
     remove_heads,
     use_head_attention,
 )
-from fairseq_headgates.attention.cuts import (
-    Cut,
-    cut_tensors,
-    cuts,
-    kept_mask,
-    open_mask,
-    pad_heads,
-    removal_plan,
-    with_gates_of,
-)
+from fairseq_headgates.attention.cuts import Cut, kept_mask, removal_plan
 from fairseq_headgates.attention.sites import head_counts
 from fairseq_headgates.checkpoints.pruned import stock_checkpoint
-from fairseq_headgates.heads import TYPES, mask_to_json
-from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
+from fairseq_headgates.heads import TYPES
 from fairseq_headgates.safety.checkpoint import model_args
 
 
@@ -236,53 +225,6 @@ def test_a_cut_takes_the_expected_rows_and_columns():
     assert cut("out_proj.weight", out.double()).dtype == torch.float64
 
 
-def test_tensors_are_cut_by_the_name_of_their_parameter():
-    case = make_case(6)
-    model = case.model()
-    found = cuts(model, HeadTable(case.mask))
-    state = cut_tensors(model.state_dict(), found)
-    assert_same_tensors(state, prune(model, HeadTable(case.mask)).state_dict())
-    moments = {name: torch.randn_like(parameter) for name, parameter in model.named_parameters()}
-    for power in (-1, -2):
-        cut = cut_tensors(moments, found, power)
-        assert cut.keys() == {name for name, _ in prune(model, HeadTable(case.mask)).named_parameters()}
-        for site in head_sites(model):
-            factors = case.factors()[site.attention_type][site.layer]
-            stay = [i for i, factor in enumerate(factors) if factor > 0]
-            columns = torch.tensor([factors[i] ** power for i in stay for _ in range(8)])
-            key = f"{site.name}.out_proj.weight"
-            torch.testing.assert_close(cut[key], moments[key][:, positions(stay, 8)] * columns, rtol=1e-3, atol=0)
-
-
-def test_cuts_with_other_gates_keep_the_same_heads():
-    model = make_case(6).model()
-    found = cuts(model, open_mask(model))
-    other = set_gates(copy.deepcopy(model), {k: [[0.9] * 4] * 2 for k in TYPES})
-    for name, cut in with_gates_of(found, other).items():
-        assert cut.keep == found[name].keep and cut.head_dim == found[name].head_dim
-        torch.testing.assert_close(cut.factor, torch.full((len(cut.keep),), gate(0.9)))
-
-
-@settings(max_examples=8)
-@given(cases())
-def test_padding_removed_heads_gives_the_stock_model_with_zeros(case):
-    model = case.model()
-    pruned = prune(model, HeadTable(case.mask))
-    filled = pad_heads(pruned, pruned.state_dict())
-    whole = {name: tensor for name, tensor in model.state_dict().items() if "gate" not in name}
-    assert {k: v.shape for k, v in filled.items()} == {k: v.shape for k, v in whole.items()}
-    for site in head_sites(model):
-        factors = case.factors()[site.attention_type][site.layer]
-        for head, factor in enumerate(factors):
-            part = slice(head * site.attention.head_dim, (head + 1) * site.attention.head_dim)
-            for name in ("q_proj", "k_proj", "v_proj"):
-                for kind in ("weight", "bias"):
-                    key = f"{site.name}.{name}.{kind}"
-                    assert torch.equal(filled[key][part], whole[key][part] * int(factor > 0))
-            key = f"{site.name}.out_proj.weight"
-            torch.testing.assert_close(filled[key][:, part], whole[key][:, part] * factor, atol=1e-7, rtol=1e-3)
-
-
 @settings(max_examples=8)
 @given(cases())
 def test_the_plan_counts_what_pruning_does(case):
@@ -331,16 +273,6 @@ def test_a_stock_model_is_pruned_without_gates():
     assert pruned.args == stock.args and not hasattr(stock.args, "alive_heads")  # only checkpoints change options
 
 
-def test_a_pruned_model_is_built_again_from_its_options():
-    case = make_case(7)
-    pruned = prune(case.model(), HeadTable(case.mask))
-    args = copy.copy(pruned.args)
-    args.gate_heads, args.alive_heads, args.remove_heads = "", mask_to_json(kept_mask(pruned)), True
-    again = TransformerHeadGatesModel.build_model(args, make_task()).eval()
-    again.load_state_dict(pruned.state_dict(), strict=True)
-    assert torch.equal(logits(again, make_batch()), logits(pruned, make_batch()))
-
-
 def test_removing_heads_in_place_of_a_plain_model():
     model = make_gated()
     mask = HeadTable({"enc-self": [[1, 0, 1, 1], [0, 0, 0, 0]]})
@@ -371,10 +303,3 @@ def test_what_was_frozen_stays_frozen(pattern):
     assert {name: p.requires_grad for name, p in pruned.named_parameters()} == {
         name: expected[name] for name, _ in pruned.named_parameters()
     }
-
-
-def test_options_of_the_model_are_not_shared_with_the_pruned_one():
-    args = make_args()
-    model = TransformerHeadGatesModel.build_model(args, make_task())
-    prune(model, HeadTable(NO_HEADS_SOMEWHERE))
-    assert not getattr(args, "remove_heads", False) and not getattr(args, "alive_heads", None)

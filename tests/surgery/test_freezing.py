@@ -45,8 +45,6 @@ def test_the_report_groups_layers_and_counts():
         (".", "'.' matches every parameter: narrow the pattern"),
         ("(", "'.' is not a regular expression"),
         (r"\d{99999999999}", "is not a regular expression: the repetition number is too large"),
-        ("(" * 5000 + ")" * 5000, "is not a regular expression"),
-        ("x" * 100_000, "^--freeze-params 'x{199} matches no parameter"),
     ],
 )
 def test_bad_patterns_are_refused_and_nothing_is_frozen(pattern, message):

@@ -44,12 +44,6 @@ def test_sites_are_named_by_type_and_layer():
     ] == first  # a second time changes nothing
 
 
-def test_gates_of_a_missing_attention_are_refused():
-    model = make_gated(no_cross_attention=True)
-    with pytest.raises(ValueError, match="no dec-enc attention.*enc-self"):
-        insert_gates(model, ["dec-enc"])
-
-
 def test_unsupported_attention_is_refused():
     stock = make_stock()
     stock.decoder.layers[1].encoder_attn.bias_k = torch.nn.Parameter(torch.zeros(1, 1, 32))
@@ -91,21 +85,13 @@ def test_penalty_is_the_sum_over_gated_heads():
 DICT = {"enc-self": [[1, 0, 1, 1], [1, 1, 1, 1]], "dec-enc": [[1, 1, 1, 0], [0, 0, 0, 0]]}
 
 
-@pytest.mark.parametrize("form", ["dict", "path", "text of a path", "JSON", "table"])
-def test_every_form_of_a_mask_is_accepted(form, tmp_path):
-    file = tmp_path / "heads.json"
-    file.write_text(json.dumps(DICT))
-    forms = {"dict": DICT, "path": file, "text of a path": str(file), "JSON": json.dumps(DICT)}
-    mask = {**forms, "table": HeadTable(DICT)}[form]
+def test_masks_are_taken_in_any_form():
+    """See also heads/test_heads.py."""
     expected = {"dec-self": [[1] * 4] * 2, **DICT}
-    with masked(make_gated(), mask) as model:
-        within = {attention_type: values.tolist() for attention_type, values in gate_values(model).items()}
-    for values in (
-        within,
-        *({k: v.tolist() for k, v in gate_values(change(make_gated(), mask)).items()} for change in (fix_heads, prune)),
-        {k: v.tolist() for k, v in gate_values(remove_heads(make_gated(), mask)).items()},
-    ):
-        assert values == expected
+    with masked(make_gated(), json.dumps(DICT)) as model:
+        found = [gate_values(model)]
+    found += [gate_values(change(make_gated(), DICT)) for change in (fix_heads, prune, remove_heads)]
+    assert all({each: rows.tolist() for each, rows in values.items()} == expected for values in found)
 
 
 @pytest.mark.parametrize("change", [prune, remove_heads, fix_heads, masked])

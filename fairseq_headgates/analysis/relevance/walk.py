@@ -30,6 +30,7 @@ from fairseq_headgates.analysis.relevance.rules import (
     merge,
     quotient,
 )
+from fairseq_headgates.attention.cuts import head_positions
 from fairseq_headgates.attention.features import stack_modules
 from fairseq_headgates.attention.head_attention import HeadAttention
 
@@ -274,8 +275,7 @@ def _rows(module: HeadAttention, heads: list[int]) -> Tensor | slice:
     """Return the rows of heads in a projection; for all of them a slice, which copies nothing."""
     if len(heads) == module.num_heads:
         return slice(None)
-    first = module.head_dim * torch.tensor(heads, device=module.out_proj.weight.device)
-    return (first[:, None] + torch.arange(module.head_dim, device=first.device)).view(-1)
+    return head_positions(heads, module.head_dim).to(module.out_proj.weight.device)
 
 
 def _part(module: HeadAttention, name: str, rows: Tensor | slice) -> tuple[Tensor, Tensor | None]:

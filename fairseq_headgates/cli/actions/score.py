@@ -13,7 +13,7 @@ def run(options: ScoreOptions) -> int:
     methods = parse_methods(options.method)
     with session(options, needs_target=any(SCORES[name].needs_data for name in methods)) as work:
         loaded = work.load(work.only_path())
-        tables = [work.scores(loaded, method) for method in methods]
+        tables = [work.scores(loaded, method, options) for method in methods]
         work.write(options.out, scores_to_json(tables))
         work.plot(options.plot, lambda: heat_maps(tables))
         if options.json:

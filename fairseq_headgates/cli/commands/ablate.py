@@ -1,124 +1,40 @@
 """`headgates ablate`: measure a model with single heads masked, or with one head alone in its layer."""
 
-from __future__ import annotations
-
-import argparse
-import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
 from fairseq_headgates.analysis.options import ABLATION_MODES
-from fairseq_headgates.cli.parser import AS_STORED, CHOOSING, add_data, add_inference_dtype, add_metric, add_output
-from fairseq_headgates.heads import HeadId, HeadTable
-from fairseq_headgates.report.tables import METRICS, best_head_table, layer_tables, score_table
+from fairseq_headgates.cli.command import command, option
+from fairseq_headgates.cli.options import CHOOSING, FirstSentences, InferenceDtype, Output, inference_dtype, metric
+from fairseq_headgates.cli.parser import filled
 
-if TYPE_CHECKING:
-    from fairseq_headgates.cli.session import Loaded, Session
-    from fairseq_headgates.evaluation.metrics import Metric
-    from fairseq_headgates.files.journal import ResumeJournal
 
-HELP = "measure the loss, BLEU or accuracy with single heads masked"
-EXAMPLES = (
+@command(
+    "ablate",
+    "measure the loss, BLEU or accuracy with single heads masked",
     "headgates ablate data-bin --path baseline/checkpoint_best.pt --gen-subset valid --out ablation.json",
     "headgates ablate data-bin --path baseline/checkpoint_best.pt --metric bleu --remove-bpe --mode all-but-one",
 )
+@dataclass(kw_only=True)
+class AblateOptions(FirstSentences, InferenceDtype, Output):
+    """The options of `headgates ablate`."""
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `headgates ablate`."""
-    add_data(parser)
-    parser.add_argument(
-        "--mode",
+    mode: str = option(
         choices=ABLATION_MODES,
         default="single",
         help="single: mask one head at a time; all-but-one: mask all heads of a layer but one. The loss is measured "
         "for every head; with all-but-one, BLEU and accuracy are measured only for the best head (lowest loss) of each "
-        "layer "
-        "(default: %(default)s)",
+        "layer (default: %(default)s)",
     )
-    add_metric(parser, "nll", " BLEU has p-values of a paired bootstrap, accuracy of McNemar's exact test.")
-    parser.add_argument(
-        "--select-subset",
+    metric: str | None = metric("nll", " BLEU has p-values of a paired bootstrap, accuracy of McNemar's exact test.")
+    select_subset: str | None = option(
         metavar="S",
+        type=filled,
         help="with --mode all-but-one and --metric bleu or accuracy: choose the head of each layer by the loss on this "
         f"subset (default: {CHOOSING})",
     )
-    add_inference_dtype(parser, AS_STORED)
-    add_output(
-        parser, "write the result as JSON; with BLEU or accuracy, FILE.part keeps partial results to resume from"
+    inference_dtype: str | None = inference_dtype()
+    out: str | None = option(
+        metavar="FILE",
+        writes=True,
+        help="write the result as JSON; with BLEU or accuracy, FILE.part keeps partial results to resume from",
     )
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run `headgates ablate` and return its exit code."""
-    from fairseq_headgates.analysis.ablation import ablation_losses
-    from fairseq_headgates.cli.session import session
-    from fairseq_headgates.evaluation.statistics import perplexity
-
-    if args.select_subset is not None and (args.mode != "all-but-one" or args.metric not in ("bleu", "accuracy")):
-        raise ValueError(
-            "--select-subset has no effect without --mode all-but-one and --metric bleu or accuracy: add them, or "
-            "leave it out"
-        )
-    with session(args) as work:
-        path, name = work.only_path(), work.objective.metric(args.metric or "nll")
-        loaded = work.load(path)
-        metric = work.metric(name, loaded)  # before long work, so that wrong options fail early
-        journal = work.journal(path) if metric else None
-        nll, losses = ablation_losses(loaded.model, loaded.corpus, args.mode, work.progress("loss"))
-        difference = losses.map(lambda loss: loss - nll, f"+bits, {args.mode}")
-        result: dict[str, Any] = {
-            "format": "headgates.ablation/1",
-            "mode": args.mode,
-            "signature": str(loaded.signature),
-            "nll": nll,
-            "nll_difference": difference.rows(),
-        }
-        unit = work.objective.unit
-        text = [f"loss of the whole model: {nll:.4f} bits per {unit}", "", score_table(difference)]
-        if name == "ppl":
-            ppl = perplexity(nll)
-            more = losses.map(lambda loss: perplexity(loss) - ppl, f"+ppl, {args.mode}")
-            result |= {"ppl": ppl, "ppl_difference": more.rows()}
-            text += ["", f"perplexity of the whole model: {ppl:.2f}", "", score_table(more)]
-        if metric and journal:
-            result.update(_metric(work, loaded, losses, metric, journal))
-            text += ["", _metric_text(metric, args.mode, result)]
-        work.write(args.out, json.dumps(result, indent=1) + "\n")
-        work.say(json.dumps(result, allow_nan=False) if args.json else "\n".join([*text, str(loaded.signature)]))
-        if journal:
-            journal.discard()
-    return 0
-
-
-def _metric(work: Session, loaded: Loaded, losses: HeadTable, metric: Metric, journal: ResumeJournal) -> dict[str, Any]:
-    """Return the score of the model, and its difference and p-value for each masking, by the text of a `HeadId`."""
-    from fairseq_headgates.analysis.ablation import ablation_losses, ablation_masks, masked_predictions
-
-    mode, selected_on = work.args.mode, {}
-    if mode == "all-but-one":
-        selecting = work.with_subset(loaded, work.args.select_subset or CHOOSING).corpus
-        if selecting is not loaded.corpus:
-            _, losses = ablation_losses(loaded.model, selecting, mode, work.progress("choose"))
-        selected_on = {"selected_on": str(work.signature(selecting))}
-    masks = ablation_masks(loaded.model, mode, losses)
-    predictions = masked_predictions(loaded.model, metric, masks, journal, work.progress(metric.name))
-    found, name = metric.compare(predictions), metric.name
-    return {
-        **selected_on,
-        name: found.scores["full"],
-        f"{name}_difference": {str(head): found.scores[str(head)] - found.scores["full"] for head in masks},
-        "p_value": found.p_values,
-        f"{name}_signature": found.signature,
-        **({"search": str(work.search)} if name == "bleu" else {}),
-    }
-
-
-def _metric_text(metric: Metric, mode: str, result: Mapping[str, Any]) -> str:
-
-    name = metric.name
-    difference = {HeadId.parse(head): value for head, value in result[f"{name}_difference"].items()}
-    p = {HeadId.parse(head): value for head, value in result["p_value"].items()}
-    title = f"{METRICS[name]} of the whole model: {result[name]:.2f}; differences, * p < 0.05, ** p < 0.01"
-    tables = layer_tables(difference, p, name) if mode == "single" else [best_head_table(difference, p)]
-    return "\n\n".join([f"{title} ({metric.test})", *tables]) + f"\n{result[f'{name}_signature']}"

@@ -1,128 +1,40 @@
-"""`headgates correlate`: compute the correlation of score files (no torch)."""
+"""`headgates correlate`: compute the correlation of score files."""
 
-from __future__ import annotations
+from dataclasses import dataclass
+from typing import ClassVar
 
-import argparse
-import itertools
-import json
-from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from fairseq_headgates.cli.command import argument, command, option
+from fairseq_headgates.cli.options import Output, types
+from fairseq_headgates.cli.parser import Once
 
-from fairseq_headgates.analysis.options import SCORES
-from fairseq_headgates.cli.output import say, without_nan, write
-from fairseq_headgates.cli.parser import Once, add_output, add_types, chosen_types
-from fairseq_headgates.files import check_writable
-from fairseq_headgates.heads import DATA, HeadTable, Signature, read_scores
-from fairseq_headgates.report.tables import agreement_table, matrix
 
-HELP = "compute the correlation of score files"
-EXAMPLES = (
+@command(
+    "correlate",
+    "compute the correlation of score files",
     "headgates correlate two.json",
     "headgates correlate valid.json test.json --each-type --top 4",
 )
+@dataclass(kw_only=True)
+class CorrelateOptions(Output):
+    """The options of `headgates correlate`."""
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `headgates correlate`."""
-    parser.description = (
+    description: ClassVar[str] = (
         "Compute Pearson and Spearman correlations of all pairs of scores in the files: of several methods on the same "
         "data, or of one method on several data sets or checkpoints."
     )
-    parser.add_argument("files", metavar="FILE", nargs="+", help="score files of `headgates score --out`")
-    parser.add_argument(
-        "--method", metavar="M[,M...]", action=Once, help="compare only the scores of these methods (default: all)"
+    needs_models: ClassVar[bool] = False
+
+    files: list[str] = argument(
+        metavar="FILE", nargs="+", reads="the score file", help="score files of `headgates score --out`"
     )
-    add_types(parser, "compare only these attention types (default: those that both scores have)")
-    parser.add_argument("--each-type", action="store_true", help="also compare each attention type alone")
-    parser.add_argument(
-        "--top",
+    method: str | None = option(
+        metavar="M[,M...]", action=Once, help="compare only the scores of these methods (default: all)"
+    )
+    types: str | None = types("compare only these attention types (default: those that both scores have)")
+    each_type: bool = option(default=False, help="also compare each attention type alone")
+    top: int | None = option(
         metavar="K",
         type=int,
         help="number of highest-scored heads whose overlap is reported (default: a quarter of the heads)",
     )
-    parser.add_argument(
-        "--any",
-        action="store_true",
-        help="also compare two methods on different models or data (default: an error)",
-    )
-    add_output(parser, "write the result as JSON")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run `headgates correlate` and return its exit code."""
-    from fairseq_headgates.analysis.agreement import agreement, common_types  # scipy takes a second to import
-
-    if args.out is not None:
-        check_writable(args.out, args.force)
-    tables = _tables(args)
-    types = chosen_types(args.types)
-    pairs = []
-    for (first, a), (second, b) in itertools.combinations(tables.items(), 2):
-        _check_mixed(first, a, second, b, args.any)
-        common = types or common_types(a, b)
-        for group in [common, *([(attention_type,) for attention_type in common] if args.each_type else [])]:
-            found = agreement(HeadTable(a.values, first), HeadTable(b.values, second), group, args.top)
-            pairs.append({"a": first, "b": second, "types": ",".join(group), **asdict(found)})
-    result = json.dumps([without_nan(pair) for pair in pairs])
-    if args.out is not None:
-        write(args.out, result + "\n", args.force)
-    say(result if args.json else _text(pairs, tables, args.each_type))
-    return 0
-
-
-def _text(pairs: list[dict[str, Any]], tables: Mapping[str, HeadTable], each_type: bool) -> str:
-
-    text = agreement_table(pairs)
-    if len(tables) > 2 and not each_type:
-        between = matrix("Spearman", list(tables), {(p["a"], p["b"]): p["spearman"] for p in pairs})
-        text = f"{between}\n\n{text}"
-    return text
-
-
-def _tables(args: argparse.Namespace) -> dict[str, HeadTable]:
-    """Return the scores to compare, by method, by file, or by both, whichever distinguishes them."""
-    names = None if args.method is None else [name.strip() for name in args.method.split(",")]
-    for i, path in enumerate(args.files):
-        if any(Path(path).resolve() == Path(other).resolve() for other in args.files[:i]):
-            raise ValueError(f"{path} is given twice: name each file once")
-    found = [(path, table) for path in args.files for table in read_scores(path)]
-    chosen = [(path, table) for path, table in found if names is None or table.name in names]
-    for name in names or []:
-        if all(table.name != name for _, table in found):
-            raise ValueError(
-                f"no file has scores of {name!r}: they hold {', '.join(sorted({t.name for _, t in found}))}"
-            )
-    if len(chosen) < 2:
-        raise ValueError(f"the number of scores is {len(chosen)}: at least two are needed, name more files or methods")
-    methods, files = {table.name for _, table in chosen}, {path for path, _ in chosen}
-    named = {}
-    for path, table in chosen:
-        name = table.name if len(files) == 1 else path if len(methods) == 1 else f"{path}:{table.name}"
-        if name in named:
-            raise ValueError(f"{name} is given twice: name each file and method once")
-        named[name] = table
-    return named
-
-
-def _check_mixed(first: str, a: HeadTable, second: str, b: HeadTable, anything: bool) -> None:
-    """Raise ValueError for scores that differ in method and in model or data: their agreement means nothing."""
-    origins = [_origin(table) for table in (a, b)]
-    differ = [key for key in origins[0].keys() & origins[1].keys() if origins[0][key] != origins[1][key]]
-    if anything or a.name == b.name or not differ:
-        return
-    told = ", ".join(f"{key} {origins[0][key]} and {origins[1][key]}" for key in sorted(differ))
-    raise ValueError(
-        f"{first} and {second} differ in both method ({a.name}, {b.name}) and origin ({told}): compare scores of one "
-        "method, or of one model and the same data, or pass --any"
-    )
-
-
-def _origin(table: HeadTable) -> dict[str, str]:
-    """Return the parts of a signature that name the model and, if the scores depend on them, the data."""
-    parts = Signature.parse(table.signature).parts
-    if table.name in SCORES and not SCORES[table.name].needs_data:
-        return {key: parts[key] for key in ("ckpt", "updates") if key in parts}
-    options = {"options": parts.get("options", "fairseq's defaults")}
-    return {key: parts[key] for key in ("ckpt", "updates", *DATA, "split", "sents") if key in parts} | options
+    any: bool = option(default=False, help="also compare two methods on different models or data (default: an error)")

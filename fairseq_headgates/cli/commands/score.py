@@ -26,6 +26,6 @@ class ScoreOptions(FirstSentences, Scores, Output):
         required=True,
         help="scores to compute, or all. " + "; ".join(f"{name}: {score.text}" for name, score in SCORES.items()),
     )
-    plot: str | None = option(metavar="FILE", help="draw heat maps: .png, .pdf, .svg (needs matplotlib)")
-    out: str | None = option(metavar="FILE", help="write a score file for prune, curve and correlate")
+    plot: str | None = option(metavar="FILE", writes=True, help="draw heat maps: .png, .pdf, .svg (needs matplotlib)")
+    out: str | None = option(metavar="FILE", writes=True, help="write a score file for prune, curve and correlate")
     json: bool = option(default=False, help="print the content of the score file instead of tables")

@@ -1,79 +1,27 @@
 """`headgates show`: print the gates of a checkpoint, or write its open heads as a mask."""
 
-from __future__ import annotations
+from dataclasses import dataclass
+from typing import ClassVar
 
-import argparse
-import json
-from typing import TYPE_CHECKING, Any
+from fairseq_headgates.cli.command import command, option
+from fairseq_headgates.cli.options import OPEN, Checkpoint, Output
 
-from fairseq_headgates.cli.output import say, warn_unfinished, write
-from fairseq_headgates.cli.parser import OPEN, add_checkpoint, add_output
-from fairseq_headgates.files import check_writable
-from fairseq_headgates.heads import mask_to_json
-from fairseq_headgates.report.tables import gate_table, open_counts
 
-if TYPE_CHECKING:
-    from fairseq_headgates.checkpoints.building import CheckpointHeads
-
-HELP = "show the gates of a checkpoint"
-EXAMPLES = (
+@command(
+    "show",
+    "show the gates of a checkpoint",
     "headgates show gated/checkpoint_last.pt",
     "headgates show gated/checkpoint_last.pt --out heads.json",
 )
+@dataclass(kw_only=True)
+class ShowOptions(Checkpoint, Output):
+    """The options of `headgates show`."""
 
+    epilog: ClassVar[str] = OPEN
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `headgates show`."""
-    parser.epilog = OPEN
-    add_checkpoint(parser)
-    add_output(
-        parser,
-        "write the open heads as a mask file for --alive-heads; - prints it instead of the table",
-        "print JSON instead of a table",
+    out: str | None = option(
+        metavar="FILE",
+        writes=True,
+        help="write the open heads as a mask file for --alive-heads; - prints it instead of the table",
     )
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run `headgates show` and return its exit code."""
-    from fairseq_headgates.checkpoints.building import load_model, read_heads
-
-    if args.json and args.out == "-":
-        raise ValueError("--json and --out - both go to standard output: choose one, or give --out a file")
-    if args.out not in (None, "-"):
-        check_writable(args.out, args.force)
-    state, model = load_model(args.checkpoint, args.trust)
-    warn_unfinished("show", model)
-    heads = read_heads(state, args.checkpoint, model)
-    alive = heads.gate.map(lambda g: int(g > 0), "alive")
-    if args.out == "-":
-        say(mask_to_json(alive).rstrip("\n"))
-        return 0
-    if args.out is not None:
-        write(args.out, mask_to_json(alive), args.force)
-    say(json.dumps(as_json(heads)) if args.json else as_text(heads))
-    return 0
-
-
-def as_text(heads: CheckpointHeads) -> str:
-    """Return what `headgates show` prints."""
-    open_heads, all_heads = open_counts(heads.gate)["total"]
-    ungated = [attention_type for attention_type in heads.gate.types if attention_type not in heads.gated]
-    summary = f"in total {open_heads} of {all_heads} heads open"
-    if ungated:
-        summary += f"; no gates on {', '.join(ungated)}"
-    for side, dims in heads.ffn_dims.items():
-        summary += f"\nneurons of the {side}, by layer: {' '.join(map(str, dims))}"
-    return f"{gate_table(heads.open_probability, heads.gate)}\n\n{summary}"
-
-
-def as_json(heads: CheckpointHeads) -> dict[str, Any]:
-    """Return the content of `headgates show --json`: counts are [open, all]."""
-    return {
-        "signature": heads.gate.signature,
-        "parameters": heads.parameters,
-        "gated": list(heads.gated),
-        "ffn_dims": dict(heads.ffn_dims),
-        "open_probability": dict(heads.open_probability.values),
-        "gate": dict(heads.gate.values),
-        "heads": {attention_type: list(count) for attention_type, count in open_counts(heads.gate).items()},
-    }
+    json: bool = option(default=False, help="print JSON instead of a table")

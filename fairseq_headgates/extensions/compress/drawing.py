@@ -36,7 +36,11 @@ def plot(found: Sequence[Mapping[str, Any]]) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    places = {"parameters kept (%)": _share, **({"speed": _speed} if found[0]["speedup"] else {})}
+    places: dict[str, Callable[[Mapping[str, Any]], float]] = {
+        "parameters kept (%)": lambda each: 100 * each["parameters"][1] / each["parameters"][0]
+    }
+    if found[0]["speedup"]:
+        places["speed"] = lambda each: each["speedup"]
     measures = {f"bits per {found[0]['unit']}": "loss", **{METRICS[name]: name for name in _metrics(found)}}
     figure = Figure(figsize=(1 + 4 * len(places), 3.6 * len(measures)), layout="constrained")
     rows = figure.subplots(len(measures), len(places), sharex="col", sharey="row", squeeze=False)
@@ -53,15 +57,6 @@ def plot(found: Sequence[Mapping[str, Any]]) -> Figure:
 
 def _metrics(found: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in METRICS if name in found[0]]
-
-
-def _share(found: Mapping[str, Any]) -> float:
-    before, after = found["parameters"]
-    return 100 * after / before
-
-
-def _speed(found: Mapping[str, Any]) -> float:
-    return found["speedup"]
 
 
 def _lines(

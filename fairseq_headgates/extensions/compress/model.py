@@ -14,7 +14,7 @@ from fairseq_headgates.analysis.options import UNITS, Progress
 from fairseq_headgates.analysis.refit import refit_to
 from fairseq_headgates.attention.cuts import kept_mask, prune
 from fairseq_headgates.attention.neurons import ffn_dims
-from fairseq_headgates.attention.sites import evaluating, head_sites
+from fairseq_headgates.attention.sites import evaluating, head_sites, number_of_parameters
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.evaluation.losses import Sample
@@ -88,7 +88,7 @@ class Compressed:
         return {
             "format": "headgates.compressed/1",
             "units": list(self.units),
-            "parameters": [sum(p.numel() for p in model.parameters()) for model in models],
+            "parameters": [number_of_parameters(model) for model in models],
             "heads": [dict(kept_mask(model).values) for model in models],
             "ffn_dims": [ffn_dims(model) for model in models],
             "loss": list(self.losses),
@@ -124,7 +124,7 @@ class Compressor:
     ):
         self.whole, self.fit, self.measured = prune(model), fit, measured
         self.kinds, self.progress, self.timed, self.metric = tuple(kinds), progress, timed, metric
-        self.parameters = sum(parameter.numel() for parameter in self.whole.parameters())
+        self.parameters = number_of_parameters(self.whole)
 
     @cached_property
     def units(self) -> list[Units]:
@@ -149,7 +149,7 @@ class Compressor:
 
     def _score_of(self, model: nn.Module) -> float:
         assert self.metric
-        return self.metric.score(self.metric.predict(self.metric.prepared(model)))
+        return self.metric.main.value(self.metric.predict(self.metric.prepared(model)))
 
     @cached_property
     def work(self) -> Work | None:

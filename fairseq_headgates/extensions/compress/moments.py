@@ -20,6 +20,7 @@ from fairseq_headgates.analysis.options import Progress
 from fairseq_headgates.attention.sites import evaluating
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.workers import all_reduce
+from fairseq_headgates.messages import check_finite
 
 RIDGE = 1e-4  # times the mean variance of the inputs
 
@@ -103,10 +104,7 @@ def _see(seen: dict, name: str, _: nn.Module, inputs: tuple, output: Tensor) -> 
 
 def _shared(name: str, found: Moments) -> Moments:
     shared = Moments(all_reduce(found.inputs), all_reduce(found.gradients))
-    if not (shared.inputs.isfinite().all() and shared.gradients.isfinite().all()):
-        raise ValueError(
-            f"activations at {name} are not finite: check the weights for inf and NaN, or leave out --fp16"
-        )
+    check_finite(f"activations at {name}", shared.inputs, shared.gradients)
     return shared
 
 

@@ -107,14 +107,11 @@ def _check(model: nn.Module, blocks: Sequence[Block]) -> None:
 def _units(model: nn.Module, block: Block, found: Moments, targets: int) -> Units:
     linear: Any = model.get_submodule(block.linear)
     weight = linear.weight.detach().cpu().double()
-    size, parameters, grain = 1, 1, GRAIN
     if block.is_attention:
         attention: Any = model.get_submodule(block.name)
-        size, grain = attention.head_dim, 1
-        parts = [getattr(attention, name) for name in attention.INPUTS]
+        size, grain, parts = attention.head_dim, 1, [getattr(attention, name) for name in attention.INPUTS]
     else:
-        layer: Any = model.get_submodule(block.layer)
-        parts = [layer.fc1]
+        size, grain, parts = 1, GRAIN, [model.get_submodule(f"{block.layer}.fc1")]
     number = weight.size(1) // size
     parameters = sum(p.numel() for part in parts for p in part.parameters()) // number + len(weight) * size
     slopes = weight.T @ (found.gradients / max(1.0, found.positions)) @ weight

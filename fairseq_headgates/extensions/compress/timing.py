@@ -22,7 +22,7 @@ from fairseq_headgates.attention.cuts import prune
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.metrics import Bleu, metric_of
 from fairseq_headgates.evaluation.speed import clock_of, run_once, speeds
-from fairseq_headgates.extensions.compress.plan import Plan, Units, plan_without
+from fairseq_headgates.extensions.compress.plan import Units, plan_without
 
 LEVELS = 16  # steps from all units of a block to none, all of them measured
 PASSES = 2  # measurements of every step, the fastest counts
@@ -97,12 +97,15 @@ class Work:
         """
         total, found = float("inf"), defaultdict[tuple, list[float]](list)
         for level in progress([*range(LEVELS + 1)] * PASSES):
-            smaller = _smaller(model, units, level)
+            smaller = plan_without(model, units, [len(each.curve.order) - _kept(each, level) for each in units])
             ready, run = self.prepared(prune(model, smaller.mask, smaller.neurons))
             with _timed(ready, units, self.clock) as seconds:
                 took = self._seconds(run)
             total = min(total, took) if level == LEVELS else total
-            for key, of_blocks in _grouped(units, seconds).items():
+            alike = defaultdict[tuple, list[float]](list)
+            for each in units:
+                alike[_key(each)].append(seconds[each.block.name])
+            for key, of_blocks in alike.items():
                 found[key, level].append(mean(of_blocks))
         fastest = {key: min(of_passes) for key, of_passes in found.items()}
         return Times(total, tuple(_saved(each, fastest) for each in units))
@@ -125,10 +128,6 @@ def _of_equal_length(corpus: Corpus) -> Corpus:
     return replace(corpus, args=args)
 
 
-def _smaller(model: nn.Module, units: Sequence[Units], level: int) -> Plan:
-    return plan_without(model, units, [len(each.curve.order) - _kept(each, level) for each in units])
-
-
 def _kept(units: Units, level: int) -> int:
     """Return how many units a block keeps at a level, from 0 to `LEVELS`."""
     number = len(units.curve.order)
@@ -137,13 +136,6 @@ def _kept(units: Units, level: int) -> int:
 
 def _key(units: Units) -> tuple:
     return units.kind, units.block.attention_type, len(units.curve.order), units.parameters
-
-
-def _grouped(units: Sequence[Units], seconds: Mapping[str, float]) -> dict[tuple, list[float]]:
-    found = defaultdict[tuple, list[float]](list)
-    for each in units:
-        found[_key(each)].append(seconds[each.block.name])
-    return found
 
 
 def _saved(units: Units, seconds: Mapping[tuple, float]) -> dict[int, float]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.heads import Contributions
 from fairseq_headgates.report.maps import LARGEST, Heat, heat_figure, templates
-from fairseq_headgates.report.tables import text_table
+from fairseq_headgates.report.tables import rounded, text_table
 from fairseq_headgates.report.text import visible
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _has_both(each: Contributions) -> bool:
 
 
 def _cells(each: Contributions, row: list[float], share: float) -> list[str]:
-    cells = [f"{100 * value:.0f}".replace("-0", "0") if abs(value) < 0.005 else f"{100 * value:.0f}" for value in row]
+    cells = [rounded(100 * value, ".0f") for value in row]
     if not _has_both(each):
         return cells
     return [f"{100 * share:.0f}%", *cells[: len(each.source)], "|", *cells[len(each.source) :]]

@@ -21,6 +21,7 @@ from fairseq.data import Dictionary
 from torch import nn
 
 from fairseq_headgates.attention.alignments import alignment_of
+from fairseq_headgates.attention.cuts import head_positions
 from fairseq_headgates.attention.features import is_language_model, model_features
 from fairseq_headgates.attention.sites import head_sites
 from fairseq_headgates.files import part_of, replace_folder
@@ -202,8 +203,7 @@ def _put_first(attention: Any, heads: Sequence[int]) -> None:
     """Reorder the heads of an attention module, in place: these come first. Its output stays the same."""
     kept = list(getattr(attention, "kept", range(attention.num_heads)))
     first = [kept.index(head) for head in heads]
-    order = [*first, *(i for i in range(len(kept)) if i not in first)]
-    rows = (attention.head_dim * torch.tensor(order)[:, None] + torch.arange(attention.head_dim)).view(-1)
+    rows = head_positions([*first, *(i for i in range(len(kept)) if i not in first)], attention.head_dim)
     for name in ("q_proj", "k_proj", "v_proj"):
         projection = getattr(attention, name)
         for parameter in (projection.weight, projection.bias):

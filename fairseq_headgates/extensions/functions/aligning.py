@@ -52,19 +52,15 @@ class Alignments:
         Returns:
             "aer", "precision" and "recall", None if undefined, and the number of "sentences"
         """
-        all_links = right = good = sure_links = sentences = 0
-        for number, links in self.of.items():
-            if links is None:
-                continue
-            aligned = set(links)
-            sentences += 1
-            all_links, sure_links = all_links + len(aligned), sure_links + len(sure[number])
-            right, good = right + len(aligned & possible[number]), good + len(aligned & sure[number])
+        aligned = {number: set(links) for number, links in self.of.items() if links is not None}
+        a, s = sum(map(len, aligned.values())), sum(len(sure[number]) for number in aligned)
+        good = sum(len(links & sure[number]) for number, links in aligned.items())
+        right = sum(len(links & possible[number]) for number, links in aligned.items())
         return {
-            "aer": 1 - (good + right) / (all_links + sure_links) if all_links + sure_links else None,
-            "precision": right / all_links if all_links else None,
-            "recall": good / sure_links if sure_links else None,
-            "sentences": sentences,
+            "aer": 1 - (good + right) / (a + s) if a + s else None,
+            "precision": right / a if a else None,
+            "recall": good / s if s else None,
+            "sentences": len(aligned),
         }
 
 
@@ -102,8 +98,7 @@ def align(
             best = averaging(queries) @ (at_least_single(weights(sample)).cpu() @ keys)
             best = best.masked_fill(~keys.any(1)[:, None], -torch.inf).argmax(-1)
             for row, number in enumerate(sample["id"].tolist()):
-                source, target = (side[row] for side in sentences)
-                unknown = any(piece.text is None for piece in (*source.pieces, *target.pieces))
+                unknown = any(side[row].unknown for side in sentences)
                 pairs = sorted((int(a), b) for b, a in enumerate(best[row, : len(words[1][row])]) if words[0][row])
                 alignments[number] = None if unknown and not whole else pairs
     return Alignments(gather(alignments))

@@ -27,11 +27,9 @@ from fairseq_headgates.extensions.functions.layout import (
     Words,
     frequency_ranks,
     layouts,
-    linked_words,
     on,
     positions,
     sides_of,
-    tree_words,
 )
 from fairseq_headgates.extensions.functions.trees import Tree, directions
 
@@ -88,10 +86,6 @@ class HeadCounts:
         sizes = ((heads, 2 * longest + 1), (len(STATISTICS), heads), (2, heads), (relations, heads), (heads,), (heads,))
         return cls(site, *(torch.zeros(size, dtype=torch.double) for size in sizes))
 
-    def tensors(self) -> list[Tensor]:
-        """Return all counts."""
-        return [self.offsets, self.sums, self.rare, self.pairs, self.linked, self.monotonic]
-
 
 @dataclass
 class TypeCounts:
@@ -123,10 +117,6 @@ class TypeCounts:
         span = 2 * longest + 1
         sizes = ((len(STATISTICS),), (span,), (1,), (relations,), (relations, span), (1,), (span,), (1,))
         return cls(*(torch.zeros(size, dtype=torch.double) for size in sizes))
-
-    def tensors(self) -> list[Tensor]:
-        """Return all counts."""
-        return list(vars(self).values())
 
 
 @dataclass
@@ -232,13 +222,13 @@ class _Pass:
         for side, trees in self.sides.items():
             tokens: Any = rows[side]
             sentences = self.texts[side].sentences(tokens)
-            words = tree_words(trees, sentences, ids, tokens.size(1), causal=side == "target")
+            words = trees.words(sentences, ids, tokens.size(1), causal=side == "target")
             self.layouts[SELF_ATTENTION[side]].pairs = words
         if self.links is not None:
             assert source is not None
             sides = (("source", source), ("target", sample["target"]))
             sources, targets = (self.texts[side].sentences(tokens) for side, tokens in sides)
-            self.layouts["dec-enc"].pairs = linked_words(self.links, sources, targets, sample)
+            self.layouts["dec-enc"].pairs = self.links.words(sources, targets, sample)
         on(sample["net_input"]["src_tokens"].device, self.layouts)
         for attention_type, counts in self.type_counts.items():
             self._count(counts, self.layouts[attention_type])
@@ -250,7 +240,13 @@ class _Pass:
         there = layout.counted[:, :, None] & layout.real[:, None, :]
         if causal:
             there &= offset.le(0)
-        return torch.bincount(offset[there] + self.longest, minlength=2 * self.longest + 1).cpu()
+        return self._by_offset(offset[there])[0]
+
+    def _by_offset(self, offsets: Tensor, rows: Tensor | int = 0, number: int = 1) -> Tensor:
+        """Return how often each offset occurs in each of so many rows: [number, 2 M + 1]."""
+        span = 2 * self.longest + 1
+        places = rows * span + offsets + self.longest
+        return torch.bincount(places, minlength=number * span).view(number, span).cpu()
 
     def _count(self, counts: TypeCounts, layout: Layout) -> None:
         counted = layout.counted
@@ -265,13 +261,11 @@ class _Pass:
         if words is None:
             return
         counts.pairs += torch.bincount(words.what, minlength=len(self.relations)).cpu()
-        places = words.what * (2 * self.longest + 1) + words.offset + self.longest
-        counts.offsets += torch.bincount(places, minlength=counts.offsets.numel()).view_as(counts.offsets).cpu()
+        counts.offsets += self._by_offset(words.offset, words.what, len(self.relations))
         if words.allowed is not None:
             counts.linked += words.allowed.any(-1).sum().cpu()
             _, query, key = words.allowed.nonzero(as_tuple=True)
-            offsets = torch.bincount(key - query + self.longest, minlength=2 * self.longest + 1)
-            counts.linked_offsets += offsets.cpu()
+            counts.linked_offsets += self._by_offset(key - query)[0]
 
     def see(self, site: HeadSite, weights: Tensor | None, _: Tensor) -> None:
         """Hook on every attention layer: count what its heads [B, H, T, S] attend to."""
@@ -295,11 +289,10 @@ class _Pass:
 
     def _offsets(self, layout: Layout, best: Tensor, counted: Tensor) -> Tensor:
         """Return how often the maximum of each head is at each offset: [H, 2 M + 1]."""
-        heads, span = best.size(1), 2 * self.longest + 1
+        heads = best.size(1)
         at = layout.key_positions[:, None, :].expand(-1, heads, -1).gather(2, best)
-        offset = at - layout.query_positions[:, None, :] + self.longest
-        places = offset + span * torch.arange(heads, device=best.device)[:, None]
-        return torch.bincount(places[counted], minlength=heads * span).view(heads, span).cpu()
+        rows = torch.arange(heads, device=best.device)[:, None].expand_as(best)
+        return self._by_offset((at - layout.query_positions[:, None, :])[counted], rows[counted], heads)
 
     def _pairs(self, counts: HeadCounts, words: Words, weights: Tensor) -> None:
         """Count the pairs: to a word the weights on its pieces are added, from a word those of its pieces averaged."""
@@ -316,10 +309,8 @@ class _Pass:
 
     def result(self) -> FunctionCounts:
         """Return the counts of all workers."""
-        parts = [tensor for counts in self.heads.values() for tensor in counts.tensors()]
-        parts += [tensor for counts in self.type_counts.values() for tensor in counts.tensors()]
-        parts += [side.counts for side in self.sides.values()]
-        parts += [self.links.counts] if self.links is not None else []
+        counted = [*self.heads.values(), *self.type_counts.values(), *self.sides.values(), self.links]
+        parts = [part for each in counted if each for part in vars(each).values() if isinstance(part, Tensor)]
         sums = all_reduce(torch.cat([part.flatten() for part in parts]))
         for part, total in zip(parts, sums.split([part.numel() for part in parts]), strict=True):
             part.copy_(total.view_as(part))

@@ -7,7 +7,7 @@ from typing import Any
 
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.heads.functions import open_heads
-from fairseq_headgates.report.tables import percent, text_table
+from fairseq_headgates.report.tables import or_dash, percent, text_table
 
 
 def alignment_line(written: Mapping[str, Any], sentences: int) -> str:
@@ -26,7 +26,7 @@ def statistics_table(result: Mapping[str, Any]) -> str:
     """Format the statistics of all open heads: one block per attention type, a line per head."""
     blocks = []
     for attention_type in result["heads"]:
-        heads = [(head, entry) for head, entry in open_heads(result) if head.attention_type == attention_type]
+        heads = [*open_heads(result, attention_type)]
         if not heads:
             continue
         names = list(dict.fromkeys(name for _, entry in heads for name in entry["statistics"]))
@@ -60,23 +60,19 @@ def drift_table(results: Mapping[str, Mapping[str, Any]], tests: Mapping[str, Ma
     rows = [
         [f"{each} {name}", *(" ".join(found[each, name].get(c, [])) or "-" for c in results)] for each, name in order
     ]
-    table = text_table(["heads (layer.head) with the function", *results], rows)
-    return "\n\n".join([table, _kept_table(tests)]) if tests else table
-
-
-def _kept_table(tests: Mapping[str, Mapping[str, Any]]) -> str:
-    rows: list[Sequence[str]] = [
+    kept = [
         [
             name,
             attention_type,
             f"{test['kept_with']} of {test['with']}",
             f"{test['kept_without']} of {test['without']}",
-            _or_dash(test["p"], ".3f"),
+            or_dash(test["p"], ".3f"),
         ]
         for name, by_type in tests.items()
         for attention_type, test in by_type.items()
     ]
-    return text_table(["heads still open in", "type", "with a function", "without", "p"], rows)
+    table = text_table(["heads (layer.head) with the function", *results], rows)
+    return f"{table}\n\n{text_table(['heads still open in', 'type', 'with a function', 'without', 'p'], kept)}"
 
 
 def scored_table(tests: Sequence[Mapping[str, Any]]) -> str:
@@ -87,13 +83,9 @@ def scored_table(tests: Sequence[Mapping[str, Any]]) -> str:
             test["type"],
             str(test["with"]),
             str(test["without"]),
-            _or_dash(test["r"], "+.2f"),
-            _or_dash(test["p"], ".3f"),
+            or_dash(test["r"], "+.2f"),
+            or_dash(test["p"], ".3f"),
         ]
         for test in tests
     ]
     return text_table(["scores of open heads", "type", "with a function", "without", "rank-biserial r", "p"], rows)
-
-
-def _or_dash(value: float | None, form: str) -> str:
-    return "-" if value is None else f"{value:{form}}"

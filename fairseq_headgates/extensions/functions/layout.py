@@ -131,16 +131,14 @@ def sides_of(sample: Sample, corpus: Corpus) -> tuple[Tensor | None, Tensor | No
     return net_input["src_tokens"] if "encoder" in stacks else None, decoder_input if "decoder" in stacks else None
 
 
-def frequency_ranks(dictionary: object, side: str) -> Tensor:
+def frequency_ranks(dictionary: Any, side: str) -> Tensor:
     """Return the rank of every symbol of a dictionary by its count, 0 for the most frequent; special symbols are last.
 
     Raises:
         ValueError: if the dictionary has no counts
     """
-    counts = list(dictionary.count)  # type: ignore[attr-defined]
-    special = dictionary.nspecial  # type: ignore[attr-defined]
-    symbols = dictionary.symbols  # type: ignore[attr-defined]
-    pairs_of = zip(symbols[special:], counts[special:], strict=True)
+    counts, special = dictionary.count, dictionary.nspecial
+    pairs_of = zip(dictionary.symbols[special:], counts[special:], strict=True)
     known = Counter(count for symbol, count in pairs_of if count > 0 and not symbol.startswith("madeupword"))
     if not known or max(known.values()) > EQUAL * known.total():
         raise ValueError(
@@ -154,7 +152,11 @@ def frequency_ranks(dictionary: object, side: str) -> Tensor:
 
 
 class Sentence:
-    """The tokens of one sentence as pieces, without those that are no words, and their positions in its row."""
+    """The tokens of one sentence as pieces, without those that are no words, and their positions in its row.
+
+    Attributes:
+        unknown: whether it has unknown tokens, of which subwords do not tell where words begin and end
+    """
 
     def __init__(self, row: Sequence[int], side: Side):
         dictionary = side.dictionary
@@ -162,6 +164,7 @@ class Sentence:
         tokens = [row[i] for i in self.places]
         symbols = [None if token == dictionary.unk() else dictionary.symbols[token] for token in tokens]
         self.pieces: list[Piece] = pieces(symbols, side.subwords)
+        self.unknown = None in symbols
 
     def words(self) -> list[tuple[int, ...]]:
         """Return the pieces of each word of the text."""
@@ -206,8 +209,8 @@ class MatchedTrees:
     counts: Tensor = field(default_factory=lambda: torch.zeros(5, dtype=torch.double))
     mismatched: list[int] = field(default_factory=list)
 
-    def words(self, sentences: Sequence[Sentence], ids: Sequence[int], causal: bool) -> tuple[list, list]:
-        """Return the pieces of each word, and (sentence, query, key, relation) of every pair.
+    def words(self, sentences: Sequence[Sentence], ids: Sequence[int], length: int, causal: bool) -> Words:
+        """Return the words and pairs of a batch [B, `length`]. With `causal` only pairs whose key is earlier count.
 
         Words that are not found in the text have no pieces; each of the other pieces is a word of its own at the end.
         """
@@ -225,7 +228,9 @@ class MatchedTrees:
             batch_pairs += [(row, *pair) for pair in usable]
             rest = set(range(len(sentence.pieces))) - {piece for each in pieces_of for piece in each}
             words.append([*pieces_of, *((piece,) for piece in sorted(rest))])
-        return words, batch_pairs
+        members = membership(words, sentences, length)
+        table = torch.tensor(batch_pairs, dtype=torch.long).view(-1, 4).T
+        return Words(members, averaging(members), table[:3], table[3], table[2] - table[1])
 
 
 def membership(words: Sequence[Sequence[tuple[int, ...]]], sentences: Sequence[Sentence], length: int) -> Tensor:
@@ -243,23 +248,13 @@ def averaging(members: Tensor) -> Tensor:
     return (members / members.sum(1, keepdim=True).clamp_min(1)).transpose(1, 2)
 
 
-def tree_words(
-    side: MatchedTrees, sentences: Sequence[Sentence], ids: Sequence[int], length: int, causal: bool
-) -> Words:
-    """Return the words of a batch with their trees. With `causal` only pairs whose key is earlier are counted."""
-    words, batch_pairs = side.words(sentences, ids, causal)
-    members = membership(words, sentences, length)
-    table = torch.tensor(batch_pairs, dtype=torch.long).view(-1, 4).T
-    return Words(members, averaging(members), table[:3], table[3], table[2] - table[1])
-
-
 @dataclass
 class Links:
     """The word alignments of a corpus.
 
     Attributes:
-        counts: sentences so far, and those that are left out: with unknown tokens, of which subwords do not tell where
-            words begin and end
+        subwords: whether a side has subwords; sentences with unknown tokens are then left out
+        counts: sentences so far, and those that are left out
         wrong: {number of a sentence, from 1: a link outside of it}
     """
 
@@ -270,8 +265,7 @@ class Links:
 
     def of(self, number: int, source: Sentence, target: Sentence) -> frozenset[tuple[int, int]]:
         """Return the alignment of a sentence, empty if it is left out."""
-        unknown = any(piece.text is None for piece in (*source.pieces, *target.pieces))
-        left_out = self.subwords and unknown
+        left_out = self.subwords and (source.unknown or target.unknown)
         self.counts += torch.tensor([1, int(left_out)]).double()
         if left_out:
             return frozenset()
@@ -282,17 +276,16 @@ class Links:
             return frozenset()
         return self.links[number]
 
-
-def linked_words(links: Links, source: Sequence[Sentence], target: Sequence[Sentence], sample: Sample) -> Words:
-    """Return the words of a batch with their alignments."""
-    key_words, query_words = ([sentence.words() for sentence in side] for side in (source, target))
-    keys = membership(key_words, source, sample["net_input"]["src_tokens"].size(1))
-    queries = averaging(membership(query_words, target, sample["target"].size(1)))
-    allowed = torch.zeros(len(source), queries.size(1), keys.size(2), dtype=torch.bool)
-    for row, number in enumerate(sample["id"].tolist()):
-        for a, b in links.of(number, source[row], target[row]):
-            allowed[row, b, a] = True
-    return Words(keys, queries, allowed=allowed)
+    def words(self, source: Sequence[Sentence], target: Sequence[Sentence], sample: Sample) -> Words:
+        """Return the words of a batch with their alignments."""
+        key_words, query_words = ([sentence.words() for sentence in side] for side in (source, target))
+        keys = membership(key_words, source, sample["net_input"]["src_tokens"].size(1))
+        queries = averaging(membership(query_words, target, sample["target"].size(1)))
+        allowed = torch.zeros(len(source), queries.size(1), keys.size(2), dtype=torch.bool)
+        for row, number in enumerate(sample["id"].tolist()):
+            for a, b in self.of(number, source[row], target[row]):
+                allowed[row, b, a] = True
+        return Words(keys, queries, allowed=allowed)
 
 
 def on(device: torch.device, made: Mapping[str, Layout]) -> None:

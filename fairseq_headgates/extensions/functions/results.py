@@ -23,6 +23,7 @@ from fairseq_headgates.extensions.functions.counting import (
 )
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.heads.functions import open_heads
+from fairseq_headgates.messages import check_finite
 
 FORMAT = "headgates.functions/1"
 
@@ -104,11 +105,7 @@ def functions_of(
 
 
 def _check_finite(counts: HeadCounts) -> None:
-    if not counts.sums.isfinite().all():
-        raise ValueError(
-            f"the attention weights in {counts.site.attention_type} layer {counts.site.layer} are not finite: check "
-            "the weights of the model for inf and NaN, or leave out --fp16"
-        )
+    check_finite(f"the attention weights in {counts.site.attention_type} layer {counts.site.layer}", counts.sums)
 
 
 def _relations(counts: TypeCounts, names: list[str]) -> dict[str, dict[str, Any]]:
@@ -227,9 +224,8 @@ def scored_functions(result: Mapping[str, Any], tables: Sequence[HeadTable]) -> 
     for table in tables:
         for attention_type in (attention_type for attention_type in result["heads"] if attention_type in table.values):
             groups: dict[bool, list[float]] = {True: [], False: []}
-            for head, entry in open_heads(result):
-                if head.attention_type == attention_type:
-                    groups[bool(entry["functions"])].append(table[head])
+            for head, entry in open_heads(result, attention_type):
+                groups[bool(entry["functions"])].append(table[head])
             tests.append({"method": table.name, "type": attention_type, **_rank_test(groups[True], groups[False])})
     return tests
 

@@ -112,12 +112,8 @@ def _characters(sentence: Sequence[Piece]) -> tuple[str, list[tuple[int, ...]]]:
     pattern = re.compile("|".join(map(re.escape, ESCAPED)) + "|.", re.DOTALL)
     for part in pattern.finditer(raw_text):
         owning = tuple(dict.fromkeys(i for _, i in raw[part.start() : part.end()]))
-        for character in _plain(ESCAPED.get(part.group(), part.group())):
-            text += character
-            owners.append(owning)
+        plain = ESCAPED.get(part.group(), part.group()).translate(PLAIN)
+        characters = "".join(unicodedata.normalize("NFKD", plain).casefold().split())
+        text += characters
+        owners += [owning] * len(characters)
     return text, owners
-
-
-def _plain(text: str) -> str:
-    """Return a text without spaces, case and typographic variants."""
-    return "".join(unicodedata.normalize("NFKD", text.translate(PLAIN)).casefold().split())

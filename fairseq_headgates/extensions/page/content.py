@@ -47,14 +47,6 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """The attention maps of one file, for each sentence by its number."""
-
-    name: str
-    sentences: dict[int, list[AttentionMap]]
-
-
-@dataclass(frozen=True)
 class Input:
     """A file that a report was made from: its name, what it is, and its signature if it has one."""
 
@@ -65,7 +57,7 @@ class Input:
 
 @dataclass
 class Experiment:
-    """Everything that a report shows. Result files are pairs of a name and the JSON in the file."""
+    """Everything that a report shows. Result files are pairs of a name and what the file has."""
 
     inputs: list[Input] = field(default_factory=list)
     models: list[ModelHeads] = field(default_factory=list)
@@ -75,6 +67,6 @@ class Experiment:
     curves: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
     ablations: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     sweeps: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
-    attention: list[Attention] = field(default_factory=list)
+    attention: list[tuple[str, dict[int, list[AttentionMap]]]] = field(default_factory=list)
     overlaps: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
     evaluations: list[tuple[str, dict[str, Any]]] = field(default_factory=list)

@@ -11,7 +11,7 @@ from fairseq_headgates.extensions.page.content import ModelHeads
 from fairseq_headgates.heads import HeadId, HeadTable
 from fairseq_headgates.heads.functions import open_heads
 from fairseq_headgates.report.functions import group_of
-from fairseq_headgates.report.tables import TITLES, named
+from fairseq_headgates.report.tables import TITLES, named, short
 
 LARGEST = 10_000  # heads of a table
 
@@ -72,7 +72,7 @@ def gate_grids(model: ModelHeads) -> list[Grid]:
     def cell(head: HeadId, gate: float) -> Cell:
         name, probability = named(head), model.open_probability[head]
         if gate > 0:
-            return Cell(_number(gate), gate, f"{name}: gate {gate:.2f}, P(gate = 0) {1 - probability:.2f}")
+            return Cell(short(gate), gate, f"{name}: gate {gate:.2f}, P(gate = 0) {1 - probability:.2f}")
         if model.alive is not None and head.attention_type in model.alive.values and model.alive[head] == 0:
             return Cell("", 0, f"{name}: removed", "removed")
         return Cell("0", 0, f"{name}: closed, P(gate = 0) {1 - probability:.2f}", "closed")
@@ -89,7 +89,7 @@ def score_grids(table: HeadTable) -> list[Grid]:
         if isnan(value):
             return Cell("", 0, f"{named(head)}: removed", "removed")
         strength = (value - low) / (high - low) if high > low else 0.0
-        return Cell(_number(value), strength, f"{named(head)}: {table.name} {value:.4g}")
+        return Cell(short(value), strength, f"{named(head)}: {table.name} {value:.4g}")
 
     return grids(table, cell)
 
@@ -114,10 +114,3 @@ def function_grids(result: Mapping[str, Any]) -> list[Grid]:
 def closed_grids(closed: HeadTable) -> list[Grid]:
     """Return P(gate = 0)."""
     return grids(closed, lambda head, p: Cell(f"{p:.2f}", p, f"{named(head)}: P(gate = 0) {p:.2f}"))
-
-
-def _number(value: float) -> str:
-    """Return a number in at most five characters where possible."""
-    if value == 0 or 0.005 <= abs(value) < 100:
-        return f"{value:.2f}".rstrip("0").rstrip(".")
-    return f"{value:.0f}" if 100 <= abs(value) < 10000 else f"{value:.0e}"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,26 @@ from typing import Any
 from fairseq_headgates.attention.sites import gated_sites
 from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.building import build_model, read_heads
-from fairseq_headgates.extensions.page.content import Attention, Experiment, Input, ModelHeads, Training
+from fairseq_headgates.evaluation import Evaluation
+from fairseq_headgates.extensions.page.content import Experiment, Input, ModelHeads, Training
 from fairseq_headgates.extensions.page.logs import Series, event_files, first_time, parse_log, read_events
-from fairseq_headgates.files import log_lines, read_text
-from fairseq_headgates.heads import SCORE_FORMAT, TYPES, AttentionMap, HeadId, parse_mask, read_scores
+from fairseq_headgates.files import log_lines, parse_json, read_records, read_text
+from fairseq_headgates.heads import (
+    SCORE_FORMAT,
+    TYPES,
+    AttentionMap,
+    AttentionType,
+    HeadId,
+    parse_mask,
+    read_scores,
+)
 from fairseq_headgates.messages import shown
 from fairseq_headgates.plugin import gate_log
-from fairseq_headgates.plugin.gate_log import GateRecord, is_gate_log, parse_gate_log
+from fairseq_headgates.plugin.gate_log import is_gate_log, parse_gate_log
 
 CHECKPOINT_BEGINS = (b"PK\x03\x04", b"\x80\x02")  # torch.save, in its present and its old form
 # File names of the checkpoint of a run folder, in order of preference: the report shows the first one that exists.
 CHECKPOINTS = ("pruned.pt", "checkpoint_last.pt", "checkpoint_best.pt")
-LONGEST_TOKEN = 100  # characters
 KNOWN = (
     "a checkpoint, a run folder of fairseq-train, its log or gate log, or a JSON file of headgates score, ablate, "
     "curve, functions, attention, evaluate, compare or of sweep.sh"
@@ -60,8 +68,8 @@ def _read_folder(found: Experiment, folder: Path, trust: bool) -> None:
     if not series:
         series, kind = read_events(event_files(folder)), "TensorBoard events of a training run"
     places = (folder, folder / "checkpoints")  # the latter of fairseq-hydra-train, whose log is in the former
-    gates = [path for place in places if (path := place / gate_log.NAME).is_file()]
-    records = _gate_records(gates[0]) if gates else []
+    gates = next((str(path) for place in places if (path := place / gate_log.NAME).is_file()), "")
+    records = parse_gate_log(read_text(gates, "the gate log", "move it out of the folder"), gates) if gates else []
     checkpoints = [path for place in places for name in CHECKPOINTS if (path := place / name).is_file()]
     if not (series or records or checkpoints):
         raise ValueError(
@@ -86,10 +94,6 @@ def _time_of(log: str) -> str:
     return first_time(log_lines(log)) or last_change
 
 
-def _gate_records(path: Path) -> list[GateRecord]:
-    return parse_gate_log(read_text(str(path), "the gate log", "move it out of the folder"), str(path))
-
-
 def _read_file(found: Experiment, path: str, trust: bool) -> None:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe could block
@@ -99,20 +103,17 @@ def _read_file(found: Experiment, path: str, trust: bool) -> None:
     except OSError as error:
         raise ValueError(f"cannot read {shown(path)} ({error.strerror}): give {KNOWN}") from None
     if beginning.startswith(CHECKPOINT_BEGINS):
-        return _add_checkpoint(found, path, trust)
-    if series := parse_log(log_lines(path)):
+        _add_checkpoint(found, path, trust)
+    elif series := parse_log(log_lines(path)):
         found.trainings.append(Training(path, series, []))
         found.inputs.append(Input(path, "log of a training run"))
-        return None
-    text = read_text(path, "the input", f"give {KNOWN}")
-    if is_gate_log(text):
+    elif is_gate_log(text := read_text(path, "the input", f"give {KNOWN}")):
         found.trainings.append(Training(path, {}, parse_gate_log(text, path)))
         found.inputs.append(Input(path, "gate log"))
     elif text.lstrip().startswith(("{", "[")):
         _add_result(found, path, text)
     else:
         raise ValueError(f"the kind of {shown(path)} is unknown: give {KNOWN}")
-    return None
 
 
 def _add_checkpoint(found: Experiment, path: str, trust: bool) -> None:
@@ -141,95 +142,94 @@ def _add_checkpoint(found: Experiment, path: str, trust: bool) -> None:
 
 def _add_result(found: Experiment, path: str, text: str) -> None:
     """Add a JSON file of `headgates`, or of sweep.sh."""
-    try:
-        data = json.loads(text, parse_constant=_no_constant, parse_int=_bounded)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON ({error}): give {KNOWN}") from None
-    objects = data if isinstance(data, list) else [data]
-    names = [item.get("format") if isinstance(item, dict) else None for item in objects]
-    name = names[0] if names and names.count(names[0]) == len(names) else None
+    content = parse_json(text, path, f"give {KNOWN}", parse_constant=_no_constant)
+    formats = dict.fromkeys(each.format for each in read_records(_Format, content, path, f"give {KNOWN}"))
+    name = ", ".join(formats)
     if name == SCORE_FORMAT:
         for table in read_scores(path):
             found.scores.append((path, table))
             found.inputs.append(Input(path, f"scores: {table.name}", table.signature))
         return
-    if not isinstance(name, str) or name not in _RESULTS:
+    if name not in _RESULTS:
         known = ", ".join([SCORE_FORMAT, *_RESULTS])
         raise ValueError(f"{path} has the format {shown(name)}: it must be one of {known}")
-    for item in objects:
-        try:
-            signature = _RESULTS[name](found, path, item)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
-            raise ValueError(f"{path} is not a complete file of the format {name}: write it again") from None
-        found.inputs.append(Input(path, name.removeprefix("headgates.").partition("/")[0], signature))
+    results, member, kind = _RESULTS[name]
+    for item in content if isinstance(content, list) else [content]:
+        kept = item.get(member) if member else item
+        first = read_records(kind, kept, f"{path} {member}".rstrip(), "write it again")[0]
+        getattr(found, results).append((path, first.maps() if kind is _Attention else kept))
+        label = name.removeprefix("headgates.").partition("/")[0]
+        found.inputs.append(Input(path, label, getattr(first, "signature", "")))
 
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"it holds {name}")
 
 
-def _bounded(digits: str) -> int:
-    if len(digits) > 20:
-        raise ValueError(f"it holds an integer of {len(digits)} digits")
-    return int(digits)
+@dataclass(frozen=True)
+class _Format:
+    format: str
 
 
-def _functions(found: Experiment, path: str, data: dict[str, Any]) -> str:
-    found.functions.append((path, data))
-    return str(data["signature"])
+@dataclass(frozen=True)
+class _Signed:
+    signature: str
 
 
-def _curve(found: Experiment, path: str, data: dict[str, Any]) -> str:
-    points = data["points"]
-    found.curves.append((path, points))
-    return str(points[0]["signature"])
+@dataclass(frozen=True)
+class _Head:
+    layer: int
+    head: int
+    gate: float | None
+    weights: list[list[float]] | None
 
 
-def _ablation(found: Experiment, path: str, data: dict[str, Any]) -> str:
-    found.ablations.append((path, data))
-    return str(data["signature"])
+@dataclass(frozen=True)
+class _Maps:
+    """The attention maps of one type for one sentence."""
+
+    queries: list[str]
+    keys: list[str]
+    heads: list[_Head]
+
+    def __post_init__(self) -> None:
+        for weights in (head.weights for head in self.heads if head.weights):
+            if len(weights) != len(self.queries) or any(len(row) != len(self.keys) for row in weights):
+                raise ValueError("does not have a row of weights for each query, with a weight for each key")
 
 
-def _sweep(found: Experiment, path: str, data: dict[str, Any]) -> str:
-    found.sweeps.append((path, data["models"]))
-    return ""
+@dataclass(frozen=True)
+class _Attention:
+    signature: str
+    lines: list[int] | None
+    sentences: list[dict[AttentionType, _Maps]]
+
+    def __post_init__(self) -> None:
+        if self.lines and len(self.lines) != len(self.sentences):
+            raise ValueError("does not have one of its lines for each sentence")
+
+    def maps(self) -> dict[int, list[AttentionMap]]:
+        """Return the maps of each sentence by its number, in the order of `TYPES`."""
+        numbers = self.lines or range(1, len(self.sentences) + 1)
+        return {
+            number: [_map(name, types[name], head) for name in TYPES if name in types for head in types[name].heads]
+            for number, types in zip(numbers, self.sentences, strict=True)
+        }
 
 
-def _overlap(found: Experiment, path: str, data: dict[str, Any]) -> str:
-    found.overlaps.append((path, data["pairs"]))
-    return ""
+def _map(attention_type: str, maps: _Maps, head: _Head) -> AttentionMap:
+    identity = HeadId(attention_type, head.layer, head.head)
+    return AttentionMap(identity, head.gate, maps.queries, maps.keys, head.weights or [])
 
 
-def _evaluation(found: Experiment, path: str, data: dict[str, Any]) -> str:
-    found.evaluations.append((path, data))
-    return str(data["signature"])
-
-
-def _attention(found: Experiment, path: str, data: dict[str, Any]) -> str:
-    sentences = [
-        [_map(each, types[each], head) for each in TYPES if each in types for head in types[each]["heads"]]
-        for types in data["sentences"]
-    ]
-    numbers = map(int, data.get("lines", range(1, len(sentences) + 1)))
-    found.attention.append(Attention(path, dict(zip(numbers, sentences, strict=True))))
-    return str(data["signature"])
-
-
-def _map(attention_type: str, tokens: dict[str, Any], head: dict[str, Any]) -> AttentionMap:
-    queries, keys = ([str(token)[:LONGEST_TOKEN] for token in tokens[side]] for side in ("queries", "keys"))
-    weights = [[float(weight) for weight in row] for row in head["weights"] or []]
-    if weights and (len(weights) != len(queries) or any(len(row) != len(keys) for row in weights)):
-        raise ValueError("a row of weights for each query, with a weight for each key")
-    gate = None if head["gate"] is None else float(head["gate"])
-    return AttentionMap(HeadId(attention_type, int(head["layer"]), int(head["head"])), gate, queries, keys, weights)
-
-
-_RESULTS: dict[str, Callable[[Experiment, str, dict[str, Any]], str]] = {
-    "headgates.functions/1": _functions,
-    "headgates.curve/1": _curve,
-    "headgates.ablation/1": _ablation,
-    "headgates.sweep/1": _sweep,
-    "headgates.attention/1": _attention,
-    "headgates.overlap/1": _overlap,
-    "headgates.evaluation/1": _evaluation,
+# By format: the list of an `Experiment` for such files, the member of the object that is kept there ("" for the whole
+# object), and what it must be, or each object in it.
+_RESULTS: dict[str, tuple[str, str, Any]] = {
+    "headgates.functions/1": ("functions", "", _Signed),
+    "headgates.curve/1": ("curves", "points", _Signed),
+    "headgates.ablation/1": ("ablations", "", _Signed),
+    "headgates.sweep/1": ("sweeps", "models", dict[str, Any]),
+    "headgates.attention/1": ("attention", "", _Attention),
+    "headgates.overlap/1": ("overlaps", "pairs", dict[str, Any]),
+    "headgates.evaluation/1": ("evaluations", "", Evaluation),
 }

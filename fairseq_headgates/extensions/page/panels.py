@@ -57,10 +57,10 @@ def kept_panels(models: Sequence[Mapping[str, Any]], name: str) -> list[Panel]:
         name: what the models have in common
     """
     types = [each for each in TYPES if models and each in models[0]["heads"]]
-    return [
-        Panel(f"heads kept by type ({name})", partial(_types, models=models, types=types)),
-        *(Panel(f"{each}, by layer ({name})", partial(_layers, models=models, attention_type=each)) for each in types),
-    ]
+    lines = {"heads kept by type": _by_type(models, types)}
+    lines |= {f"{each}, by layer": _by_layer(models, each) for each in types}
+    totals = [model["heads"]["total"] for model in models]
+    return [Panel(f"{title} ({name})", partial(_kept, totals=totals, lines=each)) for title, each in lines.items()]
 
 
 def checkpoint_panels(models: Sequence[Mapping[str, Any]]) -> list[Panel]:
@@ -71,15 +71,24 @@ def checkpoint_panels(models: Sequence[Mapping[str, Any]]) -> list[Panel]:
     """
     names = [model["name"] for model in models]
     types = list(models[0]["layers"])
-    by_type = {each: [model["heads"][each] for model in models] for each in types}
-    panels = [Panel("heads kept by type", partial(_bars, names=names, groups=by_type))]
-    for attention_type in types:
-        layers = list(zip(*(model["layers"][attention_type] for model in models), strict=True))
-        by_layer = {
-            name: [sum(each) for each in zip(*layers[a:b], strict=True)] for name, a, b in _layer_groups(layers)
-        }
-        panels.append(Panel(f"{attention_type}, heads kept by layer", partial(_bars, names=names, groups=by_layer)))
-    return panels
+    groups = {"heads kept by type": _by_type(models, types)}
+    groups |= {f"{each}, heads kept by layer": _by_layer(models, each) for each in types}
+    return [Panel(title, partial(_bars, names=names, groups=each)) for title, each in groups.items()]
+
+
+def _by_type(models: Sequence[Mapping[str, Any]], types: Sequence[str]) -> dict[str, list[float]]:
+    """Return the heads of each type that each model keeps."""
+    return {each: [model["heads"][each] for model in models] for each in types}
+
+
+def _by_layer(models: Sequence[Mapping[str, Any]], attention_type: str) -> dict[str, list[float]]:
+    """Return the heads of each layer that each model keeps; of more than `FEW` layers, those of pairs of neighbours."""
+    rows = [model["layers"][attention_type] for model in models]
+    size, number = 1 if len(rows[0]) <= FEW else 2, len(rows[0])
+    ends = {first: min(first + size, number) for first in range(0, number, size)}
+    return {
+        f"layer {a}" if b - a == 1 else f"layers {a}, {b - 1}": [sum(row[a:b]) for row in rows] for a, b in ends.items()
+    }
 
 
 def overlap_panel(pairs: Sequence[Mapping[str, Any]]) -> Panel:
@@ -136,13 +145,6 @@ def _columns(axes: Axes, counts: Mapping[str, Mapping[str, int]]) -> None:
             axes.bar(range(len(counts)), heights, 0.7, bottom, label=group, color=color)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     _label_bars(axes, list(counts), "open heads")
-
-
-def _layer_groups(layers: Sequence[Any]) -> list[tuple[str, int, int]]:
-    """Return name, first layer and end of each layer, or of each pair of neighbours if there are more than `FEW`."""
-    size = 1 if len(layers) <= FEW else 2
-    groups = [(first, min(first + size, len(layers))) for first in range(0, len(layers), size)]
-    return [(f"layer {a}" if b - a == 1 else f"layers {a}, {b - 1}", a, b) for a, b in groups]
 
 
 def _bars(axes: Axes, names: Sequence[str], groups: Mapping[str, Sequence[float]], y: str = "heads kept") -> None:
@@ -205,20 +207,7 @@ def _scores(
     set_label(axes, "total heads kept", score)
 
 
-def _types(axes: Axes, models: Sequence[Mapping[str, Any]], types: Sequence[str]) -> None:
-    for attention_type, marker in zip(types, markers(len(types)), strict=True):
-        kept = [model["heads"][attention_type] for model in models]
-        axes.plot(_totals(models), kept, f"{marker}-", label=attention_type)
+def _kept(axes: Axes, totals: Sequence[float], lines: Mapping[str, Sequence[float]]) -> None:
+    for (name, kept), marker in zip(lines.items(), markers(len(lines)), strict=True):
+        axes.plot(totals, kept, f"{marker}-", label=name)
     set_label(axes, "total heads kept", "heads kept", counts=True)
-
-
-def _layers(axes: Axes, models: Sequence[Mapping[str, Any]], attention_type: str) -> None:
-    groups = _layer_groups(models[0]["layers"][attention_type])
-    for (name, first, end), marker in zip(groups, markers(len(groups)), strict=True):
-        kept = [sum(model["layers"][attention_type][first:end]) for model in models]
-        axes.plot(_totals(models), kept, f"{marker}-", label=name)
-    set_label(axes, "total heads kept", "heads kept", counts=True)
-
-
-def _totals(models: Sequence[Mapping[str, Any]]) -> list[float]:
-    return [model["heads"]["total"] for model in models]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from fairseq_headgates.extensions.page.panels import (
     training_panels,
 )
 from fairseq_headgates.heads import AttentionMap, HeadId, HeadTable, Signature
-from fairseq_headgates.plugin.gate_log import GateRecord, thinned
+from fairseq_headgates.plugin.gate_log import thinned
 from fairseq_headgates.report.evaluations import evaluation_table, translation_table
 from fairseq_headgates.report.functions import GROUPS, function_table, group_counts
 from fairseq_headgates.report.maps import by_type
@@ -137,16 +137,28 @@ def sections(found: Experiment) -> list[Section]:
     """Return the sections that have figures, with figures for everything in the experiment."""
     figures: dict[str, list[Figure]] = {
         "heads": [*_heads(found.models)],
-        "bleu": [*_sweeps(found), *_kept(found.models), *_curves(found)],
+        "bleu": [*_each(_sweep, found.sweeps), *_kept(found.models), *_each(_curve, found.curves)],
         "translations": [*_evaluations(found)],
-        "overlap": [*_overlaps(found)],
-        "functions": [*_functions(found)],
-        "scores": [*_scores(found)],
-        "ablation": [*_ablations(found)],
+        "overlap": [*_each(_overlap, found.overlaps)],
+        "functions": [*_functions_by_checkpoint(found.functions), *_each(_functions, found.functions)],
+        "scores": [_scores(name, table) for name, table in found.scores],
+        "ablation": [*_each(_ablation, found.ablations)],
         "training": [*_trainings(found.trainings)],
-        "attention": [*_maps(found)],
+        "attention": [
+            Figure(f"{name}, sentence {number}", maps=by_type(maps))
+            for name, sentences in found.attention
+            for number, maps in sentences.items()
+        ],
     }
     return [Section(name, *TITLES_AND_INTROS[name], of_section) for name, of_section in figures.items() if of_section]
+
+
+def _each(figure: Callable[[str, Any], Figure], files: Sequence[tuple[str, Any]]) -> Iterator[Figure]:
+    """Yield a figure for each of several files."""
+    for name, content in files:
+        with _complete(name):
+            shown = figure(name, content)
+        yield shown
 
 
 def _heads(models: Sequence[ModelHeads]) -> Iterator[Figure]:
@@ -159,21 +171,18 @@ def _heads(models: Sequence[ModelHeads]) -> Iterator[Figure]:
         )
 
 
-def _sweeps(found: Experiment) -> Iterator[Figure]:
+def _sweep(name: str, models: Sequence[Mapping[str, Any]]) -> Figure:
     scores = (("BLEU", ".2f"), ("diff", "+.2f"), ("nll", ".3f"))
-    for name, models in found.sweeps:
-        with _complete(name):
-            rows = [
-                [
-                    model["name"],
-                    *(f"{number:g}" for number in model["heads"].values()),
-                    *(_range(model[score], form) for score, form in scores),
-                ]
-                for model in models
-            ]
-            table = text_table(["model", *models[0]["heads"], *(score for score, _ in scores)], rows)
-            plots = [*map(_svg, sweep_panels(models))]
-        yield Figure(name, table, plots=plots, note=SWEEP_NOTE)
+    rows = [
+        [
+            model["name"],
+            *(f"{number:g}" for number in model["heads"].values()),
+            *(_range(model[score], form) for score, form in scores),
+        ]
+        for model in models
+    ]
+    table = text_table(["model", *models[0]["heads"], *(score for score, _ in scores)], rows)
+    return Figure(name, table, plots=[*map(_svg, sweep_panels(models))], note=SWEEP_NOTE)
 
 
 def _range(values: Sequence[float], form: str) -> str:
@@ -207,19 +216,14 @@ def _kept(models: Sequence[ModelHeads]) -> Iterator[Figure]:
             yield Figure("Heads kept by each checkpoint", table, plots=[*map(_svg, checkpoint_panels(ordered))])
 
 
-def _curves(found: Experiment) -> Iterator[Figure]:
-    for name, points in found.curves:
-        with _complete(name):
-            table, plots = curve_table(points), [*map(_svg, curve_panels(points))]
-        origins = [str(points[0][key]) for key in ("signature", "measured") if key in points[0]]
-        yield Figure(name, table, plots=plots, note="; measured on ".join(origins))
+def _curve(name: str, points: Sequence[Mapping[str, Any]]) -> Figure:
+    origins = [str(points[0][key]) for key in ("signature", "measured") if key in points[0]]
+    plots = [*map(_svg, curve_panels(points))]
+    return Figure(name, curve_table(points), plots=plots, note="; measured on ".join(origins))
 
 
-def _overlaps(found: Experiment) -> Iterator[Figure]:
-    for name, pairs in found.overlaps:
-        with _complete(name):
-            table, plot = overlap_table(pairs), _svg(overlap_panel(pairs))
-        yield Figure(name, table, plots=[plot])
+def _overlap(name: str, pairs: Sequence[Mapping[str, Any]]) -> Figure:
+    return Figure(name, overlap_table(pairs), plots=[_svg(overlap_panel(pairs))])
 
 
 def _evaluations(found: Experiment) -> Iterator[Figure]:
@@ -238,22 +242,18 @@ def _evaluations(found: Experiment) -> Iterator[Figure]:
         yield Figure(f"{subset}, {len(group)} evaluated", f"{table}\n\n{lines}".rstrip())
 
 
-def _scores(found: Experiment) -> Iterator[Figure]:
-    for name, table in found.scores:
-        yield Figure(f"{table.name} ({name})", score_table(table), score_grids(table), note=table.signature)
+def _scores(name: str, table: HeadTable) -> Figure:
+    return Figure(f"{table.name} ({name})", score_table(table), score_grids(table), note=table.signature)
 
 
-def _functions(found: Experiment) -> Iterator[Figure]:
-    if len(found.functions) > 1:
-        yield _functions_by_checkpoint(found.functions)
-    for name, result in found.functions:
-        with _complete(name):
-            table, grids = function_table(result), function_grids(result)
-        yield Figure(name, table, grids, note=str(result["signature"]))
+def _functions(name: str, result: Mapping[str, Any]) -> Figure:
+    return Figure(name, function_table(result), function_grids(result), note=str(result["signature"]))
 
 
-def _functions_by_checkpoint(functions: Sequence[tuple[str, Mapping[str, Any]]]) -> Figure:
+def _functions_by_checkpoint(functions: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[Figure]:
     """Compare the functions of the heads that several checkpoints keep."""
+    if len(functions) < 2:
+        return
     counts: dict[str, dict[str, dict[str, int]]] = {}
     for name, (path, result) in zip(_short([name for name, _ in functions]), functions, strict=True):
         with _complete(path):
@@ -265,7 +265,7 @@ def _functions_by_checkpoint(functions: Sequence[tuple[str, Mapping[str, Any]]])
         for name, number in by_name.items()
     ]
     table = text_table(["type", "file", "open", *GROUPS, "none"], rows)
-    return Figure(
+    yield Figure(
         "Functions of the heads of each checkpoint",
         table,
         plots=[*map(_svg, function_panels(counts))],
@@ -281,21 +281,18 @@ def _short(paths: Sequence[str]) -> list[str]:
     return [*paths]
 
 
-def _ablations(found: Experiment) -> Iterator[Figure]:
-    for name, data in found.ablations:
-        with _complete(name):
-            loss = HeadTable(data["nll_difference"]).map(_number, "increase of bits")
-            tables = [score_table(loss)]
-            for metric in ("bleu", "accuracy"):
-                if f"{metric}_difference" in data:
-                    change = _by_head(data[f"{metric}_difference"], loss)
-                    tested = {head: p for head, p in data.get("p_value", {}).items() if p is not None}
-                    p = _by_head(tested, loss)
-                    single = data["mode"] == "single"
-                    tables += layer_tables(change, p, metric) if single else [best_head_table(change, p)]
-            grids = score_grids(loss)
-            what = "each head masked" if data["mode"] == "single" else "each head as the only one of its layer"
-        yield Figure(f"{name}: {what}", "\n\n".join(tables), grids, note=str(data["signature"]))
+def _ablation(name: str, data: Mapping[str, Any]) -> Figure:
+    increase = HeadTable(data["nll_difference"])
+    loss = increase.map(lambda value: float("nan") if value is None else float(value), "increase of bits")
+    single = data["mode"] == "single"
+    tables = [score_table(loss)]
+    for metric in ("bleu", "accuracy"):
+        if f"{metric}_difference" in data:
+            change = _by_head(data[f"{metric}_difference"], loss)
+            p = _by_head({head: p for head, p in data.get("p_value", {}).items() if p is not None}, loss)
+            tables += layer_tables(change, p, metric) if single else [best_head_table(change, p)]
+    what = "each head masked" if single else "each head as the only one of its layer"
+    return Figure(f"{name}: {what}", "\n\n".join(tables), score_grids(loss), note=str(data["signature"]))
 
 
 def _by_head(values: Mapping[str, float], table: HeadTable) -> dict[HeadId, float]:
@@ -305,10 +302,6 @@ def _by_head(values: Mapping[str, float], table: HeadTable) -> dict[HeadId, floa
     if not found.keys() <= known:
         raise ValueError("heads that the model does not have")
     return found
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else float(value)
 
 
 def _trainings(trainings: Sequence[Training]) -> Iterator[Figure]:
@@ -336,7 +329,7 @@ def _animation(training: Training) -> Figure:
     records = thinned(training.gates, FRAMES)
     attention_types = records[0].closed.types
     rows = [
-        [str(record.update), *(f"{_expected(record, attention_type):.1f}" for attention_type in attention_types)]
+        [str(record.update), *(f"{sum(1 - p for p in record.closed.heads(each)):.1f}" for each in attention_types)]
         for record in thinned(training.gates, 20)
     ]
     return Figure(
@@ -352,16 +345,6 @@ def _animation(training: Training) -> Figure:
         },
         note=FRAMES_NOTE,
     )
-
-
-def _expected(record: GateRecord, attention_type: str) -> float:
-    return sum(1 - p for p in record.closed.heads(attention_type))
-
-
-def _maps(found: Experiment) -> Iterator[Figure]:
-    for file in found.attention:
-        for number, maps in file.sentences.items():
-            yield Figure(f"{file.name}, sentence {number}", maps=by_type(maps))
 
 
 @contextmanager

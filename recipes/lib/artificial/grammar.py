@@ -1,285 +1,222 @@
-"""Grammar of the artificial corpus: from an abstract clause to an English dependency tree and a Russian sentence."""
+"""Grammar of the artificial corpus: random clauses, their English dependency trees and Russian translations.
+
+A clause has a subject, a verb, perhaps an object, and adverbs. Frequencies of words are as in Zipf's law. The words are
+those of data/lexicon (format: README.md there).
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import csv
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
 
-from artificial.inflection import agree, conjugate, decline, euphonic
-from artificial.lexicon import (
-    ADJECTIVES,
-    DETERMINERS,
-    FREQUENCY,
-    LINKS,
-    MANNER,
-    POSSESSIVES,
-    PREPOSITIONS,
-    TIME,
-    Noun,
-    Verb,
-    add_s,
+FOLDER = Path(__file__).resolve().parents[2] / "data" / "lexicon"
+CASES = ("nom", "gen", "dat", "acc", "ins")
+PERSONS = ((1, "sg"), (3, "sg"), (1, "pl"), (2, "pl"), (3, "pl"))
+GENDERS = {"m": "masculine", "n": "neuter", "f": "feminine", "pl": "plural"}
+FUTURE = ("буду", "будет", "будем", "будете", "будут")  # of PERSONS
+# The articles occur twice, to be more frequent than by rank alone.
+SINGULAR_DETERMINERS = ("the", "a", "the", "a", "my", "this", "his", "her", "every", "our", "their", "your")
+PLURAL_DETERMINERS = ("the", "", "the", "my", "this", "her", "his", "our", "their", "your")
+TENSES = ("past", "pres", "fut")  # from the most frequent one
+NO_ADJECTIVE = 0.6  # probability that a noun has none
+
+Row = dict[str, str]
+
+
+def table(name: str) -> dict[str, Row]:
+    """Return the rows of a table of the lexicon, by their English words."""
+    with open(FOLDER / f"{name}.tsv", encoding="utf-8", newline="") as file:
+        return {row["english"]: row for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)}
+
+
+NOUNS, VERBS, ADJECTIVES, DETERMINERS, PRONOUNS, ADVERBS = map(
+    table, ("nouns", "verbs", "adjectives", "determiners", "pronouns", "adverbs")
 )
-
-OBJECT_CASES = ("acc", "gen", "dat", "ins", "nom")
 
 
 @dataclass
-class NP:
-    """A pronoun, or a noun with at most one of `owner` (then no `det`), `pp`, `rel` or `conj`."""
+class NounPhrase:
+    """A pronoun, a name, or a noun with a determiner and perhaps an adjective."""
 
-    noun: Noun
+    noun: Row
     number: str = "sg"
-    det: str = ""
-    adjectives: tuple[str, ...] = ()
-    owner: NP | None = None
-    pp: tuple[str, NP] | None = None
-    rel: Clause | None = None
-    conj: NP | None = None
+    determiner: str = ""
+    adjective: str = ""
 
-    def features(self) -> tuple[int, str, str]:
-        """Return the person, number and gender that a verb agrees with."""
-        if self.noun.pronoun:
-            return self.noun.pronoun.person, self.noun.pronoun.number, self.noun.gender
-        return 3, "pl" if self.conj else self.number, self.noun.gender
+    @property
+    def pronoun(self) -> bool:
+        return "person" in self.noun
+
+    @property
+    def proper(self) -> bool:
+        return not self.pronoun and not self.noun["plural"]
 
 
 @dataclass
 class Clause:
-    """A verb and its dependents. Without `subj` it relativises its subject or shares the subject of another clause.
+    """A subject, a verb and their dependents; `frequency` and `manner` are adverbs."""
 
-    A relative clause with a subject relativises its object. `shift` puts the recipient `to` before the object in
-    English; in Russian it is always there. `time` comes first. `link` is a word of LINKS and a second clause. A
-    `question` asks for its object if that has the determiner "which", else it asks for yes or no; its only dependents
-    are subject, object, recipient and prepositional phrases.
-    """
-
-    verb: Verb
-    subj: NP | None = None
+    subject: NounPhrase
+    verb: Row
     tense: str = "past"
-    obj: NP | None = None
-    to: NP | None = None
-    shift: bool = False
-    pps: tuple[tuple[str, NP], ...] = ()
+    object: NounPhrase | None = None
     negated: bool = False
     frequency: str = ""
     manner: str = ""
-    time: str = ""
-    that: Clause | None = None
-    link: tuple[str, Clause] | None = None
-    question: bool = False
-
-    def fronted(self) -> bool:
-        """Return whether the object is at the beginning."""
-        return self.question and self.obj is not None and self.obj.det == "which"
 
 
-@dataclass
-class Node:
-    """A word of a projective dependency tree with its dependents on either side, in order."""
+class Word:
+    """An English word of a dependency tree; without `head` it is the root."""
 
-    form: str
-    upos: str
-    rel: str
-    lemma: str = ""
-    left: list[Node] = field(default_factory=list)
-    right: list[Node] = field(default_factory=list)
-
-    def walk(self) -> list[Node]:
-        """Return the words of this subtree in sentence order."""
-        left, right = ([word for node in side for word in node.walk()] for side in (self.left, self.right))
-        return [*left, self, *right]
+    def __init__(self, form: str, upos: str, relation: str, head: Word | None = None, lemma: str = ""):
+        self.form, self.upos, self.relation, self.head, self.lemma = form, upos, relation, head, lemma or form
 
 
-Built = tuple[Node, list[str]]  # an English subtree and the Russian words that translate it
+# --- English ----------------------------------------------------------------------------------------------------------
 
 
-def determiner(np: NP, following: str) -> list[Node]:
-    if not np.det:
-        return []
-    form = "these" if np.det == "this" and np.number == "pl" else np.det
-    form = "an" if form == "a" and following[0] in "aeiou" else form
-    mine = np.det in POSSESSIVES
-    return [Node(form, "PRON" if mine else "DET", "nmod:poss" if mine else "det", np.det)]
-
-
-def build_np(np: NP, rel: str, case: str) -> Built:
-    noun = np.noun
-    if noun.pronoun:
-        forms = dict(zip(("nom", "gen", "dat", "ins"), noun.pronoun.forms, strict=True))
-        form = noun.en if rel == "nsubj" else noun.plural
-        return Node(form, "PRON", rel, noun.en), [forms["gen" if case == "acc" else case]]
-    form = noun.plural if np.number == "pl" else noun.en
-    head = Node(form, "PROPN" if noun.proper else "NOUN", rel, noun.en)
-    head.left = [Node(word, "ADJ", "amod") for word in np.adjectives]
-    head.left[:0] = determiner(np, (head.left or [head])[0].form)
-    lemmas = [DETERMINERS[np.det], *(ADJECTIVES[word][0] for word in np.adjectives)]
-    words = [agree(lemma, case, noun.gender, np.number, noun.animate) for lemma in lemmas if lemma]
-    words.append(decline(noun, case, np.number))
-    if np.owner:
-        owner, owner_words = build_np(np.owner, "nmod:poss", "gen")
-        mark = "'" if np.owner.number == "pl" and owner.form.endswith("s") else "'s"
-        owner.right.append(Node(mark, "PART", "case", "'s"))
-        head.left.insert(0, owner)
-        words += owner_words
-    for node, node_words in postmodifiers(np, case):
-        head.right.append(node)
-        words += node_words
-    return head, words
-
-
-def postmodifiers(np: NP, case: str) -> Iterator[Built]:
-    if np.pp:
-        yield build_pp(*np.pp, "nmod")
-    if np.rel:
-        node, words = build_clause(np.rel, "acl:relcl", head=np)
-        yield node, [",", *words, ","]
-    if np.conj:
-        node, words = build_np(np.conj, "conj", case)
-        node.left.insert(0, Node("and", "CCONJ", "cc"))
-        yield node, ["и", *words]
-
-
-def build_pp(preposition: str, np: NP, rel: str = "obl") -> Built:
-    russian, case = PREPOSITIONS[preposition]
-    node, words = build_np(np, rel, case)
-    node.left.insert(0, Node(preposition, "ADP", "case"))
-    return node, [euphonic(russian, words[0]), *words]
-
-
-def build_verb(clause: Clause, rel: str, subject: NP, agreeing: NP) -> Built:
-    """Build the verb with its auxiliary, "not" and adverb of frequency, and the Russian verb with "не".
-
-    The English verb agrees with `subject`, the Russian one with `agreeing`.
-    """
+def english(clause: Clause) -> list[Word]:
+    """Return the words of a clause as a tree, in order."""
     verb, tense = clause.verb, clause.tense
-    third = tense == "pres" and subject.features()[:2] == (3, "sg")
-    node = Node(verb.past if tense == "past" else add_s(verb.en) if third else verb.en, "VERB", rel, verb.en)
-    auxiliary = {"fut": "will", "past": "did", "pres": "does" if third else "do"}[tense]
-    if tense == "fut" or clause.negated or clause.question:
-        node.form = verb.en
-        node.left.append(Node(auxiliary, "AUX", "aux", "will" if tense == "fut" else "do"))
+    third = tense == "pres" and agreement(clause.subject)[:2] == (3, "sg")
+    root = Word(verb["english"], "VERB", "root")
+    words = _phrase(clause.subject, "nsubj", root)
+    if tense == "fut" or clause.negated:
+        form = {"fut": "will", "past": "did", "pres": "does" if third else "do"}[tense]
+        words.append(Word(form, "AUX", "aux", root, "will" if tense == "fut" else "do"))
+    else:
+        root.form = verb["past"] if tense == "past" else verb["english"] + "s" * third
     if clause.negated:
-        node.left.append(Node("not", "PART", "advmod"))
+        words.append(Word("not", "PART", "advmod", root))
     if clause.frequency:
-        node.left.append(Node(clause.frequency, "ADV", "advmod"))
-    negation = ["не"] if clause.negated or clause.frequency == "never" else []
-    return node, [*negation, *conjugate(verb, tense, *agreeing.features()).split()]
-
-
-def build_clause(clause: Clause, rel: str, head: NP | None = None, shared: NP | None = None) -> Built:
-    """Build a clause. `head` is the noun phrase it relativises, `shared` the subject of the clause it belongs to."""
-    subject = clause.subj or head or shared
-    assert subject is not None
-    assert not (head and clause.time)
-    if clause.question:
-        assert not (clause.negated or clause.frequency or clause.manner or clause.time or clause.that or clause.link)
-    nominative = subject if subject_case(clause.verb) == "nom" else clause.obj or head
-    assert nominative is not None
-    verb, finite = build_verb(clause, rel, subject, nominative)
-    parts = {"verb": finite, "first": finite[:1], "ли": ["ли"], "others": finite[1:]}
-    parts["frequency"] = [FREQUENCY[clause.frequency]] if clause.frequency else []
-    parts["manner"] = [MANNER[clause.manner]] if clause.manner else []
-    if clause.subj:
-        node, parts["subject"] = build_np(clause.subj, "nsubj", subject_case(clause.verb))
-        verb.left.insert(int(clause.question), node)  # after the auxiliary of a question
-    if head:
-        node, which = relative_pronoun(clause, head)
-        verb.left.insert(0, node)
-        parts["который"] = [which]
-    if clause.time:
-        russian, _, upos = TIME[clause.time]
-        verb.left.insert(0, Node(clause.time, upos, "obl:tmod" if upos == "NOUN" else "advmod"))
-        parts["time"] = [russian]
-    parts |= build_objects(clause, verb)
-    words = [word for part in russian_order(clause, subject).split() for word in parts.get(part, [])]
-    for node, node_words in final_dependents(clause):
-        verb.right.append(node)
-        words += node_words
-    return verb, words
-
-
-def russian_order(clause: Clause, subject: NP) -> str:
-    """Return the order of the parts of a Russian clause.
-
-    The verb precedes a subject that is a noun in questions, and after an adverb of time without an object that is a
-    noun. The parts: the relative pronoun (`который`), time, subject, frequency, manner; of the verb all (`verb`), or
-    its `first` word and the `others`; of the objects that with "which" (`asked`), a pronoun in the nominative
-    (`nominative`), other pronouns (`clitics`), others (`objects`).
-    """
-    pronoun = bool(subject.noun.pronoun)
-    if clause.fronted():
-        return "asked subject clitics verb objects" if pronoun else "asked verb clitics subject objects"
-    if clause.question and subject_case(clause.verb) == "dat" and not pronoun:
-        return "first ли nominative clitics others subject objects"
-    if clause.question:
-        before_subject = clause.tense != "fut" and not pronoun
-        return f"first ли nominative {'clitics subject' if before_subject else 'subject clitics'} others objects"
-    if clause.time and not pronoun and not any(np and not np.noun.pronoun for np in (clause.obj, clause.to)):
-        return "time nominative frequency clitics manner verb subject objects"
-    return "который time subject nominative frequency clitics manner verb objects"
-
-
-def relative_pronoun(clause: Clause, head: NP) -> tuple[Node, str]:
-    noun, case = head.noun, object_case(clause.verb) if clause.subj else subject_case(clause.verb)
-    node = Node("who" if noun.kind == "p" else "that", "PRON", "obj" if clause.subj else "nsubj")
-    return node, agree("который", case, noun.gender, head.number, noun.animate)
-
-
-def subject_case(verb: Verb) -> str:
-    """Return the Russian case of the English subject: the dative, if the English object is the Russian subject."""
-    return "dat" if verb.government == "nom" else "nom"
-
-
-def object_case(verb: Verb) -> str:
-    return verb.government if verb.government in OBJECT_CASES else "acc"
-
-
-def build_objects(clause: Clause, verb: Node) -> dict[str, list[str]]:
-    """Attach recipient and object to the verb. Return the Russian words by part; see `russian_order`."""
-    english: list[Node] = []
-    parts: dict[str, list[str]] = {"asked": [], "nominative": [], "clitics": [], "objects": []}
-    for np, rel, case in ((clause.to, "iobj", "dat"), (clause.obj, "obj", object_case(clause.verb))):
-        if not np:
-            continue
-        node, words = build_np(np, rel, case)
-        part = "objects" if not np.noun.pronoun else "nominative" if case == "nom" else "clitics"
-        if rel == "obj" and clause.fronted():
-            part = "asked"
-            verb.left.insert(0, node)
-        else:
-            english.append(build_pp("to", np)[0] if rel == "iobj" and not clause.shift else node)
-        parts[part] += words
-    verb.right += english if clause.shift else english[::-1]
-    return parts
-
-
-def final_dependents(clause: Clause) -> Iterator[Built]:
-    """Yield what follows the objects: prepositional phrases, adverbs, further clauses."""
-    yield from (build_pp(*pp) for pp in clause.pps)
+        words.append(Word(clause.frequency, "ADV", "advmod", root))
+    words.append(root)
+    if clause.object:
+        words += _phrase(clause.object, "obj", root)
     if clause.manner:
-        yield Node(clause.manner, "ADV", "advmod"), []
-    if clause.that:
-        node, words = build_clause(clause.that, "ccomp")
-        node.left.insert(0, Node("that", "SCONJ", "mark"))
-        yield node, [",", "что", *words]
-    if clause.link:
-        yield build_link(*clause.link, clause.subj)
+        words.append(Word(clause.manner, "ADV", "advmod", root))
+    return [*words, Word(".", "PUNCT", "punct", root)]
 
 
-def build_link(word: str, clause: Clause, shared: NP | None) -> Built:
-    rel, russian = LINKS[word]
-    node, words = build_clause(clause, rel, shared=shared)
-    node.left.insert(0, Node(word, "CCONJ", "cc") if rel == "conj" else Node(word, "SCONJ", "mark"))
-    if rel == "conj" and clause.subj:
-        node.left.insert(0, Node(",", "PUNCT", "punct"))
-    return node, [*([","] if clause.subj else []), *russian, *words]
+def _phrase(phrase: NounPhrase, relation: str, verb: Word) -> list[Word]:
+    noun = phrase.noun
+    upos = "PRON" if phrase.pronoun else "PROPN" if phrase.proper else "NOUN"
+    form = noun["plural"] if phrase.number == "pl" else noun["english"]
+    words = [Word(form, upos, relation, verb, noun["english"])]
+    if phrase.adjective:
+        words.insert(0, Word(phrase.adjective, "ADJ", "amod", words[-1]))
+    if lemma := phrase.determiner:
+        form = "these" if lemma == "this" and phrase.number == "pl" else lemma
+        form = "an" if form == "a" and words[0].form[0] in "aeiou" else form
+        upos, relation = ("PRON", "nmod:poss") if DETERMINERS[lemma]["possessive"] else ("DET", "det")
+        words.insert(0, Word(form, upos, relation, words[-1], lemma))
+    return words
 
 
-def render(clause: Clause) -> tuple[Node, str]:
-    """Return the English tree and the Russian sentence of a main clause."""
-    tree, words = build_clause(clause, "root")
-    mark = "?" if clause.question else "."
-    tree.right.append(Node(mark, "PUNCT", "punct"))
-    # A comma that closes a relative clause merges with the mark after it.
-    return tree, re.sub(r"(, )+(?=[,.?])", "", " ".join([*words, mark]))
+# --- Russian ----------------------------------------------------------------------------------------------------------
+
+
+def russian(clause: Clause) -> str:
+    """Return the translation: subject, adverbs, verb, object."""
+    adverbs = [ADVERBS[adverb]["russian"] for adverb in (clause.frequency, clause.manner) if adverb]
+    negation = ["не"] if clause.negated or clause.frequency == "never" else []
+    finite = conjugate(clause.verb, clause.tense, *agreement(clause.subject))
+    words = [*decline(clause.subject, "nom"), *adverbs, *negation, finite]
+    if clause.object:
+        words += decline(clause.object, clause.verb["case of the object"])
+    return " ".join([*words, "."])
+
+
+def agreement(phrase: NounPhrase) -> tuple[int, str, str]:
+    """Return the person, number and gender that a verb agrees with."""
+    noun = phrase.noun
+    return (
+        (int(noun["person"]), noun["number"], noun["gender"]) if phrase.pronoun else (3, phrase.number, noun["gender"])
+    )
+
+
+def decline(phrase: NounPhrase, case: str) -> list[str]:
+    """Return the words of a phrase in a case; pronouns are subjects."""
+    noun, plural = phrase.noun, phrase.number == "pl"
+    if phrase.pronoun:
+        return [noun["russian"]]
+    # The accusative of masculine and plural adjectives equals the genitive for persons and animals.
+    agreeing = "pl" if plural else noun["gender"]
+    animate = noun["kind"] in "pb" and agreeing in ("m", "pl")
+    own = CASES.index("gen" if case == "acc" and animate else case)
+    modifiers = DETERMINERS.get(phrase.determiner), ADJECTIVES.get(phrase.adjective)
+    forms = [row[GENDERS[agreeing]].split()[own] for row in modifiers if row and row["plural"]]
+    return [*forms, noun["plural forms" if plural else "singular forms"].split()[CASES.index(case)]]
+
+
+def conjugate(verb: Row, tense: str, person: int, number: str, gender: str) -> str:
+    """Return the verb: its past agrees in gender and number, its present and future in person and number."""
+    if tense == "past":
+        return verb["russian past"].split()[list(GENDERS).index("pl" if number == "pl" else gender)]
+    place = PERSONS.index((person, number))
+    return f"{FUTURE[place]} {verb['infinitive']}" if tense == "fut" else verb["russian present"].split()[place]
+
+
+# --- random clauses ---------------------------------------------------------------------------------------------------
+
+
+@cache
+def zipf_weights(size: int) -> list[float]:
+    return list(accumulate(1 / (rank + 2) for rank in range(size)))
+
+
+class Sampler:
+    """Draw clauses."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+
+    def chance(self, probability: float) -> bool:
+        return self.rng.random() < probability
+
+    def zipf(self, items: Iterable[Any]) -> Any:
+        pool = list(items)
+        return self.rng.choices(pool, cum_weights=zipf_weights(len(pool)))[0]
+
+    def phrase(self, kinds: str, pronoun: float) -> NounPhrase:
+        """Draw a noun phrase; `pronoun` is the probability of a pronoun instead of a person."""
+        if "p" in kinds and self.chance(pronoun):
+            return NounPhrase(self.zipf(PRONOUNS.values()))
+        kind = self.zipf(kinds)
+        phrase = NounPhrase(self.zipf(noun for noun in NOUNS.values() if noun["kind"] == kind))
+        if not phrase.proper:
+            phrase.number = "pl" if self.chance(0.35) else "sg"
+            phrase.determiner = self.zipf(PLURAL_DETERMINERS if phrase.number == "pl" else SINGULAR_DETERMINERS)
+            if not self.chance(NO_ADJECTIVE):
+                phrase.adjective = self.zipf(word for word, row in ADJECTIVES.items() if kind in row["kinds"])
+        return phrase
+
+    def clause(self) -> Clause:
+        verb, tense = self.zipf(VERBS.values()), self.zipf(TENSES)
+        clause = Clause(self.phrase(verb["subjects"], pronoun=0.15), verb, tense, negated=self.chance(0.12))
+        if not clause.negated and self.chance(0.25):
+            clause.frequency = self.zipf(adverbs("frequency"))
+        if verb["case of the object"] != "none":
+            clause.object = self.phrase(verb["objects"], pronoun=0)
+            avoid_reflexives(clause.object, clause.subject)
+        if not clause.negated and clause.frequency != "never" and self.chance(0.2):
+            clause.manner = self.zipf(adverbs("manner"))
+        return clause
+
+
+def adverbs(kind: str) -> list[str]:
+    return [word for word, row in ADVERBS.items() if row["class"] == kind]
+
+
+def avoid_reflexives(phrase: NounPhrase, subject: NounPhrase) -> None:
+    """Change objects like those of "anna saw anna" and "i saw my cat", where Russian would have a reflexive pronoun."""
+    if phrase.proper and phrase.noun == subject.noun:
+        phrase.noun = next(noun for noun in NOUNS.values() if not noun["plural"] and noun != subject.noun)
+    if subject.pronoun and phrase.determiner == subject.noun["possessive"]:
+        phrase.determiner = "the"

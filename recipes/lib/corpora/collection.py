@@ -12,8 +12,6 @@ from corpora.formats import Reader, columns, members, no_text, sacrebleu_set, se
 STATMT = "http://data.statmt.org"
 HUB = "https://huggingface.co/datasets/wmt"
 OPUS = "https://object.pouta.csc.fi/OPUS-OpenSubtitles/v2018"
-# Titles of Wikipedia articles: the headlines of WMT15 (515 thousand pairs), and wiki titles v2 (1.2 million).
-TITLES = ("wmt15", "v2")
 
 
 def sacrebleu_sets(pair: str) -> list[str]:
@@ -32,7 +30,7 @@ class Corpus:
     read: Reader
 
 
-def wmt(dev: str, test: str, titles: str) -> list[Corpus]:
+def wmt(dev: str, test: str) -> list[Corpus]:
     """The training data of Voita et al. 2019, section 3, with a development and a test set of sacrebleu."""
     crawl = Source(
         "commoncrawl.tgz",
@@ -45,29 +43,21 @@ def wmt(dev: str, test: str, titles: str) -> list[Corpus]:
         others=(f"{HUB}/wmt18/resolve/main-zip/translation-task/training-parallel-nc-v13.zip",),
     )
     yandex = Source("yandex-1m.zip", "https://github.com/mashashma/WMT2022-data/archive/refs/heads/main.zip")
-    parts = [f"WMT2022-data-main/en-ru/en-ru.1m_{part}.tsv" for part in range(1, 11)]
-    return [
-        Corpus("commoncrawl", crawl, members("commoncrawl.ru-en.{}")),
-        Corpus("news-commentary", news, members("training-parallel-nc-v13/news-commentary-v13.ru-en.{}")),
-        Corpus("yandex", yandex, columns(("en", "ru"), parts)),
-        wiki_titles(titles),
-        sacrebleu_corpus("valid", dev, "en-ru"),
-        sacrebleu_corpus("test", test, "en-ru"),
-    ]
-
-
-def wiki_titles(version: str) -> Corpus:
-    """A corpus of titles, one of TITLES."""
-    if version == "v2":
-        source = Source("wikititles-v2.ru-en.tsv.gz", f"{STATMT}/wikititles/v2/wikititles-v2.ru-en.tsv.gz")
-        return Corpus("wiki-titles", source, columns(("ru", "en")))
-    # The file of WMT14 is the same.
+    # Titles of Wikipedia articles, 515 thousand pairs. The file of WMT14 is the same.
     headlines = Source(
         "wiki-titles.tgz",
         "http://www.statmt.org/wmt15/wiki-titles.tgz",
         others=(f"{HUB}/wmt15/resolve/main-zip/wiki-titles.zip", "http://www.statmt.org/wmt14/wiki-titles.tgz"),
     )
-    return Corpus("wiki-titles", headlines, columns(("ru", "en"), ["wiki/ru-en/wiki.ru-en"], separator="|||"))
+    parts = [f"WMT2022-data-main/en-ru/en-ru.1m_{part}.tsv" for part in range(1, 11)]
+    return [
+        Corpus("commoncrawl", crawl, members("commoncrawl.ru-en.{}")),
+        Corpus("news-commentary", news, members("training-parallel-nc-v13/news-commentary-v13.ru-en.{}")),
+        Corpus("yandex", yandex, columns(("en", "ru"), parts)),
+        Corpus("wiki-titles", headlines, columns(("ru", "en"), ["wiki/ru-en/wiki.ru-en"], separator="|||")),
+        sacrebleu_corpus("valid", dev, "en-ru"),
+        sacrebleu_corpus("test", test, "en-ru"),
+    ]
 
 
 def sacrebleu_corpus(name: str, data_set: str, pair: str) -> Corpus:
@@ -127,14 +117,11 @@ def mnli() -> list[Corpus]:
 
 
 def collection(name: str) -> list[Corpus]:
-    """Return the corpora of a collection such as `wmt-en-ru:wmt13,wmt14` or `wmt-en-ru:wmt13,wmt14,v2`."""
+    """Return the corpora of a collection such as `wmt-en-ru:wmt13,wmt14`."""
     kind, _, sets = name.partition(":")
     dev, _, test = (sets or "wmt13,wmt14").partition(",")
-    test, _, titles = test.partition(",")
-    if titles and titles not in TITLES:
-        raise Refused(f"{name!r}: {titles!r} names no titles of Wikipedia: choose from {', '.join(TITLES)}")
     known = {
-        "wmt-en-ru": lambda: wmt(dev, test, titles or TITLES[0]),
+        "wmt-en-ru": lambda: wmt(dev, test),
         "opensubtitles-en-ru": opensubtitles,
         "iwslt14-de-en": iwslt14,
         "wikitext-103": wikitext103,

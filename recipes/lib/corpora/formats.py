@@ -5,12 +5,11 @@ from __future__ import annotations
 import html
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from commands import Refused
 from corpora.archives import BROKEN_ARCHIVE, does_not_open, lines, unpack
@@ -79,8 +78,8 @@ def sacrebleu_set(data_set: str, pair: str, file: str) -> Reader:
 
     def read(path: Path, language: str) -> Iterable[str]:
         field = "src" if language == pair.partition("-")[0] else "ref"
-        with unpacking_folder(path) as folder:
-            raw = folder / data_set / "raw"
+        with TemporaryDirectory(dir=path.parent) as folder:
+            raw = Path(folder, data_set, "raw")
             raw.mkdir(parents=True)
             try:
                 unpack(path, raw)
@@ -89,22 +88,10 @@ def sacrebleu_set(data_set: str, pair: str, file: str) -> Reader:
             # sacrebleu does not download or unpack an archive that exists.
             (raw / file).symlink_to(path.resolve())
             command = [sys.executable, "-m", "sacrebleu", "-t", data_set, "-l", pair, "--echo", field]
-            env = os.environ | {"SACREBLEU": str(folder.resolve()), "PYTHONUTF8": "1"}
+            env = os.environ | {"SACREBLEU": os.path.realpath(folder), "PYTHONUTF8": "1"}
             result = subprocess.run(command, env=env, capture_output=True, check=False)
         if result.returncode:
             raise Refused(f"sacrebleu cannot read {path}: {result.stderr.decode().strip().splitlines()[-1]}")
         return result.stdout.decode("utf-8").split("\n")[:-1]
 
     return read
-
-
-@contextmanager
-def unpacking_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside the file, on the same disk."""
-    folder = path.parent / f"{path.name}.unpacked"
-    shutil.rmtree(folder, ignore_errors=True)  # of a killed run
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

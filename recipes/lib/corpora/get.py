@@ -4,12 +4,11 @@
     python3 recipes/lib corpora.get fetch  COLLECTION DOWNLOADS [--data-dir PLACE]    put files, checked, into DOWNLOADS
     python3 recipes/lib corpora.get unpack COLLECTION DOWNLOADS TEXT_DIR              write CORPUS.SRC and CORPUS.TGT
 
-COLLECTION is `wmt-en-ru[:DEV,TEST[,TITLES]]` (sets as sacrebleu names them, default wmt13,wmt14; titles of Wikipedia:
-wmt15, the default, or v2), `opensubtitles-en-ru`, `iwslt14-de-en`, `wikitext-103`, which is written to
-{train,valid,test}.txt, or `mnli` (unpacked by corpora.mnli).
+COLLECTION is `wmt-en-ru[:DEV,TEST]` (sets as sacrebleu names them, default wmt13,wmt14), `opensubtitles-en-ru`,
+`iwslt14-de-en`, `wikitext-103`, which is written to {train,valid,test}.txt, or `mnli` (unpacked by corpora.mnli).
 PLACE is a folder that has (some of) the files, or the address of a mirror, laid out `<host>/<path>` as the addresses
-are; in a folder the files may also have their bare names. An interrupted download resumes. Size and SHA-256 of each
-file are recorded in DOWNLOADS/manifest.tsv; PLACE/SHA256SUMS is checked if it exists.
+are; in a folder the files may also have their bare names. An interrupted download resumes. The SHA-256 of each
+file is recorded in DOWNLOADS/SHA256SUMS; PLACE/SHA256SUMS is checked if it exists.
 """
 
 from __future__ import annotations

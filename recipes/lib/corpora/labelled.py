@@ -49,26 +49,17 @@ def read(path: Path) -> list[Row]:
             data = file.read()
     except (OSError, EOFError, zlib.error) as error:
         raise Refused(f"{path} cannot be read ({error}): check the file") from None
-    rows = [_columns(path, i, line) for i, line in enumerate(lines_of(decode(data, str(path))), 1)]
+    rows = [tuple(map(one_line, line.split("\t"))) for line in lines_of(decode(data, str(path)))]
     if not rows:
         raise Refused(f"{path} is empty: {FORM}")
     for i, row in enumerate(rows, 1):
-        if len(row) != len(rows[0]):
-            raise Refused(f"{path}, line {i} has {len(row)} columns and line 1 has {len(rows[0])}: all need as many")
+        if len(row) not in (2, 3) or len(row) != len(rows[0]):
+            raise Refused(f"{path}, line {i} has {len(row)} columns, line 1 has {len(rows[0])}: {FORM} in every line")
+        if not all(row):
+            raise Refused(f"{path}, line {i} has an empty column: {FORM}")
     if rows[0][-1].lower() in HEADERS and sum(row[-1] == rows[0][-1] for row in rows) == 1:
         raise Refused(f"{path}, line 1 is a header (label {shown(rows[0][-1])}): remove it")
     return rows
-
-
-def _columns(path: Path, i: int, line: str) -> Row:
-    cells = tuple(one_line(cell) for cell in line.split("\t"))
-    if len(cells) not in (2, 3):
-        raise Refused(f"{path}, line {i} has {len(cells)} column{'s' * (len(cells) > 1)}: {FORM}")
-    if not cells[-1]:
-        raise Refused(f"{path}, line {i} has no label: {FORM}")
-    if not all(cells):
-        raise Refused(f"{path}, line {i} has an empty text: {FORM}")
-    return cells
 
 
 def classes(rows: dict[str, list[Row]], paths: dict[str, Path]) -> list[str]:

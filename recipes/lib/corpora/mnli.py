@@ -33,12 +33,8 @@ def rows(archive: Path, name: str) -> Iterator[tuple[str, ...]]:
     if missing := [column for column in COLUMNS if column not in header]:
         raise Refused(f"{archive}: {member} has no column {', '.join(missing)}: is it the right archive?")
     places = [header.index(column) for column in COLUMNS]
-    for i, line in enumerate(found, 2):
+    for line in found:
         cells = line.split("\t")
-        if len(cells) != len(header):
-            raise Refused(
-                f"{archive}: {member}, line {i} has {len(cells)} columns, not {len(header)}: download it again"
-            )
         row = tuple(cells[place].strip() for place in places)
         if row[2] in LABELS and all(row):
             yield row

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_headgates.evaluation.results import Difference
-from fairseq_headgates.extensions.page.panels import Panel
 from fairseq_headgates.files import read_text
+from fairseq_headgates.report.panels import Panel
 from fairseq_headgates.report.tables import rounded
 from results import columns
 from results.columns import COMPARED, LEVEL, Column, with_range
 from results.plots import over_heads
-from results.rows import BASELINE, REPEAT, Row, Run
+from results.rows import REPEAT, Row
+from runs import BASELINE, Model
 
 PAPERS: dict[str, Column] = {}
 
@@ -48,13 +49,8 @@ def legend(seeds: Sequence[Sequence[Row]], paper: str, bpe: int) -> str:
 
 def curve(place: Path, method: str, baseline: Row) -> list[Row]:
     """Return the points of a curve of the baseline, but for that of the whole model."""
-    path = place / "curves" / f"{method}.json"
-    text = read_text(str(path), "the curve", REPEAT)
-    try:
-        points = json.loads(text)["points"]
-        return [_point(point, method, baseline) for point in points if point["removed"]]
-    except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{path} is not a file of headgates curve --out: {REPEAT}") from None
+    text = read_text(str(place / "curves" / f"{method}.json"), "the curve", REPEAT)
+    return [_point(point, method, baseline) for point in json.loads(text)["points"] if point["removed"]]
 
 
 def _point(point: dict[str, Any], method: str, baseline: Row) -> Row:
@@ -68,7 +64,7 @@ def _point(point: dict[str, Any], method: str, baseline: Row) -> Row:
     )
     p = None if point["p_value"] is None else float(point["p_value"])
     difference = Difference(score.score - accuracy(baseline), p, score.signature)
-    run = Run(f"{method}-{point['removed']:g}%", method, BASELINE)
+    run = Model(f"{method}-{point['removed']:g}%", method, BASELINE)
     return replace(baseline, run=run, evaluation=evaluation, differences={"accuracy": difference})
 
 

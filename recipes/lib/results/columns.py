@@ -10,7 +10,7 @@ from typing import Any
 
 from fairseq_headgates.files import read_text
 from fairseq_headgates.report.tables import results_table, rounded
-from results.rows import EVALUATION, REPEAT, Row, by_model
+from results.rows import REPEAT, Row, by_model
 
 LEVEL = 0.05
 Value = Callable[[Row], Any]
@@ -44,14 +44,6 @@ class Column:
     def values(self) -> Mapping[str, Value]:
         """Names and values in the TSV."""
         return {self.title: self.value} if self.tsv is None else self.tsv
-
-    def check(self, row: Row) -> None:
-        """Raise ValueError, in one line, if the evaluation of a row lacks a value."""
-        try:
-            [value(row) for value in (self.value, *self.values.values())]
-        except LookupError as error:
-            where = f"{row.folder / EVALUATION} has no {error.args[0]!r}"
-            raise ValueError(f"{where}, which the column {self.title!r} shows: {REPEAT}") from None
 
 
 def table(seeds: Sequence[Sequence[Row]], columns: Sequence[Column]) -> str:
@@ -131,11 +123,7 @@ def metric(name: str) -> Column:
     """Return the column of a metric of the user, whose score is in metric.NAME.json."""
 
     def score(row: Row) -> float:
-        path = row.folder / f"metric.{name}.json"
-        text = read_text(str(path), "the user's metric", REPEAT)
-        try:
-            return float(json.loads(text)["score"])
-        except (KeyError, TypeError, ValueError):
-            raise ValueError(f"{path} has no score of the user's metric: {REPEAT}") from None
+        text = read_text(str(row.folder / f"metric.{name}.json"), "the user's metric", REPEAT)
+        return float(json.loads(text)["score"])
 
     return Column(name, score, with_range(".4g"), order=METRIC)

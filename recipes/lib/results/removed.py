@@ -34,10 +34,7 @@ def summary(control: Evaluation, model: Evaluation) -> str:
 def compressed(control: Evaluation, model: Evaluation, path: str) -> str:
     """Return the line on a model without heads and neurons; `path`: what `headgates compress --json` printed."""
     text = read_text(path, "the compression", "give the output of headgates compress --json")
-    try:
-        neurons, kept = (sum(map(sum, dims.values())) for dims in json.loads(text)[0]["ffn_dims"])
-    except (AttributeError, LookupError, TypeError, ValueError):
-        raise ValueError(f"{path} is not the output of headgates compress --json: give that") from None
+    neurons, kept = (sum(map(sum, dims.values())) for dims in json.loads(text)[0]["ffn_dims"])
     (cost, p), (kept_heads, heads) = _cost(control, model), model.heads["total"]
     return (
         f"{model.checkpoint.partition('/')[0]} without training: {heads - kept_heads} of {heads} heads and "
@@ -56,9 +53,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("evaluation", metavar="EVALUATION")
     parser.add_argument("--compressed", metavar="FILE", help="what headgates compress --json printed of COMPRESSED")
     args = parser.parse_args(argv)
-    path, found = args.evaluation, read_evaluations(args.evaluation)
-    if len(found) != 2 + bool(args.compressed) or not all(each.speed and "BLEU" in each.scores for each in found):
-        raise ValueError(f"{path} has no two translation models with speed: use headgates evaluate --path A:B --speed")
+    found = read_evaluations(args.evaluation)
     print(summary(*found[:2]))
     if args.compressed:
         print(compressed(found[0], found[2], args.compressed))

@@ -5,68 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
-from commands import shown
 from fairseq_headgates.evaluation.result_files import read_evaluations
 from fairseq_headgates.evaluation.results import Difference, Evaluation, differences
-from fairseq_headgates.heads import TYPES
+from runs import BASELINE, Model
 
-BASELINE = "baseline"
 EVALUATION, TIMED = "evaluation.json", "speed.json"
 REPEAT = "remove it and run the recipe again"
 
 
-class Run(NamedTuple):
-    """A model of the plan of a recipe.
-
-    Attributes:
-        name: the name of its folder
-        method: how its heads are chosen; "" for the baseline and its controls
-        control: the name of the model that it is compared with; its own for a control
-        types: the attention types whose heads are chosen, "all" or joined by "+"; "" for the baseline and its controls
-        value: lambda, heads to keep, scores, budget, or the run whose heads the model has
-    """
-
-    name: str
-    method: str
-    control: str
-    types: str = ""
-    value: str = ""
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether it is trained further than the baseline."""
-        return self.control != BASELINE and not self.method.endswith(("-only", "refit"))
-
-    @classmethod
-    def parse(cls, line: str) -> Run:
-        """Read a line of the plan, NAME METHOD CONTROL TYPES VALUE STEPS..."""
-        if len(line.split()) < 5:
-            raise ValueError(f"--run {shown(line)}: a line of the plan has NAME METHOD CONTROL TYPES VALUE")
-        name, method, control, types, value = line.split()[:5]
-        if method == "control":
-            return cls(name, "", name)
-        return cls(name, method, control, "all" if types == ",".join(TYPES) else types.replace(",", "+"), value)
-
-
-def in_order(lines: Sequence[str], own_control: bool) -> list[Run]:
+def in_order(lines: Sequence[str], own_control: bool) -> list[Model]:
     """Return the models of a plan in the order of the table: the baseline, then each control and its runs.
 
     Args:
         lines: the lines of the plan, without the baseline
         own_control: compare the baseline with itself, and not with the first control
     """
-    runs = [Run.parse(line) for line in lines]
+    runs = [Model.parse(line) for line in lines]
     controls = [run for run in runs if not run.method]
-    baseline = Run(BASELINE, "", BASELINE if own_control or not controls else controls[0].name)
+    baseline = Model(BASELINE, "", BASELINE if own_control or not controls else controls[0].name)
     found = [baseline]
     for control in (baseline, *controls):
         found += [control] * (control is not baseline)
         found += [run for run in runs if run.method and run.control == control.name]
-    for run in runs:
-        if run not in found:
-            raise ValueError(f"{run.name} is compared with {run.control}, which is not in the plan: add its --run")
     return found
 
 
@@ -83,7 +44,7 @@ class Row:
         differences: from the control, by score; empty for a control
     """
 
-    run: Run
+    run: Model
     seed: str
     folder: Path
     evaluation: Evaluation
@@ -100,7 +61,7 @@ class Row:
         return self.differences[score].p if self.differences else None
 
 
-def read(place: Path, runs: Sequence[Run], seed: str, tested: bool) -> list[Row]:
+def read(place: Path, runs: Sequence[Model], seed: str, tested: bool) -> list[Row]:
     """Read the models of one seed, whose folders are in `place`; `tested`: with differences from the controls."""
     evaluations = {run.name: _evaluation(place / run.name) for run in runs}
     found: dict[str, Mapping[str, Difference]] = {}
@@ -127,7 +88,5 @@ def _evaluation(folder: Path) -> Evaluation:
 
 
 def _one(path: Path) -> Evaluation:
-    evaluation, *others = read_evaluations(str(path))
-    if others:
-        raise ValueError(f"{path} has {len(others) + 1} models, not one: {REPEAT}")
+    (evaluation,) = read_evaluations(str(path))
     return evaluation

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Annotated, ClassVar, Literal
 
+from runs import Heads
 from settings import types as t
 from settings.general import (
-    ADAM,
     STEPS,
     Download,
     Training,
@@ -18,7 +18,6 @@ from settings.general import (
     text,
     training,
 )
-from settings.runs import Heads
 
 Curves = Annotated[list[Literal["gradient", "ablation", "random"]], t.BLANKS, t.ONCE]
 
@@ -103,14 +102,8 @@ class Mnli(Download, Classification):
     """Settings of mnli.sh."""
 
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
-    DEFAULTS = Classification.DEFAULTS | Download.DEFAULTS
-    UNIT, TEXT_GB = "pairs of sentences", 3
+    DEFAULTS = Classification.DEFAULTS
 
     MODEL: t.Word = model(
         "name of the trained model, as in torch.hub; it must use the BPE of GPT-2", record="data", first=True
     )
-
-    def model_bytes(self) -> int:
-        """Return the disk space of the pre-trained model, and of two checkpoints of each model."""
-        size = 51_000 * self.EMBED + self.LAYERS * self.EMBED * (4 * self.EMBED + 2 * self.FFN)
-        return size * (4 + 2 * ADAM * (len(self.RUNS) + 2)) * len(self.SEEDS)

@@ -24,18 +24,6 @@ from commands import shown
 from settings.declared import GROUPS, RECIPES, Default, Settings
 
 FIRST = "to begin with"  # title of the settings that matter first
-# Rules in plainer words than pydantic's.
-RULES = {
-    "greater_than": "must be above {gt}",
-    "greater_than_equal": "must be {ge} or more",
-    "less_than": "must be below {lt}",
-    "less_than_equal": "must be {le} or less",
-    "finite_number": "must be a finite number",
-    "int_parsing_size": "has too many digits",
-    "too_short": "must not be empty",
-    "literal_error": "must be {expected}",
-    "value_error": "{error}",
-}
 
 
 def read(recipe: str, given: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> Settings:
@@ -83,10 +71,8 @@ def _validated(kind: type[Settings], texts: Mapping[str, str]) -> Settings:
     except ValidationError as invalid:
         error = invalid.errors()[0]
         name, *inside = error["loc"]
-        limits = {key: str(value).removesuffix(".0") for key, value in error.get("ctx", {}).items()}
-        rule = RULES[error["type"]].format(**limits)
-        rule = rule.replace("'", "") if error["type"] == "literal_error" else rule
         where = f"{shown(error['input'])} " if inside else ""
+        rule = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
         raise ValueError(f"{name}={shown(texts[str(name)])} {where}{rule}") from None
     for name, text in texts.items():
         found.texts[name] = " ".join(text.split()) if isinstance(getattr(found, name), list) else text

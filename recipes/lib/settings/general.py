@@ -13,15 +13,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr
 
+from runs import GATED, TRAINED, UNTRAINED, Heads, Run, check, parse, plan, with_method
 from settings import types as t
-from settings.runs import GATED, TRAINED, UNTRAINED, Heads, Run, check, parse, plan, trains, with_method
 
 Default = str | Callable[[Any], Any]
 GROUPS = ("text", "model", "training", "pruning", "evaluation", "machine")
 Precision = Literal["fp16", "amp", "fp32"]
 Runs = Annotated[list[Run], BeforeValidator(lambda text: [parse(word) for word in text.split()]), t.ONCE]
 STEPS = "cumulative percentages of the heads to remove, separated by commas"
-ADAM = 12  # bytes for each parameter: a weight and two moments
 DATA_DIR = "folder with downloaded files (missing ones are downloaded), or the URL of a mirror"
 
 
@@ -107,7 +106,7 @@ class Training(Settings):
     DEFAULTS = Settings.DEFAULTS | {
         "PORT": "29500",
         "UPDATE_FREQ": "1",
-        "SEEDS": lambda s: "1" if s.SEED is None else s.SEED,
+        "SEEDS": "1",
         "SPARSITY_METHOD": "lagrangian",
         "PRUNE_LR": "$LR",
         "ITERATIONS": "4",
@@ -129,7 +128,6 @@ class Training(Settings):
     SEEDS: t.Seeds = training(
         "random seeds of training, separated by spaces; with several, each has its folder", first=True
     )
-    SEED: t.Seed = training("one random seed: the same as SEEDS with one", record="")
     RUNS: Runs = pruning(
         "pruning runs, separated by spaces. TYPES:LAMBDA trains gates with an L0 penalty (TYPES:LAMBDA@SCALE: with "
         "--gate-lr-scale SCALE, a number); TYPES=N@METHOD keeps N heads, a number (12) or a fraction (0.5). METHOD "
@@ -185,8 +183,6 @@ class Training(Settings):
         super().problems()
         if self.EMBED % self.HEADS:
             raise ValueError(f"{self.said('HEADS')} must divide {self.said('EMBED')}")
-        if self.SEED is not None and self.SEEDS != [self.SEED]:
-            raise ValueError(f"{self.said('SEED')} and {self.said('SEEDS')}: set only SEEDS")
         check(self.runs(), self.heads(), self.PRUNE_UPDATES, self.ITERATIONS)
         falling = ("polynomial_decay", "cosine")
         for prefix, schedule in (
@@ -222,41 +218,8 @@ class Sequences(Training):
 class Download(Settings):
     """Recipes of full size, which download their data."""
 
-    DEFAULTS = {"DISK_GB": lambda s: s.disk_space()}
-    UNIT: ClassVar[str] = "source tokens"  # of an update
-    TIMED: ClassVar[bool] = False  # whether benchmarks/full_size.sh estimates the hours
-    TEXT_GB: ClassVar[int]  # disk space of the text
-
     DATA_DIR: t.Place = text(DATA_DIR, record="", first=True)
     PRECISION: Precision = training("precision of training (default: fp16 on a GPU)", record="")
-    DISK_GB: t.Count = machine("free disk space in GB that the recipe requires (default: estimated)")
-
-    def arrays(self) -> dict[str, list[str]]:
-        assert isinstance(self, Training)
-        return super().arrays() | {"size_of_recipe": _work(self, self.UNIT, self.TIMED)}
-
-    def model_bytes(self) -> int:
-        """Return the disk space of the models."""
-        raise NotImplementedError
-
-    def disk_space(self) -> str:
-        """Return the disk space in GB that the recipe needs."""
-        return str(self.TEXT_GB + self.model_bytes() // 1_000_000_000 + 1)
-
-
-def _work(s: Training, unit: str, timed: bool) -> list[str]:
-    """Return the lines that a dry run prints first: tokens or sentences of an update, and all updates."""
-    sizes = (getattr(s, name, None) for name in ("TOKENS_PER_UPDATE", "BATCH", "MAX_TOKENS"))
-    update = next(size for size in sizes if size)
-    first = f"{s.UPDATES:,} updates" if s.UPDATES else f"{getattr(s, 'EPOCHS', 0):,} epochs"
-    methods = [line.split()[1] for line in s.plan()]
-    trained = sum(map(trains, methods))
-    further = f", then {trained} trainings of {s.PRUNE_UPDATES:,}" if trained else ""
-    if scratch := methods.count("scratch"):
-        further += f", {scratch} of them after {first} of their own"
-    seeds = f", for each of {len(s.SEEDS)} seeds" if len(s.SEEDS) > 1 else ""
-    hours = "; benchmarks/full_size.sh measures a machine and estimates the hours" if timed else ""
-    return [
-        f"an update: {update:,} {unit}; baseline: {first}{further}{seeds}",
-        f"no run at this size has been made{hours}",
-    ]
+    DISK_GB: t.Count = machine(
+        "free disk space in GB that the recipe requires; larger models need more than the default"
+    )

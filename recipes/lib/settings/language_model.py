@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from runs import Heads
 from settings import types as t
 from settings.general import (
-    ADAM,
     Download,
     Sequences,
     Training,
@@ -17,7 +17,6 @@ from settings.general import (
     text,
     training,
 )
-from settings.runs import Heads
 
 
 class LanguageModel(Sequences):
@@ -58,7 +57,7 @@ class LanguageModel(Sequences):
     MEM_LEN: t.Count = model("transformer_lm_all_attention: --mem-len (default: TOKENS_PER_SAMPLE)")
     PERSISTENT_VECTORS: t.Whole = model("transformer_lm_all_attention: --persistent-vectors (default: 4 times EMBED)")
     STREAM_BLOCKS: t.Whole = model("transformer_lm_all_attention: --stream-blocks (default: 64)")
-    OPTIMIZER: t.Optimizer = training("adam, or lamb, which needs NVIDIA's apex")
+    OPTIMIZER: Literal["adam", "lamb"] = training("adam, or lamb, which needs NVIDIA's apex")
     SCHEDULE: Literal["polynomial_decay", "inverse_sqrt", "cosine"] = training(
         "learning rate schedule of the baseline; inverse_sqrt: the checkpoint with the lowest loss on the validation "
         "set is used, otherwise the last one"
@@ -98,10 +97,4 @@ class WikiText103(Download, LanguageModel):
     """Settings of wikitext103.sh."""
 
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
-    DEFAULTS = LanguageModel.DEFAULTS | Download.DEFAULTS
-    UNIT, TEXT_GB = "tokens", 3
-
-    def model_bytes(self) -> int:
-        """Return the disk space of three checkpoints of each model, with 40 rows of EMBED for every thousand words."""
-        of_layer = self.EMBED * (5 * self.EMBED + 2 * (self.PERSISTENT_VECTORS or self.EMBED))
-        return (self.LAYERS * of_layer + 40_000 * self.EMBED) * ADAM * 3 * (len(self.RUNS) + 2) * len(self.SEEDS)
+    DEFAULTS = LanguageModel.DEFAULTS

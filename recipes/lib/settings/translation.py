@@ -7,10 +7,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from settings import architecture
+from runs import Heads, method, plan, types_of_runs, weight
 from settings import types as t
 from settings.general import (
-    ADAM,
     DATA_DIR,
     STEPS,
     Download,
@@ -25,7 +24,6 @@ from settings.general import (
     text,
     training,
 )
-from settings.runs import Heads, method, plan, types_of_runs, weight
 
 TypesOfRuns = Annotated[list[Annotated[str, t.check(types_of_runs)]], t.BLANKS, t.ONCE]
 Kinds = Annotated[list[str], t.BLANKS, t.ONCE]
@@ -44,7 +42,7 @@ class Translation(Sequences, Search):
         | Training.DEFAULTS
         | {
             **given(
-                "LOWERCASE=0 PRETOKENIZED=0 BPE=6000 JOINT=1 UNTIED=0 ARCH=transformer EMBED=128 FFN=512 "
+                "LOWERCASE=0 PRETOKENIZED=0 BPE=6000 JOINT=1 UNTIED=0 EMBED=128 FFN=512 "
                 "LAYERS=3 HEADS=8 PRE_NORM=1 DROPOUT=0.1 MAX_TOKENS=2500 SCHEDULE=polynomial_decay LR=0.004 "
                 "WARMUP=600"
             ),
@@ -76,10 +74,6 @@ class Translation(Sequences, Search):
         "1: a dictionary for each language, no shared embeddings; 0: with JOINT=1 one dictionary, and all embeddings "
         "and the output matrix are shared; with JOINT=0 the decoder's embeddings and the output matrix are",
         record="settings?",
-    )
-    ARCH: t.Word = model(
-        "architecture of the baseline and baseline+; apart from the settings of the recipe it must equal "
-        "transformer_head_gates, the architecture of the runs"
     )
     DECODER_LAYERS: t.Whole = model("layers of the decoder (default: LAYERS)")
     SCHEDULE: Literal["polynomial_decay", "inverse_sqrt"] = training(
@@ -151,9 +145,6 @@ class Translation(Sequences, Search):
         if self.METRIC and self.METRIC_NAME in COLUMNS:
             columns = ", ".join(COLUMNS)
             raise ValueError(f"{self.said('METRIC_NAME')} is a column of the table: choose a name beside {columns}")
-        # Of the default nothing is looked up: importing fairseq takes seconds.
-        if self.ARCH != "transformer" and not self.HEADGATES:
-            architecture.check(self.ARCH, self.PRE_NORM == "1")
 
 
 class Demo(Translation):
@@ -208,38 +199,23 @@ class Sweep(Translation):
 class Published(Download, Translation):
     """Settings of the recipes of Voita et al. 2019."""
 
-    TEXT_GB = 15
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
-    DEFAULTS = (
-        Translation.DEFAULTS
-        | Download.DEFAULTS
-        | {
-            "PRUNE_WARMUP": "$WARMUP",
-            "SCRATCH": lambda s: "all" if any(run.types == "all" and run.method == "l0" for run in s.RUNS) else "",
-        }
-    )
+    DEFAULTS = Translation.DEFAULTS | {
+        "PRUNE_WARMUP": "$WARMUP",
+        "SCRATCH": lambda s: "all" if any(run.types == "all" and run.method == "l0" for run in s.RUNS) else "",
+    }
 
     RAW_DIR: t.Folder = text(
         "folder with your own text, {train,valid,test}.{en,ru}, instead of the download (tokenised: PRETOKENIZED=1)",
         record="",
     )
 
-    def model_bytes(self) -> int:
-        """Return the disk space of the checkpoints of a training, of two of each model, and of two controls."""
-        size = (2 + int(self.UNTIED)) * self.BPE * self.EMBED + _of_layers(self)
-        return size * (ADAM * (self.AVERAGE + 3) + 40 * (len(self.RUNS) + 1)) * len(self.SEEDS)
-
 
 class WmtEnRu(Published):
     """Settings of wmt_en_ru.sh."""
 
-    TIMED = True
-
-    DEV: t.EnglishRussianSet = text("validation set, named as in sacrebleu", record="data")
-    TEST: t.EnglishRussianSet = text("test set, named as in sacrebleu", record="data")
-    TITLES: Literal["wmt15", "v2"] = text(
-        "titles of Wikipedia: the headlines of WMT15, or wiki titles v2", record="data"
-    )
+    DEV: t.Word = text("validation set, named as in sacrebleu", record="data")
+    TEST: t.Word = text("test set, named as in sacrebleu", record="data")
     EXPECTED_PAIRS: t.Count = text(
         "pairs for training; the recipe stops if it finds over a tenth more or less (0: no check)", record=""
     )
@@ -247,8 +223,6 @@ class WmtEnRu(Published):
 
 class OpenSubtitlesEnRu(Published):
     """Settings of opensubtitles_en_ru.sh."""
-
-    TEXT_GB = 30
 
     OVERLAP: t.Share = text("smallest overlap in time of a pair's subtitles", record="data")
     PAIRS: t.Whole = text("pairs for training", record="data")
@@ -259,23 +233,13 @@ class Iwslt14DeEn(Download, Translation):
     """Settings of iwslt14_de_en.sh."""
 
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
-    DEFAULTS = (
-        Translation.DEFAULTS
-        | Download.DEFAULTS
-        | {
-            "EPOCHS": lambda s: s.MEASURED and s.MEASURED[-1],
-        }
-    )
-
-    TEXT_GB = 2
+    DEFAULTS = Translation.DEFAULTS | {
+        "EPOCHS": lambda s: s.MEASURED and s.MEASURED[-1],
+    }
 
     MEASURED: t.Epochs = pruning(
         "epochs after which heads are removed; training ends after the last one", record="", first=True
     )
-
-    def model_bytes(self) -> int:
-        """Return the disk space of a checkpoint of every epoch."""
-        return self.MEASURED[-1] * ADAM * ((1 + 2 * int(self.UNTIED)) * self.BPE * self.EMBED + _of_layers(self))
 
     STEPS: t.Percents = pruning(STEPS, record="")
 
@@ -314,9 +278,3 @@ class PrunePretrained(Search):
         "sacremoses command that tokenises the text, after normalize; empty: the text is already tokenised", none=True
     )
     DATA_DIR: t.Place = text(DATA_DIR, record="")
-
-
-def _of_layers(s: Translation) -> int:
-    """Return the number of parameters of all layers."""
-    encoder, decoder = s.LAYERS * (4 * s.EMBED + 2 * s.FFN), s.DECODER_LAYERS * (8 * s.EMBED + 2 * s.FFN)
-    return s.EMBED * (encoder + decoder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import re
 import shlex
@@ -14,8 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from commands import shown
-
-UNSIGNED = r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
+from runs import heads_to_keep
 
 
 def check(function: Callable[[str], Any]) -> BeforeValidator:
@@ -23,29 +21,34 @@ def check(function: Callable[[str], Any]) -> BeforeValidator:
     return BeforeValidator(lambda text: (function(text), text)[1])
 
 
-def matching(pattern: str, rule: str) -> BeforeValidator:
+def rule(holds: Callable[[Any], Any], message: str) -> AfterValidator:
+    """Return the check that a value fulfils a condition, with the message for others."""
+
+    def check_rule(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError(message)
+        return value
+
+    return AfterValidator(check_rule)
+
+
+def matching(pattern: str, message: str) -> BeforeValidator:
     """Return the check that a text matches a regular expression as a whole."""
-
-    def match(text: str) -> None:
-        if not re.fullmatch(pattern, text):
-            raise ValueError(rule)
-
-    return check(match)
+    return BeforeValidator(rule(lambda text: re.fullmatch(pattern, text), message).func)
 
 
 # Plainer than the texts that pydantic takes: to the shell 010 is 8, and 1_000 and Unicode digits are no numbers.
 DIGITS = matching("-?(0|[1-9][0-9]*)", "must be a whole number, for example 12")
-DECIMAL = matching(f"[-+]?{UNSIGNED}", "must be a number, for example 0.1")
 
 Whole = Annotated[int, DIGITS, Field(ge=1, lt=10**18)]
 Count = Annotated[int, DIGITS, Field(ge=0, lt=10**18)]  # 0 included
 Port = Annotated[int, DIGITS, Field(ge=1, le=65535)]
 Seed = Annotated[int, DIGITS, Field(ge=0, le=2**32 - 1)]
-Number = Annotated[float, DECIMAL, Field(allow_inf_nan=False)]
-Share = Annotated[float, DECIMAL, Field(ge=0, le=1)]
-Above0 = Annotated[float, DECIMAL, Field(gt=0, allow_inf_nan=False)]
-From0 = Annotated[float, DECIMAL, Field(ge=0, allow_inf_nan=False)]
-Percent = Annotated[float, DECIMAL, Field(ge=0, le=100)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+From0 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Percent = Annotated[float, Field(ge=0, le=100)]
 Switch = Literal["0", "1"]
 
 
@@ -63,44 +66,6 @@ ONCE = AfterValidator(_each_once)
 SOME = Field(min_length=1)
 
 
-def _folder(text: str) -> None:
-    if not os.path.isdir(text):
-        raise ValueError("must be a folder that exists")
-
-
-def _place(text: str) -> None:
-    if "://" not in text and not os.path.isdir(text):
-        raise ValueError("must be a folder that exists, or the address of a mirror")
-
-
-def _plugin(text: str) -> None:
-    if not os.path.isfile(os.path.join(text, "__init__.py")):
-        raise ValueError("must be the folder of the plugin, as `headgates path` prints it")
-
-
-def _part(text: str) -> None:
-    found = re.fullmatch("([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", text)
-    if not found or int(found[1]) > int(found[2]):
-        raise ValueError("must be I/N, the I-th of N shares, for example 1/4")
-
-
-def _epochs(epochs: list[int]) -> list[int]:
-    if epochs[-1] != max(epochs):
-        raise ValueError("must be epochs with the largest one last: 1 2 3 5 10")
-    return epochs
-
-
-def _cutoffs(cutoffs: list[int]) -> list[int]:
-    if cutoffs != sorted(set(cutoffs)):
-        raise ValueError("must be rising whole numbers, separated by commas: 20000,60000")
-    return cutoffs
-
-
-def _optimizer(text: str) -> None:
-    if text == "lamb" and not importlib.util.find_spec("apex"):
-        raise ValueError("needs NVIDIA's apex, which is not installed: install it, or use adam")
-
-
 def _program(text: str) -> None:
     try:
         found = shlex.split(text)
@@ -108,6 +73,11 @@ def _program(text: str) -> None:
         raise ValueError(f"must be a command: {error}") from None
     if not found or not shutil.which(found[0]):
         raise ValueError("must be a command whose program is on the PATH, for example: python3 my_metric.py")
+
+
+def _is_share(text: str) -> bool:
+    found = re.fullmatch("([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", text)
+    return found is not None and int(found[1]) <= int(found[2])
 
 
 class _Options(argparse.ArgumentParser):
@@ -123,30 +93,6 @@ def _cleaning(text: str) -> None:
     parser.parse_args(text.split())
 
 
-def _english_russian_set(text: str) -> None:
-    from corpora.collection import sacrebleu_sets
-
-    if text not in (sets := sacrebleu_sets("en-ru")):
-        raise ValueError(f"must be a test set of sacreBLEU: {', '.join(sets)}")
-
-
-def heads_to_keep(text: str) -> None:
-    """Check a number of heads, as `headgates prune --keep`: with a decimal point it is a fraction of them."""
-    _number_or_fraction(
-        text, "must be a number of heads (12) or a fraction of them with a decimal point, from 0.0 to 1.0"
-    )
-
-
-def parameters_to_keep(text: str) -> None:
-    """Check a number of parameters, as `headgates compress --params`: with a decimal point it is a share of them."""
-    _number_or_fraction(text, "must be a number of parameters (40000000) or a share of them (0.7), up to 1.0")
-
-
-def _number_or_fraction(text: str, rule: str) -> None:
-    if not re.fullmatch(r"[0-9]{1,18}|0?\.[0-9]+|0\.|1\.0*", text):
-        raise ValueError(rule)
-
-
 Text = str
 Word = Annotated[str, matching(r"\S+", "must be one word")]
 Words = Annotated[str, matching(r".*\S.*", "must have at least one word")]
@@ -154,21 +100,30 @@ Language = Annotated[
     str,
     matching(r"[A-Za-z0-9_][A-Za-z0-9_@.+-]*", "must be a language as in the file names, for example en or pt-br"),
 ]
-Part = Annotated[str, check(_part)]
+Part = Annotated[str, rule(_is_share, "must be I/N, the I-th of N shares, for example 1/4")]
 Wholes = Annotated[list[Whole], COMMAS]
 Rates = Annotated[list[Above0], COMMAS]
 Percents = Annotated[list[Percent], COMMAS]
 Seeds = Annotated[list[Seed], BLANKS, ONCE, SOME]
-Epochs = Annotated[list[Whole], BLANKS, ONCE, SOME, AfterValidator(_epochs)]
-Cutoffs = Annotated[list[Whole], COMMAS, AfterValidator(_cutoffs)]
+LAST = rule(lambda epochs: epochs[-1] == max(epochs), "must be epochs with the largest one last: 1 2 3 5 10")
+Epochs = Annotated[list[Whole], BLANKS, ONCE, SOME, LAST]
+RISING = rule(lambda all: all == sorted(set(all)), "must be rising whole numbers, separated by commas: 20000,60000")
+Cutoffs = Annotated[list[Whole], COMMAS, RISING]
 Heads = Annotated[str, check(heads_to_keep)]
-Folder = Annotated[str, check(_folder)]
-Place = Annotated[str, check(_place)]
-Plugin = Annotated[str, check(_plugin)]
-Optimizer = Annotated[Literal["adam", "lamb"], check(_optimizer)]
+Folder = Annotated[str, rule(os.path.isdir, "must be a folder that exists")]
+Place = Annotated[
+    str,
+    rule(lambda text: "://" in text or os.path.isdir(text), "must be a folder that exists, or the address of a mirror"),
+]
+Plugin = Annotated[
+    str,
+    rule(
+        lambda text: os.path.isfile(os.path.join(text, "__init__.py")),
+        "must be the folder of the plugin, as `headgates path` prints it",
+    ),
+]
 Program = Annotated[str, check(_program)]
 Cleaning = Annotated[str, check(_cleaning)]
-EnglishRussianSet = Annotated[str, check(_english_russian_set)]
 Column = Annotated[
     str, matching(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", "must be letters and digits, for example COMET")
 ]  # a part of a file name

@@ -58,26 +58,15 @@ def digest(source: str, target: str) -> bytes:
 
 
 def pairs(prefix: str, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of PREFIX.SRC and PREFIX.TGT. Raise ValueError if one side is longer, or cannot be read."""
+    """Yield the pairs of PREFIX.SRC and PREFIX.TGT. Raise ValueError if one side is longer."""
     with ExitStack() as stack:
-        try:
-            sides = [
-                stack.enter_context(open(f"{prefix}.{language}", encoding="utf-8", newline="\n"))
-                for language in languages
-            ]
-            for number, pair in enumerate(zip_longest(*sides)):
-                if None in pair:
-                    short, long = languages if pair[0] is None else languages[::-1]
-                    raise ValueError(
-                        f"{prefix} has {number:,} lines in {short} and more in {long}: sides must be aligned"
-                    )
-                yield pair[0].rstrip("\n"), pair[1].rstrip("\n")
-        except OSError as error:
-            raise ValueError(
-                f"cannot read {error.filename} ({error.strerror}): give the file name without .SRC"
-            ) from None
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{prefix} is not UTF-8 in {' or '.join(languages)} ({error}): convert it first") from None
+        names = [f"{prefix}.{language}" for language in languages]
+        sides = [stack.enter_context(open(name, encoding="utf-8", newline="\n")) for name in names]
+        for number, pair in enumerate(zip_longest(*sides)):
+            if None in pair:
+                short, long = languages if pair[0] is None else languages[::-1]
+                raise ValueError(f"{prefix} has {number:,} lines in {short} and more in {long}: sides must be aligned")
+            yield pair[0].rstrip("\n"), pair[1].rstrip("\n")
 
 
 def clean(read: str, write: str, languages: tuple[str, str], cleaner: Cleaner) -> Counter[str | None]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from commands import ArgumentParser, Refused
 from corpora.archives import BROKEN_ARCHIVE
-from corpora.manifest import digest
+from corpora.fetching import digest
 from fairseq_headgates.files import write_whole
 
 

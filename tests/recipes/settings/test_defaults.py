@@ -23,9 +23,9 @@ MT, LM, CLASSES, ALL = "translation.sh", "language_model.sh", "classification.sh
     ("recipe", "given", "expected"),
     [
         (MT, "", SMALL + "UPDATES=6000 EPOCHS= DECODER_LAYERS=3 PRUNE_LR=0.004 PRUNE_WARMUP=100 SPARSITY_WARMUP=400"),
-        (MT, "", "FIX_AFTER=600 PRUNE_UPDATES=2000 ARCH=transformer CLEAN= SCRATCH= PAPER= METRIC_NAME=metric BEAM=4"),
+        (MT, "", "FIX_AFTER=600 PRUNE_UPDATES=2000 CLEAN= SCRATCH= PAPER= METRIC_NAME=metric BEAM=4"),
         (MT, "LAYERS=5 LR=1e-3 PRUNE_UPDATES=1010", "DECODER_LAYERS=5 PRUNE_LR=1e-3 PRUNE_WARMUP=50 FIX_AFTER=303"),
-        (MT, "SEED=7 SCHEDULE=inverse_sqrt", "SEEDS=7 EPOCHS=16 UPDATES="),
+        (MT, "SCHEDULE=inverse_sqrt", "EPOCHS=16 UPDATES="),
         (MT, "SCHEDULE=inverse_sqrt EPOCHS=3", "EPOCHS=3 UPDATES="),
         (MT, "BPE= RUNS= SCRATCH= SEEDS=", "BPE=6000 RUNS= SCRATCH= SEEDS=1"),
         ("sweep.sh", "", "RUNS=all=0.5@lagrangian;all=0.25@lagrangian;all=0.125@lagrangian LAMBDAS= TYPES=all JOBS="),
@@ -34,7 +34,7 @@ MT, LM, CLASSES, ALL = "translation.sh", "language_model.sh", "classification.sh
             "",
             "UPDATES=260 EMBED=64 LAYERS=2 DECODER_LAYERS=1 RUNS=all=0.5;all=0.25 OMP_NUM_THREADS=1",
         ),
-        ("wmt_en_ru.sh", "", VOITA + "wmt DEV=wmt13 TEST=wmt14 TITLES=wmt15 EXPECTED_PAIRS=2500000 DISK_GB=64"),
+        ("wmt_en_ru.sh", "", VOITA + "wmt DEV=wmt13 TEST=wmt14 EXPECTED_PAIRS=2500000 DISK_GB=64"),
         ("wmt_en_ru.sh", "RUNS=enc-self:0.1 WARMUP=9", "SCRATCH= PRUNE_WARMUP=9"),
         ("wmt_en_ru.sh", "RUNS=:0.1 SCRATCH=", "SCRATCH= PRECISION= DATA_DIR="),
         ("wmt_en_ru.sh", "RUNS=:0.1", "SCRATCH=all"),
@@ -77,7 +77,7 @@ def test_defaults(recipe, given, expected):
 )
 def test_a_recipe_that_another_one_starts_has_the_same_settings(outer, inner):
     """The outer one exports all of them, empty ones included."""
-    for given in ({}, {"SEED": "3", "RUNS": "", "DRY_RUN": "1"}, {"PRUNE_UPDATES": "77000", "SEEDS": "1"}):
+    for given in ({}, {"SEEDS": "3", "RUNS": "", "DRY_RUN": "1"}, {"PRUNE_UPDATES": "77000", "SEEDS": "1"}):
         outside = exported(outer, **given)
         inside = exported(inner, **outside)
         differ = {name for name, value in inside.items() if outside.get(name, value) != value}
@@ -92,7 +92,7 @@ def test_records_have_what_later_runs_may_not_change():
     assert (found["CLEAN"], found["UPDATE_FREQ"], found["SEEDS"]) == ("--unique,--max-length,9", "1,2", "several")
     assert found["TRAIN_FLAGS"] == "" and found["MAX_TOKENS"] == "2500" and "TOKENS_PER_UPDATE" not in found
     assert not {"RUNS", "PRUNE_LR", "GPUS", "DRY_RUN", "SPEED", "UNTIED", "SELECTION", "BEAM", "OUT_DIR"} & {*found}
-    assert of(MT, SEED="4")["SEEDS"] == "4" and of(MT, UNTIED="1")["UNTIED"] == "1"
+    assert of(MT, SEEDS="4")["SEEDS"] == "4" and of(MT, UNTIED="1")["UNTIED"] == "1"
     # The batches of a machine are not part of the experiment.
     found = of(MT, TOKENS_PER_UPDATE="9000")
     assert found["TOKENS_PER_UPDATE"] == "9000" and not {"MAX_TOKENS", "UPDATE_FREQ"} & {*found}
@@ -104,7 +104,7 @@ def test_records_have_what_later_runs_may_not_change():
         "LENPEN": "1",
     }
     assert of(CLASSES, "curves") == {"STEPS": "20,40,60,80"} and of(LM, "evaluation") == {"EVAL_TOKENS": "4096"}
-    assert of("wmt_en_ru.sh", "data") == {"DEV": "wmt13", "TEST": "wmt14", "TITLES": "wmt15"}
+    assert of("wmt_en_ru.sh", "data") == {"DEV": "wmt13", "TEST": "wmt14"}
 
 
 def test_other_settings_than_those_recorded_are_refused(tmp_path):

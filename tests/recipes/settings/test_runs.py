@@ -4,7 +4,7 @@ import pytest
 from support.settings import read
 
 from fairseq_headgates.gates import parse_target
-from settings.runs import parse
+from runs import parse
 
 MT, LM, LABELS, ALL = "translation.sh", "language_model.sh", "classification.sh", "enc-self,dec-self,dec-enc"
 PLAIN, FROZEN = "baseline+ control baseline+ - -", "baseline+frozen control baseline+frozen - -"

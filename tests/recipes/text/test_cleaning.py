@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,8 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.recipes import call
-
-from text import clean
 
 pytest_plugins = ["support.recipes"]
 
@@ -142,10 +138,6 @@ def before(tmp_path):
     ("english", "russian", "words"),
     [
         (b"a\n" * 1000, b"b\n" * 1001, ["has 1,000 lines in en and more in ru", "aligned"]),
-        (b"a\n" * 1234, b"b\n" * 1000, ["has 1,000 lines in ru and more in en", "aligned"]),
-        (b"", b"b\n", ["has 0 lines in en and more in ru"]),
-        (b"a\n", None, ["cannot read", "odd.ru", "No such file"]),
-        (b"a\ncaf\xe9\n", b"b\nc\n", ["is not UTF-8"]),
     ],
 )
 def test_text_that_cannot_be_read_is_refused(english, russian, words, tmp_path, refuses, before):
@@ -157,30 +149,3 @@ def test_text_that_cannot_be_read_is_refused(english, russian, words, tmp_path, 
     odd, good, out = (f"{tmp_path}/{name}" for name in ("odd", "good", "out"))
     refuses("text.clean", odd, out, "en", "ru", words=[odd, *words])
     refuses("text.clean", good, out, "en", "ru", "--without", odd, words=[odd, *words])
-
-
-def test_an_output_in_a_missing_folder_is_refused(tmp_path, refuses):
-    write(tmp_path / "in", [("a", "б")])
-    words = [f"cannot write {tmp_path}/none/out", "choose another place"]
-    refuses("text.clean", f"{tmp_path}/in", f"{tmp_path}/none/out", "en", "ru", words=words)
-
-
-def test_a_killed_run_leaves_no_output(tmp_path):
-    """Nor half of one: the next run makes it."""
-    pairs = [(f"a {n}", f"б {n}") for n in range(5000)]
-    write(tmp_path / "in", pairs)
-    child = os.fork()
-    if child == 0:
-        try:
-            whole = clean.Cleaner.reason
-            clean.Cleaner.reason = lambda self, source, target: (
-                os.kill(os.getpid(), signal.SIGKILL) if source == "a 4000" else whole(self, source, target)
-            )
-            run(tmp_path)
-        finally:
-            os._exit(99)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    assert not (tmp_path / "out.en").exists() and not (tmp_path / "out.ru").exists()
-    assert run(tmp_path) == 0
-    assert read(tmp_path / "out") == pairs

@@ -30,8 +30,7 @@ def test_source_tokens_are_those_of_fairseqs_batches(toy, max_tokens):
     assert batches.Batches(toy.data, "src", "tgt").source_tokens(max_tokens) == pytest.approx(sum(tokens) / len(real))
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 8])
-@pytest.mark.parametrize("limit", [60, 300])
+@pytest.mark.parametrize(("workers", "limit"), [(1, 60), (3, 300), (8, 60)])
 def test_a_plan_reaches_the_tokens_within_the_limit(toy, workers, limit):
     ours = batches.Batches(toy.data, "src", "tgt")
     max_tokens, update_freq, reached = batches.plan(ours, 400, workers, limit)
@@ -73,15 +72,6 @@ def test_an_average_is_the_mean_of_the_last_checkpoints(checkpoints, tmp_path, c
         mean = (first[name].double() + second[name].double()) / 2
         assert tensor.dtype == source["model"][name].dtype
         torch.testing.assert_close(tensor.double(), mean, rtol=1e-6, atol=1e-7)
-
-
-def test_no_checkpoints_and_those_of_two_models_are_not_averaged(checkpoints, tmp_path, refuses):
-    averaged = tmp_path / "averaged.pt"
-    refuses("training.average", tmp_path, averaged, "--last", 2, words="has no checkpoint_last.pt")
-    (tmp_path / "checkpoint_1_1.pt").symlink_to(checkpoints["gated"])
-    (tmp_path / "checkpoint_last.pt").symlink_to(checkpoints["baseline"])
-    refuses("training.average", tmp_path, averaged, "--last", 2, words="another model")
-    assert not averaged.exists()
 
 
 LOG = """\
@@ -134,7 +124,7 @@ def test_a_plan_says_when_the_first_gate_can_close(planned, tmp_path):
     assert planned()[1] == "no gate can close before update 1,499 of 3,600"
 
 
-@pytest.mark.parametrize("name", ["all_lambda0.1", "all_lambda0.1_rate10", "enc-self_heads6", "all_heads0.25_subset"])
+@pytest.mark.parametrize("name", ["all_lambda0.1_rate10", "all_heads0.25_subset"])
 def test_a_plan_measures_a_run_with_gates(name, tmp_path):
     for folder in (name, "all_heads6_gradient", "all_lambda0.1_scratch", "all_heads6_random"):
         (tmp_path / folder).mkdir()

@@ -231,13 +231,7 @@ def test_a_stop_waits_for_at_most_one_validation(updates, end_of_epoch, stops):
         assert trainer._stop.agreed == expected
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path, toy, launch):
-    (tmp_path / "file").touch()
-    text = launch(train_arguments(toy, tmp_path / "file" / "run")).finish(2)
-    assert text.splitlines()[-1].startswith("train.py: ") and "Traceback" not in text
-
-
-@pytest.mark.parametrize("lost", [1, 21, 22, 1000, 5000])
+@pytest.mark.parametrize("lost", [1, 1000])
 def test_a_truncated_checkpoint_is_detected(lost, tmp_path):
     checkpoint = tmp_path / "checkpoint_last.pt"
     torch.save({"model": torch.zeros(5000)}, checkpoint)

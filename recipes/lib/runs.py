@@ -1,4 +1,4 @@
-"""The setting RUNS: one grammar for every family of models, and the plan of what is trained.
+"""The setting RUNS: one grammar for every family of models, and the lines of the plan that follows from it.
 
 An entry is TYPES:LAMBDA[@SCALE], gates with an L0 penalty, TYPES=N[@METHOD], a number of heads to keep, or
 params=N[@only] or speed=X[@only], a size or speed to compress to. TYPES are attention types separated by commas, or
@@ -11,9 +11,11 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from commands import shown
-from settings.types import UNSIGNED, heads_to_keep, parameters_to_keep
+
+UNSIGNED = r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
 
 TYPES = ("enc-self", "dec-self", "dec-enc")
 GATED = ("lagrangian", "subset", "subset-li2021")
@@ -41,7 +43,7 @@ def trains(method: str) -> bool:
 
 UNTRAINED = [name for name in SCORES if not trains(name)]
 TRAINED = [name for name in SCORES if trains(name)]
-PLAIN, FROZEN = "baseline+", "baseline+frozen"
+BASELINE, PLAIN, FROZEN = "baseline", "baseline+", "baseline+frozen"
 
 
 @dataclass(frozen=True)
@@ -148,10 +150,26 @@ def _parse(word: str) -> Run:
 def _compression(budget: str, sign: str, value: str, option: str) -> Run:
     if sign == ":":
         raise ValueError(f"{budget} has a colon instead of an equals sign")
-    _part(budget, value, parameters_to_keep if budget == "params" else _speedup)
+    _part(budget, value, _parameters_to_keep if budget == "params" else _speedup)
     if option not in ("", "@only"):
         raise ValueError(f"{shown(option)} must be @only, without training, or left out")
     return Run(budget, value, COMPRESS_ONLY if option else COMPRESS)
+
+
+def heads_to_keep(text: str) -> None:
+    """Check a number of heads, as `headgates prune --keep`: with a decimal point it is a fraction of them."""
+    _number_or_fraction(
+        text, "must be a number of heads (12) or a fraction of them with a decimal point, from 0.0 to 1.0"
+    )
+
+
+def _number_or_fraction(text: str, rule: str) -> None:
+    if not re.fullmatch(r"[0-9]{1,18}|0?\.[0-9]+|0\.|1\.0*", text):
+        raise ValueError(rule)
+
+
+def _parameters_to_keep(text: str) -> None:
+    _number_or_fraction(text, "must be a number of parameters (40000000) or a share of them (0.7), up to 1.0")
 
 
 def _part(name: str, text: str, check: Callable[[str], None]) -> None:
@@ -260,3 +278,34 @@ def _lines(run: Run, heads: Heads, scratch: list[str], iterations: int) -> Itera
     yield " ".join(words).rstrip()
     if run.types in scratch:
         yield f"{name}_scratch scratch {PLAIN} {attention_types} {name}"
+
+
+class Model(NamedTuple):
+    """A model of the plan, read from its line.
+
+    Attributes:
+        name: the name of its folder
+        method: how its heads are chosen; "" for the baseline and its controls
+        control: the name of the model that it is compared with; its own for a control
+        types: the attention types whose heads are chosen, "all" or joined by "+"; "" for the baseline and its controls
+        value: lambda, heads to keep, scores, budget, or the run whose heads the model has
+    """
+
+    name: str
+    method: str
+    control: str
+    types: str = ""
+    value: str = ""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it is trained further than the baseline."""
+        return self.control != BASELINE and trains(self.method)
+
+    @classmethod
+    def parse(cls, line: str) -> Model:
+        """Read a line of `plan`."""
+        name, method, control, types, value = line.split()[:5]
+        if method == "control":
+            return cls(name, "", name)
+        return cls(name, method, control, "all" if types == ",".join(TYPES) else types.replace(",", "+"), value)

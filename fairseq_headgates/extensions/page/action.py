@@ -1,13 +1,21 @@
-"""The HTML report: one file that needs no network (no torch)."""
-
-from __future__ import annotations
+"""Write one web page about an experiment."""
 
 import io
+import logging
+import os
 import re
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
+from fairseq_headgates import __version__
+from fairseq_headgates.cli.output import check_matplotlib, say, warn, write
+from fairseq_headgates.extensions.page.command import ReportOptions
 from fairseq_headgates.extensions.page.content import Experiment, Training
+from fairseq_headgates.extensions.page.inputs import read_experiment
 from fairseq_headgates.extensions.page.sections import sections
+from fairseq_headgates.files import check_writable, write_whole
+from fairseq_headgates.messages import logging_only
 from fairseq_headgates.plugin.gate_log import thinned
 from fairseq_headgates.report.figures import heat_map
 from fairseq_headgates.report.maps import check_size, templates
@@ -18,18 +26,41 @@ GIF_FRAMES, FRAME_MILLISECONDS = 60, 150
 DISTRIBUTION = (0.33, -0.1, 1.1)  # temperature, low and high where no checkpoint has gates
 
 
-def report_page(found: Experiment, command: str, version: str) -> str:
+def run(options: ReportOptions) -> int:
+    """Run `headgates report` and return its exit code."""
+    check_matplotlib("headgates report")
+    for path, ending in ((options.out, ".html"), (options.gif, ".gif")):
+        if path is not None:
+            if not path.endswith(ending):  # the first INPUT, if OUT.html is forgotten
+                raise ValueError(f"{path} would be overwritten: the name of this output must end in {ending}")
+            check_writable(path, options.force)
+    words = ["headgates", "report", options.out, *options.files, *(["--gif", options.gif] if options.gif else [])]
+    with logging_only(logging.WARNING, "matplotlib", "PIL", "tensorboard"):  # fairseq sets the level of all loggers
+        found = read_experiment(options.files, options.trust)
+        page = report_page(found, shlex.join(words))
+        animation = gates_gif(found.trainings) if options.gif else None
+    write_whole(options.out, page, options.force)
+    if options.gif and animation:
+        write(options.gif, animation, options.force)
+    with_curves = {run.name for run in found.trainings if run.series}
+    for folder in {*map(Path, filter(os.path.isdir, options.files))} - {*map(Path, with_curves)}:
+        cure = f"save the output of fairseq-train as {folder}/train.log, or train with --log-file"
+        warn("report", f"{folder} has no log of its training, so the page has no curves of it: {cure}")
+    say(f"wrote {options.out} ({len(page.encode()) / 2**20:.1f} MB)")
+    return 0
+
+
+def report_page(found: Experiment, command: str) -> str:
     """Return the report on an experiment.
 
     Args:
         found: what it shows
         command: the command that makes the report
-        version: version of this package
 
     Raises:
         ValueError: if the attention maps have too many cells, or the page is too large
     """
-    check_size([maps for file in found.attention for maps in file.sentences.values()], LARGEST_MAPS)
+    check_size([maps for _, sentences in found.attention for maps in sentences.values()], LARGEST_MAPS)
     plots: list[str] = []
 
     def inline(svg: str) -> str:
@@ -42,7 +73,7 @@ def report_page(found: Experiment, command: str, version: str) -> str:
     gated = next((model.distribution for model in found.models if model.distribution), DISTRIBUTION)
     page = templates("page").get_template("report.html").render(
         sections=sections(found), inputs=found.inputs, command=command, inline=inline,
-        version=version, counts=_counts(found),
+        version=__version__, counts=_counts(found),
         distribution=dict(zip(("temperature", "low", "high"), gated, strict=True)),
     )  # fmt: skip
     page = page.encode("utf-8", "backslashreplace").decode()  # names of files need not be UTF-8

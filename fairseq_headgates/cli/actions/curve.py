@@ -1,0 +1,151 @@
+"""Measure a model while the least important heads are removed step by step."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from fairseq_headgates.analysis.curves import Point, pruning_curve
+from fairseq_headgates.analysis.options import SCORES
+from fairseq_headgates.analysis.refit import refit
+from fairseq_headgates.attention.cuts import open_mask
+from fairseq_headgates.attention.sites import head_counts
+from fairseq_headgates.cli.commands.curve import CurveOptions
+from fairseq_headgates.cli.options import CHOOSING
+from fairseq_headgates.cli.parser import chosen_types
+from fairseq_headgates.cli.session import Loaded, Session, session
+from fairseq_headgates.evaluation.metrics import Metric
+from fairseq_headgates.evaluation.statistics import perplexity
+from fairseq_headgates.files.journal import ResumeJournal
+from fairseq_headgates.heads import HeadTable, check_shape, parse_scores
+from fairseq_headgates.report.figures import curve_plot
+from fairseq_headgates.report.tables import curve_table
+
+Work = Session[CurveOptions]
+
+
+def run(options: CurveOptions) -> int:
+    """Run `headgates curve` and return its exit code."""
+    if options.scores is not None and (options.reestimate or options.score_subset is not None):
+        raise ValueError("--reestimate and --score-subset need --by: leave them out with --scores")
+    if options.score_method is not None and options.scores is None:
+        raise ValueError("--score-method needs --scores FILE: leave it out with --by")
+    if options.refit and options.inference_dtype == "int8":
+        raise ValueError("--refit needs weights in single precision: leave out --inference-dtype int8")
+    if options.each_type and options.types is None:
+        raise ValueError("--each-type needs --types: leave it out, there is a curve for each type by default")
+    with session(options) as work:
+        journals = {path: work.journal(path, refit=options if options.refit else None) for path in work.paths}
+        points = [point for path in work.paths for point in _points(work, path, journals[path])]
+        work.write(options.out, json.dumps({"format": "headgates.curve/1", "points": points}, indent=1) + "\n")
+        work.write(options.tsv, tsv(points))
+        work.plot(options.plot, lambda: curve_plot(points))
+        origins = dict.fromkeys(point["measured"] for point in points)
+        work.say(json.dumps(points) if options.json else "\n".join([curve_table(points), *origins]))
+        for journal in journals.values():
+            journal.discard()
+    return 0
+
+
+def _points(work: Work, path: str, journal: ResumeJournal) -> list[dict[str, Any]]:
+    """Return the points of all curves of one checkpoint, as plain values."""
+    options = work.options
+    name = work.objective.metric(options.metric)
+    loaded = work.load(path)
+    metric = work.metric(name, loaded)
+    measured = loaded.signature.with_parts(work.search.parts if name == "bleu" else {})
+    scores, rescore = _scores(work, loaded)
+    remove = None
+    if options.refit:
+        remove, parts = _refitting(work, loaded.model)
+        measured = measured.with_parts(parts)
+    alive = open_mask(loaded.model)
+    whole = metric.predict(metric.prepared(loaded.model)) if metric and metric.name == "accuracy" else None
+    points = []
+    for curve, types in _curves(options, scores).items():
+        steps = pruning_curve(
+            loaded.model, loaded.corpus, scores, alive, options.steps, types, rescore, metric, journal, remove
+        )
+        for point in work.progress(f"{work.name(path)} {curve}")(steps):
+            points.append(
+                {
+                    "checkpoint": work.name(path),
+                    "by": scores.name,
+                    "types": curve,
+                    "removed": point.removed,
+                    "heads": point.heads,
+                    "parameters": point.parameters,
+                    "nll": point.nll,
+                    "unit": work.objective.unit,
+                    **_measured(name, metric, point, whole),
+                    **({"bleu": None} if name in ("nll", "ppl") and "accuracy" not in work.objective.metrics else {}),
+                    "mask": dict(point.mask.values),
+                    "signature": scores.signature,
+                    "measured": str(measured),
+                }
+            )
+    return points
+
+
+def _refitting(work: Work, model: nn.Module) -> tuple[Callable[[HeadTable], nn.Module], dict[str, Any]]:
+    """Return the function that removes heads and refits, and the parts of a signature that name its data."""
+    if getattr(model, "inference_dtype", "") == "int8":
+        raise ValueError("--refit needs weights in single precision: add --inference-dtype float32")
+    corpus = work.corpus(model, work.options.refit_subset, work.options.refit_sentences)
+    remove = partial(refit, model, task=corpus.task, batches=corpus.batches, progress=work.progress("refit"))
+    return remove, {"refit": f"{corpus.subset}-{corpus.sentences}"}
+
+
+def _measured(name: str, metric: Metric | None, point: Point, whole: list[Any] | None) -> dict[str, Any]:
+    """Return the metric of a point; accuracy with the p-value of its difference from the `whole` model."""
+    if name == "ppl":
+        return {"ppl": perplexity(point.nll)}
+    if metric is None or point.predictions is None:
+        return {}
+    tested = {} if whole is None else {"p_value": metric.main.differences(whole, [point.predictions])[0].p}
+    score = metric.main.value(point.predictions)
+    return {metric.name: score, **tested, f"{metric.name}_signature": metric.main.signature()}
+
+
+def _scores(work: Work, loaded: Loaded) -> tuple[HeadTable, Callable[[nn.Module], HeadTable] | None]:
+    """Return the scores of the curve, and the function that computes them again or None."""
+    options = work.options
+    if options.scores is not None:
+        scores = parse_scores(options.scores, options.score_method, "--score-method")
+        check_shape(scores, head_counts(loaded.model), "the score file")
+        return scores, None
+    method = options.by
+    assert method is not None  # one of --by and --scores is required
+    if options.score_subset or SCORES[method].needs_data:
+        loaded = work.with_subset(loaded, options.score_subset or CHOOSING)
+
+    def score(model: nn.Module) -> HeadTable:
+        return work.scores(loaded.with_model(model), method, options)
+
+    return score(loaded.model), score if options.reestimate else None
+
+
+def _curves(options: CurveOptions, scores: HeadTable) -> dict[str, tuple[str, ...]]:
+    """Return the curves by name, with the attention types that each removes heads of."""
+    if options.types is None:
+        texts = ["all", *scores.types] if len(scores.types) > 1 else list(scores.types)
+    else:
+        alone = chosen_types(options.types, scores.types) if options.each_type else ()
+        texts = list(dict.fromkeys([options.types, *alone]))
+    curves = {text: chosen_types(text, scores.types) for text in texts}
+    for types in curves.values():
+        for attention_type in types:
+            if attention_type not in scores.values:
+                raise ValueError(
+                    f"there are no scores of {attention_type}: choose --types from {', '.join(scores.types)}"
+                )
+    return curves
+
+
+def tsv(points: Sequence[Mapping[str, Any]]) -> str:
+    """Return points as lines of values separated by tabs, after a line of names."""
+    names = [name for name in points[0] if name not in ("unit", "mask", "measured") and "signature" not in name]
+    lines = [[("" if point[name] is None else str(point[name])) for name in names] for point in points]
+    return "".join("\t".join(line) + "\n" for line in [names, *lines])

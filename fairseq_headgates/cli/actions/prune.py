@@ -1,0 +1,114 @@
+"""Write a checkpoint without the heads that gates, a threshold, a mask or scores remove."""
+
+import json
+import sys
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from fairseq_headgates.analysis.refit import refit_to
+from fairseq_headgates.attention.cuts import cut_copy, kept_mask, removal_plan
+from fairseq_headgates.attention.sites import gated_sites
+from fairseq_headgates.checkpoints.building import load_model
+from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint, stock_checkpoint
+from fairseq_headgates.checkpoints.saving import save_checkpoint
+from fairseq_headgates.cli.choice import chosen_heads, refuse_standard_output
+from fairseq_headgates.cli.commands.prune import PruneOptions
+from fairseq_headgates.cli.output import say, warn, warn_unfinished
+from fairseq_headgates.cli.session import session
+from fairseq_headgates.evaluation.workers import device_of
+from fairseq_headgates.files import check_writable
+from fairseq_headgates.messages import one_line
+from fairseq_headgates.report.tables import removal_table
+
+
+def run(options: PruneOptions) -> int:
+    """Run `headgates prune` and return its exit code."""
+    refuse_standard_output(options.output)
+    if options.inference_dtype is not None and options.stock:
+        raise ValueError("--stock is for fairseq's own transformer, which has no --inference-dtype: leave out one")
+    if not options.dry_run:
+        check_writable(options.output, options.force)
+    state, model = load_model(options.checkpoint, options.trust)
+    warn_unfinished("prune", model)
+    mask = chosen_heads(options, model)
+    pruned = cut_copy(model, mask)
+    values, signature = ({}, "") if options.refit is None else refitted_values(options, model, pruned.model)
+    if values is None:  # another worker writes
+        return 0
+    if options.stock:
+        smaller = stock_checkpoint(state, mask, model, values, pruned)
+    else:
+        smaller = prune_checkpoint(
+            state,
+            mask,
+            optimizer=not options.no_optimizer and options.refit is None,
+            model=model,
+            notice=partial(warn, "prune"),
+            inference_dtype=options.inference_dtype,
+            refitted=values,
+            pruned=pruned,
+        )
+    plan = removal_plan(model, pruned.model, check_loads(smaller))
+    if signature:
+        plan["refit"] = signature
+    if not options.dry_run:
+        save_checkpoint(smaller, options.output, options.force)
+    end = "nothing written (--dry-run)" if options.dry_run else f"written: {options.output}"
+    if options.json:
+        say(json.dumps(plan))
+        print(one_line(end), file=sys.stderr)
+        return 0
+    say(removal_table(kept_mask(model), kept_mask(pruned.model)))
+    say("\n".join(removal_notes(plan)))
+    chosen = options.alive is not None or options.scores is not None
+    if not chosen and all(before == kept for before, kept in plan["heads"].values()):
+        say(no_removal(model))
+    say(end)
+    return 0
+
+
+def refitted_values(options: PruneOptions, model: nn.Module, pruned: nn.Module) -> tuple[dict[str, Tensor] | None, str]:
+    """Return the refitted parameters, None in all workers but the first, and the signature of the data."""
+    with session(options) as work:
+        corpus = work.corpus(model, options.refit_subset, options.refit_sentences)
+        device = device_of(work.fairseq)
+        changed = refit_to(model.to(device), pruned.to(device), corpus, work.progress("refit"))
+        model.cpu()
+        values = {name: value.cpu() for name, value in changed.items()}
+        pruned.cpu()
+        return (values if work.writes else None), str(work.signature(corpus))
+
+
+def no_removal(model: nn.Module) -> str:
+    """Return why no head is removed without --alive and --scores, and how to choose heads."""
+    choices = "--alive MASK, or --scores FILE --keep N (`headgates score` writes FILE)"
+    if any(gated_sites(model)):
+        return f"no head is removed: no gate is closed; choose heads with a higher --threshold, {choices}"
+    return f"no head is removed: the checkpoint has no gates; choose heads with {choices}"
+
+
+def removal_notes(plan: dict[str, Any]) -> list[str]:
+    """Return the plan as lines of text."""
+    before, after = plan["parameters"]
+    lines = [f"\nparameters: {before:,} -> {after:,} ({after / before - 1:+.1%})"]
+    cached = {"dec-self": "target token and hypothesis", "dec-enc": "source token and sentence"}
+    for attention_type, where in cached.items():
+        if attention_type in plan["heads"]:
+            sizes = " -> ".join(f"{size:,}" for size in plan["cache_bytes_per_token"][attention_type])
+            lines.append(f"key/value cache of {attention_type}: {sizes} bytes for each {where}")
+    lines += [
+        f"all {each} heads are removed: these attention layers return only the bias of their output projection"
+        for each, (_, kept) in plan["heads"].items()
+        if not kept
+    ]
+    if plan["removed_with_open_gate"]:
+        lines.append(
+            f"removed heads with an evaluation gate above 0: {plan['removed_with_open_gate']} (the output changes)"
+        )
+    if "refit" in plan:
+        lines.append(f"refitted on {plan['refit']}")
+    if plan["folded_gates"]:
+        lines.append(f"gates between 0 and 1, folded into the output projection: {plan['folded_gates']}")
+    return lines
