@@ -23,7 +23,6 @@ from support.models import PAD, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import l0_penalty
 from fairseq_headgates.compat import configuration
-from fairseq_headgates.plugin.criterions import LabelSmoothedCrossEntropyL0Criterion
 from fairseq_headgates.plugin.criterions.losses import PENALISED
 from fairseq_headgates.plugin.monitoring import OTHER_RATES, GateMonitor, unwrapped
 
@@ -35,7 +34,7 @@ LAMBDA = 0.07
 def make_criterion(sentence_avg=False, l0_weight=LAMBDA, reduction="sum"):
     task = make_task()
     task.target_dictionary.pad_index = PAD
-    criterion = LabelSmoothedCrossEntropyL0Criterion(task, sentence_avg, 0.1)
+    criterion = PENALISED["label_smoothed_cross_entropy"](task, sentence_avg, 0.1)
     criterion.set_l0(l0_weight, reduction)
     return criterion
 
