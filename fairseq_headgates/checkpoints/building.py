@@ -158,17 +158,15 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
         raise ValueError(
             f"the model cannot be built from its options and weights: {' '.join(lines[:2])[:500]}"
         ) from None
-    pattern = getattr(model_args(state), "freeze_params", None)
-    if isinstance(pattern, str) and pattern:
-        freeze_as_stored(model, pattern)
+    freeze_as_stored(model, getattr(model_args(state), "freeze_params", None))
     return model.eval()
 
 
-def freeze_as_stored(model: nn.Module, pattern: str) -> bool:
+def freeze_as_stored(model: nn.Module, pattern: Any) -> bool:
     """Freeze parameters by a stored `--freeze-params`. Return False if it cannot be used or matches nothing."""
     try:
         freeze(model, pattern)
-    except ValueError:
+    except (TypeError, ValueError):  # TypeError: it is not text
         return False
     return True
 
@@ -185,9 +183,6 @@ def safe_model_options(state: Mapping[str, Any]) -> argparse.Namespace:
     args.task, args.fp16 = "", False  # of a training; BART and conformers read them
     args.encoder_freezing_updates = 0  # speech encoders have no gradient before
     args.full_context_alignment = False  # a second pass of the decoder, for the alignment alone, which hooks would see
-    alive = getattr(args, "alive_heads", None)
-    if alive and not alive.lstrip().startswith("{"):  # a path: nothing is opened because a file says so
-        raise ValueError(f"the stored option alive_heads is {shown(alive)}: it must be a mask as inline JSON")
     return args
 
 

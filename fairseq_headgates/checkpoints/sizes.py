@@ -18,8 +18,12 @@ from torch.overrides import TorchFunctionMode
 
 from fairseq_headgates.messages import shown
 from fairseq_headgates.plugin.models.mixin import HeadGatesMixin
+from fairseq_headgates.plugin.options.layerdrop import layers_to_keep
 
-SIZES = ("embed_dim", "ffn_embed_dim", "attention_heads")
+SIZES = re.compile(  # options that are sizes of weights or of tables of positions
+    r"(encoder|decoder)_((ffn_)?embed_dim|attention_heads|input_dim|output_dim)|max_(source|target)_positions|"
+    r"persistent_vectors|character_embedding_dim|input_feat_per_channel|conv_out_channels"
+)
 MOST_LAYERS = 1_000  # of a stack; more take minutes to build
 LARGEST_SIZE = 2**24
 HIGHWAY = r"decoder\.embed_tokens\.highway\.layers"  # of embeddings of characters
@@ -52,17 +56,12 @@ def check_sizes(
         args.encoder_layers_to_keep = args.decoder_layers_to_keep = None
     for side, stack in model_class.stacks_in(weights):
         _check_layers(args, weights, side, stack)
-        for size in SIZES:
-            _check_size(f"{side}_{size}", getattr(args, f"{side}_{size}"))
-    if hasattr(args, "persistent_vectors"):
-        _check_size("persistent_vectors", args.persistent_vectors)
-    if "decoder" in model_class.stacks:
-        _check_size("decoder_input_dim", args.decoder_input_dim)
-        _check_size("decoder_output_dim", args.decoder_output_dim)
+    for name, value in vars(args).items():
+        if SIZES.fullmatch(name) and value is not None and not 0 < value <= LARGEST_SIZE:
+            raise ValueError(f"the stored option {name} is {value}: it must be from 1 to {LARGEST_SIZE:,}")
     for name, side in (("max_source_positions", "encoder"), ("max_target_positions", "decoder")):
         positions = getattr(args, name, None)
         if positions is not None and side in model_class.stacks:
-            _check_size(name, positions)
             table = not getattr(args, f"{side}_learned_pos", False) and not args.no_token_positional_embeddings
             table |= side not in model_class.reads_tokens  # an encoder of speech always has one
             if table and positions * getattr(args, f"{side}_embed_dim") > LARGEST_TABLE:
@@ -74,7 +73,6 @@ def check_sizes(
     if getattr(args, "base_layers", 0):
         raise ValueError(f"the stored option base_layers is {shown(args.base_layers)}: BASE layers are not supported")
     if getattr(args, "character_embeddings", False):
-        _check_size("character_embedding_dim", args.character_embedding_dim)
         _check_number("char_embedder_highway_layers", args.char_embedder_highway_layers, weights, HIGHWAY)
     _check_classification_heads(args, weights)
     _check_shapes(_skeleton(args, task, model_class), weights)
@@ -114,10 +112,9 @@ def _check_classification_heads(args: argparse.Namespace, weights: Mapping[str, 
 
 def _check_own_options(args: argparse.Namespace) -> None:
     """Raise ValueError for options of single models that take memory or time beyond that of the weights."""
-    features, channels = (getattr(args, name, None) or 1 for name in ("input_feat_per_channel", "conv_out_channels"))
-    for name, value in (("input_feat_per_channel", features), ("conv_out_channels", channels)):
-        _check_size(name, value)
-    channels = max(channels, getattr(args, "input_channels", None) or 1)
+    names = ("input_feat_per_channel", "conv_out_channels", "input_channels")
+    features, *channels_of = (getattr(args, name, None) or 1 for name in names)
+    channels = max(channels_of)
     if features * channels > LARGEST_FEATURES:  # fairseq runs a convolution of speech to find out its size
         raise ValueError(
             f"the stored options input_feat_per_channel and conv_out_channels are {features:,} and {channels:,}: their "
@@ -131,11 +128,9 @@ def _check_own_options(args: argparse.Namespace) -> None:
 
 def _check_layers(args: argparse.Namespace, weights: Mapping[str, Tensor], side: str, stack: str) -> None:
     name = f"{side}_layers"
-    layers = getattr(args, name)
-    kept = getattr(args, f"{name}_to_keep", None)  # LayerDrop: fairseq takes these out of more
-    _check_number(
-        name, len(str(kept).split(",")) if kept else layers, weights, LAYERS.format(re.escape(stack)), more=bool(kept)
-    )
+    kept = layers_to_keep(args).get(side)  # LayerDrop: fairseq takes these out of more
+    number = len(kept) if kept else getattr(args, name)
+    _check_number(name, number, weights, LAYERS.format(re.escape(stack)), more=bool(kept))
 
 
 def _check_number(option: str, number: Any, weights: Mapping[str, Tensor], layers: str, more: bool = False) -> None:
@@ -145,11 +140,6 @@ def _check_number(option: str, number: Any, weights: Mapping[str, Tensor], layer
         raise ValueError(f"the stored option {option} is {shown(number)}, but the weights have {stored_layers} layers")
     if stored_layers > MOST_LAYERS:
         raise ValueError(f"the stored option {option} is {shown(number)}: at most {MOST_LAYERS:,} are supported")
-
-
-def _check_size(name: str, value: Any) -> None:
-    if not isinstance(value, int) or not 0 < value <= LARGEST_SIZE:
-        raise ValueError(f"the stored option {name} is {shown(value)}: it must be from 1 to {LARGEST_SIZE:,}")
 
 
 def _check_shapes(skeleton: nn.Module, weights: Mapping[str, Tensor]) -> None:

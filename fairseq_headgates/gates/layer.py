@@ -48,8 +48,6 @@ class HeadGates(nn.Module):
         else:
             first = torch.full((heads,), float(init))
         self.theta = nn.Parameter(first / lr_scale)
-        # Without effect: some checkpoints have it, and their optimiser must fit the parameters.
-        self.decay: nn.Parameter | None = None
         self.fixed: Tensor | None = None  # once the gates are fixed: whether each is open, [H]
         self.methods: tuple[Any, ...] = ()  # the `GateMethod` of all gates of the model, once it exists; no submodule
 
@@ -101,16 +99,8 @@ class HeadGates(nn.Module):
             theta = self.theta if keep_vars else self.theta.detach()
             log_alpha = theta.double() * self.lr_scale
         destination[prefix + "log_alpha"] = log_alpha
-        if self.decay is not None:
-            destination[prefix + "decay"] = self.decay if keep_vars else self.decay.detach()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        key = prefix + "decay"
-        if key in state_dict:
-            state_dict[key] = torch.ones(()).to(self.theta)
-            self.decay = nn.Parameter(state_dict[key].clone(), requires_grad=self.theta.requires_grad)
-        elif self.decay is not None:
-            state_dict[key] = self.decay.detach()
         key = prefix + "log_alpha"
         if key in state_dict:
             state_dict[prefix + "theta"] = state_dict.pop(key).double() / self.lr_scale

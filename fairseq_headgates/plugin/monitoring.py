@@ -17,6 +17,7 @@ from fairseq_headgates.attention.sites import gate_method, gated_sites, open_pro
 from fairseq_headgates.gates import GateMethod, SubsetGates
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.plugin import gate_log
+from fairseq_headgates.report.figures import heat_map
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +77,6 @@ class GateMonitor:
         self._stop_if_stable(model)
         self._log_gates(model, updates_of(model) + 1)
         if self.tensorboard_logdir and _is_first_worker() and self._writer is not None:
-            from fairseq_headgates.report.figures import heat_map
-
             # fairseq tells a model the number of updates before each, so that the last one is not counted.
             self._writer.add_figure("gates/closed", heat_map(_closed(model)), updates_of(model) + 1)
             self._writer.flush()
@@ -108,7 +107,6 @@ class GateMonitor:
     def _check_schedule(self, model: nn.Module, updates: int | None) -> None:
         if self._schedule_checked or not updates or not _is_first_worker():
             return
-        model = unwrapped(model)
         self._schedule_checked = True
         check_schedule(model, self.configuration, updates)
         method = getattr(model, "gate_method", None)

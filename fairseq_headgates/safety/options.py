@@ -96,7 +96,8 @@ def check_evaluated(options: Mapping[str, Any]) -> None:
 
     Options in nested dictionaries, lists and namespaces are checked, too, and those in attributes of a dictionary.
     """
-    for name, value in _named_values(options):
+    check_nesting(options)
+    for name, value in nested(options):
         kind = EVALUATED.get(name)
         if kind and not (is_literal(value, kind) if isinstance(value, str) else is_plain(value)):
             raise ValueError(
@@ -104,20 +105,18 @@ def check_evaluated(options: Mapping[str, Any]) -> None:
             )
 
 
-def _named_values(options: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every (name, value) of nested options."""
-    check_nesting(options)
-    pending = [options]
+def nested(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield a value and all that it holds, each with its key or the name of its attribute; None in lists."""
+    pending: list[tuple[Any, Any]] = [(None, value)]
     while pending:
-        container = pending.pop()
-        items = container.items() if isinstance(container, Mapping) else ((None, value) for value in container)
-        for name, value in items:
-            if isinstance(name, str):
-                yield name, value
-            if isinstance(value, (argparse.Namespace, OrderedDict)):
-                pending.append(vars(value))
-            if isinstance(value, (Mapping, list, tuple)):
-                pending.append(value)
+        name, value = pending.pop()
+        yield name, value
+        if isinstance(value, (argparse.Namespace, OrderedDict)):
+            pending.extend(vars(value).items())
+        if isinstance(value, Mapping):
+            pending.extend(value.items())
+        elif isinstance(value, (list, tuple)):
+            pending.extend((None, element) for element in value)
 
 
 def is_plain(value: Any) -> bool:

@@ -10,7 +10,6 @@ import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.serialization import MAGIC_NUMBER
 
 from fairseq_headgates.safety.objects import STORED, allow_stored_objects
-from fairseq_headgates.safety.options import check_nesting
+from fairseq_headgates.safety.options import check_nesting, nested
 
 # Names that the pickle in a checkpoint may hold: far fewer than `torch.load(weights_only=True)` accepts.
 TENSORS = {
@@ -60,13 +59,10 @@ def load_file(path: str | os.PathLike[str], trust: bool = False, cure: str = TRU
         if not trust:
             _check_names(path, size, cure)
             allow_stored_objects()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a damaged file can make torch warn
-                state = torch.load(path, map_location="cpu", weights_only=True)
-            _check_tensors(state, size)
-            return state
-        state = torch.load(path, map_location="cpu", weights_only=False)
-        check_nesting(state)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a damaged file can make torch warn
+            state = torch.load(path, map_location="cpu", weights_only=not trust)
+        check_nesting(state) if trust else _check_tensors(state, size)
         return state
     except OSError as error:
         raise ValueError(
@@ -177,35 +173,24 @@ class _Outline:
 
 
 def _check_tensors(state: Any, size: int) -> None:
-    """Raise Refused for tensors that are not plain arrays of numbers, or are larger than the file."""
+    """Raise Refused for tensors that are not plain arrays of numbers, or are larger than the file.
+
+    Also for a dictionary with an attribute that hides a method: fairseq would call it.
+    """
     storages: dict[int, int] = {}
-    for tensor in _tensors(state):
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.device.type != "cpu":
+    for _, value in nested(state):
+        if isinstance(value, OrderedDict) and any(hasattr(OrderedDict, str(name)) for name in vars(value)):
+            raise Refused("is not loaded: it holds a dictionary with methods of its own")
+        if not isinstance(value, Tensor):
+            continue
+        if value.layout is not torch.strided or value.is_quantized or value.is_nested or value.device.type != "cpu":
             raise Refused("is not loaded: it holds a tensor that is not a plain array of numbers")
-        storage = tensor.untyped_storage()
+        storage = value.untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()
-        if tensor.numel() * tensor.element_size() > storage.nbytes():
-            raise Refused(f"is not loaded: its tensor of shape {tuple(tensor.shape)} is larger than its storage")
+        if value.numel() * value.element_size() > storage.nbytes():
+            raise Refused(f"is not loaded: its tensor of shape {tuple(value.shape)} is larger than its storage")
     if sum(storages.values()) > size:
         raise Refused("is not loaded: its tensors are larger than the file")
-
-
-def _tensors(state: Any) -> Iterator[Tensor]:
-    """Yield all tensors in nested dictionaries, lists and tuples.
-
-    Attributes of an `OrderedDict` are containers, too. Raise Refused for one that hides a method.
-    """
-    pending = [state]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (dict, list, tuple)):
-            attributes = vars(value) if isinstance(value, OrderedDict) else {}
-            if any(hasattr(OrderedDict, str(name)) for name in attributes):
-                raise Refused("is not loaded: it holds a dictionary with methods of its own")
-            pending.extend(value.values() if isinstance(value, dict) else value)
-            pending.extend(attributes.values())
 
 
 def _reason(error: Exception) -> str:
@@ -226,8 +211,7 @@ def _reason(error: Exception) -> str:
 
 def is_checkpoint_file(path: str | os.PathLike[str]) -> bool:
     """Return whether `torch.save` may have written a file, by its name or its first bytes."""
-    path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         return False
-    with path.open("rb") as file:
-        return file.read(len(ZIP)) == ZIP or path.suffix == ".pt"
+    with open(path, "rb") as file:
+        return file.read(len(ZIP)) == ZIP or str(path).endswith(".pt")

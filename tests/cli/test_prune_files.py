@@ -12,7 +12,7 @@ import torch
 from support.checkpoints import OPEN, load, names
 from support.prune_command import score_file, write
 
-from fairseq_headgates import HeadTable, checkpoints
+from fairseq_headgates import HeadTable
 from fairseq_headgates.attention.cuts import kept_mask
 from fairseq_headgates.checkpoints.saving import save_checkpoint
 from fairseq_headgates.files import check_writable, replacing, write_whole
@@ -76,7 +76,7 @@ def test_an_ignored_signal_stays_ignored(checkpoint, prune, monkeypatch):
 def test_an_existing_file_is_refused_before_the_model_is_loaded(checkpoint, refused, prune, monkeypatch):
     out = write(checkpoint.with_name("pruned.pt"), "mine")
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "load_model", lambda *args: pytest.fail("it began to work"))
+        patched.setattr("fairseq_headgates.cli.actions.prune.load_model", lambda *args: pytest.fail("it began to work"))
         refused(checkpoint, out, words=[str(out), "exists", "--force"])
     assert out.read_text() == "mine"
     prune(checkpoint, out, "--force")

@@ -29,13 +29,12 @@ from fairseq_headgates.plugin.monitoring import OTHER_RATES, GateMonitor, unwrap
 # Of hydra, about the configuration of fairseq.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 LAMBDA = 0.07
-CRITERION = PENALISED["label_smoothed_cross_entropy"]
 
 
 def make_criterion(sentence_avg=False, l0_weight=LAMBDA, reduction="sum"):
     task = make_task()
     task.target_dictionary.pad_index = PAD
-    criterion = CRITERION(task, sentence_avg, 0.1)
+    criterion = PENALISED["label_smoothed_cross_entropy"](task, sentence_avg, 0.1)
     criterion.set_l0(l0_weight, reduction)
     return criterion
 
@@ -142,7 +141,7 @@ def test_the_model_is_found_inside_wrappers():
 )
 def test_the_command_line_refuses_bad_values_in_one_line(argv, message, capsys):
     parser = argparse.ArgumentParser()
-    CRITERION.add_args(parser)
+    PENALISED["label_smoothed_cross_entropy"].add_args(parser)
     with pytest.raises(SystemExit) as exit_:
         parser.parse_args(argv)
     error = capsys.readouterr().err

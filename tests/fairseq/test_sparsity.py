@@ -71,36 +71,6 @@ def test_weight_decay_is_switched_off_and_on_on_resumption(tmp_path, train):
         assert log_alpha.tolist() == pytest.approx([2.5 - 0.01 * updates] * 4, abs=1e-4)
 
 
-def test_a_training_whose_optimiser_has_a_decay_parameter_for_each_layer_is_resumed(tmp_path, train, run):
-    """As some checkpoints of trainings with weight decay have. The parameter stays, without effect."""
-    options = [*GATES, *LAMBDA, "--weight-decay", 0.5]
-    train(tmp_path / "without", *options)
-    state = read(tmp_path / "without" / "checkpoint_last.pt")
-    optimizer, numbered, weights = state["last_optimizer_state"], {}, {}
-    for number, name in enumerate(name for name, _ in build_model(state).named_parameters()):
-        numbered[len(numbered)] = optimizer["state"][number]
-        if name.endswith("gate.theta"):
-            moments = {"step": 2, "exp_avg": torch.zeros(()), "exp_avg_sq": torch.zeros(())}
-            numbered[len(numbered)] = moments
-    for name, value in state["model"].items():
-        weights[name] = value
-        if name.endswith("gate.log_alpha"):
-            weights[name.replace("log_alpha", "decay")] = torch.tensor(0.25)
-    optimizer["state"], optimizer["param_groups"][0]["params"] = numbered, list(numbered)
-    state["model"] = weights
-    (tmp_path / "with").mkdir()
-    torch.save(state, tmp_path / "with" / "checkpoint_last.pt")
-    for folder in ("with", "without"):
-        train(tmp_path / folder, *options, updates=4)
-    found, expected = (read(tmp_path / folder / "checkpoint_last.pt")["model"] for folder in ("with", "without"))
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
-    assert {float(found[name]) for name in found.keys() - expected.keys()} == {1.0}
-    run("headgates", "prune", tmp_path / "with" / "checkpoint_last.pt", tmp_path / "pruned.pt")
-    pruned = read(tmp_path / "pruned.pt")
-    assert len(pruned["last_optimizer_state"]["state"]) == len(list(build_model(pruned).parameters()))
-
-
 def test_a_run_from_a_longer_trained_checkpoint_starts_its_schedules_anew(tmp_path, train):
     """fairseq first tells the model the number of updates of the other training."""
     train(tmp_path / "first", arch="transformer", updates=6)

@@ -89,13 +89,6 @@ def test_pipes_devices_and_huge_files_are_not_opened(read, tmp_path):
             read(str(tmp_path / name))
 
 
-def test_a_file_with_something_else_is_refused(tmp_path):
-    (tmp_path / "x.json").write_text("[[1, 0]]")
-    for read, message in ((parse_mask, "not a JSON object"), (read_scores, "not a score file")):
-        with pytest.raises(ValueError, match=message):
-            read(str(tmp_path / "x.json"))
-
-
 MASK = {"enc-self": [[1, 0], [1, 1]]}
 
 

@@ -26,7 +26,7 @@ from fairseq_headgates.analysis.ablation import ablation_losses
 from fairseq_headgates.checkpoints import build_model, prune_checkpoint, stock_checkpoint
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
-from fairseq_headgates.safety import model_args
+from fairseq_headgates.safety.checkpoint import model_args
 
 PRESETS = [f"transformer{name}" for name in ("", "_tiny", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big")]
 PRESETS += [name for name, model in ARCH_MODEL_REGISTRY.items() if model is TransformerLanguageModel]

@@ -29,10 +29,10 @@ import fairseq_headgates
 from fairseq_headgates.cli.main import find_commands
 from fairseq_headgates.evaluation import results
 from fairseq_headgates.evaluation.result_files import read_evaluations
+from fairseq_headgates.extensions.attention_maps import drawing as attention
 from fairseq_headgates.extensions.explain import drawing as explanation
 from fairseq_headgates.heads import AttentionMap, Contributions, HeadId, parse_mask, read_scores
 from fairseq_headgates.plugin import gate_log
-from fairseq_headgates.report import maps as attention
 from results import rows
 from results.translation import SWEEP_FORMAT
 from results.translation import models as swept
@@ -186,7 +186,7 @@ INSTALLED = pytest.param("installed", marks=[pytest.mark.rehearsal, pytest.mark.
 @pytest.mark.parametrize("either", ["forked", INSTALLED], indirect=True)
 def test_examples_of_every_help_run(tmp_path, toy, checkpoints, run, train, either, monkeypatch):
     """The first of each command as a process of its own, which imports nothing of the package but what it needs."""
-    examples = {name: module.EXAMPLES for name, module in find_commands().items()}
+    examples = {name: command.examples for name, command in find_commands().items()}
     assert all(len(both) == 2 for both in examples.values())
     reader = Reader(tmp_path, toy, checkpoints, run, train)
     reader.place("gated/checkpoint_last.pt", checkpoints["gated"])

@@ -30,7 +30,7 @@ LAYERS = [
     ["extensions"],
 ]
 # What loads extensions, by their names: it imports none of them.
-LOADERS = ["cli/main.py", "cli/commands/options.py"]
+LOADERS = ["cli/main.py", "cli/actions/options.py"]
 # The same of recipes/lib.
 ROOMS_OF_RECIPES = [["commands"], ["artificial", "corpora", "results", "training"], ["text"], ["settings"]]
 LARGEST = {"fairseq_headgates": 400, "recipes": 400, "benchmarks": 400, "tests": 500}  # lines of a file

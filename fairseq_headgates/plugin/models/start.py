@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from fairseq.models.transformer import TransformerConfig
-from fairseq.models.transformer.transformer_config import DEFAULT_MAX_SOURCE_POSITIONS, DEFAULT_MAX_TARGET_POSITIONS
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
@@ -49,10 +48,10 @@ OF_MODELS = set(
 OPEN = {"mem_len", "quant_noise_pq_block_size"}  # taken from the checkpoint, but another value is no mistake
 # Weights that may have another shape in a checkpoint.
 OTHER_SHAPE = re.compile(r"attn\.|^classification_heads\.|^gate_method\.")
-POSITIONS = {  # side with a table of so many positions, and the default of the task, which is not given by the user
-    "max_source_positions": ("encoder", DEFAULT_MAX_SOURCE_POSITIONS),
-    "max_target_positions": ("decoder", DEFAULT_MAX_TARGET_POSITIONS),
-}
+# Sizes of the weights only with learned positions.
+POSITIONS = {"max_source_positions": "encoder_learned_pos", "max_target_positions": "decoder_learned_pos"}
+# Defaults of the parsers of tasks and of RoBERTa, which do not show that an option is given.
+PARSER_DEFAULTS = {"quant_noise_pq": 0, **{name: getattr(TransformerConfig(), name) for name in POSITIONS}}
 
 
 def prepare_training(model_class: Any, args: Any) -> dict[str, Any]:
@@ -82,7 +81,7 @@ def prepare_training(model_class: Any, args: Any) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        stored = dict(_stored(model_class, model_args(load_checkpoint(path))))
+        stored = _stored(model_class, model_args(load_checkpoint(path)))
     except ValueError as error:
         logger.warning(
             f"the options of the model are not compared with those of the checkpoint ({error}): give all of them"
@@ -145,39 +144,35 @@ def check_dimensions(model: Any, weights: Mapping[str, Any]) -> None:
         )
 
 
-def _stored(model_class: Any, stored: argparse.Namespace) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield the options of a checkpoint that change its function: {name: (value as stored, value as it is used)}."""
+def _stored(model_class: Any, stored: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a checkpoint that change its function."""
     args = argparse.Namespace(**flat_options(vars(stored)))
-    in_file = {*vars(args), *transformer_options()}  # a model may start from one of another family
+    compared = {*vars(args), *transformer_options()} - FREE  # a model may start from one of another family
     model_class.set_defaults(args)
     if len(model_class.stacks) == 2:  # what is not stored has the default that fairseq's transformer declares
         usual = TransformerConfig()
-        for name in sorted(transformer_options().keys() - vars(args).keys()):
+        for name in sorted(compared - vars(args).keys()):
             if (value := getattr(usual, name, None)) is not None:
                 setattr(args, name, value)
-    for name, value in vars(_known_options(model_class, vars(args))).items():
-        if name not in in_file:
-            continue
-        side, _ = POSITIONS.get(name, (None, None))
-        if name not in FREE and (side is None or getattr(args, f"{side}_learned_pos", False)):
-            yield name, (getattr(args, name), value)
+    compared -= {name for name, learned in POSITIONS.items() if not getattr(args, learned, False)}
+    return {name: value for name, value in _known_options(model_class, vars(args)).items() if name in compared}
 
 
-def _known_options(model_class: Any, options: Mapping[str, Any]) -> argparse.Namespace:
+def _known_options(model_class: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of fairseq's transformers, and those of `OF_MODELS`, that the stock model has."""
-    options_of_model = vars(model_options(options, model_class.stock))
     known = transformer_options().keys() | OF_MODELS
-    return argparse.Namespace(**{name: value for name, value in options_of_model.items() if name in known})
+    return {name: value for name, value in vars(model_options(options, model_class.stock)).items() if name in known}
 
 
-def _take(model_class: Any, args: Any, stored: Mapping[str, tuple[Any, Any]], path: str) -> dict[str, Any]:
+def _take(model_class: Any, args: Any, stored: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Set the options in `args` that are not given, and return them. Raise ValueError for those that differ."""
-    given = {name: value for name, value in _given(args) if name in stored and not _is_default(name, value)}
-    checked = vars(_known_options(model_class, given))
+    given = {name: value for name, value in _given(args) if name in stored}
+    given = {name: value for name, value in given.items() if value not in (None, "", PARSER_DEFAULTS.get(name))}
+    given = _known_options(model_class, given)
     different = [
-        f"{_flag(name, checked[name])} (checkpoint: {'not set' if value is False else shown(value)})"
-        for name, (_, value) in stored.items()
-        if name in checked and name not in OPEN and not _same(name, checked[name], value)
+        f"{_flag(name, given[name])} (checkpoint: {'not set' if value is False else shown(value)})"
+        for name, value in stored.items()
+        if name in given and name not in OPEN and not _same(name, given[name], value)
     ]
     if different:
         raise ValueError(
@@ -186,10 +181,10 @@ def _take(model_class: Any, args: Any, stored: Mapping[str, tuple[Any, Any]], pa
         )
     usual = argparse.Namespace()
     model_class.set_defaults(usual)
-    missing = {name: raw for name, (raw, _) in stored.items() if name not in checked}
-    for name, raw in missing.items():
-        _set(args, name, raw)
-    unusual = [_flag(name, raw) for name, raw in missing.items() if raw != getattr(usual, name, raw)]
+    missing = {name: value for name, value in stored.items() if name not in given}
+    for name, value in missing.items():
+        _set(args, name, value)
+    unusual = [_flag(name, value) for name, value in missing.items() if value != getattr(usual, name, value)]
     if unusual:
         logger.info(printable(f"options of the model taken from {path}: {' '.join(unusual)}"))
     return missing
@@ -202,13 +197,6 @@ def _given(args: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}_{inner}", inner_value) for inner, inner_value in value.items())
         else:
             yield name, value
-
-
-def _is_default(name: str, value: Any) -> bool:
-    """Return whether an option is not given on the command line: the parsers of tasks and of RoBERTa have defaults."""
-    return (
-        value in (None, "") or value == POSITIONS.get(name, (None, None))[1] or (name == "quant_noise_pq" and not value)
-    )
 
 
 def _same(name: str, given: Any, stored: Any) -> bool:

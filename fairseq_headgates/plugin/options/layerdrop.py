@@ -48,19 +48,19 @@ def side_of(attention_type: str) -> str:
 
 def mask_of_layers(mask: HeadTable, args: Any) -> HeadTable:
     """Return the rows of a mask for the layers to keep. A mask of so many layers is returned as it is."""
-    kept = layers_to_keep(args)
-    rows = {}
-    for attention_type, layers in mask.values.items():
-        keep = kept.get(side_of(attention_type), [])
-        rows[attention_type] = [layers[i] for i in _numbers(keep, len(layers), side_of(attention_type))] or layers
+    rows = {each: _of_layers(layers, side_of(each), args) for each, layers in mask.values.items()}
     return HeadTable(rows, mask.name, mask.signature)
 
 
 def dims_of_layers(dims: Mapping[str, Sequence[int]], args: Any) -> dict[str, tuple[int, ...]]:
     """Return numbers of neurons, {side: one for each layer}, of the layers to keep."""
-    kept = layers_to_keep(args)
-    numbers = {side: _numbers(kept.get(side, []), len(of_side), side) for side, of_side in dims.items()}
-    return {side: tuple(of_side[i] for i in numbers[side] or range(len(of_side))) for side, of_side in dims.items()}
+    return {side: tuple(_of_layers(of_side, side, args)) for side, of_side in dims.items()}
+
+
+def _of_layers(of_side: Sequence[Any], side: str, args: Any) -> list[Any]:
+    """Return what belongs to the layers to keep, of one element for each layer of a side."""
+    numbers = _numbers(layers_to_keep(args).get(side, []), len(of_side), side)
+    return [of_side[i] for i in numbers or range(len(of_side))]
 
 
 def layer_numbers(names: Iterable[str], args: Any) -> Numbers:

@@ -9,17 +9,16 @@ import argparse
 import ast
 import dataclasses
 import re
-import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
-from fairseq.models.transformer import TransformerConfig
+from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
-from fairseq.models.transformer_lm import TransformerLanguageModelConfig
+from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from fairseq_headgates.messages import shown
 from fairseq_headgates.plugin.options.declared import OPTIONS, Number
-from fairseq_headgates.plugin.options.layerdrop import LAYER_NUMBERS
 from fairseq_headgates.safety.options import EVALUATED, NUMBERS, is_literal
 
 # Options that this plugin reads besides its own and those of fairseq's transformer.
@@ -28,6 +27,10 @@ FURTHER_OPTIONS: dict[str, tuple[type, ...]] = {
     "_name": (str,),
     "lang_tok_replacing_bos_eos": (bool, int),
     "relu_dropout": Number,
+    # of the task or the training, which language models read
+    "add_bos_token": (bool, int),
+    "tokens_per_sample": (int,),
+    "tpu": (bool, int),
     # of RoBERTa
     "max_positions": (int,),
     "pooler_activation_fn": (str,),
@@ -41,18 +44,11 @@ FURTHER_OPTIONS: dict[str, tuple[type, ...]] = {
     "persistent_vectors": (int,),
     "mem_len": (int,),
 }
-# Files of embeddings; the weights hold them.
-IGNORED = ("encoder_embed_path", "decoder_embed_path", "embed_path")
 LAYERS_TO_KEEP = ("encoder_layers_to_keep", "decoder_layers_to_keep")
-OF_FILES = re.compile(r"path|file|checkpoint|_from|_dir|regex|freeze")
+OF_FILES = re.compile(r"path|file|checkpoint(?!_activations)|_from|_dir|regex|freeze")
 NESTED = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
-# Options whose default is another option, "${...}": fairseq's parser stores their value as text.
-LINKED = {
-    prefix + field.name
-    for prefix, config in (("decoder_", DecoderConfig), ("", TransformerLanguageModelConfig))
-    for field in dataclasses.fields(config)
-    if str(field.default).startswith("${")
-}
+# Numbers that fairseq's parser stores as text, because their default is another option.
+AS_TEXT = ("decoder_input_dim", "decoder_output_dim")
 
 
 def model_options(stored: Mapping[str, Any], model: Any = None) -> argparse.Namespace:
@@ -88,7 +84,7 @@ def flat_options(stored: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(inner, Mapping):
             continue
         del options[group]
-        names = [name for name, _ in _fields(config)]
+        names = [field.name for field in dataclasses.fields(config) if field.name != "_name"]
         unknown = {key: value for key, value in inner.items() if key not in {*names, "_name"}}
         if unknown:
             raise ValueError(f"the stored option {group} has keys that fairseq does not know: {shown(unknown)}")
@@ -97,19 +93,12 @@ def flat_options(stored: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
+@cache
 def transformer_options() -> dict[str, tuple[type, ...]]:
     """Return the options of fairseq's transformers and of this plugin: {flat name: allowed types}."""
-    types = {name: each.types for name, each in OPTIONS.items() if each.types} | FURTHER_OPTIONS
-    for name, hint in _fields(TransformerConfig):
-        if name not in NESTED:
-            types[name] = _types(hint)
-    for prefix, config in NESTED.items():
-        types.update({f"{prefix}_{name}": _types(hint) for name, hint in _fields(config)})
-    for name, hint in _fields(TransformerLanguageModelConfig):
-        types.setdefault(name, _types(hint))
-    for name in LAYERS_TO_KEEP:
-        types[name] = (str, list)  # fairseq's parser makes a list, its models split text
-    return {name: kinds for name, kinds in types.items() if name not in IGNORED and not name.endswith("_embed_path")}
+    own = {name: each.types for name, each in OPTIONS.items() if each.types}
+    declared = declared_options(TransformerLanguageModel) | declared_options(TransformerModel)
+    return declared | own | FURTHER_OPTIONS | dict.fromkeys(AS_TEXT, (int,))
 
 
 def declared_options(model: Any) -> dict[str, tuple[type, ...]]:
@@ -132,38 +121,18 @@ def _types_of(action: argparse.Action) -> tuple[type, ...]:
     return (str,) if action.type in (None, str) else (str, list, *Number)  # a function of fairseq converts the text
 
 
-def _fields(config: type) -> Iterator[tuple[str, Any]]:
-    hints = typing.get_type_hints(config)
-    return ((field.name, hints[field.name]) for field in dataclasses.fields(config) if field.name != "_name")
-
-
-def _types(hint: Any) -> tuple[type, ...]:
-    """Return the types of a declared option: `Optional[int]` -> (int,), `List[int]` -> (list, str), ..."""
-    arguments = [argument for argument in typing.get_args(hint) if argument is not type(None)]
-    origin = typing.get_origin(hint)
-    if origin is typing.Union:
-        return _types(arguments[0])
-    if origin is list:
-        return (list, str)  # text where fairseq evaluates it
-    if hint is float:
-        return Number
-    if hint in (bool, int):
-        return (int,)  # bool is one
-    return (str,)
-
-
 def _checked(name: str, value: Any, types: tuple[type, ...]) -> Any:
     if value is None:
         return None
-    if name in LINKED and isinstance(value, str) and re.fullmatch(r"\d{1,9}", value):
+    if name in AS_TEXT and isinstance(value, str) and re.fullmatch(r"\d{1,9}", value):
         value = int(value)
     if not isinstance(value, types) or (isinstance(value, float) and value != value):
         allowed = " or ".join(kind.__name__ for kind in types)
         raise ValueError(f"the stored option {name} is {shown(value)}: it must be of type {allowed}")
-    if name in LAYERS_TO_KEEP and isinstance(value, list):
-        value = ",".join(map(str, value))
-    if name in LAYERS_TO_KEEP and str(value) and not LAYER_NUMBERS.fullmatch(str(value)):
-        raise ValueError(f"the stored option {name} is {shown(value)}: it must be numbers of layers, as in '0,2,4'")
+    if name == "alive_heads" and value and not str(value).lstrip().startswith("{"):  # a file, and nothing is opened
+        raise ValueError(f"the stored option {name} is {shown(value)}: it must be a mask as inline JSON")
+    if name in LAYERS_TO_KEEP:  # fairseq's parser makes a list, its models split text
+        value = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     if isinstance(value, str) and name in EVALUATED and not is_literal(value, EVALUATED[name]):
         raise ValueError(f"the stored option {name} is {shown(value)}: it must be {EVALUATED[name]}")
     if isinstance(value, str) and EVALUATED.get(name) == NUMBERS:
