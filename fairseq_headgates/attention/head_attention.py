@@ -32,7 +32,6 @@ class HeadHook:
     Args:
         call: called as `call(weights, context)` in every forward pass, with the attention weights [B, H, T, S] and the
             contexts [B, H, T, D] of the remaining heads, before gates. A tensor that it returns replaces the contexts.
-            In beam search the hypotheses of a sentence are queries on the same encoder states: beam T instead of T.
         weights: whether `call` gets attention weights; if not, it gets None
     """
 
@@ -135,7 +134,7 @@ class HeadAttention(MultiheadAttention):
         cache = None if incremental_state is None else AttentionCache(self, incremental_state)
         q, k, v = self._project_in(query, key, value, cache if static_kv else None)
         k, v, mask = self._keys_values(q, k, v, key_padding_mask, attn_mask, cache, static_kv)
-        beam = q.size(1) // k.size(0)  # above 1 in beam search: the hypotheses of a sentence read the same keys
+        beam = q.size(1) // k.size(0)  # above 1 in a `DecoderStep`: the hypotheses of a sentence read the same keys
         q = self._split(q, beam)
         weights: Tensor | None = None
         # On a CPU the fused kernel takes two to four times as long as the formula; but it is what fairseq trains with.
@@ -202,10 +201,7 @@ class HeadAttention(MultiheadAttention):
     def _project_in(
         self, query: Tensor, key: Any, value: Any, encoder_cache: AttentionCache | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return q [T, B, H D], k and v [S, B', H D]; k and v are None if the cache of the encoder has them.
-
-        B' is B, or B / beam if beam search has repeated the encoder states for every hypothesis of a sentence.
-        """
+        """Return q [T, B, H D], k and v [S, B, H D]; k and v are None if the cache of the encoder has them."""
         if self.self_attention:
             if self._in_proj is not None and not torch.is_grad_enabled():
                 q, k, v = self._in_proj(query).chunk(3, dim=-1)
@@ -213,9 +209,6 @@ class HeadAttention(MultiheadAttention):
             key = value = query
         elif encoder_cache is not None and encoder_cache.is_filled():
             return self.q_proj(query), None, None
-        elif encoder_cache is not None:
-            repeats = encoder_cache.repeats(query, key)
-            key, value = key[:, ::repeats], value[:, ::repeats]
         return self.q_proj(query), self.k_proj(key), self.v_proj(value)
 
     def _keys_values(
@@ -228,10 +221,10 @@ class HeadAttention(MultiheadAttention):
         cache: AttentionCache | None,
         static_kv: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return all keys and values [B', H, S, D], including the cache, and their mask (see `join_masks`)."""
+        """Return all keys and values [B or B / beam, H, S, D], with the cache, and their mask (see `join_masks`)."""
         if cache is not None and static_kv:
             if k is not None:
-                cache.store_encoder(query, self._split(k), self._split(v), key_padding_mask)
+                cache.store_encoder(query.size(1), self._split(k), self._split(v), key_padding_mask)
             k, v, key_padding_mask = cache.encoder()
         elif cache is not None and cache.of_step is not None:
             return cache.of_step.append(self._split(k, cache.of_step.beam), self._split(v, cache.of_step.beam))

@@ -32,26 +32,19 @@ class AttentionCache:
         """Return whether there are keys and values."""
         return self.of_step is not None or bool(self.attention._get_input_buffer(self.state))
 
-    def repeats(self, query: Tensor, key: Tensor) -> int:
-        """Return the number of copies of each encoder state in `key` [S, B K, E]: the beam size, or 1.
+    def store_encoder(self, rows: int, k: Tensor, v: Tensor, padding: Tensor | None) -> None:
+        """Store keys and values of the encoder for B K `rows`; `padding` is true on padding.
 
-        fairseq's beam search repeats them for every hypothesis of a sentence, except in BART.
+        They are [B K, H, S, D] and [B K, S]; in BART, which does not repeat them, [B, H, S, D] and [B, S].
         """
-        beam = self.attention.beam_size
-        searches = query.size(0) == 1 and beam > 1 and key.size(1) == query.size(1)
-        return beam if searches and repeated(key, beam) else 1
-
-    def store_encoder(self, query: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> None:
-        """Store keys and values of the encoder [B, H, S, D]; `padding` [B or B K, S] is true on padding."""
-        self._set_copies(query.size(1) // k.size(0))
-        if padding is not None:
-            padding = padding[:: padding.size(0) // k.size(0)].bool()  # BART repeats neither states nor their mask
-            padding = padding if padding.any() else None
-        k, v = k.contiguous(), v.contiguous()  # every step reads them
-        self._set({"prev_key": k, "prev_value": v, "prev_key_padding_mask": padding})
+        saved = {"prev_key": k, "prev_value": v, "prev_key_padding_mask": padding}
+        for name, tensor in saved.items():
+            if tensor is not None:  # `contiguous`, because every step reads them
+                saved[name] = tensor.repeat_interleave(rows // len(tensor), 0).contiguous()
+        self._set(saved)
 
     def encoder(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return keys and values of the encoder [B, H, S, D], and their padding [B, S] or mask [B, 1, 1, S]."""
+        """Return keys, values and padding of the encoder; of a `DecoderStep`, those of its `SourceCache`."""
         if self.of_step is not None:
             return self.of_step
         saved = self.attention._get_input_buffer(self.state)
@@ -70,18 +63,9 @@ class AttentionCache:
 
     def reorder(self, new_order: Tensor) -> None:
         """Reorder fairseq's cache: row i of the batch continues row `new_order[i]`."""
-        beam = self.attention.get_incremental_state(self.state, "copies") or 1
-        if beam > 1:  # keys and values of sentences
-            sentences = sentences_of(new_order, beam)
-            self._set_copies(1 if sentences is None else beam)
-            new_order = new_order // beam if sentences is None else sentences
         saved = self.attention._get_input_buffer(self.state)
         for name, tensor in saved.items():
             saved[name] = None if tensor is None else tensor.index_select(0, new_order)
-
-    def _set_copies(self, number: int) -> None:
-        """Store how many hypotheses share the keys and values of the encoder."""
-        self.attention.set_incremental_state(self.state, "copies", number)
 
     def _set(self, saved: dict[str, Tensor | None]) -> None:
         self.attention._set_input_buffer(self.state, saved)
@@ -119,17 +103,3 @@ def padding_mask(padding: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the mask [B, 1, 1, S] that is added to scores; `padding` [B, S] is true on padding."""
     mask = torch.zeros(padding.shape, dtype=dtype, device=padding.device)
     return mask.masked_fill_(padding, mask_value(dtype))[:, None, None]
-
-
-def sentences_of(order: Tensor, beam: int) -> Tensor | None:
-    """Return the sentences [B'] that the rows `order` [B' K] belong to; None if it separates those of a sentence."""
-    of_rows = order // beam
-    sentences = of_rows[::beam]
-    together = len(order) == beam * len(sentences) and torch.equal(sentences.repeat_interleave(beam), of_rows)
-    return sentences if together else None
-
-
-def repeated(states: Tensor, beam: int) -> bool:
-    """Return whether encoder states [S, B K, E] are those of B sentences, repeated for K hypotheses each."""
-    rows = states.size(1)
-    return rows % beam == 0 and torch.equal(states[:, ::beam].repeat_interleave(beam, dim=1), states)
