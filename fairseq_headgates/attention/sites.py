@@ -20,8 +20,9 @@ from fairseq_headgates.attention.alignments import watch_alignments
 from fairseq_headgates.attention.features import attention_features, other_attention
 from fairseq_headgates.attention.head_attention import HeadAttention
 from fairseq_headgates.compat import without_shortcut
-from fairseq_headgates.gates import GateMethod, HeadGates, gates_penalty
+from fairseq_headgates.gates import L0_REDUCTIONS, GateMethod, HeadGates
 from fairseq_headgates.heads import TYPES, HeadTable, attention_type_and_layer
+from fairseq_headgates.messages import shown
 
 ACROSS_CHANNELS = "cross_channel_attn"  # of speech_dlm, between two speakers: it is of none of the types
 REFUSED = {  # models with attention of fairseq that cannot be found by its name
@@ -210,7 +211,11 @@ def l0_penalty(model: nn.Module, reduction: str = "sum") -> Tensor:
     Raises:
         ValueError: if the model has no gates, or for an unknown reduction
     """
-    return gates_penalty([site.attention.gate for site in gated_sites(model)], reduction)
+    if reduction not in L0_REDUCTIONS:
+        raise ValueError(f"unknown reduction {shown(reduction)}: choose from {', '.join(L0_REDUCTIONS)}")
+    method = gate_method(model)
+    total = method.open_probability(method.log_alpha()).sum()
+    return total / len(method.layers) if reduction == "layer-mean" else total
 
 
 def site_table(model: nn.Module, rows: Mapping[HeadSite, Tensor], name: str = "") -> HeadTable:
