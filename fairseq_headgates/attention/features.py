@@ -6,7 +6,7 @@ features a model has and compares them with the features that it supports.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from fairseq.models import FairseqEncoderModel, FairseqLanguageModel, FairseqMultiModel, transformer
@@ -55,11 +55,6 @@ ENCODERS = {transformer.TransformerEncoder, transformer.TransformerEncoderBase, 
 DECODERS = {transformer.TransformerDecoder, transformer.TransformerDecoderBase, BeamDecoder}
 ENCODER_LAYERS = {transformer_layer.TransformerEncoderLayer, transformer_layer.TransformerEncoderLayerBase}
 DECODER_LAYERS = {transformer_layer.TransformerDecoderLayer, transformer_layer.TransformerDecoderLayerBase}
-
-
-def unsupported(features: Mapping[str, str], supported: Collection[str] = ()) -> list[str]:
-    """Return the descriptions of those `features` that are not in `supported`."""
-    return [text for name, text in features.items() if name not in supported]
 
 
 def model_features(model: nn.Module) -> dict[str, str]:

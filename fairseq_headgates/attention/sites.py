@@ -25,10 +25,6 @@ from fairseq_headgates.heads import TYPES, HeadTable, attention_type_and_layer
 from fairseq_headgates.messages import shown
 
 ACROSS_CHANNELS = "cross_channel_attn"  # of speech_dlm, between two speakers: it is of none of the types
-REFUSED = {  # models with attention of fairseq that cannot be found by its name
-    "PipelineParallelTransformerModel": "its modules are stages of a pipeline, whose names do not say which layers are "
-    "the encoder's and which the decoder's: choose --arch transformer",
-}
 
 
 @dataclass(frozen=True)
@@ -81,8 +77,11 @@ def like(attention: MultiheadAttention) -> Tensor:
 def _supported_sites(model: nn.Module) -> list[HeadSite]:
     """Return `head_sites(model)`. Raise ValueError with the reason if the model has no heads to gate or remove."""
     name = type(model).__name__
-    if name in REFUSED:
-        raise ValueError(f"{name} cannot be gated or pruned, because {REFUSED[name]}")
+    if name == "PipelineParallelTransformerModel":
+        raise ValueError(
+            f"{name} cannot be gated or pruned, because its modules are stages of a pipeline, whose names do not say "
+            "which layers are the encoder's and which the decoder's: choose --arch transformer"
+        )
     sites = head_sites(model)
     if not sites:
         others = ", ".join(other_attention(model))

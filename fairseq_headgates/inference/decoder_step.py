@@ -92,7 +92,8 @@ class DecoderStep(StepBuffers):
         self.position.fill_(position)
         if self.used is None:
             if beam * position == room:
-                self.lengthen()
+                content = {name: buffer.clone() for name, buffer in self.buffers.items()}
+                self.use(self.bucket._replace(positions=2 * self.bucket.positions), content)
             return
         if self.used + beam > room:
             needed = self.mask.eq(0).any(1)
@@ -221,11 +222,7 @@ class StepCache:
 
     def __init__(self, step: DecoderStep, keys: Tensor, values: Tensor):
         self.step, self._keys, self._values = weakref.proxy(step), keys, values
-
-    @property
-    def beam(self) -> int:
-        """Number of hypotheses of a sentence."""
-        return self.step.bucket.beam
+        self.beam = step.bucket.beam
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Append `k` and `v` [B, H, K, D]. Return all keys and values [B, H, N, D] and the mask [B, 1, K, N]."""

@@ -22,7 +22,6 @@ from fairseq_headgates.analysis.relevance.walk import propagate
 from fairseq_headgates.attention.features import (
     model_features,
     stack_modules,
-    unsupported,
 )
 from fairseq_headgates.attention.sites import evaluating, use_head_attention
 from fairseq_headgates.messages import shown
@@ -140,7 +139,8 @@ def _method(method: str | Rule) -> Callable[[Any, Predictions], Relevance]:
 def _check(model: Any, method: str | Rule) -> None:
     """Raise ValueError, with every reason, if relevance cannot be propagated through a model."""
     features = model_features(model)
-    reasons = unsupported(features, (*SUPPORTED, ALL_ATTENTION) if method in OTHERS else SUPPORTED)
+    supported = (*SUPPORTED, ALL_ATTENTION) if method in OTHERS else SUPPORTED
+    reasons = [description for name, description in features.items() if name not in supported]
     foreign = any(name.startswith("class ") and name != ALL_ATTENTION for name in features)
     if not foreign and "no-decoder" not in features:
         output = model.decoder.output_projection if model.decoder.adaptive_softmax is None else None
