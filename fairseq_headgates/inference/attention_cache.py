@@ -1,74 +1,13 @@
-"""The cache of one attention module in incremental decoding: that of a `DecoderStep`, or else fairseq's.
+"""Heads, hypotheses and masks in the tensors of attention.
 
 Shapes: T target length, S source length, B sentences, K hypotheses of each (the beam; 1 without beam search), H heads,
-D head size, E model size. Rows are the B K hypotheses, those of a sentence one after another.
+D head size. Rows are the B K hypotheses, those of a sentence one after another.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-
-
-class AttentionCache:
-    """Keys and values of earlier steps, or of the encoder, that `state`, fairseq's incremental state, holds.
-
-    Args:
-        attention: the attention module, which knows its place in the state
-        state: the incremental state of the decoder
-    """
-
-    def __init__(self, attention: Any, state: dict):
-        self.attention, self.state = attention, state
-
-    @property
-    def of_step(self) -> Any:
-        """The `StepCache` or `SourceCache` of a `DecoderStep`, None if there is none."""
-        return self.attention.get_incremental_state(self.state, "step_cache")
-
-    def is_filled(self) -> bool:
-        """Return whether there are keys and values."""
-        return self.of_step is not None or bool(self.attention._get_input_buffer(self.state))
-
-    def store_encoder(self, rows: int, k: Tensor, v: Tensor, padding: Tensor | None) -> None:
-        """Store keys and values of the encoder for B K `rows`; `padding` is true on padding.
-
-        They are [B K, H, S, D] and [B K, S]; in BART, which does not repeat them, [B, H, S, D] and [B, S].
-        """
-        saved = {"prev_key": k, "prev_value": v, "prev_key_padding_mask": padding}
-        for name, tensor in saved.items():
-            if tensor is not None:  # `contiguous`, because every step reads them
-                saved[name] = tensor.repeat_interleave(rows // len(tensor), 0).contiguous()
-        self._set(saved)
-
-    def encoder(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return keys, values and padding of the encoder; of a `DecoderStep`, those of its `SourceCache`."""
-        if self.of_step is not None:
-            return self.of_step
-        saved = self.attention._get_input_buffer(self.state)
-        return saved["prev_key"], saved["prev_value"], saved.get("prev_key_padding_mask")
-
-    def append(self, k: Tensor, v: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Append keys and values [B K, H, T, D] to fairseq's cache. Return all, and their padding."""
-        saved = self.attention._get_input_buffer(self.state)
-        if "prev_key" in saved:
-            k, v = torch.cat([saved["prev_key"], k], dim=2), torch.cat([saved["prev_value"], v], dim=2)
-        padding = self.attention._append_prev_key_padding_mask(
-            padding, saved.get("prev_key_padding_mask"), k.size(0), k.size(2), static_kv=False
-        )
-        self._set({**saved, "prev_key": k, "prev_value": v, "prev_key_padding_mask": padding})
-        return k, v, padding
-
-    def reorder(self, new_order: Tensor) -> None:
-        """Reorder fairseq's cache: row i of the batch continues row `new_order[i]`."""
-        saved = self.attention._get_input_buffer(self.state)
-        for name, tensor in saved.items():
-            saved[name] = None if tensor is None else tensor.index_select(0, new_order)
-
-    def _set(self, saved: dict[str, Tensor | None]) -> None:
-        self.attention._set_input_buffer(self.state, saved)
 
 
 def split_heads(x: Tensor, heads: int, beam: int = 1) -> Tensor:
