@@ -26,7 +26,7 @@ from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbe
 from fairseq.modules.transformer_layer import TransformerDecoderLayer, TransformerDecoderLayerBase
 from torch import Tensor, nn
 
-from fairseq_headgates.inference.attention_cache import mask_value, padding_mask, split_heads
+from fairseq_headgates.inference.attention_cache import mask_value, split_heads
 from fairseq_headgates.inference.graphs import Graphs
 from fairseq_headgates.inference.step_buffers import Bucket, StepBuffers, position_table
 
@@ -77,11 +77,10 @@ class DecoderStep(StepBuffers):
             for name, project in ((keys, attention.k_proj), (values, attention.v_proj)):
                 of_heads = split_heads(project(states), attention.num_heads)
                 self.buffers[name][:sentences, :, :source] = of_heads
-        mask = self.buffers["source_mask"][:sentences, :, :, :source]
-        if padding is None:
-            mask.zero_()
-        else:
-            mask.copy_(padding_mask(padding[:: padding.size(0) // sentences].bool(), mask.dtype))
+        mask = self.buffers["source_mask"][:sentences, :, :, :source].zero_()
+        if padding is not None:
+            of_sentences = padding[:: padding.size(0) // sentences].bool()
+            mask.masked_fill_(of_sentences[:, None, None], mask_value(mask.dtype))
 
     def advance(self, position: int) -> None:
         """Make room for the entries of a position: remove those from which no hypothesis descends, or double the room.
