@@ -22,8 +22,8 @@ MOST_NOISES = 2**16  # reads of gates whose noise is kept, one for each layer an
 class GateMethod(nn.Module):
     """Base of the gating methods, for all gates of a model. A new method is one subclass, listed in `METHODS`.
 
-    Before each forward pass in training the model calls `draw`, which draws the noise of all gates. In evaluation mode
-    each layer takes its part of `evaluate`.
+    Before each forward pass in training the noise of all gates is drawn. In evaluation mode each layer takes its part
+    of `evaluate`.
 
     Args:
         layers: the gates of each attention layer
@@ -143,8 +143,7 @@ class GateMethod(nn.Module):
                 self.fix()
             if model is not None:
                 self._exclude_from_decay(getattr(model, "whole", model))
-            self.draw()
-            self._in_forward = True
+            self._noise, self._shared, self._in_forward = self.new_noise(), None, True
 
     def after_forward(self, *_: Any) -> None:
         """End the forward pass."""
@@ -161,10 +160,6 @@ class GateMethod(nn.Module):
                 "--weight-decay cannot be kept from the gates with this optimiser (sharded or composite mixed "
                 "precision, or parameters in vectors): use --weight-decay 0",
             )
-
-    def draw(self) -> None:
-        """Draw the noise of all gates for one forward pass."""
-        self._noise, self._shared = self.new_noise(), None
 
     def new_noise(self) -> Tensor:
         """Return new noise [N] from the uniform distribution on (0, 1)."""
