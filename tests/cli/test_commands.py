@@ -15,7 +15,7 @@ from support.commands import TYPES, USER_DIR, run_program
 from support.training import assert_one_line_error
 
 from fairseq_headgates import gate_values
-from fairseq_headgates.options import DEFAULTS
+from fairseq_headgates.plugin.options.declared import DEFAULTS
 
 
 def test_path_prints_the_user_dir(tmp_path):
