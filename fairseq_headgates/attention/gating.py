@@ -38,7 +38,8 @@ def insert_gates(
         `model`
 
     Raises:
-        ValueError: if the model has no attention of one of the types, or its attention cannot be gated
+        ValueError: if the model has no attention of one of the types, or its attention cannot be gated, or if gates of
+            other types have another distribution or `lr_scale`
     """
     use_head_attention(model)
     sites = head_sites(model)
@@ -50,10 +51,18 @@ def insert_gates(
                 f"no {attention_type} attention to gate: this model has {', '.join(sorted(present))}"
                 + (f" (attention of class {others} cannot be gated)" if others else "")
             )
+    settings = distribution or HardConcrete(), lr_scale
+    for site in gated_sites(model):
+        gate = site.attention.gate
+        if site.attention_type not in types and (gate.distribution, gate.lr_scale) != settings:
+            raise ValueError(
+                f"the gates of {site.attention_type} have {gate.distribution} and lr_scale {gate.lr_scale:g}: give the "
+                "same for all types, whose gates are drawn together"
+            )
     for site in sites:
         attention = site.attention
         if site.attention_type in types and attention.num_heads > 0:
-            gates = HeadGates(attention.num_heads, distribution or HardConcrete(), init, lr_scale)
+            gates = HeadGates(attention.num_heads, settings[0], init, lr_scale)
             attention.gate = gates.to(like(attention)).train(attention.training)
     gated = gated_sites(model)
     if gated:

@@ -75,6 +75,8 @@ def test_penalty_is_the_sum_over_gated_heads():
     assert l0_penalty(model).item() == pytest.approx(naive_sum, rel=1e-6)
     assert l0_penalty(model, "layer-mean").item() == pytest.approx(naive_sum / 4, rel=1e-6)
     assert open_probabilities(model)["dec-self"].min() == 1
+    with pytest.raises(ValueError, match="have HardConcrete.* and lr_scale 3: give the same for all types"):
+        insert_gates(model, ["dec-self"], HardConcrete(0.5), init=0.0, lr_scale=3.0)
     insert_gates(model, ["dec-self"], HardConcrete(), init=0.0, lr_scale=3.0)
     naive_sum += 8 / (1 + math.exp(0.33 * math.log(0.1 / 1.1)))
     assert l0_penalty(model).item() == pytest.approx(naive_sum, rel=1e-6)
