@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -129,18 +128,16 @@ def _losses_of(
 def _recording(model: nn.Module) -> Iterator[dict[str, Any]]:
     """Within the context, record the outputs of encoder, layers and self-attention by name, and all contexts."""
     outputs: dict[str, Any] = {}
-    sites = head_sites(model)
+    sites, modules = head_sites(model), dict(model.named_modules())
     names = {name for site in sites for name in _layer_names(site)} | {site.name for site in sites} | {"encoder"}
 
     def remember(site: HeadSite, _: Tensor | None, context: Tensor) -> None:
         outputs[f"{site.name}.heads"] = context
 
     with ExitStack() as hooks, hooked(model, remember):
-        for name in names:
-            module = _submodule(model, name)
-            if module is not None:
-                handle = module.register_forward_hook(lambda _, __, out, name=name: outputs.update({name: out}))
-                hooks.callback(handle.remove)
+        for name in names & modules.keys():
+            handle = modules[name].register_forward_hook(lambda _, __, out, name=name: outputs.update({name: out}))
+            hooks.callback(handle.remove)
         yield outputs
 
 
@@ -148,13 +145,6 @@ def _layer_names(site: HeadSite) -> list[str]:
     """Return the name of the layer of an attention module, and of all below: 'decoder.layers.1', 'decoder.layers.0'."""
     stack, _, rest = site.name.rpartition("layers.")
     return [f"{stack}layers.{i}" for i in range(int(rest.partition(".")[0]), -1, -1)]
-
-
-def _submodule(model: nn.Module, name: str) -> nn.Module | None:
-    try:
-        return model.get_submodule(name)
-    except AttributeError:
-        return None
 
 
 @contextmanager
@@ -223,33 +213,24 @@ def masked_predictions(
     """Return what the metric scores, by the model ("full") and with each mask, by name ('dec-enc 5 0')."""
     model = metric.prepared(model)
     shared = any("enc-self" not in mask.values for mask in masks.values())
-    predictions = {}
-    with _sharing_encoder(model) as sharing:
-        named = ((str(head), mask) for head, mask in masks.items())
-        for name, mask in progress([("full", None), *named]):
-            sharing.on = shared and (mask is None or "enc-self" not in mask.values)
-            with masked(model, mask or HeadTable({})):
-                predictions[name] = journal.get(name, lambda: metric.predict(model))
+    predictions: dict[str, list] = {}
+    known: dict[Any, Any] = {}
+    for name, mask in progress([("full", HeadTable({})), *((str(head), mask) for head, mask in masks.items())]):
+        with masked(model, mask), ExitStack() as sharing:
+            if shared and "enc-self" not in mask.values:
+                sharing.enter_context(_shared_encoder(model, known))
+            predictions[name] = journal.get(name, lambda: metric.predict(model))
     return predictions
 
 
-@dataclass
-class _Sharing:
-    on: bool = True
-
-
-@contextmanager
-def _sharing_encoder(model: Any) -> Iterator[_Sharing]:
-    """Within the context, and while `on`, the encoder computes each batch once."""
-    encode, known, sharing = model.encoder.forward, {}, _Sharing()
+def _shared_encoder(model: Any, known: dict[Any, Any]) -> AbstractContextManager[None]:
+    """Within the context, the encoder computes each batch only if its output is not `known`."""
+    encode = model.encoder.forward
 
     def forward(src_tokens: Tensor, *rest: Any, **others: Any) -> Any:
-        if not sharing.on:
-            return encode(src_tokens, *rest, **others)
         key = (src_tokens.data_ptr(), src_tokens.shape)
         if key not in known:  # the tokens are kept, too, so that their address is not used again
             known[key] = (src_tokens, encode(src_tokens, *rest, **others))
         return known[key][1]
 
-    with replaced_forward(model.encoder, forward):
-        yield sharing
+    return replaced_forward(model.encoder, forward)

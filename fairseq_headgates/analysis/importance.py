@@ -35,8 +35,6 @@ from fairseq_headgates.evaluation.workers import all_reduce
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.messages import check_finite, shown
 
-Options = ScoreOptions
-
 
 def score(
     model: nn.Module, task: Any, batches: Sequence[Sample], method: str, options: ScoreOptions | None = None
