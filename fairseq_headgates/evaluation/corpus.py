@@ -172,7 +172,9 @@ def load_dataset(args: Namespace, task: Any, model: nn.Module) -> Any:
     """Return the data set of `--gen-subset`. Raise ValueError if it cannot be read, is empty, or does not fit."""
     _check_task(task, model)
     _check_vocabulary(task, model, args.data)
-    dataset = _read_dataset(task, args.gen_subset, args.data)
+    if args.gen_subset not in task.datasets:
+        _read(task, args.gen_subset, args.data)
+    dataset = task.dataset(args.gen_subset)
     if len(dataset) == 0:
         raise ValueError(_empty(args.gen_subset, args.data))
     return dataset
@@ -276,13 +278,7 @@ def _check_positions(batches: Sequence[Sample], task: Any, model: Any) -> None:
         )
 
 
-def _read_dataset(task: Any, subset: str, folder: str) -> Any:
-    if subset not in task.datasets:
-        _load(task, subset, folder)
-    return task.dataset(subset)
-
-
-def _load(task: Any, subset: str, folder: str) -> None:
+def _read(task: Any, subset: str, folder: str) -> None:
     files = files_of(task, folder, subset)
     reason = ""
     with _silent_destructors():

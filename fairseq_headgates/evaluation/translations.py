@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,41 +22,33 @@ from fairseq_headgates.messages import first_line, logging_only
 BEAM_SIZES = ("beam_size", "_beam_size")  # attributes of fairseq's attention and decoders
 
 
-@dataclass(frozen=True)
 class Texts:
-    """Converts tokens to text as fairseq-generate does: --post-process, then --bpe and --tokenizer."""
+    """Converts tokens to text as fairseq-generate does: --post-process, then --bpe and --tokenizer.
 
-    dictionary: Any
-    post_process: str | None
-    decoders: tuple[Callable[[str], str], ...]
-    ignored: set[int]
+    Raises:
+        ValueError: for options that cannot be used
+    """
 
-    @classmethod
-    def of(cls, corpus: Corpus, generator: Any) -> Texts:
-        """Read the options of a corpus. Raise ValueError for options that cannot be used."""
-        cfg = corpus.cfg
+    def __init__(self, corpus: Corpus, generator: Any):
+        self.dictionary, self.post_process = corpus.task.target_dictionary, corpus.cfg.common_eval.post_process
+        self.ignored = get_symbols_to_strip_from_output(generator)
         try:
-            decoders = [corpus.task.build_bpe(cfg.bpe), corpus.task.build_tokenizer(cfg.tokenizer)]
-            corpus.task.target_dictionary.string(torch.tensor([corpus.eos]), cfg.common_eval.post_process)
+            decoders = [corpus.task.build_bpe(corpus.cfg.bpe), corpus.task.build_tokenizer(corpus.cfg.tokenizer)]
+            self.dictionary.string(torch.tensor([corpus.eos]), self.post_process)
         except Exception as error:  # a missing model, an unknown name
             raise ValueError(
                 f"--bpe, --tokenizer or --post-process cannot be used ({first_line(error)}): see fairseq-generate "
                 "--help"
             ) from None
-        return cls(
-            corpus.task.target_dictionary,
-            cfg.common_eval.post_process,
-            tuple(decoder.decode for decoder in decoders if decoder is not None),
-            get_symbols_to_strip_from_output(generator),
-        )
+        self.decoders = [decoder for decoder in decoders if decoder is not None]
 
     def text(self, tokens: Tensor, reference: bool = False) -> str:
         """Convert the tokens of a sentence to text."""
         line = self.dictionary.string(
             tokens.int().cpu(), self.post_process, escape_unk=reference, extra_symbols_to_ignore=self.ignored
         )
-        for decode in self.decoders:
-            line = decode(line)
+        for decoder in self.decoders:
+            line = decoder.decode(line)
         return line
 
 
@@ -128,7 +119,7 @@ def translate(model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], I
     prefix = corpus.cfg.generation.prefix_size
     found = {}
     with beam_search(model, corpus) as generator:
-        texts = Texts.of(corpus, generator)
+        texts = Texts(corpus, generator)
         for sample in progress(corpus.batches):
             forced = sample["target"][:, :prefix] if prefix > 0 else None
             try:
@@ -148,7 +139,7 @@ def translate(model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], I
 def references(model: nn.Module, corpus: Corpus) -> list[str]:
     """Return the target side of a corpus as text. Raise ValueError if there is none."""
     with beam_search(model, corpus) as generator:
-        texts = Texts.of(corpus, generator)
+        texts = Texts(corpus, generator)
     found = {}
     for sample in corpus.batches:
         for number, tokens in zip(sample["id"].tolist(), sample["target"], strict=True):

@@ -7,7 +7,7 @@ L layers, H heads, E size of the features, C number of classes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,18 +180,16 @@ def recorded(model: Any) -> Iterator[dict[str, list[Tensor]]]:
     """Within the context, record the inputs of all layers and the output of the last: {side: [T, B, E] each}."""
     sides = stack_modules(model)
     states: dict[str, list[Tensor]] = {side: [] for side in sides}
-    handles = []
-    for side, seen in states.items():
-        layers = list(sides[side].layers)
-        handles += [x.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0])) for x in layers]
-        handles.append(layers[-1].register_forward_hook(lambda _, args, out, seen=seen: seen.append(_first(out))))
-    try:
+    with ExitStack() as hooks:
+        for side, seen in states.items():
+            for layer in sides[side].layers:
+                hooks.callback(layer.register_forward_pre_hook(lambda _, x, seen=seen: seen.append(x[0])).remove)
+            last = (
+                sides[side]
+                .layers[-1]
+                .register_forward_hook(  # decoder layers return a tuple
+                    lambda _, __, y, seen=seen: seen.append(y if isinstance(y, Tensor) else y[0])
+                )
+            )
+            hooks.callback(last.remove)
         yield states
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _first(output: Tensor | tuple) -> Tensor:
-    """Return the output of a layer; decoder layers return a tuple."""
-    return output if isinstance(output, Tensor) else output[0]
