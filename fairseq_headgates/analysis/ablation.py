@@ -9,7 +9,7 @@ Shapes: B batch, T target length, H remaining heads of a layer, V variants of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -78,11 +78,8 @@ def _losses_with_memory(
     losses_of_sites = {}
     for site in progress(head_sites(model)):
         losses = []
-        for row in _factors(site, mode).tolist():
-            mask = [0] * site.attention.heads
-            for head, value in zip(site.attention.kept, row, strict=True):
-                mask[head] = int(value)
-            with masked(model, _mask_of_layer(model, site, mask)):
+        for head in site.attention.kept:
+            with masked(model, _mask(model, site, head, mode)):
                 losses.append(mean_loss(model, corpus))
         losses_of_sites[site] = torch.tensor(losses, dtype=torch.double)
     return mean_loss(model, corpus), site_table(model, losses_of_sites, f"nll|{mode}")
@@ -191,16 +188,16 @@ def ablation_masks(model: nn.Module, mode: str, losses: HeadTable) -> dict[HeadI
         if mode == "all-but-one" and heads:
             heads = [min(heads, key=lambda head: row[head])]
         for head in heads:
-            alone = [int(i == head) if mode == "all-but-one" else int(i != head) for i in range(len(row))]
-            masks[HeadId(site.attention_type, site.layer, head)] = _mask_of_layer(model, site, alone)
+            masks[HeadId(site.attention_type, site.layer, head)] = _mask(model, site, head, mode)
     return masks
 
 
-def _mask_of_layer(model: nn.Module, site: HeadSite, row: Sequence[int]) -> HeadTable:
+def _mask(model: nn.Module, site: HeadSite, head: int, mode: str) -> HeadTable:
+    """Return the mask of a head, or of all others of its layer."""
     layers, heads = head_counts(model)[site.attention_type]
-    return HeadTable(
-        {site.attention_type: [list(row) if i == site.layer else [1] * heads for i in range(layers)]}, "alive"
-    )
+    rows: list[list[float]] = [[1] * heads for _ in range(layers)]
+    rows[site.layer] = [int((i == head) == (mode == "all-but-one")) for i in range(heads)]
+    return HeadTable({site.attention_type: rows}, "alive")
 
 
 def masked_predictions(

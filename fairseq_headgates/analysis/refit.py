@@ -256,16 +256,15 @@ class _LeastSquares:
         before = linear.weight[:, self.columns]
         if linear.bias is not None:
             before = torch.cat([before, linear.bias[:, None]], 1)
-        before = before.detach().cpu().double()
+        before = before.cpu().double()
         penalty = torch.zeros(len(of_inputs)).double()
         if number:
             mean_square = (of_inputs.diagonal()[:number] / rows).mean()
             penalty[:number] = rows * (ridge * mean_square).clamp(min=torch.finfo(penalty.dtype).tiny)
         after = before + torch.linalg.solve(of_inputs + penalty.diag(), (of_targets - before @ of_inputs).T).T
-        with torch.no_grad():
-            linear.weight[:, self.columns] = after[:, :number].to(linear.weight)
-            if linear.bias is not None:
-                linear.bias.copy_(after[:, -1])
+        linear.weight[:, self.columns] = after[:, :number].to(linear.weight)
+        if linear.bias is not None:
+            linear.bias.copy_(after[:, -1])
 
 
 def _targets(

@@ -74,26 +74,21 @@ def beam_search(model: nn.Module, corpus: Corpus) -> Iterator[Any]:
 
 
 def _generator(model: nn.Module, corpus: Corpus) -> Any:
-    _check_sampling(corpus)
+    options, symbols = corpus.cfg.generation, len(corpus.task.target_dictionary)
+    if options.diversity_rate > -1 and 2 * options.beam > symbols:  # fairseq takes as many candidates of one hypothesis
+        raise ValueError(f"--beam is {options.beam}: with --diversity-rate it must be at most {symbols // 2}")
+    if (k := options.sampling_topk) > symbols:
+        raise ValueError(f"--sampling-topk is {k}: it must be at most {symbols}, the number of symbols to choose from")
     utils.set_torch_seed(corpus.cfg.common.seed)  # of --sampling: the same for every model
     kinds = {} if getattr(model, "inference_mode", "eager") == "eager" else {"seq_gen_cls": DeviceSearch}
     try:
-        generator = corpus.task.build_generator([model], corpus.cfg.generation, **kinds)
+        generator = corpus.task.build_generator([model], options, **kinds)
     except Exception as error:
         raise ValueError(
             f"fairseq cannot use these search options ({first_line(error)}): see fairseq-generate --help"
         ) from None
     _check_lengths(corpus, getattr(generator, "max_len", None))
     return generator
-
-
-def _check_sampling(corpus: Corpus) -> None:
-    options, symbols = corpus.cfg.generation, len(corpus.task.target_dictionary)
-    k = options.sampling_topk
-    if options.diversity_rate > -1 and 2 * options.beam > symbols:  # fairseq takes as many candidates of one hypothesis
-        raise ValueError(f"--beam is {options.beam}: with --diversity-rate it must be at most {symbols // 2}")
-    if k > symbols:
-        raise ValueError(f"--sampling-topk is {k}: it must be at most {symbols}, the number of symbols to choose from")
 
 
 def _check_lengths(corpus: Corpus, longest: int | None) -> None:

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 TOLERANCE = 0.1  # share of relevance that may be lost without a warning; with the eps of RULES it is about 0.01
 OTHERS: Mapping[str, Callable[[Any, Predictions], Relevance]] = {"attnlrp": attnlrp, "alti": alti}
 
-# Features of a model that relevance can be propagated through; see surgery/features.py.
+# Features of a model that relevance can be propagated through; see attention/features.py.
 SUPPORTED = (
     "gates",
     "fixed-heads",

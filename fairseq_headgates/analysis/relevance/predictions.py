@@ -121,13 +121,9 @@ class Predictions:
         """Return the positions of a sentence without padding: [S'] in the source and [T'] in the target."""
         return tuple((side[row] != self.pad).nonzero()[:, 0] for side in (self.sources, self.targets))  # type: ignore[return-value]
 
-    def output(self, model: Any) -> nn.Linear:
-        """Return the output layer: [E] -> logits."""
-        return model.decoder.output_projection if self.head is None else model.classification_heads[self.head].out_proj
-
     def readout(self, model: Any) -> tuple[Tensor, Tensor | None]:
         """Return weight [B, N, E] and bias [B, N], or None, of the logits, or differences of logits, to explain."""
-        layer = self.output(model)
+        layer = model.decoder.output_projection if self.head is None else model.classification_heads[self.head].out_proj
 
         def rows(of: Tensor) -> Tensor:
             of_predicted = of[self.predicted]
