@@ -7,7 +7,6 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from settings.runs import Heads, Run
 from support.models import make_stock
 from support.pruning import CLOSED, OPEN, make_case
 
@@ -16,6 +15,7 @@ from fairseq_headgates.attention.choice import best_heads
 from fairseq_headgates.attention.cuts import kept_mask, open_mask
 from fairseq_headgates.gates import parse_target
 from fairseq_headgates.heads import TYPES
+from runs import Heads, Run
 
 
 def open_tables():
