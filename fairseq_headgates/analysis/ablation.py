@@ -38,13 +38,7 @@ TOKENS = 2048  # in one batch, padding included: more would not be faster
 def ablation_losses(
     model: nn.Module, corpus: Corpus, mode: str = "single", progress: Callable[[Iterable], Iterable] = iter
 ) -> tuple[float, HeadTable]:
-    """Compute the loss of a model, and its loss with every single head masked.
-
-    Args:
-        model: a fairseq transformer
-        corpus: the data, in batches
-        mode: "single" masks one head at a time; "all-but-one" masks all heads of a layer but one
-        progress: wraps the iterable of batches
+    """Compute the loss of a model, and its loss with every single head masked ("single") or kept alone in its layer.
 
     Returns:
         The loss of the whole model, and the loss for each head (NaN for removed heads), in bits per target token
