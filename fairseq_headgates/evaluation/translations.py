@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from fairseq_headgates.attention.sites import evaluating
 from fairseq_headgates.evaluation.corpus import Corpus
-from fairseq_headgates.evaluation.workers import gather
 from fairseq_headgates.inference.device_search import DeviceSearch
 from fairseq_headgates.messages import first_line, logging_only
 
@@ -109,13 +108,13 @@ def _check_lengths(corpus: Corpus, longest: int | None) -> None:
 
 
 @torch.no_grad()
-def translate(model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], Iterable] = iter) -> list[str]:
+def translate(model: nn.Module, corpus: Corpus) -> list[str]:
     """Translate a corpus by a model prepared for inference. Return the translations in the order of the sentences."""
     prefix = corpus.cfg.generation.prefix_size
-    found = {}
+    translations = []
     with beam_search(model, corpus) as generator:
         texts = Texts(corpus, generator)
-        for sample in progress(corpus.batches):
+        for sample in corpus.batches:
             forced = sample["target"][:, :prefix] if prefix > 0 else None
             try:
                 best = corpus.task.inference_step(generator, [model], sample, prefix_tokens=forced)
@@ -126,20 +125,18 @@ def translate(model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], I
                     "the scores of the search are not finite: use less extreme values of --temperature, --lenpen "
                     "and --unkpen"
                 ) from None
-            for number, hypotheses in zip(sample["id"].tolist(), best, strict=True):
-                found[number] = texts.text(hypotheses[0]["tokens"])
-    return [text for _, text in sorted(gather(found).items())]
+            translations.append([texts.text(hypotheses[0]["tokens"]) for hypotheses in best])
+    return corpus.in_order(translations)
 
 
 def references(model: nn.Module, corpus: Corpus) -> list[str]:
     """Return the target side of a corpus as text. Raise ValueError if there is none."""
     with beam_search(model, corpus) as generator:
         texts = Texts(corpus, generator)
-    found = {}
-    for sample in corpus.batches:
-        for number, tokens in zip(sample["id"].tolist(), sample["target"], strict=True):
-            found[number] = texts.text(utils.strip_pad(tokens, corpus.pad), reference=True)
-    return [text for _, text in sorted(gather(found).items())]
+    return corpus.in_order(
+        [texts.text(utils.strip_pad(tokens, corpus.pad), reference=True) for tokens in sample["target"]]
+        for sample in corpus.batches
+    )
 
 
 def bleu_metric(corpus: Corpus) -> BLEU:
