@@ -64,15 +64,11 @@ def score(
         table = getattr(import_module(f"fairseq_headgates.{module}"), function)(
             model, corpus, options or ScoreOptions()
         )
-    _check_finite(model, table, method)
-    return HeadTable(table.values, method)
-
-
-def _check_finite(model: nn.Module, table: HeadTable, method: str) -> None:
     for site in head_sites(model):
         row = torch.tensor(table.values[site.attention_type][site.layer], dtype=torch.float64)
         where = f"{site.attention_type} layer {site.layer}"
         check_finite(f"the scores of {method} in {where}", row[list(site.attention.kept)])
+    return HeadTable(table.values, method)
 
 
 def confidence(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
