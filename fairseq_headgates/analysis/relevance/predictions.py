@@ -178,14 +178,14 @@ def recorded(model: Any) -> Iterator[dict[str, list[Tensor]]]:
     states: dict[str, list[Tensor]] = {side: [] for side in sides}
     with ExitStack() as hooks:
         for side, seen in states.items():
-            for layer in sides[side].layers:
+            layers = list(sides[side].layers)
+            for layer in layers:
                 hooks.callback(layer.register_forward_pre_hook(lambda _, x, seen=seen: seen.append(x[0])).remove)
-            last = (
-                sides[side]
-                .layers[-1]
-                .register_forward_hook(  # decoder layers return a tuple
-                    lambda _, __, y, seen=seen: seen.append(y if isinstance(y, Tensor) else y[0])
-                )
-            )
+            last = layers[-1].register_forward_hook(lambda _, __, y, seen=seen: seen.append(_first(y)))
             hooks.callback(last.remove)
         yield states
+
+
+def _first(output: Tensor | tuple) -> Tensor:
+    """Return the output of a layer; decoder layers return a tuple."""
+    return output if isinstance(output, Tensor) else output[0]
