@@ -51,7 +51,11 @@ def ablation_losses(
     use_head_attention(model)
     if getattr(getattr(model, "decoder", None), "mem_len", 0):
         return _losses_with_memory(model, corpus, mode, progress)
-    variants = {site: _factors(site, mode) for site in head_sites(model) if site.attention.num_heads}
+    variants = {}  # factors on the heads of a layer, [V, H]
+    for site in head_sites(model):
+        if site.attention.num_heads:
+            alone = torch.eye(site.attention.num_heads)
+            variants[site] = alone if mode == "all-but-one" else 1 - alone
     sums = {site: torch.zeros(len(rows), dtype=torch.double) for site, rows in variants.items()}
     whole = torch.zeros(2, dtype=torch.double)
     for sample in progress(corpus.batches):
@@ -77,12 +81,6 @@ def _losses_with_memory(
                 losses.append(mean_loss(model, corpus))
         losses_of_sites[site] = torch.tensor(losses, dtype=torch.double)
     return mean_loss(model, corpus), site_table(model, losses_of_sites, f"nll|{mode}")
-
-
-def _factors(site: HeadSite, mode: str) -> Tensor:
-    """Return the factor on the heads of a layer in each variant: [V, H]."""
-    one = torch.eye(site.attention.num_heads)
-    return 1 - one if mode == "single" else one
 
 
 @torch.no_grad()
