@@ -5,6 +5,7 @@ The rest of the package does not ask for a version. Importing this module import
 
 from __future__ import annotations
 
+import _codecs
 import importlib.util
 import re
 from argparse import Namespace
@@ -58,8 +59,6 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def allowed_later() -> list[Any]:
     """Return what a later version of torch allows in every file, and numbers of numpy need: torch 2.4 does not."""
-    import _codecs
-
     import torch
 
     return [_codecs.encode] if _numbers(torch.__version__) < (2, 6) else []

@@ -59,13 +59,9 @@ def insert_gates(
     if gated:
         leave_method(model)
         gate_method = method([site.attention.gate for site in gated], [site.attention_type for site in gated])
-        gate_method.to(like(gated[0].attention)).train(model.training).join(model, parts_of(model))
+        pairs = model.models.values() if isinstance(model, FairseqMultiModel) else ()  # trained one by one
+        gate_method.to(like(gated[0].attention)).train(model.training).join(model, tuple(pairs))
     return model
-
-
-def parts_of(model: nn.Module) -> list[nn.Module]:
-    """Return the models of language pairs that fairseq trains one by one, none for a model that is trained whole."""
-    return list(model.models.values()) if isinstance(model, FairseqMultiModel) else []
 
 
 def leave_method(model: nn.Module) -> None:

@@ -20,14 +20,11 @@ from fairseq_headgates.attention.alignments import watch_alignments
 from fairseq_headgates.attention.features import attention_features, other_attention
 from fairseq_headgates.attention.head_attention import HeadAttention
 from fairseq_headgates.compat import without_shortcut
-from fairseq_headgates.gates import GateMethod, HeadGates, gates_penalty
+from fairseq_headgates.gates import L0_REDUCTIONS, GateMethod, HeadGates
 from fairseq_headgates.heads import TYPES, HeadTable, attention_type_and_layer
+from fairseq_headgates.messages import shown
 
 ACROSS_CHANNELS = "cross_channel_attn"  # of speech_dlm, between two speakers: it is of none of the types
-REFUSED = {  # models with attention of fairseq that cannot be found by its name
-    "PipelineParallelTransformerModel": "its modules are stages of a pipeline, whose names do not say which layers are "
-    "the encoder's and which the decoder's: choose --arch transformer",
-}
 
 
 @dataclass(frozen=True)
@@ -80,8 +77,11 @@ def like(attention: MultiheadAttention) -> Tensor:
 def _supported_sites(model: nn.Module) -> list[HeadSite]:
     """Return `head_sites(model)`. Raise ValueError with the reason if the model has no heads to gate or remove."""
     name = type(model).__name__
-    if name in REFUSED:
-        raise ValueError(f"{name} cannot be gated or pruned, because {REFUSED[name]}")
+    if name == "PipelineParallelTransformerModel":
+        raise ValueError(
+            f"{name} cannot be gated or pruned, because its modules are stages of a pipeline, whose names do not say "
+            "which layers are the encoder's and which the decoder's: choose --arch transformer"
+        )
     sites = head_sites(model)
     if not sites:
         others = ", ".join(other_attention(model))
@@ -210,7 +210,11 @@ def l0_penalty(model: nn.Module, reduction: str = "sum") -> Tensor:
     Raises:
         ValueError: if the model has no gates, or for an unknown reduction
     """
-    return gates_penalty([site.attention.gate for site in gated_sites(model)], reduction)
+    if reduction not in L0_REDUCTIONS:
+        raise ValueError(f"unknown reduction {shown(reduction)}: choose from {', '.join(L0_REDUCTIONS)}")
+    method = gate_method(model)
+    total = method.open_probability(method.log_alpha()).sum()
+    return total / len(method.layers) if reduction == "layer-mean" else total
 
 
 def site_table(model: nn.Module, rows: Mapping[HeadSite, Tensor], name: str = "") -> HeadTable:

@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fairseq_headgates import HeadTable, fix_heads, head_sites, insert_gates, masked, prune
 from fairseq_headgates.heads import TYPES
+from fairseq_headgates.inference.packed_linear import InferenceLinear
 
 
 @pytest.mark.parametrize(
@@ -122,9 +123,8 @@ def test_prepared_tensors_follow_every_change_of_the_weights(kind, change, monke
 
 def test_memory_of_packed_weights_is_kept_while_they_are_cached():
     """Else other weights in the same memory are taken for those that are packed; it happens once in 200 times."""
-    inference = pytest.importorskip("fairseq_headgates.inference.packed_linear")
     layer = torch.nn.Linear(512, 512)
-    linear = inference.InferenceLinear([layer])
+    linear = InferenceLinear([layer])
     with torch.no_grad():
         linear(torch.randn(3, 512))
     if linear._packed is None:

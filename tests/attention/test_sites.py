@@ -75,9 +75,9 @@ def test_penalty_is_the_sum_over_gated_heads():
     assert l0_penalty(model).item() == pytest.approx(naive_sum, rel=1e-6)
     assert l0_penalty(model, "layer-mean").item() == pytest.approx(naive_sum / 4, rel=1e-6)
     assert open_probabilities(model)["dec-self"].min() == 1
-    insert_gates(model, ["dec-self"], HardConcrete(temperature=0.5, low=-0.2, high=1.2), init=0.0)
-    naive_sum += 8 / (1 + math.exp(0.5 * math.log(0.2 / 1.2)))
-    assert l0_penalty(model).item() == pytest.approx(naive_sum, rel=1e-6)  # each type by its own distribution
+    insert_gates(model, ["dec-self"], HardConcrete(), init=0.0, lr_scale=3.0)
+    naive_sum += 8 / (1 + math.exp(0.33 * math.log(0.1 / 1.1)))
+    assert l0_penalty(model).item() == pytest.approx(naive_sum, rel=1e-6)
     with pytest.raises(ValueError, match="sum, layer-mean"):
         l0_penalty(model, "mean")
 

@@ -13,7 +13,7 @@ from support.reference import DATA, HEADS, LAYERS, assert_close, build, dtypes
 from torch import nn
 
 from fairseq_headgates import HardConcrete, HeadAttention, HeadGates, head_sites, l0_penalty
-from fairseq_headgates.gates import gates_penalty
+from fairseq_headgates.gates import L0Gates
 
 GATES = dict(np.load(DATA / "reference_gates.npz"))
 CLIP = 1e-6  # the original clips P(open) to [1e-6, 1 - 1e-6]; we do not
@@ -74,9 +74,10 @@ def test_penalty_and_its_gradient(tag, lr_scale, layers, reduction):
     gates = [HeadGates(len(row), distribution(tag), lr_scale=lr_scale) for row in rows]
     for gate, row in zip(gates, rows, strict=True):
         gate.load_state_dict({"log_alpha": row})
-    penalty = gates_penalty(gates, reduction)
-    penalty.backward()
     divisor = layers if reduction == "layer-mean" else 1
+    method = L0Gates(gates, ["enc-self"] * layers)
+    penalty = method.penalty(method.log_alpha(), torch.tensor(1 / divisor))
+    penalty.backward()
     assert_close(penalty, GATES[f"{tag}/l0_penalty"] / divisor, 1e-6)
     gradient = torch.cat([gate.theta.grad for gate in gates])
     # Where the original clips, its gradient is 0 and ours is not quite: 1e-5 of the largest at most.

@@ -104,6 +104,15 @@ def test_options_of_the_search_and_ensembles(options, way):
     assert_same_search(search(models, way[0], 4, batch(9), way[1], **options), expected)
 
 
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_stale_beam_size_does_not_change_the_output(beam):
+    """fairseq tells the model the size of a beam, but not that there is none any more."""
+    stock, ours = make_stock(), make_gated()
+    ours.load_state_dict(stock.state_dict())
+    search(ours, "eager", 3, batch(5))
+    assert_same_search(search(ours, "eager", beam, batch(5)), search(stock, "", beam, batch(5)))
+
+
 def test_prefixes_and_the_token_at_the_beginning(way):
     model, sample = ending(make_gated(), 0.0), {"net_input": batch(5)}
     found = []
