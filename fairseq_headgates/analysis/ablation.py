@@ -9,9 +9,8 @@ Shapes: B batch, T target length, H remaining heads of a layer, V variants of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -39,13 +38,7 @@ TOKENS = 2048  # in one batch, padding included: more would not be faster
 def ablation_losses(
     model: nn.Module, corpus: Corpus, mode: str = "single", progress: Callable[[Iterable], Iterable] = iter
 ) -> tuple[float, HeadTable]:
-    """Compute the loss of a model, and its loss with every single head masked.
-
-    Args:
-        model: a fairseq transformer
-        corpus: the data, in batches
-        mode: "single" masks one head at a time; "all-but-one" masks all heads of a layer but one
-        progress: wraps the iterable of batches
+    """Compute the loss of a model, and its loss with every single head masked ("single") or kept alone in its layer.
 
     Returns:
         The loss of the whole model, and the loss for each head (NaN for removed heads), in bits per target token
@@ -58,7 +51,11 @@ def ablation_losses(
     use_head_attention(model)
     if getattr(getattr(model, "decoder", None), "mem_len", 0):
         return _losses_with_memory(model, corpus, mode, progress)
-    variants = {site: _factors(site, mode) for site in head_sites(model) if site.attention.num_heads}
+    variants = {}  # factors on the heads of a layer, [V, H]
+    for site in head_sites(model):
+        if site.attention.num_heads:
+            alone = torch.eye(site.attention.num_heads)
+            variants[site] = alone if mode == "all-but-one" else 1 - alone
     sums = {site: torch.zeros(len(rows), dtype=torch.double) for site, rows in variants.items()}
     whole = torch.zeros(2, dtype=torch.double)
     for sample in progress(corpus.batches):
@@ -79,20 +76,11 @@ def _losses_with_memory(
     losses_of_sites = {}
     for site in progress(head_sites(model)):
         losses = []
-        for row in _factors(site, mode).tolist():
-            mask = [0] * site.attention.heads
-            for head, value in zip(site.attention.kept, row, strict=True):
-                mask[head] = int(value)
-            with masked(model, _mask_of_layer(model, site, mask)):
+        for head in site.attention.kept:
+            with masked(model, _mask(model, site, head, mode)):
                 losses.append(mean_loss(model, corpus))
         losses_of_sites[site] = torch.tensor(losses, dtype=torch.double)
     return mean_loss(model, corpus), site_table(model, losses_of_sites, f"nll|{mode}")
-
-
-def _factors(site: HeadSite, mode: str) -> Tensor:
-    """Return the factor on the heads of a layer in each variant: [V, H]."""
-    one = torch.eye(site.attention.num_heads)
-    return 1 - one if mode == "single" else one
 
 
 @torch.no_grad()
@@ -129,18 +117,16 @@ def _losses_of(
 def _recording(model: nn.Module) -> Iterator[dict[str, Any]]:
     """Within the context, record the outputs of encoder, layers and self-attention by name, and all contexts."""
     outputs: dict[str, Any] = {}
-    sites = head_sites(model)
+    sites, modules = head_sites(model), dict(model.named_modules())
     names = {name for site in sites for name in _layer_names(site)} | {site.name for site in sites} | {"encoder"}
 
     def remember(site: HeadSite, _: Tensor | None, context: Tensor) -> None:
         outputs[f"{site.name}.heads"] = context
 
     with ExitStack() as hooks, hooked(model, remember):
-        for name in names:
-            module = _submodule(model, name)
-            if module is not None:
-                handle = module.register_forward_hook(lambda _, __, out, name=name: outputs.update({name: out}))
-                hooks.callback(handle.remove)
+        for name in names & modules.keys():
+            handle = modules[name].register_forward_hook(lambda _, __, out, name=name: outputs.update({name: out}))
+            hooks.callback(handle.remove)
         yield outputs
 
 
@@ -148,13 +134,6 @@ def _layer_names(site: HeadSite) -> list[str]:
     """Return the name of the layer of an attention module, and of all below: 'decoder.layers.1', 'decoder.layers.0'."""
     stack, _, rest = site.name.rpartition("layers.")
     return [f"{stack}layers.{i}" for i in range(int(rest.partition(".")[0]), -1, -1)]
-
-
-def _submodule(model: nn.Module, name: str) -> nn.Module | None:
-    try:
-        return model.get_submodule(name)
-    except AttributeError:
-        return None
 
 
 @contextmanager
@@ -201,16 +180,16 @@ def ablation_masks(model: nn.Module, mode: str, losses: HeadTable) -> dict[HeadI
         if mode == "all-but-one" and heads:
             heads = [min(heads, key=lambda head: row[head])]
         for head in heads:
-            alone = [int(i == head) if mode == "all-but-one" else int(i != head) for i in range(len(row))]
-            masks[HeadId(site.attention_type, site.layer, head)] = _mask_of_layer(model, site, alone)
+            masks[HeadId(site.attention_type, site.layer, head)] = _mask(model, site, head, mode)
     return masks
 
 
-def _mask_of_layer(model: nn.Module, site: HeadSite, row: Sequence[int]) -> HeadTable:
+def _mask(model: nn.Module, site: HeadSite, head: int, mode: str) -> HeadTable:
+    """Return the mask of a head, or of all others of its layer."""
     layers, heads = head_counts(model)[site.attention_type]
-    return HeadTable(
-        {site.attention_type: [list(row) if i == site.layer else [1] * heads for i in range(layers)]}, "alive"
-    )
+    rows: list[list[float]] = [[1] * heads for _ in range(layers)]
+    rows[site.layer] = [int((i == head) == (mode == "all-but-one")) for i in range(heads)]
+    return HeadTable({site.attention_type: rows}, "alive")
 
 
 def masked_predictions(
@@ -223,33 +202,24 @@ def masked_predictions(
     """Return what the metric scores, by the model ("full") and with each mask, by name ('dec-enc 5 0')."""
     model = metric.prepared(model)
     shared = any("enc-self" not in mask.values for mask in masks.values())
-    predictions = {}
-    with _sharing_encoder(model) as sharing:
-        named = ((str(head), mask) for head, mask in masks.items())
-        for name, mask in progress([("full", None), *named]):
-            sharing.on = shared and (mask is None or "enc-self" not in mask.values)
-            with masked(model, mask or HeadTable({})):
-                predictions[name] = journal.get(name, lambda: metric.predict(model))
+    predictions: dict[str, list] = {}
+    known: dict[Any, Any] = {}
+    for name, mask in progress([("full", HeadTable({})), *((str(head), mask) for head, mask in masks.items())]):
+        with masked(model, mask), ExitStack() as sharing:
+            if shared and "enc-self" not in mask.values:
+                sharing.enter_context(_shared_encoder(model, known))
+            predictions[name] = journal.get(name, lambda: metric.predict(model))
     return predictions
 
 
-@dataclass
-class _Sharing:
-    on: bool = True
-
-
-@contextmanager
-def _sharing_encoder(model: Any) -> Iterator[_Sharing]:
-    """Within the context, and while `on`, the encoder computes each batch once."""
-    encode, known, sharing = model.encoder.forward, {}, _Sharing()
+def _shared_encoder(model: Any, known: dict[Any, Any]) -> AbstractContextManager[None]:
+    """Within the context, the encoder computes each batch only if its output is not `known`."""
+    encode = model.encoder.forward
 
     def forward(src_tokens: Tensor, *rest: Any, **others: Any) -> Any:
-        if not sharing.on:
-            return encode(src_tokens, *rest, **others)
         key = (src_tokens.data_ptr(), src_tokens.shape)
         if key not in known:  # the tokens are kept, too, so that their address is not used again
             known[key] = (src_tokens, encode(src_tokens, *rest, **others))
         return known[key][1]
 
-    with replaced_forward(model.encoder, forward):
-        yield sharing
+    return replaced_forward(model.encoder, forward)

@@ -35,8 +35,6 @@ from fairseq_headgates.evaluation.workers import all_reduce
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.messages import check_finite, shown
 
-Options = ScoreOptions
-
 
 def score(
     model: nn.Module, task: Any, batches: Sequence[Sample], method: str, options: ScoreOptions | None = None
@@ -66,15 +64,11 @@ def score(
         table = getattr(import_module(f"fairseq_headgates.{module}"), function)(
             model, corpus, options or ScoreOptions()
         )
-    _check_finite(model, table, method)
-    return HeadTable(table.values, method)
-
-
-def _check_finite(model: nn.Module, table: HeadTable, method: str) -> None:
     for site in head_sites(model):
         row = torch.tensor(table.values[site.attention_type][site.layer], dtype=torch.float64)
         where = f"{site.attention_type} layer {site.layer}"
         check_finite(f"the scores of {method} in {where}", row[list(site.attention.kept)])
+    return HeadTable(table.values, method)
 
 
 def confidence(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
@@ -189,7 +183,7 @@ def magnitude(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTa
 
     Those of the all-attention model are its rows of W_R, its persistent vectors and the biases of its queries.
     """
-    sums = _Sums(model)
+    norms = {}
     with torch.no_grad():
         for site in head_sites(model):
             attention = site.attention
@@ -199,30 +193,26 @@ def magnitude(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTa
                 out = out if scale is None else out * scale.repeat_interleave(attention.head_dim)[:, None]
                 parts = [p for name in attention.INPUTS for p in getattr(attention, name).parameters() if p.dim() > 1]
                 squares = [part.double().square().reshape(attention.num_heads, -1).sum(1) for part in (*parts, out)]
-                sums.add(site, torch.stack(squares).sum(0).sqrt(), 1)
-    return sums.means(shared=False)
+                norms[site] = torch.stack(squares).sum(0).sqrt()
+    return site_table(model, norms)
 
 
 def gate(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
     """P(open) of a head's gate, 1 without a gate (Voita et al. 2019, section 6)."""
-    sums = _Sums(model)
-    probabilities = open_probabilities(model)
-    for site in head_sites(model):
-        sums.add(site, probabilities[site.attention_type][site.layer, list(site.attention.kept)], 1)
-    return sums.means(shared=False)
+    return _of_kept(model, open_probabilities(model))
 
 
 def random(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
     """Random numbers from 0 to 1, for comparison."""
     generator = torch.Generator().manual_seed(options.seed)
-    sums = _Sums(model)
-    for attention_type, (layers, heads) in head_counts(model).items():
-        # For removed heads too, so that those of others do not change.
-        numbers = torch.rand(layers, heads, generator=generator)
-        for site in head_sites(model):
-            if site.attention_type == attention_type:
-                sums.add(site, numbers[site.layer, list(site.attention.kept)], 1)
-    return sums.means(shared=False)
+    # For removed heads too, so that those of others do not change.
+    return _of_kept(model, {each: torch.rand(size, generator=generator) for each, size in head_counts(model).items()})
+
+
+def _of_kept(model: nn.Module, values: Mapping[str, Tensor]) -> HeadTable:
+    """Return {type: [L, H]} without the values of removed heads."""
+    sites = head_sites(model)
+    return site_table(model, {s: values[s.attention_type][s.layer, list(s.attention.kept)] for s in sites})
 
 
 class _Sums:
@@ -237,10 +227,9 @@ class _Sums:
         self.sums[site] += values.detach().double().cpu()
         self.counts[site] += float(count)
 
-    def means(self, shared: bool = True) -> HeadTable:
-        """Return sums divided by counts, over all workers if each has a part of the data (`shared`)."""
-        flat = torch.cat([*self.sums.values(), torch.tensor(list(self.counts.values())).double()])
-        flat = all_reduce(flat) if shared else flat
+    def means(self) -> HeadTable:
+        """Return sums divided by counts, over the data of all workers."""
+        flat = all_reduce(torch.cat([*self.sums.values(), torch.tensor(list(self.counts.values())).double()]))
         *rows, counts = flat.split([*map(len, self.sums.values()), len(self.counts)])
         means = (row / count.clamp(min=1) for row, count in zip(rows, counts, strict=True))
         return site_table(self.model, dict(zip(self.sums, means, strict=True)))

@@ -17,7 +17,6 @@ from fairseq_headgates.evaluation.objectives import Classes
 from fairseq_headgates.evaluation.results import scorers
 from fairseq_headgates.evaluation.symbols import MARKS, SHARE, subwords_of
 from fairseq_headgates.evaluation.translations import bleu_metric, references, translate
-from fairseq_headgates.evaluation.workers import gather
 
 TOKENISED = 100  # sentences that end in a blank and a full stop; sacreBLEU warns at this number
 
@@ -104,22 +103,14 @@ class Accuracy(Metric):
     name = "accuracy"
 
     def __init__(self, model: nn.Module, corpus: Corpus):
-        super().__init__(corpus, _in_order(corpus, [sample["target"].view(-1) for sample in corpus.batches]))
+        super().__init__(corpus, corpus.in_order(sample["target"].view(-1).tolist() for sample in corpus.batches))
 
     @torch.no_grad()
     def predict(self, model: nn.Module) -> list[int]:
         """Return the class that the model predicts for every sentence."""
         objective = self.corpus.objective
         assert isinstance(objective, Classes)  # the only one with this metric
-        return _in_order(self.corpus, [objective.predicted(model, sample) for sample in self.corpus.batches])
-
-
-def _in_order(corpus: Corpus, classes: Sequence[torch.Tensor]) -> list[int]:
-    """Return a class for every sentence of all workers, in the order of the corpus, from those of the batches."""
-    found: dict[int, int] = {}
-    for sample, of_batch in zip(corpus.batches, classes, strict=True):
-        found.update(zip(sample["id"].tolist(), of_batch.tolist(), strict=True))
-    return [label for _, label in sorted(gather(found).items())]
+        return self.corpus.in_order(objective.predicted(model, sample).tolist() for sample in self.corpus.batches)
 
 
 METRICS: dict[str, type[Bleu] | type[Accuracy]] = {"bleu": Bleu, "accuracy": Accuracy}

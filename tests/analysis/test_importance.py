@@ -9,8 +9,8 @@ from support.sentences import EOS, MASK, ODD, TASK, alone, loss_of, make_gates, 
 
 from fairseq_headgates import HeadTable, masked, observe, open_probabilities, prune
 from fairseq_headgates.analysis import importance
-from fairseq_headgates.analysis.importance import Options, score
-from fairseq_headgates.analysis.options import SCORES
+from fairseq_headgates.analysis.importance import score
+from fairseq_headgates.analysis.options import SCORES, ScoreOptions
 from fairseq_headgates.attention.hooks import hooked
 from fairseq_headgates.attention.sites import head_sites
 from fairseq_headgates.heads import TYPES
@@ -19,7 +19,7 @@ DATA_METHODS = ["confidence", "gradient", "relevance", "ablation"]
 
 
 def scores(model, method, batches=None, **options):
-    return score(model, TASK, batches or [sample(sentences())], method, Options(**options))
+    return score(model, TASK, batches or [sample(sentences())], method, ScoreOptions(**options))
 
 
 def assert_close(table, expected, tolerance=1e-9):

@@ -9,9 +9,8 @@ from support.models import PAD, make_batch, make_gated, make_stock
 from support.relevance import MASK, OF_DECODER, POST_NORM, Naive, shaken, small, words
 
 from fairseq_headgates import HeadTable, head_sites, masked, prune
-from fairseq_headgates.analysis import relevance
+from fairseq_headgates.analysis.relevance import explaining, walk
 from fairseq_headgates.analysis.relevance import rules as rules_room
-from fairseq_headgates.analysis.relevance import walk
 from fairseq_headgates.analysis.relevance.explaining import head_relevance, token_contributions
 from fairseq_headgates.analysis.relevance.rules import RULES, Rule
 from fairseq_headgates.gates import OPEN
@@ -21,7 +20,7 @@ rules = pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
 
 
 def explain(model, batch, rule="story-of-heads"):
-    return relevance.explain(model, batch, rule)
+    return explaining.explain(model, batch, rule)
 
 
 # Whole models, against full Jacobians

@@ -13,7 +13,7 @@ from support import classifiers, language_models
 from support.analysis import READ, SEARCH, one_line
 from support.commands import EVALUATION, USER_DIR
 
-from fairseq_headgates.evaluation.result_files import read_evaluations
+from fairseq_headgates.evaluation.results import read_evaluations
 from fairseq_headgates.evaluation.speed import speeds
 from fairseq_headgates.evaluation.statistics import mcnemar, paired_bootstrap
 

@@ -88,15 +88,10 @@ def _leaves(model: Any) -> Iterator[dict[str, Tensor]]:
         leaves[side] = args[0].detach().requires_grad_()
         return leaves[side], *args[1:]
 
-    handles = [
-        stack.layers[0].register_forward_pre_hook(partial(start, side=side))
-        for side, stack in stack_modules(model).items()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for side, stack in stack_modules(model).items():
+            hooks.callback(stack.layers[0].register_forward_pre_hook(partial(start, side=side)).remove)
         yield leaves
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

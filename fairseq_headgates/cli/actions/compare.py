@@ -5,8 +5,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from fairseq_headgates.analysis.agreement import common_types
-from fairseq_headgates.analysis.overlap import overlap
+from fairseq_headgates.analysis.agreement import common_types, overlap
 from fairseq_headgates.cli.commands.compare import CompareOptions
 from fairseq_headgates.cli.output import check_outputs, say, without_nan, write
 from fairseq_headgates.cli.parser import chosen_types

@@ -20,8 +20,8 @@ from support.searching import DICTIONARY, batch, ending, search
 from support.sentences import PAIRS, TASK, make_gates, make_model, sample, sentences
 
 from fairseq_headgates import HeadTable, head_sites, l0_penalty, masked, prune, refit
-from fairseq_headgates.analysis.importance import Options, score
-from fairseq_headgates.analysis.options import SCORES
+from fairseq_headgates.analysis.importance import score
+from fairseq_headgates.analysis.options import SCORES, ScoreOptions
 from fairseq_headgates.analysis.relevance.explaining import explain
 from fairseq_headgates.analysis.relevance.rules import RULES
 from fairseq_headgates.heads import TYPES
@@ -128,8 +128,8 @@ def test_noise_of_gates_is_drawn_once_for_a_batch():
 @pytest.mark.parametrize("method", [name for name in SCORES if name != "random"])
 def test_scores_are_those_of_the_cpu(method):
     model = make_gates(make_model(gate_heads=ALL_TYPES))
-    expected = score(model, TASK, [sample(sentences())], method, Options())
-    found = score(there(model), TASK, [there(sample(sentences()))], method, Options())
+    expected = score(model, TASK, [sample(sentences())], method, ScoreOptions())
+    found = score(there(model), TASK, [there(sample(sentences()))], method, ScoreOptions())
     for attention_type in TYPES:
         values, wanted = (torch.tensor(table.values[attention_type]) for table in (found, expected))
         torch.testing.assert_close(values, wanted, equal_nan=True, atol=1e-6, rtol=1e-6)
