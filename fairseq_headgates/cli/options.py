@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from operator import methodcaller
 
 from fairseq_headgates.analysis.options import GRADIENT_UNITS, HEAD_RULES, NORMS
 from fairseq_headgates.cli.command import Group, Options, argument, option
@@ -26,7 +25,6 @@ DATA_EPILOG = (
 )
 
 
-@dataclass(kw_only=True)
 class Trust(Options):
     """--trust, of commands that load checkpoints."""
 
@@ -37,14 +35,12 @@ class Trust(Options):
     )
 
 
-@dataclass(kw_only=True)
 class Checkpoint(Trust):
     """The checkpoint to read."""
 
     checkpoint: str = argument(metavar="CKPT", type=filled, reads="the checkpoint", help="a fairseq checkpoint (.pt)")
 
 
-@dataclass(kw_only=True)
 class Output(Options):
     """Where the result goes."""
 
@@ -58,19 +54,17 @@ def types(text: str, within: Group | None = None) -> str | None:
     return option(metavar="T[,T...]", within=within, help=f"{text}; choices: {', '.join(TYPES)}, all")
 
 
-@dataclass(kw_only=True)
 class Data(Trust):
     """Commands that read data with the options of fairseq-generate."""
 
-    usage: ClassVar[str | None] = DATA_USAGE
-    epilog: ClassVar[str] = DATA_EPILOG
+    usage = DATA_USAGE
+    epilog = DATA_EPILOG
 
     def fairseq_arguments(self) -> list[str] | None:
         """Return all words that are not options of the command."""
         return self.rest
 
 
-@dataclass(kw_only=True)
 class FirstSentences(Data):
     """--sentences, of commands that can use a part of the data."""
 
@@ -79,7 +73,6 @@ class FirstSentences(Data):
     )
 
 
-@dataclass(kw_only=True)
 class ChosenSentences(Data):
     """--lines and --text, of commands that work on single sentences; see `sentences.sentences`."""
 
@@ -98,7 +91,6 @@ class ChosenSentences(Data):
     )
 
 
-@dataclass(kw_only=True)
 class InferenceDtype(Options):
     """--inference-dtype; `inference_dtype` makes it with the end of its help."""
 
@@ -124,10 +116,9 @@ def metric(default: str, tests: str = "") -> str | None:
     )
 
 
-REPAIR = Group("repair, without training")
+REPAIR = methodcaller("add_argument_group", "repair, without training")
 
 
-@dataclass(kw_only=True)
 class Refit(Options):
     """--refit-sentences and --refit-subset, of commands with --refit."""
 
@@ -147,7 +138,6 @@ class Refit(Options):
     )
 
 
-@dataclass(kw_only=True)
 class Scores(Options):
     """The options of importance scores; see `analysis.options.ScoreOptions`."""
 
@@ -170,11 +160,10 @@ class Scores(Options):
     )
 
 
-CHOICE = Group(exclusive=True)
-WITH_SCORES = Group("with --scores")
+CHOICE = methodcaller("add_mutually_exclusive_group")
+WITH_SCORES = methodcaller("add_argument_group", "with --scores")
 
 
-@dataclass(kw_only=True)
 class Choice(Options):
     """The heads to keep; see `choice.chosen_heads`."""
 

@@ -15,8 +15,8 @@ from fairseq_headgates.plugin.options.stored_mask import read_mask
 from fairseq_headgates.report.tables import matrix, overlap_table
 
 
-def run(options: CompareOptions) -> int:
-    """Run `headgates compare` and return its exit code."""
+def run(options: CompareOptions) -> None:
+    """Run `headgates compare`."""
     if len(options.masks) < 2 or len(set(options.masks)) < len(options.masks):
         raise ValueError(f"MASK is {' '.join(options.masks)}: name at least two masks, each once")
     check_outputs(options)
@@ -30,7 +30,6 @@ def run(options: CompareOptions) -> int:
     if options.out is not None:
         write(options.out, result + "\n", options.force)
     say(result if options.json else _text(pairs, list(masks)))
-    return 0
 
 
 def _compared(a: HeadTable, b: HeadTable) -> tuple[str, ...]:

@@ -16,8 +16,8 @@ from fairseq_headgates.heads import DATA, HeadTable, Signature, read_scores
 from fairseq_headgates.report.tables import agreement_table, matrix
 
 
-def run(options: CorrelateOptions) -> int:
-    """Run `headgates correlate` and return its exit code."""
+def run(options: CorrelateOptions) -> None:
+    """Run `headgates correlate`."""
     check_outputs(options)
     tables = _tables(options)
     types = chosen_types(options.types)
@@ -32,7 +32,6 @@ def run(options: CorrelateOptions) -> int:
     if options.out is not None:
         write(options.out, result + "\n", options.force)
     say(result if options.json else _text(pairs, tables, options.each_type))
-    return 0
 
 
 def _text(pairs: list[dict[str, Any]], tables: Mapping[str, HeadTable], each_type: bool) -> str:

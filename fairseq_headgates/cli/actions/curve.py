@@ -26,8 +26,8 @@ from fairseq_headgates.report.tables import curve_table
 Work = Session[CurveOptions]
 
 
-def run(options: CurveOptions) -> int:
-    """Run `headgates curve` and return its exit code."""
+def run(options: CurveOptions) -> None:
+    """Run `headgates curve`."""
     if options.scores is not None and (options.reestimate or options.score_subset is not None):
         raise ValueError("--reestimate and --score-subset need --by: leave them out with --scores")
     if options.score_method is not None and options.scores is None:
@@ -46,7 +46,6 @@ def run(options: CurveOptions) -> int:
         work.say(json.dumps(points) if options.json else "\n".join([curve_table(points), *origins]))
         for journal in journals.values():
             journal.discard()
-    return 0
 
 
 def _points(work: Work, path: str, journal: ResumeJournal) -> list[dict[str, Any]]:

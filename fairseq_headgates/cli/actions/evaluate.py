@@ -33,8 +33,8 @@ GIVE_TEXT = "give the text that was binarised, with blanks between words"
 GIVE_REFERENCE = "give a line for each sentence of --gen-subset"
 
 
-def run(options: EvaluateOptions) -> int:
-    """Run `headgates evaluate` and return its exit code."""
+def run(options: EvaluateOptions) -> None:
+    """Run `headgates evaluate`."""
     with session(options) as work:
         inputs = _Inputs.read(work)
         found, systems = [], []
@@ -49,7 +49,6 @@ def run(options: EvaluateOptions) -> int:
         content = json.dumps(objects[0] if len(objects) == 1 else objects)
         work.write(options.out, content + "\n")
         work.say(content if options.json else as_text(found, pairs))
-    return 0
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from fairseq_headgates.heads import mask_to_json
 from fairseq_headgates.report.tables import gate_table, open_counts
 
 
-def run(options: ShowOptions) -> int:
-    """Run `headgates show` and return its exit code."""
+def run(options: ShowOptions) -> None:
+    """Run `headgates show`."""
     if options.json and options.out == "-":
         raise ValueError("--json and --out - both go to standard output: choose one, or give --out a file")
     if options.out not in (None, "-"):
@@ -23,11 +23,10 @@ def run(options: ShowOptions) -> int:
     alive = heads.gate.map(lambda g: int(g > 0), "alive")
     if options.out == "-":
         say(mask_to_json(alive).rstrip("\n"))
-        return 0
+        return
     if options.out is not None:
         write(options.out, mask_to_json(alive), options.force)
     say(json.dumps(as_json(heads)) if options.json else as_text(heads))
-    return 0
 
 
 def as_text(heads: CheckpointHeads) -> str:

@@ -1,10 +1,10 @@
 """`headgates curve`: measure a model while the least important heads are removed step by step."""
 
 import argparse
-from dataclasses import dataclass
+from operator import methodcaller
 
 from fairseq_headgates.analysis.options import SCORES
-from fairseq_headgates.cli.command import Group, command, option
+from fairseq_headgates.cli.command import command, option
 from fairseq_headgates.cli.options import (
     CHOOSING,
     REPAIR,
@@ -19,7 +19,7 @@ from fairseq_headgates.cli.options import (
 from fairseq_headgates.cli.parser import Once, filled
 from fairseq_headgates.heads import TYPES
 
-ORDER = Group(exclusive=True, required=True)
+ORDER = methodcaller("add_mutually_exclusive_group", required=True)
 
 
 def _steps(text: str) -> list[float]:
@@ -35,15 +35,13 @@ def _steps(text: str) -> list[float]:
 
 @command(
     "curve",
-    "measure loss, BLEU or accuracy while the least important heads are removed step by step",
     "headgates curve data-bin --path baseline/checkpoint_best.pt --gen-subset valid --by gradient "
     "--metric nll --plot curve.svg",
     "headgates curve data-bin --path baseline/checkpoint_best.pt --gen-subset valid --scores scores.json "
     "--refit --steps 0,50,75 --tsv curve.tsv",
 )
-@dataclass(kw_only=True)
 class CurveOptions(FirstSentences, Scores, Refit, InferenceDtype, Output):
-    """The options of `headgates curve`."""
+    """Measure loss, BLEU or accuracy while the least important heads are removed step by step."""
 
     by: str | None = option(
         metavar="METHOD",

@@ -24,8 +24,8 @@ from fairseq_headgates.heads import AttentionMap, HeadId, parse_heads
 from fairseq_headgates.messages import check_finite
 
 
-def run(options: AttentionOptions) -> int:
-    """Run `headgates attention` and return its exit code."""
+def run(options: AttentionOptions) -> None:
+    """Run `headgates attention`."""
     if options.interactive and not (options.plot or "").endswith(".html"):
         raise ValueError("--interactive makes a web page: add --plot FILE.html")
     page = interactive_page if options.interactive else attention_page
@@ -41,7 +41,6 @@ def run(options: AttentionOptions) -> int:
             figure=lambda: attention_figure(maps),
             tables=attention_tables(maps),
         )
-    return 0
 
 
 def attention_maps(model: nn.Module, task: Any, sample: Sample, heads: Sequence[HeadId]) -> list[AttentionMap]:

@@ -14,8 +14,8 @@ from fairseq_headgates.extensions.compress.command import CompressOptions
 from fairseq_headgates.extensions.compress.model import Compressed, Compressor, OutOfReach
 
 
-def run(options: CompressOptions) -> int:
-    """Run `headgates compress` and return its exit code."""
+def run(options: CompressOptions) -> None:
+    """Run `headgates compress`."""
     name, budgets = ("params", options.params) if options.params else ("speedup", options.speedup)
     if options.out and len(budgets) > 1:
         raise ValueError(f"--out is for one compressed model, --{name} names {len(budgets)}: name one")
@@ -46,7 +46,6 @@ def run(options: CompressOptions) -> int:
         found = [{**result.as_json(), "signature": str(signature)} for result in results]
         work.plot(options.plot, lambda: drawing.plot(found))
         work.say(json.dumps(found) if options.json else f"{drawing.text(found)}\n\n{signature}")
-    return 0
 
 
 def _kinds(options: CompressOptions) -> list[tuple[str, ...]]:

@@ -2,15 +2,14 @@
 
 import argparse
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from operator import methodcaller
 
 from fairseq_headgates.analysis.options import UNITS
-from fairseq_headgates.cli.command import Group, command, option
+from fairseq_headgates.cli.command import command, option
 from fairseq_headgates.cli.options import AS_STORED, FirstSentences, InferenceDtype, Output, inference_dtype
 from fairseq_headgates.cli.parser import counted, filled, number_or_fraction
 
-BUDGET = Group(exclusive=True, required=True)
+BUDGET = methodcaller("add_mutually_exclusive_group", required=True)
 
 
 def _sizes(text: str) -> list[float]:
@@ -37,19 +36,16 @@ def _units(text: str) -> tuple[str, ...]:
 
 @command(
     "compress",
-    "remove heads and feed-forward neurons so that a model has a given size or speed",
     "headgates compress data-bin --path baseline/checkpoint_best.pt --params 0.8 --out small.pt",
     "headgates compress data-bin --path baseline/checkpoint_best.pt --speedup 1.3 --beam 4 --cpu --plot speeds.svg",
 )
-@dataclass(kw_only=True)
 class CompressOptions(FirstSentences, InferenceDtype, Output):
-    """The options of `headgates compress`."""
+    """Remove heads and feed-forward neurons so that a model has a given size or speed.
 
-    description: ClassVar[str] = (
-        "Remove the attention heads and feed-forward neurons that cost least, so that the model has a given number of "
-        "parameters or a given speed, and refit the linear layers that are left by least squares. Nothing is trained; "
-        "it takes seconds to minutes on a CPU. The loss before and after is measured on --gen-subset (default: valid)."
-    )
+    Remove the attention heads and feed-forward neurons that cost least, so that the model has a given number of
+    parameters or a given speed, and refit the linear layers that are left by least squares. Nothing is trained; it
+    takes seconds to minutes on a CPU. The loss before and after is measured on --gen-subset (default: valid).
+    """
 
     sentences: int | None = option(
         metavar="N", type=int, help="measure the loss on the first N sentences of --gen-subset only (default: all)"
