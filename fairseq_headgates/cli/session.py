@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -25,8 +25,8 @@ from fairseq_headgates.analysis.options import ScoreOptions
 from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.cli.command import Options
 from fairseq_headgates.cli.fairseq_options import fairseq_options
-from fairseq_headgates.cli.options import FirstSentences, InferenceDtype, Output, Refit, Scores, Trust
-from fairseq_headgates.cli.output import FirstWorker, check_outputs, check_picture
+from fairseq_headgates.cli.options import ChosenSentences, FirstSentences, InferenceDtype, Output, Refit, Scores, Trust
+from fairseq_headgates.cli.output import check_outputs, check_picture, picture, say, warn, write
 from fairseq_headgates.cli.signature import Signatures, short_name
 from fairseq_headgates.evaluation.corpus import Corpus, check_target, load_corpus
 from fairseq_headgates.evaluation.metrics import Metric, metric_of
@@ -51,30 +51,26 @@ class Loaded:
     corpus: Corpus
     signature: Signature
 
-    def with_model(self, model: nn.Module) -> Loaded:
-        """Return another model with the same corpus and signature."""
-        return replace(self, model=model)
 
-
-class Session(Signatures, FirstWorker, Generic[T]):
-    """The options of one command, those of fairseq, its task, and whether this worker writes the output.
+class Session(Signatures, Generic[T]):
+    """The options of one command, those of fairseq, its task, and its output.
 
     Attributes:
         options: the options of the command
         paths: the checkpoints of --path
         needs_target: whether the data must have targets
+        writes: whether this is the first worker, the only one that writes and prints
     """
 
-    def __init__(self, options: T, needs_target: bool, pages: bool):
+    def __init__(self, options: T, needs_target: bool):
         fairseq = fairseq_options(options.command, options.fairseq_arguments() or [])
-        self.options = options
-        self.needs_target = needs_target
+        self.options, self.needs_target = options, needs_target
         self.paths = utils.split_paths(fairseq.path)
         if len({Path(path).resolve() for path in self.paths}) < len(self.paths):
             raise ValueError(f"--path {fairseq.path} names a checkpoint twice: name each once")
         join_workers(fairseq)
-        FirstWorker.__init__(self, options, fairseq.distributed_rank == 0, pages)
-        Signatures.__init__(self, fairseq)
+        self.writes, self._warned = fairseq.distributed_rank == 0, set[str]()
+        super().__init__(fairseq)
 
     def only_path(self) -> str:
         """Return the one checkpoint of --path. Raise ValueError if there are several."""
@@ -193,27 +189,43 @@ class Session(Signatures, FirstWorker, Generic[T]):
         work = json.dumps([*map(str, command), *self.content(path, refit)], sort_keys=True)
         return ResumeJournal(f"{options.out}.part{self.paths.index(path) or ''}", work, self.writes, options.force)
 
+    def warn_once(self, message: str) -> None:
+        """Print a warning, unless it was printed before."""
+        if self.writes and message not in self._warned:
+            warn(self.options.command, message)
+            self._warned.add(message)
+
+    def write(self, path: str | None, content: str | bytes) -> None:
+        """Write a file, if `path` is given."""
+        if path and self.writes:
+            write(path, content, getattr(self.options, "force", False))
+
+    def plot(self, path: str | None, draw: Callable[[], Any]) -> None:
+        """Write a picture, if `path` is given; `draw` returns matplotlib's figure."""
+        if path and self.writes:
+            content, lacking = picture(path, draw)
+            if lacking:
+                other = "x.html or x.svg" if isinstance(self.options, ChosenSentences) else "x.svg"
+                warn(self.options.command, f"{path} {lacking}: use --plot {other}")
+            self.write(path, content)
+
+    def say(self, text: str) -> None:
+        """Print a result."""
+        if self.writes:
+            say(text)
+
 
 @contextmanager
-def session(options: T, needs_target: bool = True, pages: bool = False) -> Iterator[Session[T]]:
-    """Within the context, a `Session`. Refuse outputs that cannot be written at its beginning.
-
-    With `pages`, --plot can also be a web page (.html).
-    """
+def session(options: T, needs_target: bool = True) -> Iterator[Session[T]]:
+    """Within the context, a `Session`. Refuse outputs that cannot be written at its beginning."""
     check_outputs(options)
-    with _quiet(), _one_line_errors():
-        if plot := options.files_to_write().get("plot"):
-            check_picture(plot, pages)
-        yield Session(options, needs_target, pages)
-        leave_workers()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Within the context, libraries show only warnings of their loggers."""
-    with warnings.catch_warnings(), logging_only(logging.WARNING, "fairseq", "sacrebleu", "hydra", "matplotlib"):
+    quiet = logging_only(logging.WARNING, "fairseq", "sacrebleu", "hydra", "matplotlib")
+    with warnings.catch_warnings(), quiet, _one_line_errors():
         warnings.simplefilter("ignore")
-        yield
+        if plot := options.files_to_write().get("plot"):
+            check_picture(plot, isinstance(options, ChosenSentences))
+        yield Session(options, needs_target)
+        leave_workers()
 
 
 @contextmanager

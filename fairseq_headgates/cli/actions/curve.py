@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -121,7 +122,7 @@ def _scores(work: Work, loaded: Loaded) -> tuple[HeadTable, Callable[[nn.Module]
         loaded = work.with_subset(loaded, options.score_subset or CHOOSING)
 
     def score(model: nn.Module) -> HeadTable:
-        return work.scores(loaded.with_model(model), method, options)
+        return work.scores(replace(loaded, model=model), method, options)
 
     return score(loaded.model), score if options.reestimate else None
 

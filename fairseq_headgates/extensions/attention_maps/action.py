@@ -29,7 +29,7 @@ def run(options: AttentionOptions) -> None:
     if options.interactive and not (options.plot or "").endswith(".html"):
         raise ValueError("--interactive makes a web page: add --plot FILE.html")
     page = interactive_page if options.interactive else attention_page
-    with session(options, pages=True) as work:
+    with session(options) as work:
         model, origin = load(work)
         heads, signature = parse_heads(options.heads, head_counts(model)), str(origin)
         chosen = sentences(work, model, options)

@@ -15,7 +15,7 @@ from fairseq_headgates.extensions.explain.drawing import (
 def run(options: ExplainOptions) -> None:
     """Run `headgates explain`."""
     compared = {} if options.instead_of is None else {"instead-of": options.instead_of}
-    with session(options, pages=True) as work:
+    with session(options) as work:
         model, origin = load(work)
         signature = str(origin.of_method(options.method, compared))
         found = {
