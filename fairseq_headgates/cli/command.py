@@ -8,12 +8,16 @@ help and wrong options take a tenth of a second. The files of an extension are `
 from __future__ import annotations
 
 import argparse
+import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from fairseq_headgates.cli.parser import filled
+from fairseq_headgates.messages import shown
 
+NO_FILE = re.compile(r"-$|\s*\{|[a-z-]+:\S")  # standard input, JSON, heads such as dec-enc:1.3
 Group = Callable[[argparse.ArgumentParser], Any]  # adds a group to a parser, and returns it
 
 
@@ -88,17 +92,39 @@ class Options:
         """Return the arguments for the parser of fairseq-generate, None if the command takes none."""
         return None
 
-    def files_to_read(self) -> Iterator[tuple[str, Any]]:
-        """Yield what the files are that options name, and the values of these options."""
+    def files_to_read(self) -> Iterator[tuple[str, str]]:
+        """Yield what the files are that the options name, those of fairseq included, and their paths."""
         for name, each in self.declared().items():
-            if each.reads:
-                value = getattr(self, name)
-                yield from ((each.reads, one) for one in (value if isinstance(value, list) else [value]))
+            value = getattr(self, name)
+            for one in (value if isinstance(value, list) else [value]) if each.reads else []:
+                path = one[1] if isinstance(one, tuple) else one  # --text SUBSET=FILE
+                if path and not NO_FILE.match(path):
+                    yield each.reads, path
+        words = self.fairseq_arguments() or []
+        if words and not words[0].startswith("-"):
+            yield from (("the data in", path) for path in _split(words[0]))
+        for word, value in zip(words, [*words[1:], ""], strict=False):
+            if word == "--path" or word.startswith("--path="):
+                yield from (("the checkpoint", path) for path in _split(word.partition("=")[2] or value))
+
+    def missing_input(self) -> str:
+        """Return an error message if a file to read does not exist, else an empty text."""
+        for what, path in self.files_to_read():
+            try:
+                os.stat(path)
+            except OSError as error:
+                return f"cannot read {what} {shown(path)} ({error.strerror}): check the path"
+        return ""
 
     def files_to_write(self) -> dict[str, str]:
         """Return the files to write, by the names of the options that name them."""
         names = [name for name, each in self.declared().items() if each.writes]
         return {name.replace("_", "-"): path for name in names if (path := getattr(self, name)) is not None}
+
+
+def _split(paths: str) -> list[str]:
+    """Return the paths of an argument of fairseq, none for an address or an empty text."""
+    return [] if "://" in paths else [path for path in paths.split(os.pathsep) if path]
 
 
 COMMANDS: dict[str, type[Options]] = {}

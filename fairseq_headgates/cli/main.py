@@ -17,7 +17,7 @@ from fairseq_headgates import __version__, extensions, register
 from fairseq_headgates.cli import commands
 from fairseq_headgates.cli.command import COMMANDS, Options, add_options
 from fairseq_headgates.cli.output import prepare_streams
-from fairseq_headgates.cli.parser import ArgumentParser, missing_input
+from fairseq_headgates.cli.parser import ArgumentParser
 from fairseq_headgates.compat import unsupported
 from fairseq_headgates.messages import one_line
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
     options = COMMANDS[values.command](**vars(values), rest=rest)
     if rest and options.fairseq_arguments() is None:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if problem := missing_input(options) or (options.needs_models and unsupported()):
+    if problem := options.missing_input() or (options.needs_models and unsupported()):
         print(f"headgates {options.command}: error: {one_line(problem)}", file=sys.stderr)
         return 2
     if options.needs_models:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from fairseq_headgates.heads import TYPES, parse_count, parse_types
-from fairseq_headgates.messages import fail, shown
-
-NO_FILE = re.compile(r"-$|\s*\{|[a-z-]+:\S")  # standard input, JSON, heads such as dec-enc:1.3
+from fairseq_headgates.messages import fail
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -48,35 +44,6 @@ class Once(argparse.Action):
         if before not in (None, values):
             parser.error(f"argument {option_string}: given twice, as {before!r} and {values!r}: give it once")
         setattr(namespace, self.dest, values)
-
-
-def missing_input(args: Any) -> str:
-    """Return an error message if a file that the arguments name does not exist, else an empty text."""
-    for what, path in _inputs(args):
-        try:
-            os.stat(path)
-        except OSError as error:
-            return f"cannot read {what} {shown(path)} ({error.strerror}): check the path"
-    return ""
-
-
-def _inputs(args: Any) -> Iterator[tuple[str, str]]:
-    """Yield what the files are that the arguments name, and their paths."""
-    for what, value in args.files_to_read():
-        path = value[1] if isinstance(value, tuple) else value  # --text SUBSET=FILE
-        if path and not NO_FILE.match(path):
-            yield what, path
-    words = args.fairseq_arguments() or []
-    if words and not words[0].startswith("-"):
-        yield from (("the data in", path) for path in _split(words[0]))
-    for option, value in zip(words, [*words[1:], ""], strict=False):
-        if option == "--path" or option.startswith("--path="):
-            yield from (("the checkpoint", path) for path in _split(option.partition("=")[2] or value))
-
-
-def _split(paths: str) -> list[str]:
-    """Return the paths of an argument of fairseq, none for an address or an empty text."""
-    return [] if "://" in paths else [path for path in paths.split(os.pathsep) if path]
 
 
 def filled(text: str) -> str:

@@ -3,7 +3,6 @@
 import itertools
 import json
 from dataclasses import asdict
-from typing import Any
 
 from fairseq_headgates.analysis.agreement import common_types
 from fairseq_headgates.analysis.overlap import overlap
@@ -29,7 +28,11 @@ def run(options: CompareOptions) -> None:
     result = json.dumps({"format": "headgates.overlap/1", "pairs": [without_nan(pair) for pair in pairs]})
     if options.out is not None:
         write(options.out, result + "\n", options.force)
-    say(result if options.json else _text(pairs, list(masks)))
+    text = overlap_table(pairs)
+    if len(masks) > 2:
+        last = {(pair["a"], pair["b"]): pair["jaccard"] for pair in pairs}  # that of all types
+        text = f"{matrix('Jaccard', list(masks), last)}\n\n{text}"
+    say(result if options.json else text)
 
 
 def _compared(a: HeadTable, b: HeadTable) -> tuple[str, ...]:
@@ -37,11 +40,3 @@ def _compared(a: HeadTable, b: HeadTable) -> tuple[str, ...]:
     common = common_types(a, b)
     pruned = tuple(each for each in common if any(min(mask.heads(each), default=1) <= 0 for mask in (a, b)))
     return pruned or common
-
-
-def _text(pairs: list[dict[str, Any]], names: list[str]) -> str:
-    text = overlap_table(pairs)
-    if len(names) > 2:
-        last = {(pair["a"], pair["b"]): pair["jaccard"] for pair in pairs}  # that of all types
-        text = f"{matrix('Jaccard', names, last)}\n\n{text}"
-    return text

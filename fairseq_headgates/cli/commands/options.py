@@ -3,11 +3,7 @@
 from fairseq_headgates.cli.command import Options, command
 
 
-@command(
-    "options",
-    "headgates options",
-    "headgates options | grep -A 3 -e --gate-lr-scale",
-)
+@command("options", "headgates options", "headgates options | grep -A 3 -e --gate-lr-scale")
 class OptionsOptions(Options):
     """Print the options that this plugin adds to fairseq-train.
 

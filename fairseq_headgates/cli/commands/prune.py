@@ -1,15 +1,7 @@
 """`headgates prune`: write a checkpoint without the heads that gates, a threshold, a mask or scores remove."""
 
 from fairseq_headgates.cli.command import argument, command, option
-from fairseq_headgates.cli.options import (
-    OPEN,
-    REPAIR,
-    Checkpoint,
-    Choice,
-    InferenceDtype,
-    Refit,
-    inference_dtype,
-)
+from fairseq_headgates.cli.options import OPEN, REPAIR, Checkpoint, Choice, InferenceDtype, Refit, inference_dtype
 from fairseq_headgates.cli.parser import filled
 
 

@@ -1,5 +1,6 @@
 """Remove heads and feed-forward neurons so that a model has a given size or speed, and repair it."""
 
+import itertools
 import json
 from functools import partial
 
@@ -34,24 +35,18 @@ def run(options: CompressOptions) -> None:
         metric = work.metric(options.metric, Loaded(model, measured, signature)) if options.metric else None
         compressor = Compressor(model, fit, measured, options.units, work.progress, timed, metric)
         results = []
-        for kinds in _kinds(options):
-            for budget in budgets:
-                try:
-                    results.append(compressor.compress(**{name: budget}, kinds=kinds))
-                except OutOfReach:  # one kind of units alone may not be enough
-                    if kinds == options.units:
-                        raise
+        alone = [(kind,) for kind in options.units] if options.plot and len(options.units) > 1 else []
+        for kinds, budget in itertools.product([options.units, *alone], budgets):
+            try:
+                results.append(compressor.compress(**{name: budget}, kinds=kinds))
+            except OutOfReach:  # one kind of units alone may not be enough
+                if kinds == options.units:
+                    raise
         if options.out and work.writes:
             _write(options, state, model.cpu(), results[0])
-        found = [{**result.as_json(), "signature": str(signature)} for result in results]
-        work.plot(options.plot, lambda: drawing.plot(found))
-        work.say(json.dumps(found) if options.json else f"{drawing.text(found)}\n\n{signature}")
-
-
-def _kinds(options: CompressOptions) -> list[tuple[str, ...]]:
-    """Return the units of each curve: with --plot also each kind alone."""
-    alone = [(kind,) for kind in options.units] if options.plot and len(options.units) > 1 else []
-    return [options.units, *alone]
+        content = [{**result.as_json(), "signature": str(signature)} for result in results]
+        work.plot(options.plot, lambda: drawing.plot(content))
+        work.say(json.dumps(content) if options.json else f"{drawing.text(content)}\n\n{signature}")
 
 
 def _write(options: CompressOptions, state: dict, model: nn.Module, result: Compressed) -> None:
