@@ -95,9 +95,9 @@ class Options:
     def files_to_read(self) -> Iterator[tuple[str, str]]:
         """Yield what the files are that the options name, those of fairseq included, and their paths."""
         for name, each in self.declared().items():
-            value = getattr(self, name)
-            for one in (value if isinstance(value, list) else [value]) if each.reads else []:
-                path = one[1] if isinstance(one, tuple) else one  # --text SUBSET=FILE
+            values = getattr(self, name) if each.reads else None
+            for value in values if isinstance(values, list) else [values]:
+                path = value[1] if isinstance(value, tuple) else value  # --text SUBSET=FILE
                 if path and not NO_FILE.match(path):
                     yield each.reads, path
         words = self.fairseq_arguments() or []

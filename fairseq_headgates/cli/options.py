@@ -26,7 +26,12 @@ DATA_EPILOG = (
 
 
 class Trust(Options):
-    """--trust, of commands that load checkpoints."""
+    """--trust, of commands that load checkpoints, and the values of options that not all of them have."""
+
+    sentences: int | None = None
+    inference_dtype: str | None = "float32"
+    out: str | None = None
+    force: bool = False
 
     trust: bool = option(
         default=False,
@@ -78,7 +83,7 @@ class ChosenSentences(Data):
 
     lines: list[int] | None = option(
         metavar="N[,N...]",
-        type=numbers("line numbers"),
+        type=numbers("a list of line numbers such as 1,5"),
         help="sentences of --gen-subset, counted from 1 (default: 1)",
     )
     text: str | None = option(
@@ -89,12 +94,6 @@ class ChosenSentences(Data):
         "tab, TARGET, tokenised and in subwords, as fairseq-preprocess reads them; for a classifier one sentence, or "
         "with DATA/input1 two and a tab between them, to which <s>, </s> and --separator-token are added",
     )
-
-
-class InferenceDtype(Options):
-    """--inference-dtype; `inference_dtype` makes it with the end of its help."""
-
-    inference_dtype: str | None = None
 
 
 def inference_dtype(text: str = AS_STORED) -> str | None:

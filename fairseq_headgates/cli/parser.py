@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -70,14 +71,17 @@ def counted(text: str, rule: str = "a number from 1 on") -> int:
     return int(text)
 
 
-def numbers(what: str) -> Callable[[str], list[int]]:
-    """Return a function that parses numbers separated by commas; `what` names them in its error."""
+def numbers(rule: str, kind: type = int, low: float = -math.inf, high: float = math.inf) -> Callable[[str], list]:
+    """Return a function that parses numbers separated by commas; its error says that the text is not `rule`."""
 
-    def parse(text: str) -> list[int]:
+    def parse(text: str) -> list:
         try:
-            return [int(part) for part in text.split(",")]
+            found = [kind(part) for part in text.split(",")]
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {what} such as 1,5") from None
+            found = []
+        if not found or not all(low <= number <= high for number in found):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {rule}")
+        return found
 
     return parse
 

@@ -23,9 +23,8 @@ from fairseq_headgates import __version__
 from fairseq_headgates.analysis import importance
 from fairseq_headgates.analysis.options import ScoreOptions
 from fairseq_headgates.checkpoints.building import load_model
-from fairseq_headgates.cli.command import Options
 from fairseq_headgates.cli.fairseq_options import fairseq_options
-from fairseq_headgates.cli.options import ChosenSentences, FirstSentences, InferenceDtype, Output, Refit, Scores, Trust
+from fairseq_headgates.cli.options import ChosenSentences, Refit, Scores, Trust
 from fairseq_headgates.cli.output import check_outputs, check_picture, picture, say, warn, write
 from fairseq_headgates.cli.signature import Signatures, short_name
 from fairseq_headgates.evaluation.corpus import Corpus, check_target, load_corpus
@@ -39,7 +38,6 @@ from fairseq_headgates.plugin.models.language_model import read_characters
 from fairseq_headgates.plugin.options.declared import DEFAULTS
 from fairseq_headgates.safety.checkpoint import updates_of
 
-OUT_OF_MEMORY = "out of memory: pass a smaller --max-tokens or --beam"
 T = TypeVar("T", bound=Trust)
 
 
@@ -116,11 +114,7 @@ class Session(Signatures, Generic[T]):
 
     def inference_dtype(self, model: Any) -> str:
         """Set the precision of inference, and return it; only commands with --inference-dtype choose it."""
-        options: Options = self.options
-        chosen = DEFAULTS["inference_dtype"]
-        if isinstance(options, InferenceDtype):
-            chosen = options.inference_dtype
-        if chosen is not None:
+        if (chosen := self.options.inference_dtype) is not None:
             model.inference_dtype = chosen
             if chosen == "int8" and (obstacle := int8_obstacle(model)):
                 raise ValueError(f"--inference-dtype int8 is not possible: {obstacle}")
@@ -130,9 +124,7 @@ class Session(Signatures, Generic[T]):
     def corpus(self, model: nn.Module, subset: str | None = None, sentences: int | None = None) -> Corpus:
         """Return the batches of a subset (default: --gen-subset), or of its first sentences, for a model."""
         chosen = argparse.Namespace(**{**vars(self.fairseq), "gen_subset": subset or self.fairseq.gen_subset})
-        if sentences is None and isinstance(self.options, FirstSentences):
-            sentences = self.options.sentences
-        corpus = load_corpus(chosen, self.task, model, sentences)
+        corpus = load_corpus(chosen, self.task, model, sentences or self.options.sentences)
         if self.needs_target:
             check_target(corpus, f"headgates {self.options.command}")
         return corpus
@@ -153,9 +145,9 @@ class Session(Signatures, Generic[T]):
         signature = loaded.signature.of_method(method, options.signature_parts(method))
         return HeadTable(table.values, method, str(signature))
 
-    def metric(self, name: str, loaded: Loaded) -> Metric | None:
+    def metric(self, name: str, model: nn.Module, corpus: Corpus) -> Metric | None:
         """Return a metric, see `evaluation.metrics.metric_of`. Print its warning once."""
-        metric = metric_of(name, loaded.model, loaded.corpus)
+        metric = metric_of(name, model, corpus)
         if metric and metric.warning:
             self.warn_once(metric.warning)
         return metric
@@ -180,12 +172,10 @@ class Session(Signatures, Generic[T]):
             mode: what is measured
             refit: the data that the model is refitted on
         """
-        options: Options = self.options
-        if not isinstance(options, Output) or not options.out:
+        options = self.options
+        if not options.out:
             return ResumeJournal(None, "")
-        dtype = options.inference_dtype if isinstance(options, InferenceDtype) else ""
-        sentences = options.sentences if isinstance(options, FirstSentences) else None
-        command = (options.command, mode, dtype, sentences, __version__, self.search)
+        command = (options.command, mode, options.inference_dtype, options.sentences, __version__, self.search)
         work = json.dumps([*map(str, command), *self.content(path, refit)], sort_keys=True)
         return ResumeJournal(f"{options.out}.part{self.paths.index(path) or ''}", work, self.writes, options.force)
 
@@ -198,7 +188,7 @@ class Session(Signatures, Generic[T]):
     def write(self, path: str | None, content: str | bytes) -> None:
         """Write a file, if `path` is given."""
         if path and self.writes:
-            write(path, content, getattr(self.options, "force", False))
+            write(path, content, self.options.force)
 
     def plot(self, path: str | None, draw: Callable[[], Any]) -> None:
         """Write a picture, if `path` is given; `draw` returns matplotlib's figure."""
@@ -233,11 +223,9 @@ def _one_line_errors() -> Iterator[None]:
     """Within the context, errors of the environment become a ValueError of one line."""
     try:
         yield
-    except MemoryError:
-        raise ValueError(OUT_OF_MEMORY) from None
-    except RuntimeError as error:
-        if "allocate memory" in str(error) or "out of memory" in str(error):
-            raise ValueError(OUT_OF_MEMORY) from None
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+            raise ValueError("out of memory: pass a smaller --max-tokens or --beam") from None
         if torch.distributed.is_initialized() and any(name in str(error) for name in ("gloo", "NCCL", "Connection")):
             raise ValueError("another worker has stopped: see its error") from None
         raise

@@ -26,7 +26,7 @@ def run(options: AblateOptions) -> None:
     with session(options) as work:
         path, name = work.only_path(), work.objective.metric(options.metric or "nll")
         loaded = work.load(path)
-        metric = work.metric(name, loaded)  # before long work, so that wrong options fail early
+        metric = work.metric(name, loaded.model, loaded.corpus)  # before long work, so that wrong options fail early
         journal = work.journal(path, options.mode) if metric else None
         nll, losses = ablation_losses(loaded.model, loaded.corpus, options.mode, work.progress("loss"))
         difference = losses.map(lambda loss: loss - nll, f"+bits, {options.mode}")

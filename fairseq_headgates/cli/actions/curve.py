@@ -51,7 +51,7 @@ def _points(work: Work, path: str, journal: ResumeJournal) -> list[dict[str, Any
     options = work.options
     name = work.objective.metric(options.metric)
     loaded = work.load(path)
-    metric = work.metric(name, loaded)
+    metric = work.metric(name, loaded.model, loaded.corpus)
     measured = loaded.signature.with_parts(work.search.parts if name == "bleu" else {})
     remove = None
     if options.refit:

@@ -12,7 +12,7 @@ from torch import nn
 
 from fairseq_headgates.attention.sites import gate_values, number_of_parameters, to_table
 from fairseq_headgates.cli.commands.evaluate import EvaluateOptions
-from fairseq_headgates.cli.session import Loaded, Session, session
+from fairseq_headgates.cli.session import Session, session
 from fairseq_headgates.cli.signature import short_name
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import occurrences, sentence_losses
@@ -93,7 +93,7 @@ class _Evaluator:
         corpora = {name: work.corpus(model, name) for name in dict.fromkeys([*needed, *self.losses])}
         signature = self._signature(corpora, origin)
         gate = to_table(gate_values(model), "gate")
-        metric = work.metric(self.metric, Loaded(model, corpora[subset], signature)) if needed else None
+        metric = work.metric(self.metric, model, corpora[subset]) if needed else None
         self._check_lines(corpora)
         prepared = metric.prepared(model) if metric else model
         predictions: Any = metric.predict(prepared) if metric else None

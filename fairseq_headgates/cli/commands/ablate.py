@@ -2,7 +2,7 @@
 
 from fairseq_headgates.analysis.options import ABLATION_MODES
 from fairseq_headgates.cli.command import command, option
-from fairseq_headgates.cli.options import CHOOSING, FirstSentences, InferenceDtype, Output, inference_dtype, metric
+from fairseq_headgates.cli.options import CHOOSING, FirstSentences, Output, inference_dtype, metric
 from fairseq_headgates.cli.parser import filled
 
 
@@ -11,7 +11,7 @@ from fairseq_headgates.cli.parser import filled
     "headgates ablate data-bin --path baseline/checkpoint_best.pt --gen-subset valid --out ablation.json",
     "headgates ablate data-bin --path baseline/checkpoint_best.pt --metric bleu --remove-bpe --mode all-but-one",
 )
-class AblateOptions(FirstSentences, InferenceDtype, Output):
+class AblateOptions(FirstSentences, Output):
     """Measure the loss, BLEU or accuracy with single heads masked."""
 
     mode: str = option(

@@ -1,6 +1,5 @@
 """`headgates curve`: measure a model while the least important heads are removed step by step."""
 
-import argparse
 from operator import methodcaller
 
 from fairseq_headgates.analysis.options import SCORES
@@ -9,28 +8,16 @@ from fairseq_headgates.cli.options import (
     CHOOSING,
     REPAIR,
     FirstSentences,
-    InferenceDtype,
     Output,
     Refit,
     Scores,
     inference_dtype,
     metric,
 )
-from fairseq_headgates.cli.parser import Once, filled
+from fairseq_headgates.cli.parser import Once, filled, numbers
 from fairseq_headgates.heads import TYPES
 
 ORDER = methodcaller("add_mutually_exclusive_group", required=True)
-
-
-def _steps(text: str) -> list[float]:
-    try:
-        steps = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of percentages such as 0,10,20") from None
-    for step in steps:
-        if not 0 <= step <= 100:
-            raise argparse.ArgumentTypeError(f"{step:g} percent of the heads: it must be from 0 to 100")
-    return steps
 
 
 @command(
@@ -40,7 +27,7 @@ def _steps(text: str) -> list[float]:
     "headgates curve data-bin --path baseline/checkpoint_best.pt --gen-subset valid --scores scores.json "
     "--refit --steps 0,50,75 --tsv curve.tsv",
 )
-class CurveOptions(FirstSentences, Scores, Refit, InferenceDtype, Output):
+class CurveOptions(FirstSentences, Scores, Refit, Output):
     """Measure loss, BLEU or accuracy while the least important heads are removed step by step."""
 
     by: str | None = option(
@@ -76,7 +63,7 @@ class CurveOptions(FirstSentences, Scores, Refit, InferenceDtype, Output):
     each_type: bool = option(default=False, help="with --types: also a curve for each type alone")
     steps: list[float] = option(
         metavar="P[,P...]",
-        type=_steps,
+        type=numbers("a list of percentages such as 0,10,20, from 0 to 100", float, 0, 100),
         default=list(range(0, 100, 10)),
         help="cumulative percentages of the open heads of --types to remove (default: 0,10,...,90). The number of "
         "heads that are left is rounded, .5 up",

@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 
 from fairseq_headgates.cli.command import command, option
-from fairseq_headgates.cli.options import AS_STORED, FirstSentences, InferenceDtype, Output, inference_dtype
+from fairseq_headgates.cli.options import AS_STORED, FirstSentences, Output, inference_dtype
 from fairseq_headgates.cli.parser import counted, filled
 
 
@@ -20,7 +20,7 @@ def _subset_and_file(text: str) -> tuple[str, str]:
     "headgates evaluate data-bin --path baseline/checkpoint_best.pt:pruned.pt --remove-bpe --tokenizer moses",
     "headgates evaluate data-bin --path pruned.pt --cpu --inference-dtype int8 --speed --out int8.json",
 )
-class EvaluateOptions(FirstSentences, InferenceDtype, Output):
+class EvaluateOptions(FirstSentences, Output):
     """Measure loss, BLEU or accuracy, and speed of checkpoints, and test their differences.
 
     Measure loss and perplexity, BLEU and chrF2 of translations or accuracy of a classifier, with 95% confidence

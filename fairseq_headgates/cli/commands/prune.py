@@ -1,7 +1,7 @@
 """`headgates prune`: write a checkpoint without the heads that gates, a threshold, a mask or scores remove."""
 
 from fairseq_headgates.cli.command import argument, command, option
-from fairseq_headgates.cli.options import OPEN, REPAIR, Checkpoint, Choice, InferenceDtype, Refit, inference_dtype
+from fairseq_headgates.cli.options import OPEN, REPAIR, Checkpoint, Choice, Refit, inference_dtype
 from fairseq_headgates.cli.parser import filled
 
 
@@ -10,7 +10,7 @@ from fairseq_headgates.cli.parser import filled
     "headgates prune gated/checkpoint_last.pt pruned.pt",
     "headgates prune baseline/checkpoint_best.pt half.pt --scores scores.json --keep 0.5 --refit data-bin",
 )
-class PruneOptions(Checkpoint, Choice, InferenceDtype, Refit):
+class PruneOptions(Checkpoint, Choice, Refit):
     """Remove heads from the weights of a checkpoint.
 
     Write a checkpoint without the closed heads, which contribute nothing. --threshold, --alive or --scores removes more

@@ -9,7 +9,7 @@ from torch import nn
 from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint
 from fairseq_headgates.checkpoints.saving import save_checkpoint
 from fairseq_headgates.cli.output import warn, warn_unfinished, written
-from fairseq_headgates.cli.session import Loaded, session
+from fairseq_headgates.cli.session import session
 from fairseq_headgates.extensions.compress import drawing
 from fairseq_headgates.extensions.compress.command import CompressOptions
 from fairseq_headgates.extensions.compress.model import Compressed, Compressor, OutOfReach
@@ -32,7 +32,7 @@ def run(options: CompressOptions) -> None:
         signature = work.signature(measured).with_parts({"fit": f"{fit.subset}-{fit.sentences}", **origin})
         if options.metric and options.metric not in work.objective.metrics:
             raise ValueError(f"--metric is {options.metric}, which this --task does not have: leave it out")
-        metric = work.metric(options.metric, Loaded(model, measured, signature)) if options.metric else None
+        metric = work.metric(options.metric, model, measured) if options.metric else None
         compressor = Compressor(model, fit, measured, options.units, work.progress, timed, metric)
         results = []
         alone = [(kind,) for kind in options.units] if options.plot and len(options.units) > 1 else []

@@ -30,7 +30,7 @@ class ExplainOptions(ChosenSentences, Output):
     )
     positions: list[int] = option(
         metavar="N[,N...]",
-        type=numbers("positions"),
+        type=numbers("a list of positions such as 1,5"),
         default=[],
         help="explain only these predictions of each sentence, counted from 1 (default: all)",
     )
