@@ -95,9 +95,7 @@ class Session(Signatures, Generic[T]):
     def model(self, path: str, mode: str | None = DEFAULTS["inference_mode"]) -> tuple[nn.Module, dict[str, int | str]]:
         """Load a checkpoint for inference. Return its model, and the parts of a signature that name it.
 
-        Args:
-            path: the path of the checkpoint
-            mode: how decoder steps run; None for the mode of the checkpoint
+        `mode` is how decoder steps run, None for the mode of the checkpoint.
         """
         model: Any
         _, model, origin = self.checkpoint(path)
@@ -166,11 +164,6 @@ class Session(Signatures, Generic[T]):
 
         Its first line names all that the results depend on; see `Signatures.content`. Options that choose heads
         (scores, --select-subset) are not part of it: results are stored by the heads that are masked.
-
-        Args:
-            path: the checkpoint
-            mode: what is measured
-            refit: the data that the model is refitted on
         """
         options = self.options
         if not options.out:

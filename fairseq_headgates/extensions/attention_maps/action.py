@@ -53,14 +53,14 @@ def attention_maps(model: nn.Module, task: Any, sample: Sample, heads: Sequence[
     maps = []
     for head in heads:
         queries, keys = sides[head.attention_type]
-        there = kept[head.attention_type, head.layer]
-        if head.head in there:
-            weights = seen[head.attention_type][head.layer].weights[0, there.index(head.head)].float()
-            if weights.size(-1) != len(keys):
-                raise ValueError("attention maps of models with --cross-self-attention cannot be drawn")
-            check_finite(f"the attention weights of {head}", weights)
-            gate = float(gates[head.attention_type][head.layer, head.head])
-            maps.append(AttentionMap(head, gate, queries, keys, weights.tolist()))
-        else:
+        remaining = kept[head.attention_type, head.layer]
+        if head.head not in remaining:
             maps.append(AttentionMap(head, None, queries, keys, []))
+            continue
+        weights = seen[head.attention_type][head.layer].weights[0, remaining.index(head.head)].float()
+        if weights.size(-1) != len(keys):
+            raise ValueError("attention maps of models with --cross-self-attention cannot be drawn")
+        check_finite(f"the attention weights of {head}", weights)
+        gate = float(gates[head.attention_type][head.layer, head.head])
+        maps.append(AttentionMap(head, gate, queries, keys, weights.tolist()))
     return maps

@@ -4,15 +4,13 @@ import itertools
 import json
 from functools import partial
 
-from torch import nn
-
 from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint
 from fairseq_headgates.checkpoints.saving import save_checkpoint
 from fairseq_headgates.cli.output import warn, warn_unfinished, written
 from fairseq_headgates.cli.session import session
 from fairseq_headgates.extensions.compress import drawing
 from fairseq_headgates.extensions.compress.command import CompressOptions
-from fairseq_headgates.extensions.compress.model import Compressed, Compressor, OutOfReach
+from fairseq_headgates.extensions.compress.model import Compressor, OutOfReach
 
 
 def run(options: CompressOptions) -> None:
@@ -43,25 +41,19 @@ def run(options: CompressOptions) -> None:
                 if kinds == options.units:
                     raise
         if options.out and work.writes:
-            _write(options, state, model.cpu(), results[0])
+            smaller = prune_checkpoint(
+                state,
+                results[0].plan.mask,
+                optimizer=False,
+                model=model.cpu(),
+                notice=partial(warn, "compress"),
+                inference_dtype=options.inference_dtype,
+                refitted={name: value.cpu() for name, value in results[0].values.items()},
+                neurons=results[0].plan.neurons,
+            )
+            check_loads(smaller)
+            save_checkpoint(smaller, options.out, options.force)
+            written(options.out)
         content = [{**result.as_json(), "signature": str(signature)} for result in results]
         work.plot(options.plot, lambda: drawing.plot(content))
         work.say(json.dumps(content) if options.json else f"{drawing.text(content)}\n\n{signature}")
-
-
-def _write(options: CompressOptions, state: dict, model: nn.Module, result: Compressed) -> None:
-    """Write a compressed model as a checkpoint."""
-    assert options.out
-    smaller = prune_checkpoint(
-        state,
-        result.plan.mask,
-        optimizer=False,
-        model=model,
-        notice=partial(warn, "compress"),
-        inference_dtype=options.inference_dtype,
-        refitted={name: value.cpu() for name, value in result.values.items()},
-        neurons=result.plan.neurons,
-    )
-    check_loads(smaller)
-    save_checkpoint(smaller, options.out, options.force)
-    written(options.out)
