@@ -16,7 +16,7 @@ from typing import Any
 from fairseq_headgates import __version__, extensions, register
 from fairseq_headgates.cli import commands
 from fairseq_headgates.cli.command import COMMANDS, Options, add_options
-from fairseq_headgates.cli.output import prepare_streams
+from fairseq_headgates.cli.output import check_outputs, prepare_streams
 from fairseq_headgates.cli.parser import ArgumentParser
 from fairseq_headgates.compat import unsupported
 from fairseq_headgates.messages import one_line
@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
         # Workers of one evaluation wait for each other in compiled code, where Python handles no signal.
         workers = options.fairseq_arguments() is not None
         with stopped_by_signals(() if workers else (signal.SIGTERM, signal.SIGHUP)):
+            check_outputs(options)
             action = type(options).__module__.replace(
                 "command", "action"
             )  # cli/actions/NAME.py, action.py of an extension

@@ -35,7 +35,7 @@ def warn(command: str, message: str) -> None:
 
 def check_outputs(options: Options) -> None:
     """Raise ValueError unless the files that the options name can be written, each its own."""
-    outputs = options.files_to_write()
+    outputs = {name: path for name, path in options.files_to_write().items() if path != "-"}
     for path in outputs.values():
         check_writable(path, getattr(options, "force", False))
     if len({Path(path).resolve() for path in outputs.values()}) < len(outputs):

@@ -25,7 +25,7 @@ from fairseq_headgates.analysis.options import ScoreOptions
 from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.cli.fairseq_options import fairseq_options
 from fairseq_headgates.cli.options import ChosenSentences, Refit, Scores, Trust
-from fairseq_headgates.cli.output import check_outputs, check_picture, picture, say, warn, write
+from fairseq_headgates.cli.output import check_picture, picture, say, warn, write
 from fairseq_headgates.cli.signature import Signatures, short_name
 from fairseq_headgates.evaluation.corpus import Corpus, check_target, load_corpus
 from fairseq_headgates.evaluation.metrics import Metric, metric_of
@@ -200,8 +200,7 @@ class Session(Signatures, Generic[T]):
 
 @contextmanager
 def session(options: T, needs_target: bool = True) -> Iterator[Session[T]]:
-    """Within the context, a `Session`. Refuse outputs that cannot be written at its beginning."""
-    check_outputs(options)
+    """Within the context, a `Session`, and no logs and tracebacks of other libraries."""
     quiet = logging_only(logging.WARNING, "fairseq", "sacrebleu", "hydra", "matplotlib")
     with warnings.catch_warnings(), quiet, _one_line_errors():
         warnings.simplefilter("ignore")

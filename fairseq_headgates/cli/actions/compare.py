@@ -7,7 +7,7 @@ from dataclasses import asdict
 from fairseq_headgates.analysis.agreement import common_types
 from fairseq_headgates.analysis.overlap import overlap
 from fairseq_headgates.cli.commands.compare import CompareOptions
-from fairseq_headgates.cli.output import check_outputs, say, without_nan, write
+from fairseq_headgates.cli.output import say, without_nan, write
 from fairseq_headgates.cli.parser import chosen_types
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.plugin.options.stored_mask import read_mask
@@ -18,7 +18,6 @@ def run(options: CompareOptions) -> None:
     """Run `headgates compare`."""
     if len(options.masks) < 2 or len(set(options.masks)) < len(options.masks):
         raise ValueError(f"MASK is {' '.join(options.masks)}: name at least two masks, each once")
-    check_outputs(options)
     masks = {name: HeadTable(read_mask(name).values, name) for name in options.masks}
     types, pairs = chosen_types(options.types), []
     for a, b in itertools.combinations(masks.values(), 2):

@@ -8,7 +8,7 @@ from pathlib import Path
 from fairseq_headgates.analysis.agreement import agreement, common_types
 from fairseq_headgates.analysis.options import SCORES
 from fairseq_headgates.cli.commands.correlate import CorrelateOptions
-from fairseq_headgates.cli.output import check_outputs, say, without_nan, write
+from fairseq_headgates.cli.output import say, without_nan, write
 from fairseq_headgates.cli.parser import chosen_types
 from fairseq_headgates.heads import DATA, HeadTable, Signature, read_scores
 from fairseq_headgates.report.tables import agreement_table, matrix
@@ -16,7 +16,6 @@ from fairseq_headgates.report.tables import agreement_table, matrix
 
 def run(options: CorrelateOptions) -> None:
     """Run `headgates correlate`."""
-    check_outputs(options)
     tables = _tables(options)
     types = chosen_types(options.types)
     pairs = []

@@ -5,7 +5,6 @@ import json
 from fairseq_headgates.checkpoints.building import CheckpointHeads, load_model, read_heads
 from fairseq_headgates.cli.commands.show import ShowOptions
 from fairseq_headgates.cli.output import say, warn_unfinished, write
-from fairseq_headgates.files import check_writable
 from fairseq_headgates.heads import mask_to_json
 from fairseq_headgates.report.tables import gate_table, open_counts
 
@@ -14,8 +13,6 @@ def run(options: ShowOptions) -> None:
     """Run `headgates show`."""
     if options.json and options.out == "-":
         raise ValueError("--json and --out - both go to standard output: choose one, or give --out a file")
-    if options.out not in (None, "-"):
-        check_writable(options.out, options.force)
     state, model = load_model(options.checkpoint, options.trust)
     warn_unfinished("show", model)
     heads = read_heads(state, options.checkpoint, model)
