@@ -17,7 +17,6 @@ from fairseq_headgates.attention.sites import gate_method, gated_sites, open_pro
 from fairseq_headgates.gates import GateMethod, SubsetGates
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.plugin import gate_log
-from fairseq_headgates.report.figures import heat_map
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +76,8 @@ class GateMonitor:
         self._stop_if_stable(model)
         self._log_gates(model, updates_of(model) + 1)
         if self.tensorboard_logdir and _is_first_worker() and self._writer is not None:
+            from fairseq_headgates.report.figures import heat_map
+
             # fairseq tells a model the number of updates before each, so that the last one is not counted.
             self._writer.add_figure("gates/closed", heat_map(_closed(model)), updates_of(model) + 1)
             self._writer.flush()

@@ -9,7 +9,8 @@ from support.sentences import EOS, MASK, ODD, TASK, alone, loss_of, make_gates, 
 
 from fairseq_headgates import HeadTable, masked, observe, open_probabilities, prune
 from fairseq_headgates.analysis import importance
-from fairseq_headgates.analysis.importance import METHODS, Options, score
+from fairseq_headgates.analysis.importance import Options, score
+from fairseq_headgates.analysis.options import SCORES
 from fairseq_headgates.attention.hooks import hooked
 from fairseq_headgates.attention.sites import head_sites
 from fairseq_headgates.heads import TYPES
@@ -266,7 +267,7 @@ def test_a_pruned_model_has_the_scores_of_the_masked_one(method):
         assert_close(expected, kept(expected.values, gone=0.0))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SCORES)
 def test_a_model_without_heads_has_no_scores(method):
     none = HeadTable({attention_type: [[0] * 4] * 2 for attention_type in TYPES})
     table = scores(prune(make_model(), none), method)

@@ -120,6 +120,7 @@ def refused_states():
     return model, {
         "two groups": {**adam, "param_groups": groups},
         "adafactor": {**adam, "state": dict.fromkeys(range(trained), factored)},
+        "other parameters": {**adam, "param_groups": [{**adam["param_groups"][0], "params": list(range(trained - 1))}]},
         "another shape": {**adam, "state": {**adam["state"], 3: {"exp_avg": torch.zeros(2, 2)}}},
         "a vector of another length": {"state": {0: flat}, "param_groups": [{"params": [0]}]},
         "several optimisers": {"0": adam, "1": adam},

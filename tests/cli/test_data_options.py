@@ -20,6 +20,7 @@ from fairseq_headgates.evaluation import metrics
     ("options", "words"),
     [
         # values of one of our options
+        ("score --method attention", "unknown method 'attention': choose from confidence, gradient, relevance"),
         ("score --method gate,gate", "the method 'gate' is named twice"),
         ("score --method gate --sentences 0", "--sentences is 0: it must be at least 1"),
         ("score --method gate --plot map.xyz", "unknown format 'xyz', choose .png, .pdf or .svg"),

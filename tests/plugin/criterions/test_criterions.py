@@ -132,6 +132,22 @@ def test_the_model_is_found_inside_wrappers():
     assert unwrapped(SimpleNamespace(module=SimpleNamespace(module=model))) is model
 
 
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--l0-weight", "x"], "argument --l0-weight: 'x' is not a number"),
+        (["--l0-reduction", "mean"], "argument --l0-reduction: 'mean' is unknown: choose from sum, layer-mean"),
+    ],
+)
+def test_the_command_line_refuses_bad_values_in_one_line(argv, message, capsys):
+    parser = argparse.ArgumentParser()
+    PENALISED["label_smoothed_cross_entropy"].add_args(parser)
+    with pytest.raises(SystemExit) as exit_:
+        parser.parse_args(argv)
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and message in error and error.count("\n") == 1
+
+
 @pytest.mark.parametrize("name", PENALISED)
 def test_every_criterion_has_the_options_of_fairseqs_and_of_the_penalty(name):
     parsers = [argparse.ArgumentParser(), argparse.ArgumentParser()]

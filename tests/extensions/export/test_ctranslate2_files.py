@@ -59,6 +59,14 @@ def test_modules_of_unsupported_classes_are_reported():
     assert unsupported(torch.nn.Linear(2, 2)) == ["a part of class Linear"]
 
 
+def test_models_and_quantizations_that_cannot_be_exported_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="it has gates on dec-self .*; the activation function linear"):
+        convert(make_gated(gate_heads="dec-self", activation_fn="linear"), tmp_path)
+    with pytest.raises(ValueError, match="unknown quantization 'int4': choose from int8, .*float32$"):
+        convert(make_stock(), tmp_path, "int4")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_missing_package_is_reported_with_its_pip_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(ValueError, match=r"pip install 'fairseq-headgates\[ctranslate2\]'"):
@@ -140,5 +148,7 @@ def test_the_command_converts_a_gated_checkpoint(gated_checkpoint, toy, tmp_path
         (tmp_path / "functions.json").write_text(content)
         assert main([*command, "--force", "--alignment-heads", str(tmp_path / "functions.json")]) == code
     assert "is not a file of `headgates functions --out` of one checkpoint" in capsys.readouterr().err
+    assert main([*command, "--force", "--alignment-heads", "dec-enc:1.1,dec-enc:0.1"]) == 2
+    assert "several layers" in capsys.readouterr().err
     assert main([*command, "--force", "--quantization", "int8"]) == 0
     assert (tmp_path / "model" / "model.bin").stat().st_size < before

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 import torch
-from support.commands import EVALUATION
-from support.language_models import BLOCKS, SEGMENTS
+from support.commands import EVALUATION, hypotheses
+from support.language_models import BLOCKS, SEGMENTS, by_sentence
 from support.models import assert_same
 from support.training import SGD, assert_one_line_error, assert_two_workers_train_as_one, make_forms, read
 
@@ -102,6 +102,15 @@ def test_all_commands_and_a_report_of_their_results(models, run, toy_text, tmp_p
     assert "perplexity" in text and "dec-self" in text
     attention = run("headgates", "attention", *reading, "--heads", "dec-self:0.1").out
     assert "dec-self" in attention
+
+
+@by_sentence
+def test_a_prefix_is_continued_alike(models, run, toy_text):
+    found = []
+    for form in models.values():
+        options = ["--path", form, *READING, "--beam", 3, "--max-len-b", 30]
+        found.append(hypotheses(run("fairseq-interactive", toy_text, *options, stdin="b a\nc\n")))
+    assert found[0] == found[1] and found[0][0].startswith("b a") and found[0][1].startswith("c")
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------

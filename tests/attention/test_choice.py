@@ -15,7 +15,7 @@ from fairseq_headgates.attention.choice import best_heads
 from fairseq_headgates.attention.cuts import kept_mask, open_mask
 from fairseq_headgates.gates import parse_target
 from fairseq_headgates.heads import TYPES
-from settings.runs import Heads, Run
+from runs import Heads, Run
 
 
 def open_tables():

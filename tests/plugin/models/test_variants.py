@@ -14,7 +14,6 @@ from fairseq.criterions.sentence_prediction import SentencePredictionConfig, Sen
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.models.roberta import RobertaModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
-from fairseq_headgates.criterions import PENALISED
 from support import classifiers, language_models
 from support.classifiers import CLASSIFICATION, HEAD, MASKED_LM, make_roberta, make_sentences, masked_sample
 from support.language_models import make_lm, make_lm_sample, make_text
@@ -23,9 +22,11 @@ from support.training import assert_penalty_in_training_only
 
 from fairseq_headgates import HeadTable, gate_values, head_sites, masked, prune
 from fairseq_headgates.analysis.ablation import ablation_losses
-from fairseq_headgates.checkpoints import build_model, prune_checkpoint, stock_checkpoint
+from fairseq_headgates.checkpoints.building import build_model
+from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
+from fairseq_headgates.plugin.criterions.losses import PENALISED
 from fairseq_headgates.safety.checkpoint import model_args
 
 PRESETS = [f"transformer{name}" for name in ("", "_tiny", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big")]

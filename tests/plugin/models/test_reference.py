@@ -29,7 +29,7 @@ from support.reference import (
 )
 
 from fairseq_headgates import head_sites
-from fairseq_headgates.plugin.criterions import LabelSmoothedCrossEntropyL0Criterion
+from fairseq_headgates.plugin.criterions.losses import PENALISED
 
 OPEN = 20.0  # a log_alpha whose gate is exactly 1; that of its negative is exactly 0
 models = pytest.mark.parametrize("case", ["baseline", "fixed"])
@@ -191,7 +191,7 @@ def test_criterion(case, smoothing):
     """Our criterion on one sentence at a time. Without a pad symbol: it sees the original's vocabulary."""
     model = build_gated(case)
     model.decoder.output_projection.weight.data = torch.tensor(MODEL["var/loss_xent_lm/logits/W"].T)
-    criterion = LabelSmoothedCrossEntropyL0Criterion(make_task(), False, smoothing)
+    criterion = PENALISED["label_smoothed_cross_entropy"](make_task(), False, smoothing)
     criterion.set_l0(0.1, "layer-mean")
     criterion.padding_idx = -1  # 1 is eos here
     for i, length in enumerate(MODEL["in/out_len"]):

@@ -20,7 +20,8 @@ from support.searching import DICTIONARY, batch, ending, search
 from support.sentences import PAIRS, TASK, make_gates, make_model, sample, sentences
 
 from fairseq_headgates import HeadTable, head_sites, l0_penalty, masked, prune, refit
-from fairseq_headgates.analysis.importance import METHODS, Options, score
+from fairseq_headgates.analysis.importance import Options, score
+from fairseq_headgates.analysis.options import SCORES
 from fairseq_headgates.analysis.relevance.explaining import explain
 from fairseq_headgates.analysis.relevance.rules import RULES
 from fairseq_headgates.heads import TYPES
@@ -124,7 +125,7 @@ def test_noise_of_gates_is_drawn_once_for_a_batch():
     assert not torch.equal(model(**batch)[0], first)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "random"])
+@pytest.mark.parametrize("method", [name for name in SCORES if name != "random"])
 def test_scores_are_those_of_the_cpu(method):
     model = make_gates(make_model(gate_heads=ALL_TYPES))
     expected = score(model, TASK, [sample(sentences())], method, Options())

@@ -181,6 +181,10 @@ MASK = '{"enc-self": [[1,1,1,1],[1,1,1,1]]}'
         ({"sparsity_method": "subset", "target_heads": "3"}, "--target-heads needs gates"),
         ({"gate_heads": "enc-self", "sparsity_method": "lagrangian"}, "lagrangian needs --target-heads"),
         (
+            {"gate_heads": "enc-self", "sparsity_method": "subset", "target_heads": "99"},
+            "--target-heads: the target is 99",
+        ),
+        (
             {"gate_heads": "enc-self", "sparsity_method": "subset", "target_heads": "3", "gate_output_scale": True},
             "--gate-output-scale with --sparsity-method subset needs --gate-hard",
         ),
