@@ -22,8 +22,7 @@ def chosen_heads(options: Choice, model: nn.Module) -> HeadTable:
         return open_mask(model, options.threshold)
     if options.keep is None:
         raise ValueError("--scores without --keep: give the number of heads to keep, --keep 12 or --keep 0.5")
-    types = chosen_types(options.types)
-    scores = parse_scores(options.scores, options.method)
+    scores, types = parse_scores(options.scores, options.method), chosen_types(options.types)
     return best_heads(scores, options.keep, open_mask(model), types, options.min_per_layer or 0)
 
 

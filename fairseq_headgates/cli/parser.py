@@ -33,13 +33,7 @@ class ArgumentParser(argparse.ArgumentParser):
 class Once(argparse.Action):
     """An option that cannot be given twice with different values; argparse would take the last."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Set the option. Report an error for a second, different value."""
         before = getattr(namespace, self.dest, None)
         if before not in (None, values):

@@ -200,24 +200,18 @@ class Session(Signatures, Generic[T]):
 
 @contextmanager
 def session(options: T, needs_target: bool = True) -> Iterator[Session[T]]:
-    """Within the context, a `Session`, and no logs and tracebacks of other libraries."""
+    """Within the context, a `Session`; other libraries log only warnings, errors of the environment are one line."""
     quiet = logging_only(logging.WARNING, "fairseq", "sacrebleu", "hydra", "matplotlib")
-    with warnings.catch_warnings(), quiet, _one_line_errors():
+    with warnings.catch_warnings(), quiet:
         warnings.simplefilter("ignore")
         if plot := options.files_to_write().get("plot"):
             check_picture(plot, isinstance(options, ChosenSentences))
-        yield Session(options, needs_target)
-        leave_workers()
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Within the context, errors of the environment become a ValueError of one line."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
-            raise ValueError("out of memory: pass a smaller --max-tokens or --beam") from None
-        if torch.distributed.is_initialized() and any(name in str(error) for name in ("gloo", "NCCL", "Connection")):
-            raise ValueError("another worker has stopped: see its error") from None
-        raise
+        try:
+            yield Session(options, needs_target)
+            leave_workers()
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+                raise ValueError("out of memory: pass a smaller --max-tokens or --beam") from None
+            if torch.distributed.is_initialized() and any(n in str(error) for n in ("gloo", "NCCL", "Connection")):
+                raise ValueError("another worker has stopped: see its error") from None
+            raise
