@@ -17,7 +17,7 @@ def check_scored(scores: HeadTable, alive: HeadTable, types: Collection[str]) ->
     """
     for attention_type in types:
         if attention_type not in scores.values:
-            raise ValueError(f"there are no scores of {attention_type}: the score file has {', '.join(scores.types)}")
+            raise ValueError(f"there are no scores of {attention_type}: choose types from {', '.join(scores.types)}")
     check_shape(scores, {each: (len(rows), len(rows[0])) for each, rows in alive.values.items()}, "the score file")
     candidates = [head for head, present in alive.items() if present and head.attention_type in types]
     for head in candidates:

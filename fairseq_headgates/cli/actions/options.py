@@ -9,15 +9,14 @@ from fairseq_headgates import extensions
 from fairseq_headgates.cli.commands.options import OptionsOptions
 
 
-def run(options: OptionsOptions) -> int:
-    """Run `headgates options` and return its exit code."""
+def run(options: OptionsOptions) -> None:
+    """Run `headgates options`."""
     for title, actions in added_options().items():
         formatter = argparse.HelpFormatter("fairseq-train")
         formatter.start_section(title)
         formatter.add_arguments(actions)
         formatter.end_section()
         print(formatter.format_help())
-    return 0
 
 
 def added_options() -> dict[str, list[argparse.Action]]:

@@ -26,8 +26,8 @@ from fairseq_headgates.heads.functions import best_head
 from fairseq_headgates.report.functions import function_table
 
 
-def run(options: FunctionsOptions) -> int:
-    """Run `headgates functions` and return its exit code."""
+def run(options: FunctionsOptions) -> None:
+    """Run `headgates functions`."""
     if options.relations is not None and options.conllu is None and options.target_conllu is None:
         raise ValueError("--relations needs trees: add --conllu FILE or --target-conllu FILE")
     _check_align_by(options)
@@ -55,7 +55,6 @@ def run(options: FunctionsOptions) -> int:
         _warn_without_mark(work, options, annotations)
         work.write(options.out, text + "\n")
         work.say(text if options.json else "\n\n".join([*_text(results, options.statistics), *end]))
-    return 0
 
 
 def _check_align_by(options: FunctionsOptions) -> None:

@@ -26,8 +26,8 @@ GIF_FRAMES, FRAME_MILLISECONDS = 60, 150
 DISTRIBUTION = (0.33, -0.1, 1.1)  # temperature, low and high where no checkpoint has gates
 
 
-def run(options: ReportOptions) -> int:
-    """Run `headgates report` and return its exit code."""
+def run(options: ReportOptions) -> None:
+    """Run `headgates report`."""
     check_matplotlib("headgates report")
     for path, ending in ((options.out, ".html"), (options.gif, ".gif")):
         if path is not None:
@@ -47,7 +47,6 @@ def run(options: ReportOptions) -> int:
         cure = f"save the output of fairseq-train as {folder}/train.log, or train with --log-file"
         warn("report", f"{folder} has no log of its training, so the page has no curves of it: {cure}")
     say(f"wrote {options.out} ({len(page.encode()) / 2**20:.1f} MB)")
-    return 0
 
 
 def report_page(found: Experiment, command: str) -> str:
