@@ -34,7 +34,8 @@ def run(options: CompressOptions) -> int:
         metric = work.metric(options.metric, Loaded(model, measured, signature)) if options.metric else None
         compressor = Compressor(model, fit, measured, options.units, work.progress, timed, metric)
         results = []
-        for kinds in _kinds(options):
+        alone = [(kind,) for kind in options.units] if options.plot and len(options.units) > 1 else []
+        for kinds in (options.units, *alone):  # the curves of a plot
             for budget in budgets:
                 try:
                     results.append(compressor.compress(**{name: budget}, kinds=kinds))
@@ -43,16 +44,10 @@ def run(options: CompressOptions) -> int:
                         raise
         if options.out and work.writes:
             _write(options, state, model.cpu(), results[0])
-        found = [{**result.as_json(), "signature": str(signature)} for result in results]
+        found = [{**result.results, "signature": str(signature)} for result in results]
         work.plot(options.plot, lambda: drawing.plot(found))
         work.say(json.dumps(found) if options.json else f"{drawing.text(found)}\n\n{signature}")
     return 0
-
-
-def _kinds(options: CompressOptions) -> list[tuple[str, ...]]:
-    """Return the units of each curve: with --plot also each kind alone."""
-    alone = [(kind,) for kind in options.units] if options.plot and len(options.units) > 1 else []
-    return [options.units, *alone]
 
 
 def _write(options: CompressOptions, state: dict, model: nn.Module, result: Compressed) -> None:
