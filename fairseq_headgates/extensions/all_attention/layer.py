@@ -10,15 +10,15 @@ heads, D head size, E model size.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from fairseq_headgates.attention.head_attention import HeadAttention
-from fairseq_headgates.extensions.all_attention.joint_softmax import is_fused, joint_attention
 from fairseq_headgates.inference.attention_cache import mask_value, merge_heads
+from fairseq_headgates.inference.kernels import fused_attention, fused_attention_backward, has_fused_attention
 
 Past = tuple[Tensor, Tensor]  # keys and values, [H, B, M, D] each
 
@@ -80,7 +80,7 @@ class AllAttention(HeadAttention):
         masked: Tensor,
         memory: Tensor | None = None,
         past: Past | None = None,
-    ) -> tuple[Tensor, Past | None]:
+    ) -> tuple[Tensor, Past]:
         """Compute the attention of a block.
 
         Args:
@@ -91,25 +91,23 @@ class AllAttention(HeadAttention):
             past: instead of `memory`, their keys and values
 
         Returns:
-            The output [T, B, E], and the keys and values of all S positions; None of a layer without heads
+            The output [T, B, E], and the keys and values of all S positions
         """
         if self.num_heads == 0:
-            return self._bias(x, None), None
+            none = x.new_empty(0, x.size(1), masked.size(2), self.head_dim)
+            return self._bias(x, None), (none, none)
         q, k, v = self._projected(x, memory)
         if past is not None:
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
         scores, q = self._scores(q, k, positions, masked)
-        if self.vectors and is_fused(q) and not self._needs_weights():
+        weights_asked = self._dropout() > 0 or (self.hook is not None and self.hook.weights)
+        if self.vectors and is_fused(q) and not weights_asked:
             context = joint_attention(scores, v, q, self.persistent.key, self.persistent.value, math.sqrt(self.vectors))
             context = context.transpose(0, 1)
             context = context if self.hook is None else self.hook(None, context)
         else:
             context = self._by_formula(scores, q, v)
         return self._project_out(merge_heads(context)), (k, v)
-
-    def _needs_weights(self) -> bool:
-        """Return whether attention weights are dropped, or asked for by a hook."""
-        return self._dropout() > 0 or (self.hook is not None and self.hook.weights)
 
     def _projected(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [H, B, T, D], and k and v [H, B, T or S, D]."""
@@ -164,3 +162,65 @@ def distance_encodings(size: int, dim: int, like: Tensor) -> Tensor:
     rates = 10000 ** (-torch.arange(0, dim, 2, device=like.device, dtype=torch.float64) / dim)
     angles = distances[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :dim].to(like.dtype)
+
+
+def is_fused(x: Tensor) -> bool:
+    """Return whether `joint_attention` works for tensors like this one: on a CPU, with PyTorch's fused attention."""
+    return x.device.type == "cpu" and x.dtype != torch.float16 and has_fused_attention()
+
+
+class _JointAttention(torch.autograd.Function):
+    """One softmax over positions and persistent vectors, without materialising the attention weights on the vectors.
+
+    With scores a on positions and q k'^T on vectors, and z the sum of all their exponentials,
+
+        out = sum_j exp(a_j) / z v_j + c sum_n exp(q k'_n^T) / z v'_n
+
+    The second sum is computed by PyTorch's fused attention, which also returns the logarithm of its own sum of
+    exponentials. Its backward pass takes the logarithm of the whole sum z and the whole output instead: the gradient of
+    a weight p = exp(s) / z is p (dp - out . dout) for all keys alike (Dao et al. 2022, appendix B.2).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, v: Tensor, q: Tensor, keys: Tensor, values: Tensor, factor: float) -> Tensor:
+        on_vectors, log_z = fused_attention(q[None], keys[None], values[None])
+        on_vectors, log_z = on_vectors[0].view(*v.shape[:2], -1, v.size(3)), log_z[0].view(*v.shape[:2], -1, 1)
+        weights = scores.softmax(-1)
+        # The largest weight is exp(its score) / z of the positions: faster than another sum of exponentials.
+        log_sum = (scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log()).to(log_z.dtype)
+        whole = torch.logaddexp(log_sum, log_z)
+        weights.mul_((log_sum - whole).exp_().to(v.dtype))
+        out = torch.matmul(weights, v).addcmul_(on_vectors, (log_z - whole).exp_().to(v.dtype), value=factor)
+        ctx.save_for_backward(weights, v, q, keys, values, out, whole)
+        ctx.factor = factor
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        weights, v, q, keys, values, out, whole = ctx.saved_tensors
+        gradient = gradients[0].contiguous()
+        at_v = weights.transpose(2, 3) @ gradient
+        at_scores = (gradient @ v.transpose(2, 3)).sub_((gradient * out).sum(-1, keepdim=True)).mul_(weights)
+        rows = (gradient * ctx.factor).view_as(q)[None]
+        whole = whole.view(1, *q.shape[:2])
+        at_q, at_keys, at_values = fused_attention_backward(
+            rows, q[None], keys[None], values[None], out.view_as(q)[None] / ctx.factor, whole
+        )
+        return at_scores, at_v, at_q[0], at_keys[0], at_values[0], None
+
+
+def joint_attention(scores: Tensor, v: Tensor, q: Tensor, keys: Tensor, values: Tensor, factor: float = 1.0) -> Tensor:
+    """Attend to positions and persistent vectors in one softmax.
+
+    Args:
+        scores: scores of the positions, masked, [H, B, T, S]
+        v: values of the positions, [H, B, S, D]
+        q: queries of the vectors, in the order of those of `scores`, [H, B T, D]
+        keys: keys of the vectors, [H, N, D]
+        values: their values, [H, N, D]
+        factor: c, a factor on these values
+
+    Returns:
+        The contexts [H, B, T, D]
+    """
+    return _JointAttention.apply(scores, v, q, keys, values, factor)

@@ -68,12 +68,12 @@ class Memory:
     Attributes:
         blocks: stream and place of the last block of each row, [B, 2]
         masked: which positions hold nothing, [B, M]
-        layers: for each layer, its input [M, B, E], or in evaluation its keys and values [H, B, M, D]
+        layers: for each layer, its input [1, B, M, E], or in evaluation its keys and values [H, B, M, D]
     """
 
     blocks: Tensor
     masked: Tensor
-    layers: list[Any]
+    layers: list[tuple[Tensor, ...]]
 
     def before(self, blocks: Tensor) -> Memory | None:
         """Return the memory of the rows whose next block is in `blocks` [B', 2].
@@ -88,29 +88,14 @@ class Memory:
         if not continues.any():
             return None
         masked = self.masked[:rows] | ~continues[:, None]
-        return Memory(blocks, masked, [_rows(layer, rows) for layer in self.layers])
+        return Memory(blocks, masked, [tuple(x[:, :rows] for x in layer) for layer in self.layers])
 
 
-def _rows(layer: Any, rows: int) -> Any:
-    """Return the first rows of a tensor [M, B, E], or of each of a pair [H, B, M, D]."""
-    if layer is None:
-        return None
-    return tuple(x[:, :rows] for x in layer) if isinstance(layer, tuple) else layer[:, :rows]
-
-
-def _last(layer: Any, number: int) -> Any:
-    """Return the last positions of a tensor [S, B, E], or of each of a pair [H, B, S, D], without gradients."""
-    if layer is None:
-        return None
-    if isinstance(layer, tuple):
-        return tuple(_cut(x, 2, number) for x in layer)
-    return _cut(layer, 0, number)
-
-
-def _cut(x: Tensor, dim: int, number: int) -> Tensor:
-    """Return the last positions of a tensor: a copy, which does not keep the others in memory."""
-    size = x.size(dim)
-    return x.detach() if size <= number else x.detach().narrow(dim, size - number, number).clone()
+def _last(x: Tensor, number: int) -> Tensor:
+    """Return the last positions of a tensor [H, B, S, D] without gradients: a copy, which does not keep the others."""
+    x = x.detach()
+    size = x.size(2)
+    return x if size <= number else x[:, :, size - number :].clone()
 
 
 class AllAttentionDecoder(TransformerDecoderBase):
@@ -192,15 +177,17 @@ class AllAttentionDecoder(TransformerDecoderBase):
             empty = torch.cat([past.masked, empty], 1)
             masked = masked | empty[:, None]
         positions = self.dropout_module(self._positions(before + length, x))
-        kept = []
+        layers = []
         for i, layer in enumerate(self.layers):
             of_layer = None if past is None else past.layers[i]
-            memory, pairs = (of_layer, None) if self.training else (None, of_layer)
+            memory, pairs = None, of_layer
+            if self.training and of_layer is not None:
+                memory, pairs = of_layer[0][0].transpose(0, 1), None
             states = x if memory is None or self.mem_len <= length else torch.cat([memory, x])
             x, new = layer(x, positions, masked, memory, pairs)
-            kept.append(states if self.training else new)
+            remembered = (states.transpose(0, 1)[None],) if self.training else new
+            layers.append(tuple(_last(each, self.mem_len) for each in remembered))
         if blocks is not None and self.mem_len:
-            layers = [_last(each, self.mem_len) for each in kept]
             self.memories[self.training] = Memory(blocks, empty[:, -self.mem_len :], layers)
         return x
 
@@ -209,14 +196,13 @@ class AllAttentionDecoder(TransformerDecoderBase):
         x = self._embedded(tokens)
         caches = [layer.self_attn._get_input_buffer(incremental_state) for layer in self.layers]
         pasts = [tuple(c[n].transpose(0, 1) for n in ("prev_key", "prev_value")) if c else None for c in caches]
-        before = next((past[0].size(2) for past in pasts if past is not None), 0)
+        before = pasts[0][0].size(2) if pasts[0] else 0
         positions = self._positions(before + 1, x)
         masked = x.new_zeros(1, 1, before + 1, dtype=torch.bool)
         for layer, past in zip(self.layers, pasts, strict=True):
             x, pairs = layer(x, positions, masked, None, past)
-            if pairs is not None:
-                keys, values = (each.transpose(0, 1) for each in _last(pairs, self.mem_len + self.block_size - 1))
-                layer.self_attn._set_input_buffer(incremental_state, {"prev_key": keys, "prev_value": values})
+            keys, values = (_last(each, self.mem_len + self.block_size - 1).transpose(0, 1) for each in pairs)
+            layer.self_attn._set_input_buffer(incremental_state, {"prev_key": keys, "prev_value": values})
         return x
 
 
@@ -237,14 +223,10 @@ class AllAttentionLanguageModel(FairseqLanguageModel):
         if getattr(args, "tokens_per_sample", None) is None:  # with fairseq-hydra-train it is an option of the task
             args.tokens_per_sample = getattr(getattr(task, "args", None), "tokens_per_sample", BLOCK)
         args.decoder_normalize_before, args.no_token_positional_embeddings = True, True
-        return cls(AllAttentionDecoder(args, task.target_dictionary, embeddings(args, task)))
-
-
-def embeddings(args: Any, task: Any) -> nn.Module:
-    """Return the input embeddings of fairseq's `transformer_lm` with these options."""
-    without_layers = copy.deepcopy(args)
-    without_layers.decoder_layers = 0
-    return TransformerLanguageModel.build_model(without_layers, task).decoder.embed_tokens
+        without_layers = copy.deepcopy(args)  # whose embeddings are fairseq's
+        without_layers.decoder_layers = 0
+        embeddings = TransformerLanguageModel.build_model(without_layers, task).decoder.embed_tokens
+        return cls(AllAttentionDecoder(args, task.target_dictionary, embeddings))
 
 
 def fill(args: Any, options: Mapping[str, Any]) -> None:

@@ -34,7 +34,6 @@ UNSUPPORTED = {
     "self_target": False,
     "past_target": False,
 }
-BREAK_MODES = ("none", "complete_doc")
 
 
 @dataclass
@@ -94,10 +93,6 @@ class Segments(FairseqDataset):
     def size(self, index: int) -> int:
         """Return the length of a block; fairseq calls it."""
         return int(self.sizes[index])
-
-    def ordered_indices(self) -> Any:
-        """Return the numbers of all blocks in the order of the text."""
-        return numpy.arange(len(self))
 
     def collater(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Make a batch, with `blocks` [B, 2] in its net_input: the stream of each block, and its place in it from 0."""
@@ -170,11 +165,9 @@ class SegmentTask(LanguageModelingTask):
             value = getattr(args, name, unused)
             if str(value) != str(unused):
                 fail(PROGRAM, f"--{name.replace('_', '-')} is {value}: leave it out, this task does not support it")
-        if str(args.sample_break_mode) not in BREAK_MODES:
-            fail(
-                PROGRAM,
-                f"--sample-break-mode is {args.sample_break_mode}: with this task it must be none or complete_doc",
-            )
+        mode = str(args.sample_break_mode)
+        if mode not in ("none", "complete_doc"):
+            fail(PROGRAM, f"--sample-break-mode is {mode}: with this task it must be none or complete_doc")
 
     def build_model(self, args: Any, from_checkpoint: bool = False) -> Any:
         """Build the model; fairseq calls it. End with one line for a model without a memory."""
@@ -203,14 +196,9 @@ class SegmentTask(LanguageModelingTask):
         max_tokens: int | None = None,
         max_sentences: int | None = None,
         batch_size: int | None = None,
-        seed: int = 1,
         num_shards: int = 1,
-        shard_id: int = 0,
-        num_workers: int = 0,
-        epoch: int = 1,
-        data_buffer_size: int = 0,
         skip_remainder_batch: bool = False,
-        **others: Any,
+        **options: Any,
     ) -> EpochBatchIterator:
         """Return the batches of a worker in the order of the text; fairseq calls it.
 
@@ -221,24 +209,19 @@ class SegmentTask(LanguageModelingTask):
         while isinstance(segments, BaseWrapperDataset):
             segments = segments.dataset
         if not isinstance(segments, Segments):  # texts to continue
-            limits = {"max_tokens": max_tokens, "max_sentences": max_sentences, "seed": seed}
-            return super().get_batch_iterator(dataset, **limits, **others)
+            return super().get_batch_iterator(dataset, max_tokens, max_sentences, num_shards=num_shards, **options)
         tokens = self.args.tokens_per_sample
         rows = min(filter(None, (max_sentences, max_tokens and max(1, max_tokens // tokens))), default=1)
         blocks = rows_of_batches(segments.first[: len(dataset)], rows * num_shards)
         if skip_remainder_batch:
             blocks = [row[: len(blocks[-1])] for row in blocks]
-        batches = list(batches_in_order(blocks, num_shards))
         return InOrder(
-            dataset=dataset,
-            collate_fn=dataset.collater,
-            batch_sampler=batches,
-            seed=seed,
+            dataset,
+            dataset.collater,
+            list(batches_in_order(blocks, num_shards)),
             num_shards=num_shards,
-            shard_id=shard_id,
-            num_workers=num_workers,
-            epoch=epoch,
-            buffer_size=data_buffer_size,
+            buffer_size=options.get("data_buffer_size", 0),
+            **{name: options[name] for name in ("seed", "shard_id", "num_workers", "epoch") if name in options},
         )
 
     def eval_lm_dataloader(self, dataset: Any, context_window: int = 0, **options: Any) -> Any:

@@ -54,6 +54,6 @@ def run(options: CompressOptions) -> None:
             check_loads(smaller)
             save_checkpoint(smaller, options.out, options.force)
             written(options.out)
-        content = [{**result.as_json(), "signature": str(signature)} for result in results]
+        content = [{**result.results, "signature": str(signature)} for result in results]
         work.plot(options.plot, lambda: drawing.plot(content))
         work.say(json.dumps(content) if options.json else f"{drawing.text(content)}\n\n{signature}")

@@ -61,42 +61,16 @@ class Compressed:
     """A compressed model.
 
     Attributes:
-        whole: the model before, without gates and closed heads
         model: the compressed model
         plan: what is removed
         values: the parameters that the repair changed, by name
-        losses: loss before and after, in bits
-        unit: what the loss is a mean over
-        units: what could be removed: "heads", "neurons", or both
-        speedup: how many times as fast it is; None if that was not measured
-        scores: name of a metric and the scores before and after; empty if none was measured
+        results: what was removed and what it costs, as plain values; pairs are [before, after]
     """
 
-    whole: nn.Module
     model: nn.Module
     plan: Plan
     values: Mapping[str, Tensor]
-    losses: tuple[float, float]
-    unit: str
-    units: tuple[str, ...]
-    speedup: float | None
-    scores: Mapping[str, tuple[float, float]]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what was removed and what it costs, as plain values; pairs are [before, after]."""
-        models = (self.whole, self.model)
-        return {
-            "format": "headgates.compressed/1",
-            "units": list(self.units),
-            "parameters": [number_of_parameters(model) for model in models],
-            "heads": [dict(kept_mask(model).values) for model in models],
-            "ffn_dims": [ffn_dims(model) for model in models],
-            "loss": list(self.losses),
-            "unit": self.unit,
-            "estimate": self.plan.cost,
-            "speedup": self.speedup,
-            **{name: list(pair) for name, pair in self.scores.items()},
-        }
+    results: dict[str, Any]
 
 
 class Compressor:
@@ -134,22 +108,16 @@ class Compressor:
         return [each for each in found if each.block.name not in aligned]
 
     @cached_property
-    def loss(self) -> float:
-        """The loss of the whole model."""
-        return self._loss_of(self.whole)
+    def measures(self) -> dict[str, float]:
+        """The loss of the whole model in bits, and its score by the name of the metric."""
+        return self._measures_of(self.whole)
 
-    def _loss_of(self, model: nn.Module) -> float:
+    def _measures_of(self, model: nn.Module) -> dict[str, float]:
         with evaluating(model):
-            return mean_loss(model, self.measured)
-
-    @cached_property
-    def score(self) -> float:
-        """The score of the whole model."""
-        return self._score_of(self.whole)
-
-    def _score_of(self, model: nn.Module) -> float:
-        assert self.metric
-        return self.metric.main.value(self.metric.predict(self.metric.prepared(model)))
+            measures = {"loss": mean_loss(model, self.measured)}
+        if self.metric:
+            measures[self.metric.name] = self.metric.main.value(self.metric.predict(self.metric.prepared(model)))
+        return measures
 
     @cached_property
     def work(self) -> Work | None:
@@ -179,14 +147,26 @@ class Compressor:
         plan = self._plan_of_speed(speedup, kinds) if params is None else self._plan_of_size(params, kinds)
         small = prune(self.whole, plan.mask, plan.neurons)
         values = refit_to(self.whole, small, self.fit, self.progress("repair"), plan.neurons)
-        losses = self.loss, self._loss_of(small)
-        speed = self.work.speedup(self.whole, small) if self.work else None
-        scores = {self.metric.name: (self.score, self._score_of(small))} if self.metric else {}
-        return Compressed(self.whole, small, plan, values, losses, self.fit.objective.unit, kinds, speed, scores)
+        models = (self.whole, small)
+        measured = zip(self.measures.items(), self._measures_of(small).values(), strict=True)
+        pairs = {name: [before, after] for (name, before), after in measured}
+        results = {
+            "format": "headgates.compressed/1",
+            "units": list(kinds),
+            "parameters": [*map(number_of_parameters, models)],
+            "heads": [dict(kept_mask(model).values) for model in models],
+            "ffn_dims": [*map(ffn_dims, models)],
+            "loss": pairs.pop("loss"),
+            "unit": self.fit.objective.unit,
+            "estimate": plan.cost,
+            "speedup": self.work.speedup(*models) if self.work else None,
+            **pairs,
+        }
+        return Compressed(small, plan, values, results)
 
     def _plan_of_size(self, params: float, kinds: tuple[str, ...]) -> Plan:
         units = [each for each in self.units if each.kind in kinds]
-        smallest = self.parameters - sum(each.parameters * len(each.curve.order) for each in units)
+        smallest = self.parameters - sum(each.parameters * each.number for each in units)
         kept = math.floor(params * self.parameters) if isinstance(params, float) else params
         if not smallest <= kept <= self.parameters:
             raise OutOfReach(

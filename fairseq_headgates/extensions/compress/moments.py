@@ -25,7 +25,7 @@ from fairseq_headgates.messages import check_finite
 RIDGE = 1e-4  # times the mean variance of the inputs
 
 
-@dataclass
+@dataclass(frozen=True)
 class Moments:
     """Second moments of one linear layer, in double precision.
 
@@ -71,41 +71,38 @@ def moments(
     Raises:
         ValueError: for sums that are not finite
     """
-    layers = {block.linear: (block, model.get_submodule(block.linear)) for block in blocks}
-    sums = {name: _zeros(layer) for name, (_, layer) in layers.items()}
+    layers: dict[str, Any] = {block.linear: model.get_submodule(block.linear) for block in blocks}
+    types = {block.linear: block.attention_type for block in blocks}
+    sums = {name: [_square(each.in_features + 1), _square(each.out_features)] for name, each in layers.items()}
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     generator = torch.Generator().manual_seed(1)
     with evaluating(model), differentiable(model), torch.enable_grad(), ExitStack() as hooks:
-        for name, (_, layer) in layers.items():
+        for name, layer in layers.items():
             hooks.callback(layer.register_forward_hook(partial(_see, seen, name)).remove)
         for sample in progress(corpus.batches):
             targets = corpus.objective.drawn(model, sample, generator) if sampled else sample
             seen.clear()
             slopes = gradients(corpus.losses(model, targets), [inserted for _, inserted in seen.values()])
             for (name, (inputs, _)), slope in zip(seen.items(), slopes, strict=True):
-                real = corpus.positions(sample, layers[name][0].attention_type, inputs)
+                real = corpus.positions(sample, types[name], inputs)
                 rows, slope = inputs[real].double(), slope[real].double()
                 rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
-                sums[name].inputs += (rows.T @ rows).cpu()
-                sums[name].gradients += (slope.T @ slope).cpu()
-    return {name: _shared(name, found) for name, found in sums.items()}
+                for total, vectors in zip(sums[name], (rows, slope), strict=True):
+                    total += (vectors.T @ vectors).cpu()
+    found = {name: Moments(*map(all_reduce, of_layer)) for name, of_layer in sums.items()}
+    for name, of_layer in found.items():
+        check_finite(f"activations at {name}", of_layer.inputs, of_layer.gradients)
+    return found
 
 
-def _zeros(layer: Any) -> Moments:
-    outputs, inputs = layer.weight.shape
-    return Moments(torch.zeros(inputs + 1, inputs + 1).double(), torch.zeros(outputs, outputs).double())
+def _square(size: int) -> Tensor:
+    return torch.zeros(size, size, dtype=torch.double)
 
 
 def _see(seen: dict, name: str, _: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
     inserted = torch.zeros_like(output, requires_grad=True)
     seen[name] = inputs[0].detach(), inserted
     return output + inserted
-
-
-def _shared(name: str, found: Moments) -> Moments:
-    shared = Moments(all_reduce(found.inputs), all_reduce(found.gradients))
-    check_finite(f"activations at {name}", shared.inputs, shared.gradients)
-    return shared
 
 
 def targets_of(corpus: Corpus) -> int:

@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from fairseq_headgates.analysis.blocks import Block, blocks_of
 from fairseq_headgates.analysis.options import UNITS, Progress
-from fairseq_headgates.attention.cuts import kept_mask
-from fairseq_headgates.attention.sites import head_sites
+from fairseq_headgates.attention.sites import head_sites, site_table
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.extensions.compress.moments import Moments, moments, targets_of
 from fairseq_headgates.extensions.compress.search import Curve, choose, removal_curve
@@ -53,10 +53,9 @@ class Units:
         return kind_of(self.block)
 
     @property
-    def levels(self) -> list[int]:
-        """The numbers of units that may be removed."""
-        number = len(self.curve.order)
-        return sorted({*range(number % self.grain, number + 1, self.grain), 0})
+    def number(self) -> int:
+        """The number of units."""
+        return len(self.curve.order)
 
 
 def kind_of(block: Block) -> str:
@@ -77,16 +76,11 @@ def units_of(
         progress: wraps the iterable of batches
     """
     blocks = [block for block in blocks_of(model) if kind_of(block) in units]
-    blocks = [block for block in blocks if _size(model, block)]
+    blocks = [block for block in blocks if model.get_submodule(block.linear).in_features]
     _check(model, blocks)
     found = moments(model, corpus, blocks, sampled, progress)
     targets = targets_of(corpus)
     return [_units(model, block, found[block.linear], targets) for block in blocks]
-
-
-def _size(model: nn.Module, block: Block) -> int:
-    linear: Any = model.get_submodule(block.linear)
-    return linear.in_features
 
 
 def _check(model: nn.Module, blocks: Sequence[Block]) -> None:
@@ -122,7 +116,10 @@ def _units(model: nn.Module, block: Block, found: Moments, targets: int) -> Unit
 
 def parameters_saved(units: Sequence[Units]) -> list[dict[int, int]]:
     """Return the parameters that are saved without some units of each block, {number of removed units: parameters}."""
-    return [{number: number * each.parameters for number in each.levels} for each in units]
+    levels = [sorted({0, *range(each.number % each.grain, each.number + 1, each.grain)}) for each in units]
+    return [
+        {level: level * each.parameters for level in of_block} for each, of_block in zip(units, levels, strict=True)
+    ]
 
 
 def plan_of(model: nn.Module, units: Sequence[Units], savings: Sequence[Mapping[int, float]], least: float) -> Plan:
@@ -145,23 +142,16 @@ def plan_of(model: nn.Module, units: Sequence[Units], savings: Sequence[Mapping[
 
 def plan_without(model: nn.Module, units: Sequence[Units], numbers: Sequence[int]) -> Plan:
     """Return the plan that removes the first so many units of each block."""
-    removed = {each.block: each.curve.order[:number] for each, number in zip(units, numbers, strict=True)}
-    return Plan(
-        _mask(model, removed),
-        {
-            each.block.layer: tuple(sorted(set(each.curve.order) - set(removed[each.block])))
-            for each in units
-            if not each.block.is_attention and removed[each.block]
-        },
-        sum(each.curve.costs[number] for each, number in zip(units, numbers, strict=True)),
-    )
-
-
-def _mask(model: nn.Module, removed: Mapping[Block, Sequence[int]]) -> HeadTable:
-    """Return the mask of the heads that are left."""
-    rows = {each: [list(row) for row in layers] for each, layers in kept_mask(model).values.items()}
-    of_block = {block.name: heads for block, heads in removed.items()}
-    for site in head_sites(model):
-        for head in of_block.get(site.name, ()):
-            rows[site.attention_type][site.layer][site.attention.kept[head]] = 0
-    return HeadTable(rows, "alive")
+    kept = {each.block: sorted(each.curve.order[number:]) for each, number in zip(units, numbers, strict=True)}
+    heads = {block.name: left for block, left in kept.items() if block.is_attention}
+    rows = {
+        site: torch.tensor([head in heads.get(site.name, [head]) for head in range(site.attention.num_heads)])
+        for site in head_sites(model)
+    }
+    neurons = {
+        each.block.layer: tuple(kept[each.block])
+        for each in units
+        if not each.block.is_attention and len(kept[each.block]) < each.number
+    }
+    cost = sum(each.curve.costs[number] for each, number in zip(units, numbers, strict=True))
+    return Plan(site_table(model, rows).map(lambda left: int(left > 0), "alive"), neurons, cost)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -27,21 +29,16 @@ def refit_scores(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> Hea
     smaller = prune(model)
     units = units_of(smaller, corpus, ["heads"], sampled=False, progress=options.progress)
     open_heads = {site.name: site.attention.kept for site in head_sites(smaller)}
-    rows = {site.name: torch.zeros(site.attention.num_heads).double() for site in head_sites(model)}
-    places = {site.name: site.attention.kept for site in head_sites(model)}
-    total, queue = 0.0, [(*_next(each, 0), number, 0) for number, each in enumerate(units)]
-    heapq.heapify(queue)
-    while queue:
-        step, unit, number, removed = heapq.heappop(queue)
-        name, total = units[number].block.name, total + step
-        rows[name][places[name].index(open_heads[name][unit])] = total
-        if removed + 1 < len(units[number].curve.order):
-            heapq.heappush(queue, (*_next(units[number], removed + 1), number, removed + 1))
-    sites = [site for site in head_sites(model) if site.attention.num_heads]
-    return site_table(model, {site: rows[site.name] for site in sites})
+    sites = {site.name: site for site in head_sites(model) if site.attention.num_heads}
+    scores = {name: torch.zeros(site.attention.num_heads).double() for name, site in sites.items()}
+    total = 0.0
+    for step, unit, name in heapq.merge(*map(_steps, units)):
+        total += step
+        scores[name][sites[name].attention.kept.index(open_heads[name][unit])] = total
+    return site_table(model, {site: scores[name] for name, site in sites.items()})
 
 
-def _next(units: Units, removed: int) -> tuple[float, int]:
-    """Return what the next unit of a block costs, and this unit."""
-    costs = units.curve.costs
-    return costs[removed + 1] - costs[removed], units.curve.order[removed]
+def _steps(units: Units) -> Iterator[tuple[float, int, str]]:
+    """Yield what each unit of a block costs in the order of their removal, the unit, and the name of the block."""
+    for unit, (before, after) in zip(units.curve.order, pairwise(units.curve.costs), strict=True):
+        yield after - before, unit, units.block.name

@@ -97,7 +97,7 @@ class Work:
         """
         total, found = float("inf"), defaultdict[tuple, list[float]](list)
         for level in progress([*range(LEVELS + 1)] * PASSES):
-            smaller = plan_without(model, units, [len(each.curve.order) - _kept(each, level) for each in units])
+            smaller = plan_without(model, units, [each.number - _kept(each, level) for each in units])
             ready, run = self.prepared(prune(model, smaller.mask, smaller.neurons))
             with _timed(ready, units, self.clock) as seconds:
                 took = self._seconds(run)
@@ -130,17 +130,17 @@ def _of_equal_length(corpus: Corpus) -> Corpus:
 
 def _kept(units: Units, level: int) -> int:
     """Return how many units a block keeps at a level, from 0 to `LEVELS`."""
-    number = len(units.curve.order)
+    number = units.number
     return number if level == LEVELS else number * level // (LEVELS * units.grain) * units.grain
 
 
 def _key(units: Units) -> tuple:
-    return units.kind, units.block.attention_type, len(units.curve.order), units.parameters
+    return units.kind, units.block.attention_type, units.number, units.parameters
 
 
 def _saved(units: Units, seconds: Mapping[tuple, float]) -> dict[int, float]:
     """Return the seconds that are saved, by the number of units that are removed."""
-    number, whole = len(units.curve.order), seconds[_key(units), LEVELS]
+    number, whole = units.number, seconds[_key(units), LEVELS]
     found: dict[int, list[float]] = defaultdict(list)
     for level in range(LEVELS + 1):
         found[number - _kept(units, level)].append(seconds[_key(units), level])

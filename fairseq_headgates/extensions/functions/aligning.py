@@ -91,10 +91,7 @@ def align(
             rows = (sample["net_input"]["src_tokens"], sample["target"])
             sentences = [text.sentences(tokens) for text, tokens in zip(texts, rows, strict=True)]
             words = [[sentence.words() for sentence in side] for side in sentences]
-            keys, queries = (
-                membership(side_words, side, tokens.size(1))
-                for side_words, side, tokens in zip(words, sentences, rows, strict=True)
-            )
+            keys, queries = (of_side.cpu() for of_side in map(membership, words, sentences, rows))
             best = averaging(queries) @ (at_least_single(weights(sample)).cpu() @ keys)
             best = best.masked_fill(~keys.any(1)[:, None], -torch.inf).argmax(-1)
             for row, number in enumerate(sample["id"].tolist()):

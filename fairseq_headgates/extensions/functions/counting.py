@@ -1,6 +1,7 @@
 """Count what every head attends to, in one pass over a corpus.
 
-Shapes: B batch, T target length (queries), S source length (keys), L layers, H heads, R relations in both directions.
+Shapes: B batch, T target length (queries), S source length (keys), H heads, R relations in both directions and
+"alignment", M largest offset.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.losses import Sample, at_least_single, outputs
 from fairseq_headgates.evaluation.workers import all_reduce, gather
 from fairseq_headgates.extensions.functions.layout import (
-    FREQUENT,
     SELF_ATTENTION,
+    STATISTICS,
     Layout,
     Links,
     MatchedTrees,
@@ -27,15 +28,12 @@ from fairseq_headgates.extensions.functions.layout import (
     Words,
     frequency_ranks,
     layouts,
-    on,
-    positions,
     sides_of,
 )
 from fairseq_headgates.extensions.functions.trees import Tree, directions
 
 MISMATCHED = 0.05  # share of sentences that may differ from their trees
-# Sums over queries, by their row in `HeadCounts.sums`.
-STATISTICS = ("entropy", "confidence", "eos", "first", "itself", "same form")
+FREQUENT = 500  # a token beyond the so many most frequent ones is rare (Voita et al. 2019, section 5.4)
 
 
 @dataclass(frozen=True)
@@ -64,11 +62,9 @@ class HeadCounts:
     Attributes:
         site: the attention layer; H counts its remaining heads
         offsets: how often the maximum is at each offset from the query, [H, 2 M + 1]: the column M is the offset 0
-        sums: sums of each of `STATISTICS`, [6, H]
+        sums: sums of each of `STATISTICS`, [7, H]
         rare: how often the maximum is on the rarest token, and on one of the two rarest: [2, H]
         pairs: how often the maximum of a pair's query word is on its key word, by relation: [R, H]
-        linked: how often the maximum of an aligned target word is on a word it is aligned with: [H]
-        monotonic: how often the maximum does not move left from one target token to the next: [H]
     """
 
     site: HeadSite
@@ -76,15 +72,6 @@ class HeadCounts:
     sums: Tensor
     rare: Tensor
     pairs: Tensor
-    linked: Tensor
-    monotonic: Tensor
-
-    @classmethod
-    def zeros(cls, site: HeadSite, longest: int, relations: int) -> HeadCounts:
-        """Return counts of 0."""
-        heads = site.attention.num_heads
-        sizes = ((heads, 2 * longest + 1), (len(STATISTICS), heads), (2, heads), (relations, heads), (heads,), (heads,))
-        return cls(site, *(torch.zeros(size, dtype=torch.double) for size in sizes))
 
 
 @dataclass
@@ -92,14 +79,11 @@ class TypeCounts:
     """Counts of one attention type, the same for all its heads.
 
     Attributes:
-        statistics: what each of `STATISTICS` is divided by, [6]
+        statistics: what each of `STATISTICS` is divided by, [7]
         exists: number of queries with a key at each offset, [2 M + 1]: the column M is the offset 0
         rare: number of queries in sentences with a rare token
-        pairs: number of pairs, by relation: [R]
+        pairs: number of pairs, by relation, or of aligned target words: [R]
         offsets: number of pairs by relation and offset, [R, 2 M + 1]: the column M is the offset 0
-        linked: number of aligned target words
-        linked_offsets: number of links by offset from the target word, [2 M + 1]
-        steps: number of target tokens after the first
     """
 
     statistics: Tensor
@@ -107,16 +91,10 @@ class TypeCounts:
     rare: Tensor
     pairs: Tensor
     offsets: Tensor
-    linked: Tensor
-    linked_offsets: Tensor
-    steps: Tensor
 
-    @classmethod
-    def zeros(cls, longest: int, relations: int) -> TypeCounts:
-        """Return counts of 0."""
-        span = 2 * longest + 1
-        sizes = ((len(STATISTICS),), (span,), (1,), (relations,), (relations, span), (1,), (span,), (1,))
-        return cls(*(torch.zeros(size, dtype=torch.double) for size in sizes))
+
+def _zeros(*sizes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.zeros(size, dtype=torch.double) for size in sizes]
 
 
 @dataclass
@@ -126,16 +104,16 @@ class FunctionCounts:
     Attributes:
         heads: counts of every attention layer
         type_counts: counts of every attention type
-        matched: by side, numbers of sentences, words, words found in the text, pairs, and pairs with both words found
-        relations: names of the relations in both directions
-        linked: with word alignments, numbers of sentences, and of those that are left out
+        trees: by side, numbers of sentences, words, words found in the text, pairs, and pairs with both words found
+        alignments: with word alignments, numbers of sentences, and of those that are left out
+        relations: names of the relations in both directions, and "alignment"
     """
 
     heads: list[HeadCounts]
     type_counts: dict[str, TypeCounts]
-    matched: dict[str, list[int]]
+    trees: dict[str, dict[str, int]]
+    alignments: dict[str, int] | None
     relations: list[str]
-    linked: list[int] | None = None
 
 
 def check_annotations(annotations: Annotations, sentences: int) -> None:
@@ -182,90 +160,76 @@ class _Pass:
         attention_types = dict.fromkeys(site.attention_type for site in sites)
         rare = annotations.rare and attention_types.keys() != {"dec-self"}  # which has no statistics of rare tokens
         self.ranks = frequency_ranks(corpus.task.source_dictionary, "source") if rare else None
-        self.sides = {side: MatchedTrees(trees, annotations.relations) for side, trees in annotations.trees.items()}
+        self.relations = [*directions(annotations.relations), "alignment"]
+        self.trees = {side: MatchedTrees(trees, annotations.relations) for side, trees in annotations.trees.items()}
         self.links = None
         if annotations.links is not None:
-            self.links = Links(annotations.links, any(text.subwords != "none" for text in self.texts.values()))
-        self.relations = directions(annotations.relations)
-        self.longest = self._longest()
-        if self.links is not None and "dec-enc" not in attention_types:
-            raise ValueError("the model has no decoder-encoder attention: leave the word alignments out")
-        for side in self.sides:
+            subwords = any(text.subwords != "none" for text in self.texts.values())
+            self.links = Links(annotations.links, subwords, self.relations.index("alignment"))
+            if "dec-enc" not in attention_types:
+                raise ValueError("the model has no decoder-encoder attention: leave the word alignments out")
+        for side in self.trees:
             if SELF_ATTENTION[side] not in attention_types:
                 raise ValueError(
                     f"the model has no {SELF_ATTENTION[side]} heads: leave the trees of the {side} out (decoder "
                     "self-attention takes --target-conllu)"
                 )
-        self.heads = {site: HeadCounts.zeros(site, self.longest, len(self.relations)) for site in sites}
-        self.type_counts = {each: TypeCounts.zeros(self.longest, len(self.relations)) for each in attention_types}
+        self.longest = self._longest()
+        span, number = 2 * self.longest + 1, len(self.relations)
+        self.heads = {
+            site: HeadCounts(site, *_zeros((heads, span), (len(STATISTICS), heads), (2, heads), (number, heads)))
+            for site in sites
+            for heads in [site.attention.num_heads]
+        }
+        self.type_counts = {
+            attention_type: TypeCounts(*_zeros((len(STATISTICS),), (span,), (1,), (number,), (number, span)))
+            for attention_type in attention_types
+        }
         self.layouts: dict[str, Layout] = {}
 
     def _longest(self) -> int:
-        """Return a bound of all offsets: the largest number of tokens or words of a sentence, over all workers.
-
-        Tokens before the first word of a source have negative positions: those after one of them are added.
-        """
-        tokens = []
-        for sample in self.corpus.batches:
-            source = sample["net_input"]["src_tokens"]
-            first = positions(source, self.corpus.words(source, "source"), self.corpus.pad).min()
-            tokens.append(max(source.size(1), sample["target"].size(1)) + max(0, -1 - int(first)))
+        """Return a bound of all offsets, those from one token before the first word to another, over all workers."""
+        tokens = [s["net_input"]["src_tokens"].size(1) + s["target"].size(1) for s in self.corpus.batches]
         words = [len(tree.forms) for trees in self.annotations.trees.values() for tree in trees]
         return max(gather({max([1, *tokens, *words]): None}))
 
     def begin(self, sample: Sample) -> None:
         """Prepare a batch, and count what does not depend on a head."""
         self.layouts = layouts(sample, self.corpus, self.ranks)
-        ids = sample["id"].tolist()
         source, inputs = sides_of(sample, self.corpus)
-        rows = {"source": source, "target": inputs}
-        for side, trees in self.sides.items():
-            tokens: Any = rows[side]
-            sentences = self.texts[side].sentences(tokens)
-            words = trees.words(sentences, ids, tokens.size(1), causal=side == "target")
+        rows: dict[str, Any] = {"source": source, "target": inputs}
+        for side, trees in self.trees.items():
+            sentences, ids = self.texts[side].sentences(rows[side]), sample["id"].tolist()
+            words = trees.words(sentences, ids, rows[side], causal=side == "target")
             self.layouts[SELF_ATTENTION[side]].pairs = words
         if self.links is not None:
-            assert source is not None
-            sides = (("source", source), ("target", sample["target"]))
-            sources, targets = (self.texts[side].sentences(tokens) for side, tokens in sides)
-            self.layouts["dec-enc"].pairs = self.links.words(sources, targets, sample)
-        on(sample["net_input"]["src_tokens"].device, self.layouts)
+            self.layouts["dec-enc"].pairs = self.links.words(self.texts, sample)
         for attention_type, counts in self.type_counts.items():
-            self._count(counts, self.layouts[attention_type])
-            counts.exists += self._exists(self.layouts[attention_type], causal=attention_type == "dec-self")
+            self._count(counts, self.layouts[attention_type], attention_type)
 
-    def _exists(self, layout: Layout, causal: bool) -> Tensor:
-        """Return how many queries have a key at each offset: [2 M + 1]."""
+    def _count(self, counts: TypeCounts, layout: Layout, attention_type: str) -> None:
         offset = layout.key_positions[:, None, :] - layout.query_positions[:, :, None]
-        there = layout.counted[:, :, None] & layout.real[:, None, :]
-        if causal:
-            there &= offset.le(0)
-        return self._by_offset(offset[there])[0]
+        exists = layout.counted[:, :, None] & layout.real[:, None, :]
+        if attention_type == "dec-self":
+            exists &= offset.le(0)
+        counts.exists += self._by_offset(offset[exists])[0]
+        counts.statistics += layout.asked.sum((1, 2)).double().cpu()
+        if layout.rank is not None:
+            counts.rare += (layout.counted & _rare_sentences(layout.rank)[:, None]).sum().cpu()
+        if layout.pairs is None:
+            return
+        _, query, key, relation = pairs = layout.pairs.pairs
+        counts.offsets += self._by_offset(key - query, relation, len(self.relations))
+        asked = pairs[[0, 1, 3]]
+        if attention_type == "dec-enc":  # any of the words that a target word is aligned with is right
+            asked = asked.unique(dim=1)
+        counts.pairs += torch.bincount(asked[-1], minlength=len(self.relations)).cpu()
 
     def _by_offset(self, offsets: Tensor, rows: Tensor | int = 0, number: int = 1) -> Tensor:
         """Return how often each offset occurs in each of so many rows: [number, 2 M + 1]."""
         span = 2 * self.longest + 1
         places = rows * span + offsets + self.longest
         return torch.bincount(places, minlength=number * span).view(number, span).cpu()
-
-    def _count(self, counts: TypeCounts, layout: Layout) -> None:
-        counted = layout.counted
-        queries, none = counted.sum(), counted.new_zeros(())
-        itself, same = (none, none) if layout.earlier is None else (queries, layout.earlier.ge(0).sum())
-        numbers = [queries, layout.inputs.sum(), queries, queries, itself, same]
-        counts.statistics += torch.stack(numbers).double().cpu()
-        counts.steps += (counted[:, 1:] & counted[:, :-1]).sum().cpu()
-        if layout.rank is not None:
-            counts.rare += (counted & _rare_sentences(layout.rank)[:, None]).sum().cpu()
-        words = layout.pairs
-        if words is None:
-            return
-        counts.pairs += torch.bincount(words.what, minlength=len(self.relations)).cpu()
-        counts.offsets += self._by_offset(words.offset, words.what, len(self.relations))
-        if words.allowed is not None:
-            counts.linked += words.allowed.any(-1).sum().cpu()
-            _, query, key = words.allowed.nonzero(as_tuple=True)
-            counts.linked_offsets += self._by_offset(key - query)[0]
 
     def see(self, site: HeadSite, weights: Tensor | None, _: Tensor) -> None:
         """Hook on every attention layer: count what its heads [B, H, T, S] attend to."""
@@ -275,58 +239,41 @@ class _Pass:
             raise ValueError("the functions of heads cannot be counted with --cross-self-attention")
         weights = at_least_single(weights)
         counted = layout.counted[:, None, :].expand(weights.shape[:3])
-        best = weights.argmax(-1)
+        best, heads = weights.argmax(-1), weights.size(1)
+        positions = layout.key_positions[:, None, :].expand(-1, heads, -1).gather(2, best)
+        rows = torch.arange(heads, device=best.device)[:, None].expand_as(best)
+        offsets = positions - layout.query_positions[:, None, :]
+        counts.offsets += self._by_offset(offsets[counted], rows[counted], heads)
         largest, best_word = weights.masked_fill(~layout.words[:, None, None, :], -1.0).max(-1)
-        counts.offsets += self._offsets(layout, best, counted)
-        counts.sums += _statistics(layout, weights, largest.clamp_min(0), counted).cpu()
+        counts.sums += _statistics(layout, weights, largest.clamp_min(0), best_word).cpu()
         if layout.rank is not None:
             counts.rare += _rare(layout.rank, best_word, counted).cpu()
         if layout.pairs is not None:
-            self._pairs(counts, layout.pairs, weights)
-        if site.attention_type == "dec-enc":
-            stays = best_word.diff(dim=-1).ge(0) & counted[..., 1:] & counted[..., :-1]
-            counts.monotonic += stays.sum((0, 2)).double().cpu()
-
-    def _offsets(self, layout: Layout, best: Tensor, counted: Tensor) -> Tensor:
-        """Return how often the maximum of each head is at each offset: [H, 2 M + 1]."""
-        heads = best.size(1)
-        at = layout.key_positions[:, None, :].expand(-1, heads, -1).gather(2, best)
-        rows = torch.arange(heads, device=best.device)[:, None].expand_as(best)
-        return self._by_offset((at - layout.query_positions[:, None, :])[counted], rows[counted], heads)
-
-    def _pairs(self, counts: HeadCounts, words: Words, weights: Tensor) -> None:
-        """Count the pairs: to a word the weights on its pieces are added, from a word those of its pieces averaged."""
-        queries, keys = (part[:, None].to(weights) for part in (words.queries, words.keys))
-        on_words = queries @ (weights @ keys)  # [B, H, W, W]
-        exists = words.keys.any(1)[:, None, None, :]
-        best = on_words.masked_fill(~exists, -1.0).argmax(-1)  # [B, H, W]
-        sentence, query, key = words.where
-        hits = best[sentence, :, query].eq(key[:, None]).cpu().double()
-        counts.pairs.index_add_(0, words.what.cpu(), hits)
-        if words.allowed is not None:
-            allowed = words.allowed[:, None].expand(-1, best.size(1), -1, -1)
-            counts.linked += allowed.gather(-1, best[..., None]).sum((0, 2, 3)).double().cpu()
+            _count_hits(counts.pairs, layout.pairs, weights)
 
     def result(self) -> FunctionCounts:
         """Return the counts of all workers."""
-        counted = [*self.heads.values(), *self.type_counts.values(), *self.sides.values(), self.links]
-        parts = [part for each in counted if each for part in vars(each).values() if isinstance(part, Tensor)]
-        sums = all_reduce(torch.cat([part.flatten() for part in parts]))
-        for part, total in zip(parts, sums.split([part.numel() for part in parts]), strict=True):
-            part.copy_(total.view_as(part))
+        for counts in (*self.heads.values(), *self.type_counts.values(), *self.trees.values(), self.links):
+            for part in vars(counts).values() if counts else ():
+                if isinstance(part, Tensor):
+                    part.copy_(all_reduce(part))
         self._check_trees()
         self._check_links()
-        matched = {side: [int(number) for number in trees.counts] for side, trees in self.sides.items()}
-        linked = None if self.links is None else [int(number) for number in self.links.counts]
-        return FunctionCounts(list(self.heads.values()), self.type_counts, matched, self.relations, linked)
+        return FunctionCounts(
+            list(self.heads.values()),
+            self.type_counts,
+            {side: trees.numbers() for side, trees in self.trees.items()},
+            None if self.links is None else self.links.numbers(),
+            self.relations,
+        )
 
     def _check_trees(self) -> None:
-        for side, trees in self.sides.items():
+        for side, trees in self.trees.items():
             wrong = sorted(gather(dict.fromkeys(trees.mismatched)))
             if len(wrong) > MISMATCHED * trees.counts[0]:
-                shown = ", ".join(map(str, wrong[:5])) + (", ..." if len(wrong) > 5 else "")
+                first = ", ".join(map(str, wrong[:5])) + (", ..." if len(wrong) > 5 else "")
                 raise ValueError(
-                    f"{len(wrong)} trees of the {side} are not those of its sentences (number {shown}): "
+                    f"{len(wrong)} trees of the {side} are not those of its sentences (number {first}): "
                     "give the trees of the same text, one for every line"
                 )
 
@@ -340,24 +287,35 @@ class _Pass:
             )
 
 
-def _statistics(layout: Layout, weights: Tensor, largest: Tensor, counted: Tensor) -> Tensor:
-    """Return the sums of `STATISTICS`: [6, H]."""
-    keys = layout.real & ~layout.words  # EOS, and others that are no words
+def _count_hits(hits: Tensor, words: Words, weights: Tensor) -> None:
+    """Add how often the maximum of a pair's query word is on its key word to `hits` [R, H].
+
+    To a word the weights on its pieces are added, from a word those of its pieces averaged.
+    """
+    queries, keys = (part[:, None].to(weights) for part in (words.queries, words.keys))
+    on_words = queries @ (weights @ keys)  # [B, H, W, W]
+    exists = words.keys.any(1)[:, None, None, :]
+    best = on_words.masked_fill(~exists, -1.0).argmax(-1)  # [B, H, W]
+    sentence, query, key, relation = words.pairs
+    hits.index_add_(0, relation.cpu(), best[sentence, :, query].eq(key[:, None]).cpu().double())
+
+
+def _statistics(layout: Layout, weights: Tensor, largest: Tensor, best_word: Tensor) -> Tensor:
+    """Return the sums of `STATISTICS`: [7, H]."""
 
     def on_keys(mask: Tensor) -> Tensor:
         return (weights * mask[:, None, None, :]).sum(-1)
 
-    none = torch.zeros_like(largest)
-    itself = same = none
+    itself = same = torch.zeros_like(largest)
     if layout.earlier is not None:
         itself = weights.diagonal(dim1=2, dim2=3)
-        there = layout.earlier[:, None, :, None].expand(*largest.shape, 1)
-        same = weights.gather(-1, there.clamp_min(0)).squeeze(-1) * there.ge(0).squeeze(-1)
+        same = weights.gather(-1, layout.earlier.clamp_min(0)[:, None, :, None].expand(*largest.shape, 1)).squeeze(-1)
     entropy = torch.special.entr(weights).sum(-1) / torch.log(torch.tensor(2.0))
-    rows = [entropy, largest, on_keys(keys), on_keys(layout.first), itself, same]
-    inputs = layout.inputs[:, None, :].expand_as(counted)
-    masks = [counted, inputs, *[counted] * 4]
-    return torch.stack([(row * mask).sum((0, 2)) for row, mask in zip(rows, masks, strict=True)]).double()
+    monotonic = nn.functional.pad(best_word.diff(dim=-1).ge(0), (1, 0)).to(weights)
+    no_words = layout.real & ~layout.words  # EOS, and others
+    rows = [entropy, largest, on_keys(no_words), on_keys(layout.first), itself, same, monotonic]
+    sums = [(row * mask[:, None]).sum((0, 2)) for row, mask in zip(rows, layout.asked, strict=True)]
+    return torch.stack(sums).double()
 
 
 def _rare_sentences(rank: Tensor) -> Tensor:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.losses import Sample
@@ -22,28 +23,21 @@ from fairseq_headgates.extensions.functions.words import Piece, match, pieces
 SELF_ATTENTION = {"source": "enc-self", "target": "dec-self"}  # the attention between words of one side
 EQUAL = 0.95  # share of symbols with the same count from which on a dictionary has no counts
 MATCHING = 0.5  # share of characters from which on a text and a tree are of the same sentence
-FREQUENT = 500  # a token beyond the so many most frequent ones is rare (Voita et al. 2019, section 5.4)
+STATISTICS = ("entropy", "confidence", "eos", "first", "itself", "same form", "monotonic")
 
 
-@dataclass
-class Words:
+class Words(NamedTuple):
     """Words of a batch, and the pairs of words that are looked for.
 
     Attributes:
         keys: [B, S, W], 1 where a token is a piece of a word
         queries: [B, W, T], 1 / (number of its pieces) where a token is a piece of a word
-        where: sentence, query word and key word of every pair, [3, N]
-        what: number of the relation of every pair, [N]
-        offset: position of the key word minus that of the query word, [N]
-        allowed: with word alignments instead of pairs: [B, W (queries), W (keys)], True where they are linked
+        pairs: sentence, query word, key word and number of the relation of every pair, [4, N]
     """
 
     keys: Tensor
     queries: Tensor
-    where: Tensor = field(default_factory=lambda: torch.zeros(3, 0, dtype=torch.long))
-    what: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
-    offset: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
-    allowed: Tensor | None = None
+    pairs: Tensor
 
 
 @dataclass
@@ -56,7 +50,8 @@ class Layout:
     Attributes:
         key_positions, query_positions: counted from 0, the first word
         counted: which queries are words: not padding, <s>, EOS or a token of a language
-        inputs: the same for the input tokens of the queries, which differ in dec-enc; confidence is a mean over these
+        asked: which queries each of `STATISTICS` is a mean over, [7, B, T]; confidence is one over those whose input
+            tokens, which differ in dec-enc, are words
         real: which keys are not padding
         words: which keys are words
         rank: rank of every key in the dictionary by frequency, from 0; -1 for those that are no words
@@ -68,7 +63,7 @@ class Layout:
     key_positions: Tensor
     query_positions: Tensor
     counted: Tensor
-    inputs: Tensor
+    asked: Tensor
     real: Tensor
     words: Tensor
     first: Tensor
@@ -98,21 +93,24 @@ def layouts(sample: Sample, corpus: Corpus, ranks: Tensor | None) -> dict[str, L
 
     def layout(keys: Tensor, queries: Tensor, entering: Tensor, side: str, ranked: bool = False) -> Layout:
         words, counted = corpus.words(keys, "source" if ranked else side), corpus.words(queries, side)
-        made = Layout(
+        none, earlier = torch.zeros_like(counted), None
+        if keys is queries:
+            known = counted & queries.ne(unknown)
+            earlier = torch.where(known, earlier_positions(queries, known), -1)
+            asked = [counted, earlier.ge(0), none]
+        else:
+            asked = [none, none, counted & nn.functional.pad(counted[:, :-1], (1, 0))]
+        return Layout(
             key_positions=positions(keys, words, pad),
             query_positions=positions(queries, counted, pad),
             counted=counted,
-            inputs=corpus.words(entering, side),
+            asked=torch.stack([counted, corpus.words(entering, side), counted, counted, *asked]),
             real=keys.ne(pad),
             words=words,
             first=words & words.cumsum(1).eq(1),
+            rank=torch.where(words, ranks.to(keys.device)[keys], -1) if ranked and ranks is not None else None,
+            earlier=earlier,
         )
-        if ranked and ranks is not None:
-            made.rank = torch.where(made.words, ranks.to(keys.device)[keys], -1)
-        if keys is queries:
-            known = made.counted & queries.ne(unknown)
-            made.earlier = torch.where(known, earlier_positions(queries, known), -1)
-        return made
 
     made = {}
     if inputs is not None:
@@ -168,12 +166,8 @@ class Sentence:
 
     def words(self) -> list[tuple[int, ...]]:
         """Return the pieces of each word of the text."""
-        words: list[tuple[int, ...]] = []
-        for i, piece in enumerate(self.pieces):
-            if piece.word == len(words):
-                words.append(())
-            words[piece.word] += (i,)
-        return words
+        groups = groupby(range(len(self.pieces)), key=lambda i: self.pieces[i].word)
+        return [tuple(of_word) for _, of_word in groups]
 
 
 class Side:
@@ -209,43 +203,51 @@ class MatchedTrees:
     counts: Tensor = field(default_factory=lambda: torch.zeros(5, dtype=torch.double))
     mismatched: list[int] = field(default_factory=list)
 
-    def words(self, sentences: Sequence[Sentence], ids: Sequence[int], length: int, causal: bool) -> Words:
-        """Return the words and pairs of a batch [B, `length`]. With `causal` only pairs whose key is earlier count.
+    def words(self, sentences: Sequence[Sentence], ids: Sequence[int], tokens: Tensor, causal: bool) -> Words:
+        """Return the words and pairs of a batch of tokens [B, T]. With `causal` only pairs whose key is earlier count.
 
         Words that are not found in the text have no pieces; each of the other pieces is a word of its own at the end.
         """
-        words, batch_pairs = [], []
+        words, usable_pairs = [], []
         for row, (sentence, number) in enumerate(zip(sentences, ids, strict=True)):
             tree = self.trees[number]
-            found_words = match(sentence.pieces, tree.forms)
-            if found_words.share < MATCHING:
+            matched = match(sentence.pieces, tree.forms)
+            if matched.share < MATCHING:
                 self.mismatched.append(number + 1)
-            pieces_of = [() if i in tree.unspelled else each for i, each in enumerate(found_words.pieces)]
+            pieces_of = [() if i in tree.unspelled else parts for i, parts in enumerate(matched.pieces)]
             tree_pairs = [p for p in pairs(tree, self.relations) if not (causal and p.key >= p.query)]
             usable = [p for p in tree_pairs if pieces_of[p.query] and pieces_of[p.key]]
             numbers = (1, len(pieces_of), sum(map(bool, pieces_of)), len(tree_pairs), len(usable))
             self.counts += torch.tensor(numbers).double()
-            batch_pairs += [(row, *pair) for pair in usable]
-            rest = set(range(len(sentence.pieces))) - {piece for each in pieces_of for piece in each}
+            usable_pairs += [(row, *pair) for pair in usable]
+            rest = set(range(len(sentence.pieces))) - {piece for parts in pieces_of for piece in parts}
             words.append([*pieces_of, *((piece,) for piece in sorted(rest))])
-        members = membership(words, sentences, length)
-        table = torch.tensor(batch_pairs, dtype=torch.long).view(-1, 4).T
-        return Words(members, averaging(members), table[:3], table[3], table[2] - table[1])
+        members = membership(words, sentences, tokens)
+        return Words(members, averaging(members), _table(usable_pairs, tokens))
+
+    def numbers(self) -> dict[str, int]:
+        """Return `counts` by their names in the results."""
+        names = ("sentences", "words", "matched_words", "pairs", "matched_pairs")
+        return dict(zip(names, map(int, self.counts), strict=True))
 
 
-def membership(words: Sequence[Sequence[tuple[int, ...]]], sentences: Sequence[Sentence], length: int) -> Tensor:
-    """Return [B, length, W], 1 where the token at a position is a piece of a word."""
-    members = torch.zeros(len(words), length, max(1, *map(len, words)))
+def membership(words: Sequence[Sequence[tuple[int, ...]]], sentences: Sequence[Sentence], tokens: Tensor) -> Tensor:
+    """Return [B, T, W] for tokens [B, T], 1 where a token is a piece of a word."""
+    members = torch.zeros(*tokens.shape, max(1, *map(len, words)))
     for row, (pieces_of, sentence) in enumerate(zip(words, sentences, strict=True)):
         for word, parts in enumerate(pieces_of):
             for piece in parts:
                 members[row, sentence.places[piece], word] = 1
-    return members
+    return members.to(tokens.device)
 
 
 def averaging(members: Tensor) -> Tensor:
     """Return the weights [B, W, T] that average over the pieces of each word, from their membership [B, T, W]."""
     return (members / members.sum(1, keepdim=True).clamp_min(1)).transpose(1, 2)
+
+
+def _table(rows: Sequence[tuple[int, ...]], tokens: Tensor) -> Tensor:
+    return torch.tensor(rows, dtype=torch.long, device=tokens.device).view(-1, 4).T
 
 
 @dataclass
@@ -254,43 +256,35 @@ class Links:
 
     Attributes:
         subwords: whether a side has subwords; sentences with unknown tokens are then left out
+        relation: the number of the relation "alignment"
         counts: sentences so far, and those that are left out
         wrong: {number of a sentence, from 1: a link outside of it}
     """
 
     links: Sequence[frozenset[tuple[int, int]]]
     subwords: bool
+    relation: int
     counts: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.double))
     wrong: dict[int, str] = field(default_factory=dict)
 
-    def of(self, number: int, source: Sentence, target: Sentence) -> frozenset[tuple[int, int]]:
-        """Return the alignment of a sentence, empty if it is left out."""
-        left_out = self.subwords and (source.unknown or target.unknown)
-        self.counts += torch.tensor([1, int(left_out)]).double()
-        if left_out:
-            return frozenset()
-        sizes = len(source.words()), len(target.words())
-        outside = next((f"{a}-{b}" for a, b in self.links[number] if a >= sizes[0] or b >= sizes[1]), None)
-        if outside is not None:
-            self.wrong[number + 1] = f"{outside}, but the sentence has {sizes[0]} and {sizes[1]} words"
-            return frozenset()
-        return self.links[number]
-
-    def words(self, source: Sequence[Sentence], target: Sequence[Sentence], sample: Sample) -> Words:
+    def words(self, texts: Mapping[str, Side], sample: Sample) -> Words:
         """Return the words of a batch with their alignments."""
-        key_words, query_words = ([sentence.words() for sentence in side] for side in (source, target))
-        keys = membership(key_words, source, sample["net_input"]["src_tokens"].size(1))
-        queries = averaging(membership(query_words, target, sample["target"].size(1)))
-        allowed = torch.zeros(len(source), queries.size(1), keys.size(2), dtype=torch.bool)
+        rows, linked = (sample["net_input"]["src_tokens"], sample["target"]), []
+        sides = [texts[side].sentences(tokens) for side, tokens in zip(("source", "target"), rows, strict=True)]
+        words = [[sentence.words() for sentence in side] for side in sides]
         for row, number in enumerate(sample["id"].tolist()):
-            for a, b in self.of(number, source[row], target[row]):
-                allowed[row, b, a] = True
-        return Words(keys, queries, allowed=allowed)
+            left_out = self.subwords and any(side[row].unknown for side in sides)
+            self.counts += torch.tensor([1, int(left_out)]).double()
+            links = () if left_out else self.links[number]
+            a_words, b_words = (len(side[row]) for side in words)
+            outside = next((f"{a}-{b}" for a, b in links if a >= a_words or b >= b_words), None)
+            if outside is None:
+                linked += [(row, b, a, self.relation) for a, b in links]
+            else:
+                self.wrong[number + 1] = f"{outside}, but the sentence has {a_words} and {b_words} words"
+        keys, queries = map(membership, words, sides, rows)
+        return Words(keys, averaging(queries), _table(linked, rows[0]))
 
-
-def on(device: torch.device, made: Mapping[str, Layout]) -> None:
-    """Move the words of layouts to a device."""
-    for layout in made.values():
-        if layout.pairs is not None:
-            for name, value in vars(layout.pairs).items():
-                setattr(layout.pairs, name, None if value is None else value.to(device))
+    def numbers(self) -> dict[str, int]:
+        """Return `counts` by their names in the results."""
+        return dict(zip(("sentences", "left_out"), map(int, self.counts), strict=True))

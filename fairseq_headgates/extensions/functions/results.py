@@ -14,13 +14,13 @@ from fairseq_headgates.attention.sites import gate_values
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.losses import Sample
 from fairseq_headgates.extensions.functions.counting import (
-    STATISTICS,
     Annotations,
     FunctionCounts,
     HeadCounts,
     TypeCounts,
     count_functions,
 )
+from fairseq_headgates.extensions.functions.layout import STATISTICS
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.heads.functions import open_heads
 from fairseq_headgates.messages import check_finite
@@ -79,8 +79,8 @@ def functions_of(
     relations = {each: _relations(of_type, counts.relations) for each, of_type in counts.type_counts.items()}
     heads: dict[str, list[list[dict | None]]] = {}
     for layer in counts.heads:
-        _check_finite(layer)
         site, attention_type = layer.site, layer.site.attention_type
+        check_finite(f"the attention weights in {attention_type} layer {site.layer}", layer.sums)
         row: list[dict | None] = [None] * site.attention.heads
         for i, head in enumerate(site.attention.kept):
             entry = _head(
@@ -88,39 +88,26 @@ def functions_of(
             )
             row[head] = {"gate": float(gates[attention_type][site.layer, head]), **entry}
         heads.setdefault(attention_type, []).append(row)
-    names = ("sentences", "words", "matched_words", "pairs", "matched_pairs")
     return {
         "format": FORMAT,
         "signature": signature,
         "options": asdict(options),
-        "trees": {side: dict(zip(names, numbers, strict=True)) for side, numbers in counts.matched.items()},
-        **(
-            {}
-            if counts.linked is None
-            else {"alignments": dict(zip(("sentences", "left_out"), counts.linked, strict=True))}
-        ),
+        "trees": counts.trees,
+        **({"alignments": counts.alignments} if counts.alignments else {}),
         "relations": {attention_type: by_name for attention_type, by_name in relations.items() if by_name},
         "heads": heads,
     }
 
 
-def _check_finite(counts: HeadCounts) -> None:
-    check_finite(f"the attention weights in {counts.site.attention_type} layer {counts.site.layer}", counts.sums)
-
-
 def _relations(counts: TypeCounts, names: list[str]) -> dict[str, dict[str, Any]]:
     """Return, for each relation found, the number of pairs, and the most frequent offset as the baseline."""
-    baselines = {name: _baseline(row) for name, row in zip(names, counts.offsets, strict=True) if row.sum() > 0}
-    if counts.linked > 0:
-        baselines["alignment"] = _baseline(counts.linked_offsets, int(counts.linked))
-    return baselines
-
-
-def _baseline(offsets: Tensor, count: int | None = None) -> dict[str, Any]:
-    """Return the most frequent offset, and the share of the pairs that it is right for."""
-    best = int(offsets.argmax())
-    count = int(offsets.sum()) if count is None else count
-    return {"count": count, "offset": best - len(offsets) // 2, "baseline": float(offsets[best]) / count}
+    relations = {}
+    for name, number, offsets in zip(names, counts.pairs.tolist(), counts.offsets, strict=True):
+        if number:
+            best = int(offsets.argmax())
+            baseline = {"offset": best - len(offsets) // 2, "baseline": float(offsets[best]) / number}
+            relations[name] = {"count": int(number), **baseline}
+    return relations
 
 
 def _head(
@@ -134,8 +121,7 @@ def _head(
     """Return the numbers of one head, and its functions by name."""
     entry: dict[str, Any] = {"functions": [], "positional": _positional(counts.offsets[head], of_type.exists)}
     for name, relation in relations.items():
-        hits = counts.linked[head] if name == "alignment" else counts.pairs[names.index(name), head]
-        rate = _rate(float(hits), relation["count"], options.confidence)
+        rate = _rate(float(counts.pairs[names.index(name), head]), relation["count"], options.confidence)
         entry.setdefault("words", {})[name] = rate
         if rate["rate"] >= relation["baseline"] + options.margin / 100 and rate["low"] > relation["baseline"]:
             entry["functions"].append(name)
@@ -151,8 +137,6 @@ def _head(
         for name, total, number in zip(STATISTICS, counts.sums[:, head], of_type.statistics, strict=True)
         if number > 0
     }
-    if counts.site.attention_type == "dec-enc" and of_type.steps > 0:
-        entry["statistics"]["monotonic"] = float(counts.monotonic[head]) / float(of_type.steps)
     return entry
 
 
@@ -200,10 +184,7 @@ def _fisher(numbers: Mapping[str, int]) -> float | None:
     """Return the p-value of Fisher's exact test, one-sided."""
     if not (numbers["with"] and numbers["without"]):
         return None
-    table = [
-        [numbers["kept_with"], numbers["with"] - numbers["kept_with"]],
-        [numbers["kept_without"], numbers["without"] - numbers["kept_without"]],
-    ]
+    table = [[numbers[f"kept_{group}"], numbers[group] - numbers[f"kept_{group}"]] for group in ("with", "without")]
     return float(fisher_exact(table, alternative="greater").pvalue)
 
 
@@ -226,13 +207,11 @@ def scored_functions(result: Mapping[str, Any], tables: Sequence[HeadTable]) -> 
             groups: dict[bool, list[float]] = {True: [], False: []}
             for head, entry in open_heads(result, attention_type):
                 groups[bool(entry["functions"])].append(table[head])
-            tests.append({"method": table.name, "type": attention_type, **_rank_test(groups[True], groups[False])})
+            scores, others = groups[True], groups[False]
+            r = p = None
+            if scores and others:
+                test = mannwhitneyu(scores, others)
+                r, p = 2 * float(test.statistic) / (len(scores) * len(others)) - 1, float(test.pvalue)
+            numbers = {"with": len(scores), "without": len(others), "r": r, "p": p}
+            tests.append({"method": table.name, "type": attention_type, **numbers})
     return tests
-
-
-def _rank_test(scores: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
-    numbers = {"with": len(scores), "without": len(others), "r": None, "p": None}
-    if not (scores and others):
-        return numbers
-    test = mannwhitneyu(scores, others)
-    return {**numbers, "r": 2 * float(test.statistic) / (len(scores) * len(others)) - 1, "p": float(test.pvalue)}

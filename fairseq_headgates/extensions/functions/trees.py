@@ -86,15 +86,15 @@ def pairs(tree: Tree, relations: Sequence[str]) -> list[Pair]:
     tree_pairs = []
     for word, (head, name) in enumerate(zip(tree.heads, tree.relations, strict=True)):
         for number, relation in enumerate(relations):
-            if head >= 0 and _is(name, relation):
+            if head >= 0 and relation in _names(name):
                 tree_pairs += [Pair(word, head, 2 * number), Pair(head, word, 2 * number + 1)]
     return tree_pairs
 
 
-def _is(name: str, relation: str) -> bool:
-    """Return whether a relation of a tree is `relation` or a subtype of it."""
-    name = OLD_NAMES.get(name, name)
-    return relation in (name, name.partition(":")[0])
+def _names(relation: str) -> set[str]:
+    """Return the names of a relation of a tree: its own, and that of the relation that it is a subtype of."""
+    name = OLD_NAMES.get(relation, relation)
+    return {name, name.partition(":")[0]}
 
 
 def parse_relations(text: str | None, trees: Iterable[Tree]) -> tuple[str, ...]:
@@ -102,14 +102,13 @@ def parse_relations(text: str | None, trees: Iterable[Tree]) -> tuple[str, ...]:
 
     Raise ValueError for a relation that no tree has, or that is named twice.
     """
-    names = {OLD_NAMES.get(name, name) for tree in trees for name in tree.relations}
-    there = names | {name.partition(":")[0] for name in names}
+    known = {name for tree in trees for relation in tree.relations for name in _names(relation)}
     if text is None:
-        return tuple(relation for relation in RELATIONS if relation in there)
+        return tuple(relation for relation in RELATIONS if relation in known)
     relations = [OLD_NAMES.get(name.strip(), name.strip()) for name in text.split(",")]
     for relation in relations:
-        if relation not in there:
-            raise ValueError(f"no tree has the relation {shown(relation)}: choose from {', '.join(sorted(there))}")
+        if relation not in known:
+            raise ValueError(f"no tree has the relation {shown(relation)}: choose from {', '.join(sorted(known))}")
         if relations.count(relation) > 1:
             raise ValueError(f"the relation {relation!r} is named twice: name each once")
     return tuple(relations)

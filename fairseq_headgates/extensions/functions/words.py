@@ -69,18 +69,16 @@ def match(sentence: Sequence[Piece], forms: Sequence[str]) -> Match:
     for a, owning in enumerate(owners):
         for piece in owning:
             words_of.setdefault(piece, set()).update(words[place[a]] if a in place else [None])
-    where: list[list[int]] = [[] for _ in forms]
-    complete = [False] * len(forms)
     back = {b: a for a, b in place.items()}
+    where: list[list[int | None]] = [[] for _ in forms]  # places in the text of each character of a word
     for b, owning in enumerate(words):
         for word in owning:
-            before = where[word]
-            consecutive = b in back and (back[b] == before[-1] + 1 if before else True)
-            complete[word] = consecutive and (complete[word] or not before)
-            before.append(back.get(b, -2))
+            where[word].append(back.get(b))
     result = []
-    for word, characters in enumerate(where):
-        of_word = {piece for a in characters if complete[word] for piece in owners[a]}
+    for word, places in enumerate(where):
+        first = places[0] if places else None
+        whole = first is not None and places == [*range(first, first + len(places))]
+        of_word = {piece for a in places if whole and a is not None for piece in owners[a]}
         alone = all(words_of[piece] == {word} for piece in of_word)
         result.append(tuple(sorted(of_word | _marks(sentence, of_word))) if alone else ())
     known = sum(character != "\0" for character in text)

@@ -13,12 +13,13 @@ from fairseq_headgates.cli.output import check_matplotlib, say, warn, write
 from fairseq_headgates.extensions.page.command import ReportOptions
 from fairseq_headgates.extensions.page.content import Experiment, Training
 from fairseq_headgates.extensions.page.inputs import read_experiment
-from fairseq_headgates.extensions.page.sections import sections
+from fairseq_headgates.extensions.page.sections import TITLES_AND_INTROS, sections
 from fairseq_headgates.files import check_writable, write_whole
 from fairseq_headgates.messages import logging_only
 from fairseq_headgates.plugin.gate_log import thinned
 from fairseq_headgates.report.figures import heat_map
 from fairseq_headgates.report.maps import check_size, templates
+from fairseq_headgates.report.tables import TITLES
 
 LARGEST_PAGE = 5 * 2**20  # bytes
 LARGEST_MAPS = 20_000  # cells of all attention maps
@@ -70,9 +71,12 @@ def report_page(found: Experiment, command: str) -> str:
         return re.sub(r'(url\(#|href="#)', lambda match: match[0] + prefix, svg)
 
     gated = next((model.distribution for model in found.models if model.distribution), DISTRIBUTION)
+    runs = {each.name for each in found.trainings} | {each.name for each in found.models}
+    counts = {"checkpoints": len(found.models), "training runs": len(found.trainings)}
+    counts["result files"] = len({each.name for each in found.inputs} - runs)
     page = templates("page").get_template("report.html").render(
-        sections=sections(found), inputs=found.inputs, command=command, inline=inline,
-        version=__version__, counts=_counts(found),
+        sections=sections(found), texts=TITLES_AND_INTROS, titles=TITLES, inputs=found.inputs, command=command,
+        inline=inline, version=__version__, counts=counts,
         distribution=dict(zip(("temperature", "low", "high"), gated, strict=True)),
     )  # fmt: skip
     page = page.encode("utf-8", "backslashreplace").decode()  # names of files need not be UTF-8
@@ -81,13 +85,6 @@ def report_page(found: Experiment, command: str) -> str:
         largest = LARGEST_PAGE // 2**20
         raise ValueError(f"the page has {size / 2**20:.1f} MB, and at most {largest} are written: give fewer inputs")
     return page
-
-
-def _counts(found: Experiment) -> dict[str, int]:
-    """Return how many inputs there are of each kind."""
-    runs = {each.name for each in found.trainings} | {each.name for each in found.models}
-    others = {each.name for each in found.inputs} - runs
-    return {"checkpoints": len(found.models), "training runs": len(found.trainings), "result files": len(others)}
 
 
 def gates_gif(trainings: Sequence[Training]) -> bytes:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import isnan
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairseq_headgates.extensions.page.content import ModelHeads
 from fairseq_headgates.heads import HeadId, HeadTable
 from fairseq_headgates.heads.functions import open_heads
 from fairseq_headgates.report.functions import group_of
-from fairseq_headgates.report.tables import TITLES, named, short
+from fairseq_headgates.report.tables import named, short
 
 LARGEST = 10_000  # heads of a table
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A head in a grid.
 
     Attributes:
@@ -33,21 +31,10 @@ class Cell:
     state: str = "open"
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The heads of one attention type: a row for each layer."""
-
-    attention_type: str
-    title: str
-    rows: list[list[Cell]]
-
-    @property
-    def heads(self) -> int:
-        """The number of columns."""
-        return max(map(len, self.rows), default=0)
+Grids = dict[str, list[list[Cell]]]  # by attention type, a row for each layer
 
 
-def grids(table: HeadTable, cell: Callable[[HeadId, float], Cell]) -> list[Grid]:
+def grids(table: HeadTable, cell: Callable[[HeadId, float], Cell]) -> Grids:
     """Return a grid for each attention type of a table, with cells made by `cell`.
 
     Raises:
@@ -56,17 +43,15 @@ def grids(table: HeadTable, cell: Callable[[HeadId, float], Cell]) -> list[Grid]
     heads = sum(len(row) for rows in table.values.values() for row in rows)
     if heads > LARGEST:
         raise ValueError(f"a table has {heads:,} heads, and at most {LARGEST:,} are drawn: leave it out")
-    return [
-        Grid(
-            attention_type,
-            TITLES[attention_type],
-            [[cell(HeadId(attention_type, i, j), value) for j, value in enumerate(row)] for i, row in enumerate(rows)],
-        )
+    return {
+        attention_type: [
+            [cell(HeadId(attention_type, i, j), value) for j, value in enumerate(row)] for i, row in enumerate(rows)
+        ]
         for attention_type, rows in table.values.items()
-    ]
+    }
 
 
-def gate_grids(model: ModelHeads) -> list[Grid]:
+def gate_grids(model: ModelHeads) -> Grids:
     """Return the gates of a checkpoint."""
 
     def cell(head: HeadId, gate: float) -> Cell:
@@ -80,7 +65,7 @@ def gate_grids(model: ModelHeads) -> list[Grid]:
     return grids(model.gate, cell)
 
 
-def score_grids(table: HeadTable) -> list[Grid]:
+def score_grids(table: HeadTable) -> Grids:
     """Return scores, coloured from the lowest to the highest of all types."""
     values = [value for _, value in table.items() if not isnan(value)] or [0.0]
     low, high = min(values), max(values)
@@ -94,7 +79,7 @@ def score_grids(table: HeadTable) -> list[Grid]:
     return grids(table, cell)
 
 
-def function_grids(result: Mapping[str, Any]) -> list[Grid]:
+def function_grids(result: Mapping[str, Any]) -> Grids:
     """Return the functions of heads, by their letters; the colour shows the number of different letters."""
     found = {head: entry["functions"] for head, entry in open_heads(result)}
     table = HeadTable({each: [[0.0] * len(row) for row in rows] for each, rows in result["heads"].items()})
@@ -111,6 +96,6 @@ def function_grids(result: Mapping[str, Any]) -> list[Grid]:
     return grids(table, cell)
 
 
-def closed_grids(closed: HeadTable) -> list[Grid]:
+def closed_grids(closed: HeadTable) -> Grids:
     """Return P(gate = 0)."""
     return grids(closed, lambda head, p: Cell(f"{p:.2f}", p, f"{named(head)}: P(gate = 0) {p:.2f}"))

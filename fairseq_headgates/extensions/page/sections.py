@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_headgates.extensions.page.content import Experiment, ModelHeads, Training
-from fairseq_headgates.extensions.page.grids import Grid, closed_grids, function_grids, gate_grids, score_grids
+from fairseq_headgates.extensions.page.grids import Grids, closed_grids, function_grids, gate_grids, score_grids
 from fairseq_headgates.extensions.page.panels import (
     Panel,
     checkpoint_panels,
@@ -116,32 +116,25 @@ class Figure:
 
     title: str
     table: str = ""
-    grids: Sequence[Grid] = ()
+    grids: Grids = field(default_factory=dict)
     plots: Sequence[tuple[str, str]] = ()
     frames: Mapping[str, Any] | None = None
     maps: Sequence[tuple[str, str, list[AttentionMap]]] = ()
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of the page with a title. `name` is its anchor."""
-
-    name: str
-    title: str
-    intro: str
-    figures: list[Figure] = field(default_factory=list)
-
-
-def sections(found: Experiment) -> list[Section]:
-    """Return the sections that have figures, with figures for everything in the experiment."""
+def sections(found: Experiment) -> dict[str, list[Figure]]:
+    """Return the figures of each section that has some, with figures for everything in the experiment."""
     figures: dict[str, list[Figure]] = {
-        "heads": [*_heads(found.models)],
+        "heads": [*map(_heads, found.models)],
         "bleu": [*_each(_sweep, found.sweeps), *_kept(found.models), *_each(_curve, found.curves)],
         "translations": [*_evaluations(found)],
         "overlap": [*_each(_overlap, found.overlaps)],
         "functions": [*_functions_by_checkpoint(found.functions), *_each(_functions, found.functions)],
-        "scores": [_scores(name, table) for name, table in found.scores],
+        "scores": [
+            Figure(f"{table.name} ({name})", score_table(table), score_grids(table), note=table.signature)
+            for name, table in found.scores
+        ],
         "ablation": [*_each(_ablation, found.ablations)],
         "training": [*_trainings(found.trainings)],
         "attention": [
@@ -150,7 +143,7 @@ def sections(found: Experiment) -> list[Section]:
             for number, maps in sentences.items()
         ],
     }
-    return [Section(name, *TITLES_AND_INTROS[name], of_section) for name, of_section in figures.items() if of_section]
+    return {name: of_section for name, of_section in figures.items() if of_section}
 
 
 def _each(figure: Callable[[str, Any], Figure], files: Sequence[tuple[str, Any]]) -> Iterator[Figure]:
@@ -161,28 +154,24 @@ def _each(figure: Callable[[str, Any], Figure], files: Sequence[tuple[str, Any]]
         yield shown
 
 
-def _heads(models: Sequence[ModelHeads]) -> Iterator[Figure]:
-    for model in models:
-        kept, total = open_counts(model.gate)["total"]
-        yield Figure(
-            f"{model.name}: {kept} of {total} heads, {model.parameters / 1e6:.2f}M parameters",
-            gate_table(model.open_probability, model.gate),
-            gate_grids(model),
-        )
+def _heads(model: ModelHeads) -> Figure:
+    kept, total = open_counts(model.gate)["total"]
+    title = f"{model.name}: {kept} of {total} heads, {model.parameters / 1e6:.2f}M parameters"
+    return Figure(title, gate_table(model.open_probability, model.gate), gate_grids(model))
 
 
 def _sweep(name: str, models: Sequence[Mapping[str, Any]]) -> Figure:
-    scores = (("BLEU", ".2f"), ("diff", "+.2f"), ("nll", ".3f"))
+    scores = {"BLEU": ".2f", "diff": "+.2f", "nll": ".3f"}
     rows = [
         [
             model["name"],
             *(f"{number:g}" for number in model["heads"].values()),
-            *(_range(model[score], form) for score, form in scores),
+            *(_range(model[score], form) for score, form in scores.items()),
         ]
         for model in models
     ]
-    table = text_table(["model", *models[0]["heads"], *(score for score, _ in scores)], rows)
-    return Figure(name, table, plots=[*map(_svg, sweep_panels(models))], note=SWEEP_NOTE)
+    table = text_table(["model", *models[0]["heads"], *scores], rows)
+    return Figure(name, table, plots=_drawn(sweep_panels(models)), note=SWEEP_NOTE)
 
 
 def _range(values: Sequence[float], form: str) -> str:
@@ -193,37 +182,28 @@ def _range(values: Sequence[float], form: str) -> str:
 
 def _kept(models: Sequence[ModelHeads]) -> Iterator[Figure]:
     """Compare the checkpoints that have the same attention types and numbers of layers."""
-    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    names = _short([model.name for model in models])
-    for name, model in zip(names, models, strict=True):
-        counts = {attention_type: count for attention_type, (count, _) in open_counts(model.gate).items()}
+    groups: dict[tuple[tuple[str, int], ...], list[dict[str, Any]]] = {}
+    for name, model in zip(_short([model.name for model in models]), models, strict=True):
+        heads = {attention_type: count for attention_type, (count, _) in open_counts(model.gate).items()}
         layers = {each: [sum(gate > 0 for gate in row) for row in rows] for each, rows in model.gate.values.items()}
-        shape = tuple(f"{attention_type}{len(rows)}" for attention_type, rows in layers.items())
-        groups.setdefault(shape, []).append({"name": name, "heads": counts, "layers": layers})
-    for found in groups.values():
-        ordered = sorted(found, key=lambda model: model["heads"]["total"])
-        if len(ordered) > 1:
-            attention_types = list(ordered[0]["layers"])
-            rows = [
-                [
-                    model["name"],
-                    str(model["heads"]["total"]),
-                    *(" ".join(map(str, model["layers"][attention_type])) for attention_type in attention_types),
-                ]
-                for model in ordered
-            ]
-            table = text_table(["checkpoint", "total", *(f"{each} by layer" for each in attention_types)], rows)
-            yield Figure("Heads kept by each checkpoint", table, plots=[*map(_svg, checkpoint_panels(ordered))])
+        shape = tuple((attention_type, len(rows)) for attention_type, rows in layers.items())
+        groups.setdefault(shape, []).append({"name": name, "heads": heads, "layers": layers})
+    for group in groups.values():
+        if len(group) > 1:
+            group.sort(key=lambda model: model["heads"]["total"])
+            by_layer = ([" ".join(map(str, row)) for row in model["layers"].values()] for model in group)
+            rows = [[m["name"], str(m["heads"]["total"]), *row] for m, row in zip(group, by_layer, strict=True)]
+            table = text_table(["checkpoint", "total", *(f"{each} by layer" for each in group[0]["layers"])], rows)
+            yield Figure("Heads kept by each checkpoint", table, plots=_drawn(checkpoint_panels(group)))
 
 
 def _curve(name: str, points: Sequence[Mapping[str, Any]]) -> Figure:
     origins = [str(points[0][key]) for key in ("signature", "measured") if key in points[0]]
-    plots = [*map(_svg, curve_panels(points))]
-    return Figure(name, curve_table(points), plots=plots, note="; measured on ".join(origins))
+    return Figure(name, curve_table(points), plots=_drawn(curve_panels(points)), note="; measured on ".join(origins))
 
 
 def _overlap(name: str, pairs: Sequence[Mapping[str, Any]]) -> Figure:
-    return Figure(name, overlap_table(pairs), plots=[_svg(overlap_panel(pairs))])
+    return Figure(name, overlap_table(pairs), plots=_drawn([overlap_panel(pairs)]))
 
 
 def _evaluations(found: Experiment) -> Iterator[Figure]:
@@ -236,14 +216,9 @@ def _evaluations(found: Experiment) -> Iterator[Figure]:
             groups.setdefault(json.dumps([of_data, data.get("references")]), {})[name] = data
     for group in groups.values():
         with _complete(next(iter(group))):
-            table = evaluation_table(dict(zip(_short([*group]), group.values(), strict=True)))
-            lines = translation_table(dict(zip(_short([*group]), group.values(), strict=True)), TRANSLATIONS)
-        subset = next(iter(group.values()))["subset"]
-        yield Figure(f"{subset}, {len(group)} evaluated", f"{table}\n\n{lines}".rstrip())
-
-
-def _scores(name: str, table: HeadTable) -> Figure:
-    return Figure(f"{table.name} ({name})", score_table(table), score_grids(table), note=table.signature)
+            named = dict(zip(_short([*group]), group.values(), strict=True))
+            table = f"{evaluation_table(named)}\n\n{translation_table(named, TRANSLATIONS)}".rstrip()
+        yield Figure(f"{next(iter(group.values()))['subset']}, {len(group)} evaluated", table)
 
 
 def _functions(name: str, result: Mapping[str, Any]) -> Figure:
@@ -264,13 +239,8 @@ def _functions_by_checkpoint(functions: Sequence[tuple[str, Mapping[str, Any]]])
         for attention_type, by_name in counts.items()
         for name, number in by_name.items()
     ]
-    table = text_table(["type", "file", "open", *GROUPS, "none"], rows)
-    yield Figure(
-        "Functions of the heads of each checkpoint",
-        table,
-        plots=[*map(_svg, function_panels(counts))],
-        note=GROUPS_NOTE,
-    )
+    table, plots = text_table(["type", "file", "open", *GROUPS, "none"], rows), _drawn(function_panels(counts))
+    yield Figure("Functions of the heads of each checkpoint", table, plots=plots, note=GROUPS_NOTE)
 
 
 def _short(paths: Sequence[str]) -> list[str]:
@@ -306,10 +276,9 @@ def _by_head(values: Mapping[str, float], table: HeadTable) -> dict[HeadId, floa
 
 def _trainings(trainings: Sequence[Training]) -> Iterator[Figure]:
     for training in trainings:
-        panels = training_panels(training.series)
-        if panels:
-            with _complete(training.name):
-                plots = [*map(_svg, panels)]
+        with _complete(training.name):
+            plots = _drawn(training_panels(training.series))
+        if plots:
             yield Figure(training.name, _last_values(training), plots=plots)
         if training.gates:
             yield _animation(training)
@@ -332,16 +301,14 @@ def _animation(training: Training) -> Figure:
         [str(record.update), *(f"{sum(1 - p for p in record.closed.heads(each)):.1f}" for each in attention_types)]
         for record in thinned(training.gates, 20)
     ]
+    rounded = [record.closed.map(lambda p: round(p, 2), "P(gate = 0)").values for record in records]
     return Figure(
         f"{training.name}: P(gate = 0)",
         text_table(["update", *(f"expected open {attention_type}" for attention_type in attention_types)], rows),
         closed_grids(records[-1].closed),
         frames={
             "updates": [record.update for record in records],
-            "closed": [  # by type in the order of the grids, then by record
-                [[[round(p, 2) for p in layer] for layer in record.closed.values[attention_type]] for record in records]
-                for attention_type in attention_types
-            ],
+            "closed": [[values[each] for values in rounded] for each in attention_types],  # in the order of the grids
         },
         note=FRAMES_NOTE,
     )
@@ -356,8 +323,13 @@ def _complete(name: str) -> Iterator[None]:
         raise ValueError(f"{name} lacks values, or has others than its format allows: write it again") from None
 
 
-def _svg(panel: Panel) -> tuple[str, str]:
-    """Draw a panel as SVG for a page: lines and text in the colour of its text, and no names that other plots have."""
+def _drawn(panels: Sequence[Panel]) -> list[tuple[str, str]]:
+    """Return the titles of panels, and their plots as SVG."""
+    return [(panel.title, _svg(panel)) for panel in panels]
+
+
+def _svg(panel: Panel) -> str:
+    """Draw a panel for a page: lines and text in the colour of its text, and no names that other plots have."""
     from cycler import cycler
     from matplotlib.figure import Figure as Drawing
 
@@ -373,5 +345,4 @@ def _svg(panel: Panel) -> tuple[str, str]:
         drawing.savefig(content, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = content.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    return panel.title, text
+    return re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)

@@ -12,7 +12,7 @@ from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
-from fairseq_headgates.extensions.all_attention.joint_softmax import joint_attention
+from fairseq_headgates.extensions.all_attention.layer import joint_attention
 from fairseq_headgates.inference import kernels
 from fairseq_headgates.inference.attention_cache import mask_value
 

@@ -5,7 +5,7 @@ import math
 import torch
 from support.sentences import PAIRS, TASK, make_gates, make_model, sample
 
-from fairseq_headgates.analysis.importance import score
+from fairseq_headgates import importance
 from fairseq_headgates.analysis.options import ScoreOptions
 from fairseq_headgates.attention.hooks import hooked
 from fairseq_headgates.attention.sites import head_factors, head_sites
@@ -80,14 +80,14 @@ def test_removal_scores_are_those_of_a_search_step_by_step(monkeypatch):
         total += increase
         removed[site].append(head)
         expected[site.attention_type][site.layer][head] = total
-    found = score(model, TASK, [sample(PAIRS[:11]), sample(PAIRS[11:])], "refit", ScoreOptions())
+    found = importance.score(model, TASK, [sample(PAIRS[:11]), sample(PAIRS[11:])], "refit", ScoreOptions())
     for attention_type, rows in expected.items():
         torch.testing.assert_close(torch.tensor(found.values[attention_type]), torch.tensor(rows), atol=1e-5, rtol=1e-4)
 
 
 def test_a_closed_head_costs_nothing():
     model = make_gates(make_model(gate_heads="enc-self,dec-self,dec-enc"))
-    table = score(model, TASK, [sample(PAIRS)], "refit", ScoreOptions())
+    table = importance.score(model, TASK, [sample(PAIRS)], "refit", ScoreOptions())
     for site in head_sites(model):
         factor = head_factors(model)[site.attention_type][site.layer]
         row = torch.tensor(table.values[site.attention_type][site.layer])

@@ -59,9 +59,8 @@ def test_a_relation_needs_the_margin_and_the_interval():
 def test_a_head_on_the_previous_token_is_positional_in_short_sentences():
     """The first token has no previous one: with it the rate would be 3 of 4, below the threshold."""
     counts = fake_counts(4, 0)
-    counts.type_counts["enc-self"].exists[:] = torch.tensor([0, 0, 1, 2, 3, 4, 4, 3, 2, 1, 0])
     longest = counts.heads[0].offsets.size(1) // 2
-    assert longest == 5
+    counts.type_counts["enc-self"].exists[longest - 3 : longest + 5] = torch.tensor([1, 2, 3, 4, 4, 3, 2, 1])
     for on_previous, functions in ((3, ["positional -1"]), (2, [])):
         counts.heads[0].offsets[:] = 0
         counts.heads[0].offsets[0, longest - 1] = on_previous
@@ -80,9 +79,9 @@ def fake_counts(number, hits):
     counts.heads[0].pairs[:] = 0
     counts.heads[0].pairs[0] = hits
     counts.type_counts["enc-self"].exists += 100
-    offsets = counts.type_counts["enc-self"].offsets
-    offsets[:] = 0
-    offsets[0, :2] = number / 2
+    pairs, offsets = counts.type_counts["enc-self"].pairs, counts.type_counts["enc-self"].offsets
+    pairs[:] = offsets[:] = 0
+    pairs[0], offsets[0, :2] = number, number / 2
     counts.heads[0].offsets = counts.heads[0].offsets[:1] * 0 + 1
     counts.heads[0].site.attention.heads, counts.heads[0].site.attention.kept = 1, (0,)
     return counts

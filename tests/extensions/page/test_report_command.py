@@ -191,7 +191,7 @@ def test_file_names_may_hold_any_bytes(tmp_path, experiment, headgates):
 def test_a_head_with_a_closed_gate_in_a_pruned_model_is_closed():
     gate, alive = HeadTable({"enc-self": [[0, 0, 1]]}), HeadTable({"enc-self": [[0, 1, 1]]})
     model = ModelHeads("x", gate, HeadTable({"enc-self": [[0, 0.01, 1]]}), alive, 1, None)
-    [[row]] = [grid.rows for grid in gate_grids(model)]
+    [[row]] = gate_grids(model).values()
     assert [cell.state for cell in row] == ["removed", "closed", "open"]
 
 
@@ -204,8 +204,8 @@ def test_a_gif_needs_a_gate_log(tmp_path, experiment, headgates):
 def test_named_functions_have_the_expected_letters():
     names = ["positional -1", "nsubj to governor", "rare", "alignment"]
     result = {"heads": {"enc-self": [[head_with(name) for name in names]]}}
-    [grid] = function_grids(result)
-    assert [cell.text for cell in grid.rows[0]] == ["P", "S", "R", "A"]
+    [[row]] = function_grids(result).values()
+    assert [cell.text for cell in row] == ["P", "S", "R", "A"]
 
 
 def head_with(*functions, gate=1.0):
