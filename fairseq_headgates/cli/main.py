@@ -13,7 +13,7 @@ from inspect import getdoc
 from pkgutil import iter_modules
 from typing import Any
 
-from fairseq_headgates import __version__, extensions, register
+from fairseq_headgates import __version__, load_extensions, register
 from fairseq_headgates.cli import commands
 from fairseq_headgates.cli.command import COMMANDS, Options, add_options
 from fairseq_headgates.cli.output import check_outputs, prepare_streams
@@ -56,10 +56,8 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
         workers = options.fairseq_arguments() is not None
         with stopped_by_signals(() if workers else (signal.SIGTERM, signal.SIGHUP)):
             check_outputs(options)
-            action = type(options).__module__.replace(
-                "command", "action"
-            )  # cli/actions/NAME.py, action.py of an extension
-            import_module(action).run(options)
+            # cli/commands/NAME.py -> cli/actions/NAME.py, command.py -> action.py
+            import_module(type(options).__module__.replace("command", "action")).run(options)
             sys.stdout.flush()
             return 0
     except BrokenPipeError:  # the reader, e.g. `head`, has closed the pipe
@@ -83,13 +81,13 @@ def find_commands() -> dict[str, type[Options]]:
     """Return all commands by name: those of `cli/commands`, and of `command.py` of each extension."""
     for each in iter_modules(commands.__path__):
         import_module(f"{commands.__name__}.{each.name}")
-    extensions.load("command")
+    load_extensions("command")
     return dict(sorted(COMMANDS.items()))
 
 
 def build_parser(chosen: Sequence[str] | None = None) -> ArgumentParser:
     """Return the parser, with the options of the chosen subcommands (default: all)."""
-    extensions.load("scores")
+    load_extensions("scores")
     parser = ArgumentParser(
         prog="headgates",
         description="Inspect, score and remove the attention heads of fairseq models.",

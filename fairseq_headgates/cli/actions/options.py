@@ -5,7 +5,7 @@ import argparse
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import MODEL_REGISTRY
 
-from fairseq_headgates import extensions
+from fairseq_headgates import load_extensions
 from fairseq_headgates.cli.commands.options import OptionsOptions
 
 
@@ -32,7 +32,7 @@ def added_options() -> dict[str, list[argparse.Action]]:
             CRITERION_REGISTRY[loss],
         ),
     }
-    for plugin in extensions.load("plugin"):
+    for plugin in load_extensions("plugin"):
         pairs |= plugin.OPTIONS
     return {title: _added(ours, stock) for title, (ours, stock) in pairs.items()}
 
