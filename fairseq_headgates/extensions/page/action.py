@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 from fairseq_headgates import __version__
@@ -61,14 +62,11 @@ def report_page(found: Experiment, command: str) -> str:
         ValueError: if the attention maps have too many cells, or the page is too large
     """
     check_size([maps for _, sentences in found.attention for maps in sentences.values()], LARGEST_MAPS)
-    plots: list[str] = []
+    numbers = count(1)
 
     def inline(svg: str) -> str:
         """Give the names within an SVG a prefix, so that they are not those of another one in the page."""
-        plots.append(svg)
-        prefix = f"plot{len(plots)}-"
-        svg = re.sub(r'\bid="', f'id="{prefix}', svg)
-        return re.sub(r'(url\(#|href="#)', lambda match: match[0] + prefix, svg)
+        return re.sub(r'\bid="|url\(#|href="#', rf"\g<0>plot{next(numbers)}-", svg)
 
     gated = next((model.distribution for model in found.models if model.distribution), DISTRIBUTION)
     runs = {each.name for each in found.trainings} | {each.name for each in found.models}

@@ -50,9 +50,9 @@ def read_experiment(paths: Sequence[str], trust: bool = False) -> Experiment:
     Raises:
         ValueError: in one line that names the file, if one cannot be read or is of an unknown kind
     """
-    found = Experiment()
+    found, real = Experiment(), [*map(os.path.realpath, paths)]
     for i, path in enumerate(paths):
-        if any(os.path.realpath(path) == os.path.realpath(other) for other in paths[:i]):
+        if real[i] in real[:i]:
             raise ValueError(f"{path} is given twice: name each input once")
     for path in paths:
         if Path(path).is_dir():
@@ -124,19 +124,12 @@ def _add_checkpoint(found: Experiment, path: str, trust: bool) -> None:
         heads = read_heads(state, path, model)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    gates = gated_sites(model)
     args: Any = model.args
-    distribution = gates[0].attention.gate.distribution if gates else None
-    found.models.append(
-        ModelHeads(
-            path,
-            heads.gate,
-            heads.open_probability,
-            parse_mask(args.alive_heads) if getattr(args, "remove_heads", False) else None,
-            heads.parameters,
-            (distribution.temperature, distribution.low, distribution.high) if distribution else None,
-        )
-    )
+    alive = parse_mask(args.alive_heads) if getattr(args, "remove_heads", False) else None
+    of_gates = [site.attention.gate.distribution for site in gated_sites(model)]
+    distribution = (of_gates[0].temperature, of_gates[0].low, of_gates[0].high) if of_gates else None
+    parts = (heads.gate, heads.open_probability, alive, heads.parameters, distribution)
+    found.models.append(ModelHeads(path, *parts))
     found.inputs.append(Input(path, "checkpoint", heads.gate.signature))
 
 
@@ -212,14 +205,15 @@ class _Attention:
         """Return the maps of each sentence by its number, in the order of `TYPES`."""
         numbers = self.lines or range(1, len(self.sentences) + 1)
         return {
-            number: [_map(name, types[name], head) for name in TYPES if name in types for head in types[name].heads]
-            for number, types in zip(numbers, self.sentences, strict=True)
+            number: [
+                AttentionMap(
+                    HeadId(name, head.layer, head.head), head.gate, maps.queries, maps.keys, head.weights or []
+                )
+                for name, maps in sorted(of_sentence.items(), key=lambda item: TYPES.index(item[0]))
+                for head in maps.heads
+            ]
+            for number, of_sentence in zip(numbers, self.sentences, strict=True)
         }
-
-
-def _map(attention_type: str, maps: _Maps, head: _Head) -> AttentionMap:
-    identity = HeadId(attention_type, head.layer, head.head)
-    return AttentionMap(identity, head.gate, maps.queries, maps.keys, head.weights or [])
 
 
 # By format: the list of an `Experiment` for such files, the member of the object that is kept there ("" for the whole

@@ -60,7 +60,12 @@ def kept_panels(models: Sequence[Mapping[str, Any]], name: str) -> list[Panel]:
     lines = {"heads kept by type": _by_type(models, types)}
     lines |= {f"{each}, by layer": _by_layer(models, each) for each in types}
     totals = [model["heads"]["total"] for model in models]
-    return [Panel(f"{title} ({name})", partial(_kept, totals=totals, lines=each)) for title, each in lines.items()]
+    panels = []
+    for title, groups in lines.items():
+        points = {label: [*zip(totals, kept, strict=True)] for label, kept in groups.items()}
+        draw = partial(draw_lines, lines=points, x="total heads kept", y="heads kept", counts=True)
+        panels.append(Panel(f"{title} ({name})", draw))
+    return panels
 
 
 def checkpoint_panels(models: Sequence[Mapping[str, Any]]) -> list[Panel]:
@@ -100,22 +105,16 @@ def overlap_panel(pairs: Sequence[Mapping[str, Any]]) -> Panel:
         pairs: the pairs of a file of `headgates compare`
     """
     types = list(dict.fromkeys(pair["types"] for pair in pairs))
-    found: dict[str, dict[str, float]] = {}
+    bars: dict[str, dict[str, float]] = {}
+    chance: dict[str, list[float]] = {}
     for pair in pairs:
-        found.setdefault(f"{_end(pair['a'])} ~ {_end(pair['b'])}", {})[pair["types"]] = pair["jaccard"] or 0.0
-    means = {each: mean(values.get(each, 0.0) for values in found.values()) for each in types}
-    shown = found if len(found) <= FEW else {f"mean of {len(found)} pairs": means}
-    expected = {
-        attention_type: mean(
-            pair["expected"] / max(1e-9, sum(pair["kept"]) - pair["expected"])
-            for pair in pairs
-            if pair["types"] == attention_type
-        )
-        for attention_type in types
-    }
-    groups = {
-        name: [values.get(each, 0.0) for each in types] for name, values in {**shown, "by chance": expected}.items()
-    }
+        bars.setdefault(f"{_end(pair['a'])} ~ {_end(pair['b'])}", {})[pair["types"]] = pair["jaccard"] or 0.0
+        union = max(1e-9, sum(pair["kept"]) - pair["expected"])
+        chance.setdefault(pair["types"], []).append(pair["expected"] / union)
+    groups = {name: [values.get(each, 0.0) for each in types] for name, values in bars.items()}
+    if len(groups) > FEW:
+        groups = {f"mean of {len(groups)} pairs": [*map(mean, zip(*groups.values(), strict=True))]}
+    groups["by chance"] = [mean(chance[each]) for each in types]
     return Panel("heads in common (Jaccard index)", partial(_bars, names=types, groups=groups, y="Jaccard index"))
 
 
@@ -180,8 +179,7 @@ def training_panels(series: Mapping[str, Sequence[tuple[int, float]]]) -> list[P
         ("cross-entropy", "bits per target token", losses),
         ("open heads", "open gated heads", heads),
     ):
-        curves = {name: points for name, points in lines.items() if points}
-        if curves:
+        if curves := {name: points for name, points in lines.items() if points}:
             panels.append(Panel(title, partial(draw_lines, lines=curves, x="updates", y=label, counts=lines is heads)))
     return panels
 
@@ -205,9 +203,3 @@ def _scores(
     for style, (name, values) in zip(("--", ":", "-."), controls.items(), strict=False):
         axes.axhline(mean(values), color="gray", linestyle=style, label=escaped(name))
     set_label(axes, "total heads kept", score)
-
-
-def _kept(axes: Axes, totals: Sequence[float], lines: Mapping[str, Sequence[float]]) -> None:
-    for (name, kept), marker in zip(lines.items(), markers(len(lines)), strict=True):
-        axes.plot(totals, kept, f"{marker}-", label=name)
-    set_label(axes, "total heads kept", "heads kept", counts=True)
