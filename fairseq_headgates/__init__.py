@@ -30,7 +30,7 @@ NAMES = {
     "attention.gating": ("fix_heads", "insert_gates", "masked"),
     "attention.head_attention": ("HeadAttention",),
     "attention.hooks": ("observe",),
-    "attention.sites": ("gate_values", "head_sites", "l0_penalty", "open_probabilities", "use_head_attention"),
+    "attention.modules": ("gate_values", "attention_modules", "l0_penalty", "open_probabilities", "use_head_attention"),
     "extensions.compress.model": ("compress",),
     "gates": ("HardConcrete", "HeadGates"),
     "heads": ("HeadId", "HeadTable", "parse_mask"),

@@ -19,7 +19,13 @@ from torch import Tensor, nn
 from fairseq_headgates.analysis.options import ABLATION_MODES
 from fairseq_headgates.attention.gating import masked
 from fairseq_headgates.attention.hooks import hooked, replaced_forward
-from fairseq_headgates.attention.sites import HeadSite, head_counts, head_sites, site_table, use_head_attention
+from fairseq_headgates.attention.modules import (
+    AttentionModule,
+    attention_modules,
+    head_counts,
+    module_table,
+    use_head_attention,
+)
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import finite, mean_loss
 from fairseq_headgates.evaluation.losses import Sample
@@ -52,52 +58,52 @@ def ablation_losses(
     if getattr(getattr(model, "decoder", None), "mem_len", 0):
         return _losses_with_memory(model, corpus, mode, progress)
     variants = {}  # factors on the heads of a layer, [V, H]
-    for site in head_sites(model):
-        if site.attention.num_heads:
-            alone = torch.eye(site.attention.num_heads)
-            variants[site] = alone if mode == "all-but-one" else 1 - alone
-    sums = {site: torch.zeros(len(rows), dtype=torch.double) for site, rows in variants.items()}
+    for module in attention_modules(model):
+        if module.attention.num_heads:
+            alone = torch.eye(module.attention.num_heads)
+            variants[module] = alone if mode == "all-but-one" else 1 - alone
+    sums = {module: torch.zeros(len(rows), dtype=torch.double) for module, rows in variants.items()}
     whole = torch.zeros(2, dtype=torch.double)
     for sample in progress(corpus.batches):
         loss, of_variants = variant_losses(model, sample, corpus, variants)
         whole += torch.tensor([loss, corpus.counted(sample).sum()], dtype=torch.double)
-        for site, losses in of_variants.items():
-            sums[site] += losses
+        for module, losses in of_variants.items():
+            sums[module] += losses
     flat = all_reduce(torch.cat([whole, *sums.values()]))
     loss, tokens = flat[:2].tolist()
     rows = flat[2:].div(tokens).split([len(row) for row in sums.values()])
-    return finite(loss, tokens), site_table(model, dict(zip(sums, rows, strict=True)), f"nll|{mode}")
+    return finite(loss, tokens), module_table(model, dict(zip(sums, rows, strict=True)), f"nll|{mode}")
 
 
 def _losses_with_memory(
     model: nn.Module, corpus: Corpus, mode: str, progress: Callable[[Iterable], Iterable]
 ) -> tuple[float, HeadTable]:
     """Return the losses of `ablation_losses`, each in a pass of its own: masks change what a model remembers."""
-    losses_of_sites = {}
-    for site in progress(head_sites(model)):
+    losses_of_modules = {}
+    for module in progress(attention_modules(model)):
         losses = []
-        for head in site.attention.kept:
-            with masked(model, _mask(model, site, head, mode)):
+        for head in module.attention.kept:
+            with masked(model, _mask(model, module, head, mode)):
                 losses.append(mean_loss(model, corpus))
-        losses_of_sites[site] = torch.tensor(losses, dtype=torch.double)
-    return mean_loss(model, corpus), site_table(model, losses_of_sites, f"nll|{mode}")
+        losses_of_modules[module] = torch.tensor(losses, dtype=torch.double)
+    return mean_loss(model, corpus), module_table(model, losses_of_modules, f"nll|{mode}")
 
 
 @torch.no_grad()
 def variant_losses(
-    model: nn.Module, sample: Sample, corpus: Corpus, variants: Mapping[HeadSite, Tensor]
-) -> tuple[float, dict[HeadSite, Tensor]]:
-    """Return the loss of a batch in bits, and that of each variant of each layer: {site: [V]}.
+    model: nn.Module, sample: Sample, corpus: Corpus, variants: Mapping[AttentionModule, Tensor]
+) -> tuple[float, dict[AttentionModule, Tensor]]:
+    """Return the loss of a batch in bits, and that of each variant of each layer: {module: [V]}.
 
-    `variants[site]` [V, H] are factors on the heads of this layer.
+    `variants[module]` [V, H] are factors on the heads of this layer.
     """
     with _recording(model) as outputs:
         loss = corpus.losses(model, sample).double().sum().item()
-    return loss, {site: _losses_of(model, sample, corpus, site, rows, outputs) for site, rows in variants.items()}
+    return loss, {module: _losses_of(model, sample, corpus, module, rows, outputs) for module, rows in variants.items()}
 
 
 def _losses_of(
-    model: nn.Module, sample: Sample, corpus: Corpus, site: HeadSite, rows: Tensor, outputs: Mapping[str, Any]
+    model: nn.Module, sample: Sample, corpus: Corpus, module: AttentionModule, rows: Tensor, outputs: Mapping[str, Any]
 ) -> Tensor:
     batch, length = corpus.counted(sample).shape
     longest = max(length, sample["net_input"]["src_tokens"].size(1)) if "src_tokens" in sample["net_input"] else length
@@ -107,7 +113,7 @@ def _losses_of(
         factor = chunk.to(order.device).repeat_interleave(batch, 0)[:, :, None, None]
         inputs = {key: value.index_select(0, order) for key, value in sample["net_input"].items()}
         repeated = {"net_input": inputs, "target": sample["target"].index_select(0, order)}
-        with _resuming(model, site, outputs, order, factor):
+        with _resuming(model, module, outputs, order, factor):
             of_chunk = corpus.losses(model, repeated)
         losses.append(of_chunk.view(len(chunk), -1).sum(1, dtype=torch.double))
     return torch.cat(losses).cpu()
@@ -117,41 +123,47 @@ def _losses_of(
 def _recording(model: nn.Module) -> Iterator[dict[str, Any]]:
     """Within the context, record the outputs of encoder, layers and self-attention by name, and all contexts."""
     outputs: dict[str, Any] = {}
-    sites, modules = head_sites(model), dict(model.named_modules())
-    names = {name for site in sites for name in _layer_names(site)} | {site.name for site in sites} | {"encoder"}
+    modules, submodules = attention_modules(model), dict(model.named_modules())
+    names = (
+        {name for module in modules for name in _layer_names(module)}
+        | {module.name for module in modules}
+        | {"encoder"}
+    )
 
-    def remember(site: HeadSite, _: Tensor | None, context: Tensor) -> None:
-        outputs[f"{site.name}.heads"] = context
+    def remember(module: AttentionModule, _: Tensor | None, context: Tensor) -> None:
+        outputs[f"{module.name}.heads"] = context
 
     with ExitStack() as hooks, hooked(model, remember):
-        for name in names & modules.keys():
-            handle = modules[name].register_forward_hook(lambda _, __, out, name=name: outputs.update({name: out}))
+        for name in names & submodules.keys():
+            handle = submodules[name].register_forward_hook(lambda _, __, out, name=name: outputs.update({name: out}))
             hooks.callback(handle.remove)
         yield outputs
 
 
-def _layer_names(site: HeadSite) -> list[str]:
+def _layer_names(module: AttentionModule) -> list[str]:
     """Return the name of the layer of an attention module, and of all below: 'decoder.layers.1', 'decoder.layers.0'."""
-    stack, _, rest = site.name.rpartition("layers.")
+    stack, _, rest = module.name.rpartition("layers.")
     return [f"{stack}layers.{i}" for i in range(int(rest.partition(".")[0]), -1, -1)]
 
 
 @contextmanager
-def _resuming(model: Any, site: HeadSite, outputs: Mapping[str, Any], order: Tensor, factor: Tensor) -> Iterator[None]:
+def _resuming(
+    model: Any, module: AttentionModule, outputs: Mapping[str, Any], order: Tensor, factor: Tensor
+) -> Iterator[None]:
     """Within the context, the model computes from the heads of a layer on, times their `factor` [B, H, 1, 1].
 
     The recorded outputs of the modules before are repeated for the rows `order`.
     """
-    layer, *below = _layer_names(site)
+    layer, *below = _layer_names(module)
     replayed = {name: outputs[name] for name in below}
     if below:
         replayed[below[0]] = _repeated(outputs[below[0]], order)  # the only one that is read
-    if f"{layer}.self_attn" in outputs and site.attention_type == "dec-enc":  # layers of convolutions have none
+    if f"{layer}.self_attn" in outputs and module.attention_type == "dec-enc":  # layers of convolutions have none
         replayed[f"{layer}.self_attn"] = _repeated(outputs[f"{layer}.self_attn"], order)
-    if site.attention_type != "enc-self" and "encoder" in outputs:
+    if module.attention_type != "enc-self" and "encoder" in outputs:
         replayed["encoder"] = model.encoder.reorder_encoder_out(outputs["encoder"], order)
-    context = outputs[f"{site.name}.heads"].index_select(0, order)
-    replayed[site.name] = (site.attention.output_of(context * factor.to(context)), None)
+    context = outputs[f"{module.name}.heads"].index_select(0, order)
+    replayed[module.name] = (module.attention.output_of(context * factor.to(context)), None)
     with ExitStack() as stack:
         for name, output in replayed.items():
             stack.enter_context(replaced_forward(model.get_submodule(name), lambda *_, output=output, **__: output))
@@ -174,22 +186,22 @@ def ablation_masks(model: nn.Module, mode: str, losses: HeadTable) -> dict[HeadI
     With "all-but-one", each layer keeps the head with the lowest of the `losses`.
     """
     masks = {}
-    for site in head_sites(model):
-        row = losses.values[site.attention_type][site.layer]
+    for module in attention_modules(model):
+        row = losses.values[module.attention_type][module.layer]
         heads = [head for head, loss in enumerate(row) if not math.isnan(loss)]
         if mode == "all-but-one" and heads:
             heads = [min(heads, key=lambda head: row[head])]
         for head in heads:
-            masks[HeadId(site.attention_type, site.layer, head)] = _mask(model, site, head, mode)
+            masks[HeadId(module.attention_type, module.layer, head)] = _mask(model, module, head, mode)
     return masks
 
 
-def _mask(model: nn.Module, site: HeadSite, head: int, mode: str) -> HeadTable:
+def _mask(model: nn.Module, module: AttentionModule, head: int, mode: str) -> HeadTable:
     """Return the mask of a head, or of all others of its layer."""
-    layers, heads = head_counts(model)[site.attention_type]
+    layers, heads = head_counts(model)[module.attention_type]
     rows: list[list[float]] = [[1] * heads for _ in range(layers)]
-    rows[site.layer] = [int((i == head) == (mode == "all-but-one")) for i in range(heads)]
-    return HeadTable({site.attention_type: rows}, "alive")
+    rows[module.layer] = [int((i == head) == (mode == "all-but-one")) for i in range(heads)]
+    return HeadTable({module.attention_type: rows}, "alive")
 
 
 def masked_predictions(

@@ -13,7 +13,7 @@ from torch import nn
 
 from fairseq_headgates.attention.choice import best_heads, check_scored
 from fairseq_headgates.attention.cuts import prune
-from fairseq_headgates.attention.sites import number_of_parameters
+from fairseq_headgates.attention.modules import number_of_parameters
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.evaluation.metrics import Metric

@@ -33,7 +33,7 @@ from fairseq_headgates.analysis.derivatives import differentiable
 from fairseq_headgates.analysis.options import Progress
 from fairseq_headgates.attention.cuts import head_positions, prune
 from fairseq_headgates.attention.hooks import replaced_forward
-from fairseq_headgates.attention.sites import evaluating, head_sites
+from fairseq_headgates.attention.modules import attention_modules, evaluating
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.losses import Sample, outputs
 from fairseq_headgates.evaluation.workers import all_reduce
@@ -106,10 +106,10 @@ def refit_to(
 def _lost_heads(model: nn.Module, pruned: nn.Module) -> dict[str, Tensor]:
     """Return for each attention layer that loses heads the columns of the kept heads in `model`'s `out_proj`."""
     lost = {}
-    for site, left in zip(head_sites(model), head_sites(pruned), strict=True):
-        before, after = _heads_in_use(site.attention), _heads_in_use(left.attention)
+    for module, left in zip(attention_modules(model), attention_modules(pruned), strict=True):
+        before, after = _heads_in_use(module.attention), _heads_in_use(left.attention)
         if set(before) - set(after):
-            lost[site.name] = _columns(site.attention, after)
+            lost[module.name] = _columns(module.attention, after)
     return lost
 
 

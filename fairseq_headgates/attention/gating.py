@@ -10,7 +10,7 @@ from fairseq.models import FairseqMultiModel
 from torch import nn
 
 from fairseq_headgates.attention.features import other_attention
-from fairseq_headgates.attention.sites import gated_sites, head_counts, head_sites, like, use_head_attention
+from fairseq_headgates.attention.modules import attention_modules, gated_modules, head_counts, like, use_head_attention
 from fairseq_headgates.gates import OPEN, GateMethod, HardConcrete, HeadGates, L0Gates
 from fairseq_headgates.heads import Mask, as_mask, check_shape
 
@@ -42,8 +42,8 @@ def insert_gates(
             other types have another distribution or `lr_scale`
     """
     use_head_attention(model)
-    sites = head_sites(model)
-    present = {site.attention_type for site in sites}
+    modules = attention_modules(model)
+    present = {module.attention_type for module in modules}
     for attention_type in types:
         if attention_type not in present:
             others = ", ".join(other_attention(model))
@@ -52,22 +52,22 @@ def insert_gates(
                 + (f" (attention of class {others} cannot be gated)" if others else "")
             )
     settings = distribution or HardConcrete(), lr_scale
-    for site in gated_sites(model):
-        gate = site.attention.gate
-        if site.attention_type not in types and (gate.distribution, gate.lr_scale) != settings:
+    for module in gated_modules(model):
+        gate = module.attention.gate
+        if module.attention_type not in types and (gate.distribution, gate.lr_scale) != settings:
             raise ValueError(
-                f"the gates of {site.attention_type} have {gate.distribution} and lr_scale {gate.lr_scale:g}: give the "
-                "same for all types, whose gates are drawn together"
+                f"the gates of {module.attention_type} have {gate.distribution} and lr_scale {gate.lr_scale:g}: give "
+                "the same for all types, whose gates are drawn together"
             )
-    for site in sites:
-        attention = site.attention
-        if site.attention_type in types and attention.num_heads > 0:
+    for module in modules:
+        attention = module.attention
+        if module.attention_type in types and attention.num_heads > 0:
             gates = HeadGates(attention.num_heads, settings[0], init, lr_scale)
             attention.gate = gates.to(like(attention)).train(attention.training)
-    gated = gated_sites(model)
+    gated = gated_modules(model)
     if gated:
         leave_method(model)
-        gate_method = method([site.attention.gate for site in gated], [site.attention_type for site in gated])
+        gate_method = method([module.attention.gate for module in gated], [module.attention_type for module in gated])
         pairs = model.models.values() if isinstance(model, FairseqMultiModel) else ()  # trained one by one
         gate_method.to(like(gated[0].attention)).train(model.training).join(model, tuple(pairs))
     return model
@@ -98,12 +98,12 @@ def fix_heads(model: nn.Module, mask: Mask) -> nn.Module:
     mask = as_mask(mask)
     use_head_attention(model)
     check_shape(mask, head_counts(model))
-    for site in head_sites(model):
-        if site.attention_type in mask.values:
-            weight = like(site.attention)
-            row = [mask.values[site.attention_type][site.layer][head] for head in site.attention.kept]
+    for module in attention_modules(model):
+        if module.attention_type in mask.values:
+            weight = like(module.attention)
+            row = [mask.values[module.attention_type][module.layer][head] for head in module.attention.kept]
             with torch.inference_mode(False):  # the model may be trained later
-                site.attention.head_mask = torch.tensor(row, dtype=weight.dtype, device=weight.device)
+                module.attention.head_mask = torch.tensor(row, dtype=weight.dtype, device=weight.device)
     return model
 
 
@@ -120,7 +120,7 @@ def masked(model: nn.Module, mask: Mask) -> Iterator[nn.Module]:
     """
     mask = as_mask(mask)
     use_head_attention(model)
-    attentions = [site.attention for site in head_sites(model)]
+    attentions = [module.attention for module in attention_modules(model)]
     before = [attention.head_mask for attention in attentions]
     try:
         fix_heads(model, mask)

@@ -1,7 +1,7 @@
 """Multi-head attention whose heads can be gated, masked, removed and observed.
 
 fairseq's module computes all heads in one torch function, without access to a single head. After fairseq has built a
-model, `surgery.use_head_attention` replaces each of its attention modules by a `HeadAttention` with the same
+model, `attention.modules.use_head_attention` replaces each of its attention modules by a `HeadAttention` with the same
 parameters under the same names.
 
 Shapes: T target length, S source length, B batch, H heads, D head size, E model size.

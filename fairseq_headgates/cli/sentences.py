@@ -63,8 +63,8 @@ def _typed(work: Session, model: nn.Module, lines: Mapping[int, str], name: str)
         unknown = sum(int(tokens.eq(dictionary.unk()).sum()) for tokens, dictionary in sides if tokens is not None)
         if unknown and work.writes:
             tokens = "a token" if unknown == 1 else f"{unknown} tokens"
-            cure = "give text tokenised and in subwords"
-            warn(work.options.command, f"{name} line {number} has {tokens} not in the dictionary: {cure}")
+            hint = "give text tokenised and in subwords"
+            warn(work.options.command, f"{name} line {number} has {tokens} not in the dictionary: {hint}")
         yield number, sample
 
 

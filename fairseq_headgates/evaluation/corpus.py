@@ -268,7 +268,7 @@ def check_tokens(batches: Sequence[Sample], task: Any, args: Namespace) -> None:
                 if not 0 <= token < number:
                     raise ValueError(
                         f"the subset {args.gen_subset!r} of {args.data} has the {what} {token}, its dictionary "
-                        f"{number} symbols: {objective.cure}"
+                        f"{number} symbols: {objective.hint}"
                     )
 
 

@@ -11,7 +11,7 @@ from fairseq.data.data_utils import post_process
 from sacrebleu.metrics import BLEU
 from torch import nn
 
-from fairseq_headgates.attention.sites import use_head_attention
+from fairseq_headgates.attention.modules import use_head_attention
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.objectives import Classes
 from fairseq_headgates.evaluation.results import scorers
@@ -83,7 +83,7 @@ def not_comparable(corpus: Corpus, references: Sequence[str]) -> str:
     split = sum(mark.text in line for line in references) if mark and chosen not in mark.post_process else 0
     if mark and split > SHARE * len(references):
         problems.append(f"{split} references have subwords ({mark.text})")
-        options.append(mark.cure or "a text in which they are joined, for which fairseq has no option")
+        options.append(mark.hint or "a text in which they are joined, for which fairseq has no option")
         joined = [post_process(line, mark.post_process[0]) for line in references] if mark.post_process else []
     elif not mark and references and all(line.replace(" ", "").isdecimal() for line in references):
         problems.append("the references are numbers")

@@ -42,7 +42,7 @@ class Objective:
     stacks: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     unit: ClassVar[str] = "target token"
     target: ClassVar[str] = "token"
-    cure: ClassVar[str] = "run fairseq-preprocess again"
+    hint: ClassVar[str] = "run fairseq-preprocess again"
     signed: ClassVar[tuple[str, ...]] = ("source_lang", "target_lang")
 
     classification_head: str | None = None
@@ -217,12 +217,12 @@ class Classes(FromLogits):
     unit = "sentence"
     target = "label"
     signed = ("classification_head_name", "num_classes")
-    cure = "check --num-classes and label/dict.txt (-1 is a label that is not in it)"
+    hint = "check --num-classes and label/dict.txt (-1 is a label that is not in it)"
 
     def __init__(self, task: Any):
         super().__init__(task)
-        cure = "choose heads by their gates (headgates prune), or measure masked tokens (DATA/input0 --task masked_lm)"
-        _refuse(task.cfg, d2v2_multi="leave it out", regression_target=f"only classifiers are measured; {cure}")
+        hint = "choose heads by their gates (headgates prune), or measure masked tokens (DATA/input0 --task masked_lm)"
+        _refuse(task.cfg, d2v2_multi="leave it out", regression_target=f"only classifiers are measured; {hint}")
         self.classification_head = task.cfg.classification_head_name
 
     def check(self, sample: Sample, subset: str) -> None:
@@ -278,10 +278,10 @@ def _block(options: Any) -> str:
     return "-".join(str(part) for name in BLOCK if (part := getattr(options, name, None)) is not None)
 
 
-def _refuse(cfg: Any, **cures: str) -> None:
-    for option, cure in cures.items():
+def _refuse(cfg: Any, **hints: str) -> None:
+    for option, hint in hints.items():
         if getattr(cfg, option, False):
-            raise ValueError(f"--{option.replace('_', '-')} cannot be used here: {cure}")
+            raise ValueError(f"--{option.replace('_', '-')} cannot be used here: {hint}")
 
 
 # Tasks of fairseq that this package evaluates, and why not others.

@@ -13,7 +13,7 @@ from fairseq_cli.generate import get_symbols_to_strip_from_output
 from sacrebleu.metrics import BLEU
 from torch import Tensor, nn
 
-from fairseq_headgates.attention.sites import evaluating
+from fairseq_headgates.attention.modules import evaluating
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.inference.device_search import DeviceSearch
 from fairseq_headgates.messages import first_line, logging_only

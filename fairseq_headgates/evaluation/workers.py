@@ -68,12 +68,12 @@ def _start(args: Namespace, backend: str) -> None:
 @contextmanager
 def _waiting(args: Namespace) -> Iterator[None]:
     """Within the context, print what this worker waits for, after `PATIENCE` seconds."""
-    address, cure = args.distributed_init_method, "leave out --distributed-world-size"
+    address, hint = args.distributed_init_method, "leave out --distributed-world-size"
     if address == "env://":
-        address, cure = "{MASTER_ADDR}:{MASTER_PORT}".format(**os.environ), "unset WORLD_SIZE (env -u WORLD_SIZE ...)"
+        address, hint = "{MASTER_ADDR}:{MASTER_PORT}".format(**os.environ), "unset WORLD_SIZE (env -u WORLD_SIZE ...)"
     text = (
         f"worker {args.distributed_rank} waits at {address} for the others of {args.distributed_world_size} workers: "
-        f"start them, or {cure} to run one alone"
+        f"start them, or {hint} to run one alone"
     )
     timer = threading.Timer(PATIENCE, lambda: print(text, file=sys.stderr, flush=True))
     timer.daemon = True

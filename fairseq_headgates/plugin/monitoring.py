@@ -13,7 +13,7 @@ import torch
 from fairseq.distributed import utils as distributed_utils
 from torch import Tensor, nn
 
-from fairseq_headgates.attention.sites import gate_method, gated_sites, open_probabilities, to_table
+from fairseq_headgates.attention.modules import gate_method, gated_modules, open_probabilities, to_table
 from fairseq_headgates.gates import GateMethod, SubsetGates
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.plugin import gate_log
@@ -171,12 +171,12 @@ def check_schedule(model: nn.Module, configuration: Any, updates: int) -> None:
         configuration: all options of fairseq's training
         updates: length of the training
     """
-    sites, schedule = gated_sites(model), getattr(configuration, "lr_scheduler", None)
-    if not sites or schedule is None or schedule._name in OTHER_RATES:
+    modules, schedule = gated_modules(model), getattr(configuration, "lr_scheduler", None)
+    if not modules or schedule is None or schedule._name in OTHER_RATES:
         return
     if isinstance(gate_method(model), SubsetGates):  # it ranks gates, and none has to close
         return
-    gate, rates = sites[0].attention.gate, configuration.optimization.lr
+    gate, rates = modules[0].attention.gate, configuration.optimization.lr
     distance = float(gate.log_alpha().detach().max()) - gate.distribution.closes_at
     peak = max(*(rates if isinstance(rates, Sequence) else [rates]), getattr(schedule, "max_lr", None) or 0)
     warmup = getattr(schedule, "warmup_updates", None) or 0

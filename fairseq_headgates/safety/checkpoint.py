@@ -29,7 +29,7 @@ FORMS: dict[tuple[str, ...], tuple[type, ...]] = {
 }
 
 
-def load_checkpoint(path: str, trust: bool = False, cure: str = TRUST) -> dict[str, Any]:
+def load_checkpoint(path: str, trust: bool = False, hint: str = TRUST) -> dict[str, Any]:
     """Load a fairseq checkpoint on the CPU; see `load_file` for what it may hold.
 
     Args:
@@ -40,7 +40,7 @@ def load_checkpoint(path: str, trust: bool = False, cure: str = TRUST) -> dict[s
     Raises:
         ValueError: in one line that names the file, if it is not a fairseq checkpoint or not safe
     """
-    state = load_file(path, trust, cure)
+    state = load_file(path, trust, hint)
     if reason := _fault(state):
         raise ValueError(f"{path!r} is not a fairseq checkpoint: {reason}")
     try:

@@ -18,8 +18,8 @@ from torch import nn
 
 from fairseq_headgates import (
     HeadAttention,
+    attention_modules,
     gate_values,
-    head_sites,
     insert_gates,
     l0_penalty,
     masked,
@@ -119,8 +119,8 @@ def test_every_model_of_fairseq_is_supported_or_refused():
 def strong(model):
     """Give attention large weights, so that every head matters: some models start with tiny ones."""
     generator = torch.Generator().manual_seed(1)
-    for site in head_sites(model):
-        for parameter in site.attention.parameters():
+    for module in attention_modules(model):
+        for parameter in module.attention.parameters():
             parameter.data.copy_(torch.randn(parameter.shape, generator=generator) / 3)
     return model
 
@@ -145,16 +145,16 @@ def train(model, case):
     for _ in range(2):
         optimizer.zero_grad()
         (case.run(model).square().mean() + 0.1 * l0_penalty(model)).backward()
-        assert all(site.attention.gate.theta.grad.abs().sum() > 0 for site in head_sites(model))
+        assert all(module.attention.gate.theta.grad.abs().sum() > 0 for module in attention_modules(model))
         optimizer.step()
 
 
 def close_some(model):
     """Set every gate: in each layer one is closed and two are between 0 and 1."""
-    for site in head_sites(model):
-        values = torch.tensor([20.0, -0.4, 0.4, -20.0]).roll(site.layer)
+    for module in attention_modules(model):
+        values = torch.tensor([20.0, -0.4, 0.4, -20.0]).roll(module.layer)
         with torch.no_grad():
-            site.attention.gate.theta.copy_(values)
+            module.attention.gate.theta.copy_(values)
 
 
 @pytest.mark.parametrize("name", each(SUPPORTED))
@@ -179,7 +179,7 @@ def test_a_model_is_gated_trained_and_pruned(name):
     torch.testing.assert_close(run(pruned, case), gated, atol=1e-5, rtol=1e-5)
     sizes = [sum(p.numel() for p in some.parameters() if p.dim() > 1) for some in (pruned, model)]
     assert sizes[0] < sizes[1]
-    assert all(len(site.attention.kept) == 3 for site in head_sites(pruned))
+    assert all(len(module.attention.kept) == 3 for module in attention_modules(pruned))
 
     with observe(model) as seen:
         torch.testing.assert_close(run(model, case), gated, atol=1e-5, rtol=1e-5)
@@ -250,7 +250,7 @@ def test_a_model_is_refused_with_its_reason(name):
 
 
 def names(model, attention_type):
-    return [site.name for site in head_sites(model) if site.attention_type == attention_type]
+    return [module.name for module in attention_modules(model) if module.attention_type == attention_type]
 
 
 def test_layers_of_a_type_are_counted_over_all_parts_of_a_model():
@@ -259,7 +259,7 @@ def test_layers_of_a_type_are_counted_over_all_parts_of_a_model():
     assert names(model, "dec-enc") == [
         f"models.{pair}.decoder.layers.{i}.encoder_attn" for pair in ("en-de", "en-fr") for i in (0, 1)
     ]
-    assert [site.layer for site in head_sites(model)] == [0, 1, *range(4), *range(4)]
+    assert [module.layer for module in attention_modules(model)] == [0, 1, *range(4), *range(4)]
     insert_gates(model, TYPES, init=0.0)  # the second model shares the layers of the encoder
     assert isinstance(model.models["en-fr"].encoder.layers[1].self_attn, HeadAttention)
     assert isinstance(model.models["en-fr"].decoder.layers[1].self_attn, HeadAttention)

@@ -14,9 +14,9 @@ from support.pruning import stirred
 from fairseq_headgates import (
     HeadAttention,
     HeadTable,
+    attention_modules,
     fix_heads,
     gate_values,
-    head_sites,
     insert_gates,
     masked,
     prune,
@@ -170,7 +170,7 @@ def test_fused_kernels_are_not_those_of_cudnn(allowed, monkeypatch):
 def test_one_noise_draw_for_each_forward_pass():
     """All positions and sentences of a batch see the same gate."""
     model = make_gated(gate_heads="enc-self", gate_init="0", dropout=0.0).train()
-    attention = head_sites(model)[0].attention
+    attention = attention_modules(model)[0].attention
     x = torch.randn(1, 1, 32).expand(S, B, 32)
     output, _ = attention(x, x, x, need_weights=False)
     torch.testing.assert_close(output, output[:1, :1].expand_as(output))
@@ -213,10 +213,10 @@ def test_training_gradients_equal_stock():
 @pytest.mark.parametrize("attention_type", TYPES)
 def test_a_closed_head_is_its_columns_zeroed(attention_type):
     zeroed, closed = make_gated(), make_gated(gate_heads=attention_type)
-    for site, other in zip(head_sites(zeroed), head_sites(closed), strict=True):
-        if site.attention_type == attention_type and site.layer == 1:
+    for module, other in zip(attention_modules(zeroed), attention_modules(closed), strict=True):
+        if module.attention_type == attention_type and module.layer == 1:
             with torch.no_grad():
-                site.attention.out_proj.weight[:, 8:16] = 0
+                module.attention.out_proj.weight[:, 8:16] = 0
                 other.attention.gate.theta[1] = -1.0  # times lr_scale: log_alpha = -10
     torch.testing.assert_close(logits(closed, make_batch()), logits(zeroed, make_batch()))
     mask = [[1, 1, 1, 1], [1, 0, 1, 1]]
@@ -259,7 +259,7 @@ def test_averaged_attention_is_the_same_in_every_form(row):
     model = make_gated()
     gated = make_gated(gate_heads="dec-enc")
     with torch.no_grad():
-        head_sites(gated)[-1].attention.gate.theta.copy_(torch.tensor([1.0 if alive else -1.0 for alive in row]))
+        attention_modules(gated)[-1].attention.gate.theta.copy_(torch.tensor([1.0 if alive else -1.0 for alive in row]))
     pruned = prune(model, mask)
     expected = attention_of(pruned)
     with masked(model, mask):
@@ -294,9 +294,9 @@ def searched(model):
 def forms(model, mask):
     """A model with these heads closed by gates, masked, and pruned."""
     gated = insert_gates(copy.deepcopy(model), ["dec-enc"])
-    for site in head_sites(gated):
-        if site.attention_type == "dec-enc":
-            site.attention.gate.theta.data.copy_(torch.tensor(mask["dec-enc"][site.layer]) * 6.0 - 3)
+    for module in attention_modules(gated):
+        if module.attention_type == "dec-enc":
+            module.attention.gate.theta.data.copy_(torch.tensor(mask["dec-enc"][module.layer]) * 6.0 - 3)
     pruned, loaded = prune(model, mask), remove_heads(copy.deepcopy(model), mask)
     loaded.load_state_dict(pruned.state_dict())
     fixed = fix_heads(copy.deepcopy(model), mask)
@@ -321,7 +321,7 @@ def test_an_alignment_is_that_of_the_alignment_heads(row, context, caplog):
         torch.testing.assert_close(logits(form, make_batch()), logits(found["gated"], make_batch()), msg=name)
         torch.testing.assert_close(searched(form), searched(found["gated"]), msg=name)
     for name in ("pruned", "loaded", "pruned by gates"):
-        attention = head_sites(found[name])[-1].attention
+        attention = attention_modules(found[name])[-1].attention
         assert attention.kept == tuple(head for head in range(4) if row[head] or head < 2)
         torch.testing.assert_close(alignment(found[name].train()), stock, atol=1e-5, rtol=1e-5)  # of the loss
 

@@ -24,9 +24,9 @@ from support.pruning import (
 
 from fairseq_headgates import (
     HeadTable,
+    attention_modules,
     fix_heads,
     gate_values,
-    head_sites,
     insert_gates,
     masked,
     prune,
@@ -34,7 +34,7 @@ from fairseq_headgates import (
     use_head_attention,
 )
 from fairseq_headgates.attention.cuts import Cut, kept_mask, removal_plan
-from fairseq_headgates.attention.sites import head_counts
+from fairseq_headgates.attention.modules import head_counts
 from fairseq_headgates.checkpoints.pruned import stock_checkpoint
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.safety.checkpoint import model_args
@@ -107,17 +107,17 @@ def test_weights_of_a_pruned_model_are_those_of_the_heads_that_stay(case):
     assert_same_tensors(model.state_dict(), before)
     assert model.args == args
     expected = {name: tensor for name, tensor in before.items() if "gate" not in name}
-    for site in head_sites(model):
-        stay = [i for i, factor in enumerate(case.factors()[site.attention_type][site.layer]) if factor > 0]
-        rows = positions(stay, site.attention.head_dim)
+    for module in attention_modules(model):
+        stay = [i for i, factor in enumerate(case.factors()[module.attention_type][module.layer]) if factor > 0]
+        rows = positions(stay, module.attention.head_dim)
         for name in ("q_proj", "k_proj", "v_proj"):
             for part in ("weight", "bias"):
-                kept = expected.pop(f"{site.name}.{name}.{part}")[rows]
+                kept = expected.pop(f"{module.name}.{name}.{part}")[rows]
                 if stay:
-                    expected[f"{site.name}.{name}.{part}"] = kept
-        gates = gate_values(model)[site.attention_type][site.layer]
-        columns = torch.tensor([gates[i] for i in stay for _ in range(site.attention.head_dim)])
-        expected[f"{site.name}.out_proj.weight"] = expected[f"{site.name}.out_proj.weight"][:, rows] * columns
+                    expected[f"{module.name}.{name}.{part}"] = kept
+        gates = gate_values(model)[module.attention_type][module.layer]
+        columns = torch.tensor([gates[i] for i in stay for _ in range(module.attention.head_dim)])
+        expected[f"{module.name}.out_proj.weight"] = expected[f"{module.name}.out_proj.weight"][:, rows] * columns
     actual = pruned.state_dict()
     assert actual.keys() == expected.keys()
     assert_same_tensors({name: actual[name] for name in expected}, expected)
@@ -158,11 +158,11 @@ def test_without_any_head_attention_is_its_output_bias(normalize_before):
     model, batch = stirred(make_gated(**norm)), make_batch()
     nothing = HeadTable({attention_type: [[0] * 4] * 2 for attention_type in TYPES})
     pruned = prune(model, nothing)
-    for site in head_sites(pruned):
+    for module in attention_modules(pruned):
         x = torch.randn(3, 2, 32)
-        output, weights = site.attention(x, x, x, need_weights=False)
-        assert torch.equal(output, site.attention.out_proj.bias.expand(3, 2, 32)) and weights is None
-        assert [name for name, _ in site.attention.named_parameters()] == ["out_proj.weight", "out_proj.bias"]
+        output, weights = module.attention(x, x, x, need_weights=False)
+        assert torch.equal(output, module.attention.out_proj.bias.expand(3, 2, 32)) and weights is None
+        assert [name for name, _ in module.attention.named_parameters()] == ["out_proj.weight", "out_proj.bias"]
     assert_logits(logits(pruned, batch), logits(stock_twin(model, nothing.values), batch))
     other = {**batch, "src_tokens": batch["src_tokens"].flip(0)}
     assert torch.equal(logits(pruned, other), logits(pruned, batch))  # nothing of the source reaches the decoder
@@ -195,13 +195,13 @@ def test_pruning_adds_no_more_than_rounding_error_in_half_precision(dtype, seed)
 
 def test_weights_in_half_precision_are_folded_with_one_rounding():
     model = make_case(3).model().half()
-    for site in head_sites(pruned := prune(model)):
-        original = model.get_submodule(site.name)
-        gates = gate_values(model)[site.attention_type][site.layer]
-        rows = positions(site.attention.kept, site.attention.head_dim)
-        columns = torch.tensor([gates[i] for i in site.attention.kept for _ in range(site.attention.head_dim)])
+    for module in attention_modules(pruned := prune(model)):
+        original = model.get_submodule(module.name)
+        gates = gate_values(model)[module.attention_type][module.layer]
+        rows = positions(module.attention.kept, module.attention.head_dim)
+        columns = torch.tensor([gates[i] for i in module.attention.kept for _ in range(module.attention.head_dim)])
         exact = original.out_proj.weight[:, rows].double() * columns.double()
-        assert torch.equal(site.attention.out_proj.weight, exact.half())
+        assert torch.equal(module.attention.out_proj.weight, exact.half())
     assert not any(p.dtype != torch.float16 for p in pruned.parameters())
 
 
@@ -269,7 +269,7 @@ def test_a_stock_model_is_pruned_without_gates():
     pruned = prune(stock, mask)
     factors = {"enc-self": [[1] * 4] * 2, "dec-self": [[1] * 4] * 2, **mask.values}
     assert_logits(logits(pruned, batch), logits(stock_twin(stock, factors), batch))
-    assert type(head_sites(stock)[0].attention).__name__ == "MultiheadAttention"  # the original is as it was
+    assert type(attention_modules(stock)[0].attention).__name__ == "MultiheadAttention"  # the original is as it was
     assert pruned.args == stock.args and not hasattr(stock.args, "alive_heads")  # only checkpoints change options
 
 

@@ -13,7 +13,7 @@ from support.models import logits, make_batch, make_gated
 from support.pruning import ALL_TYPES, generate, make_case, stock_twin
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from fairseq_headgates import HeadTable, fix_heads, head_sites, insert_gates, masked, prune
+from fairseq_headgates import HeadTable, attention_modules, fix_heads, insert_gates, masked, prune
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.inference.packed_linear import InferenceLinear
 
@@ -138,16 +138,16 @@ def test_prepared_parameters_keep_their_names_and_values():
     never, before = MODELS["pruned"](), prepare(MODELS["pruned"]())
     logits(before, make_batch())
     assert_same_tensors(before.state_dict(), never.state_dict())
-    for site in head_sites(before):
-        if site.attention_type != "dec-enc" and site.attention.num_heads:
-            projections = [getattr(site.attention, f"{name}_proj").weight for name in "qkv"]
+    for module in attention_modules(before):
+        if module.attention_type != "dec-enc" and module.attention.num_heads:
+            projections = [getattr(module.attention, f"{name}_proj").weight for name in "qkv"]
             (_,) = {p.untyped_storage().data_ptr() for p in projections}  # views: no memory is spent twice
 
 
 def test_prepared_gates_move_to_the_device_of_the_model():
     """fairseq's hub interface prepares a model first; `.cuda()` comes after."""
     model = prepare(MODELS["gated"]()).to("meta")
-    assert {site.attention.head_scale().device.type for site in head_sites(model)} == {"meta"}
+    assert {module.attention.head_scale().device.type for module in attention_modules(model)} == {"meta"}
 
 
 # --- inference mode, and changes that torch does not count ------------------------------------------------------------

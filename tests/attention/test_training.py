@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from support.models import VOCABULARY, make_batch, make_gated
 from support.pruning import NO_HEADS_SOMEWHERE, cases, generate, positions, stirred
 
-from fairseq_headgates import HeadTable, gate_values, head_sites, masked, prune, remove_heads
+from fairseq_headgates import HeadTable, attention_modules, gate_values, masked, prune, remove_heads
 from fairseq_headgates.heads import TYPES
 
 
@@ -26,22 +26,22 @@ def test_gradients_are_those_of_the_masked_model(case):
     smaller = gradients(pruned, batch, target)
     with masked(model, mask):
         whole = {name: g for name, g in gradients(model, batch, target).items() if "gate" not in name}
-    for site in head_sites(model):
-        factors = case.factors()[site.attention_type][site.layer]
+    for module in attention_modules(model):
+        factors = case.factors()[module.attention_type][module.layer]
         stay = [i for i, factor in enumerate(factors) if factor > 0]
         rows, removed = (
-            positions(chosen, site.attention.head_dim)
+            positions(chosen, module.attention.head_dim)
             for chosen in (stay, [i for i in range(len(factors)) if i not in stay])
         )
         for name in ("q_proj", "k_proj", "v_proj"):
             for part in ("weight", "bias"):
-                gradient = whole.pop(f"{site.name}.{name}.{part}")
+                gradient = whole.pop(f"{module.name}.{name}.{part}")
                 assert gradient[removed].abs().sum() == 0
                 if stay:
-                    whole[f"{site.name}.{name}.{part}"] = gradient[rows]
-        gates = gate_values(model)[site.attention_type][site.layer].double()
-        columns = torch.tensor([gates[i] for i in stay for _ in range(site.attention.head_dim)], dtype=torch.double)
-        key = f"{site.name}.out_proj.weight"
+                    whole[f"{module.name}.{name}.{part}"] = gradient[rows]
+        gates = gate_values(model)[module.attention_type][module.layer].double()
+        columns = torch.tensor([gates[i] for i in stay for _ in range(module.attention.head_dim)], dtype=torch.double)
+        key = f"{module.name}.out_proj.weight"
         assert whole[key][:, removed].abs().sum() == 0
         whole[key] = whole[key][:, rows] / columns
     assert smaller.keys() <= whole.keys()
@@ -94,7 +94,7 @@ def test_weights_of_a_layer_without_heads_are_zeros(attention_type, alike):
     mask = [[alike] * 4, [0, 1, 0, 1]]
     attention = next(
         s.attention
-        for s in head_sites(remove_heads(make_gated(), HeadTable({attention_type: mask})))
+        for s in attention_modules(remove_heads(make_gated(), HeadTable({attention_type: mask})))
         if s.attention_type == attention_type
     )
     query, memory = torch.randn(5, 2, 32), torch.randn(5 if attention_type != "dec-enc" else 6, 2, 32)

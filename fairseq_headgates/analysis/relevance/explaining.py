@@ -23,7 +23,7 @@ from fairseq_headgates.attention.features import (
     model_features,
     stack_modules,
 )
-from fairseq_headgates.attention.sites import evaluating, use_head_attention
+from fairseq_headgates.attention.modules import evaluating, use_head_attention
 from fairseq_headgates.messages import shown
 
 logger = logging.getLogger(__name__)

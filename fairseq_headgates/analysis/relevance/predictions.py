@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_headgates.attention.features import stack_modules
-from fairseq_headgates.attention.sites import head_counts
+from fairseq_headgates.attention.modules import head_counts
 from fairseq_headgates.messages import shown
 
 

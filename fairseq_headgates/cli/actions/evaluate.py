@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from fairseq_headgates.attention.sites import gate_values, number_of_parameters, to_table
+from fairseq_headgates.attention.modules import gate_values, number_of_parameters, to_table
 from fairseq_headgates.cli.commands.evaluate import EvaluateOptions
 from fairseq_headgates.cli.session import Session, session
 from fairseq_headgates.cli.signature import short_name

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.analysis.refit import refit_to
 from fairseq_headgates.attention.cuts import cut_copy, kept_mask, removal_plan
-from fairseq_headgates.attention.sites import gated_sites
+from fairseq_headgates.attention.modules import gated_modules
 from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint, stock_checkpoint
 from fairseq_headgates.checkpoints.saving import save_checkpoint
@@ -83,7 +83,7 @@ def refitted_values(options: PruneOptions, model: nn.Module, pruned: nn.Module) 
 def no_removal(model: nn.Module) -> str:
     """Return why no head is removed without --alive and --scores, and how to choose heads."""
     choices = "--alive MASK, or --scores FILE --keep N (`headgates score` writes FILE)"
-    if any(gated_sites(model)):
+    if any(gated_modules(model)):
         return f"no head is removed: no gate is closed; choose heads with a higher --threshold, {choices}"
     return f"no head is removed: the checkpoint has no gates; choose heads with {choices}"
 

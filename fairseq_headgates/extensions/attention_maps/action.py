@@ -8,7 +8,7 @@ from torch import nn
 
 from fairseq_headgates.analysis.sentences import symbols_of
 from fairseq_headgates.attention.hooks import observe
-from fairseq_headgates.attention.sites import evaluating, gate_values, head_counts, head_sites
+from fairseq_headgates.attention.modules import attention_modules, evaluating, gate_values, head_counts
 from fairseq_headgates.cli.sentences import load, sentences, show
 from fairseq_headgates.cli.session import session
 from fairseq_headgates.evaluation.losses import Sample, outputs
@@ -49,7 +49,7 @@ def attention_maps(model: nn.Module, task: Any, sample: Sample, heads: Sequence[
         outputs(model, sample)
     sides = symbols_of(sample, task)
     gates = gate_values(model)
-    kept = {(site.attention_type, site.layer): tuple(site.attention.kept) for site in head_sites(model)}
+    kept = {(module.attention_type, module.layer): tuple(module.attention.kept) for module in attention_modules(model)}
     maps = []
     for head in heads:
         queries, keys = sides[head.attention_type]

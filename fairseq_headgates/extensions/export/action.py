@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from fairseq_headgates.attention.cuts import kept_mask, prune
-from fairseq_headgates.attention.sites import head_counts
+from fairseq_headgates.attention.modules import head_counts
 from fairseq_headgates.checkpoints.building import load_dictionaries, load_model
 from fairseq_headgates.cli.choice import chosen_heads, refuse_standard_output
 from fairseq_headgates.cli.output import say, warn_unfinished

@@ -11,7 +11,7 @@ from torch import nn
 from fairseq_headgates.analysis.options import EXPLANATIONS, FunctionOptions
 from fairseq_headgates.attention.choice import check_scored
 from fairseq_headgates.attention.cuts import open_mask
-from fairseq_headgates.attention.sites import gate_values, head_counts
+from fairseq_headgates.attention.modules import gate_values, head_counts
 from fairseq_headgates.cli.output import warn
 from fairseq_headgates.cli.session import Loaded, Session, session
 from fairseq_headgates.evaluation.symbols import MARKS, subwords_of

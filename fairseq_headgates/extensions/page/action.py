@@ -46,8 +46,8 @@ def run(options: ReportOptions) -> None:
         write(options.gif, animation, options.force)
     with_curves = {run.name for run in found.trainings if run.series}
     for folder in {*map(Path, filter(os.path.isdir, options.files))} - {*map(Path, with_curves)}:
-        cure = f"save the output of fairseq-train as {folder}/train.log, or train with --log-file"
-        warn("report", f"{folder} has no log of its training, so the page has no curves of it: {cure}")
+        hint = f"save the output of fairseq-train as {folder}/train.log, or train with --log-file"
+        warn("report", f"{folder} has no log of its training, so the page has no curves of it: {hint}")
     say(f"wrote {options.out} ({len(page.encode()) / 2**20:.1f} MB)")
 
 

@@ -5,7 +5,7 @@ import torch
 from support.all_attention import NaiveModel, make_blocks, make_model
 from support.models import VOCABULARY, make_task
 
-from fairseq_headgates import head_sites, masked, observe, prune
+from fairseq_headgates import attention_modules, masked, observe, prune
 from fairseq_headgates.analysis.ablation import ablation_losses
 from fairseq_headgates.attention.cuts import open_mask, removal_plan
 from fairseq_headgates.checkpoints.building import build_model
@@ -57,10 +57,10 @@ def run_blocks(model):
 def gated(mem_len=3, **options):
     """Gates that are closed, between and open; one layer has no open head."""
     model = make_model(mem_len=mem_len, gate_heads="dec-self", decoder_attention_heads=4, decoder_layers=3, **options)
-    for site, values in zip(
-        head_sites(model), ([-3.0, 0.4, 3.0, -0.5], [-3.0] * 4, [0.1, -3.0, 3.0, 3.0]), strict=True
+    for module, values in zip(
+        attention_modules(model), ([-3.0, 0.4, 3.0, -0.5], [-3.0] * 4, [0.1, -3.0, 3.0, 3.0]), strict=True
     ):
-        site.attention.gate.load_state_dict({"log_alpha": torch.tensor(values)})
+        module.attention.gate.load_state_dict({"log_alpha": torch.tensor(values)})
     return model
 
 
@@ -68,7 +68,7 @@ def test_gated_masked_and_pruned_compute_the_same_with_memory():
     model = gated()
     expected = run_blocks(model)
     pruned = prune(model)
-    assert [site.attention.num_heads for site in head_sites(pruned)] == [3, 0, 3]
+    assert [module.attention.num_heads for module in attention_modules(pruned)] == [3, 0, 3]
     for found in (run_blocks(pruned), run_blocks(model.train().eval())):
         for a, b in zip(found, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

@@ -14,8 +14,8 @@ from support.sentences import PAIRS, TASK, make_model, sample
 
 from fairseq_headgates import compress, prune
 from fairseq_headgates.analysis.refit import refit_to
+from fairseq_headgates.attention.modules import attention_modules
 from fairseq_headgates.attention.neurons import ffn_dims
-from fairseq_headgates.attention.sites import head_sites
 from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint
 from fairseq_headgates.evaluation.corpus import Corpus
@@ -77,7 +77,7 @@ def test_the_budget_is_kept(units):
     model = make_model()
     found = compress(model, TASK, BATCHES, 0.9, units)
     assert 0.88 * parameters(model) < parameters(found) <= 0.9 * parameters(model)
-    heads = sum(site.attention.num_heads for site in head_sites(found))
+    heads = sum(module.attention.num_heads for module in attention_modules(found))
     neurons = sum(map(sum, ffn_dims(found).values()))
     assert (heads == 24 or "heads" in units) and (neurons == 4 * 64 or "neurons" in units)
 

@@ -11,7 +11,7 @@ from support.sentences import PAIRS, TASK, make_gates, make_model, many_sentence
 
 from fairseq_headgates import HeadTable, prune, refit
 from fairseq_headgates.analysis import refit as refitting
-from fairseq_headgates.attention.sites import head_sites
+from fairseq_headgates.attention.modules import attention_modules
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
 
@@ -139,7 +139,7 @@ def test_all_attention_has_no_bias_and_a_memory(mem_len):
     targets = whole @ weight.T
     start, _ = ridge_regression(left, targets, weight[:, :4], refitting.SMALL_RIDGE, bias=False)
     expected, _ = ridge_regression(left, targets, start, refitting.RIDGE, bias=False)
-    first, second = (site.attention.out_proj for site in head_sites(found))
+    first, second = (module.attention.out_proj for module in attention_modules(found))
     torch.testing.assert_close(first.weight, expected, atol=1e-6, rtol=1e-6)
     assert first.bias is None and second.weight.shape == (8, 0)
 
@@ -165,9 +165,9 @@ def test_copies_of_heads_are_repaired():
     """Heads 1 and 3 of each layer are heads 0 and 2 with other output weights: removing them loses nothing."""
     model = make_model()
     with torch.no_grad():
-        for site in head_sites(model):
+        for module in attention_modules(model):
             for name in ("q_proj", "k_proj", "v_proj"):
-                for parameter in getattr(site.attention, name).parameters():
+                for parameter in getattr(module.attention, name).parameters():
                     parameter[columns([1, 3])] = parameter[columns([0, 2])]
     mask = HeadTable({attention_type: [[1, 0, 1, 0]] * 2 for attention_type in MASK.types})
     corpus = Corpus(TASK, [sample(many_sentences(seed=8))])
@@ -209,6 +209,6 @@ def test_too_few_tokens_are_refused():
 def test_weights_that_are_not_finite_are_refused():
     model = make_model()
     with torch.no_grad():
-        head_sites(model)[0].attention.v_proj.weight[0, 0] = math.nan
+        attention_modules(model)[0].attention.v_proj.weight[0, 0] = math.nan
     with pytest.raises(ValueError, match="activations at encoder.layers.0.self_attn.out_proj are not finite: check"):
         refit(model, MASK, TASK, [sample(PAIRS)])

@@ -8,7 +8,7 @@ from support.sentences import PAIRS, TASK, make_gates, make_model, sample
 from fairseq_headgates import importance
 from fairseq_headgates.analysis.options import ScoreOptions
 from fairseq_headgates.attention.hooks import hooked
-from fairseq_headgates.attention.sites import head_factors, head_sites
+from fairseq_headgates.attention.modules import attention_modules, head_factors
 from fairseq_headgates.extensions.compress import moments
 from fairseq_headgates.heads import TYPES
 
@@ -17,8 +17,8 @@ def contexts_of(model):
     """The contexts of each layer, a row for each token: sentence by sentence, without padding."""
     rows = {}
 
-    def see(site, _, context):
-        rows.setdefault(site.name, []).append(context[0].transpose(0, 1).flatten(1))
+    def see(module, _, context):
+        rows.setdefault(module.name, []).append(context[0].transpose(0, 1).flatten(1))
 
     with torch.no_grad(), hooked(model, see):
         for pair in PAIRS:
@@ -34,8 +34,8 @@ def gradients_of(model):
     """The derivative of the loss, in nats, with respect to the contexts of each layer, rows as in `contexts_of`."""
     rows, inserted = {}, []
 
-    def insert(site, _, context):
-        inserted.append((site.name, context + torch.zeros_like(context).requires_grad_()))
+    def insert(module, _, context):
+        inserted.append((module.name, context + torch.zeros_like(context).requires_grad_()))
         return inserted[-1][1]
 
     with hooked(model, insert):
@@ -66,20 +66,20 @@ def test_removal_scores_are_those_of_a_search_step_by_step(monkeypatch):
     model = make_model()
     contexts, gradients = contexts_of(model), gradients_of(model)
     targets = sum(len(target) for _, target in PAIRS)
-    removed = {site: [] for site in head_sites(model)}
+    removed = {module: [] for module in attention_modules(model)}
     total, expected = 0.0, {attention_type: [[0.0] * 4, [0.0] * 4] for attention_type in TYPES}
     while any(len(heads) < 4 for heads in removed.values()):
         steps = []
-        for site, heads in removed.items():
-            args = contexts[site.name], gradients[site.name]
+        for module, heads in removed.items():
+            args = contexts[module.name], gradients[module.name]
             before = cost(*args, heads, targets) if heads else 0.0
             steps += [
-                (cost(*args, [*heads, head], targets) - before, head, site) for head in range(4) if head not in heads
+                (cost(*args, [*heads, head], targets) - before, head, module) for head in range(4) if head not in heads
             ]
-        increase, head, site = min(steps, key=lambda step: step[0])
+        increase, head, module = min(steps, key=lambda step: step[0])
         total += increase
-        removed[site].append(head)
-        expected[site.attention_type][site.layer][head] = total
+        removed[module].append(head)
+        expected[module.attention_type][module.layer][head] = total
     found = importance.score(model, TASK, [sample(PAIRS[:11]), sample(PAIRS[11:])], "refit", ScoreOptions())
     for attention_type, rows in expected.items():
         torch.testing.assert_close(torch.tensor(found.values[attention_type]), torch.tensor(rows), atol=1e-5, rtol=1e-4)
@@ -88,7 +88,7 @@ def test_removal_scores_are_those_of_a_search_step_by_step(monkeypatch):
 def test_a_closed_head_costs_nothing():
     model = make_gates(make_model(gate_heads="enc-self,dec-self,dec-enc"))
     table = importance.score(model, TASK, [sample(PAIRS)], "refit", ScoreOptions())
-    for site in head_sites(model):
-        factor = head_factors(model)[site.attention_type][site.layer]
-        row = torch.tensor(table.values[site.attention_type][site.layer])
+    for module in attention_modules(model):
+        factor = head_factors(model)[module.attention_type][module.layer]
+        row = torch.tensor(table.values[module.attention_type][module.layer])
         assert torch.equal(row == 0, factor == 0)

@@ -12,7 +12,7 @@ from support.language_models import make_lm, make_text
 from support.models import PAD, make_batch, make_gated, make_stock
 from support.relevance import MASK, OF_DECODER, POST_NORM, Naive, naive_per_token, shaken, size_of, small, words
 
-from fairseq_headgates import fix_heads, head_sites, masked, prune, relevance
+from fairseq_headgates import attention_modules, fix_heads, masked, prune, relevance
 from fairseq_headgates.analysis.relevance import attnlrp
 from fairseq_headgates.analysis.relevance.explaining import explain
 from fairseq_headgates.analysis.relevance.rules import RULES
@@ -29,10 +29,12 @@ def assert_close(found, expected, where="", tolerance=1e-8):
 def test_attnlrp_passes_relevance_on_step_by_step(options):
     """Gates of 0 and between 0 and 1 included. A given target, and the difference to another one."""
     model = small(make_gated, gate_heads=",".join(TYPES), **options)
-    for i, site in enumerate(head_sites(model)):
+    for i, module in enumerate(attention_modules(model)):
         log_alpha = torch.tensor([-30.0 if i == 1 else 0.3, 0.1 * i], dtype=torch.double)
-        site.attention.gate.load_state_dict({"log_alpha": log_alpha})
-    factors = {(site.attention_type, site.layer): site.attention.head_scale() for site in head_sites(model)}
+        module.attention.gate.load_state_dict({"log_alpha": log_alpha})
+    factors = {
+        (module.attention_type, module.layer): module.attention.head_scale() for module in attention_modules(model)
+    }
     batch = make_batch()
     predicted, others = torch.randint(4, 40, (2, *batch["prev_output_tokens"].shape))
     found = explain(model, batch, "attnlrp", predicted, others)

@@ -17,7 +17,7 @@ from support.models import PAD, VOCABULARY, make_stock
 
 from fairseq_headgates.attention.cuts import prune, remove_heads
 from fairseq_headgates.attention.hooks import observe
-from fairseq_headgates.attention.sites import head_counts, head_sites
+from fairseq_headgates.attention.modules import attention_modules, head_counts
 from fairseq_headgates.extensions.export.ctranslate2 import to_ctranslate2
 from fairseq_headgates.heads import TYPES, HeadId, HeadTable
 
@@ -80,9 +80,11 @@ def make_model(**options):
 def zeroed(model, mask):
     """The stock model with the columns of the removed heads set to 0: what the converted model must compute."""
     model = copy.deepcopy(model)
-    for site in head_sites(model):
-        alive = torch.tensor(mask[site.attention_type][site.layer]).bool().repeat_interleave(site.attention.head_dim)
-        site.attention.out_proj.weight.data[:, ~alive] = 0
+    for module in attention_modules(model):
+        alive = (
+            torch.tensor(mask[module.attention_type][module.layer]).bool().repeat_interleave(module.attention.head_dim)
+        )
+        module.attention.out_proj.weight.data[:, ~alive] = 0
     return model
 
 

@@ -10,7 +10,7 @@ from support.models import VOCABULARY
 from support.sentences import EOS, MASK, alone, make_model, sample
 
 from fairseq_headgates import observe, prune
-from fairseq_headgates.attention.sites import head_sites
+from fairseq_headgates.attention.modules import attention_modules
 from fairseq_headgates.evaluation.symbols import subwords_of
 from fairseq_headgates.extensions.functions.counting import FREQUENT
 from fairseq_headgates.extensions.functions.layout import STATISTICS
@@ -30,8 +30,10 @@ def naive(model, task, pairs):
             queries = {"enc-self": source, "dec-self": prefix, "dec-enc": target}[attention_type]
             entering = source if attention_type == "enc-self" else prefix
             for layer, observed in layers.items():
-                site = next(s for s in head_sites(model) if (s.attention_type, s.layer) == (attention_type, layer))
-                for i, head in enumerate(site.attention.kept):
+                module = next(
+                    s for s in attention_modules(model) if (s.attention_type, s.layer) == (attention_type, layer)
+                )
+                for i, head in enumerate(module.attention.kept):
                     w = observed.weights[0, i].tolist()
                     one_head(task, offsets, sums, (attention_type, layer, head), w, keys, queries, entering)
                     one_tree(task, sums, (attention_type, layer, head), w, pair)

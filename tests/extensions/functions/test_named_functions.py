@@ -17,7 +17,7 @@ from support.sentences import EOS, make_model, sample
 import make_corpus
 from fairseq_headgates import gate_values
 from fairseq_headgates.analysis.options import FunctionOptions
-from fairseq_headgates.attention.sites import head_sites
+from fairseq_headgates.attention.modules import attention_modules
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.extensions.functions.counting import Annotations, _Pass, count_functions
 from fairseq_headgates.extensions.functions.layout import frequency_ranks
@@ -74,7 +74,7 @@ def fake_counts(number, hits):
     model = make_model(encoder_layers=1)
     trees = {"source": [tree_of(task, pairs[0][0])]}
     counts = count_functions(model, Corpus(task, [sample(pairs)]), Annotations(trees, ["nsubj"], rare=False))
-    counts.heads = [head for head in counts.heads if head.site.attention_type == "enc-self"]
+    counts.heads = [head for head in counts.heads if head.module.attention_type == "enc-self"]
     counts.type_counts = {"enc-self": counts.type_counts["enc-self"]}
     counts.heads[0].pairs[:] = 0
     counts.heads[0].pairs[0] = hits
@@ -83,7 +83,7 @@ def fake_counts(number, hits):
     pairs[:] = offsets[:] = 0
     pairs[0], offsets[0, :2] = number, number / 2
     counts.heads[0].offsets = counts.heads[0].offsets[:1] * 0 + 1
-    counts.heads[0].site.attention.heads, counts.heads[0].site.attention.kept = 1, (0,)
+    counts.heads[0].module.attention.heads, counts.heads[0].module.attention.kept = 1, (0,)
     return counts
 
 
@@ -239,10 +239,10 @@ def test_a_head_that_looks_at_the_right_word_is_found(grammar):
                 planted[row, 0, first + word, first + head] = 1
             if relation == "nsubj":
                 planted[row, 1, first + head, first + word] = 1
-    (site,) = (site for site in head_sites(model) if site.attention_type == "enc-self")
+    (module,) = (module for module in attention_modules(model) if module.attention_type == "enc-self")
     counting = _Pass(model, Corpus(task, [batch]), Annotations({"source": trees}, ("nsubj", "obj"), rare=False))
     counting.begin(batch)
-    counting.see(site, planted, planted)
+    counting.see(module, planted, planted)
     counts = counting.result()
     entries = functions_of(counts, FunctionOptions(), gate_values(model))["heads"]["enc-self"][0]
     assert [entry["functions"] for entry in entries[:2]] == [

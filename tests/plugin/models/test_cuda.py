@@ -19,7 +19,7 @@ from support.pruning import ALL_TYPES, NO_HEADS_SOMEWHERE, generate, make_case, 
 from support.searching import DICTIONARY, batch, ending, search
 from support.sentences import PAIRS, TASK, make_gates, make_model, sample, sentences
 
-from fairseq_headgates import HeadTable, head_sites, l0_penalty, masked, prune, refit
+from fairseq_headgates import HeadTable, attention_modules, l0_penalty, masked, prune, refit
 from fairseq_headgates.analysis.importance import score
 from fairseq_headgates.analysis.options import SCORES, ScoreOptions
 from fairseq_headgates.analysis.relevance.explaining import explain
@@ -91,12 +91,12 @@ def test_gated_masked_and_pruned_models_translate_as_on_the_cpu(beam, prepared):
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_the_penalty_and_its_gradient_are_those_of_the_cpu(method, dtype):
     model = make_gated(gate_heads=ALL_TYPES, **METHOD_OPTIONS[method]).train()
-    for number, site in enumerate(head_sites(model)):
-        site.attention.gate.theta.data.copy_(torch.tensor([-1.0, 0.5, 2.0, -0.2]).roll(number))
+    for number, module in enumerate(attention_modules(model)):
+        module.attention.gate.theta.data.copy_(torch.tensor([-1.0, 0.5, 2.0, -0.2]).roll(number))
     found = []
     for one in (model, there(model).to(dtype)):
         penalty = l0_penalty(one)
-        gates = [site.attention.gate.theta for site in head_sites(one)]
+        gates = [module.attention.gate.theta for module in attention_modules(one)]
         gradients = torch.autograd.grad(penalty, gates, allow_unused=True)
         found.append([penalty, *(torch.zeros(4) if g is None else g for g in gradients)])
     for cpu, gpu in zip(*found, strict=True):
@@ -110,7 +110,7 @@ def test_gates_learn_in_half_precision(method, dtype):
     model = there(make_gated(gate_heads=ALL_TYPES, **METHOD_OPTIONS[method])).to(dtype).train()
     out = model(**there(make_batch()))[0]
     out.float().logsumexp(-1).sum().backward()
-    gradients = torch.cat([site.attention.gate.theta.grad for site in head_sites(model)])
+    gradients = torch.cat([module.attention.gate.theta.grad for module in attention_modules(model)])
     assert gradients.isfinite().all() and gradients.ne(0).any()
 
 

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from support.fairseq_0_12_2 import IS_0_12_2
 from support.models import logits, make_args, make_batch, make_gated, make_stock, make_task
 
-from fairseq_headgates import gate_values, head_sites, l0_penalty
+from fairseq_headgates import attention_modules, gate_values, l0_penalty
 from fairseq_headgates.gates import parse_stretch
 from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 from fairseq_headgates.plugin.options.declared import DEFAULTS, add_head_gate_args
@@ -109,7 +109,7 @@ def test_lists_and_mappings_of_yaml_are_taken_and_stored_as_text():
     config = from_yaml(gate_heads=["dec-self", "dec-enc"], alive_heads=MAPPING, gate_init=1, gate_lr_scale="4")
     model = TransformerHeadGatesModel.build_model(config, make_task())
     assert gate_values(model)["enc-self"].tolist() == MAPPING["enc-self"]
-    gate = head_sites(model)[-1].attention.gate
+    gate = attention_modules(model)[-1].attention.gate
     assert (gate.distribution.low, gate.distribution.high, gate.lr_scale) == (-0.2, 1.3, 4)
     assert (config.gate_heads, config.gate_stretch, config.gate_init) == ("dec-self,dec-enc", "-0.2,1.3", "1.0")
     assert json.loads(config.alive_heads) == {"format": "headgates.heads/1", **MAPPING}
@@ -214,7 +214,9 @@ def test_gate_options_reach_the_gates():
         gate_heads="dec-self", gate_temperature=0.5, gate_stretch="-0.2,1.3", gate_init="1", gate_lr_scale=4.0
     )
     (gate,) = {
-        site.attention.gate for site in head_sites(model) if site.attention_type == "dec-self" and site.layer == 0
+        module.attention.gate
+        for module in attention_modules(model)
+        if module.attention_type == "dec-self" and module.layer == 0
     }
     assert (gate.distribution.temperature, gate.distribution.low, gate.distribution.high) == (0.5, -0.2, 1.3)
     assert gate.lr_scale == 4 and gate.log_alpha().tolist() == [1, 1, 1, 1]

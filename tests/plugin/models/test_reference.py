@@ -28,7 +28,7 @@ from support.reference import (
     with_pad,
 )
 
-from fairseq_headgates import head_sites
+from fairseq_headgates import attention_modules
 from fairseq_headgates.plugin.criterions.losses import PENALISED
 
 OPEN = 20.0  # a log_alpha whose gate is exactly 1; that of its negative is exactly 0
@@ -41,9 +41,9 @@ models = pytest.mark.parametrize("case", ["baseline", "fixed"])
 def build_gated(case):
     """The same function, made with gates that are exactly 0 or 1 instead of fixed heads."""
     model = build("baseline", gate_heads="enc-self,dec-self,dec-enc")
-    for site in head_sites(model):
-        alive = torch.tensor(alive_heads(case)[site.attention_type][site.layer])
-        site.attention.gate.load_state_dict({"log_alpha": OPEN * (2.0 * alive - 1)})
+    for module in attention_modules(model):
+        alive = torch.tensor(alive_heads(case)[module.attention_type][module.layer])
+        module.attention.gate.load_state_dict({"log_alpha": OPEN * (2.0 * alive - 1)})
     return model
 
 
@@ -112,9 +112,9 @@ def attention_weights(model):
 
         return keep
 
-    for site in head_sites(model):
-        site.attention.register_forward_pre_hook(ask, with_kwargs=True)
-        site.attention.register_forward_hook(keeper(f"{names[site.attention_type]}-{site.layer}"))
+    for module in attention_modules(model):
+        module.attention.register_forward_pre_hook(ask, with_kwargs=True)
+        module.attention.register_forward_hook(keeper(f"{names[module.attention_type]}-{module.layer}"))
     with torch.no_grad():
         model(**batch())
     return found
@@ -170,9 +170,9 @@ def test_gradients_of_embeddings(case, dtype):
 
 def test_fixed_heads_are_zeroed_columns():
     zeroed = build("baseline", torch.double)
-    for site in head_sites(zeroed):
-        columns = site.attention.out_proj.weight.data.view(D, HEADS, D // HEADS)
-        columns *= torch.tensor(alive_heads("fixed")[site.attention_type][site.layer]).view(1, HEADS, 1)
+    for module in attention_modules(zeroed):
+        columns = module.attention.out_proj.weight.data.view(D, HEADS, D // HEADS)
+        columns *= torch.tensor(alive_heads("fixed")[module.attention_type][module.layer]).view(1, HEADS, 1)
     difference = zeroed(**batch())[0] - run("fixed", torch.double).logits
     assert difference[~pads("out")].abs().max() < 1e-13
 

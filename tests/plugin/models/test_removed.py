@@ -23,15 +23,15 @@ from support.pruning import (
 from fairseq_headgates import (
     HardConcrete,
     HeadTable,
+    attention_modules,
     gate_values,
-    head_sites,
     insert_gates,
     l0_penalty,
     open_probabilities,
     prune,
 )
 from fairseq_headgates.attention.cuts import kept_mask
-from fairseq_headgates.attention.sites import head_counts
+from fairseq_headgates.attention.modules import head_counts
 from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
@@ -65,13 +65,13 @@ def test_gates_on_a_pruned_model_then_pruned_again():
     insert_gates(smaller, TYPES, HardConcrete(), lr_scale=20.0).eval()
     assert_same_tensors({k: v for k, v in smaller.state_dict().items() if "gate" not in k}, first.state_dict())
     assert torch.equal(logits(smaller, batch), logits(first, batch))  # new gates are open
-    for site in head_sites(smaller):
-        if site.attention.num_heads == 0:
-            assert site.attention.gate is None
+    for module in attention_modules(smaller):
+        if module.attention.num_heads == 0:
+            assert module.attention.gate is None
             continue
-        own = [log_alpha[site.attention_type][site.layer][head] for head in site.attention.kept]
+        own = [log_alpha[module.attention_type][module.layer][head] for head in module.attention.kept]
         with torch.no_grad():
-            site.attention.gate.theta.copy_(torch.tensor(own) / 20)
+            module.attention.gate.theta.copy_(torch.tensor(own) / 20)
     expected = {
         attention_type: [
             [gate(a) * (f > 0) for a, f in zip(*pair, strict=True)]
@@ -99,7 +99,7 @@ def test_gates_and_removed_heads_are_options_of_the_same_model():
     mask = {"enc-self": [[1, 0, 1, 1], [0, 0, 0, 0]], "dec-enc": [[0, 0, 0, 0], [0, 0, 0, 0]]}
     options = {"alive_heads": inline(mask), "remove_heads": True}
     model = make_gated(gate_heads="enc-self,dec-enc", gate_init="0.5", **options)
-    gates = {site.name: site.attention.gate for site in head_sites(model)}
+    gates = {module.name: module.attention.gate for module in attention_modules(model)}
     assert [name for name, gate_ in gates.items() if gate_ is not None] == ["encoder.layers.0.self_attn"]
     assert model.state_dict()["encoder.layers.0.self_attn.gate.log_alpha"].shape == (3,)
     g = gate(0.5)
@@ -163,9 +163,9 @@ def with_layers(name):
     """A model of three layers with random gates, and its options as a checkpoint has them."""
     model = stirred(make_gated(arch="transformer_head_gates", **LAYERS, **WITH_LAYERS[name]))
     generator = torch.Generator().manual_seed(4)
-    for site in head_sites(model):
-        if site.attention.gate is not None:
-            theta = site.attention.gate.theta
+    for module in attention_modules(model):
+        if module.attention.gate is not None:
+            theta = module.attention.gate.theta
             theta.data.copy_(3 * torch.randn(theta.shape, generator=generator))
     return model
 

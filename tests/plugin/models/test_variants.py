@@ -20,7 +20,7 @@ from support.language_models import make_lm, make_lm_sample, make_text
 from support.models import logits, make_task
 from support.training import assert_penalty_in_training_only
 
-from fairseq_headgates import HeadTable, gate_values, head_sites, masked, prune
+from fairseq_headgates import HeadTable, attention_modules, gate_values, masked, prune
 from fairseq_headgates.analysis.ablation import ablation_losses
 from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
@@ -106,8 +106,8 @@ def test_a_stock_checkpoint_starts_a_gated_model_with_the_same_output(variant):
 def test_gated_masked_pruned_and_stock_compute_the_same(variant):
     """Gates that are closed, open and between; a layer without heads."""
     model = variant.make(gate_heads=variant.attention_type)
-    for site, row in zip(head_sites(model), ([-3.0, 0.4, 3.0, -0.5], [-3.0] * 4), strict=True):
-        site.attention.gate.load_state_dict({"log_alpha": torch.tensor(row)})
+    for module, row in zip(attention_modules(model), ([-3.0, 0.4, 3.0, -0.5], [-3.0] * 4), strict=True):
+        module.attention.gate.load_state_dict({"log_alpha": torch.tensor(row)})
     open_heads = HeadTable({each: (values > 0).int().tolist() for each, values in gate_values(model).items()})
     state = {"args": None, "cfg": {"model": model.args}, "model": model.state_dict()}
     exported = stock_checkpoint(state, open_heads)
@@ -118,7 +118,7 @@ def test_gated_masked_pruned_and_stock_compute_the_same(variant):
         stock.register_classification_head(HEAD, num_classes=2)
     stock.load_state_dict(exported["model"], strict=True)
     pruned = prune(model)
-    attention = [site.attention for site in head_sites(pruned)]
+    attention = [module.attention for module in attention_modules(pruned)]
     assert [each.num_heads for each in attention] == [3, 0] and attention[1].q_proj is None
     expected = variant.run(model)
     with masked(model, open_heads):

@@ -28,7 +28,7 @@ ACROSS_CHANNELS = "cross_channel_attn"  # of speech_dlm, between two speakers: i
 
 
 @dataclass(frozen=True)
-class HeadSite:
+class AttentionModule:
     """One attention layer of a model: its type, its layer number from 0, its module name, and the module."""
 
     attention_type: str
@@ -37,7 +37,7 @@ class HeadSite:
     attention: MultiheadAttention
 
 
-def head_sites(model: nn.Module) -> list[HeadSite]:
+def attention_modules(model: nn.Module) -> list[AttentionModule]:
     """Return all attention layers of a fairseq model, stock or `HeadAttention`, ordered by type and layer.
 
     The layers of a type are counted over all encoders or decoders of the model, in the order of its modules. A module
@@ -46,26 +46,26 @@ def head_sites(model: nn.Module) -> list[HeadSite]:
     Raises:
         ValueError: if the layers of a type have different numbers of heads
     """
-    sites_by_type: dict[str, list[HeadSite]] = {attention_type: [] for attention_type in TYPES}
+    sites_by_type: dict[str, list[AttentionModule]] = {attention_type: [] for attention_type in TYPES}
     for name, module in model.named_modules():
         if isinstance(module, MultiheadAttention) and not name.endswith(ACROSS_CHANNELS):
             attention_type, _ = attention_type_and_layer(name)
-            sites = sites_by_type[attention_type]
-            sites.append(HeadSite(attention_type, len(sites), name, module))
-    for attention_type, sites in sites_by_type.items():
-        heads = sorted({_heads(site) for site in sites})
+            modules = sites_by_type[attention_type]
+            modules.append(AttentionModule(attention_type, len(modules), name, module))
+    for attention_type, modules in sites_by_type.items():
+        heads = sorted({_heads(module) for module in modules})
         if len(heads) > 1:
             numbers = " and ".join(map(str, heads))
             raise ValueError(
                 f"{type(model).__name__} has {attention_type} layers with {numbers} heads: all layers of an attention "
                 "type must have the same number, build the model with one number of heads for each type"
             )
-    return [site for sites in sites_by_type.values() for site in sites]
+    return [module for modules in sites_by_type.values() for module in modules]
 
 
-def _heads(site: HeadSite) -> int:
+def _heads(module: AttentionModule) -> int:
     """Return the number of heads of a layer, removed heads included."""
-    return getattr(site.attention, "heads", site.attention.num_heads)
+    return getattr(module.attention, "heads", module.attention.num_heads)
 
 
 def like(attention: MultiheadAttention) -> Tensor:
@@ -74,16 +74,16 @@ def like(attention: MultiheadAttention) -> Tensor:
     return weight if torch.is_tensor(weight) else torch.empty(0)  # of a quantised layer it is a function
 
 
-def _supported_sites(model: nn.Module) -> list[HeadSite]:
-    """Return `head_sites(model)`. Raise ValueError with the reason if the model has no heads to gate or remove."""
+def _supported_modules(model: nn.Module) -> list[AttentionModule]:
+    """Return `attention_modules(model)`. Raise ValueError with the reason if the model has no heads to gate or remove."""
     name = type(model).__name__
     if name == "PipelineParallelTransformerModel":
         raise ValueError(
             f"{name} cannot be gated or pruned, because its modules are stages of a pipeline, whose names do not say "
             "which layers are the encoder's and which the decoder's: choose --arch transformer"
         )
-    sites = head_sites(model)
-    if not sites:
+    modules = attention_modules(model)
+    if not modules:
         others = ", ".join(other_attention(model))
         reason = (
             f"its attention is of class {others}, not fairseq's MultiheadAttention" if others else "it has no attention"
@@ -92,21 +92,21 @@ def _supported_sites(model: nn.Module) -> list[HeadSite]:
             f"{name} has no heads to gate or remove, because {reason}: choose a model with MultiheadAttention, e.g. "
             "--arch transformer"
         )
-    return sites
+    return modules
 
 
-def gated_sites(model: nn.Module) -> list[HeadSite]:
+def gated_modules(model: nn.Module) -> list[AttentionModule]:
     """Return the attention layers that have stochastic gates, ordered by type and layer."""
-    return [site for site in head_sites(model) if getattr(site.attention, "gate", None) is not None]
+    return [module for module in attention_modules(model) if getattr(module.attention, "gate", None) is not None]
 
 
 def head_counts(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Return {type: (layers, heads per layer)} of a model, removed heads included."""
-    sites = head_sites(model)
+    modules = attention_modules(model)
     return {
         attention_type: (len(group), _heads(group[0]))
         for attention_type in TYPES
-        if (group := [site for site in sites if site.attention_type == attention_type])
+        if (group := [module for module in modules if module.attention_type == attention_type])
     }
 
 
@@ -121,14 +121,14 @@ def use_head_attention(model: nn.Module) -> nn.Module:
     Raises:
         ValueError: with every reason, if the model has no attention, or attention that `HeadAttention` cannot compute
     """
-    sites = [site for site in _supported_sites(model) if not isinstance(site.attention, HeadAttention)]
-    reasons = sorted({feature for site in sites for feature in attention_features(site.attention)})
+    modules = [module for module in _supported_modules(model) if not isinstance(module.attention, HeadAttention)]
+    reasons = sorted({feature for module in modules for feature in attention_features(module.attention)})
     if reasons:
         raise ValueError("attention with " + ", ".join(reasons) + " cannot be gated: build the model without it")
-    for site in sites:
-        parent, _, child = site.name.rpartition(".")
+    for module in modules:
+        parent, _, child = module.name.rpartition(".")
         layer: Any = model.get_submodule(parent)
-        setattr(layer, child, HeadAttention(site.attention))
+        setattr(layer, child, HeadAttention(module.attention))
         _remove_noise(getattr(layer, child))
         without_shortcut(layer)
     watch_alignments(model)
@@ -176,8 +176,8 @@ def open_probabilities(model: nn.Module) -> dict[str, Tensor]:
 def _per_type(model: nn.Module, of_gate: Callable[[HeadGates], Tensor]) -> dict[str, Tensor]:
     rows: dict[str, list[Tensor]] = {}
     with torch.no_grad():
-        for site in _supported_sites(model):
-            rows.setdefault(site.attention_type, []).append(_per_head(site.attention, of_gate))
+        for module in _supported_modules(model):
+            rows.setdefault(module.attention_type, []).append(_per_head(module.attention, of_gate))
     return {attention_type: torch.stack(group) for attention_type, group in rows.items()}
 
 
@@ -217,12 +217,12 @@ def l0_penalty(model: nn.Module, reduction: str = "sum") -> Tensor:
     return total / len(method.layers) if reduction == "layer-mean" else total
 
 
-def site_table(model: nn.Module, rows: Mapping[HeadSite, Tensor], name: str = "") -> HeadTable:
+def module_table(model: nn.Module, rows: Mapping[AttentionModule, Tensor], name: str = "") -> HeadTable:
     """Return `rows`, a number [H] for every remaining head of each layer, as a `HeadTable`; NaN for removed heads."""
     values = {each: [[math.nan] * heads for _ in range(n)] for each, (n, heads) in head_counts(model).items()}
-    for site, row in rows.items():
-        for head, value in zip(site.attention.kept, row.tolist(), strict=True):
-            values[site.attention_type][site.layer][head] = value
+    for module, row in rows.items():
+        for head, value in zip(module.attention.kept, row.tolist(), strict=True):
+            values[module.attention_type][module.layer][head] = value
     return HeadTable(values, name)
 
 

@@ -15,9 +15,9 @@ from fairseq_headgates import (
     HardConcrete,
     HeadAttention,
     HeadTable,
+    attention_modules,
     fix_heads,
     gate_values,
-    head_sites,
     insert_gates,
     l0_penalty,
     masked,
@@ -31,16 +31,16 @@ from fairseq_headgates.attention.hooks import hooked
 from fairseq_headgates.heads import TYPES
 
 
-def test_sites_are_named_by_type_and_layer():
+def test_modules_are_named_by_type_and_layer():
     for model in (make_stock(), make_gated()):
-        assert [(site.attention_type, site.layer) for site in head_sites(model)] == [
+        assert [(module.attention_type, module.layer) for module in attention_modules(model)] == [
             (attention_type, i) for attention_type in TYPES for i in (0, 1)
         ]
     swapped = use_head_attention(make_stock())
-    assert all(isinstance(site.attention, HeadAttention) for site in head_sites(swapped))
-    first = [site.attention for site in head_sites(swapped)]
+    assert all(isinstance(module.attention, HeadAttention) for module in attention_modules(swapped))
+    first = [module.attention for module in attention_modules(swapped)]
     assert [
-        site.attention for site in head_sites(use_head_attention(swapped))
+        module.attention for module in attention_modules(use_head_attention(swapped))
     ] == first  # a second time changes nothing
 
 
@@ -49,7 +49,7 @@ def test_unsupported_attention_is_refused():
     stock.decoder.layers[1].encoder_attn.bias_k = torch.nn.Parameter(torch.zeros(1, 1, 32))
     with pytest.raises(ValueError, match="an extra key and value"):
         use_head_attention(stock)
-    assert not any(isinstance(site.attention, HeadAttention) for site in head_sites(stock))
+    assert not any(isinstance(module.attention, HeadAttention) for module in attention_modules(stock))
 
 
 def test_attention_has_no_quantisation_noise_in_training():
@@ -104,7 +104,7 @@ def test_invalid_masks_are_refused_before_the_model_is_changed(change):
             changed = change(model, mask)
             if change is masked:
                 stack.enter_context(changed)
-    assert not any(isinstance(site.attention, HeadAttention) for site in head_sites(model))
+    assert not any(isinstance(module.attention, HeadAttention) for module in attention_modules(model))
 
 
 @pytest.mark.parametrize("default", [torch.float32, torch.float64])
@@ -145,26 +145,26 @@ def test_observe_returns_the_weights_and_contexts_of_heads(keep):
     before = logits(model, batch)
     values, outputs = {}, {}
     handles = []
-    for site in head_sites(model):
-        keep_value = lambda _, __, out, name=site.name: values.update({name: out})  # noqa: E731
-        keep_output = lambda _, inputs, __, name=site.name: outputs.update({name: inputs[0]})  # noqa: E731
-        handles += [site.attention.v_proj.register_forward_hook(keep_value)]
-        handles += [site.attention.out_proj.register_forward_hook(keep_output)]
+    for module in attention_modules(model):
+        keep_value = lambda _, __, out, name=module.name: values.update({name: out})  # noqa: E731
+        keep_output = lambda _, inputs, __, name=module.name: outputs.update({name: inputs[0]})  # noqa: E731
+        handles += [module.attention.v_proj.register_forward_hook(keep_value)]
+        handles += [module.attention.out_proj.register_forward_hook(keep_output)]
     with observe(model) as seen:
         assert torch.allclose(logits(model, batch), before, atol=1e-5)
     for handle in handles:
         handle.remove()
     assert {each: list(layers) for each, layers in seen.items()} == {attention_type: [0, 1] for attention_type in TYPES}
-    for site in head_sites(model):
-        found = seen[site.attention_type][site.layer]
+    for module in attention_modules(model):
+        found = seen[module.attention_type][module.layer]
         assert torch.allclose(found.weights.sum(-1), torch.ones(()), atol=1e-5)
         for head in range(keep):
-            value = values[site.name][..., head * 8 : head * 8 + 8].transpose(0, 1)  # [B, S, D]
+            value = values[module.name][..., head * 8 : head * 8 + 8].transpose(0, 1)  # [B, S, D]
             context = found.weights[:, head] @ value
             assert torch.allclose(found.contexts[:, head], context, atol=1e-6)
-            into = outputs[site.name][..., head * 8 : head * 8 + 8].transpose(0, 1)
+            into = outputs[module.name][..., head * 8 : head * 8 + 8].transpose(0, 1)
             assert torch.allclose(into, context, atol=1e-6)
-    assert all(site.attention.hook is None for site in head_sites(model))
+    assert all(module.attention.hook is None for module in attention_modules(model))
 
 
 def test_a_hook_changes_contexts_and_is_removed_afterwards():
@@ -175,7 +175,7 @@ def test_a_hook_changes_contexts_and_is_removed_afterwards():
     row = torch.tensor([1.0, 0, 1, 1]).view(1, 4, 1, 1)
     with masked(model, mask):
         expected = logits(model, batch)
-    with hooked(model, lambda site, _, context: context * row if site.layer == 0 else None, types=["dec-enc"]):
+    with hooked(model, lambda module, _, context: context * row if module.layer == 0 else None, types=["dec-enc"]):
         assert torch.allclose(logits(model, batch), expected, atol=1e-6)
     assert not torch.allclose(before, expected)
     with pytest.raises(KeyError), hooked(model, lambda *_: {}["nothing"]):
@@ -204,15 +204,15 @@ INSERTED = {
 def with_norms(norm):
     """A stock model and one with the same weights, which a norm computes."""
     plain, normed = stirred(make_stock()), stirred(make_stock())
-    for site in head_sites(normed):
+    for module in attention_modules(normed):
         for name in PROJECTIONS:
-            norm(getattr(site.attention, name))
+            norm(getattr(module.attention, name))
     return copy_weights(normed, plain), normed.eval()
 
 
 def copy_weights(normed, plain):
     logits(normed, make_batch())  # computes them
-    for there, here in zip(head_sites(normed), head_sites(plain), strict=True):
+    for there, here in zip(attention_modules(normed), attention_modules(plain), strict=True):
         for name in PROJECTIONS:
             projection = getattr(there.attention, name)
             for hook in projection._forward_pre_hooks.values():
@@ -232,7 +232,7 @@ def test_weight_and_spectral_norm_are_supported(norm, form):
     assert set(gate_values(normed)) == set(TYPES)
     normed.train()
     normed(**make_batch())[0].sum().backward()
-    trained = [p for site in head_sites(normed) for p in site.attention.out_proj.parameters() if p.dim() > 1]
+    trained = [p for module in attention_modules(normed) for p in module.attention.out_proj.parameters() if p.dim() > 1]
     assert trained and all(p.grad.abs().max() > 0 for p in trained)
     with torch.no_grad():
         for parameter in normed.parameters():
@@ -256,10 +256,10 @@ def test_weight_and_spectral_norm_are_supported(norm, form):
 def test_hooks_and_wrappers_of_users_are_kept():
     plain, model = make_stock(), make_stock()
     called = []
-    for site in head_sites(model):
-        site.attention.register_forward_hook(lambda *_: called.append("attention"))
+    for module in attention_modules(model):
+        module.attention.register_forward_hook(lambda *_: called.append("attention"))
         for name in PROJECTIONS:
-            getattr(site.attention, name).register_forward_hook(lambda *_: called.append("projection"))
+            getattr(module.attention, name).register_forward_hook(lambda *_: called.append("projection"))
     fix_heads(plain, CLOSED)
     fix_heads(model, CLOSED)
     torch.testing.assert_close(logits(model, make_batch()), logits(plain, make_batch()))
@@ -293,7 +293,7 @@ def test_torchscript_is_refused_in_one_line_and_compilation_works():
     model = insert_gates(stirred(make_stock()), ["dec-enc"], init=0.3).eval()
     with pytest.raises(ValueError, match="^TorchScript cannot compile HeadAttention: .* `prune --stock`$"):
         torch.jit.script(model)
-    attention, x = head_sites(model)[-1].attention, torch.randn(5, 3, 32)
+    attention, x = attention_modules(model)[-1].attention, torch.randn(5, 3, 32)
     with torch.no_grad():
         expected = attention(x, x, x)[0]
         torch.testing.assert_close(torch.compile(attention, backend="eager")(x, x, x)[0], expected)
