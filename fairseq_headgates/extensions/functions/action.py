@@ -54,7 +54,11 @@ def run(options: FunctionsOptions) -> int:
         text = json.dumps([first, *others] if others else first, allow_nan=False)
         _warn_without_mark(work, options, annotations)
         work.write(options.out, text + "\n")
-        work.say(text if options.json else "\n\n".join([*_text(results, options.statistics), *end]))
+        tables = []
+        for name, result in results.items():
+            tables += [name] * bool(others) + [function_table(result)]
+            tables += [statistics_table(result)] * options.statistics + [result["signature"]]
+        work.say(text if options.json else "\n\n".join([*tables, *end]))
     return 0
 
 
@@ -145,12 +149,3 @@ def _warn_without_mark(work: Session, options: FunctionsOptions, annotations: An
             f"the dictionary of the {' and the '.join(whole)} has none of the marks of subwords {marks}: each token "
             "counts as a word; if that is right, pass --post-process none",
         )
-
-
-def _text(results: dict[str, dict[str, Any]], statistics: bool) -> list[str]:
-    found = []
-    for name, result in results.items():
-        title = [name] if len(results) > 1 else []
-        found += [*title, function_table(result), *([statistics_table(result)] if statistics else [])]
-        found.append(result["signature"])
-    return found

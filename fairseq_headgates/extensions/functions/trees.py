@@ -68,26 +68,18 @@ def _tree(sentence: Sequence[dict]) -> Tree:
     )
 
 
-class Pair(NamedTuple):
-    """A query word and the key word that it is in a relation with, and the number of the relation and direction."""
-
-    query: int
-    key: int
-    relation: int
-
-
 def directions(relations: Sequence[str]) -> list[str]:
     """Return the names of the relations in both directions: 'nsubj to governor', 'nsubj to dependent', ..."""
     return [f"{relation} to {end}" for relation in relations for end in ("governor", "dependent")]
 
 
-def pairs(tree: Tree, relations: Sequence[str]) -> list[Pair]:
-    """Return the pairs of words in the relations, in both directions, numbered as in `directions`."""
+def pairs(tree: Tree, relations: Sequence[str]) -> list[tuple[int, int, int]]:
+    """Return the query word, the key word, and the number in `directions` of all pairs of words in the relations."""
     tree_pairs = []
     for word, (head, name) in enumerate(zip(tree.heads, tree.relations, strict=True)):
         for number, relation in enumerate(relations):
             if head >= 0 and relation in _names(name):
-                tree_pairs += [Pair(word, head, 2 * number), Pair(head, word, 2 * number + 1)]
+                tree_pairs += [(word, head, 2 * number), (head, word, 2 * number + 1)]
     return tree_pairs
 
 
