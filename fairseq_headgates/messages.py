@@ -36,7 +36,7 @@ def one_line(message: str) -> str:
     return f"{message[: LONGEST // 2]} ... {message[-LONGEST // 2 :]}"
 
 
-def shown(value: Any) -> str:
+def quoted(value: Any) -> str:
     """Return the repr of a wrong value for a message, shortened if it is long, in bounded time for any value."""
     if isinstance(value, str) and len(value) > SHOWN:
         return f"{value[:SHOWN]!r}... ({len(value):,} characters)"

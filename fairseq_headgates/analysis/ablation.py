@@ -33,7 +33,7 @@ from fairseq_headgates.evaluation.metrics import Metric
 from fairseq_headgates.evaluation.workers import all_reduce
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadId, HeadTable
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 
 TOKENS = 2048  # in one batch, padding included: more would not be faster
 
@@ -53,7 +53,7 @@ def ablation_losses(
         ValueError: for an unknown mode, or if the loss is not finite
     """
     if mode not in ABLATION_MODES:
-        raise ValueError(f"unknown mode {shown(mode)}: choose from {', '.join(ABLATION_MODES)}")
+        raise ValueError(f"unknown mode {quoted(mode)}: choose from {', '.join(ABLATION_MODES)}")
     use_head_attention(model)
     if getattr(getattr(model, "decoder", None), "mem_len", 0):
         return _losses_with_memory(model, corpus, mode, progress)

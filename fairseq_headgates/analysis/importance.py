@@ -33,7 +33,7 @@ from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.losses import Sample, outputs
 from fairseq_headgates.evaluation.workers import all_reduce
 from fairseq_headgates.heads import HeadTable
-from fairseq_headgates.messages import check_finite, shown
+from fairseq_headgates.messages import check_finite, quoted
 
 
 def score(
@@ -56,7 +56,7 @@ def score(
         ValueError: for an unknown method, or if scores are not finite
     """
     if method not in SCORES:
-        raise ValueError(f"unknown method {shown(method)}: choose from {', '.join(SCORES)}")
+        raise ValueError(f"unknown method {quoted(method)}: choose from {', '.join(SCORES)}")
     corpus = Corpus(task, batches)
     use_head_attention(model)
     with evaluating(model):
@@ -108,10 +108,10 @@ def gradient(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTab
     """
     if options.gradient_unit not in GRADIENT_UNITS:
         raise ValueError(
-            f"unknown gradient unit {shown(options.gradient_unit)}: choose from {', '.join(GRADIENT_UNITS)}"
+            f"unknown gradient unit {quoted(options.gradient_unit)}: choose from {', '.join(GRADIENT_UNITS)}"
         )
     if options.normalize not in NORMS:
-        raise ValueError(f"unknown normalisation {shown(options.normalize)}: choose from {', '.join(NORMS)}")
+        raise ValueError(f"unknown normalisation {quoted(options.normalize)}: choose from {', '.join(NORMS)}")
     per_token = options.gradient_unit == "token"
     sums = _Sums(model)
     gates: dict[AttentionModule, Tensor] = {}

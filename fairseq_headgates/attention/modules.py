@@ -22,7 +22,7 @@ from fairseq_headgates.attention.head_attention import HeadAttention
 from fairseq_headgates.compat import without_shortcut
 from fairseq_headgates.gates import L0_REDUCTIONS, GateMethod, HeadGates
 from fairseq_headgates.heads import TYPES, HeadTable, attention_type_and_layer
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 
 ACROSS_CHANNELS = "cross_channel_attn"  # of speech_dlm, between two speakers: it is of none of the types
 
@@ -46,13 +46,13 @@ def attention_modules(model: nn.Module) -> list[AttentionModule]:
     Raises:
         ValueError: if the layers of a type have different numbers of heads
     """
-    sites_by_type: dict[str, list[AttentionModule]] = {attention_type: [] for attention_type in TYPES}
+    modules_by_type: dict[str, list[AttentionModule]] = {attention_type: [] for attention_type in TYPES}
     for name, module in model.named_modules():
         if isinstance(module, MultiheadAttention) and not name.endswith(ACROSS_CHANNELS):
             attention_type, _ = attention_type_and_layer(name)
-            modules = sites_by_type[attention_type]
+            modules = modules_by_type[attention_type]
             modules.append(AttentionModule(attention_type, len(modules), name, module))
-    for attention_type, modules in sites_by_type.items():
+    for attention_type, modules in modules_by_type.items():
         heads = sorted({_heads(module) for module in modules})
         if len(heads) > 1:
             numbers = " and ".join(map(str, heads))
@@ -60,7 +60,7 @@ def attention_modules(model: nn.Module) -> list[AttentionModule]:
                 f"{type(model).__name__} has {attention_type} layers with {numbers} heads: all layers of an attention "
                 "type must have the same number, build the model with one number of heads for each type"
             )
-    return [module for modules in sites_by_type.values() for module in modules]
+    return [module for modules in modules_by_type.values() for module in modules]
 
 
 def _heads(module: AttentionModule) -> int:
@@ -75,7 +75,7 @@ def like(attention: MultiheadAttention) -> Tensor:
 
 
 def _supported_modules(model: nn.Module) -> list[AttentionModule]:
-    """Return `attention_modules(model)`. Raise ValueError with the reason if the model has no heads to gate or remove."""
+    """Return `attention_modules(model)`. Raise ValueError if the model has no heads to gate or remove."""
     name = type(model).__name__
     if name == "PipelineParallelTransformerModel":
         raise ValueError(
@@ -211,7 +211,7 @@ def l0_penalty(model: nn.Module, reduction: str = "sum") -> Tensor:
         ValueError: if the model has no gates, or for an unknown reduction
     """
     if reduction not in L0_REDUCTIONS:
-        raise ValueError(f"unknown reduction {shown(reduction)}: choose from {', '.join(L0_REDUCTIONS)}")
+        raise ValueError(f"unknown reduction {quoted(reduction)}: choose from {', '.join(L0_REDUCTIONS)}")
     method = gate_method(model)
     total = method.open_probability(method.log_alpha()).sum()
     return total / len(method.layers) if reduction == "layer-mean" else total

@@ -29,7 +29,7 @@ from fairseq_headgates.checkpoints.sizes import check_sizes
 from fairseq_headgates.evaluation.binarised import language_pair
 from fairseq_headgates.files import check_dictionary
 from fairseq_headgates.heads import TYPES, HeadTable, Signature
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 from fairseq_headgates.plugin.models.mixin import HeadGatesMixin, head_gates_class
 from fairseq_headgates.plugin.options.stored import model_options
 from fairseq_headgates.safety.checkpoint import architecture, load_checkpoint, model_args, updates_of
@@ -92,7 +92,7 @@ class _PairsTask(MultilingualTranslationTask):
         self.model_lang_pairs = list(dict.fromkeys(stack.split(".")[1] for stack in stacks))
         for pair in self.model_lang_pairs:
             if not LANGUAGE_PAIR.fullmatch(pair):
-                raise ValueError(f"the weights are of the language pair {shown(pair)}: it must be as in 'en-de'")
+                raise ValueError(f"the weights are of the language pair {quoted(pair)}: it must be as in 'en-de'")
             for language, side in zip(pair.split("-"), ("encoder", "decoder"), strict=True):
                 self.dicts[language] = Vocabulary(_symbols(weights, f"models.{pair}.{side}.embed_tokens"))
         self.langs = list(self.dicts)
@@ -132,7 +132,7 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
 
     The model is of the checkpoint's architecture, or of this plugin's counterpart of fairseq's. Data are not needed.
     The stored sizes are compared with the weights before memory is allocated. A model with embeddings of characters
-    (--character-embeddings) needs its dictionary before it can read tokens: `plugin.models.language_model.read_characters`.
+    (--character-embeddings) needs its dictionary before it can read tokens, see `read_characters`.
 
     Raises:
         ValueError: with every reason, if the model is not supported
@@ -190,7 +190,7 @@ def _unsupported(
     state: Mapping[str, Any], args: argparse.Namespace, model_class: type[HeadGatesMixin] | None
 ) -> Iterator[str]:
     if model_class is None:
-        name = shown(architecture(args))
+        name = quoted(architecture(args))
         yield (
             f"its architecture is {name}: it must be one of this plugin, such as transformer_head_gates, or fairseq's "
             "counterpart of one (docs/any-model.md has all)"
@@ -248,7 +248,7 @@ def _listed(stored: Any) -> list[str]:
 
 
 def _hint(task: Mapping[str, Any]) -> str:
-    return f" (the checkpoint was trained on {shown(task['data'])})" if task.get("data") else ""
+    return f" (the checkpoint was trained on {quoted(task['data'])})" if task.get("data") else ""
 
 
 def _add_symbols(dictionary: Dictionary, task: Mapping[str, Any]) -> None:

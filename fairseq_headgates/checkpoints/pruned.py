@@ -30,7 +30,7 @@ from fairseq_headgates.attention.neurons import ffn_dims, pad_neurons
 from fairseq_headgates.checkpoints.building import build_model, freeze_as_stored
 from fairseq_headgates.checkpoints.optimizer import cut_average, cut_optimizer
 from fairseq_headgates.heads import HeadTable, Mask, mask_to_json
-from fairseq_headgates.messages import first_line, logging_only, shown
+from fairseq_headgates.messages import first_line, logging_only, quoted
 from fairseq_headgates.plugin.criterions.config import L0Config
 from fairseq_headgates.plugin.criterions.l0 import L0Mixin
 from fairseq_headgates.plugin.models.mixin import HeadGatesMixin, head_gates_class
@@ -194,7 +194,7 @@ def check_loads(state: Mapping[str, Any]) -> nn.Module:
         return model
     for name, value in vars(model_args(state)).items():
         if isinstance(value, (list, tuple)) and len(str(value)) > LONGEST_LIST:
-            raise ValueError(f"the stored option {name} is {shown(value)}: it must be a short list")
+            raise ValueError(f"the stored option {name} is {quoted(value)}: it must be a short list")
     try:
         with logging_only(logging.CRITICAL, "fairseq", "hydra"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # hydra's, of its own versions; fairseq logs what it raises

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 from fairseq_headgates.plugin.models.mixin import HeadGatesMixin
 from fairseq_headgates.plugin.options.layerdrop import layers_to_keep
 
@@ -50,7 +50,7 @@ def check_sizes(
     args = copy.deepcopy(args)
     for name in ("encoder_layers", "decoder_layers"):  # before the defaults, which can have a number for each layer
         if isinstance(layers := getattr(args, name, None), int) and layers > MOST_LAYERS:
-            raise ValueError(f"the stored option {name} is {shown(layers)}: at most {MOST_LAYERS:,} are supported")
+            raise ValueError(f"the stored option {name} is {quoted(layers)}: at most {MOST_LAYERS:,} are supported")
     model_class.set_defaults(args)
     if not issubclass(model_class.stock, DROPS_LAYERS):  # other models ignore these options
         args.encoder_layers_to_keep = args.decoder_layers_to_keep = None
@@ -71,7 +71,7 @@ def check_sizes(
                 )
     _check_own_options(args)
     if getattr(args, "base_layers", 0):
-        raise ValueError(f"the stored option base_layers is {shown(args.base_layers)}: BASE layers are not supported")
+        raise ValueError(f"the stored option base_layers is {quoted(args.base_layers)}: BASE layers are not supported")
     if getattr(args, "character_embeddings", False):
         _check_number("char_embedder_highway_layers", args.char_embedder_highway_layers, weights, HIGHWAY)
     _check_classification_heads(args, weights)
@@ -107,7 +107,7 @@ def _check_classification_heads(args: argparse.Namespace, weights: Mapping[str, 
         stored = [tuple(weights[f"{name}.{part}"].shape) if f"{name}.{part}" in weights else None for part in parts]
         inner, classes = (shape[0] if shape else 0 for shape in (stored[1], stored[3]))
         if stored != [(inner, args.encoder_embed_dim), (inner,), (classes, inner), (classes,)]:
-            raise ValueError(f"the weights of {shown(name)} do not fit together, or one is missing")
+            raise ValueError(f"the weights of {quoted(name)} do not fit together, or one is missing")
 
 
 def _check_own_options(args: argparse.Namespace) -> None:
@@ -123,7 +123,7 @@ def _check_own_options(args: argparse.Namespace) -> None:
     for name in ("early_exit", "conv_kernel_sizes"):
         numbers = str(getattr(args, name, None) or "").split(",")
         if len(numbers) > MOST_NUMBERS or any(len(number) > MOST_DIGITS for number in numbers):
-            raise ValueError(f"the stored option {name} is {shown(','.join(numbers))}: it must be a few small numbers")
+            raise ValueError(f"the stored option {name} is {quoted(','.join(numbers))}: it must be a few small numbers")
 
 
 def _check_layers(args: argparse.Namespace, weights: Mapping[str, Tensor], side: str, stack: str) -> None:
@@ -137,9 +137,9 @@ def _check_number(option: str, number: Any, weights: Mapping[str, Tensor], layer
     """Raise ValueError unless the weights have as many layers as an option says; with `more`, they may have more."""
     stored_layers = len({match[1] for key in weights if (match := re.match(rf"{layers}\.(\d+)\.", key))})
     if not (number <= stored_layers if more else number == stored_layers):
-        raise ValueError(f"the stored option {option} is {shown(number)}, but the weights have {stored_layers} layers")
+        raise ValueError(f"the stored option {option} is {quoted(number)}, but the weights have {stored_layers} layers")
     if stored_layers > MOST_LAYERS:
-        raise ValueError(f"the stored option {option} is {shown(number)}: at most {MOST_LAYERS:,} are supported")
+        raise ValueError(f"the stored option {option} is {quoted(number)}: at most {MOST_LAYERS:,} are supported")
 
 
 def _check_shapes(skeleton: nn.Module, weights: Mapping[str, Tensor]) -> None:

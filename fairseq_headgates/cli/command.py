@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from fairseq_headgates.cli.parser import filled
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 
 NO_FILE = re.compile(r"-$|\s*\{|[a-z-]+:\S")  # standard input, JSON, heads such as dec-enc:1.3
 Group = Callable[[argparse.ArgumentParser], Any]  # adds a group to a parser, and returns it
@@ -113,7 +113,7 @@ class Options:
             try:
                 os.stat(path)
             except OSError as error:
-                return f"cannot read {what} {shown(path)} ({error.strerror}): check the path"
+                return f"cannot read {what} {quoted(path)} ({error.strerror}): check the path"
         return ""
 
     def files_to_write(self) -> dict[str, str]:

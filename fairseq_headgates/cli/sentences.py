@@ -20,19 +20,19 @@ from fairseq_headgates.files import lines_of, read_standard_input, read_text
 from fairseq_headgates.heads import Signature
 
 
-def load(work: Session) -> tuple[nn.Module, Signature]:
+def load(session: Session) -> tuple[nn.Module, Signature]:
     """Load the only model of --path, and return it with the signature of model and data. Raise ValueError."""
-    model, origin = work.model(work.only_path())
+    model, origin = session.model(session.only_path())
     check_has_loss(model)
-    work.objective.check_text(f"headgates {work.options.command}")
-    return model, work.origin("" if work.options.text else work.fairseq.gen_subset).with_parts(origin)
+    session.objective.check_text(f"headgates {session.options.command}")
+    return model, session.origin("" if session.options.text else session.fairseq.gen_subset).with_parts(origin)
 
 
-def sentences(work: Session, model: nn.Module, options: ChosenSentences) -> Iterable[tuple[int, Sample]]:
+def sentences(session: Session, model: nn.Module, options: ChosenSentences) -> Iterable[tuple[int, Sample]]:
     """Return the chosen sentences with their numbers, one by one, on the device of the model. Raise ValueError."""
     if options.text is None:
         chosen = options.lines or [1]
-        return zip(chosen, read_sentences(work.fairseq, work.task, model, chosen), strict=True)
+        return zip(chosen, read_sentences(session.fairseq, session.task, model, chosen), strict=True)
     if options.lines is not None:
         raise ValueError("--lines has no effect with --text, whose sentences are all used: leave it out")
     name = "standard input" if options.text == "-" else options.text
@@ -40,7 +40,7 @@ def sentences(work: Session, model: nn.Module, options: ChosenSentences) -> Iter
     lines = {number: line for number, line in enumerate(lines_of(text), start=1) if line.strip()}
     if not lines:
         raise ValueError(f"{name} has no sentence: give one sentence per line")
-    of_pairs = isinstance(work.objective, Classes) and Path(work.fairseq.data, "input1").is_dir()
+    of_pairs = isinstance(session.objective, Classes) and Path(session.fairseq.data, "input1").is_dir()
     columns = ["SOURCE", "TARGET"] if len(stacks_of(model)) == 2 else ["SENTENCE"] * (1 + of_pairs)
     for number, line in lines.items():
         if (given := line.rstrip().count("\t") + 1) > len(columns):
@@ -49,35 +49,35 @@ def sentences(work: Session, model: nn.Module, options: ChosenSentences) -> Iter
                 f"{name} line {number} has {given} tab-separated columns, at most {most} are allowed: select them, for "
                 f"example with cut -f {fields}"
             )
-    return _typed(work, model, lines, name)
+    return _typed(session, model, lines, name)
 
 
-def _typed(work: Session, model: nn.Module, lines: Mapping[int, str], name: str) -> Iterator[tuple[int, Sample]]:
+def _typed(session: Session, model: nn.Module, lines: Mapping[int, str], name: str) -> Iterator[tuple[int, Sample]]:
     """Yield the sentences of a text with the numbers of their lines. Warn of tokens that the dictionaries lack."""
-    samples = typed_sentences(work.fairseq, work.task, model, lines.values())
+    samples = typed_sentences(session.fairseq, session.task, model, lines.values())
     for number, sample in zip(lines, samples, strict=True):
         sides = (
-            (sample["net_input"]["src_tokens"], work.task.source_dictionary),
-            (sample.get("target"), work.task.target_dictionary),
+            (sample["net_input"]["src_tokens"], session.task.source_dictionary),
+            (sample.get("target"), session.task.target_dictionary),
         )
         unknown = sum(int(tokens.eq(dictionary.unk()).sum()) for tokens, dictionary in sides if tokens is not None)
-        if unknown and work.writes:
+        if unknown and session.writes:
             tokens = "a token" if unknown == 1 else f"{unknown} tokens"
             hint = "give text tokenised and in subwords"
-            warn(work.options.command, f"{name} line {number} has {tokens} not in the dictionary: {hint}")
+            warn(session.options.command, f"{name} line {number} has {tokens} not in the dictionary: {hint}")
         yield number, sample
 
 
 def show(
-    work: Session, result: Mapping[str, Any], page: Callable[[], str], figure: Callable[[], Any], tables: str
+    session: Session, result: Mapping[str, Any], page: Callable[[], str], figure: Callable[[], Any], tables: str
 ) -> None:
     """Write a result as --plot, --out and --json tell, and print it unless it was written."""
-    options = work.options
+    options = session.options
     text = json.dumps(result, allow_nan=False)
     if options.plot and options.plot.endswith(".html"):
-        work.write(options.plot, page())
+        session.write(options.plot, page())
     else:
-        work.plot(options.plot, figure)
-    work.write(options.out, text + "\n")
+        session.plot(options.plot, figure)
+    session.write(options.out, text + "\n")
     if options.json or not (options.out or options.plot):
-        work.say(text if options.json else tables)
+        session.say(text if options.json else tables)

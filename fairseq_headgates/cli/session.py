@@ -1,4 +1,4 @@
-"""The work of the commands that read data: workers, the task, and loading checkpoints and corpora."""
+"""The session of a command that reads data: workers, the task, and loading checkpoints and corpora."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class Session(Signatures, Generic[T]):
 
 
 @contextmanager
-def session(options: T, needs_target: bool = True) -> Iterator[Session[T]]:
+def open_session(options: T, needs_target: bool = True) -> Iterator[Session[T]]:
     """Within the context, a `Session`; other libraries log only warnings, errors of the environment are one line."""
     quiet = logging_only(logging.WARNING, "fairseq", "sacrebleu", "hydra", "matplotlib")
     with warnings.catch_warnings(), quiet:

@@ -20,7 +20,7 @@ from fairseq.tasks.speech_to_text import SpeechToTextTask
 from torch import Tensor, nn
 
 from fairseq_headgates.evaluation.losses import LN2, Sample, at_least_single, draw, drawn_tokens, token_losses
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 
 BLOCK = ("tokens_per_sample", "sample_break_mode", "stream_blocks")  # how a text is cut
 
@@ -33,7 +33,7 @@ class Objective:
         stacks: the stacks of layers that a model for this task has
         unit: what the loss is a mean over
         target: what a target is
-        cure: what to do about a target that the dictionary does not have
+        hint: what to do about a target that the dictionary does not have
         signed: options of the task that `signature` names
         classification_head: name of the classification head that is used
     """
@@ -263,14 +263,14 @@ class Classes(FromLogits):
         name, heads = self.classification_head, getattr(model, "classification_heads", {})
         if name not in heads:
             raise ValueError(
-                f"the checkpoint has no classification head {shown(name)} (it has {', '.join(heads) or 'none'}): "
+                f"the checkpoint has no classification head {quoted(name)} (it has {', '.join(heads) or 'none'}): "
                 "fine-tune it with --criterion sentence_prediction, or name another with --classification-head-name"
             )
         classes = heads[name].out_proj.out_features
         if classes != self.targets():
             raise ValueError(
                 f"--num-classes is {self.targets()}: it must be {classes}, as in the classification head "
-                f"{shown(name)} of the checkpoint"
+                f"{quoted(name)} of the checkpoint"
             )
 
 

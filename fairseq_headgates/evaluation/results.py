@@ -22,7 +22,7 @@ from fairseq_headgates.evaluation.statistics import (
 )
 from fairseq_headgates.files import Unbounded, parse_json, read_records, read_text
 from fairseq_headgates.heads import Signature
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 
 SAME = "compare evaluations of the same data, with the same options"
 HINT = "write it with `headgates evaluate --out`"
@@ -286,8 +286,8 @@ def _check_same_data(control: Evaluation, other: Evaluation, before: str, after:
     ignored = {"data"} if control.references and control.references == other.references else set()
     for name in [name for name in a if name in b and name not in ignored and a[name] != b[name]]:
         raise ValueError(
-            f"{other.checkpoint} and {control.checkpoint} are evaluated on other data ({name} {shown(b[name])} and "
-            f"{shown(a[name])}): {SAME}"
+            f"{other.checkpoint} and {control.checkpoint} are evaluated on other data ({name} {quoted(b[name])} and "
+            f"{quoted(a[name])}): {SAME}"
         )
 
 
@@ -297,5 +297,5 @@ def bleu_of(signature: str) -> BLEU:
     known = sorted(BLEU.TOKENIZERS, key=len, reverse=True)
     tokenizer = next((name for name in known if parts.get("tok", "").startswith(name)), None)
     if tokenizer is None or parts.get("case") not in ("mixed", "lc"):
-        raise ValueError(f"the signature of BLEU is {shown(signature)}: it must have sacreBLEU's case and tok")
+        raise ValueError(f"the signature of BLEU is {quoted(signature)}: it must have sacreBLEU's case and tok")
     return BLEU(lowercase=parts["case"] == "lc", force=True, tokenize=tokenizer)

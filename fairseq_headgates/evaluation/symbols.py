@@ -17,7 +17,7 @@ class Mark(NamedTuple):
         first: whether symbols have it at their beginning, or at their end
         joins: whether a symbol with the mark, or one without it, continues a word there
         post_process: values of fairseq's --post-process that join these subwords
-        cure: the options of fairseq that join them, "" if there are none
+        hint: the options of fairseq that join them, "" if there are none
     """
 
     text: str

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from typing import IO, Any
 
-from fairseq_headgates.messages import first_line, shown
+from fairseq_headgates.messages import first_line, quoted
 
 MARK = "\ufeff"  # byte order mark
 LARGEST_TEXT = 64 * 2**20  # bytes of a file that is read whole: thousands of times what the masks of a large model need
@@ -33,7 +33,7 @@ def read_text(path: str, what: str, hint: str, largest: int = LARGEST_TEXT) -> s
     Args:
         path: the file
         what: what the file is, for the message
-        cure: what to do about a file that cannot be read, for the message
+        hint: what to do about a file that cannot be read, for the message
         largest: the bytes of the largest text that is read
 
     Raises:
@@ -47,8 +47,8 @@ def read_text(path: str, what: str, hint: str, largest: int = LARGEST_TEXT) -> s
             raise ValueError(f"it has more than {largest:,} bytes when decompressed")
     except (OSError, ValueError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
-        raise ValueError(f"cannot read {what} {shown(path)} ({reason}): {hint}") from None
-    return decode(data, f"{what} {shown(path)}")
+        raise ValueError(f"cannot read {what} {quoted(path)} ({reason}): {hint}") from None
+    return decode(data, f"{what} {quoted(path)}")
 
 
 def _open(path: str) -> IO[bytes]:

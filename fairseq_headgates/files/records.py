@@ -10,7 +10,7 @@ from dataclasses import is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from fairseq_headgates.messages import printable, shown
+from fairseq_headgates.messages import printable, quoted
 
 Unbounded = Annotated[float, math.inf]  # a number that may be infinite
 RULES = {str: "text", int: "a number of 0 or more", dict: "an object", list: "a list"}
@@ -27,7 +27,7 @@ def parse_json(text: str, name: str, hint: str, **options: Any) -> Any:
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError(f"it has the key {shown(repeated(key for key, _ in pairs))} twice in one object")
+        raise ValueError(f"it has the key {quoted(repeated(key for key, _ in pairs))} twice in one object")
     return found
 
 
@@ -84,7 +84,7 @@ def _read(kind: Any, value: Any, place: tuple[str, ...]) -> Any:
     largest = {float: sys.float_info.max, Unbounded: math.inf}.get(kind)
     if largest and type(value) in (int, float) and -sys.float_info.max <= value <= largest:
         return float(value)
-    _refuse(place, f"must be {_rule(origin, inner)}, not {shown(value)}")
+    _refuse(place, f"must be {_rule(origin, inner)}, not {quoted(value)}")
 
 
 def _read_object(kind: Any, value: dict[str, Any], place: tuple[str, ...]) -> Any:

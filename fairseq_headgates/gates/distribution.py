@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 
 OPEN = 2.5  # a log_alpha at which the evaluation gate is exactly 1 (from 2.398 up, with the default stretch)
 NOISE_EPS = 1e-6  # uniform noise is drawn from (eps, 1 - eps): its logit must be finite
@@ -89,6 +89,8 @@ def parse_stretch(text: str) -> tuple[float, float]:
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"the gate stretch is {shown(text)}: it must be two numbers LOW,HIGH, e.g. -0.1,1.1") from None
+        raise ValueError(
+            f"the gate stretch is {quoted(text)}: it must be two numbers LOW,HIGH, e.g. -0.1,1.1"
+        ) from None
     HardConcrete(low=low, high=high)
     return low, high

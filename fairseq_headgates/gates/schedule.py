@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fairseq_headgates.gates.target import ALL
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 
 L0_REDUCTIONS = ("sum", "layer-mean")  # Voita et al. 2019: the paper; its released code
 LARGEST_WEIGHT = 1e9  # times all tokens of an update and all heads, squared by an optimiser, it stays finite
@@ -55,11 +55,11 @@ def parse_weights(text: str) -> tuple[tuple[str, float], ...]:
         try:
             weight = float(number)
         except ValueError:
-            raise ValueError(f"{shown(number)} is not a number") from None
+            raise ValueError(f"{quoted(number)} is not a number") from None
         known = attention_type in TYPES if equals else len(parts) == 1
         if not known or attention_type in weights:
             raise ValueError(
-                f"{shown(text)} is not a weight: give a number (0.02), or numbers by attention type "
+                f"{quoted(text)} is not a weight: give a number (0.02), or numbers by attention type "
                 f"({', '.join(TYPES)}), e.g. enc-self=0.05,dec-enc=0.2"
             )
         weights[attention_type] = weight

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from fairseq_headgates.heads import count_of, parse_count
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 
 ALL = ""  # the group of all gated types together
 FORMS = (
@@ -80,7 +80,7 @@ def parse_target(text: str) -> Target | None:
         attention_type = attention_type.strip()
         mixed = bool(numbers) and (ALL in numbers or not attention_type)
         if bool(equals) != bool(attention_type) or attention_type in numbers or mixed:
-            raise ValueError(f"the target is {shown(text)}: it must be {FORMS}")
+            raise ValueError(f"the target is {quoted(text)}: it must be {FORMS}")
         numbers[attention_type] = _number(number, text)
     return Target(tuple(numbers.items()))
 
@@ -91,5 +91,5 @@ def _number(number: str, text: str) -> int | float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf or (isinstance(value, float) and value > 1):
-        raise ValueError(f"the target is {shown(text)}: it must be {FORMS}")
+        raise ValueError(f"the target is {quoted(text)}: it must be {FORMS}")
     return value

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fairseq_headgates.files import parse_json, read_record, read_records, read_text, repeated
 from fairseq_headgates.heads.table import AttentionType, HeadTable
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 
 MASK_FORMAT = "headgates.heads/1"
 SCORE_FORMAT = "headgates.scores/1"
@@ -116,7 +116,7 @@ def parse_scores(path: str, method: str | None = None, option: str = "--method")
     if method is None and len(tables) != 1:
         raise ValueError(f"{path} holds the scores of {', '.join(named)}: choose one with {option}")
     if method is not None and method not in named:
-        raise ValueError(f"{path} has no scores of {shown(method)}: choose {option} from {', '.join(named)}")
+        raise ValueError(f"{path} has no scores of {quoted(method)}: choose {option} from {', '.join(named)}")
     return tables[0] if method is None else named[method]
 
 
@@ -134,7 +134,7 @@ def read_scores(path: str) -> list[HeadTable]:
     found = read_records(_Scores, parse_json(text, path, SCORE_HINT), path, SCORE_HINT)
     twice = repeated(each.method or "" for each in found)
     if twice is not None:
-        raise ValueError(f"{path} has two tables of the method {shown(twice)}: --method cannot choose, so keep one")
+        raise ValueError(f"{path} has two tables of the method {quoted(twice)}: --method cannot choose, so keep one")
     return [
         HeadTable(each.scores, each.method or "", each.signature or "").map(
             lambda value: math.nan if value is None else value

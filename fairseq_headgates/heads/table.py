@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from fairseq_headgates.messages import printable, shown
+from fairseq_headgates.messages import printable, quoted
 
 # The parts of a signature that name the data, besides options, subsets and their numbers of sentences.
 DATA = ("data", "langs", "block", "mask", "head")
@@ -204,7 +204,7 @@ def parse_types(text: str | None) -> tuple[str, ...]:
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     for name in names:
         if name not in TYPES:
-            raise ValueError(f"unknown attention type {shown(name)}: choose from {', '.join(TYPES)}")
+            raise ValueError(f"unknown attention type {quoted(name)}: choose from {', '.join(TYPES)}")
         if names.count(name) > 1:
             raise ValueError(f"attention type {name!r} is named twice: name each type once")
     return tuple(attention_type for attention_type in TYPES if attention_type in names)
@@ -244,16 +244,16 @@ def parse_heads(text: str, sizes: Mapping[str, tuple[int, int]], option: str = "
     for part in [f"{attention_type}:*" for attention_type in sizes] if text == "all" else text.split(","):
         match = re.fullmatch(r"\s*([a-z-]+):(\*|(\d{1,9})\.(\*|\d{1,9}))\s*", part)
         if match is None:
-            raise ValueError(f"{option} has {shown(part)}: it must be TYPE:LAYER.HEAD, TYPE:LAYER.* or TYPE:*")
+            raise ValueError(f"{option} has {quoted(part)}: it must be TYPE:LAYER.HEAD, TYPE:LAYER.* or TYPE:*")
         attention_type, _, layer, head = match.groups()
         if attention_type not in sizes:
-            raise ValueError(f"{option} has {shown(part)}, but only {', '.join(sizes)} can be named")
+            raise ValueError(f"{option} has {quoted(part)}, but only {', '.join(sizes)} can be named")
         layers, heads = sizes[attention_type]
         chosen = range(layers) if layer is None else [int(layer)]
         numbers = range(heads) if head in (None, "*") else [int(head)]
         if (layer and int(layer) >= layers) or (numbers and numbers[-1] >= heads):
             raise ValueError(
-                f"{option} has {shown(part)}: {attention_type} has {layers} layers of {heads} heads, counted from 0"
+                f"{option} has {quoted(part)}: {attention_type} has {layers} layers of {heads} heads, counted from 0"
             )
         heads_chosen |= {HeadId(attention_type, i, j): None for i in chosen for j in numbers}
     return sorted(heads_chosen, key=lambda each: (TYPES.index(each.attention_type), each.layer, each.head))

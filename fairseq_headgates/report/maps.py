@@ -21,17 +21,19 @@ TOKEN, CHARACTER = 0.18, 0.065  # inches for a token, and for one of its charact
 LARGEST = 250_000  # cells of a picture or page
 
 
-def title_of(shown: AttentionMap) -> str:
+def title_of(head_map: AttentionMap) -> str:
     """Return the title of a map: the head, and its gate unless that is 1."""
-    name = named(shown.head)
-    if shown.gate is None:
+    name = named(head_map.head)
+    if head_map.gate is None:
         return f"{name} (removed)"
-    return name if shown.gate == 1 else f"{name} (gate {shown.gate:.2f}{'' if shown.gate > 0 else ', closed'})"
+    return name if head_map.gate == 1 else f"{name} (gate {head_map.gate:.2f}{'' if head_map.gate > 0 else ', closed'})"
 
 
 def check_size(sentences: Iterable[Sequence[AttentionMap]], largest: int = LARGEST) -> None:
     """Raise ValueError if the maps have more than `largest` cells."""
-    cells = sum(len(shown.queries) * len(shown.keys) for maps in sentences for shown in maps if shown.weights)
+    cells = sum(
+        len(head_map.queries) * len(head_map.keys) for maps in sentences for head_map in maps if head_map.weights
+    )
     if cells > largest:
         raise ValueError(
             f"the maps have {cells:,} cells, and at most {largest:,} are drawn: choose fewer heads with --heads, or "
@@ -55,10 +57,10 @@ def heat_figure(rows: Sequence[Sequence[Heat]]) -> Figure:
     from matplotlib.figure import Figure
 
     side_by_side = max(len(row) for row in rows)
-    every = [shown for row in rows for shown in row]
-    widths = max(2.0, *(TOKEN * len(shown.columns) for shown in every)) + max(1.0, _longest(s.rows for s in every))
+    every = [heat for row in rows for heat in row]
+    widths = max(2.0, *(TOKEN * len(heat.columns) for heat in every)) + max(1.0, _longest(s.rows for s in every))
     heights = [
-        max(1.5, *(TOKEN * len(shown.rows) for shown in row), 0) + max(1.0, _longest(s.columns for s in row)) + 0.2
+        max(1.5, *(TOKEN * len(heat.rows) for heat in row), 0) + max(1.0, _longest(s.columns for s in row)) + 0.2
         for row in rows
     ]
     figure = Figure(figsize=(widths * side_by_side, sum(heights)), layout="constrained")
@@ -72,13 +74,13 @@ def heat_figure(rows: Sequence[Sequence[Heat]]) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, shown: Heat) -> None:
-    axes.set_title(shown.title, fontsize=8)
-    if not shown.values:
+def _draw(axes: Axes, heat: Heat) -> None:
+    axes.set_title(heat.title, fontsize=8)
+    if not heat.values:
         axes.set(xticks=[], yticks=[])
         return
-    axes.pcolormesh(shown.values, vmin=shown.range[0], vmax=shown.range[1], cmap=shown.colours)
-    columns, rows = (list(map(visible, tokens)) for tokens in (shown.columns, shown.rows))
+    axes.pcolormesh(heat.values, vmin=heat.range[0], vmax=heat.range[1], cmap=heat.colours)
+    columns, rows = (list(map(visible, tokens)) for tokens in (heat.columns, heat.rows))
     axes.set_xticks([i + 0.5 for i in range(len(columns))], columns, rotation=90, fontsize=7, parse_math=False)
     axes.set_yticks([i + 0.5 for i in range(len(rows))], rows, fontsize=7, parse_math=False)
     axes.tick_params(length=0)
@@ -93,7 +95,7 @@ def _longest(tokens: Iterable[Sequence[str]]) -> float:
 
 def by_type(maps: Sequence[AttentionMap]) -> list[tuple[str, str, list[AttentionMap]]]:
     """Return type, title and maps of each attention type, for the templates."""
-    groups = groupby(maps, key=lambda shown: shown.head.attention_type)
+    groups = groupby(maps, key=lambda head_map: head_map.head.attention_type)
     return [(attention_type, TITLES[attention_type], list(group)) for attention_type, group in groups]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 from fairseq_headgates.safety.options import check_evaluated
 from fairseq_headgates.safety.reading import TRUST, load_file
 
@@ -35,7 +35,7 @@ def load_checkpoint(path: str, trust: bool = False, hint: str = TRUST) -> dict[s
     Args:
         path: a checkpoint file
         trust: allow objects of any class, which may run code
-        cure: what to do about a file that could run code, for the message
+        hint: what to do about a file that could run code, for the message
 
     Raises:
         ValueError: in one line that names the file, if it is not a fairseq checkpoint or not safe
@@ -57,7 +57,7 @@ def _fault(state: Any) -> str | None:
         return "it holds no model"
     for name, weight in state["model"].items():
         if not isinstance(name, str) or not isinstance(weight, Tensor):
-            return f"{shown(name)} in its model is not a named tensor"
+            return f"{quoted(name)} in its model is not a named tensor"
     for place, kinds in FORMS.items():
         value: Any = state
         for key in place:
@@ -75,7 +75,7 @@ def _fault(state: Any) -> str | None:
         return "its option names are not text"
     for name in ("arch", "_name"):
         if not isinstance(named.get(name), (str, type(None))):
-            return f"its option {name} is {shown(named[name])}, not a name"
+            return f"its option {name} is {quoted(named[name])}, not a name"
     return None
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import ListConfig
 
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 
 NUMBERS = "a number or a list of numbers"
 LITERAL = "a Python literal"
@@ -101,7 +101,7 @@ def check_evaluated(options: Mapping[str, Any]) -> None:
         kind = EVALUATED.get(name)
         if kind and not (is_literal(value, kind) if isinstance(value, str) else is_plain(value)):
             raise ValueError(
-                f"the stored option {name} is {shown(value)}: it must be {kind}, because fairseq passes it to eval"
+                f"the stored option {name} is {quoted(value)}: it must be {kind}, because fairseq passes it to eval"
             )
 
 

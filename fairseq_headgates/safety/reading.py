@@ -49,7 +49,7 @@ def load_file(path: str | os.PathLike[str], trust: bool = False, hint: str = TRU
         path: the file
         trust: allow objects of any class. Otherwise the file may hold tensors (not larger than the file), plain
             values and the objects of `objects.STORED`, nothing that could run code.
-        cure: what to do about a file that could run code, for the message
+        hint: what to do about a file that could run code, for the message
 
     Raises:
         ValueError: in one line, for any other file
@@ -73,7 +73,7 @@ def load_file(path: str | os.PathLike[str], trust: bool = False, hint: str = TRU
 
 
 class Refused(ValueError):
-    """A file that is not loaded; the message gives the reason and the cure."""
+    """A file that is not loaded; the message gives the reason and a hint."""
 
 
 def _size_of_regular_file(path: str | os.PathLike[str]) -> int:

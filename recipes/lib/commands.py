@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 
 class Refused(ValueError):
-    """An input that a program refuses; the message gives the value, the rule and the cure."""
+    """An input that a program refuses; the message gives the value, the rule and a hint."""
 
 
 class ArgumentParser(argparse.ArgumentParser):

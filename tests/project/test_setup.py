@@ -1,4 +1,4 @@
-"""The set-up script on machines that lack something: one line that gives the value, the rule and the cure.
+"""The set-up script on machines that lack something: one line that gives the value, the rule and a hint.
 
 Each test runs a copy of the script with a PATH that holds only the tools it uses and stubs of what it looks
 for, so nothing is installed and no network is needed.

@@ -24,7 +24,7 @@ from fairseq_headgates.attention.features import (
     stack_modules,
 )
 from fairseq_headgates.attention.modules import evaluating, use_head_attention
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def _method(method: str | Rule) -> Callable[[Any, Predictions], Relevance]:
     if method in OTHERS:
         return OTHERS[method]
     if method not in RULES:
-        raise ValueError(f"unknown rule {shown(method)}: choose from {', '.join([*RULES, *OTHERS])}")
+        raise ValueError(f"unknown rule {quoted(method)}: choose from {', '.join([*RULES, *OTHERS])}")
     return partial(propagate, rule=RULES[method])
 
 

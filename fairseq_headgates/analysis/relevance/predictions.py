@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.attention.features import stack_modules
 from fairseq_headgates.attention.modules import head_counts
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def chosen_head(model: Any, name: str | None) -> str:
             "--criterion sentence_prediction"
         )
     if name not in (names if len(names) > 1 else [*names, None]):
-        raise ValueError(f"there is no classification head {shown(name)}: choose from {', '.join(map(shown, names))}")
+        raise ValueError(f"there is no classification head {quoted(name)}: choose from {', '.join(map(quoted, names))}")
     chosen = name or names[0]
     if model.classification_heads[chosen].out_proj._forward_pre_hooks:
         raise ValueError("the classification head has spectral norm, which relevance does not support")

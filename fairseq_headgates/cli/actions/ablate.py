@@ -7,7 +7,7 @@ from typing import Any
 from fairseq_headgates.analysis.ablation import ablation_losses, ablation_masks, masked_predictions
 from fairseq_headgates.cli.commands.ablate import AblateOptions
 from fairseq_headgates.cli.options import CHOOSING
-from fairseq_headgates.cli.session import Loaded, Session, session
+from fairseq_headgates.cli.session import Loaded, Session, open_session
 from fairseq_headgates.evaluation.metrics import Metric
 from fairseq_headgates.evaluation.statistics import perplexity
 from fairseq_headgates.files.journal import ResumeJournal
@@ -23,12 +23,12 @@ def run(options: AblateOptions) -> None:
             "--select-subset has no effect without --mode all-but-one and --metric bleu or accuracy: add them, or "
             "leave it out"
         )
-    with session(options) as work:
-        path, name = work.only_path(), work.objective.metric(options.metric or "nll")
-        loaded = work.load(path)
-        metric = work.metric(name, loaded.model, loaded.corpus)  # before long work, so that wrong options fail early
-        journal = work.journal(path, options.mode) if metric else None
-        nll, losses = ablation_losses(loaded.model, loaded.corpus, options.mode, work.progress("loss"))
+    with open_session(options) as session:
+        path, name = session.only_path(), session.objective.metric(options.metric or "nll")
+        loaded = session.load(path)
+        metric = session.metric(name, loaded.model, loaded.corpus)  # before long work, so that wrong options fail early
+        journal = session.journal(path, options.mode) if metric else None
+        nll, losses = ablation_losses(loaded.model, loaded.corpus, options.mode, session.progress("loss"))
         difference = losses.map(lambda loss: loss - nll, f"+bits, {options.mode}")
         result: dict[str, Any] = {
             "format": "headgates.ablation/1",
@@ -37,7 +37,7 @@ def run(options: AblateOptions) -> None:
             "nll": nll,
             "nll_difference": difference.rows(),
         }
-        unit = work.objective.unit
+        unit = session.objective.unit
         text = [f"loss of the whole model: {nll:.4f} bits per {unit}", "", score_table(difference)]
         if name == "ppl":
             ppl = perplexity(nll)
@@ -45,26 +45,26 @@ def run(options: AblateOptions) -> None:
             result |= {"ppl": ppl, "ppl_difference": more.rows()}
             text += ["", f"perplexity of the whole model: {ppl:.2f}", "", score_table(more)]
         if metric and journal:
-            result.update(_metric(work, loaded, losses, metric, journal))
+            result.update(_metric(session, loaded, losses, metric, journal))
             text += ["", _metric_text(metric, options.mode, result)]
-        work.write(options.out, json.dumps(result, indent=1) + "\n")
-        work.say(json.dumps(result, allow_nan=False) if options.json else "\n".join([*text, str(loaded.signature)]))
+        session.write(options.out, json.dumps(result, indent=1) + "\n")
+        session.say(json.dumps(result, allow_nan=False) if options.json else "\n".join([*text, str(loaded.signature)]))
         if journal:
             journal.discard()
 
 
 def _metric(
-    work: Session[AblateOptions], loaded: Loaded, losses: HeadTable, metric: Metric, journal: ResumeJournal
+    session: Session[AblateOptions], loaded: Loaded, losses: HeadTable, metric: Metric, journal: ResumeJournal
 ) -> dict[str, Any]:
     """Return the score of the model, and its difference and p-value for each masking, by the text of a `HeadId`."""
-    mode, selected_on = work.options.mode, {}
+    mode, selected_on = session.options.mode, {}
     if mode == "all-but-one":
-        selecting = work.with_subset(loaded, work.options.select_subset or CHOOSING).corpus
+        selecting = session.with_subset(loaded, session.options.select_subset or CHOOSING).corpus
         if selecting is not loaded.corpus:
-            _, losses = ablation_losses(loaded.model, selecting, mode, work.progress("choose"))
-        selected_on = {"selected_on": str(work.signature(selecting))}
+            _, losses = ablation_losses(loaded.model, selecting, mode, session.progress("choose"))
+        selected_on = {"selected_on": str(session.signature(selecting))}
     masks = ablation_masks(loaded.model, mode, losses)
-    predictions = masked_predictions(loaded.model, metric, masks, journal, work.progress(metric.name))
+    predictions = masked_predictions(loaded.model, metric, masks, journal, session.progress(metric.name))
     whole, *others = predictions.values()
     found = dict(zip(masks, metric.main.differences(whole, others), strict=True))
     name, score, signature = metric.name, metric.main.value(whole), metric.main.signature()
@@ -76,7 +76,7 @@ def _metric(
         f"{name}_difference": {str(head): difference.value for head, difference in found.items()},
         "p_value": {str(head): difference.p for head, difference in found.items()},
         f"{name}_signature": signature,
-        **({"search": str(work.search)} if name == "bleu" else {}),
+        **({"search": str(session.search)} if name == "bleu" else {}),
     }
 
 

@@ -15,7 +15,7 @@ from fairseq_headgates.attention.cuts import open_mask
 from fairseq_headgates.cli.commands.curve import CurveOptions
 from fairseq_headgates.cli.options import CHOOSING
 from fairseq_headgates.cli.parser import chosen_types
-from fairseq_headgates.cli.session import Loaded, Session, session
+from fairseq_headgates.cli.session import Loaded, Session, open_session
 from fairseq_headgates.evaluation.metrics import Metric
 from fairseq_headgates.evaluation.statistics import perplexity
 from fairseq_headgates.files.journal import ResumeJournal
@@ -23,7 +23,7 @@ from fairseq_headgates.heads import HeadTable, parse_scores
 from fairseq_headgates.report.figures import curve_plot
 from fairseq_headgates.report.tables import curve_table
 
-Work = Session[CurveOptions]
+CurveSession = Session[CurveOptions]
 
 
 def run(options: CurveOptions) -> None:
@@ -34,35 +34,35 @@ def run(options: CurveOptions) -> None:
         raise ValueError("--score-method needs --scores FILE: leave it out with --by")
     if options.each_type and options.types is None:
         raise ValueError("--each-type needs --types: leave it out, there is a curve for each type by default")
-    with session(options) as work:
-        journals = {path: work.journal(path, refit=options if options.refit else None) for path in work.paths}
-        points = [point for path in work.paths for point in _points(work, path, journals[path])]
-        work.write(options.out, json.dumps({"format": "headgates.curve/1", "points": points}, indent=1) + "\n")
-        work.write(options.tsv, tsv(points))
-        work.plot(options.plot, lambda: curve_plot(points))
+    with open_session(options) as session:
+        journals = {path: session.journal(path, refit=options if options.refit else None) for path in session.paths}
+        points = [point for path in session.paths for point in _points(session, path, journals[path])]
+        session.write(options.out, json.dumps({"format": "headgates.curve/1", "points": points}, indent=1) + "\n")
+        session.write(options.tsv, tsv(points))
+        session.plot(options.plot, lambda: curve_plot(points))
         origins = dict.fromkeys(point["measured"] for point in points)
-        work.say(json.dumps(points) if options.json else "\n".join([curve_table(points), *origins]))
+        session.say(json.dumps(points) if options.json else "\n".join([curve_table(points), *origins]))
         for journal in journals.values():
             journal.discard()
 
 
-def _points(work: Work, path: str, journal: ResumeJournal) -> list[dict[str, Any]]:
+def _points(session: CurveSession, path: str, journal: ResumeJournal) -> list[dict[str, Any]]:
     """Return the points of all curves of one checkpoint, as plain values."""
-    options = work.options
-    name = work.objective.metric(options.metric)
-    loaded = work.load(path)
-    metric = work.metric(name, loaded.model, loaded.corpus)
-    measured = loaded.signature.with_parts(work.search.parts if name == "bleu" else {})
+    options = session.options
+    name = session.objective.metric(options.metric)
+    loaded = session.load(path)
+    metric = session.metric(name, loaded.model, loaded.corpus)
+    measured = loaded.signature.with_parts(session.search.parts if name == "bleu" else {})
     remove = None
     if options.refit:
         if getattr(loaded.model, "inference_dtype", "") == "int8":
             raise ValueError(
                 "--refit needs weights in single precision: leave out --inference-dtype int8, or pass float32"
             )
-        fit = work.corpus(loaded.model, options.refit_subset, options.refit_sentences)
-        remove = partial(refit, loaded.model, task=fit.task, batches=fit.batches, progress=work.progress("refit"))
+        fit = session.corpus(loaded.model, options.refit_subset, options.refit_sentences)
+        remove = partial(refit, loaded.model, task=fit.task, batches=fit.batches, progress=session.progress("refit"))
         measured = measured.with_parts({"refit": f"{fit.subset}-{fit.sentences}"})
-    scores, rescore = _scores(work, loaded)
+    scores, rescore = _scores(session, loaded)
     alive = open_mask(loaded.model)
     whole = metric.predict(metric.prepared(loaded.model)) if metric and metric.name == "accuracy" else None
     points = []
@@ -70,19 +70,21 @@ def _points(work: Work, path: str, journal: ResumeJournal) -> list[dict[str, Any
         steps = pruning_curve(
             loaded.model, loaded.corpus, scores, alive, options.steps, types, rescore, metric, journal, remove
         )
-        for point in work.progress(f"{work.name(path)} {curve}")(steps):
+        for point in session.progress(f"{session.name(path)} {curve}")(steps):
             points.append(
                 {
-                    "checkpoint": work.name(path),
+                    "checkpoint": session.name(path),
                     "by": scores.name,
                     "types": curve,
                     "removed": point.removed,
                     "heads": point.heads,
                     "parameters": point.parameters,
                     "nll": point.nll,
-                    "unit": work.objective.unit,
+                    "unit": session.objective.unit,
                     **_measured(name, metric, point, whole),
-                    **({"bleu": None} if name in ("nll", "ppl") and "accuracy" not in work.objective.metrics else {}),
+                    **(
+                        {"bleu": None} if name in ("nll", "ppl") and "accuracy" not in session.objective.metrics else {}
+                    ),
                     "mask": dict(point.mask.values),
                     "signature": scores.signature,
                     "measured": str(measured),
@@ -102,18 +104,18 @@ def _measured(name: str, metric: Metric | None, point: Point, whole: list[Any] |
     return {metric.name: score, **tested, f"{metric.name}_signature": metric.main.signature()}
 
 
-def _scores(work: Work, loaded: Loaded) -> tuple[HeadTable, Callable[[nn.Module], HeadTable] | None]:
+def _scores(session: CurveSession, loaded: Loaded) -> tuple[HeadTable, Callable[[nn.Module], HeadTable] | None]:
     """Return the scores of the curve, and the function that computes them again or None."""
-    options = work.options
+    options = session.options
     if options.scores is not None:
         return parse_scores(options.scores, options.score_method, "--score-method"), None
     method = options.by
     assert method is not None  # one of --by and --scores is required
     if options.score_subset or SCORES[method].needs_data:
-        loaded = work.with_subset(loaded, options.score_subset or CHOOSING)
+        loaded = session.with_subset(loaded, options.score_subset or CHOOSING)
 
     def score(model: nn.Module) -> HeadTable:
-        return work.scores(replace(loaded, model=model), method, options)
+        return session.scores(replace(loaded, model=model), method, options)
 
     return score(loaded.model), score if options.reestimate else None
 

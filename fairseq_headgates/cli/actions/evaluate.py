@@ -12,7 +12,7 @@ from torch import nn
 
 from fairseq_headgates.attention.modules import gate_values, number_of_parameters, to_table
 from fairseq_headgates.cli.commands.evaluate import EvaluateOptions
-from fairseq_headgates.cli.session import Session, session
+from fairseq_headgates.cli.session import Session, open_session
 from fairseq_headgates.cli.signature import short_name
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import occurrences, sentence_losses
@@ -32,19 +32,19 @@ GIVE_REFERENCE = "give a line for each sentence of --gen-subset"
 
 def run(options: EvaluateOptions) -> None:
     """Run `headgates evaluate`."""
-    with session(options) as work:
-        evaluator = _Evaluator(work)
-        evaluations = [evaluator.evaluate(path) for path in work.progress("evaluate")(work.paths)]
+    with open_session(options) as session:
+        evaluator = _Evaluator(session)
+        evaluations = [evaluator.evaluate(path) for path in session.progress("evaluate")(session.paths)]
         if options.speed:
             unit = {"bleu": "words", "accuracy": "sentences"}.get(evaluator.metric, "tokens")
-            measured = speeds(evaluator.systems, device_of(work.fairseq), options.speed)
+            measured = speeds(evaluator.systems, device_of(session.fairseq), options.speed)
             pairs = zip(evaluations, measured, strict=True)
             evaluations = [replace(evaluation, speed=Speed(unit, speed)) for evaluation, speed in pairs]
         differences = pairwise(evaluations)  # before files are written, because it can fail
         objects = [evaluation.as_json() for evaluation in evaluations]
         content = json.dumps(objects[0] if len(objects) == 1 else objects)
-        work.write(options.out, content + "\n")
-        work.say(content if options.json else as_text(evaluations, differences))
+        session.write(options.out, content + "\n")
+        session.say(content if options.json else as_text(evaluations, differences))
 
 
 class _Evaluator:
@@ -58,20 +58,22 @@ class _Evaluator:
         systems: what is timed with --speed
     """
 
-    def __init__(self, work: Session[EvaluateOptions]):
-        self.work, options = work, work.options
-        self.metric = work.objective.metric(None)
-        self.losses = list(dict.fromkeys((options.loss_subset or work.fairseq.gen_subset).split(",")))
+    def __init__(self, session: Session[EvaluateOptions]):
+        self.session, options = session, session.options
+        self.metric = session.objective.metric(None)
+        self.losses = list(dict.fromkeys((options.loss_subset or session.fairseq.gen_subset).split(",")))
         if "" in self.losses:
             raise ValueError(f"--loss-subset is {options.loss_subset!r}: give names with commas between them")
         for name, value in (("--reference", options.reference), ("--hypotheses", options.hypotheses)):
             if value and self.metric != "bleu":
                 raise ValueError(f"{name} is for translation, which this --task is not: leave it out")
-        if options.hypotheses and len(work.paths) > 1:
-            raise ValueError(f"--hypotheses is for one checkpoint, --path names {len(work.paths)}: leave one of both")
-        if options.speed and work.fairseq.distributed_world_size > 1:
+        if options.hypotheses and len(session.paths) > 1:
+            raise ValueError(
+                f"--hypotheses is for one checkpoint, --path names {len(session.paths)}: leave one of both"
+            )
+        if options.speed and session.fairseq.distributed_world_size > 1:
             raise ValueError("--speed is measured by one worker: leave it out, or start one")
-        if options.text and not hasattr(work.task, "eval_lm_dataloader"):
+        if options.text and not hasattr(session.task, "eval_lm_dataloader"):
             raise ValueError("--text is for language models: leave it out")
         file = options.reference
         self.reference = lines_of(read_text(file, "the reference", GIVE_REFERENCE)) if file else None
@@ -87,13 +89,13 @@ class _Evaluator:
 
     def evaluate(self, path: str) -> Evaluation:
         """Evaluate a checkpoint."""
-        work, options, subset = self.work, self.work.options, self.work.fairseq.gen_subset
-        model, origin = work.model(path, options.inference_mode)
+        session, options, subset = self.session, self.session.options, self.session.fairseq.gen_subset
+        model, origin = session.model(path, options.inference_mode)
         needed = [subset] if self.metric in METRICS or options.speed else []
-        corpora = {name: work.corpus(model, name) for name in dict.fromkeys([*needed, *self.losses])}
+        corpora = {name: session.corpus(model, name) for name in dict.fromkeys([*needed, *self.losses])}
         signature = self._signature(corpora, origin)
         gate = to_table(gate_values(model), "gate")
-        metric = work.metric(self.metric, model, corpora[subset]) if needed else None
+        metric = session.metric(self.metric, model, corpora[subset]) if needed else None
         self._check_lines(corpora)
         prepared = metric.prepared(model) if metric else model
         predictions: Any = metric.predict(prepared) if metric else None
@@ -101,11 +103,11 @@ class _Evaluator:
             metric.use([self.reference[number] for number in corpora[subset].numbers()])
         if options.hypotheses:
             lines = dict(zip(corpora[subset].numbers(), predictions or (), strict=True))
-            work.write(options.hypotheses, "".join(lines.get(i, "") + "\n" for i in range(corpora[subset].lines)))
+            session.write(options.hypotheses, "".join(lines.get(i, "") + "\n" for i in range(corpora[subset].lines)))
         if options.speed:
             self.systems.append(partial(run_once, prepared, corpora[subset], metric))
         return Evaluation(
-            checkpoint=work.name(path),
+            checkpoint=session.name(path),
             heads=open_counts(gate),
             layers={each: [sum(value > 0 for value in row) for row in rows] for each, rows in gate.values.items()},
             parameters=number_of_parameters(model),
@@ -121,16 +123,16 @@ class _Evaluator:
     def _signature(self, corpora: Mapping[str, Corpus], origin: Mapping[str, Any]) -> Signature:
         """Return the signature of an evaluation, with all subsets and their numbers of sentences."""
         sentences = ",".join(str(corpus.sentences) for corpus in corpora.values())
-        signature = self.work.origin(",".join(corpora)).with_parts({"sents": sentences, **origin})
+        signature = self.session.origin(",".join(corpora)).with_parts({"sents": sentences, **origin})
         if self.metric != "bleu":
             return signature
-        file = self.work.options.reference
-        return signature.with_parts({**self.work.search.parts, **({"ref": short_name(file)} if file else {})})
+        file = self.session.options.reference
+        return signature.with_parts({**self.session.search.parts, **({"ref": short_name(file)} if file else {})})
 
     def _check_lines(self, corpora: Mapping[str, Corpus]) -> None:
         """Raise ValueError unless the reference and the texts have as many lines as the data."""
         if self.reference is not None:
-            lines, sentences = len(self.reference), corpora[self.work.fairseq.gen_subset].lines
+            lines, sentences = len(self.reference), corpora[self.session.fairseq.gen_subset].lines
             if lines != sentences:
                 raise ValueError(
                     f"--reference has {lines:,} lines, the subset {sentences:,} sentences: {GIVE_REFERENCE}"

@@ -16,7 +16,7 @@ from fairseq_headgates.checkpoints.saving import save_checkpoint
 from fairseq_headgates.cli.choice import chosen_heads, refuse_standard_output
 from fairseq_headgates.cli.commands.prune import PruneOptions
 from fairseq_headgates.cli.output import say, warn, warn_unfinished
-from fairseq_headgates.cli.session import session
+from fairseq_headgates.cli.session import open_session
 from fairseq_headgates.evaluation.workers import device_of
 from fairseq_headgates.files import check_writable
 from fairseq_headgates.messages import one_line
@@ -70,14 +70,14 @@ def run(options: PruneOptions) -> None:
 
 def refitted_values(options: PruneOptions, model: nn.Module, pruned: nn.Module) -> tuple[dict[str, Tensor] | None, str]:
     """Return the refitted parameters, None in all workers but the first, and the signature of the data."""
-    with session(options) as work:
-        corpus = work.corpus(model, options.refit_subset, options.refit_sentences)
-        device = device_of(work.fairseq)
-        changed = refit_to(model.to(device), pruned.to(device), corpus, work.progress("refit"))
+    with open_session(options) as session:
+        corpus = session.corpus(model, options.refit_subset, options.refit_sentences)
+        device = device_of(session.fairseq)
+        changed = refit_to(model.to(device), pruned.to(device), corpus, session.progress("refit"))
         model.cpu()
         values = {name: value.cpu() for name, value in changed.items()}
         pruned.cpu()
-        return (values if work.writes else None), str(work.signature(corpus))
+        return (values if session.writes else None), str(session.signature(corpus))
 
 
 def no_removal(model: nn.Module) -> str:

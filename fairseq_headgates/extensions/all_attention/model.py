@@ -24,22 +24,11 @@ from fairseq_headgates.plugin.models.presets import base_preset
 
 LONGEST = 100_000  # tokens of a text: positions are relative
 BLOCK = 1024  # fairseq's default of --tokens-per-sample
-OWN_DEFAULTS = {"persistent_vectors": 2048, "mem_len": 0}
-# Options of fairseq's language model that this one does not have, with the values that mean "not used".
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "character_embeddings": (False,),
-    "checkpoint_activations": (False,),
-    "offload_activations": (False,),
-    "decoder_layerdrop": (0.0,),
-    "decoder_layers_to_keep": (None, ""),
-    "base_layers": (0, None),
-    "quant_noise_pq": (0.0,),
-    "quant_noise_scalar": (0.0,),
-    "scale_attn": (False,),
-    "scale_heads": (False,),
-    "scale_fc": (False,),
-    "scale_resids": (False,),
-}
+# Options of fairseq's language model that this one does not have: they must be false, 0 or empty.
+UNSUPPORTED = (
+    "character_embeddings checkpoint_activations offload_activations decoder_layerdrop decoder_layers_to_keep "
+    "base_layers quant_noise_pq quant_noise_scalar scale_attn scale_heads scale_fc scale_resids"
+).split()
 
 
 class AllAttentionLayer(nn.Module):
@@ -229,7 +218,7 @@ class AllAttentionLanguageModel(FairseqLanguageModel):
         return cls(AllAttentionDecoder(args, task.target_dictionary, embeddings))
 
 
-def fill(args: Any, options: Mapping[str, Any]) -> None:
+def fill(args: Any, **options: Any) -> None:
     """Set the options that `args` leaves open."""
     for name, value in options.items():
         if getattr(args, name, None) is None:
@@ -238,9 +227,8 @@ def fill(args: Any, options: Mapping[str, Any]) -> None:
 
 def check_options(args: Any) -> None:
     """Raise ValueError for options of `transformer_lm` that the model does not have, and for numbers out of range."""
-    for name, unused in UNSUPPORTED.items():
-        value = getattr(args, name, unused[0])
-        if value not in unused:
+    for name in UNSUPPORTED:
+        if value := getattr(args, name, None):
             raise ValueError(
                 f"--{name.replace('_', '-')} is {value}: transformer_lm_all_attention does not support it, leave it out"
             )
@@ -260,7 +248,7 @@ class TransformerLMAllAttentionModel(HeadGatesMixin, AllAttentionLanguageModel):
     @classmethod
     def set_defaults(cls, args: Any) -> None:
         """Set the options that `args` leaves open."""
-        fill(args, OWN_DEFAULTS)
+        fill(args, persistent_vectors=2048, mem_len=0)
         if not hasattr(args, "tokens_per_sample"):  # see `build_model`
             args.tokens_per_sample = None
         base_preset(TransformerLanguageModel)(args)
@@ -295,7 +283,7 @@ def preset(name: str, **options: Any) -> None:
     """Register an architecture with values for options that the command line leaves open."""
 
     def set_options(args: Any) -> None:
-        fill(args, options)
+        fill(args, **options)
         TransformerLMAllAttentionModel.set_defaults(args)
 
     register_preset("transformer_lm_all_attention", f"transformer_lm_all_attention_{name}", set_options)

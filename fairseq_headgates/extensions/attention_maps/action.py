@@ -10,7 +10,7 @@ from fairseq_headgates.analysis.sentences import symbols_of
 from fairseq_headgates.attention.hooks import observe
 from fairseq_headgates.attention.modules import attention_modules, evaluating, gate_values, head_counts
 from fairseq_headgates.cli.sentences import load, sentences, show
-from fairseq_headgates.cli.session import session
+from fairseq_headgates.cli.session import open_session
 from fairseq_headgates.evaluation.losses import Sample, outputs
 from fairseq_headgates.extensions.attention_maps.command import AttentionOptions
 from fairseq_headgates.extensions.attention_maps.drawing import (
@@ -29,13 +29,13 @@ def run(options: AttentionOptions) -> None:
     if options.interactive and not (options.plot or "").endswith(".html"):
         raise ValueError("--interactive makes a web page: add --plot FILE.html")
     page = interactive_page if options.interactive else attention_page
-    with session(options) as work:
-        model, origin = load(work)
+    with open_session(options) as session:
+        model, origin = load(session)
         heads, signature = parse_heads(options.heads, head_counts(model)), str(origin)
-        chosen = sentences(work, model, options)
-        maps = {number: attention_maps(model, work.task, sample, heads) for number, sample in chosen}
+        chosen = sentences(session, model, options)
+        maps = {number: attention_maps(model, session.task, sample, heads) for number, sample in chosen}
         show(
-            work,
+            session,
             attention_json(maps, signature),
             page=lambda: page(maps, signature),
             figure=lambda: attention_figure(maps),

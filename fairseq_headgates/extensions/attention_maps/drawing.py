@@ -21,8 +21,8 @@ COLUMNS = 4  # maps side by side
 LONGEST, LARGEST_INTERACTIVE = 200, 12_000_000
 
 
-def _title(shown: AttentionMap, number: int, sentences: int) -> str:
-    return (f"sentence {number}, " if sentences > 1 else "") + title_of(shown)
+def _title(head_map: AttentionMap, number: int, sentences: int) -> str:
+    return (f"sentence {number}, " if sentences > 1 else "") + title_of(head_map)
 
 
 def attention_json(sentences: Sentences, signature: str) -> dict[str, Any]:
@@ -30,11 +30,11 @@ def attention_json(sentences: Sentences, signature: str) -> dict[str, Any]:
     found = []
     for maps in sentences.values():
         types: dict[str, Any] = {}
-        for shown in maps:
-            empty = {"queries": shown.queries, "keys": shown.keys, "heads": []}
-            of_type = types.setdefault(shown.head.attention_type, empty)
-            number = {"layer": shown.head.layer, "head": shown.head.head, "gate": shown.gate}
-            of_type["heads"].append({**number, "weights": shown.weights or None})
+        for head_map in maps:
+            empty = {"queries": head_map.queries, "keys": head_map.keys, "heads": []}
+            of_type = types.setdefault(head_map.head.attention_type, empty)
+            number = {"layer": head_map.head.layer, "head": head_map.head.head, "gate": head_map.gate}
+            of_type["heads"].append({**number, "weights": head_map.weights or None})
         found.append(types)
     return {"format": FORMAT, "signature": signature, "lines": list(sentences), "sentences": found}
 
@@ -43,11 +43,11 @@ def attention_tables(sentences: Sentences) -> str:
     """Format the maps as tables of attention weights: queries by keys."""
     blocks = []
     for number, maps in sentences.items():
-        for shown in maps:
-            title = _title(shown, number, len(sentences))
-            queries = map(visible, shown.queries)
-            rows = [[q, *(f"{w:.2f}" for w in row)] for q, row in zip(queries, shown.weights, strict=False)]
-            blocks.append(title + ("\n" + text_table(["", *map(visible, shown.keys)], rows) if rows else ""))
+        for head_map in maps:
+            title = _title(head_map, number, len(sentences))
+            queries = map(visible, head_map.queries)
+            rows = [[q, *(f"{w:.2f}" for w in row)] for q, row in zip(queries, head_map.weights, strict=False)]
+            blocks.append(title + ("\n" + text_table(["", *map(visible, head_map.keys)], rows) if rows else ""))
     return "\n\n".join(blocks)
 
 
@@ -57,13 +57,15 @@ def attention_figure(sentences: Sentences) -> Figure:
     Raise ValueError for more than `LARGEST` cells.
     """
     check_size(sentences.values())
-    titled = {number: [_heat(shown, number, len(sentences)) for shown in maps] for number, maps in sentences.items()}
+    titled = {
+        number: [_heat(head_map, number, len(sentences)) for head_map in maps] for number, maps in sentences.items()
+    }
     return heat_figure([maps[i : i + COLUMNS] for maps in titled.values() for i in range(0, len(maps), COLUMNS)])
 
 
-def _heat(shown: AttentionMap, number: int, sentences: int) -> Heat:
-    colours = "Greys" if shown.gate == 0 else "Blues"
-    return Heat(_title(shown, number, sentences), shown.queries, shown.keys, shown.weights, colours, (0, 1))
+def _heat(head_map: AttentionMap, number: int, sentences: int) -> Heat:
+    colours = "Greys" if head_map.gate == 0 else "Blues"
+    return Heat(_title(head_map, number, sentences), head_map.queries, head_map.keys, head_map.weights, colours, (0, 1))
 
 
 def attention_page(sentences: Sentences, signature: str) -> str:
@@ -81,13 +83,13 @@ def interactive_page(sentences: Sentences, signature: str) -> str:
 
     Weights are stored in 8 bits each. Raise ValueError for sentences that are too long, or too many weights.
     """
-    maps = [shown for each in sentences.values() for shown in each]
-    longest = max((len(tokens) for shown in maps for tokens in (shown.queries, shown.keys)), default=0)
+    maps = [head_map for each in sentences.values() for head_map in each]
+    longest = max((len(tokens) for head_map in maps for tokens in (head_map.queries, head_map.keys)), default=0)
     if longest > LONGEST:
         raise ValueError(
             f"a sentence has {longest} tokens, and an interactive page takes at most {LONGEST}: leave --interactive out"
         )
-    cells = sum(len(shown.weights) * len(shown.keys) for shown in maps)
+    cells = sum(len(head_map.weights) * len(head_map.keys) for head_map in maps)
     if cells > LARGEST_INTERACTIVE:
         raise ValueError(
             f"the maps have {cells:,} weights, and an interactive page takes at most {LARGEST_INTERACTIVE:,}: choose "
@@ -101,16 +103,16 @@ def _types(maps: Sequence[AttentionMap]) -> list[dict[str, Any]]:
     found = []
     for attention_type, title, of_type in by_type(maps):
         layers = [
-            {"layer": layer, "heads": [_head(shown) for shown in heads]}
-            for layer, heads in groupby(of_type, key=lambda shown: shown.head.layer)
+            {"layer": layer, "heads": [_head(head_map) for head_map in heads]}
+            for layer, heads in groupby(of_type, key=lambda head_map: head_map.head.layer)
         ]
         queries, keys = ([visible(token) for token in tokens] for tokens in (of_type[0].queries, of_type[0].keys))
         found.append({"title": f"{attention_type} ({title})", "queries": queries, "keys": keys, "layers": layers})
     return found
 
 
-def _head(shown: AttentionMap) -> dict[str, Any]:
+def _head(head_map: AttentionMap) -> dict[str, Any]:
     """Return number, gate and weights of a head, in bytes of 1 / 255; None for a removed head."""
-    weights = bytes(round(255 * min(1.0, max(0.0, weight))) for row in shown.weights for weight in row)
-    packed = base64.b64encode(weights).decode() if shown.gate is not None else None
-    return {"head": shown.head.head, "gate": shown.gate, "weights": packed}
+    weights = bytes(round(255 * min(1.0, max(0.0, weight))) for row in head_map.weights for weight in row)
+    packed = base64.b64encode(weights).decode() if head_map.gate is not None else None
+    return {"head": head_map.head.head, "gate": head_map.gate, "weights": packed}

@@ -7,7 +7,7 @@ from functools import partial
 from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint
 from fairseq_headgates.checkpoints.saving import save_checkpoint
 from fairseq_headgates.cli.output import warn, warn_unfinished, written
-from fairseq_headgates.cli.session import session
+from fairseq_headgates.cli.session import open_session
 from fairseq_headgates.extensions.compress import drawing
 from fairseq_headgates.extensions.compress.command import CompressOptions
 from fairseq_headgates.extensions.compress.model import Compressor, OutOfReach
@@ -18,20 +18,20 @@ def run(options: CompressOptions) -> None:
     name, budgets = ("params", options.params) if options.params else ("speedup", options.speedup)
     if options.out and len(budgets) > 1:
         raise ValueError(f"--out is for one compressed model, --{name} names {len(budgets)}: name one")
-    with session(options) as work:
+    with open_session(options) as session:
         timed = bool(options.speed or options.speedup)
-        if timed and work.fairseq.distributed_world_size > 1:
+        if timed and session.fairseq.distributed_world_size > 1:
             raise ValueError("speed is measured by one worker: start one, or leave out --speed and --speedup")
-        state, model, origin = work.checkpoint(work.only_path())
+        state, model, origin = session.checkpoint(session.only_path())
         warn_unfinished("compress", model)
-        fit, measured = work.corpus(model, options.fit_subset, options.fit_sentences), work.corpus(model)
+        fit, measured = session.corpus(model, options.fit_subset, options.fit_sentences), session.corpus(model)
         if timed:
-            work.inference_dtype(model)
-        signature = work.signature(measured).with_parts({"fit": f"{fit.subset}-{fit.sentences}", **origin})
-        if options.metric and options.metric not in work.objective.metrics:
+            session.inference_dtype(model)
+        signature = session.signature(measured).with_parts({"fit": f"{fit.subset}-{fit.sentences}", **origin})
+        if options.metric and options.metric not in session.objective.metrics:
             raise ValueError(f"--metric is {options.metric}, which this --task does not have: leave it out")
-        metric = work.metric(options.metric, model, measured) if options.metric else None
-        compressor = Compressor(model, fit, measured, options.units, work.progress, timed, metric)
+        metric = session.metric(options.metric, model, measured) if options.metric else None
+        compressor = Compressor(model, fit, measured, options.units, session.progress, timed, metric)
         results = []
         alone = [(kind,) for kind in options.units] if options.plot and len(options.units) > 1 else []
         for kinds, budget in itertools.product([options.units, *alone], budgets):
@@ -40,7 +40,7 @@ def run(options: CompressOptions) -> None:
             except OutOfReach:  # one kind of units alone may not be enough
                 if kinds == options.units:
                     raise
-        if options.out and work.writes:
+        if options.out and session.writes:
             smaller = prune_checkpoint(
                 state,
                 results[0].plan.mask,
@@ -55,5 +55,5 @@ def run(options: CompressOptions) -> None:
             save_checkpoint(smaller, options.out, options.force)
             written(options.out)
         content = [{**result.results, "signature": str(signature)} for result in results]
-        work.plot(options.plot, lambda: drawing.plot(content))
-        work.say(json.dumps(content) if options.json else f"{drawing.text(content)}\n\n{signature}")
+        session.plot(options.plot, lambda: drawing.plot(content))
+        session.say(json.dumps(content) if options.json else f"{drawing.text(content)}\n\n{signature}")

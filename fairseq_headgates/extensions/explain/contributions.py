@@ -14,7 +14,7 @@ from fairseq_headgates.attention.features import stacks_of
 from fairseq_headgates.evaluation.losses import Sample
 from fairseq_headgates.evaluation.objectives import objective_of
 from fairseq_headgates.heads import Contributions
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 
 
 def contributions(
@@ -57,7 +57,7 @@ def contributions(
     for row in rows if other is not None else ():
         if relevance.predicted[0, row] == other[0, row]:  # type: ignore[index]
             raise ValueError(
-                f"prediction {row + 1} is {shown(instead_of)} itself: choose other predictions with --positions, or "
+                f"prediction {row + 1} is {quoted(instead_of)} itself: choose other predictions with --positions, or "
                 "another token"
             )
     shares = relevance.contributions()[0]
@@ -96,5 +96,5 @@ class _Names:
         number = self.dictionary.indices.get(name)
         if number is None or number < self.first:
             what = "a label" if self.first else "in the target dictionary"
-            raise ValueError(f"--instead-of {shown(name)} is not {what}: give one as it is spelled in the dictionary")
+            raise ValueError(f"--instead-of {quoted(name)} is not {what}: give one as it is spelled in the dictionary")
         return number - self.first

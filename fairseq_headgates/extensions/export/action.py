@@ -16,7 +16,7 @@ from fairseq_headgates.extensions.export.ctranslate2 import check_model, check_o
 from fairseq_headgates.files import read_text
 from fairseq_headgates.heads import HeadId, parse_heads
 from fairseq_headgates.heads.functions import best_head
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 
 
 def run(options: ConvertOptions) -> None:
@@ -42,5 +42,5 @@ def _alignment_heads(text: str, model: nn.Module) -> list[HeadId]:
         return [best_head(found, kept_mask(model))]
     except (AttributeError, KeyError, TypeError, IndexError, RecursionError, json.JSONDecodeError):
         raise ValueError(
-            f"{shown(text)} is not a file of `headgates functions --out` of one checkpoint: give one, or heads"
+            f"{quoted(text)} is not a file of `headgates functions --out` of one checkpoint: give one, or heads"
         ) from None

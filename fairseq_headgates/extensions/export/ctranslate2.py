@@ -26,7 +26,7 @@ from fairseq_headgates.attention.features import is_language_model, model_featur
 from fairseq_headgates.attention.modules import attention_modules
 from fairseq_headgates.files import part_of, replace_folder
 from fairseq_headgates.heads import HeadId
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerDecoderModelSpec, TransformerSpec
@@ -132,7 +132,7 @@ def _specification(
         hint = "pip install 'fairseq-headgates[ctranslate2]'"
         raise ValueError(f"CTranslate2 cannot be loaded ({error}): {hint}") from None
     if quantization not in (None, *ACCEPTED_MODEL_TYPES):
-        raise ValueError(f"unknown quantization {shown(quantization)}: choose from {', '.join(ACCEPTED_MODEL_TYPES)}")
+        raise ValueError(f"unknown quantization {quoted(quantization)}: choose from {', '.join(ACCEPTED_MODEL_TYPES)}")
     # A copy: heads are added to it, and CTranslate2 quantises in place. In training mode, LayerDrop hides layers.
     model = copy.deepcopy(model).cpu().float().eval()
     spec: Any

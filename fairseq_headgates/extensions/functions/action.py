@@ -13,7 +13,7 @@ from fairseq_headgates.attention.choice import check_scored
 from fairseq_headgates.attention.cuts import open_mask
 from fairseq_headgates.attention.modules import gate_values, head_counts
 from fairseq_headgates.cli.output import warn
-from fairseq_headgates.cli.session import Loaded, Session, session
+from fairseq_headgates.cli.session import Loaded, Session, open_session
 from fairseq_headgates.evaluation.symbols import MARKS, subwords_of
 from fairseq_headgates.extensions.functions.aligning import Alignments, Weights, align, attention_of, contributions_by
 from fairseq_headgates.extensions.functions.command import FunctionsOptions
@@ -26,35 +26,40 @@ from fairseq_headgates.heads.functions import best_head
 from fairseq_headgates.report.functions import function_table
 
 
-def run(options: FunctionsOptions) -> None:
-    """Run `headgates functions`."""
+def run(options: FunctionsOptions) -> int:
+    """Run `headgates functions` and return its exit code."""
     if options.relations is not None and options.conllu is None and options.target_conllu is None:
         raise ValueError("--relations needs trees: add --conllu FILE or --target-conllu FILE")
     _check_align_by(options)
     scores = [] if options.scores is None else read_scores(options.scores)
-    with session(options) as work:
+    with open_session(options) as session:
         if options.write_alignments is not None:
-            work.only_path()
-        annotations = _annotations(work, options)
+            session.only_path()
+        annotations = _annotations(session, options)
         results: dict[str, dict[str, Any]] = {}
-        for path in work.paths:
-            loaded = work.load(path)
+        for path in session.paths:
+            loaded = session.load(path)
             if not results:
                 _check_scores(scores, loaded)
-            results[work.name(path)] = _functions(work, options, loaded, annotations)
+            results[session.name(path)] = _functions(session, options, loaded, annotations)
         first, *others = results.values()
         end = []
         if options.write_alignments:
-            end.append(_write_alignments(work, options, loaded, first, annotations))
+            end.append(_write_alignments(session, options, loaded, first, annotations))
         if others:
             tests = {name: kept_functions(first, result) for name, result in results.items() if result is not first}
             end.append(drift_table(results, tests))
         if scores:
             end += [scored_table(scored_functions(first, scores)), *(table.signature for table in scores)]
         text = json.dumps([first, *others] if others else first, allow_nan=False)
-        _warn_without_mark(work, options, annotations)
-        work.write(options.out, text + "\n")
-        work.say(text if options.json else "\n\n".join([*_text(results, options.statistics), *end]))
+        _warn_without_mark(session, options, annotations)
+        session.write(options.out, text + "\n")
+        tables = []
+        for name, result in results.items():
+            tables += [name] * bool(others) + [function_table(result)]
+            tables += [statistics_table(result)] * options.statistics + [result["signature"]]
+        session.say(text if options.json else "\n\n".join([*tables, *end]))
+    return 0
 
 
 def _check_align_by(options: FunctionsOptions) -> None:
@@ -71,13 +76,13 @@ def _check_align_by(options: FunctionsOptions) -> None:
         )
 
 
-def _annotations(work: Session, options: FunctionsOptions) -> Annotations:
+def _annotations(session: Session, options: FunctionsOptions) -> Annotations:
     files = {"source": options.conllu, "target": options.target_conllu}
     trees = {side: read_trees(path) for side, path in files.items() if path is not None}
     relations = parse_relations(options.relations, [tree for each in trees.values() for tree in each]) if trees else ()
     links = None if options.alignment is None else read_alignments(options.alignment)
     joined = {"none": "none", **{value: kind for kind, mark in MARKS.items() for value in mark.post_process}}
-    subwords = joined.get(work.fairseq.post_process or "", "")
+    subwords = joined.get(session.fairseq.post_process or "", "")
     return Annotations(trees, relations, links, not options.no_rare, subwords)
 
 
@@ -94,23 +99,23 @@ def _check_scores(scores: Sequence[HeadTable], loaded: Loaded) -> None:
         check_scored(table, open_mask(loaded.model), table.types)
 
 
-def _functions(work: Session, options: FunctionsOptions, loaded: Loaded, annotations: Annotations) -> dict[str, Any]:
-    check_annotations(annotations, len(work.task.dataset(loaded.corpus.subset)))
-    counts = count_functions(loaded.model, loaded.corpus, annotations, work.progress("functions"))
+def _functions(session: Session, options: FunctionsOptions, loaded: Loaded, annotations: Annotations) -> dict[str, Any]:
+    check_annotations(annotations, len(session.task.dataset(loaded.corpus.subset)))
+    counts = count_functions(loaded.model, loaded.corpus, annotations, session.progress("functions"))
     thresholds = FunctionOptions(options.positional, options.margin, options.rare)
     return functions_of(counts, thresholds, gate_values(loaded.model), str(loaded.signature))
 
 
 def _write_alignments(
-    work: Session, options: FunctionsOptions, loaded: Loaded, result: dict[str, Any], annotations: Annotations
+    session: Session, options: FunctionsOptions, loaded: Loaded, result: dict[str, Any], annotations: Annotations
 ) -> str:
     """Write the alignments. Add what they are, and their errors, to the result, and return it as a line of text."""
     corpus = loaded.corpus
     by, weights = _weights(options.align_by or "alti", loaded.model, result)
-    progress = work.progress("alignments")
+    progress = session.progress("alignments")
     found = align(loaded.model, corpus.task, corpus.batches, weights, annotations.subwords, progress)
     found = Alignments({i: found.of.get(i) for i in range(corpus.lines)})  # some may be too long for the model
-    work.write(options.write_alignments, found.lines())
+    session.write(options.write_alignments, found.lines())
     result["written_alignments"] = {"by": by, "left_out": sum(links is None for links in found.of.values())}
     if options.alignment is not None and annotations.links is not None:
         sure = read_alignments(options.alignment, sure=True)
@@ -132,24 +137,15 @@ def _weights(by: str, model: nn.Module, result: dict[str, Any]) -> tuple[str, We
     return ",".join(f"dec-enc:{head.layer}.{head.head}" for head in heads), attention_of(model, heads)
 
 
-def _warn_without_mark(work: Session, options: FunctionsOptions, annotations: Annotations) -> None:
+def _warn_without_mark(session: Session, options: FunctionsOptions, annotations: Annotations) -> None:
     """Warn of sides whose words are needed, and whose dictionary has no known mark of subwords."""
     aligned = annotations.links is not None or options.write_alignments is not None
     needed = ("source", "target") if aligned else annotations.trees
-    whole = [side for side in needed if subwords_of(getattr(work.task, f"{side}_dictionary").symbols) == "none"]
-    if whole and not annotations.subwords and work.writes:
+    whole = [side for side in needed if subwords_of(getattr(session.task, f"{side}_dictionary").symbols) == "none"]
+    if whole and not annotations.subwords and session.writes:
         marks = " ".join(mark.text for mark in MARKS.values())
         warn(
             options.command,
             f"the dictionary of the {' and the '.join(whole)} has none of the marks of subwords {marks}: each token "
             "counts as a word; if that is right, pass --post-process none",
         )
-
-
-def _text(results: dict[str, dict[str, Any]], statistics: bool) -> list[str]:
-    found = []
-    for name, result in results.items():
-        title = [name] if len(results) > 1 else []
-        found += [*title, function_table(result), *([statistics_table(result)] if statistics else [])]
-        found.append(result["signature"])
-    return found

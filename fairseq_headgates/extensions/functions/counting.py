@@ -33,7 +33,6 @@ from fairseq_headgates.extensions.functions.layout import (
 from fairseq_headgates.extensions.functions.trees import Tree, directions
 
 MISMATCHED = 0.05  # share of sentences that may differ from their trees
-FREQUENT = 500  # a token beyond the so many most frequent ones is rare (Voita et al. 2019, section 5.4)
 
 
 @dataclass(frozen=True)
@@ -57,20 +56,16 @@ class Annotations:
 
 @dataclass
 class HeadCounts:
-    """Counts of one attention layer. Statistics that an attention type does not have are 0 of 0.
+    """Counts of one attention layer with H remaining heads. Statistics that an attention type does not have are 0 of 0.
 
     Attributes:
-        module: the attention module; H counts its remaining heads
         offsets: how often the maximum is at each offset from the query, [H, 2 M + 1]: the column M is the offset 0
-        sums: sums of each of `STATISTICS`, [7, H]
-        rare: how often the maximum is on the rarest token, and on one of the two rarest: [2, H]
+        sums: sums of each of `STATISTICS`, [9, H]
         pairs: how often the maximum of a pair's query word is on its key word, by relation: [R, H]
     """
 
-    module: AttentionModule
     offsets: Tensor
     sums: Tensor
-    rare: Tensor
     pairs: Tensor
 
 
@@ -79,41 +74,20 @@ class TypeCounts:
     """Counts of one attention type, the same for all its heads.
 
     Attributes:
-        statistics: what each of `STATISTICS` is divided by, [7]
+        statistics: what each of `STATISTICS` is divided by, [9]
         exists: number of queries with a key at each offset, [2 M + 1]: the column M is the offset 0
-        rare: number of queries in sentences with a rare token
         pairs: number of pairs, by relation, or of aligned target words: [R]
         offsets: number of pairs by relation and offset, [R, 2 M + 1]: the column M is the offset 0
     """
 
     statistics: Tensor
     exists: Tensor
-    rare: Tensor
     pairs: Tensor
     offsets: Tensor
 
 
 def _zeros(*sizes: tuple[int, ...]) -> list[Tensor]:
     return [torch.zeros(size, dtype=torch.double) for size in sizes]
-
-
-@dataclass
-class FunctionCounts:
-    """The counts of a model on a corpus.
-
-    Attributes:
-        heads: counts of every attention layer
-        type_counts: counts of every attention type
-        trees: by side, numbers of sentences, words, words found in the text, pairs, and pairs with both words found
-        alignments: with word alignments, numbers of sentences, and of those that are left out
-        relations: names of the relations in both directions, and "alignment"
-    """
-
-    heads: list[HeadCounts]
-    type_counts: dict[str, TypeCounts]
-    trees: dict[str, dict[str, int]]
-    alignments: dict[str, int] | None
-    relations: list[str]
 
 
 def check_annotations(annotations: Annotations, sentences: int) -> None:
@@ -142,16 +116,25 @@ def count_functions(
     """
     corpus.objective.check_text("headgates functions")
     use_head_attention(model)
-    pass_ = _Pass(model, corpus, annotations)
-    with evaluating(model), torch.no_grad(), hooked(model, pass_.see, weights=True):
+    counts = FunctionCounts(model, corpus, annotations)
+    with evaluating(model), torch.no_grad(), hooked(model, counts.see, weights=True):
         for sample in progress(corpus.batches):
-            pass_.begin(sample)
+            counts.begin(sample)
             outputs(model, sample)
-    return pass_.result()
+    counts.share()
+    return counts
 
 
-class _Pass:
-    """One pass over a corpus."""
+class FunctionCounts:
+    """The counts of a model on a corpus.
+
+    Attributes:
+        heads: counts of every attention layer
+        type_counts: counts of every attention type
+        relations: names of the relations in both directions, and "alignment"
+        trees: by side, the trees, with the numbers of those that fit
+        links: the word alignments, None if they are not known
+    """
 
     def __init__(self, model: nn.Module, corpus: Corpus, annotations: Annotations):
         self.corpus, self.annotations = corpus, annotations
@@ -177,12 +160,12 @@ class _Pass:
         self.longest = self._longest()
         span, number = 2 * self.longest + 1, len(self.relations)
         self.heads = {
-            module: HeadCounts(module, *_zeros((heads, span), (len(STATISTICS), heads), (2, heads), (number, heads)))
+            module: HeadCounts(*_zeros((heads, span), (len(STATISTICS), heads), (number, heads)))
             for module in modules
             for heads in [module.attention.num_heads]
         }
         self.type_counts = {
-            attention_type: TypeCounts(*_zeros((len(STATISTICS),), (span,), (1,), (number,), (number, span)))
+            attention_type: TypeCounts(*_zeros((len(STATISTICS),), (span,), (number,), (number, span)))
             for attention_type in attention_types
         }
         self.layouts: dict[str, Layout] = {}
@@ -214,8 +197,6 @@ class _Pass:
             exists &= offset.le(0)
         counts.exists += self._by_offset(offset[exists])[0]
         counts.statistics += layout.asked.sum((1, 2)).double().cpu()
-        if layout.rank is not None:
-            counts.rare += (layout.counted & _rare_sentences(layout.rank)[:, None]).sum().cpu()
         if layout.pairs is None:
             return
         _, query, key, relation = pairs = layout.pairs.pairs
@@ -246,26 +227,17 @@ class _Pass:
         counts.offsets += self._by_offset(offsets[counted], rows[counted], heads)
         largest, best_word = weights.masked_fill(~layout.words[:, None, None, :], -1.0).max(-1)
         counts.sums += _statistics(layout, weights, largest.clamp_min(0), best_word).cpu()
-        if layout.rank is not None:
-            counts.rare += _rare(layout.rank, best_word, counted).cpu()
         if layout.pairs is not None:
             _count_hits(counts.pairs, layout.pairs, weights)
 
-    def result(self) -> FunctionCounts:
-        """Return the counts of all workers."""
+    def share(self) -> None:
+        """Add the counts of all workers."""
         for counts in (*self.heads.values(), *self.type_counts.values(), *self.trees.values(), self.links):
             for part in vars(counts).values() if counts else ():
                 if isinstance(part, Tensor):
                     part.copy_(all_reduce(part))
         self._check_trees()
         self._check_links()
-        return FunctionCounts(
-            list(self.heads.values()),
-            self.type_counts,
-            {side: trees.numbers() for side, trees in self.trees.items()},
-            None if self.links is None else self.links.numbers(),
-            self.relations,
-        )
 
     def _check_trees(self) -> None:
         for side, trees in self.trees.items():
@@ -301,7 +273,7 @@ def _count_hits(hits: Tensor, words: Words, weights: Tensor) -> None:
 
 
 def _statistics(layout: Layout, weights: Tensor, largest: Tensor, best_word: Tensor) -> Tensor:
-    """Return the sums of `STATISTICS`: [7, H]."""
+    """Return the sums of `STATISTICS`: [9, H]."""
 
     def on_keys(mask: Tensor) -> Tensor:
         return (weights * mask[:, None, None, :]).sum(-1)
@@ -313,25 +285,9 @@ def _statistics(layout: Layout, weights: Tensor, largest: Tensor, best_word: Ten
     entropy = torch.special.entr(weights).sum(-1) / torch.log(torch.tensor(2.0))
     monotonic = nn.functional.pad(best_word.diff(dim=-1).ge(0), (1, 0)).to(weights)
     no_words = layout.real & ~layout.words  # EOS, and others
-    rows = [entropy, largest, on_keys(no_words), on_keys(layout.first), itself, same, monotonic]
+    rare = [
+        on_token[:, None, :].expand_as(weights[:, :, 0]).gather(2, best_word).to(weights) for on_token in layout.rare
+    ]
+    rows = [entropy, largest, on_keys(no_words), on_keys(layout.first), itself, same, monotonic, *rare]
     sums = [(row * mask[:, None]).sum((0, 2)) for row, mask in zip(rows, layout.asked, strict=True)]
     return torch.stack(sums).double()
-
-
-def _rare_sentences(rank: Tensor) -> Tensor:
-    """Return which sentences [B] have a token beyond the `FREQUENT` most frequent ones."""
-    return rank.amax(1) >= FREQUENT
-
-
-def _rare(rank: Tensor, best: Tensor, counted: Tensor) -> Tensor:
-    """Return how often the maximum is on the rarest token, and on one of the two rarest: [2, H].
-
-    Tokens are compared by their form: two tokens of the rarest form both count.
-    """
-    rarest = rank.amax(1, keepdim=True)
-    second = rank.masked_fill(rank.eq(rarest), -1).amax(1, keepdim=True)
-    one = rank.eq(rarest)
-    two = one | (rank.eq(second) & second.ge(0))
-    asked = counted & _rare_sentences(rank)[:, None, None]
-    hits_of_both = [mask[:, None, :].expand(-1, best.size(1), -1).gather(2, best) & asked for mask in (one, two)]
-    return torch.stack([hits.sum((0, 2)) for hits in hits_of_both]).double()

@@ -23,7 +23,9 @@ from fairseq_headgates.extensions.functions.words import Piece, match, pieces
 SELF_ATTENTION = {"source": "enc-self", "target": "dec-self"}  # the attention between words of one side
 EQUAL = 0.95  # share of symbols with the same count from which on a dictionary has no counts
 MATCHING = 0.5  # share of characters from which on a text and a tree are of the same sentence
-STATISTICS = ("entropy", "confidence", "eos", "first", "itself", "same form", "monotonic")
+FREQUENT = 500  # a token beyond the so many most frequent ones is rare (Voita et al. 2019, section 5.4)
+# The last two: whether the maximum is on the rarest token, and on one of the two rarest.
+STATISTICS = ("entropy", "confidence", "eos", "first", "itself", "same form", "monotonic", "rarest", "rare")
 
 
 class Words(NamedTuple):
@@ -50,11 +52,11 @@ class Layout:
     Attributes:
         key_positions, query_positions: counted from 0, the first word
         counted: which queries are words: not padding, <s>, EOS or a token of a language
-        asked: which queries each of `STATISTICS` is a mean over, [7, B, T]; confidence is one over those whose input
+        asked: which queries each of `STATISTICS` is a mean over, [9, B, T]; confidence is one over those whose input
             tokens, which differ in dec-enc, are words
         real: which keys are not padding
         words: which keys are words
-        rank: rank of every key in the dictionary by frequency, from 0; -1 for those that are no words
+        rare: which keys have the form of the rarest token, and of one of the two rarest, [2, B, S]
         earlier: for self-attention, the last position before each query with the same token, -1 if there is none
         first: which key is the first word
         pairs: words, if trees or alignments are known
@@ -67,7 +69,7 @@ class Layout:
     real: Tensor
     words: Tensor
     first: Tensor
-    rank: Tensor | None = None
+    rare: Tensor
     earlier: Tensor | None = None
     pairs: Words | None = None
 
@@ -86,6 +88,13 @@ def earlier_positions(tokens: Tensor, counted: Tensor) -> Tensor:
     return torch.where(same, last, -1).amax(-1)
 
 
+def rarest_two(rank: Tensor) -> Tensor:
+    """Return the keys with the form of the rarest token, and of one of the two rarest, by their ranks: [2, B, S]."""
+    one = rank.eq(rank.amax(1, keepdim=True))
+    second = rank.masked_fill(one, -1)
+    return torch.stack([one, one | (second.eq(second.amax(1, keepdim=True)) & second.ge(0))])
+
+
 def layouts(sample: Sample, corpus: Corpus, ranks: Tensor | None) -> dict[str, Layout]:
     """Return the layout of each attention type of a batch, without words."""
     pad, unknown = corpus.pad, corpus.task.target_dictionary.unk()
@@ -100,6 +109,8 @@ def layouts(sample: Sample, corpus: Corpus, ranks: Tensor | None) -> dict[str, L
             asked = [counted, earlier.ge(0), none]
         else:
             asked = [none, none, counted & nn.functional.pad(counted[:, :-1], (1, 0))]
+        rank = torch.where(words, ranks.to(keys.device)[keys], -1) if ranked and ranks is not None else None
+        asked += 2 * [none if rank is None else counted & rank.amax(1, keepdim=True).ge(FREQUENT)]
         return Layout(
             key_positions=positions(keys, words, pad),
             query_positions=positions(queries, counted, pad),
@@ -108,7 +119,7 @@ def layouts(sample: Sample, corpus: Corpus, ranks: Tensor | None) -> dict[str, L
             real=keys.ne(pad),
             words=words,
             first=words & words.cumsum(1).eq(1),
-            rank=torch.where(words, ranks.to(keys.device)[keys], -1) if ranked and ranks is not None else None,
+            rare=torch.stack([torch.zeros_like(words)] * 2) if rank is None else rarest_two(rank),
             earlier=earlier,
         )
 
@@ -215,11 +226,11 @@ class MatchedTrees:
             if matched.share < MATCHING:
                 self.mismatched.append(number + 1)
             pieces_of = [() if i in tree.unspelled else parts for i, parts in enumerate(matched.pieces)]
-            tree_pairs = [p for p in pairs(tree, self.relations) if not (causal and p.key >= p.query)]
-            usable = [p for p in tree_pairs if pieces_of[p.query] and pieces_of[p.key]]
+            tree_pairs = [pair for pair in pairs(tree, self.relations) if not causal or pair[1] < pair[0]]
+            usable = [(row, *pair) for pair in tree_pairs if pieces_of[pair[0]] and pieces_of[pair[1]]]
             numbers = (1, len(pieces_of), sum(map(bool, pieces_of)), len(tree_pairs), len(usable))
             self.counts += torch.tensor(numbers).double()
-            usable_pairs += [(row, *pair) for pair in usable]
+            usable_pairs += usable
             rest = set(range(len(sentence.pieces))) - {piece for parts in pieces_of for piece in parts}
             words.append([*pieces_of, *((piece,) for piece in sorted(rest))])
         members = membership(words, sentences, tokens)

@@ -78,8 +78,8 @@ def functions_of(
     """
     relations = {each: _relations(of_type, counts.relations) for each, of_type in counts.type_counts.items()}
     heads: dict[str, list[list[dict | None]]] = {}
-    for layer in counts.heads:
-        module, attention_type = layer.module, layer.module.attention_type
+    for module, layer in counts.heads.items():
+        attention_type = module.attention_type
         check_finite(f"the attention weights in {attention_type} layer {module.layer}", layer.sums)
         row: list[dict | None] = [None] * module.attention.heads
         for i, head in enumerate(module.attention.kept):
@@ -92,8 +92,8 @@ def functions_of(
         "format": FORMAT,
         "signature": signature,
         "options": asdict(options),
-        "trees": counts.trees,
-        **({"alignments": counts.alignments} if counts.alignments else {}),
+        "trees": {side: trees.numbers() for side, trees in counts.trees.items()},
+        **({"alignments": counts.links.numbers()} if counts.links else {}),
         "relations": {attention_type: by_name for attention_type, by_name in relations.items() if by_name},
         "heads": heads,
     }
@@ -125,18 +125,14 @@ def _head(
         entry.setdefault("words", {})[name] = rate
         if rate["rate"] >= relation["baseline"] + options.margin / 100 and rate["low"] > relation["baseline"]:
             entry["functions"].append(name)
-    if of_type.rare > 0:
-        one, two = (_rate(float(hits), int(of_type.rare), options.confidence) for hits in counts.rare[:, head])
-        entry["rare"] = {**two, "rarest": one["rate"]}
-        if two["rate"] >= options.rare / 100:
+    *statistics, rarest, rare = zip(STATISTICS, counts.sums[:, head].tolist(), of_type.statistics.tolist(), strict=True)
+    if rare[2] > 0:
+        entry["rare"] = {**_rate(rare[1], int(rare[2]), options.confidence), "rarest": rarest[1] / rarest[2]}
+        if entry["rare"]["rate"] >= options.rare / 100:
             entry["functions"].append("rare")
     if entry["positional"]["rate"] >= options.positional / 100:
         entry["functions"].insert(0, f"positional {entry['positional']['offset']:+d}")
-    entry["statistics"] = {
-        name: float(total) / float(number)
-        for name, total, number in zip(STATISTICS, counts.sums[:, head], of_type.statistics, strict=True)
-        if number > 0
-    }
+    entry["statistics"] = {name: total / number for name, total, number in statistics if number > 0}
     return entry
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import conllu
 
 from fairseq_headgates.files import lines_of, read_text
-from fairseq_headgates.messages import first_line, shown
+from fairseq_headgates.messages import first_line, quoted
 
 RELATIONS = ("nsubj", "obj", "iobj", "amod", "advmod", "det", "case")
 LARGEST = 2**31  # bytes of the trees of a whole corpus
@@ -68,26 +68,18 @@ def _tree(sentence: Sequence[dict]) -> Tree:
     )
 
 
-class Pair(NamedTuple):
-    """A query word and the key word that it is in a relation with, and the number of the relation and direction."""
-
-    query: int
-    key: int
-    relation: int
-
-
 def directions(relations: Sequence[str]) -> list[str]:
     """Return the names of the relations in both directions: 'nsubj to governor', 'nsubj to dependent', ..."""
     return [f"{relation} to {end}" for relation in relations for end in ("governor", "dependent")]
 
 
-def pairs(tree: Tree, relations: Sequence[str]) -> list[Pair]:
-    """Return the pairs of words in the relations, in both directions, numbered as in `directions`."""
+def pairs(tree: Tree, relations: Sequence[str]) -> list[tuple[int, int, int]]:
+    """Return the query word, the key word, and the number in `directions` of all pairs of words in the relations."""
     tree_pairs = []
     for word, (head, name) in enumerate(zip(tree.heads, tree.relations, strict=True)):
         for number, relation in enumerate(relations):
             if head >= 0 and relation in _names(name):
-                tree_pairs += [Pair(word, head, 2 * number), Pair(head, word, 2 * number + 1)]
+                tree_pairs += [(word, head, 2 * number), (head, word, 2 * number + 1)]
     return tree_pairs
 
 
@@ -108,7 +100,7 @@ def parse_relations(text: str | None, trees: Iterable[Tree]) -> tuple[str, ...]:
     relations = [OLD_NAMES.get(name.strip(), name.strip()) for name in text.split(",")]
     for relation in relations:
         if relation not in known:
-            raise ValueError(f"no tree has the relation {shown(relation)}: choose from {', '.join(sorted(known))}")
+            raise ValueError(f"no tree has the relation {quoted(relation)}: choose from {', '.join(sorted(known))}")
         if relations.count(relation) > 1:
             raise ValueError(f"the relation {relation!r} is named twice: name each once")
     return tuple(relations)
@@ -126,7 +118,7 @@ def read_alignments(path: str, sure: bool = False) -> list[frozenset[tuple[int, 
         wrong = next((link for link in links if not re.fullmatch(r"\d{1,6}[-p]\d{1,6}", link)), None)
         if wrong is not None:
             raise ValueError(
-                f"{path} line {number} has {shown(wrong)}: it must have pairs like 0-0 1-2 (Pharaoh format)"
+                f"{path} line {number} has {quoted(wrong)}: it must have pairs like 0-0 1-2 (Pharaoh format)"
             )
         pairs_of = (re.split("([-p])", link) for link in links)
         alignments.append(frozenset((int(a), int(b)) for a, kind, b in pairs_of if not (sure and kind == "p")))

@@ -27,7 +27,7 @@ from fairseq_headgates.heads import (
     parse_mask,
     read_scores,
 )
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 from fairseq_headgates.plugin import gate_log
 from fairseq_headgates.plugin.gate_log import is_gate_log, parse_gate_log
 
@@ -97,11 +97,11 @@ def _time_of(log: str) -> str:
 def _read_file(found: Experiment, path: str, trust: bool) -> None:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe could block
-            raise ValueError(f"{shown(path)} is not a regular file: give {KNOWN}")
+            raise ValueError(f"{quoted(path)} is not a regular file: give {KNOWN}")
         with open(path, "rb") as file:
             beginning = file.read(4)
     except OSError as error:
-        raise ValueError(f"cannot read {shown(path)} ({error.strerror}): give {KNOWN}") from None
+        raise ValueError(f"cannot read {quoted(path)} ({error.strerror}): give {KNOWN}") from None
     if beginning.startswith(CHECKPOINT_BEGINS):
         _add_checkpoint(found, path, trust)
     elif series := parse_log(log_lines(path)):
@@ -113,7 +113,7 @@ def _read_file(found: Experiment, path: str, trust: bool) -> None:
     elif text.lstrip().startswith(("{", "[")):
         _add_result(found, path, text)
     else:
-        raise ValueError(f"the kind of {shown(path)} is unknown: give {KNOWN}")
+        raise ValueError(f"the kind of {quoted(path)} is unknown: give {KNOWN}")
 
 
 def _add_checkpoint(found: Experiment, path: str, trust: bool) -> None:
@@ -145,7 +145,7 @@ def _add_result(found: Experiment, path: str, text: str) -> None:
         return
     if name not in _RESULTS:
         known = ", ".join([SCORE_FORMAT, *_RESULTS])
-        raise ValueError(f"{path} has the format {shown(name)}: it must be one of {known}")
+        raise ValueError(f"{path} has the format {quoted(name)}: it must be one of {known}")
     results, member, kind = _RESULTS[name]
     for item in content if isinstance(content, list) else [content]:
         kept = item.get(member) if member else item

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 Series = dict[str, list[tuple[int, float]]]
 # What precedes a line: by fairseq-train, or by hydra; nothing in the file of --log-file.
@@ -64,16 +65,17 @@ def _numbers(line: str) -> tuple[str, dict[str, float]]:
     match = BODY.match(body)
     if match is None:
         return "", {}
-    return match[2] or ("train_inner" if match[1] else "train"), dict(_values(body))
+    return match[2] or ("train_inner" if match[1] else "train"), _finite(PAIR.findall(body))
 
 
-def _values(text: str) -> Iterator[tuple[str, float]]:
-    """Read "epoch 001 | loss 4.9 | ..." and "epoch 001: 50 / 251 loss=4.9, ..."."""
-    for name, value in PAIR.findall(text):
-        with suppress(ValueError):  # "1.2.3"
-            number = float(value)
-            if math.isfinite(number):
-                yield name, number
+def _finite(pairs: Iterable[tuple[str, Any]]) -> dict[str, float]:
+    """Return the finite numbers of pairs of a name and a value."""
+    numbers = {}
+    for name, value in pairs:
+        with suppress(TypeError, ValueError, OverflowError):  # "1.2.3"
+            if math.isfinite(number := float(value)):
+                numbers[name] = number
+    return numbers
 
 
 def _json_numbers(text: str) -> tuple[str, dict[str, float]]:
@@ -85,13 +87,9 @@ def _json_numbers(text: str) -> tuple[str, dict[str, float]]:
     names = [name for name in data if name.endswith(UPDATE)] if isinstance(data, dict) else []
     if not names:
         return "", {}
-    prefix, values = names[0].removesuffix(UPDATE), {}
-    for name, value in data.items():
-        with suppress(TypeError, ValueError, OverflowError):
-            number = float(value)
-            if math.isfinite(number):
-                values[name.removeprefix(prefix)] = number
-    return prefix.removesuffix("_") or "train_inner", values
+    prefix = names[0].removesuffix(UPDATE)
+    numbers = _finite((name.removeprefix(prefix), value) for name, value in data.items())
+    return prefix.removesuffix("_") or "train_inner", numbers
 
 
 def event_files(folder: Path) -> list[Path]:

@@ -44,7 +44,19 @@ def score_panel(
         lines: {name: points of a line: heads kept, and the value of each seed}
         controls: {name: the value of each seed} of models that are drawn as horizontal lines
     """
-    return Panel(score, partial(_scores, score=score, lines=lines, controls=controls))
+
+    def draw(axes: Axes) -> None:
+        for (name, points), marker in zip(lines.items(), markers(len(lines)), strict=True):
+            kept, seeds = zip(*points, strict=True)
+            means = [mean(values) for values in seeds]
+            low = [value - min(values) for value, values in zip(means, seeds, strict=True)]
+            high = [max(values) - value for value, values in zip(means, seeds, strict=True)]
+            axes.errorbar(kept, means, yerr=[low, high], fmt=f"{marker}-", capsize=3, label=escaped(name))
+        for style, (name, values) in zip(("--", ":", "-."), controls.items(), strict=False):
+            axes.axhline(mean(values), color="gray", linestyle=style, label=escaped(name))
+        set_label(axes, "total heads kept", score)
+
+    return Panel(score, draw)
 
 
 def kept_panels(models: Sequence[Mapping[str, Any]], name: str) -> list[Panel]:
@@ -186,20 +198,3 @@ def training_panels(series: Mapping[str, Sequence[tuple[int, float]]]) -> list[P
 
 def _first_of(series: Mapping[str, Sequence[tuple[int, float]]], *names: str) -> Sequence[tuple[int, float]]:
     return next((series[name] for name in names if series.get(name)), ())
-
-
-def _scores(
-    axes: Axes,
-    score: str,
-    lines: Mapping[str, Sequence[tuple[float, Sequence[float]]]],
-    controls: Mapping[str, Sequence[float]],
-) -> None:
-    for (name, points), marker in zip(lines.items(), markers(len(lines)), strict=True):
-        kept, seeds = zip(*points, strict=True)
-        means = [mean(values) for values in seeds]
-        low = [value - min(values) for value, values in zip(means, seeds, strict=True)]
-        high = [max(values) - value for value, values in zip(means, seeds, strict=True)]
-        axes.errorbar(kept, means, yerr=[low, high], fmt=f"{marker}-", capsize=3, label=escaped(name))
-    for style, (name, values) in zip(("--", ":", "-."), controls.items(), strict=False):
-        axes.axhline(mean(values), color="gray", linestyle=style, label=escaped(name))
-    set_label(axes, "total heads kept", score)

@@ -150,8 +150,8 @@ def _each(figure: Callable[[str, Any], Figure], files: Sequence[tuple[str, Any]]
     """Yield a figure for each of several files."""
     for name, content in files:
         with _complete(name):
-            shown = figure(name, content)
-        yield shown
+            drawn = figure(name, content)
+        yield drawn
 
 
 def _heads(model: ModelHeads) -> Figure:

@@ -11,7 +11,7 @@ from torch import nn
 
 from fairseq_headgates.attention.modules import gate_method
 from fairseq_headgates.gates import L0_REDUCTIONS, GateMethod, L0Schedule, TargetGates, parse_weights
-from fairseq_headgates.messages import PROGRAM, fail, shown
+from fairseq_headgates.messages import PROGRAM, fail, quoted
 from fairseq_headgates.plugin.criterions.config import HELP, L0Config
 from fairseq_headgates.plugin.monitoring import GateMonitor, open_head_counts, unwrapped, updates_of
 from fairseq_headgates.plugin.options.reading import one_line_errors
@@ -131,5 +131,5 @@ def _weight(text: str) -> str:
 
 def _reduction(text: str) -> str:
     if text not in L0_REDUCTIONS:
-        fail(PROGRAM, f"argument --l0-reduction: {shown(text)} is unknown: choose from {', '.join(L0_REDUCTIONS)}")
+        fail(PROGRAM, f"argument --l0-reduction: {quoted(text)} is unknown: choose from {', '.join(L0_REDUCTIONS)}")
     return text

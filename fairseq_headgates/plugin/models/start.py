@@ -15,7 +15,7 @@ from fairseq.models.transformer import TransformerConfig
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
-from fairseq_headgates.messages import printable, shown
+from fairseq_headgates.messages import printable, quoted
 from fairseq_headgates.plugin.options.declared import DEFAULTS
 from fairseq_headgates.plugin.options.stored import flat_options, model_options, transformer_options
 from fairseq_headgates.plugin.options.values import parse_ffn_dims
@@ -170,7 +170,7 @@ def _take(model_class: Any, args: Any, stored: Mapping[str, Any], path: str) -> 
     given = {name: value for name, value in given.items() if value not in (None, "", PARSER_DEFAULTS.get(name))}
     given = _known_options(model_class, given)
     different = [
-        f"{_flag(name, given[name])} (checkpoint: {'not set' if value is False else shown(value)})"
+        f"{_flag(name, given[name])} (checkpoint: {'not set' if value is False else quoted(value)})"
         for name, value in stored.items()
         if name in given and name not in OPEN and not _same(name, given[name], value)
     ]

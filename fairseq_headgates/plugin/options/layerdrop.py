@@ -15,7 +15,7 @@ from omegaconf import OmegaConf, open_dict
 from torch import Tensor
 
 from fairseq_headgates.heads import HeadTable
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 
 SIDES = ("encoder", "decoder")
 LAYER_NUMBERS = re.compile(r"\d{1,4}(,\d{1,4})*")
@@ -35,7 +35,7 @@ def layers_to_keep(args: Any) -> dict[str, list[int]]:
         if text:
             if not LAYER_NUMBERS.fullmatch(str(text)):
                 raise ValueError(
-                    f"--{side}-layers-to-keep is {shown(text)}: it must be numbers of layers, as in '0,2,4'"
+                    f"--{side}-layers-to-keep is {quoted(text)}: it must be numbers of layers, as in '0,2,4'"
                 )
             numbers[side] = sorted(map(int, str(text).split(",")))
     return numbers

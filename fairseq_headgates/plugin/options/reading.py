@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from fairseq_headgates.heads import HeadTable, as_mask
-from fairseq_headgates.messages import PROGRAM, fail, shown
+from fairseq_headgates.messages import PROGRAM, fail, quoted
 from fairseq_headgates.plugin.options.declared import DEFAULTS, OPTIONS, HeadOptions, option_value
 from fairseq_headgates.plugin.options.layerdrop import dims_of_layers, layers_to_keep, mask_of_layers
 from fairseq_headgates.plugin.options.stored_mask import read_mask
@@ -57,8 +57,8 @@ def refuse_misspelt(args: Mapping[str, Any]) -> None:
         if name is None:
             continue
         if HydraConfig.initialized():
-            raise ValueError(f"unknown option {shown(key)} of the model: did you mean {name}?")
-        logger.warning(f"unknown option {shown(key)} of the model is ignored: did you mean {name}?")
+            raise ValueError(f"unknown option {quoted(key)} of the model: did you mean {name}?")
+        logger.warning(f"unknown option {quoted(key)} of the model is ignored: did you mean {name}?")
 
 
 def likely_option(key: str) -> str | None:

@@ -17,7 +17,7 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 from fairseq_headgates.plugin.options.declared import OPTIONS, Number
 from fairseq_headgates.safety.options import EVALUATED, NUMBERS, is_literal
 
@@ -87,7 +87,7 @@ def flat_options(stored: Mapping[str, Any]) -> dict[str, Any]:
         names = [field.name for field in dataclasses.fields(config) if field.name != "_name"]
         unknown = {key: value for key, value in inner.items() if key not in {*names, "_name"}}
         if unknown:
-            raise ValueError(f"the stored option {group} has keys that fairseq does not know: {shown(unknown)}")
+            raise ValueError(f"the stored option {group} has keys that fairseq does not know: {quoted(unknown)}")
         values = config(**inner)
         options.update({f"{group}_{name}": getattr(values, name) for name in names})
     return options
@@ -128,16 +128,16 @@ def _checked(name: str, value: Any, types: tuple[type, ...]) -> Any:
         value = int(value)
     if not isinstance(value, types) or (isinstance(value, float) and value != value):
         allowed = " or ".join(kind.__name__ for kind in types)
-        raise ValueError(f"the stored option {name} is {shown(value)}: it must be of type {allowed}")
+        raise ValueError(f"the stored option {name} is {quoted(value)}: it must be of type {allowed}")
     if name == "alive_heads" and value and not str(value).lstrip().startswith("{"):  # a file, and nothing is opened
-        raise ValueError(f"the stored option {name} is {shown(value)}: it must be a mask as inline JSON")
+        raise ValueError(f"the stored option {name} is {quoted(value)}: it must be a mask as inline JSON")
     if name in LAYERS_TO_KEEP:  # fairseq's parser makes a list, its models split text
         value = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     if isinstance(value, str) and name in EVALUATED and not is_literal(value, EVALUATED[name]):
-        raise ValueError(f"the stored option {name} is {shown(value)}: it must be {EVALUATED[name]}")
+        raise ValueError(f"the stored option {name} is {quoted(value)}: it must be {EVALUATED[name]}")
     if isinstance(value, str) and EVALUATED.get(name) == NUMBERS:
         value = ast.literal_eval(value.strip())
         value = list(value) if isinstance(value, (tuple, list, set)) else [value]
     if isinstance(value, list) and not all(isinstance(element, Number) for element in value):
-        raise ValueError(f"the stored option {name} is {shown(value)}: it must be a list of numbers")
+        raise ValueError(f"the stored option {name} is {quoted(value)}: it must be a list of numbers")
     return value

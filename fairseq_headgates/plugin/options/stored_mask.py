@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fairseq_headgates.gates import HeadGates
 from fairseq_headgates.heads import TYPES, HeadTable, attention_type_and_layer, check_shape, parse_mask
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 from fairseq_headgates.plugin.options.declared import OPTIONS, HeadOptions, option_value
 from fairseq_headgates.plugin.options.layerdrop import side_of
 from fairseq_headgates.plugin.options.stored import model_options
@@ -90,8 +90,8 @@ def _options(stored: argparse.Namespace) -> argparse.Namespace:
     name = architecture(args)
     if not hasattr(ARCH_MODEL_REGISTRY.get(name), "gated_architecture"):  # of `HeadGatesMixin`
         raise ValueError(
-            f"its architecture is {shown(name)}, not transformer_head_gates or another one of this plugin: give a mask "
-            "file instead"
+            f"its architecture is {quoted(name)}, not transformer_head_gates or another one of this plugin: give a "
+            "mask file instead"
         )
     return args
 

@@ -12,7 +12,7 @@ from fairseq_headgates.gates import METHODS
 from fairseq_headgates.gates.distribution import LARGEST
 from fairseq_headgates.inference.decoder_step import MODES
 from fairseq_headgates.inference.packed_linear import DTYPES
-from fairseq_headgates.messages import shown
+from fairseq_headgates.messages import quoted
 from fairseq_headgates.plugin.options.layerdrop import SIDES
 from fairseq_headgates.safety.checkpoint import load_checkpoint, model_args
 
@@ -27,7 +27,8 @@ def parse_init(value: Any) -> float | str:
         number = math.nan
     if not abs(number) <= LARGEST:
         raise ValueError(
-            f"the initial log_alpha is {shown(value)}: it must be 'glorot' or a number from {-LARGEST:g} to {LARGEST:g}"
+            f"the initial log_alpha is {quoted(value)}: it must be 'glorot' or a number from {-LARGEST:g} to "
+            f"{LARGEST:g}"
         )
     return number
 
@@ -37,7 +38,7 @@ def one_of(what: str, choices: Collection[str]) -> Callable[[Any], str]:
 
     def parse(value: Any) -> str:
         if value not in choices:
-            raise ValueError(f"unknown {what} {shown(value)}: choose from {', '.join(choices)}")
+            raise ValueError(f"unknown {what} {quoted(value)}: choose from {', '.join(choices)}")
         return value
 
     return parse
@@ -57,7 +58,7 @@ def count(things: str) -> Callable[[Any], int]:
         except (TypeError, ValueError):
             number = -1
         if number < 0:
-            raise ValueError(f"{shown(value)} is not a number of {things}: it must be a whole number from 0")
+            raise ValueError(f"{quoted(value)} is not a number of {things}: it must be a whole number from 0")
         return number
 
     return parse
@@ -72,7 +73,7 @@ def text_or_mapping(value: Any) -> str | Mapping | None:
     """Check the type of a mask: a file, inline JSON or a checkpoint as text, or a mapping of hydra."""
     if value is None or isinstance(value, (str, Mapping)):
         return value
-    raise ValueError(f"the mask is {shown(value)}: it must be a file, inline JSON, a checkpoint or a mapping")
+    raise ValueError(f"the mask is {quoted(value)}: it must be a file, inline JSON, a checkpoint or a mapping")
 
 
 def text_or_none(value: Any) -> str | None:
@@ -85,13 +86,13 @@ def number(value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"{shown(value)} is not a number") from None
+        raise ValueError(f"{quoted(value)} is not a number") from None
 
 
 def switch(value: Any) -> bool:
     """Parse true or false."""
     if value not in (True, False):
-        raise ValueError(f"{shown(value)} is neither true nor false")
+        raise ValueError(f"{quoted(value)} is neither true nor false")
     return bool(value)
 
 
@@ -110,7 +111,7 @@ def parse_ffn_dims(value: Any) -> dict[str, tuple[int, ...]] | None:
         found = None
     if not isinstance(found, Mapping) or not {*found} <= {*SIDES} or not all(map(_is_dims, found.values())):
         raise ValueError(
-            f"{shown(value)} does not give the neurons of each layer: it must be a checkpoint, or look like "
+            f"{quoted(value)} does not give the neurons of each layer: it must be a checkpoint, or look like "
             '{"encoder": [512, 0, 256], "decoder": [128, 512, 512]}'
         )
     return {side: tuple(found[side]) for side in SIDES if side in found}

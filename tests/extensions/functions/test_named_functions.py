@@ -19,7 +19,7 @@ from fairseq_headgates import gate_values
 from fairseq_headgates.analysis.options import FunctionOptions
 from fairseq_headgates.attention.modules import attention_modules
 from fairseq_headgates.evaluation.corpus import Corpus
-from fairseq_headgates.extensions.functions.counting import Annotations, _Pass, count_functions
+from fairseq_headgates.extensions.functions.counting import Annotations, FunctionCounts, count_functions
 from fairseq_headgates.extensions.functions.layout import frequency_ranks
 from fairseq_headgates.extensions.functions.results import functions_of, kept_functions, scored_functions
 from fairseq_headgates.extensions.functions.trees import Tree, parse_relations, read_trees
@@ -28,7 +28,7 @@ from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesMode
 
 
 def test_functions_are_named_by_their_thresholds(monkeypatch):
-    monkeypatch.setattr("fairseq_headgates.extensions.functions.counting.FREQUENT", 30)
+    monkeypatch.setattr("fairseq_headgates.extensions.functions.layout.FREQUENT", 30)
     task, pairs = Task(), sentences()
     model, annotations = make_model(), annotated(task, pairs)
     everything = found(model, task, [sample(pairs)], annotations, positional=0, rare=0)
@@ -59,12 +59,13 @@ def test_a_relation_needs_the_margin_and_the_interval():
 def test_a_head_on_the_previous_token_is_positional_in_short_sentences():
     """The first token has no previous one: with it the rate would be 3 of 4, below the threshold."""
     counts = fake_counts(4, 0)
-    longest = counts.heads[0].offsets.size(1) // 2
+    (head,) = counts.heads.values()
+    longest = head.offsets.size(1) // 2
     counts.type_counts["enc-self"].exists[longest - 3 : longest + 5] = torch.tensor([1, 2, 3, 4, 4, 3, 2, 1])
     for on_previous, functions in ((3, ["positional -1"]), (2, [])):
-        counts.heads[0].offsets[:] = 0
-        counts.heads[0].offsets[0, longest - 1] = on_previous
-        counts.heads[0].offsets[0, longest] = 1
+        head.offsets[:] = 0
+        head.offsets[0, longest - 1] = on_previous
+        head.offsets[0, longest] = 1
         result = functions_of(counts, FunctionOptions(), {"enc-self": torch.ones(1, 1)})
         assert result["heads"]["enc-self"][0][0]["functions"] == functions
 
@@ -74,16 +75,17 @@ def fake_counts(number, hits):
     model = make_model(encoder_layers=1)
     trees = {"source": [tree_of(task, pairs[0][0])]}
     counts = count_functions(model, Corpus(task, [sample(pairs)]), Annotations(trees, ["nsubj"], rare=False))
-    counts.heads = [head for head in counts.heads if head.module.attention_type == "enc-self"]
+    ((module, head),) = ((module, head) for module, head in counts.heads.items() if module.attention_type == "enc-self")
+    counts.heads = {module: head}
     counts.type_counts = {"enc-self": counts.type_counts["enc-self"]}
-    counts.heads[0].pairs[:] = 0
-    counts.heads[0].pairs[0] = hits
+    head.pairs[:] = 0
+    head.pairs[0] = hits
     counts.type_counts["enc-self"].exists += 100
     pairs, offsets = counts.type_counts["enc-self"].pairs, counts.type_counts["enc-self"].offsets
     pairs[:] = offsets[:] = 0
     pairs[0], offsets[0, :2] = number, number / 2
-    counts.heads[0].offsets = counts.heads[0].offsets[:1] * 0 + 1
-    counts.heads[0].module.attention.heads, counts.heads[0].module.attention.kept = 1, (0,)
+    head.offsets = head.offsets[:1] * 0 + 1
+    module.attention.heads, module.attention.kept = 1, (0,)
     return counts
 
 
@@ -240,10 +242,9 @@ def test_a_head_that_looks_at_the_right_word_is_found(grammar):
             if relation == "nsubj":
                 planted[row, 1, first + head, first + word] = 1
     (module,) = (module for module in attention_modules(model) if module.attention_type == "enc-self")
-    counting = _Pass(model, Corpus(task, [batch]), Annotations({"source": trees}, ("nsubj", "obj"), rare=False))
-    counting.begin(batch)
-    counting.see(module, planted, planted)
-    counts = counting.result()
+    counts = FunctionCounts(model, Corpus(task, [batch]), Annotations({"source": trees}, ("nsubj", "obj"), rare=False))
+    counts.begin(batch)
+    counts.see(module, planted, planted)
     entries = functions_of(counts, FunctionOptions(), gate_values(model))["heads"]["enc-self"][0]
     assert [entry["functions"] for entry in entries[:2]] == [
         ["nsubj to governor", "obj to governor"],
